@@ -7,16 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .model import Config, shapes_of_layer
+from .model import GATE_UP, MATRICES, QKV, Config, Layer, shapes_of
 
 NORMS = ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm")
 """The norms of a BitNet layer. Other families have no sub-norms."""
-MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-"""The matrices of a layer, by their fields in model.Layer. A GGUF file has a tensor blk.<n>.<field>.weight for each."""
-QKV = MATRICES[:3]
-"""The matrices that read the same input. They may be rows of one tensor, attn_qkv."""
-GATE_UP = ("ffn_gate", "ffn_up")
-"""The feed-forward's matrices that read the same input. In some families they are rows of one tensor, ffn_up."""
 FUSED = {"attn_qkv": QKV, "ffn_up": GATE_UP}
 """The tensors that may hold the rows of several matrices, one matrix after the other."""
 _UNGATED = tuple(name for name in MATRICES if name != "ffn_gate")
@@ -180,4 +174,4 @@ def layer_shapes(c: Config) -> dict[str, tuple[int, ...]]:
     """The shapes of a layer's matrices and gains that the architecture has, by field of model.Layer; (N, M) for a matrix."""
     family = FAMILIES[c.architecture]
     fields = {*family.norms, *family.head_norms, *layer_matrices(c), *(("ffn_gate_inp_shexp",) if c.shared_ffn else ())}
-    return {name: shape for name, shape in shapes_of_layer(c).items() if name in fields}
+    return {name: shape for name, shape in shapes_of(Layer, c).items() if name in fields}

@@ -8,8 +8,8 @@ Letters used in every shape comment of this package:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,6 +205,16 @@ class Config:
         return self.kv_heads * self.head_dim
 
     @property
+    def q_norm_width(self) -> int:
+        """The numbers that a norm of queries takes together."""
+        return self.q_width if self.joint_qk_norms else self.head_dim
+
+    @property
+    def k_norm_width(self) -> int:
+        """The numbers that a norm of keys takes together."""
+        return self.kv_width if self.joint_qk_norms else self.head_dim
+
+    @property
     def rope_pairs(self) -> int:
         """J: the pairs of a head that RoPE rotates."""
         return 0 if self.rope == "none" else (self.rope_width or self.head_dim) // 2
@@ -301,44 +311,47 @@ class Linear:
 class Expert:
     """One of the feed-forwards of a layer, of which each token takes some."""
 
-    ffn_gate: Linear  # [F, D]
-    ffn_up: Linear  # [F, D]
-    ffn_down: Linear  # [D, F]
+    ffn_gate: Annotated[Linear, "ffn", "width"]  # [F, D]
+    ffn_up: Annotated[Linear, "ffn", "width"]  # [F, D]
+    ffn_down: Annotated[Linear, "width", "ffn"]  # [D, F]
 
     def __repr__(self) -> str:
         return f"Expert({_summary(self.ffn_up.weights)})"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+_Gain = NDArray[np.float32] | None
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Layer:
-    """One transformer block. A field that the family does not have is None.
+    """One transformer block, in the order of its operations. A field that the family does not have is None.
 
     In a model with experts, ffn_gate, ffn_up and ffn_down are those of the shared expert, of width shared_ffn, if there is one.
     """
 
-    attn_q: Linear  # [H*K, D]
-    attn_k: Linear  # [G*K, D]
-    attn_v: Linear  # [G*K, D]
-    attn_output: Linear  # [D, H*K]
-    ffn_up: Linear | None = None  # [F, D]
-    ffn_down: Linear | None = None  # [D, F]
-    ffn_gate: Linear | None = None  # [F, D]
-    attn_norm: NDArray[np.float32] | None = None  # [D], before attention
-    ffn_norm: NDArray[np.float32] | None = None  # [D], before the feed-forward
-    post_attention_norm: NDArray[np.float32] | None = None  # [D], after attention's output matrix
-    post_ffw_norm: NDArray[np.float32] | None = None  # [D], after the feed-forward
-    attn_sub_norm: NDArray[np.float32] | None = None  # [H*K], after attention
-    ffn_sub_norm: NDArray[np.float32] | None = None  # [F], after the activation
-    attn_norm_bias: NDArray[np.float32] | None = None  # [D]
-    ffn_norm_bias: NDArray[np.float32] | None = None  # [D]
-    attn_q_norm: NDArray[np.float32] | None = None  # [K] of each query head, or [H*K] of all together
-    attn_k_norm: NDArray[np.float32] | None = None  # [K] of each key head, or [G*K] of all together
-    ffn_gate_inp: Linear | None = None  # [E, D], the router: its products choose a token's experts and their weights
-    ffn_gate_inp_shexp: NDArray[np.float32] | None = None  # [D], the sigmoid of its product multiplies the shared expert
+    attn_norm: Annotated[_Gain, "width"] = None  # [D], before attention
+    attn_q: Annotated[Linear, "q_width", "width"]  # [H*K, D]
+    attn_k: Annotated[Linear, "kv_width", "width"]  # [G*K, D]
+    attn_v: Annotated[Linear, "kv_width", "width"]  # [G*K, D]
+    attn_q_norm: Annotated[_Gain, "q_norm_width"] = None  # [K] of each query head, or [H*K] of all together
+    attn_k_norm: Annotated[_Gain, "k_norm_width"] = None  # [K] of each key head, or [G*K] of all together
+    attn_sub_norm: Annotated[_Gain, "q_width"] = None  # [H*K], after attention
+    attn_output: Annotated[Linear, "width", "q_width"]  # [D, H*K]
+    post_attention_norm: Annotated[_Gain, "width"] = None  # [D], after attention's output matrix
+    ffn_norm: Annotated[_Gain, "width"] = None  # [D], before the feed-forward
+    ffn_gate: Annotated[Linear | None, "dense_ffn", "width"] = None  # [F, D]
+    ffn_up: Annotated[Linear | None, "dense_ffn", "width"] = None  # [F, D]
+    ffn_sub_norm: Annotated[_Gain, "dense_ffn"] = None  # [F], after the activation
+    ffn_down: Annotated[Linear | None, "width", "dense_ffn"] = None  # [D, F]
+    post_ffw_norm: Annotated[_Gain, "width"] = None  # [D], after the feed-forward
+    attn_norm_bias: Annotated[_Gain, "width"] = None  # [D]
+    ffn_norm_bias: Annotated[_Gain, "width"] = None  # [D]
+    ffn_gate_inp: Annotated[Linear | None, "experts", "width"] = None  # [E, D], the router: its products choose a token's experts
+    ffn_gate_inp_shexp: Annotated[_Gain, "width"] = None  # [D], the sigmoid of its product multiplies the shared expert
     experts: tuple[Expert, ...] = ()  # E of them
 
     def __repr__(self) -> str:
-        names = [field.name for field in fields(self) if getattr(self, field.name) is not None and field.name != "experts"]
+        names = [name for name, value in vars(self).items() if value is not None and name != "experts"]
         return f"Layer({', '.join(names)}{f', {len(self.experts)} experts' if self.experts else ''})"
 
     def linears(self) -> Iterator[tuple[str, Linear]]:
@@ -353,16 +366,16 @@ class Model:
     """Everything a forward pass reads."""
 
     config: Config
-    token_embd: Table  # [V, D]
+    token_embd: Annotated[Table, "vocab", "width"]  # [V, D]
     layers: tuple[Layer, ...]
-    output_norm: NDArray[np.float32]  # [D]
-    rope_frequency: NDArray[np.float64]  # [J] radians per position, all scaling included
-    local_rope_frequency: NDArray[np.float64] | None = None  # [J] the same in Config.local_layers; None: there are none
-    output: Table | None = None  # [V, D]; None: the head is token_embd
-    output_bias: NDArray[np.float32] | None = None  # [V]
-    output_norm_bias: NDArray[np.float32] | None = None  # [D]
-    position_embd: Table | None = None  # [positions, D], added to the embedding
-    rope_factors: NDArray[np.float32] | None = None  # [J], divide rope_frequency beside rope_scaling (Llama 3)
+    output_norm: Annotated[NDArray[np.float32], "width"]  # [D]
+    rope_frequency: Annotated[NDArray[np.float64], "rope_pairs"]  # [J] radians per position, all scaling included
+    local_rope_frequency: Annotated[NDArray[np.float64] | None, "rope_pairs"] = None  # [J] the same in Config.local_layers
+    output: Annotated[Table | None, "vocab", "width"] = None  # [V, D]; None: the head is token_embd
+    output_bias: Annotated[_Gain, "vocab"] = None  # [V]
+    output_norm_bias: Annotated[_Gain, "width"] = None  # [D]
+    position_embd: Annotated[Table | None, "context", "width"] = None  # [positions, D], added to the embedding
+    rope_factors: Annotated[_Gain, "rope_pairs"] = None  # [J], divide rope_frequency beside rope_scaling (Llama 3)
 
     def __repr__(self) -> str:
         c = self.config
@@ -374,34 +387,26 @@ class Model:
         return self.token_embd if self.output is None else self.output
 
 
-def shapes_of_layer(c: Config) -> dict[str, tuple[int, ...]]:
-    """The shape of the array, or of the matrix, of each field of Layer."""
-    return {
-        "attn_norm": (c.width,),
-        "attn_q": (c.q_width, c.width),
-        "attn_k": (c.kv_width, c.width),
-        "attn_v": (c.kv_width, c.width),
-        "attn_q_norm": (c.q_width if c.joint_qk_norms else c.head_dim,),
-        "attn_k_norm": (c.kv_width if c.joint_qk_norms else c.head_dim,),
-        "attn_sub_norm": (c.q_width,),
-        "attn_output": (c.width, c.q_width),
-        "post_attention_norm": (c.width,),
-        "ffn_norm": (c.width,),
-        "ffn_gate": (c.dense_ffn, c.width),
-        "ffn_up": (c.dense_ffn, c.width),
-        "ffn_sub_norm": (c.dense_ffn,),
-        "ffn_down": (c.width, c.dense_ffn),
-        "post_ffw_norm": (c.width,),
-        "attn_norm_bias": (c.width,),
-        "ffn_norm_bias": (c.width,),
-        "ffn_gate_inp": (c.experts, c.width),
-        "ffn_gate_inp_shexp": (c.width,),
-    }
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+"""The seven matrices of a layer, by their fields. A router is none of them."""
+QKV = MATRICES[:3]
+"""The matrices that read the same input. They may be rows of one tensor, attn_qkv."""
+GATE_UP = MATRICES[4:6]
+"""The feed-forward's matrices that read the same input. In some families they are rows of one tensor, ffn_up."""
 
 
-def shapes_of_expert(c: Config) -> dict[str, tuple[int, int]]:
-    """The shape of the matrix of each field of Expert."""
-    return {"ffn_gate": (c.ffn, c.width), "ffn_up": (c.ffn, c.width), "ffn_down": (c.width, c.ffn)}
+def _sizes(record: type) -> dict[str, tuple[str, ...]]:
+    hints = get_type_hints(record, include_extras=True)
+    return {name: hint.__metadata__ for name, hint in hints.items() if get_origin(hint) is Annotated}
+
+
+_SIZES = {record: _sizes(record) for record in (Model, Layer, Expert)}
+"""The numbers of Config that are the shape of each field, as its annotation has them."""
+
+
+def shapes_of(record: type[Model | Layer | Expert], c: Config) -> dict[str, Any]:
+    """The shape of the array, or (N, M) of the matrix, of each field of a record, in the order of the operations."""
+    return {name: tuple(getattr(c, size) for size in sizes) for name, sizes in _SIZES[record].items()}
 
 
 def window_fields(window: int | None, layers: Sequence[int], n_layers: int) -> dict[str, Any]:
@@ -430,13 +435,12 @@ def frozen(record: Any) -> Any:
 
     So kernels are compiled for one type of array, and nobody changes a weight by accident.
     """
-    for field in fields(record):
-        value = getattr(record, field.name)
+    for name, value in vars(record).items():
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
-        elif isinstance(value, (Linear, Ternary, Blocks)):
+        elif isinstance(value, Linear | Ternary | Blocks):
             frozen(value)
-        elif field.name == "experts":
-            for expert in value if isinstance(value, tuple) else ():
+        elif name == "experts" and isinstance(value, tuple):
+            for expert in value:
                 frozen(expert)
     return record

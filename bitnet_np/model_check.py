@@ -3,7 +3,7 @@
 Kernels have no bounds checks, so no forward pass begins without this one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,7 +12,7 @@ import numpy as np
 from .errors import ShapeError
 from .families import FAMILIES
 from .kernels.simd import LANES
-from .model import Blocks, Config, Expert, Layer, Linear, Model, Ternary, shapes_of_expert, shapes_of_layer
+from .model import Blocks, Config, Expert, Layer, Linear, Model, Ternary, shapes_of
 from .tensor_types import ALL_BLOCK_TYPES
 
 _CHECKED: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
@@ -45,30 +45,25 @@ _TABLES = (np.float32, np.float16, np.uint16)
 
 def _flaws(model: Model) -> Iterator[str]:
     c = model.config
-    yield from _array("token_embd", model.token_embd, (c.vocab, c.width))
-    if model.output is not None:
-        yield from _array("output", model.output, (c.vocab, c.width))
-    if model.position_embd is not None:
-        rows = max(c.context, np.shape(model.position_embd)[0] if isinstance(model.position_embd, np.ndarray) else c.context)
-        yield from _array("position_embd", model.position_embd, (rows, c.width))
-    yield from _array("output_norm", model.output_norm, (c.width,))
-    for name, value in (("rope_frequency", model.rope_frequency), ("local_rope_frequency", model.local_rope_frequency)):
-        if name == "rope_frequency" or c.local_layers:
-            yield from _array(name, value, (c.rope_pairs,), np.float64)
-    for name, size in (("output_bias", c.vocab), ("output_norm_bias", c.width), ("rope_factors", c.rope_pairs)):
-        if getattr(model, name) is not None:
-            yield from _array(name, getattr(model, name), (size,))
+    required = {"token_embd", "output_norm", "rope_frequency", *(("local_rope_frequency",) if c.local_layers else ())}
+    for name, shape in shapes_of(Model, c).items():
+        value = getattr(model, name)
+        if name == "position_embd" and isinstance(value, np.ndarray):  # there may be more than the context has
+            shape = (max(c.context, *value.shape[:1]), c.width)
+        if name in required or (value is not None and name != "local_rope_frequency"):
+            yield from _array(name, value, shape, *((np.float64,) if name.endswith("rope_frequency") else ()))
     if not isinstance(model.layers, tuple) or len(model.layers) != c.n_layers or not all(isinstance(w, Layer) for w in model.layers):
         yield f"layers are {_described(model.layers)}, expected a tuple of {c.n_layers} Layers"
+    shapes = shapes_of(Layer, c)
     for n, layer in enumerate(model.layers):
-        yield from (f"layer {n}: {flaw}" for flaw in _flaws_of_layer(c, layer))
+        yield from (f"layer {n}: {flaw}" for flaw in _flaws_of_layer(c, shapes, layer))
 
 
-def _flaws_of_layer(c: Config, layer: Layer) -> Iterator[str]:
+def _flaws_of_layer(c: Config, shapes: Mapping[str, tuple[int, ...]], layer: Layer) -> Iterator[str]:
     if c.dense_ffn and (layer.ffn_gate is not None) != c.gated:
         yield f"ffn_gate is {_described(layer.ffn_gate)}, but the activation is {c.activation}"
     required = _BEFORE_BRANCHES & set(FAMILIES[c.architecture].norms) | ({"ffn_gate_inp_shexp"} if c.shared_ffn else set())
-    for name, shape in shapes_of_layer(c).items():
+    for name, shape in shapes.items():
         value = getattr(layer, name)
         if 0 in shape or (name == "ffn_gate_inp_shexp" and not c.shared_ffn):
             if value is not None:
@@ -86,7 +81,7 @@ def _flaws_of_experts(c: Config, experts: Any) -> Iterator[str]:
         yield f"experts are {_described(experts)}, expected a tuple of {c.experts} Experts"
         return
     for n, expert in enumerate(experts):
-        for name, shape in shapes_of_expert(c).items():
+        for name, shape in shapes_of(Expert, c).items():
             linear = getattr(expert, name)
             yield from (f"expert {n}: {flaw}" for flaw in _flaws_of_linear(name, linear, shape))
             if isinstance(linear, Linear) and linear.norm is not None:

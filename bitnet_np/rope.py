@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ShapeError, UnsupportedError
-from .model import Config, Yarn, with_local_rope
+from .model import Config, with_local_rope
 
 LARGEST_ANGLE = 1.6e6
 """The largest angle, in radians, whose cosine and sine are exact (kernels/scalar.py)."""
@@ -68,7 +68,8 @@ def yarn_ramp(config: Config) -> NDArray[np.float64]:  # [J]
     "YaRN" (arXiv 2309.00071), with the borders of its code: the pairs that turn `fast` and `slow` times in the original context,
     rounded outwards. Logarithms are correctly rounded, because a border must not differ between machines.
     """
-    yarn, pairs = _yarn(config), config.rope_pairs
+    yarn, pairs = config.yarn, config.rope_pairs
+    assert yarn is not None
     with localcontext(prec=40):
         circle, base = 2 * Decimal("3.141592653589793238462643383279502884197"), Decimal(config.rope_base)
         borders = [pairs * (yarn.original / (Decimal(turns) * circle)).ln() / base.ln() for turns in (yarn.fast, yarn.slow)]
@@ -82,7 +83,8 @@ def yarn_ramp(config: Config) -> NDArray[np.float64]:  # [J]
 def yarn_factors(config: Config) -> NDArray[np.float32]:  # [J]
     """The numbers by which YaRN divides RoPE's frequencies, rounded to float32 as a GGUF file would hold them."""
     ramp = yarn_ramp(config)
-    return (1 / ((1 - ramp) / _yarn(config).factor + ramp)).astype(np.float32)
+    assert config.yarn is not None
+    return (1 / ((1 - ramp) / config.yarn.factor + ramp)).astype(np.float32)
 
 
 def scaling_factors(config: Config) -> NDArray[np.float32] | None:  # [J]
@@ -115,9 +117,3 @@ def yarn_magnitude(factor: float, weight: float = 1.0, divisor: float = 0.0) -> 
     if not (0 < above < np.inf and 0 < below < np.inf):
         raise UnsupportedError(f"YaRN's magnitude is {above} / {below}, expected positive numbers")
     return above / below
-
-
-def _yarn(config: Config) -> Yarn:
-    if config.yarn is None:
-        raise UnsupportedError("the model's RoPE is not scaled by YaRN")
-    return config.yarn

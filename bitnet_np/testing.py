@@ -13,7 +13,7 @@ from .families import FAMILIES, Family, implied, layer_shapes, windowed_layers
 from .files.gguf_writer import write_model
 from .kernels import grids
 from .kernels.block_formats import FORMATS
-from .model import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of_expert, window_fields
+from .model import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of, window_fields
 from .rope import local_frequencies, rope_frequencies, scaling_factors
 from .tensor_types import ALL_BLOCK_TYPES, FEW_BITS, GRID_TYPES, IQ4_NL, IQ4_XS, NVFP4, OF_NUMBER_42, TensorType
 
@@ -142,7 +142,7 @@ class _Drawing:
         up = fields.get("ffn_up")
         if "ffn_up" in self.family.fused and up is not None and isinstance(up.weights, Ternary):  # one tensor has one scale
             fields["ffn_up"] = replace(up, weights=replace(up.weights, scale=fields["ffn_gate"].weights.scale))
-        shapes = shapes_of_expert(self.config).items()
+        shapes = shapes_of(Expert, self.config).items()
         experts = ({name: Linear(self.matrix(*shape)) for name, shape in shapes} for _ in range(self.config.experts))
         return frozen(Layer(**fields, experts=tuple(Expert(**fields) for fields in experts)))
 

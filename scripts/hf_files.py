@@ -19,7 +19,7 @@ from bitnet_np import families
 from bitnet_np.errors import Error
 from bitnet_np.files.hf_config import Recipe, read_recipe
 from bitnet_np.files.safetensors_file import DTYPES
-from bitnet_np.model import shapes_of_expert
+from bitnet_np.model import Expert, shapes_of
 
 FLOATS = ("BF16", "F32", "F16")
 
@@ -59,8 +59,8 @@ def tensor_table(config: Mapping[str, Any], floats: str) -> dict[str, Entry]:
         if c.shared_ffn:
             table[f"{path}{kind.modules['ffn_gate_inp_shexp']}.weight"] = Entry(floats, (1, c.width), "matrix")
         for i in range(c.experts):
-            for name, shape in shapes_of_expert(c).items():
-                table |= _linear(recipe, path + kind.experts[name].format(i), *shape, floats)
+            for name, (rows, width) in shapes_of(Expert, c).items():
+                table |= _linear(recipe, path + kind.experts[name].format(i), rows, width, floats)
     if recipe.part is None:
         return table
     prefixes = {inner: outer for outer, inner in reversed([*recipe.part.prefixes.items()])}  # the first of them, as published

@@ -64,17 +64,6 @@ def test_too_few_bytes_are_refused():
         packing.from_i2s(np.zeros(127, np.uint8), 1.0, (2, 130))
 
 
-def test_a_block_byte_by_byte():
-    matrix = np.zeros((1, 128), np.int8)
-    matrix[0, [0, 32, 64, 96]] = [1, -1, 1, -1]
-    matrix[0, 31] = -1
-    codes = packing.to_i2s(packing.pack(matrix, 1.0))
-    assert codes[0] == 0b10_00_10_00
-    assert codes[31] == 0b00_01_01_01
-    assert (codes[1:31] == 0b01_01_01_01).all()
-    assert codes[32:].tobytes() == np.float32(1).tobytes() + bytes(28)
-
-
 @pytest.mark.parametrize(
     "matrix", [[[2]], [[-2, 0]], [[0.5]], [[nan]], [[1, 0], [0, 3]], [1, 0], 1, [[]], np.zeros((0, 4)), np.zeros((1, 1, 1))]
 )

@@ -3,8 +3,7 @@
 A key of the architecture that is not known here could change the arithmetic, so it is refused by name.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -17,6 +16,7 @@ from ..rope import yarn_magnitude
 from .gguf_file import GGUFFile
 from .gguf_names import KEYS, LONGROPE, NEUTRAL, REQUIRED, YARN, keys_of
 from .overrides import how_to_ignore
+from .source import of_file
 
 
 def read_config(file: GGUFFile) -> Config:
@@ -25,48 +25,30 @@ def read_config(file: GGUFFile) -> Config:
     family = FAMILIES[name]
     value = _read_keys(file, name)
     head_dim = _head_dim(file, name, value)
-    vocab = _vocab(file, name, value["width"], value["vocab"])
+    vocab = _vocab(file, name, value["width"], value.get("vocab"))
     scaling = _rope_scaling(file, name, value)
-    with of_file(file):
+    with of_file(file.path):
         stretched = _yarn(value, scaling) if value.get("scaling_type") == "yarn" else {"rope_scaling": scaling}
-        if has_longrope(file, name) and value["yarn_factor"] is not None:
+        if has_longrope(file, name) and "yarn_factor" in value:
             stretched |= {"rope_magnitude": value["yarn_factor"]}
-    rotated, kv_heads, base = value.get("rope_width"), value["kv_heads"], value.get("rope_base")
-    usual = {} if family.local_rope_base is None else {"local_rope_base": family.local_rope_base}
-    numbers = usual | {field: value[field] for field in family.numbers if value[field] is not None}
-    with of_file(file):
+    stated = ("context", "width", "n_layers", "heads", "kv_heads", "eps", "rope_base", "rope_width", "parallel_residual", *family.numbers)
+    fields: dict[str, Any] = {"kv_heads": value["heads"], "rope_base": 10000.0, "local_rope_base": family.local_rope_base}
+    fields |= {field: value[field] for field in stated if field in value}
+    if fields.get("rope_width") == head_dim:
+        del fields["rope_width"]
+    with of_file(file.path):
         config = Config(
             architecture=name,
             vocab=vocab,
-            context=value["context"],
-            width=value["width"],
-            n_layers=value["n_layers"],
-            ffn=value["ffn"] if value.get("expert_ffn") is None else value["expert_ffn"],
-            heads=value["heads"],
-            kv_heads=value["heads"] if kv_heads is None else kv_heads,
+            ffn=value.get("expert_ffn", value["ffn"]),
             head_dim=head_dim,
-            eps=value["eps"],
-            rope_base=10000.0 if base is None else base,
-            rope_width=None if rotated == head_dim else rotated,
-            **stretched,
-            parallel_residual=value.get("parallel_residual", False),
-            **numbers,
-            pooling=_pooling(file, name, value["pooling"]),
-            **family.config,
+            pooling=_pooling(file, name, value.get("pooling", 0)),
+            **{**fields, **stretched, **family.config},
         )
     layers = _window(file, name, value)  # lists of layers come after the check of their number
-    with of_file(file):
+    with of_file(file.path):
         config = replace(config, **layers)
         return replace(config, **implied(config))
-
-
-@contextmanager
-def of_file(file: GGUFFile) -> Iterator[None]:
-    """Puts the file's path in front of an error."""
-    try:
-        yield
-    except ValueError as error:
-        raise type(error)(f"{file.path}: {error}") from None
 
 
 def _architecture(file: GGUFFile) -> str:
@@ -78,7 +60,7 @@ def _architecture(file: GGUFFile) -> str:
 
 
 def _read_keys(file: GGUFFile, architecture: str) -> dict[str, Any]:
-    """The values of the architecture's keys, by field of Config, each of its key's type; None for an optional key that is missing."""
+    """The values of the architecture's keys that are there, by field of Config, each of its key's type."""
     family, prefix = FAMILIES[architecture], architecture + "."
     keys = keys_of(family)
     if family.window_period and type(file.metadata.get(prefix + KEYS["window_layers"].name)) is int:
@@ -90,10 +72,8 @@ def _read_keys(file: GGUFFile, architecture: str) -> dict[str, Any]:
                 f"{file.path}: {key} = {shown(value)} is a setting this package does not implement; {how_to_ignore(key)}"
             )
     required = (*REQUIRED, *family.required)
-    return {
-        field: file.require(prefix + key.name, key.type) if field in required else file.get(prefix + key.name, key.type, None)
-        for field, key in keys.items()
-    }
+    there = (field for field, key in keys.items() if field in required or prefix + key.name in file.metadata)
+    return {field: file.require(prefix + keys[field].name, keys[field].type) for field in there}
 
 
 def _is_neutral(key: str, value: Any) -> bool:
@@ -103,7 +83,7 @@ def _is_neutral(key: str, value: Any) -> bool:
 
 def _head_dim(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> int:
     """The head width: stated, or the model's width over the number of heads."""
-    heads, width, head_dim, prefix = value["heads"], value["width"], value["head_dim"], architecture + "."
+    heads, width, head_dim, prefix = value["heads"], value["width"], value.get("head_dim"), architecture + "."
     if head_dim is None:
         if heads < 1 or width % heads:
             raise FileFormatError(
@@ -130,13 +110,13 @@ def _vocab(file: GGUFFile, architecture: str, width: int, stated: int | None) ->
     return vocab
 
 
-def _pooling(file: GGUFFile, architecture: str, number: int | None) -> Pooling:
+def _pooling(file: GGUFFile, architecture: str, number: int) -> Pooling:
     """How the file says that the rows of a sequence become one vector."""
     kinds: tuple[Pooling, ...] = get_args(Pooling)
-    if number is not None and number not in range(len(kinds)):
+    if number not in range(len(kinds)):
         known = ", ".join(f"{i} ({kind})" for i, kind in enumerate(kinds))
         raise UnsupportedError(f"{file.path}: {architecture}.{KEYS['pooling'].name} is {number}, supported are {known}")
-    return kinds[number or 0]
+    return kinds[number]
 
 
 def _rope_scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> float:
@@ -148,13 +128,12 @@ def _rope_scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -
         raise UnsupportedError(f"{file.path}: {architecture}.rope.scaling.type is {shown(kind)}, supported are none, linear and yarn{also}")
     for name in [name for name in YARN if kind != "yarn" and not (longrope and name == "yarn_factor")]:
         key = KEYS[name].name
-        if value.get(name) is not None and not _is_neutral(key, value[name]):
+        if name in value and not _is_neutral(key, value[name]):
             raise UnsupportedError(
                 f"{file.path}: {architecture}.{key} = {shown(value[name])} is a setting this package does not implement "
                 f"without YaRN; {how_to_ignore(f'{architecture}.{key}')}"
             )
-    factor = value.get("rope_scaling")
-    factor = value.get("old_rope_scaling") if factor is None else factor
+    factor = value.get("rope_scaling", value.get("old_rope_scaling"))
     return 1.0 if kind in ("none", "longrope") or not factor else factor
 
 
@@ -168,13 +147,9 @@ def _yarn(value: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
     Its magnitude is 1 + 0.1 ln(factor), divided by the same with the file's multiplier of the logarithm, times the file's attn_factor.
     """
-
-    def given(name: str, default: Any) -> Any:
-        return default if value.get(name) is None else value[name]
-
-    yarn = Yarn(factor, given("yarn_original", value["context"]), given("yarn_fast", 32.0), given("yarn_slow", 1.0))
-    magnitude = yarn_magnitude(factor, divisor=given("yarn_log", 0.0))
-    return {"yarn": yarn, "rope_magnitude": magnitude * given("yarn_factor", 1.0)}
+    yarn = Yarn(factor, value.get("yarn_original", value["context"]), value.get("yarn_fast", 32.0), value.get("yarn_slow", 1.0))
+    magnitude = yarn_magnitude(factor, divisor=value.get("yarn_log", 0.0))
+    return {"yarn": yarn, "rope_magnitude": magnitude * value.get("yarn_factor", 1.0)}
 
 
 def _window(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from ..kernels import blocks as block_kernels
 from ..kernels import cpu
 from ..model import Blocks, Config, Expert, Linear, LongRope, Table, Ternary, Weights
 from ..tensor_types import ALL_BLOCK_TYPES, I2_S, TERNARY_TYPES
-from .gguf_config import has_longrope, of_file, read_config
+from .gguf_config import has_longrope, read_config
 from .gguf_file import GGUFFile
 from .gguf_names import FACTORS, INNER_NORM, KEYS, LONGROPE, matrix_name, tensor_name
 from .overrides import check_has
-from .source import Shapes
+from .source import Shapes, of_file
 from .tensors import FLOATS, CheckedTensors, Tensor
 
 _TABLES = (*FLOATS, *ALL_BLOCK_TYPES)
@@ -26,6 +26,8 @@ _TABLES = (*FLOATS, *ALL_BLOCK_TYPES)
 
 class GGUFSource:
     """An open GGUF file as a source.Source."""
+
+    version: int | None
 
     def __init__(self, file: GGUFFile) -> None:
         self.path, self.size, self.tensors, self.metadata = file.path, file.size, file.tensors, file.metadata
@@ -57,7 +59,7 @@ class GGUFWeights:
         if has_longrope(file, c.architecture):
             original = file.get(f"{c.architecture}.{KEYS['yarn_original'].name}", int, c.context)
             lists = {which: tuple(self._tensors.take_vector(name, c.rope_pairs).tolist()) for which, name in LONGROPE.items()}
-            with of_file(file):
+            with of_file(file.path):
                 self.config = replace(c, longrope=LongRope(original, **lists))
 
     def has(self, field: str) -> bool:

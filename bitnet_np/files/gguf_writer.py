@@ -6,7 +6,6 @@ Keys and tensors come in the order of the released BitNet file. A file appears u
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -29,29 +28,11 @@ FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40, Q1_0: 40
 
 QUANTIZATION_VERSION = 2
 
-FIELDS = (
-    "attn_norm",
-    "ffn_down",
-    "ffn_sub_norm",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_norm",
-    "attn_sub_norm",
-    "attn_k",
-    "attn_output",
-    "attn_q",
-    "attn_v",
-    "attn_qkv",
-    "attn_norm_bias",
-    "ffn_norm_bias",
-    "attn_q_norm",
-    "attn_k_norm",
-    "post_attention_norm",
-    "post_ffw_norm",
-    "ffn_gate_inp",
-    "ffn_gate_inp_shexp",
+RELEASED = (
+    *("attn_norm", "ffn_down", "ffn_sub_norm", "ffn_gate", "ffn_up", "ffn_norm", "attn_sub_norm"),
+    *("attn_k", "attn_output", "attn_q", "attn_v"),
 )
-"""The fields of model.Layer in the order of the released file's tensors; those that it has not come last."""
+"""The fields of model.Layer in the order of the released file's tensors. Those that it has not come behind them."""
 
 
 class Stored(NamedTuple):
@@ -103,8 +84,7 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
     """
     family = FAMILIES[c.architecture]
     for field in ("rope_base", "rope_scaling", "local_rope_base"):
-        if getattr(c, field) is not None and float(np.float32(getattr(c, field))) != getattr(c, field):
-            raise UnsupportedError(f"{field} is {getattr(c, field)}, which is no float32, and a GGUF file has no other place for it")
+        _check_float32(field, getattr(c, field))
     if c.window is not None and not family.windows:
         raise UnsupportedError(f"window is {c.window}, and a GGUF file of architecture {c.architecture} has no place for it")
     for field, usual in {**_USUAL, **implied(c)}.items():
@@ -160,8 +140,7 @@ def _yarn_keys(c: Config, key: Callable[[str], str]) -> dict[str, Any]:
     yarn, usual = c.yarn, yarn_magnitude(c.yarn.factor)
     numbers = {"rope_scaling": yarn.factor, "yarn_fast": yarn.fast, "yarn_slow": yarn.slow}
     for name, number in numbers.items():
-        if float(np.float32(number)) != number:
-            raise UnsupportedError(f"YaRN's {KEYS[name].name} is {number}, which is no float32, and a GGUF file has no other place for it")
+        _check_float32(f"YaRN's {KEYS[name].name}", number)
     if not yarn.truncate:
         raise UnsupportedError("YaRN's borders are not cut to whole pairs (truncate is false), and a GGUF file has no place for that")
     ratio = np.float32(c.rope_magnitude / usual)
@@ -175,12 +154,13 @@ def _yarn_keys(c: Config, key: Callable[[str], str]) -> dict[str, Any]:
     return keys | {key(name): number for name, number in numbers.items()}
 
 
+def _check_float32(name: str, number: float | None) -> None:
+    if number is not None and float(np.float32(number)) != number:
+        raise UnsupportedError(f"{name} is {number}, which is no float32, and a GGUF file has no other place for it")
+
+
 _RARE = ("attention_scale", "score_cap", "embedding_scale", "residual_scale", "logit_scale", "logit_cap")
-_USUAL = {
-    field.name: field.default
-    for field in dataclass_fields(Config)
-    if field.name in (*_RARE, "rope_layers", "local_layers", "local_rope_base")
-}
+_USUAL = {name: getattr(Config, name) for name in (*_RARE, "rope_layers", "local_layers", "local_rope_base")}
 """The fields of a Config that only some architectures have a key for, and their values in all others."""
 
 
@@ -275,7 +255,8 @@ def model_tensors(model: Model, encode: Encode = stored, fused: Sequence[str] | 
         yield from given({FACTORS: model.rope_factors})
     for n, layer in enumerate(model.layers):
         named = _fused(n, present(layer), FAMILIES[model.config.architecture].fused if fused is None else fused, encode)
-        for field in (field for field in FIELDS if field in named):
+        first = [field for field in (*RELEASED, "attn_qkv") if field in named]
+        for field in dict.fromkeys((*first, *named)):
             value = named[field]
             if isinstance(value, np.ndarray):
                 yield from given({tensor_name(field, n): value})
@@ -352,7 +333,7 @@ def _stacks(n: int, experts: Sequence[Expert], encode: Encode) -> Iterator[tuple
 
     Where that cannot be, because they have several types, or a scale each as in I2_S, it is one for each, as in older files.
     """
-    for field in ("ffn_gate", "ffn_up", "ffn_down") if experts else ():
+    for field in vars(experts[0]) if experts else ():
         linears = [getattr(expert, field) for expert in experts]
         for i, linear in enumerate(linears):
             if linear.bias is not None or linear.scale is not None or linear.norm is not None:
@@ -363,12 +344,7 @@ def _stacks(n: int, experts: Sequence[Expert], encode: Encode) -> Iterator[tuple
         if first.type is I2_S or any(part.type is not first.type for part in parts.values()):
             yield from parts.items()
         else:
-            yield f"blk.{n}.{field}_exps.weight", _stack(list(parts.values()))
-
-
-def _stack(parts: Sequence[Stored]) -> Stored:
-    """Matrices of one type and shape as one tensor."""
-    return Stored(parts[0].type, (len(parts), *parts[0].shape), lambda: np.concatenate([part.make() for part in parts]))
+            yield f"blk.{n}.{field}_exps.weight", _rows(list(parts.values()))._replace(shape=(len(parts), *first.shape))
 
 
 def write_model(

@@ -5,7 +5,7 @@ arithmetic and is not known here is refused by name.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -16,6 +16,7 @@ from ..model import Config, LongRope, Yarn, window_fields
 from ..rope import longrope_magnitude, yarn_magnitude
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
 from .overrides import how_to_ignore
+from .source import of_file
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
@@ -39,8 +40,7 @@ class Quantization:
         )
 
 
-@dataclass(frozen=True)
-class Llama3Scaling:
+class Llama3Scaling(NamedTuple):
     """The four numbers of rope.llama3_factors."""
 
     factor: float
@@ -63,52 +63,16 @@ class Recipe:
 
 
 _NEUTRAL = frozenset(
-    {
-        "_attn_implementation_autoset",
-        "_commit_hash",
-        "_name_or_path",
-        "attention_dropout",
-        "attn_pdrop",
-        "auto_map",
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "classifier_dropout",
-        "dtype",
-        "embd_pdrop",
-        "eos_token_id",
-        "gradient_checkpointing",
-        "hidden_dropout",
-        "id2label",
-        "initializer_range",
-        "keys_to_ignore_at_inference",
-        "label2id",
-        "max_window_layers",
-        "n_ctx",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "pad_token_id",
-        "problem_type",
-        "resid_pdrop",
-        "router_aux_loss_coef",
-        "return_dict",
-        "return_dict_in_generate",
-        "sep_token_id",
-        "summary_activation",
-        "summary_first_dropout",
-        "summary_proj_to_labels",
-        "summary_type",
-        "summary_use_proj",
-        "task_specific_params",
-        "tokenizer_class",
-        "torch_dtype",
-        "torchscript",
-        "transformers_version",
-        "unsloth_fixed",
-        "unsloth_version",
-        "use_bfloat16",
-        "use_cache",
-    }
+    (
+        *("_attn_implementation_autoset", "_commit_hash", "_name_or_path", "auto_map", "dtype", "torch_dtype", "tokenizer_class"),
+        *("transformers_version", "unsloth_fixed", "unsloth_version", "torchscript", "use_bfloat16", "use_cache"),
+        *("attention_dropout", "attn_pdrop", "embd_pdrop", "hidden_dropout", "resid_pdrop", "classifier_dropout"),
+        *("gradient_checkpointing", "initializer_range", "router_aux_loss_coef", "output_router_logits"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "n_ctx", "max_window_layers", "chunk_size_feed_forward"),
+        *("keys_to_ignore_at_inference", "output_attentions", "output_hidden_states", "return_dict", "return_dict_in_generate"),
+        *("id2label", "label2id", "problem_type", "task_specific_params"),
+        *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    )
 )
 """Keys that change nothing in a forward pass, or only in training."""
 
@@ -171,10 +135,8 @@ def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
     model_type, kind = _model_type(keys)
     keys.left |= {key: value for key, value in kind.defaults.items() if keys.left.get(key) is None}
     _check_inert(keys, kind)
-    try:
+    with of_file(path):
         config, llama3 = _config(keys, model_type, kind)
-    except ValueError as error:  # those of Config do not name the file
-        raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     recipe = Recipe(
         config=config,
         kind=kind,
@@ -263,14 +225,16 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
     head_dim = _head_dim(keys, width, heads)
     eps = take("layer_norm_eps" if family.config["norm"] == "layer" else "rms_norm_eps", float)
     local_base = None if kind.rope_bases is None else _local_rope_base(keys, kind.rope_bases[1])
-    rope = _Rope() if family.config["rope"] == "none" else _rope(keys, kind, family.partial_rope and not kind.whole_rope)
-    if not (rope.fraction == 1 or (family.partial_rope and 0 < rope.fraction < 1)):
-        raise UnsupportedError(f"{keys.where}: partial_rotary_factor is {rope.fraction}, which {model_type} cannot have")
-    rotated, context = int(head_dim * rope.fraction), take("max_position_embeddings", int)
-    magnitude = rope.magnitude
-    if magnitude is None:
-        assert rope.longrope is not None
-        magnitude = longrope_magnitude(context / rope.longrope.original, rope.longrope.original)
+    rope: dict[str, Any] = {"rope_base": 10000.0}
+    if family.config["rope"] != "none":
+        rope = _rope(keys, kind, family.partial_rope and not kind.whole_rope)
+    fraction, llama3 = rope.pop("fraction", 1.0), rope.pop("llama3", None)
+    if not (fraction == 1 or (family.partial_rope and 0 < fraction < 1)):
+        raise UnsupportedError(f"{keys.where}: partial_rotary_factor is {fraction}, which {model_type} cannot have")
+    rotated, context = int(head_dim * fraction), take("max_position_embeddings", int)
+    if rope.get("rope_magnitude", 1.0) is None:
+        original = rope["longrope"].original
+        rope["rope_magnitude"] = longrope_magnitude(context / original, original)
     always: dict[str, Any] = {
         **family.config,
         "activation": "gelu" if activation == "gelu" and not gated else family.config["activation"],
@@ -288,21 +252,16 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         kv_heads=keys.take("num_key_value_heads", int, heads),
         head_dim=head_dim,
         eps=eps,
-        rope_base=rope.base,
         rope_width=None if rotated == head_dim else rotated,
-        rope_scaling=rope.scaling,
-        yarn=rope.yarn,
-        longrope=rope.longrope,
-        rope_magnitude=magnitude,
         local_rope_base=local_base,
-        **always | experts,
+        **rope | always | experts,
     )
     for key in kind.ignored:
         keys.left.pop(key, None)
     fields = _window(keys, kind, config) | _numbers(keys, config, kind) | _rope_layers(keys, config)
     config = replace(config, **fields)
     local = {} if local_base is None else {"local_layers": implied(config)["local_layers"]}
-    return replace(config, **local), rope.llama3
+    return replace(config, **local), llama3
 
 
 def _experts(keys: _UnreadKeys, model_type: str) -> dict[str, Any]:
@@ -394,28 +353,24 @@ def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any
         return {}
     default = None if kind.window == "stated" else _DEFAULT_WINDOW
     window: int | None = keys.take("sliding_window", int, None) if "sliding_window" in keys.left else default
-    if kind.window == "layers":
-        types = _layer_types(keys, n_layers, ("full_attention", "sliding_attention"))
-        layers = [n for n, value in enumerate(types) if value == "sliding_attention"]
+    layers: Sequence[int] = range(n_layers)
+    if kind.window in ("always", "stated"):
+        return window_fields(window, layers if window is not None else (), n_layers)
+    types, missing = _layer_types(keys, n_layers, ("full_attention", "sliding_attention")), "sliding_window is null"
+    if kind.window == "switched":
+        layers, missing = range(keys.take("max_window_layers", int, _FIRST_LAYER), n_layers), "no sliding_window is in use"
+        window = window if keys.take("use_sliding_window", bool, False) else None
+    else:
         period: int | None = keys.take("sliding_window_pattern", int, None) if kind.rope_bases else None
         if period == 0:
             raise FileFormatError(f"{keys.where}: sliding_window_pattern is 0, expected at least 1")
         keys.left.pop("_sliding_window_pattern", None)  # transformers writes it beside layer_types
-        layers = layers if types else list(windowed_layers(config.architecture, n_layers, period))
-        if layers and window is None:
-            raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but sliding_window is null")
-        return window_fields(window, layers, n_layers)
-    first = 0
-    if kind.window == "switched":
-        first = keys.take("max_window_layers", int, _FIRST_LAYER)
-        window = window if keys.take("use_sliding_window", bool, False) else None
-        types = _layer_types(keys, n_layers, ("full_attention", "sliding_attention"))
-        if types:
-            sliding = [n for n, value in enumerate(types) if value == "sliding_attention"]
-            if sliding and window is None:
-                raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but no sliding_window is in use")
-            return window_fields(window, sliding, n_layers)
-    return window_fields(window, [] if window is None else range(first, n_layers), n_layers)
+        layers = windowed_layers(config.architecture, n_layers, period)
+    if types:
+        layers = [n for n, value in enumerate(types) if value == "sliding_attention"]
+    if window is None and layers and (types or kind.window == "layers"):
+        raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but {missing}")
+    return window_fields(window, layers if window is not None else (), n_layers)
 
 
 def _layer_types(keys: _UnreadKeys, n_layers: int, supported: tuple[str, ...]) -> list[str]:
@@ -425,18 +380,6 @@ def _layer_types(keys: _UnreadKeys, n_layers: int, supported: tuple[str, ...]) -
         expected = f"{' or '.join(supported)}, for each of {n_layers} layers"
         raise UnsupportedError(f"{keys.where}: layer_types is {shown(types)}, supported is {expected}")
     return types
-
-
-class _Rope(NamedTuple):
-    """How positions turn heads."""
-
-    base: float = 10000.0
-    scaling: float = 1.0  # positions are divided by it
-    llama3: Llama3Scaling | None = None
-    fraction: float = 1.0  # the part of a head that is rotated
-    yarn: Yarn | None = None
-    longrope: LongRope | None = None
-    magnitude: float | None = 1.0  # multiplies cosines and sines; None: as LongRoPE stretches the original context to the model's
 
 
 def _local_rope_base(keys: _UnreadKeys, default: float) -> float:
@@ -460,10 +403,11 @@ def _local_rope_base(keys: _UnreadKeys, default: float) -> float:
     return default if base is None else base
 
 
-def _rope(keys: _UnreadKeys, model_type: ModelType, partial: bool) -> _Rope:
-    """RoPE's settings. They are keys of rope_parameters; older files have rope_theta beside rope_scaling, and gpt_neox its own names.
+def _rope(keys: _UnreadKeys, model_type: ModelType, partial: bool) -> dict[str, Any]:
+    """RoPE's settings: fields of a Config, the fraction of a head that is rotated, and Llama 3's scaling if there is one.
 
-    partial: the model type must state its partial_rotary_factor.
+    They are keys of rope_parameters; older files have rope_theta beside rope_scaling, and gpt_neox its own names. partial: the model type
+    must state its partial_rotary_factor. A rope_magnitude of None is LongRoPE's, which stretches the original context to the model's.
     """
     where = keys.where
     old = {new: keys.left.pop(name) for name, new in _OLD_ROPE.items() if name in keys.left}
@@ -476,17 +420,25 @@ def _rope(keys: _UnreadKeys, model_type: ModelType, partial: bool) -> _Rope:
                 raise FileFormatError(f"{where}: RoPE's {shown(name)} is {shown(merged[name])} and {shown(value)}, expected one value")
     outside = keys.left.get("original_max_position_embeddings")
     keys = _UnreadKeys(f"{where}: RoPE", merged, path)
-    base = keys.take("rope_theta", float, _REQUIRED if model_type.rope_bases is None else model_type.rope_bases[0])
-    fraction = keys.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0)
-    kind = keys.take("rope_type", str, "default")
-    if kind not in ("default", "linear", "llama3", "yarn", "longrope"):
-        raise UnsupportedError(f"{where}: RoPE's rope_type is {shown(kind)}, supported are default, linear, llama3, yarn and longrope")
-    scaling = keys.take("factor", float) if kind == "linear" else 1.0
-    llama3 = _llama3(keys) if kind == "llama3" else None
-    yarn, magnitude = _yarn(keys, outside) if kind == "yarn" else (None, 1.0)
-    longrope, stretched = _longrope(keys, outside) if kind == "longrope" else (None, magnitude)
+    fields: dict[str, Any] = {
+        "rope_base": keys.take("rope_theta", float, _REQUIRED if model_type.rope_bases is None else model_type.rope_bases[0]),
+        "fraction": keys.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0),
+    }
+    match keys.take("rope_type", str, "default"):
+        case "default":
+            pass
+        case "linear":
+            fields["rope_scaling"] = keys.take("factor", float)
+        case "llama3":
+            fields["llama3"] = _llama3(keys)
+        case "yarn":
+            fields |= _yarn(keys, outside)
+        case "longrope":
+            fields |= _longrope(keys, outside)
+        case kind:
+            raise UnsupportedError(f"{where}: RoPE's rope_type is {shown(kind)}, supported are default, linear, llama3, yarn and longrope")
     keys.check_all_taken()
-    return _Rope(base, scaling, llama3, fraction, yarn, longrope, stretched)
+    return fields
 
 
 def _original_context(keys: _UnreadKeys, outside: Any, default: Any = _REQUIRED) -> int:
@@ -499,7 +451,7 @@ def _original_context(keys: _UnreadKeys, outside: Any, default: Any = _REQUIRED)
     return original
 
 
-def _longrope(keys: _UnreadKeys, outside: Any) -> tuple[LongRope, float | None]:
+def _longrope(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
     """LongRoPE's two lists and the magnitude of cosines and sines; None for the one that follows from the model's context."""
     original = _original_context(keys, outside, _REQUIRED if outside is None else outside)
     lists = [tuple(keys.take(name, list)) for name in ("short_factor", "long_factor")]
@@ -508,10 +460,12 @@ def _longrope(keys: _UnreadKeys, outside: Any) -> tuple[LongRope, float | None]:
     longrope = LongRope(original, *(tuple(float(factor) for factor in factors) for factors in lists))
     magnitude: float | None = keys.take("attention_factor", float, None)
     factor: float | None = keys.take("factor", float, None)
-    return longrope, longrope_magnitude(factor, original) if magnitude is None and factor is not None else magnitude
+    if magnitude is None and factor is not None:
+        magnitude = longrope_magnitude(factor, original)
+    return {"longrope": longrope, "rope_magnitude": magnitude}
 
 
-def _yarn(keys: _UnreadKeys, outside: Any) -> tuple[Yarn, float]:
+def _yarn(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
     """YaRN's numbers and the magnitude of cosines and sines; `outside` is another value of the original context, if config.json has one."""
     original = _original_context(keys, outside)
     factor = keys.take("factor", float)
@@ -522,16 +476,12 @@ def _yarn(keys: _UnreadKeys, outside: Any) -> tuple[Yarn, float]:
     weight, all_dim = keys.take("mscale", float, 0.0), keys.take("mscale_all_dim", float, 0.0)
     if magnitude is None:
         magnitude = yarn_magnitude(factor, weight, all_dim) if weight and all_dim else yarn_magnitude(factor)
-    return yarn, magnitude
+    return {"yarn": yarn, "rope_magnitude": magnitude}
 
 
 def _llama3(keys: _UnreadKeys) -> Llama3Scaling:
-    scaling = Llama3Scaling(
-        keys.take("factor", float),
-        keys.take("low_freq_factor", float),
-        keys.take("high_freq_factor", float),
-        keys.take("original_max_position_embeddings", int),
-    )
+    factor, low, high = (keys.take(name, float) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    scaling = Llama3Scaling(factor, low, high, keys.take("original_max_position_embeddings", int))
     if not (0 < scaling.factor < float("inf") and 0 < scaling.low < scaling.high < float("inf") and scaling.original > 0):
         raise FileFormatError(f"{keys.where} has the scaling {scaling}, expected positive numbers, low less than high")
     return scaling

@@ -54,7 +54,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     for file in files:
         if index is not None and not (path / file).exists():
             raise FileFormatError(f"{path / file}: the file is missing, {INDEX} has tensors in it")
-    shards = {name: _open(path / name) for name in files}
+    shards = {name: open_safetensors(_checked(path / name)) for name in files}
     tensors: dict[str, Tensor] = {}
     for file, (data, entries) in shards.items():
         raw = np.frombuffer(data, np.uint8)  # read-only, as the mapping is
@@ -70,8 +70,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
 
 def read_text(path: Path) -> str:
     """The text in a file of bounded size. Raises FileFormatError."""
-    _check_regular(path)
-    return text_of(path, _MAX_JSON)
+    return text_of(_checked(path), _MAX_JSON)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -82,14 +81,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _check_regular(path: Path) -> None:
+def _checked(path: Path) -> Path:
     if path.exists() and not path.is_file():
         raise FileFormatError(f"{path}: expected a file")
-
-
-def _open(path: Path) -> Any:
-    _check_regular(path)
-    return open_safetensors(path)
+    return path
 
 
 def _index(path: Path) -> dict[str, str] | None:

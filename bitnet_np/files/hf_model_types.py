@@ -25,7 +25,7 @@ class ModelType:
     names: Mapping[str, str] = field(default_factory=dict)  # the usual name of a key of config.json -> its name here, where they differ
     inert: Mapping[str, Any] = field(default_factory=dict)  # key of config.json -> the one value with which it changes nothing
     tied: bool = False  # whether the head is the embedding if config.json does not say
-    quantizable: bool = True  # linears may be BitLinear or AutoBitLinear
+    quantizable: bool = False  # linears may be BitLinear or AutoBitLinear
     masters: bool = False  # linears quantise master weights, and no quantization_config says so
     transposed: bool = False  # matrices are [M, N]
     fused_by_head: bool = False  # attn_q, attn_k and attn_v are rows of one matrix, a head's after the other's
@@ -97,36 +97,33 @@ _LLAMA_INERT = {"activation": "swiglu", "is_llama_config": True, "parallel_attn"
 """Keys that published Llama folders carry from their trainers. transformers' Llama reads none of them."""
 
 MODEL_TYPES: dict[str, ModelType] = {
-    "bitnet": ModelType({"relu2": "bitnet-b1.58", "silu": "bitnet"}, "BitNetForCausalLM", HF_MODULES, buffers=_OLD_ROPE),
-    "llama": ModelType({"silu": "llama"}, "LlamaForCausalLM", HF_MODULES, inert=_LLAMA_INERT, buffers=_OLD_ROPE),
-    "qwen2": ModelType({"silu": "qwen2"}, "Qwen2ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
-    "qwen3": ModelType({"silu": "qwen3"}, "Qwen3ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
-    "mistral": ModelType({"silu": "llama"}, "MistralForCausalLM", HF_MODULES, window="always", quantizable=False, buffers=_OLD_ROPE),
+    "bitnet": ModelType({"relu2": "bitnet-b1.58", "silu": "bitnet"}, "BitNetForCausalLM", HF_MODULES, quantizable=True, buffers=_OLD_ROPE),
+    "llama": ModelType({"silu": "llama"}, "LlamaForCausalLM", HF_MODULES, inert=_LLAMA_INERT, quantizable=True, buffers=_OLD_ROPE),
+    "qwen2": ModelType({"silu": "qwen2"}, "Qwen2ForCausalLM", HF_MODULES, window="switched", quantizable=True, buffers=_OLD_ROPE),
+    "qwen3": ModelType({"silu": "qwen3"}, "Qwen3ForCausalLM", HF_MODULES, window="switched", quantizable=True, buffers=_OLD_ROPE),
+    "mistral": ModelType({"silu": "llama"}, "MistralForCausalLM", HF_MODULES, window="always", buffers=_OLD_ROPE),
     "mixtral": ModelType(
         {"silu": "llama"},
         "MixtralForCausalLM",
         _MIXTRAL_MODULES,
-        quantizable=False,
         experts=_MIXTRAL_EXPERTS,
         ignored=("router_jitter_noise",),
     ),
-    "qwen2_moe": ModelType({"silu": "qwen2moe"}, "Qwen2MoeForCausalLM", _MOE_MODULES, quantizable=False, experts=_MOE_EXPERTS),
-    "qwen3_moe": ModelType({"silu": "qwen3moe"}, "Qwen3MoeForCausalLM", _MOE_MODULES, quantizable=False, experts=_MOE_EXPERTS),
+    "qwen2_moe": ModelType({"silu": "qwen2moe"}, "Qwen2MoeForCausalLM", _MOE_MODULES, experts=_MOE_EXPERTS),
+    "qwen3_moe": ModelType({"silu": "qwen3moe"}, "Qwen3MoeForCausalLM", _MOE_MODULES, experts=_MOE_EXPERTS),
     "phi3": ModelType(
         {"silu": "phi3"},
         "Phi3ForCausalLM",
         _PHI3_MODULES,
         window="stated",
-        quantizable=False,
         defaults={"original_max_position_embeddings": 4096},
         ignored=("original_max_position_embeddings",),
     ),
-    "smollm3": ModelType({"silu": "smollm3"}, "SmolLM3ForCausalLM", HF_MODULES, tied=True, quantizable=False, ignored=("pretraining_tp",)),
+    "smollm3": ModelType({"silu": "smollm3"}, "SmolLM3ForCausalLM", HF_MODULES, tied=True, ignored=("pretraining_tp",)),
     "granite": ModelType(
         {"silu": "granite"},
         "GraniteForCausalLM",
         HF_MODULES,
-        quantizable=False,
         numbers={
             "embedding_scale": "embedding_multiplier",
             "residual_scale": "residual_multiplier",
@@ -139,19 +136,17 @@ MODEL_TYPES: dict[str, ModelType] = {
         "MiniCPMForCausalLM",
         HF_MODULES,
         tied=True,
-        quantizable=False,
         numbers={"embedding_scale": "scale_emb"},
         depth_scaled=True,
         defaults={"rope_theta": 10000.0},
         buffers=_OLD_ROPE,
     ),
-    "olmo2": ModelType({"silu": "olmo2"}, "Olmo2ForCausalLM", _OLMO_MODULES, quantizable=False),
+    "olmo2": ModelType({"silu": "olmo2"}, "Olmo2ForCausalLM", _OLMO_MODULES),
     "gemma": ModelType(
         dict.fromkeys(("gelu", "gelu_pytorch_tanh"), "gemma"),
         "GemmaForCausalLM",
         HF_MODULES,
         tied=True,
-        quantizable=False,
         less_one=True,
         ignored=("hidden_activation",),
     ),
@@ -162,7 +157,6 @@ MODEL_TYPES: dict[str, ModelType] = {
         window="layers",
         names={"hidden_act": "hidden_activation"},
         tied=True,
-        quantizable=False,
         less_one=True,
         caps={"score_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"},
         ignored=("hidden_act", "cache_implementation"),
@@ -175,7 +169,6 @@ MODEL_TYPES: dict[str, ModelType] = {
         names={"hidden_act": "hidden_activation"},
         inert={"attn_logit_softcapping": None},
         tied=True,
-        quantizable=False,
         less_one=True,
         caps={"logit_cap": "final_logit_softcapping"},
         defaults={
@@ -200,7 +193,6 @@ MODEL_TYPES: dict[str, ModelType] = {
         embedding="gpt_neox.embed_in",
         norm="gpt_neox.final_layer_norm",
         file_head="embed_out",
-        quantizable=False,
         fused_by_head=True,
         whole_rope=False,
         buffers=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
@@ -223,7 +215,6 @@ MODEL_TYPES: dict[str, ModelType] = {
             "layer_norm_eps": "layer_norm_epsilon",
         },
         tied=True,
-        quantizable=False,
         transposed=True,
         buffers=("attn.bias", "attn.masked_bias"),
     ),
@@ -260,7 +251,6 @@ OTHER_CLASSES: dict[tuple[str, str], ModelType] = {
         "BitnetForCausalLM",
         HF_MODULES | {"attn_sub_norm": "self_attn.inner_attn_ln", "ffn_sub_norm": "mlp.ffn_layernorm"},
         inert={"weight_bits": 1, "input_bits": 8},  # its linears are ternary whatever weight_bits is
-        quantizable=False,
         masters=True,
         buffers=_OLD_ROPE,
     ),

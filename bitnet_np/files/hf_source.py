@@ -36,7 +36,8 @@ from .tensors import FLOATS, CheckedTensors, Tensor
 class HFSource:
     """An open Hugging Face folder as a source.Source."""
 
-    kind, version = "Hugging Face folder", None
+    kind = "Hugging Face folder"
+    version: int | None = None
 
     def __init__(self, folder: Folder) -> None:
         self.path, self.size, self.tensors, self.keys = folder.path, folder.size, folder.tensors, folder.config_json
@@ -95,7 +96,7 @@ class HFWeights:
         """From <module>.weight, or .bias for a field that ends in _bias."""
         plain = field.removesuffix("_bias")
         name = f"{self._module(plain, layer)}.{'weight' if plain == field else 'bias'}"
-        values = self._tensors.take_vector(name, size) if field != "ffn_gate_inp_shexp" else self._tensors.take_row(name, size)
+        values = self._tensors.take_vector(name, size, row=field == "ffn_gate_inp_shexp")
         with np.errstate(invalid="ignore"):  # a signalling NaN, where the caller allows NaN
             return values + np.float32(1) if self._recipe.kind.less_one else values
 
@@ -108,8 +109,7 @@ class HFWeights:
         c, scaling = self.config, self._recipe.llama3
         if scaling is None:
             return None
-        frequencies = rope.rope_frequencies(c.rope_base, 2 * c.rope_pairs)
-        return rope.llama3_factors(frequencies, scaling.factor, scaling.low, scaling.high, scaling.original).astype(np.float32)
+        return rope.llama3_factors(rope.rope_frequencies(c.rope_base, 2 * c.rope_pairs), *scaling).astype(np.float32)
 
     def siblings(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
         """From one module, or from one for each."""

@@ -4,13 +4,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .. import packing
 from ..errors import OptionError, UnsupportedError
 from ..families import FAMILIES, GATE_UP, QKV, layer_matrices, layer_shapes
-from ..model import Config, Layer, Model, frozen, shapes_of_expert
+from ..model import Config, Expert, Layer, Model, frozen, shapes_of
 from ..rope import local_frequencies, model_frequencies, scaling_factors
 from ..validate import path_of
 from .gguf_parts import open_parts
@@ -18,7 +15,7 @@ from .gguf_source import GGUFSource
 from .hf_folder import open_folder
 from .hf_source import HFSource
 from .overrides import overridden, without_ignored
-from .source import ModelWeights, Source
+from .source import ModelWeights, Shapes, Source, of_file
 
 
 def load(
@@ -84,7 +81,6 @@ def _check_context_is_declared(source: Source, c: Config, overrides: Mapping[str
 def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int], None]) -> Model:
     """The Model of all tensors, each of them taken once."""
     c = weights.config
-    layer_norm = c.norm == "layer"
     rope_factors = weights.rope_factors()
     scaling = scaling_factors(c)
     if scaling is not None and rope_factors is not None:
@@ -93,38 +89,32 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
             f"{source.path}: RoPE's frequencies have factors of their own and are scaled by {kind}, expected one of both"
         )
     rope_factors = rope_factors if scaling is None else scaling
-    frequency, local_frequency = _frequencies(source, c, rope_factors)
-    token_embd = weights.table("token_embd", (c.vocab, c.width))
-    position_embd = weights.table("position_embd", (c.context, c.width)) if FAMILIES[c.architecture].positions else None
-    output_norm = weights.vector("output_norm", c.width)
-    output_norm_bias = weights.vector("output_norm_bias", c.width) if layer_norm else None
-    output = weights.table("output", (c.vocab, c.width)) if weights.has("output") else None
-    output_bias = weights.vector("output_bias", c.vocab) if weights.has("output_bias") else None
-    layers = []
+    with of_file(source.path):
+        frequency, local_frequency = model_frequencies(c, rope_factors), local_frequencies(c)
+    has = {
+        "token_embd": True,
+        "position_embd": FAMILIES[c.architecture].positions,
+        "output_norm": True,
+        "output_norm_bias": c.norm == "layer",
+        "output": weights.has("output"),
+        "output_bias": weights.has("output_bias"),
+    }
+    shapes = shapes_of(Model, c)
+    parts: dict[str, Any] = {}
+    for name in (name for name in has if has[name]):
+        parts[name] = weights.vector(name, *shapes[name]) if len(shapes[name]) == 1 else weights.table(name, shapes[name])
+    layers, of_layer = [], layer_shapes(c)
     for n in range(c.n_layers):
-        layers.append(_build_layer(weights, n))
+        layers.append(_build_layer(weights, of_layer, n))
         progress(n + 1, c.n_layers)
     weights.check_all_taken()
-    return frozen(
-        Model(
-            config=c,
-            token_embd=token_embd,
-            layers=tuple(layers),
-            output_norm=output_norm,
-            rope_frequency=frequency,
-            local_rope_frequency=local_frequency,
-            output=output,
-            output_bias=output_bias,
-            output_norm_bias=output_norm_bias,
-            position_embd=position_embd,
-            rope_factors=rope_factors,
-        )
-    )
+    parts |= {"rope_frequency": frequency, "local_rope_frequency": local_frequency, "rope_factors": rope_factors}
+    return frozen(Model(config=c, layers=tuple(layers), **parts))
 
 
-def _build_layer(weights: ModelWeights, n: int) -> Layer:
+def _build_layer(weights: ModelWeights, shapes: Shapes, n: int) -> Layer:
     c = weights.config
-    family, shapes = FAMILIES[c.architecture], layer_shapes(c)
+    family, matrices = FAMILIES[c.architecture], layer_matrices(c)
     fields: dict[str, Any] = {}
     for norm in (*family.norms, *family.head_norms):
         (size,) = shapes[norm]
@@ -132,21 +122,12 @@ def _build_layer(weights: ModelWeights, n: int) -> Layer:
         if c.norm == "layer":
             fields[norm + "_bias"] = weights.vector(norm + "_bias", size, n)
     for siblings in (QKV, GATE_UP):
-        fields |= weights.siblings({field: shapes[field] for field in siblings if field in layer_matrices(c)}, n)
-    for field in layer_matrices(c):
+        fields |= weights.siblings({field: shapes[field] for field in siblings if field in matrices}, n)
+    for field in matrices:
         if field not in fields:
             fields[field] = weights.linear(field, shapes[field], n)
     if c.shared_ffn:
         fields["ffn_gate_inp_shexp"] = weights.vector("ffn_gate_inp_shexp", c.width, n)
     if c.experts:
-        fields["experts"] = weights.experts(shapes_of_expert(c), n)
+        fields["experts"] = weights.experts(shapes_of(Expert, c), n)
     return frozen(Layer(**fields))
-
-
-def _frequencies(
-    source: Source, c: Config, factors: NDArray[np.float32] | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:  # 2 x [J]
-    try:
-        return model_frequencies(c, factors), local_frequencies(c)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{source.path}: {error}") from None

@@ -35,15 +35,10 @@ def check_has(path: Path, key: str, has: bool) -> None:
         raise OptionError(f"{path} has no key {shown(key)} that could be ignored")
 
 
-def check_overrides(overrides: Mapping[str, Any]) -> None:
-    """Raises OptionError for anything but a mapping."""
+def without_ignored(source: Source, overrides: Mapping[str, Any]) -> Source:
+    """The source without the keys that are None in `overrides`. Raises OptionError for no mapping, or a key that the source has not."""
     if not isinstance(overrides, Mapping):
         raise OptionError(f"overrides is {shown(overrides)}, expected a mapping of some of {', '.join(OVERRIDABLE)}")
-
-
-def without_ignored(source: Source, overrides: Mapping[str, Any]) -> Source:
-    """The source without the keys that are None in `overrides`. Raises OptionError for a key that it has not."""
-    check_overrides(overrides)
     for key, value in overrides.items():
         if value is None:
             source = source.without(key)
@@ -52,7 +47,6 @@ def without_ignored(source: Source, overrides: Mapping[str, Any]) -> Source:
 
 def overridden(model: Model, overrides: Mapping[str, Any]) -> Model:
     """The model with other numbers in its Config. Raises OptionError for a field, or a value of it, that cannot be."""
-    check_overrides(overrides)
     overrides = {name: value for name, value in overrides.items() if value is not None}
     for name, value in overrides.items():
         if name not in OVERRIDABLE:

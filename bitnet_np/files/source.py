@@ -3,7 +3,8 @@
 gguf_source.py and hf_source.py implement both. load.py builds a Model through them, and no command asks which kind it has.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,31 +18,24 @@ Shapes = Mapping[str, tuple[int, ...]]
 """(N, M) of matrices, by their fields in model.Layer."""
 
 
+@contextmanager
+def of_file(path: Path) -> Iterator[None]:
+    """Puts the file's path in front of an error that does not name it: those of Config and rope do not."""
+    try:
+        yield
+    except ValueError as error:
+        raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+
+
 class Source(Protocol):
     """An open GGUF file or Hugging Face folder: its headers are checked, its tensors are not read."""
 
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def kind(self) -> str:
-        """The kind of file for people to read, such as "GGUF v3"."""
-
-    @property
-    def version(self) -> int | None:
-        """The version of the file format, if it has one."""
-
-    @property
-    def size(self) -> int:
-        """The bytes of all files with tensors."""
-
-    @property
-    def keys(self) -> Mapping[str, Any]:
-        """The settings as they stand in the file: a GGUF file's metadata, or config.json."""
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """The tensor table, by the file's own names."""
+    path: Path
+    kind: str  # for people to read, such as "GGUF v3"
+    version: int | None  # of the file format, if it has one
+    size: int  # bytes of all files with tensors
+    keys: Mapping[str, Any]  # the settings as they stand in the file: a GGUF file's metadata, or config.json
+    tensors: Mapping[str, Tensor]  # by the file's own names
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -63,8 +57,7 @@ class ModelWeights(Protocol):
     Each field is asked for at most once. All methods raise FileFormatError, UnsupportedError or NonFiniteError, naming file and tensor.
     """
 
-    @property
-    def config(self) -> Config: ...
+    config: Config
 
     def has(self, field: str) -> bool:
         """Whether the model has this part, of those that are optional: "output" or "output_bias"."""

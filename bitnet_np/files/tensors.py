@@ -62,13 +62,9 @@ class CheckedTensors:
         floats = self.floats(tensor)
         return floats if tensor.shape == shape else np.ascontiguousarray(floats.T)
 
-    def take_vector(self, name: str, size: int) -> NDArray[np.float32]:
-        """A float vector as float32 [size]."""
-        return widen.float32(self.take_floats(name, (size,)))
-
-    def take_row(self, name: str, size: int) -> NDArray[np.float32]:
-        """A float matrix [1, size] as float32 [size]."""
-        return widen.float32(self.take_floats(name, (1, size)).reshape(size))
+    def take_vector(self, name: str, size: int, *, row: bool = False) -> NDArray[np.float32]:
+        """A float vector as float32 [size]; row: it is a matrix [1, size] in the file."""
+        return widen.float32(self.take_floats(name, (1, size) if row else (size,)).reshape(size))
 
     def floats(self, tensor: Tensor) -> NDArray:
         """A float tensor where it lies in the file, in its own dtype: bfloat16 as uint16 bits, float64 narrowed to float32.

@@ -32,7 +32,7 @@ from bitnet_np.errors import Error
 from bitnet_np.files.gguf_config import read_config
 from bitnet_np.files.gguf_file import GGUFFile, open_gguf
 from bitnet_np.files.gguf_names import KEYS, NEUTRAL, SIZES
-from bitnet_np.model import Config, shapes_of_expert
+from bitnet_np.model import Config, Expert, shapes_of
 from bitnet_np.tensor_types import BY_NUMBER
 
 from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes
@@ -251,7 +251,7 @@ def _resize(document: Document, draw: random.Random) -> bool:
     shapes |= {f"{name}_norm_in": shape[1:] for name, shape in shapes.items() if len(shape) == 2}
     if config.experts:
         shapes |= {f"{name}_shexp": shapes.pop(name) for name in ("ffn_gate", "ffn_up", "ffn_down") if name in shapes}
-        own = shapes_of_expert(config)
+        own = shapes_of(Expert, config)
         shapes |= own | {f"{name}_exps": (config.experts, *shape) for name, shape in own.items()}
     fitting = [
         kind.number for kind in BY_NUMBER.values() if kind.readable and all(shape[-1] % kind.block == 0 for shape in _matrices(shapes))

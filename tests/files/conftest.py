@@ -1,5 +1,7 @@
 """What writes GGUF files with something wrong in them."""
 
+from pathlib import Path
+
 import family_models
 import gguf_models
 import pytest
@@ -15,3 +17,8 @@ def write(tmp_path):
 def written(tmp_path):
     """The file of any model, with other keys."""
     return family_models.writer(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gguf")

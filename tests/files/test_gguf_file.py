@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from gguf_bytes import BOOL, FLOAT32, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, Entry, number, numbers, text, texts
+from gguf_bytes import BOOL, FLOAT32, INT16, INT32, UINT8, UINT32, Entry, number, numbers, text, texts
 from gguf_bytes import gguf as build
 from gguf_samples import SAMPLE, everything, read, write
 from hypothesis import given, settings
@@ -19,15 +19,9 @@ from hypothesis import strategies as st
 
 from bitnet_np.errors import FileFormatError
 from bitnet_np.files.gguf_file import StringArray, open_gguf
-from bitnet_np.tensor_types import BY_NUMBER, F16, F32, I2_S, OF_NUMBER_42, TensorType
+from bitnet_np.tensor_types import BY_NUMBER, I2_S, OF_NUMBER_42, TensorType
 
 ROOT = Path(__file__).parents[2]
-TINY = ROOT / "bitnet_np" / "data" / "tiny.gguf"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("gguf")
 
 
 def plain(value: object) -> str:
@@ -38,20 +32,9 @@ def plain(value: object) -> str:
 
 
 KIND = gguf.GGUFValueType
-ELEMENTS = {
-    KIND.UINT8: st.integers(0, 2**8 - 1),
-    KIND.INT8: st.integers(-(2**7), 2**7 - 1),
-    KIND.UINT16: st.integers(0, 2**16 - 1),
-    KIND.INT16: st.integers(-(2**15), 2**15 - 1),
-    KIND.UINT32: st.integers(0, 2**32 - 1),
-    KIND.INT32: st.integers(-(2**31), 2**31 - 1),
-    KIND.UINT64: st.integers(0, 2**64 - 1),
-    KIND.INT64: st.integers(-(2**63), 2**63 - 1),
-    KIND.FLOAT32: st.floats(width=32),
-    KIND.FLOAT64: st.floats(),
-    KIND.BOOL: st.booleans(),
-    KIND.STRING: st.text(),
-}
+ELEMENTS = {KIND[f"UINT{bits}"]: st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64)}
+ELEMENTS |= {KIND[f"INT{bits}"]: st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
+ELEMENTS |= {KIND.FLOAT32: st.floats(width=32), KIND.FLOAT64: st.floats(), KIND.BOOL: st.booleans(), KIND.STRING: st.text()}
 DTYPES = {kind: np.dtype(code) for kind, code in gguf.GGUFReader.gguf_scalar_to_np.items()}
 VALUES = st.sampled_from(list(ELEMENTS)).flatmap(
     lambda kind: st.one_of(
@@ -103,49 +86,6 @@ def test_reads_what_gguf_wrote_as_gguf_reads_it(folder: Path, values: dict, tens
         assert (a.offset, a.data.size, a.data.tobytes()) == (b.data_offset, b.n_bytes, b.data.tobytes())
 
 
-def test_the_file_in_the_released_format() -> None:
-    file = open_gguf(str(TINY))
-    assert (file.version, file.alignment, file.size, file.path) == (3, 32, TINY.stat().st_size, TINY)
-    width, rows = 256, {"attn_q": 256, "attn_k": 128, "attn_v": 128, "attn_output": 256, "ffn_gate": 768, "ffn_up": 768, "ffn_down": 256}
-    shapes = {"token_embd.weight": (512, width), "output_norm.weight": (width,)}
-    for n in range(3):
-        for part, count in rows.items():
-            shapes[f"blk.{n}.{part}.weight"] = (count, 768 if part == "ffn_down" else width)
-        for part in ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm"):
-            shapes[f"blk.{n}.{part}.weight"] = (768 if part == "ffn_sub_norm" else width,)
-    assert {name: tensor.shape for name, tensor in file.tensors.items()} == shapes
-    for name, tensor in file.tensors.items():
-        assert tensor.name == name
-        if len(tensor.shape) == 1:
-            assert tensor.type is F32
-            assert np.isfinite(tensor.data.view("<f4")).all()
-        elif name == "token_embd.weight":
-            assert tensor.type is F16
-            assert np.isfinite(tensor.data.view("<f2")).all()
-        else:
-            elements = math.prod(tensor.shape)
-            assert tensor.type is I2_S
-            assert tensor.data.size == elements // 4 + 32
-            codes = tensor.data[: elements // 4, None] >> np.array([6, 4, 2, 0]) & 3
-            assert set(np.unique(codes)) == {0, 1, 2}  # 3 is never written: it would show up if the view were off by a byte
-            scale = tensor.data[elements // 4 :][:4].view("<f4")[0]
-            assert 0 < scale < 10
-    last = list(file.tensors.values())[-1]
-    assert last.offset + last.data.size == file.size
-
-    assert file.require("general.architecture", str) == "bitnet-b1.58"
-    assert file.require("general.file_type", int) == 40
-    assert file.require("bitnet-b1.58.rope.freq_base", float) == 500000.0
-    assert file.require("bitnet-b1.58.attention.layer_norm_rms_epsilon", float) == np.float32(1e-5)
-    assert file.require("tokenizer.ggml.add_bos_token", bool) is True
-    assert "general.alignment" not in file.metadata
-    tokens = file.require("tokenizer.ggml.tokens", StringArray)
-    assert (len(tokens), tokens[0], tokens[-512], len(set(tokens))) == (512, "Ā", "Ā", 512)
-    assert file.metadata["tokenizer.ggml.scores"].dtype == np.float32
-    assert file.metadata["tokenizer.ggml.token_type"].tolist() == [1] * 510 + [3] * 2
-    assert len(file.metadata) == 24
-
-
 @pytest.mark.parametrize("version", [2, 3])
 def test_both_versions(folder: Path, version: int) -> None:
     file = read(folder, build([("n", number(UINT32, 7))], [Entry("a", [2, 3])], version=version))
@@ -170,12 +110,6 @@ def test_the_limits_themselves_are_allowed(folder: Path, raw: bytes, keys: int, 
     file = read(folder, raw)
     everything(file)
     assert (len(file.metadata), len(file.tensors)) == (keys, tensors)
-
-
-def test_values_of_every_type_have_pythons_types(folder: Path) -> None:
-    given = {UINT8: 200, INT8: -3, UINT16: 60000, INT16: -300, UINT32: 4e9, INT32: -2e9, UINT64: 2**64 - 1, INT64: -(2**63)}
-    file = read(folder, build([(str(kind), number(kind, int(n))) for kind, n in given.items()]))
-    assert {key: plain(value) for key, value in file.metadata.items()} == {str(kind): repr(int(n)) for kind, n in given.items()}
 
 
 def test_arrays_are_read_only_views_of_one_mapping(folder: Path) -> None:
@@ -254,12 +188,6 @@ def test_require_and_get(folder: Path, key: str, kind: type, value: object) -> N
     assert file.get("absent", kind, value) is value
 
 
-def test_require_and_get_arrays(folder: Path) -> None:
-    file = read(folder, SAMPLE)
-    assert file.require("scores", np.ndarray).tolist() == [0.5, -1, 2]
-    assert file.require("tokens", StringArray)[2] == "Ġthe"
-
-
 @pytest.mark.parametrize(
     ("key", "kind", "fragments"),
     [
@@ -271,19 +199,15 @@ def test_require_and_get_arrays(folder: Path) -> None:
         ("general.architecture", int, ["'bitnet-b1.58'", "expected int"]),
         ("scores", float, ["array(", "expected float"]),
         ("tokens", str, ["StringArray of 4 strings", "expected str"]),
+        ("absent", int, ["is missing, expected a value of type int"]),
     ],
 )
 def test_a_value_of_another_kind_is_refused(folder: Path, key: str, kind: type, fragments: list[str]) -> None:
     file = read(folder, SAMPLE)
-    for ask in (lambda: file.require(key, kind), lambda: file.get(key, kind, None)):
+    for ask in (lambda: file.require(key, kind), lambda: file.get(key, kind, None))[: 1 if key == "absent" else 2]:
         with pytest.raises(FileFormatError) as caught:
             ask()
         assert all(fragment in str(caught.value) for fragment in ["some.gguf", repr(key), *fragments])
-
-
-def test_a_missing_key_is_named(folder: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"some\.gguf: key 'absent' is missing, expected a value of type int"):
-        read(folder, SAMPLE).require("absent", int)
 
 
 def test_the_operating_systems_errors_keep_their_types(folder: Path) -> None:

@@ -64,11 +64,13 @@ def test_numbers_have_the_narrowest_type_that_holds_them(tmp_path):
 def test_the_models_own_keys_win_over_others(tmp_path):
     """And the type of the matrices over the general.file_type that is given, where it says one."""
     metadata = {"tokenizer.ggml.model": "none", "llama.context_length": 7, "general.file_type": 9, "general.name": "a name"}
+    metadata["tokenizer.ggml.merges"] = []  # of no type, and left out
     for weights, expected in (("float32", 0), ("Q8_0", 9)):
         write_model(tmp_path / "a.gguf", drawn("llama", weights), metadata)
         fields = gguf.GGUFReader(tmp_path / "a.gguf").fields
         found = [fields[key].contents() for key in ("llama.context_length", "general.file_type", "general.name")]
         assert found == [40, expected, "a name"]
+        assert "tokenizer.ggml.merges" not in fields
 
 
 def test_a_check_that_fails_leaves_no_file(tmp_path):

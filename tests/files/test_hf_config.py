@@ -11,48 +11,34 @@ from record_hf_families import LLAMA3
 from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
+from bitnet_np.rope import longrope_magnitude
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 LISTS = {"rope_type": "longrope", "short_factor": [1] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 16}
+ONLINE = "bitnet_online_mha_tied"
+
+
+def quantized(linear="autobitlinear", mode="offline", **keys):
+    return {"quantization_config": {"linear_class": linear, "quantization_mode": mode, **keys}}
 
 
 @pytest.mark.parametrize(
     ("name", "keys", "error", "message"),
     [
-        (
-            OFFLINE,
-            {"quantization_config": {"linear_class": None}},
-            UnsupportedError,
-            "linear_class is 'missing', expected 'bitlinear' (divides",
-        ),
-        (OFFLINE, {"quantization_config": {"linear_class": "linear"}}, UnsupportedError, "linear_class is 'linear'"),
-        (OFFLINE, {"quantization_config": {"quantization_mode": "lazy"}}, UnsupportedError, "quantization_mode of autobitlinear is 'lazy'"),
-        (
-            OFFLINE,
-            {"quantization_config": {"linear_class": "bitlinear", "quantization_mode": "online"}},
-            UnsupportedError,
-            "quantization_mode of bitlinear is 'online', expected offline",
-        ),
-        (
-            "bitnet_online_mha_tied",
-            {"quantization_config": {"linear_class": None, "quantization_mode": None}},
-            FileFormatError,
-            "q_proj.weight has shape",
-        ),
-        (
-            OFFLINE,
-            {"quantization_config": {"quantization_mode": "online"}},
-            FileFormatError,
-            "q_proj.weight has shape [16, 64], expected [64, 64]",
-        ),
-        (OFFLINE, {"quantization_config": {"quant_method": "gptq"}}, UnsupportedError, "quant_method is 'gptq'"),
-        (OFFLINE, {"quantization_config": {"bits": 2}}, UnsupportedError, "quantization_config: 'bits' = 2 is a setting"),
-        (OFFLINE, {"quantization_config": {"use_rms_norm": True}}, FileFormatError, "q_proj.rms_norm.weight is missing"),
-        (OFFLINE, {"quantization_config": {"modules_to_not_convert": []}}, UnsupportedError, "the head, too, would be quantised"),
-        (OFFLINE, {"quantization_config": {"modules_to_not_convert": ["(a+)+"]}}, UnsupportedError, "expected plain names"),
+        (OFFLINE, quantized(None), UnsupportedError, "linear_class is 'missing', expected 'bitlinear' (divides"),
+        (OFFLINE, quantized("linear"), UnsupportedError, "linear_class is 'linear'"),
+        (OFFLINE, quantized(mode="lazy"), UnsupportedError, "quantization_mode of autobitlinear is 'lazy'"),
+        (OFFLINE, quantized("bitlinear", "online"), UnsupportedError, "quantization_mode of bitlinear is 'online', expected offline"),
+        (ONLINE, quantized(None, None), FileFormatError, "q_proj.weight has shape"),
+        (OFFLINE, quantized(mode="online"), FileFormatError, "q_proj.weight has shape [16, 64], expected [64, 64]"),
+        (OFFLINE, quantized(quant_method="gptq"), UnsupportedError, "quant_method is 'gptq'"),
+        (OFFLINE, quantized(bits=2), UnsupportedError, "quantization_config: 'bits' = 2 is a setting"),
+        (OFFLINE, quantized(use_rms_norm=True), FileFormatError, "q_proj.rms_norm.weight is missing"),
+        (OFFLINE, quantized(modules_to_not_convert=[]), UnsupportedError, "the head, too, would be quantised"),
+        (OFFLINE, quantized(modules_to_not_convert=["(a+)+"]), UnsupportedError, "expected plain names"),
         (OFFLINE, {"quantization_config": None}, FileFormatError, "q_proj.weight has shape [16, 64], expected [64, 64]"),
-        ("bitnet_online_mha_tied", {"quantization_config": {"quantization_mode": "offline"}}, FileFormatError, "q_proj.weight has shape"),
+        (ONLINE, quantized(), FileFormatError, "q_proj.weight has shape"),
         (OFFLINE, {"model_type": "phimoe"}, UnsupportedError, "model_type is 'phimoe'"),
         (OFFLINE, {"model_type": None}, FileFormatError, "model_type is missing"),
         (OFFLINE, {"architectures": ["BitNetForSequenceClassification"]}, UnsupportedError, "architectures is"),
@@ -90,6 +76,7 @@ LISTS = {"rope_type": "longrope", "short_factor": [1] * 8, "long_factor": [2.0] 
         (OFFLINE, {"rope_parameters": LISTS | {"original_max_position_embeddings": 1}}, UnsupportedError, "original context is 1"),
         (OFFLINE, {"rope_parameters": LISTS}, UnsupportedError, "RoPE is scaled by longrope"),
         (OFFLINE, {"rope_parameters": {"rope_theta": None}}, FileFormatError, "rope_theta is missing"),
+        (OFFLINE, {"rope_parameters": {"rope_type": "linear", "factor": 1e-9}}, UnsupportedError, "RoPE's angles reach"),
         (OFFLINE, {"rope_parameters": {"beta": 1}}, UnsupportedError, "RoPE: 'beta' = 1 is a setting"),
         (OFFLINE, {"rope_theta": 1.0}, FileFormatError, "RoPE's 'rope_theta' is 1.0 and 500000.0"),
         (OFFLINE, {"partial_rotary_factor": 0.5}, UnsupportedError, "partial_rotary_factor is 0.5"),
@@ -98,12 +85,7 @@ LISTS = {"rope_type": "longrope", "short_factor": [1] * 8, "long_factor": [2.0] 
         (LLAMA, {"sliding_window": 4096}, UnsupportedError, "sliding_window is 4096"),
         (LLAMA, {"layer_types": ["sliding_attention"]}, UnsupportedError, "layer_types is"),
         (LLAMA, {"mlp_bias": True}, FileFormatError, "gate_proj.bias is missing"),
-        (
-            LLAMA,
-            {"quantization_config": {"quant_method": "bitnet", "linear_class": "bitlinear"}},
-            FileFormatError,
-            "q_proj.weight has shape",
-        ),
+        (LLAMA, quantized("bitlinear", None, quant_method="bitnet"), FileFormatError, "q_proj.weight has shape"),
         (LLAMA, {"tie_word_embeddings": True}, FileFormatError, "lm_head.weight is not model.embed_tokens.weight"),
         (LLAMA, {"rope_parameters": {"rope_type": "llama3"} | LLAMA3 | {"high_freq_factor": 1.0}}, FileFormatError, "low less than high"),
     ],
@@ -122,16 +104,15 @@ def test_what_config_json_need_not_say(tmp_path):
         assert_same_bits(forward_full(silent, [[1, 2, 3]]), forward_full(load(DATA / "hf" / name), [[1, 2, 3]]))
 
 
-def test_angles_that_cannot_be_computed(tmp_path):
-    rope = {"rope_type": "linear", "factor": 1e-9}
-    assert_refused(changed(tmp_path, OFFLINE, rope_parameters=rope), UnsupportedError, "RoPE's angles reach")
-
-
 # --- layers with another RoPE ---------------------------------------------------------------------------------------------------------
 
 FULL, LOCAL = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, {"rope_type": "default", "rope_theta": 100.0}
 BY_LAYER = {"rope_theta": None, "rope_scaling": None, "rope_local_base_freq": None}
 BY_LAYER |= {"rope_parameters": {"full_attention": FULL, "sliding_attention": LOCAL}}
+
+
+def local(keys):
+    return {"rope_local_base_freq": None, "rope_parameters": {"sliding_attention": keys}}
 
 
 @pytest.mark.parametrize(
@@ -154,29 +135,15 @@ def test_which_layers_have_which_base(tmp_path, keys, expected):
 
 
 @pytest.mark.parametrize(
-    ("keys", "error", "message"),
-    [
-        ({"rope_local_base_freq": 0.0}, UnsupportedError, "local_rope_base is 0.0, expected a positive number"),
-        ({"rope_local_base_freq": 1e-9}, UnsupportedError, "RoPE's angles reach"),
-        ({"sliding_window_pattern": 0}, FileFormatError, "sliding_window_pattern is 0, expected at least 1"),
-        ({"attn_logit_softcapping": 50.0}, UnsupportedError, "attn_logit_softcapping is 50.0, supported are None"),
-        ({"rope_scaling": YARN}, UnsupportedError, "local_rope_base is 100.0 in a model with YaRN"),
-        (BY_LAYER | {"rope_local_base_freq": 5.0}, FileFormatError, "rope_local_base_freq is 5.0, and rope_theta of local layers 100.0"),
-        ({"rope_parameters": {"sliding_attention": FULL}}, UnsupportedError, "rope_type is 'linear', supported are 'default'"),
-        ({"rope_parameters": {"sliding_attention": LOCAL | {"beta": 1}}}, UnsupportedError, "rope_parameters.sliding_attention.beta=none"),
-        ({"rope_parameters": {"rope_theta": 1e4}}, UnsupportedError, "rope_parameters: 'rope_theta' = 10000.0 is a setting"),
-        ({"model_type": "gemma3"}, FileFormatError, "text_config is missing"),
-        (
-            {"model_type": "gemma3", "text_config": {"model_type": "llama"}},
-            UnsupportedError,
-            "config.json: 'vocab_size' = 31 is a setting",
-        ),
-    ],
+    ("keys", "magnitude"),
+    [({}, longrope_magnitude(4.0, 16)), ({"factor": 32.0}, longrope_magnitude(32.0, 16)), ({"attention_factor": 1.5, "factor": 32.0}, 1.5)],
 )
-def test_bases_that_cannot_be(tmp_path, keys, error, message):
-    config, tensors = recorded_folder("gemma3")
-    keys = {"rope_local_base_freq": None} | keys if "sliding_attention" in keys.get("rope_parameters", {}) else keys
-    assert_refused(hf_models.write_folder(tmp_path, config | keys, tensors), error, message)
+def test_longropes_magnitude(tmp_path, keys, magnitude):
+    """As it is stated, or as the factor or the model's context says."""
+    config, tensors = recorded_folder("phi3_longrope")
+    rope = {key: value for key, value in config["rope_scaling"].items() if key != "attention_factor"}
+    folder = hf_models.write_folder(tmp_path, config | {"rope_scaling": rope | keys}, tensors)
+    assert load(folder, overrides={"context": 64}).config.rope_magnitude == magnitude
 
 
 # --- windows --------------------------------------------------------------------------------------------------------------------------
@@ -187,6 +154,8 @@ def test_bases_that_cannot_be(tmp_path, keys, error, message):
     [
         ("mistral_window", {}, (5, None)),
         ("mistral_window", {"sliding_window": None}, (None, None)),
+        ("mistral_window", {"sliding_window": "missing"}, (4096, None)),
+        ("qwen2_window", {"sliding_window": "missing"}, (4096, (1,))),
         ("qwen2_window", {}, (6, (1,))),
         ("qwen2_window", {"max_window_layers": 0}, (6, None)),
         ("qwen2_window", {"max_window_layers": 2}, (None, None)),
@@ -201,34 +170,38 @@ def test_bases_that_cannot_be(tmp_path, keys, error, message):
 def test_which_layers_see_a_window(tmp_path, name, keys, expected):
     """As transformers' configuration classes say."""
     config, tensors = recorded_folder(name)
-    found = load(hf_models.write_folder(tmp_path, config | keys, tensors)).config
+    config = {key: value for key, value in (config | keys).items() if value != "missing"}
+    found = load(hf_models.write_folder(tmp_path, config, tensors)).config
     assert (found.window, found.window_layers) == expected
 
 
-@pytest.mark.parametrize(("name", "expected"), [("mistral_window", (4096, None)), ("qwen2_window", (4096, (1,)))])
-def test_the_window_where_config_json_has_none(tmp_path, name, expected):
-    config, tensors = recorded_folder(name)
-    found = load(hf_models.write_folder(tmp_path, {key: config[key] for key in config if key != "sliding_window"}, tensors)).config
-    assert (found.window, found.window_layers) == expected
+BASES = "rope_local_base_freq is 5.0, and rope_theta of local layers 100.0"
+LAYERS = "layer_types has sliding_attention, but no sliding_window is in use"
 
 
 @pytest.mark.parametrize(
     ("name", "keys", "error", "message"),
     [
+        ("gemma3", {"rope_local_base_freq": 0.0}, UnsupportedError, "local_rope_base is 0.0, expected a positive number"),
+        ("gemma3", {"rope_local_base_freq": 1e-9}, UnsupportedError, "RoPE's angles reach"),
+        ("gemma3", {"sliding_window_pattern": 0}, FileFormatError, "sliding_window_pattern is 0, expected at least 1"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, UnsupportedError, "attn_logit_softcapping is 50.0, supported are None"),
+        ("gemma3", {"rope_scaling": YARN}, UnsupportedError, "local_rope_base is 100.0 in a model with YaRN"),
+        ("gemma3", BY_LAYER | {"rope_local_base_freq": 5.0}, FileFormatError, BASES),
+        ("gemma3", local(FULL), UnsupportedError, "rope_type is 'linear', supported are 'default'"),
+        ("gemma3", local(LOCAL | {"beta": 1}), UnsupportedError, "rope_parameters.sliding_attention.beta=none"),
+        ("gemma3", {"rope_parameters": {"rope_theta": 1e4}}, UnsupportedError, "rope_parameters: 'rope_theta' = 10000.0 is a setting"),
+        ("gemma3", {"model_type": "gemma3"}, FileFormatError, "text_config is missing"),
+        ("gemma3", {"model_type": "gemma3", "text_config": {}}, UnsupportedError, "config.json: 'vocab_size' = 31 is a setting"),
         ("mistral_window", {"sliding_window": 0}, ShapeError, "window is 0, expected 1 to 1048576"),
         ("mistral_window", {"layer_types": ["full_attention"] * 2}, UnsupportedError, "'layer_types' = "),
         ("mistral_window", {"attention_bias": True}, UnsupportedError, "attention_bias is True"),
-        (
-            "qwen3_window",
-            {"use_sliding_window": False},
-            FileFormatError,
-            "layer_types has sliding_attention, but no sliding_window is in use",
-        ),
+        ("qwen3_window", {"use_sliding_window": False}, FileFormatError, LAYERS),
         ("qwen3_window", {"layer_types": ["chunked_attention"] * 2}, UnsupportedError, "layer_types is ['chunked_attention', "),
         ("qwen3_window", {"layer_types": ["sliding_attention"]}, UnsupportedError, "layer_types is ['sliding_attention'], supported is"),
         ("qwen2_window", {"num_hidden_layers": 2**31 - 1}, UnsupportedError, "n_layers is 2147483647, expected at most 4096"),
     ],
 )
-def test_windows_that_cannot_be(tmp_path, name, keys, error, message):
+def test_layers_that_cannot_be(tmp_path, name, keys, error, message):
     config, tensors = recorded_folder(name)
     assert_refused(hf_models.write_folder(tmp_path, config | keys, tensors), error, message)

@@ -12,7 +12,7 @@ from gguf_models import CONFIG, KEYS, MATRIX_NAMES, OPTIONAL, TENSORS, A, assert
 from models import assert_same_bits
 
 from bitnet_np import packing
-from bitnet_np.errors import Error, FileFormatError, NonFiniteError, OptionError, UnsupportedError
+from bitnet_np.errors import FileFormatError, NonFiniteError, OptionError
 from bitnet_np.files.load import load, model_from, open_model
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.model import Ternary
@@ -22,7 +22,7 @@ from scripts.make_model import Shape, write_model
 
 @pytest.mark.parametrize("keys", [{}, OPTIONAL, {A + "block_count": number(UINT64, 2)}, {"llama.rope.scaling": number(UINT32, 2)}])
 def test_a_sound_file_is_the_model_that_was_written(write, keys):
-    assert_same_model(load(write(keys)), written_model())
+    assert_same_model(load(str(write(keys))), written_model())
 
 
 def test_a_head_of_its_own_makes_the_logits(write):
@@ -56,23 +56,10 @@ def test_the_architectures_older_name(write):
     assert_refused(write({"general.architecture": text("bitnet-25")}), FileFormatError, "'bitnet-25.context_length' is missing")
 
 
-def test_heads_may_be_wider_than_the_model(tmp_path):
-    path = tmp_path / "wide.gguf"
-    write_model(path, Shape(vocab=40, width=128, layers=2, ffn=256, heads=6, kv_heads=3, head_dim=64), seed=5)
-    model = load(path)
-    assert (model.config.head_dim, model.config.q_width, model.config.width) == (64, 384, 128)
-    assert model.layers[0].attn_q.shape == (384, 128)
-    assert forward_full(model, [[1, 2, 3]]).shape == (1, 3, 40)
-
-
 def test_progress_is_told_after_each_layer(write):
     calls = []
     load(write(), lambda done, total: calls.append((done, total)))
     assert calls == [(1, 2), (2, 2)]
-
-
-def test_a_path_may_be_a_string(write):
-    assert_same_model(load(str(write())), written_model())
 
 
 # --- no copies ------------------------------------------------------------------------------------------------------------------------
@@ -118,20 +105,6 @@ def test_loading_takes_no_more_memory_than_the_file(tmp_path):
 # --- files that are refused -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", list(TENSORS))
-def test_every_tensor_must_be_there(write, name):
-    message = "no tensor token_embd.weight" if name.startswith("token") else f"tensor {name} is missing"
-    assert_refused(write(tensors={name: None}), FileFormatError, message)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["blk.2.attn_norm.weight", "blk.0.attn_q.bias", "blk.0.attn_q.scale", "blk.00.attn_q.weight", "rope_freqs.weight", "output.bias"],
-)
-def test_no_tensor_may_be_left_over(write, name):
-    assert_refused(write(tensors={name: floats(4)}), UnsupportedError, f"tensor {name} has no place in architecture bitnet-b1.58")
-
-
 def test_no_other_layout_is_known(write):
     with pytest.raises(OptionError, match="i2s_layout is '32/8', expected one of 128/32, 64/16, 4-rows"):
         load(write(), i2s_layout="32/8")
@@ -158,10 +131,3 @@ def test_what_is_no_number_is_not_allowed_with_nan(write):
     name = MATRIX_NAMES[0]
     with pytest.raises(NonFiniteError, match=r"scale -1\.0"):
         load(write(tensors={name: packing.pack(packing.unpack(TENSORS[name]), -1.0)}), allow_nan=True)
-
-
-def test_every_message_is_of_the_one_family(write):
-    with pytest.raises(Error, match="supported"):
-        load(write({"general.architecture": text("falcon")}))
-    with pytest.raises(FileNotFoundError):
-        load("not there.gguf")

@@ -6,55 +6,74 @@ import numpy as np
 import pytest
 from family_models import assert_refused
 from gguf_bytes import Entry
-from gguf_models import CONFIG, FLOAT_NAMES, MATRIX_NAMES, TENSORS, bfloat16, floats, ternary
+from gguf_models import CONFIG, FLOAT_NAMES, MATRIX_NAMES, TENSORS, bfloat16, floats, patched, ternary
 from models import assert_same_bits
 
-from bitnet_np import widen
+from bitnet_np import packing, widen
 from bitnet_np.errors import FileFormatError, NonFiniteError, UnsupportedError
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
-from bitnet_np.tensor_types import F64, I2_S
+from bitnet_np.tensor_types import BF16, F16, F32, F64, I2_S, Q4_0, Q8_0
 
 
-@pytest.mark.parametrize("name", MATRIX_NAMES[:7])
-@pytest.mark.parametrize("change", [lambda n, m: (n + 1, m), lambda n, m: (n, m + 128), lambda n, m: (n - 1, m)])
-def test_matrices_of_another_shape(write, name, change):
-    n, m = TENSORS[name].shape
-    shape = change(n, m)
-    message = f"tensor {name} has shape [{shape[0]}, {shape[1]}], expected [{n}, {m}]"
-    assert_refused(write(tensors={name: ternary(*shape)}), FileFormatError, message)
+def of_type(name, kind):
+    return Entry(name, TENSORS.get(name, TENSORS["token_embd.weight"]).shape[::-1], kind)
 
 
-@pytest.mark.parametrize("name", FLOAT_NAMES[1:6])
-@pytest.mark.parametrize("shape", [lambda d: (d + 1,), lambda d: (d - 1,), lambda d: (1, d), lambda d: (d, 1)])
-def test_norms_of_another_shape(write, name, shape):
-    message = f"tensor {name} has shape {list(shape(*TENSORS[name].shape))}"
-    assert_refused(write(tensors={name: floats(*shape(*TENSORS[name].shape))}), FileFormatError, message)
+def with_scale(name, scale):
+    return patched(name, slice(-packing.TRAILER, 4 - packing.TRAILER), np.frombuffer(np.float32(scale).tobytes(), np.uint8))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("token_embd.weight", floats(128), "no tensor token_embd.weight of two dimensions"),
-        ("token_embd.weight", floats(1, 9, 128), "no tensor token_embd.weight of two dimensions"),
-        ("token_embd.weight", floats(9, 256), "tensor token_embd.weight has shape [9, 256], expected [9, 128]"),
-        ("output.weight", floats(10, 128), "tensor output.weight has shape [10, 128], expected [9, 128]"),
-        ("blk.0.ffn_down.weight", ternary(256, 128), "has shape [256, 128], expected [128, 256]"),
-        ("blk.0.ffn_up.weight", Entry("blk.0.ffn_up.weight", (128, 1, 256), I2_S.number), "has shape [256, 1, 128], expected [256, 128]"),
-    ],
-)
-def test_other_shapes(write, name, value, message):
-    assert_refused(write(tensors={name: value}), FileFormatError, message)
+def with_number(name, form, at, value):
+    wrong = widen.float32(TENSORS.get(name, TENSORS["token_embd.weight"]))
+    wrong.reshape(-1)[wrong.size // 2 if at is None else at] = value
+    return form(wrong)
 
 
-Q4_0, Q8_0 = 2, 8
+def refused():
+    """The name of a tensor, what stands in its place, the error and the end of its message, which starts with the name."""
+    for name in [name for name in TENSORS if not name.startswith("token")]:
+        yield name, None, FileFormatError, "is missing"
+    for name in ("blk.2.attn_norm.weight", "blk.0.attn_q.bias", "blk.0.attn_q.scale", "blk.00.attn_q.weight", "rope_freqs.weight"):
+        yield name, floats(4), UnsupportedError, "has no place in architecture bitnet-b1.58"
+    yield "output.bias", floats(4), UnsupportedError, "has no place in architecture bitnet-b1.58"
+    for name in MATRIX_NAMES[:7]:
+        n, m = TENSORS[name].shape
+        for shape in ((n + 1, m), (n, m + 128), (n - 1, m)):
+            yield name, ternary(*shape), FileFormatError, f"has shape {list(shape)}, expected [{n}, {m}]"
+        for kind in (F32.number, F16.number, BF16.number, Q4_0.number, Q8_0.number):
+            yield name, of_type(name, kind), UnsupportedError, "has type "
+    for name in FLOAT_NAMES[1:6]:
+        (n,) = TENSORS[name].shape
+        for shape in ((n + 1,), (n - 1,), (1, n), (n, 1)):
+            yield name, floats(*shape), FileFormatError, f"has shape {list(shape)}, expected [{n}]"
+    for name in FLOAT_NAMES[1:4]:
+        for kind in (I2_S, Q4_0, Q8_0):
+            yield name, of_type(name, kind.number), UnsupportedError, f"has type {kind.name}"
+    for name in ("token_embd.weight", "output.weight"):
+        yield name, of_type(name, I2_S.number), UnsupportedError, "has type I2_S, supported here: F32, F16, BF16, F64, Q4_0"
+    yield "token_embd.weight", floats(9, 256), FileFormatError, "has shape [9, 256], expected [9, 128]"
+    yield "output.weight", floats(10, 128), FileFormatError, "has shape [10, 128], expected [9, 128]"
+    yield "blk.0.ffn_down.weight", ternary(256, 128), FileFormatError, "has shape [256, 128], expected [128, 256]"
+    deep = Entry("blk.0.ffn_up.weight", (128, 1, 256), I2_S.number)
+    yield deep.name, deep, FileFormatError, "has shape [256, 1, 128], expected [256, 128]"
+    for name in (MATRIX_NAMES[0], MATRIX_NAMES[-1]):
+        for scale in (nan, inf, -inf, -1.0, -1e-45):
+            yield name, with_scale(name, scale), NonFiniteError, f"has the scale {np.float32(scale)}, expected a finite number"
+    for name in (*FLOAT_NAMES, "output.weight"):
+        for form in (np.float32, np.float16, bfloat16):
+            for at, value in ((0, nan), (-1, nan), (None, -inf), (-1, inf)):
+                yield name, with_number(name, form, at, value), NonFiniteError, "has NaN or infinity in it"
 
 
-@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in FLOAT_NAMES[1:4] for kind in (I2_S.number, Q4_0, Q8_0)])
-def test_norms_are_floats(write, name, kind):
-    shape = TENSORS.get(name, TENSORS["token_embd.weight"]).shape
-    message = f"tensor {name} has type {'I2_S' if kind == I2_S.number else ''}"
-    assert_refused(write(tensors={name: Entry(name, shape[::-1], kind)}), UnsupportedError, message)
+@pytest.mark.parametrize(("name", "value", "error", "message"), list(refused()))
+def test_a_tensor_that_cannot_be_is_refused_by_its_name(write, name, value, error, message):
+    assert_refused(write(tensors={name: value}), error, f"tensor {name} {message}")
+
+
+@pytest.mark.parametrize("value", [None, floats(128), floats(1, 9, 128)])
+def test_there_must_be_an_embedding(write, value):
+    assert_refused(write(tensors={"token_embd.weight": value}), FileFormatError, "no tensor token_embd.weight of two dimensions")
 
 
 @pytest.mark.parametrize("form", [np.float32, np.float16, bfloat16])
@@ -89,13 +108,3 @@ def test_float64_is_read_where_float32_holds_it(write, name):
     ):
         numbers.flat[5] = wrong
         assert_refused(write(tensors={name: wide()}), error, message)
-
-
-@pytest.mark.parametrize("name", [*FLOAT_NAMES, "output.weight"])
-@pytest.mark.parametrize("form", [np.float32, np.float16, bfloat16])
-def test_floats_are_finite_to_the_last(write, name, form):
-    sound = widen.float32(TENSORS.get(name, TENSORS["token_embd.weight"]))
-    for at, value in ((0, nan), (-1, nan), (sound.size // 2, -inf), (-1, inf)):
-        wrong = sound.copy()
-        wrong.reshape(-1)[at] = value
-        assert_refused(write(tensors={name: form(wrong)}), NonFiniteError, f"tensor {name} has NaN or infinity in it")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import hf_models
 import numpy as np
 import pytest
 from models import assert_same_bits
@@ -37,7 +38,18 @@ def model(name):
     return replace(found, config=replace(found.config, activation="gelu")) if found.config.architecture == "gptneox" else found
 
 
-def test_the_definition_agrees_to_float64(model, recorded):
+@pytest.fixture(scope="module")
+def of_folder(name, tmp_path_factory):
+    """The same from transformers' folder: rows of q and k in halves, heads fused one by one, matrices transposed."""
+    return load(hf_models.write_folder(tmp_path_factory.mktemp(name), *hf_models.recorded_folder(name)), overrides={"context": 64})
+
+
+def test_the_definition_agrees_to_float64(model, of_folder, recorded):
+    definition_agrees(model, recorded, 1e-11)
+    definition_agrees(of_folder, recorded, 1e-10)  # their layer_norm_eps was the nearest float32 of 1e-5
+
+
+def definition_agrees(model, recorded, limit):
     """Llama 3's factors are float32 in a GGUF file, and YaRN's in a model: the definition gets them as config.json implies them."""
     dense, c = dense_view(model), model.config
     if model.rope_factors is not None and c.longrope is None:
@@ -50,14 +62,15 @@ def test_the_definition_agrees_to_float64(model, recorded):
         assert np.float32(c.rope_magnitude) == np.float32(1.25)
         dense = replace(dense, config=replace(c, rope_magnitude=1.25))
     for tokens, theirs in zip(recorded["tokens"], recorded["logits_f64"], strict=True):
-        np.testing.assert_allclose(spec.forward(dense, tokens), theirs, rtol=0, atol=1e-11 * np.abs(theirs).max())
+        np.testing.assert_allclose(spec.forward(dense, tokens), theirs, rtol=0, atol=limit * np.abs(theirs).max())
 
 
-def test_the_kernels_agree_to_float32(model, recorded):
+def test_the_kernels_agree_to_float32(model, of_folder, recorded):
     ours = forward_full(model, recorded["tokens"])
     scale = np.abs(recorded["logits_f64"]).max()
     for theirs in (recorded["logits_f32"], recorded["logits_f64"]):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * scale)
+    np.testing.assert_allclose(forward_full(of_folder, recorded["tokens"]), recorded["logits_f64"], rtol=0, atol=1e-6 * scale)
     assert_same_bits(forward_incremental(model, recorded["tokens"], chunk=7), ours)
 
 

@@ -1,7 +1,7 @@
 """Chat templates: rendered as they are written for, and no harm from one that is hostile."""
 
 import pytest
-from tokenizer_models import MESSAGES, chatty, tokenizer
+from tokenizer_models import MESSAGES, chatty
 
 from bitnet_np.errors import OptionError, UnsupportedError
 
@@ -39,25 +39,20 @@ def test_templates_have_the_names_they_are_written_for():
         chatty(alternate).chat([{"role": "tool", "content": ""}])
 
 
-def test_a_file_without_a_template_has_no_chat():
-    with pytest.raises(UnsupportedError, match=r"small\.gguf: the file has no tokenizer\.chat_template"):
-        tokenizer().chat(MESSAGES)
-
-
-def test_a_lone_surrogate_in_a_message_is_refused():
-    with pytest.raises(OptionError, match="lone surrogate"):
-        chatty(HEADERS).chat([{"role": "user", "content": "\udfff"}])
-
-
-def test_messages_are_what_json_can_hold():
-    with pytest.raises(OptionError, match=r"messages are \[\{'role': b'user'\}\], expected what JSON can hold"):
-        chatty(HEADERS).chat([{"role": b"user"}])
+@pytest.mark.parametrize(
+    ("template", "message", "error", "match"),
+    [
+        (None, {}, UnsupportedError, r"small\.gguf: the file has no tokenizer\.chat_template"),
+        (HEADERS, {"role": "user", "content": "\udfff"}, OptionError, "lone surrogate"),
+        (HEADERS, {"role": b"user"}, OptionError, r"messages are \[\{'role': b'user'\}\], expected what JSON can hold"),
+        ("x" * (2**18 + 1), {}, UnsupportedError, "has 262145 characters, expected at most 262144"),
+    ],
+    ids=["no template", "surrogate", "bytes", "too long to compile"],
+)
+def test_chats_that_are_refused(template, message, error, match):
+    with pytest.raises(error, match=match):
+        chatty(template).chat([message])
 
 
 def test_a_template_sees_nothing_of_an_object_but_its_public_side():
     assert chatty("{{ '{0.__class__}'.format(messages) }}{{ messages.__class__ }}{{ raise_exception.__code__ }}").chat_text([]) == ""
-
-
-def test_a_template_too_long_to_compile_is_not_compiled():
-    with pytest.raises(UnsupportedError, match="has 262145 characters, expected at most 262144"):
-        chatty("x" * (2**18 + 1)).chat([])

@@ -8,6 +8,7 @@ import pytest
 from hf_models import bitnet_folder
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizer_files import bpe_json, changed
 
 from bitnet_np.cli import main as cli
 from bitnet_np.errors import Error, FileFormatError, UnsupportedError
@@ -30,43 +31,19 @@ def tokenizer_json(pre=LLAMA3, whole_words=True, pairs=True):
     """Of make_model's vocabulary: bytes, words, and special tokens at the end."""
     tokens, merges, special = vocabulary(SIZE)
     first = SIZE - special
-    added = [
-        {"id": first + i, "content": token, "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        for i, token in enumerate(tokens[first:])
-    ]
-    added.append(added[0] | {"id": SIZE, "content": "<tool>", "special": False})
-    bos = tokens[first]
-    return {
-        "version": "1.0",
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": pre,
-        "post_processor": {
-            "type": "Sequence",
-            "processors": [
-                BYTES,
-                {
-                    "type": "TemplateProcessing",
-                    "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-                    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-                    "special_tokens": {bos: {"id": bos, "ids": [first], "tokens": [bos]}},
-                },
-            ],
-        },
-        "decoder": BYTES,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": whole_words,
-            "vocab": {token: i for i, token in enumerate(tokens[:first])},
-            "merges": [merge.split(" ") for merge in merges] if pairs else merges,
-        },
-    }
+    told = bpe_json(
+        {token: i for i, token in enumerate(tokens[:first])},
+        [merge.split(" ") for merge in merges] if pairs else merges,
+        {token: first + i for i, token in enumerate(tokens[first:])},
+        tokens[first],
+        pre_tokenizer=pre,
+        decoder=BYTES,
+        fuse_unk=False,
+        byte_fallback=False,
+        ignore_merges=whole_words,
+    )
+    told["added_tokens"].append(told["added_tokens"][0] | {"id": SIZE, "content": "<tool>", "special": False})
+    return told | {"post_processor": {"type": "Sequence", "processors": [BYTES, told["post_processor"]]}}
 
 
 def write(folder, told, config=None):
@@ -116,48 +93,36 @@ def test_special_tokens_and_the_chat_template(both):
     assert ours.decode(chat, skip_special=False).startswith("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>")
 
 
-def changed(key, value):
-    def change(told):
-        *path, last = key.split(".")
-        for part in path:
-            told = told[int(part)] if part.isdigit() else told[part]
-        told[last] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("path", "value", "error", "message"),
     [
-        (changed("model.type", "Unigram"), UnsupportedError, "model.type is 'Unigram'"),
-        (changed("model.byte_fallback", True), UnsupportedError, "model.ignore_merges is True"),
-        (changed("model.fuse_unk", True), UnsupportedError, "model.fuse_unk is True"),
-        (changed("model.dropout", 0.1), UnsupportedError, "model.dropout is 0.1"),
-        (changed("model.end_of_word_suffix", "</w>"), UnsupportedError, "model.end_of_word_suffix is '</w>'"),
-        (changed("normalizer", {"type": "NFKC"}), UnsupportedError, "normalizer is {'type': 'NFKC'}"),
-        (changed("pre_tokenizer", {"type": "Whitespace"}), UnsupportedError, "pre_tokenizer is"),
-        (changed("pre_tokenizer.pretokenizers.0.pattern", {"Regex": r"\d"}), UnsupportedError, "pre_tokenizer is"),
-        (changed("pre_tokenizer.pretokenizers.0.behavior", "Removed"), UnsupportedError, "pre_tokenizer is"),
-        (changed("pre_tokenizer.pretokenizers.1.add_prefix_space", True), UnsupportedError, "pre_tokenizer is"),
-        (changed("pre_tokenizer.pretokenizers.1.use_regex", True), UnsupportedError, "pre_tokenizer is"),
-        (changed("added_tokens.0.lstrip", True), UnsupportedError, "has lstrip"),
-        (changed("added_tokens.0.id", 3), FileFormatError, "as 3, expected an id of its own"),
-        (changed("added_tokens.0.id", -1), FileFormatError, "as -1, expected an id of its own"),
-        (changed("added_tokens.0.id", 2**40), FileFormatError, "expected at most 65536 more"),
-        (changed("added_tokens", {}), UnsupportedError, "post_processor makes"),
-        (changed("added_tokens", 7), FileFormatError, "added_tokens is 7"),
-        (changed("model.vocab", []), FileFormatError, "model.vocab is []"),
-        (changed("model.vocab.!", 1), FileFormatError, "as 1, expected an id of its own"),
-        (changed("model.merges", {}), FileFormatError, "model.merges is {}"),
-        (changed("model.merges", [7]), FileFormatError, "model.merges has 7"),
-        (changed("model.merges", [["a", "b", "c"]]), FileFormatError, "model.merges has ['a', 'b', 'c'], expected two tokens"),
-        (changed("model.merges", ["! \u4e00"]), FileFormatError, "is no token of type normal"),
+        ("model.type", "Unigram", UnsupportedError, "model.type is 'Unigram'"),
+        ("model.byte_fallback", True, UnsupportedError, "model.ignore_merges is True"),
+        ("model.fuse_unk", True, UnsupportedError, "model.fuse_unk is True"),
+        ("model.dropout", 0.1, UnsupportedError, "model.dropout is 0.1"),
+        ("model.end_of_word_suffix", "</w>", UnsupportedError, "model.end_of_word_suffix is '</w>'"),
+        ("normalizer", {"type": "NFKC"}, UnsupportedError, "normalizer is {'type': 'NFKC'}"),
+        ("pre_tokenizer", {"type": "Whitespace"}, UnsupportedError, "pre_tokenizer is"),
+        ("pre_tokenizer.pretokenizers.0.pattern", {"Regex": r"\d"}, UnsupportedError, "pre_tokenizer is"),
+        ("pre_tokenizer.pretokenizers.0.behavior", "Removed", UnsupportedError, "pre_tokenizer is"),
+        ("pre_tokenizer.pretokenizers.1.add_prefix_space", True, UnsupportedError, "pre_tokenizer is"),
+        ("pre_tokenizer.pretokenizers.1.use_regex", True, UnsupportedError, "pre_tokenizer is"),
+        ("added_tokens.0.lstrip", True, UnsupportedError, "has lstrip"),
+        ("added_tokens.0.id", 3, FileFormatError, "as 3, expected an id of its own"),
+        ("added_tokens.0.id", -1, FileFormatError, "as -1, expected an id of its own"),
+        ("added_tokens.0.id", 2**40, FileFormatError, "expected at most 65536 more"),
+        ("added_tokens", {}, UnsupportedError, "post_processor makes"),
+        ("added_tokens", 7, FileFormatError, "added_tokens is 7"),
+        ("model.vocab", [], FileFormatError, "model.vocab is []"),
+        ("model.vocab.!", 1, FileFormatError, "as 1, expected an id of its own"),
+        ("model.merges", {}, FileFormatError, "model.merges is {}"),
+        ("model.merges", [7], FileFormatError, "model.merges has 7"),
+        ("model.merges", [["a", "b", "c"]], FileFormatError, "model.merges has ['a', 'b', 'c'], expected two tokens"),
+        ("model.merges", ["! \u4e00"], FileFormatError, "is no token of type normal"),
     ],
 )
-def test_what_is_no_such_tokenizer_is_refused_by_name(tmp_path, change, error, message):
-    told = json.loads(json.dumps(tokenizer_json()))
-    change(told)
-    write(tmp_path, told)
+def test_what_is_no_such_tokenizer_is_refused_by_name(tmp_path, path, value, error, message):
+    write(tmp_path, changed(tokenizer_json(), path, value))
     with pytest.raises(Error) as caught:
         tokenizer_from(open_model(tmp_path).metadata, tmp_path)
     assert type(caught.value) is error

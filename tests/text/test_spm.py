@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpus import CORPUS
-from hf_files import write_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer_files import bpe_json, changed
 
 from bitnet_np.cli import main as cli
 from bitnet_np.errors import FileFormatError, UnsupportedError
-from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.testing import random_model
 from bitnet_np.text.hf_tokenizer import tokenizer_metadata
@@ -140,15 +139,6 @@ def test_vocabularies_that_no_training_makes(pieces, scores, unused, text):
     assert ours.encode(text) == theirs.encode(text)
 
 
-def test_bytes_come_one_by_one_and_a_character_comes_whole():
-    ours, _ = BOTH["llama"]
-    ids = ours.encode("a🙂b")
-    assert [ours.tokens[i] for i in ids[-5:-1]] == ["<0xF0>", "<0x9F>", "<0x99>", "<0x82>"]
-    stream = ours.decode_stream()
-    assert [stream.feed(token) for token in ids] == ["", "a", "", "", "", "🙂", "b"]
-    assert ours.decode(ids[:3]) == "a\ufffd"
-
-
 # The same in a tokenizer.json: as transformers converts such models, scores become merges of all pairs that make a token.
 
 
@@ -159,38 +149,19 @@ def converted(proto):
         pairs = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in vocab and token[i:] in vocab]
         merges += [(*pair, piece.score) for pair in sorted(pairs, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))]
     merges.sort(key=lambda merge: (merge[2], len(merge[0]), len(merge[1])), reverse=True)
-    plain = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {
-        "version": "1.0",
-        "added_tokens": [{"id": i, "content": proto.pieces[i].piece, **plain} for i in range(3)],
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                {"type": "Prepend", "prepend": "\u2581"},
-                {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
-            ],
-        },
-        "pre_tokenizer": None,
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
-        },
-        "decoder": None,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": "<unk>",
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": vocab,
-            "merges": [[left, right] for left, right, _ in merges],
-        },
-    }
+    prepend = {"type": "Prepend", "prepend": "\u2581"}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    return bpe_json(
+        vocab,
+        [[left, right] for left, right, _ in merges],
+        {proto.pieces[i].piece: i for i in range(3)},
+        "<s>",
+        normalizer={"type": "Sequence", "normalizers": [prepend, replace]},
+        unk_token="<unk>",
+        fuse_unk=True,
+        byte_fallback=True,
+        ignore_merges=False,
+    )
 
 
 def from_json(told, config=(("bos_token", "<s>"), ("eos_token", "</s>"))):
@@ -215,36 +186,29 @@ def test_tokenizer_json_gives_the_ids_of_the_library(json_and_library, text):
     assert ours.encode(text, special=True) == library.encode(text).ids
 
 
-def changed(**changes):
-    told = converted(PROTOS["llama"])
-    for path, value in changes.items():
-        *keys, last = path.split("__")
-        part = told
-        for key in keys:
-            part = part[key]
-        part[last] = value
-    return told
-
-
-MERGES = converted(PROTOS["llama"])["model"]["merges"]
+CONVERTED = converted(PROTOS["llama"])
+MERGES = CONVERTED["model"]["merges"]
 AGAIN = next(i for i in range(1, len(MERGES)) if "".join(MERGES[i]) == "".join(MERGES[i - 1]))  # the second pair that makes a token
 
 
 @pytest.mark.parametrize(
-    ("told", "match"),
+    ("changes", "match"),
     [
-        (changed(model__merges=MERGES[1:]), "model.merges with byte_fallback are not what scores of tokens can say"),
-        (changed(model__merges=[*MERGES[:AGAIN], *MERGES[AGAIN + 1 :], MERGES[AGAIN]]), "model.merges with byte_fallback are not"),
-        (changed(model__ignore_merges=True), "model.ignore_merges is True"),
-        (changed(normalizer=None), "normalizer is None and pre_tokenizer None, supported with byte_fallback are"),
-        (changed(normalizer={"type": "NFC"}), r"normalizer is \{'type': 'NFC'\} and"),
-        (changed(normalizer=None, pre_tokenizer=METASPACE | {"prepend_scheme": "always"}), "'prepend_scheme': 'always'"),
-        (changed(normalizer=None, pre_tokenizer=METASPACE | {"prepend_scheme": "first"}), "'prepend_scheme': 'first'"),
-        (changed(added_tokens=[{"id": 1, "content": "<s>", "normalized": True}]), "the added token '<s>' is normalized"),
-        (changed(post_processor={"type": "TemplateProcessing", "single": []}), r"post_processor makes \[\], supported is a text"),
+        ({"model.merges": MERGES[1:]}, "model.merges with byte_fallback are not what scores of tokens can say"),
+        ({"model.merges": [*MERGES[:AGAIN], *MERGES[AGAIN + 1 :], MERGES[AGAIN]]}, "model.merges with byte_fallback are not"),
+        ({"model.ignore_merges": True}, "model.ignore_merges is True"),
+        ({"normalizer": None}, "normalizer is None and pre_tokenizer None, supported with byte_fallback are"),
+        ({"normalizer": {"type": "NFC"}}, r"normalizer is \{'type': 'NFC'\} and"),
+        ({"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "always"}}, "'prepend_scheme': 'always'"),
+        ({"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "first"}}, "'prepend_scheme': 'first'"),
+        ({"added_tokens": [{"id": 1, "content": "<s>", "normalized": True}]}, "the added token '<s>' is normalized"),
+        ({"post_processor": {"type": "TemplateProcessing", "single": []}}, r"post_processor makes \[\], supported is a text"),
     ],
 )
-def test_what_is_no_such_tokenizer_json_is_refused_by_name(told, match):
+def test_what_is_no_such_tokenizer_json_is_refused_by_name(changes, match):
+    told = CONVERTED
+    for path, value in changes.items():
+        told = changed(told, path, value)
     with pytest.raises(UnsupportedError, match=r"m/tokenizer\.json: .*" + match):
         from_json(told)
 
@@ -254,7 +218,7 @@ def test_a_tokenizer_json_says_what_a_text_gets():
     assert (ours.bos, ours.eos, ours.add_bos, ours.add_eos) == (1, 2, True, False)
     assert ours.types[:4].tolist() == [UNKNOWN, CONTROL, CONTROL, BYTE]
     step = {"SpecialToken": {"id": "</s>", "type_id": 0}}
-    ours = from_json(changed(post_processor__single=[{"Sequence": {"id": "A", "type_id": 0}}, step]))
+    ours = from_json(changed(CONVERTED, "post_processor.single", [{"Sequence": {"id": "A", "type_id": 0}}, step]))
     assert (ours.add_bos, ours.add_eos) == (False, True)
     assert ours.encode("it")[-1] == 2
 
@@ -307,14 +271,6 @@ def test_round_trips_with_tokens_that_are_found(special, text):
             assert before + special.decode(ids[cut:], after=ids[:cut], skip_special=False) == text
 
 
-def test_what_follows_keeps_its_space(special):
-    prompt, rest = special.encode("it"), special.encode("it", add_bos=False)
-    assert special.decode(rest, after=prompt) == " it"
-    assert special.decode(rest) == special.decode(rest, after=special.encode("it</s>", special=True)) == "it"
-    stream = special.decode_stream(after=prompt)
-    assert [stream.feed(i) for i in rest] == [" it"]
-
-
 def test_what_is_generated_goes_on_where_the_prompt_ends(tmp_path, capsys):
     """Its first space is the text's."""
     path, prompts = tmp_path / "t.gguf", tmp_path / "prompts.jsonl"
@@ -333,20 +289,6 @@ def test_what_is_generated_goes_on_where_the_prompt_ends(tmp_path, capsys):
         spaces += first.type == first.NORMAL and first.piece[0] == "\u2581"
         assert first.type != first.NORMAL or one["text"].startswith(first.piece.replace("\u2581", " "))
     assert spaces
-
-
-def test_converting_a_folder_keeps_the_tokenizer(tmp_path):
-    told = converted(PROTOS["llama"])
-    config = {"model_type": "llama", "hidden_act": "silu", "vocab_size": 420, "hidden_size": 16, "intermediate_size": 16}
-    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e4}
-    write_folder(tmp_path / "m", config)
-    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(told))
-    (tmp_path / "m" / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
-    assert cli.main(["convert", str(tmp_path / "m"), str(tmp_path / "m.gguf")]) == 0
-    ours = tokenizer_from(open_gguf(tmp_path / "m.gguf").metadata, "m.gguf")
-    assert (ours.bos, ours.eos, ours.add_bos) == (1, 2, True)
-    for text in CORPUS[:4]:
-        assert ours.encode(text) == from_json(told).encode(text)
 
 
 def test_defaults_are_those_of_files_that_do_not_say():
