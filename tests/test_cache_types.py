@@ -3,9 +3,7 @@
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from models import assert_same_bits, random_model, random_tokens, seeds
+from models import assert_same_bits, random_model, random_tokens
 
 from bitnet_np import cache_types
 from bitnet_np.cache import KVCache
@@ -63,8 +61,6 @@ def test_the_cache_holds_rounded_numbers(kind):
         exact = recorded[name, 0].reshape(array[0, 0, : TOKENS.size].shape)
         assert_same_bits(array[0, 0, : TOKENS.size], cache_types.rounded(exact, kind))
         assert (array[0, 0, : TOKENS.size] != exact).any()
-
-
 
 
 @pytest.mark.parametrize("kind", NARROW)

@@ -61,8 +61,6 @@ def test_the_full_path_has_no_loop_over_tokens_and_no_cache(monkeypatch, dialect
     assert seen[0][0]["ternary_matmul"] == 2 * layers
 
 
-
-
 def test_the_two_paths_do_not_call_each_other(monkeypatch):
     """If they did, their equality would prove nothing."""
     expected = forward_full(MODEL, TOKENS)
@@ -152,8 +150,6 @@ def test_the_context_limits_what_a_larger_cache_may_hold():
     assert cache.lengths.tolist() == [12, 12]
 
 
-
-
 # --- errors in the middle -------------------------------------------------------------------------------------------------------------
 
 
@@ -184,8 +180,6 @@ def test_an_exception_anywhere_leaves_the_cache_as_it_was(dialect, error):
         assert bytes_of(cache) == before
     assert_same_bits(forward(MODEL, tokens, cache, counts, slots=slots, dialect=dialect), expected)
     assert bytes_of(cache) == bytes_of(untouched)
-
-
 
 
 # --- one layer ------------------------------------------------------------------------------------------------------------------------
