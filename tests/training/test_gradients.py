@@ -6,7 +6,7 @@ import gradient_bounds
 import numpy as np
 import pytest
 from gradient_models import FAMILY, RECORDINGS, SMOOTH, WIDTHS, WINDOW, config_of, normal, random_parameters, recording, summed, wide
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, random_model, seeds, threads
 
@@ -17,6 +17,8 @@ from bitnet_np.files.load import load
 from bitnet_np.model import Yarn
 from bitnet_np.nll import token_nll
 from bitnet_np.training.gradients import loss_and_gradients, parameters_of, quantize
+
+YARN = Yarn(4.0, 16, fast=4.0)
 
 # --- against torch and the definition -------------------------------------------------------------------------------------------------
 
@@ -89,37 +91,33 @@ def assert_within_reach(ours, theirs, reach):
         assert np.linalg.norm(ours[name] - gradient) <= reach[name], name
 
 
-def test_gradients_behind_yarns_rotation_are_the_definitions():
-    rng, yarn = np.random.default_rng(5), Yarn(4.0, 16, fast=4.0)
-    config = config_of("llama", yarn=yarn, rope_magnitude=1.25, head_dim=20)
-    parameters, tokens = random_parameters(rng, config, True), rng.integers(0, config.vocab, (2, 30))
-    loss, gradients = loss_and_gradients(config, parameters, tokens, weights="none")
-    how = SMOOTH | {"factors": spec.yarn_factors(config.rope_base, config.rope_pairs, yarn)}
-    expected, theirs = summed(config, parameters, tokens, **how)
-    assert loss == pytest.approx(expected, rel=1e-6)
-    assert_within_reach(gradients, theirs, reached(rng, config, parameters, tokens, theirs, **how))
-
-
 @settings(max_examples=8)
 @given(
     seed=seeds,
     family=FAMILY,
     tied=st.booleans(),
+    yarn=st.booleans(),
     length=st.sampled_from([3, 9, 64, 65, 66, 130]),
     width=st.sampled_from([12, 33, 80]),
     window=WINDOW,
 )
-def test_float_gradients_are_the_definitions(seed, family, tied, length, width, window):
+@example(seed=5, family="llama", tied=True, yarn=True, length=30, width=12, window=None)
+def test_float_gradients_are_the_definitions(seed, family, tied, yarn, length, width, window):
     """Two sequences. A window of one key is left out: scores have no gradient then, only roundings."""
     rng = np.random.default_rng(seed)
-    window = None if window == 1 else window
-    config = config_of(family, width=width, window=window, head_dim=int(rng.choice([2, 20, 64])), ffn=int(rng.choice([10, 70])))
+    shape = {"width": width, "head_dim": int(rng.choice([2, 20, 64])), "ffn": int(rng.choice([10, 70]))}
+    shape |= {"window": None if window == 1 else window}
+    how = dict(SMOOTH)
+    config = config_of(family, **shape)
+    if yarn:
+        config = config_of(family, **shape, yarn=YARN, rope_magnitude=1.25)
+        how["factors"] = spec.yarn_factors(config.rope_base, config.rope_pairs, YARN)
     parameters = random_parameters(rng, config, tied)
     tokens = rng.integers(0, config.vocab, (2, length))
     loss, gradients = loss_and_gradients(config, parameters, tokens, weights="none")
-    expected, theirs = summed(config, parameters, tokens, **SMOOTH)
+    expected, theirs = summed(config, parameters, tokens, **how)
     assert loss == pytest.approx(expected, rel=1e-6)
-    assert_within_reach(gradients, theirs, reached(rng, config, parameters, tokens, theirs, **SMOOTH))
+    assert_within_reach(gradients, theirs, reached(rng, config, parameters, tokens, theirs, **how))
 
 
 @settings(max_examples=20)
@@ -178,8 +176,11 @@ def test_ropes_factors_are_no_parameters():
 
 
 @pytest.mark.parametrize("family", ["bitnet-b1.58", "bitnet", "llama"])
-def test_nothing_changes_a_bit(family):
-    """Threads, recomputation, quantising beforehand and padding change nothing. A ragged batch is the sum of its sequences in order."""
+def test_nothing_changes_a_bit(family, monkeypatch):
+    """Threads, recomputation, quantising beforehand, padding, and the rows that the head takes at a time change nothing.
+
+    A ragged batch is the sum of its sequences in order.
+    """
     rng = np.random.default_rng(1)
     config = config_of(family, width=80, ffn=150, head_dim=20, vocab=70)
     parameters = random_parameters(rng, config, False)
@@ -192,7 +193,11 @@ def test_nothing_changes_a_bit(family):
     recomputed = loss_and_gradients(config, parameters, tokens, lengths, recompute=True)
     ternary = {name: quantize(value) if value.ndim == 2 and name.startswith("blk.") else value for name, value in parameters.items()}
     quantised = loss_and_gradients(config, ternary, tokens, lengths, weights="none")
-    for other_loss, other in (again, recomputed, quantised):
+    in_parts = []
+    for rows in (1, 10, 150):
+        monkeypatch.setattr("bitnet_np.training.gradients._LOGITS", rows * config.vocab)
+        in_parts.append(loss_and_gradients(config, parameters, tokens, lengths))
+    for other_loss, other in (again, recomputed, quantised, *in_parts):
         assert other_loss == loss
         for name in gradients:
             assert_same_bits(other[name], gradients[name])
@@ -204,20 +209,6 @@ def test_nothing_changes_a_bit(family):
     assert total_loss == pytest.approx(loss, rel=1e-14)
     for name in gradients:
         np.testing.assert_array_equal(gradients[name], total[name])
-
-
-def test_the_head_takes_some_sequences_at_a_time(monkeypatch):
-    rng = np.random.default_rng(2)
-    config = config_of("bitnet-b1.58")
-    parameters = random_parameters(rng, config, True)
-    tokens = rng.integers(0, config.vocab, (5, 8))
-    loss, gradients = loss_and_gradients(config, parameters, tokens)
-    for rows in (1, 14, 15):
-        monkeypatch.setattr("bitnet_np.training.gradients._LOGITS", rows * config.vocab)
-        again, parts = loss_and_gradients(config, parameters, tokens)
-        assert again == loss
-        for name in gradients:
-            assert_same_bits(parts[name], gradients[name])
 
 
 # --- the border -----------------------------------------------------------------------------------------------------------------------
