@@ -70,6 +70,8 @@ def family_shapes(draw: st.DrawFn) -> dict:
         "weights": "ternary" if family_traits.ternary else draw(st.sampled_from(["ternary", "float32", "float16", "bfloat16"])),
     }
     shape["inner_norms"] = draw(st.booleans())
+    if "experts" in family_traits.required or (family == "llama" and draw(st.booleans())):  # llama's are Mixtral's
+        shape |= {"experts": 5, "experts_used": draw(st.sampled_from([1, 2, 5])), "normalized_experts": draw(st.booleans())}
     if family_traits.rope_period:
         shape["rope_layers"] = draw(st.sampled_from([None, (), (0,)]))
     if family_traits.partial_rope:

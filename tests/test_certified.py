@@ -118,8 +118,6 @@ def test_wider_tables_are_refused(monkeypatch):
         certified_for(model, Sampling(), 1000, "certified")
 
 
-
-
 @pytest.mark.parametrize("k", [0, -1, 6, LARGEST_K + 1])
 def test_k_is_checked(k):
     with pytest.raises(OptionError, match=f"k is {k}, expected 1 to 5"):

@@ -1,4 +1,7 @@
-"""Speculation: the same tokens, logits and keys and values as one token at a time, whatever is drafted, in fewer passes."""
+"""Speculation: the same tokens, logits and keys and values as one token at a time, whatever is drafted, in fewer passes.
+
+Batches with drafts are in properties/test_batches.py.
+"""
 
 from importlib import import_module
 from unittest import mock
@@ -34,7 +37,7 @@ def always(monkeypatch):
     monkeypatch.setattr(Proposals, "_fastest", lambda self, costs, sequences, room: room)
 
 
-def watched(run, module):
+def watched(run):
     """The result of a run, the logits it chose from, and its cache."""
     caches = []
 
@@ -91,9 +94,9 @@ def test_drafts_change_no_token_no_logit_and_no_byte_of_the_cache(shape, seed, l
     prompt = random_tokens(rng, model, length).tolist()
     options = {"sampling": sampling, "numbers": rng.random(n).tolist(), "dialect": dialect, "head": "exact" if sampling == ANY else head}
     options["stop"] = [int(rng.integers(model.config.vocab))] if stops else []
-    expected, logits, cache = watched(lambda: generate(model, prompt, n, **options), module)
+    expected, logits, cache = watched(lambda: generate(model, prompt, n, **options))
     speculation = Speculation(drafter(expected, seed, model.config.vocab, kind), most)
-    tokens, ours, our_cache = watched(lambda: generate(model, prompt, n, **options, speculation=speculation), module)
+    tokens, ours, our_cache = watched(lambda: generate(model, prompt, n, **options, speculation=speculation))
     assert tokens == expected
     for mine, theirs in zip(ours, logits, strict=True):
         assert_same_bits(mine, theirs)
@@ -109,40 +112,6 @@ def test_drafts_change_no_token_no_logit_and_no_byte_of_the_cache(shape, seed, l
         assert counter.passes == -(-(n - 1) // (most + 1))
     if kind == "empty":
         assert counter.drafted == 0
-
-
-@settings(max_examples=10)
-@given(seed=seeds, slots=st.integers(1, 4), kind=st.sampled_from(["right", "any", "lookup"]), dtype=st.sampled_from(["float32", "float16"]))
-def test_a_batch_with_drafts_gives_what_it_gives_without(model, seed, slots, kind, dtype):
-    rng = np.random.default_rng(seed)
-    requests = []
-    for i in range(5):
-        prompt = random_tokens(rng, model, int(rng.integers(1, 20))).tolist()
-        requests.append(Request(i, prompt, int(rng.integers(0, 14)), [GREEDY, ANY][i % 2], seed, [int(rng.integers(50))]))
-
-    def run(**options):
-        seen = {}
-
-        def observe(request, logits):
-            seen.setdefault(request.id, []).append(logits.copy())
-
-        return list(generate_batch(model, requests, slots, dtype=dtype, observe=observe, **options)), seen
-
-    (expected, logits), _, _ = watched(run, batch_module)
-    answers = [[*done.request.prompt, *done.tokens] for done in expected]
-
-    def draft(tokens, most):
-        answer = next(answer for answer in answers if answer[: len(tokens)] == tokens.tolist())
-        return drafter(answer, seed, model.config.vocab, kind)(tokens, most)
-
-    speculation = Speculation(draft, 3)
-    (tokens, ours), _, cache = watched(lambda: run(speculation=speculation), batch_module)
-    assert tokens == expected
-    assert ours.keys() == logits.keys()
-    for name, rows in logits.items():
-        assert_same_bits(np.array(ours[name]), np.array(rows))
-    assert not cache.k.any()
-    assert speculation.counter.accepted <= speculation.counter.drafted
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,22 @@ class Caches(RuleBasedStateMachine):
         assert_same_bits(logits, forward_full(self.model, [held], dialect=self.narrow)[0, before:])
         self.forgotten[slot] = max(self.forgotten[slot], len(held) - self.cache.k.shape[2])
 
+    @rule(slot=slots, count=st.integers(1, 3) | st.integers(1, 250))
+    def interrupt(self, slot, count):
+        """A pass that fails after its last layer has written over old positions of a ring, which earlier tokens still see."""
+        slot %= self.cache.batch
+        if len(self.held[slot]) + count > self.cache.capacity:
+            return
+
+        def stop(name, layer, array):
+            if name == "result_norm":
+                raise KeyboardInterrupt
+
+        before = self.cache.k.tobytes(), self.cache.v.tobytes()
+        with pytest.raises(KeyboardInterrupt):
+            forward(self.model, [[1] * count], self.cache, slots=[slot], dialect=self.dialect, record=stop)
+        assert (self.cache.k.tobytes(), self.cache.v.tobytes()) == before
+
     @rule(slot=slots, count=st.integers(0, 3) | st.integers(0, 300))
     def back(self, slot, count):
         slot %= self.cache.batch
