@@ -103,13 +103,6 @@ def test_one_pass_for_a_prompt_and_one_for_each_token_but_the_last(passes, n):
     assert done.first is None if n == 0 else 0 < done.first <= done.seconds
 
 
-def test_a_stop_token_ends_a_sequence_and_is_left_out():
-    whole = alone(Request("a", [1, 2], 12, SAMPLED))
-    stop = {whole[5]}
-    (done,) = generate_batch(MODEL, [Request("a", [1, 2], 12, SAMPLED, stop=stop)], 1)
-    assert done.tokens == whole[: whole.index(whole[5])]
-
-
 def test_requests_may_come_at_any_time():
     requests = [Request(i, [1 + i], 3 + i, SAMPLED, seed=5) for i in range(4)]
     batch = Batch(MODEL, 2, 20)

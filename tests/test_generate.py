@@ -1,20 +1,15 @@
-"""Generation: one forward pass for each token, and no token more or less than was asked for."""
+"""Generation: one forward pass for each token, and no token more or less than was asked for. Which tokens: properties/test_batches.py."""
 
 from importlib import import_module
-from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from models import assert_same_bits, random_model, random_tokens, seeds, shapes
+from models import random_model
 
 from bitnet_np import forward_pass
-from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import ContextLimitError, EmptyInputError, OptionError, ShapeError, TokenRangeError
-from bitnet_np.forward_pass import forward_full
 from bitnet_np.generate import generate, stream
-from bitnet_np.sampling import GREEDY, Sampling, choose, uniforms
+from bitnet_np.sampling import GREEDY, Sampling, uniforms
 
 module = import_module("bitnet_np.generate")  # the package's attribute of this name is the function
 ANY = Sampling(temperature=20.0)  # flat enough that a random model says something new with nearly every token
@@ -38,29 +33,6 @@ def passes(monkeypatch):
     for user in (module, forward_pass):  # a prompt goes through `run_prefill`
         monkeypatch.setattr(user, "run_cached", counting)
     return counted
-
-
-@settings(max_examples=25)
-@given(
-    shape=shapes(),
-    seed=seeds,
-    length=st.integers(1, 70),
-    n=st.integers(0, 6),
-    sampling=st.sampled_from([GREEDY, ANY, Sampling(9.0, top_k=5), Sampling(15.0, top_p=0.8)]),
-    dialect=st.sampled_from(list(DIALECTS.values())),
-)
-def test_each_token_is_chosen_from_a_forward_pass_of_all_before_it(shape, seed, length, n, sampling, dialect):
-    model = random_model(seed, **shape)
-    rng = np.random.default_rng(seed)
-    prompt, numbers = random_tokens(rng, model, length).tolist(), rng.random(n).tolist()
-    with mock.patch.object(module, "choose", mock.Mock(wraps=choose)) as chosen:
-        tokens = generate(model, prompt, n, sampling=sampling, numbers=numbers, dialect=dialect)
-    expected = list(prompt)
-    for call, number in zip(chosen.call_args_list, numbers, strict=True):
-        logits = forward_full(model, [expected], dialect=dialect)[0, -1]
-        assert_same_bits(call.args[0], logits)
-        expected.append(choose(logits, sampling, number))
-    assert tokens == expected
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from gradient_models import FAMILY, RECORDINGS, SMOOTH, WINDOW, config_of, random_parameters, recording, wide
+from gradient_models import FAMILIES, RECORDINGS, SMOOTH, WINDOW, config_of, random_parameters, recording, wide
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import seeds
@@ -19,7 +19,7 @@ def slope(run, parameters, name, direction, step):
 @settings(max_examples=20)
 @given(
     seed=seeds,
-    family=FAMILY,
+    family=st.sampled_from(FAMILIES),
     tied=st.booleans(),
     kv_heads=st.sampled_from([1, 2, 4]),
     length=st.integers(2, 9),

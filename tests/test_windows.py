@@ -66,9 +66,17 @@ def test_a_part_of_a_ring_is_forked_as_if_the_rest_had_never_been(length):
 
 
 def test_a_ring_says_what_it_has_forgotten():
-    cache = ring(windowed(64), 1, 400)
-    forward(windowed(64), np.ones((1, 300), int), cache)
-    for change in (lambda: cache.truncate(0, 200), lambda: cache.fork(0, [], 200), lambda: cache.resize(capacity=200, force=True)):
-        with pytest.raises(CapacityError, match="slot 0 has forgotten the positions before 172, and after 200 a window of 64 needs them"):
+    cache = ring(windowed(64), 2, 400)
+    forward(windowed(64), np.ones((1, 300), int), cache, slots=[0])
+    cache.fork(0, [1])
+    for change in (
+        lambda: cache.truncate(0, 200),
+        lambda: cache.truncate(1, 200),
+        lambda: cache.fork(0, [], 200),
+        lambda: cache.resize(capacity=200, force=True),
+    ):
+        with pytest.raises(
+            CapacityError, match=r"slot [01] has forgotten the positions before 172, and after 200 a window of 64 needs them"
+        ):
             change()
-    assert (cache.capacity, cache.lengths.tolist()) == (400, [300])
+    assert (cache.capacity, cache.lengths.tolist()) == (400, [300, 300])

@@ -1,4 +1,4 @@
-"""A sequence's tokens, and the bits of the logits they were chosen from, do not know how many others there are, which, or in what order."""
+"""A sequence's tokens are chosen from the logits that it has alone, whatever the others are, their order and the drafts."""
 
 from unittest import mock
 
@@ -11,7 +11,7 @@ from bitnet_np.batch import Request, generate_batch
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.generate import stream
-from bitnet_np.sampling import Sampling
+from bitnet_np.sampling import Sampling, choose
 from bitnet_np.speculation import Proposals, Speculation
 
 samplings = st.sampled_from([Sampling(), Sampling(1.0), Sampling(0.7, top_k=4), Sampling(1.3, top_p=0.8)])
@@ -69,5 +69,7 @@ def test_each_sequence_is_what_it_is_alone(shape, seed, sizes, sampling, dialect
         logits = seen.get(request.id, [])
         assert len(logits) - len(alone[request.id]) in (0, 1)  # a stop token was chosen, too
         rows = forward_full(model, [[*request.prompt, *alone[request.id]]], dialect=whole)[0, len(request.prompt) - 1 :]
-        for row, expected in zip(logits, rows, strict=False):
+        numbers = request.numbers()
+        for row, expected, token in zip(logits, rows, [*alone[request.id], *stop], strict=False):
             assert_same_bits(row, expected)
+            assert choose(row, sampling, 0.0 if sampling.greedy else next(numbers)) == token

@@ -41,7 +41,7 @@ class Caches(RuleBasedStateMachine):
         del self.held[slot][length:]
         self.forgotten[slot] = min(self.forgotten[slot], length)
 
-    @rule(slot=slots, count=st.integers(1, 5) | st.integers(1, 250))
+    @rule(slot=slots, count=st.integers(1, 5) | st.integers(1, 300))
     def run(self, slot, count):
         slot %= self.cache.batch
         held = self.held[slot]
@@ -98,7 +98,7 @@ class Caches(RuleBasedStateMachine):
 
         self.attempt(self.lost(source, length), lambda: self.cache.fork(source, targets, *[length] if less else []), copied)
 
-    @rule(batch=st.integers(1, 3), capacity=st.integers(1, 900) | st.integers(500, 900), force=st.booleans())
+    @rule(batch=st.integers(2, 3) | st.just(1), capacity=st.integers(500, 900) | st.integers(1, 900), force=st.booleans())
     def resize(self, batch, capacity, force):
         too_long = any(len(held) > capacity for held in self.held[:batch])
         lost = any(len(held) > capacity and self.lost(i, capacity) for i, held in enumerate(self.held[:batch]))

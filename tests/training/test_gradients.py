@@ -1,13 +1,9 @@
 """Gradients of a whole model: torch's and the definition's, the same bits from every path, and mistakes of callers named."""
 
-from contextlib import contextmanager
-
-import gradient_bounds
 import numpy as np
 import pytest
-from gradient_models import FAMILY, RECORDINGS, SMOOTH, WIDTHS, WINDOW, config_of, normal, random_parameters, recording, summed, wide
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from gradient_models import FAMILIES, RECORDINGS, SMOOTH, WIDTHS, config_of, normal, random_parameters, recording, summed, wide
+from hypothesis import given
 from models import assert_same_bits, random_model, seeds, threads
 
 from bitnet_np import packing, spec, spec_grad, ternarize
@@ -17,8 +13,6 @@ from bitnet_np.files.load import load
 from bitnet_np.model import Yarn
 from bitnet_np.nll import token_nll
 from bitnet_np.training.gradients import loss_and_gradients, parameters_of, quantize
-
-YARN = Yarn(4.0, 16, fast=4.0)
 
 # --- against torch and the definition -------------------------------------------------------------------------------------------------
 
@@ -32,114 +26,59 @@ def test_the_kernels_agree_with_torch(name):
 
 
 def assert_near(ours, theirs):
-    """Each gradient's error is a small part of its own size, as on the few models that are fixed here."""
+    """Each gradient's error is a small part of its own size, as on the few models that are fixed here.
+
+    It is not so of every model: where a sub-norm divides by nearly nothing, roundings reach a hundred times as far. The gradients of
+    single kernels are within derived bounds of any (test_backward.py).
+    """
     assert list(ours) == list(theirs)
     for name, gradient in theirs.items():
         assert np.linalg.norm(ours[name] - gradient) <= 2e-5 * np.linalg.norm(gradient), name
 
 
-@contextmanager
-def rounded_backward(rng, part):
-    """Moves the gradients that the definition passes through norms and attention, up or down, by `part` of float32's bound.
-
-    They are differences, which may nearly cancel: a row of one number has a norm whose gradient is 0 but for eps.
-    """
-
-    def off(bounded, shape):
-        expected, bound = bounded
-        return (expected + part * bound * rng.choice([-1, 1], bound.shape)).reshape(shape)
-
-    def rms_norm(x, gain, eps):
-        def back(dy):
-            return tuple(map(off, gradient_bounds.rms_norm_back(x, gain, eps, dy, np.array([0, len(x)])), (x.shape, gain.shape)))
-
-        return spec.rms_norm(x, gain, eps), back
-
-    def attend(q, k, v, mask):
-        def back(dy):
-            return tuple(map(off, gradient_bounds.attend_back(q, k, v, dy, mask), (q.shape, k.shape, v.shape)))
-
-        return spec.attend(q, k, v, mask), back
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spec_grad, "rms_norm", rms_norm)
-        patch.setattr(spec_grad, "attend", attend)
-        yield
+YARN = Yarn(4.0, 16, fast=4.0)
+SHAPES = {
+    "small": (0, True, 9, {}),
+    "two chunks": (1, False, 65, {"width": 33, "ffn": 70, "head_dim": 20}),
+    "a long window": (2, True, 130, {"width": 80, "head_dim": 64, "window": 70}),
+    "a short window and YaRN": (3, False, 30, {"head_dim": 20, "window": 3, "yarn": YARN, "rope_magnitude": 1.25}),
+}
 
 
-def reached(rng, config, parameters, sequences, theirs, **how):
-    """How far roundings may move each gradient: 2.5 times the root mean square of its norm's changes in sixteen draws.
-
-    A draw changes every parameter by the part 2^-20, up or down, and the gradients of norms and attention by an eighth of float32's bound.
-    It is measured with changes 2^10 times smaller, which float64 resolves and which flip no code. All of float32's roundings together stay
-    below a change of 2^-20. Random models need a measure of their own: where a sub-norm divides by nearly nothing, roundings reach a
-    hundred times as far. A gradient that moves in one direction only has draws near 0, so few draws would say little about the next.
-    """
-    draws = 16
-    squares = dict.fromkeys(theirs, 0.0)
-    for _ in range(draws):
-        moved = {name: value * (1 + 2.0**-30 * rng.choice([-1, 1], value.shape)) for name, value in wide(parameters).items()}
-        with rounded_backward(rng, 2.0**-13):
-            _, gradients = summed(config, moved, sequences, **how)
-        squares = {name: total + np.sum((gradients[name] - theirs[name]) ** 2) for name, total in squares.items()}
-    return {name: 2.5 * 2.0**10 * (total / draws) ** 0.5 for name, total in squares.items()}
-
-
-def assert_within_reach(ours, theirs, reach):
-    assert list(ours) == list(theirs)
-    for name, gradient in theirs.items():
-        assert np.linalg.norm(ours[name] - gradient) <= reach[name], name
-
-
-@settings(max_examples=8)
-@given(
-    seed=seeds,
-    family=FAMILY,
-    tied=st.booleans(),
-    yarn=st.booleans(),
-    length=st.sampled_from([3, 9, 64, 65, 66, 130]),
-    width=st.sampled_from([12, 33, 80]),
-    window=WINDOW,
-)
-@example(seed=5, family="llama", tied=True, yarn=True, length=30, width=12, window=None)
-def test_float_gradients_are_the_definitions(seed, family, tied, yarn, length, width, window):
-    """Two sequences. A window of one key is left out: scores have no gradient then, only roundings."""
-    rng = np.random.default_rng(seed)
-    shape = {"width": width, "head_dim": int(rng.choice([2, 20, 64])), "ffn": int(rng.choice([10, 70]))}
-    shape |= {"window": None if window == 1 else window}
-    how = dict(SMOOTH)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("seed", "tied", "length", "shape"), SHAPES.values(), ids=SHAPES)
+def test_float_gradients_are_the_definitions(family, seed, tied, length, shape):
+    rng, how = np.random.default_rng(seed), dict(SMOOTH)
     config = config_of(family, **shape)
-    if yarn:
-        config = config_of(family, **shape, yarn=YARN, rope_magnitude=1.25)
+    if config.yarn:
         how["factors"] = spec.yarn_factors(config.rope_base, config.rope_pairs, YARN)
     parameters = random_parameters(rng, config, tied)
     tokens = rng.integers(0, config.vocab, (2, length))
     loss, gradients = loss_and_gradients(config, parameters, tokens, weights="none")
     expected, theirs = summed(config, parameters, tokens, **how)
     assert loss == pytest.approx(expected, rel=1e-6)
-    assert_within_reach(gradients, theirs, reached(rng, config, parameters, tokens, theirs, **how))
+    assert_near(gradients, theirs)
 
 
-@settings(max_examples=20)
-@given(seed=seeds, family=st.sampled_from(["bitnet-b1.58", "bitnet", "llama"]), tied=st.booleans(), length=st.sampled_from([3, 5, 9]))
-def test_ternary_gradients_are_the_definitions_where_no_code_flips(seed, family, tied, length):
+@pytest.mark.parametrize("family", ["bitnet-b1.58", "bitnet", "llama"])
+@pytest.mark.parametrize(("seed", "tied"), [(1, False), (4, True), (5, False)])
+def test_ternary_gradients_are_the_definitions_where_no_code_flips(family, seed, tied):
     """Float32 and float64 agree on the code of an activation that is 3e-4 steps or more from where the code changes."""
-    rng = np.random.default_rng(seed)
+    rng, margins = np.random.default_rng(seed), []
     config = config_of(family)
     parameters = random_parameters(rng, config, tied)
-    tokens = rng.integers(0, config.vocab, length)
-    margins = []
+    tokens = rng.integers(0, config.vocab, (2, 4))
 
     def watched(x):
         q, scale = spec.quantize(x)
         margins.append(0.5 - np.abs(x * scale - q).max())
         return spec_grad.int8(x)
 
-    expected, theirs = summed(config, parameters, [tokens], activations=watched)
-    assume(min(margins) > 3e-4)
-    loss, gradients = loss_and_gradients(config, parameters, tokens[None])
+    expected, theirs = summed(config, parameters, tokens, activations=watched)
+    assert min(margins) > 3e-4
+    loss, gradients = loss_and_gradients(config, parameters, tokens)
     assert loss == pytest.approx(expected, rel=1e-6)
-    assert_within_reach(gradients, theirs, reached(rng, config, parameters, [tokens], theirs))
+    assert_near(gradients, theirs)
 
 
 @given(seed=seeds, n=WIDTHS, m=WIDTHS)
