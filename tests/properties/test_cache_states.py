@@ -14,6 +14,8 @@ from bitnet_np.forward_pass import forward, forward_full
 
 SMALL = {"width": 20, "ffn": 36, "heads": 2, "kv_heads": 1, "head_dim": 6, "vocab": 30, "context": 1000}
 slots = st.integers(0, 2)
+counts = st.integers(1, 5) | st.sampled_from([63, 64, 65, 150, 250])
+shorter = st.integers(0, 3) | st.integers(0, 300) | st.sampled_from(["kept", "lost"])
 
 
 class Caches(RuleBasedStateMachine):
@@ -25,12 +27,14 @@ class Caches(RuleBasedStateMachine):
         seed=st.integers(0, 9),
         dtype=st.sampled_from([np.float32, np.float16]),
         dialect=st.sampled_from(list(DIALECTS.values())),
+        first=st.sampled_from([5, 250, 400]),
     )
-    def start(self, window, ring, seed, dtype, dialect):
+    def start(self, window, ring, seed, dtype, dialect, first):
         self.model, self.rng, self.dialect = random_model(seed, **SMALL, window=window), np.random.default_rng(seed), dialect
         self.narrow = dialect if dtype == np.float32 else dialect.with_cache("float16")
         self.cache = KVCache(self.model.config, 2, 600, dtype, ring=ring and window is not None)
         self.held, self.forgotten = [[], []], [0, 0]
+        self.run(0, first)
 
     def lost(self, slot, length):
         """Whether a slot cannot go on from so many positions, because the window of the next has been written over."""
@@ -41,7 +45,7 @@ class Caches(RuleBasedStateMachine):
         del self.held[slot][length:]
         self.forgotten[slot] = min(self.forgotten[slot], length)
 
-    @rule(slot=slots, count=st.integers(1, 5) | st.integers(1, 300))
+    @rule(slot=slots, count=counts)
     def run(self, slot, count):
         slot %= self.cache.batch
         held = self.held[slot]
@@ -54,7 +58,7 @@ class Caches(RuleBasedStateMachine):
         assert_same_bits(logits, forward_full(self.model, [held], dialect=self.narrow)[0, before:])
         self.forgotten[slot] = max(self.forgotten[slot], len(held) - self.cache.k.shape[2])
 
-    @rule(slot=slots, count=st.integers(1, 3) | st.integers(1, 250))
+    @rule(slot=slots, count=counts)
     def interrupt(self, slot, count):
         """A pass that fails after its last layer has written over old positions of a ring, which earlier tokens still see."""
         slot %= self.cache.batch
@@ -70,36 +74,41 @@ class Caches(RuleBasedStateMachine):
             forward(self.model, [[1] * count], self.cache, slots=[slot], dialect=self.dialect, record=stop)
         assert (self.cache.k.tobytes(), self.cache.v.tobytes()) == before
 
-    @rule(slot=slots, count=st.integers(0, 3) | st.integers(0, 300))
-    def back(self, slot, count):
-        slot %= self.cache.batch
-        length = len(self.held[slot]) - count
-        if length >= 0:
-            change = self.rng.choice([lambda: self.cache.rollback(slot, count), lambda: self.cache.truncate(slot, length)])
-            self.attempt(self.lost(slot, length), change, lambda: self.cut(slot, length))
+    def length(self, slot, less):
+        """A length of a slot that is so much less, or from which a ring just has, or just lacks, what the next token sees."""
+        least = self.forgotten[slot] + (self.cache.window or 1) - 1
+        length = {"kept": least, "lost": least - 1}[less] if isinstance(less, str) else len(self.held[slot]) - less
+        return min(max(length, 0), len(self.held[slot]))
 
-    @rule(slot=slots, every=st.booleans())
+    @rule(slot=slots, less=shorter, rollback=st.booleans())
+    def back(self, slot, less, rollback):
+        slot %= self.cache.batch
+        length = self.length(slot, less)
+        change, number = (self.cache.rollback, len(self.held[slot]) - length) if rollback else (self.cache.truncate, length)
+        self.attempt(self.lost(slot, length), lambda: change(slot, number), lambda: self.cut(slot, length))
+
+    @rule(slot=slots, every=st.sampled_from([False, False, True]))
     def clear(self, slot, every):
         slot %= self.cache.batch
         self.cache.clear(*[] if every else [slot])
         for i in range(self.cache.batch) if every else [slot]:
             self.cut(i, 0)
 
-    @rule(source=slots, less=st.integers(0, 80))
+    @rule(source=slots, less=shorter)
     def fork(self, source, less):
         source %= self.cache.batch
-        held = self.held[source]
-        length = max(0, len(held) - less)
+        held, length = self.held[source], self.length(source, less)
         targets = [i for i, other in enumerate(self.held) if i != source and not other]
 
         def copied():
             for i in targets:
                 self.held[i], self.forgotten[i] = held[:length], min(self.forgotten[source], length)
 
-        self.attempt(self.lost(source, length), lambda: self.cache.fork(source, targets, *[length] if less else []), copied)
+        self.attempt(self.lost(source, length), lambda: self.cache.fork(source, targets, *[] if length == len(held) else [length]), copied)
 
-    @rule(batch=st.integers(2, 3) | st.just(1), capacity=st.integers(500, 900) | st.integers(1, 900), force=st.booleans())
+    @rule(batch=st.integers(2, 3) | st.just(1), capacity=st.integers(500, 900) | shorter, force=st.booleans())
     def resize(self, batch, capacity, force):
+        capacity = capacity if isinstance(capacity, int) and capacity > 0 else self.length(0, capacity) or 500
         too_long = any(len(held) > capacity for held in self.held[:batch])
         lost = any(len(held) > capacity and self.lost(i, capacity) for i, held in enumerate(self.held[:batch]))
 
@@ -134,4 +143,4 @@ class Caches(RuleBasedStateMachine):
 
 
 TestCaches = Caches.TestCase
-TestCaches.settings = settings(max_examples=80, stateful_step_count=15, deadline=None)
+TestCaches.settings = settings(max_examples=80, stateful_step_count=20, deadline=None)
