@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from forward_paths import TOKENS, through_cache
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, family_shapes, lengths, random_model, random_tokens, seeds
 from recorder import LAYER, WITH_CODES, Recorder
@@ -64,6 +64,8 @@ def test_every_operation_of_every_family_is_what_its_inputs_make(shape, seed, le
 
 @settings(max_examples=60)
 @given(shape=family_shapes(), seed=seeds, length=st.integers(1, 20))
+@example(shape={"family": "llama", "experts": 5, "experts_used": 2}, seed=3, length=19)
+@example(shape={"family": "qwen2moe", "normalized_experts": True}, seed=3, length=19)
 def test_families_follow_the_definition(shape, seed, length):
     """From end to end, with float matrices: no int8 code can flip."""
     model = random_model(seed, **{**shape, "weights": "float32"})
