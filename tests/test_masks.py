@@ -75,6 +75,15 @@ def test_known_examples(made, seen):
     np.testing.assert_array_equal(made(), seen, strict=False)
 
 
+def test_what_needs_a_mask():
+    assert not masks.needs_mask(0, 5)
+    assert not masks.needs_mask(1, 5)  # a decode step
+    assert masks.needs_mask(1, 5, past=2)  # in a cache with room to spare
+    assert masks.needs_mask(1, 5, Pattern(window=4))
+    assert not masks.needs_mask(3, 5, Pattern(prefix=5))
+    assert masks.needs_mask(2, 5)
+
+
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_every_pattern_is_its_rule_for_all_sizes_up_to_64(pattern):
     whole = loop(64, 64, 0, pattern)  # position by position; with past, rows further down
