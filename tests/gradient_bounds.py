@@ -5,7 +5,7 @@ from bounds import Bounded, U, gamma, wide
 from numpy.typing import NDArray
 
 from bitnet_np import spec_grad
-from bitnet_np.spec_grad import attend, rms_norm  # by name: a test replaces them in spec_grad
+from bitnet_np.spec_grad import attend, rms_norm
 
 
 def transposed_product(a: NDArray, b: NDArray, cuts: NDArray) -> Bounded:

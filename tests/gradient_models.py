@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 from hypothesis import strategies as st
 
-from bitnet_np import spec_grad
-from bitnet_np.families import FAMILIES, layer_shapes
+from bitnet_np import families, spec_grad
+from bitnet_np.families import layer_shapes
 from bitnet_np.model import Config
 from bitnet_np.training.gradients import parameter_shapes
 
 SHAPE = {"vocab": 11, "width": 12, "n_layers": 2, "ffn": 10, "heads": 4, "kv_heads": 2, "head_dim": 4, "context": 300}
-FAMILY = st.sampled_from(["bitnet-b1.58", "bitnet", "llama", "qwen2"])
+FAMILIES = ("bitnet-b1.58", "bitnet", "llama", "qwen2")
 WINDOW = st.sampled_from([None, 1, 3, 70])
 WIDTHS = st.integers(1, 20) | st.sampled_from([63, 64, 65, 130])
 SMOOTH = {"activations": spec_grad.smooth, "weights": spec_grad.smooth}
@@ -32,7 +32,7 @@ def recording(name):
 
 def config_of(family, **shape):
     """A small config of a family."""
-    settings = {"eps": 1e-5, "rope_base": 100.0, **SHAPE, **FAMILIES[family].config}
+    settings = {"eps": 1e-5, "rope_base": 100.0, **SHAPE, **families.FAMILIES[family].config}
     return Config(family, **{**settings, **shape})
 
 
@@ -43,7 +43,7 @@ def random_parameters(rng, config, tied, dtype=np.float32):
         return rng.normal(1, 0.3, shape) if len(shape) == 1 else rng.normal(size=shape) / shape[1] ** 0.5
 
     parameters = {name: draw(shape).astype(dtype) for name, shape in parameter_shapes(config, tied).items()}
-    family = FAMILIES[config.architecture]
+    family = families.FAMILIES[config.architecture]
     for n in range(config.n_layers):
         for field in family.biases + family.optional_biases:
             parameters[f"blk.{n}.{field}.bias"] = rng.normal(0, 0.3, layer_shapes(config)[field][0]).astype(dtype)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from bitnet_np.dialects import DIALECTS, Dialect
 from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.kernels import launching
 from bitnet_np.model import LongRope, Model, Yarn
@@ -22,6 +23,7 @@ __all__ = [
     "SHAPE",
     "as_table",
     "assert_same_bits",
+    "dialects",
     "family_shapes",
     "lengths",
     "padded",
@@ -68,6 +70,8 @@ def family_shapes(draw: st.DrawFn) -> dict:
         "weights": "ternary" if family_traits.ternary else draw(st.sampled_from(["ternary", "float32", "float16", "bfloat16"])),
     }
     shape["inner_norms"] = draw(st.booleans())
+    if "experts" in family_traits.required or (family == "llama" and draw(st.booleans())):  # llama's are Mixtral's
+        shape |= {"experts": 5, "experts_used": draw(st.sampled_from([1, 2, 5])), "normalized_experts": draw(st.booleans())}
     if family_traits.rope_period:
         shape["rope_layers"] = draw(st.sampled_from([None, (), (0,)]))
     if family_traits.partial_rope:
@@ -82,6 +86,12 @@ def family_shapes(draw: st.DrawFn) -> dict:
         pairs = shape.get("rope_width", shape["head_dim"]) // 2
         shape |= {"rope_scaling": 1.0, "longrope": LongRope(64, (1.5,) * pairs, (2.5,) * pairs), "rope_magnitude": 1.2}
     return shape
+
+
+def dialects() -> st.SearchStrategy[Dialect]:
+    """Where an engine rounds, with a KV cache of any type whose blocks fit every head."""
+    kinds = st.sampled_from(["float32", "float32", "float16", "bfloat16", "int8"])
+    return st.builds(Dialect.with_cache, st.sampled_from(list(DIALECTS.values())), kinds)
 
 
 seeds = st.integers(0, 2**32 - 1)

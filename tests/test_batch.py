@@ -44,23 +44,14 @@ def alone(request):
 # --- several sequences in one pass ----------------------------------------------------------------------------------------------------
 
 
-def test_forward_batch_gives_what_each_gives_alone():
-    rng = np.random.default_rng(1)
-    sequences = [random_tokens(rng, MODEL, n).tolist() for n in (5, 1, 17)]
-    logits = forward_batch(MODEL, sequences)
-    assert [rows.shape for rows in logits] == [(5, 20), (1, 20), (17, 20)]
-    for rows, sequence in zip(logits, sequences, strict=True):
-        assert_same_bits(rows, forward_full(MODEL, [sequence])[0])
-    assert_same_bits(forward_batch(MODEL, sequences[:1], dialect=BITNET_CPP)[0], forward_full(MODEL, sequences[:1], dialect=BITNET_CPP)[0])
-
-
 def test_forward_batch_goes_on_from_a_cache():
     rng = np.random.default_rng(2)
     sequences = [random_tokens(rng, MODEL, n).tolist() for n in (9, 4)]
-    expected = [forward_full(MODEL, [sequence])[0] for sequence in sequences]
+    expected = [forward_full(MODEL, [sequence], dialect=BITNET_CPP)[0] for sequence in sequences]
     cache = KVCache(MODEL.config, 3, 10)
-    first = forward_batch(MODEL, [sequences[0][:6], sequences[1][:1]], cache, slots=[2, 0], start=0)
-    rest = forward_batch(MODEL, [sequences[0][6:], sequences[1][1:]], cache, slots=[2, 0], start=[6, 1])
+    how = {"cache": cache, "slots": [2, 0], "dialect": BITNET_CPP}
+    first = forward_batch(MODEL, [sequences[0][:6], sequences[1][:1]], start=0, **how)
+    rest = forward_batch(MODEL, [sequences[0][6:], sequences[1][1:]], start=[6, 1], **how)
     for a, b, whole in zip(first, rest, expected, strict=True):
         assert_same_bits(np.concatenate([a, b]), whole)
     assert cache.lengths.tolist() == [4, 0, 9]
@@ -72,39 +63,24 @@ def test_forward_batch_goes_on_from_a_cache():
         ([], {}, EmptyInputError, "Empty batch provided"),
         ([[1], []], {}, EmptyInputError, "Tokens cannot be empty: sequence 1 of the batch has length 0"),
         ([[1], [20]], {}, TokenRangeError, "token 20 at position 0 of sequence 1"),
-        ([[1]], {"start": 1}, OptionError, "start of sequence 0 is 1, expected 0: the positions its slot holds"),
+        ([[1]] * 3, {}, CapacityError, r"Batch size 3 exceeds KVCache capacity 2\. Recreate model with larger batch_size\."),
         ([[1], [2]], {"start": [0, 0, 0]}, ShapeError, r"start has shape \(3,\)"),
-        ([[1]], {"start": 0.5}, ShapeError, "start has dtype float64"),
+        ([[1], [2]], {"start": 0.5}, ShapeError, "start has dtype float64"),
+        ([[1], [2]], {"start": 1}, OptionError, "start of sequence 0 is 1, expected 2: the positions its slot holds"),
+        ([[1], [2]], {"start": [2, 0]}, OptionError, "start of sequence 1 is 0, expected 1: the positions its slot holds"),
+        ([[1], [2]], {"start": 2, "slots": [0]}, ShapeError, r"slots has shape \(1,\)"),
+        ([[1], [2]], {"start": 0, "slots": [0, 2]}, SlotError, "slot 2 does not exist"),
     ],
 )
-def test_wrong_batches_are_refused(sequences, options, error, message):
-    with pytest.raises(error, match=message):
-        forward_batch(MODEL, sequences, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"start": 1}, OptionError, "start of sequence 0 is 1, expected 2: the positions its slot holds"),
-        ({"start": [2, 0]}, OptionError, "start of sequence 1 is 0, expected 1: the positions its slot holds"),
-        ({"slots": [0]}, ShapeError, r"slots has shape \(1,\)"),
-        ({"slots": [0], "start": 2}, ShapeError, r"slots has shape \(1,\)"),
-        ({"slots": [0, 2], "start": 0}, SlotError, "slot 2 does not exist"),
-    ],
-)
-def test_wrong_starts_and_slots_change_nothing(options, error, message):
+def test_wrong_batches_are_refused_and_change_nothing(sequences, options, error, message):
     cache = KVCache(MODEL.config, 2, 10)
     forward_batch(MODEL, [[1, 2], [3]], cache)
     before = cache.k.tobytes(), cache.lengths.tolist()
     with pytest.raises(error, match=message):
-        forward_batch(MODEL, [[1], [2]], cache, **options)
+        forward_batch(MODEL, sequences, cache, **options)
     assert (cache.k.tobytes(), cache.lengths.tolist()) == before
-    forward_batch(MODEL, [[1], [2]], cache, start=[2, 1])
-
-
-def test_a_batch_beyond_the_cache_is_refused():
-    with pytest.raises(CapacityError, match=r"Batch size 3 exceeds KVCache capacity 2\. Make a KVCache with batch=3\."):
-        forward_batch(MODEL, [[1], [2], [3]], KVCache(MODEL.config, 2, 10))
+    with pytest.raises(OptionError, match="start of sequence 0 is 1, expected 0: the positions its slot holds"):
+        forward_batch(MODEL, [[1]], start=1)
 
 
 # --- the schedule ---------------------------------------------------------------------------------------------------------------------
@@ -119,23 +95,12 @@ def test_prompts_are_admitted_together_and_slots_used_again(passes):
     assert [completion.tokens for completion in done] == [alone(request) for request in requests]
 
 
-def test_one_pass_for_a_prompt_and_one_for_each_token_but_the_last(passes):
-    (done,) = generate_batch(MODEL, [Request(0, [1, 2, 3], 4)], 1)
-    assert passes == [(1, 3), (1, 1), (1, 1), (1, 1)]
-    assert len(done.tokens) == 4
-    assert 0 < done.first <= done.seconds
-
-
-def test_no_tokens_at_all_is_one_pass(passes):
-    (done,) = generate_batch(MODEL, [Request(0, [1, 2], 0)], 1)
-    assert (done.tokens, done.first, passes) == ([], None, [(1, 2)])
-
-
-def test_a_stop_token_ends_a_sequence_and_is_left_out():
-    whole = alone(Request("a", [1, 2], 12, SAMPLED))
-    stop = {whole[5]}
-    (done,) = generate_batch(MODEL, [Request("a", [1, 2], 12, SAMPLED, stop=stop)], 1)
-    assert done.tokens == whole[: whole.index(whole[5])]
+@pytest.mark.parametrize("n", [0, 1, 4])
+def test_one_pass_for_a_prompt_and_one_for_each_token_but_the_last(passes, n):
+    (done,) = generate_batch(MODEL, [Request(0, [1, 2, 3], n)], 1)
+    assert passes == [(1, 3)] + [(1, 1)] * (n - 1)
+    assert len(done.tokens) == n
+    assert done.first is None if n == 0 else 0 < done.first <= done.seconds
 
 
 def test_requests_may_come_at_any_time():
@@ -192,9 +157,8 @@ def test_a_sequence_may_fill_its_slot_and_no_more():
 
 def test_sequences_with_one_seed_have_numbers_of_their_own():
     first, second, text = (next(Request(name, [1], 1).numbers()) for name in (1, 2, "1"))
-    assert len({first, second, text, next(uniforms(0))}) == 4
+    assert len({first, second, text, next(uniforms(0)), next(Request(1, [1], 1, seed=1).numbers())}) == 5
     assert first == next(Request(1, [5], 9).numbers())
-    assert first != next(Request(1, [1], 1, seed=1).numbers())
     key = int.from_bytes(hashlib.sha256(b'"a"').digest()[:8], "little")
     raw = int(np.random.Philox(key=np.array([5, key], np.uint64)).random_raw())
     assert next(Request("a", [1], 1, seed=5).numbers()) == (raw >> 11) / 2**53
@@ -232,6 +196,7 @@ def test_a_certified_head_changes_no_token(sampling):
         (lambda: Request(0, [1], -1), OptionError, "number of tokens to generate is -1"),
         (lambda: Request(0, [20], 1), TokenRangeError, "token 20"),
         (lambda: Request(0, [1] * 60, 5), ContextLimitError, "a prompt of 60 and 5 new tokens exceed the model's context of 64"),
+        (lambda: Request(0, [1], 10**12), ContextLimitError, "1000000000000 new tokens exceed the model's context of 64"),
         (lambda: Request(0, [1], 1, stop=[99]), OptionError, "stop token 99"),
         (lambda: Request(0, [1], 1, seed=-1), OptionError, "seed is -1"),
         (lambda: Request("taken", [1], 1), OptionError, "the id 'taken' is in use"),
@@ -253,11 +218,6 @@ def test_a_head_must_give_what_sampling_needs():
     for sampling in (Sampling(1.0), Sampling(1.0, top_k=4)):
         with pytest.raises(OptionError, match="no certified head: sampling needs"):
             batch.submit(Request(0, [1], 1, sampling))
-
-
-def test_too_many_tokens_are_refused_before_there_is_memory_for_them():
-    with pytest.raises(ContextLimitError, match="1000000000000 new tokens exceed the model's context of 64"):
-        generate_batch(MODEL, [Request(0, [1], 10**12)], 1)
 
 
 def test_a_batch_has_slots():

@@ -5,8 +5,10 @@ import pytest
 from models import assert_same_bits, random_model, random_tokens
 
 from bitnet_np import forward_full
-from bitnet_np.compat import forward_batch, forward_packed
-from bitnet_np.errors import EmptyInputError, ShapeError, TokenRangeError
+from bitnet_np.cache import KVCache
+from bitnet_np.compat import clear_batch, forward_batch, forward_packed, set_batch_size
+from bitnet_np.errors import EmptyInputError, ShapeError, SlotError, TokenRangeError
+from bitnet_np.forward_pass import forward
 
 MODEL = random_model(0, width=20, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=30, context=200)
 SEQUENCES = [random_tokens(np.random.default_rng(n), MODEL, n) for n in (3, 70, 1, 12)]
@@ -37,3 +39,14 @@ def test_float64_logits_are_the_float32_ones():
         assert_same_bits(logits.astype(np.float32), forward_full(MODEL, [sequence])[0])
     with pytest.raises(EmptyInputError, match="Empty batch provided"):
         forward_batch(MODEL, [])
+
+
+def test_a_cache_is_cleared_and_resized_slot_by_slot():
+    cache = KVCache(MODEL.config, 3, 8)
+    forward(MODEL, [[1, 2]] * 3, cache)
+    clear_batch(cache, 1)
+    assert cache.lengths.tolist() == [2, 0, 2]
+    with pytest.raises(SlotError, match="slot 2 holds 2 positions, cannot shrink to 1 slots"):
+        set_batch_size(cache, 1)
+    set_batch_size(cache, 1, force=True)
+    assert cache.lengths.tolist() == [2]

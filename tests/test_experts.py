@@ -9,18 +9,17 @@ import hf_models
 import numpy as np
 import pytest
 from family_models import assert_refused, drawn, rewrite, writer
-from models import assert_same_bits, random_model, threads
+from models import assert_same_bits, threads
 from record_hf_families import _in_memory
 
-from bitnet_np import network, spec
+from bitnet_np import network
 from bitnet_np.cli import main as cli
-from bitnet_np.dense import dense_view
 from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full, forward_incremental
 from bitnet_np.gpu.device import place
-from bitnet_np.model import Blocks, Expert, Linear, Ternary
+from bitnet_np.model import Linear
 from bitnet_np.model_check import first_flaw
 from bitnet_np.testing import write_gguf
 from bitnet_np.training.gradients import parameters_of
@@ -40,28 +39,6 @@ def mixture(family="qwen3moe", weights="", **shape):
 
 
 # --- arithmetic -----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", [{}, {"experts": 1, "experts_used": 1}, {"experts_used": 5}, {"normalized_experts": False}], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_kernels_follow_the_definition(family, shape):
-    model = random_model(3, family=family, **{**FAMILIES[family], **shape})
-    tokens = np.arange(19)
-    ours, expected = forward_full(model, tokens[None])[0], spec.forward(dense_view(model), tokens)
-    np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
-
-
-def test_every_expert_and_every_weight_matters():
-    """Otherwise a test with these models could not see a wrong one."""
-    model = mixture("qwen2moe", n_layers=1)
-    layer, logits = model.layers[0], forward_full(model, TOKENS)
-    for n, expert in enumerate(layer.experts):
-        others = (*layer.experts[:n], replace(expert, ffn_up=layer.experts[n - 1].ffn_up), *layer.experts[n + 1 :])
-        changed = replace(model, layers=(replace(layer, experts=others),))
-        tokens = np.arange(23)[None]
-        assert (forward_full(changed, tokens) != forward_full(model, tokens)).any()
-    for change in ({"experts_used": 1}, {"experts_used": 3}, {"normalized_experts": True}):
-        assert np.abs(forward_full(replace(model, config=replace(model.config, **change)), TOKENS) - logits).max() > 1e-2
 
 
 @pytest.mark.parametrize("weights", ["ternary", "float16", "Q4_K"])
@@ -106,15 +83,6 @@ def test_older_files_have_a_tensor_for_each_expert(tmp_path, written, weights):
     for write in (out.write_header_to_file, out.write_kv_data_to_file, out.write_tensors_to_file, out.close):
         write()
     assert_same_bits(forward_full(load(old), TOKENS), forward_full(model, TOKENS))
-
-
-def test_the_matrices_of_a_file_are_not_copied(written):
-    for kind in ("float16", "Q8_0"):
-        layer = load(written(mixture("qwen3moe", kind))).layers[0]
-        for linear in (layer.experts[0].ffn_up, layer.experts[-1].ffn_down):
-            data = linear.weights.data if isinstance(linear.weights, Blocks) else linear.weights
-            assert not data.flags.owndata
-            assert not data.flags.writeable
 
 
 @pytest.mark.parametrize(
@@ -203,33 +171,38 @@ def test_weights_that_are_not_normalised_are_no_file(tmp_path, capsys):
 # --- records --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_model_of_experts_must_have():
-    model = mixture("qwen2moe", "float32")
-    layer, expert = model.layers[1], model.layers[1].experts[2]
+MIXED = mixture("qwen2moe", "float32", n_layers=2)
+LAYER, EXPERT = MIXED.layers[1], MIXED.layers[1].experts[2]
 
-    def flaw(**changes):
-        return first_flaw(replace(model, layers=(model.layers[0], replace(layer, **changes))))
 
-    def with_expert(**changes):
-        return flaw(experts=(*layer.experts[:2], replace(expert, **changes), *layer.experts[3:]))
+def with_expert(**changes):
+    """Experts of which one is changed."""
+    return {"experts": (*LAYER.experts[:2], replace(EXPERT, **changes), *LAYER.experts[3:])}
 
-    assert first_flaw(replace(model)) == ""
-    assert flaw(experts=layer.experts[:4]) == "layer 1: experts are tuple of 4, expected a tuple of 5 Experts"
-    assert flaw(experts=[*layer.experts]).startswith("layer 1: experts are list of 5")
-    assert flaw(experts=(*layer.experts[:4], layer)).startswith("layer 1: experts are tuple of 5")
-    assert with_expert(ffn_up=None).startswith("layer 1: expert 2: ffn_up is NoneType")
-    assert with_expert(ffn_down=expert.ffn_up, ffn_up=Linear(np.ones((5, 256), np.float32))).startswith("layer 1: expert 2: ffn_up is")
-    normed = replace(expert.ffn_up, norm=np.ones(256, np.float32))
-    assert with_expert(ffn_up=normed).startswith("layer 1: expert 2: ffn_up has a norm of its own")
-    assert flaw(ffn_gate_inp=None).startswith("layer 1: ffn_gate_inp is NoneType")
-    assert flaw(ffn_gate_inp_shexp=None).startswith("layer 1: ffn_gate_inp_shexp is NoneType")
-    assert flaw(ffn_up=None).startswith("layer 1: ffn_up is NoneType")
+
+@pytest.mark.parametrize(
+    ("changes", "flaw"),
+    [
+        ({"experts": LAYER.experts[:4]}, "experts are tuple of 4, expected a tuple of 5 Experts"),
+        ({"experts": [*LAYER.experts]}, "experts are list of 5"),
+        ({"experts": (*LAYER.experts[:4], LAYER)}, "experts are tuple of 5"),
+        (with_expert(ffn_up=None), "expert 2: ffn_up is NoneType"),
+        (with_expert(ffn_down=EXPERT.ffn_up, ffn_up=Linear(np.ones((5, 256), np.float32))), "expert 2: ffn_up is"),
+        (with_expert(ffn_up=replace(EXPERT.ffn_up, norm=np.ones(256, np.float32))), "expert 2: ffn_up has a norm of its own"),
+        ({"ffn_gate_inp": None}, "ffn_gate_inp is NoneType"),
+        ({"ffn_gate_inp_shexp": None}, "ffn_gate_inp_shexp is NoneType"),
+        ({"ffn_up": None}, "ffn_up is NoneType"),
+    ],
+)
+def test_what_a_model_of_experts_must_have(changes, flaw):
+    assert first_flaw(MIXED) == ""
+    assert first_flaw(replace(MIXED, layers=(MIXED.layers[0], replace(LAYER, **changes)))).startswith(f"layer 1: {flaw}")
+
+
+def test_a_matrix_for_all_tokens_beside_experts_has_no_place():
     plain = mixture("qwen3moe", "float32")
-    assert "ffn_up is Linear, but the model has 5 experts and a shared one of width 0" in first_flaw(
-        replace(plain, layers=(plain.layers[0], replace(plain.layers[1], ffn_up=layer.ffn_up)))
-    )
-    assert isinstance(expert, Expert)
-    assert not isinstance(expert.ffn_up.weights, Ternary)
+    wrong = replace(plain, layers=(plain.layers[0], replace(plain.layers[1], ffn_up=LAYER.ffn_up)))
+    assert "ffn_up is Linear, but the model has 5 experts and a shared one of width 0" in first_flaw(wrong)
 
 
 def test_what_has_no_kernels_for_experts_says_so():

@@ -1,21 +1,15 @@
-"""Generation: one forward pass for each token, and no token more or less than was asked for."""
+"""Generation: one forward pass for each token, and no token more or less than was asked for. Which tokens: properties/test_batches.py."""
 
 from importlib import import_module
-from itertools import islice
-from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from models import assert_same_bits, random_model, random_tokens, seeds, shapes
+from models import random_model
 
 from bitnet_np import forward_pass
-from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import ContextLimitError, EmptyInputError, OptionError, ShapeError, TokenRangeError
-from bitnet_np.forward_pass import forward_full
 from bitnet_np.generate import generate, stream
-from bitnet_np.sampling import GREEDY, Sampling, choose, uniforms
+from bitnet_np.sampling import GREEDY, Sampling, uniforms
 
 module = import_module("bitnet_np.generate")  # the package's attribute of this name is the function
 ANY = Sampling(temperature=20.0)  # flat enough that a random model says something new with nearly every token
@@ -41,42 +35,15 @@ def passes(monkeypatch):
     return counted
 
 
-@settings(max_examples=25)
-@given(
-    shape=shapes(),
-    seed=seeds,
-    length=st.integers(1, 70),
-    n=st.integers(0, 6),
-    sampling=st.sampled_from([GREEDY, ANY, Sampling(9.0, top_k=5), Sampling(15.0, top_p=0.8)]),
-    dialect=st.sampled_from(list(DIALECTS.values())),
-)
-def test_each_token_is_chosen_from_a_forward_pass_of_all_before_it(shape, seed, length, n, sampling, dialect):
-    model = random_model(seed, **shape)
-    rng = np.random.default_rng(seed)
-    prompt, numbers = random_tokens(rng, model, length).tolist(), rng.random(n).tolist()
-    with mock.patch.object(module, "choose", mock.Mock(wraps=choose)) as chosen:
-        tokens = generate(model, prompt, n, sampling=sampling, numbers=numbers, dialect=dialect)
-    expected = list(prompt)
-    for call, number in zip(chosen.call_args_list, numbers, strict=True):
-        logits = forward_full(model, [expected], dialect=dialect)[0, -1]
-        assert_same_bits(call.args[0], logits)
-        expected.append(choose(logits, sampling, number))
-    assert tokens == expected
-
-
-def test_the_prompt_comes_first_and_is_left_alone(model):
-    prompt = [3, 1, 4]
-    new = list(stream(model, prompt, 5))
-    assert generate(model, prompt, 5) == [3, 1, 4, *new]
-    assert generate(model, (3, 1, 4), 5) == generate(model, np.array(prompt), 5) == [3, 1, 4, *new]
-    assert len(new) == 5
-    assert prompt == [3, 1, 4]
-
-
 @pytest.mark.parametrize("n", [0, 1, 2, 7])
 def test_one_pass_for_the_prompt_and_one_for_each_token_but_the_last(model, passes, n):
-    assert len(generate(model, [1, 2, 3, 4], n)) == 4 + n
+    prompt = [3, 1, 4, 1]
+    tokens = generate(model, prompt, n)
     assert passes == [(1, 4)] + [(1, 1)] * (n - 1)
+    assert (tokens[:4], len(tokens)) == (prompt, 4 + n)
+    for same in (np.array(prompt), tuple(prompt)):
+        assert generate(model, same, n) == [*prompt, *stream(model, prompt, n)] == tokens
+    assert prompt == [3, 1, 4, 1]
 
 
 def test_a_token_is_there_before_the_next_is_computed(model, passes):
@@ -98,28 +65,17 @@ def test_a_seed_says_every_token(model):
     assert len({tuple(of(seed)) for seed in range(8)}) == 8
 
 
-def test_generation_goes_on_where_it_was(model):
-    numbers = list(islice(uniforms(1), 12))
-    whole = generate(model, [7], 12, sampling=ANY, numbers=numbers)
-    first = generate(model, [7], 5, sampling=ANY, numbers=numbers[:5])
-    assert generate(model, first, 7, sampling=ANY, numbers=numbers[5:]) == whole
-
-
 def test_a_stop_token_ends_and_is_left_out(model, passes):
     whole = list(stream(model, [9], 12, sampling=ANY))
+    assert 9 not in whole
     for i in (0, 3, 11):
         first = whole.index(whole[i])
         passes.clear()
         assert generate(model, [9], 12, sampling=ANY, stop=[whole[i]]) == [9, *whole[:first]]
         assert len(passes) == 1 + first
-    others = set(range(model.config.vocab)) - set(whole)
+    others = set(range(model.config.vocab)) - set(whole)  # one of them is the prompt
     assert list(stream(model, [9], 12, sampling=ANY, stop=others)) == whole
     assert list(stream(model, [9], 12, sampling=ANY, stop={*others, whole[5], whole[7]})) == whole[: min(map(whole.index, whole[5:8:2]))]
-
-
-def test_the_prompt_may_hold_a_stop_token(model):
-    prompt = next([token] for token in range(50) if token not in stream(model, [token], 4))
-    assert generate(model, prompt, 4, stop=prompt) == generate(model, prompt, 4)
 
 
 def test_the_context_may_be_filled_but_not_exceeded(passes):
@@ -136,7 +92,6 @@ def test_the_context_may_be_filled_but_not_exceeded(passes):
 @pytest.mark.parametrize(
     ("prompt", "n", "options", "error", "message"),
     [
-        ([], 3, {}, EmptyInputError, "^Prompt cannot be empty$"),
         ([], 0, {}, EmptyInputError, "^Prompt cannot be empty$"),
         (np.array([], np.int64), 3, {}, EmptyInputError, "^Prompt cannot be empty$"),
         ([1], -1, {}, OptionError, "generate is -1"),

@@ -17,6 +17,8 @@ def test_the_facts_are_text():
 def test_the_digest_of_a_file_is_that_of_its_bytes(tmp_path):
     (tmp_path / "x").write_bytes(b"abc" * 1000)
     assert digest_of(tmp_path / "x") == hashlib.sha256(b"abc" * 1000).hexdigest()
+    with pytest.raises(OSError, match="nowhere"):
+        digest_of(tmp_path / "nowhere")
 
 
 def test_the_digest_of_a_model_in_parts_depends_on_all_of_them(tmp_path):
@@ -45,8 +47,3 @@ def test_the_digest_of_a_folder_depends_on_every_name_and_every_byte(tmp_path):
     assert first == folder("b", {"sub/y": b"2", "x": b"1"})
     others = [folder("c", {"x": b"1"}), folder("d", {"x": b"2", "sub/y": b"1"}), folder("e", {"x": b"1", "y": b"2"})]
     assert len({first, *others}) == 4
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(OSError, match="nowhere"):
-        digest_of(tmp_path / "nowhere")

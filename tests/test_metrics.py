@@ -27,45 +27,37 @@ def calls(metrics, name):
 # --- what is counted ------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_whole_forward_runs_each_layer_once_and_writes_no_cache():
+RING = random_model(0, n_layers=L, width=20, ffn=36, window=20)
+REQUESTS = [Request(i, [1 + i] * (1 + i), 4) for i in range(4)]
+RUNS = {
+    "nothing": (lambda ops: [], (0, 0, 0, 0)),
+    "whole sequences": (lambda ops: forward_full(MODEL, TOKENS, ops=ops), (1, L, 0, 0)),
+    **{
+        f"chunks of {chunk}": (lambda ops, chunk=chunk: forward_incremental(MODEL, TOKENS, chunk=chunk, ops=ops), (n, L * n, L * n, L * 18))
+        for chunk, n in ((1, 9), (2, 5), (4, 3), (9, 1))
+    },
+    # 300 positions are five chunks, and the ring has room for two: it takes one after the other
+    "a ring": (lambda ops: forward(RING, [[1] * 300], KVCache(RING.config, 1, 400, ring=True), ops=ops), (1, L, 5 * L, 300 * L)),
+    "generation of none": (lambda ops: generate(MODEL, [1, 2, 3], 0, ops=ops), (1, L, L, L * 3)),
+    "generation": (lambda ops: generate(MODEL, [1, 2, 3], 5, ops=ops), (5, 5 * L, 5 * L, L * 7)),
+    "a batch": (lambda ops: [d.tokens for d in generate_batch(MODEL, REQUESTS, 4, ops=ops)], (4, 4 * L, 4 * L, L * (10 + 4 * 3))),
+}
+
+
+@pytest.mark.parametrize(("run", "expected"), RUNS.values(), ids=RUNS)
+def test_passes_layers_and_writes_are_counted_and_change_nothing(run, expected):
     metrics = Metrics()
-    assert_same_bits(forward_full(MODEL, TOKENS, ops=metrics.ops()), forward_full(MODEL, TOKENS))
-    assert counts(metrics) == (1, L, 0, 0)
+    np.testing.assert_array_equal(run(metrics.ops()), run(cpu))
+    assert counts(metrics) == expected
+    assert calls(metrics, "attend") == max(expected[1:3])
+    assert (metrics.as_dict()["operations"] == {}) == (expected[0] == 0)
+
+
+def test_each_operation_is_counted():
+    metrics = Metrics()
+    forward_full(MODEL, TOKENS, ops=metrics.ops())
     expected = {"attend": L, "ternary_matmuls": 2 * L, "ternary_matmul": 2 * L, "quantize": 4 * L, "embed": 1, "matmul": 1, "rotations": 1}
     assert {name: calls(metrics, name) for name in expected} == expected
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 4, 9])
-def test_through_a_cache_each_layer_writes_each_position_once(chunk):
-    metrics = Metrics()
-    assert_same_bits(forward_incremental(MODEL, TOKENS, chunk=chunk, ops=metrics.ops()), forward_full(MODEL, TOKENS))
-    forwards = -(-9 // chunk)
-    assert counts(metrics) == (forwards, L * forwards, L * forwards, L * TOKENS.size)
-    assert calls(metrics, "attend") == L * forwards
-
-
-def test_a_ring_writes_in_pieces():
-    """300 positions are five chunks, and the ring has room for two: it takes one after the other."""
-    model = random_model(0, n_layers=L, width=20, ffn=36, window=20)
-    metrics, tokens = Metrics(), random_tokens(np.random.default_rng(0), model, 1, 300)
-    forward(model, tokens, KVCache(model.config, 1, 400, ring=True), ops=metrics.ops())
-    assert counts(metrics) == (1, L, 5 * L, 300 * L)
-    assert calls(metrics, "attend") == 5 * L
-
-
-@pytest.mark.parametrize("n", [0, 1, 5])
-def test_generation_runs_one_forward_for_the_prompt_and_one_for_each_token_but_the_last(n):
-    metrics = Metrics()
-    assert generate(MODEL, [1, 2, 3], n, ops=metrics.ops()) == generate(MODEL, [1, 2, 3], n)
-    assert counts(metrics) == (max(1, n), L * max(1, n), L * max(1, n), L * (3 + max(0, n - 1)))
-
-
-def test_a_batch_shares_its_forwards():
-    metrics = Metrics()
-    requests = [Request(i, [1 + i] * (1 + i), 4) for i in range(4)]
-    tokens = [done.tokens for done in generate_batch(MODEL, requests, 4, ops=metrics.ops())]
-    assert tokens == [done.tokens for done in generate_batch(MODEL, requests, 1)]
-    assert counts(metrics) == (4, 4 * L, 4 * L, L * (1 + 2 + 3 + 4 + 4 * 3))
 
 
 def test_a_forward_that_fails_has_begun():
@@ -136,21 +128,6 @@ def test_allocations_and_the_peak(monkeypatch):
     assert workspace.counts().lent == 0
 
 
-def test_the_number_of_results_does_not_depend_on_the_tokens():
-    """One token takes as many arrays as two sequences of a hundred: nothing is concatenated, and no token has arrays of its own.
-
-    Only the head takes another one: more than 64 rows are copied to where its product reads them.
-    """
-    results = []
-    for shape in ((1, 1), (1, 7), (2, 100)):
-        metrics = Metrics()
-        forward_full(MODEL, random_tokens(np.random.default_rng(0), MODEL, *shape), ops=metrics.ops())
-        results.append(sum(o.allocations + o.reused for o in metrics.operations.values()))
-        calls = {name: o.latency.calls for name, o in metrics.operations.items()}
-        assert calls["add"] == 2 * L
-    assert results == [results[0], results[0], results[0] + 1]
-
-
 def test_seconds_are_those_of_the_calls(monkeypatch):
     clock = iter(np.arange(0, 100, 0.25))
     monkeypatch.setattr("bitnet_np.metrics.time.perf_counter", lambda: next(clock))
@@ -216,11 +193,3 @@ def test_devices_and_reasons():
     by_device = {device: sum(o["calls"] for o in counted["operations"].values() if o["device"] == device) for device in ("cpu", "cuda")}
     assert (counted["cpu_dispatches"], counted["gpu_dispatches"]) == (by_device["cpu"], by_device["cuda"])
     assert counted["gpu_ratio"] == by_device["cuda"] / sum(by_device.values())
-
-
-def test_nothing_is_counted_that_was_not_asked_for():
-    metrics = Metrics()
-    metrics.ops()
-    forward_full(MODEL, TOKENS)
-    assert metrics.as_dict()["operations"] == {}
-    assert counts(metrics) == (0, 0, 0, 0)

@@ -1,5 +1,6 @@
-"""What processes go through: forks, pools, threads, signals, closed and full outputs, names that are no UTF-8, as docs/library.md says."""
+"""What processes go through, `python -m bitnet_np` first: exit codes, signals, pipes, full disks, names, forks and threads."""
 
+import json
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import ROOT, TINY, TOKENS, with_commas
+from command_line import HOT, ROOT, TINY, TOKENS, needs_text, save_array, sha256, with_commas
 
 from bitnet_np.backend import Wrapped
 from bitnet_np.cache import KVCache
@@ -53,18 +54,61 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 linux = pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes, and /dev/full")
 
 
-def started(*arguments, **options):
-    """`bitnet-np` as a process of its own."""
+def started(*arguments, stdout=subprocess.PIPE, preexec_fn=None, **environment):
+    """`bitnet-np` as a process of its own, with these environment variables."""
     command = [sys.executable, "-m", "bitnet_np", *map(str, arguments)]
-    return subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, **{"stdout": subprocess.PIPE} | options)
+    return subprocess.Popen(command, env=ENVIRONMENT | environment, stdout=stdout, stderr=subprocess.PIPE, preexec_fn=preexec_fn)
+
+
+def finished(command, shell=False):
+    """A command that ran to its end."""
+    return subprocess.run(command, shell=shell, env=ENVIRONMENT, capture_output=True, text=True, timeout=500, check=False)
+
+
+def test_the_program(tmp_path):
+    logits = forward_full(load(TINY), TOKENS[None])
+    theirs = save_array(tmp_path / "theirs.npy", np.float32(1.05) * logits[0])
+    processes = [
+        started("logits", TINY, "--tokens", with_commas(TOKENS), "--threads", "2", "--json"),
+        started("check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs),
+        started("inspect", "nowhere.gguf"),
+    ]
+    (printed, *_), (_, stderr), (nothing, message) = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 1, 2]
+    assert json.loads(printed)["sha256"] == sha256(logits)
+    assert [line for line in stderr.splitlines() if not line.endswith(b" so far")] == []  # progress, on a slow machine
+    assert nothing == b""
+    assert message.startswith(b"bitnet-np: ")
+
+
+def test_a_reader_that_leaves_is_no_error():
+    processes = [started("inspect", TINY, "--tensors"), started("logits", TINY, "--tokens", "1")]  # more than a buffer, and less
+    for process in processes:
+        process.stdout.close()
+    for process in processes:
+        assert process.stderr.read() == b""
+        assert process.wait() == 141  # as a program that SIGPIPE ends
+
+
+@needs_text
+def test_a_terminal_that_cannot_show_the_text():
+    process = started("generate", TINY, "--prompt", "ab", "-n", "20", *HOT, PYTHONIOENCODING="ascii")
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    assert b"\\ufffd" in out
+    assert out.isascii()
+
+
+def test_errors_are_no_output_where_standard_error_is_closed():
+    done = finished(f"{sys.executable} -m bitnet_np logits {TINY} --tokens 999 2>&-", shell=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
 def test_threads_and_pools_of_processes_compute_the_same_bits(tmp_path):
     """fork is what multiprocessing did by default on Linux: a child of a process with OpenMP's threads runs kernels on one thread."""
     (tmp_path / "program.py").write_text(PROGRAM)
     ways = ["spawn", *(["fork"] if hasattr(os, "fork") and sys.platform != "darwin" else [])]
-    command = [sys.executable, str(tmp_path / "program.py"), *ways]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=500, check=False)
+    done = finished([sys.executable, str(tmp_path / "program.py"), *ways])
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
 
 
@@ -130,9 +174,8 @@ def test_a_full_disk_and_a_closed_standard_input():
     for process in processes:
         assert b"No space left on device" in process.communicate(timeout=300)[1]
         assert process.returncode == 2
-    command = f"{sys.executable} -m bitnet_np inspect {TINY} <&-"
-    done = subprocess.run(command, shell=True, env=ENVIRONMENT, capture_output=True, timeout=300, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+    done = finished(f"{sys.executable} -m bitnet_np inspect {TINY} <&-", shell=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @linux
@@ -168,8 +211,7 @@ print(codes)
 @linux
 def test_a_limited_address_space():
     """What does not fit is refused with its size, and the process goes on."""
-    command = [sys.executable, "-c", LIMITED, TINY]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+    done = finished([sys.executable, "-c", LIMITED, TINY])
     assert done.returncode == 0, done.stderr
     answers, _, _ = done.stdout.partition("[0, 2, 0]\n")
     assert answers != done.stdout

@@ -102,9 +102,6 @@ def test_temperatures_at_the_ends_of_float32():
     logits = floats(0, 3, -inf, 2.9)
     assert choose(logits, Sampling(2.0**-126), 0.999) == 1
     assert [choose(logits, Sampling(3.4e38), uniform) for uniform in (0.1, 0.5, 0.9)] == [1, 3, 0]
-    for temperature in (1e-50, 1e-40, 1e39, inf, -1):
-        with pytest.raises(OptionError, match="temperature is"):
-            Sampling(temperature)
 
 
 FOUR_EQUAL = floats(0, 0, 0, 0)  # probabilities of exactly a quarter: the edges themselves
@@ -113,25 +110,17 @@ FOUR_EQUAL = floats(0, 0, 0, 0)  # probabilities of exactly a quarter: the edges
 @pytest.mark.parametrize(
     ("logits", "options", "uniform", "token"),
     [
-        (FOUR_EQUAL, {}, 0.0, 0),
         (FOUR_EQUAL, {}, np.nextafter(0.25, 0), 0),
         (FOUR_EQUAL, {}, 0.25, 1),  # the cumulative probability must exceed the number
         (FOUR_EQUAL, {}, BELOW_ONE, 3),
         (floats(-0.0, 0.0), {}, 0.25, 0),  # equal, whatever their signs
         (FOUR_EQUAL, {"top_k": 3}, BELOW_ONE, 2),  # of equals the lowest ids stay
-        (FOUR_EQUAL, {"top_k": 1}, BELOW_ONE, 0),
-        (FOUR_EQUAL, {"top_k": 4}, BELOW_ONE, 3),
         (FOUR_EQUAL, {"top_k": 9}, BELOW_ONE, 3),
         (FOUR_EQUAL, {"top_p": 0.5}, BELOW_ONE, 1),  # two hold a half
         (FOUR_EQUAL, {"top_p": np.nextafter(0.5, 1)}, BELOW_ONE, 2),
-        (FOUR_EQUAL, {"top_p": 0.5}, 0.5, 1),  # of the two that are left
         (FOUR_EQUAL, {"top_p": 1e-300}, BELOW_ONE, 0),  # at least one
         (FOUR_EQUAL, {"top_k": 2, "top_p": 0.5}, BELOW_ONE, 0),  # a half of what top_k left
-        (floats(1, 3, 2, 3), {"top_k": 2}, 0.0, 1),
-        (floats(1, 3, 2, 3), {"top_k": 2}, 0.5, 3),
-        (floats(1, 3, 2, 3), {"top_k": 3}, BELOW_ONE, 2),
         (floats(-inf, 1, -inf), {}, BELOW_ONE, 1),  # never one that is excluded
-        (floats(0, 1, -inf), {"top_k": 3}, BELOW_ONE, 0),
         (floats(0, 200), {}, BELOW_ONE, 1),  # nor one whose probability is 0 in float32
         (floats(0, 1), {"temperature": 1e-30}, BELOW_ONE, 1),
         (floats(0, 1), {"temperature": 1e30}, 0.5, 0),
@@ -141,15 +130,6 @@ def test_the_edges_of_sampling(logits, options, uniform, token):
     assert choose(logits, Sampling(**{"temperature": 1.0, **options}), float(uniform)) == token
 
 
-def test_tokens_come_as_often_as_their_probability_says():
-    logits = np.random.default_rng(3).normal(0, 2, 40).astype(np.float32)
-    probability = np.exp(logits.astype(np.float64) / 0.7)
-    probability /= probability.sum()
-    n = 4000
-    chosen = [choose(logits, Sampling(temperature=0.7), (i + 0.5) / n) for i in range(n)]
-    np.testing.assert_allclose(np.bincount(chosen, minlength=40) / n, probability, atol=1 / n)
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, ANY, Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.5)])
 @pytest.mark.parametrize("logits", [(1, nan, 2), (nan, nan), (1, inf), (inf, inf), (-inf, nan), (-inf, -inf)])
 def test_what_is_no_number_is_an_error(logits, sampling):
@@ -157,34 +137,23 @@ def test_what_is_no_number_is_an_error(logits, sampling):
         choose(floats(*logits), sampling, 0.5)
 
 
-@pytest.mark.parametrize("logits", [floats(), np.zeros((1, 3), np.float32), np.float32(1).reshape(())])
-def test_logits_are_those_of_one_position(logits):
-    with pytest.raises(ShapeError, match="expected \\[V\\]"):
-        choose(logits)
-
-
-@pytest.mark.parametrize("uniform", [1.0, -1e-9, nan, inf])
-def test_a_number_to_sample_with_is_from_0_to_1(uniform):
-    with pytest.raises(OptionError, match="uniform number"):
-        choose(FOUR_EQUAL, ANY, uniform)
+def test_logits_are_those_of_one_position_and_a_number_is_from_0_to_1():
+    for logits in (floats(), np.zeros((1, 3), np.float32), np.float32(1).reshape(())):
+        with pytest.raises(ShapeError, match=r"expected \[V\]"):
+            choose(logits)
+    for uniform in (1.0, -1e-9, nan, inf):
+        with pytest.raises(OptionError, match="uniform number"):
+            choose(FOUR_EQUAL, ANY, uniform)
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": -0.1},
-        {"temperature": nan},
-        {"temperature": inf},
-        {"top_k": -1},
-        {"top_p": 0.0},
-        {"top_p": 1.0000001},
-        {"top_p": -1.0},
-        {"top_p": nan},
-    ],
+    ("option", "values"),
+    [("temperature", (-0.1, nan, inf, 1e-50, 1e-40, 1e39)), ("top_k", (-1,)), ("top_p", (0.0, 1.0000001, -1.0, nan))],
 )
-def test_options_out_of_range(options):
-    with pytest.raises(OptionError, match=f"{next(iter(options))} is "):
-        Sampling(**options)
+def test_options_out_of_range(option, values):
+    for value in values:
+        with pytest.raises(OptionError, match=f"{option} is "):
+            Sampling(**{option: value})
 
 
 # --- the numbers of a seed ------------------------------------------------------------------------------------------------------------
@@ -199,9 +168,6 @@ def test_the_numbers_of_a_seed_are_numpys(seed):
 def test_the_numbers_of_a_seed_stay_what_they_are():
     assert list(islice(uniforms(0), 3)) == [0.011546754286331562, 0.24154919656271812, 0.11142585551493822]
     assert list(islice(uniforms(2**64 - 1), 2)) == [0.23494158814525556, 0.7173107484541781]
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64])
-def test_a_seed_has_64_bits(seed):
-    with pytest.raises(OptionError, match="seed is"):
-        next(uniforms(seed))
+    for seed in (-1, 2**64):
+        with pytest.raises(OptionError, match="seed is"):
+            next(uniforms(seed))

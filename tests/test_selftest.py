@@ -17,21 +17,6 @@ def test_a_digest_is_of_little_endian_bytes_in_c_order():
     assert selftest.digest(y, x) != expected
 
 
-def test_noise_is_splitmix64_of_the_index():
-    """With Python's integers, number by number."""
-
-    def number(seed, i):
-        x = (i + (seed << 32)) * 0x9E3779B97F4A7C15 % 2**64
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            x = (x ^ x >> shift) * factor % 2**64
-        return ((x ^ x >> 31) >> 40) / 2**23 - 1
-
-    noise = selftest.noise(7, 40, 5)
-    assert noise.dtype == np.float32
-    assert noise.ravel().tolist() == [number(7, i) for i in range(200)]
-    assert -1 <= noise.min() < -0.9 < 0.9 < noise.max() < 1
-
-
 @pytest.fixture
 def two_kernels(monkeypatch):
     """Two cases instead of all, the bits of one of which are known. Returns the names of those that ran."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from gradient_models import FAMILY, RECORDINGS, SMOOTH, WINDOW, config_of, random_parameters, recording, wide
+from gradient_models import FAMILIES, RECORDINGS, SMOOTH, WINDOW, config_of, random_parameters, recording, wide
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import seeds
@@ -19,7 +19,7 @@ def slope(run, parameters, name, direction, step):
 @settings(max_examples=20)
 @given(
     seed=seeds,
-    family=FAMILY,
+    family=st.sampled_from(FAMILIES),
     tied=st.booleans(),
     kv_heads=st.sampled_from([1, 2, 4]),
     length=st.integers(2, 9),
@@ -56,15 +56,6 @@ def test_the_differentiated_scale_agrees_with_finite_differences(seed, n, m):
     size = np.linalg.norm(dy) * np.linalg.norm(direction)
     assert abs(slope(run, {"w": w}, "w", direction, 1e-5) - np.sum(back(dy) * direction)) <= 1e-8 * size
     np.testing.assert_array_equal(spec_grad.ternary_differentiated(w)[0], spec_grad.ternary(w)[0])
-
-
-def test_quantisers_pass_gradients_straight_through():
-    rng = np.random.default_rng(0)
-    x, dy = rng.normal(size=(2, 5, 7))
-    for quantizer in (spec_grad.int8, spec_grad.ternary):
-        value, back = quantizer(x)
-        assert np.abs(value - x).max() > 1e-3
-        np.testing.assert_array_equal(back(dy), dy)
 
 
 @pytest.mark.parametrize("name", RECORDINGS)

@@ -82,3 +82,8 @@ def test_the_table_of_faults_has_every_fault():
 def test_the_table_of_known_mistakes_is_the_catalogue():
     rows = [tuple(row) for row in pages.table(DOCS / "mistakes.md", "mistake")]
     assert rows == [tuple(column.replace("\\|", "|") for column in row) for row in mutations.catalogue()]
+
+
+def test_the_page_of_the_tests_begins_with_the_test_that_matters_most():
+    page = pages.ROOT / "tests" / "README.md"
+    assert pages.blocks(page, "py")[0].code in (page.parent / "properties" / "test_same_bits.py").read_text("utf-8")

@@ -1,4 +1,6 @@
-"""A sequence's tokens, and the bits of the logits they were chosen from, do not know how many others there are, which, or in what order."""
+"""A sequence's tokens are chosen from the logits that it has alone, whatever the others are, their order and the drafts."""
+
+from unittest import mock
 
 import numpy as np
 from hypothesis import given, settings
@@ -9,62 +11,65 @@ from bitnet_np.batch import Request, generate_batch
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.generate import stream
-from bitnet_np.sampling import Sampling
+from bitnet_np.sampling import Sampling, choose
+from bitnet_np.speculation import Proposals, Speculation
 
 samplings = st.sampled_from([Sampling(), Sampling(1.0), Sampling(0.7, top_k=4), Sampling(1.3, top_p=0.8)])
 prompts = st.lists(st.tuples(st.integers(1, 8) | st.sampled_from([63, 64, 65]), st.integers(0, 6)), min_size=1, max_size=6)
 
 
-def run(model, requests, slots, dialect, dtype=np.float32):
-    """Tokens and logits of each request by id."""
-    seen = {request.id: [] for request in requests}
-    completions = generate_batch(
-        model, requests, slots, dialect=dialect, dtype=dtype, observe=lambda request, logits: seen[request.id].append(logits.copy())
-    )
-    return {completion.request.id: (completion.tokens, seen[completion.request.id]) for completion in completions}
+def right_and_wrong(answers, rng, vocab):
+    """A drafter that knows the answers: it gives the next tokens of one, and wrong ones after some of them."""
+
+    def draft(tokens, most):
+        answer = next(answer for answer in answers if answer[: len(tokens)] == tokens.tolist())
+        right = answer[len(tokens) :][: rng.integers(most + 1)]
+        return right + rng.integers(0, vocab, int(rng.integers(3))).tolist()
+
+    return draft
 
 
-def assert_same(a, b):
-    assert a[0] == b[0]
-    assert len(a[1]) == len(b[1])
-    for ours, theirs in zip(a[1], b[1], strict=True):
-        assert_same_bits(ours, theirs)
-
-
-@settings(max_examples=60)
+@settings(max_examples=80)
 @given(
     shape=shapes(),
     seed=seeds,
     sizes=prompts,
     sampling=samplings,
     dialect=st.sampled_from(list(DIALECTS.values())),
-    dtype=st.sampled_from([np.float32, np.float16]),
+    half=st.booleans(),
+    drafts=st.booleans(),
+    slots=st.integers(1, 7),
     data=st.data(),
 )
-def test_company_changes_neither_tokens_nor_bits(shape, seed, sizes, sampling, dialect, dtype, data):
-    model = random_model(seed, **shape)
-    rng = np.random.default_rng(seed)
+def test_each_sequence_is_what_it_is_alone(shape, seed, sizes, sampling, dialect, half, drafts, slots, data):
+    """The tokens are those of `stream`, the logits those of the full pass. Some of the requests come, in any order, drafts or none."""
+    model, rng, seen = random_model(seed, **shape), np.random.default_rng(seed), {}
     stop = set(rng.integers(0, model.config.vocab, 1).tolist())
     requests = [
         Request(f"s{i}", random_tokens(rng, model, length).tolist(), n, sampling, seed=seed, stop=stop)
         for i, (length, n) in enumerate(sizes)
     ]
-    alone = {request.id: run(model, [request], 1, dialect, dtype)[request.id] for request in requests}
     chosen = data.draw(st.permutations(requests))[: data.draw(st.integers(1, len(requests)))]
-    together = run(model, chosen, data.draw(st.integers(1, len(requests) + 1)), dialect, dtype)
-    assert together.keys() == {request.id for request in chosen}
-    for name, result in together.items():
-        assert_same(result, alone[name])
-
-
-@settings(max_examples=30)
-@given(shape=shapes(), seed=seeds, sizes=prompts, sampling=samplings, slots=st.integers(1, 7))
-def test_each_sequence_is_what_generate_gives_and_its_logits_what_the_full_pass_gives(shape, seed, sizes, sampling, slots):
-    model = random_model(seed, **shape)
-    rng = np.random.default_rng(seed)
-    requests = [Request(i, random_tokens(rng, model, length).tolist(), n, sampling, seed=seed) for i, (length, n) in enumerate(sizes)]
-    for request, (tokens, logits) in zip(requests, run(model, requests, slots, DIALECTS["exact"]).values(), strict=True):
-        assert tokens == list(stream(model, request.prompt, request.n, sampling=sampling, numbers=request.numbers()))
-        whole = forward_full(model, [[*request.prompt, *tokens]])[0]
-        for step, row in enumerate(logits):
-            assert_same_bits(row, whole[len(request.prompt) - 1 + step])
+    whole = dialect.with_cache("float16") if half else dialect
+    how = {"sampling": sampling, "stop": stop, "dialect": whole}
+    alone = {r.id: list(stream(model, r.prompt, r.n, numbers=r.numbers(), **how)) for r in chosen}
+    answers = [[*request.prompt, *alone[request.id]] for request in chosen]
+    with mock.patch.object(Proposals, "_fastest", lambda self, costs, sequences, room: room):
+        completions = generate_batch(
+            model,
+            chosen,
+            slots,
+            dialect=dialect,
+            dtype=np.float16 if half else np.float32,
+            speculation=Speculation(right_and_wrong(answers, rng, model.config.vocab), 3) if drafts else None,
+            observe=lambda request, logits: seen.setdefault(request.id, []).append(logits.copy()),
+        )
+        assert {completion.request.id: completion.tokens for completion in completions} == alone
+    for request in chosen:
+        logits = seen.get(request.id, [])
+        assert len(logits) - len(alone[request.id]) in (0, 1)  # a stop token was chosen, too
+        rows = forward_full(model, [[*request.prompt, *alone[request.id]]], dialect=whole)[0, len(request.prompt) - 1 :]
+        numbers = request.numbers()
+        for row, expected, token in zip(logits, rows, [*alone[request.id], *stop], strict=False):
+            assert_same_bits(row, expected)
+            assert choose(row, sampling, 0.0 if sampling.greedy else next(numbers)) == token

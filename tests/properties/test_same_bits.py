@@ -1,6 +1,8 @@
-"""One answer, to the bit: whichever path computes it, in whichever pieces, in whichever company, on however many threads.
+"""One answer, to the bit: the tests that the project is for.
 
-`assert_same_bits` compares float32 bit patterns. The reference in every test is one sequence alone, all of it at once, on one thread.
+The reference of every test is one sequence alone, all of it at once, on one thread. Decoding token by token gives the same bits.
+So do pieces of any sizes, any batch, any schedule, any KV cache and any number of threads, for every family, dialect and window.
+`assert_same_bits` compares float32 bit patterns.
 """
 
 from unittest import mock
@@ -10,63 +12,41 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from models import assert_same_bits, family_shapes, lengths, padded, random_model, random_tokens, seeds, threads
+from models import assert_same_bits, dialects, family_shapes, lengths, padded, random_model, random_tokens, seeds, threads
 
 from bitnet_np import forward_pass
 from bitnet_np.cache import KVCache
 from bitnet_np.dialects import DIALECTS, EXACT
-from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental
+from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental, prefill
 
-dialects = st.sampled_from(list(DIALECTS.values()))
 batches = st.lists(lengths, min_size=1, max_size=5)
-
-
-def in_chunks(model, tokens, sizes, dialect):
-    """Logits [T, V] of one sequence taken in pieces of these sizes, one after the other, and the cache it leaves."""
-    cache = KVCache(model.config, capacity=len(tokens))
-    pieces = np.split(tokens, np.cumsum(sizes)[:-1])
-    assert [len(piece) for piece in pieces] == list(sizes)
-    return np.concatenate([forward(model, piece[None], cache, dialect=dialect)[0] for piece in pieces]), cache
-
-
-def assert_same_cache(a, b):
-    assert_same_bits(a.k, b.k)
-    assert_same_bits(a.v, b.v)
-    np.testing.assert_array_equal(a.lengths, b.lengths)
-
-
-@settings(max_examples=150)
-@given(shape=family_shapes(), seed=seeds, length=lengths, dialect=dialects, cuts=st.sets(st.integers(1, 129), max_size=6))
-def test_a_sequence_gives_the_same_bits_in_any_chunks(shape, seed, length, dialect, cuts):
-    model = random_model(seed, **shape)
-    tokens = random_tokens(np.random.default_rng(seed), model, length)
-    whole = forward_full(model, tokens[None], dialect=dialect)[0]
-
-    prefilled, cache = in_chunks(model, tokens, [length], dialect)
-    assert_same_bits(prefilled, whole)
-    edges = [0, *sorted(cut for cut in cuts if cut < length), length]
-    chunked, other = in_chunks(model, tokens, np.diff(edges), dialect)
-    assert_same_bits(chunked, whole)
-    assert_same_cache(other, cache)
+counts_of_threads = st.sampled_from([1, 1, 1, 2, 3, numba.config.NUMBA_NUM_THREADS])
+SEVERAL_BLOCKS = {"width": 256, "ffn": 384, "vocab": 150}  # of rows, each with an owner among the threads
 
 
 @settings(max_examples=60)
-@given(shape=family_shapes(), seed=seeds, length=lengths, dialect=dialects)
-def test_a_sequence_gives_the_same_bits_token_by_token(shape, seed, length, dialect):
+@given(shape=family_shapes(), seed=seeds, length=lengths, dialect=dialects())
+def test_decoding_token_by_token_equals_the_whole_sequence(shape, seed, length, dialect):
     model = random_model(seed, **shape)
     tokens = random_tokens(np.random.default_rng(seed), model, length)
-    whole, cache = in_chunks(model, tokens, [length], dialect)
-
-    stepped, other = in_chunks(model, tokens, [1] * length, dialect)
-    assert_same_bits(stepped, whole)
-    assert_same_cache(other, cache)
-    assert_same_bits(forward_incremental(model, tokens[None], dialect=dialect)[0], whole)
+    cache = KVCache(model.config, capacity=length)
+    decoded = [forward(model, [[token]], cache, dialect=dialect)[0] for token in tokens]
+    assert_same_bits(np.concatenate(decoded), forward_full(model, tokens[None], dialect=dialect)[0])
 
 
 @settings(max_examples=60)
-@given(shape=family_shapes(), seed=seeds, batch=batches, dialect=dialects, chunk=st.integers(1, 150), extra=st.integers(0, 3))
-def test_a_sequence_gives_the_same_bits_in_any_batch(shape, seed, batch, dialect, chunk, extra):
-    """Any companions, itself twice, any padding, whole or in chunks; only the last token, or all."""
+@given(
+    shape=family_shapes(),
+    seed=seeds,
+    batch=batches,
+    dialect=dialects(),
+    chunk=st.integers(1, 150),
+    extra=st.integers(0, 3),
+    n_threads=counts_of_threads,
+)
+@example(shape=SEVERAL_BLOCKS, seed=0, batch=[130, 3, 65], dialect=EXACT, chunk=70, extra=0, n_threads=4)
+def test_a_sequence_has_the_same_bits_in_any_batch(shape, seed, batch, dialect, chunk, extra, n_threads):
+    """Any companions, itself twice, any padding, at once or in chunks; only the last token, or all."""
     rng = np.random.default_rng(seed)
     model = random_model(seed, **shape)
     sequences = [random_tokens(rng, model, length) for length in batch]
@@ -74,67 +54,78 @@ def test_a_sequence_gives_the_same_bits_in_any_batch(shape, seed, batch, dialect
     alone = [forward_full(model, sequence[None], dialect=dialect)[0] for sequence in sequences]
     tokens, counts = padded(rng, sequences, extra)
 
-    full = forward_full(model, tokens, counts, dialect=dialect)
-    for row, expected in zip(full, alone, strict=True):
-        assert_same_bits(row[: len(expected)], expected)
-        assert not row[len(expected) :].any()
-    assert_same_bits(forward_incremental(model, tokens, counts, chunk=chunk, dialect=dialect), full)
+    with threads(n_threads):
+        full = forward_full(model, tokens, counts, dialect=dialect)
+        for row, expected in zip(full, alone, strict=True):
+            assert_same_bits(row[: len(expected)], expected)
+            assert not row[len(expected) :].any()
+        assert_same_bits(forward_incremental(model, tokens, counts, chunk=chunk, dialect=dialect), full)
 
-    last = np.array([expected[-1] for expected in alone])
-    assert_same_bits(forward_full(model, tokens, counts, last_only=True, dialect=dialect), last)
-    assert_same_bits(forward_incremental(model, tokens, counts, chunk=chunk, last_only=True, dialect=dialect), last)
-    cache = KVCache(model.config, len(counts), tokens.shape[1])
-    assert_same_bits(forward(model, tokens, cache, counts, last_only=True, dialect=dialect), last)
+        last = np.array([expected[-1] for expected in alone])
+        assert_same_bits(forward_full(model, tokens, counts, last_only=True, dialect=dialect), last)
+        assert_same_bits(forward_incremental(model, tokens, counts, chunk=chunk, last_only=True, dialect=dialect), last)
 
 
-@settings(max_examples=60)
-@given(shape=family_shapes(), seed=seeds, batch=batches, dialect=dialects, most=st.integers(1, 70), spare=st.integers(0, 2))
-def test_sequences_may_share_a_cache_on_any_schedule(shape, seed, batch, dialect, most, spare):
-    """Each call goes on with some of the sequences, in some order, each by as many tokens as it likes: what a server does all day."""
+@settings(max_examples=100)
+@given(
+    shape=family_shapes(),
+    seed=seeds,
+    batch=st.lists(lengths | st.sampled_from([190, 260]), min_size=1, max_size=5),
+    dialect=dialects(),
+    half=st.booleans(),
+    ring=st.none() | st.sampled_from([1, 3, 64, 65, 100]),
+    spare=st.integers(0, 2),
+    most=st.sampled_from([5, 63, 64, 65, 129, 260]),
+    n_threads=counts_of_threads,
+)
+@example(shape=SEVERAL_BLOCKS, seed=0, batch=[130, 3, 65], dialect=EXACT, half=False, ring=None, spare=1, most=129, n_threads=4)
+def test_sequences_may_share_a_cache_on_any_schedule(shape, seed, batch, dialect, half, ring, spare, most, n_threads):
+    """Each call goes on with some of the sequences, in some order, each by as many tokens as it likes: what a server does all day.
+
+    half: whether the cache is float16; ring: the window of every layer of a model whose cache is a ring.
+    """
     rng = np.random.default_rng(seed)
-    model = random_model(seed, **shape)
+    model = random_model(seed, **shape | ({"window": ring, "window_layers": None} if ring else {}))
+    half = half and dialect.kv == "float32"
+    whole = dialect.with_cache("float16") if half else dialect
     sequences = [random_tokens(rng, model, length) for length in batch]
     slots = rng.permutation(len(batch) + spare)[: len(batch)]
-    cache = KVCache(model.config, len(batch) + spare, max(batch) + spare)
-    alone = [in_chunks(model, sequence, [len(sequence)], dialect) for sequence in sequences]
+    dtype = np.float16 if half else np.float32
+    cache = KVCache(model.config, len(batch) + spare, max(batch) + spare, dtype, ring=ring is not None)
+    alone = [forward_full(model, sequence[None], dialect=whole)[0] for sequence in sequences]
 
     done = np.zeros(len(batch), np.int64)
     while (waiting := np.flatnonzero(done < batch)).size:
         chosen = rng.permutation(waiting)[: rng.integers(1, waiting.size + 1)]
-        steps = [int(rng.integers(1, min(most, batch[i] - done[i]) + 1)) for i in chosen]
-        tokens, counts = padded(rng, [sequences[i][done[i] : done[i] + n] for i, n in zip(chosen, steps, strict=True)])
-        out = forward(model, tokens, cache, counts, slots=slots[chosen], dialect=dialect)
-        for logits, i, n in zip(out, chosen, steps, strict=True):
-            assert_same_bits(logits[:n], alone[i][0][done[i] : done[i] + n])
-            done[i] += n
-    for (_, expected), slot, length in zip(alone, slots, batch, strict=True):
-        for kept, reference in ((cache.k, expected.k), (cache.v, expected.v)):
-            assert_same_bits(kept[:, slot, :length], reference[:, 0])
-            assert not kept[:, slot, length:].any()
-        assert cache.lengths[slot] == length
-    assert not cache.k[:, np.setdiff1d(np.arange(cache.batch), slots)].any()
+        left = np.array(batch)[chosen] - done[chosen]
+        steps = np.minimum(rng.choice([most, rng.integers(1, most + 1)], len(chosen)), left)
+        pieces = [sequences[i][done[i] : done[i] + n] for i, n in zip(chosen, steps, strict=True)]
+        tokens, counts = padded(rng, pieces, rng.integers(0, 2))
+        way = {"slots": slots[chosen], "dialect": dialect}
+        with threads(n_threads):
+            match rng.integers(3):
+                case 0:
+                    last = prefill(model, tokens, cache, counts, block=int(rng.choice([1, 7, 63, 64, 65, 100])), **way)
+                case 1:
+                    last = forward(model, tokens, cache, counts, last_only=True, **way)
+                case 2:
+                    out = forward(model, tokens, cache, counts, **way)
+                    last = out[np.arange(len(chosen)), counts - 1]
+                    for logits, i, n in zip(out, chosen, steps, strict=True):
+                        assert_same_bits(logits[:n], alone[i][done[i] : done[i] + n])
+        done[chosen] += steps
+        assert_same_bits(last, np.array([alone[i][done[i] - 1] for i in chosen]))
+    if ring is None:
+        assert_holds(cache, model, sequences, slots, dialect)
 
 
-@settings(max_examples=20)
-@given(shape=family_shapes(), seed=seeds, batch=batches, dialect=dialects)
-@example(shape={"width": 256, "ffn": 384, "vocab": 150}, seed=0, batch=[130, 3, 65], dialect=EXACT)  # several blocks of rows
-def test_threads_do_not_change_a_bit(shape, seed, batch, dialect):
-    rng = np.random.default_rng(seed)
-    model = random_model(seed, **shape)
-    tokens, counts = padded(rng, [random_tokens(rng, model, length) for length in batch])
-
-    def everything():
-        cache = KVCache(model.config, len(counts), tokens.shape[1])
-        prefilled = forward(model, tokens, cache, counts, dialect=dialect)
-        assert_same_bits(forward_full(model, tokens, counts, dialect=dialect), prefilled)
-        return [prefilled, cache.k, cache.v, forward_incremental(model, tokens[:, :3], np.minimum(counts, 3), dialect=dialect)]
-
-    assert numba.get_num_threads() == 1
-    expected = everything()
-    for n in {2, 3, numba.config.NUMBA_NUM_THREADS}:
-        with threads(n):
-            for a, b in zip(everything(), expected, strict=True):
-                assert_same_bits(a, b)
+def assert_holds(cache, model, sequences, slots, dialect):
+    """Assert that a cache has the bytes that each sequence leaves alone, and zeros elsewhere."""
+    expected = KVCache(model.config, cache.batch, cache.capacity, cache.dtype)
+    for sequence, slot in zip(sequences, slots, strict=True):
+        forward(model, sequence[None], expected, slots=[slot], last_only=True, dialect=dialect)
+    for name in ("k", "v", "lengths"):
+        assert getattr(cache, name).tobytes() == getattr(expected, name).tobytes(), name
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
