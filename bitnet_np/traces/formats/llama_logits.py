@@ -11,14 +11,14 @@ the file keeps the token of the text.
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...errors import FileFormatError, OptionError, ShapeError
-from ..points import Entry, Key, Points, Trace, checked_tokens
-from .arrays import Header
+from ..normal_form import checked_tokens
+from ..points import Entry, Key, Points, Trace
+from .arrays import Header, check_size
 from .output import Writer
 
 MAGIC = b"_logits_"
@@ -39,8 +39,7 @@ def read(path: str | os.PathLike[str], chunk: int = 0) -> Trace:
     first, width = context // 2, _row_width(vocab)
     rows = context - 1 - first
     expected = _HEADER + 4 * context * chunks + 2 * chunks * rows * width
-    if size != expected:
-        raise FileFormatError(f"{path}: {size} bytes, expected {expected} for n_ctx {context}, n_vocab {vocab}, n_chunk {chunks}")
+    check_size(path, size, expected, f"n_ctx {context}, n_vocab {vocab}, n_chunk {chunks}")
     if not 0 <= chunk < chunks:
         raise OptionError(f"{path}: chunk is {chunk}, the file has chunks 0 to {chunks - 1}")
     start = _HEADER + 4 * context * chunks + 2 * chunk * rows * width
@@ -108,12 +107,11 @@ class LlamaLogitsWriter(Writer):
 
     names = frozenset({"result_output"})
     chunks = 0
-    _file: IO[bytes] | None = None
 
     def begin(self) -> None:
         if self.tokens is None:
             raise OptionError(f"{self.path}: this format holds token ids, give them")
-        self._file = open(self.part, "xb")  # noqa: SIM115 (closed in close)
+        self._file = self.opened(self.part, "xb")
 
     def put(self, key: Key, array: NDArray) -> None:
         assert self.tokens is not None
@@ -121,7 +119,6 @@ class LlamaLogitsWriter(Writer):
 
     def put_chunk(self, logits: NDArray, tokens: NDArray) -> None:
         """Write the logits [n_ctx, V] of the next chunk of tokens [n_chunk, n_ctx]."""
-        assert self._file is not None
         context = tokens.shape[1]
         if logits.ndim != 2 or len(logits) != context or context < 3 or logits.dtype.kind != "f":
             raise ShapeError(
@@ -137,10 +134,3 @@ class LlamaLogitsWriter(Writer):
         encode(logits[context // 2 : context - 1]).tofile(self._file)
         self.chunks += 1
         self.written[Key("result_output", None)] = logits.shape, logits.nbytes
-
-    def finish(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
