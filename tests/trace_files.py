@@ -83,6 +83,48 @@ def npy_bytes(header, data=b""):
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
 
 
+def npy_of(descr="<i8", shape=(2,), data=bytes(48), fortran_order=False):
+    """A .npy file whose header says this; it is sound if the data are as many."""
+    return npy_bytes({"descr": descr, "fortran_order": fortran_order, "shape": shape}, data)
+
+
+NO_NPY = {  # each makes NumPy raise another error, or is no array of numbers, as pickles and archives
+    "empty": b"",
+    "text": b"1,2,3",
+    "pickle": b"\x80\x04K\x01.",
+    "zip": b"PK\x03\x04" + bytes(100),
+    "end of zip": b"PK\x05\x06" + bytes(18),
+    "magic only": b"\x93NUMPY",
+    "version 9": b"\x93NUMPY\x09\x00" + bytes(90),
+    "no header": npy_bytes(b""),
+    "cut header": npy_of()[:40],
+    "open brace": npy_bytes(b"{'descr'"),
+    "indented": npy_bytes(b" \n  x\n y"),
+    "parentheses": npy_bytes(b"(" * 3000),
+    "minus signs": npy_bytes(b"-" * 5000 + b"1"),
+    "a call": npy_bytes(b"__import__('os').getcwd()"),
+    "huge header": npy_bytes(b"{" + b" " * 60_000 + b"'descr': '<i8', 'fortran_order': False, 'shape': (2,)}"),
+    "no such dtype": npy_of("foo"),
+    "objects": npy_of("|O", (1,), bytes(8)),
+    "fields": npy_of([("a", "<f4")], (1, 1), bytes(4)),
+    "order": npy_of("<f4", (1, 1), bytes(4), 1),
+    "cut data": npy_of(shape=(7,)),
+    "more data than memory": npy_of(shape=(2**60,)),
+    "too large": npy_of(shape=(2**63 - 1,)),
+    "larger": npy_of(shape=(10**20,)),
+    "product overflows": npy_of(shape=(2**32, 2**32)),
+    "negative": npy_of(shape=(-1, -1)),
+    "bool": npy_of(shape=(True, True)),
+    "40 axes": npy_of("<f4", (1,) * 40, bytes(4)),
+}
+NO_LOGITS = {  # sound files
+    "text numbers": npy_of("<U1", (2, 2), bytes(16)),
+    "complex": npy_of("<c8", (1, 1), bytes(8)),
+    "no axis": npy_of("<f4", (), bytes(4)),
+    "no numbers": npy_of("<f4", (0, 4), b""),
+}
+
+
 def safetensors_bytes(header, data=b""):
     """A safetensors file with this header, a dictionary or bytes."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()

@@ -216,24 +216,6 @@ def test_nothing_is_printed_before_an_error(refused, tmp_path):
     assert error == f"bitnet-np: {tmp_path / 'x.png'}: nothing to draw, INVALID: their logits of position 0 are all 0.0\n"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [TINY],
-        ["--tokens", "1"],
-        ["--theirs", "x.npy"],
-        [TINY, "--tokens", "1"],
-        [TINY, "--theirs", "x.npy"],
-        ["--tokens", "1", "--theirs", "x.npy"],
-        ["--tokens", ""],
-    ],
-)
-def test_check_needs_all_or_nothing(refused, arguments):
-    assert "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs or --endpoint, or none of them" in refused(
-        "check", *arguments
-    )
-
-
 def test_wrong_arguments_of_check(refused, tmp_path):
     theirs = save_array(tmp_path / "theirs.npy", np.zeros((1, 512), np.float32))
     assert "shape [0, 512]" in refused(

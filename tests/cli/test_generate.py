@@ -144,35 +144,6 @@ def test_one_prompt_is_speculated_unless_the_model_is_small(run, monkeypatch, le
     assert ("speculation" in result) == is_used
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tokens", "1", "--draft", TINY.replace("tiny", "demo")], "tokens is not the 512 tokens of"),
-        (["--tokens", "1", "--draft", "nowhere.gguf"], "nowhere.gguf"),
-        (["--tokens", ""], "Tokens cannot be empty"),
-        (["--tokens", "600"], "token 600"),
-        (["--tokens", "1", "-n", "-1"], "number of tokens to generate is -1"),
-        (["--tokens", "1", "-n", "512"], "a prompt of 1 and 512 new tokens exceed the model's context of 512"),
-        (["--tokens", "1", "--temperature", "-1"], "temperature is -1.0"),
-        (["--tokens", "1", "--temperature", "nan"], "temperature is nan"),
-        (["--tokens", "1", "--top-k", "-1"], "top_k is -1"),
-        (["--tokens", "1", "--top-p", "0"], "top_p is 0.0"),
-        (["--tokens", "1", "--seed", "-1", *HOT], "seed is -1"),
-        (["--tokens", "1", "--uniforms", "0.5,x"], "--uniforms is '0.5,x'"),
-        (["--tokens", "1", "--uniforms", "1.0", *HOT], "uniform number is 1.0"),
-        (["--tokens", "1", "--uniforms", "", *HOT], "ran out"),
-        (["--tokens", "1", "--stop", "x"], "--stop is 'x'"),
-        (["--tokens", "1", "--stop", "512"], "stop token 512 is not an id"),
-        (["--tokens", "1", "--chat"], "--chat needs --prompt"),
-        (["--tokens", "1", "--threads", "0"], "--threads is 0"),
-        (["nowhere.gguf", "--tokens", "1"], "nowhere.gguf"),
-        pytest.param(["--prompt", "\udc80"], "lone surrogate", marks=needs_text),
-    ],
-)
-def test_wrong_arguments_of_generate(refused, arguments, message):
-    assert message in refused("generate", *(arguments if "gguf" in arguments[0] else [TINY, *arguments]))
-
-
 def test_generate_takes_one_prompt(refused, tmp_path):
     path = write_file(tmp_path / "two.json", "[[1], [2]]")
     assert "token ids have shape [2, 1], expected [T]: one prompt" in refused("generate", TINY, "--tokens-file", path)
