@@ -25,6 +25,12 @@ OUTPUTS = {
     "base_model.model.model.layers.2.input_layernorm": "attn_norm-2",
     "model.language_model.layers.2.self_attn.q_norm": "Qcur_normed-2",
     "layers.1.attention.wq": "Qcur-1",
+    "layers.1.attention_norm": "attn_norm-1",
+    "layers.1.feed_forward.w1": "ffn_gate-1",
+    "layers.1.feed_forward.w3": "ffn_up-1",
+    "layers.1.feed_forward.w2": "ffn_down-1",
+    "tok_embeddings": "inp_embd",
+    "output": "result_output",
     "blk.3.ffn_up": "ffn_up-3",
     "transformer.h.1.attn.c_proj": "attn_o_out-1",
     "gpt_neox.layers.1.attention.dense": "attn_o_out-1",
@@ -61,7 +67,7 @@ NOTHING = [
     [
         ("l_out-3", ("l_out-3", None, False)),
         ("blk.3.ffn_up.weight", ("grad_ffn_up-3", None, False)),
-        # outputs of modules, whose names test_points.py has
+        # outputs of modules; test_points.py has all names in the table, and the loader's are below
         *((label, (point, None, False)) for label, point in OUTPUTS.items()),
         # what a dump may have under two names
         *((label, (point, None, True)) for label, point in SECOND.items()),
