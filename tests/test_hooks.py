@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from foreign_arrays import Bfloat16, Tensor
 from models import random_model
 from recorder import record_all
 
@@ -60,31 +61,6 @@ def calls(points, n_layers):
     yield "lm_head", Key("result_norm", None), Key("result_output", None)
 
 
-class Tensor:
-    """What is asked of a torch tensor. NumPy has no bfloat16, so such a tensor must be widened first."""
-
-    @property
-    def shape(self):
-        return self.array.shape
-
-    def __init__(self, array, dtype="torch.float32", detached=False):
-        self.array, self.dtype, self.detached = array, dtype, detached
-
-    def detach(self):
-        return Tensor(self.array, self.dtype, True)
-
-    def float(self):
-        return Tensor(self.array.astype(np.float32, copy=False), "torch.float32", self.detached)
-
-    def cpu(self):
-        return self
-
-    def numpy(self):
-        assert self.detached
-        assert self.dtype != "torch.bfloat16"
-        return self.array
-
-
 def apply_rotary_pos_emb(queries, keys):
     """What an attention calls: here it gives what it takes."""
     return queries, keys
@@ -134,22 +110,6 @@ class MlxModule:
             self.rope.result = heads
             self.rope()
         return self.result
-
-
-float32 = np.float32  # as mlx.core has it
-
-
-class Bfloat16:
-    """An array of mlx that NumPy cannot read; `astype` takes a dtype of the module of its class."""
-
-    dtype = "mlx.core.bfloat16"
-
-    def __init__(self, array):
-        self.array = array
-
-    def astype(self, dtype):
-        assert dtype is float32
-        return self.array
 
 
 class FakeModel:

@@ -207,12 +207,11 @@ def test_what_is_read_is_not_written_over(run, refused, tmp_path):
         (["nll", "--tokens", "1,2,3"], (1, 3, 9)),
     ],
 )
-def test_the_command_line_writes_and_prints_them(tmp_path, capsys, arguments, expected):
+def test_the_command_line_writes_and_prints_them(tmp_path, printed, arguments, expected):
     out = tmp_path / "metrics.json"
-    assert main([arguments[0], TINY, *arguments[1:], "--metrics", str(out)]) == 0
+    _, error = printed(arguments[0], TINY, *arguments[1:], "--metrics", out)
     metrics = json.loads(out.read_text())
     assert (metrics["forwards"], metrics["layers"], metrics["kv_positions"]) == expected
-    error = capsys.readouterr().err
     assert "ternary_matmul" in error
     assert f"{expected[0]} forwards, {expected[1]} layers, {expected[2]} positions written to KV caches" in error
 

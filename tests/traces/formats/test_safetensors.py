@@ -2,30 +2,24 @@
 
 import numpy as np
 import pytest
-from trace_files import TOKENS, all_points, safetensors_bytes, write_trace
+from trace_files import TOKENS, safetensors_bytes, write_trace
 
 from bitnet_np.errors import FileFormatError
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key
 
 
-def test_the_library_reads_our_safetensors(tmp_path):
+def test_the_library_reads_ours_and_we_read_the_librarys(tmp_path):
     library = pytest.importorskip("safetensors.numpy")
-    written = write_trace(tmp_path / "t.safetensors", "safetensors")
-    tensors = library.load_file(tmp_path / "t.safetensors")
+    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    expected = {str(key): array.tobytes() for key, array in write_trace(ours, "safetensors").items()}
+    tensors = library.load_file(ours)
+    library.save_file(tensors | {"lm_head.weight": np.ones(3)}, theirs, {"made": "elsewhere"})
     np.testing.assert_array_equal(tensors.pop("tokens"), TOKENS)
-    assert {key: array.tobytes() for key, array in tensors.items()} == {str(key): array.tobytes() for key, array in written.items()}
-
-
-def test_we_read_the_librarys_safetensors(tmp_path):
-    library = pytest.importorskip("safetensors.numpy")
-    tensors = {str(key): array for key, array in all_points().items()} | {"tokens": TOKENS, "lm_head.weight": np.ones(3)}
-    library.save_file(tensors, tmp_path / "t.safetensors", {"made": "elsewhere"})
-    trace = read_any(tmp_path / "t.safetensors")
+    trace = read_any(theirs)
     assert trace.ignored == ("lm_head.weight",)
-    assert {str(key): array.tobytes() for key, array in trace.points.items()} == {
-        str(key): array.tobytes() for key, array in all_points().items()
-    }
+    assert {key: array.tobytes() for key, array in tensors.items()} == expected
+    assert {str(key): array.tobytes() for key, array in trace.points.items()} == expected
 
 
 def test_bfloat16_becomes_float32(tmp_path):
