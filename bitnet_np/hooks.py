@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from .errors import OptionError, ShapeError, shown
 from .traces.arrays import as_numpy
 from .traces.formats import labels
-from .traces.points import Key, Trace
+from .traces.points import LAYER_INPUT, POINT, Key, Trace
 
 Floats = NDArray[np.floating]
 _Take = Callable[[tuple[Any, ...], Any], None]
@@ -30,7 +30,7 @@ EMBEDDING, NORM, LOGITS = Key("inp_embd", None), Key("result_norm", None), Key("
 
 _SCALED = Key("inp_scaled", None)
 _FIRST_NORM, _FFN_NORM, _POSITIONS = "input_layernorm", "post_attention_layernorm", "wpe"
-_INPUTS = {_FFN_NORM, "self_attn.attn_sub_norm", "self_attn.o_proj", "mlp.ffn_sub_norm", "mlp.down_proj"}
+_INPUTS = {module for module, name in labels.INPUTS.items() if name != LAYER_INPUT and not POINT[name].module}
 """Modules whose input no module gives as its output."""
 _ATTENTION = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:self_attn|attention|attn)")
 _ROTATE = "apply_rotary_pos_emb"

@@ -44,7 +44,7 @@ from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import Config, Layer, Linear, Model, frozen
 from bitnet_np.rope import rope_frequencies
-from bitnet_np.traces.formats import stages
+from bitnet_np.traces.formats import labels
 from bitnet_np.traces.points import QUANTIZED, Key, Trace
 
 Points = dict[Key, NDArray]
@@ -338,7 +338,7 @@ class Transformers:
 
         handles = []
         for name, module in model.named_modules():
-            key = stages.from_transformers(name)
+            key = labels.direct(name)
             if key:
                 handles.append(module.register_forward_hook(after(key)))
                 if key.name in BEFORE:

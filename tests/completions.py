@@ -1,5 +1,7 @@
 """Completions as an honest or a faulty server would make them, and the answers in which servers of two APIs send them."""
 
+import copy
+
 import numpy as np
 
 from bitnet_np.judge.dump import log_softmax
@@ -60,3 +62,22 @@ def vllm_answer(completions):
     logprobs = {"tokens": names, "token_logprobs": [max(x.values()) for x in later], "top_logprobs": later, "text_offset": [0] * len(names)}
     choice = {"index": 0, "text": "?", "logprobs": logprobs, "prompt_logprobs": prompt if any(prompt) else None, "finish_reason": "length"}
     return {"object": "text_completion", "choices": [choice], "usage": {"prompt_tokens": completions.prompt}}
+
+
+def changed(answer, path, value):
+    """The answer with the value at a path replaced, or removed for `...`."""
+    answer = at = copy.deepcopy(answer)
+    for step in path[:-1]:
+        at = at[step]
+    if value is ...:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return answer
+
+
+def assert_same(one, other):
+    """Two records of completions hold the same tokens and numbers."""
+    assert (one.tokens.tolist(), one.prompt, one.k, one.notes) == (other.tokens.tolist(), other.prompt, other.k, other.notes)
+    rows = [[(row.position, row.ids.tolist(), row.logprobs.tolist()) for row in record.top] for record in (one, other)]
+    assert rows[0] == rows[1]

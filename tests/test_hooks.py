@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from foreign_arrays import Bfloat16, Tensor
 from models import random_model
 from recorder import record_all
 
@@ -60,31 +61,6 @@ def calls(points, n_layers):
     yield "lm_head", Key("result_norm", None), Key("result_output", None)
 
 
-class Tensor:
-    """What is asked of a torch tensor. NumPy has no bfloat16, so such a tensor must be widened first."""
-
-    @property
-    def shape(self):
-        return self.array.shape
-
-    def __init__(self, array, dtype="torch.float32", detached=False):
-        self.array, self.dtype, self.detached = array, dtype, detached
-
-    def detach(self):
-        return Tensor(self.array, self.dtype, True)
-
-    def float(self):
-        return Tensor(self.array.astype(np.float32, copy=False), "torch.float32", self.detached)
-
-    def cpu(self):
-        return self
-
-    def numpy(self):
-        assert self.detached
-        assert self.dtype != "torch.bfloat16"
-        return self.array
-
-
 def apply_rotary_pos_emb(queries, keys):
     """What an attention calls: here it gives what it takes."""
     return queries, keys
@@ -136,26 +112,11 @@ class MlxModule:
         return self.result
 
 
-float32 = np.float32  # as mlx.core has it
-
-
-class Bfloat16:
-    """An array of mlx that NumPy cannot read; `astype` takes a dtype of the module of its class."""
-
-    dtype = "mlx.core.bfloat16"
-
-    def __init__(self, array):
-        self.array = array
-
-    def astype(self, dtype):
-        assert dtype is float32
-        return self.array
-
-
 class FakeModel:
     """A model whose modules take and give these points, some rows at each call."""
 
-    def __init__(self, kind, model, wrap):
+    def __init__(self, kind, model, wrap, record=None):
+        self.kind, self.record = kind, record
         self.points = {Key(name, layer): array.reshape(len(IDS), -1) for (name, layer), array in record_all(model, IDS).items()}
         self.calls = list(calls(self.points, model.config.n_layers))
         self.modules = {path: kind() for path, *_ in self.calls} | {"model.layers.0.mlp.act_fn": kind(), "": kind()}
@@ -163,6 +124,9 @@ class FakeModel:
         for path, module in self.modules.items():
             if path.endswith("self_attn") and kind is MlxModule:
                 module.rope = kind()
+
+    def recording(self):
+        return self.record(self)
 
     def named_modules(self):
         return iter(self.modules.items())
@@ -191,6 +155,13 @@ FAKES = [(record_transformers, TorchModule, Tensor), (record_mlx, MlxModule, lam
 @pytest.fixture(params=FAKES, ids=["transformers", "mlx"])
 def fake(request):
     return request.param
+
+
+@pytest.fixture
+def engine(fake):
+    """A Llama of both kinds."""
+    record, kind, wrap = fake
+    return FakeModel(kind, MODELS["llama"], wrap, record)
 
 
 def state(model):
@@ -234,30 +205,24 @@ def fuse(engine, config):
             module.rope = kind()
 
 
-def test_matrices_of_one_module_are_told_apart(fake):
-    record, kind, wrap = fake
-    engine = FakeModel(kind, MODELS["llama"], wrap)
+def test_matrices_of_one_module_are_told_apart(engine):
     named = {key for key in engine.points if not key.name.endswith(("_codes", "_scale"))}
     c = MODELS["llama"].config
     fuse(engine, SimpleNamespace(num_attention_heads=c.heads, num_key_value_heads=c.kv_heads))
-    with record(engine) as trace:
+    with engine.recording() as trace:
         engine()
     assert set(trace.points) == named
     assert check_trace(MODELS["llama"], IDS, trace).verdict == Verdict.SAME_BITS
 
 
-def test_a_model_that_does_not_say_its_heads_is_refused(fake):
-    record, kind, wrap = fake
-    engine = FakeModel(kind, MODELS["llama"], wrap)
+def test_a_model_that_does_not_say_its_heads_is_refused(engine):
     fuse(engine, None)
-    with pytest.raises(OptionError, match="expected num_attention_heads"), record(engine):
+    with pytest.raises(OptionError, match="expected num_attention_heads"), engine.recording():
         engine()
 
 
-def test_decoded_tokens_are_appended(fake):
-    record, kind, wrap = fake
-    engine = FakeModel(kind, MODELS["llama"], wrap)
-    with record(engine) as trace:
+def test_decoded_tokens_are_appended(engine):
+    with engine.recording() as trace:
         engine(slice(0, 3))
         assert trace.points[Key("l_out", 1)].shape[0] == 3
         for row in range(3, len(IDS)):
@@ -265,25 +230,21 @@ def test_decoded_tokens_are_appended(fake):
     assert check_trace(MODELS["llama"], IDS, trace).verdict == Verdict.SAME_BITS
 
 
-def test_a_wrong_module_is_named(fake):
-    record, kind, wrap = fake
-    engine = FakeModel(kind, MODELS["llama"], wrap)
+def test_a_wrong_module_is_named(engine):
     engine.points[Key("ffn_up", 1)] = engine.points[Key("ffn_gate", 1)]
-    with record(engine) as trace:
+    with engine.recording() as trace:
         engine()
     report = check_trace(MODELS["llama"], IDS, trace)
     assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("ffn_up", 1))
 
 
-def test_the_model_is_as_it_was(fake):
-    record, kind, wrap = fake
-    engine = FakeModel(kind, MODELS["llama"], wrap)
+def test_the_model_is_as_it_was(engine):
     before = state(engine)
-    with record(engine):
+    with engine.recording():
         assert state(engine) != before
     assert state(engine) == before
     engine.calls.append(("no such module", None, None))
-    with pytest.raises(KeyError), record(engine):
+    with pytest.raises(KeyError), engine.recording():
         engine()
     assert state(engine) == before
 
@@ -296,12 +257,10 @@ def test_a_module_that_cannot_be_recorded_leaves_no_other_recorded():
     assert not any(module.hooks for path, module in engine.modules.items() if path != "lm_head")
 
 
-def test_recordings_within_each_other(fake):
-    record, kind, wrap = fake
-    engine = FakeModel(kind, MODELS["llama"], wrap)
+def test_recordings_within_each_other(engine):
     before = state(engine)
-    with record(engine) as outer:
-        with record(engine) as inner:
+    with engine.recording() as outer:
+        with engine.recording() as inner:
             engine()
         engine()
     assert len(outer.points[Key("l_out", 0)]) == 2 * len(inner.points[Key("l_out", 0)]) == 2 * len(IDS)
@@ -346,11 +305,9 @@ def test_tensors_that_change_later_are_recorded_as_they_were():
     np.testing.assert_array_equal(trace.points[Key("ffn_up", 1)], engine.points[Key("ffn_up", 1)])
 
 
-def test_logits_of_some_positions_only_are_those_of_the_last(fake):
+def test_logits_of_some_positions_only_are_those_of_the_last(engine):
     """generate computes the prompt's last logits, and then each token's."""
-    record, kind, wrap = fake
-    engine = FakeModel(kind, MODELS["llama"], wrap)
-    with record(engine) as trace:
+    with engine.recording() as trace:
         engine(slice(0, 4), last_logits_only=True)
         engine(slice(4, 5))
         engine(slice(5, 6))
@@ -359,12 +316,10 @@ def test_logits_of_some_positions_only_are_those_of_the_last(fake):
     assert report.verdict == report.logits.verdict == Verdict.SAME_BITS
 
 
-def test_logits_are_those_that_the_whole_model_gives(fake):
+def test_logits_are_those_that_the_whole_model_gives(engine):
     """Some models scale or cap what their head gives."""
-    record, kind, wrap = fake
-    engine = FakeModel(kind, MODELS["llama"], wrap)
     engine.factor = np.float32(0.25)
-    with record(engine) as trace:
+    with engine.recording() as trace:
         engine(slice(0, 4))
         engine(slice(4, 6))
     np.testing.assert_array_equal(trace.points[Key("result_output", None)], engine.points[Key("result_output", None)] / 4)
@@ -407,10 +362,8 @@ def test_several_sequences_and_other_objects_are_refused(fake):
 
 
 @pytest.mark.parametrize("name", ["dump.npz", "dump.safetensors", "dump"])
-def test_a_recording_is_written_and_read_again(fake, tmp_path, name):
-    record, kind, wrap = fake
-    engine = FakeModel(kind, MODELS["llama"], wrap)
-    with record(engine) as trace:
+def test_a_recording_is_written_and_read_again(engine, tmp_path, name):
+    with engine.recording() as trace:
         engine()
     written = write_trace(trace, tmp_path / name, tokens=IDS, format=None if "." in name else "npy")
     again = read_any(tmp_path / name)

@@ -40,7 +40,7 @@ def run(pytester):
     return run_suite
 
 
-def test_a_right_engine_passes_and_its_report_is_returned(run):
+def test_a_right_engine_passes_numbers_that_are_none_fail_and_wrong_arguments_are_the_librarys_errors(run):
     result = run("""
     def test_paths_and_models(oracle, logits):
         report = oracle.assert_engine(MODEL, TOKENS, logits)
@@ -52,8 +52,20 @@ def test_a_right_engine_passes_and_its_report_is_returned(run):
         logits = bn.compute_logits(oracle.model(MODEL), [TOKENS], dialect=bn.BITNET_CPP)[0]
         np.save(tmp_path / "x.npy", logits)
         assert oracle.assert_engine(MODEL, TOKENS, tmp_path / "x.npy", dialect="bitnet.cpp").verdict == bn.Verdict.SAME_BITS
+
+    def test_what_cannot_be_compared(oracle, logits):
+        oracle.assert_engine(MODEL, TOKENS, logits * np.nan)
+
+    def test_arguments(oracle, logits):
+        with pytest.raises(bn.Error, match="token 600"):
+            oracle.assert_engine(MODEL, [600], logits)
+        with pytest.raises(bn.Error, match="dialect is 'x'"):
+            oracle.assert_engine(MODEL, TOKENS, logits, dialect="x")
     """)
-    result.assert_outcomes(passed=2)
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(
+        ["INVALID: their logit at 0, 0 is nan; 2560 in all are not finite", "FAILED *test_what_cannot_be_compared*"]
+    )
 
 
 def test_a_failure_shows_the_operation_and_the_cause_and_no_arrays(run):
@@ -77,26 +89,6 @@ def test_a_failure_shows_the_operation_and_the_cause_and_no_arrays(run):
     assert "array(" not in said
     assert "Traceback" not in said
     assert len(said) < 2000
-
-
-def test_numbers_that_cannot_be_compared_fail(run):
-    result = run("""
-    def test_engine(oracle, logits):
-        oracle.assert_engine(MODEL, TOKENS, logits * np.nan)
-    """)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["INVALID: their logit at 0, 0 is nan; 2560 in all are not finite"])
-
-
-def test_wrong_arguments_are_errors_of_the_library(run):
-    result = run("""
-    def test_engine(oracle, logits):
-        with pytest.raises(bn.Error, match="token 600"):
-            oracle.assert_engine(MODEL, [600], logits)
-        with pytest.raises(bn.Error, match="dialect is 'x'"):
-            oracle.assert_engine(MODEL, TOKENS, logits, dialect="x")
-    """)
-    result.assert_outcomes(passed=1)
 
 
 def test_reports_are_written_for_right_and_for_wrong_assertions(run, pytester):

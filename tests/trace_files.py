@@ -7,14 +7,17 @@ import tracemalloc
 
 import numpy as np
 
-from bitnet_np.traces.formats import FORMATS, read_any
+from bitnet_np.traces.formats import FORMATS, bitnet_rs, eval_callback, read_any
 from bitnet_np.traces.points import LAYER_NAMES, SCORES, Key
 
 TOKENS = np.array([3, 1, 4, 1, 5])
 T, V = len(TOKENS), 7
 READABLE = [name for name, format in FORMATS.items() if format.writer and (format.read or name == "raw")]
 WHOLE = [name for name in READABLE if FORMATS[name].writer.names is None]  # formats that hold every point
+PARTIAL = {"bitnet-rs": bitnet_rs.read, "eval-callback": eval_callback.read}  # readers of what is no whole trace
 LOGITS = Key("result_output", None)
+RECORD = {"name": "blk0/attn_norm", "shape": [1, 2560], "dtype": "BF16", "blake3": "0" * 64, "rms": 0.9982, "num_elements": 2560}
+"""A record of BitNet-rs."""
 
 
 def all_points(n_layers=2, seed=0):
@@ -58,12 +61,14 @@ def contents(path):
 
 
 def read_contents(folder, files, format):
-    """All points of a trace of these `contents`, which are written to the folder."""
+    """What a reader gives for these `contents`, which are written to the folder: all points of a trace, where it is one."""
     shutil.rmtree(folder, ignore_errors=True)
     for name, raw in files.items():
         path = folder / "t" / name if name else folder / "t"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(raw)
+    if format in PARTIAL:
+        return PARTIAL[format](folder / "t")
     return load_all(read_trace(folder / "t", {"packed": "npz"}.get(format, format)))
 
 
@@ -81,6 +86,48 @@ def npy_bytes(header, data=b""):
     """A .npy file with this header, a dictionary or bytes."""
     text = (header if isinstance(header, bytes) else repr(header).encode()) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+def npy_of(descr="<i8", shape=(2,), data=bytes(48), fortran_order=False):
+    """A .npy file whose header says this; it is sound if the data are as many."""
+    return npy_bytes({"descr": descr, "fortran_order": fortran_order, "shape": shape}, data)
+
+
+NO_NPY = {  # each makes NumPy raise another error, or is no array of numbers, as pickles and archives
+    "empty": b"",
+    "text": b"1,2,3",
+    "pickle": b"\x80\x04K\x01.",
+    "zip": b"PK\x03\x04" + bytes(100),
+    "end of zip": b"PK\x05\x06" + bytes(18),
+    "magic only": b"\x93NUMPY",
+    "version 9": b"\x93NUMPY\x09\x00" + bytes(90),
+    "no header": npy_bytes(b""),
+    "cut header": npy_of()[:40],
+    "open brace": npy_bytes(b"{'descr'"),
+    "indented": npy_bytes(b" \n  x\n y"),
+    "parentheses": npy_bytes(b"(" * 3000),
+    "minus signs": npy_bytes(b"-" * 5000 + b"1"),
+    "a call": npy_bytes(b"__import__('os').getcwd()"),
+    "huge header": npy_bytes(b"{" + b" " * 60_000 + b"'descr': '<i8', 'fortran_order': False, 'shape': (2,)}"),
+    "no such dtype": npy_of("foo"),
+    "objects": npy_of("|O", (1,), bytes(8)),
+    "fields": npy_of([("a", "<f4")], (1, 1), bytes(4)),
+    "order": npy_of("<f4", (1, 1), bytes(4), 1),
+    "cut data": npy_of(shape=(7,)),
+    "more data than memory": npy_of(shape=(2**60,)),
+    "too large": npy_of(shape=(2**63 - 1,)),
+    "larger": npy_of(shape=(10**20,)),
+    "product overflows": npy_of(shape=(2**32, 2**32)),
+    "negative": npy_of(shape=(-1, -1)),
+    "bool": npy_of(shape=(True, True)),
+    "40 axes": npy_of("<f4", (1,) * 40, bytes(4)),
+}
+NO_LOGITS = {  # sound files
+    "text numbers": npy_of("<U1", (2, 2), bytes(16)),
+    "complex": npy_of("<c8", (1, 1), bytes(8)),
+    "no axis": npy_of("<f4", (), bytes(4)),
+    "no numbers": npy_of("<f4", (0, 4), b""),
+}
 
 
 def safetensors_bytes(header, data=b""):

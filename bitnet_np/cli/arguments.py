@@ -1,28 +1,22 @@
-"""Command-line arguments that several commands share, and the models they load."""
+"""Command-line arguments that several commands share, each declared once, and what they say."""
 
 import argparse
-import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import packing
-from ..backend import Backend
-from ..contents import constant_matrices
 from ..dialects import DIALECTS, EXACT, Dialect
 from ..dispatch import Device
 from ..errors import OptionError
-from ..files.load import model_from, open_model
-from ..files.overrides import BEYOND, OVERRIDABLE, without_ignored
-from ..files.source import Source
-from ..gpu.device import device_of, place
+from ..files.overrides import OVERRIDABLE
 from ..judge.precision import CACHES, PROFILES, Precision, Profile
-from ..kernels import cpu
-from ..model import Model
+from ..traces.formats import FORMATS
 from ..whole_file import whole_file
-from . import progress
+
+# --- the model and its tokens ---------------------------------------------------------------------------------------------------------
 
 
 def add_model_argument(parser: argparse.ArgumentParser, metavar: str = "MODEL", default: str = "") -> None:
@@ -31,8 +25,11 @@ def add_model_argument(parser: argparse.ArgumentParser, metavar: str = "MODEL", 
     parser.add_argument("model", type=Path, nargs="?" if default else None, metavar=metavar, help=description)
 
 
-def add_token_arguments(parser: argparse.ArgumentParser, text: str = "--text", required: bool = True) -> argparse._MutuallyExclusiveGroup:
-    """Add the options for token ids, of which one may be given (inputs.token_ids reads it); text: the name of the option for a text."""
+def add_model_and_tokens(
+    parser: argparse.ArgumentParser, default: str = "", text: str = "--text", required: bool = True
+) -> argparse._MutuallyExclusiveGroup:
+    """Add MODEL and the options for token ids, of which one may be given; text: the name of the one for a text. inputs.py reads them."""
+    add_model_argument(parser, default=default)
     group = parser.add_mutually_exclusive_group(required=required)
     group.add_argument("--tokens", metavar="1,2,3", help="token ids between commas or blanks")
     group.add_argument(
@@ -42,8 +39,43 @@ def add_token_arguments(parser: argparse.ArgumentParser, text: str = "--text", r
     return group
 
 
-def add_computing_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --threads, --as, and the options for loading and overriding."""
+def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how a model's file is read."""
+    parser.add_argument("--allow-nan", action="store_true", help="load a model even if its weights hold NaN or infinity")
+    parser.add_argument(
+        "--i2s-layout",
+        choices=packing.I2S_LAYOUTS,
+        default=packing.I2S_DEFAULT,
+        help="layout of I2_S matrices, which the file does not say: 128/32 (default) as in the released model, 64/16 as bitnet.cpp writes "
+        "for ARM since the end of 2025, 4-rows as bitnet.cpp writes on x86 without ACT_PARALLEL. In the wrong layout half of all weights "
+        "are wrong",
+    )
+
+
+def add_threads_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=int, metavar="N", help="number of threads; the result does not depend on it")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add --threads, and the options for loading and overriding."""
+    add_threads_argument(parser)
+    add_load_arguments(parser)
+    parser.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help=f"replace a setting of the file: {', '.join(OVERRIDABLE)}; KEY=none ignores a key of the file that is not known; repeatable. "
+        "Both values are reported on standard error",
+    )
+    parser.add_argument("--allow-beyond-context", action="store_true", help="allow more tokens than the model was trained for")
+
+
+# --- how to compute -------------------------------------------------------------------------------------------------------------------
+
+
+def add_computing_arguments(parser: argparse.ArgumentParser, device: bool = True) -> None:
+    """Add --as, --precision, --threads, the options for loading and overriding, and with a choice of devices --device and --metrics."""
     parser.add_argument(
         "--as",
         dest="dialect",
@@ -53,6 +85,17 @@ def add_computing_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--precision", metavar="kv=TYPE", help=f"the type of the KV cache: {', '.join(CACHES)} (default float32)")
     add_model_options(parser)
+    if not device:
+        return
+    parser.add_argument(
+        "--device",
+        choices=get_args(Device),
+        default="cpu",
+        help="where to compute: cpu (default), cuda (an NVIDIA GPU, extra `cuda`) or auto (a GPU if there is one); the bits are the same",
+    )
+    parser.add_argument(
+        "--metrics", type=Path, metavar="F.json", help="count and time every operation: JSON to this file, a table to standard error"
+    )
 
 
 def dialect_of(arguments: argparse.Namespace) -> Dialect:
@@ -64,6 +107,9 @@ def dialect_of(arguments: argparse.Namespace) -> Dialect:
     if precision != Precision(kv=precision.kv):
         raise OptionError(f"--precision is {arguments.precision!r}, expected kv=TYPE alone: other types are known to check only")
     return dialect.with_cache(precision.kv)
+
+
+# --- what is judged -------------------------------------------------------------------------------------------------------------------
 
 
 def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,93 +138,13 @@ def profile_of(arguments: argparse.Namespace, default: str | None = None) -> Pro
     return Profile(profile.dialect, Precision.parse(arguments.precision, profile.precision))
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add --threads, and the options for loading and overriding."""
-    add_threads_argument(parser)
-    add_load_arguments(parser)
-    add_override_arguments(parser)
+# --- what is written ------------------------------------------------------------------------------------------------------------------
 
 
-def add_threads_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", type=int, metavar="N", help="number of threads; the result does not depend on it")
-
-
-def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --device and --metrics."""
-    parser.add_argument(
-        "--device",
-        choices=get_args(Device),
-        default="cpu",
-        help="where to compute: cpu (default), cuda (an NVIDIA GPU, extra `cuda`) or auto (a GPU if there is one); the bits are the same",
-    )
-    parser.add_argument(
-        "--metrics", type=Path, metavar="F.json", help="count and time every operation: JSON to this file, a table to standard error"
-    )
-
-
-def add_load_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--allow-nan", action="store_true", help="load a model even if its weights hold NaN or infinity")
-    parser.add_argument(
-        "--i2s-layout",
-        choices=packing.I2S_LAYOUTS,
-        default=packing.I2S_DEFAULT,
-        help="layout of I2_S matrices, which the file does not say: 128/32 (default) as in the released model, 64/16 as bitnet.cpp writes "
-        "for ARM since the end of 2025, 4-rows as bitnet.cpp writes on x86 without ACT_PARALLEL. In the wrong layout half of all weights "
-        "are wrong",
-    )
-
-
-def add_override_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--override",
-        action="append",
-        default=[],
-        metavar="NAME=N",
-        help=f"replace a setting of the file: {', '.join(OVERRIDABLE)}; KEY=none ignores a key of the file that is not known; repeatable. "
-        "Both values are reported on standard error",
-    )
-    parser.add_argument("--allow-beyond-context", action="store_true", help="allow more tokens than the model was trained for")
-
-
-def overrides_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings that --override and --allow-beyond-context name; None for a key to ignore. Raises OptionError."""
-    overrides: dict[str, Any] = dict(BEYOND) if arguments.allow_beyond_context else {}
-    for text in arguments.override:
-        name, _, value = text.partition("=")
-        if name in overrides:
-            raise OptionError(f"--override {text}: {name} is set already")
-        try:
-            overrides[name] = None if value == "none" and name not in OVERRIDABLE else OVERRIDABLE[name](value)
-        except (KeyError, ValueError):
-            choices = ", ".join(f"{known}={kind.__name__}" for known, kind in OVERRIDABLE.items())
-            raise OptionError(f"--override is {text!r}, expected one of {choices}, or KEY=none") from None
-    return overrides
-
-
-def opened(path: Path, arguments: argparse.Namespace) -> Source:
-    """A model file, open, without the keys that the arguments say to ignore. Prints those."""
-    overrides = overrides_of(arguments)
-    source = without_ignored(open_model(path), overrides)
-    for key in (name for name, value in overrides.items() if value is None):
-        print(f"bitnet-np: {key} is ignored", file=sys.stderr)
-    return source
-
-
-def loaded(source: Source, arguments: argparse.Namespace) -> Model:
-    """The model of an open source, loaded as the arguments say onto their device, with a progress bar.
-
-    Prints overridden settings, and matrices whose weights are all equal.
-    """
-    overrides = {name: value for name, value in overrides_of(arguments).items() if value is not None}
-    bar = progress.bar("checking weights")
-    model = model_from(source, bar, allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout, overrides=overrides)
-    before = source.config() if overrides else model.config
-    for name in overrides:
-        print(f"bitnet-np: {name} is {getattr(model.config, name)}, the file says {getattr(before, name)}", file=sys.stderr)
-    for warning in constant_matrices(model):
-        print(f"bitnet-np: warning: {warning}", file=sys.stderr)
-    ops: Backend = getattr(arguments, "ops", cpu)
-    return model if ops.device == "cpu" else place(model, device_of(ops))
+def add_format_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --format, for a trace that is written."""
+    formats = [name for name, format in FORMATS.items() if format.writer]
+    parser.add_argument("--format", choices=formats, help="format to write (default: by the end of the file's name)")
 
 
 def check_out(option: str, path: Path | None) -> None:

@@ -12,8 +12,6 @@ from .. import embedded, machine, selftest
 from ..dialects import BITNET_CPP, DIALECTS, EXACT
 from ..errors import OptionError, listed
 from ..families import FAMILIES
-from ..files.load import open_model
-from ..files.source import Source
 from ..forward_pass import compute_logits
 from ..judge.detail import Details
 from ..judge.dump import check_logits, check_trace
@@ -25,21 +23,11 @@ from ..judge.records import check_records
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
 from ..judge.verdict import Verdict
 from ..machine import digest_of
-from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, bitnet_rs, detect, eval_callback, npy, raw, read_any
 from ..whole_file import whole_file
 from . import check_server, progress
-from .arguments import (
-    add_model_argument,
-    add_model_options,
-    add_profile_arguments,
-    add_token_arguments,
-    check_out,
-    loaded,
-    opened,
-    profile_of,
-)
-from .inputs import token_ids
+from .arguments import add_model_and_tokens, add_model_options, add_profile_arguments, profile_of
+from .inputs import Inputs, opened
 from .printing import print_json, printable, table
 
 SUMMARY = "Judge another engine's dump, or a running server; without arguments, the embedded recording of bitnet.cpp."
@@ -55,8 +43,7 @@ def _judgement_row(name: str, j: Judgement) -> tuple:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    add_model_argument(parser, default="the embedded one, and its recording")
-    add_token_arguments(parser, required=False)
+    add_model_and_tokens(parser, default="the embedded one, and its recording", required=False)
     parser.add_argument(
         "--theirs",
         type=Path,
@@ -72,19 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --html and --plot, which `check_report_arguments` checks and `show` obeys."""
+    """Add --html and --plot, which `details_of` checks and `show` obeys."""
     parser.add_argument("--html", type=Path, metavar="F.html", help="write the report as one HTML file, with the numbers of each tensor")
     parser.add_argument("--plot", type=Path, metavar="F.png", help="draw the heat map to this picture file (extra `plots`)")
 
 
-def check_report_arguments(arguments: argparse.Namespace) -> Details | None:
-    """Check --html and --plot before anything is computed; returns what is to collect their numbers, if there are any.
-
-    Raises OptionError, or UnsupportedError without the extra.
-    """
-    check_out("--html", arguments.html)
+def details_of(arguments: argparse.Namespace) -> Details | None:
+    """What is to collect the numbers for --html and --plot, if one is given. Raises OptionError, or UnsupportedError without the extra."""
     if arguments.plot is not None:
-        check_out("--plot", arguments.plot)
         check_plot(arguments.plot)
     return None if arguments.html is None and arguments.plot is None else Details()
 
@@ -101,10 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.endpoint is not None:
         report, heading = check_server.judged(arguments)
         return show(arguments, report, heading, None, {"model": arguments.model})
-    details = check_report_arguments(arguments)
-    source = opened(arguments.model, arguments)
-    ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
-    report = _judged(source, arguments, ids[0] if len(ids) == 1 and ids.ndim == 2 else ids, details)
+    details = details_of(arguments)
+    inputs = opened(arguments)
+    ids = inputs.token_ids()
+    report = _judged(inputs, ids[0] if len(ids) == 1 and ids.ndim == 2 else ids, details)
     files = {"model": arguments.model, "dump": arguments.theirs}
     heading = f"{arguments.theirs} against {arguments.model}, {_declared(arguments)}"
     return show(arguments, report, heading, details, files)
@@ -116,8 +98,9 @@ def _declared(arguments: argparse.Namespace) -> str:
     return " ".join(filter(None, texts)) or "types read off the dump"
 
 
-def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray, details: Details | None) -> Report:
+def _judged(inputs: Inputs, ids: NDArray, details: Details | None) -> Report:
     """The report on the dump of one sequence [T], or of several [B, T]."""
+    arguments, config = inputs.arguments, inputs.source.config()
     profile = profile_of(arguments)
     path: Path = arguments.theirs
     name = arguments.format or detect(path)
@@ -126,24 +109,22 @@ def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray, details
             which = "--last" if arguments.last else "several sequences"
             raise OptionError(f"{path}: {which} and a dump of format {name}, expected logits alone: .npy or bare float32")
         rows = ids.shape[:-1] if arguments.last else ids.shape
-        theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, source, rows)
-        model = loaded(source, arguments)
-        return check_logits(model, ids, theirs, profile.dialect, arguments.last, progress.bar, details, profile.precision)
+        theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, config.vocab, rows)
+        return check_logits(inputs.model(), ids, theirs, profile.dialect, arguments.last, progress.bar, details, profile.precision)
     if name == "eval-callback":
-        printed, model = eval_callback.read(path), loaded(source, arguments)
+        printed, model = eval_callback.read(path), inputs.model()
         profile = profile_of(arguments, "bitnet.cpp" if FAMILIES[model.config.architecture].ternary else "llama.cpp")  # who printed it
         return check_partial(model, ids, printed, profile.dialect, profile.precision or FLOAT32)
     if name.startswith("bitnet-rs"):
-        records, model = bitnet_rs.read(path), loaded(source, arguments)
-        return check_records(model, ids, records, profile.dialect, profile.precision or FLOAT32)
-    shape = _bare(path, source, ids.shape).shape if name == "raw" else None
-    trace = read_any(path, name, shape, ids, source.config())
-    return check_trace(loaded(source, arguments), ids, trace, profile.dialect, progress.bar, details, profile.precision)
+        records = bitnet_rs.read(path)
+        return check_records(inputs.model(), ids, records, profile.dialect, profile.precision or FLOAT32)
+    shape = _bare(path, config.vocab, ids.shape).shape if name == "raw" else None
+    trace = read_any(path, name, shape, ids, config)
+    return check_trace(inputs.model(), ids, trace, profile.dialect, progress.bar, details, profile.precision)
 
 
-def _bare(path: Path, source: Source, rows: tuple[int, ...]) -> NDArray[np.float32]:
+def _bare(path: Path, vocab: int, rows: tuple[int, ...]) -> NDArray[np.float32]:
     """The logits [*rows, V] in a file of bare float32; those of the last token, [V], if it has that size."""
-    vocab = source.config().vocab
     shape = (vocab,) if path.stat().st_size == 4 * vocab else (*rows, vocab)
     return raw.read(path, (prod(shape[:-1]), vocab)).points[LOGITS].reshape(shape)
 
@@ -154,7 +135,7 @@ _EXPECTED = {("bitnet.cpp", n): Verdict.ROUNDING if n <= 17 else Verdict.FLIPS f
 
 def _check_embedded(arguments: argparse.Namespace) -> int:
     with embedded.model_path() as path:
-        model = loaded(open_model(path), arguments)
+        model = opened(arguments, path).model()
     recording = embedded.recording()
     judgements: dict[str, dict[str, Judgement]] = {}
     fine = True

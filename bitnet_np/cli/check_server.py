@@ -10,11 +10,11 @@ from ..judge.top_logprobs import FEWEST, check_completions
 from ..judge.verdict import Verdict
 from ..servers.client import client_of
 from ..servers.endpoint import server_at
-from ..text.tokenizer import Tokenizer, tokenizer_from
+from ..text.tokenizer import Tokenizer
 from ..validate import integer
 from . import progress
-from .arguments import loaded, opened, profile_of
-from .inputs import token_ids
+from .arguments import profile_of
+from .inputs import opened
 
 _MOST = 1 << 12  # tokens to predict, and log-probabilities at each
 
@@ -39,17 +39,17 @@ def judged(arguments: argparse.Namespace) -> tuple[Report, str]:
             raise OptionError(f"--endpoint and --{name} exclude each other")
     predict, k = integer("--predict", arguments.predict, 1, _MOST), integer("--top-logprobs", arguments.top_logprobs, FEWEST, _MOST)
     client = client_of(arguments.endpoint, arguments.timeout)
-    source = opened(arguments.model, arguments)
-    ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
+    inputs = opened(arguments)
+    ids = inputs.token_ids()
     if ids.ndim != 1:
         raise OptionError(f"--endpoint takes one sequence of tokens, not {len(ids)}")
-    model = loaded(source, arguments)
+    model = inputs.model()
     if len(ids) + predict > model.config.context:
         raise ContextLimitError(f"{len(ids)} tokens and {predict} to predict, but the model's context has {model.config.context}")
     server = server_at(client)
     notes, difference = [f"{len(ids)} token ids were sent as the prompt, and no BOS was added to them"], None
     if arguments.text is not None:
-        tokenizer = tokenizer_from(source.metadata, source.path)
+        tokenizer = inputs.tokenizer()
         notes = [_bos_note(tokenizer, len(ids))]
         theirs = server.tokenize(arguments.text)
         if theirs is None:

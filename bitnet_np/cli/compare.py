@@ -13,8 +13,7 @@ from ..judge.two_dumps import compare_traces
 from ..judge.verdict import Verdict
 from ..traces.formats import FORMATS, read_any
 from ..traces.points import Trace
-from .arguments import check_out
-from .check import add_report_arguments, check_report_arguments, show
+from .check import add_report_arguments, details_of, show
 
 SUMMARY = "Compare two dumps without a model."
 
@@ -75,8 +74,7 @@ def _by_receipt(path: Path, ours: Trace, theirs: Trace, report: Report) -> Repor
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; returns the exit code."""
-    check_out("--receipt", arguments.receipt)
-    details = check_report_arguments(arguments)
+    details = details_of(arguments)
     ours, theirs = (read_any(path, arguments.format) for path in (arguments.ours, arguments.theirs))
     if arguments.receipt is not None:
         _write_receipt(arguments.receipt, ours, theirs)

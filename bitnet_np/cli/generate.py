@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from .. import embedded
 from ..errors import OptionError, ShapeError
-from ..files.source import Source
 from ..generate import HeadChoice, stream
 from ..sampling import Sampling
-from ..text.tokenizer import Tokenizer, tokenizer_from
+from ..text.tokenizer import Tokenizer
 from ..token_files import parse_numbers
 from . import generate_many as batch_command
-from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, dialect_of, loaded, opened
-from .inputs import token_ids
+from .arguments import add_computing_arguments, add_model_and_tokens, dialect_of
+from .inputs import Inputs, opened, token_ids
 from .printing import print_json
 from .speculating import add_speculation_arguments, counts, described, pays, speculation_of
 
@@ -29,8 +28,7 @@ TOKENS = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    add_model_argument(parser, default="the embedded demo model")
-    batch_command.add_arguments(parser, add_token_arguments(parser, "--prompt"))
+    batch_command.add_arguments(parser, add_model_and_tokens(parser, "the embedded demo model", "--prompt"))
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template as the user's message")
     parser.add_argument(
         "-n",
@@ -61,16 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_speculation_arguments(parser)
     parser.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text (default: the model's end tokens)")
     add_computing_arguments(parser)
-    add_device_arguments(parser)
 
 
-def _prompt(arguments: argparse.Namespace, source: Source, tokenizer: Tokenizer | None) -> NDArray:
+def _prompt(inputs: Inputs, tokenizer: Tokenizer | None) -> NDArray:
     """The token ids of the prompt, [T]."""
+    arguments = inputs.arguments
     if arguments.chat:
         if tokenizer is None:
             raise OptionError("--chat needs --prompt")
         return np.asarray(tokenizer.chat([{"role": "user", "content": arguments.text}]))
-    ids = token_ids(arguments, lambda: tokenizer or tokenizer_from(source.metadata, source.path))
+    ids = token_ids(arguments, lambda: tokenizer or inputs.tokenizer())
     if ids.ndim != 1:
         raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T]: one prompt")
     return ids
@@ -87,14 +85,14 @@ def run(arguments: argparse.Namespace) -> int:
             return batch_command.run_prompts(arguments, path, chosen_stops)
         if arguments.batch is not None:
             raise OptionError("--batch needs --prompts-file")
-        source = opened(path, arguments)
-        tokenizer = tokenizer_from(source.metadata, source.path) if arguments.text is not None else None
-        ids = _prompt(arguments, source, tokenizer)
+        inputs = opened(arguments, path)
+        tokenizer = inputs.tokenizer() if arguments.text is not None else None
+        ids = _prompt(inputs, tokenizer)
         stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops
         numbers = None if arguments.uniforms is None else parse_numbers("--uniforms", arguments.uniforms, float)
         sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
-        model = loaded(source, arguments)
-        speculation = speculation_of(arguments, source, slots=1, by_default=arguments.ops.device == "cpu" and pays(model))
+        model = inputs.model()
+        speculation = speculation_of(inputs, slots=1, by_default=arguments.ops.device == "cpu" and pays(model))
         tokens = stream(
             model,
             ids.tolist(),

@@ -13,9 +13,10 @@ from ..batch import Completion, Request, generate_batch
 from ..errors import EmptyInputError, Error, OptionError, shown
 from ..generate import certified_for, check_prompt
 from ..sampling import Sampling
-from ..text.tokenizer import Tokenizer, tokenizer_from
+from ..text.tokenizer import Tokenizer
 from . import progress
-from .arguments import dialect_of, loaded, opened
+from .arguments import dialect_of
+from .inputs import opened
 from .printing import printable
 from .speculating import described, speculation_of
 
@@ -88,14 +89,14 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     lines = list(read_prompts(arguments.prompts_file))
     if not lines:
         raise EmptyInputError(f"{arguments.prompts_file}: Empty batch provided")
-    source = opened(model_path, arguments)
+    inputs = opened(arguments, model_path)
     tokenizer = None
     if arguments.chat or any(isinstance(prompt, str) for _, _, prompt in lines):
-        tokenizer = tokenizer_from(source.metadata, source.path)
+        tokenizer = inputs.tokenizer()
     stops = (tokenizer.stops if tokenizer else ()) if stop is None else stop
-    model = loaded(source, arguments)
+    model = inputs.model()
     head = certified_for(model, sampling, arguments.n, arguments.head if arguments.head == "certified" else "exact")
-    speculation = speculation_of(arguments, source, batch, by_default=False)
+    speculation = speculation_of(inputs, batch, by_default=False)
     requests = []
     for number, name, prompt in lines:
         try:

@@ -6,20 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UnsupportedError
-from ..text.tokenizer import tokenizer_from
-from ..traces.formats import FORMATS, writer
+from ..traces.formats import writer
 from ..traces.points import LOSS, Key, gradient_key
 from ..training.gradients import loss_and_gradients, parameters_of
-from .arguments import (
-    add_load_arguments,
-    add_model_argument,
-    add_override_arguments,
-    add_threads_argument,
-    add_token_arguments,
-    loaded,
-    opened,
-)
-from .inputs import token_ids
+from .arguments import add_format_argument, add_model_and_tokens, add_model_options
+from .inputs import opened
 from .printing import print_json, table
 
 SUMMARY = "Loss of token ids and its gradients."
@@ -27,19 +18,15 @@ SUMMARY = "Loss of token ids and its gradients."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    add_model_argument(parser)
+    add_model_and_tokens(parser)
     parser.add_argument("--out", type=Path, metavar="F", help="write the loss and all gradients, to compare with another engine's")
-    formats = [name for name, format in FORMATS.items() if format.writer]
-    parser.add_argument("--format", choices=formats, help="format to write (default: by the end of the file's name)")
+    add_format_argument(parser)
     parser.add_argument(
         "--recompute",
         action="store_true",
         help="recompute parts of the forward pass instead of storing them: less memory, slower, the same result",
     )
-    add_threads_argument(parser)
-    add_load_arguments(parser)
-    add_override_arguments(parser)
-    add_token_arguments(parser)
+    add_model_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,10 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
     chosen, writer_of = (None, None) if arguments.out is None else writer(arguments.out, arguments.format)
     if writer_of is not None and writer_of.names is not None:
         raise UnsupportedError(f"{arguments.out}: format {chosen} has no gradients, only {', '.join(sorted(writer_of.names))}")
-    source = opened(arguments.model, arguments)
-    ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
+    inputs = opened(arguments)
+    ids = inputs.token_ids()
     batch = ids if ids.ndim == 2 else ids[None]
-    model = loaded(source, arguments)
+    model = inputs.model()
     loss, gradients = loss_and_gradients(model.config, parameters_of(model), batch, weights="none", recompute=arguments.recompute)
     if writer_of is not None:
         with writer_of(arguments.out, batch[0] if len(batch) == 1 else None) as out:

@@ -4,28 +4,15 @@ import argparse
 import os
 import time
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import OptionError, shown
 from ..forward_pass import PARALLEL_THRESHOLD, Mode, compute_logits, path_of
-from ..model import Model
 from ..selftest import digest
-from ..text.tokenizer import tokenizer_from
-from .arguments import (
-    add_computing_arguments,
-    add_device_arguments,
-    add_model_argument,
-    add_token_arguments,
-    check_out,
-    dialect_of,
-    loaded,
-    opened,
-    save_npy,
-)
-from .inputs import token_ids
+from .arguments import add_computing_arguments, add_model_and_tokens, check_out, dialect_of, save_npy
+from .inputs import opened
 from .printing import print_json, table
 
 SUMMARY = "Reference logits of token ids."
@@ -35,8 +22,7 @@ MODE_VARIABLE = "BITNET_NP_MODE"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    add_model_argument(parser)
-    add_token_arguments(parser)
+    add_model_and_tokens(parser)
     parser.add_argument(
         "--mode",
         choices=get_args(Mode),
@@ -56,14 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--last", action="store_true", help="logits of the last position only")
     parser.add_argument("--out", type=Path, metavar="F.npy", help="write the logits as float32")
     add_computing_arguments(parser)
-    add_device_arguments(parser)
-
-
-def _compute(model: Model, ids: NDArray, arguments: argparse.Namespace, **how: Any) -> NDArray[np.float32]:
-    """Logits of ids [T] or [B, T]: an axis V more, or in place of T with --last."""
-    batch = ids if ids.ndim == 2 else ids[None]
-    logits = compute_logits(model, batch, last_only=arguments.last, dialect=dialect_of(arguments), ops=arguments.ops, **how)
-    return logits if ids.ndim == 2 else logits[0]
 
 
 def _mode(arguments: argparse.Namespace) -> Mode:
@@ -82,12 +60,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.chunk is not None and mode != "incremental":
         raise OptionError(f"--chunk needs --mode incremental, not {mode}: no other mode has chunks")
     check_out("--out", arguments.out)
-    source = opened(arguments.model, arguments)
-    ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
-    model = loaded(source, arguments)
+    inputs = opened(arguments)
+    ids = inputs.token_ids()
+    model, dialect = inputs.model(), dialect_of(arguments)
     start = time.perf_counter()
-    chunk = 1 if arguments.chunk is None else arguments.chunk
-    result = _compute(model, ids, arguments, mode=mode, parallel_threshold=arguments.parallel_threshold, chunk=chunk)
+    logits = compute_logits(
+        model,
+        ids if ids.ndim == 2 else ids[None],
+        mode=mode,
+        parallel_threshold=arguments.parallel_threshold,
+        chunk=1 if arguments.chunk is None else arguments.chunk,
+        last_only=arguments.last,
+        dialect=dialect,
+        ops=arguments.ops,
+    )
+    result = logits if ids.ndim == 2 else logits[0]
     seconds = time.perf_counter() - start
     last = np.atleast_2d(result if arguments.last else result[..., -1, :])
     if arguments.out is not None:
@@ -96,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     checksum = digest(result)
     if arguments.json:
         tops = [[{"id": i, "logit": value} for i, value in row] for row in top]
-        how = {"dialect": dialect_of(arguments).name, "mode": mode, "path": path_of(mode, ids.shape[-1], arguments.parallel_threshold)}
+        how = {"dialect": dialect.name, "mode": mode, "path": path_of(mode, ids.shape[-1], arguments.parallel_threshold)}
         print_json({"shape": result.shape, "sha256": checksum, "top": tops, **how, "seconds": seconds})
         return 0
     print(f"shape   {list(result.shape)} float32")

@@ -17,45 +17,7 @@ from ..dispatch import choose
 from ..errors import Error, OptionError
 from ..metrics import Metrics
 from ..whole_file import whole_file
-from . import (
-    check as check_command,
-)
-from . import (
-    compare as compare_command,
-)
-from . import (
-    convert as convert_command,
-)
-from . import (
-    generate as generate_command,
-)
-from . import (
-    grad as grad_command,
-)
-from . import (
-    inspect as inspect_command,
-)
-from . import (
-    logits as logits_command,
-)
-from . import (
-    mask as mask_command,
-)
-from . import (
-    nll as nll_command,
-)
-from . import (
-    progress,
-)
-from . import (
-    selftest as selftest_command,
-)
-from . import (
-    sweep as sweep_command,
-)
-from . import (
-    trace as trace_command,
-)
+from . import check, compare, convert, generate, grad, inspect, logits, mask, nll, progress, selftest, sweep, trace
 from .arguments import check_out
 from .printing import printable, table
 
@@ -68,6 +30,7 @@ EXIT_CODES = (
 class Command(Protocol):
     """A module of this package, named like its command."""
 
+    __name__: str
     SUMMARY: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
@@ -75,20 +38,8 @@ class Command(Protocol):
     def run(self, arguments: argparse.Namespace) -> int: ...
 
 
-COMMANDS: dict[str, Command] = {
-    "inspect": inspect_command,
-    "logits": logits_command,
-    "generate": generate_command,
-    "check": check_command,
-    "trace": trace_command,
-    "grad": grad_command,
-    "compare": compare_command,
-    "nll": nll_command,
-    "sweep": sweep_command,
-    "convert": convert_command,
-    "mask": mask_command,
-    "selftest": selftest_command,
-}
+_MODULES: tuple[Command, ...] = (inspect, logits, generate, check, trace, grad, compare, nll, sweep, convert, mask, selftest)
+COMMANDS = {command.__name__.rpartition(".")[2]: command for command in _MODULES}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,22 +109,27 @@ def _set_threads(threads: int) -> None:
     numba.set_num_threads(threads)
 
 
+_FILES = ("metrics", "plot", "html", "receipt")
+"""The options that name a file to write, whatever the command, besides --out."""
+
+
 def _check_outputs(arguments: argparse.Namespace) -> None:
-    """Refuse to overwrite a file that is read, unless --force is given."""
+    """Refuse to overwrite a file that is read, unless --force is given, and files that cannot be written."""
     existing = {name: path for name, path in vars(arguments).items() if isinstance(path, Path) and path.exists()}
-    outputs = {name: existing.pop(name) for name in ("out", "metrics", "plot", "html", "receipt") if name in existing}
+    outputs = {name: existing.pop(name) for name in ("out", *_FILES) if name in existing}
     for name, out in outputs.items():
         for source in existing.values():
             inside = source.is_dir() and out.parent.samefile(source) and out.suffix in (".safetensors", ".json")  # of a model's folder
             if (inside or out.samefile(source)) and not getattr(arguments, "force", False):
                 raise OptionError(f"--{name} is {out}, which is read: {source}")
+    for name in _FILES:
+        check_out(f"--{name}", getattr(arguments, name, None))
 
 
 @contextmanager
 def _measured(arguments: argparse.Namespace) -> Iterator[None]:
     """Context of a command: sets the backend that it computes with, and reports its metrics afterwards if --metrics asks for them."""
     path: Path | None = getattr(arguments, "metrics", None)
-    check_out("--metrics", path)
     metrics = Metrics()
     chosen = choose(getattr(arguments, "device", "cpu"))
     arguments.ops = chosen.ops if path is None else metrics.ops(*chosen)

@@ -7,10 +7,10 @@ from typing import Any
 
 from ..errors import OptionError
 from ..files.load import model_from, open_model
-from ..files.source import Source
 from ..model import Model
 from ..speculation import DraftModel, Speculation
 from . import progress
+from .inputs import Inputs
 
 _VOCABULARY = "tokenizer.ggml.tokens"
 _PAYS_FROM = 1 << 26  # layers * width * width of the feed-forward network: some milliseconds a token
@@ -36,11 +36,12 @@ def pays(model: Model) -> bool:
     return config.n_layers * config.width * config.ffn >= _PAYS_FROM
 
 
-def speculation_of(arguments: argparse.Namespace, source: Source, slots: int, by_default: bool) -> Speculation | None:
+def speculation_of(inputs: Inputs, slots: int, by_default: bool) -> Speculation | None:
     """How to speculate, `by_default` where the arguments say nothing; slots: the sequences that a draft model works on at a time.
 
     Raises OptionError for a draft model whose file has another vocabulary than the model's, and what loading it raises.
     """
+    arguments, source = inputs.arguments, inputs.source
     if arguments.draft is None:
         return Speculation() if (by_default if arguments.speculate is None else arguments.speculate) else None
     draft = open_model(arguments.draft)

@@ -5,8 +5,8 @@ import json
 import sys
 from pathlib import Path
 
-from ..sweep.cluster import DifferentBitsError
 from ..sweep.plan import read_plan
+from ..sweep.process import DifferentBitsError
 from ..sweep.rows import Row
 from ..sweep.run import sweep
 from ..sweep.tasks import OK

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import OptionError, ShapeError
-from ..text.tokenizer import tokenizer_from
-from ..traces.formats import FORMATS, writer
+from ..traces.formats import writer
 from ..traces.record import record_trace
-from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, dialect_of, loaded, opened
-from .inputs import token_ids
+from .arguments import add_computing_arguments, add_format_argument, add_model_and_tokens, dialect_of
+from .inputs import opened
 from .printing import print_json, table
 
 SUMMARY = "Write every intermediate tensor of a forward pass."
@@ -17,17 +16,15 @@ SUMMARY = "Write every intermediate tensor of a forward pass."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    add_model_argument(parser)
+    add_model_and_tokens(parser)
     parser.add_argument(
         "--layers", metavar="0,3-5", help="layers to write (default: all); tensors that belong to no layer are always written"
     )
     parser.add_argument("--names", metavar="A,B", help="tensors to write, such as attn_norm,l_out (default: all but the attention scores)")
     parser.add_argument("--scores", action="store_true", help="also write attention scores and probabilities")
-    formats = [name for name, format in FORMATS.items() if format.writer]
-    parser.add_argument("--format", choices=formats, help="format to write (default: by the end of the file's name)")
+    add_format_argument(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="F", help="file or folder to write")
-    add_token_arguments(parser)
-    add_computing_arguments(parser)
+    add_computing_arguments(parser, device=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,25 +32,17 @@ def run(arguments: argparse.Namespace) -> int:
     layers = None if arguments.layers is None else parse_layers(arguments.layers)
     names = None if arguments.names is None else [name.strip() for name in arguments.names.split(",") if name.strip()]
     chosen, _ = writer(arguments.out, arguments.format)
-    source = opened(arguments.model, arguments)
-    ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
+    inputs = opened(arguments)
+    ids = inputs.token_ids()
     if ids.ndim == 2 and len(ids) != 1:
         raise ShapeError(f"token ids have shape {list(ids.shape)}, expected one sequence")
-    model = loaded(source, arguments)
-    written = record_trace(
-        model,
-        ids,
-        arguments.out,
-        format=chosen,
-        layers=layers,
-        names=names,
-        scores=arguments.scores,
-        dialect=dialect_of(arguments),
-    )
+    dialect = dialect_of(arguments)
+    how = {"format": chosen, "layers": layers, "names": names, "scores": arguments.scores, "dialect": dialect}
+    written = record_trace(inputs.model(), ids, arguments.out, **how)
     total = sum(size for _, size in written.values())
     if arguments.json:
         points = [{"name": k.name, "layer": k.layer, "shape": shape, "bytes": size} for k, (shape, size) in written.items()]
-        facts = {"out": str(arguments.out), "format": chosen, "dialect": dialect_of(arguments).name, "tokens": int(ids.size)}
+        facts = {"out": str(arguments.out), "format": chosen, "dialect": dialect.name, "tokens": int(ids.size)}
         print_json(facts | {"bytes": total, "points": points})
         return 0
     rows: dict[tuple[str, tuple[int, ...]], list] = {}  # layers of the same shape in one line
@@ -61,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         row = rows.setdefault((key.name, shape), [[], 0])
         row[0].append(key.layer)
         row[1] += size
-    print(f"{arguments.out}: {chosen}, {len(written)} points of {ids.size} tokens, dialect {dialect_of(arguments).name}\n")
+    print(f"{arguments.out}: {chosen}, {len(written)} points of {ids.size} tokens, dialect {dialect.name}\n")
     lines = [(name, show_layers(layers), " x ".join(map(str, shape)), size) for (name, shape), (layers, size) in rows.items()]
     print(table(("name", "layers", "shape", "bytes"), [*lines, ("all", "", "", total)]))
     return 0

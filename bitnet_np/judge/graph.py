@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ..dialects import Dialect
 from ..model import Config, Layer, Linear, Model, with_rope_of
 from ..traces import points
-from ..traces.points import Key
+from ..traces.points import FIELDS, Key
 from . import narrow
 from . import operations as op
 from .narrow import Allow, Storage
@@ -18,19 +18,6 @@ from .operations import Expected
 TOKENS = Key("tokens", None)
 EMBEDDING, POSITIONS, SCALED = Key("inp_embd", None), Key("inpL", None), Key("inp_scaled", None)
 NORM, LOGITS, POOLED = Key("result_norm", None), Key("result_output", None), Key(points.POOLED, None)
-
-
-FIELDS = {
-    "Qcur": "attn_q",
-    "Kcur": "attn_k",
-    "Vcur": "attn_v",
-    "attn_o_out": "attn_output",
-    "ffn_gate": "ffn_gate",
-    "ffn_up": "ffn_up",
-    "ffn_down": "ffn_down",
-    "ffn_moe_logits": "ffn_gate_inp",
-}
-"""The output tensor of each of a layer's matrices -> the matrix's field in model.Layer."""
 
 
 def matrix_of(model: Model, key: Key) -> Linear:

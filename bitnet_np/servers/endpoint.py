@@ -1,32 +1,15 @@
 """Which API a server speaks."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from ..errors import ServerError, UnsupportedError
 from .client import Client, RefusedError
-from .completions import Completions
 from .fields import member
 from .llama_server import LlamaServer
 from .openai import OpenAiServer
 
-
-class Server(Protocol):
-    """A server that completes token ids."""
-
-    @property
-    def name(self) -> str:
-        """What kind of server it is."""
-
-    @property
-    def dialect(self) -> str | None:
-        """The dialect whose roundings such servers have, if that is known."""
-
-    def tokenize(self, text: str) -> list[int] | None:
-        """The server's token ids of a text; None if it cannot be asked."""
-
-    def complete(self, ids: Sequence[int], predict: int, k: int) -> Completions:
-        """A greedy completion of the prompt `ids` by at most `predict` tokens, with k log-probabilities at each position."""
+Server: TypeAlias = LlamaServer | OpenAiServer
+"""What completes token ids: both have the fields `name` and `dialect`, and the methods `tokenize` and `complete`."""
 
 
 def server_at(client: Client) -> Server:

@@ -11,21 +11,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..dialects import Dialect
-from ..errors import Error, ServerError, listed
+from ..errors import ServerError
 from ..extras import extra
 from ..kernels.processor import instruction_path
 from ..network import Runtime
 from ..nll import check_windows, window_nll
 from ..progress import Progress, silent
-from .process import ModelFile, model_of, this_machine
-from .tasks import KILLED, UNFIT, Outcome, Task, perform, tensor_digests
+from .process import DifferentBitsError, ModelFile, check_selftest, model_of
+from .tasks import KILLED, Outcome, Task, perform, tensor_digests
 
 DEATHS = 1
 """Workers of our own cluster that may die under a task before it is set aside. Tasks that were set aside run again, one at a time."""
-
-
-class DifferentBitsError(Error):
-    """A machine computes other bits than it must, or than another one does."""
 
 
 class Result(NamedTuple):
@@ -100,17 +96,16 @@ def results(client: Any, tasks: Sequence[Task], is_repeated: Callable[[Task], bo
 
     Raises DifferentBitsError if two machines give different results, or a machine fails the selftest; ServerError if the scheduler is lost.
     """
-    distributed = _dask()
     run = token_hex(4)
     names = {f"{task.operation}-{task.key}-{run}": task for task in tasks}
     futures = {future.key: future for future in client.map(_on_worker, list(names.values()), key=list(names))}
     paths: dict[str, str] = client.run(instruction_path, on_error="ignore")  # by worker; those that come later tell theirs with a result
     repeats: dict[str, _Repeat] = {}
     lost = []
-    for future in distributed.as_completed(list(futures.values()), loop=client.loop):
+    for future in _dask().as_completed(list(futures.values()), loop=client.loop):
         del futures[future.key]
         task = names.pop(future.key)
-        arrived = _arrived(distributed, future)
+        arrived = _arrived(future)
         if arrived is None:
             lost.append(task)
             continue
@@ -129,7 +124,7 @@ def results(client: Any, tasks: Sequence[Task], is_repeated: Callable[[Task], bo
         time.sleep(0.05)
         yield from _settled(client, repeats, set(client.nthreads()))
     for task in lost:
-        arrived = _arrived(distributed, client.submit(_on_worker, task, key=f"{task.operation}-{task.key}-{run}-alone"))
+        arrived = _arrived(client.submit(_on_worker, task, key=f"{task.operation}-{task.key}-{run}-alone"))
         yield Result(task, arrived[1] if arrived else Outcome(KILLED, {"error": "the worker died of this task, again and alone"}), {})
 
 
@@ -143,7 +138,7 @@ def _settled(client: Any, repeats: dict[str, _Repeat], alive: set[str] | None = 
     for name, repeat in list(repeats.items()):
         if repeat.future.done():
             del repeats[name]
-            second = _arrived(_dask(), repeat.future, 3)  # a result is lost with its worker, and only that one may repeat it
+            second = _arrived(repeat.future, 3)  # a result is lost with its worker, and only that one may repeat it
             yield _compared(client, repeat.task, repeat.first, second) if second else Result(repeat.task, repeat.first[1], {})
         elif alive is not None and not alive & repeat.workers:
             del repeats[name]
@@ -151,17 +146,14 @@ def _settled(client: Any, repeats: dict[str, _Repeat], alive: set[str] | None = 
             yield Result(repeat.task, repeat.first[1], {})
 
 
-def _arrived(distributed: Any, future: Any, seconds: float | None = None) -> tuple[str, Outcome] | None:
+def _arrived(future: Any, seconds: float | None = None, advice: str = ". Start the sweep again to go on") -> Any:
     """What a task gave; None if its workers died under it, or the result did not come in these seconds."""
     try:
-        worker, outcome = future.result(seconds)
-    except (distributed.KilledWorker, TimeoutError):
+        return future.result(seconds)
+    except (_dask().KilledWorker, TimeoutError):
         return None
-    except (distributed.client.FutureCancelledError, OSError) as error:
-        raise ServerError(f"the scheduler was lost: {type(error).__name__}. Start the sweep again to go on") from None
-    if outcome.outcome == UNFIT:
-        raise DifferentBitsError(f"{outcome.result['error']} ({worker})")
-    return worker, outcome
+    except (_dask().client.FutureCancelledError, OSError) as error:
+        raise ServerError(f"the scheduler was lost: {type(error).__name__}{advice}") from None
 
 
 def _compared(client: Any, task: Task, one: tuple[str, Outcome], other: tuple[str, Outcome]) -> Result:
@@ -182,27 +174,19 @@ def cluster_nll(
 
     ids: [T] -> float64 [T - 1]. Raises as `token_nll` does, and as `results`.
     """
-    distributed = _dask()
     checked, windows = check_windows(model_of(model).config, ids, stride)
     arguments = [(model, dialect, checked[w.begin : w.end], w.known - w.begin) for w in windows]
     run = token_hex(4)
     futures = client.map(_window, arguments, key=[f"nll-{n}-{run}" for n in range(len(windows))])
-    for done, _ in enumerate(distributed.as_completed(futures, loop=client.loop), 1):
+    for done, _ in enumerate(_dask().as_completed(futures, loop=client.loop), 1):
         progress(done, len(windows))
-    return np.concatenate([_window_arrived(distributed, future) for future in futures])
+    arrived = [_arrived(future, advice="") for future in futures]
+    if any(values is None for values in arrived):
+        raise ServerError("workers died of a window of the text, expected some that have the memory for it")
+    return np.concatenate(arrived)
 
 
 def _window(arguments: tuple[ModelFile, Dialect, NDArray[np.int64], int]) -> NDArray[np.float64]:
     model, dialect, ids, known = arguments
-    if this_machine()["differing"]:
-        raise DifferentBitsError(f"selftest failed on {this_machine()['host']}: {listed(this_machine()['differing'])}")
+    check_selftest()
     return window_nll(Runtime(model_of(model), dialect).checked(), ids, known)
-
-
-def _window_arrived(distributed: Any, future: Any) -> NDArray[np.float64]:
-    try:
-        return future.result()
-    except distributed.KilledWorker as error:
-        raise ServerError(f"workers died of a window of the text: {error}") from None
-    except (distributed.client.FutureCancelledError, OSError) as error:
-        raise ServerError(f"the scheduler was lost: {type(error).__name__}") from None

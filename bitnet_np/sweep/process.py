@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__, machine, packing, selftest
-from ..errors import FileFormatError
+from ..errors import Error, FileFormatError, listed
 from ..files.load import load
 from ..model import Model
 
@@ -30,6 +30,17 @@ def model_of(file: ModelFile) -> Model:
     if digest != file.sha256:
         raise FileFormatError(f"{file.path}: SHA-256 is {digest} on {platform.node()}, expected {file.sha256}, as where the sweep began")
     return load(file.path, allow_nan=file.allow_nan, i2s_layout=file.i2s_layout, overrides=dict(file.overrides))
+
+
+class DifferentBitsError(Error):
+    """A machine computes other bits than it must, or than another one does."""
+
+
+def check_selftest() -> None:
+    """Raises DifferentBitsError if this machine does not compute the known bits of every kernel."""
+    machine = this_machine()
+    if machine["differing"]:
+        raise DifferentBitsError(f"selftest failed on {machine['host']}: {listed(machine['differing'])}")
 
 
 @lru_cache(maxsize=1)

@@ -1,19 +1,19 @@
 """A sweep: the rows of a plan, each computed once, whatever stops it in between."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..progress import Progress, silent
 from . import rows
-from .cluster import DifferentBitsError, Result, results
+from .cluster import Result, results
 from .lock import held
 from .plan import Plan
 from .rows import Row
 from .table import write_tables
-from .tasks import OK, UNFIT, WRONG, Task, perform
+from .tasks import OK, WRONG, Task, perform
 
 ROWS = "rows.jsonl"
 
@@ -69,7 +69,10 @@ def sweep(
         left = [task for task in plan.tasks if task.key not in done]
         before = len(plan.tasks) - len(left)
         progress(before, len(plan.tasks))
-        arriving = _serial(left) if client is None else results(client, left, lambda task: _is_repeated(task, plan.repeat))
+        if client is None:
+            arriving: Iterator[Result] = (Result(task, perform(task), {}) for task in left)
+        else:
+            arriving = results(client, left, lambda task: _is_repeated(task, plan.repeat))
         for n, (task, outcome, repeated_on) in enumerate(arriving, before + 1):
             row = rows.row_of(task, outcome, repeated_on)
             rows.append(path, row)
@@ -86,11 +89,3 @@ def sweep(
 def _is_repeated(task: Task, repeat: int) -> bool:
     """Whether a task belongs to the one in `repeat`. An engine's own command need not give the same bits twice."""
     return repeat > 0 and task.operation != "engine" and int(task.key[:12], 16) % repeat == 0
-
-
-def _serial(tasks: Sequence[Task]) -> Iterator[Result]:
-    for task in tasks:
-        outcome = perform(task)
-        if outcome.outcome == UNFIT:
-            raise DifferentBitsError(outcome.result["error"])
-        yield Result(task, outcome, {})

@@ -24,10 +24,10 @@ from ..judge.verdict import Verdict
 from ..nll import token_nll
 from ..selftest import digest
 from .command import TimeLimitError, run_command
-from .process import ModelFile, model_of, this_machine
+from .process import ModelFile, check_selftest, model_of, this_machine
 
-OK, WRONG, INVALID, ERROR, TIMEOUT, KILLED, UNFIT = "OK", "WRONG", "INVALID", "ERROR", "TIMEOUT", "KILLED", "UNFIT"
-"""Outcomes. ERROR: an error was raised. TIMEOUT: a command ran too long. KILLED: the process died. UNFIT: the selftest failed there."""
+OK, WRONG, INVALID, ERROR, TIMEOUT, KILLED = "OK", "WRONG", "INVALID", "ERROR", "TIMEOUT", "KILLED"
+"""Outcomes. ERROR: an error was raised. TIMEOUT: a command ran too long. KILLED: the process died."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,11 +78,12 @@ _ONE_AT_A_TIME = threading.Lock()  # a row has all threads of the process, and o
 
 
 def perform(task: Task) -> Outcome:
-    """Run a task in this process, which passes the selftest before its first one. Whatever goes wrong is an outcome."""
+    """Run a task in this process. Whatever goes wrong in it is an outcome.
+
+    Raises DifferentBitsError where the process does not pass the selftest, before its first task.
+    """
     with _ONE_AT_A_TIME:
-        machine = this_machine()
-        if machine["differing"]:
-            return Outcome(UNFIT, {"error": f"selftest failed on {machine['host']}: {', '.join(machine['differing'])}"}, machine)
+        check_selftest()
         start = time.perf_counter()
         try:
             outcome, result = OPERATIONS[task.operation](task)
@@ -90,7 +91,7 @@ def perform(task: Task) -> Outcome:
             outcome, result = TIMEOUT, {"error": str(error)}
         except Exception as error:  # one row's error, of whatever kind, is not the end of the others
             outcome, result = ERROR, {"error": f"{type(error).__name__}: {error}"}
-        return Outcome(outcome, result, machine, time.perf_counter() - start)
+        return Outcome(outcome, result, this_machine(), time.perf_counter() - start)
 
 
 def tensor_digests(task: Task) -> list[tuple[str, str]]:

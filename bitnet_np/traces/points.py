@@ -1,62 +1,207 @@
-"""Recorded points of a forward pass: their names, their shapes, and traces of them.
-
-Every point of a trace has one normal form, whatever file it came from: float points [T, width], heads side by side; `<name>_codes`
-[T, M]; `<name>_scale` [T]; attention scores `kq` and probabilities `kq_soft_max` [H, T, S], of which only s <= t means anything.
-"""
+"""Recorded points of a forward pass: the table of their names, and traces of them."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FileFormatError, shortened, shown
+from ..errors import shortened
 from ..families import MATRICES, NORMS
-from ..model import Config
 
 TOP_EXPERTS = "ffn_moe_topk"
 """The numbers of each token's experts: integers, as llama.cpp names them."""
-LINEAR_NAMES = ("Qcur", "Kcur", "Vcur", "attn_o_out", "ffn_gate", "ffn_up", "ffn_down")
-"""The outputs of a layer's matrices."""
-QUANTIZED = NORMS
-"""The inputs of the ternary matrices of a BitNet with sub-norms."""
-MAY_BE_QUANTIZED = (*QUANTIZED, "attn_inp", "kqv_out", "ffn_inp", "ffn_out", *(f"{name}_in" for name in LINEAR_NAMES))
-"""The inputs of ternary matrices in any family; <name>_in is the norm inside the matrix that gives <name>, attn_inp the layer's input."""
-SCORES = ("kq", "kq_soft_max")
 POOLED = "result_embd_pooled"
 """The one vector of a sequence in an embedding model: a point with one row, whatever the number of tokens."""
-MODEL_NAMES = ("inp_embd", "inpL", "inp_scaled", "result_norm", POOLED, "result_output", "log_probs")
+
+
+class Point(NamedTuple):
+    """A row of the table of points. Other projects may have several names for one, between blanks; the usual one comes first."""
+
+    name: str  # ours: llama.cpp's where it has one
+    axes: str  # T tokens, D width, H heads of K numbers, G key-value heads, F feed-forward width, E experts, k of a token, V vocabulary
+    meaning: str
+    whole: bool = False  # whether it is the whole model's, and not a layer's
+    codes: bool = False  # whether ternary matrices of some family take it, as int8 codes with scales
+    matrix: str = ""  # the field in model.Layer of the matrix whose product it is
+    ggml: str = ""  # nodes of bitnet.cpp's graph: name.OPERATION, as one name stands for several nodes
+    llama_cpp: str = ""  # nodes of llama.cpp's graphs, where they are others
+    module: str = ""  # modules whose output it is, by their names within the layer or the model: first in transformers' Llama and BitNet
+    takes: str = ""  # the point that these modules take
+    around: str = ""  # modules with these inside, which give the same
+    bitnet_rs: str = ""  # BitNet-rs's tracepoints
+    aprt: str = ""  # the stages of aprender's `apr trace --save-tensor`
+
+    def named(self, **names: Any) -> "Point":
+        """The same row with these names in other projects."""
+        return self._replace(**names)
+
+
+LAYER_INPUT = "attn_inp"
+"""The output of the layer before, or of the embedding: where codes are made of it they have this name."""
+
+POINTS = (
+    Point("inp_embd", "T D", "rows of the embedding for the tokens", whole=True).named(
+        ggml="inp_embd.GET_ROWS", module="embed_tokens tok_embeddings token_embd wte embed_in", bitnet_rs="embeddings", aprt="embedding"
+    ),
+    Point("inpL", "T D", "inp_embd plus learned positions, in models that have them", whole=True).named(ggml="inpL.ADD"),
+    Point("inp_scaled", "T D", "the embedding times its scale, in models that have one", whole=True).named(ggml="inp_scaled.SCALE"),
+    Point("attn_norm", "T D", "norm in front of attention, in models that have one", codes=True).named(
+        ggml="attn_norm.MUL",
+        module="input_layernorm ln_1 attention_norm attn_norm",
+        takes=LAYER_INPUT,
+        bitnet_rs="attn_norm",
+        aprt="attn_norm",
+    ),
+    Point(LAYER_INPUT, "", "the layer's input, in models without a norm in front of attention", codes=True),
+    Point("Qcur", "T HK", "queries: matrix product with scale and bias", matrix="attn_q").named(
+        ggml="Qcur.MUL_MAT", llama_cpp="Qcur.ADD", module="self_attn.q_proj attention.wq attn_q", takes="attn_norm", bitnet_rs="q_proj"
+    ),
+    Point("Kcur", "T GK", "keys: matrix product with scale and bias", matrix="attn_k").named(
+        ggml="Kcur.MUL_MAT", llama_cpp="Kcur.ADD", module="self_attn.k_proj attention.wk attn_k", takes="attn_norm"
+    ),
+    Point("Vcur", "T GK", "values: matrix product with scale and bias", matrix="attn_v").named(
+        ggml="Vcur.MUL_MAT", llama_cpp="Vcur.ADD", module="self_attn.v_proj attention.wv attn_v", takes="attn_norm"
+    ),
+    Point("Qcur_normed", "T HK", "queries after their norm, of each head or of all together, in models that have one").named(
+        ggml="Qcur_normed.MUL", module="self_attn.q_norm attn_q_norm", takes="Qcur"
+    ),
+    Point("Kcur_normed", "T GK", "keys after their norm, of each head or of all together, in models that have one").named(
+        ggml="Kcur_normed.MUL", module="self_attn.k_norm attn_k_norm", takes="Kcur"
+    ),
+    Point("Qcur_rope", "T HK", "queries after RoPE").named(ggml="Qcur.ROPE", aprt="q_post_rope"),
+    Point("Kcur_rope", "T GK", "keys after RoPE").named(ggml="Kcur.ROPE", aprt="k_post_rope"),
+    Point(
+        "kq", "H T T", "attention scores q.k / sqrt(K), or with the model's own scale and cap; 0 where the query does not see the key"
+    ).named(ggml="kq.MUL_MAT", aprt="attn_scores"),
+    Point("kq_soft_max", "H T T", "attention probabilities: softmax of the scores").named(
+        ggml="kq_soft_max_ext.SOFT_MAX", bitnet_rs="attn_scores_softmax", aprt="attn_softmax"
+    ),
+    Point("kqv_out", "T HK", "output of attention, heads side by side", codes=True).named(
+        ggml="kqv_out.CONT", llama_cpp="kqv_out.RESHAPE", aprt="attention"
+    ),
+    Point("attn_sub_norm", "T HK", "norm of kqv_out, in models that have one", codes=True).named(
+        ggml="attn_sub_norm.MUL", module="self_attn.attn_sub_norm attn_sub_norm", takes="kqv_out"
+    ),
+    Point("attn_o_out", "T D", "output matrix of attention, before the residual", matrix="attn_output").named(
+        ggml="attn_o_out.MUL_MAT",
+        llama_cpp="attn_out.MUL_MAT",
+        module="self_attn.o_proj attention.wo attn_output attention.dense attn.c_proj",
+        takes="kqv_out",
+        around="self_attn attention attn",
+        aprt="attn_out",
+    ),
+    Point("attn_post_norm", "T D", "norm of attn_o_out, in models that have one").named(
+        ggml="attn_post_norm.MUL", module="post_self_attn_layernorm"
+    ),
+    Point(
+        "ffn_inp",
+        "T D",
+        "attention's branch, times the residual scale, plus the layer's input; absent where attention and feed-forward run in parallel",
+        codes=True,
+    ).named(ggml="ffn_inp.ADD", aprt="post_attn_residual"),
+    Point("ffn_norm", "T D", "norm in front of the feed-forward, in models that have one", codes=True).named(
+        ggml="ffn_norm.MUL", module="post_attention_layernorm ln_2 ffn_norm pre_feedforward_layernorm", takes="ffn_inp", aprt="ffn_norm"
+    ),
+    Point("ffn_moe_logits", "T E", "router's product, in models that have experts", matrix="ffn_gate_inp").named(
+        ggml="ffn_moe_logits.MUL_MAT", module="mlp.gate block_sparse_moe.gate ffn_gate_inp", takes="ffn_norm"
+    ),
+    Point(TOP_EXPERTS, "T k", "numbers of each token's experts, int32: those with the largest logits, largest first").named(
+        ggml="ffn_moe_topk.VIEW"
+    ),
+    Point(
+        "ffn_moe_weights", "T k", "their weights: the softmax of all logits, divided by the sum of these k where the model does that"
+    ).named(ggml="ffn_moe_weights.GET_ROWS", llama_cpp="ffn_moe_weights_norm.DIV"),
+    Point("ffn_moe_gate", "T kF", "gate matrix of each of these experts, side by side").named(ggml="ffn_moe_gate.MUL_MAT_ID"),
+    Point("ffn_moe_up", "T kF", "up matrix of each").named(ggml="ffn_moe_up.MUL_MAT_ID"),
+    Point("ffn_moe_swiglu", "T kF", "SiLU(gate) * up of each").named(ggml="ffn_moe_swiglu.SWIGLU", llama_cpp="ffn_moe_swiglu.GLU"),
+    Point("ffn_moe_down", "T kD", "down matrix of each").named(ggml="ffn_moe_down.MUL_MAT_ID"),
+    Point("ffn_moe_out", "T D", "sum of their weights times ffn_moe_down").named(
+        ggml="ffn_moe_out.ADD", llama_cpp="ffn_moe_out.CONT", module="mlp.experts block_sparse_moe.experts"
+    ),
+    Point("ffn_gate", "T F", "gate matrix, before the activation function, in models that have a gate", matrix="ffn_gate").named(
+        ggml="ffn_gate.MUL_MAT",
+        module="mlp.gate_proj feed_forward.w1 ffn_gate mlp.shared_expert.gate_proj",
+        takes="ffn_norm",
+        aprt="ffn_gate",
+    ),
+    Point("ffn_up", "T F", "up matrix", matrix="ffn_up").named(
+        ggml="ffn_up.MUL_MAT",
+        module="mlp.up_proj feed_forward.w3 ffn_up mlp.dense_h_to_4h mlp.c_fc mlp.shared_expert.up_proj",
+        takes="ffn_norm",
+        aprt="ffn_up",
+    ),
+    Point("ffn_out", "T F", "relu(gate)^2 * up, SiLU(gate) * up, GELU(gate) * up, or GELU(up)", codes=True).named(
+        ggml="ffn_out.MUL", llama_cpp="ffn_swiglu.SWIGLU ffn_swiglu.GLU ffn_gate_par.MUL", aprt="ffn_swigl"
+    ),
+    Point("ffn_sub_norm", "T F", "norm of ffn_out, in models that have one", codes=True).named(
+        ggml="ffn_sub_norm.MUL", module="mlp.ffn_sub_norm ffn_sub_norm", takes="ffn_out"
+    ),
+    Point("ffn_down", "T D", "down matrix, before the residual", matrix="ffn_down").named(
+        ggml="ffn_down.MUL_MAT",
+        llama_cpp="ffn_out.MUL_MAT ffn_down.ADD ffn_shexp.MUL_MAT",
+        module="mlp.down_proj feed_forward.w2 ffn_down mlp.dense_4h_to_h mlp.c_proj mlp.shared_expert.down_proj",
+        takes="ffn_out",
+        around="mlp feed_forward block_sparse_moe",
+        aprt="ffn_out",
+    ),
+    Point("ffn_shexp_out", "T D", "ffn_down times the sigmoid of its gate, in models that have a shared expert").named(
+        ggml="ffn_shexp_out.MUL"
+    ),
+    Point("ffn_post_norm", "T D", "norm of ffn_down, in models that have one").named(
+        ggml="ffn_post_norm.MUL", module="post_feedforward_layernorm"
+    ),
+    Point("l_out", "T D", "output of the layer").named(ggml="l_out.ADD", module=".", takes=LAYER_INPUT, aprt="post_ffn_residual"),
+    Point("result_norm", "T D", "final norm", whole=True).named(
+        ggml="result_norm.MUL", module="norm output_norm ln_f final_layer_norm", bitnet_rs="all_layers_out", aprt="final_norm"
+    ),
+    Point(
+        POOLED,
+        "1 D",
+        "mean of result_norm over all tokens, or that of the first (cls) or the last token, in models that state one",
+        whole=True,
+    ).named(ggml="result_embd_pooled.MUL_MAT result_embd_pooled.GET_ROWS"),
+    Point("result_output", "T V", "logits, scaled and capped where the model does that", whole=True).named(
+        ggml="result_output.MUL_MAT",
+        module="lm_head output embed_out",
+        takes="result_norm",
+        around="logits",
+        bitnet_rs="logits",
+        aprt="lm_head",
+    ),
+    Point("log_probs", "T V", "log-softmax of the logits, for files that hold no logits", whole=True),
+)
+"""Some have companions: `<name>_codes` [T, width] int8 and `<name>_scale` [T], the int8 codes that a ternary matrix takes instead of
+`<name>` and the steps per unit, 127 / max |x| of the row; and `<name>_in`, the norm inside a matrix. Numbers are float32, row by row."""
+
+POINT = {point.name: point for point in POINTS}
+MEANINGS = {point.name: (point.axes, point.meaning) for point in POINTS if point.axes}
+"""Axes and meaning of each point."""
+LINEAR_NAMES = tuple(point.name for point in POINTS if point.matrix in MATRICES)
+"""The outputs of a layer's matrices."""
+FIELDS = {name: POINT[name].matrix for name in (*LINEAR_NAMES, "ffn_moe_logits")}
+"""The output of each of a layer's matrices, the router's too -> the matrix's field in model.Layer."""
+QUANTIZED = NORMS
+"""The inputs of the ternary matrices of a BitNet with sub-norms."""
+MAY_BE_QUANTIZED = (*(point.name for point in POINTS if point.codes), *(f"{name}_in" for name in LINEAR_NAMES))
+"""The inputs of ternary matrices in any family; <name>_in is the norm inside the matrix that gives <name>."""
+SCORES = tuple(name for name, (axes, _) in MEANINGS.items() if axes == "H T T")
+SLOTS = tuple(name for name, (axes, _) in MEANINGS.items() if axes.startswith("T k") and name != TOP_EXPERTS)
+"""The points that may have an axis of each token's experts: [T, k, width]."""
+HEADS = tuple(name for name, (axes, _) in MEANINGS.items() if axes in ("T HK", "T GK") and name not in NORMS)
+"""The points that may have an axis of heads: [T, heads, K]."""
+MODEL_NAMES = tuple(point.name for point in POINTS if point.whole)
 
 
 def _in_order() -> Iterator[str]:
-    for name in (
-        "attn_norm",
-        "attn_inp",
-        *("Qcur", "Kcur", "Vcur"),
-        *("Qcur_normed", "Kcur_normed", "Qcur_rope", "Kcur_rope"),
-        *SCORES,
-        "kqv_out",
-        "attn_sub_norm",
-        "attn_o_out",
-        "attn_post_norm",
-        "ffn_inp",
-        "ffn_norm",
-        *("ffn_moe_logits", TOP_EXPERTS, "ffn_moe_weights"),
-        *("ffn_moe_gate", "ffn_moe_up", "ffn_moe_swiglu", "ffn_moe_down", "ffn_moe_out"),
-        *("ffn_gate", "ffn_up", "ffn_out"),
-        "ffn_sub_norm",
-        "ffn_down",
-        "ffn_shexp_out",
-        "ffn_post_norm",
-        "l_out",
-    ):
-        for point in (f"{name}_in", name) if name in LINEAR_NAMES else (name,):
-            if point != "attn_inp":  # another layer's point
-                yield point
-            if point in MAY_BE_QUANTIZED:
-                yield from (point + "_codes", point + "_scale")
+    for point in POINTS:
+        for name in (f"{point.name}_in", point.name) if point.name in LINEAR_NAMES else (point.name,):
+            if not point.whole and name != LAYER_INPUT:  # which is another layer's point
+                yield name
+            if name in MAY_BE_QUANTIZED:
+                yield from (name + "_codes", name + "_scale")
 
 
 LAYER_NAMES = tuple(_in_order())
@@ -65,54 +210,11 @@ LAYER_NAMES = tuple(_in_order())
 RECORDED = (*(name for name in LAYER_NAMES if name not in SCORES), *(name for name in MODEL_NAMES if name != "log_probs"))
 """The points that forward passes record, over all families. Scores are computed on request; log_probs come from files without logits."""
 
-MEANINGS = {
-    "inp_embd": ("T D", "rows of the embedding for the tokens"),
-    "inpL": ("T D", "inp_embd plus learned positions, in models that have them"),
-    "inp_scaled": ("T D", "the embedding times its scale, in models that have one"),
-    "attn_norm": ("T D", "norm in front of attention, in models that have one"),
-    "Qcur": ("T HK", "queries: matrix product with scale and bias"),
-    "Kcur": ("T GK", "keys: matrix product with scale and bias"),
-    "Vcur": ("T GK", "values: matrix product with scale and bias"),
-    "Qcur_normed": ("T HK", "queries after their norm, of each head or of all together, in models that have one"),
-    "Kcur_normed": ("T GK", "keys after their norm, of each head or of all together, in models that have one"),
-    "Qcur_rope": ("T HK", "queries after RoPE"),
-    "Kcur_rope": ("T GK", "keys after RoPE"),
-    "kq": ("H T T", "attention scores q.k / sqrt(K), or with the model's own scale and cap; 0 where the query does not see the key"),
-    "kq_soft_max": ("H T T", "attention probabilities: softmax of the scores"),
-    "kqv_out": ("T HK", "output of attention, heads side by side"),
-    "attn_sub_norm": ("T HK", "norm of kqv_out, in models that have one"),
-    "attn_o_out": ("T D", "output matrix of attention, before the residual"),
-    "attn_post_norm": ("T D", "norm of attn_o_out, in models that have one"),
-    "ffn_inp": (
-        "T D",
-        "attention's branch, times the residual scale, plus the layer's input; absent where attention and feed-forward run in parallel",
-    ),
-    "ffn_norm": ("T D", "norm in front of the feed-forward, in models that have one"),
-    "ffn_moe_logits": ("T E", "router's product, in models that have experts"),
-    "ffn_moe_topk": ("T k", "numbers of each token's experts, int32: those with the largest logits, largest first"),
-    "ffn_moe_weights": ("T k", "their weights: the softmax of all logits, divided by the sum of these k where the model does that"),
-    "ffn_moe_gate": ("T kF", "gate matrix of each of these experts, side by side"),
-    "ffn_moe_up": ("T kF", "up matrix of each"),
-    "ffn_moe_swiglu": ("T kF", "SiLU(gate) * up of each"),
-    "ffn_moe_down": ("T kD", "down matrix of each"),
-    "ffn_moe_out": ("T D", "sum of their weights times ffn_moe_down"),
-    "ffn_shexp_out": ("T D", "ffn_down times the sigmoid of its gate, in models that have a shared expert"),
-    "ffn_gate": ("T F", "gate matrix, before the activation function, in models that have a gate"),
-    "ffn_up": ("T F", "up matrix"),
-    "ffn_out": ("T F", "relu(gate)^2 * up, SiLU(gate) * up, GELU(gate) * up, or GELU(up)"),
-    "ffn_sub_norm": ("T F", "norm of ffn_out, in models that have one"),
-    "ffn_down": ("T D", "down matrix, before the residual"),
-    "ffn_post_norm": ("T D", "norm of ffn_down, in models that have one"),
-    "l_out": ("T D", "output of the layer"),
-    "result_norm": ("T D", "final norm"),
-    POOLED: ("1 D", "mean of result_norm over all tokens, or that of the first (cls) or the last token, in models that state one"),
-    "result_output": ("T V", "logits, scaled and capped where the model does that"),
-    "log_probs": ("T V", "log-softmax of the logits, for files that hold no logits"),
-}
-"""Axes and meaning of each point. Some have companions: `<name>_codes` [T, width] int8 and `<name>_scale` [T], the int8 codes that a
-ternary matrix takes instead of `<name>` and the steps per unit, 127 / max |x| of the row; and `<name>_in`, the norm inside a matrix.
-T tokens, D width, H heads of K numbers, G key-value heads, F feed-forward width, E experts, k of a token, V vocabulary. Numbers are
-float32, row by row."""
+
+def ours_of(column: str) -> dict[str, str]:
+    """The names in a column of the table -> our names."""
+    return {name: point.name for point in POINTS for name in getattr(point, column).split()}
+
 
 LOSS = "loss"
 GRADIENTS = tuple(f"grad_{name}" for name in (*NORMS, *(matrix + end for matrix in MATRICES for end in ("", "_bias"))))
@@ -121,9 +223,6 @@ MODEL_GRADIENTS = ("grad_token_embd", "grad_output_norm", "grad_output")
 
 _TENSOR = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,5})\.)?([a-z_]+)\.(weight|bias)")
 _LABEL = re.compile(r"([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?")
-SLOTS = ("ffn_moe_weights", "ffn_moe_gate", "ffn_moe_up", "ffn_moe_swiglu", "ffn_moe_down")
-"""The points that may have an axis of each token's experts: [T, k, width]."""
-_HEADS = ("Qcur", "Kcur", "Vcur", "Qcur_normed", "Kcur_normed", "Qcur_rope", "Kcur_rope", "kqv_out")
 
 
 class Key(NamedTuple):
@@ -225,115 +324,3 @@ class Trace:
         if isinstance(points, Points):
             return replace(self, points=Points({k: entry for k, entry in points.entries.items() if k != key}))
         return replace(self, points={k: array for k, array in points.items() if k != key})
-
-
-class Form(NamedTuple):
-    """How an array of a file is brought into normal form."""
-
-    shape: tuple[int, ...]  # in normal form
-    axes: tuple[int, ...]  # of the array in the file, without those of length 1 that say nothing
-    heads_first: bool = False  # whether `axes` are [heads, tokens, head width]
-
-    def of(self, array: NDArray) -> NDArray:
-        """The array in normal form."""
-        array = array.reshape(self.axes)
-        return (array.swapaxes(0, 1) if self.heads_first else array).reshape(self.shape)
-
-
-def heads_of(key: Key, config: Config | None) -> int | None:
-    """The number of heads that a point of a model has side by side; None if it has none, or if there is no config to know it from."""
-    if config is None or key.name not in _HEADS:
-        return None
-    return config.kv_heads if key.name.startswith(("K", "V")) else config.heads
-
-
-def normal_form(key: Key, shape: tuple[int, ...], rows: int | None, where: str, heads: int | None = None) -> Form:
-    """How a point of this shape in a file becomes normal: leading axes of length 1 go, heads are put side by side.
-
-    Points that have heads may be [T, H * K], [T, H, K] or [H, T, K], each with an axis of one sequence in front. The axis of the tokens is
-    the one of length `rows`, the number of tokens; where that is not known, or both or neither have this length, the other one has `heads`,
-    the number of heads. Where neither is known the tokens come first.
-
-    Raises FileFormatError if the point cannot have such a shape, or if there are as many tokens as heads, so that both could come first.
-    """
-
-    def refuse(expected: str) -> FileFormatError:
-        return FileFormatError(f"{where}: {shown(str(key))} has shape {list(shape)}, expected {expected}")
-
-    def flat(*axes: int) -> Form:
-        return Form(axes, axes)
-
-    if not shape or 0 in shape:
-        raise refuse("numbers, at least one")
-    if key.name in SCORES:
-        left = without_leading_ones(shape, 3)
-        if len(left) != 3:
-            raise refuse("[heads, tokens, keys]")
-        return flat(*left)
-    if key.name.endswith("_scale"):
-        long = tuple(n for n in shape if n > 1) or (1,)
-        if len(long) != 1:
-            raise refuse("[tokens]")
-        return flat(*long)
-    left = without_leading_ones(shape, 3)
-    if key.name in SLOTS and len(left) == 3 and (left[0] == rows or (rows is None and left[0] != 1)):
-        return Form((left[0], left[1] * left[2]), left)
-    if len(left) == 1:
-        return flat(1, *left)
-    if len(left) == 2:
-        return flat(*left)
-    if len(left) > 3:
-        raise refuse("[tokens, width]")
-    a, b, c = left
-    if a == 1 and rows != 1 and (rows == b or key.name not in _HEADS):  # a batch of one
-        return flat(b, c)
-    if key.name not in _HEADS:
-        if a == 1:
-            return flat(b, c)
-        raise refuse("[tokens, width]: one sequence")
-    if a == b == rows and a > 1:
-        raise refuse(f"[{a}, heads * head width]: with {a} tokens and {a} heads either could be the first axis")
-    heads_first = b == rows if rows in (a, b) and a != rows else rows not in (a, b) and a == heads != b
-    if heads_first and heads not in (None, a):
-        raise refuse(f"[tokens, width] or {heads} heads: one sequence")
-    return Form((b, a * c) if heads_first else (a, b * c), left, heads_first)
-
-
-def without_leading_ones(shape: tuple[int, ...], axes: int) -> tuple[int, ...]:
-    """A shape without leading axes of length 1, as long as it has more than `axes` axes."""
-    while len(shape) > axes and shape[0] == 1:
-        shape = shape[1:]
-    return shape
-
-
-def checked_dtype(key: object, dtype: np.dtype, where: str) -> np.dtype:
-    """`dtype`, checked to be integers or floats of 64 bits at most. Raises FileFormatError that names the point `key`."""
-    if dtype.kind not in "fiu" or dtype.itemsize > 8:
-        raise FileFormatError(f"{where}: {shown(str(key))} has dtype {dtype}, expected integers or floats of 64 bits at most")
-    return dtype
-
-
-def checked_tokens(array: NDArray, where: str) -> NDArray[np.int64]:
-    """Token ids of one sequence, [T] or [1, T], as [T]. Raises FileFormatError."""
-    if array.ndim == 2 and len(array) == 1:
-        array = array[0]
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu" or array.dtype.itemsize > 8:
-        raise FileFormatError(f"{where}: tokens are {array.dtype} {list(array.shape)}, expected integers [T], at least one")
-    if int(array.min()) < 0 or int(array.max()) >= 2**31:
-        raise FileFormatError(f"{where}: tokens have the values {array.min()} to {array.max()}, expected ids from 0 to 2**31 - 1")
-    return array.astype(np.int64)
-
-
-def agreed_tokens(in_file: NDArray | None, expected: NDArray | None, where: str) -> NDArray[np.int64] | None:
-    """The token ids of a trace, [T]: those in its file, or those the caller expects; None if neither has any.
-
-    Raises FileFormatError if both have some, and not the same.
-    """
-    held, ids = (None if tokens is None else checked_tokens(tokens, where) for tokens in (in_file, expected))
-    if held is not None and ids is not None and not np.array_equal(held, ids):
-        raise FileFormatError(f"{where}: holds the tokens {_start(held)}, expected {_start(ids)}")
-    return ids if held is None else held
-
-
-def _start(ids: NDArray[np.int64]) -> str:
-    return f"[{', '.join(map(str, ids[:8]))}{', ...' * (len(ids) > 8)}]"

@@ -35,27 +35,37 @@ def threads_stay():
 
 
 @pytest.fixture
-def run(capsys):
-    """Runs a command that must end with `code`. Returns its standard output, as JSON where that was asked for."""
+def printed(capsys):
+    """Runs a command that must end with `code`. Returns its standard output and error."""
 
     def run_command(*arguments, code=0):
         assert main(list(map(str, arguments))) == code
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return json.loads(captured.out, parse_constant=pytest.fail) if "--json" in arguments else captured.out
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return out, err
 
     return run_command
 
 
 @pytest.fixture
-def refused(capsys):
+def run(printed):
+    """Runs a command that must end with `code`. Returns its standard output, as JSON where that was asked for."""
+
+    def run_command(*arguments, code=0):
+        out, _ = printed(*arguments, code=code)
+        return json.loads(out, parse_constant=pytest.fail) if "--json" in arguments else out
+
+    return run_command
+
+
+@pytest.fixture
+def refused(printed):
     """Runs a command that must end with 2 and print nothing but one line on standard error, which is returned."""
 
     def run_command(*arguments):
-        assert main(list(map(str, arguments))) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert re.fullmatch("bitnet-np: .+\n", captured.err)
-        return captured.err
+        out, err = printed(*arguments, code=2)
+        assert out == ""
+        assert re.fullmatch("bitnet-np: .+\n", err)
+        return err
 
     return run_command

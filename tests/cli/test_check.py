@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import TINY, TOKENS, needs_text, save_array, with_commas
+from command_line import TINY, TOKENS, save_array, with_commas
 
 from bitnet_np import BITNET_CPP, embedded, selftest
 from bitnet_np.forward_pass import compute_logits, forward_full
@@ -29,9 +29,6 @@ def test_check_judges_the_embedded_recording(run):
     assert out.count("tokens      max error  mean error      NMSE  scale") == 2
     assert out.count("the bits known for every machine") == 2
     assert out.endswith("\n\nfine\n")
-
-
-def test_check_of_the_recording_in_json(run):
     result = run("check", "--json")
     assert result["fine"] is True
     assert result["known_bits"] == {"forward, exact": True, "forward, bitnet.cpp": True}
@@ -190,12 +187,6 @@ def test_logits_alone_are_written_as_html_and_drawn(run, model, tmp_path):
     assert "1.05 times what it should be" in (tmp_path / "r.html").read_text("utf-8")
 
 
-@needs_text
-def test_check_of_a_text(run, model, tokenizer, tmp_path):
-    theirs = save_array(tmp_path / "theirs.npy", forward_full(model, [tokenizer.encode("a b")])[0])
-    assert run("check", TINY, "--text", "a b", "--theirs", theirs, "--json")["verdict"] == "SAME_BITS"
-
-
 # --- arguments ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -214,24 +205,6 @@ def test_nothing_is_printed_before_an_error(refused, tmp_path):
     theirs = save_array(tmp_path / "theirs.npy", np.zeros((1, 512), np.float32))
     error = refused("check", TINY, "--tokens", "1", "--theirs", theirs, "--plot", tmp_path / "x.png")
     assert error == f"bitnet-np: {tmp_path / 'x.png'}: nothing to draw, INVALID: their logits of position 0 are all 0.0\n"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [TINY],
-        ["--tokens", "1"],
-        ["--theirs", "x.npy"],
-        [TINY, "--tokens", "1"],
-        [TINY, "--theirs", "x.npy"],
-        ["--tokens", "1", "--theirs", "x.npy"],
-        ["--tokens", ""],
-    ],
-)
-def test_check_needs_all_or_nothing(refused, arguments):
-    assert "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs or --endpoint, or none of them" in refused(
-        "check", *arguments
-    )
 
 
 def test_wrong_arguments_of_check(refused, tmp_path):

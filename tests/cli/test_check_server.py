@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from command_line import TINY, TOKENS, needs_text, save_array, with_commas
 from completions import engine
-from fake_server import llama_server, raw, serving, vllm
+from fake_server import llama_server, serving, vllm
 
 from bitnet_np import EXACT
 from bitnet_np.cli.check_server import tokenizer_difference
@@ -121,20 +121,12 @@ def test_options_that_do_not_go_together(refused, tmp_path):
 
 
 def test_servers_that_fail_end_with_2(refused, honest):
-    @raw
-    def endless(handler):
-        handler.send_response(200)
-        handler.end_headers()
-        while True:
-            handler.wfile.write(b" " * 65536)
-
     def no_ids(answer):
         answer["tokens"] = None
         return answer
 
     for answers, said in (
         ({}, "neither llama-server (/props: HTTP status 404) nor an OpenAI-style server (/v1/models: HTTP status 404)"),
-        ({"/props": endless}, "the answer has more than 1,048,576 bytes"),
         (llama_server(honest) | {"/completion": (500, {"error": {"message": "out of memory"}}, {})}, "HTTP status 500: 'out of memory'"),
         (llama_server(honest, change=no_ids), "/completion: tokens is None, expected an array"),
         (vllm(honest) | {"/v1/completions": b"{"}, "the answer is no JSON"),

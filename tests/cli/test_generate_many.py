@@ -9,23 +9,20 @@ from command_line import TINY, needs_text
 
 from bitnet_np import forward_pass
 from bitnet_np.batch import Request
-from bitnet_np.cli.main import main
 from bitnet_np.errors import NonFiniteError
 from bitnet_np.generate import generate
 from bitnet_np.sampling import Sampling
 
 
 @pytest.fixture
-def generate_many(capsys, tmp_path):
+def generate_many(printed, tmp_path):
     """Runs `generate` on these lines of a prompts file, which must end with `code`. Returns standard output and error."""
 
     def run_command(lines, *arguments, code=0):
         file = tmp_path / "prompts.jsonl"
         text = lines if isinstance(lines, bytes) else "".join(json.dumps(line) + "\n" for line in lines).encode()
         file.write_bytes(text)
-        assert main(["generate", TINY, "--prompts-file", str(file), *map(str, arguments)]) == code
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
+        out, err = printed("generate", TINY, "--prompts-file", file, *arguments, code=code)
         return out, err.replace(str(file), "FILE")
 
     return run_command

@@ -1,12 +1,12 @@
 """Token ids from the command line and from files: all sources agree, and a file is not trusted."""
 
 import os
-import struct
 import sys
 
 import numpy as np
 import pytest
 from command_line import TINY, needs_text, save_array, sha256, write_file
+from trace_files import NO_NPY
 
 from bitnet_np.forward_pass import forward_full
 
@@ -103,46 +103,9 @@ def test_wrong_files_of_tokens(refused, tmp_path, name, content, message):
     assert message in error
 
 
-def npy(header, data=bytes(48)):
-    """A .npy file with this text as its header."""
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + data
-
-
-def header(descr="'<i8'", shape="(2,)"):
-    """The header of a sound .npy file, or of one that says something else."""
-    return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n"
-
-
-NPY = {  # each makes NumPy raise another error; pickles and archives are no arrays
-    "empty": b"",
-    "text": b"1,2,3",
-    "pickle": b"\x80\x04K\x01.",
-    "zip": b"PK\x03\x04" + bytes(100),
-    "end of zip": b"PK\x05\x06" + bytes(18),
-    "magic only": b"\x93NUMPY",
-    "version 9": b"\x93NUMPY\x09\x00" + bytes(90),
-    "no header": npy(""),
-    "cut header": npy(header())[:40],
-    "open brace": npy("{'descr'"),
-    "indented": npy(" \n  x\n y"),
-    "parentheses": npy("(" * 3000),
-    "minus signs": npy("-" * 5000 + "1"),
-    "huge header": npy("{" + " " * 60_000 + header()[1:]),
-    "no such dtype": npy(header("'foo'")),
-    "objects": npy(header("'O'")),
-    "cut data": npy(header(shape="(7,)")),
-    "more data than memory": npy(header(shape=f"({2**60},)")),
-    "too large": npy(header(shape=f"({2**63 - 1},)")),
-    "larger": npy(header(shape=f"({10**20},)")),
-    "product overflows": npy(header(shape=f"({2**32}, {2**32})")),
-    "negative": npy(header(shape="(-1,)")),
-    "bool": npy(header(shape="(True,)")),
-}
-
-
-@pytest.mark.parametrize("name", NPY)
+@pytest.mark.parametrize("name", NO_NPY)
 def test_files_that_are_no_npy(refused, tmp_path, name):
-    path = write_file(tmp_path / "x.npy", NPY[name])
+    path = write_file(tmp_path / "x.npy", NO_NPY[name])
     error = refused("logits", TINY, "--tokens-file", path)
     assert error.startswith(f"bitnet-np: {path}: ")
     assert ".npy" in error.removeprefix(f"bitnet-np: {path}: ") or "bytes of data, expected" in error

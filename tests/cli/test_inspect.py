@@ -13,7 +13,6 @@ from gguf_bytes import FLOAT32, UINT32, Entry, number, text
 from gguf_bytes import gguf as build
 
 from bitnet_np import packing
-from bitnet_np.cli.main import main
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
@@ -128,7 +127,7 @@ def test_inspect_says_of_which_kind_the_matrices_are(run):
     assert run("inspect", str(DATA / "llamacpp" / "llama_lq_q4_k_m.gguf"), "--json")["matrices"].keys() == {"float (Q4_K)", "float (Q6_K)"}
 
 
-def test_commands_warn_of_matrices_that_say_nothing(run, tmp_path, capsys):
+def test_commands_warn_of_matrices_that_say_nothing(run, printed, tmp_path):
     model = random_model(0, **SMALL)
     first = model.layers[0]
     zero = replace(first.ffn_up, weights=packing.pack(np.zeros(first.ffn_up.shape, np.int8), 0.5))
@@ -138,5 +137,5 @@ def test_commands_warn_of_matrices_that_say_nothing(run, tmp_path, capsys):
     assert f"\n{warning}\n" in run("inspect", str(path))
     assert run("inspect", str(path), "--json")["warnings"] == [warning.removeprefix("warning: ")]
     np.save(tmp_path / "logits.npy", forward_full(load(path), [[1, 2]])[0])
-    assert main(["check", str(path), "--tokens", "1,2", "--theirs", str(tmp_path / "logits.npy")]) == 0
-    assert f"bitnet-np: {warning}\n" in capsys.readouterr().err
+    _, err = printed("check", path, "--tokens", "1,2", "--theirs", tmp_path / "logits.npy")
+    assert f"bitnet-np: {warning}\n" in err

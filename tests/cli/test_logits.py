@@ -101,37 +101,3 @@ def test_another_type_of_cache(run, model, options):
     assert result["sha256"] == sha256(forward_full(model, TOKENS[None], dialect=EXACT.with_cache("q8_0")))
     assert result["sha256"] != sha256(forward_full(model, TOKENS[None]))
     assert result["dialect"] == "exact, kv=q8_0"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tokens", ""], "--tokens: Tokens cannot be empty"),
-        (["--tokens", ","], "--tokens: Tokens cannot be empty"),
-        (["--tokens", "1,x"], "--tokens is '1,x', expected integers separated by commas or blanks"),
-        (["--tokens", "1.5"], "--tokens is '1.5'"),
-        (["--tokens", "1," * 100 + "\x1b"], "--tokens is '1,1,1"),
-        (["--tokens", "9" * 5000], "--tokens is '999"),
-        (["--tokens", "9" * 30], "--tokens: token ids have dtype object, expected integers of 64 bits at most"),
-        (["--tokens", str(2**63)], "expected less than 2**63"),
-        (["--tokens", "512"], "token 512 at position 0 of sequence 0 is not an id of the vocabulary, 0..511"),
-        (["--tokens", "1,-1"], "token -1 at position 1"),
-        (["--tokens", "1," * 513], "513 positions, the model's context is 512"),
-        (["--tokens", "1", "--chunk", "0"], "chunk is 0, expected at least 1"),
-        (["--tokens", "1", "--chunk", "-3"], "chunk is -3"),
-        (["--tokens", "1", "--chunk", "2", "--mode", "parallel"], "--chunk needs --mode incremental, not parallel"),
-        (["--tokens", "1", "--chunk", "2", "--mode", "auto"], "--chunk needs --mode incremental, not auto"),
-        (["--tokens", "1", "--precision", "kv=q3"], "precision: kv is 'q3', expected one of float32, "),
-        (["--tokens", "1", "--precision", "act=bf16"], "--precision is 'act=bf16', expected kv=TYPE alone"),
-        (["--tokens", "1", "--threads", "0"], "--threads is 0, expected 1 to"),
-        (["--tokens", "1", "--threads", "-1"], "--threads is -1"),
-        (["--tokens", "1", "--threads", "100000"], "--threads is 100000"),
-        (["--tokens", "1", "--out", "no/such/folder/x.npy"], "expected a file in a folder that is there"),
-        (["--tokens", "1", "--out", "."], "expected a file in a folder that is there"),
-        (["--tokens-file", "nowhere.npy"], "nowhere.npy"),
-        (["--tokens-file", "nowhere.json"], "nowhere.json"),
-        (["--tokens-file", "ids.csv"], "ids.csv: expected a name that ends in .npy, .json or .txt"),
-    ],
-)
-def test_wrong_arguments_of_logits(refused, arguments, message):
-    assert message in refused("logits", TINY, *arguments)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import TINY, save_array, write_file
+from command_line import HOT, TINY, needs_text, save_array, write_file
 from gguf_bytes import gguf as build
 
 import bitnet_np
@@ -67,6 +67,77 @@ def test_an_option_is_never_given_two_dashes_as_its_value(option, capsys):
         main(["logits", TINY, f"{option}=--"])
     assert stopped.value.code == 2
     assert f"{option}=--" in capsys.readouterr().err
+
+
+ALL_OR_NONE = "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs or --endpoint, or none of them"
+LAYERS = ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999", "٣"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["logits", TINY, "--tokens", ""], "--tokens: Tokens cannot be empty"),
+        (["logits", TINY, "--tokens", ","], "--tokens: Tokens cannot be empty"),
+        (["logits", TINY, "--tokens", "1,x"], "--tokens is '1,x', expected integers separated by commas or blanks"),
+        (["logits", TINY, "--tokens", "1.5"], "--tokens is '1.5'"),
+        (["logits", TINY, "--tokens", "1," * 100 + "\x1b"], "--tokens is '1,1,1"),
+        (["logits", TINY, "--tokens", "9" * 5000], "--tokens is '999"),
+        (["logits", TINY, "--tokens", "9" * 30], "--tokens: token ids have dtype object, expected integers of 64 bits at most"),
+        (["logits", TINY, "--tokens", str(2**63)], "expected less than 2**63"),
+        (["logits", TINY, "--tokens", "512"], "token 512 at position 0 of sequence 0 is not an id of the vocabulary, 0..511"),
+        (["logits", TINY, "--tokens", "1,-1"], "token -1 at position 1"),
+        (["logits", TINY, "--tokens", "1," * 513], "513 positions, the model's context is 512"),
+        (["logits", TINY, "--tokens", "1", "--chunk", "0"], "chunk is 0, expected at least 1"),
+        (["logits", TINY, "--tokens", "1", "--chunk", "-3"], "chunk is -3"),
+        (["logits", TINY, "--tokens", "1", "--chunk", "2", "--mode", "parallel"], "--chunk needs --mode incremental, not parallel"),
+        (["logits", TINY, "--tokens", "1", "--chunk", "2", "--mode", "auto"], "--chunk needs --mode incremental, not auto"),
+        (["logits", TINY, "--tokens", "1", "--precision", "kv=q3"], "precision: kv is 'q3', expected one of float32, "),
+        (["logits", TINY, "--tokens", "1", "--precision", "act=bf16"], "--precision is 'act=bf16', expected kv=TYPE alone"),
+        (["logits", TINY, "--tokens", "1", "--threads", "0"], "--threads is 0, expected 1 to"),
+        (["logits", TINY, "--tokens", "1", "--threads", "-1"], "--threads is -1"),
+        (["logits", TINY, "--tokens", "1", "--threads", "100000"], "--threads is 100000"),
+        (["logits", TINY, "--tokens", "1", "--out", "no/such/folder/x.npy"], "expected a file in a folder that is there"),
+        (["logits", TINY, "--tokens", "1", "--out", "."], "expected a file in a folder that is there"),
+        (["logits", TINY, "--tokens-file", "nowhere.npy"], "nowhere.npy"),
+        (["logits", TINY, "--tokens-file", "nowhere.json"], "nowhere.json"),
+        (["logits", TINY, "--tokens-file", "ids.csv"], "ids.csv: expected a name that ends in .npy, .json or .txt"),
+        (["nll", TINY, "--tokens", "1"], "tokens have shape (1,), expected [T] with T at least 2"),
+        (["nll", TINY, "--tokens", "1,2", "--stride", "0"], "stride is 0"),
+        (["nll", TINY, "--tokens", "1,2", "--out", "no/such/x.npy"], "--out is no/such/x.npy, expected a file in a folder that is there"),
+        (["generate", TINY, "--tokens", "1", "--draft", TINY.replace("tiny", "demo")], "tokens is not the 512 tokens of"),
+        (["generate", TINY, "--tokens", "1", "--draft", "nowhere.gguf"], "nowhere.gguf"),
+        (["generate", TINY, "--tokens", "600"], "token 600"),
+        (["generate", TINY, "--tokens", "1", "-n", "-1"], "number of tokens to generate is -1"),
+        (["generate", TINY, "--tokens", "1", "-n", "512"], "a prompt of 1 and 512 new tokens exceed the model's context of 512"),
+        (["generate", TINY, "--tokens", "1", "--temperature", "-1"], "temperature is -1.0"),
+        (["generate", TINY, "--tokens", "1", "--temperature", "nan"], "temperature is nan"),
+        (["generate", TINY, "--tokens", "1", "--top-k", "-1"], "top_k is -1"),
+        (["generate", TINY, "--tokens", "1", "--top-p", "0"], "top_p is 0.0"),
+        (["generate", TINY, "--tokens", "1", "--seed", "-1", *HOT], "seed is -1"),
+        (["generate", TINY, "--tokens", "1", "--uniforms", "0.5,x"], "--uniforms is '0.5,x'"),
+        (["generate", TINY, "--tokens", "1", "--uniforms", "1.0", *HOT], "uniform number is 1.0"),
+        (["generate", TINY, "--tokens", "1", "--uniforms", "", *HOT], "ran out"),
+        (["generate", TINY, "--tokens", "1", "--stop", "x"], "--stop is 'x'"),
+        (["generate", TINY, "--tokens", "1", "--stop", "512"], "stop token 512 is not an id"),
+        (["generate", TINY, "--tokens", "1", "--chat"], "--chat needs --prompt"),
+        (["generate", "nowhere.gguf", "--tokens", "1"], "nowhere.gguf"),
+        pytest.param(["generate", TINY, "--prompt", "\udc80"], "lone surrogate", marks=needs_text),
+        (["mask", 129, 129], "a mask of 129 x 129 is too large to print"),
+        (["mask", 3, 2], "2 keys are fewer than 0 past and 3 queries"),
+        (["mask", -1, 2], "q_len is -1"),
+        (["mask", 2, 2, "--sinks", 1], "sinks is 1 without a window"),
+        (["check", TINY], ALL_OR_NONE),
+        (["check", "--tokens", "1"], ALL_OR_NONE),
+        (["check", "--theirs", "x.npy"], ALL_OR_NONE),
+        (["check", TINY, "--tokens", "1"], ALL_OR_NONE),
+        (["check", TINY, "--theirs", "x.npy"], ALL_OR_NONE),
+        (["check", "--tokens", "1", "--theirs", "x.npy"], ALL_OR_NONE),
+        (["check", "--tokens", ""], ALL_OR_NONE),
+        *((["trace", TINY, "--tokens", "1", f"--layers={layers}", "--out", "no.npz"], "--layers") for layers in LAYERS),
+    ],
+)
+def test_wrong_arguments_are_refused_in_a_line(refused, arguments, message):
+    assert message in refused(*arguments)
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------------------------
@@ -136,12 +207,11 @@ def test_what_is_read_is_not_written_over(run, refused, tmp_path):
         (["nll", "--tokens", "1,2,3"], (1, 3, 9)),
     ],
 )
-def test_the_command_line_writes_and_prints_them(tmp_path, capsys, arguments, expected):
+def test_the_command_line_writes_and_prints_them(tmp_path, printed, arguments, expected):
     out = tmp_path / "metrics.json"
-    assert main([arguments[0], TINY, *arguments[1:], "--metrics", str(out)]) == 0
+    _, error = printed(arguments[0], TINY, *arguments[1:], "--metrics", out)
     metrics = json.loads(out.read_text())
     assert (metrics["forwards"], metrics["layers"], metrics["kv_positions"]) == expected
-    error = capsys.readouterr().err
     assert "ternary_matmul" in error
     assert f"{expected[0]} forwards, {expected[1]} layers, {expected[2]} positions written to KV caches" in error
 

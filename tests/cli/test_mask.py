@@ -39,16 +39,3 @@ def test_rows_that_see_nothing_are_named(run):
         "0 0",
         "rows that see nothing, where attention gives zeros: 2, 3",
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((129, 129), "a mask of 129 x 129 is too large to print"),
-        ((3, 2), "2 keys are fewer than 0 past and 3 queries"),
-        ((-1, 2), "q_len is -1"),
-        ((2, 2, "--sinks", 1), "sinks is 1 without a window"),
-    ],
-)
-def test_what_cannot_be_is_refused(refused, arguments, message):
-    assert message in refused("mask", *arguments)

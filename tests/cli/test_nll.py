@@ -37,16 +37,3 @@ def test_a_text_longer_than_the_context_is_read_in_windows(run, model, tmp_path)
     file = save_array(tmp_path / "ids.npy", ids)
     result = run("nll", TINY, "--tokens-file", file, "--stride", 300, "--json")
     assert (result["tokens"], result["mean_nll"]) == (600, token_nll(model, ids, stride=300).mean())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tokens", "1"], "tokens have shape (1,), expected [T] with T at least 2"),
-        (["--tokens", "1,2", "--stride", "0"], "stride is 0"),
-        (["--tokens", "1,512"], "token 512"),
-        (["--tokens", "1,2", "--out", "no/such/folder/x.npy"], "--out is no/such/folder/x.npy, expected a file in a folder that is there"),
-    ],
-)
-def test_wrong_arguments_of_nll(refused, arguments, message):
-    assert message in refused("nll", TINY, *arguments)

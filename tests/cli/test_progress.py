@@ -106,10 +106,3 @@ def test_a_command_whose_output_is_no_terminal_says_how_far_it_is(capfd, monkeyp
     lines = [line for line in capfd.readouterr().err.splitlines() if "known mistakes" in line]
     assert len(lines) > 50
     assert all(re.fullmatch(r"bitnet-np: trying known mistakes, \d+ of \d+, \d+ s so far", line) for line in lines)
-
-
-def test_nothing_is_shown_where_there_is_no_terminal(capsys):
-    progress.bar("reading")(1, 2)
-    with progress.compiling():
-        compile_a_kernel()
-    assert capsys.readouterr() == ("", "")

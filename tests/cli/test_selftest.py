@@ -17,12 +17,9 @@ def test_selftest(run):
     assert [line.removesuffix("as known").rstrip() for line in out.splitlines() if line.endswith("  as known")] == names
     assert re.search(r"\nthreads +2\n", out)
     assert re.search(r"\n\nall as known, [\d.]+ s\n$", out)
-
-
-def test_selftest_in_json(run):
     result = run("selftest", "--json")
-    names = "machine python numpy numba threads instruction_path matrix_tiles features fine kernels cache seconds"
-    assert set(result) == set(names.split())
+    keys = "machine python numpy numba threads instruction_path matrix_tiles features fine kernels cache seconds"
+    assert set(result) == set(keys.split())
     assert result["fine"] is True
     assert result["cache"]["bad"] == []
     assert result["kernels"] == dict.fromkeys(selftest.cases(), True)

@@ -135,63 +135,37 @@ def test_an_answer_of_just_the_most_bytes_is_read():
             client_of(url, 5).post("/x", {}, most=99)
 
 
-def dripping(what):
-    """Sends a byte now and then, within headers or within the body."""
+OK = b"HTTP/1.0 200 OK\r\n"
+SLOW = {  # what is sent at once, what is sent again and again, how often, and the seconds between
+    "body": (OK + b"\r\n", b"a", 100, 0.1),
+    "headers": (OK + b"X: ", b"a", 100, 0.1),
+    "silent": (b"", b"", 1, 3),
+    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n", 1000, 0.01),
+}
 
+
+@pytest.mark.parametrize(("first", "piece", "times", "pause"), SLOW.values(), ids=SLOW)
+def test_the_time_limit_is_for_the_whole_answer(first, piece, times, pause):
     @raw
-    def write(handler):
-        if what == "body":
-            handler.send_response(200)
-            handler.end_headers()
-        else:
-            handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
-        for _ in range(100):
-            handler.wfile.write(b"a")
-            time.sleep(0.1)
+    def dripping(handler):
+        handler.wfile.write(first)
+        for _ in range(times):
+            handler.wfile.write(piece)
+            time.sleep(pause)
 
-    return write
-
-
-@raw
-def silent(handler):
-    time.sleep(3)
-
-
-@raw
-def continuing(handler):
-    for _ in range(1000):
-        handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize(
-    "answer", [dripping("body"), dripping("headers"), silent, continuing], ids=["body", "headers", "silent", "continue"]
-)
-def test_the_time_limit_is_for_the_whole_answer(answer):
-    with serving({"/x": answer}) as (url, _):
+    with serving({"/x": dripping}) as (url, _):
         start = time.monotonic()
         with pytest.raises(ServerError, match=r"no whole answer within 0.5 s"):
             client_of(url, 0.5).get("/x")
         assert time.monotonic() - start < 3
 
 
-@raw
-def not_http(handler):
-    handler.wfile.write(b"SSH-2.0-OpenSSH\r\n")
+NO_HTTP = {"ssh": b"SSH-2.0-OpenSSH\r\n", "headers": OK + b"".join(b"X%d: 1\r\n" % i for i in range(1000)) + b"\r\n{}", "nothing": b""}
 
 
-@raw
-def many_headers(handler):
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\n" + b"".join(b"X%d: 1\r\n" % i for i in range(1000)) + b"\r\n{}")
-
-
-@raw
-def nothing(handler):
-    pass
-
-
-@pytest.mark.parametrize("answer", [not_http, many_headers, nothing], ids=["ssh", "headers", "nothing"])
-def test_what_is_no_http_is_refused(answer):
+@pytest.mark.parametrize("sent", NO_HTTP.values(), ids=NO_HTTP)
+def test_what_is_no_http_is_refused(sent):
+    answer = raw(lambda handler: handler.wfile.write(sent))
     with serving({"/x": answer}) as (url, _), pytest.raises(ServerError, match="/x: "):
         client_of(url, 5).get("/x")
 

@@ -1,12 +1,10 @@
 """llama-server's native API: what is asked, and what of an answer is believed."""
 
-import copy
 import math
 import re
 
-import numpy as np
 import pytest
-from completions import completions_by, llama_answer
+from completions import assert_same, changed, completions_by, llama_answer
 from fake_server import llama_server, serving, table_logits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,14 +15,6 @@ from bitnet_np.servers.llama_server import LlamaServer, aligned, parse
 
 IDS = [1, 7, 3]
 MADE = completions_by(table_logits(), IDS, predict=6, k=5)
-
-
-def assert_same(a, b):
-    assert (a.tokens.tolist(), a.prompt, a.k, a.notes) == (b.tokens.tolist(), b.prompt, b.k, b.notes)
-    assert [row.position for row in a.top] == [row.position for row in b.top]
-    for x, y in zip(a.top, b.top, strict=True):
-        np.testing.assert_array_equal(x.ids, y.ids)
-        np.testing.assert_array_equal(x.logprobs, y.logprobs)
 
 
 def test_what_is_asked_and_what_comes_back():
@@ -53,19 +43,6 @@ def test_no_log_probabilities_at_all():
     answer = llama_answer(MADE)
     del answer["completion_probabilities"]
     assert parse(answer, IDS, 6, 5).top == ()
-
-
-def changed(path, value):
-    """The answer with one value replaced, or removed for `...`."""
-    answer = copy.deepcopy(llama_answer(MADE))
-    at = answer
-    for step in path[:-1]:
-        at = at[step]
-    if value is ...:
-        del at[path[-1]]
-    else:
-        at[path[-1]] = value
-    return answer
 
 
 ENTRY = ("completion_probabilities", 1)
@@ -99,7 +76,7 @@ WRONG = [
 @pytest.mark.parametrize(("path", "value", "said"), WRONG, ids=range(len(WRONG)))
 def test_a_wrong_answer_is_refused_by_name(path, value, said):
     with pytest.raises(ServerError, match=re.escape(said)):
-        parse(changed(path, value), IDS, 6, 5)
+        parse(changed(llama_answer(MADE), path, value), IDS, 6, 5)
 
 
 @pytest.mark.parametrize("answer", [None, [], "x", 5, {}])
@@ -110,7 +87,7 @@ def test_an_answer_of_another_kind_is_refused(answer):
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), 10**400, -(10**400)])
 def test_log_probabilities_that_make_no_sense_are_left_to_the_judge(value):
-    row = parse(changed((*TOP, "logprob"), value), IDS, 6, 5).top[1]
+    row = parse(changed(llama_answer(MADE), (*TOP, "logprob"), value), IDS, 6, 5).top[1]
     assert sum(not math.isfinite(x) for x in row.logprobs) == 1
 
 

@@ -1,10 +1,9 @@
 """OpenAI-style completions: what is asked, which answers are understood, and what of them is believed."""
 
-import copy
 import re
 
 import pytest
-from completions import completions_by, vllm_answer
+from completions import assert_same, changed, completions_by, vllm_answer
 from fake_server import serving, table_logits, vllm
 
 from bitnet_np.errors import ServerError, UnsupportedError
@@ -17,10 +16,6 @@ MADE = completions_by(ENGINE, IDS, predict=6, k=5)
 WITH_PROMPT = completions_by(ENGINE, IDS, predict=6, k=5, first=0)
 
 
-def rows(record):
-    return [(row.position, row.ids.tolist(), row.logprobs.tolist()) for row in record.top]
-
-
 def complete(answers):
     with serving(answers) as (url, requests):
         record = OpenAiServer(client_of(url, 5), "tiny").complete(IDS, 6, 5)
@@ -29,9 +24,7 @@ def complete(answers):
 
 def test_vllm_gives_the_positions_of_the_prompt():
     record, asked = complete(vllm(ENGINE))
-    assert rows(record) == rows(WITH_PROMPT)
-    assert record.tokens.tolist() == MADE.tokens.tolist()
-    assert (record.prompt, record.k) == (4, 5)
+    assert_same(record, WITH_PROMPT)
     (request,) = asked
     assert request["prompt"] == IDS
     assert (request["model"], request["max_tokens"], request["temperature"]) == ("tiny", 6, 0)
@@ -60,15 +53,14 @@ def echoed(made):
 
 def test_echo_gives_them_too():
     record, asked = complete(strict({"echo", "return_tokens_as_token_ids"}, echoed(WITH_PROMPT)))
-    assert rows(record) == rows(WITH_PROMPT)
-    assert record.tokens.tolist() == MADE.tokens.tolist()
+    assert_same(record, WITH_PROMPT)
     assert len(asked) == 2
 
 
 def test_a_server_without_either_gives_the_generated_positions():
     for answers in (strict(set(), vllm_answer(MADE)), {"/v1/completions": vllm_answer(MADE)}):
         record, asked = complete(answers)
-        assert rows(record) == rows(MADE)
+        assert_same(record, MADE)
         assert len(asked) in (2, 3)
 
 
@@ -80,7 +72,7 @@ def test_the_form_of_chat_completions():
         for row in MADE.top
     ]
     answer["choices"][0]["logprobs"] = {"content": content}
-    assert rows(parse(answer, IDS, 6, 5)) == rows(MADE)
+    assert_same(parse(answer, IDS, 6, 5), MADE)
 
 
 def test_a_refusal_of_everything_is_passed_on():
@@ -136,13 +128,8 @@ WRONG = [
 
 @pytest.mark.parametrize(("path", "value", "said"), WRONG, ids=range(len(WRONG)))
 def test_a_wrong_answer_is_refused_by_name(path, value, said):
-    answer = copy.deepcopy(vllm_answer(WITH_PROMPT))
-    at = answer
-    for step in path[:-1]:
-        at = at[step]
-    at[path[-1]] = value
     with pytest.raises((ServerError, UnsupportedError), match=re.escape(said)):
-        parse(answer, IDS, 6, 5)
+        parse(changed(vllm_answer(WITH_PROMPT), path, value), IDS, 6, 5)
 
 
 def test_more_tokens_than_asked_for_are_refused():

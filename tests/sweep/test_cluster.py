@@ -19,8 +19,9 @@ from bitnet_np import BITNET_CPP, Error, load, nll, selftest
 from bitnet_np.cli.main import main
 from bitnet_np.errors import ServerError
 from bitnet_np.kernels import processor
-from bitnet_np.sweep.cluster import DifferentBitsError, connected
+from bitnet_np.sweep.cluster import connected
 from bitnet_np.sweep.plan import read_plan
+from bitnet_np.sweep.process import DifferentBitsError
 from bitnet_np.sweep.run import sweep
 
 dask = pytest.importorskip("dask")

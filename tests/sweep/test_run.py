@@ -17,8 +17,8 @@ from bitnet_np.cli.main import main
 from bitnet_np.errors import OptionError
 from bitnet_np.nll import token_nll
 from bitnet_np.sweep import process
-from bitnet_np.sweep.cluster import DifferentBitsError
 from bitnet_np.sweep.plan import read_plan
+from bitnet_np.sweep.process import DifferentBitsError
 from bitnet_np.sweep.run import sweep
 
 ENGINE = "import sys, numpy as np; x = np.load(sys.argv[1]); x[0] += float(sys.argv[3]); np.save(sys.argv[2], x)"

@@ -7,7 +7,10 @@ from recorder import record_all
 
 from bitnet_np.errors import FileFormatError
 from bitnet_np.families import FAMILIES
-from bitnet_np.traces.points import LAYER_NAMES, RECORDED, Entry, Key, Points, Trace, gradient_key, heads_of, key_of, meaning, normal_form
+from bitnet_np.traces.formats import labels
+from bitnet_np.traces.formats.nodes import node_of
+from bitnet_np.traces.normal_form import heads_of, normal_form
+from bitnet_np.traces.points import LAYER_NAMES, POINTS, RECORDED, Entry, Key, Points, Trace, gradient_key, key_of, meaning, ours_of
 
 
 def recorded_names(**shape):
@@ -116,6 +119,29 @@ def test_every_recorded_point_has_a_meaning():
     assert meaning("Kcur_rope") == "keys after RoPE"
     assert meaning("attn_norm_codes") == "attn_norm as int8 codes"
     assert meaning("Qcur_in") == "the norm inside the matrix that gives Qcur"
+
+
+def test_every_point_has_its_names_in_other_projects_and_no_name_stands_for_two():
+    """Nodes, modules and stages are read as the points that they are; norms inside matrices and scores come of no module alone."""
+    for column in ("ggml", "llama_cpp", "module", "around", "bitnet_rs", "aprt"):
+        names = [name for point in POINTS for name in getattr(point, column).split()]
+        assert len(names) == len(set(names)) == len(ours_of(column))
+    for point in POINTS:
+        key = Key(point.name, None if point.whole else 3)
+        for node in point.ggml.split():
+            name, operation = node.split(".")
+            assert node_of(f"s2.{name}{'' if point.whole else '-3'}.{operation}") == (2, key)
+        for module in point.module.strip(".").split(" ") if point.module else ():
+            assert labels.direct(module if point.whole else f"model.layers.3.{module}".strip(".")) == key
+    without = [point.name for point in POINTS if not point.ggml]
+    assert without == ["attn_inp", "log_probs"]  # the output of the layer before, and what is computed of logits
+
+
+@pytest.mark.parametrize(
+    "label", ["attn_norm-0.MUL", "s0.attn_norm.MUL", "s0.l_out-0.MUL", "s0.result_norm-1.MUL", "s0.kqv-0.MUL_MAT", "s0.", "s-1.l_out-0.ADD"]
+)
+def test_other_nodes_are_none_of_ours(label):
+    assert node_of(label) is None
 
 
 @pytest.mark.parametrize(

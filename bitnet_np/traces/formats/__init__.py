@@ -1,8 +1,8 @@
 """The file formats of dumps, ours and other projects'. No file is trusted: every reader checks what it uses.
 
 registry.py     the table of formats, and the detection of a file's format
-output.py       the Writer that each format has               stages.py     the names that other projects give to our tensors
-labels.py       what labels in a file stand for               arrays.py     the trace of a file's arrays by their labels
+output.py       the Writer that each format has               arrays.py     the trace of a file's arrays by their labels
+labels.py       what labels in a file stand for
 npz, npy, safetensors, torch_file, raw    arrays by label     nodes.py      nodes of a ggml graph
 aprt.py         aprender's stage files                        bitnet_rs.py  BitNet-rs's trace records: hashes
 eval_callback.py                                              what llama.cpp's llama-eval-callback prints

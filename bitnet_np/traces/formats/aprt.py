@@ -14,15 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FileFormatError, OptionError, shown
-from ..points import SCORES, Entry, Key, Trace, checked_tokens
-from . import stages
-from .arrays import MAX_POINTS, Header, finished, insert
+from ..normal_form import checked_tokens
+from ..points import SCORES, Entry, Key, Trace, ours_of
+from .arrays import MAX_POINTS, Header, check_size, finished, insert
 from .output import Writer
 
 MAGIC = b"APRT"
 WHOLE_MODEL = 0xFFFFFFFF
 _HEADER = 12
 _FLOAT32 = np.dtype("<f4")
+_OURS = ours_of("aprt")
+_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 _LAYER = re.compile(r"layer-(0|[1-9][0-9]{0,5})")
 
 
@@ -66,13 +68,12 @@ def _read_header(path: Path) -> tuple[int, int]:
     if head[:4] != MAGIC:
         raise FileFormatError(f"{path}: starts with {shown(head[:4])}, expected {MAGIC!r}")
     layer, count = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8))
-    if len(head) < _HEADER or size != _HEADER + 4 * count:
-        raise FileFormatError(f"{path}: {size} bytes, expected {_HEADER + 4 * count} for {count} numbers")
+    check_size(path, size, _HEADER + 4 * count, f"{count} numbers")
     return layer, count
 
 
 def _key(stage: str, layer: int) -> Key | None:
-    name = stages.from_aprt(stage)
+    name = _OURS.get(stage)
     if name == "inp_embd":
         return Key(name, None) if layer in (0, WHOLE_MODEL) else None
     if name is None or (layer == WHOLE_MODEL) != (name in ("result_norm", "result_output")):
@@ -93,16 +94,15 @@ class AprtWriter(Writer):
     """A folder of stage files. Of the logits it keeps the last token's, as aprender does."""
 
     folder = True
-    names = frozenset(stage.ours for stage in stages.STAGES if stage.aprt)
+    names = frozenset(_THEIRS)
 
     def put(self, key: Key, array: NDArray) -> None:
-        stage = stages.stage(key.name).aprt
         layer = 0 if key.name == "inp_embd" else WHOLE_MODEL if key.layer is None else key.layer
         numbers = (array[-1] if key.name == "result_output" else array).astype(_FLOAT32, copy=False)
         if numbers.size >= 1 << 32:
             raise OptionError(f"{self.path}: {key} has {numbers.size} numbers, an APRT file holds less than 2**32")
         folder = self.part if layer == WHOLE_MODEL else self.part / f"layer-{layer}"
         folder.mkdir(exist_ok=True)
-        with open(folder / f"{stage}.bin", "xb") as file:
+        with open(folder / f"{_THEIRS[key.name]}.bin", "xb") as file:
             file.write(MAGIC + layer.to_bytes(4, "little") + numbers.size.to_bytes(4, "little"))
             numbers.tofile(file)

@@ -1,6 +1,7 @@
 """The trace of a file's arrays: points by their labels, in normal form, and the rows of steps of decoding joined."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -8,13 +9,31 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import FileFormatError, shown
+from ...errors import Error, FileFormatError, shown
 from ...model import Config
-from ..points import SCORES, Entry, Key, Points, Trace, agreed_tokens, checked_dtype, checked_tokens, heads_of, normal_form
+from ..normal_form import agreed_tokens, checked_dtype, checked_tokens, heads_of, normal_form
+from ..points import MEANINGS, SCORES, Entry, Key, Points, Trace
 from .labels import meanings
 
 MAX_POINTS = 1 << 16
 """Most points of one trace; 30 layers have 700."""
+
+
+@contextmanager
+def damaged(what: str) -> Iterator[None]:
+    """Whatever is raised within, other than ours, becomes FileFormatError: libraries raise nearly anything for a damaged file."""
+    try:
+        yield
+    except Error:
+        raise
+    except Exception as error:
+        raise FileFormatError(f"{what}: {shown(str(error) or type(error).__name__)}") from None
+
+
+def check_size(path: Path, size: int, expected: int, what: str) -> None:
+    """Raises FileFormatError for a file of another size than what it holds has."""
+    if size != expected:
+        raise FileFormatError(f"{path}: {size} bytes, expected {expected} for {what}")
 
 
 class Header(NamedTuple):
@@ -152,7 +171,7 @@ def _rows_of_steps(parts: Mapping[Key | None, Mapping[int | None, Array]], where
     return rows
 
 
-_ROWS_AND_WIDTH = ("inp_embd", "attn_norm", "attn_o_out", "ffn_inp", "ffn_norm", "ffn_down", "l_out")
+_ROWS_AND_WIDTH = {name for name, (axes, _) in MEANINGS.items() if axes == "T D"} - {"result_norm"}  # of the last token alone, perhaps
 
 
 def _joined(

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,15 @@ from numpy.typing import NDArray
 from ...errors import FileFormatError, OptionError, shown
 from ...extras import extra
 from ...files.safetensors_file import strict_json
-from ..points import LAYER_NAMES, MODEL_NAMES, SCORES, Key
-from . import stages
+from ..points import LAYER_NAMES, MODEL_NAMES, SCORES, Key, ours_of
 from .arrays import MAX_POINTS
 from .output import Writer
 
 WHOLE_MODEL, ALL_LAYERS = -1, -2
 _MAX_RECORD = 1 << 23  # bytes: a record may hold the first 262,144 values, which are not read
 _MAX_RECORDS = 1 << 20
+_OURS = ours_of("bitnet_rs")
+_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Fingerprint:
     @property
     def key(self) -> Key | None:
         """The point of the record; None if it is none of ours."""
-        name = self.stage and (stages.from_bitnet_rs(self.stage) or self.stage)
+        name = _OURS.get(self.stage or "", self.stage)
         if name in MODEL_NAMES and self.layer in (WHOLE_MODEL, ALL_LAYERS):
             return Key(name, None)
         if name in LAYER_NAMES and self.layer is not None and self.layer >= 0:
@@ -62,7 +63,7 @@ def fingerprint(key: Key, position: int, values: NDArray) -> Fingerprint:
     numbers = np.ascontiguousarray(values, "<f4")
     with np.errstate(over="ignore", invalid="ignore"):
         rms = math.sqrt(np.square(numbers, dtype=np.float64).mean())
-    stage = stages.stage(key.name).bitnet_rs or key.name
+    stage = _THEIRS.get(key.name, key.name)
     layer = key.layer if key.layer is not None else ALL_LAYERS if stage == "all_layers_out" else WHOLE_MODEL
     name = f"t{position}/blk{key.layer}/{stage}" if key.layer is not None else f"t{position}/{stage}"
     shape = (1, len(numbers), 1, numbers.shape[1]) if key.name in SCORES else (1, 1, numbers.size)
@@ -162,22 +163,12 @@ def as_json(record: Fingerprint, indent: int | None = None) -> str:
 class LinesWriter(Writer):
     """All records in one file, one on each line: what trace_diff.py reads."""
 
-    _file: IO[str] | None = None
-
     def begin(self) -> None:
         _blake3()
-        self._file = open(self.part, "x", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed in close)
+        self._file = self.opened(self.part, "x")
 
     def put(self, key: Key, array: NDArray) -> None:
-        assert self._file is not None
         self._file.writelines(as_json(record) + "\n" for record in fingerprints(key, array))
-
-    def finish(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
 
 
 class FilesWriter(Writer):

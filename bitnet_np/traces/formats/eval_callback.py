@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FileFormatError, shown
-from ..points import SLOTS, Key, key_of
-from . import stages
+from ..points import SCORES, SLOTS, Key, key_of, ours_of
+from .nodes import node_of
 
 PRINTED = 5e-5
 """Largest error of a printed number: half a unit of its last decimal."""
@@ -37,21 +37,7 @@ _SUM = re.compile(rb"sum = (-?(?:\d{1,60}\.\d{1,20}|inf|nan))\s*$")
 _LONGEST = 1 << 16  # bytes of a line
 _MOST_NODES = 1 << 20
 
-_NODES = {
-    "kqv_out.RESHAPE": "kqv_out",  # with flash attention
-    "attn_out.MUL_MAT": "attn_o_out",
-    "ffn_swiglu.SWIGLU": "ffn_out",
-    "ffn_swiglu.GLU": "ffn_out",
-    "ffn_gate_par.MUL": "ffn_out",
-    "ffn_out.MUL_MAT": "ffn_down",
-    "ffn_down.ADD": "ffn_down",
-    "ffn_shexp.MUL_MAT": "ffn_down",
-    "ffn_moe_weights_norm.DIV": "ffn_moe_weights",
-    "ffn_moe_swiglu.GLU": "ffn_moe_swiglu",
-    "ffn_moe_out.CONT": "ffn_moe_out",
-    **{f"{name}.ADD": name for name in ("Qcur", "Kcur", "Vcur")},  # with a bias
-}
-"""Nodes of llama.cpp's graphs -> our names, where bitnet.cpp's (stages.py) are others."""
+_OURS = ours_of("llama_cpp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,11 +103,11 @@ def _nodes(file: IO[bytes], path: Path) -> Iterator[tuple[str, str, str, tuple[i
 
 def _key(name: str, operation: str) -> Key | None:
     base, dash, layer = name.rpartition("-")
-    ours = _NODES.get(f"{base}.{operation}") if dash else None
+    ours = _OURS.get(f"{base}.{operation}") if dash else None
     if ours is not None:
         return key_of(f"{ours}-{layer}")
-    node = stages.from_ggml(f"s0.{name}.{operation}")
-    return None if node is None or node[1].name in ("kq", "kq_soft_max") else node[1]
+    node = node_of(f"s0.{name}.{operation}")
+    return None if node is None or node[1].name in SCORES else node[1]
 
 
 def _tensor(key: Key, lengths: tuple[int, ...], file: IO[bytes], where: str) -> PartialTensor:

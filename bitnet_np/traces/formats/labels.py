@@ -18,64 +18,31 @@ from typing import NamedTuple
 from ...errors import FileFormatError, shown
 from ...families import FAMILIES
 from ...model import Config
-from ..points import Key, gradient_key, key_of
-from . import stages
+from ..points import LAYER_INPUT, LINEAR_NAMES, POINT, POINTS, Key, gradient_key, key_of
 
 TOKENS = "tokens"
 """The label of the token ids."""
 
-
-_LAYER_INPUT = "layer input"  # the output of the layer before, or of the embedding
-
-_SPELLINGS = {
-    "input_layernorm": ("ln_1", "attention_norm", "attn_norm"),
-    "self_attn.q_proj": ("attention.wq", "attn_q"),
-    "self_attn.k_proj": ("attention.wk", "attn_k"),
-    "self_attn.v_proj": ("attention.wv", "attn_v"),
-    "self_attn.q_norm": ("attn_q_norm",),
-    "self_attn.k_norm": ("attn_k_norm",),
-    "self_attn.attn_sub_norm": ("attn_sub_norm",),
-    "self_attn.o_proj": ("attention.wo", "attn_output", "attention.dense", "attn.c_proj"),
-    "self_attn": ("attention", "attn"),
-    "post_attention_layernorm": ("ln_2", "ffn_norm", "pre_feedforward_layernorm"),
-    "mlp.gate": ("block_sparse_moe.gate", "ffn_gate_inp"),
-    "mlp.experts": ("block_sparse_moe.experts",),
-    "mlp.gate_proj": ("feed_forward.w1", "ffn_gate", "mlp.shared_expert.gate_proj"),
-    "mlp.up_proj": ("feed_forward.w3", "ffn_up", "mlp.dense_h_to_4h", "mlp.c_fc", "mlp.shared_expert.up_proj"),
-    "mlp.ffn_sub_norm": ("ffn_sub_norm",),
-    "mlp.down_proj": ("feed_forward.w2", "ffn_down", "mlp.dense_4h_to_h", "mlp.c_proj", "mlp.shared_expert.down_proj"),
-    "mlp": ("feed_forward", "block_sparse_moe"),
-    "embed_tokens": ("tok_embeddings", "token_embd", "wte", "embed_in"),
-    "norm": ("output_norm", "ln_f", "final_layer_norm"),
-    "lm_head": ("output", "embed_out"),
-}
-"""A module of transformers' Llama and BitNet, within a layer or the model -> the same module in other families and engines."""
-
 _AFTER, _BEFORE = "post_feedforward_layernorm", "post_attention_layernorm"
 _AFTER_ATTENTION = "post_self_attn_layernorm"
 
-_USUAL = {spelling: usual for usual, spellings in _SPELLINGS.items() for spelling in spellings}
+_MODULES = {point.name: point.module.strip(".").split(" ") for point in POINTS if point.module}
+_AROUND = {point.name: point.around.split(" ") for point in POINTS if point.around}
+_USUAL = {other: usual for usual, *others in (*_MODULES.values(), *_AROUND.values()) for other in others}
+"""A module in some family or engine -> the same one in transformers' Llama and BitNet."""
 
-_INPUTS = {
-    "": _LAYER_INPUT,
-    "input_layernorm": _LAYER_INPUT,
-    **dict.fromkeys(("self_attn", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "attn_norm"),
-    "self_attn.q_norm": "Qcur",
-    "self_attn.k_norm": "Kcur",
-    "self_attn.attn_sub_norm": "kqv_out",
-    "self_attn.o_proj": "kqv_out",
-    "post_attention_layernorm": "ffn_inp",
-    **dict.fromkeys(("mlp", "mlp.gate", "mlp.gate_proj", "mlp.up_proj"), "ffn_norm"),
-    "mlp.ffn_sub_norm": "ffn_out",
-    "mlp.down_proj": "ffn_out",
-    "lm_head": "result_norm",
-}
-"""The points that modules take, by transformers' names of the modules."""
+_OUTPUTS = {(usual, POINT[name].whole): name for name, (usual, *_) in _MODULES.items()}
+_OUTPUTS |= {(f"{_MODULES[name][0]}.rms_norm", False): f"{name}_in" for name in LINEAR_NAMES}
+"""A module, and whether it is the model's and not a layer's -> the point that it gives, if no module inside it gives the same."""
 
-_LIKE_INNER = {"self_attn": "attn_o_out", "mlp": "ffn_down", "logits": "result_output"}
+INPUTS = {usual: POINT[name].takes for name, (usual, *_) in _MODULES.items() if POINT[name].takes}
+INPUTS |= {"self_attn": "attn_norm", "mlp": "ffn_norm"}
+"""The points that modules take."""
+
+_LIKE_INNER = {usual: name for name, (usual, *_) in _AROUND.items()}
 """Modules that give the same point as one inside them."""
 
-_BEHIND_SUB_NORMS = {"kqv_out": "attn_sub_norm", "ffn_out": "ffn_sub_norm"}
+_BEHIND_SUB_NORMS = {point.takes: point.name for point in POINTS if point.name.endswith("_sub_norm")}
 """The input of a branch's last matrix -> the norm that comes between them in models with sub-norms."""
 
 _STEP = re.compile(r"(?:step-([0-9]{1,9})/)?(.+?)(?:\.step-([0-9]{1,9}))?", re.DOTALL)
@@ -83,8 +50,6 @@ _PREFIX = re.compile(r"(?:(?:module|_orig_mod|base_model|language_model|text_mod
 _LAYER = re.compile(r"(?:layers|h|blk)\.(0|[1-9][0-9]{0,5})(?:\.(.+))?")
 _END = re.compile(r"\.(input|output)(?:\.0)?$|\.0$")
 _HIDDEN = re.compile(r"hidden_states\.(0|[1-9][0-9]{0,5})")
-
-
 _EMBEDDING = Key("inp_embd", None)
 
 
@@ -106,7 +71,8 @@ class Side(NamedTuple):
     @property
     def output(self) -> Key | None:
         """The point that the module gives, if no module inside it gives the same."""
-        return stages.from_transformers(_path(self.module, self.layer))
+        name = _OUTPUTS.get((self.module, self.layer is None))
+        return None if name is None else Key(name, self.layer)
 
 
 def side_of(label: str) -> Side | None:
@@ -133,13 +99,6 @@ def told_apart(paths: Iterable[str]) -> dict[str, str]:
     paths = list(paths)
     after = any(_AFTER in path for path in paths)
     return {path: path.replace(_BEFORE, _AFTER_ATTENTION) if after else path for path in paths}
-
-
-def _path(module: str, layer: int | None) -> str:
-    """The path of a module in transformers' Llama."""
-    if layer is None:
-        return module if module == "lm_head" else f"model.{module}"
-    return f"model.layers.{layer}.{module}" if module else f"model.layers.{layer}"
 
 
 def has_sub_norms(config: Config) -> bool:
@@ -208,10 +167,10 @@ def second(label: str, present: set[Key], config: Config | None) -> Key | None:
     side = side_of(label)
     if side is None:
         return None
-    name = _input(side.module) if side.is_input else _LIKE_INNER.get(side.module)
+    name = INPUTS.get(side.module.removesuffix(".rms_norm")) if side.is_input else _LIKE_INNER.get(side.module)
     if name is None:
         return None
-    if name == _LAYER_INPUT and side.layer is not None:
+    if name == LAYER_INPUT and side.layer is not None:
         return layer_input(side.layer, config)
     if side.module == "mlp" and not side.is_input and any(key.name == "ffn_moe_logits" for key in present):
         return None  # with a shared expert it gives a sum that is no point
@@ -220,11 +179,6 @@ def second(label: str, present: set[Key], config: Config | None) -> Key | None:
         if norm in present if config is None else has_sub_norms(config):
             return norm
     return Key(name, side.layer)
-
-
-def _input(module: str) -> str | None:
-    """The point that a module takes: a norm inside a matrix takes what the matrix takes."""
-    return _INPUTS.get(module.removesuffix(".rms_norm"))
 
 
 def _last_hidden(numbers: set[int], config: Config | None, where: str) -> int | None:

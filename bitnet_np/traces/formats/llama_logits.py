@@ -9,16 +9,15 @@ the file keeps the token of the text.
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ...errors import FileFormatError, OptionError, ShapeError
-from ..points import Entry, Key, Points, Trace, checked_tokens
-from .arrays import Header
+from ..normal_form import checked_tokens
+from ..points import Entry, Key, Points, Trace
+from .arrays import Header, check_size
 from .output import Writer
 
 MAGIC = b"_logits_"
@@ -39,8 +38,7 @@ def read(path: str | os.PathLike[str], chunk: int = 0) -> Trace:
     first, width = context // 2, _row_width(vocab)
     rows = context - 1 - first
     expected = _HEADER + 4 * context * chunks + 2 * chunks * rows * width
-    if size != expected:
-        raise FileFormatError(f"{path}: {size} bytes, expected {expected} for n_ctx {context}, n_vocab {vocab}, n_chunk {chunks}")
+    check_size(path, size, expected, f"n_ctx {context}, n_vocab {vocab}, n_chunk {chunks}")
     if not 0 <= chunk < chunks:
         raise OptionError(f"{path}: chunk is {chunk}, the file has chunks 0 to {chunks - 1}")
     start = _HEADER + 4 * context * chunks + 2 * chunk * rows * width
@@ -91,56 +89,22 @@ def as_stored(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return decode(encode(logits), logits.shape[1])
 
 
-def write(path: str | os.PathLike[str], tokens: ArrayLike, logits: Iterable[NDArray[np.float32]]) -> None:
-    """Write a file of several chunks: tokens [n_chunk, n_ctx], and logits [n_ctx, V] of each, one after another."""
-    chunks = np.asarray(tokens)
-    if chunks.ndim != 2:
-        raise ShapeError(f"{path}: tokens have shape {list(chunks.shape)}, expected [chunks, tokens]")
-    with LlamaLogitsWriter(path, chunks.reshape(-1)) as writer:
-        for rows in logits:
-            writer.put_chunk(np.asarray(rows), chunks)
-        if writer.chunks != len(chunks):
-            raise ShapeError(f"{path}: logits of {writer.chunks} chunks, expected {len(chunks)}")
-
-
 class LlamaLogitsWriter(Writer):
     """Logits of one sequence as one chunk; needs the tokens, and all their logits."""
 
     names = frozenset({"result_output"})
-    chunks = 0
-    _file: IO[bytes] | None = None
 
     def begin(self) -> None:
         if self.tokens is None:
             raise OptionError(f"{self.path}: this format holds token ids, give them")
-        self._file = open(self.part, "xb")  # noqa: SIM115 (closed in close)
 
     def put(self, key: Key, array: NDArray) -> None:
         assert self.tokens is not None
-        self.put_chunk(array, self.tokens[None])
-
-    def put_chunk(self, logits: NDArray, tokens: NDArray) -> None:
-        """Write the logits [n_ctx, V] of the next chunk of tokens [n_chunk, n_ctx]."""
-        assert self._file is not None
-        context = tokens.shape[1]
-        if logits.ndim != 2 or len(logits) != context or context < 3 or logits.dtype.kind != "f":
-            raise ShapeError(
-                f"{self.path}: {logits.dtype} logits {list(logits.shape)} of {context} tokens, expected [tokens, V], 3 at least"
-            )
-        if not np.isfinite(logits).all():
+        context = len(self.tokens)
+        if len(array) != context or context < 3 or array.dtype.kind != "f":
+            raise ShapeError(f"{self.path}: {array.dtype} logits {list(array.shape)} of {context} tokens, expected [tokens, V], 3 at least")
+        if not np.isfinite(array).all():
             raise ShapeError(f"{self.path}: logits have NaN or infinity in them, which this format cannot hold")
-        if self.chunks == 0:
-            self._vocab = logits.shape[1]
-            self._file.write(MAGIC + np.array([context, self._vocab, len(tokens)], "<i4").tobytes() + tokens.astype("<i4").tobytes())
-        if logits.shape[1] != self._vocab:
-            raise ShapeError(f"{self.path}: logits of {logits.shape[1]} tokens of the vocabulary, those before of {self._vocab}")
-        encode(logits[context // 2 : context - 1]).tofile(self._file)
-        self.chunks += 1
-        self.written[Key("result_output", None)] = logits.shape, logits.nbytes
-
-    def finish(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        with open(self.part, "xb") as file:
+            file.write(MAGIC + np.array([context, array.shape[1], 1, *self.tokens], "<i4").tobytes())
+            encode(array[context // 2 : context - 1]).tofile(file)

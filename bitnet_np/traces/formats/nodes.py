@@ -5,6 +5,7 @@ the graph, and padded with keys that do not exist; both are undone here.
 """
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FileFormatError
-from ..points import SCORES, Entry, Key, Trace, agreed_tokens, without_leading_ones
-from . import stages
+from ..normal_form import agreed_tokens, without_leading_ones
+from ..points import SCORES, Entry, Key, Trace, key_of, ours_of
 from .arrays import Header, finished, insert
 from .npz import Archive
+
+_OURS = ours_of("ggml")
+_NODE = re.compile(r"s(0|[1-9][0-9]{0,8})\.([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?\.([A-Z_0-9]+)")
+
+
+def node_of(label: str) -> tuple[int, Key] | None:
+    """The call and the point of a node `s<call>.<name>[-<layer>].<OPERATION>`; None if it is no node or no point."""
+    match = _NODE.fullmatch(label)
+    if not match:
+        return None
+    call, name, layer, operation = match.groups()
+    ours = _OURS.get(f"{name}.{operation}")
+    key = ours and key_of(ours if layer is None else f"{ours}-{layer}")
+    return (int(call), key) if key else None
+
+
+def is_node(label: str) -> bool:
+    """Whether a label is the name of a graph node, of a point or not."""
+    return re.match(r"s\d+\.", label) is not None
 
 
 def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int = 0) -> Trace:
@@ -26,7 +46,7 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int 
     nodes: dict[Key, tuple[Header, Callable[[], NDArray]]] = {}
     ignored = []
     for label, array in arrays.items():
-        node = stages.from_ggml(label)
+        node = node_of(label)
         if node and node[0] == call and node[1] not in nodes:
             nodes[node[1]] = array
         elif label != "tokens":

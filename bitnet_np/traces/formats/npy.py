@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -12,9 +11,9 @@ from numpy.typing import NDArray
 
 from ...errors import FileFormatError, shown
 from ...model import Config
-from ..points import Entry, Key, Trace, checked_tokens
-from .arrays import Header, collect, finished, insert
-from .output import Writer
+from ..points import Key, Trace
+from .arrays import Array, Header, collect, damaged
+from .output import LabelWriter, Writer
 
 MAGIC = b"\x93NUMPY"
 STEP_FOLDER = re.compile(r"step-[0-9]{1,9}")
@@ -24,14 +23,12 @@ MAX_FILES = 1 << 20
 
 def read_header(stream: IO[bytes], size: int, where: str) -> Header:
     """The header at the start of `stream`, whose size is `size` bytes; leaves it at the data."""
-    try:
+    with damaged(f"{where}: no .npy array"):  # NumPy reads the header as Python's source
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"version {version} of the format, expected (1, 0) or (2, 0)")
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream)
-    except Exception as error:  # NumPy reads the header as Python's source: a damaged one can raise nearly anything
-        raise FileFormatError(f"{where}: no .npy array: {shown(str(error) or type(error).__name__)}") from None
     if dtype.hasobject or dtype.fields is not None or any(type(n) is not int or n < 0 for n in shape) or len(shape) > 8:
         raise FileFormatError(f"{where}: .npy of {shown(dtype)} {shown(shape)}, expected numbers and at most 8 axes")
     header = Header(shape, dtype, fortran, stream.tell())
@@ -41,7 +38,7 @@ def read_header(stream: IO[bytes], size: int, where: str) -> Header:
     return header
 
 
-def mapped(path: Path) -> tuple[Header, Callable[[], NDArray]]:
+def mapped(path: Path) -> Array:
     """The header of a .npy file, and a function that maps its array."""
     with open(path, "rb") as file:
         header = read_header(file, os.fstat(file.fileno()).st_size, str(path))
@@ -68,24 +65,16 @@ def read_folder(path: str | os.PathLike[str], tokens: NDArray | None = None, con
 def read_logits(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Config | None = None) -> Trace:
     """The trace of one .npy of logits: [T, V], [1, T, V], or [V] of the last token."""
     path = Path(path)
-    header, load = mapped(path)
-    ids = None if tokens is None else checked_tokens(tokens, "tokens")
-    entries: dict[Key, Entry] = {}
-    insert(entries, Key("result_output", None), header, load, None if ids is None else len(ids), str(path), config)
-    return finished(entries, path, "logits in .npy", ids, [])
+    return collect({"result_output": mapped(path)}, path, "logits in .npy", tokens, config)
 
 
-class FolderWriter(Writer):
+class FolderWriter(LabelWriter):
     """A folder of `<label>.npy`, and tokens.npy."""
 
     folder = True
 
-    def begin(self) -> None:
-        if self.tokens is not None:
-            np.save(self.part / "tokens.npy", self.tokens, allow_pickle=False)
-
-    def put(self, key: Key, array: NDArray) -> None:
-        np.save(self.part / f"{key}.npy", array, allow_pickle=False)
+    def write(self, label: str, array: NDArray) -> None:
+        np.save(self.part / f"{label}.npy", array, allow_pickle=False)
 
 
 class LogitsWriter(Writer):

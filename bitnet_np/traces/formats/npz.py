@@ -2,21 +2,19 @@
 
 import os
 import zipfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import Error, FileFormatError, shown
+from ...errors import FileFormatError, shown
 from ...model import Config
-from ..points import Key, Trace
-from .arrays import MAX_POINTS, Array, Header, collect
+from ..points import Trace
+from .arrays import MAX_POINTS, Array, collect, damaged
 from .labels import TOKENS
 from .npy import read_header
-from .output import Writer
+from .output import LabelWriter
 
 MAX_RATIO = 64
 """The largest ratio of an array to its compressed form, for arrays larger than MAX_SMALL. Deflate could reach 1032."""
@@ -24,8 +22,7 @@ MAX_RATIO = 64
 MAX_SMALL = 1 << 25  # bytes
 
 _UNNAMED = "arr_0"
-
-T = TypeVar("T")
+_UNSOUND = "no sound .npz"
 
 
 class Archive:
@@ -35,7 +32,8 @@ class Archive:
         self.path = path
         with open(path, "rb") as file:  # a missing file raises OSError here; below, OSErrors come from damaged contents
             size = os.fstat(file.fileno()).st_size
-        self._zip = self._safely(str(path), lambda: zipfile.ZipFile(path))
+        with damaged(f"{path}: {_UNSOUND}"):
+            self._zip = zipfile.ZipFile(path)
         infos = self._zip.infolist()
         if len(infos) > MAX_POINTS:
             raise FileFormatError(f"{path}: {len(infos)} members, expected {MAX_POINTS} at most")
@@ -50,32 +48,16 @@ class Archive:
             if info.compress_size > size or info.file_size > max(MAX_SMALL, MAX_RATIO * info.compress_size):
                 sizes = f"{info.compress_size} bytes that unpack to {info.file_size}"
                 raise FileFormatError(f"{where} has {sizes} in a file of {size}, expected at most {MAX_RATIO} times as many")
-            self.arrays[label] = self._safely(where, partial(self._header, info, where)), self._loader(info, where)
+            with damaged(f"{where}: {_UNSOUND}"), self._zip.open(info) as stream:
+                self.arrays[label] = read_header(stream, info.file_size, where), partial(self._load, info, where)
 
-    def _safely(self, where: str, action: Callable[[], T]) -> T:
-        """The result of `action`; its exceptions become FileFormatError: zipfile raises nearly anything for a damaged archive."""
-        try:
-            return action()
-        except Error:
-            raise
-        except Exception as error:
-            reason = shown(str(error) or type(error).__name__)
-            raise FileFormatError(f"{where}: no sound .npz: {reason}") from None
-
-    def _header(self, info: zipfile.ZipInfo, where: str) -> Header:
-        with self._zip.open(info) as stream:
-            return read_header(stream, info.file_size, where)
-
-    def _loader(self, info: zipfile.ZipInfo, where: str) -> Callable[[], NDArray]:
-        def load() -> NDArray:
-            with self._zip.open(info) as stream:
-                header = read_header(stream, info.file_size, where)
-                data = np.frombuffer(stream.read(), np.uint8)  # to the end, where the checksum is checked
+    def _load(self, info: zipfile.ZipInfo, where: str) -> NDArray:
+        with damaged(f"{where}: {_UNSOUND}"), self._zip.open(info) as stream:
+            header = read_header(stream, info.file_size, where)
+            data = np.frombuffer(stream.read(), np.uint8)  # to the end, where the checksum is checked
             if data.size != header.nbytes:
                 raise FileFormatError(f"{where} has {data.size} bytes of data, expected {header.nbytes}")
             return header.array(data)
-
-        return lambda: self._safely(where, load)
 
 
 def read(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Config | None = None) -> Trace:
@@ -90,28 +72,13 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Co
     return collect(arrays, path, "npz", tokens, config)
 
 
-class NpzWriter(Writer):
+class NpzWriter(LabelWriter):
     """An uncompressed .npz. The same points give the same bytes: members carry no time."""
 
-    _zip: zipfile.ZipFile | None = None
-
     def begin(self) -> None:
-        self._zip = zipfile.ZipFile(self.part, "x", zipfile.ZIP_STORED)
-        if self.tokens is not None:
-            self._write("tokens", self.tokens)
+        self._zip = self.open.enter_context(zipfile.ZipFile(self.part, "x", zipfile.ZIP_STORED))
+        super().begin()
 
-    def put(self, key: Key, array: NDArray) -> None:
-        self._write(str(key), array)
-
-    def _write(self, label: str, array: NDArray) -> None:
-        assert self._zip is not None
+    def write(self, label: str, array: NDArray) -> None:
         with self._zip.open(zipfile.ZipInfo(label + ".npy"), "w", force_zip64=True) as stream:
             np.lib.format.write_array(stream, array, allow_pickle=False)
-
-    def finish(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._zip is not None:
-            self._zip.close()
-            self._zip = None

@@ -2,10 +2,10 @@
 
 import os
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import IO, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,7 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import EmptyInputError, OptionError
 from ...validate import instance, path_of
 from ...whole_file import name_beside, naming
-from ..points import Key, checked_dtype, checked_tokens, normal_form
+from ..normal_form import checked_dtype, checked_tokens, normal_form
+from ..points import Key
+from .labels import TOKENS
 
 
 def _empty_folder(path: Path) -> bool:
@@ -37,6 +39,7 @@ class Writer:
         self.tokens = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
         self.written: dict[Key, tuple[tuple[int, ...], int]] = {}  # shape and bytes
         self.part = name_beside(self.path)
+        self.open = ExitStack()  # ended when the output is complete, or thrown away
 
     def __enter__(self) -> Self:
         if not self.path.parent.is_dir():
@@ -61,6 +64,7 @@ class Writer:
                     raise EmptyInputError(f"{self.path}: nothing was written to it, expected at least one point")
                 with naming(self.path):
                     self.finish()
+                    self.open.close()
                     os.replace(self.part, self.path)
         finally:
             self._discard()
@@ -80,6 +84,11 @@ class Writer:
         with naming(self.path):
             self.put(key, np.ascontiguousarray(array, array.dtype.newbyteorder("<")))
 
+    def opened(self, path: Path, mode: str) -> IO[Any]:
+        """A new file that is closed when the output is complete, or thrown away."""
+        file = open(path, mode, encoding=None if "b" in mode else "utf-8", newline=None if "b" in mode else "\n")  # noqa: SIM115
+        return self.open.enter_context(file)
+
     def begin(self) -> None:
         """Open the output, at self.part."""
 
@@ -88,15 +97,27 @@ class Writer:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Complete and close the output."""
-
-    def close(self) -> None:
-        """Close whatever is open, in whatever state; may be called twice."""
+        """Complete the output."""
 
     def _discard(self) -> None:
         with suppress(Exception):  # the output is thrown away, closed or not
-            self.close()
+            self.open.close()
         if self.part.is_dir():
             shutil.rmtree(self.part, ignore_errors=True)
         else:
             self.part.unlink(missing_ok=True)
+
+
+class LabelWriter(Writer):
+    """A writer of arrays by their labels: tokens first, if there are any."""
+
+    def begin(self) -> None:
+        if self.tokens is not None:
+            self.write(TOKENS, self.tokens)
+
+    def put(self, key: Key, array: NDArray) -> None:
+        self.write(str(key), array)
+
+    def write(self, label: str, array: NDArray) -> None:
+        """Write one array under its label."""
+        raise NotImplementedError

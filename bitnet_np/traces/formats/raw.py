@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import FileFormatError, OptionError
-from ..points import Entry, Key, Trace, checked_tokens
-from .arrays import Header, finished, insert
+from ...errors import OptionError
+from ..points import Key, Trace
+from .arrays import Header, check_size, collect
 from .output import Writer
 
 
@@ -19,14 +19,9 @@ def read(path: str | os.PathLike[str], shape: tuple[int, ...], tokens: NDArray |
     path = Path(path)
     if not shape or min(shape) < 1:
         raise OptionError(f"{path}: shape is {list(shape)}, expected positive lengths")
-    size = path.stat().st_size
-    if size != 4 * prod(shape):
-        raise FileFormatError(f"{path}: {size} bytes, expected {4 * prod(shape)} for float32 {list(shape)}")
-    ids = None if tokens is None else checked_tokens(tokens, "tokens")
+    check_size(path, path.stat().st_size, 4 * prod(shape), f"float32 {list(shape)}")
     header = Header(tuple(shape), np.dtype("<f4"), False, 0)
-    entries: dict[Key, Entry] = {}
-    insert(entries, Key("result_output", None), header, partial(header.mapped, path), None if ids is None else len(ids), str(path))
-    return finished(entries, path, "raw float32", ids, [])
+    return collect({"result_output": (header, partial(header.mapped, path))}, path, "raw float32", tokens)
 
 
 class RawWriter(Writer):

@@ -12,9 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import FileFormatError, OptionError, UnsupportedError, shown
 from ...model import Config
 from ...validate import check_file, integer, path_of
-from ..points import Trace, agreed_tokens, checked_tokens
-from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, raw, stages, torch_file
-from . import safetensors as safetensors_file
+from ..normal_form import agreed_tokens, checked_tokens
+from ..points import Trace
+from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, raw, safetensors, torch_file
+from .arrays import damaged
 from .output import Writer
 
 
@@ -35,7 +36,7 @@ _START = 1 << 18
 _TABLE = (
     Format("npz", "NumPy archive, an array for each label", ".npz", npz.read, npz.NpzWriter),
     Format("npy", "folder of NumPy files, one for each label", "", npy.read_folder, npy.FolderWriter),
-    Format("safetensors", "a tensor for each label", ".safetensors", safetensors_file.read, safetensors_file.SafetensorsWriter),
+    Format("safetensors", "a tensor for each label", ".safetensors", safetensors.read, safetensors.SafetensorsWriter),
     Format("torch", "tensors by label, as torch.save writes them", "", torch_file.read, None),
     Format("aprt", "folder of aprender's stage files", "", lambda path, ids, _: aprt.read(path, ids), aprt.AprtWriter),
     Format("nodes", "NumPy archive of a ggml graph's nodes", "", lambda path, ids, _: nodes.read(path, ids), None),
@@ -131,14 +132,11 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
 
 def _archive(path: Path) -> str:
     """The format of a zip archive, by the names in it."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except Exception as error:  # zipfile raises nearly anything for a damaged archive
-        raise FileFormatError(f"{path}: no sound .npz: {shown(str(error) or type(error).__name__)}") from None
+    with damaged(f"{path}: no sound .npz"), zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
     if any(name.endswith(f"/{torch_file.PICKLE}") for name in names):
         return "torch"
-    return "nodes" if any(stages.is_node(name) for name in names) else "npz"
+    return "nodes" if any(nodes.is_node(name) for name in names) else "npz"
 
 
 def _unknown(path: Path, what: str) -> FileFormatError:

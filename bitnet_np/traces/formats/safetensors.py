@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from ...files.safetensors_file import DTYPES, open_safetensors
 from ...model import Config
-from ..points import Key, Trace
+from ..points import Trace
 from .arrays import Header, collect
-from .output import Writer
+from .output import LabelWriter
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 
@@ -45,25 +45,23 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Co
     return collect(arrays, path, "safetensors", tokens, config)
 
 
-class SafetensorsWriter(Writer):
+class SafetensorsWriter(LabelWriter):
     """A .safetensors file. Its header comes first but is known last, so data wait in one file for each width of number."""
 
     def begin(self) -> None:
         self._table: list[tuple[str, NDArray]] = []  # labels, and arrays without their numbers
         self._data: dict[int, IO[bytes]] = {}
-        if self.tokens is not None:
-            self._write("tokens", self.tokens)
-
-    def put(self, key: Key, array: NDArray) -> None:
-        self._write(str(key), array)
+        super().begin()
 
     def _part(self, width: int) -> Path:
         return self.part.with_name(f"{self.part.name}{width}")
 
-    def _write(self, label: str, array: NDArray) -> None:
+    def write(self, label: str, array: NDArray) -> None:
         width = array.itemsize
         if width not in self._data:
-            self._data[width] = open(self._part(width), "x+b")  # noqa: SIM115 (closed in close)
+            part = self._part(width)
+            self.open.callback(part.unlink, missing_ok=True)
+            self._data[width] = self.opened(part, "x+b")
         array.tofile(self._data[width])
         self._table.append((label, np.broadcast_to(np.zeros((), array.dtype), array.shape)))
 
@@ -83,9 +81,3 @@ class SafetensorsWriter(Writer):
             for width in sorted(self._data, reverse=True):
                 self._data[width].seek(0)
                 shutil.copyfileobj(self._data[width], file, 1 << 20)
-        self.close()
-
-    def close(self) -> None:
-        for width, file in getattr(self, "_data", {}).items():
-            file.close()
-            self._part(width).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from ...errors import FileFormatError, UnsupportedError, shown
 from ...extras import extra
 from ...model import Config
 from ..points import Trace
-from .arrays import MAX_POINTS, Array, Header, collect
+from .arrays import MAX_POINTS, Array, Header, collect, damaged
 
 PICKLE = "data.pkl"
 """The member of the archive that names the tensors."""
@@ -62,11 +62,8 @@ def _check_archive(path: Path) -> None:
         head, size = file.read(4), os.fstat(file.fileno()).st_size
     if head != _ZIP:
         raise FileFormatError(f"{path}: starts with {shown(head)}, expected a zip archive, as torch.save writes from torch 1.6 on")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            infos = archive.infolist()
-    except Exception as error:  # zipfile raises nearly anything for a damaged archive
-        raise FileFormatError(f"{path}: no sound archive: {shown(str(error) or type(error).__name__)}") from None
+    with damaged(f"{path}: no sound archive"), zipfile.ZipFile(path) as archive:
+        infos = archive.infolist()
     if len(infos) > 2 * MAX_POINTS:
         raise FileFormatError(f"{path}: {len(infos)} members, expected {2 * MAX_POINTS} at most")
     for info in infos:

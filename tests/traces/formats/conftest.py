@@ -1,8 +1,11 @@
 """Small files of every format, to be damaged."""
 
+import json
+
 import numpy as np
 import pytest
-from trace_files import LOGITS, READABLE, TOKENS, T, all_points, contents, write_trace
+from printed_nodes import printed
+from trace_files import LOGITS, READABLE, RECORD, TOKENS, T, all_points, contents, write_trace
 
 from bitnet_np.traces.points import Key
 
@@ -22,4 +25,7 @@ def samples(tmp_path_factory):
     graph = {"s0.attn_norm-0.MUL": (1, 1, T, 4), "s0.Qcur-0.ROPE": (1, T, 2, 2), "s0.kq-0.MUL_MAT": (1, 2, T, 32), "s0.norm.RMS_NORM": (4,)}
     np.savez(folder / "nodes", **{name: np.ones(shape, np.float32) for name, shape in graph.items()})
     files["nodes"] = contents(folder / "nodes.npz")
+    files["bitnet-rs"] = {"": json.dumps(RECORD | {"seq": 3, "layer": -1, "stage": "logits"}).encode()}
+    nodes = printed("l_out-0", "ADD", np.ones((2, 8))) + printed("Qcur-0", "ROPE", np.ones((2, 3, 8)))
+    files["eval-callback"] = {"": nodes.encode()}
     return files

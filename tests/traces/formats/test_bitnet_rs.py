@@ -2,15 +2,12 @@
 
 import json
 import sys
-from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from trace_files import LOGITS, T, write_trace
+from trace_files import LOGITS, RECORD, T, write_trace
 
-from bitnet_np.errors import Error, FileFormatError, UnsupportedError
+from bitnet_np.errors import FileFormatError, UnsupportedError
 from bitnet_np.traces.formats import bitnet_rs, read_any
 from bitnet_np.traces.points import Key
 
@@ -73,9 +70,6 @@ def test_without_blake3_the_extra_is_named(tmp_path, monkeypatch, format):
     assert not list(tmp_path.iterdir())
 
 
-RECORD = {"name": "blk0/attn_norm", "shape": [1, 2560], "dtype": "BF16", "blake3": "0" * 64, "rms": 0.9982, "num_elements": 2560}
-
-
 def test_records_may_be_short_and_may_say_more(tmp_path):
     (tmp_path / "a.trace").write_text(json.dumps(RECORD | {"first_values": [0.1, None]}))
     (record,) = bitnet_rs.read(tmp_path)
@@ -118,14 +112,3 @@ def test_a_folder_without_records_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n\n")
     with pytest.raises(FileFormatError, match="no records in it"):
         bitnet_rs.read(tmp_path)
-
-
-@given(st.lists(st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=6)), min_size=1, max_size=4))
-def test_a_mutated_record_is_read_or_refused(tmp_path_factory, edits):
-    raw = bytearray(json.dumps(RECORD | {"seq": 3, "layer": -1, "stage": "logits"}).encode())
-    for at, new in edits:
-        raw[at : at + len(new)] = new
-    path = tmp_path_factory.getbasetemp() / "mutated.jsonl"
-    path.write_bytes(raw)
-    with suppress(Error):
-        bitnet_rs.read(path)

@@ -4,13 +4,11 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from models import random_model
 from printed_nodes import LLAMA, printed, printed_trace
 from recorder import record_all
 
-from bitnet_np.errors import Error, FileFormatError, UnsupportedError
+from bitnet_np.errors import FileFormatError, UnsupportedError
 from bitnet_np.traces.formats import detect, eval_callback, read_any
 from bitnet_np.traces.points import Key
 
@@ -72,6 +70,7 @@ L_OUT = printed("l_out-0", "ADD", np.ones((2, 8)))
         (L_OUT.partition("sum")[0], "has 12 numbers and no sum"),
         (L_OUT.replace("{8, 2, 1, 1}", "{8, 2, 1, 0}"), r"has the lengths \[8, 2, 1, 0\], expected width and tokens"),
         (L_OUT.replace("{8, 2, 1, 1}", "{8, 2, 3, 1}"), r"has the lengths \[8, 2, 3, 1\]"),
+        (L_OUT.replace("{8, 2, 1, 1}", "{8, 0, 1, 1}"), r"has the lengths \[8, 0, 1, 1\]"),
         (L_OUT.replace("{8, 2, 1, 1}", "{999999999999, 999999999999, 1, 1}"), "has 12 numbers and a sum, expected 36"),
         (L_OUT.replace("l_out-0", "other-0"), "no node that is a point of a forward pass, .* it has 'other-0'"),
     ],
@@ -87,16 +86,3 @@ def test_long_lines_are_read_in_time(write):
     with pytest.raises(FileFormatError):
         eval_callback.read(write((line + "\n") * 5))
     assert time.process_time() - start < 2
-
-
-@settings(max_examples=100)
-@given(st.integers(0, 2000), st.text("0123456789.,-[]{}= \nsum", min_size=0, max_size=8), st.integers(0, 8))
-def test_edited_text_is_read_or_refused(tmp_path_factory, at, new, cut):
-    path = tmp_path_factory.mktemp("edited") / "t.txt"
-    text = L_OUT + printed("Qcur-0", "ROPE", np.ones((2, 3, 8)))
-    path.write_text(text[: at % len(text)] + new + text[at % len(text) + cut :])
-    try:
-        for tensor in eval_callback.read(path).tensors:
-            assert len(tensor.index) == len(tensor.values)
-    except Error:
-        pass

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_files import (
     LOGITS,
+    PARTIAL,
     READABLE,
     TOKENS,
     WHOLE,
@@ -137,7 +138,7 @@ EDITS = st.lists(
 )
 
 
-@pytest.mark.parametrize("format", DAMAGED)
+@pytest.mark.parametrize("format", [*DAMAGED, *PARTIAL])
 def test_a_mutated_file_is_read_or_refused(samples, tmp_path_factory, format):
     folder = tmp_path_factory.mktemp("mutated")
 

@@ -1,45 +1,39 @@
-"""NumPy's .npy, as one file of logits and as a folder of points: headers that are not of plain numbers are refused."""
+"""NumPy's .npy and bare numbers, as one file of logits and as a folder of points: headers that are not of plain numbers are refused."""
 
 import numpy as np
 import pytest
-from trace_files import LOGITS, TOKENS, T, V, load_all, npy_bytes
+from trace_files import LOGITS, NO_LOGITS, NO_NPY, TOKENS, T, V, all_points, load_all, write_trace
 
-from bitnet_np.errors import FileFormatError
-from bitnet_np.traces.formats import npy, read_any
+from bitnet_np.errors import FileFormatError, OptionError
+from bitnet_np.traces.formats import npy, raw, read_any
 from bitnet_np.traces.points import Key
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        npy_bytes({"descr": "|O", "fortran_order": False, "shape": (1,)}, bytes(8)),
-        npy_bytes({"descr": "<U1", "fortran_order": False, "shape": (2, 2)}, bytes(16)),
-        npy_bytes({"descr": "<c8", "fortran_order": False, "shape": (1, 1)}, bytes(8)),
-        npy_bytes({"descr": [("a", "<f4")], "fortran_order": False, "shape": (1, 1)}, bytes(4)),
-        npy_bytes({"descr": "<f4", "fortran_order": False, "shape": (-1, -1)}, bytes(4)),
-        npy_bytes({"descr": "<f4", "fortran_order": False, "shape": (True, True)}, bytes(4)),
-        npy_bytes({"descr": "<f4", "fortran_order": False, "shape": (1,) * 40}, bytes(4)),
-        npy_bytes({"descr": "<f4", "fortran_order": False, "shape": (0, 4)}),
-        npy_bytes({"descr": "<f4", "fortran_order": False, "shape": ()}, bytes(4)),
-        npy_bytes({"descr": "<f4", "fortran_order": 1, "shape": (1, 1)}, bytes(4)),
-        npy_bytes(b"(" * 5000),
-        npy_bytes(b"__import__('os').getcwd()"),
-        b"\x93NUMPY\x09\x00" + bytes(100),
-        b"\x93NUMPY",
-    ],
-)
-def test_npy_files_of_other_things_are_refused(tmp_path, raw):
-    (tmp_path / "t.npy").write_bytes(raw)
+@pytest.mark.parametrize("raw_bytes", [*NO_NPY.values(), *NO_LOGITS.values()], ids=[*NO_NPY, *NO_LOGITS])
+def test_npy_files_of_other_things_are_refused(tmp_path, raw_bytes):
+    (tmp_path / "t.npy").write_bytes(raw_bytes)
     with pytest.raises(FileFormatError):
-        load_all(read_any(tmp_path / "t.npy"))
+        load_all(read_any(tmp_path / "t.npy", "logits"))
 
 
-@pytest.mark.parametrize(("shape", "expected"), [((T, V), (T, V)), ((1, T, V), (T, V)), ((V,), (1, V))])
-def test_one_file_is_logits(tmp_path, shape, expected):
-    np.save(tmp_path / "t.npy", np.arange(np.prod(shape), dtype=np.float16).reshape(shape))
-    trace = npy.read_logits(tmp_path / "t.npy")
-    assert list(trace.points) == [LOGITS]
-    np.testing.assert_array_equal(trace.points[LOGITS], np.arange(np.prod(shape)).reshape(expected))
+@pytest.mark.parametrize(("shape", "rows"), [((T, V), T), ((1, T, V), T), ((T * V,), 1), ((1, T * V), 1)])
+def test_one_file_is_logits_whatever_their_shape(tmp_path, shape, rows):
+    """A .npy says its shape, and the caller that of bare numbers, whose file has nothing else in it."""
+    logits = all_points()[LOGITS]
+    np.save(tmp_path / "t.npy", logits.astype(np.float16).reshape(shape))
+    write_trace(tmp_path / "t.f32", "raw", {LOGITS: logits.astype(">f8")})
+    assert (tmp_path / "t.f32").read_bytes() == logits.astype("<f4").tobytes()
+    narrow, bare = npy.read_logits(tmp_path / "t.npy"), raw.read(tmp_path / "t.f32", shape)
+    for trace, expected in ((narrow, logits.astype(np.float16)), (bare, logits)):
+        assert (list(trace.points), trace.tokens) == ([LOGITS], None)
+        np.testing.assert_array_equal(trace.points[LOGITS], expected.reshape(rows, -1))
+    np.testing.assert_array_equal(raw.read(tmp_path / "t.f32", (T, V), TOKENS).tokens, TOKENS)
+
+
+def test_bare_numbers_are_logits_only(tmp_path):
+    with pytest.raises(OptionError, match="this format has no l_out-0, only result_output"), raw.RawWriter(tmp_path / "t.f32") as out:
+        out.add(Key("l_out", 0), np.ones((T, V), np.float32))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_is_read_by_the_names_of_its_files(tmp_path):
