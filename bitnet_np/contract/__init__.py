@@ -326,10 +326,10 @@ def _attended(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, sca
         for j in range(len(keys)):
             part = np.where(seen[:, j, None, None], fma(p[:, j, :, None], values[:, j], part), part)
         after = np.maximum(largest, m)
-        a, b, any_seen = exp(largest - after), exp(m - after), seen.any(axis=1, keepdims=True)
-        weight = np.where(any_seen, fma(weight, a, lane_sum(np.moveaxis(p, 1, 2)) * b), weight)
-        total = np.where(any_seen[..., None], fma(total, a[..., None], part * b[..., None]), total)
-        largest = np.where(any_seen, after, largest)
+        a, b, sees = exp(largest - after), exp(m - after), np.asarray(seen.any(axis=1))[:, None]
+        weight = np.where(sees, fma(weight, a, lane_sum(np.moveaxis(p, 1, 2)) * b), weight)
+        total = np.where(sees[..., None], fma(total, a[..., None], part * b[..., None]), total)
+        largest = np.where(sees, after, largest)
     return np.where(weight[..., None] != 0, total / weight[..., None], f32(0))
 
 

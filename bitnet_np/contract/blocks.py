@@ -64,15 +64,15 @@ def rounded(x: Floats, kind: TensorType) -> tuple[NDArray[np.int8], Floats, Floa
     parts = x.reshape(len(x), -1, size)
     largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=2, keepdims=True), axis=2)
     largest = np.where(np.isfinite(parts).all(axis=2, keepdims=True), largest, f32(np.nan))
-    steps = f32(-127) / largest if size == 256 else f32(127) / np.abs(largest)
-    scale = f32(1) / steps if size == 256 else np.abs(largest) / f32(127)
+    steps: NDArray = f32(-127) / largest if size == 256 else f32(127) / np.abs(largest)
+    scale: NDArray = f32(1) / steps if size == 256 else np.abs(largest) / f32(127)
     usable = np.abs(steps) < np.inf  # not of zeros, nor of numbers too small for float32 to divide by
     scale = np.where(usable | np.isnan(largest), scale, f32(0))[..., 0]
-    codes: NDArray[np.int8] = np.where(usable, np.rint(parts * steps), f32(0)).astype(np.int8)
+    codes = np.where(usable, np.rint(parts * steps), f32(0)).astype(np.int8)
     sums: Floats = codes.sum(axis=2, dtype=np.int64).astype(f32) * scale
     if size == 32:
         scale, sums = scale.astype(np.float16).astype(f32), sums.astype(np.float16).astype(f32)
-    return codes.reshape(x.shape), scale, sums
+    return np.reshape(codes, x.shape), scale, sums
 
 
 @np.errstate(all="ignore")
