@@ -9,13 +9,19 @@ import numpy as np
 import pytest
 from block_samples import random_blocks
 from hypothesis import given, settings
-from models import as_table, normal, seeds
+from hypothesis import strategies as st
+from models import as_table, assert_same_bits, family_shapes, normal, padded, random_model, random_tokens, seeds
+from recorder import Recorder
 
-from bitnet_np import contract, packing
+import bitnet_np as bn
+from bitnet_np import contract, masks, packing
 from bitnet_np.backend import OPERATIONS
-from bitnet_np.contract import numbers
-from bitnet_np.kernels import cpu, scalar
-from bitnet_np.tensor_types import ALL_BLOCK_TYPES, GRID_TYPES
+from bitnet_np.contract import blocks, numbers
+from bitnet_np.dialects import BITNET_CPP, EXACT, LLAMA_CPP
+from bitnet_np.errors import CapacityError, NonFiniteError
+from bitnet_np.families import ARCHITECTURES
+from bitnet_np.kernels import activations, cpu, scalar
+from bitnet_np.tensor_types import ALL_BLOCK_TYPES, GRID_TYPES, Q4_K, Q8_0
 from bitnet_np.testing import random_table
 
 f32 = np.float32
@@ -109,8 +115,8 @@ class Draw:
         q, scale = self.rng.integers(-127, 128, (self.size(1, 2, 5, 33), self.size())).astype(np.int8), self.numbers(1, 40)[0]
         return q, np.abs(scale[: len(q)])
 
-    def attention(self) -> tuple:
-        """Sequences in slots of any order, keys in a ring now and then, float16 now and then; NaN where no row may look."""
+    def attention(self, halves: bool = True) -> tuple:
+        """Sequences in slots of any order, keys and values now and then in float16, if `halves`; NaN where no row may look."""
         group, kv_heads, width = self.size(1, 2, 5), self.size(1, 2), self.size(1, 6, 16, 20)
         firsts = self.rng.choice([0, 3, 60, 64, 127], self.size(1, 2))
         counts = self.rng.choice([1, 2, 9, 70], len(firsts))
@@ -122,7 +128,7 @@ class Draw:
         k, v = (self.numbers(len(firsts) + 1, places, kv_heads, width) for _ in range(2))
         for s, first, n in zip(slots, firsts, counts, strict=True):
             k[s, first + n :] = v[s, first + n :] = np.nan
-        if self.rng.random() < 0.3:
+        if halves and self.rng.random() < 0.3:
             with np.errstate(over="ignore"):
                 k, v = (array.astype(np.float16).view(np.int16) for array in (k, v))
         return q, k, v, slot, position
@@ -134,8 +140,7 @@ class Draw:
         return [None, 1, 5, 64, 65, 1000][self.rng.integers(6)]
 
     def masked(self) -> tuple:
-        q, k, v, slot, position = self.attention()
-        k, v = (np.nan_to_num(array) if array.dtype == np.float32 and not self.edges else array for array in (k, v))
+        q, k, v, slot, position = self.attention(halves=False)
         ends = int(position.max()) + 1
         mask = self.rng.choice(f32([0, 0, 1.5, -np.inf]), (self.size(1, int(slot.max()) + 1), ends, ends))
         mask[:, self.rng.integers(ends)] = -np.inf
@@ -280,3 +285,113 @@ def test_an_operation_has_the_bits_of_the_kernel(name, edges, seed):
             result = getattr(ops, name)(*own)
             results.append(own[0] if result is None else result)
     assert same(*results)
+
+
+@pytest.mark.parametrize("name", ["matmul", "matmul_blocks", "matmuls_blocks_as_llama_cpp", "ternary_matmul", "attend", "attend_halves"])
+def test_what_is_computed_together_changes_no_bit(monkeypatch, name):
+    """Some outputs or rows at a time, because of the memory that they take."""
+    arguments = CASES[name](Draw(np.random.default_rng(1)))
+    expected = getattr(contract, name)(*arguments)
+    monkeypatch.setattr(contract, "_SIZE", 700)
+    monkeypatch.setattr(contract, "_OUTPUTS", 3)
+    assert same(getattr(contract, name)(*arguments), expected)
+
+
+@pytest.mark.parametrize("kind", [Q4_K, Q8_0], ids=lambda kind: kind.name)
+@given(seed=seeds)
+def test_activations_are_rounded_as_the_kernels_round_them(kind, seed):
+    """Also those that are no numbers. A KV cache of q8_0 has the kernels' rounding."""
+    x = Draw(np.random.default_rng(seed), edges=bool(seed % 2)).numbers(3, 512)
+    with np.errstate(all="ignore"):
+        codes, scale, sums = blocks.rounded(x, kind)
+        theirs = activations.q8_k(x) if kind.block == 256 else activations.q8_0(x)
+        assert same((codes, scale), theirs)
+        assert kind.block == 256 or same(sums, activations.q8_1_sums(x))
+
+
+# --- whole models ---------------------------------------------------------------------------------------------------------------------
+
+DIALECTS = [EXACT, BITNET_CPP, LLAMA_CPP, EXACT.with_cache("bfloat16"), LLAMA_CPP.with_cache("float16")]
+
+
+def small(shape: dict) -> dict:
+    """A shape whose numbers plain NumPy computes in a moment."""
+    return {**shape, "width": min(shape["width"], 64), "ffn": min(shape["ffn"], 45), "n_layers": min(shape["n_layers"], 2)}
+
+
+@given(shape=family_shapes(), seed=seeds, counts=st.lists(st.integers(1, 12), min_size=1, max_size=2), dialect=st.sampled_from(DIALECTS))
+@settings(max_examples=40)
+def test_every_family_has_the_bits_of_the_kernels(shape, seed, counts, dialect):
+    """Whole sequences; and decoding token by token, the first of each in one pass."""
+    model, rng = random_model(seed, **small(shape)), np.random.default_rng(seed)
+    tokens, lengths = padded(rng, [random_tokens(rng, model, n) for n in counts])
+    expected = bn.forward_full(model, tokens, lengths, dialect=dialect)
+    assert_same_bits(bn.forward_full(model, tokens, lengths, dialect=dialect, ops=contract), expected)
+    assert_same_bits(bn.forward_incremental(model, tokens, lengths, dialect=dialect, ops=contract), expected)
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_every_tensor_of_a_pass_has_the_bits_of_the_kernels(family):
+    model = random_model(5, family=family, width=64, ffn=45)
+    ours, theirs = Recorder(), Recorder()
+    for ops, seen in ((contract, ours), (cpu, theirs)):
+        bn.forward_full(model, [[1, 2, 3, 4]], ops=ops, record=seen)
+    assert list(ours) == list(theirs)
+    assert all(same(ours[key], theirs[key]) for key in ours)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0", "TQ2_0", "IQ2_XS"])
+@pytest.mark.parametrize("dialect", [EXACT, LLAMA_CPP], ids=lambda dialect: dialect.name)
+def test_matrices_of_blocks_have_the_bits_of_the_kernels(kind, dialect):
+    model = random_model(5, family="llama", weights=kind, table=kind, width=256, ffn=256, heads=4, kv_heads=2, head_dim=64)
+    assert_same_bits(
+        bn.forward_full(model, [[1, 2, 3]], dialect=dialect, ops=contract), bn.forward_full(model, [[1, 2, 3]], dialect=dialect)
+    )
+
+
+def test_a_mask_of_the_callers_and_what_it_needs():
+    model = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20)
+    mask = masks.mask(5, 5, masks.Pattern(window=2, sinks=1))
+    expected = bn.forward_full(model, [[1, 2, 3, 4, 5]], mask=mask)
+    assert_same_bits(bn.forward_full(model, [[1, 2, 3, 4, 5]], mask=mask, ops=contract), expected)
+    assert_same_bits(bn.forward_incremental(model, [[1, 2, 3, 4, 5]], mask=mask, ops=contract), expected)
+    assert bn.generate(model, [1, 2, 3], 5, ops=contract) == bn.generate(model, [1, 2, 3], 5)
+    counted = bn.Metrics()
+    bn.forward_full(model, [[1, 2, 3]], ops=counted.ops(contract))
+    assert counted.forwards == 1
+
+
+# --- storage --------------------------------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds, dtype=st.sampled_from([np.float32, np.float16]), ring=st.booleans())
+@settings(max_examples=15)
+def test_a_cache_in_its_storage_holds_what_the_kernels_does(seed, dtype, ring):
+    """Chunks past a ring's end, forked, rolled back and resized: the same bytes, and the same logits."""
+    model, rng = random_model(seed, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, window=20), np.random.default_rng(seed)
+    tokens, cut = random_tokens(rng, model, 1, 200), int(rng.integers(1, 199))
+    caches, logits = [], []
+    for ops, storage in ((cpu, cpu.storage()), (contract, contract.storage()), (contract, cpu.storage())):
+        cache = bn.KVCache(model.config, 2, 300, dtype, ring=ring, storage=storage)
+        seen = [bn.prefill(model, tokens[:, :cut], cache, slots=[0], ops=ops, block=90)]
+        seen.append(bn.forward(model, tokens[:, cut:], cache, slots=[0], ops=ops, last_only=True))
+        cache.rollback(0, 1)
+        cache.fork(0, [1])
+        seen.append(bn.forward(model, [[1], [2]], cache, ops=ops, last_only=True))
+        cache.resize(capacity=250)
+        cache.clear(0)
+        caches.append(cache)
+        logits.append(np.concatenate(seen))
+    for cache, other in zip(caches[1:], logits[1:], strict=True):
+        assert_same_bits(other, logits[0])
+        assert (cache.k.tobytes(), cache.v.tobytes()) == (caches[0].k.tobytes(), caches[0].v.tobytes())
+
+
+def test_what_a_storage_cannot_hold_is_an_error():
+    model, storage = random_model(0), contract.storage()
+    with pytest.raises(CapacityError, match="there is no memory for 9 sequences of 1152921504606846976 positions"):
+        bn.KVCache(model.config, 9, 2**60, storage=storage)
+    cache = bn.KVCache(model.config, 1, 4, np.float16, storage=storage)
+    large = np.full((1, 3, 20), 1e5, f32)
+    with pytest.raises(NonFiniteError, match="a value of layer 1 is not a number within float16's range"):
+        cache.write(1, np.array([0]), np.array([0]), np.zeros_like(large), large)

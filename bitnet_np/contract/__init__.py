@@ -35,6 +35,7 @@ from .blocks import Bytes, product_as_llama_cpp, weights
 from .numbers import GELU_CUBIC, GELU_LINEAR, WIDE_LANES, Floats, cos_sin, dot, exp, f32, fma, lane_sum, normal_cdf, tanh
 
 Places = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 Scalar = np.float32 | None
 Record = TypeVar("Record")
 
@@ -261,13 +262,16 @@ def spread(x: Floats, slot: Places, position: Places, shape: tuple[int, ...]) ->
 def attend(
     q: Floats, k: NDArray, v: NDArray, slot: Places, position: Places, window: int | None = None, scale: Scalar = None, cap: Scalar = None
 ) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]
-    return _by_rows(_attended, q, k, v, slot, _causal(position, window), scale, cap)
+    """Values of a chunk's keys before the window are multiplied by 0, which makes NaN of infinity there; later ones do not count."""
+    return _by_rows(_attended, q, k, v, slot, _causal(position, window), _causal(position, None) == 0, scale, cap)
 
 
 def attend_halves(
     q: Floats, k: NDArray, v: NDArray, slot: Places, position: Places, window: int | None = None, scale: Scalar = None, cap: Scalar = None
 ) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]
-    return _by_rows(_attended_by_halves, q, k, v, slot, _causal(position, window), scale, cap)
+    """Probabilities normalised and rounded to float16; their sum before, and the sum over values, in float64 and in key order."""
+    bias = _causal(position, window)
+    return _by_rows(_attended_by_halves, q, k, v, slot, bias, bias == 0, scale, cap)
 
 
 def attend_masked(
@@ -275,7 +279,7 @@ def attend_masked(
 ) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R] x 2, [1 or B, T, n] -> [R, H, K]
     """Row r adds mask[slot[r] or 0, position[r]] to its scores. A row that sees no key gives zeros."""
     bias = mask[np.minimum(slot, len(mask) - 1), position]
-    return _by_rows(_attended, q, k, v, slot, np.where(bias > -np.inf, bias, f32(-np.inf)), scale, cap)
+    return _by_rows(_attended, q, k, v, slot, bias, bias > -np.inf, scale, cap)
 
 
 def _causal(position: Places, window: int | None) -> Floats:  # [R] -> [R, n]
@@ -285,13 +289,12 @@ def _causal(position: Places, window: int | None) -> Floats:  # [R] -> [R, n]
     return np.where(seen, f32(0), f32(-np.inf))
 
 
-def _by_rows(
-    attention: Callable[..., Floats], q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, scale: f32 | None, cap: f32 | None
-) -> Floats:
-    """Attention of some rows at a time: no row depends on another."""
+def _by_rows(attention: Callable[..., Floats], q: Floats, k: NDArray, v: NDArray, slot: Places, *rest: Any) -> Floats:
+    """Attention of some rows at a time: no row depends on another. rest: bias and counted [R, n], scale, cap."""
+    bias, counted, scale, cap = rest
     scale = f32(1) / np.sqrt(f32(q.shape[2])) if scale is None else scale
     parts = _slices(len(q), _SIZE // (CHUNK * q.shape[1]))
-    return np.concatenate([attention(q[some], k, v, slot[some], bias[some], scale, cap) for some in parts])
+    return np.concatenate([attention(q[some], k, v, slot[some], bias[some], counted[some], scale, cap) for some in parts])
 
 
 def _kept(array: NDArray, slot: Places, keys: Places, heads: int) -> Floats:  # [B, S, G, K], [R], [n], H -> [R, n, H, K]
@@ -302,17 +305,16 @@ def _kept(array: NDArray, slot: Places, keys: Places, heads: int) -> Floats:  # 
 
 
 @np.errstate(all="ignore")
-def _scores(
-    q: Floats, k: NDArray, slot: Places, keys: Places, bias: Floats, scale: f32, cap: f32 | None
-) -> Floats:  # [R, H, K], [B, S, G, K], [R], [n], [R, n] -> [R, n, H]
+def _scores(q: Floats, k: NDArray, slot: Places, keys: Places, bias: Floats, scale: f32, cap: Scalar) -> Floats:
+    # [R, H, K], [B, S, G, K], [R], [n], [R, n] -> [R, n, H], -infinity where a key is not seen
     s = dot(q[:, None], _kept(k, slot, keys, q.shape[1])) * scale
     s = soft_cap(s, cap) if cap else s
     return np.where(bias[..., None] > -np.inf, s + bias[..., None], f32(-np.inf))
 
 
 @np.errstate(all="ignore")
-def _attended(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, scale: f32, cap: f32 | None) -> Floats:
-    """Chunk after chunk of keys, folded in order. What a row does not see is not even multiplied by 0, because it may be NaN."""
+def _attended(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, counted: Flags, scale: f32, cap: Scalar) -> Floats:
+    """Chunk after chunk of keys, folded in order. counted: whose values are multiplied by their weights, which are 0 if not seen."""
     rows, heads, _ = q.shape
     largest, weight, total = np.full((rows, heads), -np.inf, f32), np.zeros((rows, heads), f32), np.zeros(q.shape, f32)
     for some in _slices(bias.shape[1], CHUNK):
@@ -324,7 +326,7 @@ def _attended(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, sca
         p = np.where(seen[..., None], exp(s - m[:, None]), f32(0))
         part = np.zeros(q.shape, f32)
         for j in range(len(keys)):
-            part = np.where(seen[:, j, None, None], fma(p[:, j, :, None], values[:, j], part), part)
+            part = np.where(counted[:, keys[j], None, None], fma(p[:, j, :, None], values[:, j], part), part)
         after = np.maximum(largest, m)
         a, b, sees = exp(largest - after), exp(m - after), np.asarray(seen.any(axis=1))[:, None]
         weight = np.where(sees, fma(weight, a, lane_sum(np.moveaxis(p, 1, 2)) * b), weight)
@@ -334,9 +336,8 @@ def _attended(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, sca
 
 
 @np.errstate(all="ignore")
-def _attended_by_halves(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, scale: f32, cap: f32 | None) -> Floats:
-    """Probabilities normalised and rounded to float16; their sum before, and the sum over values, in float64 and in key order."""
-    keys, seen, heads = np.arange(bias.shape[1]), bias > -np.inf, q.shape[1]
+def _attended_by_halves(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, counted: Flags, scale: f32, cap: Scalar) -> Floats:
+    keys, heads = np.arange(bias.shape[1]), q.shape[1]
     parts = _slices(len(keys), CHUNK)
     s = np.concatenate([_scores(q, k, slot, keys[some], bias[:, some], scale, cap) for some in parts], axis=1)
     p = exp(s - s.max(axis=1, keepdims=True))
@@ -346,7 +347,7 @@ def _attended_by_halves(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: F
     halves = (p * (f32(1) / weight.astype(f32))[:, None]).astype(np.float16).astype(np.float64)
     for j in keys:
         products = halves[:, j, :, None] * _kept(v, slot, keys[j : j + 1], heads)[:, 0]
-        total = np.where(seen[:, j, None, None], total + products, total)
+        total = np.where(counted[:, j, None, None], total + products, total)
     return total.astype(f32)
 
 
