@@ -331,13 +331,16 @@ def test_every_family_has_the_bits_of_the_kernels(shape, seed, counts, dialect):
     assert_same_bits(bn.forward_incremental(model, tokens, lengths, dialect=dialect, ops=contract), expected)
 
 
-def test_masks_generation_and_metrics_work_with_it():
+def test_masks_generation_metrics_and_single_layers_work_with_it():
     model = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20)
     mask = masks.mask(5, 5, masks.Pattern(window=2, sinks=1))
     expected = bn.forward_full(model, [[1, 2, 3, 4, 5]], mask=mask)
     assert_same_bits(bn.forward_full(model, [[1, 2, 3, 4, 5]], mask=mask, ops=contract), expected)
     assert_same_bits(bn.forward_incremental(model, [[1, 2, 3, 4, 5]], mask=mask, ops=contract), expected)
     assert bn.generate(model, [1, 2, 3], 5, ops=contract) == bn.generate(model, [1, 2, 3], 5)
+    hidden = np.random.default_rng(0).standard_normal((2, 3, 32)).astype(f32)
+    for part in (bn.forward_layer, bn.feed_forward):
+        assert_same_bits(part(model, 1, hidden, ops=contract), part(model, 1, hidden))
     counted = bn.Metrics()
     bn.forward_full(model, [[1, 2, 3]], ops=counted.ops(contract))
     assert counted.forwards == 1
