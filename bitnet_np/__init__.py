@@ -1,6 +1,6 @@
 """bitnet_np: a reference implementation of BitNet b1.58 inference. A GGUF file and token ids in, logits one can trust out."""
 
-from . import masks
+from . import contract, masks
 from .batch import Batch, Completion, Request, forward_batch, generate_batch
 from .cache import KVCache
 from .certified import CertifiedHead, certify
@@ -52,6 +52,7 @@ __all__ = [
     "certify",
     "check",
     "compute_logits",
+    "contract",
     "feed_forward",
     "forward",
     "forward_batch",

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from . import masks
+from . import contract, masks
 from .backend import Backend
 from .errors import OptionError
 from .gpu.device import open_cuda
@@ -22,7 +22,7 @@ from .kernels import cpu
 from .metrics import Metrics
 from .model import Config
 
-Device = Literal["cpu", "cuda", "auto"]
+Device = Literal["cpu", "numpy", "cuda", "auto"]
 
 
 class Choice(NamedTuple):
@@ -83,12 +83,16 @@ PREFER_GPU = Decision("cuda", "there is a GPU")
 
 
 def choose(device: Device = "auto", decision: Decision = PREFER_GPU) -> Choice:
-    """The backend of a device, for a whole command; "auto" follows a policy's decision, where there is a GPU that can be used.
+    """The backend of a device, for a whole command; "numpy" is the contract itself, on the CPU.
+
+    "auto" follows a policy's decision, where there is a GPU that can be used.
 
     Raises what open_cuda does, for "cuda".
     """
     if device == "cpu":
         return Choice(cpu, "the CPU was asked for")
+    if device == "numpy":
+        return Choice(contract, "plain NumPy was asked for")
     if device == "cuda":
         return Choice(open_cuda(), "a GPU was asked for")
     if decision.device == "cpu":

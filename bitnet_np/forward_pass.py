@@ -29,7 +29,6 @@ from .cache import Attend, Attention, KVCache, new_cache
 from .dialects import EXACT, Dialect
 from .errors import NonFiniteError, OptionError, ShapeError, UnsupportedError
 from .kernels import cpu
-from .kernels.storage import HOST
 from .model import Config, Model, Pooling
 from .network import Floats, Head, Record, Runtime, check_finite, ignore, run_feed_forward, run_layer, run_layers
 from .pooling import pool
@@ -456,5 +455,5 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
 def _check_maskable(cache: KVCache) -> None:
     """Raises UnsupportedError for a cache whose keys cannot be read by a mask's columns."""
     kind = "a ring" if cache.window is not None else "float16" if cache.dtype == np.float16 else ""
-    if kind or cache.storage is not HOST:
+    if kind or not isinstance(cache.k, np.ndarray):
         raise UnsupportedError(f"the KV cache is {kind or 'on a device'}, which takes no mask; expected float32 in the computer's memory")

@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 
 from . import embedded, masks, packing
 from .backend import Backend
-from .dialects import BITNET_CPP, EXACT, Dialect
+from .dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
+from .families import ARCHITECTURES
 from .files.load import load
-from .forward_pass import forward_full
+from .forward_pass import forward_full, forward_incremental
 from .kernels import backward, cpu
 from .kernels.packing import from_masters
 from .kernels.sampling import drawn
+from .tensor_types import IQ4_XS, NVFP4, Q2_K, Q4_K, Q5_1, Q6_K, Q8_0, TQ2_0
+from .testing import random_model
 
 Case = Callable[[], tuple[NDArray, ...]]
 
@@ -92,6 +95,13 @@ def _masked(ops: Backend) -> tuple[NDArray, ...]:
     return (ops.attend_masked(q, k, v, np.zeros(130, np.int64), np.arange(130), mask[None]),)
 
 
+def _filled(ops: Backend) -> tuple[NDArray, ...]:
+    """The mask of 3 sequences of 5, 0 and 70 queries."""
+    out, queries, past = np.empty((3, 70, 70), np.float32), np.array([5, 0, 70]), np.array([9, 1, 0])
+    ops.fill_mask(out, 0, queries, past, past + queries, *masks.Pattern(7, 2, 16, 1).numbers)
+    return (out,)
+
+
 def backward_cases() -> dict[str, Case]:
     """The cases of the backward pass, by name: two sequences, of 130 rows and of 7."""
     cuts = np.array([0, 130, 137])
@@ -142,9 +152,9 @@ def _draws() -> tuple[NDArray, ...]:
     return (np.array([drawn(logits, probabilities, top_p, n / 64) for top_p in (1.0, 0.9) for n in range(64)]),)
 
 
-def _forward(dialect: Dialect) -> tuple[NDArray, ...]:
+def _forward(ops: Backend, dialect: Dialect) -> tuple[NDArray, ...]:
     with embedded.model_path() as path:
-        return (forward_full(load(path), embedded.recording()["tokens_T64"][None], dialect=dialect),)
+        return (forward_full(load(path), embedded.recording()["tokens_T64"][None], dialect=dialect, ops=ops),)
 
 
 def cases(ops: Any = cpu) -> dict[str, Case]:
@@ -167,7 +177,7 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "attend, scale and cap": lambda: _attention(ops.attend, 70, np.float32(0.3), np.float32(2)),
         "attend_halves": lambda: _attention(ops.attend_halves),
         "attend_masked": partial(_masked, ops),
-        "fill_mask": lambda: (masks.batch([5, 0, 70], past_lens=[9, 1, 0], pattern=masks.Pattern(7, 2, 16, 1)),),
+        "fill_mask": partial(_filled, ops),
         "rope, part of a head": lambda: (ops.rope(noise(12, 9, 3, 66), noise(13, 9, 10), noise(14, 9, 10)),),
         "rope_adjacent": lambda: (ops.rope_adjacent(noise(12, 9, 3, 66), noise(13, 9, 33), noise(14, 9, 33)),),
         "layer_norm": lambda: (ops.layer_norm(noise(8, 5, 2571), noise(9, 2571), noise(18, 2571), 1e-5),),
@@ -183,12 +193,29 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "sigmoid_gate": lambda: (ops.sigmoid_gate(noise(42, 5, 161), 9 * noise(43, 5, 1)),),
         "gelu_tanh": lambda: (ops.gelu_tanh(9 * noise(15, 3, 1610)),),
         "relu2_gate": lambda: (ops.relu2_gate(noise(15, 3, 161), noise(16, 3, 161)),),
-        "forward, exact": lambda: _forward(EXACT),
-        "forward, bitnet.cpp": lambda: _forward(BITNET_CPP),
+        "forward, exact": partial(_forward, ops, EXACT),
+        "forward, bitnet.cpp": partial(_forward, ops, BITNET_CPP),
         "exponential": lambda: (cpu.exponential(110 * noise(17, 4096)),),
         "sampling": _draws,
     }
     return named | backward_cases()
+
+
+_BLOCKS = (Q5_1, Q8_0, Q2_K, Q4_K, Q6_K, TQ2_0, IQ4_XS, NVFP4)
+"""Block types of every kind: with and without small scales, either kind of minimum, tables, and every size of a unit."""
+
+
+def model_cases(ops: Backend) -> dict[str, Case]:
+    """Logits of a small model of every architecture, and of some block types: whole and token by token, exact and as llama.cpp rounds."""
+    tokens = np.arange(9).reshape(1, 9)
+
+    def logits(**shape: Any) -> tuple[NDArray, ...]:
+        model, ways = random_model(0, n_layers=2, **shape), (forward_full, forward_incremental)
+        return tuple(way(model, tokens, dialect=dialect, ops=ops) for way in ways for dialect in (EXACT, LLAMA_CPP))
+
+    wide = {"family": "llama", "width": 256, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 64}
+    named: dict[str, Case] = {f"model, {family}": partial(logits, family=family) for family in ARCHITECTURES}
+    return named | {f"model, {kind.name}": partial(logits, weights=kind.name, table=kind.name, **wide) for kind in _BLOCKS}
 
 
 def known_bits() -> dict[str, str]:
@@ -202,3 +229,12 @@ def run(beginning: str = "") -> Iterator[tuple[str, bool]]:
     for name, compute in cases().items():
         if name.startswith(beginning):
             yield name, digest(*compute()) == known.get(name)
+
+
+def against(other: Backend) -> Iterator[tuple[str, bool]]:
+    """The name of each case of a backend's operations and of whole models, and whether another backend has the bits of the kernels."""
+    by_kernels = {"exponential", "sampling", *backward_cases()}  # whatever the backend
+    ours, theirs = (cases(ops) | model_cases(ops) for ops in (cpu, other))
+    for name in ours:
+        if name not in by_kernels:
+            yield name, digest(*ours[name]()) == digest(*theirs[name]())

@@ -63,7 +63,7 @@ def test_forward_batch_goes_on_from_a_cache():
         ([], {}, EmptyInputError, "Empty batch provided"),
         ([[1], []], {}, EmptyInputError, "Tokens cannot be empty: sequence 1 of the batch has length 0"),
         ([[1], [20]], {}, TokenRangeError, "token 20 at position 0 of sequence 1"),
-        ([[1]] * 3, {}, CapacityError, r"Batch size 3 exceeds KVCache capacity 2\. Recreate model with larger batch_size\."),
+        ([[1]] * 3, {}, CapacityError, r"Batch size 3 exceeds KVCache capacity 2\. Make a KVCache with batch=3\."),
         ([[1], [2]], {"start": [0, 0, 0]}, ShapeError, r"start has shape \(3,\)"),
         ([[1], [2]], {"start": 0.5}, ShapeError, "start has dtype float64"),
         ([[1], [2]], {"start": 1}, OptionError, "start of sequence 0 is 1, expected 2: the positions its slot holds"),

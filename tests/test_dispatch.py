@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_bits, random_model
 
-from bitnet_np import Metrics, dispatch, masks
+from bitnet_np import Metrics, contract, dispatch, masks
 from bitnet_np.dispatch import MASKS, WORKLOAD_COMPUTED, WORKLOAD_DOCUMENTED, Above, Call, Choice, Decision, attention_of, choose, make_mask
 from bitnet_np.errors import MaskError, OptionError
 from bitnet_np.kernels import cpu
@@ -52,6 +52,7 @@ def test_a_command_goes_where_the_decision_says(monkeypatch):
     assert choose() == Choice(gpu, "there is a GPU")
     assert choose("cuda", here) == Choice(gpu, "a GPU was asked for")
     assert choose("cpu", Decision("cuda", "it is large")) == Choice(cpu, "the CPU was asked for")
+    assert choose("numpy", Decision("cuda", "it is large")) == Choice(contract, "plain NumPy was asked for")
 
     def none():
         raise OptionError("no CUDA: none here")

@@ -91,7 +91,8 @@ def add_computing_arguments(parser: argparse.ArgumentParser, device: bool = True
         "--device",
         choices=get_args(Device),
         default="cpu",
-        help="where to compute: cpu (default), cuda (an NVIDIA GPU, extra `cuda`) or auto (a GPU if there is one); the bits are the same",
+        help="where to compute: cpu (default), cuda (an NVIDIA GPU, extra `cuda`), auto (a GPU if there is one) or numpy (the contract in "
+        "plain NumPy, without kernels: slow, to compare them with); the bits are the same",
     )
     parser.add_argument(
         "--metrics", type=Path, metavar="F.json", help="count and time every operation: JSON to this file, a table to standard error"

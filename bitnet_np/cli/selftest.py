@@ -5,11 +5,12 @@ import platform
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
 
-from .. import fixtures, selftest
+from .. import contract, fixtures, selftest
 from ..kernels import amx, cache_check, cache_folder, disk_cache, simd
 from ..whole_file import whole_file
 from . import progress
@@ -35,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write inputs and results of the kernels to DIR, an .npz for each case, and do nothing else",
     )
+    group.add_argument(
+        "--against",
+        choices=("contract",),
+        help="compare the kernels not with their known bits but with the contract in plain NumPy: operations, and whole small models",
+    )
     group.add_argument("--clear-cache", action="store_true", help="delete the compiled kernels of this installation, and do nothing else")
 
 
@@ -44,12 +50,34 @@ def run(arguments: argparse.Namespace) -> int:
         return _clear(arguments.json)
     if arguments.fixtures is not None:
         return _write_fixtures(arguments.fixtures, arguments.json)
+    if arguments.against is not None:
+        return _run_against(arguments.against, arguments.json)
     start = time.perf_counter()
     # first the cache as it is: whatever is damaged in it is replaced when the kernel runs
     entries = list(cache_check.check(arguments.recompile, progress.bar("recompiling" if arguments.recompile else "reading")))
     results = list(selftest.run())
-    seconds = time.perf_counter() - start
-    machine = {
+    seconds, machine = time.perf_counter() - start, _machine()
+    folder = str(cache_folder.folder()) if disk_cache.is_known() else None
+    bad = [entry for entry in entries if entry.problem]
+    fine = all(ok for _, ok in results) and not bad
+    if arguments.json:
+        cache = {"folder": folder, "entries": len(entries), "bad": [{**entry._asdict(), "file": str(entry.file)} for entry in bad]}
+        print_json(machine | {"fine": fine, "kernels": dict(results), "cache": cache, "seconds": seconds})
+        return 0 if fine else 1
+    _print_results(machine, results, "as known")
+    place = f"in {folder}" if folder else "as this version of Numba is not known"
+    print(f"compiled kernels on disk: {len(entries)}, {len(bad)} of them bad, {place}")
+    for entry in bad:
+        print(f"\nfile       {entry.file}\nfunction   {entry.function}\nsignature  {entry.signature}\nproblem    {entry.problem}")
+    if bad:
+        print("\nbitnet-np selftest --clear-cache deletes them all")
+    print(f"\n{'all as known' if fine else 'NOT FINE'}, {seconds:.1f} s")
+    return 0 if fine else 1
+
+
+def _machine() -> dict[str, Any]:
+    """What is known of this machine."""
+    return {
         "machine": platform.machine(),
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -59,23 +87,24 @@ def run(arguments: argparse.Namespace) -> int:
         "matrix_tiles": amx.why_absent() or "AMX",
         "features": sorted(simd.cpu_features()),
     }
-    folder = str(cache_folder.folder()) if disk_cache.is_known() else None
-    bad = [entry for entry in entries if entry.problem]
-    fine = all(ok for _, ok in results) and not bad
-    if arguments.json:
-        cache = {"folder": folder, "entries": len(entries), "bad": [{**entry._asdict(), "file": str(entry.file)} for entry in bad]}
-        print_json(machine | {"fine": fine, "kernels": dict(results), "cache": cache, "seconds": seconds})
-        return 0 if fine else 1
+
+
+def _print_results(machine: dict[str, Any], results: list[tuple[str, bool]], fine: str) -> None:
     facts = [(key, " ".join(value) if isinstance(value, list) else str(value)) for key, value in machine.items()]
     print(table(("machine", ""), facts) + "\n")
-    print(table(("kernel", "bits"), [(name, "as known" if ok else "DIFFER") for name, ok in results]) + "\n")
-    place = f"in {folder}" if folder else "as this version of Numba is not known"
-    print(f"compiled kernels on disk: {len(entries)}, {len(bad)} of them bad, {place}")
-    for entry in bad:
-        print(f"\nfile       {entry.file}\nfunction   {entry.function}\nsignature  {entry.signature}\nproblem    {entry.problem}")
-    if bad:
-        print("\nbitnet-np selftest --clear-cache deletes them all")
-    print(f"\n{'all as known' if fine else 'NOT FINE'}, {seconds:.1f} s")
+    print(table(("kernel", "bits"), [(name, fine if ok else "DIFFER") for name, ok in results]) + "\n")
+
+
+def _run_against(name: str, as_json: bool) -> int:
+    """Compare the kernels with the contract, and print the result of each case; returns the exit code."""
+    start = time.perf_counter()
+    results = list(selftest.against(contract))
+    seconds, fine = time.perf_counter() - start, all(ok for _, ok in results)
+    if as_json:
+        print_json(_machine() | {"fine": fine, "against": name, "kernels": dict(results), "seconds": seconds})
+    else:
+        _print_results(_machine(), results, "the same")
+        print(f"{'all the same' if fine else 'NOT FINE'}, {seconds:.1f} s")
     return 0 if fine else 1
 
 

@@ -1,7 +1,7 @@
 """The kernels: Numba on the CPU, and in cuda/ on NVIDIA GPUs.
 
 cpu.py         the operations of the CPU backend, gathered from the files below
-scalar.py      the arithmetic contract, and its rules for one number: exp, rounding, GELU
+scalar.py      the rules of the arithmetic contract (../contract/) for one number: exp, rounding, GELU
 rows.py        norms, RoPE, residuals, gates                 floats.py      embedding and products with float tables
 ternary.py     the int8 quantiser and ternary products       blocks.py      products with ggml's block types (block_formats.py)
 activations.py  how llama.cpp rounds what it multiplies by a matrix

@@ -1,6 +1,6 @@
 """The kernels of the backward pass, beside cpu.py's of the forward pass: float32 arrays and scalars in, arrays out.
 
-The arithmetic contract (scalar.py) goes on here. Sums over the numbers of a row go by its lanes. Every other sum is a fold of chains: the
+The arithmetic contract (contract/) goes on here. Sums over the numbers of a row go by its lanes. Every other sum is a fold of chains: the
 summed axis is cut into parts (`cuts`, first indices and the end), each part is one chain of fused multiply-adds in order that starts at +0,
 and the parts' chains are added in order. Where rows are summed (gradients of weights), parts are sequences, so that a batch's gradient
 is, to the bit, the sum of its sequences' in order. Elsewhere parts are PART numbers long. Nothing depends on threads or tiles.

@@ -1,17 +1,8 @@
 """Products with matrices in ggml's block types as llama.cpp's CPU backend defines them: bytes times bytes, exact inside a block.
 
-THE DEFINITION, of the dialect `llama.cpp`. A row x of activations is rounded once for each product: to Q8_K, int8 codes q with a float32
-scale dx for each 256 numbers, if the matrix has blocks of 256 weights, else to Q8_0, with a scale of float16 for each 32 numbers. A unit is
-a block of 256 weights, or the 32 weights (16 in NVFP4) that share both scales. Its weights are (d * s_j) * c_i - dmin * m_j, with codes c,
-small integers s and m for each run of weights j (s is 1 where the type has none), and floats d and dmin. Unit after unit, from acc = +0:
-
-    acc = fma(float32(sum over i of s_j * c_i * q_i), d * dx, acc)
-    acc = fma(float32(sum over j of m_j * (sum over i in j of q_i)), -(dmin * dx), acc)      if the type has integer minimums
-    acc = fma(m, sx, acc)                                    if it has a float minimum m: Q4_1 and Q5_1, sx is Q8_1's sum in float16
-
-Sums in parentheses are exact in int32; a conversion, a product of scales and a fused multiply-add round to float32 once. So there is one
-order, which depends on the row of weights and the row of activations alone. Types whose codes are rows of a grid (grids.py) have no
-integers here: their rounded activations are multiplied as floats.
+contract/blocks.py has the definition, of the dialect `llama.cpp`: integers inside a unit (a block of 256 weights, or the 32 or 16 that
+share all scales), then unit after unit in float32. So there is one order, which depends on the row of weights and the row of activations.
+Types whose codes are rows of a grid (grids.py) have no integers here: their rounded activations are multiplied as floats.
 """
 
 from collections.abc import Sequence

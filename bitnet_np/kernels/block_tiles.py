@@ -1,4 +1,4 @@
-"""Products of ggml's blocks by bytes on matrix tiles (amx.py), for calls of many tokens. block_products.py defines them.
+"""Products of ggml's blocks by bytes on matrix tiles (amx.py), for calls of many tokens. contract/blocks.py defines them.
 
 Weights are code * scale, with a sign: one byte, or two planes of bytes. A unit's products of 16 tokens and 16 rows are sums of tiles. These
 go through memory to vectors, which add them up as floats while tiles multiply the next unit.

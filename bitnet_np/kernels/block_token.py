@@ -1,4 +1,4 @@
-"""Products of one token with matrices in ggml's block types by bytes, as block_products.py defines them: up to three matrices at once."""
+"""Products of one token with matrices in ggml's block types by bytes, as contract/blocks.py defines them: up to three matrices at once."""
 
 import numpy as np
 from numba import prange

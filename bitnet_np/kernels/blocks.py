@@ -92,7 +92,7 @@ def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, b
 
 def matmuls_as_llama_cpp(x: Floats, *matrices: tuple[Bytes, TensorType]) -> list[Floats]:
     # [R, M], ([N, bytes of a row], type) each -> [R, N] each
-    """x as llama.cpp rounds it times up to three transposed matrices, by the definition of block_products.py.
+    """x as llama.cpp rounds it times up to three transposed matrices, by the definition of contract/blocks.py.
 
     Those of a type are read by one call, because threads that start and wait for each other cost as much as a small matrix.
     """

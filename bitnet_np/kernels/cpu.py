@@ -1,6 +1,6 @@
 """The operations of a backend, on the CPU: arrays and scalars in, arrays out. They know nothing of models.
 
-The kernels are in the files imported here; the contract that they keep is in scalar.py. Arrays are C-contiguous; offsets given to simd.py's
+The kernels are in the files imported here; the contract that they keep is contract/. Arrays are C-contiguous; offsets given to simd.py's
 functions count elements from an array's start, whatever its shape. Kernels have no bounds checks: everything that could break them (token
 ids, slots, positions, shapes) is checked at the package's border. Every output row has one owner, so threads cannot change a bit.
 """

@@ -1,20 +1,7 @@
-"""Rules for one number, and the arithmetic contract they belong to.
+"""Rules for one number, by the arithmetic contract, which contract/ states: every rounding in its place, in plain NumPy.
 
-THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and any processor give the same bits, because:
-
-* Sums of integers are exact, so their order is free. A ternary matmul ends in float32 as `(accumulated - row sum) / scale * weight scale`.
-* Every sum of floats has one order that depends on the summed axis alone: 16 lanes, lane = index mod 16, each lane a chain of fused
-  multiply-adds that starts at +0, lanes then added by halving (i with i+8, i+4, i+2, i+1). Sums in float64 (the squares and means of
-  norms) have 128 lanes, lane = index mod 128, halved likewise (i with i+64, i+32, ... i+1). Everything else is in float32.
-* Sums over keys go by absolute position in chunks of CHUNK keys from position 0. A chunk has its own maximum m_c, its own sum
-  l_c = sum exp(s - m_c) by the lane rule, and its own o_c = sum exp(s - m_c) v as one chain in key order. Chunks are folded in order:
-  m' = max(m, m_c), a = exp(m - m'), b = exp(m_c - m'), l' = fma(l, a, l_c * b), o' = fma(o, a, o_c * b). At the end o / l.
-* The softmax of a router's logits is summed over experts by their numbers, and the weights of a token's k experts and its k results times
-  these weights by falling logits, each product rounded before it is added. Of equal logits the lower number is the larger one.
-* exp and the normal distribution are the polynomials below. Division and square root are IEEE's. Nothing else is fused, reordered or
-  approximated.
-* Ties round to even. argmax is the lowest index. An all-zero row quantises to zeros.
-* A row with NaN or infinity in it quantises to zeros with scale NaN, so that the NaN reaches the logits instead of vanishing.
+The constants are the contract's. A ternary product is written as `(accumulated - row sum) / scale * weight scale`, because codes of weights
+count 0, 1, 2.
 """
 
 import numpy as np

@@ -41,6 +41,8 @@ def test_logits_in_json(run, model):
         ["--threads", "1"],
         ["--threads", "2"],
         ["--threads", "2", "--chunk", "7"],
+        ["--device", "numpy"],
+        ["--device", "numpy", "--chunk", "7"],
     ],
     ids=" ".join,
 )

@@ -31,6 +31,12 @@ def test_nll_in_json_and_in_a_file(run, model, tmp_path):
     }
 
 
+def test_nll_and_generate_in_plain_numpy(run):
+    tokens = with_commas(TOKENS[:5])
+    assert run("nll", TINY, "--tokens", tokens, "--device", "numpy") == run("nll", TINY, "--tokens", tokens)
+    assert run("generate", TINY, "--tokens", tokens, "-n", 3, "--device", "numpy") == run("generate", TINY, "--tokens", tokens, "-n", 3)
+
+
 def test_a_text_longer_than_the_context_is_read_in_windows(run, model, tmp_path):
     """The context is 512."""
     ids = np.random.default_rng(0).integers(0, 512, 600)

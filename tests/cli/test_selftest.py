@@ -6,7 +6,9 @@ import numba
 import numpy as np
 import pytest
 
-from bitnet_np import selftest
+from bitnet_np import contract, selftest
+from bitnet_np.families import ARCHITECTURES
+from bitnet_np.kernels import cpu
 from bitnet_np.kernels.launching import serial
 
 
@@ -36,6 +38,30 @@ def test_selftest_names_the_kernel_that_differs(run, monkeypatch, name):
     result = run("selftest", "--json", code=1)
     assert result["fine"] is False
     assert [kernel for kernel, fine in result["kernels"].items() if not fine] == [name]
+
+
+def test_selftest_against_the_contract(run):
+    """Every case of a backend, and every model: none is left out but what no backend computes."""
+    out = run("selftest", "--against", "contract")
+    same = [line.removesuffix("the same").rstrip() for line in out.splitlines() if line.endswith("  the same")]
+    kernels_alone = {"exponential", "sampling", *selftest.backward_cases()}
+    assert same == [name for name in selftest.cases() if name not in kernels_alone] + list(selftest.model_cases(cpu))
+    assert {f"model, {family}" for family in ARCHITECTURES} < set(same)
+    assert re.search(r"\n\nall the same, [\d.]+ s\n$", out)
+
+
+def test_selftest_names_what_differs_from_the_contract(run, monkeypatch):
+    """One operation, and the models that have it."""
+    cases, models = selftest.cases, selftest.model_cases
+    monkeypatch.setattr(selftest, "cases", lambda ops=cpu: {name: cases(ops)[name] for name in ("rms_norm", "layer_norm", "sampling")})
+    monkeypatch.setattr(selftest, "model_cases", lambda ops: {name: models(ops)[name] for name in ("model, gpt2", "model, llama")})
+    monkeypatch.setattr(contract, "layer_norm", lambda x, gain, bias, eps: cpu.layer_norm(x, gain, bias, 2 * eps))
+    out = run("selftest", "--against", "contract", code=1)
+    assert [line.split("  ")[0] for line in out.splitlines() if line.endswith("DIFFER")] == ["layer_norm", "model, gpt2"]
+    assert "NOT FINE" in out
+    result = run("selftest", "--against", "contract", "--json", code=1)
+    assert (result["fine"], result["against"]) == (False, "contract")
+    assert result["kernels"] == {"rms_norm": True, "layer_norm": False, "model, gpt2": False, "model, llama": True}
 
 
 def plus_three(x):

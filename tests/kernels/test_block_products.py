@@ -4,7 +4,6 @@ import ctypes
 import mmap
 import sys
 
-import block_products as definition
 import numpy as np
 import pytest
 from block_samples import MODELS, activations, of_code, random_blocks, recorded, rounded, same_bytes
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
 from numba import njit
 
+from bitnet_np.contract import blocks as definition
 from bitnet_np.kernels import activations as roundings
 from bitnet_np.kernels import amx, block_products, block_token, blocks, grids, simd
 from bitnet_np.kernels.block_formats import FORMATS

@@ -3,7 +3,6 @@
 import contextlib
 from unittest import mock
 
-import block_products as definition
 import numpy as np
 import pytest
 from assembly import X86, assembly, lowered
@@ -14,6 +13,7 @@ from models import assert_same_bits, seeds, threads
 from numba import types
 from numba.np.numpy_support import from_dtype
 
+from bitnet_np.contract import blocks as definition
 from bitnet_np.kernels import amx, block_products, block_tiles, launching
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_plans import PLANS

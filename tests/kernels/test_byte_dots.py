@@ -2,7 +2,6 @@
 
 from unittest import mock
 
-import contract
 import numpy as np
 import pytest
 from assembly import ARM, X86, assembly, lowered
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from models import assert_same_bits, seeds
 from numba import njit, types
 
-from bitnet_np import packing
+from bitnet_np import contract, packing
 from bitnet_np.kernels import amx, byte_dots, cpu, launching, simd, ternary_many
 
 
@@ -42,7 +41,7 @@ def test_products_have_the_bits_of_the_contract(small, seed, rows, width, height
     with mock.patch.object(launching, "SMALL", small):
         results = cpu.ternary_matmuls(q, scale, *((p.codes, p.scale, p.shape[0]) for p in packed))
     for result, matrix, weights in zip(results, matrices, packed, strict=True):
-        assert_same_bits(result, contract.ternary_matmul(q, scale, matrix, weights.scale))
+        assert_same_bits(result, contract.ternary_product(q, scale, matrix, weights.scale))
 
 
 @pytest.mark.parametrize("code", [-128, -127, 127])

@@ -1,14 +1,13 @@
 """The router's kernels against the contract, bit for bit, and against the definition."""
 
-import contract
 import numpy as np
 import pytest
-from contract import f32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, normal, seeds
 
-from bitnet_np import spec
+from bitnet_np import contract, spec
+from bitnet_np.contract import f32
 from bitnet_np.kernels import cpu
 
 counts = st.sampled_from([1, 2, 5, 37, 128])

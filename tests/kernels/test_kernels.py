@@ -1,19 +1,18 @@
-"""Each kernel of kernels/cpu.py against two judges: the contract bit for bit (contract.py), the definition within a bound (bounds.py)."""
+"""Each kernel of kernels/cpu.py against two judges: the contract bit for bit (contract/), the definition within a bound (bounds.py)."""
 
 from fractions import Fraction
 
 import bounds
-import contract
 import numpy as np
 import pytest
 from bounds import U, assert_within, gamma
-from contract import f32
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import as_table, assert_same_bits, normal, seeds, threads
 from numba import njit
 
-from bitnet_np import packing, selftest, spec, widen
+from bitnet_np import contract, packing, selftest, spec, widen
+from bitnet_np.contract import f32
 from bitnet_np.kernels import cpu, launching, scalar, simd, tiles
 from bitnet_np.kernels import rows as row_kernels
 from bitnet_np.rope import rope_frequencies
@@ -206,7 +205,7 @@ def test_ternary_matmul(seed, rows, width, n):
 
     scale = np.exp2(rng.uniform(-5, 20, rows)).astype(np.float32)
     out = cpu.ternary_matmul(q, scale, weights.codes, weights.scale, n)
-    assert_same_bits(out, contract.ternary_matmul(q, scale, matrix, weights.scale))
+    assert_same_bits(out, contract.ternary_product(q, scale, matrix, weights.scale))
     expected = spec.ternary_matmul(q.astype(np.float64), scale[:, None].astype(np.float64), matrix, float(weights.scale))
     assert_within(out, expected, gamma(2) * np.abs(expected))  # the division and the product
 
@@ -356,8 +355,8 @@ def test_rope_of_a_part_of_each_head(seed, rows, heads, head_dim, pairs, form):
     pairs = min(pairs, head_dim // 2)
     x, position = normal(rng, rows, heads, head_dim), rng.integers(0, 5000, rows)
     cos, sin = cpu.rotations(np.multiply.outer(position, rope_frequencies(10000.0, 2 * pairs)))
-    out = cpu.rope(x, cos, sin) if form == "halves" else cpu.rope_adjacent(x, cos, sin)
-    assert_same_bits(out, contract.rope(x, cos, sin, form == "adjacent"))
+    out, expected = ((ops.rope if form == "halves" else ops.rope_adjacent)(x, cos, sin) for ops in (cpu, contract))
+    assert_same_bits(out, expected)
     assert_same_bits(out[..., 2 * pairs :], x[..., 2 * pairs :])
     assert_within(out, *bounds.rope(x, position, 10000.0, form, 2 * pairs))
 

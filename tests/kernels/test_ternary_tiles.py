@@ -6,7 +6,6 @@ import subprocess
 import sys
 from unittest import mock
 
-import contract
 import numpy as np
 import pytest
 from assembly import X86, assembly, lowered
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from models import assert_same_bits, seeds
 from numba import njit, types
 
-from bitnet_np import packing, selftest
+from bitnet_np import contract, packing, selftest
 from bitnet_np.kernels import amx, cpu, launching, simd, ternary, ternary_many, ternary_product, ternary_simd, ternary_tiles
 
 UNITS = {"twin": amx.PLAIN, "processor": amx.PROCESSOR}
@@ -35,7 +34,7 @@ def products(rng, rows, width, heights, scale):
     matrices = [rng.integers(-1, 2, (height, width)) for height in heights]
     packed = [packing.pack(matrix, rng.uniform(0.01, 2)) for matrix in matrices]
     results = cpu.ternary_matmuls(q, scale, *((p.codes, p.scale, p.shape[0]) for p in packed))
-    return zip(results, (contract.ternary_matmul(q, scale, m, p.scale) for m, p in zip(matrices, packed, strict=True)), strict=True)
+    return zip(results, (contract.ternary_product(q, scale, m, p.scale) for m, p in zip(matrices, packed, strict=True)), strict=True)
 
 
 @on_each_unit

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import contract
 import gradient_bounds
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds
 
-from bitnet_np import packing, spec
+from bitnet_np import contract, packing, spec
 from bitnet_np.kernels import backward, cpu
 
 CUTS = st.lists(st.integers(1, 5) | st.sampled_from([63, 64, 65, 130]), min_size=1, max_size=4).map(lambda rows: np.cumsum([0, *rows]))

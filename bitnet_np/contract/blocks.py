@@ -1,0 +1,159 @@
+"""Matrices in ggml's block types: their weights, and their products as llama.cpp's CPU backend defines them.
+
+kernels/block_formats.py is the table of the types: where the integers and the floats lie in the bytes of a block.
+"""
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from ..kernels.block_formats import FORMATS, RUN, Bits, Digit, Factor, Flags, Format, Integers
+from ..tensor_types import GRID_TYPES, NVFP4, TensorType
+from .numbers import Floats, dot, f32, fma
+
+Bytes = NDArray[np.uint8]
+
+# --- weights --------------------------------------------------------------------------------------------------------------------------
+
+
+@np.errstate(all="ignore")
+def weights(data: Bytes, kind: TensorType) -> Floats:  # [N, bytes of a row], type -> [N, M]
+    """Each weight is code * scale + minimum, where scale and minimum are of RUN weights: a float, times a small integer in some types.
+
+    All these products are exact. The codes of some types stand for rows of a grid, of which gguf-py has the tables.
+    """
+    if kind in GRID_TYPES:
+        return dequantize(data, GGMLQuantizationType(kind.number))
+    record, blocks = FORMATS[kind.name], data.reshape(-1, kind.block_bytes)
+    out = _codes(blocks, record).astype(f32) * _of_weights(blocks, record, record.scale)
+    if record.minimum is not None:
+        out = out + _of_weights(blocks, record, record.minimum)
+    return out.reshape(len(data), -1)
+
+
+def _of_weights(blocks: Bytes, record: Format, factor: Factor) -> Floats:  # -> [blocks, weights]
+    numbers = _floats(blocks, record, factor) * _small_integers(blocks, record, factor).astype(f32)
+    return np.repeat(-numbers if factor.negative else numbers, RUN, axis=1)
+
+
+# --- products as llama.cpp defines them -----------------------------------------------------------------------------------------------
+
+
+@np.errstate(invalid="ignore")
+def product_as_llama_cpp(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
+    """x, rounded for the type, times the transposed matrix.
+
+    A type whose codes are rows of a grid has no integers here: the rounded activations are multiplied as floats.
+    """
+    q, dx, sx = rounded(x, kind)
+    if kind not in GRID_TYPES:
+        return product(q, dx, sx, data, kind)
+    scale = np.repeat(dx, q.shape[1] // dx.shape[1], axis=1)
+    return dot((q.astype(f32) * scale)[:, None], weights(data, kind))
+
+
+@np.errstate(all="ignore")
+def rounded(x: Floats, kind: TensorType) -> tuple[NDArray[np.int8], Floats, Floats]:  # [R, M] -> [R, M], [R, U], [R, U]
+    """Codes, scales, and sums of codes times scale, U of each: ggml's Q8_K for types of 256 weights to a block, else Q8_0 and Q8_1.
+
+    Q8_K: 256 numbers share a scale, of the sign that makes the first of the largest -127. Q8_0: 32 numbers share a scale; their codes come
+    from the exact scale, which is then rounded to float16, as are Q8_1's sums. A number that is not finite makes its block's scale NaN.
+    """
+    size = 256 if kind.block == 256 else 32
+    parts = x.reshape(len(x), -1, size)
+    largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=2, keepdims=True), axis=2)
+    largest = np.where(np.isfinite(parts).all(axis=2, keepdims=True), largest, f32(np.nan))
+    steps: NDArray = f32(-127) / largest if size == 256 else f32(127) / np.abs(largest)
+    scale: NDArray = f32(1) / steps if size == 256 else np.abs(largest) / f32(127)
+    usable = np.abs(steps) < np.inf  # not of zeros, nor of numbers too small for float32 to divide by
+    scale = np.where(usable | np.isnan(largest), scale, f32(0))[..., 0]
+    codes = np.where(usable, np.rint(parts * steps), f32(0)).astype(np.int8)
+    sums: Floats = codes.sum(axis=2, dtype=np.int64).astype(f32) * scale
+    if size == 32:
+        scale, sums = scale.astype(np.float16).astype(f32), sums.astype(np.float16).astype(f32)
+    return np.reshape(codes, x.shape), scale, sums
+
+
+@np.errstate(all="ignore")
+def product(q: NDArray[np.int8], dx: Floats, sx: Floats | None, data: Bytes, kind: TensorType) -> Floats:
+    # what `rounded` gives, [N, bytes of a row], type -> [R, N]
+    """Rounded activations times the transposed matrix: int8 times integers, exact inside a unit, then unit after unit in float32.
+
+    A unit is a block of 256 weights, or the 32 weights (16 in NVFP4) that share both scales. Its weights are (d * s_j) * c_i - dmin * m_j,
+    with codes c, small integers s and m for each run of weights j (s is 1 where the type has none), and floats d and dmin. From acc = +0:
+
+        acc = fma(float32(sum over i of s_j * c_i * q_i), d * dx, acc)
+        acc = fma(float32(sum over j of m_j * (sum over i in j of q_i)), -(dmin * dx), acc)      if the type has integer minimums
+        acc = fma(m, sx, acc)                                    if it has a float minimum m: Q4_1 and Q5_1, sx is Q8_1's sum in float16
+    """
+    record, n, blocks = FORMATS[kind.name], len(data), data.reshape(-1, kind.block_bytes)
+    unit = 16 if kind is NVFP4 else q.shape[1] // dx.shape[1]
+    dx = np.repeat(dx, q.shape[1] // unit // dx.shape[1], axis=1)
+
+    def in_units(rows: NDArray) -> NDArray[np.float64]:  # [rows, M] -> [units, rows, weights of a unit]
+        return rows.reshape(len(rows), -1, unit).swapaxes(0, 1).astype(np.float64)
+
+    def sums(integers: NDArray[np.int64]) -> Floats:  # of products with q: [blocks, weights] -> [units, R, N]
+        exact = in_units(q) @ in_units(integers.reshape(n, -1)).swapaxes(1, 2)  # far below 2^53, so the order is free
+        return exact.astype(np.int64).astype(f32)
+
+    def of_units(factor: Factor) -> Floats:  # -> [N, units]
+        return _floats(blocks, record, factor)[:, :: unit // RUN].reshape(n, -1)
+
+    def of_weights(factor: Factor) -> NDArray[np.int64]:  # -> [blocks, weights]
+        return np.repeat(_small_integers(blocks, record, factor), RUN, axis=1)
+
+    d, products, least = of_units(record.scale), sums(_codes(blocks, record) * of_weights(record.scale)), record.minimum
+    if least is not None:
+        m, subtracted = of_units(least), sums(of_weights(least))
+    acc = np.zeros((len(q), n), f32)
+    for u in range(len(products)):
+        acc = fma(products[u], d[:, u] * dx[:, u, None], acc)
+        if least is not None and least.integers is not None:
+            acc = fma(subtracted[u], -(m[:, u] * dx[:, u, None]), acc)
+        elif least is not None and sx is not None:
+            acc = fma(m[:, u], sx[:, u, None], acc)
+    return acc
+
+
+# --- what is in a block ---------------------------------------------------------------------------------------------------------------
+
+
+def _codes(blocks: Bytes, record: Format) -> NDArray[np.int64]:  # [blocks, bytes] -> [blocks, weights]
+    return np.concatenate([_integers(blocks, part) for part in record.codes], axis=1)
+
+
+def _integers(blocks: Bytes, integers: Integers) -> NDArray[np.int64]:
+    """Parts joined by OR; then bytes with a sign, places in a table, or less a bias."""
+    joined = np.bitwise_or.reduce([_part(blocks, part) for part in integers.parts])
+    if integers.signed:
+        joined = joined.astype(np.uint8).view(np.int8).astype(np.int64)
+    return np.array(integers.table)[joined] if integers.table else joined - integers.bias
+
+
+def _part(blocks: Bytes, part: Bits | Flags | Digit) -> NDArray[np.int64]:
+    if isinstance(part, Flags):
+        word = blocks[:, part.at].astype(np.int64) | blocks[:, part.at + 1].astype(np.int64) << 8
+        return (word[:, None] >> np.arange(RUN) & 1) << part.place
+    codes = blocks[:, part.at].astype(np.int64)
+    if isinstance(part, Digit):
+        return (codes * part.factor & 255) * 3 >> 8
+    return (codes >> np.array(part.shift) & part.mask) << part.place
+
+
+def _small_integers(blocks: Bytes, record: Format, factor: Factor) -> NDArray[np.int64]:  # -> [blocks, runs]
+    """The small integer of each run of weights, 1 where the type has none."""
+    runs = record.weights // RUN
+    if factor.integers is None:
+        return np.ones((len(blocks), runs), np.int64)
+    return _integers(blocks, factor.integers)[:, list(factor.lanes[:runs])]
+
+
+def _floats(blocks: Bytes, record: Format, factor: Factor) -> Floats:  # -> [blocks, runs]
+    """The float of each run of weights: the block's float16, or a number of a table, which a byte chooses."""
+    start, runs = record.start(factor), record.weights // RUN
+    if factor.table:
+        return np.array(factor.table, f32)[blocks[:, [start + lane for lane in factor.lanes[:runs]]]]
+    halves = np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16)
+    return np.repeat(halves.astype(f32), runs, axis=1)

@@ -1,0 +1,138 @@
+"""What every operation is made of: fused multiply-adds, sums in lanes, and functions of one number, with their constants."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float32]
+f32 = np.float32
+
+LANES, WIDE_LANES = 16, 128  # of a sum in float32, and of one in float64
+
+# --- sums -----------------------------------------------------------------------------------------------------------------------------
+
+
+@np.errstate(all="ignore")
+def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Floats:
+    """a * b + c in float32, rounded once: what processors have an instruction for.
+
+    The product of two float32 is exact in float64. The sum is rounded to odd there (to the neighbour whose last bit is 1, unless it is
+    exact), after which rounding to float32 cannot meet a false tie.
+    """
+    x, y, z = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (a, b, c)))
+    product = x * y
+    total = product + z
+    back = total - product
+    error = (product - (total - back)) + (z - back)
+    even = total.view(np.int64) % 2 == 0
+    inexact = np.isfinite(error) & (error != 0)
+    return np.where(inexact & even, np.nextafter(total, np.copysign(np.inf, error)), total).astype(f32)
+
+
+def in_lanes(x: NDArray, n: int = LANES) -> NDArray:  # [..., m] -> [..., ceil(m / n), n]; lane = index mod n, zeros after the end
+    x = np.concatenate([x, np.zeros((*x.shape[:-1], -x.shape[-1] % n), x.dtype)], axis=-1)
+    return x.reshape(*x.shape[:-1], -1, n)
+
+
+def halve(lanes: NDArray) -> NDArray:  # [..., 2^n] -> [...]
+    """The sum of lanes by halving: i with i + 8, i + 4, i + 2, i + 1 for 16 of them."""
+    while (half := lanes.shape[-1] // 2) > 0:
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return lanes[..., 0]
+
+
+@np.errstate(all="ignore")
+def dot(a: Floats, b: Floats) -> Floats:  # [..., m], [..., m] -> [...]
+    """Dot products in 16 lanes, each a chain of fused multiply-adds from +0."""
+    x, y = np.broadcast_arrays(in_lanes(a), in_lanes(b))
+    lanes = np.zeros((*x.shape[:-2], LANES), f32)
+    for i in range(x.shape[-2]):
+        lanes = fma(x[..., i, :], y[..., i, :], lanes)
+    return halve(lanes)
+
+
+@np.errstate(all="ignore")
+def lane_sum(x: NDArray, n: int = LANES) -> NDArray:  # [..., m] -> [...]
+    """The sum in n lanes. In float64, numbers and squares of float32 are exact, so a plain addition equals a fused one."""
+    numbers = in_lanes(x, n)
+    lanes = np.zeros((*x.shape[:-1], n), x.dtype)
+    for i in range(numbers.shape[-2]):
+        lanes = lanes + numbers[..., i, :]
+    return halve(lanes)
+
+
+# --- functions of one number ----------------------------------------------------------------------------------------------------------
+
+MAGIC = f32(1.5 * 2**23)  # x + MAGIC has no fraction bits left: adding it rounds |x| < 2^22 to an integer
+LOG2_E = f32(1.4426950408889634)
+LN2_HIGH, LN2_LOW = f32(0.693145751953125), f32(1.4286068203094172e-06)
+EXP_LOWEST, EXP_HIGHEST = f32(-104), f32(89)  # beyond these the answer is 0 or infinity
+EXP = tuple(map(f32, (0.49999994, 0.1666652, 0.041668393, 0.008368781, 0.0013814467)))  # of r^2, r^3, ... r^6
+TANH_SMALL, TANH_LARGEST = f32(0.17), f32(10)
+GELU_LINEAR, GELU_CUBIC = f32(1.5957691216057308), f32(0.07135481282553)  # 2 sqrt(2 / pi), and 0.044715 times that
+ROOT_HALF = f32(0.7071067811865476)
+ERF_LIMIT, ERFC_LIMIT = f32(0.9375), f32(6)
+ERF = tuple(map(f32, (0.12837915, -0.37612468, 0.11281553, -0.026757043, 0.0049791383, -0.0005919451)))
+ERFC = (
+    *map(f32, (-1.1289877, -0.63385445, -0.10826741, 0.025439339, -0.0044226237)),
+    *map(f32, (0.00052152446, -3.4619537e-05, 3.3738553e-07, 1.1519367e-07, -5.7343173e-09)),
+)
+
+
+def polynomial(x: Floats, coefficients: Sequence[np.float32]) -> Floats:
+    """c[0] + c[1] x + c[2] x^2 + ... by Horner's rule: a fused multiply-add for each coefficient but the last."""
+    p = np.full_like(x, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        p = fma(p, x, c)
+    return p
+
+
+@np.errstate(all="ignore")
+def exp(x: Floats) -> Floats:
+    """e^x: x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts; a polynomial in r, times 2^n, rounded once. NaN stays NaN."""
+    x = np.clip(x, EXP_LOWEST, EXP_HIGHEST)
+    n = fma(x, LOG2_E, MAGIC) - MAGIC
+    r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x))
+    p = polynomial(r, (f32(1), f32(1), *EXP))
+    return np.ldexp(p.astype(np.float64), n.astype(np.int64)).astype(f32)  # exact in float64
+
+
+@np.errstate(all="ignore")
+def tanh(x: Floats) -> Floats:
+    """m / (m + 2) with m = e^2|x| - 1, which is exp's polynomial without its 1 near 0, where the difference would cancel."""
+    a = np.minimum(np.abs(x), TANH_LARGEST)
+    y = a + a
+    m = np.where(a < TANH_SMALL, fma(y * y, polynomial(y, EXP), y), exp(y) - f32(1))
+    t = m / (m + f32(2))
+    return np.where(x < 0, -t, t)
+
+
+@np.errstate(all="ignore")
+def normal_cdf(x: Floats) -> Floats:
+    """The normal distribution function, half of erfc(-x / sqrt 2): by erf near 0, by erfc elsewhere, so that nothing cancels.
+
+    erf(t) = t + t p(t^2) up to ERF_LIMIT, erfc(t) = e^(t q(t)) up to ERFC_LIMIT, beyond which it is 0.
+    """
+    t = np.abs(x) * ROOT_HALF
+    near, far = f32(1) - fma(polynomial(t * t, ERF), t, t), exp(polynomial(t, ERFC) * t)
+    tail = f32(0.5) * np.where(t <= ERF_LIMIT, near, np.where(t > ERFC_LIMIT, f32(0), far))
+    return np.where(x < 0, tail, f32(1) - tail)
+
+
+PI_2 = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)  # pi / 2 in three parts
+SIN = (-1 / 6, 1 / 120, -1 / 5040, 1 / 362880, -1 / 39916800, 1 / 6227020800, -1 / 1307674368000, 1 / 355687428096000)
+COS = (-1 / 2, 1 / 24, -1 / 720, 1 / 40320, -1 / 3628800, 1 / 479001600, -1 / 87178291200, 1 / 20922789888000)
+
+
+def cos_sin(angle: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cosines and sines in float64: plain products and sums of Taylor's series, after taking off n quarter turns."""
+    n = np.floor(angle * (2 / np.pi) + 0.5)
+    r = ((angle - n * PI_2[0]) - n * PI_2[1]) - n * PI_2[2]
+    z = r * r
+    s, c = np.zeros_like(z), np.zeros_like(z)
+    for of_sin, of_cos in zip(reversed(SIN), reversed(COS), strict=True):
+        s, c = (s + of_sin) * z, (c + of_cos) * z
+    s, c = r + r * s, 1.0 + c
+    quarter = n.astype(np.int64) & 3
+    return np.choose(quarter, (c, -s, -c, s)), np.choose(quarter, (s, c, -s, -c))

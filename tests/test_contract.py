@@ -1,0 +1,382 @@
+"""The contract in plain NumPy: no kernel runs in it, and every operation, path, family and cache has the bits of the kernels."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from block_samples import random_blocks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import as_table, assert_same_bits, family_shapes, normal, padded, random_model, random_tokens, seeds
+
+import bitnet_np as bn
+from bitnet_np import contract, masks, packing
+from bitnet_np.backend import OPERATIONS
+from bitnet_np.contract import blocks, numbers
+from bitnet_np.dialects import BITNET_CPP, EXACT, LLAMA_CPP
+from bitnet_np.errors import CapacityError, NonFiniteError
+from bitnet_np.kernels import activations, cpu, scalar
+from bitnet_np.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES, Q4_K, Q8_0
+from bitnet_np.testing import random_table
+
+f32 = np.float32
+
+# --- without kernels ------------------------------------------------------------------------------------------------------------------
+
+ALONE = """
+import sys, types
+for name in ("numba", "llvmlite"):
+    sys.modules[name] = None  # an import of it fails
+package = types.ModuleType("bitnet_np")
+package.__path__ = [sys.argv[1]]  # whose own modules import kernels
+sys.modules["bitnet_np"] = package
+import numpy as np
+from bitnet_np import contract
+print(contract.rms_norm(np.float32([[3, 4]]), np.float32([1, 1]), 0.0).tolist())
+print(sorted(name for name in sys.modules if name.startswith("bitnet_np.")))
+"""
+
+
+def test_it_runs_where_there_is_no_numba():
+    package = Path(contract.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", ALONE, package], capture_output=True, text=True, check=True)
+    result, modules = done.stdout.splitlines()
+    assert eval(result)[0] == pytest.approx([3 / 12.5**0.5, 4 / 12.5**0.5])
+    tables = ("errors", "kernels", "kernels.block_formats", "tensor_types")
+    own = ("contract", "contract.blocks", "contract.numbers")
+    assert eval(modules) == sorted(f"bitnet_np.{name}" for name in own + tables)
+
+
+def test_its_constants_are_those_of_the_kernels():
+    ours = {name: value for name, value in vars(numbers).items() if name.isupper()}
+    ours |= {"CHUNK": contract.CHUNK, "PI_2": numbers.PI_2, "SIN": numbers.SIN, "COS": numbers.COS}
+    tuples = {"EXP": "C", "ERF": "P", "ERFC": "Q"}
+    for name, value in ours.items():
+        if name in tuples:
+            first = 2 if name == "EXP" else 0
+            theirs = tuple(getattr(scalar, f"_{tuples[name]}{first + i}") for i in range(len(value)))
+        elif name == "LANES":
+            theirs = cpu.quantize.__globals__["LANES"]
+        else:
+            theirs = getattr(scalar, name, None) if hasattr(scalar, name) else getattr(scalar, f"_{name}")
+        assert value == theirs, name
+
+
+# --- every operation ------------------------------------------------------------------------------------------------------------------
+
+EDGES = f32([0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-39, -1e-39, 3e38, -3e38, 0.5, -1.5, 2.5, 1e19, 88.73, -103.97, -104])
+
+
+@dataclass
+class Draw:
+    """Random arguments. With `edges`, some numbers are EDGES."""
+
+    rng: np.random.Generator
+    edges: bool = False
+
+    def size(self, *choices: int) -> int:
+        return int(self.rng.choice(choices or [1, 2, 3, 7, 16, 17, 40, 130]))
+
+    def numbers(self, *shape: int) -> np.ndarray:
+        x = normal(self.rng, *shape)
+        if self.edges:
+            where = self.rng.random(shape) < self.rng.choice([0.5, 1 / x.size])
+            x = np.where(where, self.rng.choice(EDGES, shape), x)
+        return x
+
+    def rows(self) -> np.ndarray:
+        return self.numbers(self.size(1, 2, 5, 33), self.size())
+
+    def pair(self) -> tuple[np.ndarray, np.ndarray]:
+        x = self.rows()
+        return x, self.numbers(*x.shape)
+
+    def table(self, n: int, m: int) -> np.ndarray:
+        return as_table(self.numbers(n, m), self.rng.choice(["float32", "float16", "bfloat16"]))
+
+    def blocks(self) -> tuple:
+        kind = ALL_BLOCK_TYPES[self.rng.integers(len(ALL_BLOCK_TYPES))]
+        n, width = self.size(1, 5, 40), kind.block * self.size(1, 2, 3)
+        if kind in GRID_TYPES:
+            return self.numbers(self.size(1, 3), width), random_table(self.rng, kind.name, n, width).data, kind
+        return self.numbers(self.size(1, 2, 5), width), random_blocks(self.rng, kind, n, width // kind.block).data, kind
+
+    def ternary(self, rows: int, width: int) -> tuple:
+        n = self.size(1, 5, 40)
+        weights = packing.pack(self.rng.integers(-1, 2, (n, width)), self.rng.uniform(-1, 2))
+        return weights.codes, weights.scale, n
+
+    def codes(self) -> tuple[np.ndarray, np.ndarray]:
+        q, scale = self.rng.integers(-127, 128, (self.size(1, 2, 5, 33), self.size())).astype(np.int8), self.numbers(1, 40)[0]
+        return q, np.abs(scale[: len(q)])
+
+    def attention(self, halves: bool = True) -> tuple:
+        """Sequences in slots of any order, keys and values now and then in float16, if `halves`; NaN where no row may look."""
+        group, kv_heads, width = self.size(1, 2, 5), self.size(1, 2), self.size(1, 6, 16, 20)
+        firsts = self.rng.choice([0, 3, 60, 64, 127], self.size(1, 2))
+        counts = self.rng.choice([1, 2, 9, 70], len(firsts))
+        slots = self.rng.permutation(len(firsts) + 1)[: len(firsts)]
+        slot = np.repeat(slots, counts)
+        position = np.concatenate([np.arange(first, first + n) for first, n in zip(firsts, counts, strict=True)])
+        places = int(position.max()) + 3
+        q = self.numbers(len(slot), group * kv_heads, width)
+        k, v = (self.numbers(len(firsts) + 1, places, kv_heads, width) for _ in range(2))
+        for s, first, n in zip(slots, firsts, counts, strict=True):
+            k[s, first + n :] = v[s, first + n :] = np.nan
+        if halves and self.rng.random() < 0.3:
+            with np.errstate(over="ignore"):
+                k, v = (array.astype(np.float16).view(np.int16) for array in (k, v))
+        return q, k, v, slot, position
+
+    def scoring(self) -> tuple:
+        return [(None, None), (f32(0.3), None), (None, f32(2)), (f32(0.05), f32(0.5))][self.rng.integers(4)]
+
+    def window(self) -> int | None:
+        return [None, 1, 5, 64, 65, 1000][self.rng.integers(6)]
+
+    def masked(self) -> tuple:
+        q, k, v, slot, position = self.attention(halves=False)
+        ends = int(position.max()) + 1
+        mask = self.rng.choice(f32([0, 0, 1.5, -np.inf]), (self.size(1, int(slot.max()) + 1), ends, ends))
+        mask[:, self.rng.integers(ends)] = -np.inf
+        return q, k, v, slot, position, mask, *self.scoring()
+
+    def rope(self) -> tuple:
+        rows, heads, pairs = self.size(1, 2, 5), self.size(1, 3), self.size(1, 3, 16)
+        return self.numbers(rows, heads, 2 * pairs + self.size(0, 1, 6)), self.numbers(rows, pairs), self.numbers(rows, pairs)
+
+    def router(self) -> np.ndarray:
+        logits = self.numbers(self.size(1, 5), self.size(1, 5, 37))
+        return np.rint(logits) if self.rng.random() < 0.5 else logits
+
+    def fill_mask(self) -> tuple:
+        queries, past = self.rng.integers(0, 5, (2, 3))
+        keys, dtype = past + queries + self.rng.integers(0, 3, 3), self.rng.choice([bool, np.float16, np.float32, np.float64])
+        pattern = (int(self.rng.integers(0, n)) for n in (5, 6, 5, 9))
+        return np.zeros((3, 6, int(keys.max()) + 2), dtype), self.size(0, 2), queries, past, keys, *pattern
+
+
+def top_experts(d: Draw) -> tuple:
+    logits = d.router()
+    return logits, int(d.rng.integers(1, logits.shape[1] + 1))
+
+
+def expert_weights(d: Draw) -> tuple:
+    logits, k = top_experts(d)
+    return logits, cpu.top_experts(logits, k), bool(d.rng.integers(2))
+
+
+def mix(d: Draw) -> tuple:
+    rows, k = d.size(1, 5), d.size(1, 3, 8)
+    return d.numbers(rows, k, d.size()), d.numbers(rows, k)
+
+
+def layer_norm(d: Draw) -> tuple:
+    x = d.rows()
+    bias = [None, d.numbers(1, x.shape[1])[0]][d.rng.integers(2)]
+    return x + f32(d.size(0, 30)), d.numbers(1, x.shape[1])[0], bias, 1e-5
+
+
+def embed(d: Draw) -> tuple:
+    return d.table(11, d.size()), d.rng.integers(0, 11, d.size(1, 3, 20))
+
+
+def embed_blocks(d: Draw) -> tuple:
+    _, data, kind = d.blocks()
+    return data, kind, d.rng.integers(0, len(data), 4)
+
+
+def matmul(d: Draw) -> tuple:
+    x = d.numbers(d.size(1, 2, 7, 70), d.size())
+    return x, d.table(d.size(1, 9, 33), x.shape[1])
+
+
+def matmuls_blocks_as_llama_cpp(d: Draw) -> tuple:
+    """Matrices of up to three types, of one size of a block."""
+    x, data, kind = d.blocks()
+    others = [other for other in BLOCK_TYPES if other.block == kind.block]
+    chosen = [others[i] for i in d.rng.integers(0, len(others), 2)]
+    return x, (data, kind), *((random_blocks(d.rng, other, 3, x.shape[1] // other.block).data, other) for other in chosen)
+
+
+def ternary_matmul(d: Draw) -> tuple:
+    q, scale = d.codes()
+    return q, scale, *d.ternary(*q.shape)
+
+
+def ternary_matmuls(d: Draw) -> tuple:
+    q, scale = d.codes()
+    return q, scale, *(d.ternary(*q.shape) for _ in range(d.size(1, 2, 3)))
+
+
+def spread(d: Draw) -> tuple:
+    place = d.rng.permutation(15)[:7]
+    return d.numbers(7, 2, 6), place // 5, place % 5, (3, 5)
+
+
+CASES = {
+    "embed": embed,
+    "embed_blocks": embed_blocks,
+    "matmul": matmul,
+    "matmul_blocks": Draw.blocks,
+    "matmuls_blocks_as_llama_cpp": matmuls_blocks_as_llama_cpp,
+    "rms_norm": lambda d: (x := d.rows(), d.numbers(1, x.shape[1])[0], 1e-5),
+    "layer_norm": layer_norm,
+    "quantize": lambda d: (d.rows(),),
+    "ternary_matmul": ternary_matmul,
+    "ternary_matmuls": ternary_matmuls,
+    "rotations": lambda d: (np.exp(d.rng.uniform(-20, np.log(1.6e6), (d.size(1, 5), d.size()))),),
+    "rope": Draw.rope,
+    "rope_adjacent": Draw.rope,
+    "spread": spread,
+    "attend": lambda d: (*d.attention(), d.window(), *d.scoring()),
+    "attend_halves": lambda d: (*d.attention(), d.window(), *d.scoring()),
+    "attend_masked": Draw.masked,
+    "add": Draw.pair,
+    "add_bias": lambda d: (x := d.rows(), d.numbers(1, x.shape[1])[0]),
+    "scaled": lambda d: (d.rows(), f32(0.3)),
+    "take": lambda d: (d.rows(), np.zeros(3, np.int64)),
+    "relu2_gate": Draw.pair,
+    "silu_gate": Draw.pair,
+    "gelu_gate": Draw.pair,
+    "gelu": lambda d: (d.rows(),),
+    "gelu_tanh": lambda d: (d.rows(),),
+    "soft_cap": lambda d: (d.rows(), f32(d.rng.choice([0.3, 30]))),
+    "top_experts": top_experts,
+    "expert_weights": expert_weights,
+    "mix": mix,
+    "sigmoid_gate": lambda d: (x := d.rows(), d.numbers(len(x), 1)),
+    "fill_mask": Draw.fill_mask,
+}
+WITHOUT_NUMBERS = {"storage", "upload", "empty", "resident", "to_host", "wait", "mark"}
+
+
+def same(ours, theirs):
+    """Whether results are equal to the bit, but for the signs and payloads of NaN."""
+    if isinstance(theirs, tuple | list):
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        return False
+    if theirs.dtype.kind != "f":
+        return (ours == theirs).all()
+    number = ~np.isnan(theirs)
+    return (np.isnan(ours) != number).all() and ours[number].tobytes() == theirs[number].tobytes()
+
+
+def test_every_operation_has_a_case():
+    assert set(CASES) | WITHOUT_NUMBERS == set(OPERATIONS)
+    assert all(callable(getattr(contract, name)) for name in OPERATIONS)
+    assert (contract.device, contract.exact_only) == ("cpu", False)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("edges", [False, True], ids=["numbers", "edges"])
+@pytest.mark.parametrize("name", CASES)
+@given(seed=seeds)
+@settings(max_examples=25)
+def test_an_operation_has_the_bits_of_the_kernel(name, edges, seed):
+    with np.errstate(all="ignore"):
+        arguments = CASES[name](Draw(np.random.default_rng(seed), edges))
+        results = []
+        for ops in (contract, cpu):
+            own = [each.copy() if name == "fill_mask" and i == 0 else each for i, each in enumerate(arguments)]
+            result = getattr(ops, name)(*own)
+            results.append(own[0] if result is None else result)
+    assert same(*results)
+
+
+@pytest.mark.parametrize("name", ["matmul", "matmul_blocks", "matmuls_blocks_as_llama_cpp", "ternary_matmul", "attend", "attend_halves"])
+def test_what_is_computed_together_changes_no_bit(monkeypatch, name):
+    """Some outputs or rows at a time, because of the memory that they take."""
+    arguments = CASES[name](Draw(np.random.default_rng(1)))
+    expected = getattr(contract, name)(*arguments)
+    monkeypatch.setattr(contract, "_SIZE", 700)
+    monkeypatch.setattr(contract, "_OUTPUTS", 3)
+    assert same(getattr(contract, name)(*arguments), expected)
+
+
+@pytest.mark.parametrize("kind", [Q4_K, Q8_0], ids=lambda kind: kind.name)
+@given(seed=seeds)
+def test_activations_are_rounded_as_the_kernels_round_them(kind, seed):
+    """Also those that are no numbers. A KV cache of q8_0 has the kernels' rounding."""
+    x = Draw(np.random.default_rng(seed), edges=bool(seed % 2)).numbers(3, 512)
+    with np.errstate(all="ignore"):
+        codes, scale, sums = blocks.rounded(x, kind)
+        theirs = activations.q8_k(x) if kind.block == 256 else activations.q8_0(x)
+        assert same((codes, scale), theirs)
+        assert kind.block == 256 or same(sums, activations.q8_1_sums(x))
+
+
+# --- whole models ---------------------------------------------------------------------------------------------------------------------
+
+DIALECTS = [EXACT, BITNET_CPP, LLAMA_CPP, EXACT.with_cache("bfloat16"), LLAMA_CPP.with_cache("float16")]
+
+
+def small(shape: dict) -> dict:
+    """A shape whose numbers plain NumPy computes in a moment."""
+    return {**shape, "width": min(shape["width"], 64), "ffn": min(shape["ffn"], 45), "n_layers": min(shape["n_layers"], 2)}
+
+
+@given(shape=family_shapes(), seed=seeds, counts=st.lists(st.integers(1, 12), min_size=1, max_size=2), dialect=st.sampled_from(DIALECTS))
+@settings(max_examples=40)
+def test_every_family_has_the_bits_of_the_kernels(shape, seed, counts, dialect):
+    """Whole sequences; and decoding token by token, the first of each in one pass."""
+    model, rng = random_model(seed, **small(shape)), np.random.default_rng(seed)
+    tokens, lengths = padded(rng, [random_tokens(rng, model, n) for n in counts])
+    expected = bn.forward_full(model, tokens, lengths, dialect=dialect)
+    assert_same_bits(bn.forward_full(model, tokens, lengths, dialect=dialect, ops=contract), expected)
+    assert_same_bits(bn.forward_incremental(model, tokens, lengths, dialect=dialect, ops=contract), expected)
+
+
+def test_masks_generation_metrics_and_single_layers_work_with_it():
+    model = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20)
+    mask = masks.mask(5, 5, masks.Pattern(window=2, sinks=1))
+    expected = bn.forward_full(model, [[1, 2, 3, 4, 5]], mask=mask)
+    assert_same_bits(bn.forward_full(model, [[1, 2, 3, 4, 5]], mask=mask, ops=contract), expected)
+    assert_same_bits(bn.forward_incremental(model, [[1, 2, 3, 4, 5]], mask=mask, ops=contract), expected)
+    assert bn.generate(model, [1, 2, 3], 5, ops=contract) == bn.generate(model, [1, 2, 3], 5)
+    hidden = np.random.default_rng(0).standard_normal((2, 3, 32)).astype(f32)
+    for part in (bn.forward_layer, bn.feed_forward):
+        assert_same_bits(part(model, 1, hidden, ops=contract), part(model, 1, hidden))
+    counted = bn.Metrics()
+    bn.forward_full(model, [[1, 2, 3]], ops=counted.ops(contract))
+    assert counted.forwards == 1
+
+
+# --- storage --------------------------------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds, dtype=st.sampled_from([np.float32, np.float16]), ring=st.booleans())
+@settings(max_examples=15)
+def test_a_cache_in_its_storage_holds_what_the_kernels_does(seed, dtype, ring):
+    """Chunks past a ring's end, forked, rolled back and resized: the same bytes, and the same logits."""
+    model, rng = random_model(seed, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, window=20), np.random.default_rng(seed)
+    tokens, cut = random_tokens(rng, model, 1, 200), int(rng.integers(1, 199))
+    caches, logits = [], []
+    for ops, storage in ((cpu, cpu.storage()), (contract, contract.storage()), (contract, cpu.storage())):
+        cache = bn.KVCache(model.config, 2, 300, dtype, ring=ring, storage=storage)
+        seen = [bn.prefill(model, tokens[:, :cut], cache, slots=[0], ops=ops, block=90)]
+        seen.append(bn.forward(model, tokens[:, cut:], cache, slots=[0], ops=ops, last_only=True))
+        cache.rollback(0, 1)
+        cache.fork(0, [1])
+        seen.append(bn.forward(model, [[1], [2]], cache, ops=ops, last_only=True))
+        cache.resize(capacity=250)
+        cache.clear(0)
+        caches.append(cache)
+        logits.append(np.concatenate(seen))
+    for cache, other in zip(caches[1:], logits[1:], strict=True):
+        assert_same_bits(other, logits[0])
+        assert (cache.k.tobytes(), cache.v.tobytes()) == (caches[0].k.tobytes(), caches[0].v.tobytes())
+
+
+def test_what_a_storage_cannot_hold_is_an_error():
+    model, storage = random_model(0), contract.storage()
+    with pytest.raises(CapacityError, match="there is no memory for 9 sequences of 1152921504606846976 positions"):
+        bn.KVCache(model.config, 9, 2**60, storage=storage)
+    cache = bn.KVCache(model.config, 1, 4, np.float16, storage=storage)
+    large = np.full((1, 3, 20), 1e5, f32)
+    with pytest.raises(NonFiniteError, match="a value of layer 1 is not a number within float16's range"):
+        cache.write(1, np.array([0]), np.array([0]), np.zeros_like(large), large)
