@@ -47,6 +47,7 @@ ROOT = "np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)"
 Q = "linear(c, x, w.attn_q)"
 GATE = "np.maximum(gate, 0) ** 2 * up"
 ATTEND_NORM, FFN_NORM = "rms_norm(x, w.attn_sub_norm, c.eps)", "rms_norm(y, w.ffn_sub_norm, c.eps)"
+OUT = "linear(c, x, w.attn_output)"
 HEADS = "np.repeat(kv, heads // kv.shape[1], axis=1)"
 
 # The replaced text, its replacement, and NMSE of the worst position for 1, 17 and 64 tokens; 0 where the fault does not show.
@@ -73,7 +74,7 @@ FAULTS = {
     "all query heads read the first": (HEADS, "np.repeat(kv[:, :1], heads, axis=1)", (1.4, 1.6, 2.0)),
     "no scale in attn_q": (Q, f"{Q} / w.attn_q.scale", (0, 1.2, 1.7)),
     "no scale in attn_k": ("linear(c, x, w.attn_k)", "linear(c, x, w.attn_k) / w.attn_k.scale", (0, 1.2, 1.7)),
-    "no scale in attn_output": ("linear(c, x, w.attn_output)", "linear(c, x, w.attn_output) / w.attn_output.scale", (7.3e-1, 8.7e-1, 9.4e-1)),
+    "no scale in attn_output": (OUT, f"{OUT} / w.attn_output.scale", (7.3e-1, 8.7e-1, 9.4e-1)),
     "no scale in ffn_down": ("linear(c, y, w.ffn_down)", "linear(c, y, w.ffn_down) / w.ffn_down.scale", (1.1, 1.6, 1.8)),
     "first layer left out": ("range(c.n_layers)", "range(1, c.n_layers)", (1.5, 1.9, 2.5)),
     "last layer left out": ("range(c.n_layers)", "range(c.n_layers - 1)", (2.8e-1, 4.3e-1, 4.2e-1)),
