@@ -94,11 +94,6 @@ def bytes_of(words: NDArray[np.uint32], kind: type) -> NDArray[np.int32]:
     return np.ascontiguousarray(words)[..., None].view(kind).astype(np.int32)
 
 
-def _dot_bytes(a: NDArray[np.uint32], b: NDArray[np.uint32], c: NDArray[np.int32]) -> NDArray[np.int32]:
-    a, b, c = np.broadcast_arrays(a, b, c)
-    return (bytes_of(a, np.uint8) * bytes_of(b, np.int8)).sum(-1, dtype=np.int32) + c
-
-
 def _to_int(x: NDArray, result: np.dtype) -> NDArray:
     """Rounded towards zero and limited to the range of the result; NaN becomes 0."""
     wide, limits = np.trunc(x.astype(np.float64)), np.iinfo(result)
@@ -160,8 +155,6 @@ def rule(opcode: str) -> Rule | None:
         if modifiers not in ([], ["rzi"]) or (floats and result.kind != "f" and modifiers != ["rzi"]):
             return None
         return Rule((dtype,), result, (lambda x: _to_int(x, result)) if modifiers else (lambda x: x.astype(result)))
-    if name == "dp4a" and parts == ["u32", "s32"]:
-        return Rule((u32, u32, DTYPES["s32"]), DTYPES["s32"], _dot_bytes)
     if modifiers not in ([], ["lo"], ["hi"]) or (floats and modifiers):
         return None
     name = ".".join([name, *modifiers])
