@@ -46,14 +46,14 @@ class Arena:
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
         """A new array with arbitrary numbers. Raises CapacityError, with the bytes requested, if the device has no memory left."""
         dtype = np.dtype(dtype)
-        size = _rounded(prod(shape) * dtype.itemsize)
+        size = rounded(prod(shape) * dtype.itemsize)
         blocks = self.free.setdefault(size, [])
         block = blocks.pop() if blocks else allocated(size)
         lent = MemoryPointer(block.context, block.device_pointer, size, finalizer=lambda: blocks.append(block))
         return array_in(lent, shape, dtype)
 
 
-def _rounded(size: int) -> int:
+def rounded(size: int) -> int:
     """Sizes are rounded up to a quarter of their power of two, between 512 bytes and 16 MB: a cache of 20 GB is to take 20 GB."""
     step = min(max(512, 1 << max(0, size.bit_length() - 3)), 1 << 24)
     return max(512, -(-size // step) * step)

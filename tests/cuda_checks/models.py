@@ -25,7 +25,7 @@ from bitnet_np.model import Model, Yarn
 from bitnet_np.nll import token_nll
 from bitnet_np.sampling import Sampling
 from bitnet_np.testing import random_model
-from cuda_checks.common import check, normal, rng
+from cuda_checks.common import ROUNDED, check, normal, rng
 
 SMALLEST = {"width": 8, "heads": 4, "kv_heads": 2, "head_dim": 4, "ffn": 12, "n_layers": 1, "vocab": 5}
 LIVELY = SMALLEST | {"context": 12, "tied": False}  # with seed 16 a greedy token is seldom the one before it
@@ -281,6 +281,7 @@ def memory_is_used_again() -> None:
     again = on.empty((1000,)), on.upload(normal(1000))
     assert addresses == {(part.__cuda_array_interface__["data"][0] - 40, False)}
     assert not addresses & {array.__cuda_array_interface__["data"] for array in again}
+    assert [ROUNDED(size) for size in (0, 513, 10_000, (1 << 30) + 1)] == [512, 1024, 10_240, (1 << 30) + (1 << 24)]
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------------------------

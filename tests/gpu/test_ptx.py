@@ -65,17 +65,11 @@ def given(opcode: str, *values: object) -> object:
     [
         ("add.s32", (2**31 - 1, 1), -(2**31)),
         ("mul.wide.s32", (-(2**31), 2**31 - 1), -(2**31) * (2**31 - 1)),
-        ("mul.hi.u64", (2**64 - 1, 2**64 - 1), 2**64 - 2),
-        ("mul.hi.s64", (-1, 5), -1),
         ("div.s64", (-7, 2), -3),
         ("rem.s64", (-7, 2), -1),
         ("shl.b32", (1, 32), 0),
         ("shr.u32", (2**31, 32), 0),
         ("shr.s32", (-(2**31), 40), -1),
-        ("bfi.b64", (0b101, 2**64 - 1, 4, 3), 2**64 - 1 - (0b010 << 4)),
-        ("bfi.b32", (7, 0, 0, 32), 7),
-        ("prmt.b32", (0x33221100, 0x77665544, 0x7531), 0x77553311),
-        ("prmt.b32", (0x80, 0, 0x8888), 0xFFFFFFFF),  # the byte's sign
         ("cvt.rzi.s32.f32", (-1.9,), -1),
         ("cvt.rzi.s32.f32", (np.nan,), 0),
         ("cvt.rzi.s32.f32", (1e20,), 2**31 - 1),
@@ -90,7 +84,6 @@ def given(opcode: str, *values: object) -> object:
         ("setp.leu.f32", (2.0, 1.0), False),
         ("setp.equ.f32", (2.0, 1.0), False),
         ("setp.equ.f32", (np.nan, 1.0), True),
-        ("setp.num.f32", (np.nan, 1.0), False),
         ("setp.lt.u32", (2**32 - 1, 1), False),
         ("setp.lt.s32", (-1, 1), True),
         ("selp.b32", (1, 2, False), 2),
@@ -190,16 +183,6 @@ def test_a_barrier_tells_whether_any_thread_says_so():
         np.testing.assert_array_equal(run(text + "st.global.u32 [%rd2], %r5;", zeros(64), 64), np.full(64, expected))
 
 
-LOCAL = ".local .align 16 .b8 depot[16]; mov.u64 %rd6, depot;"
-
-
-def test_threads_have_local_memory_of_their_own():
-    text = "st.local.v4.u32 [%rd6], {%r1, %r1, %r1, %r1}; shl.b32 %r5, %r1, 1; st.local.u32 [%rd6+8], %r5;"
-    loads = "ld.local.v2.u32 {%r6, %r7}, [%rd6+8]; add.s32 %r6, %r6, %r7; st.global.u32 [%rd2], %r6;"
-    np.testing.assert_array_equal(run(LOCAL + text + loads, zeros(64), 64), np.arange(64) * 3)
-    np.testing.assert_array_equal(run(LOCAL + "ld.local.u32 %r6, [%rd6]; st.global.u32 [%rd2], %r6;", zeros()), np.full(WARP, 2**32 - 1))
-
-
 def test_atomic_operations_are_all_counted():
     clear = "setp.eq.s32 %p1, %r1, 0; mov.u32 %r6, 0; @%p1 st.shared.u32 [room], %r6; bar.sync 0;"
     text = clear + "atom.shared.add.u32 %r5, [room], 2; atom.shared.max.s32 %r7, [room], 70; bar.sync 0; ld.shared.u32 %r6, [room];"
@@ -220,8 +203,6 @@ def test_atomic_operations_are_all_counted():
         ("ld.global.u32 %r5, [%rd2+2];", "not aligned"),
         ("ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%rd2];", "16 bytes at .*: not aligned"),
         ("st.shared.u32 [%rd3+1000], %r1;", "outside"),
-        (LOCAL + "st.local.u32 [%rd6+16], %r1;", "beyond the 16 local bytes of a thread"),
-        (LOCAL + "ld.local.v2.u32 {%r5, %r6}, [%rd6+-8];", "beyond the 16 local bytes of a thread"),
         ("st.global.u32 [%rd1], %r1;", "a race: thread"),
         ("ld.global.u32 %r5, [%rd1]; st.global.u32 [%rd2], %r1;", "a race: thread"),
         ("setp.eq.s32 %p1, %r1, 3; @%p1 ret; bar.sync 0;", "thread 3 has ended, and others wait"),

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .arithmetic import DTYPES
-from .memory import Bytes, Fault, Watch
+from .memory import Bytes, Watch
 from .source import Address, Number, Operand, Register
 
 if TYPE_CHECKING:
@@ -36,17 +35,9 @@ def load_param(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     return load
 
 
-def _memory(block: Block, space: str, address: Operand, at: At, size: int) -> tuple[Bytes, Watch | None, NDArray[np.int64]]:
-    """The memory of a space, its watch, and the places there that an instruction touches with `size` bytes each."""
-    places = block.place(address, at)
-    if space == "global":
-        return block.device.memory, block.device.watch, places
-    if space == "shared":
-        return block.shared, block.shared_watch, places
-    room = block.kernel.local_bytes
-    if len(places) and (places.min() < 0 or places.max() + size > room):
-        raise Fault(f"beyond the {room} local bytes of a thread")
-    return block.local, None, places + block.threads[at] * room
+def _memory(block: Block, space: str) -> tuple[Bytes, Watch]:
+    """The memory of a space, and what watches over it."""
+    return (block.device.memory, block.device.watch) if space == "global" else (block.shared, block.shared_watch)
 
 
 def load(operands: tuple[Operand, ...], parts: list[str]) -> Step:
@@ -54,10 +45,9 @@ def load(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     size = dtype.itemsize * len(results)
 
     def load(block: Block, at: At) -> None:
-        memory, watch, places = _memory(block, space, operands[1], at, size)
+        (memory, watch), places = _memory(block, space), block.place(operands[1], at)
         values = memory.load(places, dtype.itemsize, len(results))
-        if watch is not None:
-            watch.reads(places, size, block.threads[at])
+        watch.reads(places, size, block.threads[at])
         for result, value in zip(results, values, strict=True):
             block.set(result, at, value.view(dtype))
 
@@ -69,11 +59,10 @@ def store(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     size = dtype.itemsize * len(sources)
 
     def store(block: Block, at: At) -> None:
-        memory, watch, places = _memory(block, space, operands[0], at, size)
+        (memory, watch), places = _memory(block, space), block.place(operands[0], at)
         values = [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
         memory.store(places, dtype.itemsize, values)
-        if watch is not None:
-            watch.writes(places, size, block.threads[at])
+        watch.writes(places, size, block.threads[at])
 
     return store
 

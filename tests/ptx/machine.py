@@ -128,8 +128,6 @@ class Block:
         self.shared = Bytes(kernel.shared_bytes)
         self.shared_watch = Watch(self.shared)
         self.shared.raw[:] = 0xFF  # NaN, so that the use of an unwritten number shows
-        self.local = Bytes(kernel.local_bytes * threads)  # one thread's after another's
-        self.local.raw[:] = 0xFF
         self.taken = 0
 
     # --- control ---

@@ -11,7 +11,7 @@ from . import access, lanes
 from .access import At, Step
 from .arithmetic import DTYPES, rule
 from .memory import Fault
-from .source import Instruction, Label, Operand
+from .source import Instruction, Operand
 
 if TYPE_CHECKING:
     from .machine import Block
@@ -36,9 +36,7 @@ def step_of(instruction: Instruction) -> Step:
 
 def _of(instruction: Instruction) -> Step:
     opcode, operands = instruction.opcode, instruction.operands
-    name, *parts = opcode.split(".")
-    if name == "mov" and isinstance(operands[0], tuple):
-        return _unpack(operands, DTYPES[parts[-1]])
+    parts = opcode.split(".")[1:]
     if known := rule(opcode):
         result, *sources = operands
 
@@ -53,21 +51,6 @@ def _of(instruction: Instruction) -> Step:
     raise ValueError(f"not known: {instruction.text}")
 
 
-def _unpack(operands: tuple[Operand, ...], dtype: np.dtype) -> Step:
-    """mov.b32 {low, high}, whole"""
-    halves, whole = operands
-    assert isinstance(halves, tuple)
-    part = np.dtype(f"u{dtype.itemsize // len(halves)}")
-
-    def unpack(block: Block, at: At) -> None:
-        pieces = np.ascontiguousarray(np.broadcast_to(block.get(whole, dtype, at), block.threads[at].shape)).view(part)
-        for i, half in enumerate(halves):
-            if half != Label("_"):
-                block.set(half, at, pieces[i :: len(halves)])
-
-    return unpack
-
-
 def _to_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     """cvta.to.global: addresses of global memory are generic addresses as they are."""
     result, source = operands
@@ -77,8 +60,8 @@ def _to_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
 _SPECIAL: dict[str, Callable[[tuple[Operand, ...], list[str]], Step]] = {
     "cvta.to.global": _to_global,
     "ld.param": access.load_param,
-    **{f"ld.{space}": access.load for space in ("global", "shared", "local")},
-    **{f"st.{space}": access.store for space in ("global", "shared", "local")},
+    **{f"ld.{space}": access.load for space in ("global", "shared")},
+    **{f"st.{space}": access.store for space in ("global", "shared")},
     "atom": access.atomic,
     "shfl.sync.bfly.b32": lanes.butterfly,
     "mma": lanes.multiply_matrices,
