@@ -209,6 +209,7 @@ def test_atomic_operations_are_all_counted():
         ("setp.eq.s32 %p1, %r1, 3; @%p1 bra two; bar.sync 0; ret; two: bar.sync 0;", "lanes of a warp wait at different barriers"),
         ("setp.eq.s32 %p1, %r1, 3; @%p1 bra end; shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1; end: ret;", "not all lanes of a warp"),
         ("atom.shared.add.u32 %r5, [room], 2; ld.shared.u32 %r6, [room]; st.shared.u32 [room], %r6;", "a race: thread"),
+        ("atom.shared.add.u32 %r5, [room], 2; ld.shared.u32 %r6, [room];", "a race: thread"),
         ("ld.shared.u32 %r6, [room]; atom.shared.add.u32 %r5, [room], 2;", "an atomic operation where something was touched"),
         ("again: bra.uni again;", "no end after"),
     ],

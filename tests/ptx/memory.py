@@ -114,8 +114,9 @@ class Watch:
     def __init__(self, memory: Bytes) -> None:
         halves = memory.size // 2 + 4
         self.base = memory.base
-        self._written, self._read, self._by_many = (np.zeros(halves, np.int64) for _ in range(3))
-        # by_many: the tick in which several threads read, or the launch, times -1, in which several blocks did
+        self._written, self._read, self._by_many, self._changed = (np.zeros(halves, np.int64) for _ in range(4))
+        """The ticks of plain writes and reads, with the thread; of reads by several threads, or minus the launch in which several blocks
+        read; of atomic operations."""
         self.tick = self.block = self.launch = 1  # now; the first tick of this block and of this launch
 
     def _halves(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.int64]:
@@ -142,7 +143,7 @@ class Watch:
         halves = self._halves(addresses, size)
         mine = np.repeat(threads, max(1, size // 2)) + self.tick * self.THREADS
         written, read = self._written[halves], self._read[halves]
-        self._refuse(self._raced(written, mine), halves, mine, "reads")
+        self._refuse(self._raced(written, mine) | (self._changed[halves] == self.tick), halves, mine, "reads")
         several, others = (read // self.THREADS == self.tick) & (read != mine), self._by_others(read)
         self._read[halves] = mine
         several |= self._read[halves] != mine
@@ -154,22 +155,23 @@ class Watch:
         halves = self._halves(addresses, size)
         mine = np.repeat(threads, max(1, size // 2)) + self.tick * self.THREADS
         written, read = self._written[halves], self._read[halves]
-        self._refuse(self._raced(written, mine), halves, mine, "writes")
+        self._refuse(self._raced(written, mine) | (self._changed[halves] == self.tick), halves, mine, "writes")
         self._refuse(self._raced(read, mine) | np.isin(self._by_many[halves], (self.tick, -self.launch)), halves, mine, "writes")
         self._written[halves] = mine
         self._refuse(self._written[halves] != mine, halves, mine, "writes")
 
     def changes(self, addresses: NDArray[np.int64], size: int) -> None:
-        """Raises Fault if an atomic operation meets a plain read or write of the same tick."""
+        """An atomic operation. Raises Fault if it meets a plain read or write of the same tick."""
         halves = self._halves(addresses, size)
         for marks in (self._written, self._read):
             if (marks[halves] // self.THREADS == self.tick).any():
                 raise Fault("an atomic operation where something was touched with no barrier between")
+        self._changed[halves] = self.tick
 
     def forget(self, address: int, size: int) -> None:
         """The host wrote there, which is in order with everything."""
         halves = slice((address - self.base) >> 1, (address - self.base + size + 1) >> 1)
-        for marks in (self._written, self._read, self._by_many):
+        for marks in (self._written, self._read, self._by_many, self._changed):
             marks[halves] = 0
 
 
