@@ -1,7 +1,8 @@
 """The protocols of a backend: what a forward pass asks of a CPU or a GPU, and what a KV cache asks of its memory.
 
-The module kernels/cpu.py is one backend, gpu/backend.py's `Cuda` another. contract/ is one in plain NumPy: what each operation gives, to
-the bit. `Wrapped` is a backend with some operations replaced: to count them (metrics.py), or to compute with a mistake in them (judge/).
+The module kernels/cpu.py is one backend, a GPU's another. contract/ is one in plain NumPy: what each operation gives, to the bit. `Wrapped`
+is a backend with some operations replaced: to count them (metrics.py), or to compute with a mistake in them (judge/). A backend may offer a
+faster way to decode (`decoder_of`).
 
 An `Array` is NumPy's or the device's own. Nothing is checked here: the callers of a backend check their arguments.
 """
@@ -16,6 +17,12 @@ from .tensor_types import TensorType
 
 Array = Any
 Record = TypeVar("Record")
+Decoder = Callable[[NDArray], NDArray]
+"""Appends a token to each of some slots of a cache: tokens [B], ids of the vocabulary -> logits [B, V].
+
+It raises what `forward` does, and leaves the cache as it was then.
+"""
+_DECODER = "decoder"  # the method of a backend that makes one, where it has one
 
 
 class Storage(Protocol):
@@ -151,6 +158,15 @@ OPERATIONS = tuple(name for name, member in vars(Backend).items() if isfunction(
 """The names of all operations."""
 
 
+def decoder_of(ops: Backend, model: Any, cache: Any, slots: NDArray) -> Decoder | None:
+    """The backend's own way to append tokens to these slots of a cache of its own, one each at a time; None if it has none.
+
+    That is a method `decoder(model, cache, slots)`, which a backend need not have. The bits are those of `forward`.
+    """
+    make = getattr(ops, _DECODER, None)
+    return None if make is None else make(model, cache, slots)
+
+
 class Wrapped:
     """A backend with some of its operations replaced."""
 
@@ -159,6 +175,8 @@ class Wrapped:
         assert not unknown, f"no operations of a backend: {unknown}"
         self.device, self.exact_only = backend.device, backend.exact_only
         vars(self).update({name: getattr(backend, name) for name in OPERATIONS} | operations)
+        if hasattr(backend, _DECODER):
+            setattr(self, _DECODER, getattr(backend, _DECODER))
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: every operation is in the instance
         raise AttributeError(name)

@@ -15,15 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .backend import Backend
+from .backend import Backend, Decoder, decoder_of
 from .cache import KVCache, new_cache
 from .certified import CertifiedHead
 from .dialects import EXACT, Dialect
 from .errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
 from .forward_pass import forward, forward_full, run_cached, run_prefill
 from .generate import certified_for, check_prompt
-from .gpu.decoder import SteadyDecoder
-from .gpu.storage import DeviceStorage
 from .kernels import cpu
 from .model import Model
 from .network import Runtime
@@ -33,8 +31,8 @@ from .tokens import Tokens, pad
 from .validate import instance, integer, integers
 
 Observe = Callable[["Request", NDArray[np.float32]], None]
-_Result = NDArray[np.float32] | int | NonFiniteError
-"""Of a sequence's pass: logits [V], [1 + K, V] with K drafts, or the token of the largest alone; the error where one is not finite."""
+_Result = NDArray[np.float32] | NonFiniteError
+"""Of a sequence's pass: logits [V], or [1 + K, V] with K drafts; the error where one is not finite."""
 
 
 def forward_batch(
@@ -167,8 +165,8 @@ class Batch:
         self._costs = Costs()
         self.cache = new_cache(model.config, slots, capacity, ops, dtype)
         self._free = list(range(self.cache.batch))
-        storage = self.cache.storage
-        self._steady = SteadyDecoder(model, self.cache, storage.on) if isinstance(storage, DeviceStorage) else None
+        self._slots: list[int] = []  # of the step before, if each had one token
+        self._decoder: Decoder | None = None  # the backend's, for these slots
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._ids: set[str | int] = set()
@@ -279,20 +277,16 @@ class Batch:
         return [rows[:length] for rows, length in zip(logits, tokens.lengths, strict=True)]
 
     def _decoded(self, sequences: list[_Sequence]) -> Sequence[_Result] | None:
-        """The results of sequences that a captured graph decodes; None where there is none, or one leaves float32's range."""
-        if self._steady is None:
+        """The logits of sequences by the backend's own decoder; None where there is none, or one leaves float32's range."""
+        has_one_each = self.head is None and all(len(sequence.pending) == 1 for sequence in sequences)
+        slots = [sequence.slot for sequence in sequences] if has_one_each else []
+        if slots != self._slots:
+            self._slots = slots
+            self._decoder = decoder_of(self._runtime.ops, self._runtime.model, self.cache, np.array(slots)) if slots else None
+        if self._decoder is None:
             return None
-        is_steady = self.head is None and all(len(sequence.pending) == 1 for sequence in sequences)
-        decoder = self._steady.decoder([sequence.slot for sequence in sequences] if is_steady else [])
-        if decoder is None:
-            return None
-        tokens = np.array([sequence.pending[0] for sequence in sequences])
-        greedy = self.observe is _ignore and all(sequence.request.sampling.greedy for sequence in sequences)
         try:
-            if not greedy:
-                return list(decoder(tokens))
-            goes_on = all(len(sequence.tokens) + 1 < sequence.n for sequence in sequences)
-            return decoder.largest(tokens, more=goes_on).tolist()
+            return list(self._decoder(np.array([sequence.pending[0] for sequence in sequences])))
         except NonFiniteError:
             return None
 
@@ -319,12 +313,9 @@ class Batch:
             return self._completion(sequence)
         row = 0
         while True:
-            if isinstance(result, int):
-                token = result
-            else:
-                logits = np.atleast_2d(result)[row]
-                self.observe(request, logits)
-                token = choose(logits, request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
+            logits = np.atleast_2d(result)[row]
+            self.observe(request, logits)
+            token = choose(logits, request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
             if token in sequence.stop:
                 return self._completion(sequence)
             sequence.first = sequence.first or time.perf_counter()

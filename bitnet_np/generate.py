@@ -6,14 +6,12 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .backend import Backend
+from .backend import Backend, decoder_of
 from .cache import KVCache, new_cache
 from .certified import LARGEST_K, WIDEST, CertifiedHead, certify
 from .dialects import EXACT, Dialect
 from .errors import ContextLimitError, EmptyInputError, OptionError, ShapeError, TokenRangeError, shown
 from .forward_pass import run_cached, run_prefill
-from .gpu.decoder import GraphDecoder
-from .gpu.storage import DeviceStorage
 from .kernels import cpu
 from .model import Model
 from .network import Head, Runtime
@@ -148,17 +146,14 @@ def _continuation(
         except StopIteration:
             raise OptionError("the uniform numbers ran out before the tokens did") from None
 
-    def chooser() -> Callable[[int, bool], int]:
-        """A function (token, more) that appends a token to the cache and chooses the one after it. more: whether one after that follows."""
+    def chooser() -> Callable[[int], int]:
+        """A function that appends a token to the cache and chooses the one after it."""
         if speculation is not None:
             proposals = Proposals(speculation, runtime.model.config.vocab, prompt.tokens.ids[0], n)
             step: Callable[[NDArray[np.int64]], NDArray[np.float32]] = Speculator(runtime, cache, certified, proposals)
-        elif sampling.greedy and isinstance(cache.storage, DeviceStorage):  # where all logits need not leave the device
-            decoder = GraphDecoder(runtime.model, cache, cache.storage.on, np.zeros(1, np.int64), greedy=True)
-            return lambda token, more: int(decoder.largest(np.array([token]), more)[0])
         else:
             step = _stepper(runtime, cache, certified)
-        return lambda token, more: choose(step(np.array([token]))[0], sampling, next_uniform())
+        return lambda token: choose(step(np.array([token]))[0], sampling, next_uniform())
 
     def run() -> Iterator[int]:
         logits = run_prefill(runtime, prompt.tokens, cache, np.zeros(1, np.int64), head=certified)
@@ -171,7 +166,7 @@ def _continuation(
             yield token
             if left > 1:
                 following = following or chooser()
-                token = following(token, left > 2)
+                token = following(token)
 
     return run()
 
@@ -197,10 +192,11 @@ def stepper(model: Model, cache: KVCache, ops: Backend = cpu, *, dialect: Dialec
 
 
 def _stepper(runtime: Runtime, cache: KVCache, head: Head | None) -> Callable[[NDArray[np.int64]], NDArray[np.float32]]:
-    """`stepper` for checked arguments. On a device a token is one launch of a captured graph."""
+    """`stepper` for checked arguments."""
     slots = np.arange(cache.batch)
-    if isinstance(cache.storage, DeviceStorage):
-        return GraphDecoder(runtime.model, cache, cache.storage.on, slots)
+    decoder = decoder_of(runtime.ops, runtime.model, cache, slots)
+    if decoder is not None:
+        return decoder
     return lambda tokens: run_cached(runtime, Tokens.whole(tokens[:, None]), cache, slots, last_only=True, head=head)
 
 

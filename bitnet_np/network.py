@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import cache_types
-from .backend import Array, Backend
+from .backend import Array, Backend, Wrapped
 from .cache import Attend
 from .dialects import EXACT, Dialect
 from .errors import NonFiniteError, UnsupportedError
@@ -63,7 +63,7 @@ class Runtime:
     def checked(self) -> Runtime:
         """Returns itself. Raises OptionError, ShapeError or UnsupportedError for a dialect, model or backend that do not go together.
 
-        The arrays of a model on a device were checked before they went there (gpu/device.py).
+        The arrays of a model on a device were checked before they went there.
         """
         instance("dialect", self.dialect, Dialect)
         if self.ops.device == "cpu":
@@ -322,11 +322,12 @@ def _queries_keys_values(step: _Step, w: Layer, h: Array, rotations: Rotations |
 def _with_feed_forward(step: _Step, w: Layer, h: Array) -> Array:
     """h plus the feed-forward branch: [R, D] -> [R, D]. Many rows go through it FFN_ROWS at a time, into h itself.
 
-    Not where tensors are observed, or the backend is another, which may count calls or make a mistake that depends on all rows.
+    Not where tensors are observed, on a device, or by a wrapped backend: it may count calls or make a mistake that depends on all rows.
     """
     c = step.runtime.model.config
     rows = FFN_ROWS * max(1, c.experts // max(1, c.experts_used))
-    if len(h) <= rows or step.observed or step.runtime.ops is not cpu:
+    ops = step.runtime.ops
+    if len(h) <= rows or step.observed or ops.device != "cpu" or isinstance(ops, Wrapped):
         return step.added(h, _feed_forward(step, w, h))
     for start in range(0, len(h), rows):
         part = h[start : start + rows]

@@ -19,7 +19,6 @@ import numpy as np
 from .. import widen
 from ..backend import Backend
 from ..errors import CapacityError, OptionError, UnsupportedError
-from ..kernels.cuda import layout
 from ..model import Blocks, Layer, Linear, Model, Ternary
 from ..model_check import check_model
 from ..tensor_types import TERNARY_TYPES
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from .backend import Cuda
 
 INSTALL = "pip install 'bitnet_np[cuda]'"
-OLDEST = (8, 0)  # compute capability: asynchronous copies, and tensor cores for int8 in the shape used here
+OLDEST = (8, 0)  # compute capability: tensor cores for int8 in the shape used here
 NO_EXPERTS = "the model has experts, which the device has no kernels for: compute it on the CPU"
 _HEADROOM = 1 << 28  # bytes besides the weights: for results, for code, and for the driver
 
@@ -62,7 +61,7 @@ def open_cuda(number: int = 0) -> Cuda:
         has, wants = (".".join(map(str, version)) for version in (gpu.compute_capability, OLDEST))
         raise OptionError(f"CUDA device {number} has compute capability {has}, expected at least {wants}")
     free = lambda: int(cuda.current_context().get_memory_info().free)  # noqa: E731
-    return Cuda(gpu.MULTIPROCESSOR_COUNT, free, has_warpgroups=tuple(gpu.compute_capability)[:2] == (9, 0))
+    return Cuda(free)
 
 
 def device_of(ops: Backend) -> Cuda:
@@ -73,7 +72,7 @@ def device_of(ops: Backend) -> Cuda:
 
 
 def bytes_needed(model: Model) -> int:
-    """Bytes of the weights on a device: ternary ones in whole tiles with some to spare, ggml's block types as float32."""
+    """Bytes of the weights on a device: ggml's block types as float32."""
     total = 0
     records: list[Model | Layer] = [model, *model.layers]
     for record in records:
@@ -86,7 +85,7 @@ def bytes_needed(model: Model) -> int:
 
 def _bytes(value: Any) -> int:
     if isinstance(value, Ternary):
-        return 4 * layout.n_words(value.shape)
+        return value.codes.nbytes
     if isinstance(value, Blocks):
         return 4 * value.shape[0] * value.shape[1]
     return value.nbytes if isinstance(value, np.ndarray) else 0
@@ -99,8 +98,6 @@ def place(model: Model, on: Cuda) -> Model:
     ShapeError for arrays whose shape is not that of the model's Config.
     """
     check_model(model)
-    if model.config.head_dim > on.widest_head:
-        raise UnsupportedError(f"heads are {model.config.head_dim} wide, on the device expected at most {on.widest_head}")
     if model.config.experts:
         raise UnsupportedError(NO_EXPERTS)
     needed, free = bytes_needed(model), on.free_bytes()

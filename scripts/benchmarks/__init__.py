@@ -6,6 +6,6 @@ models.py   random models, for us and for peers  peers.py    other engines, each
 report.py   tables, bars, JSON              setup.py    the model and the options of every bench
 forwards.py prefill, decode, batch, modes, fit         kernel_calls.py   matmul, attention
 processes.py  load, compile                memory.py   bytes allocated, resident memory
-mask_arrays.py  causal masks as arrays     gpu.py      measurements of a GPU for scripts/gpu_check.py
+mask_arrays.py  causal masks as arrays
 workers/    programs that run in those processes
 """

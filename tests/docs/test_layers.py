@@ -64,6 +64,16 @@ def test_no_import_goes_up():
     assert [pair for module, path in MODULES.items() for pair in upward(module, path.read_text("utf-8"))] == []
 
 
+def test_only_the_choice_of_a_device_and_the_commands_know_the_gpu():
+    gpu = "bitnet_np.gpu", "bitnet_np.kernels.cuda"
+    importers = {
+        room(module)
+        for module, path in MODULES.items()
+        if not module.startswith(gpu) and any(name.startswith(gpu) for name in imported(module, path.read_text("utf-8")))
+    }
+    assert importers == {"dispatch", "cli/"}
+
+
 @pytest.mark.parametrize(
     ("module", "source", "found"),
     [

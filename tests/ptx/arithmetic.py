@@ -58,45 +58,14 @@ def _quotient(a: NDArray, b: NDArray) -> NDArray:
     return (a - np.fmod(a, b)) // b
 
 
-def _high(a: NDArray, b: NDArray) -> NDArray:
-    bits = a.dtype.itemsize * 8
-    return ((a.astype(object) * b.astype(object)) >> bits).astype(a.dtype)
-
-
 def _wider(a: NDArray, b: NDArray) -> NDArray:
     wide = np.dtype(f"{a.dtype.kind}{a.dtype.itemsize * 2}")
     return a.astype(wide) * b.astype(wide)
 
 
-def _inserted(a: NDArray, b: NDArray, position: NDArray, length: NDArray) -> NDArray:
-    """b with the lowest `length` bits of a at bit `position`."""
-    one = a.dtype.type(1)
-    bits = a.dtype.itemsize * 8
-    mask = np.where(length < bits, (one << np.minimum(length, bits - 1).astype(a.dtype)) - one, ~a.dtype.type(0))
-    mask, moved = (_shifted_left(x, position) for x in (mask, a))
-    return (b & ~mask) | (moved & mask)
-
-
-def _permuted(a: NDArray, b: NDArray, chosen: NDArray) -> NDArray:
-    """prmt.b32: four of eight bytes."""
-    pool = (np.uint64(1) * b.astype(np.uint64) << np.uint64(32)) | a.astype(np.uint64)
-    result = np.zeros(np.broadcast_shapes(a.shape, b.shape, chosen.shape), np.uint64)
-    for i in range(4):
-        choice = (chosen.astype(np.uint64) >> np.uint64(4 * i)) & np.uint64(15)
-        byte = (pool >> (np.uint64(8) * (choice & np.uint64(7)))) & np.uint64(255)
-        byte = np.where(choice & np.uint64(8), np.where(byte & np.uint64(128), np.uint64(255), np.uint64(0)), byte)
-        result |= byte << np.uint64(8 * i)
-    return result.astype(np.uint32)
-
-
 def bytes_of(words: NDArray[np.uint32], kind: type) -> NDArray[np.int32]:
     """[...] -> [..., 4]"""
     return np.ascontiguousarray(words)[..., None].view(kind).astype(np.int32)
-
-
-def _dot_bytes(a: NDArray[np.uint32], b: NDArray[np.uint32], c: NDArray[np.int32]) -> NDArray[np.int32]:
-    a, b, c = np.broadcast_arrays(a, b, c)
-    return (bytes_of(a, np.uint8) * bytes_of(b, np.int8)).sum(-1, dtype=np.int32) + c
 
 
 def _to_int(x: NDArray, result: np.dtype) -> NDArray:
@@ -111,7 +80,6 @@ _WITH_TWO: dict[str, Callable] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "mul.lo": np.multiply,
-    "mul.hi": _high,
     "min": np.minimum,
     "max": np.maximum,
     "and": np.bitwise_and,
@@ -129,8 +97,6 @@ def _comparison(name: str, floats: bool) -> Callable:
     """A comparison of floats with a NaN is false; true if its name ends in `u`."""
     if not floats:
         return _COMPARED[name]
-    if name in ("num", "nan"):
-        return lambda a, b: _unordered(a, b) == (name == "nan")
     compare = _COMPARED[name.removesuffix("u")]
     if name in _COMPARED:
         return lambda a, b: compare(a, b) & ~_unordered(a, b)
@@ -160,17 +126,13 @@ def rule(opcode: str) -> Rule | None:
         if modifiers not in ([], ["rzi"]) or (floats and result.kind != "f" and modifiers != ["rzi"]):
             return None
         return Rule((dtype,), result, (lambda x: _to_int(x, result)) if modifiers else (lambda x: x.astype(result)))
-    if name == "dp4a" and parts == ["u32", "s32"]:
-        return Rule((u32, u32, DTYPES["s32"]), DTYPES["s32"], _dot_bytes)
-    if modifiers not in ([], ["lo"], ["hi"]) or (floats and modifiers):
+    if modifiers not in ([], ["lo"]) or (floats and modifiers):
         return None
     name = ".".join([name, *modifiers])
     special: dict[str, tuple[tuple[np.dtype, ...], Callable]] = {
         "shl": ((dtype, u32), _shifted_left),
         "shr": ((dtype, u32), _shifted_right),
         "selp": ((dtype, dtype, pred), lambda a, b, p: np.where(p, a, b)),
-        "bfi": ((dtype, dtype, u32, u32), _inserted),
-        "prmt": ((u32, u32, u32), _permuted),
         "fma": ((dtype, dtype, dtype), fma),
         "rcp": ((dtype,), lambda x: dtype.type(1) / x),
     }

@@ -15,16 +15,18 @@ from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cuda.bindings import driver as names
 
 from .machine import Device
 from .source import Kernel, parse
-from .streams import Out, Refused, Stream, Streams, finish, refuse
 
+T = TypeVar("T")
+Out = POINTER(c_void_p)  # for one handle, or several
 VERSION = 13000
 NAME = b"an interpreter of PTX"
 MEMORY = 80 << 30  # bytes of the device
@@ -47,15 +49,21 @@ ATTRIBUTES = {
     "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
     "CLOCK_RATE": 1_980_000,  # kHz
 }
-VERSIONS = {  # the versions of functions that have several
-    "cuCtxGetDevice": 2000,
-    "cuCtxSynchronize": 2000,
-    "cuGraphAddDependencies": 12030,
-    "cuGraphGetEdges": 12030,
-    "cuGraphRemoveDependencies": 12030,
-    "cuLinkAddData": 6050,
-    "cuLinkCreate": 6050,
-}
+VERSIONS = {"cuCtxGetDevice": 2000, "cuCtxSynchronize": 2000, "cuLinkAddData": 6050, "cuLinkCreate": 6050}
+"""The versions of functions that have several."""
+
+
+class Refused(Exception):
+    """A call is refused, with the name of a CUresult."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.code = int(getattr(names.CUresult, f"CUDA_ERROR_{name}"))
+
+
+def refuse(wrong: bool, name: str = "INVALID_VALUE") -> None:
+    if wrong:
+        raise Refused(name)
 
 
 class Context:
@@ -78,6 +86,21 @@ class Function:
     is_loaded: bool = True
 
 
+@dataclass(eq=False)
+class Graph:
+    """What a stream has captured, in its order; `valid` until something is asked for that cannot be captured."""
+
+    runs: list[Callable[[], None]] = field(default_factory=list)
+    valid: bool = True
+
+
+@dataclass(eq=False)
+class Stream:
+    """A stream, which runs its work at once or captures it."""
+
+    capture: Graph | None = None
+
+
 class LaunchConfig(ctypes.Structure):
     """CUlaunchConfig."""
 
@@ -91,18 +114,18 @@ class LaunchConfig(ctypes.Structure):
     )
 
 
-class Driver(Streams):
+class Driver:
     """The functions of the API, by their names. `problems` holds the tracebacks of their exceptions, which callers do not see."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._handles = count(0x10000, 16)
+        self._things: dict[int, Any] = {1: Stream()}  # CU_STREAM_LEGACY
         self.device = Device()
         self.memory = self.device.memory
         self.primary = self.new(Context())
         self.problems = list[str]()
         self._of_thread = threading.local()
         self._texts: dict[int, c_char_p] = {}  # kept alive for callers that have their addresses
-        self._pinned: dict[int, ctypes.Array] = {}  # memory of the host, by address
         functions = {name: function for name, function in inspect.getmembers(self, callable) if name.startswith("cu")}
         self.entries = {name: self._entry(function) for name, function in functions.items()}
 
@@ -119,6 +142,24 @@ class Driver(Streams):
             return 0
 
         return CFUNCTYPE(c_int, *(parameter.annotation for parameter in inspect.signature(function).parameters.values()))(called)
+
+    # --- objects with handles ---
+
+    def new(self, thing: Any) -> int:
+        """A handle for a new object."""
+        handle = next(self._handles)
+        self._things[handle] = thing
+        return handle
+
+    def resolve(self, handle: int | None, kind: type[T]) -> T:
+        thing = self._things.get(handle or 0)
+        if not isinstance(thing, kind):
+            raise Refused("INVALID_HANDLE")
+        return thing
+
+    def remove(self, handle: int | None, kind: type[T]) -> T:
+        self.resolve(handle, kind)
+        return self._things.pop(handle)
 
     # --- the driver and its device ---
 
@@ -137,8 +178,6 @@ class Driver(Streams):
         out[0] = VERSION
 
     def cuGetErrorName(self, error: c_int, out: POINTER(c_char_p)) -> None:
-        out[0] = None
-        refuse(error not in {int(known) for known in names.CUresult})
         out[0] = self._texts.setdefault(error, c_char_p(names.CUresult(error).name.encode()))
 
     def cuGetErrorString(self, error: c_int, out: POINTER(c_char_p)) -> None:
@@ -187,7 +226,70 @@ class Driver(Streams):
         out[0] = 0
 
     def cuCtxSynchronize(self) -> None:
-        self.refuse_captured(lambda stream: True, "STREAM_CAPTURE_UNSUPPORTED")
+        self._refuse_captured(*self._streams())
+
+    # --- streams and graphs ---
+
+    def _streams(self) -> list[Stream]:
+        return [thing for thing in self._things.values() if isinstance(thing, Stream)]
+
+    def _refuse_captured(self, *streams: Stream) -> None:
+        """Refuses a call if one of these streams captures, and invalidates what it has captured."""
+        captures = [stream.capture for stream in streams if stream.capture]
+        for capture in captures:
+            capture.valid = False
+        refuse(bool(captures), "STREAM_CAPTURE_UNSUPPORTED")
+
+    def submit(self, handle: int | None, run: Callable[[], None]) -> None:
+        """Runs it, or captures it if the stream captures. The legacy stream waits for all streams, so for it none may capture."""
+        refuse(not self.contexts, "INVALID_CONTEXT")
+        stream = self.resolve(handle or 1, Stream)
+        if (handle or 1) == 1:
+            self._refuse_captured(*self._streams())
+        if stream.capture is None:
+            run()
+            return
+        refuse(not stream.capture.valid, "STREAM_CAPTURE_INVALIDATED")
+        stream.capture.runs.append(run)
+
+    def cuStreamCreate(self, out: Out, flags: c_uint) -> None:
+        out[0] = self.new(Stream())
+
+    def cuStreamDestroy(self, stream: c_void_p) -> None:
+        self.remove(stream, Stream)
+
+    def cuStreamSynchronize(self, stream: c_void_p) -> None:
+        self._refuse_captured(self.resolve(stream or 1, Stream))
+
+    def cuStreamBeginCapture(self, stream: c_void_p, mode: c_int) -> None:
+        its = self.resolve(stream, Stream)
+        refuse(its.capture is not None, "ILLEGAL_STATE")
+        if mode != names.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED:
+            raise NotImplementedError("another mode, in which memory may not be allocated")
+        its.capture = Graph()
+
+    def cuStreamEndCapture(self, stream: c_void_p, out: Out) -> None:
+        its, out[0] = self.resolve(stream, Stream), None
+        capture, its.capture = its.capture, None
+        if capture is None:
+            raise Refused("ILLEGAL_STATE")
+        refuse(not capture.valid, "STREAM_CAPTURE_INVALIDATED")
+        out[0] = self.new(capture)
+
+    def cuGraphInstantiateWithFlags(self, out: Out, graph: c_void_p, flags: c_uint64) -> None:
+        out[0] = self.new(Graph(self.resolve(graph, Graph).runs))
+
+    def cuGraphDestroy(self, graph: c_void_p) -> None:
+        self.remove(graph, Graph)
+
+    def cuGraphLaunch(self, launchable: c_void_p, stream: c_void_p) -> None:
+        its = self.resolve(launchable, Graph)
+        self._refuse_captured(self.resolve(stream or 1, Stream))
+        for run in its.runs:
+            run()
+
+    def cuGraphExecDestroy(self, launchable: c_void_p) -> None:
+        self.remove(launchable, Graph)
 
     # --- memory ---
 
@@ -195,7 +297,6 @@ class Driver(Streams):
         free[0], total[0] = MEMORY - self.memory.allocated(), MEMORY
 
     def cuMemAlloc(self, out: POINTER(c_uint64), size: c_size_t) -> None:
-        self.refuse_unsafe()
         refuse(not self.contexts, "INVALID_CONTEXT")
         refuse(size == 0)
         try:
@@ -204,53 +305,14 @@ class Driver(Streams):
             raise Refused("OUT_OF_MEMORY") from None
 
     def cuMemFree(self, address: c_uint64) -> None:
-        self.refuse_unsafe()
         if address:
             self.memory.free(address)
 
     def cuMemcpyHtoDAsync(self, to: c_uint64, source: c_void_p, size: c_size_t, stream: c_void_p) -> None:
-        refuse(not self.contexts, "INVALID_CONTEXT")
         self.submit(stream, lambda: self.device.write(to, ctypes.string_at(source, size)))
 
     def cuMemcpyDtoHAsync(self, to: c_void_p, source: c_uint64, size: c_size_t, stream: c_void_p) -> None:
-        refuse(not self.contexts, "INVALID_CONTEXT")
-        self.submit(stream, lambda: self._to_host(self.stream(stream), to, self.memory.read(source, size)))
-
-    def _to_host(self, stream: Stream, to: int, data: bytes) -> None:
-        """A copy to pinned memory is made when the host waits for it; other memory of the host has it, and all before it, at once."""
-        stream.copies.append(lambda: ctypes.memmove(to, data, len(data)))
-        if not any(address <= to < address + len(memory) for address, memory in self._pinned.items()):
-            finish(stream, stream.copies)
-
-    def cuMemHostAlloc(self, out: Out, size: c_size_t, flags: c_uint) -> None:
-        self.refuse_unsafe()
-        refuse(not self.contexts, "INVALID_CONTEXT")
-        refuse(size == 0)
-        memory = (c_ubyte * size)(*b"\xa5" * size)
-        out[0] = ctypes.addressof(memory)
-        self._pinned[out[0]] = memory
-
-    def cuMemFreeHost(self, address: c_void_p) -> None:
-        self.refuse_unsafe()
-        refuse(address not in self._pinned)
-        del self._pinned[address]
-
-    def cuMemcpyDtoDAsync(self, to: c_uint64, source: c_uint64, size: c_size_t, stream: c_void_p) -> None:
-        refuse(not self.contexts, "INVALID_CONTEXT")
-        self.submit(stream, lambda: self.device.write(to, self.memory.read(source, size)))
-
-    def cuMemsetD8Async(self, to: c_uint64, byte: c_ubyte, size: c_size_t, stream: c_void_p) -> None:
-        refuse(not self.contexts, "INVALID_CONTEXT")
-        self.submit(stream, lambda: self.device.write(to, bytes([byte]) * size))
-
-    def cuMemcpyHtoD(self, to: c_uint64, source: c_void_p, size: c_size_t) -> None:
-        self.cuMemcpyHtoDAsync(to, source, size, None)
-
-    def cuMemcpyDtoH(self, to: c_void_p, source: c_uint64, size: c_size_t) -> None:
-        self.cuMemcpyDtoHAsync(to, source, size, None)
-
-    def cuMemsetD8(self, to: c_uint64, byte: c_ubyte, size: c_size_t) -> None:
-        self.cuMemsetD8Async(to, byte, size, None)
+        self.submit(stream, lambda: ctypes.memmove(to, self.memory.read(source, size), size) and None)
 
     # --- code ---
 
@@ -288,7 +350,6 @@ class Driver(Streams):
         values: c_void_p,
         number: c_uint,
     ) -> None:
-        self.refuse_unsafe()
         kernels = parse(code.decode())
         refuse(any(kernel.shared_bytes > ATTRIBUTES["MAX_SHARED_MEMORY_PER_BLOCK"] for kernel in kernels.values()), "INVALID_PTX")
         out[0] = self.new(Library({name.encode(): self.new(Function(kernel)) for name, kernel in kernels.items()}))
@@ -308,24 +369,6 @@ class Driver(Streams):
         known |= dict.fromkeys(("CONST_SIZE_BYTES", "LOCAL_SIZE_BYTES", "NUM_REGS"), 0)  # known from machine code alone
         out[0] = known[names.CUfunction_attribute(attribute).name.removeprefix("CU_FUNC_ATTRIBUTE_")]
 
-    def cuLaunchKernel(
-        self,
-        kernel: c_void_p,
-        x: c_uint,
-        y: c_uint,
-        z: c_uint,
-        block_x: c_uint,
-        block_y: c_uint,
-        block_z: c_uint,
-        shared: c_uint,
-        stream: c_void_p,
-        parameters: Out,
-        extra: Out,
-    ) -> None:
-        refuse(not self.contexts, "INVALID_CONTEXT")
-        config = LaunchConfig((x, y, z), (block_x, block_y, block_z), shared, stream, None, 0)
-        self.cuLaunchKernelEx(ctypes.pointer(config), kernel, parameters, extra)
-
     def cuLaunchKernelEx(self, config: POINTER(LaunchConfig), kernel: c_void_p, parameters: Out, extra: Out) -> None:
         its, function = config[0], self.resolve(kernel, Function)
         if its.number or extra:
@@ -337,12 +380,12 @@ class Driver(Streams):
         refuse(function.kernel.shared_bytes + its.shared > ATTRIBUTES["MAX_SHARED_MEMORY_PER_BLOCK"])
         values, shared = [ctypes.string_at(parameters[i], size) for i, size in enumerate(function.kernel.params)], its.shared
 
-        def run(overlaps: bool = False) -> None:
+        def run() -> None:
             if not function.is_loaded:
                 raise RuntimeError(f"{function.kernel.name} is launched, whose library is unloaded")
-            self.device.launch(function.kernel, grid, block, values, shared, overlaps)
+            self.device.launch(function.kernel, grid, block, values, shared)
 
-        self.submit(its.stream, run, is_kernel=True)
+        self.submit(its.stream, run)
 
 
 @cache

@@ -36,16 +36,10 @@ def _lanes(block: Block, operand: Operand, dtype: np.dtype, at: At) -> NDArray:
     return values.reshape(_warps(block, at), WARP)
 
 
-def _check_mask(mask: Operand) -> None:
-    if not isinstance(mask, Number) or mask.value & 0xFFFFFFFF != 0xFFFFFFFF:
-        raise ValueError(f"lanes {mask}, expected all of them")
-
-
 def butterfly(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     result, source, distance, clamp, mask = operands
-    _check_mask(mask)
-    if clamp != Number(31):
-        raise ValueError(f"shfl with {clamp}")
+    if clamp != Number(31) or not isinstance(mask, Number) or mask.value & 0xFFFFFFFF != 0xFFFFFFFF:
+        raise ValueError(f"shfl of lanes {mask} up to {clamp}, expected all of them")
 
     def exchange(block: Block, at: At) -> None:
         values = _lanes(block, source, DTYPES["u32"], at)
@@ -53,17 +47,6 @@ def butterfly(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         block.set(result, at, np.ascontiguousarray(values[:, other]).reshape(-1))
 
     return exchange
-
-
-def reduce(operands: tuple[Operand, ...], parts: list[str]) -> Step:
-    result, source, mask = operands
-    _check_mask(mask)
-    operation = {"add": lambda x: x.sum(1, dtype=np.int32), "max": lambda x: x.max(1)}[parts[1]]
-
-    def combine(block: Block, at: At) -> None:
-        block.set(result, at, np.repeat(operation(_lanes(block, source, DTYPES["s32"], at)), WARP))
-
-    return combine
 
 
 def multiply_matrices(operands: tuple[Operand, ...], parts: list[str]) -> Step:

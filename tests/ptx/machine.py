@@ -6,7 +6,7 @@ after another, in a random order: kernels may not depend on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,13 +15,10 @@ from numpy.typing import NDArray
 
 from .access import At, Step
 from .arithmetic import DTYPES, literal
-from .counts import Counts
-from .fences import Fences
 from .lanes import WARP
 from .memory import Bytes, Fault, Memory, Watch
 from .source import Address, Instruction, Kernel, Label, Number, Operand, Register, Special
 from .steps import step_of
-from .warpgroups import Products
 
 _EVERYONE = slice(None)
 _PATIENCE = 10_000_000  # instructions of a block after which a loop counts as endless
@@ -33,7 +30,6 @@ class Device:
     def __init__(self, seed: int = 0) -> None:
         self.memory = Memory()
         self.watch = Watch(self.memory)
-        self.counts: Counts | None = None
         self.rng = np.random.default_rng(seed)
 
     def write(self, address: int, data: bytes) -> None:
@@ -48,23 +44,17 @@ class Device:
         block: tuple[int, int, int],
         parameters: list[bytes],
         dynamic_shared: int = 0,
-        overlaps: bool = False,
     ) -> None:
-        """Runs all blocks to their ends. Raises Fault, with the instruction.
-
-        A launch that `overlaps` begins before the launches before it have ended.
-        """
+        """Runs all blocks to their ends. Raises Fault, with the instruction."""
         if block[1:] != (1, 1) or tuple(map(len, parameters)) != kernel.params or dynamic_shared:
             raise Fault(f"{kernel.name}: blocks of {block}, {len(parameters)} parameters: not as it was compiled")
         program = program_of(kernel)
-        self.watch.begins(overlaps)
+        self.watch.launch = self.watch.tick = self.watch.tick + 1
         for number in self.rng.permutation(grid[0] * grid[1] * grid[2]):
             place = int(number % grid[0]), int(number // grid[0] % grid[1]), int(number // grid[0] // grid[1])
             self.watch.block = self.watch.tick = self.watch.tick + 1
             with np.errstate(all="ignore"):
-                running = Block(self, kernel, program, grid, place, block[0], parameters)
-                running.run()
-            self.watch.ended(running.fences.told_until)
+                Block(self, kernel, program, grid, place, block[0], parameters).run()
 
 
 @dataclass(frozen=True)
@@ -114,22 +104,6 @@ def _registers(instruction: Instruction) -> set[Register]:
     return registers
 
 
-Copy = tuple[int, NDArray, NDArray, NDArray, NDArray]
-"""Bytes of a place, and for each thread its number, the places, and the bytes that are copied."""
-
-
-Copy = tuple[int, NDArray, NDArray, NDArray, NDArray]
-"""Bytes of a place, and for each thread its number, the places, and the bytes that are copied."""
-
-
-@dataclass
-class Copies:
-    """Copies by cp.async: they arrive when a thread waits for them. Until then nothing may touch their targets."""
-
-    issued: list[Copy] = field(default_factory=list)
-    committed: list[list[Copy]] = field(default_factory=list)
-
-
 class Block:
     """One block while it runs."""
 
@@ -154,13 +128,6 @@ class Block:
         self.shared = Bytes(kernel.shared_bytes)
         self.shared_watch = Watch(self.shared)
         self.shared.raw[:] = 0xFF  # NaN, so that the use of an unwritten number shows
-        self.local = Bytes(kernel.local_bytes * threads)  # one thread's after another's
-        self.local.raw[:] = 0xFF
-        self.expected = np.zeros(kernel.shared_bytes // 2 + 4, bool)  # halves of words that are targets of copies under way
-        self.copies = Copies()
-        self.products = Products()
-        self.waited = np.zeros(threads, bool)  # for the kernels before
-        self.fences = Fences(threads)
         self.taken = 0
 
     # --- control ---
@@ -190,12 +157,6 @@ class Block:
                 at[here] = behind + 1
             else:
                 self._end(end, behind, here, at, waiting)
-        if self.copies.issued or any(self.copies.committed):
-            raise Fault(f"{self.kernel.name}: copies that nobody waited for")
-        if self.products.issued or self.products.committed:
-            raise Fault(f"{self.kernel.name}: products that nobody waited for")
-        if not self.waited.all():
-            raise Fault(f"{self.kernel.name}: thread {int(np.argmin(self.waited))} never waited for the kernels before")
 
     def _end(self, end: Instruction, behind: int, here: At, at: NDArray[np.int64], waiting: NDArray[np.bool_]) -> None:
         opcode = end.opcode.removesuffix(".uni")
@@ -231,7 +192,6 @@ class Block:
         waiting[:] = False
         self.shared_watch.tick += 1
         self.device.watch.tick += 1
-        self.fences.barrier()
 
     def guarded(self, instruction: Instruction, here: At) -> At:
         """The threads that the guard of an instruction lets through."""

@@ -106,7 +106,7 @@ class Watch:
     """The last thread to read and to write each half of a word: finds threads that touch the same one in no order.
 
     Time goes in ticks, from each barrier of a block to the next. Within a tick, the threads of a block are in no order. Neither are the
-    blocks of a launch, until one tells another what it has written (fences.py).
+    blocks of a launch.
     """
 
     THREADS = 1024
@@ -114,103 +114,64 @@ class Watch:
     def __init__(self, memory: Bytes) -> None:
         halves = memory.size // 2 + 4
         self.base = memory.base
-        self._written, self._read, self._by_many = (np.zeros(halves, np.int64) for _ in range(3))
-        self._hidden = np.zeros(halves, bool)  # from products of warpgroups (warpgroups.py)
-        self.tick = self.block = self.launch = self.running = (
-            1  # now; the first tick of this block, of this launch, of those that still run
-        )
-        self._starts, self._told = list[int](), list[int]()  # of each block: its first tick, and the last one that it has told others of
+        self._written, self._read, self._by_many, self._changed = (np.zeros(halves, np.int64) for _ in range(4))
+        """The ticks of plain writes and reads, with the thread; of reads by several threads, or minus the launch in which several blocks
+        read; of atomic operations."""
+        self.tick = self.block = self.launch = 1  # now; the first tick of this block and of this launch
 
-    def begins(self, overlaps: bool) -> None:
-        """A launch begins, while those before may still run if it `overlaps` them."""
-        self.launch = self.tick = self.tick + 1
-        if not overlaps:
-            self.running = self.launch
-        self._starts.clear()
-        self._told.clear()
-
-    def ended(self, told_until: int) -> None:
-        """A block has ended, which has told others of what it wrote up to that tick; 0 for nothing."""
-        self._starts.append(self.block)
-        self._told.append(told_until)
-
-    def _is_told(self, ticks: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether the blocks of these ticks, which have ended, have told what they wrote then."""
-        block = np.searchsorted(self._starts, ticks, "right") - 1
-        return (block >= 0) & (np.array([*self._told, 0])[block] >= ticks)
-
-    def halves(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    def _halves(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.int64]:
         """The numbers of the halves of words at these addresses."""
         first = (addresses - self.base) >> 1
         return first if size <= 2 else (first[:, None] + np.arange(size // 2)).reshape(-1)
 
-    def _raced(self, marks: NDArray[np.int64], mine: NDArray[np.int64], in_order: bool | NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Whether another thread may have touched them at the same time. `in_order`: not one of another block."""
-        ticks = marks // self.THREADS
-        others = (ticks >= self.launch) & (ticks < self.block)
-        return ((ticks == self.tick) & (marks != mine)) | (others & ~np.asarray(in_order))
+    def _raced(self, marks: NDArray[np.int64], mine: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether another thread may have touched them at the same time."""
+        return ((marks // self.THREADS == self.tick) & (marks != mine)) | self._by_others(marks)
 
-    def _refuse_race(
-        self, raced: NDArray[np.bool_], halves: NDArray[np.int64], mine: NDArray[np.int64], marks: NDArray[np.int64], how: str
-    ) -> None:
+    def _by_others(self, marks: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether another block of this launch touched them."""
+        return (marks // self.THREADS >= self.launch) & (marks // self.THREADS < self.block)
+
+    def _refuse(self, raced: NDArray[np.bool_], halves: NDArray[np.int64], mine: NDArray[np.int64], how: str) -> None:
         if raced.any():
             at = int(np.argmax(raced))
-            other = int(marks[at])
-            whose = "its" if other // self.THREADS >= self.block else "another"
-            raise Fault(
-                f"a race: thread {mine[at] % self.THREADS} {how} {int(halves[at]) * 2 + self.base:#x}, which thread "
-                f"{other % self.THREADS} of {whose} block touched with no barrier or fence between"
-            )
+            place = int(halves[at]) * 2 + self.base
+            raise Fault(f"a race: thread {mine[at] % self.THREADS} {how} {place:#x}, which another one touched with no barrier between")
 
-    def reads(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], knows: NDArray[np.bool_] | None = None) -> None:
-        """Raises Fault if another thread wrote there in no order with this one. `knows`: whether each thread may read what blocks tell."""
-        halves, count = self.halves(addresses, size), max(1, size // 2)
-        mine = np.repeat(threads, count) + self.tick * self.THREADS
+    def reads(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64]) -> None:
+        """Raises Fault if another thread wrote there in no order with this one."""
+        halves = self._halves(addresses, size)
+        mine = np.repeat(threads, max(1, size // 2)) + self.tick * self.THREADS
         written, read = self._written[halves], self._read[halves]
-        in_order = False if knows is None or not knows.any() else np.repeat(knows, count) & self._is_told(written // self.THREADS)
-        self._refuse_race(self._raced(written, mine, in_order), halves, mine, written, "reads")
-        several = (read // self.THREADS == self.tick) & (read != mine)
+        self._refuse(self._raced(written, mine) | (self._changed[halves] == self.tick), halves, mine, "reads")
+        several, others = (read // self.THREADS == self.tick) & (read != mine), self._by_others(read)
         self._read[halves] = mine
         several |= self._read[halves] != mine
-        self._by_many[halves[several]] = self.tick
+        self._by_many[halves[several & (self._by_many[halves] != -self.launch)]] = self.tick
+        self._by_many[halves[others]] = -self.launch
 
-    def writes(
-        self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], in_order: bool | NDArray[np.bool_] = False
-    ) -> None:
-        """Raises Fault if another thread read or wrote there in no order with this one. `in_order`: see `_raced`; one, or one each."""
-        halves = self.halves(addresses, size)
-        count = max(1, size // 2)
-        mine, in_order = np.repeat(threads, count) + self.tick * self.THREADS, np.repeat(np.broadcast_to(in_order, threads.shape), count)
+    def writes(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64]) -> None:
+        """Raises Fault if another thread read or wrote there in no order with this one."""
+        halves = self._halves(addresses, size)
+        mine = np.repeat(threads, max(1, size // 2)) + self.tick * self.THREADS
         written, read = self._written[halves], self._read[halves]
-        self._refuse_race(self._raced(written, mine, in_order), halves, mine, written, "writes")
-        self._refuse_race(self._raced(read, mine, in_order), halves, mine, read, "writes")
-        many = self._by_many[halves] == self.tick
-        self._refuse_race(many, halves, mine, read, "writes")
+        self._refuse(self._raced(written, mine) | (self._changed[halves] == self.tick), halves, mine, "writes")
+        self._refuse(self._raced(read, mine) | np.isin(self._by_many[halves], (self.tick, -self.launch)), halves, mine, "writes")
         self._written[halves] = mine
-        self._hidden[halves] = True
-        last = self._written[halves]
-        self._refuse_race(last != mine, halves, mine, last, "writes")
+        self._refuse(self._written[halves] != mine, halves, mine, "writes")
 
-    def show(self, threads: NDArray[np.int64]) -> None:
-        """What these threads have written is no longer hidden from products of warpgroups."""
-        self._hidden[np.isin(self._written % self.THREADS, threads)] = False
-
-    def shown(self, addresses: NDArray[np.int64], size: int) -> None:
-        """Raises Fault if what lies there is hidden from products of warpgroups."""
-        if self._hidden[self.halves(addresses, size)].any():
-            raise Fault("read by a product, and its writer has not made it visible to products by a proxy fence")
-
-    def written_in_this_tick(self, halves: NDArray[np.int64]) -> bool:
-        return bool((self._written[halves] // self.THREADS == self.tick).any())
-
-    def may_be_written(self, addresses: NDArray[np.int64], size: int) -> bool:
-        """Whether a kernel that may still run wrote there."""
-        return bool((self._written[self.halves(addresses, size)] >= self.running * self.THREADS).any())
+    def changes(self, addresses: NDArray[np.int64], size: int) -> None:
+        """An atomic operation. Raises Fault if it meets a plain read or write of the same tick."""
+        halves = self._halves(addresses, size)
+        for marks in (self._written, self._read):
+            if (marks[halves] // self.THREADS == self.tick).any():
+                raise Fault("an atomic operation where something was touched with no barrier between")
+        self._changed[halves] = self.tick
 
     def forget(self, address: int, size: int) -> None:
         """The host wrote there, which is in order with everything."""
         halves = slice((address - self.base) >> 1, (address - self.base + size + 1) >> 1)
-        for marks in (self._written, self._read, self._by_many):
+        for marks in (self._written, self._read, self._by_many, self._changed):
             marks[halves] = 0
 
 

@@ -55,7 +55,6 @@ class Kernel:
     name: str
     params: tuple[int, ...]  # bytes of each
     shared_bytes: int
-    local_bytes: int  # of each thread
     threads: int  # of a block, at most
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]  # label -> index of the instruction that follows
@@ -63,7 +62,6 @@ class Kernel:
 
 WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits for kind in "busf" for bits in (8, 16, 32, 64)}
 _SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]")
-_LOCAL = re.compile(r"\.local\s+\.align\s+16\s+\.b8\s+([\w$]+)\[(\d+)\]")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)\s*(?:\.maxntid\s+(\d+))?[^{;]*\{")
 _DECLARED = re.compile(r"\.reg\s+\.(\w+)\s+%?([\w$]+)(?:<(\d+)>)?")
 _STATEMENT = re.compile(r"\s*(?:([\w$]+):(?!:)|([{}])|([^;{}]*(?:\{[^}]*\}[^;{}]*)*);)", re.DOTALL)
@@ -84,7 +82,7 @@ def _kernel(entry: re.Match, text: str, shared: dict[str, int], shared_bytes: in
     params = re.findall(r"\.param\s+\.(\w+)\s+([\w$]+)", entry[2])
     known: dict[str, Operand] = {name: Number(start) for name, start in shared.items()}
     known |= {name: Number(at) for at, (_, name) in enumerate(params)}  # a parameter's address is its number
-    scopes, instructions, labels, local_bytes = [known], list[Instruction](), dict[str, int](), 0
+    scopes, instructions, labels = [known], list[Instruction](), dict[str, int]()
     for label, brace, statement in _statements(text, entry.end()):
         if label:
             labels[label] = len(instructions)
@@ -96,12 +94,10 @@ def _kernel(entry: re.Match, text: str, shared: dict[str, int], shared_bytes: in
                 break
         elif declared := _DECLARED.match(statement):
             scopes[-1] |= _registers(*declared.groups(), depth=len(scopes) - 1, unique=len(instructions))
-        elif local := _LOCAL.match(statement):
-            scopes[-1][local[1]], local_bytes = Number(local_bytes), local_bytes + -(-int(local[2]) // 16) * 16
         elif statement and not statement.startswith(".pragma"):
             instructions.append(_instruction(statement, scopes[-1]))
     sizes = tuple(WIDTHS[kind] // 8 for kind, _ in params)
-    return Kernel(_readable(entry[1]), sizes, shared_bytes, local_bytes, int(entry[3] or 1024), tuple(instructions), labels)
+    return Kernel(_readable(entry[1]), sizes, shared_bytes, int(entry[3] or 1024), tuple(instructions), labels)
 
 
 def _readable(name: str) -> str:

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import access, lanes, warpgroups
-from .access import At, Step, vector
+from . import access, lanes
+from .access import At, Step
 from .arithmetic import DTYPES, rule
-from .counts import Counts
 from .memory import Fault
-from .source import Address, Instruction, Label, Number, Operand
+from .source import Instruction, Operand
 
 if TYPE_CHECKING:
     from .machine import Block
-
-_GENERIC = 1 << 40  # the generic address of shared memory
 
 
 def step_of(instruction: Instruction) -> Step:
@@ -29,8 +26,6 @@ def step_of(instruction: Instruction) -> Step:
             at = block.guarded(instruction, at)
             if not len(at):
                 return
-        if block.device.counts is not None:
-            _count(block.device.counts, block, instruction, at)
         try:
             take(block, at)
         except Fault as fault:
@@ -39,24 +34,9 @@ def step_of(instruction: Instruction) -> Step:
     return step
 
 
-def _count(counts: Counts, block: Block, instruction: Instruction, at: At) -> None:
-    text, threads, parts = instruction.text, block.threads[at], instruction.opcode.split(".")
-    counts.add(text, threads)
-    places = [operand for operand in instruction.operands if isinstance(operand, Address)]
-    if parts[0] == "cp" and places:
-        size = instruction.operands[2]
-        assert isinstance(size, Number)
-        counts.sectors(text, threads, block.place(places[1], at), size.value)
-    elif parts[0] in ("ld", "st") and parts[1] != "param":
-        size = DTYPES[parts[-1]].itemsize * max(len(vector(operand)) for operand in instruction.operands)
-        (counts.shared if parts[1] == "shared" else counts.sectors)(text, threads, block.place(places[0], at), size)
-
-
 def _of(instruction: Instruction) -> Step:
     opcode, operands = instruction.opcode, instruction.operands
-    name, *parts = opcode.split(".")
-    if name == "mov" and isinstance(operands[0], tuple):
-        return _unpack(operands, DTYPES[parts[-1]])
+    parts = opcode.split(".")[1:]
     if known := rule(opcode):
         result, *sources = operands
 
@@ -71,71 +51,18 @@ def _of(instruction: Instruction) -> Step:
     raise ValueError(f"not known: {instruction.text}")
 
 
-def _unpack(operands: tuple[Operand, ...], dtype: np.dtype) -> Step:
-    """mov.b32 {low, high}, whole"""
-    halves, whole = operands
-    assert isinstance(halves, tuple)
-    part = np.dtype(f"u{dtype.itemsize // len(halves)}")
-
-    def unpack(block: Block, at: At) -> None:
-        pieces = np.ascontiguousarray(np.broadcast_to(block.get(whole, dtype, at), block.threads[at].shape)).view(part)
-        for i, half in enumerate(halves):
-            if half != Label("_"):
-                block.set(half, at, pieces[i :: len(halves)])
-
-    return unpack
-
-
-def _nothing(operands: tuple[Operand, ...], parts: list[str]) -> Step:
-    return lambda block, at: None
-
-
-def _address_space(operands: tuple[Operand, ...], parts: list[str]) -> Step:
-    """cvta: addresses of global memory are generic addresses as they are; shared memory has a window of its own."""
+def _to_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    """cvta.to.global: addresses of global memory are generic addresses as they are."""
     result, source = operands
-    moved = {("shared",): _GENERIC, ("to", "shared"): -_GENERIC}.get(tuple(parts[:-1]), 0)
-
-    def convert(block: Block, at: At) -> None:
-        block.set(result, at, np.asarray(block.get(source, DTYPES["s64"], at) + moved))
-
-    return convert
-
-
-def _wait(operands: tuple[Operand, ...], parts: list[str]) -> Step:
-    def wait(block: Block, at: At) -> None:
-        block.waited[at] = True
-
-    return wait
-
-
-def _fence(operands: tuple[Operand, ...], parts: list[str]) -> Step:
-    return lambda block, at: block.fences.fence(block.threads[at], block.device.watch.tick)
+    return lambda block, at: block.set(result, at, np.asarray(block.get(source, DTYPES["s64"], at)))
 
 
 _SPECIAL: dict[str, Callable[[tuple[Operand, ...], list[str]], Step]] = {
-    "cvta": _address_space,
+    "cvta.to.global": _to_global,
     "ld.param": access.load_param,
-    "ld.global": access.load_global,
-    "st.global": access.store_global,
-    "ld.shared": access.load_shared,
-    "st.shared": access.store_shared,
-    "ld.local": access.load_local,
-    "st.local": access.store_local,
+    **{f"ld.{space}": access.load for space in ("global", "shared")},
+    **{f"st.{space}": access.store for space in ("global", "shared")},
     "atom": access.atomic,
-    "cp.async.cg.shared.global": access.copy,
-    "cp.async.commit_group": access.commit,
-    "cp.async.wait_group": access.arrive,
     "shfl.sync.bfly.b32": lanes.butterfly,
-    "redux.sync": lanes.reduce,
     "mma": lanes.multiply_matrices,
-    "griddepcontrol.wait": _wait,
-    "griddepcontrol.launch_dependents": _nothing,
-    "prefetch.global.L2": access.prefetch,
-    "membar.gl": _fence,
-    "cp.async.ca.shared.global": access.copy,
-    "fence.proxy": warpgroups.show,
-    "wgmma.fence": warpgroups.fence,
-    "wgmma.mma_async": warpgroups.multiply,
-    "wgmma.commit_group": warpgroups.commit,
-    "wgmma.wait_group": warpgroups.arrive,
 }

@@ -1,0 +1,132 @@
+"""The code of every kernel that the checks before have compiled: what NVVM and NVIDIA's assembler may not do to it.
+
+The assembler comes with the extra `cuda`, its disassembler with `dev`.
+"""
+
+import gc
+import re
+import subprocess
+import sysconfig
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from cuda.bindings import nvjitlink
+from numba.cuda.cudadrv import nvvm
+from numba.cuda.dispatcher import CUDADispatcher
+
+from cuda_checks.common import check
+
+DISASSEMBLER = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin", "nvdisasm")
+EXPECTED = {
+    "ternary_product": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32",),
+    "matmul": ("fma.rn.f32", "shfl.sync.bfly"),
+    "attend_chunk": ("fma.rn.f32", "shfl.sync.bfly"),
+    "rms_norm": ("fma.rn.f64", "sqrt.rn.f32"),
+}
+UNWANTED = (".approx", ".ftz", "ld.local", "st.local", "ld.u64", "ld.f32")  # the last two read memory whose space NVVM does not know
+HARMLESS = {"silu_gate": 1, "gelu_tanh": 1, "gelu_gate": 1, "soft_cap": 1, "attend_chunk": 1, "gelu": 0}
+"""Products that NVVM fuses with a sum and no bit changes: 1 + e^y and e^y - 1, whose last product is by a power of two, and 1 - p / 2. The
+products are exact, or too small to matter beside 1."""
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9]+)")
+
+
+def kernels() -> list[tuple[str, Any]]:
+    """Name and compiled code of every kernel of this process."""
+    dispatchers = [each for each in gc.get_objects() if type(each) is CUDADispatcher and not each.targetoptions.get("device")]
+    return [(each.py_func.__name__, kernel._codelibrary) for each in dispatchers for kernel in each.overloads.values()]
+
+
+def fusable(ptx: str) -> list[str]:
+    """What the assembler would fuse: sums without a rounding of products without a rounding."""
+    products = set(re.findall(r"\bmul\.f(?:32|64)\s+(%\w+)", ptx))
+    sums = re.findall(r"\b(?:add|sub)\.f(?:32|64)\s+%\w+, (%?\w+), (%?\w+);", ptx)
+    return [f"{a} + {b}" for a, b in sums if a in products or b in products]
+
+
+def assembled(ptx: str) -> tuple[int, Counter[str]]:
+    """Bytes of a kernel's stack frame and of spilled registers, and how often each instruction stands in the machine code for sm_90.
+
+    Without the disassembler there are no counts.
+    """
+    options, source = ["-arch=sm_90", "-verbose"], ptx.encode()
+    handle = nvjitlink.create(len(options), options)
+    try:
+        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, source, len(source), "kernel")
+        nvjitlink.complete(handle)
+        log = bytearray(nvjitlink.get_info_log_size(handle))
+        nvjitlink.get_info_log(handle, log)
+        binary = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, binary)
+    finally:
+        nvjitlink.destroy(handle)
+    (spills,) = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log.decode())
+    if not DISASSEMBLER.exists():
+        return sum(map(int, spills)), Counter()
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        text = subprocess.run([DISASSEMBLER, "-c", file.name], capture_output=True, text=True, check=True).stdout
+    return sum(map(int, spills)), Counter(_INSTRUCTION.findall(text))
+
+
+def most_fused(ptx: str) -> tuple[int, int]:
+    """The FFMA and the DFMA that the assembler makes of a kernel's PTX if it fuses nothing.
+
+    It makes one of each fma. A division in float32 takes five in line, and all of them share a subroutine of twelve for numbers that are
+    out of the range of these; a division in float64 takes seven, and one in float32 for its range. A square root with its reciprocal takes
+    fourteen, and ten in float64. (Counted in what nvJitLink 13.5 makes of kernels with one, two and more of each.)
+    """
+    count = {name: len(re.findall(rf"\b{name}\b", ptx)) for name in ("fma.rn.f32", "fma.rn.f64", "div.rn.f32", "div.rn.f64", "sqrt.rn.f32")}
+    rooted = bool(count["sqrt.rn.f32"])
+    single = count["fma.rn.f32"] + 5 * count["div.rn.f32"] + 12 * bool(count["div.rn.f32"]) + count["div.rn.f64"] + 14 * rooted
+    return single, count["fma.rn.f64"] + 7 * count["div.rn.f64"] + 10 * bool(count["div.rn.f64"])
+
+
+def problems_of(name: str, library: Any) -> list[str]:
+    new = library.get_asm_str(cc=(9, 0))
+    old = nvvm.compile_ir(library.llvm_strs, **library._nvvm_options | {"arch": "compute_80", "fma": 0}).decode()  # fuses nothing
+    found = [f"no {text}" for text in EXPECTED.get(name, ()) for ptx in (old, new) if text not in ptx]
+    found += [text for text in UNWANTED for ptx in (old, new) if text in ptx]
+    fused = sum(len(re.findall(r"fma\.rn\.f", ptx)) * sign for ptx, sign in ((new, 1), (old, -1)))
+    if fused != HARMLESS.get(name, 0):
+        found.append(f"{fused} products fused with a sum")
+    if name not in HARMLESS:
+        found += [f"the assembler may fuse {text}" for text in fusable(new)]
+    spilled, counts = assembled(new)
+    single, double = most_fused(new)
+    if spilled or counts["FFMA"] > single or counts["DFMA"] > double:
+        found.append(f"{spilled} bytes spilled; {counts['FFMA']} FFMA of {single} and {counts['DFMA']} DFMA of {double}")
+    return [f"{name}: {text}" for text in found]
+
+
+@check
+def compiled_code() -> None:
+    listed = kernels()
+    assert {"rms_norm", "matmul", "ternary_product", "attend_chunk", "fold_chunks", "keep"} <= {name for name, _ in listed}
+    problems = [problem for name, library in listed for problem in problems_of(name, library)]
+    assert not problems, "\n".join(problems)
+
+
+@check
+def what_the_assembler_fuses() -> None:
+    """Also through a negation and a copy, which no search in the PTX sees."""
+    for rounding, expected in (("", 1), (".rn", 0)):
+        ptx = f"""
+        .version 8.0
+        .target sm_90
+        .address_size 64
+        .visible .entry kernel(.param .u64 kernel_param_0)
+        {{
+            .reg .b64 %rd<3>; .reg .f32 %f<9>;
+            ld.param.u64 %rd1, [kernel_param_0]; cvta.to.global.u64 %rd2, %rd1;
+            ld.global.f32 %f1, [%rd2]; ld.global.f32 %f2, [%rd2+4]; ld.global.f32 %f3, [%rd2+8];
+            mul{rounding}.f32 %f4, %f1, %f2; neg.f32 %f5, %f4; mov.f32 %f6, %f5; add{rounding}.f32 %f7, %f6, %f3;
+            st.global.f32 [%rd2], %f7;
+            ret;
+        }}"""
+        assert not fusable(ptx)
+        assert most_fused(ptx) == (0, 0)
+        assert assembled(ptx)[1]["FFMA"] == (expected if DISASSEMBLER.exists() else 0)
+    assert fusable("mul.f32 \t%f1, %f2, %f3;\nadd.f32 \t%f4, %f1, %f5;") == ["%f1 + %f5"]

@@ -1,0 +1,240 @@
+"""Single operations: rows and numbers, tables, ternary matrices, attention, caches and masks."""
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bitnet_np import packing, selftest
+from bitnet_np.dispatch import Above, make_mask
+from bitnet_np.gpu import backend
+from bitnet_np.gpu.device import open_cuda
+from bitnet_np.kernels import cpu, masks
+from bitnet_np.masks import Pattern, mask
+from cuda_checks.common import GPU, check, normal, odd_rows, rng, same
+
+on = open_cuda()
+
+# --- rows and numbers -----------------------------------------------------------------------------------------------------------------
+
+
+@check
+def quantize() -> None:
+    for width in (1, 33, 128, 600):
+        x = odd_rows(width)
+        (codes, scale), (theirs, their_scale) = cpu.quantize(x), on.quantize(on.upload(x))
+        np.testing.assert_array_equal(on.to_host(theirs), codes)
+        np.testing.assert_array_equal(on.to_host(theirs.row_sums), codes.sum(axis=1, dtype=np.int32))
+        assert not on.to_host(theirs.words).view(np.int8)[:, width:].any()
+        same(on, their_scale, scale)
+
+
+@check
+def rms_norm() -> None:
+    for width in (1, 33, 300):
+        x, gain = odd_rows(width), normal(width, seed=1)
+        same(on, on.rms_norm(on.upload(x), on.upload(gain), 1e-5), cpu.rms_norm(x, gain, 1e-5))
+    for x in (selftest.rows_that_tell_lanes()[0], normal(200, 20)):  # other orders of sums, and squares that are rounded
+        gain = np.ones(x.shape[1], np.float32)
+        same(on, on.rms_norm(on.upload(x), on.upload(gain), 0.0), cpu.rms_norm(x, gain, 0.0))
+
+
+@check
+def layer_norm() -> None:
+    for width in (1, 33, 300):
+        x, gain, bias = normal(2, width) + 3, normal(width, seed=1), normal(width, seed=2)
+        x[-1, -1] = 1e30 if width == 33 else x[-1, -1]  # its square is not a float32
+        for b, uploaded in ((bias, on.upload(bias)), (None, None)):
+            same(on, on.layer_norm(on.upload(x), on.upload(gain), uploaded, 1e-5), cpu.layer_norm(x, gain, b, 1e-5))
+
+
+@check
+def numbers() -> None:
+    a, b, rows = odd_rows(50), normal(6, 50, seed=1), np.array([4, 0, 0])
+    a[0, :8] = [-0.0, 0.0, 90, -90, -104, 9, -9, 1]
+    x, y = on.upload(a), on.upload(b)
+    with np.errstate(all="ignore"):
+        for name in ("add", "relu2_gate", "silu_gate", "gelu_gate"):
+            same(on, getattr(on, name)(x, y), getattr(cpu, name)(a, b))
+        for name in ("gelu", "gelu_tanh"):
+            same(on, getattr(on, name)(x), getattr(cpu, name)(a))
+        for name in ("soft_cap", "scaled"):
+            same(on, getattr(on, name)(x, np.float32(0.3)), getattr(cpu, name)(a, np.float32(0.3)))
+        same(on, on.add_bias(x, on.upload(b[0])), cpu.add_bias(a, b[0]))
+    same(on, on.take(y, on.upload(rows)), cpu.take(b, rows))
+
+
+@check
+def rope() -> None:
+    x, angle = normal(3, 2, 10), rng().uniform(0, 1e5, (3, 4))
+    for name in ("rope", "rope_adjacent"):
+        same(on, getattr(on, name)(on.upload(x), *on.rotations(angle)), getattr(cpu, name)(x, *cpu.rotations(angle)))
+
+
+# --- tables and ternary matrices ------------------------------------------------------------------------------------------------------
+
+
+def tables(n: int, width: int) -> list[NDArray]:
+    table = normal(n, width, seed=3)
+    table[0, 0] = -0.0
+    return [table, table.astype(np.float16), (table.view(np.uint32) >> 16).astype(np.uint16)]
+
+
+@check
+def embed() -> None:
+    tokens = np.array([6, 0, 0, 3])
+    for table in tables(7, 70):
+        same(on, on.embed(on.table(table), on.upload(tokens)), cpu.embed(table, tokens))
+
+
+@check
+def matmul() -> None:
+    for width, presents in ((1, (1,)), (40, (2, 9)), (130, (1,)), *(((2560, (1, 65)),) if GPU else ())):
+        for table, present in product(tables(11, width), presents):
+            x = normal(present, width, seed=4)
+            x[0, 0] = -0.0
+            same(on, on.matmul(on.upload(x), on.table(table)), cpu.matmul(x, table))
+
+
+@check
+def ternary_matmul() -> None:
+    """Edges on all sides: rows, columns, words of a quad, warps, and tokens, few and many."""
+    shapes = [(1, 1, 1), (37, 200, 8), (130, 650, 2), (300, 72, 9), (20, 130, 35), (129, 64, 33)]
+    for n, width, present in shapes + [(2560, 6912, tokens) for tokens in (1, 16, 513) if GPU]:
+        matrix, x = rng(5).integers(-1, 2, (n, width)), normal(present, width, seed=6)
+        matrix[-1] = x[-1] = 1  # the largest sum there can be
+        x[0, 0] = 1e30 if present == 9 else x[0, 0]
+        weights = packing.pack(matrix.astype(np.int8), 0.37)
+        ours = cpu.ternary_matmul(*cpu.quantize(x), weights.codes, weights.scale, n)
+        codes = on.quantize(on.upload(x))
+        (theirs,) = on.ternary_matmuls(*codes, (on.ternary(weights), weights.scale, n))
+        same(on, theirs, ours)
+
+
+@check
+def rows_without_a_scale() -> None:
+    """Infinity or NaN in a row makes every number of its product NaN; divisors have any exponent."""
+    x = np.concatenate([odd_rows(70), normal(20, 70)])
+    x[6:] *= np.exp2(np.linspace(-20, 120, 20)).astype(np.float32)[:, None]
+    weights = packing.pack(rng(1).integers(-1, 2, (33, 70)), 1e20)
+    theirs = on.ternary_matmul(*on.quantize(on.upload(x)), on.ternary(weights), weights.scale, 33)
+    with np.errstate(over="ignore", invalid="ignore"):
+        same(on, theirs, cpu.ternary_matmul(*cpu.quantize(x), weights.codes, weights.scale, 33))
+
+
+# --- attention ------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    slot: NDArray[np.int64]
+    position: NDArray[np.int64]
+
+
+def attention(
+    heads: int,
+    kv_heads: int,
+    width: int,
+    slot: list[int],
+    position: list[int],
+    window: int | None = None,
+    capacity: int = 0,
+    scores: tuple[np.float32, ...] = (),
+    halves: bool = False,
+) -> None:
+    slots, positions = np.array(slot), np.array(position)
+    shape = max(slot) + 1, capacity or max(position) + 1, kv_heads, width
+    q, (k, v) = normal(len(slot), heads, width), (normal(*shape, seed=seed) for seed in (1, 2))
+    if halves:
+        k, v = (array.astype(np.float16).view(np.int16) for array in (k, v))
+    rows = on.resident(Rows(slots, positions))
+    theirs = on.attend(*map(on.upload, (q, k, v)), rows.slot, rows.position, window, *scores)
+    same(on, theirs, cpu.attend(q, k, v, slots, positions, window, *scores))
+
+
+@check
+def attend() -> None:
+    attention(4, 2, 6, [0, 0, 0, 1, 1], [0, 1, 2, 3, 4])
+    attention(5, 1, 20, [1, 1, 0], [63, 64, 130], halves=True)  # across the edges of chunks
+    attention(2, 2, 4, [0, 0], [68, 197], 3)  # chunks that are not seen at all
+    attention(2, 1, 8, [0, 0], [2, 3], 1 << 40)
+    attention(2, 1, 4, [0, 1, 0], [190, 130, 191], 60, 128)  # a ring
+    attention(2, 1, 130, [0], [65])  # heads wider than a block has threads
+    attention(4, 2, 6, [1, 0], [69, 1], 66, scores=(np.float32(0.3), np.float32(2)))  # another scale, and capped
+    if GPU:
+        attention(20, 5, 128, [1] * 300 + [0] * 41, [*range(200, 500), *range(41)])
+        attention(20, 5, 128, [0, 1, 2], [4000, 63, 2047], halves=True)
+        attention(32, 8, 64, [0] * 200, list(range(200)), 100)
+
+
+@check
+def attention_of_some_rows_at_a_time() -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(backend, "_PARTS", 2 * 4 * 2 * 8 * 4)  # two rows
+        attention(4, 2, 6, [0] * 5, list(range(64, 69)))
+
+
+@check
+def attend_masked() -> None:
+    """Biases; a chunk and a row that see nothing; padding; values that are not finite, which hidden keys keep to themselves; a cap."""
+    biases = np.where(rng(3).random((2, 67, 67)) < 0.5, normal(2, 67, 67, seed=4), np.float32(-np.inf)).astype(np.float32)
+    biases[0, 3], biases[0, 4, :64], biases[1, :, 66:] = -np.inf, -np.inf, -np.inf
+    q, k, v = normal(3, 2, 4), normal(2, 67, 1, 4, seed=1), normal(2, 67, 1, 4, seed=2)
+    infinite, hidden = v.copy(), biases[:1].copy()
+    infinite[0, 65, 0, 2], hidden[0, 4, 65] = np.inf, -np.inf
+    for slot, position, values, bias, scores in (
+        ([0, 0, 1], [3, 4, 66], v, biases, ()),
+        ([0, 0, 1], [3, 4, 1], infinite, hidden, ()),
+        ([0, 0, 1], [3, 4, 1], v, hidden, (np.float32(0.3), np.float32(2))),
+    ):
+        rows = on.resident(Rows(np.array(slot), np.array(position)))
+        ours = masks.attend_masked(q, k, values, np.array(slot), np.array(position), bias, *scores)
+        same(on, on.attend_masked(*map(on.upload, (q, k, values)), rows.slot, rows.position, on.upload(bias), *scores), ours)
+
+
+# --- caches and masks -----------------------------------------------------------------------------------------------------------------
+
+
+@check
+def keep_erase_carry() -> None:
+    """Writes keys and values to their places in a ring, erases some and copies some."""
+    slot, position = np.array([0, 2, 2]), np.array([3, 6, 9])
+    k, v = normal(3, 2, 6), normal(3, 2, 6, seed=1)
+    k[1, 0, 5], v[0, 0, 0], v[2, 1, 1] = 70000, 1e-6, 65519.9  # beyond float16, below its normal numbers, and its largest
+    for dtype in (np.float32, np.int16):
+        caches = [np.zeros((2, 3, 5, 2, 6), dtype) for _ in range(2)]
+        uploaded = [on.upload(array) for array in caches]
+        on.keep(on.upload(k), on.upload(v), on.upload(slot), on.upload(position), *(array[1] for array in uploaded))
+        for array, new in zip(caches, (k, v), strict=True):
+            with np.errstate(over="ignore"):
+                half = new.astype(np.float16)
+            half[~np.isfinite(half)] = np.float16(np.nan)
+            array[1, slot, position % 5] = new if dtype == np.float32 else half.view(np.int16)
+        for array, theirs in zip(caches, uploaded, strict=True):
+            np.testing.assert_array_equal(on.to_host(theirs), array)
+        on.carry(uploaded[0], 2, uploaded[1], 1, 6, 10)
+        caches[1][:, 1, np.arange(6, 10) % 5] = caches[0][:, 2, np.arange(6, 10) % 5]
+        on.erase(uploaded[1], 2, 4, 7)
+        caches[1][:, 2, [4, 0, 1]] = 0
+        np.testing.assert_array_equal(on.to_host(uploaded[1]), caches[1])
+
+
+@check
+def spread() -> None:
+    x, slot, position = normal(4, 2, 3), np.array([0, 0, 2, 2]), np.array([0, 1, 0, 4])
+    same(on, on.spread(on.upload(x), on.upload(slot), on.upload(position), (3, 5)), cpu.spread(x, slot, position, (3, 5)))
+
+
+@check
+def fill_mask() -> None:
+    queries, past, keys = np.array([3, 2]), np.array([2, 0]), np.array([5, 2])
+    for pattern in ((0, 0, 0, 0), (2, 0, 0, 0), (0, 3, 0, 0), (0, 0, 2, 1)):
+        ours, out = np.empty((2, 3, 5), np.float32), on.empty((2, 3, 5))
+        masks.fill_mask(ours, 0, queries, past, keys, *pattern)
+        on.fill_mask(out, 0, on.upload(queries), on.upload(past), on.upload(keys), *pattern)
+        same(on, out, ours)
+    for limit in (0, 100):  # where the policy says
+        made = make_mask(3, 5, Pattern(window=2), ops=on, policy=Above(("q_len", "k_len"), limit))
+        same(on, made, mask(3, 5, Pattern(window=2)))
