@@ -16,7 +16,6 @@ from bitnet_np import packing
 from bitnet_np.cache import KVCache
 from bitnet_np.forward_pass import forward, forward_full
 from bitnet_np.kernels import (
-    amx,
     attention,
     block_products,
     block_tiles,
@@ -30,6 +29,7 @@ from bitnet_np.kernels import (
     ternary,
     ternary_tiles,
 )
+from bitnet_np.kernels.fast import amx
 from bitnet_np.tensor_types import Q4_K
 from bitnet_np.testing import random_model
 

@@ -3,10 +3,11 @@
 import numpy as np
 from numba import prange
 
-from .block_bytes import CHUNKS, ROWS, close_chunks, open_chunks
 from .block_rows import Rows, arrange
+from .fast.block_bytes import CHUNKS, ROWS, close_chunks, open_chunks
+from .fast.emit import LANES
+from .fast.simd import store_tile, tile_f32
 from .launching import parallel, serial
-from .simd import LANES, store_tile, tile_f32
 from .ternary_product import blocks_of
 from .tiles import ROW_BLOCK, rows_ahead
 from .workspace import aligned
@@ -40,8 +41,8 @@ def some_rows(zeros, blocks, numbers, rows, first, end, out):
         for chunk in range(0, chunks, CHUNKS):
             for row in range(ROWS):
                 start = (r + min(row, valid - 1)) * n
-                open_chunks(blocks, start, n, chunk, rows.q, rows.starts, rows.sums, lanes, row, ahead)
-            tile = close_chunks(tile, blocks, r * n, n, valid, chunk, lanes, rows.scales, rows.eights)
+                open_chunks(blocks, start, n, chunk, rows, lanes, row, ahead)
+            tile = close_chunks(tile, blocks, r * n, n, valid, chunk, lanes, rows)
         store_tile(tile, sums, 0, LANES)
         for i in range(valid):
             out[r + i] = sums[i]

@@ -8,7 +8,7 @@ from gpu_marks import needs_package
 from models import assert_same_bits
 from numba import njit
 
-from bitnet_np.kernels import simd
+from bitnet_np.kernels.fast import simd
 
 pytestmark = needs_package
 

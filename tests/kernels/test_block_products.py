@@ -14,10 +14,12 @@ from models import assert_same_bits, seeds, threads
 from numba import njit
 
 from bitnet_np.kernels import activations as roundings
-from bitnet_np.kernels import amx, block_products, block_token, blocks, grids, simd
+from bitnet_np.kernels import block_products, block_token, blocks, grids
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_plans import PLANS
+from bitnet_np.kernels.fast import amx, emit
 from bitnet_np.kernels.launching import Kernel
+from bitnet_np.kernels.processor import cpu_features
 from bitnet_np.tensor_types import BLOCK_TYPES, F16, GRID_TYPES, MXFP4, NVFP4, Q4_K, Q6_K, Q8_0
 
 ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
@@ -149,7 +151,7 @@ def test_a_plan_takes_each_run_once(kind):
     assert max(map(abs, plan.code_range)) <= 128
 
 
-@pytest.mark.skipif(not {"avx512vnni", "avx512vl"} <= simd.cpu_features(), reason="needs AVX-512 VNNI on 256-bit registers")
+@pytest.mark.skipif(not {"avx512vnni", "avx512vl"} <= cpu_features(), reason="needs AVX-512 VNNI on 256-bit registers")
 @pytest.mark.parametrize("kind", [Q4_K, Q6_K, Q8_0], ids=lambda kind: kind.name)
 def test_avx_vnni_gives_the_same_bits(monkeypatch, kind):
     """Its instructions are those of AVX-512 on half a register, in another encoding; so its way through the kernels can be run here."""
@@ -158,7 +160,7 @@ def test_avx_vnni_gives_the_same_bits(monkeypatch, kind):
     x = activations(rng, 5, 1024)
     expected = definition.product(*rounded(x, kind), matrix.data, kind)
     block_products._numbers.cache_clear()
-    monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
+    monkeypatch.setattr(emit, "instruction_path", lambda: "avx-vnni")
     monkeypatch.setattr(block_products, "instruction_path", lambda: "avx-vnni")
     for module, names, entry in (
         (block_products, ("unpack", "_tile", "_several_rows"), "_products"),

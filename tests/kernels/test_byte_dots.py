@@ -12,7 +12,8 @@ from models import assert_same_bits, seeds
 from numba import njit, types
 
 from bitnet_np import packing
-from bitnet_np.kernels import amx, byte_dots, cpu, launching, simd, ternary_many
+from bitnet_np.kernels import cpu, launching, ternary_product
+from bitnet_np.kernels.fast import amx, byte_dots, simd
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,7 +21,7 @@ def many():
     """One token is many, here, on any processor."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(amx, "unit", lambda: None)
-        patch.setattr(ternary_many, "LEAST", 1)
+        patch.setattr(ternary_product, "LEAST", 1)
         yield
 
 
@@ -77,13 +78,12 @@ def _steps(count, codes, q, x, stride, valid, out):
         ("avx-vnni", X86, "alderlake", "", "vpdpbusd", 32),
         ("avx2", X86, "haswell", "", "vpmaddubsw", 32),
         ("ssse3", X86, "nehalem", "", "pmaddubsw", 64),
-        ("neon-i8mm", ARM, "generic", "+dotprod,+i8mm", "smmla", 32),  # has twice as many products
         ("neon-dotprod", ARM, "generic", "+dotprod", "sdot", 64),
     ],
 )
 def test_a_step_is_one_product_for_each_register(path, triple, processor, features, instruction, count):
     """Of 2 x 2 sums, four registers of codes each. Sums of words are added up after the loop, by as many instructions as they have
-    registers; nothing else in the loop adds up, and with `smmla` only activations are put in order there."""
+    registers; nothing else in the loop adds up, and nothing is put in order there."""
     n, q, out = types.intp, types.Array(types.int8, 2, "C"), types.Array(types.int32, 1, "C")
     lines = assembly(lowered(_steps, (n, n, q, n, n, n, out), path), triple, processor, features)
     names = [line[1] if line[0] == "{vex}" else line[0] for line in lines if line]
@@ -93,4 +93,4 @@ def test_a_step_is_one_product_for_each_register(path, triple, processor, featur
     first, last = names.index(instruction), len(names) - names[::-1].index(instruction)
     between = names[first:last]
     orders = [name for name in between if name.startswith(("zip", "uzp", "trn", "tbl", "ext", "vpshuf", "vpunpck", "vperm"))]
-    assert len(orders) <= (TOKENS if instruction == "smmla" else 0), orders
+    assert orders == []

@@ -14,8 +14,9 @@ from models import as_table, assert_same_bits, normal, seeds, threads
 from numba import njit
 
 from bitnet_np import packing, selftest, spec, widen
-from bitnet_np.kernels import cpu, launching, scalar, simd, tiles
+from bitnet_np.kernels import cpu, launching, scalar, tiles
 from bitnet_np.kernels import rows as row_kernels
+from bitnet_np.kernels.fast import simd
 from bitnet_np.rope import rope_frequencies
 
 TABLES = ["float32", "float16", "bfloat16"]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ..fast.emit import LANES
 from ..scalar import soft_cap
-from ..simd import LANES
 from .attention_shape import FOUR, SPAN, Shape
 from .ptx import (
     commit_copies,

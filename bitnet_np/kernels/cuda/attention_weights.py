@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..fast.emit import LANES
 from ..scalar import CHUNK, exp
-from ..simd import LANES
 from .attention_shape import LARGEST, NEW, OLD, SPAN, STATE, UNSEEN, WEIGHT, Shape
 from .ptx import fma, fold_quad, load4, plus, quad_max, syncthreads, thread_again, times
 from .target import device

@@ -11,7 +11,7 @@ import numpy as np
 from numba import cuda
 from numpy.typing import NDArray
 
-from ..simd import LANES
+from ..fast.emit import LANES
 from .ptx import (
     await_previous,
     bits_float,

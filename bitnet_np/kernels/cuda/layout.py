@@ -20,8 +20,8 @@ from numba import prange
 from numpy.typing import NDArray
 
 from ...model import Ternary
+from ..fast.emit import LANES
 from ..launching import launch, parallel, read_only
-from ..simd import LANES
 
 ROWS, COLUMNS = 16, 128  # rows and columns of a tile
 TILE_WORDS = 128

@@ -14,8 +14,8 @@ from numba import cuda
 from numba.cuda import cgutils, types, typing
 from numba.cuda.extending import intrinsic
 
-from .. import simd
-from ..simd import LANES
+from ..fast import simd
+from ..fast.emit import LANES
 
 I16, I32, I64, F32, F64, HALF = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType(), ir.HalfType()
 VOID = ir.VoidType()

@@ -1,7 +1,7 @@
 """Division without the GPU's own, which calls a subroutine for rare numbers: products of warpgroups wait for each other beside a call.
 
 A divisor is taken apart once: d = m * 2^e with m in [1, 2). Its inverse is 1 / m rounded to the nearest. The quotient a / m of an integer
-then takes three fused operations (Markstein; the proof is that of ternary_simd.py's `_by_reciprocal`), and 2^-e times it rounds nothing,
+then takes three fused operations (Markstein; the proof is that of ternary_steps.py's `_by_reciprocal`), and 2^-e times it rounds nothing,
 unless it overflows, as the quotient does.
 """
 

@@ -25,9 +25,9 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from .launching import inlined
-from .processor import architecture, cpu_features
-from .simd import I8, I64, _at, _call
+from ..launching import inlined
+from ..processor import architecture, cpu_features
+from .emit import I8, I64, Emitter, constant
 
 ROWS = 16  # of a tile
 WIDTH = 64  # bytes of a row
@@ -153,74 +153,67 @@ def _add_products(unit, sums, x, right):
 def unit_in(typing_context, memory):
     """The unit in an array of the size and element type of PROCESSOR or PLAIN."""
     unit = {types.uint8: types.uint64, types.int8: types.int64}[memory.dtype]
-    return unit(memory), lambda context, builder, signature, args: builder.ptrtoint(
-        context.make_array(signature.args[0])(context, builder, args[0]).data, I64
-    )
+
+    def codegen(context, builder, signature, args):
+        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, I64)
+
+    return unit(memory), codegen
 
 
-def _instruction(name: str, plain: Callable, signature: Any, operands: Callable) -> tuple[Any, Callable]:
-    """The signature and the code of an operation: the instruction with these operands, or a call of its twin."""
+def _instruction(name: str, plain: Callable, signature: Any) -> tuple[Any, Callable]:
+    """The signature and the code of an operation: a call of its twin, or the instruction on tiles, an address and a stride."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        unit, *kinds = signature.args
-        if unit == types.int64:
+        if signature.args[0] == types.int64:
             return context.compile_internal(builder, plain, signature, args)
-        tiles = [ir.Constant(I8, kind.literal_value) for kind in kinds if isinstance(kind, types.IntegerLiteral)]
-        _call(builder, name, ir.VoidType(), *operands(builder, tiles, *args))
+        b = Emitter(context, builder)
+        tiles = [constant(I8, kind.literal_value) for kind in signature.args if isinstance(kind, types.IntegerLiteral)]
+        memory = args if name.endswith("ldtilecfg") else args[1 + len(tiles) :]  # an address, and a stride
+        b.named(name, ir.VoidType(), *tiles, *map(b.pointer, memory[:1]), *memory[1:])
         return context.get_dummy_value()
 
     return signature, codegen
 
 
-def _tiles_alone(builder: ir.IRBuilder, tiles: list[ir.Value], *args: ir.Value) -> list[ir.Value]:
-    return tiles
-
-
-def _memory(
-    builder: ir.IRBuilder, tiles: list[ir.Value], unit: ir.Value, tile: ir.Value, address: ir.Value, stride: ir.Value
-) -> list[ir.Value]:
-    return [*tiles, _at(builder, address, I8), stride]
-
-
 @intrinsic
 def tile_configure(typing_context, unit):
     """Take the shapes of the tiles from the unit's memory, and zero all tiles."""
-    return _instruction("llvm.x86.ldtilecfg", _plain_configure, types.none(unit), lambda builder, _, unit: [_at(builder, unit, I8)])
+    return _instruction("llvm.x86.ldtilecfg", _plain_configure, types.none(unit))
 
 
 @intrinsic
 def tile_release(typing_context, unit):
     """Free all tiles. A system thread that keeps them takes longer to switch."""
-    return _instruction("llvm.x86.tilerelease", _plain_release, types.none(unit), _tiles_alone)
+    return _instruction("llvm.x86.tilerelease", _plain_release, types.none(unit))
 
 
 @intrinsic(prefer_literal=True)
 def tile_zero(typing_context, unit, tile):
-    return _instruction("llvm.x86.tilezero", _plain_zero, types.none(unit, tile), _tiles_alone)
+    return _instruction("llvm.x86.tilezero", _plain_zero, types.none(unit, tile))
 
 
 @intrinsic(prefer_literal=True)
 def tile_load(typing_context, unit, tile, address, stride):
     """Row i of the tile = its bytes from address + i * stride on."""
-    return _instruction("llvm.x86.tileloadd64", _plain_load, types.none(unit, tile, types.intp, types.intp), _memory)
+    return _instruction("llvm.x86.tileloadd64", _plain_load, types.none(unit, tile, types.intp, types.intp))
 
 
 @intrinsic(prefer_literal=True)
 def tile_store(typing_context, unit, tile, address, stride):
     """The bytes from address + i * stride on = row i of the tile."""
-    return _instruction("llvm.x86.tilestored64", _plain_store, types.none(unit, tile, types.intp, types.intp), _memory)
+    return _instruction("llvm.x86.tilestored64", _plain_store, types.none(unit, tile, types.intp, types.intp))
 
 
 @intrinsic(prefer_literal=True)
 def tile_dot(typing_context, unit, sums, x, w):
     """sums[i, j] += the sum over k and n of x[i, 4 k + n] * w[k, 4 j + n]: int8 [rows, 64] and uint8 [16, 64] -> int32 [rows, 16]."""
-    return _instruction("llvm.x86.tdpbsud", _plain_dot, types.none(unit, sums, x, w), _tiles_alone)
+    return _instruction("llvm.x86.tdpbsud", _plain_dot, types.none(unit, sums, x, w))
 
 
 @intrinsic(prefer_literal=True)
 def tile_dot_signed(typing_context, unit, sums, x, w):
     """As `tile_dot`, for w of int8."""
-    return _instruction("llvm.x86.tdpbssd", _plain_dot_signed, types.none(unit, sums, x, w), _tiles_alone)
+    return _instruction("llvm.x86.tdpbssd", _plain_dot_signed, types.none(unit, sums, x, w))
 
 
 @inlined
