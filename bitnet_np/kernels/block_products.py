@@ -22,22 +22,26 @@ from numba import prange
 from numpy.typing import NDArray
 
 from ..tensor_types import TensorType
-from . import block_tiles, block_token
+from . import block_tiles
 from .block_formats import FORMATS, RUN
 from .block_plans import PLANS
 from .block_rows import SPAN, Numbers, Rows, arrange, room_for, unpack
 from .fast import amx
-from .fast.block_bytes import close_unit, open_unit, run_step, take_offset
+from .fast.block_bytes import CHUNKS, ROWS, close_chunks, close_unit, open_chunks, open_unit, run_step, take_offset
 from .fast.emit import LANES, Strided
 from .fast.simd import load_tile, pointer_to, store_tile, tile_f32, tile_i32
 from .launching import Floats, inlined, launch, parallel, read_only, serial
 from .processor import instruction_path
-from .tiles import WIDE
+from .ternary_product import blocks_of
+from .tiles import ROW_BLOCK, WIDE, rows_ahead
 from .workspace import aligned, empty
 
 Bytes = NDArray[np.uint8]
 
 _GROUPS, _TOKENS = (2, 6) if WIDE else (1, 2)  # groups of 16 weight rows, and rows of activations, of a tile
+
+
+# --- several tokens -------------------------------------------------------------------------------------------------------------------
 
 
 @inlined
@@ -110,6 +114,64 @@ def _products(blocks, numbers, rows, out):
         _several_rows(zeros, integers, _GROUPS, _TOKENS, blocks, numbers, rows, strip * _GROUPS * LANES, out)
 
 
+# --- one token ------------------------------------------------------------------------------------------------------------------------
+
+
+@serial
+def _room(x, numbers):
+    """Room for a row of activations and whole steps of chunks, as Rows has it. No register of it straddles two cache lines."""
+    chunks = (x.shape[1] + numbers.weights - 1) // numbers.weights
+    chunks = (chunks + CHUNKS - 1) // CHUNKS * CHUNKS
+    weights, units = chunks * numbers.weights, chunks * numbers.units
+    runs, starts = units * numbers.runs, weights // numbers.width if numbers.offset else 0
+    return (
+        aligned(weights).view(np.int8).reshape(1, weights),
+        aligned(starts * 4).view(np.int32).reshape(1, starts),
+        aligned(runs * 2).view(np.int16).reshape(1, units, numbers.runs),
+        np.empty(units, np.float32).reshape(1, units),
+        np.empty(units, np.float32).reshape(1, units),
+    )
+
+
+@serial
+def rows_of_one_token(zeros, blocks, numbers, rows, first, end, out):
+    """Results first..end of a matrix: few rows at a time, so that memory is read nearly in order."""
+    n = blocks.shape[1]
+    chunks, ahead = (n + numbers.blocks - 1) // numbers.blocks, rows_ahead(ROWS, n * blocks.itemsize)
+    sums, lanes = np.empty(LANES, np.float32), aligned(ROWS * numbers.registers * LANES * 4).view(np.int32)
+    for r in range(first, end, ROWS):
+        valid = min(ROWS, end - r)
+        tile = zeros
+        for chunk in range(0, chunks, CHUNKS):
+            for row in range(ROWS):
+                start = (r + min(row, valid - 1)) * n
+                open_chunks(blocks, start, n, chunk, rows, lanes, row, ahead)
+            tile = close_chunks(tile, blocks, r * n, n, valid, chunk, lanes, rows)
+        store_tile(tile, sums, 0, LANES)
+        for i in range(valid):
+            out[r + i] = sums[i]
+
+
+@parallel
+def _products_of_row(first, second, third, widths, x, order, numbers, out):
+    """out, flat: the results of the three matrices, one after another. A matrix of width 0 is not there."""
+    q, starts, sums, scales, eights = _room(x, numbers)
+    rows = Rows(q, starts, sums, scales, eights)  # here, because a parallel loop has to know the name
+    arrange(0, x, order, numbers, rows)
+    for item in prange(blocks_of(widths, ROW_BLOCK)):
+        which, block, place = 0, np.int64(item), 0
+        while block * ROW_BLOCK >= widths[which]:
+            block -= -(-widths[which] // ROW_BLOCK)
+            place += widths[which]
+            which += 1
+        begin, results = block * ROW_BLOCK, out[place : place + widths[which]]
+        end = min(begin + ROW_BLOCK, widths[which])
+        rows_of_one_token(tile_f32(1, 1), (first, second, third)[which], numbers, rows, begin, end, results)
+
+
+# --- products -------------------------------------------------------------------------------------------------------------------------
+
+
 @lru_cache
 def _numbers(kind: TensorType, one_token: bool) -> tuple[Numbers, NDArray[np.int64]]:
     """What the kernel knows of a type, and the order of its runs. Asking for the instruction path takes longer than a small product."""
@@ -142,7 +204,7 @@ def _products_of_one_token(x: Floats, blocks: list[NDArray], kind: TensorType) -
     (a, b, c), (i, j, k) = (*blocks, blocks[0], blocks[0])[:3], (*map(len, blocks), 0, 0)[:3]
     out = empty((1, i + j + k))
     numbers, order = _numbers(kind, True)
-    launch(block_token.products, out.size * x.size // 64, a, b, c, (i, j, k), x, order, numbers, out[0])
+    launch(_products_of_row, out.size * x.size // 64, a, b, c, (i, j, k), x, order, numbers, out[0])
     return [out[:, :i], out[:, i : i + j], out[:, i + j :]][: len(blocks)]
 
 

@@ -16,19 +16,18 @@ import numpy as np
 import pytest
 from assembly import ARM, X86, assembly, lowered
 from block_samples import same_bytes
-from models import SHAPE, assert_same_bits, random_model, random_tokens
+from models import SHAPE, random_model, random_tokens
 from numba import njit, types
 from numba.np.numpy_support import from_dtype
 
 from bitnet_np import masks, packing, selftest
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.forward_pass import forward_full, forward_incremental
-from bitnet_np.kernels import block_products, block_token, blocks, cpu, float_products, processor, ternary, ternary_product, tiles
+from bitnet_np.kernels import block_products, blocks, cpu, float_products, processor, ternary, tiles
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_rows import Numbers, Rows, Strip
-from bitnet_np.kernels.fast import amx, emit
+from bitnet_np.kernels.fast import byte_dots, emit, simd
 from bitnet_np.kernels.fast.block_bytes import CHUNKS
-from bitnet_np.kernels.launching import Kernel
 from bitnet_np.kernels.ternary_product import Matrix, Product
 from bitnet_np.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
 
@@ -52,6 +51,7 @@ ALL = (*FORWARD, "masked", "backward")
 PROCESSORS = {
     "skylake-avx512": (AVX512, "avx512", True, DOTS),
     "haswell": (AVX2, "avx2", False, FORWARD),
+    "alderlake": (AVX2 + ",+avxvnni", "avx-vnni", False, DOTS),
     "nehalem": (SSE4, "ssse3", False, DOTS),
     "generic": ("", "generic", False, ALL),
 }
@@ -240,6 +240,33 @@ def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
     assert all(register in " ".join(line) for line in found)
 
 
+@njit
+def _steps(count, codes, q, x, stride, valid, out):
+    tile = simd.tile_i32(2, 2)
+    sums = byte_dots.open_sums(tile)
+    for _ in range(count):
+        sums = byte_dots.dot_sixteen(sums, codes, 4096, q, x, stride, valid)
+        codes += 256
+        x += 16
+    simd.store_tile(byte_dots.close_sums(tile, sums), out, 0, 32)
+
+
+@pytest.mark.parametrize("path", [path for path in TARGETS if path != "neon"])
+def test_a_step_of_many_tokens_is_one_product_for_each_register(path):
+    """Of 2 x 2 sums, four registers of codes each. Sums of words are added up after the loop, by as many instructions as they have
+    registers; nothing else in the loop adds up, and nothing is put in order there."""
+    triple, processor, features, instruction, _, pieces = TARGETS[path]
+    n, q, out = types.intp, array(types.int8, 2), array(types.int32)
+    lines = assembly(lowered(_steps, (n, n, q, n, n, n, out), path), triple, processor, features)
+    names = [line[1] if line[0] == "{vex}" else line[0] for line in lines if line]
+    assert names.count(instruction) == 16 * pieces
+    added_up = [name for name in names if name in ("vpmaddwd", "pmaddwd")]
+    assert len(added_up) == (4 * pieces if "maddubsw" in instruction else 0)
+    first, last = names.index(instruction), len(names) - names[::-1].index(instruction)
+    orders = ("zip", "uzp", "trn", "tbl", "ext", "vpshuf", "vpunpck", "vperm")
+    assert [name for name in names[first:last] if name.startswith(orders)] == []
+
+
 @pytest.mark.parametrize("path", TARGETS)
 @pytest.mark.parametrize(("kind", "dots"), [(Q4_K, 4), (Q8_0, 1)], ids=str)
 def test_blocks_are_multiplied_by_the_byte_instruction_of_the_path(path, kind, dots):
@@ -253,7 +280,7 @@ def test_blocks_are_multiplied_by_the_byte_instruction_of_the_path(path, kind, d
     several = matrix, numbers, rows, strip, n, n, n, n
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
     for function, signature, count in (
-        (block_token.some_rows, (emit.Tile("f32", 1, 1), *one), CHUNKS * dots),
+        (block_products.rows_of_one_token, (emit.Tile("f32", 1, 1), *one), CHUNKS * dots),
         (block_products._tile, (emit.Tile("i32", 1, 2), emit.Tile("f32", 1, 2), *several), 4 * 2),
     ):
         lines = assembly(lowered(function, signature, path), triple, processor, features)
@@ -314,31 +341,3 @@ def test_avx512_looks_up_what_codes_of_at_most_four_bits_stand_for(name):
 def test_tables_of_codes_are_looked_up_by_an_instruction(path, triple, processor, look_up):
     lines = assembly(lowered(float_products.fill, unpacking(NVFP4), path), triple, processor, "")
     assert [line[0] for line in lines if line].count(look_up) >= NVFP4.block // 16
-
-
-@pytest.mark.skipif(not {"avx512vnni", "avx512vl"} <= processor.cpu_features(), reason="needs AVX-512 VNNI on 256-bit registers")
-def test_avx_vnni_gives_the_same_bits(monkeypatch):
-    """Its instruction is that of AVX-512 on half a register, in another encoding; so its way through the kernel can be run here."""
-    counts = 1, 2, 3, 9
-    rng = np.random.default_rng(0)
-    q, scale = rng.integers(-127, 128, (9, 300)).astype(np.int8), np.ones(9, np.float32)
-    weights = packing.pack(rng.integers(-1, 2, (7, 300)), 0.5)
-    expected = [cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7) for rows in counts]
-    monkeypatch.setattr(emit, "instruction_path", lambda: "avx-vnni")
-    monkeypatch.setattr(ternary_product, "LEAST", 5)
-    monkeypatch.setattr(amx, "unit", lambda: None)
-    ways = (
-        (ternary, ("store_ternary", "_ternary_tile", "_ternary_tile_apart"), "_ternary_matmul"),
-        (
-            ternary_product,
-            ("store_ternary", "_groups"),
-            "ternary_matmul",
-        ),
-    )
-    for module, names, entry in ways:
-        for name in names:
-            monkeypatch.setattr(module, name, njit(getattr(module, name).py_func))
-        kernel = njit(getattr(module, entry).shared.py_func)
-        monkeypatch.setattr(module, entry, Kernel(kernel, kernel))
-    for rows, same in zip(counts, expected, strict=True):
-        assert_same_bits(cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7), same)

@@ -1,4 +1,4 @@
-"""Ternary products on matrix tiles: the processor's where it has them, their plain twin everywhere."""
+"""Ternary products of many tokens: on matrix tiles, the processor's or their plain twin, and on vectors, with codes unpacked once."""
 
 import ctypes
 import os
@@ -20,15 +20,16 @@ from bitnet_np.kernels import cpu, launching, ternary, ternary_product, ternary_
 from bitnet_np.kernels.fast import amx, emit, simd, ternary_steps
 from bitnet_np.kernels.processor import cpu_features
 
-UNITS = {"twin": amx.PLAIN, "processor": amx.PROCESSOR}
+UNITS = {"twin": amx.PLAIN, "processor": amx.PROCESSOR, "vectors": None}
 on_each_unit = pytest.mark.parametrize("unit", UNITS)
 
 
 def on(unit):
-    """Calls of any number of tokens run on this unit."""
+    """Calls of any number of tokens run on this unit, or from codes that are unpacked once."""
     if unit == "processor" and amx.why_absent():
         pytest.skip(amx.why_absent())
-    return mock.patch.multiple(amx, unit=lambda: UNITS[unit]), mock.patch.object(ternary_tiles, "LEAST", 1)
+    least = ternary_product if unit == "vectors" else ternary_tiles
+    return mock.patch.multiple(amx, unit=lambda: UNITS[unit]), mock.patch.object(least, "LEAST", 1)
 
 
 def products(rng, rows, width, heights, scale):
@@ -51,6 +52,8 @@ def products(rng, rows, width, heights, scale):
 @example(seed=0, rows=33, width=1025, heights=[33, 16, 17])  # three blocks of columns, and one of a single step
 @example(seed=0, rows=16, width=512, heights=[32])
 @example(seed=0, rows=17, width=64, heights=[31, 1])
+@example(seed=0, rows=5, width=257, heights=[65, 16, 1])  # one step more than words hold
+@example(seed=0, rows=4, width=256, heights=[64])
 @settings(max_examples=25)
 def test_products_have_the_bits_of_the_contract(unit, small, seed, rows, width, heights):
     rng = np.random.default_rng(seed)
@@ -61,6 +64,16 @@ def test_products_have_the_bits_of_the_contract(unit, small, seed, rows, width, 
 
 
 @on_each_unit
+@pytest.mark.parametrize("code", [-128, -127, 127])
+def test_the_largest_sums_fit(unit, code):
+    """Words hold 16 bits. A code of -128 comes from no quantiser, but from callers."""
+    q, weights = np.full((5, 1024), code, np.int8), packing.pack(np.ones((40, 1024), int), 1.0)
+    patched, least = on(unit)
+    with patched, least:
+        assert (cpu.ternary_matmul(q, np.ones(5, np.float32), weights.codes, weights.scale, 40) == 1024 * code).all()
+
+
+@pytest.mark.parametrize("unit", ["twin", "processor"])
 def test_activations_that_do_not_fit_a_cache_are_multiplied_part_by_part(unit, monkeypatch):
     monkeypatch.setattr(ternary_tiles, "_SHARED", 1 << 12)
     kernel = njit(error_model="numpy")(ternary_tiles.ternary_matmul.shared.py_func)
