@@ -84,7 +84,10 @@ def widen_some(source, start, count, out, position):
 
 @inlined
 def fill(w, first, count, size, out, position):
-    """out[position :] = `count` elements of a matrix from number `first` on as float32: blocks of `size` weights, or floats."""
+    """out[position :] = `count` elements of a matrix from number `first` on as float32, then zeros up to a whole register.
+
+    An element is a block of `size` weights or a float. `position` counts floats from the start of `out`, whatever its shape.
+    """
     fill_elements(w, first, count, size, out, position)
 
 
@@ -99,8 +102,9 @@ def _fill_blocks(w, first, count, size, out, position):
 
 def _fill_floats(w, first, count, size, out, position):
     widen_some(pointer_to(w), first, count, out, position)
+    numbers = pointer_to(out)
     for i in range(position + count, position + -(-count // LANES) * LANES):
-        out[i] = 0
+        numbers[i] = np.float32(0)
 
 
 @overload(fill_elements)
