@@ -78,8 +78,11 @@ def room_for(x: Floats) -> Floats:
 @serial
 def widen_some(source, start, count, out, position):
     """out[position :][:count] = source[start :][:count] as float32, -0 as +0."""
-    for i in range(0, count, LANES):
-        widen(source, start + i, min(LANES, count - i), out, position + i)
+    whole = count - count % LANES
+    for i in range(0, whole, LANES):
+        widen(source, start + i, LANES, out, position + i)
+    if whole < count:
+        widen(source, start + whole, count - whole, out, position + whole)
 
 
 @inlined
@@ -107,7 +110,7 @@ def _fill_floats(w, first, count, size, out, position):
         numbers[i] = np.float32(0)
 
 
-@overload(fill_elements)
+@overload(fill_elements, inline="always")
 def _fill_elements(w, first, count, size, out, position):
     return _fill_blocks if isinstance(w.dtype, types.Record) else _fill_floats
 
