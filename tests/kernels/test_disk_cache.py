@@ -477,7 +477,7 @@ print(exponential(np.ones(1, np.float32))[0])
 
 
 def test_with_an_unknown_numba_each_process_compiles_and_says_so_once(tmp_path):
-    out, err = process(UNKNOWN, ROOT, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+    out, err = process(UNKNOWN, ROOT, NUMBA_CACHE_DIR=str(tmp_path / "cache"), PYTHONWARNINGS="always")
     assert out[0].startswith("2.718")
     assert err.count("does not know the cache of Numba 9.9.9") == 1
     assert not (tmp_path / "cache").exists()
