@@ -22,7 +22,7 @@ from . import mapped
 from .errors import ShapeError, UnsupportedError
 from .kernels import certified as kernels
 from .kernels import cpu
-from .kernels.simd import LANES
+from .kernels.fast.emit import LANES
 from .validate import integer
 
 Floats = NDArray[np.float32]

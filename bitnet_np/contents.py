@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import packing, widen
-from .kernels.simd import LANES
+from .kernels.fast.emit import LANES
 from .model import Blocks, Model, Ternary, Weights
 from .tensor_types import GRID_TYPES, TERNARY_TYPES
 

@@ -13,7 +13,8 @@ import llvmlite
 import numba
 import numpy as np
 
-from .kernels import amx, simd
+from .kernels.fast import amx
+from .kernels.processor import cpu_features, instruction_path
 
 
 def processor() -> str:
@@ -28,13 +29,13 @@ def processor() -> str:
 
 def describe() -> dict[str, Any]:
     """The facts of the machine that belong to every figure and every report."""
-    features = simd.cpu_features()
+    features = cpu_features()
     of_intel = "avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-int8"
     of_arm = "neon", "dotprod", "i8mm", "sve"
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
-        "instruction path": simd.instruction_path(),
+        "instruction path": instruction_path(),
         "matrix tiles": amx.why_absent() or "AMX",
         "features": [name for name in of_intel + of_arm if name in features],
         "threading layer": _threading_layer(),

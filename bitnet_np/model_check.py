@@ -11,7 +11,7 @@ import numpy as np
 
 from .errors import ShapeError
 from .families import FAMILIES
-from .kernels.simd import LANES
+from .kernels.fast.emit import LANES
 from .model import Blocks, Config, Expert, Layer, Linear, Model, Ternary, shapes_of
 from .tensor_types import ALL_BLOCK_TYPES
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from .errors import ShapeError
 from .kernels import packing as kernels
-from .kernels.simd import LANES
+from .kernels.fast.emit import LANES
 from .model import Ternary, frozen
 
 BLOCK = 128  # weights in BLOCK_BYTES bytes of I2_S

@@ -162,7 +162,7 @@ def natural(seed: int, processes: int, cache: str) -> dict[str, Any]:
 
 def bad_entries(cache: str, recompile: bool) -> list[str]:
     """The problems of a cache's entries, one text each."""
-    from bitnet_np.kernels import cache_check
+    from bitnet_np.kernels.cache import cache_check
 
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, cache
     try:

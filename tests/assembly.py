@@ -7,7 +7,7 @@ import pytest
 from numba import njit
 from numba.core import codegen
 
-from bitnet_np.kernels import simd
+from bitnet_np.kernels.fast import emit
 
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 
@@ -25,9 +25,9 @@ def lowered(function, signature, path, wide=False):
     add = codegen.CPUCodeLibrary.add_ir_module
     with (
         mock.patch.object(codegen.CPUCodeLibrary, "add_ir_module", stop),
-        mock.patch.object(simd, "instruction_path", return_value=path),
-        mock.patch.object(simd, "_converts_half", return_value=True),
-        mock.patch.object(simd, "is_wide", return_value=wide),
+        mock.patch.object(emit, "instruction_path", return_value=path),
+        mock.patch.object(emit, "converts_half", return_value=True),
+        mock.patch.object(emit, "is_wide", return_value=wide),
         pytest.raises(Lowered) as caught,
     ):
         njit(function.py_func).compile(signature)

@@ -85,7 +85,7 @@ def pytest_sessionfinish(session):
     if hasattr(session.config, "workerinput"):
         session.config.workeroutput["said"] = sorted(said_texts.SAID)
         return
-    from bitnet_np.kernels import cache_check
+    from bitnet_np.kernels.cache import cache_check
 
     bad = [f"{entry.file}: {entry.function} {entry.signature}: {entry.problem}" for entry in cache_check.check() if entry.problem]
     if said_texts.all_tests_ran(session):

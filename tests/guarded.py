@@ -16,7 +16,6 @@ from bitnet_np import packing
 from bitnet_np.cache import KVCache
 from bitnet_np.forward_pass import forward, forward_full
 from bitnet_np.kernels import (
-    amx,
     attention,
     block_products,
     block_tiles,
@@ -28,8 +27,10 @@ from bitnet_np.kernels import (
     masks,
     rows,
     ternary,
+    ternary_product,
     ternary_tiles,
 )
+from bitnet_np.kernels.fast import amx
 from bitnet_np.tensor_types import Q4_K
 from bitnet_np.testing import random_model
 
@@ -104,8 +105,8 @@ def operations(rng: np.random.Generator) -> None:
         same(single, x)
     same(cpu.exponential, gain)
     weights = packing.pack(rng.integers(-1, 2, (n, width)).astype(np.int8), 0.5)
-    for unit in (None, amx.PLAIN, amx.unit()):
-        with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(ternary_tiles, "LEAST", 1):
+    for unit, way in ((None, ternary_tiles), (None, ternary_product), (amx.PLAIN, ternary_tiles), (amx.unit(), ternary_tiles)):
+        with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(way, "LEAST", 1):
             same(cpu.ternary_matmul, *cpu.quantize(x), weights.codes, weights.scale, n)
     per_row = int(rng.integers(1, 6))
     wide = rng.standard_normal((r, 256 * per_row)).astype(np.float32)

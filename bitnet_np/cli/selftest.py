@@ -11,7 +11,9 @@ import numba
 import numpy as np
 
 from .. import contract, fixtures, selftest
-from ..kernels import amx, cache_check, cache_folder, disk_cache, simd
+from ..kernels.cache import cache_check, cache_folder, disk_cache
+from ..kernels.fast import amx
+from ..kernels.processor import cpu_features, instruction_path
 from ..whole_file import whole_file
 from . import progress
 from .arguments import add_threads_argument
@@ -83,9 +85,9 @@ def _machine() -> dict[str, Any]:
         "numpy": np.__version__,
         "numba": numba.__version__,
         "threads": numba.get_num_threads(),
-        "instruction_path": simd.instruction_path(),
+        "instruction_path": instruction_path(),
         "matrix_tiles": amx.why_absent() or "AMX",
-        "features": sorted(simd.cpu_features()),
+        "features": sorted(cpu_features()),
     }
 
 

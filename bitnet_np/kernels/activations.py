@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from .. import tensor_types
 from ..tensor_types import TensorType
+from .fast.simd import float_bits
 from .launching import Floats, launch, parallel, serial
 from .scalar import round_half_even, round_to_half
-from .simd import float_bits
 
 Q8_K, Q8_0 = 256, 32  # numbers that share a scale
 

@@ -12,9 +12,10 @@ from numba import get_num_threads, prange
 from numpy.typing import NDArray
 
 from .attention_chunk import cap_scores, chunk_scores, chunk_values, exponentials, hide, maxima, visible
+from .fast.emit import LANES
+from .fast.simd import fma, store_sums, tile_f32
 from .launching import Floats, inlined, launch, parallel, serial
 from .scalar import CHUNK, exp, round_to_half, soft_cap
-from .simd import LANES, fma, store_sums, tile_f32
 from .tiles import SPAN, TOKENS, dot_tile
 from .workspace import aligned_floats, empty
 

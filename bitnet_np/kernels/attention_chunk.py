@@ -5,10 +5,8 @@ Queries come in tiles of TOKENS. `ends` has, for each tile, how many of the chun
 
 import numpy as np
 
-from .launching import serial
-from .scalar import CHUNK, exp, soft_cap
-from .simd import (
-    LANES,
+from .fast.emit import LANES
+from .fast.simd import (
     axpy_step,
     axpy_tail,
     load_tile,
@@ -20,6 +18,8 @@ from .simd import (
     store_tile,
     tile_f32,
 )
+from .launching import serial
+from .scalar import CHUNK, exp, soft_cap
 from .tiles import ROWS, SPAN, TOKENS, VALUE_COLUMNS, dot_tile
 
 _AHEAD = 12  # keys by which prefetches run ahead

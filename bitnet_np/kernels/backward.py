@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from .attention import NO_WINDOW, inverse_root
 from .attention_chunk import chunk_scores, chunk_values, exponentials, hide, maxima, visible
+from .fast.emit import LANES
+from .fast.simd import axpy_step, axpy_tail, fma, store_tile, tile_f32
 from .launching import Floats, inlined, launch, parallel, read_only, serial
 from .scalar import CHUNK, WIDE_LANES, exp
-from .simd import LANES, axpy_step, axpy_tail, fma, store_tile, tile_f32
 from .sums import fold_lanes, wide_dot
 from .tiles import SPAN, TOKENS, VALUE_COLUMNS, WIDE
 from .workspace import empty

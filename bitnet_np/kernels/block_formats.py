@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-RUN = 16  # weights that are computed at a time: the lanes of a register in simd.py
+RUN = 16  # weights that are computed at a time: the lanes of a register in fast/
 _LANE = np.arange(RUN)
 _TWO_RUNS = np.arange(2 * RUN)  # bytes of two runs take no more instructions than those of one
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .block_formats import FORMATS, RUN, Bits, Digit, Flags, Format, Integers
-from .byte_dots import WORDS
+from .fast.byte_dots import PATHS
 
 REGISTER = 64  # codes in a logical register of bytes
 BLOCK_OF_K = 256  # weights of a block whose activations llama.cpp rounds to Q8_K; those of smaller blocks it rounds to Q8_0
@@ -91,7 +91,7 @@ class Plan:
     def offset(self, path: str) -> int:
         """What is added to codes to make bytes without a sign of them, on an instruction path; sums of activations take it off again."""
         if self.is_wide:
-            return 128 if path in ("avx512-vnni", "avx-vnni") else 0
+            return 128 if PATHS[path].dot and not PATHS[path].signed else 0
         return -self.code_range[0]
 
     def offset_of_starts(self, path: str, one_row: bool) -> int:
@@ -127,7 +127,7 @@ class Plan:
     def word_registers(self, path: str) -> int:
         """Registers of a run's codes whose products with activations are added up in words, two products to a word: 4 or 2 where words
         gain anything, else 0."""
-        if path not in WORDS or self.is_wide:
+        if not PATHS[path].pairs or self.is_wide:
             return 0
         return min(4, 32767 // (2 * 127 * (self.code_range[1] + self.offset(path))))
 

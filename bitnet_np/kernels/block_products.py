@@ -13,15 +13,18 @@ from numba import prange
 from numpy.typing import NDArray
 
 from ..tensor_types import TensorType
-from . import amx, block_tiles, block_token
-from .block_bytes import close_unit, open_unit, run_step, take_offset
+from . import block_tiles
 from .block_formats import FORMATS, RUN
 from .block_plans import PLANS
 from .block_rows import SPAN, Numbers, Rows, arrange, room_for, unpack
+from .fast import amx
+from .fast.block_bytes import CHUNKS, ROWS, close_chunks, close_unit, open_chunks, open_unit, run_step, take_offset
+from .fast.emit import LANES, Strided
+from .fast.simd import load_tile, pointer_to, store_tile, tile_f32, tile_i32
 from .launching import Floats, inlined, launch, parallel, read_only, serial
 from .processor import instruction_path
-from .simd import LANES, load_tile, store_tile, tile_f32, tile_i32
-from .tiles import WIDE
+from .ternary_product import blocks_of
+from .tiles import ROW_BLOCK, WIDE, rows_ahead
 from .workspace import aligned, empty
 
 Bytes = NDArray[np.uint8]
@@ -29,62 +32,37 @@ Bytes = NDArray[np.uint8]
 _GROUPS, _TOKENS = (2, 6) if WIDE else (1, 2)  # groups of 16 weight rows, and rows of activations, of a tile
 
 
+# --- several tokens -------------------------------------------------------------------------------------------------------------------
+
+
 @inlined
 def _tile(zeros, tile, blocks, numbers, rows, strip, first, end, token, valid):
     """`tile` plus the products of chunks first..end with some rows of activations."""
     count, unit_weights = end - first, numbers.runs * RUN
-    q_stride, starts_stride, scales_stride = rows.q.shape[1], rows.starts.shape[1], rows.scales.shape[1]
-    sums_stride = scales_stride * numbers.runs
+    codes, scales, pairs, floats = pointer_to(strip.codes), pointer_to(strip.scales), pointer_to(strip.pairs), pointer_to(strip.floats)
+    q, starts, x_sums, x_scales = pointer_to(rows.q), pointer_to(rows.starts), pointer_to(rows.sums), pointer_to(rows.scales)
+    eights, units_of_x = pointer_to(rows.eights), rows.scales.shape[1]
     units = blocks.shape[1] * numbers.units // numbers.blocks  # of a row, which may end with the first block of a chunk
     first_unit, place = first * numbers.units, first * numbers.weights
-    start, per_unit = token * starts_stride + place // numbers.width, unit_weights // numbers.width
-    q_at, sums_at, scales_at = token * q_stride + place, token * sums_stride + place // RUN, token * scales_stride + first_unit
-    at, s_at = 0, 0
+    q_at, start = token * rows.q.shape[1] + place, token * rows.starts.shape[1] + place // numbers.width
+    sums_at, scales_at, run_at = token * units_of_x * numbers.runs + place // RUN, token * units_of_x + first_unit, 0
     for unit in range(min(end * numbers.units, units) - first_unit):
-        totals = open_unit(zeros, blocks, rows.starts, start, starts_stride, valid)
+        totals = open_unit(zeros, blocks, Strided(starts, start, rows.starts.shape[1]), valid)
         for run in range(numbers.runs):
+            codes_of_run = Strided(codes, run_at * RUN * LANES, count * numbers.weights * LANES)
+            scales_of_run = Strided(scales, run_at * LANES, count * LANES * LANES)
+            x_of_run = Strided(q, q_at, rows.q.shape[1])
             totals = run_step(
-                totals,
-                blocks,
-                strip.codes,
-                at,
-                count * numbers.weights * LANES,
-                strip.scales,
-                s_at,
-                count * LANES * LANES,
-                rows.q,
-                q_at,
-                q_stride,
-                rows.starts,
-                start + run,
-                starts_stride,
-                valid,
+                totals, blocks, codes_of_run, scales_of_run, x_of_run, Strided(starts, start + run, rows.starts.shape[1]), valid
             )
-            at += RUN * LANES
-            s_at += LANES
+            run_at += 1
             q_at += RUN
-        pairs, p_group = unit * LANES * LANES // 2, count * LANES * LANES // 2
-        totals = take_offset(totals, blocks, strip.pairs, pairs, p_group, rows.sums, sums_at, sums_stride, valid)
-        tile = close_unit(
-            tile,
-            totals,
-            blocks,
-            strip.floats,
-            unit * 2 * LANES,
-            count * numbers.units * 2 * LANES,
-            strip.pairs,
-            pairs,
-            p_group,
-            rows.sums,
-            sums_at,
-            sums_stride,
-            rows.scales,
-            rows.eights,
-            scales_at + unit,
-            scales_stride,
-            valid,
-        )
-        start += per_unit
+        pairs_of_unit = Strided(pairs, unit * LANES * LANES // 2, count * LANES * LANES // 2)
+        floats_of_unit = Strided(floats, unit * 2 * LANES, count * numbers.units * 2 * LANES)
+        sums, scales_of_x = Strided(x_sums, sums_at, units_of_x * numbers.runs), Strided(x_scales, scales_at + unit, units_of_x)
+        totals = take_offset(totals, blocks, pairs_of_unit, sums, valid)
+        tile = close_unit(tile, totals, blocks, floats_of_unit, pairs_of_unit, sums, scales_of_x, eights, valid)
+        start += unit_weights // numbers.width
         sums_at += numbers.runs
     return tile
 
@@ -127,6 +105,64 @@ def _products(blocks, numbers, rows, out):
         _several_rows(zeros, integers, _GROUPS, _TOKENS, blocks, numbers, rows, strip * _GROUPS * LANES, out)
 
 
+# --- one token ------------------------------------------------------------------------------------------------------------------------
+
+
+@serial
+def _room(x, numbers):
+    """Room for a row of activations and whole steps of chunks, as Rows has it. No register of it straddles two cache lines."""
+    chunks = (x.shape[1] + numbers.weights - 1) // numbers.weights
+    chunks = (chunks + CHUNKS - 1) // CHUNKS * CHUNKS
+    weights, units = chunks * numbers.weights, chunks * numbers.units
+    runs, starts = units * numbers.runs, weights // numbers.width if numbers.offset else 0
+    return (
+        aligned(weights).view(np.int8).reshape(1, weights),
+        aligned(starts * 4).view(np.int32).reshape(1, starts),
+        aligned(runs * 2).view(np.int16).reshape(1, units, numbers.runs),
+        np.empty(units, np.float32).reshape(1, units),
+        np.empty(units, np.float32).reshape(1, units),
+    )
+
+
+@serial
+def rows_of_one_token(zeros, blocks, numbers, rows, first, end, out):
+    """Results first..end of a matrix: few rows at a time, so that memory is read nearly in order."""
+    n = blocks.shape[1]
+    chunks, ahead = (n + numbers.blocks - 1) // numbers.blocks, rows_ahead(ROWS, n * blocks.itemsize)
+    sums, lanes = np.empty(LANES, np.float32), aligned(ROWS * numbers.registers * LANES * 4).view(np.int32)
+    for r in range(first, end, ROWS):
+        valid = min(ROWS, end - r)
+        tile = zeros
+        for chunk in range(0, chunks, CHUNKS):
+            for row in range(ROWS):
+                start = (r + min(row, valid - 1)) * n
+                open_chunks(blocks, start, n, chunk, rows, lanes, row, ahead)
+            tile = close_chunks(tile, blocks, r * n, n, valid, chunk, lanes, rows)
+        store_tile(tile, sums, 0, LANES)
+        for i in range(valid):
+            out[r + i] = sums[i]
+
+
+@parallel
+def _products_of_row(first, second, third, widths, x, order, numbers, out):
+    """out, flat: the results of the three matrices, one after another. A matrix of width 0 is not there."""
+    q, starts, sums, scales, eights = _room(x, numbers)
+    rows = Rows(q, starts, sums, scales, eights)  # here, because a parallel loop has to know the name
+    arrange(0, x, order, numbers, rows)
+    for item in prange(blocks_of(widths, ROW_BLOCK)):
+        which, block, place = 0, np.int64(item), 0
+        while block * ROW_BLOCK >= widths[which]:
+            block -= -(-widths[which] // ROW_BLOCK)
+            place += widths[which]
+            which += 1
+        begin, results = block * ROW_BLOCK, out[place : place + widths[which]]
+        end = min(begin + ROW_BLOCK, widths[which])
+        rows_of_one_token(tile_f32(1, 1), (first, second, third)[which], numbers, rows, begin, end, results)
+
+
+# --- products -------------------------------------------------------------------------------------------------------------------------
+
+
 @lru_cache
 def _numbers(kind: TensorType, one_token: bool) -> tuple[Numbers, NDArray[np.int64]]:
     """What the kernel knows of a type, and the order of its runs. Asking for the instruction path takes longer than a small product."""
@@ -159,7 +195,7 @@ def _products_of_one_token(x: Floats, blocks: list[NDArray], kind: TensorType) -
     (a, b, c), (i, j, k) = (*blocks, blocks[0], blocks[0])[:3], (*map(len, blocks), 0, 0)[:3]
     out = empty((1, i + j + k))
     numbers, order = _numbers(kind, True)
-    launch(block_token.products, out.size * x.size // 64, a, b, c, (i, j, k), x, order, numbers, out[0])
+    launch(_products_of_row, out.size * x.size // 64, a, b, c, (i, j, k), x, order, numbers, out[0])
     return [out[:, :i], out[:, i : i + j], out[:, i + j :]][: len(blocks)]
 
 

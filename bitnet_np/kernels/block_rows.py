@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .activations import round_row
-from .block_bytes import unpack_chunk
 from .block_formats import RUN
+from .fast.block_bytes import unpack_chunk
+from .fast.emit import LANES
 from .launching import serial
-from .simd import LANES
 from .workspace import aligned
 
 SPAN = 1024  # weights of a row that are unpacked at a time: with 32 rows, a first-level cache
@@ -97,18 +97,4 @@ def unpack(blocks, numbers, r, groups, first, end, strip):
         valid = min(LANES, blocks.shape[0] - row)
         for chunk in range(first, end):
             b, i = chunk * numbers.blocks, group * count + chunk - first
-            unpack_chunk(
-                blocks,
-                row * n + b,
-                n,
-                valid,
-                min(1, n - 1 - b),
-                strip.codes,
-                i * numbers.weights * LANES,
-                strip.scales,
-                i * LANES * LANES,
-                strip.pairs,
-                i * LANES * LANES // 2,
-                strip.floats,
-                i * numbers.units * 2 * LANES,
-            )
+            unpack_chunk(blocks, row * n + b, n, valid, min(1, n - 1 - b), strip, i)

@@ -7,12 +7,13 @@ go through memory to vectors, which add them up as floats while tiles multiply t
 import numpy as np
 from numba import prange
 
-from .amx import ROWS, SIZE, WIDTH, configure, tile_dot_signed, tile_load, tile_release, tile_store, tile_zero
-from .block_bytes import close_unit, make_planes, of_plan, sums_of_planes
 from .block_formats import RUN
 from .block_rows import SPAN, Numbers, Rows, room_for, unpack
+from .fast.amx import ROWS, SIZE, WIDTH, configure, tile_dot_signed, tile_load, tile_release, tile_store, tile_zero
+from .fast.block_bytes import close_unit, make_planes, of_plan, sums_of_planes
+from .fast.emit import LANES, Strided
+from .fast.simd import load_tile, pointer_to, store_tile, tile_f32, tile_i32
 from .launching import inlined, parallel, serial
-from .simd import LANES, load_tile, store_tile, tile_f32, tile_i32
 from .workspace import aligned, empty
 
 LEAST = 40
@@ -71,26 +72,14 @@ def _sixteen_tokens(unit, tile, integers, blocks, rows, strip, high, first, unit
             place = u * weights * LANES
             _multiply(unit, blocks, q + u * weights, stride, low + place, upper + place, sums + u % 2 * 2 * SIZE)
         if u:
-            here = (first + u - 1) * tokens + token
-            tile = close_unit(
-                tile,
-                sums_of_planes(integers, blocks, sums + (u - 1) % 2 * 2 * SIZE),
-                blocks,
-                strip.floats,
-                (u - 1) * 2 * LANES,
-                0,
-                strip.pairs,
-                (u - 1) * LANES * LANES // 2,
-                0,
-                rows.sums,
-                here * runs,
-                runs,
-                rows.scales,
-                rows.eights,
-                here,
-                1,
-                ROWS,
+            here, done = (first + u - 1) * tokens + token, u - 1
+            totals = sums_of_planes(integers, blocks, sums + done % 2 * 2 * SIZE)
+            floats, pairs = (
+                Strided(pointer_to(strip.floats), done * 2 * LANES, 0),
+                Strided(pointer_to(strip.pairs), done * LANES * LANES // 2, 0),
             )
+            x_sums, scales = Strided(pointer_to(rows.sums), here * runs, runs), Strided(pointer_to(rows.scales), here, 1)
+            tile = close_unit(tile, totals, blocks, floats, pairs, x_sums, scales, pointer_to(rows.eights), ROWS)
     return tile
 
 
@@ -108,7 +97,7 @@ def _several_rows(memory, zeros, integers, blocks, numbers, rows, r, out):
             end = min(first + span, chunks)
             unpack(blocks, numbers, r + group * LANES, 1, first, end, strip)
             for run in range((end - first) * numbers.weights // RUN):
-                make_planes(blocks, strip.codes, run * RUN * LANES, strip.scales, run * LANES, high)
+                make_planes(blocks, strip.codes, strip.scales, high, run)
             first_unit = first * numbers.units
             units = min(end * numbers.units, n * numbers.units // numbers.blocks) - first_unit
             for token in range(0, tokens, ROWS):

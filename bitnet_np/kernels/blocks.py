@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from .. import tensor_types
 from ..tensor_types import GRID_TYPES, TensorType
-from . import block_products, block_strips, grids
+from . import block_products, float_products, grids
 from .activations import round_as_q8_k
 from .block_formats import FORMATS
-from .block_strips import unpack_blocks
-from .float_products import room_for
+from .fast.block_floats import dot_block
+from .fast.emit import LANES
+from .fast.simd import prefetch, store_sums, tile_f32
 from .launching import Floats, launch, parallel, read_only, rule, serial
-from .simd import LANES, dot_block, prefetch, store_sums, tile_f32
 from .tiles import ROW_BLOCK, ROWS, rows_ahead
 from .workspace import empty
 
@@ -38,7 +38,7 @@ def _blocks(data: Bytes, kind: TensorType) -> NDArray[np.void]:  # -> [N, blocks
 @serial
 def _embed(blocks, size, tokens, out):
     for r in range(tokens.size):
-        unpack_blocks(blocks, tokens[r] * blocks.shape[1], blocks.shape[1], size, out, r * out.shape[1])
+        float_products.fill(blocks, tokens[r] * blocks.shape[1], blocks.shape[1], size, out, r * out.shape[1])
 
 
 def embed(data: Bytes, kind: TensorType, tokens: NDArray[np.int64]) -> Floats:  # [V, bytes of a row], type, [R] -> [R, M]
@@ -86,7 +86,7 @@ def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, b
     if x.shape[0] == 1:
         launch(_matmul, work, read_only(data), blocks, kind.block, x, out)
     else:
-        launch(block_strips.matmul, work, blocks, kind.block, x, room_for(x), out)
+        launch(float_products.matmul, work, blocks, kind.block, x, float_products.room_for(x), out)
     return out
 
 

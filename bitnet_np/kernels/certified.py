@@ -7,14 +7,15 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from . import huge_pages
-from .byte_dots import byte_offset, byte_step
+from .fast.byte_dots import byte_offset, byte_step
+from .fast.emit import LANES, STEP
+from .fast.simd import bits_float, float_bits, fma, store_tile, tile_i32
 from .floats import widen_row
 from .launching import inlined, launch, parallel, read_only, serial
+from .processor import instruction_path
 from .scalar import WIDE_LANES, round_half_even
-from .simd import LANES, STEP, bits_float, float_bits, fma, store_tile, tile_i32
 from .sums import wide_dot
-from .workspace import empty
+from .workspace import empty, for_weights
 
 Floats = NDArray[np.float32]
 
@@ -85,7 +86,7 @@ def copy(table: NDArray, seen: Callable[[NDArray], None]) -> Copy:  # [V, D]
     rows, columns = table.shape
     groups = -(-rows // LANES)
     words = -(-columns // _COLUMNS) * LANES  # four bytes of a row each
-    codes = huge_pages.empty(groups * words * 4).view(np.uint32).reshape(groups, words)
+    codes = for_weights(groups * words * 4).view(np.uint32).reshape(groups, words)
     step, lost, length = (np.zeros(rows, np.float32) for _ in range(3))
     for first in range(0, rows, _SLICE):
         part, its = slice(first, first + _SLICE), slice(first // LANES, (first + _SLICE) // LANES)
@@ -135,7 +136,7 @@ def intervals(copy: Copy, x: Split) -> tuple[NDArray[np.float64], NDArray[np.flo
     rows, n = len(x.coarse), len(copy.step)
     padding = -x.q.shape[1] % _COLUMNS, (-rows % _TOKENS if rows > 1 else 0)
     q = np.pad(x.q, ((0, 2 * padding[1]), (0, padding[0])))
-    offset = byte_offset() * q.sum(axis=1, dtype=np.int32)
+    offset = byte_offset(instruction_path()) * q.sum(axis=1, dtype=np.int32)
     low, high = (empty((rows, n), np.float64) for _ in range(2))
     launch(_intervals, q.size * n // 64, *copy, q, offset, x.coarse, x.fine, x.size, x.slack, low, high)
     return low, high

@@ -1,9 +1,10 @@
 """The operations of a backend, on the CPU: arrays and scalars in, arrays out. They know nothing of models.
 
-The kernels are in the files imported here; the contract that they keep is contract/. Arrays are C-contiguous; offsets given to simd.py's
-functions count elements from an array's start, whatever its shape. Kernels have no bounds checks: everything that could break them (token
-ids, slots, positions, shapes) is checked at the package's border. Every output row has one owner, so threads cannot change a bit.
+The kernels are in the files imported here; the contract that they keep is contract/. Arrays are C-contiguous; offsets given to the
+functions of fast/ count elements from an array's start, whatever its shape. Kernels have no bounds checks: everything that could break them
+(token ids, slots, positions, shapes) is checked at the package's border. Every output row has one owner, so threads cannot change a bit.
 """
+# ruff: noqa: F401 (what is imported here are the backend's operations)
 
 from typing import TypeVar
 
@@ -72,51 +73,3 @@ def resident(record: Record) -> Record:
 def to_host(array: Floats) -> Floats:
     """A result as a NumPy array."""
     return array
-
-
-__all__ = [
-    "add",
-    "add_bias",
-    "attend",
-    "attend_halves",
-    "attend_masked",
-    "device",
-    "embed",
-    "embed_blocks",
-    "empty",
-    "exact_only",
-    "expert_weights",
-    "exponential",
-    "fill_mask",
-    "gelu",
-    "gelu_gate",
-    "gelu_tanh",
-    "has_code_three",
-    "has_non_finite",
-    "layer_norm",
-    "mark",
-    "matmul",
-    "matmul_blocks",
-    "matmuls_blocks_as_llama_cpp",
-    "mix",
-    "quantize",
-    "relu2_gate",
-    "resident",
-    "rms_norm",
-    "rope",
-    "rope_adjacent",
-    "rotations",
-    "scaled",
-    "sigmoid_gate",
-    "silu_gate",
-    "soft_cap",
-    "spread",
-    "storage",
-    "take",
-    "ternary_matmul",
-    "ternary_matmuls",
-    "to_host",
-    "top_experts",
-    "upload",
-    "wait",
-]

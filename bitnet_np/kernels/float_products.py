@@ -1,4 +1,4 @@
-"""Products of several tokens with rows of weights as float32, a strip of the matrix at a time.
+"""Products of several tokens with tables of floats and with ggml's blocks, whose weights are widened a strip of the matrix at a time.
 
 A strip is MANY_ROWS rows by DEPTH columns. It is computed once for PART tokens, and stays in the first cache meanwhile. The activations of
 these columns, and the sums of the strips beside it, stay in the second.
@@ -7,10 +7,13 @@ these columns, and the sums of the strips beside it, stay in the second.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
+from numba import prange, types
+from numba.extending import overload
 
-from .launching import Floats, parallel, rule, serial
-from .simd import LANES, dot_step, load_tile, pointer_to, prefetch_line, store_sums, store_tile, tile_f32, widen
+from .fast.block_floats import unpack_block
+from .fast.emit import LANES
+from .fast.simd import dot_step, load_tile, pointer_to, prefetch_line, store_sums, store_tile, tile_f32, widen
+from .launching import Floats, inlined, parallel, rule, serial
 from .tiles import DEPTH, MANY_ROWS, PART, TOKENS
 from .workspace import aligned_floats, empty
 
@@ -73,13 +76,43 @@ def room_for(x: Floats) -> Floats:
 
 
 @serial
-def _widen(source, start, count, out, position):
-    """out[position :] = source[start :][:count] as float32, then zeros up to a whole register."""
+def widen_some(source, start, count, out, position):
+    """out[position :][:count] = source[start :][:count] as float32, -0 as +0."""
     whole = count - count % LANES
     for i in range(0, whole, LANES):
         widen(source, start + i, LANES, out, position + i)
     if whole < count:
         widen(source, start + whole, count - whole, out, position + whole)
+
+
+@inlined
+def fill(w, first, count, size, out, position):
+    """out[position :] = `count` elements of a matrix from number `first` on as float32, then zeros up to a whole register.
+
+    An element is a block of `size` weights or a float. `position` counts floats from the start of `out`, whatever its shape.
+    """
+    fill_elements(w, first, count, size, out, position)
+
+
+def fill_elements(w, first, count, size, out, position):
+    """See `fill`. Numba chooses one of the following by the type of the matrix."""
+
+
+def _fill_blocks(w, first, count, size, out, position):
+    for i in range(count):
+        unpack_block(w, first + i, out, position + i * size)
+
+
+def _fill_floats(w, first, count, size, out, position):
+    widen_some(pointer_to(w), first, count, out, position)
+    numbers = pointer_to(out)
+    for i in range(position + count, position + -(-count // LANES) * LANES):
+        numbers[i] = np.float32(0)
+
+
+@overload(fill_elements, inline="always")
+def _fill_elements(w, first, count, size, out, position):
+    return _fill_blocks if isinstance(w.dtype, types.Record) else _fill_floats
 
 
 @serial
@@ -88,10 +121,9 @@ def arrange(x, t, arranged):
 
     Columns of a wide x lie so far apart that they share few sets of a cache.
     """
-    (n, width), source = x.shape, pointer_to(x)
+    n, width = x.shape
     for begin in range(0, width, DEPTH):
-        present, place = min(DEPTH, width - begin), place_of(begin, t, width, n)
-        _widen(source, t * width + begin, present, arranged, place)
+        fill(x, t * width + begin, min(DEPTH, width - begin), 1, arranged, place_of(begin, t, width, n))
 
 
 @serial
@@ -138,24 +170,27 @@ def multiply_strip(strip, column, rows, begin, width, x, token, tokens, sums, ou
 
 
 @serial
-def _some_rows(w, first, end, x, token, tokens, out):
+def _some_rows(w, size, first, end, x, token, tokens, out):
     """Results first..end of some rows of x, which is arranged."""
-    strip, sums, stride, ws = new_strip(), new_sums(end - first, tokens), w.strides[0] // w.itemsize, pointer_to(w)
-    for begin in range(0, w.shape[1], DEPTH):
-        count = min(DEPTH, w.shape[1] - begin)
+    strip, sums, stride, width = new_strip(), new_sums(end - first, tokens), w.strides[0] // w.itemsize, w.shape[1] * size
+    for begin in range(0, width, DEPTH):
+        count = min(DEPTH, width - begin) // size
         for n in range(first, end, MANY_ROWS):
             rows = min(MANY_ROWS, end - n)
             for i in range(rows):
-                _widen(ws, (n + i) * stride + begin, count, strip, i * STRIDE)
-            ahead = strip_after(w, 1, n, begin, first, end)
-            multiply_strip(strip, n, rows, begin, w.shape[1], x, token, tokens, sums[n - first :], out, ahead)
+                fill(w, (n + i) * stride + begin // size, count, size, strip, i * STRIDE)
+            ahead = strip_after(w, size, n, begin, first, end)
+            multiply_strip(strip, n, rows, begin, width, x, token, tokens, sums[n - first :], out, ahead)
 
 
 @parallel
-def matmul(w, x, arranged, out):
-    """As the kernel of floats.py. It is one of its own, which is compiled where it is used."""
+def matmul(w, size, x, arranged, out):
+    """As the kernels of floats.py and blocks.py. w: the matrix, of which an element has `size` weights.
+
+    It is one of its own: a single token has no activations to arrange, and should not wait for threads.
+    """
     for t in prange(x.shape[0]):
         arrange(x, t, arranged)
     for item in prange(pieces(w.shape[0], x.shape[0])):
         first, end, token, tokens = piece(np.int64(item), w.shape[0], x.shape[0])
-        _some_rows(w, first, end, arranged, token, tokens, out)
+        _some_rows(w, size, first, end, arranged, token, tokens, out)

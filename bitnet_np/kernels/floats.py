@@ -5,8 +5,9 @@ from numba import prange
 from numpy.typing import NDArray
 
 from . import float_products
+from .fast.emit import LANES
+from .fast.simd import pointer_to, store_sums, tile_f32
 from .launching import Floats, launch, parallel, read_only, serial
-from .simd import LANES, pointer_to, store_sums, tile_f32, widen
 from .tiles import MANY_ROWS, ROW_BLOCK, STREAM, TOKENS, dot_tile
 from .workspace import empty
 
@@ -18,15 +19,7 @@ _FEW = 64  # tokens up to which to copy weights to a strip, while memory waits, 
 @serial
 def widen_row(row, out):
     """A row of float32, float16 or bfloat16 bits as float32, -0 as +0."""
-    width = out.size
-    start = width - width % LANES
-    for i in range(0, start, LANES):
-        widen(row, i, LANES, out, i)
-    if start < width:
-        rest = np.empty(LANES, np.float32)
-        widen(row, start, width - start, rest, 0)
-        for i in range(start, width):
-            out[i] = rest[i - start]
+    float_products.widen_some(row, 0, out.size, out, 0)
 
 
 @parallel
@@ -79,7 +72,7 @@ def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, fl
     """
     out, work = empty((x.shape[0], weights.shape[0])), x.shape[0] * weights.size // 8
     if x.shape[0] > _FEW:
-        launch(float_products.matmul, work, read_only(weights), x, float_products.room_for(x), out)
+        launch(float_products.matmul, work, read_only(weights), 1, x, float_products.room_for(x), out)
     else:
         launch(_matmul, work, read_only(weights), x, out)
     return out

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .disk_cache import compiled
+from .cache.disk_cache import compiled
 
 Floats = NDArray[np.float32]
 
@@ -27,10 +27,20 @@ class Kernel(NamedTuple):
     alone: Callable  # on the calling thread
 
 
+def _renamed(function: Any, name: str, **names: Any) -> FunctionType:
+    """The function under a name of its own, by which profiles and compiled kernels on disk are told apart, with other global names."""
+    renamed = FunctionType(function.__code__, {**function.__globals__, **names} if names else function.__globals__, name)
+    renamed.__qualname__ = name
+    return renamed
+
+
 def parallel(function: Callable) -> Kernel:
-    alone = FunctionType(function.__code__, function.__globals__, function.__name__ + "_alone")
-    alone.__qualname__ = alone.__name__  # a profile shows which of the two ran, and Numba's own cache does not tell options apart
-    return Kernel(_shared(function), serial(alone))
+    return Kernel(_shared(function), serial(_renamed(function, function.__name__ + "_alone")))
+
+
+def elementwise(loop: Callable, rule: Callable, name: str) -> Kernel:
+    """The kernel of this name that a loop becomes which calls `of_one` for each number: it calls this rule."""
+    return parallel(_renamed(loop, name, of_one=rule))
 
 
 SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves

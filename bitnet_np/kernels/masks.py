@@ -25,9 +25,9 @@ from .attention import (
     weigh,
 )
 from .attention_chunk import cap_scores, chunk_scores, chunk_values
+from .fast.simd import float_bits, fma
 from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import CHUNK
-from .simd import float_bits, fma
 from .workspace import empty
 
 

@@ -7,10 +7,10 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from . import huge_pages
+from .fast.emit import LANES
 from .floats import widen_row
 from .launching import inlined, launch, parallel, read_only, serial
-from .simd import LANES
+from .workspace import for_weights
 
 MOST = 1 << 31  # numbers at most of which `magnitude_sums` can sum the magnitudes
 _PARTS = 64  # parts of a matrix whose magnitudes are summed, each by one owner
@@ -23,7 +23,7 @@ def _empty(shape: tuple[int, int]) -> NDArray[np.uint32]:
     """Room for a packed matrix, with zero weights in the rows that fill up the last 16."""
     n, m = shape
     groups, steps = -(-n // LANES), -(-m // LANES)
-    packed = huge_pages.empty(groups * steps * LANES * 4).view(np.uint32)
+    packed = for_weights(groups * steps * LANES * 4).view(np.uint32)
     if n % LANES:
         packed[(groups - 1) * steps * LANES :] = 0x55555555
     return packed

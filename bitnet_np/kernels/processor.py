@@ -7,7 +7,6 @@ abort the process. It must be imported before anything is compiled, because on A
 import ctypes
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import llvmlite.binding as llvm
 from numba.core import codegen, config
@@ -31,7 +30,7 @@ def cpu_features() -> frozenset[str]:
 def instruction_path() -> str:
     """The instructions of byte dot products on this processor.
 
-    One of avx512-vnni, avx512, avx-vnni, avx2, ssse3, neon-i8mm, neon-dotprod, neon and generic.
+    One of avx512-vnni, avx512, avx-vnni, avx2, ssse3, neon-dotprod, neon and generic.
     """
     features = cpu_features()
     if architecture() == "x86_64":
@@ -41,30 +40,17 @@ def instruction_path() -> str:
             if feature in features:
                 return path
     elif architecture() == "aarch64":
-        if "dotprod" in features:
-            return "neon-i8mm" if "i8mm" in features else "neon-dotprod"
-        return "neon"
+        return "neon-dotprod" if _DOT_PRODUCTS in features else "neon"
     return "generic"
 
 
-class _Optional(NamedTuple):
-    """An optional extension of ARMv8 that multiplies bytes, by its names."""
-
-    llvm: str
-    linux: str  # in /proc/cpuinfo
-    macos: str  # of sysctl
+_DOT_PRODUCTS = "dotprod"  # LLVM's name of the optional extension of ARMv8
 
 
-_OPTIONAL = (
-    _Optional("dotprod", "asimddp", "hw.optional.arm.FEAT_DotProd"),  # dot products
-    _Optional("i8mm", "i8mm", "hw.optional.arm.FEAT_I8MM"),  # products of 2 x 8 by 8 x 2
-)
-
-
-def listed_by(cpuinfo: str) -> set[str]:
-    """LLVM's names of the optional extensions that every core of /proc/cpuinfo lists."""
+def lists_dot_products(cpuinfo: str) -> bool:
+    """Whether every core of /proc/cpuinfo lists dot products."""
     cores = [line.partition(":")[2].split() for line in cpuinfo.splitlines() if line.partition(":")[0].strip() == "Features"]
-    return {extension.llvm for extension in _OPTIONAL if cores and all(extension.linux in features for features in cores)}
+    return bool(cores) and all("asimddp" in features for features in cores)
 
 
 def _has_sysctl(name: str) -> bool:
@@ -73,25 +59,25 @@ def _has_sysctl(name: str) -> bool:
     return failed == 0 and value.value == 1
 
 
-def _reported() -> set[str]:
-    """LLVM's names of the optional extensions that Linux or macOS report."""
+def _reports_dot_products() -> bool:
+    """Whether Linux or macOS report dot products."""
     try:
         if sys.platform == "darwin":
-            return {extension.llvm for extension in _OPTIONAL if _has_sysctl(extension.macos)}
-        return listed_by(Path("/proc/cpuinfo").read_text()) if sys.platform == "linux" else set()
+            return _has_sysctl("hw.optional.arm.FEAT_DotProd")
+        return sys.platform == "linux" and lists_dot_products(Path("/proc/cpuinfo").read_text())
     except (OSError, AttributeError):
-        return set()
+        return False
 
 
 def _add_reported() -> None:
-    """Let Numba compile for the optional extensions that the system reports. LLVM does not list them among a host's features on ARM, and
-    a processor whose name it does not know would be compiled for without them. Settings of the user's stand as they are.
+    """Let Numba compile for dot products where the system reports them. LLVM does not list them among a host's features on ARM, and a
+    processor whose name it does not know would be compiled for without them. Settings of the user's stand as they are.
     """
     if architecture() != "aarch64" or config.CPU_FEATURES is not None or config.CPU_NAME is not None:
         return
     features = [feature for feature in codegen.get_host_cpu_features().split(",") if feature]
-    if missing := [f"+{name}" for name in sorted(_reported()) if f"+{name}" not in features]:
-        config.CPU_FEATURES = ",".join(features + missing)
+    if f"+{_DOT_PRODUCTS}" not in features and _reports_dot_products():
+        config.CPU_FEATURES = ",".join([*features, f"+{_DOT_PRODUCTS}"])
 
 
 _add_reported()

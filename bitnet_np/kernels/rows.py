@@ -4,12 +4,10 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from .launching import Floats, inlined, launch, parallel, read_only
-from .scalar import WIDE_LANES, cos_sin, exp, normal_cdf
-from .scalar import gelu_tanh as _gelu_tanh_of
-from .scalar import silu as _silu_of
-from .scalar import soft_cap as _soft_cap_of
-from .simd import fma
+from . import scalar
+from .fast.simd import fma
+from .launching import Floats, Kernel, elementwise, inlined, launch, parallel, read_only
+from .scalar import WIDE_LANES, cos_sin, exp
 from .sums import wide_dot
 from .workspace import empty
 
@@ -162,76 +160,59 @@ def spread(x: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], shap
 # --- gates ----------------------------------------------------------------------------------------------------------------------------
 
 
-@parallel
-def _relu2_gate(gate, up, out):
+def of_one(x):
+    """In place of a rule: see launching.elementwise."""
+
+
+def _each(x, out):
+    for r in prange(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[r, i] = of_one(x[r, i])
+
+
+def _each_times(gate, up, out):
     for r in prange(gate.shape[0]):
         for i in range(gate.shape[1]):
-            x = gate[r, i]
-            positive = np.float32(0.0) if x < 0 else x  # NaN stays NaN
-            out[r, i] = np.float32(positive * positive) * up[r, i]
+            out[r, i] = of_one(gate[r, i]) * up[r, i]
+
+
+_relu2_gate = elementwise(_each_times, scalar.relu2, "_relu2_gate")
+_silu_gate = elementwise(_each_times, scalar.silu, "_silu_gate")
+_gelu_gate = elementwise(_each_times, scalar.gelu_tanh, "_gelu_gate")
+_gelu = elementwise(_each, scalar.gelu, "_gelu")
+_gelu_tanh = elementwise(_each, scalar.gelu_tanh, "_gelu_tanh")
+
+
+def _result(kernel: Kernel, steps: int, *arrays: Floats) -> Floats:
+    """The result of a kernel of so many elementary steps for each number."""
+    out = empty(arrays[0].shape)
+    launch(kernel, steps * out.size, *arrays, out)
+    return out
 
 
 def relu2_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
     """max(gate, 0)^2 * up."""
-    out = empty(gate.shape)
-    launch(_relu2_gate, gate.size, gate, up, out)
-    return out
-
-
-@parallel
-def _silu_gate(gate, up, out):
-    for r in prange(gate.shape[0]):
-        for i in range(gate.shape[1]):
-            out[r, i] = _silu_of(gate[r, i]) * up[r, i]
+    return _result(_relu2_gate, 1, gate, up)
 
 
 def silu_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
     """gate / (1 + e^-gate) * up."""
-    out = empty(gate.shape)
-    launch(_silu_gate, 16 * gate.size, gate, up, out)
-    return out
-
-
-@parallel
-def _gelu(x, out):
-    for r in prange(x.shape[0]):
-        for i in range(x.shape[1]):
-            out[r, i] = x[r, i] * normal_cdf(x[r, i])
-
-
-def gelu(x: Floats) -> Floats:  # [R, F] -> [R, F]
-    """The exact GELU: x times the normal distribution's value at x."""
-    out = empty(x.shape)
-    launch(_gelu, 32 * x.size, x, out)
-    return out
-
-
-@parallel
-def _gelu_tanh(x, out):
-    for r in prange(x.shape[0]):
-        for i in range(x.shape[1]):
-            out[r, i] = _gelu_tanh_of(x[r, i])
-
-
-def gelu_tanh(x: Floats) -> Floats:  # [R, F] -> [R, F]
-    """The tanh approximation of GELU."""
-    out = empty(x.shape)
-    launch(_gelu_tanh, 16 * x.size, x, out)
-    return out
-
-
-@parallel
-def _gelu_gate(gate, up, out):
-    for r in prange(gate.shape[0]):
-        for i in range(gate.shape[1]):
-            out[r, i] = _gelu_tanh_of(gate[r, i]) * up[r, i]
+    return _result(_silu_gate, 16, gate, up)
 
 
 def gelu_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
     """The tanh approximation of GELU of the gate, times up."""
-    out = empty(gate.shape)
-    launch(_gelu_gate, 16 * gate.size, gate, up, out)
-    return out
+    return _result(_gelu_gate, 16, gate, up)
+
+
+def gelu(x: Floats) -> Floats:  # [R, F] -> [R, F]
+    """The exact GELU: x times the normal distribution's value at x."""
+    return _result(_gelu, 32, x)
+
+
+def gelu_tanh(x: Floats) -> Floats:  # [R, F] -> [R, F]
+    """The tanh approximation of GELU."""
+    return _result(_gelu_tanh, 16, x)
 
 
 # --- logits ---------------------------------------------------------------------------------------------------------------------------
@@ -241,7 +222,7 @@ def gelu_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
 def _soft_cap(x, cap, out):
     for r in prange(x.shape[0]):
         for i in range(x.shape[1]):
-            out[r, i] = _soft_cap_of(x[r, i], cap)
+            out[r, i] = scalar.soft_cap(x[r, i], cap)
 
 
 def soft_cap(x: Floats, cap: np.float32) -> Floats:  # [R, V] -> [R, V]

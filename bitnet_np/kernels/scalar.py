@@ -6,8 +6,8 @@ count 0, 1, 2.
 
 import numpy as np
 
+from .fast.simd import bits_float, float_bits, fma, times_power_of_two
 from .launching import rule, serial
-from .simd import bits_float, float_bits, fma, times_power_of_two
 
 WIDE_LANES = 128  # lanes of a sum in float64
 CHUNK = 64  # keys; 64 keys of 128 float32 are 32 KB, a first-level cache
@@ -47,6 +47,13 @@ def exp(x):
     p = fma(p, r, _f(1.0))
     power = times_power_of_two(p, magic)
     return _f(0.0) if vanishes else power
+
+
+@rule
+def relu2(x):
+    """max(x, 0)^2; NaN stays NaN."""
+    positive = _f(0.0) if x < _f(0.0) else x
+    return _f(positive * positive)
 
 
 @rule
@@ -136,6 +143,12 @@ def normal_cdf(x):
         beyond = exp(_f(q * t))
     tail = _f(_f(0.5) * beyond)
     return tail if x < _f(0.0) else _f(_f(1.0) - tail)
+
+
+@rule
+def gelu(x):
+    """The exact GELU: x times the normal distribution's value at x."""
+    return _f(x * normal_cdf(x))
 
 
 @rule

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from .fast.simd import multiply_add
 from .launching import inlined
 from .scalar import WIDE_LANES
-from .simd import multiply_add
 
 
 @inlined

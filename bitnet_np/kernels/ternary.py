@@ -4,16 +4,20 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from . import amx, simd, ternary_many, ternary_tiles
+from . import ternary_product, ternary_tiles
+from .fast import amx
+from .fast.emit import LANES, STEP
+from .fast.simd import bits_float, float_bits, prefetch, tile_i32
+from .fast.ternary_steps import join_planes, ternary_step, ternary_step_apart
 from .launching import Floats, inlined, launch, parallel, read_only
 from .scalar import round_half_even
-from .simd import LANES, STEP, float_bits, prefetch, tile_i32
 from .ternary_product import Product, blocks_of, matrix_of, row_sums, store_ternary, with_reciprocals
-from .ternary_simd import join_planes, ternary_step, ternary_step_apart
 from .tiles import STREAM, TOKENS, WIDE
 from .workspace import empty
 
-_GROUPS = 4  # groups of 16 weight rows in a tile
+_GROUPS = 4  # groups of 16 weight rows in a tile of few tokens
+
+# --- codes of activations -------------------------------------------------------------------------------------------------------------
 
 
 @parallel
@@ -28,7 +32,7 @@ def _quantize(x, codes, scale):
             for i in range(row.size):
                 codes[r, i] = 0
         else:
-            absmax = simd.bits_float(largest)
+            absmax = bits_float(largest)
             s = np.float32(127.0) / max(absmax, np.float32(1e-5))
             scale[r] = s
             for i in range(row.size):
@@ -46,11 +50,14 @@ def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M] 
     return codes, scale
 
 
+# --- products with few tokens ---------------------------------------------------------------------------------------------------------
+
+
 @inlined
 def _ternary_tile(zeros, groups, tokens, product, matrix, group, token, edge):
     """The results from column 16 * `group` and from `token` on: 16 * groups columns by tokens, which is the shape of `zeros`.
 
-    For AVX-512: other processors have ternary_many.py.
+    For AVX-512: other processors unpack codes once for all tokens.
     """
     codes, q, row = product.codes, product.q, product.steps * STEP
     n, present = min(groups, -(-matrix.width // LANES) - group), min(tokens, q.shape[0] - token)
@@ -99,6 +106,9 @@ def _ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out)
                 _ternary_tile(tile_i32(_GROUPS, TOKENS), _GROUPS, TOKENS, product, matrix, block * _GROUPS, token, edge)
 
 
+# --- products -------------------------------------------------------------------------------------------------------------------------
+
+
 def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[NDArray[np.uint8], np.float32, int]) -> list[Floats]:
     # [R, M] int8, [R], (packed [N, M] (packing.py), scale, N) each -> [R, N] each
     """Products with up to three matrices that read the same input: exact integers, then (sum - row sum) / scale * w_scale in float32.
@@ -117,7 +127,7 @@ def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[NDArray
     work = out.size * q.shape[1] // 64
     arguments = read_only(a), read_only(b), read_only(c), (i, j, k), (f, g, h), steps, q, scale, out
     if unit is None:
-        launch(ternary_many.ternary_matmul if rows >= ternary_many.LEAST else _ternary_matmul, work, *arguments)
+        launch(ternary_product.ternary_matmul if rows >= ternary_product.LEAST else _ternary_matmul, work, *arguments)
     else:
         launch(ternary_tiles.ternary_matmul, work, *arguments, unit)
     ends = 0, rows * i, rows * (i + j), rows * (i + j + k)

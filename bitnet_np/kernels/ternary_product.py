@@ -1,16 +1,29 @@
-"""What both ways to multiply by ternary matrices share: the arrays of a product, its matrices, and how results are stored."""
+"""What all ways to multiply by ternary matrices share: the arrays of a product, its matrices, and how results are stored.
+
+And the way of many tokens on vectors, which unpacks codes once for all of them.
+"""
 
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import prange
 
-from . import simd
-from .launching import inlined, rule, serial
-from .simd import LANES
-from .ternary_simd import MODERATE, store_scaled, store_scaled_by_reciprocal
+from .fast.byte_dots import PATHS, WORD_STEPS, close_sums, dot_sixteen, open_sums
+from .fast.emit import LANES, STEP, has_fma
+from .fast.simd import load_tile, store_tile, tile_i32
+from .fast.ternary_steps import MODERATE, store_scaled, store_scaled_by_reciprocal, unpack_codes
+from .launching import inlined, parallel, rule, serial
+from .processor import cpu_features, instruction_path
 from .tiles import TOKENS
+from .workspace import aligned
 
-_LEAST, _MOST = MODERATE if simd.has_fma() else (np.inf, np.inf)
+_LEAST_DIVISOR, _MOST_DIVISOR = MODERATE if has_fma() else (np.inf, np.inf)
+_GROUPS, _TOKENS = PATHS[instruction_path()].tile
+
+_VNNI_LEAST = 1 << 31 if "sse4a" in cpu_features() else 16
+LEAST = {"avx512-vnni": _VNNI_LEAST, "avx512": 5}.get(instruction_path(), 3)
+"""Tokens from which on codes are unpacked once for all of them. For fewer, but at least three, AVX-512 unpacks for every four of them:
+AMD's processors, which alone have SSE4A, do so beside their byte dot products, others in their place."""
 
 
 class Product(NamedTuple):
@@ -46,7 +59,7 @@ def with_reciprocals(scale):
     for i in range(padded.size):
         padded[i] = scale[min(i, scale.size - 1)]
         inverse[i] = np.float32(1) / padded[i]
-        moderate &= _LEAST <= padded[i] <= _MOST
+        moderate &= _LEAST_DIVISOR <= padded[i] <= _MOST_DIVISOR
     return padded, inverse, moderate
 
 
@@ -93,3 +106,48 @@ def row_sums(q, first, end, sums):
         for i in range(row.size):
             total = np.int32(total + row[i])
         sums[r] = total
+
+
+# --- products with many tokens --------------------------------------------------------------------------------------------------------
+
+
+@serial
+def _groups(product, matrix, group):
+    """The results of _GROUPS groups of 16 weight rows. So many columns at a time are unpacked as sums in words allow."""
+    n, stride, steps = product.q.shape[0], product.q.shape[1], product.steps
+    size, present = _GROUPS * LANES, -(-matrix.width // LANES) - group
+    room, edge = aligned(_GROUPS * WORD_STEPS * 4 * STEP), np.empty(_TOKENS * size, np.float32)
+    sums = aligned((n + _TOKENS) * size * 4).view(np.int32)
+    codes, totals = np.int64(room.ctypes.data), np.int64(sums.ctypes.data)
+    for begin in range(0, steps, WORD_STEPS):
+        count = min(WORD_STEPS, steps - begin)
+        for i in range(_GROUPS):
+            packed = product.codes.ctypes.data + matrix.begin + ((group + min(i, present - 1)) * steps + begin) * STEP
+            for k in range(count):
+                unpack_codes(packed + k * STEP, codes + (i * WORD_STEPS + k) * 4 * STEP, count * STEP)
+        for token in range(0, n, _TOKENS):
+            tile, place = tile_i32(_GROUPS, _TOKENS), token * size
+            if begin:
+                tile = load_tile(tile, totals + place * 4, _TOKENS * STEP, STEP)
+            part, x = open_sums(tile), token * stride + begin * LANES
+            for k in range(count):
+                part = dot_sixteen(
+                    part, codes + k * 4 * STEP, WORD_STEPS * 4 * STEP, product.q, x + k * LANES, stride, min(_TOKENS, n - token)
+                )
+            tile = close_sums(tile, part)
+            if begin + count < steps:
+                store_tile(tile, sums, place, _TOKENS * LANES)
+            else:
+                store_ternary(tile, _GROUPS, _TOKENS, product, matrix, group, token, edge)
+
+
+@parallel
+def ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out):
+    """As the kernel of ternary.py."""
+    n, size = q.shape[0], _GROUPS * LANES
+    scales, inverse, moderate = with_reciprocals(scale)
+    product = Product(codes, steps, q, scales, inverse, moderate, np.zeros(n + TOKENS, np.int32), out)
+    row_sums(q, 0, n, product.sums)
+    for item in prange(blocks_of(widths, size)):
+        matrix, block = matrix_of((codes, second, third), widths, factors, n, size, np.int64(item))
+        _groups(product, matrix, block * _GROUPS)

@@ -3,11 +3,12 @@
 import numpy as np
 from numba import prange
 
-from .amx import ROWS, SIZE, WIDTH, configure, tile_dot, tile_load, tile_release, tile_store, tile_zero
+from .fast.amx import ROWS, SIZE, WIDTH, configure, tile_dot, tile_load, tile_release, tile_store, tile_zero
+from .fast.emit import LANES, STEP
+from .fast.simd import load_tile, prefetch, tile_i32
+from .fast.ternary_steps import unpack_codes
 from .launching import inlined, parallel, serial
-from .simd import LANES, STEP, load_tile, prefetch, tile_i32
 from .ternary_product import Product, blocks_of, matrix_of, row_sums, store_ternary, with_reciprocals
-from .ternary_simd import unpack_codes
 from .tiles import TOKENS
 from .workspace import aligned
 

@@ -1,11 +1,11 @@
 """Tiles of dot products, which floats.py, attention.py and others are made of: their sizes on this processor, and how one is filled."""
 
-from . import simd
+from .fast.emit import LANES, is_wide
+from .fast.simd import dot_step, dot_tail, prefetch
 from .launching import inlined, rule
-from .simd import LANES, dot_step, dot_tail, prefetch
 
 # As many accumulators as registers hold beside what they multiply: of AVX-512's 32 registers 16, of fewer and narrower ones 8.
-WIDE = simd.is_wide()
+WIDE = is_wide()
 ROWS, TOKENS = (4, 4) if WIDE else (2, 2)
 MANY_ROWS = 6 if WIDE else 2  # in place of ROWS where activations come from the second-level cache: 24 accumulators read them less often
 VALUE_COLUMNS = 4 if WIDE else 2

@@ -13,60 +13,45 @@ from collections.abc import Callable
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange, types
-from numba.extending import intrinsic
+from numba import njit, prange
 from numpy.typing import NDArray
 
-from bitnet_np.kernels import amx, byte_dots, simd
+from bitnet_np.kernels.fast import amx, byte_dots, emit, simd
 from bitnet_np.kernels.launching import serial
+from bitnet_np.kernels.processor import architecture, instruction_path
 
 from .rounds import CheckError, Sample, timed
 
 # logical registers: 12 of AVX-512's 32, or 8 of the 16 of AVX2 and SSE
-_CHAINS = 12 if simd.is_wide() else 2 if simd.instruction_path() == "ssse3" else 4
+_CHAINS = 12 if emit.is_wide() else 2 if instruction_path() == "ssse3" else 4
 _STEPS = 200_000  # of every chain in one burst: 5 to 25 ms
 _TOGETHER = 50  # steps whose sums fit words
-_AT_ONCE, _PRODUCTS = (2, 256) if simd.instruction_path() == "neon-i8mm" else (1, simd.STEP)  # registers at once, products for each
 _BURSTS = 4
-_OPAQUE = {"x86_64": "=v,0", "aarch64": "=w,0"}.get(simd.architecture())
+_OPAQUE = {"x86_64": "=v,0", "aarch64": "=w,0"}.get(architecture())
 
 
 # --- arithmetic -----------------------------------------------------------------------------------------------------------------------
 
 
-@intrinsic
-def _dots(typing_context, tile, code, x):
+@emit.emitted(returns=emit.first)
+def _dots(b, tile, code, x):
     """Each register of a tile of sums += byte dot products, as the kernels add them for many tokens.
 
     The numbers are the same every time, and an optimiser would compute them once: an empty assembly statement in front of each hides that.
     """
-
-    def codegen(context, builder, signature, args):
-        tile, code, x = args
-        codes = simd._splat(builder, code, simd.V64I8)
-        pieces = simd._slices(builder, simd._splat(builder, x, simd.V64I8), byte_dots.DOTS[simd.instruction_path()][0])
-        totals, sums = simd._unpack(builder, signature.args[0], tile), []
-        for i in range(0, len(totals), _AT_ONCE):
-            pieces = [builder.asm(ir.FunctionType(p.type, [p.type]), "", _OPAQUE, [p], True) for p in pieces]
-            if _AT_ONCE == 2:
-                sums += byte_dots.add_pairs(builder, totals[i : i + 2], [codes] * 4, pieces[:2])
-            else:
-                sums.append(byte_dots.add_four(builder, totals[i], codes, simd._joined(builder, pieces)))
-        return simd._pack(builder, tile, sums)
-
-    return tile(tile, types.int8, types.int8), codegen
+    codes, numbers = (b.splat(b.trunc(value, emit.I8), emit.V64I8) for value in (code, x))
+    pieces, sums = b.slices(numbers, byte_dots.own(b).pieces), []
+    for total in tile:
+        pieces = [b.asm(ir.FunctionType(p.type, [p.type]), "", _OPAQUE, [p], True) for p in pieces]
+        sums.append(byte_dots.add_four(b, total, codes, b.joined(pieces)))
+    return sums
 
 
-@intrinsic
-def _fmas(typing_context, tile, a, b):
-    """Each register of the tile = a * b + itself."""
-
-    def codegen(context, builder, signature, args):
-        a, b = (simd._splat(builder, value, simd.V16F32) for value in args[1:])
-        sums = simd._unpack(builder, signature.args[0], args[0])
-        return simd._pack(builder, args[0], [simd._fma(builder, a, b, total) for total in sums])
-
-    return tile(tile, types.float32, types.float32), codegen
+@emit.emitted(returns=emit.first)
+def _fmas(b, tile, x, y):
+    """Each register of the tile = x * y + itself."""
+    x, y = (b.splat(value, emit.V16F32) for value in (x, y))
+    return [b.fma(x, y, total) for total in tile]
 
 
 @njit(parallel=True, error_model="numpy")
@@ -78,7 +63,7 @@ def _dot_loop(steps, code, x, out):
             for _ in range(_TOGETHER):
                 sums = _dots(sums, code, x)
             tile = byte_dots.close_sums(tile, sums)
-        totals = np.empty(simd.LANES, np.int32)
+        totals = np.empty(emit.LANES, np.int32)
         simd.store_sums(tile, totals)
         out[thread] = totals[0]
 
@@ -89,7 +74,7 @@ def _fma_loop(steps, a, b, out):
         tile = simd.tile_f32(1, _CHAINS)
         for _ in range(steps):
             tile = _fmas(tile, a, b)
-        totals = np.empty(simd.LANES, np.float32)
+        totals = np.empty(emit.LANES, np.float32)
         simd.store_sums(tile, totals)
         out[thread] = totals[0]
 
@@ -98,9 +83,9 @@ def dot_products(threads: int) -> float:
     """int8 multiply-adds per second. The result is checked: so many codes of 1 times 3 in each step."""
     out = np.empty(threads, np.int32)
     seconds = timed(lambda: _dot_loop(_STEPS, np.int8(1), np.int8(3), out))
-    if (out != _STEPS * _PRODUCTS * 3).any():
+    if (out != _STEPS * emit.STEP * 3).any():
         raise CheckError(f"byte dot products sum up to {out}")
-    return _STEPS * _CHAINS * _PRODUCTS * threads / seconds
+    return _STEPS * _CHAINS * emit.STEP * threads / seconds
 
 
 @serial
@@ -145,9 +130,9 @@ def fused_multiply_adds(threads: int) -> float:
     """float32 multiply-adds per second. The result is checked."""
     out = np.empty(threads, np.float32)
     seconds = timed(lambda: _fma_loop(_STEPS, np.float32(0.5), np.float32(0.5), out))
-    if (out != _STEPS * simd.LANES * 0.25).any():
+    if (out != _STEPS * emit.LANES * 0.25).any():
         raise CheckError(f"fused multiply-adds sum up to {out}")
-    return _STEPS * _CHAINS * simd.LANES * threads / seconds
+    return _STEPS * _CHAINS * emit.LANES * threads / seconds
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------------------------
@@ -197,7 +182,7 @@ class Peaks:
     def __init__(self, megabytes: int = 1024):
         self._memory = {name: _memory(megabytes << 20, name == "huge pages") for name in ("huge pages", "small pages")}
         self._combined = np.zeros(64, np.uint64)
-        self._has_dots = simd.instruction_path() != "generic" and _OPAQUE is not None
+        self._has_dots = instruction_path() != "generic" and _OPAQUE is not None
         self(1)  # compile
 
     def __call__(self, threads: int) -> Sample:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bitnet_np.kernels import amx
+from bitnet_np.kernels.fast import amx
 
 from .rounds import Results
 from .stats import Summary, summary

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bitnet_np.kernels import amx, ternary_tiles
+from bitnet_np.kernels import ternary_tiles
+from bitnet_np.kernels.fast import amx
 from bitnet_np.selftest import digest
 
 from .peers import Engine

@@ -10,14 +10,13 @@ from block_samples import MODELS, activations, of_code, random_blocks, recorded,
 from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
-from numba import njit
 
 from bitnet_np.contract import blocks as definition
 from bitnet_np.kernels import activations as roundings
-from bitnet_np.kernels import amx, block_products, block_token, blocks, grids, simd
+from bitnet_np.kernels import block_products, blocks, grids
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_plans import PLANS
-from bitnet_np.kernels.launching import Kernel
+from bitnet_np.kernels.fast import amx
 from bitnet_np.tensor_types import BLOCK_TYPES, F16, GRID_TYPES, MXFP4, NVFP4, Q4_K, Q6_K, Q8_0
 
 ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
@@ -147,27 +146,3 @@ def test_a_plan_takes_each_run_once(kind):
     assert sorted(plan.order) == list(range(plan.weights // 16))
     assert plan.unit * plan.units == plan.weights
     assert max(map(abs, plan.code_range)) <= 128
-
-
-@pytest.mark.skipif(not {"avx512vnni", "avx512vl"} <= simd.cpu_features(), reason="needs AVX-512 VNNI on 256-bit registers")
-@pytest.mark.parametrize("kind", [Q4_K, Q6_K, Q8_0], ids=lambda kind: kind.name)
-def test_avx_vnni_gives_the_same_bits(monkeypatch, kind):
-    """Its instructions are those of AVX-512 on half a register, in another encoding; so its way through the kernels can be run here."""
-    rng = np.random.default_rng(0)
-    matrix = random_blocks(rng, kind, 37, 1024 // kind.block)
-    x = activations(rng, 5, 1024)
-    expected = definition.product(*rounded(x, kind), matrix.data, kind)
-    block_products._numbers.cache_clear()
-    monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
-    monkeypatch.setattr(block_products, "instruction_path", lambda: "avx-vnni")
-    for module, names, entry in (
-        (block_products, ("unpack", "_tile", "_several_rows"), "_products"),
-        (block_token, ("some_rows",), "products"),
-    ):
-        for name in names:
-            monkeypatch.setattr(module, name, njit(error_model="numpy")(getattr(module, name).py_func))
-        kernel = njit(error_model="numpy")(getattr(module, entry).alone.py_func)
-        monkeypatch.setattr(module, entry, Kernel(kernel, kernel))
-    for rows in (1, 5):
-        assert_same_bits(block_products.products(x[:rows], [matrix.data], kind)[0], expected[:rows])
-    block_products._numbers.cache_clear()

@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 from assembly import ARM, X86, assembly, lowered
 from block_samples import same_bytes
-from models import SHAPE, assert_same_bits, random_model, random_tokens
+from models import SHAPE, random_model, random_tokens
 from numba import njit, types
 from numba.np.numpy_support import from_dtype
 
 from bitnet_np import masks, packing, selftest
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.forward_pass import forward_full, forward_incremental
-from bitnet_np.kernels import amx, block_products, block_strips, block_token, blocks, cpu, processor, simd, ternary, ternary_many, tiles
-from bitnet_np.kernels.block_bytes import CHUNKS
+from bitnet_np.kernels import block_products, blocks, cpu, float_products, processor, ternary, tiles
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_rows import Numbers, Rows, Strip
-from bitnet_np.kernels.launching import Kernel
+from bitnet_np.kernels.fast import byte_dots, emit, simd
+from bitnet_np.kernels.fast.block_bytes import CHUNKS
 from bitnet_np.kernels.ternary_product import Matrix, Product
 from bitnet_np.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
 
@@ -51,6 +51,7 @@ ALL = (*FORWARD, "masked", "backward")
 PROCESSORS = {
     "skylake-avx512": (AVX512, "avx512", True, DOTS),
     "haswell": (AVX2, "avx2", False, FORWARD),
+    "alderlake": (AVX2 + ",+avxvnni", "avx-vnni", False, DOTS),
     "nehalem": (SSE4, "ssse3", False, DOTS),
     "generic": ("", "generic", False, ALL),
 }
@@ -137,7 +138,7 @@ PARTS = {
 
 def fingerprint(names):
     """SHA-256 of what these parts compute, and how they were computed."""
-    return {"path": simd.instruction_path(), "wide": simd.is_wide()} | {name: PARTS[name]() for name in names}
+    return {"path": processor.instruction_path(), "wide": emit.is_wide()} | {name: PARTS[name]() for name in names}
 
 
 # Every kernel in the variant for the calling thread alone: compiling the one for several threads too takes half as long again. This
@@ -196,11 +197,11 @@ def test_the_fingerprints_of_both_paths_are_one_and_those_of_dialects_differ(exp
 
 @x86
 def test_without_settings_the_processors_own_features_decide():
-    here = simd.cpu_features()
+    here = processor.cpu_features()
     assert here == {feature[1:] for feature in llvm.get_host_cpu_features().flatten().split(",") if feature.startswith("+")}
     paths = ("avx512vnni", "avx512-vnni"), ("avx512bw", "avx512"), ("avxvnni", "avx-vnni"), ("avx2", "avx2")
     best = next((path for feature, path in paths if feature in here), None)
-    assert best is None or simd.instruction_path() == best
+    assert best is None or processor.instruction_path() == best
 
 
 # --- read, not run --------------------------------------------------------------------------------------------------------------------
@@ -212,8 +213,7 @@ TARGETS = {  # path: triple, processor, features, mnemonic, its register, how ma
     "avx-vnni": (X86, "alderlake", "", "vpdpbusd", "%ymm", 2),
     "avx2": (X86, "haswell", "", "vpmaddubsw", "%ymm", 2),
     "ssse3": (X86, "nehalem", "", "pmaddubsw", "%xmm", 4),
-    "neon-i8mm": (ARM, "generic", "+dotprod,+i8mm", "sdot", "v", 4),  # "generic", as for a processor that LLVM does not know
-    "neon-dotprod": (ARM, "generic", "+dotprod", "sdot", "v", 4),
+    "neon-dotprod": (ARM, "generic", "+dotprod", "sdot", "v", 4),  # "generic", as for a processor that LLVM does not know
     "neon": (ARM, "cortex-a72", "", "sadalp", "v", 4),
 }
 
@@ -230,14 +230,41 @@ def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
     arrays = types.NamedTuple([codes, n, array(types.int8, 2), floats, floats, types.boolean, array(types.int32), floats], Product)
     matrix = types.NamedTuple([n, types.float32, n, n], Matrix)
     if apart:
-        function, signature = ternary._ternary_tile_apart, (simd.Tile("i32", 4, 2), n, arrays, matrix, n, floats)
+        function, signature = ternary._ternary_tile_apart, (emit.Tile("i32", 4, 2), n, arrays, matrix, n, floats)
     else:
-        function, signature = ternary._ternary_tile, (simd.Tile("i32", 2, 2), n, n, arrays, matrix, n, n, floats)
+        function, signature = ternary._ternary_tile, (emit.Tile("i32", 2, 2), n, n, arrays, matrix, n, n, floats)
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
     lines = assembly(lowered(function, signature, path), triple, processor, features)
     found = [line for line in lines if mnemonic in line[:2]]  # "{vex}" may stand before it
     assert len(found) == dots * pieces
     assert all(register in " ".join(line) for line in found)
+
+
+@njit
+def _steps(count, codes, q, x, stride, valid, out):
+    tile = simd.tile_i32(2, 2)
+    sums = byte_dots.open_sums(tile)
+    for _ in range(count):
+        sums = byte_dots.dot_sixteen(sums, codes, 4096, q, x, stride, valid)
+        codes += 256
+        x += 16
+    simd.store_tile(byte_dots.close_sums(tile, sums), out, 0, 32)
+
+
+@pytest.mark.parametrize("path", [path for path in TARGETS if path != "neon"])
+def test_a_step_of_many_tokens_is_one_product_for_each_register(path):
+    """Of 2 x 2 sums, four registers of codes each. Sums of words are added up after the loop, by as many instructions as they have
+    registers; nothing else in the loop adds up, and nothing is put in order there."""
+    triple, processor, features, instruction, _, pieces = TARGETS[path]
+    n, q, out = types.intp, array(types.int8, 2), array(types.int32)
+    lines = assembly(lowered(_steps, (n, n, q, n, n, n, out), path), triple, processor, features)
+    names = [line[1] if line[0] == "{vex}" else line[0] for line in lines if line]
+    assert names.count(instruction) == 16 * pieces
+    added_up = [name for name in names if name in ("vpmaddwd", "pmaddwd")]
+    assert len(added_up) == (4 * pieces if "maddubsw" in instruction else 0)
+    first, last = names.index(instruction), len(names) - names[::-1].index(instruction)
+    orders = ("zip", "uzp", "trn", "tbl", "ext", "vpshuf", "vpunpck", "vperm")
+    assert [name for name in names[first:last] if name.startswith(orders)] == []
 
 
 @pytest.mark.parametrize("path", TARGETS)
@@ -253,8 +280,8 @@ def test_blocks_are_multiplied_by_the_byte_instruction_of_the_path(path, kind, d
     several = matrix, numbers, rows, strip, n, n, n, n
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
     for function, signature, count in (
-        (block_token.some_rows, (simd.Tile("f32", 1, 1), *one), CHUNKS * dots),
-        (block_products._tile, (simd.Tile("i32", 1, 2), simd.Tile("f32", 1, 2), *several), 4 * 2),
+        (block_products.rows_of_one_token, (emit.Tile("f32", 1, 1), *one), CHUNKS * dots),
+        (block_products._tile, (emit.Tile("i32", 1, 2), emit.Tile("f32", 1, 2), *several), 4 * 2),
     ):
         lines = assembly(lowered(function, signature, path), triple, processor, features)
         products = [line for line in lines if {mnemonic, "saddlp"} & set(line[:2])]  # saddlp: sadalp where the sum begins
@@ -273,7 +300,7 @@ def test_blocks_are_multiplied_by_the_byte_instruction_of_the_path(path, kind, d
 def test_float_dot_products_are_fused_and_call_nothing(triple, processor, features, fused, widen):
     """A call would be one for each lane. float16 is widened by an instruction where there is one."""
     n, half, floats = types.intp, array(types.int16, readonly=True), array(types.float32)
-    signature = (simd.Tile("f32", 2, 2), half, n, n, n, floats, n, n, n, n, n, n)
+    signature = (emit.Tile("f32", 2, 2), half, n, n, n, floats, n, n, n, n, n, n)
     lines = assembly(lowered(tiles.dot_tile, signature, "generic"), triple, processor, features)
     names = [line[0] for line in lines if line]
     assert sum(name.startswith(fused) for name in names) >= 2 * 4
@@ -289,7 +316,7 @@ def test_float_dot_products_are_fused_and_call_nothing(triple, processor, featur
 )
 def test_block_types_are_unpacked_in_registers(kind, triple, processor, to_float, pieces, widen):
     """Whole registers of codes become floats, float16 scales are widened by an instruction, and no function is called but Numba's own."""
-    lines = assembly(lowered(block_strips.unpack_blocks, unpacking(kind), "generic"), triple, processor, "")
+    lines = assembly(lowered(float_products.fill, unpacking(kind), "generic"), triple, processor, "")
     names = [line[0] for line in lines if line]
     assert names.count(to_float) >= kind.block // 16 * pieces
     assert widen in names or not FORMATS[kind.name].halves
@@ -305,34 +332,12 @@ def unpacking(kind):
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q2_K", "Q4_K", "TQ2_0", "IQ4_XS", "MXFP4"])
 def test_avx512_looks_up_what_codes_of_at_most_four_bits_stand_for(name):
     kind = next(kind for kind in BLOCK_TYPES if kind.name == name)
-    lines = assembly(lowered(block_strips.unpack_blocks, unpacking(kind), "generic", wide=True), X86, "icelake-server", "")
+    lines = assembly(lowered(float_products.fill, unpacking(kind), "generic", wide=True), X86, "icelake-server", "")
     names = [line[0] for line in lines if line]
     assert sum(mnemonic in ("vpermps", "vpermd") for mnemonic in names) >= kind.block // 16
 
 
 @pytest.mark.parametrize(("path", "triple", "processor", "look_up"), [("avx2", X86, "haswell", "vpshufb"), ("neon", ARM, "generic", "tbl")])
 def test_tables_of_codes_are_looked_up_by_an_instruction(path, triple, processor, look_up):
-    lines = assembly(lowered(block_strips.unpack_blocks, unpacking(NVFP4), path), triple, processor, "")
+    lines = assembly(lowered(float_products.fill, unpacking(NVFP4), path), triple, processor, "")
     assert [line[0] for line in lines if line].count(look_up) >= NVFP4.block // 16
-
-
-@pytest.mark.skipif(not {"avx512vnni", "avx512vl"} <= simd.cpu_features(), reason="needs AVX-512 VNNI on 256-bit registers")
-def test_avx_vnni_gives_the_same_bits(monkeypatch):
-    """Its instruction is that of AVX-512 on half a register, in another encoding; so its way through the kernel can be run here."""
-    counts = 1, 2, 3, 9
-    rng = np.random.default_rng(0)
-    q, scale = rng.integers(-127, 128, (9, 300)).astype(np.int8), np.ones(9, np.float32)
-    weights = packing.pack(rng.integers(-1, 2, (7, 300)), 0.5)
-    expected = [cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7) for rows in counts]
-    monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
-    monkeypatch.setattr(ternary_many, "LEAST", 5)
-    monkeypatch.setattr(amx, "unit", lambda: None)
-    for name in ("store_ternary", "_ternary_tile", "_ternary_tile_apart"):
-        monkeypatch.setattr(ternary, name, njit(getattr(ternary, name).py_func))
-    for name in ("store_ternary", "_groups"):
-        monkeypatch.setattr(ternary_many, name, njit(getattr(ternary_many, name).py_func))
-    for module, name in ((ternary, "_ternary_matmul"), (ternary_many, "ternary_matmul")):
-        kernel = njit(getattr(module, name).shared.py_func)
-        monkeypatch.setattr(module, name, Kernel(kernel, kernel))
-    for rows, same in zip(counts, expected, strict=True):
-        assert_same_bits(cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7), same)

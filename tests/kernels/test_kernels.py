@@ -13,8 +13,9 @@ from numba import njit
 
 from bitnet_np import contract, packing, selftest, spec, widen
 from bitnet_np.contract import f32
-from bitnet_np.kernels import cpu, launching, scalar, simd, tiles
+from bitnet_np.kernels import cpu, launching, scalar, tiles
 from bitnet_np.kernels import rows as row_kernels
+from bitnet_np.kernels.fast import simd
 from bitnet_np.rope import rope_frequencies
 
 TABLES = ["float32", "float16", "bfloat16"]
@@ -102,6 +103,7 @@ def test_every_half_is_widened_exactly(dtype):
 def test_rms_norm(seed, rows, width, eps):
     rng = np.random.default_rng(seed)
     x, gain = normal(rng, rows, width), as_table(normal(rng, 1, width)[0])
+    x[rng.integers(rows)] *= f32(rng.integers(2))  # sometimes a row of zeros
     out = cpu.rms_norm(x, gain, eps)
     assert_same_bits(out, contract.rms_norm(x, gain, eps))
     assert_within(out, *bounds.rms_norm(x, gain, eps))
@@ -115,10 +117,6 @@ def test_rms_norm_adds_squares_in_128_lanes():
     assert tie != above
     assert_same_bits(out, x * np.where(above_the_tie, above, tie)[:, None])
     assert_same_bits(out, contract.rms_norm(x, np.ones(1024, np.float32), 0.0))
-
-
-def test_rms_norm_of_zeros_is_zero():
-    assert_same_bits(cpu.rms_norm(np.zeros((2, 20), np.float32), as_table(np.ones(20)), 1e-5), np.zeros((2, 20), np.float32))
 
 
 def test_rms_norm_of_numbers_whose_squares_overflow_is_nan():
@@ -323,17 +321,6 @@ def test_rotations_are_rounded_once(seed, rows, half):
         assert_within(ours, exact, U * np.abs(exact) + 2e-15)
 
 
-@given(seed=seeds, rows=row_counts, heads=st.integers(1, 5), head_dim=st.sampled_from([2, 4, 6, 20, 64, 128]))
-def test_rope(seed, rows, heads, head_dim):
-    rng = np.random.default_rng(seed)
-    x, position = normal(rng, rows, heads, head_dim), rng.integers(0, 5000, rows)
-    frequency = rope_frequencies(10000.0, head_dim)
-    cos, sin = cpu.rotations(np.multiply.outer(position, frequency))
-    out = cpu.rope(x, cos, sin)
-    assert_same_bits(out, contract.rope(x, cos, sin))
-    assert_within(out, *bounds.rope(x, position, 10000.0))
-
-
 def test_rope_rotates_halves_and_leaves_position_zero():
     x = np.arange(1, 5, dtype=np.float32).reshape(1, 1, 4)
     assert_same_bits(cpu.rope(x, *cpu.rotations(np.zeros((1, 2)))), x)
@@ -346,11 +333,11 @@ def test_rope_rotates_halves_and_leaves_position_zero():
     seed=seeds,
     rows=row_counts,
     heads=st.integers(1, 5),
-    head_dim=st.sampled_from([2, 5, 6, 20, 64, 128]),
-    pairs=st.sampled_from([1, 2, 3, 10, 32]),
+    head_dim=st.sampled_from([2, 4, 5, 6, 20, 64, 128]),
+    pairs=st.sampled_from([1, 2, 3, 10, 32, 64]),
     form=st.sampled_from(["halves", "adjacent"]),
 )
-def test_rope_of_a_part_of_each_head(seed, rows, heads, head_dim, pairs, form):
+def test_rope_of_each_head_or_a_part_of_it(seed, rows, heads, head_dim, pairs, form):
     rng = np.random.default_rng(seed)
     pairs = min(pairs, head_dim // 2)
     x, position = normal(rng, rows, heads, head_dim), rng.integers(0, 5000, rows)
@@ -382,42 +369,19 @@ def test_layer_norm_of_a_row_that_is_not_finite():
 
 
 WIDE = st.sampled_from([0.1, 1.0, 10.0, 100.0])
+LEAST = {"silu_gate": -80, "gelu_tanh": -9, "gelu_gate": -9}  # below these exp leaves float32's range
 
 
+@pytest.mark.parametrize("name", ["relu2_gate", "silu_gate", "gelu_gate", "gelu", "gelu_tanh"])
 @given(seed=seeds, rows=row_counts, width=widths, size=WIDE)
-@example(seed=412, rows=8, width=257, size=10.0)  # a product below the normal numbers
-def test_silu_gate(seed, rows, width, size):
+@example(seed=412, rows=8, width=257, size=10.0)  # of SiLU, a product below the normal numbers
+def test_gates(name, seed, rows, width, size):
     rng = np.random.default_rng(seed)
-    gate, up = f32(size) * normal(rng, rows, width), normal(rng, rows, width)
-    gate = np.clip(gate, -80, None)  # below, exp leaves float32's range
-    out = cpu.silu_gate(gate, up)
-    assert_same_bits(out, contract.silu_gate(gate, up))
-    assert_within(out, *bounds.silu_gate(gate, up))
-
-
-@given(seed=seeds, rows=row_counts, width=widths, size=WIDE)
-def test_gelu(seed, rows, width, size):
-    x = f32(size) * normal(np.random.default_rng(seed), rows, width)
-    out = cpu.gelu(x)
-    assert_same_bits(out, contract.gelu(x))
-    assert_within(out, *bounds.gelu(x))
-
-
-@given(seed=seeds, rows=row_counts, width=widths, size=WIDE)
-def test_gelu_tanh(seed, rows, width, size):
-    x = np.clip(f32(size) * normal(np.random.default_rng(seed), rows, width), -9, None)  # below, exp leaves float32's range
-    out = cpu.gelu_tanh(x)
-    assert_same_bits(out, contract.gelu_tanh(x))
-    assert_within(out, *bounds.gelu_tanh(x))
-
-
-@given(seed=seeds, rows=row_counts, width=widths, size=WIDE)
-def test_gelu_gate(seed, rows, width, size):
-    rng = np.random.default_rng(seed)
-    gate, up = np.clip(f32(size) * normal(rng, rows, width), -9, None), normal(rng, rows, width)
-    out = cpu.gelu_gate(gate, up)
-    assert_same_bits(out, contract.gelu_gate(gate, up))
-    assert_within(out, *bounds.gelu_gate(gate, up))
+    gate, up = np.clip(f32(size) * normal(rng, rows, width), LEAST.get(name, -np.inf), None), normal(rng, rows, width)
+    arguments = (gate, up) if "gate" in name else (gate,)
+    out = getattr(cpu, name)(*arguments)
+    assert_same_bits(out, getattr(contract, name)(*arguments))
+    assert_within(out, *getattr(bounds, name)(*arguments))
 
 
 @given(seed=seeds, rows=row_counts, width=widths, size=WIDE, cap=st.sampled_from([0.3, 1.0, 30.0, 1000.0]))
@@ -467,8 +431,11 @@ def test_exp_is_good_to_0_92_units_in_the_last_place():
     """The bound of its docstring. (Over all float32 numbers the largest error is 0.9091.)"""
     x = sweep(1_000_000)
     exact = np.exp(x.astype(np.float64))
-    error = np.abs(cpu.exponential(x) - exact) / np.spacing(exact.astype(np.float32)).astype(np.float64)
-    assert error.max() <= 0.92
+    out = cpu.exponential(x)
+    error = np.abs(out - exact) / np.spacing(exact.astype(np.float32)).astype(np.float64)
+    assert error.max() <= 0.92  # so it rises wherever true values are 2 units apart
+    assert (out[x <= 0] <= 1).all()  # no probability is above 1
+    assert (out[x >= 0] >= 1).all()
 
 
 def test_exp_follows_the_contract():
@@ -485,28 +452,7 @@ def test_exp_at_its_ends():
     assert np.isnan(cpu.exponential(f32([np.nan, -np.nan]))).all()
 
 
-def test_exp_rises():
-    """Wherever the true values are 2 units apart, which errors of 0.92 cannot turn around; and no probability is above 1."""
-    x = sweep(1_000_000)
-    out = cpu.exponential(x)
-    assert (out[x <= 0] <= 1).all()
-    assert (out[x >= 0] >= 1).all()
-    exact = np.exp(x.astype(np.float64))
-    apart = np.diff(exact) >= 2 * np.spacing(exact[1:].astype(np.float32))
-    assert apart.mean() > 0.2
-    assert (np.diff(out)[apart] > 0).all()
-
-
 # --- gate -----------------------------------------------------------------------------------------------------------------------------
-
-
-@given(seed=seeds, rows=row_counts, width=widths)
-def test_relu2_gate(seed, rows, width):
-    rng = np.random.default_rng(seed)
-    gate, up = normal(rng, rows, width), normal(rng, rows, width)
-    out = cpu.relu2_gate(gate, up)
-    assert_same_bits(out, contract.relu2_gate(gate, up))
-    assert_within(out, *bounds.relu2_gate(gate, up))
 
 
 def test_relu2_gate_keeps_nan():

@@ -9,9 +9,9 @@ from numba import prange
 from numba.core import errors
 from numba.core.registry import cpu_target
 
-from bitnet_np.kernels import disk_cache
+from bitnet_np.kernels.cache import disk_cache
+from bitnet_np.kernels.cache.outermost import _Part
 from bitnet_np.kernels.launching import inlined, parallel, serial
-from bitnet_np.kernels.outermost import _Part
 
 pytestmark = pytest.mark.skipif(not disk_cache.is_known(), reason="another version of Numba")
 

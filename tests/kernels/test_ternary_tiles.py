@@ -1,4 +1,4 @@
-"""Ternary products on matrix tiles: the processor's where it has them, their plain twin everywhere."""
+"""Ternary products of many tokens: on matrix tiles, the processor's or their plain twin, and on vectors, with codes unpacked once."""
 
 import ctypes
 import os
@@ -15,17 +15,20 @@ from models import assert_same_bits, seeds
 from numba import njit, types
 
 from bitnet_np import contract, packing, selftest
-from bitnet_np.kernels import amx, cpu, launching, simd, ternary, ternary_many, ternary_product, ternary_simd, ternary_tiles
+from bitnet_np.kernels import cpu, launching, ternary, ternary_product, ternary_tiles
+from bitnet_np.kernels.fast import amx, emit, simd, ternary_steps
+from bitnet_np.kernels.processor import cpu_features
 
-UNITS = {"twin": amx.PLAIN, "processor": amx.PROCESSOR}
+UNITS = {"twin": amx.PLAIN, "processor": amx.PROCESSOR, "vectors": None}
 on_each_unit = pytest.mark.parametrize("unit", UNITS)
 
 
 def on(unit):
-    """Calls of any number of tokens run on this unit."""
+    """Calls of any number of tokens run on this unit, or from codes that are unpacked once."""
     if unit == "processor" and amx.why_absent():
         pytest.skip(amx.why_absent())
-    return mock.patch.multiple(amx, unit=lambda: UNITS[unit]), mock.patch.object(ternary_tiles, "LEAST", 1)
+    least = ternary_product if unit == "vectors" else ternary_tiles
+    return mock.patch.multiple(amx, unit=lambda: UNITS[unit]), mock.patch.object(least, "LEAST", 1)
 
 
 def products(rng, rows, width, heights, scale):
@@ -48,6 +51,8 @@ def products(rng, rows, width, heights, scale):
 @example(seed=0, rows=33, width=1025, heights=[33, 16, 17])  # three blocks of columns, and one of a single step
 @example(seed=0, rows=16, width=512, heights=[32])
 @example(seed=0, rows=17, width=64, heights=[31, 1])
+@example(seed=0, rows=5, width=257, heights=[65, 16, 1])  # one step more than words hold
+@example(seed=0, rows=4, width=256, heights=[64])
 @settings(max_examples=25)
 def test_products_have_the_bits_of_the_contract(unit, small, seed, rows, width, heights):
     rng = np.random.default_rng(seed)
@@ -58,6 +63,16 @@ def test_products_have_the_bits_of_the_contract(unit, small, seed, rows, width, 
 
 
 @on_each_unit
+@pytest.mark.parametrize("code", [-128, -127, 127])
+def test_the_largest_sums_fit(unit, code):
+    """Words hold 16 bits. A code of -128 comes from no quantiser, but from callers."""
+    q, weights = np.full((5, 1024), code, np.int8), packing.pack(np.ones((40, 1024), int), 1.0)
+    patched, least = on(unit)
+    with patched, least:
+        assert (cpu.ternary_matmul(q, np.ones(5, np.float32), weights.codes, weights.scale, 40) == 1024 * code).all()
+
+
+@pytest.mark.parametrize("unit", ["twin", "processor"])
 def test_activations_that_do_not_fit_a_cache_are_multiplied_part_by_part(unit, monkeypatch):
     monkeypatch.setattr(ternary_tiles, "_SHARED", 1 << 12)
     kernel = njit(error_model="numpy")(ternary_tiles.ternary_matmul.shared.py_func)
@@ -92,7 +107,7 @@ def test_forward_passes_have_the_known_bits(unit):
 def test_few_tokens_and_processors_without_tiles_use_vectors(monkeypatch):
     used = []
     monkeypatch.setattr(ternary_tiles, "ternary_matmul", "tiles")
-    for module, name in ((ternary, "_ternary_matmul"), (ternary_many, "ternary_matmul")):
+    for module, name in ((ternary, "_ternary_matmul"), (ternary_product, "ternary_matmul")):
         monkeypatch.setattr(module, name, "vectors")
     monkeypatch.setattr(ternary, "launch", lambda kernel, *_: used.append(kernel))
     weights = packing.pack(np.ones((3, 64), int), 1.0)
@@ -116,14 +131,15 @@ def test_the_inner_step_is_four_dots_of_tiles_and_calls_nothing():
 
 # --- the system -----------------------------------------------------------------------------------------------------------------------
 
-HAS_TILES = {"amx-tile", "amx-int8"} <= simd.cpu_features() and sys.platform == "linux"
+HAS_TILES = {"amx-tile", "amx-int8"} <= cpu_features() and sys.platform == "linux"
 with_tiles = pytest.mark.skipif(not HAS_TILES, reason="no processor with tiles, or not Linux")
 
 BEGIN = """
 import ctypes, os, signal, threading
 import numpy as np
 from bitnet_np import packing
-from bitnet_np.kernels import amx, cpu
+from bitnet_np.kernels import cpu
+from bitnet_np.kernels.fast import amx
 rng = np.random.default_rng(0)
 q, scale = rng.integers(-127, 128, (64, 640)).astype(np.int8), np.full(64, 3, np.float32)
 weights = packing.pack(rng.integers(-1, 2, (320, 640)), 0.5)
@@ -261,7 +277,7 @@ def _worst_quotients(first, last, most, wrong):
 
 
 def test_division_by_reciprocals_is_right_wherever_it_is_close():
-    """The proof of ternary_simd.py's `_by_reciprocal` leaves these cases, all of which are tried."""
+    """The proof of ternary_steps.py's `_by_reciprocal` leaves these cases, all of which are tried."""
     wrong = np.zeros(2, np.int64)
     tried = _worst_quotients(1 << 23, 1 << 24, 8, wrong)
     assert tried > 30_000_000, wrong
@@ -289,11 +305,11 @@ def _store_both(sums, scale, inverse, out):
         copies[:] = sums[i]
         tile = simd.load_tile(simd.tile_i32(1, 1), copies.ctypes.data, 0, 0)
         one = np.float32(1)
-        ternary_simd.store_scaled(tile, none, scale[i : i + 1], inverse[i : i + 1], 0, one, row.ctypes.data, 0)
-        ternary_simd.store_scaled_by_reciprocal(tile, none, scale[i : i + 1], inverse[i : i + 1], 0, one, row.ctypes.data + 64, 0)
+        ternary_steps.store_scaled(tile, none, scale[i : i + 1], inverse[i : i + 1], 0, one, row.ctypes.data, 0)
+        ternary_steps.store_scaled_by_reciprocal(tile, none, scale[i : i + 1], inverse[i : i + 1], 0, one, row.ctypes.data + 64, 0)
         out[0, i], out[1, i] = row[0], row[31]
     none[0] = copies[0]
 
 
 def test_processors_without_fused_multiply_add_divide():
-    assert simd.has_fma() == (ternary_simd.MODERATE[0] == ternary_product._LEAST)
+    assert emit.has_fma() == (ternary_steps.MODERATE[0] == ternary_product._LEAST_DIVISOR)

@@ -3,6 +3,7 @@
 import inspect
 import sys
 import threading
+import weakref
 from types import ModuleType
 
 import numpy as np
@@ -122,3 +123,32 @@ def test_results_are_no_inputs_and_inputs_stay_as_they_are(family):
     assert_same_bits(forward_full(model, tokens, ops=ops), forward_full(model, tokens))
     assert_same_bits(forward_incremental(model, tokens, chunk=13, ops=ops), forward_full(model, tokens))
     assert {"attend", "add", "embed", "rotations"} < seen
+
+
+# --- weights --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [[1 << 20, 1 << 18, (1 << 20) + 1, 3 << 20], [1 << 27, 1 << 20], [40 << 20, 40 << 20, 1 << 20]])
+def test_arrays_begin_with_a_cache_line_and_do_not_overlap(sizes):
+    arrays = [workspace.for_weights(size) for size in sizes]
+    for n, array in enumerate(arrays):
+        array[:] = n
+    assert [array.ctypes.data % 64 for array in arrays] == [0] * len(sizes)
+    assert [array.size for array in arrays] == sizes
+    assert all((array == n).all() for n, array in enumerate(arrays))
+
+
+def test_matrices_share_memory_that_goes_with_the_last_of_them():
+    first, second = workspace.for_weights(1 << 20), workspace.for_weights(1 << 20)
+    assert first.base is second.base
+    memory = weakref.ref(first.base)
+    del first
+    assert memory() is not None
+    del second
+    assert memory() is None
+    assert workspace.for_weights(1 << 20).flags.writeable
+
+
+def test_small_arrays_keep_no_large_memory():
+    assert workspace.for_weights(1000).base is None
+    assert workspace.for_weights(1000).dtype == np.uint8

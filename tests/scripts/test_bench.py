@@ -22,7 +22,8 @@ from make_model import Shape
 from bitnet_np import forward_full, load
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import OptionError
-from bitnet_np.kernels import amx, workspace
+from bitnet_np.kernels import workspace
+from bitnet_np.kernels.fast import amx
 from bitnet_np.selftest import digest
 
 FAKE_LLAMA = """

@@ -11,7 +11,7 @@ import numpy as np
 from numba import cuda
 
 from ..scalar import CHUNK, exp, soft_cap
-from ..simd import LANES
+from ..fast.emit import LANES
 from .floats import number_of
 from .ptx import fma, half_warp_sum, plus, times
 from .target import device, kernel

@@ -7,7 +7,7 @@ import numpy as np
 from numba import cuda
 from numpy.typing import NDArray
 
-from ..simd import LANES
+from ..fast.emit import LANES
 from .ptx import bits_float, fma, half_value, half_warp_sum, plus
 from .target import device, kernel, place
 

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic
 
-from .. import simd
+from ..fast import simd
 
 _I16, _I32, _HALF, _F32 = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numba
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]  # of the kernels
 STATES_KEPT = 16  # at some 10 MB each; the tests alone use five for each edit
 PREFIX = "compiled-"  # of the name of a state's folder
 SUFFIX = ".kernel"  # of the name of an entry's file

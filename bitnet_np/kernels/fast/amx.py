@@ -14,6 +14,7 @@ step of a loop. So a caller must hold the arrays until the last address has been
 """
 
 import ctypes
+import inspect
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -25,9 +26,9 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from .launching import inlined
-from .processor import architecture, cpu_features
-from .simd import I8, I64, _at, _call
+from ..launching import inlined
+from ..processor import architecture, cpu_features
+from .emit import I8, I64, Emitter, constant
 
 ROWS = 16  # of a tile
 WIDTH = 64  # bytes of a row
@@ -153,74 +154,47 @@ def _add_products(unit, sums, x, right):
 def unit_in(typing_context, memory):
     """The unit in an array of the size and element type of PROCESSOR or PLAIN."""
     unit = {types.uint8: types.uint64, types.int8: types.int64}[memory.dtype]
-    return unit(memory), lambda context, builder, signature, args: builder.ptrtoint(
-        context.make_array(signature.args[0])(context, builder, args[0]).data, I64
-    )
+
+    def codegen(context, builder, signature, args):
+        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, I64)
+
+    return unit(memory), codegen
 
 
-def _instruction(name: str, plain: Callable, signature: Any, operands: Callable) -> tuple[Any, Callable]:
-    """The signature and the code of an operation: the instruction with these operands, or a call of its twin."""
+def _operation(name: str, plain: Callable, tiles: str = "", memory: str = "") -> Callable:
+    """An operation: a function of a unit, tiles with these names, and memory: an address and a stride. An instruction, or its twin."""
+    names, count = ["unit", *tiles.split(), *memory.replace("unit", "").split()], len(tiles.split())
 
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        unit, *kinds = signature.args
-        if unit == types.int64:
+    def typed(typing_context, unit, *kinds):
+        return types.none(unit, *kinds[:count], *[types.intp] * (len(kinds) - count)), codegen
+
+    def codegen(context, builder, signature, args):
+        if signature.args[0] == types.int64:
             return context.compile_internal(builder, plain, signature, args)
-        tiles = [ir.Constant(I8, kind.literal_value) for kind in kinds if isinstance(kind, types.IntegerLiteral)]
-        _call(builder, name, ir.VoidType(), *operands(builder, tiles, *args))
+        b = Emitter(context, builder)
+        numbers = [constant(I8, kind.literal_value) for kind in signature.args[1 : 1 + count]]
+        operands = [args[names.index(operand)] for operand in memory.split()]
+        b.named(f"llvm.x86.{name}", ir.VoidType(), *numbers, *map(b.pointer, operands[:1]), *operands[1:])
         return context.get_dummy_value()
 
-    return signature, codegen
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("typing_context", *names)]
+    typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return intrinsic(prefer_literal=True)(typed)
 
 
-def _tiles_alone(builder: ir.IRBuilder, tiles: list[ir.Value], *args: ir.Value) -> list[ir.Value]:
-    return tiles
-
-
-def _memory(
-    builder: ir.IRBuilder, tiles: list[ir.Value], unit: ir.Value, tile: ir.Value, address: ir.Value, stride: ir.Value
-) -> list[ir.Value]:
-    return [*tiles, _at(builder, address, I8), stride]
-
-
-@intrinsic
-def tile_configure(typing_context, unit):
-    """Take the shapes of the tiles from the unit's memory, and zero all tiles."""
-    return _instruction("llvm.x86.ldtilecfg", _plain_configure, types.none(unit), lambda builder, _, unit: [_at(builder, unit, I8)])
-
-
-@intrinsic
-def tile_release(typing_context, unit):
-    """Free all tiles. A system thread that keeps them takes longer to switch."""
-    return _instruction("llvm.x86.tilerelease", _plain_release, types.none(unit), _tiles_alone)
-
-
-@intrinsic(prefer_literal=True)
-def tile_zero(typing_context, unit, tile):
-    return _instruction("llvm.x86.tilezero", _plain_zero, types.none(unit, tile), _tiles_alone)
-
-
-@intrinsic(prefer_literal=True)
-def tile_load(typing_context, unit, tile, address, stride):
-    """Row i of the tile = its bytes from address + i * stride on."""
-    return _instruction("llvm.x86.tileloadd64", _plain_load, types.none(unit, tile, types.intp, types.intp), _memory)
-
-
-@intrinsic(prefer_literal=True)
-def tile_store(typing_context, unit, tile, address, stride):
-    """The bytes from address + i * stride on = row i of the tile."""
-    return _instruction("llvm.x86.tilestored64", _plain_store, types.none(unit, tile, types.intp, types.intp), _memory)
-
-
-@intrinsic(prefer_literal=True)
-def tile_dot(typing_context, unit, sums, x, w):
-    """sums[i, j] += the sum over k and n of x[i, 4 k + n] * w[k, 4 j + n]: int8 [rows, 64] and uint8 [16, 64] -> int32 [rows, 16]."""
-    return _instruction("llvm.x86.tdpbsud", _plain_dot, types.none(unit, sums, x, w), _tiles_alone)
-
-
-@intrinsic(prefer_literal=True)
-def tile_dot_signed(typing_context, unit, sums, x, w):
-    """As `tile_dot`, for w of int8."""
-    return _instruction("llvm.x86.tdpbssd", _plain_dot_signed, types.none(unit, sums, x, w), _tiles_alone)
+tile_configure = _operation("ldtilecfg", _plain_configure, memory="unit")
+"""Take the shapes of the tiles from the unit's memory, and zero all tiles."""
+tile_release = _operation("tilerelease", _plain_release)
+"""Free all tiles. A system thread that keeps them takes longer to switch."""
+tile_zero = _operation("tilezero", _plain_zero, "tile")
+tile_load = _operation("tileloadd64", _plain_load, "tile", "address stride")
+"""Row i of the tile = its bytes from address + i * stride on."""
+tile_store = _operation("tilestored64", _plain_store, "tile", "address stride")
+"""The bytes from address + i * stride on = row i of the tile."""
+tile_dot = _operation("tdpbsud", _plain_dot, "sums x w")
+"""sums[i, j] += the sum over k and n of x[i, 4 k + n] * w[k, 4 j + n]: int8 [rows, 64] and uint8 [16, 64] -> int32 [rows, 16]."""
+tile_dot_signed = _operation("tdpbssd", _plain_dot_signed, "sums x w")
+"""As `tile_dot`, for w of int8."""
 
 
 @inlined

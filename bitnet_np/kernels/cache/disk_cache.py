@@ -16,7 +16,7 @@ FOLDER is cache_folder.folder(). A state is a version of the sources, the librar
 files (.nbi, .nbc) are never read.
 
 A dispatcher's `_cache` is a private part of Numba, and outermost.py needs others. `is_known` says whether this version of Numba has those
-that they were written for; private_cache.py serves the versions that have not.
+that they were written for. Kernels are compiled by each process for itself where it has not.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ import numba
 import numpy as np
 from numba.core import caching, compiler, serialize, sigutils
 
-from ..whole_file import whole_file
-from . import cache_folder, private_cache
+from ...whole_file import whole_file
+from . import cache_folder
 
 KNOWN_NUMBA = ("0.68",)  # versions whose private parts this was written for
 
@@ -88,11 +88,20 @@ def compiled(**options: Any) -> Callable[[Callable], Any]:
             kernel._cache = DiskCache(kernel)
             DISPATCHERS[identity_of(kernel._cache.identity)] = kernel
             return kernel
-        dispatcher = numba.njit(**options)(function)
-        private_cache.enable(dispatcher)
-        return dispatcher
+        _warn_of_version()
+        return numba.njit(**options)(function)
 
     return decorate
+
+
+@lru_cache
+def _warn_of_version() -> None:
+    warnings.warn(
+        f"bitnet_np does not know the cache of Numba {numba.__version__}, so kernels are compiled anew in every run, which takes some 20 "
+        "seconds; a newer bitnet_np may know it",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------------------------

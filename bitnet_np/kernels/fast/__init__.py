@@ -1,0 +1,10 @@
+"""What builds LLVM IR: no other kernel for the CPU knows LLVM. Kernels call the functions made here.
+
+emit.py           LLVM IR in few words: registers, tiles of them, memory
+simd.py           one number, rows of numbers, tiles of dot products
+byte_dots.py      byte dot products: the instructions of each processor
+ternary_steps.py  ternary codes out of packed bytes, and their products
+block_floats.py   ggml's blocks as floats
+block_bytes.py    their codes times bytes
+amx.py            Intel's matrix tiles, and a plain twin
+"""

@@ -1,0 +1,554 @@
+"""Products of ggml's blocks by bytes: codes, scales and minimums of 16 rows, and their sums.
+
+RANGES. Activations are -127..127 and codes have at most 8 bits, so four products of a lane and 16 of a run fit 18 bits or 19. Of the types
+with small integer scales, a lane of Q2_K, Q3_K, Q4_K, Q5_K and Q6_K fits 16 bits even with the offset in it (at most 4 * 127 * 63), and a
+run those of Q2_K, Q3_K and Q4_K (16 * 127 * 15); their products with scales of up to 8 bits are made of 16-bit words, the others' of 32-bit
+ones. Where bytes are multiplied two at a time to words, those of two or four registers are added up first (Plan.word_registers). A whole
+block with its offset is at most 256 * 127 * 255 * 32 < 2^28 (IQ4_XS; Q6_K 256 * 127 * 63 * 128), what the offset adds to it
+256 * 127 * 32 * 128, and minimums at most 256 * 127 * 63.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.np.numpy_support import from_dtype
+
+from ..block_formats import Bits, Digit, Factor, Flags, Integers
+from ..block_plans import PLANS, REGISTER, Plan
+from .block_floats import bytes_of, digits, has_sign, load_lanes, looked_up, number_of_byte, widened
+from .byte_dots import broadcast_four, dot_bytes, instruction, own, sums_of_neighbours, word_products
+from .emit import F32, I16, I32, I64, LANES, STEP, V16F32, V16I16, V16I32, V32I16, V64I8, Emitter, Place, Strided, constant, emitted, first
+from .simd import lower_and_upper, total, widened_half
+
+
+def _plan(blocks: Place) -> Plan:
+    return _PLANS[blocks.dtype]
+
+
+# --- codes ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _word_shift(b: Emitter, codes: ir.Value, places: list[int]) -> ir.Value:
+    """Bytes shifted right by `places`, or left where that is negative, as words, because x86 cannot shift bytes: bits cross over."""
+    words = b.bitcast(codes, V32I16)
+    left, right = ([max(0, sign * place) for place in places[::2]] for sign in (-1, 1))
+    if any(right):
+        words = b.lshr(words, right)
+    if any(left):
+        words = b.shl(words, left)
+    return b.bitcast(words, V64I8)
+
+
+def _bits(b: Emitter, codes: ir.Value, shifts: list[int], masks: list[int], place: int) -> ir.Value:
+    """(byte >> shift & mask) << place for 64 bytes."""
+    if shifts[::2] != shifts[1::2]:  # each byte has its own, in some words
+        terms = []
+        for shift in sorted(set(shifts)):
+            its = [mask if other == shift else 0 for mask, other in zip(masks, shifts, strict=True)]
+            terms.append(_bits(b, codes, [shift] * STEP, its, place))
+        return reduce(b.or_, terms)
+    kept = [mask & 255 >> shift for mask, shift in zip(masks, shifts, strict=True)]
+    net = [shift - place for shift in shifts]
+    if min(net) < 0 < max(net):  # right and then left
+        return _word_shift(b, b.and_(_word_shift(b, codes, shifts), kept), [-place] * STEP)
+    if any(net):
+        codes = _word_shift(b, codes, net)
+    elif set(kept) == {255}:
+        return codes
+    return b.and_(codes, [mask << place for mask in kept])
+
+
+def _part(b: Emitter, pointers: Sequence[ir.Value], runs: Sequence[tuple[Integers, int]], number: int) -> ir.Value:
+    """One part of the codes of four runs, each in the block at its pointer."""
+    parts: list[tuple[ir.Value, Any, int]] = [
+        (pointer, codes.parts[number], 16 * run) for pointer, (codes, run) in zip(pointers, runs, strict=True)
+    ]
+    kind = parts[0][1]
+    if isinstance(kind, Flags):
+        bits = constant(I64, 0)
+        for i, (pointer, part, _) in enumerate(parts):
+            bits = b.or_(bits, b.shl(b.zext(b.load(b.moved(pointer, part.at), I16), I64), LANES * i))
+        flags = b.bitcast(bits, ir.VectorType(ir.IntType(1), STEP))
+        return b.select(flags, constant(V64I8, 1 << kind.place), constant(V64I8, 0))
+
+    def of_lanes(name: str) -> list[int]:
+        return [n for _, part, start in parts for n in getattr(part, name)[start : start + LANES]]
+
+    loaded = []
+    for pointer in dict.fromkeys(pointers):  # the runs of a block together
+        at = [offset for its, part, start in parts if its is pointer for offset in part.at[start : start + LANES]]
+        loaded.append(load_lanes(b, pointer, at))
+    codes = b.joined(loaded)
+    return (
+        digits(b, codes, of_lanes("factor"))
+        if isinstance(kind, Digit)
+        else _bits(b, codes, of_lanes("shift"), of_lanes("mask"), kind.place)
+    )
+
+
+def _codes(b: Emitter, plan: Plan, pointers: Sequence[ir.Value], number: int) -> ir.Value:
+    """Register `number` of a chunk whose blocks are at `pointers`: 64 codes plus the plan's offset."""
+    per_block, chosen = len(plan.runs), plan.order[4 * number : 4 * number + 4]
+    runs, places = [plan.runs[run % per_block] for run in chosen], [pointers[run // per_block] for run in chosen]
+    integers, offset = runs[0][0], plan.offset(b.path)
+    codes = reduce(b.or_, [_part(b, places, runs, part) for part in range(len(integers.parts))])
+    if integers.table:
+        return looked_up(b, codes, [n + offset for n in integers.table])
+    return b.xor(codes, offset) if integers.signed and offset else codes
+
+
+# --- products of integers -------------------------------------------------------------------------------------------------------------
+
+
+def _dot(b: Emitter, plan: Plan, so_far: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+    """so_far[i] += sum over j < 4 of codes[4i + j] * x[4i + j], with codes as `_codes` gives them."""
+    if not plan.is_wide or plan.offset(b.path) or own(b).signed:
+        return dot_bytes(b, so_far, codes, x)
+    is_negative = b.icmp_signed("<", codes, constant(V64I8, None))
+    magnitudes = b.select(is_negative, b.neg(codes), codes)
+    x = instruction(b, "sign", V64I8, x, codes) if own(b).sign else b.select(is_negative, b.neg(x), x)
+    return dot_bytes(b, so_far, magnitudes, x)  # two products of at most 128 * 127 fit 16 bits
+
+
+def _multiplies_words(b: Emitter) -> bool:
+    return bool(own(b).words or own(b).dot_words)
+
+
+def _dot_words(b: Emitter, so_far: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """so_far[i] += x[2i] * y[2i] + x[2i + 1] * y[2i + 1], of 16-bit words with a sign. so_far: 16 lanes; x and y may be such registers."""
+    x, y = (b.bitcast(words, V32I16) for words in (x, y))
+    if own(b).dot_words:
+        return instruction(b, "dot_words", V16I32, so_far, x, y)
+    if own(b).words:
+        return b.add(so_far, instruction(b, "words", V16I32, x, y))
+    wide = ir.VectorType(I32, 32)
+    return b.add(so_far, sums_of_neighbours(b, b.mul(b.sext(x, wide), b.sext(y, wide))))
+
+
+def _packed(b: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Two registers of int32 as 16-bit words, which they must fit: four lanes of the first, four of the second, and so on."""
+    return instruction(b, "pack", V32I16, x, y)
+
+
+def _scaled(b: Emitter, so_far: ir.Value, sums: ir.Value, scales: ir.Value, words: bool) -> ir.Value:
+    """so_far + sums * scales. words: whether sums fit 16 bits, in which case the upper half of each scale is 0."""
+    return _dot_words(b, so_far, sums, scales) if words and _multiplies_words(b) else b.add(so_far, b.mul(sums, scales))
+
+
+def _words(b: Emitter, lower: ir.Value, upper: ir.Value | None) -> ir.Value:
+    """The low words of one or two registers, side by side in each lane."""
+    words = b.and_(lower, 0xFFFF)
+    return words if upper is None else b.or_(words, b.shl(upper, 16))
+
+
+# --- scales and minimums --------------------------------------------------------------------------------------------------------------
+
+
+def _integers_of_blocks(b: Emitter, blocks: Sequence[ir.Value], integers: Integers) -> ir.Value:
+    """The 16 small integers of each of four blocks, as bytes."""
+    parts = [part for part in integers.parts if isinstance(part, Bits)]
+    assert len(parts) == len(integers.parts)
+    assert not integers.table
+    least = min(at for part in parts for at in part.at)
+    size = max(at for part in parts for at in part.at) - least + 1
+    windows = b.joined([load_lanes(b, block, [*range(least, least + size)] + [least] * (LANES - size)) for block in blocks])
+    terms = []
+    for part in parts:
+        codes = b.shuffled(windows, [LANES * block + at - least for block in range(len(blocks)) for at in part.at])
+        terms.append(_bits(b, codes, part.shift * len(blocks), part.mask * len(blocks), part.place))
+    return b.sub(reduce(b.or_, terms), integers.bias)
+
+
+def _small(b: Emitter, plan: Plan, blocks: Sequence[ir.Value]) -> list[tuple[Integers, ir.Value]]:
+    """The small integer scales of four blocks' 16 runs, in the plan's order, as bytes; and their minimums if they have some."""
+    small, made = [], {}
+    for factor in (plan.block_format.scale, plan.block_format.minimum):
+        if factor and (integers := factor.integers):
+            if integers not in made:
+                made[integers] = _integers_of_blocks(b, blocks, integers)
+            order = [LANES * block + factor.lanes[run] for block in range(len(blocks)) for run in plan.order]
+            small.append((integers, b.shuffled(made[integers], order)))
+    return small
+
+
+def _from_table(b: Emitter, factor: Factor, start: int, blocks: Sequence[ir.Value], runs: Sequence[int]) -> ir.Value:
+    """The number of the table for one run in each of 16 blocks. start: offset of the bytes which choose it."""
+    numbers = constant(V16F32, None)
+    for i, (block, run) in enumerate(zip(blocks, runs, strict=True)):
+        numbers = b.insert_element(numbers, number_of_byte(b, block, start, factor, run), constant(I32, i))
+    return numbers
+
+
+def _halves(b: Emitter, blocks: Sequence[ir.Value], start: int, count: int) -> list[ir.Value]:
+    """`count` float16 numbers side by side in each of 16 blocks, widened. They are loaded as one, because loads for each lane are slow."""
+    lane = ir.IntType(16 * count)
+    bits = constant(ir.VectorType(lane, LANES), None)
+    for i, block in enumerate(blocks):
+        bits = b.insert_element(bits, b.load(b.moved(block, start), lane), constant(I32, i))
+    if count == 1:
+        return [widened_half(b, bits)]
+    return [widened_half(b, b.trunc(b.lshr(bits, 16 * i), V16I16)) for i in range(count)]
+
+
+def _factors(b: Emitter, plan: Plan, blocks: Sequence[Sequence[ir.Value]], units: Sequence[tuple[int, int]]) -> list[ir.Value]:
+    """The scales of 16 units, each (row, unit of its chunk), and their minimums if the type has them. blocks: of each row, the chunk's."""
+    places = [divmod(unit * plan.unit, plan.block_format.weights) for _, unit in units]
+    its = [blocks[row][block] for (row, _), (block, _) in zip(units, places, strict=True)]
+    factors = [factor for factor in (plan.block_format.scale, plan.block_format.minimum) if factor]
+    start, *others = (plan.block_format.start(factor) for factor in factors)
+    if factors[0].table:
+        return [_from_table(b, factors[0], start, its, [weight // LANES for _, weight in places])]
+    assert others in ([], [start + 2])  # a minimum lies behind the scale
+    return _halves(b, its, start, len(factors))
+
+
+# --- one row of activations -----------------------------------------------------------------------------------------------------------
+
+
+def _tree(b: Emitter, registers: Sequence[ir.Value], width: int) -> ir.Value:
+    """Registers folded in pairs until one is left, which is made with `width` lanes to a fold, and those before it with twice as many."""
+    if len(registers) == 1:
+        return registers[0]
+    half = len(registers) // 2
+    lower, upper = (_tree(b, part, 2 * width) for part in (registers[:half], registers[half:]))
+    return total(b, *lower_and_upper(b, lower, upper, width))
+
+
+ROWS, CHUNKS = 4, 4
+"""How many rows, and chunks of each, a step for one row of activations takes: 16 in all, whose sums fill a register."""
+
+
+@emitted()
+def open_chunks(b, blocks, start, row_blocks, chunk, x, lanes, row, ahead):
+    """Lanes of the integers of CHUNKS chunks of a row of the matrix, from number `chunk` on, times one row x of activations: Rows.
+
+    The row begins at blocks[start]; no block beyond its end is read. It gets lanes[row * registers * 16 :]: a quarter of the lanes of each
+    unit, of one chunk after another. As many bytes of the matrix are asked for, `ahead` bytes further on, a line at a time: of many at once
+    the processor forgets some.
+    """
+    plan = _plan(blocks)
+    step = plan.blocks * plan.block_format.layout.itemsize
+    its = _blocks_of_chunks(b, blocks, start, row_blocks, chunk)
+
+    def load(array: Place, per_chunk: int, plus: int, vector: ir.Type) -> ir.Value:
+        return b.load(array.at(b.add(b.mul(chunk, per_chunk), plus)), vector)
+
+    def dots(i: int) -> list[ir.Value]:
+        for line in range(-(-i * step // 64), -(-(i + 1) * step // 64)):
+            b.prefetch(b.moved(its[0][0], b.add(ahead, 64 * line)))
+        products = []
+        for k in range(plan.weights // REGISTER):
+            opened = constant(V16I32, None)
+            if plan.offset_of_starts(b.path, one_row=True):
+                opened = load(x.starts, plan.weights // 4, i * plan.weights // 4 + LANES * k, V16I32)
+            activations = load(x.q, plan.weights, i * plan.weights + REGISTER * k, V64I8)
+            products.append(_dot(b, plan, opened, _codes(b, plan, its[i], k), activations))
+        return products
+
+    if plan.is_scaled:
+        sums = [load(x.sums, LANES, 2 * LANES * i, V32I16) for i in range(CHUNKS // 2)]
+        registers = _scaled_blocks(b, plan, [block for (block,) in its], dots, sums)
+    else:
+        chunks = [[reduce(b.add, dots(i))] if plan.is_k else dots(i) for i in range(CHUNKS)]
+        registers = [_tree(b, parts, 2 * plan.lanes_left) for parts in zip(*chunks, strict=True)]
+    for k, register in enumerate(registers):
+        b.store(register, lanes.at(b.add(b.mul(row, plan.registers * LANES), k * LANES)), align=4)
+
+
+def _blocks_of_chunks(b: Emitter, blocks: Place, start: ir.Value, row_blocks: ir.Value, chunk: ir.Value) -> list[list[ir.Value]]:
+    """Where the blocks of CHUNKS chunks of a row lie, from number `chunk` on. The row's last block stands for those beyond its end."""
+    plan, row = _plan(blocks), blocks.at(start)
+    here, last = b.mul(chunk, plan.blocks), b.sub(row_blocks, 1)
+    its = []
+    for i in range(CHUNKS * plan.blocks):
+        place = b.add(here, i)
+        place = b.select(b.icmp_signed("<", place, last), place, last)
+        its.append(b.moved(row, b.mul(place, plan.block_format.layout.itemsize)))
+    return [its[i : i + plan.blocks] for i in range(0, len(its), plan.blocks)]
+
+
+def _scaled_blocks(b: Emitter, plan: Plan, blocks: Sequence[ir.Value], dots: Callable, sums: Sequence[ir.Value]) -> list[ir.Value]:
+    """Four lanes of each of CHUNKS blocks, and as many of its minimums if the type has them.
+
+    dots: number of a block -> its codes times activations, four to a lane. sums: those of the activations' runs, two blocks in a register.
+    """
+
+    def times_sums(integers: Integers, numbers: ir.Value) -> ir.Value:
+        words = [widened(b, part, integers, V32I16) for part in b.slices(numbers, len(sums))]
+        return _tree(b, [_dot_words(b, constant(V16I32, None), *pair) for pair in zip(words, sums, strict=True)], 8)
+
+    (integers, scales), *minimums = _small(b, plan, blocks)
+    its = b.slices(scales, len(blocks))
+    so_far = _tree(b, [_times_scales(b, plan, dots(i), integers, numbers) for i, numbers in enumerate(its)], 8)
+    if offset := plan.offset(b.path):
+        so_far = b.sub(so_far, b.mul(times_sums(integers, scales), offset))
+    return [so_far, *(times_sums(*minimum) for minimum in minimums)]
+
+
+def _times_scales(b: Emitter, plan: Plan, dots: Sequence[ir.Value], integers: Integers, scales: ir.Value) -> ir.Value:
+    """The sum of a block's registers of codes times activations, four codes to a lane, times the scales of its 16 runs: bytes."""
+    so_far = constant(V16I32, None)
+    if not _multiplies_words(b) or not plan.fits_words(4, plan.offset(b.path)):
+        wide = widened(b, scales, integers)
+        for k, dot in enumerate(dots):
+            so_far = b.add(so_far, b.mul(dot, b.shuffled(wide, [4 * k + lane // 4 for lane in range(LANES)])))
+        return so_far
+    for k in range(0, len(dots), 2):
+        runs = [4 * (k + half) + lane for lane in range(4) for half in range(2) for _ in range(4)]  # of the words that `_packed` makes
+        order = [byte for run in runs for byte in ((LANES, run) if has_sign(integers) else (run, LANES))]  # of the zeros, the first
+        words = b.bitcast(b.shuffled(scales, order, bytes_of([0] * LANES)), V32I16)
+        words = b.ashr(words, 8) if has_sign(integers) else words
+        so_far = _dot_words(b, so_far, _packed(b, *dots[k : k + 2]), words)
+    return so_far
+
+
+@emitted(returns=first)
+def close_chunks(b, tile, blocks, start, row_blocks, valid, chunk, lanes, x):
+    """tile[0], lanes 0..3, += the units of CHUNKS chunks of ROWS rows, from number `chunk` on, one unit after another.
+
+    Rows begin at blocks[start + i * row_blocks]. lanes: what `open_chunks` made of the rows. The scales and eights of x [units] are padded
+    to whole steps. Units beyond the end of a row add nothing.
+    """
+    plan = _plan(blocks)
+    starts = [b.clamped(start, row_blocks, row, valid) for row in range(ROWS)]
+    rows = [_blocks_of_chunks(b, blocks, at, row_blocks, chunk) for at in starts]
+
+    def summed(number: int) -> ir.Value:
+        """The sums of one register of each row: row after row, in it chunk after chunk."""
+        loaded = [b.load(lanes.at((row * plan.registers + number) * LANES), V16I32) for row in range(ROWS)]
+        left = plan.lanes_left
+        return b.joined([_tree(b, loaded[row : row + left], 2) for row in range(0, ROWS, left)])
+
+    minimums = summed(1) if plan.has_integer_minimum else None
+    sums = [summed(number) for number in range(1 if plan.is_k else plan.registers)]
+    share, terms = plan.units // len(sums), [(i, unit, row) for i in range(CHUNKS) for unit in range(plan.units) for row in range(ROWS)]
+    order = [((unit // share * ROWS + row) * CHUNKS + i) * share + unit % share for i, unit, row in terms]
+    integers = b.slices(b.shuffled(b.joined(sums), order), plan.units)
+    here = b.mul(chunk, plan.units)
+    left = b.sub(b.mul(row_blocks, plan.units // plan.blocks), here)
+    per_register = LANES // ROWS
+    results = b.slices(tile[0], per_register)[0]
+
+    def of_x(numbers: Place, plus: int) -> ir.Value:
+        """Some numbers of memory, each in ROWS lanes."""
+        few = b.load(numbers.at(b.add(here, plus)), ir.VectorType(F32, per_register))
+        return b.shuffled(few, [lane // ROWS for lane in range(LANES)])
+
+    for k, units in enumerate(integers):
+        its = terms[LANES * k : LANES * k + LANES]
+        factors = _factors(b, plan, [rows[row][i] for i, _, row in its], [(lane, unit) for lane, (_, unit, _) in enumerate(its)])
+        x_scale = of_x(x.scales, per_register * k)
+        pairs = [(b.sitofp(units, V16F32), b.fmul(factors[0], x_scale))]
+        if minimums is not None:
+            pairs.append((b.sitofp(b.shuffled(minimums, order), V16F32), b.fneg(b.fmul(factors[1], x_scale))))
+        elif plan.has_float_minimum:
+            pairs.append((factors[1], of_x(x.eights, per_register * k)))
+        parts = [tuple(b.slices(numbers, per_register) for numbers in pair) for pair in pairs]
+        for i in range(per_register):
+            after = reduce(lambda so_far, part, i=i: b.fma(part[0][i], part[1][i], so_far), parts, results)  # type: ignore[misc]
+            is_there = b.icmp_signed("<", constant(I64, k * per_register + i), left)
+            results = b.select(is_there, after, results)
+    return [b.shuffled(results, [lane % ROWS for lane in range(LANES)])]
+
+
+# --- several rows of activations ------------------------------------------------------------------------------------------------------
+
+
+def _transposed(b: Emitter, registers: Sequence[ir.Value]) -> list[ir.Value]:
+    """16 registers of 16 lanes: lane j of register i becomes lane i of register j."""
+    turned = list(registers)
+    for step in (1, 2, 4, 8):
+        one = [lane if not lane & step else LANES + lane - step for lane in range(LANES)]
+        other = [lane + step if not lane & step else LANES + lane for lane in range(LANES)]
+        for i in range(LANES):
+            if not i & step:
+                x, y = turned[i], turned[i + step]
+                turned[i], turned[i + step] = b.shuffled(x, one, y), b.shuffled(x, other, y)
+    return turned
+
+
+@emitted()
+def unpack_chunk(b, blocks, start, stride, valid, second, strip, number):
+    """Chunk `number` of a strip, of 16 rows, as `run_step` and `close_unit` read it: lanes are rows.
+
+    The first blocks of the rows are blocks[start + i * stride], the second ones lie `second` blocks on. The strip gets codes
+    [weights / 4, 16, 4], scales [16 runs, 16] if there are any, pairs: minimums of two runs [8, 16, 2] of 16 bits, or scales if there are
+    none, floats [units, 2, 16]: scales and minimums.
+    """
+    plan = _plan(blocks)
+    places = [b.clamped(start, stride, row, valid) for row in range(LANES)]
+    its = [[b.moved(blocks.at(at), 0) for at in (place, b.add(place, second))[: plan.blocks]] for place in places]
+
+    def store(array: Place, size: int, registers: Sequence[ir.Value]) -> None:
+        for i, register in enumerate(registers):
+            b.store(register, array.at(b.add(b.mul(number, size), i * (size // len(registers)))), align=4)
+
+    turned = []
+    for i in range(plan.weights // REGISTER):
+        turned += _transposed(b, [b.bitcast(_codes(b, plan, row, i), V16I32) for row in its])
+    store(strip.codes, plan.weights * LANES, turned)
+    if plan.is_scaled:
+        small: tuple[list[ir.Value], list[ir.Value]] = ([], [])
+        for row in range(0, LANES, 4):
+            four = _small(b, plan, [block for block, *_ in its[row : row + 4]])
+            for registers, (integers, numbers) in zip(small, four, strict=False):
+                registers += [widened(b, part, integers) for part in b.slices(numbers, 4)]
+        factors = _transposed(b, small[0])
+        counts = _transposed(b, small[1]) if plan.has_integer_minimum else factors
+        if plan.word_registers(b.path):
+            factors = [_words(b, scale, scale) for scale in factors]
+        elif plan.fits_words(LANES) and _multiplies_words(b):
+            factors = [_words(b, scale, None) for scale in factors]
+        store(strip.scales, LANES * LANES, factors)
+        store(strip.pairs, LANES * LANES // 2, [_words(b, *pair) for pair in zip(counts[::2], counts[1::2], strict=True)])
+    halves = [_factors(b, plan, its, [(row, unit) for row in range(LANES)]) for unit in range(plan.units)]
+    store(strip.floats, plan.units * 2 * LANES, [half for unit in halves for half in [*unit, constant(V16F32, None)][:2]])
+
+
+@emitted(returns=first)
+def open_unit(b, tile, blocks, starts, valid):
+    """A tile for the sums of one unit: 0, or the starts of each row of activations where nothing else takes the offset off."""
+    plan = _plan(blocks)
+    if plan.is_scaled or not plan.offset(b.path):
+        return [constant(V16I32, None)] * len(tile)
+    return _starts(b, starts, tile.columns, valid) * tile.rows
+
+
+def _starts(b: Emitter, starts: Strided, count: int, valid: ir.Value) -> list[ir.Value]:
+    """For each row of activations, what takes the offset off, in all lanes."""
+    return [b.splat(b.load(b.row(starts, j, valid=valid), I32), V16I32) for j in range(count)]
+
+
+@emitted(returns=first)
+def run_step(b, tile, blocks, codes, scales, q, starts, valid):
+    """tile[i, j] += a run of 16 weights of 16 rows, times 16 activations, times the run's scale if there is one.
+
+    Rows of codes and scales are groups i, those of q and starts the `valid` rows j of activations. Starts take the offset off scaled runs,
+    where `take_offset` does not.
+    """
+    plan, totals, sums = _plan(blocks), list(tile), list(tile)
+    factors = [constant(V16I32, 0x10001)] * tile.rows  # words of 1
+    if plan.is_scaled:
+        opened = [constant(V16I32, None)] * tile.columns
+        if plan.offset_of_starts(b.path, one_row=False):
+            opened = _starts(b, starts, tile.columns, valid)
+        sums = opened * tile.rows
+        factors = [b.load(b.row(scales, i), V16I32) for i in range(tile.rows)]
+    together = plan.word_registers(b.path)
+    words = [constant(V32I16, None)] * len(tile)
+    for step in range(4):
+        registers = [b.load(b.row(codes, i, step * STEP), V64I8) for i in range(tile.rows)]
+        for j in range(tile.columns):
+            x = broadcast_four(b, b.row(q, j, 4 * step, valid))
+            for i, register in enumerate(registers):
+                k = i * tile.columns + j
+                if not together:
+                    sums[k] = _dot(b, plan, sums[k], register, x)
+                    continue
+                words[k] = b.add(words[k], word_products(b, register, x))
+                if step % together == together - 1:
+                    totals[k] = _dot_words(b, totals[k], words[k], factors[i])
+                    words[k] = constant(V32I16, None)
+    if plan.is_scaled and not together:
+        return [_scaled(b, totals[k], run, factors[k // tile.columns], plan.fits_words(LANES)) for k, run in enumerate(sums)]
+    return totals if together else sums
+
+
+@emitted(returns=first)
+def close_unit(b, tile, totals, blocks, floats, pairs, sums, scales, eights, valid):
+    """tile += the sums of a unit times the scales of both sides, and its minimums, in float32.
+
+    Rows of floats [2, 16] and pairs [8, 16] are groups i. Those of sums [16], scales and rounded sums are rows j of activations; `eights`
+    has them at the places of the scales.
+    """
+    plan, results = _plan(blocks), list(tile)
+
+    def splat(numbers: Place, j: int) -> ir.Value:
+        return b.splat(b.load(b.row(scales._replace(numbers=numbers), j, valid=valid), F32), V16F32)
+
+    for j in range(tile.columns):
+        x_scale = splat(scales.numbers, j)
+        for i in range(tile.rows):
+            k = i * tile.columns + j
+            scale, minimum = (b.load(b.row(floats, i, plus), V16F32) for plus in (0, LANES))
+            results[k] = b.fma(b.sitofp(totals[k], V16F32), b.fmul(scale, x_scale), results[k])
+            if plan.has_float_minimum:
+                results[k] = b.fma(minimum, splat(eights, j), results[k])
+            if plan.has_integer_minimum:
+                least = b.sitofp(_times_sums(b, pairs, sums, i, j, valid), V16F32)
+                results[k] = b.fma(least, b.fneg(b.fmul(minimum, x_scale)), results[k])
+    return results
+
+
+def _times_sums(b: Emitter, pairs: Strided, sums: Strided, i: int, j: int, valid: ir.Value) -> ir.Value:
+    """The pairs of group i of 16 rows times the sums of token j, which is at most the last of `valid` ones."""
+    totals = [constant(V16I32, None)] * 2
+    for pair in range(LANES // 2):
+        two = b.splat(b.load(b.row(sums, j, 2 * pair, valid), I32), V16I32)
+        counts = b.load(b.row(pairs, i, pair * LANES), V16I32)
+        totals[pair % 2] = _dot_words(b, totals[pair % 2], counts, two)
+    return reduce(b.add, totals)
+
+
+@emitted(returns=first)
+def take_offset(b, totals, blocks, pairs, sums, valid):
+    """The sums of a unit without what its offset added to them, where starts have not taken it off. Arguments are those of `close_unit`."""
+    plan = _plan(blocks)
+    offset = plan.offset(b.path)
+    if offset == plan.offset_of_starts(b.path, one_row=False):
+        return totals
+    registers = []
+    for k, register in enumerate(totals):
+        i, j = divmod(k, totals.columns)
+        registers.append(b.sub(register, b.mul(_times_sums(b, pairs, sums, i, j, valid), offset)))
+    return registers
+
+
+# --- matrix tiles ---------------------------------------------------------------------------------------------------------------------
+
+
+@emitted()
+def make_planes(b, blocks, codes, scales, high, run):
+    """Turn the codes of a run of 16 rows, as `unpack_chunk` left them, into bytes of weights, which are code * scale and have a sign.
+
+    Weights of two planes are 256 * h + l: l takes the place of the code in `codes`, and h has the same place in `high`.
+    """
+    plan = _plan(blocks)
+    if plan.is_scaled:
+        wide = b.load(scales.at(b.mul(run, LANES)), V16I32)
+        scale = b.bitcast(b.or_(b.and_(wide, 0xFFFF), b.shl(wide, 16)), V32I16)
+    for step in range(4):
+        place = b.place(constant(I64, step * STEP), run, LANES * LANES)
+        signed = b.sub(b.load(codes.at(place), V64I8), plan.offset(b.path))
+        if not plan.is_scaled:
+            b.store(signed, codes.at(place))
+            continue
+        words = b.bitcast(signed, V32I16)  # bytes 2i and 2i + 1 in one
+        even, odd = (b.mul(b.ashr(part, 8), scale) for part in (b.shl(words, 8), words))
+        b.store(b.bitcast(b.or_(b.and_(even, 255), b.shl(odd, 8)), V64I8), codes.at(place))
+        if plan.planes == 2:  # l is -128..127, so h is rounded to the nearest
+            even, odd = (b.lshr(b.add(part, 128), 8) for part in (even, odd))
+            b.store(b.bitcast(b.or_(even, b.shl(odd, 8)), V64I8), high.at(place))
+
+
+@emitted(returns=types.intp, literal=True)
+def of_plan(b, blocks, name):
+    """A number of the plan of these blocks, known when the kernel is compiled."""
+    return constant(I64, getattr(_plan(blocks), name))
+
+
+@emitted(returns=first)
+def sums_of_planes(b, tile, blocks, address):
+    """A tile of integers from int32 [columns, 16] in memory, plus 256 times those 1024 bytes on if weights have two planes."""
+
+    def plane(number: int, i: int) -> ir.Value:
+        return b.load(b.pointer(address, STEP * (i + number * LANES)), V16I32)
+
+    low = [plane(0, i) for i in range(len(tile))]
+    return low if _plan(blocks).planes == 1 else [b.add(register, b.shl(plane(1, i), 8)) for i, register in enumerate(low)]
+
+
+_PLANS = {from_dtype(plan.block_format.layout): plan for plan in PLANS.values()}

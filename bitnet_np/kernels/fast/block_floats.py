@@ -1,0 +1,204 @@
+"""ggml's blocks as floats, 16 weights of block_formats.py's tables at a time."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
+
+from llvmlite import ir
+from numba.core import cgutils
+from numba.np.numpy_support import from_dtype
+
+from ..block_formats import FORMATS, Bits, Digit, Factor, Flags, Format, Integers
+from . import emit
+from .emit import F32, I8, I16, I64, LANES, V16F32, V16I1, V16I16, V16I32, Emitter, Place, constant, emitted, first
+from .simd import widened_half
+
+# --- bytes ----------------------------------------------------------------------------------------------------------------------------
+
+
+def load_lanes(b: Emitter, block: ir.Value, at: list[int]) -> ir.Value:
+    """The bytes of a block at the offsets `at`. It reads nothing outside their range."""
+    least = min(at)
+    loaded = b.load(b.moved(block, least), ir.VectorType(I8, max(at) - least + 1))
+    return b.shuffled(loaded, [i - least for i in at])
+
+
+def bytes_of(values: Sequence[int]) -> ir.Value:
+    return constant(ir.VectorType(I8, len(values)), list(values))
+
+
+def digits(b: Emitter, codes: ir.Value, factors: list[int]) -> ir.Value:
+    """Digits of bytes in base 3: factors are 3^place. 16 bits hold every product."""
+    words = ir.VectorType(I16, codes.type.count)
+    below = b.and_(b.mul(b.zext(codes, words), factors), 255)
+    return b.trunc(b.lshr(b.mul(below, 3), 8), codes.type)
+
+
+def _part(b: Emitter, block: ir.Value, part: Bits | Flags | Digit) -> ir.Value:
+    if isinstance(part, Flags):
+        bits = b.bitcast(b.load(b.moved(block, part.at), I16), V16I1)
+        return b.select(bits, bytes_of([1 << part.place] * LANES), bytes_of([0] * LANES))
+    lanes = load_lanes(b, block, part.at)
+    if isinstance(part, Digit):
+        return digits(b, lanes, part.factor)
+    terms = []
+    for shift in sorted(set(part.shift)):  # few processors shift each byte by its own count
+        mask = [bits if own == shift else 0 for bits, own in zip(part.mask, part.shift, strict=True)]
+        terms.append(b.and_(b.lshr(lanes, shift), mask))
+    return b.shl(reduce(b.or_, terms), part.place)
+
+
+def _integer_bytes(b: Emitter, block: ir.Value, integers: Integers) -> ir.Value:
+    """Integers as bytes, in a quarter of the registers that int32 takes."""
+    joined = reduce(b.or_, [_part(b, block, part) for part in integers.parts])
+    if integers.bias:
+        joined = b.sub(joined, integers.bias)
+    return looked_up(b, joined, integers.table) if integers.table else joined
+
+
+def has_sign(integers: Integers) -> bool:
+    """Whether some may be negative."""
+    return bool(integers.bias or integers.signed or integers.table)
+
+
+def widened(b: Emitter, numbers: ir.Value, integers: Integers, wide: ir.VectorType = V16I32) -> ir.Value:
+    """Integers of more bits."""
+    return (b.sext if has_sign(integers) else b.zext)(numbers, wide)
+
+
+def looked_up(b: Emitter, places: ir.Value, table: Sequence[int]) -> ir.Value:
+    """The bytes of a table of 16 at these places: by an instruction, or by each bit of the places in turn."""
+    count = places.type.count
+    if count == emit.STEP and b.path.startswith("avx512"):
+        return b.named("llvm.x86.avx512.pshuf.b.512", places.type, bytes_of(list(table) * 4), places)
+    if b.path != "generic":
+        name = "llvm.aarch64.neon.tbl1.v16i8" if b.path.startswith("neon") else "llvm.x86.ssse3.pshuf.b.128"
+        numbers = bytes_of(table)
+        return b.joined([b.named(name, numbers.type, numbers, part) for part in b.slices(places, count // LANES)])
+    chosen = [bytes_of([number] * count) for number in table]
+    for bit in range(4):
+        is_set = b.icmp_unsigned("!=", b.and_(places, 1 << bit), constant(places.type, None))
+        chosen = [b.select(is_set, odd, even) for even, odd in zip(chosen[::2], chosen[1::2], strict=True)]
+    return chosen[0]
+
+
+# --- scales and minimums --------------------------------------------------------------------------------------------------------------
+
+
+def _integers(b: Emitter, block: ir.Value, integers: Integers) -> list[ir.Value]:
+    """Integers as float32, 16 in each register."""
+    joined = b.slices(_integer_bytes(b, block, integers), integers.runs)
+    return [b.sitofp(widened(b, run, integers), V16F32) for run in joined]
+
+
+def _halves(b: Emitter, block: ir.Value, at: list[int]) -> ir.Value:
+    """The float16 numbers of a block at the offsets `at`, widened."""
+    return widened_half(b, b.bitcast(load_lanes(b, block, [start + i for start in at for i in range(2)]), V16I16))
+
+
+def _products(b: Emitter, block: ir.Value, integers: Integers, halves: ir.Value) -> ir.Value:
+    """The address of integers times float16 numbers, in memory.
+
+    A load that fills all lanes is free beside arithmetic, while a shuffle contends with the widening of codes: from memory Q6_K runs 1.3
+    times as fast. LLVM would turn the loads into shuffles if it knew what they read.
+    """
+    place = cgutils.alloca_once(b.builder, V16F32)
+    b.store(b.fmul(halves, *_integers(b, block, integers)), place, align=64)
+    unknown = b.asm(ir.FunctionType(place.type, [place.type]), "", "=r,0,~{memory}", [place], True)
+    return b.bitcast(unknown, F32.as_pointer())
+
+
+def number_of_byte(b: Emitter, block: ir.Value, start: int, factor: Factor, run: int) -> ir.Value:
+    """The number that a byte of the block chooses from the factor's table. start: offset of the first byte."""
+    table = cgutils.global_constant(b.builder, "factors", constant(ir.ArrayType(F32, 256), list(factor.table)))
+    byte = b.load(b.moved(block, start + factor.lanes[run]), I8)
+    return b.builder.load(b.gep(table, [constant(I64, 0), b.zext(byte, I64)]), typ=F32)
+
+
+def _factors(b: Emitter, block: ir.Value, block_format: Format) -> list[Callable[[int], ir.Value]]:
+    """The scale and, if the type has one, the minimum, each as a function: number of a run of 16 weights -> its factor in all lanes."""
+    factors = [factor for factor in (block_format.scale, block_format.minimum) if factor]
+    functions: list[Callable[[int], ir.Value]] = []
+    products: dict[Integers, ir.Value] = {}
+    for factor in factors:
+        if factor.table:
+            functions.append(partial(_from_table, b, block, block_format.start(factor), factor))
+        elif factor.integers is None:
+            functions.append(partial(_constant, _halves(b, block, [block_format.start(factor)] * LANES)))
+        else:
+            if factor.integers not in products:  # each lane has the float16 of the factor that uses it
+                start = {lane: block_format.start(user) for user in factors if user.integers is factor.integers for lane in user.lanes}
+                halves = _halves(b, block, [start[lane] for lane in range(LANES)])
+                products[factor.integers] = _products(b, block, factor.integers, halves)
+            functions.append(partial(_all_lanes, b, products[factor.integers], factor))
+    return functions
+
+
+def _constant(value: ir.Value, run: int) -> ir.Value:
+    return value
+
+
+def _all_lanes(b: Emitter, products: ir.Value, factor: Factor, run: int) -> ir.Value:
+    product = b.load(b.gep(products, [constant(I64, factor.lanes[run])]), F32)
+    return b.splat(b.fneg(product) if factor.negative else product, V16F32)
+
+
+def _from_table(b: Emitter, block: ir.Value, start: int, factor: Factor, run: int) -> ir.Value:
+    return b.splat(number_of_byte(b, block, start, factor, run), V16F32)
+
+
+# --- weights --------------------------------------------------------------------------------------------------------------------------
+
+
+def _indices(b: Emitter, block: ir.Value, codes: Bits, runs: int) -> list[ir.Value]:
+    """Codes as 32-bit integers, 16 in each register. The bits above the lowest four are other codes'."""
+    loaded = load_lanes(b, block, codes.at)
+    repeated = [lane + LANES * (run % runs) for lane in range(LANES) for run in range(4)]  # the bytes of 16 codes in each byte of the lanes
+    lanes = b.bitcast(b.shuffled(loaded, repeated), V16I32)
+    return [b.lshr(lanes, 8 * run + codes.shift[0]) for run in range(runs)]
+
+
+def _block_weights(b: Emitter, blocks: Place, index: ir.Value) -> Iterator[ir.Value]:
+    """The weights of a block, 16 at a time. A product and a sum may become one fused operation, because the product is exact.
+
+    Where a register holds 16 float32, codes of at most four bits are looked up in a register of all 16 possible weights. That saves a
+    product, a sum and a conversion for each register, and the instruction ignores all but the lowest four bits.
+    """
+    block_format, block = _FORMATS[blocks.dtype], b.moved(blocks.at(index), 0)
+    scale, *minimum = _factors(b, block, block_format)
+
+    def weights(run: int, numbers: ir.Value) -> ir.Value:
+        products = b.fmul(numbers, scale(run), flags=("contract",))
+        return reduce(lambda so_far, least: b.fadd(so_far, least(run), flags=("contract",)), minimum, products)
+
+    run = 0
+    for codes in block_format.codes:
+        if emit.is_wide() and (few := codes.four_bits):
+            numbers = constant(V16F32, list(codes.table) or [(i & few.mask[0]) - codes.bias for i in range(LANES)])
+            for index in _indices(b, block, few, codes.runs):
+                yield b.named("llvm.x86.avx512.permvar.sf.512", V16F32, weights(run, numbers), index)
+                run += 1
+        else:
+            for numbers in _integers(b, block, codes):
+                yield weights(run, numbers)
+                run += 1
+
+
+@emitted()
+def unpack_block(b, blocks, index, out, position):
+    """out[position :] = the weights of blocks[index]: records of one of block_formats.py's layouts -> float32."""
+    for run, weights in enumerate(_block_weights(b, blocks, index)):
+        b.store(weights, out.at(b.add(position, run * LANES)), align=4)
+
+
+@emitted(returns=first)
+def dot_block(b, tile, blocks, start, stride, valid, x, x_start):
+    """tile[i] += the weights of blocks[start + i * stride] * x[x_start :], lane by lane, for a tile of one column."""
+    rows = [_block_weights(b, blocks, b.clamped(start, stride, row, valid)) for row in range(tile.rows)]
+    sums = list(tile)
+    for run, weights in enumerate(zip(*rows, strict=True)):
+        other = b.load(x.at(b.add(x_start, run * LANES)), V16F32)
+        sums = [b.fma(w, other, so_far) for w, so_far in zip(weights, sums, strict=True)]
+    return sums
+
+
+_FORMATS = {from_dtype(block_format.layout): block_format for block_format in FORMATS.values()}
