@@ -1,4 +1,4 @@
-"""Logits alone: judged by how far roundings reach on this model (reach.py), and by what known mistakes make of the whole engine.
+"""Logits alone: judged by how far roundings reach on this model (honest_engines.py), and by what known mistakes make of the whole engine.
 
 A dump that is no farther from ours than roundings reach can still be wrong in a small way:
 
@@ -29,13 +29,13 @@ from ..tokens import check_tokens
 from ..traces.points import Key
 from .detail import Details
 from .graph import Operation, operations
+from .honest_engines import FLOOR, dialects, in_precision, other_choices, reach_of, roundings, with_choices
 from .logits import Judgement, Reach, judge, position_nmse
 from .mistakes.attention import CACHE_ROUNDINGS
 from .mistakes.catalogue import Trial, fitted, hidden_engines, in_engine, trials
 from .mistakes.mistake import Cause, Fit
 from .mistakes.search import OVERHEAD, Explanation, Search
 from .precision import FLOAT32, Precision
-from .reach import FLOOR, dialects, in_precision, other_choices, reach_of, roundings, with_choices
 from .readings.table import PLACES, cause_of
 from .readings.wrong import Wrong
 from .variant import Floats, Variant, scaled, with_computed

@@ -1,7 +1,7 @@
 """Tensors of which only some numbers and the sum are known, against our forward pass: the first one that is farther than roundings reach.
 
 There are no inputs to recompute an operation from, so each tensor is compared with ours as logits alone are: how far roundings reach is
-measured on the model and the tokens, by the runs of reach.py.
+measured on the model and the tokens, by the runs of honest_engines.py.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ from ..traces.points import Key
 from ..validate import instance, integers
 from .bounds import ROUNDING_ACROSS, TINY
 from .graph import operations
+from .honest_engines import FLOOR, roundings
 from .logits import Reach, limits
 from .operations import U
 from .precision import FLOAT32, Precision
-from .reach import FLOOR, roundings
 from .report import OperationVerdict, Report
 from .variant import Variant
 from .verdict import Verdict

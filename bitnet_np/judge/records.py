@@ -1,8 +1,8 @@
 """BitNet-rs's trace records against our forward pass: the shape, the hash and the root mean square (RMS) of tensors without their values.
 
 Another hash says nothing, because every rounding changes it. Another RMS is evidence: two tensors' RMS differ by no more than the RMS of
-their difference, and how large that is between honest engines is measured on the model and the tokens, by the runs of reach.py. The same
-RMS proves little: a permuted tensor has it too.
+their difference, and how large that is between honest engines is measured on the model and the tokens, by the runs of honest_engines.py.
+The same RMS proves little: a permuted tensor has it too.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ from ..traces.points import SCORES, Key
 from ..validate import integers
 from .bounds import ROUNDING_ACROSS, TINY
 from .graph import operations
+from .honest_engines import FLOOR, roundings
 from .logits import Reach, limits
 from .precision import FLOAT32, Precision
-from .reach import FLOOR, roundings
 from .report import OperationVerdict, Report
 from .variant import Variant
 from .verdict import Verdict

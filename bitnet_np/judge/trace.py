@@ -40,9 +40,10 @@ from .bounds import (
     within,
 )
 from .detail import Details
+from .equivalence import KEYS, QUERIES, ROTATED, look_through
 from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
 from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
-from .harmless import KEYS, QUERIES, ROTATED, look_through
+from .honest_engines import FLOOR, one_scale
 from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import VAGUE, ratios
 from .mistakes.attention import CACHE_ROUNDINGS
@@ -53,7 +54,6 @@ from .mistakes.search import OVERHEAD, Explanation, Search, with_alike
 from .narrow import Storage
 from .operations import Expected, U, next_experts
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
-from .reach import FLOOR, one_scale
 from .readings.places import overwritten, permuted, rounded
 from .readings.table import PLACES, cause_of
 from .readings.wrong import Wrong, matched

@@ -217,8 +217,8 @@ def _not_float16(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 
 def _float16(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if not site.dialect.halves:
-        halves = replace(site.dialect, halves=True)
-        yield {"kind": "float16"}, site.of(lambda *qkv: op.attend(site.model, halves, site.index, *qkv).value)
+        rounding = replace(site.dialect, halves=True)
+        yield {"kind": "float16"}, site.of(lambda *qkv: op.attend(site.model, rounding, site.index, *qkv).value)
 
 
 def _float16_scaled(site: Site) -> Iterator[tuple[Numbers, Compute]]:

@@ -83,7 +83,7 @@ def _from_position(site: Site) -> Iterator[tuple[Numbers, Compute]]:
             yield {"b": border, "factor": factor}, compute
 
 
-def _halves(x: Array) -> Array:
+def _exchanged_halves(x: Array) -> Array:
     return np.roll(x, x.shape[1] // 2, axis=1)
 
 
@@ -96,7 +96,7 @@ _ANY = (
     Mistake("tensor.sign", "the sign is flipped", _NAMED, compute=_changed(np.negative)),
     Mistake("tensor.row_before", "every row is that of the token before", _NAMED, compute=_changed(lambda x: np.roll(x, 1, axis=0))),
     Mistake("tensor.row_behind", "every row is that of the next token", _NAMED, compute=_changed(lambda x: np.roll(x, -1, axis=0))),
-    Mistake("tensor.halves", "the two halves of each row are exchanged", _NAMED, compute=_changed(_halves)),
+    Mistake("tensor.halves", "the two halves of each row are exchanged", _NAMED, compute=_changed(_exchanged_halves)),
     Mistake("tensor.reversed", "columns are in the opposite order", _NAMED, compute=_changed(lambda x: x[:, ::-1])),
     Mistake("tensor.zero", "it is all 0", _NAMED, compute=_changed(lambda x: 0 * x)),
     Mistake("tensor.first_row", "every row is that of the first token", _NAMED, compute=_changed(lambda x: np.broadcast_to(x[0], x.shape))),
