@@ -26,6 +26,9 @@ Compute = Callable[[Values], Array]
 Numbers = Mapping[str, Any]
 """The values for the braces of a text. "where" is put in front of the text of a whole engine's mistake."""
 
+Computes = Iterator[tuple[Numbers, Compute]]
+Engines = Iterator[tuple[Numbers, Variant]]
+
 
 def always(model: Model, dialect: Dialect) -> bool:
     """True: every model can make the mistake."""
@@ -49,14 +52,24 @@ class Mistake:
     text: str
     at: tuple[str, ...] = ()
     when: Callable[[Model, Dialect], bool] = always
-    compute: Callable[[Site], Compute | Iterable[tuple[Numbers, Compute]]] | None = field(default=None, repr=False)
-    engine: Callable[[Variant], Variant | Iterable[tuple[Numbers, Variant]]] | None = field(default=None, repr=False)
-    fitted: Callable[[Fit], Array | Iterable[tuple[Numbers, Array]]] | None = field(default=None, repr=False)
+    compute: Callable[[Site], Compute | Iterable[tuple[Numbers, Compute]] | None] | None = field(default=None, repr=False)
+    engine: Callable[[Variant], Variant | Iterable[tuple[Numbers, Variant]] | None] | None = field(default=None, repr=False)
+    fitted: Callable[[Fit], Array | Iterable[tuple[Numbers, Array]] | None] | None = field(default=None, repr=False)
     fault: bool = True
     search: Callable[[Site], Callable[[float], Compute] | None] | None = field(default=None, repr=False)
     grid: Sequence[float] = ()
     together: bool = False
     apart: bool = False
+
+
+def alike(subject: str, at: tuple[str, ...], *rows: Sequence[Any], **common: Any) -> tuple[Mistake, ...]:
+    """The mistakes of a table: rows of the rest of an id, a text, and what `compute` and, where it has one, `engine` are.
+
+    subject: the beginning of their ids. common: other fields, the same for all.
+    """
+    return tuple(
+        Mistake(f"{subject}.{id}", text, at, **dict(zip(("compute", "engine"), made, strict=False)), **common) for id, text, *made in rows
+    )
 
 
 @dataclass(frozen=True)
