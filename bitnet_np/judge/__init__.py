@@ -10,8 +10,8 @@ mistakes/       the one catalogue of known mistakes              readings/      
 variant.py      our engine with something changed                verdict.py        SAME_BITS, ROUNDING, FLIPS, NARROW, WRONG, INVALID
 report.py       the Report, its tables and its heat map          html.py           the report as one HTML file (data/report.*)
 check.py        `bitnet_np.check`: arrays of any library         detail.py         worst numbers and errors by position, on request
-partial.py      tensors of which some numbers are known          top_logprobs.py   log-probabilities of a running server
-receipt.py      BitNet-rs's parity receipts                      records.py       BitNet-rs's trace records: an RMS of each tensor
+partial.py      tensors of which some numbers or an RMS are known  top_logprobs.py   log-probabilities of a running server
+receipt.py      BitNet-rs's parity receipts
 
 spec.py is the law for whole models, operations.py the law for one operation on given inputs. The judge shares no arithmetic with the
 kernels and dialects that it may have to judge; tests/judge/test_operations.py and test_roundings.py tie them together.

@@ -100,6 +100,16 @@ class Product:
         return replace(self, matrix=self.matrix[worst], rows=self.rows[worst], theirs=self.theirs[:, worst])
 
 
+def of_product(read: Callable[[Wrong, Product], str | None]) -> Callable[[Wrong], str | None]:
+    """A reading of a product some of whose outputs are wrong."""
+
+    def reading(wrong: Wrong) -> str | None:
+        product = wrong.product
+        return None if product is None or not product.error.any() else read(wrong, product)
+
+    return reading
+
+
 def _unfinished(c: Config, logits: Array) -> Array | None:
     """Logits before they were scaled and capped; None where the cap leaves too little of them."""
     if c.logit_cap is not None:
