@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...dialects import Dialect
-from ...model import Config, Layer, Linear, Model, with_rope_of
+from ...model import Layer, Model, with_rope_of
 from ...traces.points import Key
-from ..graph import Operation, layer_input, matrix_of
+from ..graph import Place, layer_input
 from ..variant import Variant
 
 Array = NDArray[np.float64]
@@ -91,12 +91,9 @@ def cause(mistake: Mistake, numbers: Numbers, prefix: str = "") -> Cause:
 
 
 @dataclass(frozen=True)
-class Site:
-    """One operation of a model in a dialect."""
+class Site(Place):
+    """An operation that may have a mistake in it."""
 
-    model: Model
-    dialect: Dialect
-    operation: Operation
     length: int = 0  # of the sequence, where mistakes at single positions are tried
 
     @property
@@ -106,32 +103,18 @@ class Site:
 
     @property
     def name(self) -> str:
-        return self.operation.key.name
-
-    @property
-    def config(self) -> Config:
-        return self.model.config
+        return self.key.name
 
     @cached_property
     def turning(self) -> Model:
         """The model with the RoPE of its layer."""
-        return with_rope_of(self.model, self.operation.key.layer)
+        return with_rope_of(self.model, self.key.layer)
 
     @property
     def index(self) -> int:
         """The number of its layer."""
-        assert self.operation.key.layer is not None
-        return self.operation.key.layer
-
-    @property
-    def layer(self) -> Layer | None:
-        """Its layer; None outside the layers."""
-        return None if self.operation.key.layer is None else self.model.layers[self.index]
-
-    @property
-    def linear(self) -> Linear:
-        """Its matrix."""
-        return matrix_of(self.model, self.operation.key)
+        assert self.key.layer is not None
+        return self.key.layer
 
     @property
     def layer_input(self) -> Key:

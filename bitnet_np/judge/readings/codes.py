@@ -37,7 +37,7 @@ def other_values(wrong: Wrong, product: Product) -> str | None:
 @of_product
 def other_codes(wrong: Wrong, product: Product) -> str | None:
     """The rule by which activations were made into codes, if one of the known ones gives these products."""
-    if not op.reads_codes(wrong.matrix, wrong.dialect):
+    if not op.reads_codes(wrong.linear, wrong.dialect):
         return None
     few = product.few
     with np.errstate(all="ignore"):
@@ -85,7 +85,7 @@ _TWICE = "twice"
 @of_product
 def activation_scales(wrong: Wrong, product: Product) -> str | None:
     """The rule that a quantiser's scales follow: of groups of inputs, of the mean, with a floor, or one for all tokens."""
-    if not op.reads_codes(wrong.matrix, wrong.dialect) or not isinstance(product.table, Ternary):
+    if not op.reads_codes(wrong.linear, wrong.dialect) or not isinstance(product.table, Ternary):
         return None
     grouped = _of_groups(product)
     if grouped is not None:
@@ -219,7 +219,7 @@ def _added(product: Product, digits: int, lanes: int) -> Array:
 def narrow_sums(wrong: Wrong) -> str | None:
     """The limits that sums of codes are cut at, or the width in bits in which they wrap around."""
     product = wrong.product
-    if product is None or not isinstance(product.table, Ternary) or not op.reads_codes(wrong.matrix, wrong.dialect):
+    if product is None or not isinstance(product.table, Ternary) or not op.reads_codes(wrong.linear, wrong.dialect):
         return None
     theirs, right = product.theirs * product.steps, product.right * product.steps  # whole numbers
     low, high = theirs.min(), theirs.max()

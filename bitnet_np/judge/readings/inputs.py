@@ -96,7 +96,7 @@ def low_rank(wrong: Wrong, product: Product) -> str | None:
 
 def _one_pattern(product: Product, amounts: Array, pattern: Array, wrong: Wrong) -> str | None:
     """An error of rank 1: a pattern [n] over the outputs, times an amount [T] of each token."""
-    bias = wrong.matrix.bias
+    bias = wrong.linear.bias
     totals = product.inputs.sum(axis=1)
     if _alike(pattern, product.matrix.sum(axis=1)):
         added = amounts * (pattern @ product.matrix.sum(axis=1)) / (product.matrix.sum(axis=1) ** 2).sum()
@@ -121,7 +121,7 @@ def _one_pattern(product: Product, amounts: Array, pattern: Array, wrong: Wrong)
 
 def recovered(wrong: Wrong) -> Wrong | None:
     """The input that makes their outputs, beside the right one, where a matrix has enough rows to tell it; None where nothing does."""
-    linear, (x,) = wrong.matrix, wrong.inputs
+    linear, (x,) = wrong.linear, wrong.inputs
     height, width = linear.shape
     if height < width or height * width > _MOST_WEIGHTS:
         return None

@@ -40,7 +40,7 @@ def cut_short(wrong: Wrong) -> str | None:
 def shared_scales(wrong: Wrong) -> str | None:
     """Activation scales that are another token's, such as one for each chunk of a prompt."""
     first = np.arange(min(len(wrong.theirs), ROWS))
-    product = Product.of(wrong, first) if op.reads_codes(wrong.matrix, wrong.dialect) else None
+    product = Product.of(wrong, first) if op.reads_codes(wrong.linear, wrong.dialect) else None
     if product is None:
         return None
     x, steps, theirs = product.raw, product.steps[:, 0], product.theirs
@@ -69,7 +69,7 @@ def misread(wrong: Wrong) -> str | None:
     marked[:, columns] = True
     if columns.size > FEW or not wrong.is_right_outside(marked):
         return None
-    linear, x, theirs = wrong.matrix, wrong.inputs[0], wrong.theirs
+    linear, x, theirs = wrong.linear, wrong.inputs[0], wrong.theirs
     somewhere = f"only {numbered('element', columns)} of each position: rows of the weights are misread, the others are right"
     weights = linear.weights
     if not isinstance(weights, Ternary) or not op.reads_codes(linear, wrong.dialect):
@@ -104,7 +104,7 @@ _LEAST = 4  # positions: their mean is the bias that was added
 def other_bias(wrong: Wrong) -> str | None:
     """The bias that was added, if it is its own several times, or that of another matrix."""
     column = (wrong.theirs - wrong.value).mean(axis=0)
-    bias = wrong.matrix.bias
+    bias = wrong.linear.bias
     if bias is not None:
         products = wrong.value - bias
         if bias.size >= len(products) and wrong.accounts(products + bias[: len(products), None]):
@@ -140,7 +140,7 @@ def other_bias(wrong: Wrong) -> str | None:
 
 def unwritten(wrong: Wrong) -> str | None:
     """The outputs that are their bias alone, at every position."""
-    bias = wrong.matrix.bias
+    bias = wrong.linear.bias
     columns = np.flatnonzero(wrong.places.any(axis=0))
     if bias is None or columns.size == wrong.theirs.shape[1]:
         return None
@@ -157,7 +157,7 @@ def _biases(wrong: Wrong) -> Iterator[tuple[str, Array]]:
         for name in MATRICES:
             linear = getattr(layer, name)
             height = wrong.theirs.shape[1]
-            if linear is None or linear is wrong.matrix or linear.bias is None or linear.bias.size < height:
+            if linear is None or linear is wrong.linear or linear.bias is None or linear.bias.size < height:
                 continue
             first = f"'s first {height} rows" if linear.bias.size > height else ""
             yield (name if n == wrong.key.layer else f"layer {n}'s {name}") + first, linear.bias[:height].astype(np.float64)
@@ -197,7 +197,7 @@ def other_rows(wrong: Wrong) -> str | None:
     for name, linear in matrices:
         sources.look(name, linear)
     own = [not name and row == column for name, row, column in zip(sources.name, sources.row, columns, strict=True)]
-    return None if sources.missing.size or any(own) else _described(columns, sources.row, sources.name, wrong.matrix.shape[0])
+    return None if sources.missing.size or any(own) else _described(columns, sources.row, sources.name, wrong.linear.shape[0])
 
 
 class _Sources:
@@ -206,7 +206,7 @@ class _Sources:
     def __init__(self, wrong: Wrong, tokens: NDArray[np.int64], columns: NDArray[np.int64]) -> None:
         self.wrong, self.x = wrong, wrong.inputs[0][tokens]
         self.outputs = wrong.theirs[np.ix_(tokens, columns)]
-        own = wrong.matrix.bias
+        own = wrong.linear.bias
         self.bias = np.zeros(columns.size) if own is None else own[columns].astype(np.float64)
         self.row, self.name = np.full(columns.size, -1), [""] * columns.size
 
@@ -230,7 +230,7 @@ class _Sources:
 
 def _candidates(wrong: Wrong) -> Iterator[tuple[str, Linear]]:
     """Yields all matrices of the same input width by name, "" its own: those of the same name in other layers first."""
-    own, layer = wrong.matrix, wrong.key.layer
+    own, layer = wrong.linear, wrong.key.layer
     yield "", own
     if layer is None:
         if wrong.model.token_embd.shape == own.shape:

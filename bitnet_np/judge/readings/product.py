@@ -39,7 +39,7 @@ class Product:
     def of(cls, wrong: Wrong, tokens: NDArray[np.int64] | None = None, outputs: int = _OUTPUTS) -> Product | None:
         """Some outputs of a wrong product, and tokens unless they are given, spread over all. None where a dialect rounds inputs by the
         type of the matrix."""
-        linear, dialect = wrong.matrix, wrong.dialect
+        linear, dialect = wrong.linear, wrong.dialect
         rows = _spread(linear.shape[0], outputs)
         tokens = _spread(len(wrong.theirs), ROWS) if tokens is None else tokens
         raw = x = wrong.inputs[0][tokens]
