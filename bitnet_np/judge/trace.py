@@ -274,28 +274,26 @@ def _untried(verdict: OperationVerdict) -> str:
     )
 
 
+@dataclass
 class _Judge:
     """One engine's tensors, beside everything they are judged by."""
 
-    def __init__(
-        self,
-        model: Model,
-        dialect: Dialect,
-        graph: list[Operation],
-        ids: NDArray[np.int64],
-        dump: Compared,
-        types: _Types,
-        progress: Progress,
-        details: Details | None = None,
-        start: int = 0,
-    ) -> None:
-        self.model, self.dialect, self.graph, self.ids, self.dump, self.progress = model, dialect, graph, ids, dump, progress
-        self.types, self.details, self.start = types, details, start
-        self.theirs = _Theirs(ids, dump.tensors)
-        self.by_key = {o.key: o for o in graph}
-        self.search = Search(model, dialect, len(ids), _HIDDEN_WORK)
-        self.in_vain = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
-        self.cache: Cause | None = None  # the KV cache that a tensor has shown, assumed from there on
+    model: Model
+    dialect: Dialect
+    graph: list[Operation]
+    ids: NDArray[np.int64]
+    dump: Compared
+    types: _Types
+    progress: Progress
+    details: Details | None = None
+    start: int = 0  # the position of the first token
+    in_vain: int = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
+    cache: Cause | None = None  # the KV cache that a tensor has shown, assumed from there on
+
+    def __post_init__(self) -> None:
+        self.theirs = _Theirs(self.ids, self.dump.tensors)
+        self.by_key = {o.key: o for o in self.graph}
+        self.search = Search(self.model, self.dialect, len(self.ids), _HIDDEN_WORK)
 
     def operation(self, operation: Operation) -> OperationVerdict:
         """The verdict on one tensor of the dump."""

@@ -292,6 +292,7 @@ def _engine_in_turn(base: Variant) -> Variant | None:
 _by_window = _windowed(lambda limit: lambda i, j: j <= i)
 _unscaled = _attends(lambda attend, q, *rest: attend(q * _root(q), *rest))
 _by_width = _attends(lambda attend, q, *rest: attend(q / _root(q), *rest))
+_ONE_LAYER = "the layers with the window are one layer {how} than in the model"
 _IN_TURN = "dealt out in turn (h % G) instead of in groups"
 WHOLE_ENGINE = (
     *alike(
@@ -301,13 +302,8 @@ WHOLE_ENGINE = (
         ("divided_by_width", "scores are divided by K instead of its root", _scale(lambda site: 1 / site.config.head_dim), _by_width),
     ),
     Mistake("attention.no_window", "the window is missing: all tokens before are seen", AT, _has_window, _by_window, _engine_no_window),
-    Mistake(
-        "attention.window_layers",
-        "the layers with the window are one layer {how} than in the model",
-        when=_has_window,
-        engine=_engine_window_layers,
-    ),
-    *alike("attention", AT, ("heads_in_turn", f"key-value heads are {_IN_TURN}", _heads(_in_turn, _in_turn), _engine_in_turn)),
+    Mistake("attention.window_layers", _ONE_LAYER, when=_has_window, engine=_engine_window_layers),
+    Mistake("attention.heads_in_turn", f"key-value heads are {_IN_TURN}", AT, compute=_heads(_in_turn, _in_turn), engine=_engine_in_turn),
 )
 _FLOAT16 = "float16 roundings"
 _OF_GGML = "keys and values{queries} are rounded to {kind}, as in a KV cache of ggml: declare it (--precision kv={kind})"

@@ -139,6 +139,9 @@ def _without_shared(site: Site) -> Compute:
     return lambda values: op.add_scaled(c.residual_scale, *(values[key] for key in left)).value
 
 
+_NOT_DIVIDED = "the weights of a token's experts are not divided by their sum"
+_DIVIDED = "the weights of a token's experts are divided by their sum, as by a softmax over their logits alone"
+_SIGMOIDS = "the weights are sigmoids of the logits, not their softmax"
 _UNGATED = "the shared expert is not multiplied by the sigmoid of its gate"
 _engine_averaged = partial(Variant.with_operations, mix=lambda y, weights: y.mean(axis=1))
 _engine_ungated = partial(Variant.with_operations, sigmoid_gate=lambda x, gate: x)
@@ -149,32 +152,10 @@ def _engine_without_shared(base: Variant) -> Variant:
 
 
 MISTAKES = (
-    Mistake(
-        "experts.not_normalised",
-        "the weights of a token's experts are not divided by their sum",
-        WEIGHTS,
-        _normalizes,
-        *_normalized(False),
-    ),
-    Mistake(
-        "experts.normalised",
-        "the weights of a token's experts are divided by their sum, as by a softmax over their logits alone",
-        WEIGHTS,
-        _does_not_normalize,
-        *_normalized(True),
-    ),
-    *alike(
-        "experts",
-        WEIGHTS,
-        ("sigmoid", "the weights are sigmoids of the logits, not their softmax", _of_sigmoids, _engine_of_sigmoids),
-        when=_has_experts,
-    ),
-    *alike(
-        "experts",
-        OUTPUT,
-        ("count", "a token takes {taken} experts, not {right}", _other_count, _engine_of_other_count),
-        when=_has_experts,
-    ),
+    Mistake("experts.not_normalised", _NOT_DIVIDED, WEIGHTS, _normalizes, *_normalized(False)),
+    Mistake("experts.normalised", _DIVIDED, WEIGHTS, _does_not_normalize, *_normalized(True)),
+    Mistake("experts.sigmoid", _SIGMOIDS, WEIGHTS, _has_experts, _of_sigmoids, _engine_of_sigmoids),
+    Mistake("experts.count", "a token takes {taken} experts, not {right}", OUTPUT, _has_experts, _other_count, _engine_of_other_count),
     Mistake("experts.permuted", "experts are in another order: {order}", tuple(PRODUCTS), _has_experts, _permuted, _engine_of_permuted),
     *alike(
         "experts",

@@ -61,6 +61,7 @@ def _sum_of_branches(site: Site) -> Compute:
 
 
 _BEHIND = ("l_out",)
+_SKIPPED = "the layer's output is the layer's input: the layer is skipped"
 _RESIDUALS = (
     Mistake("residual.missing", "the residual is missing", RESIDUALS, compute=_sum_of_branches),
     *alike(
@@ -87,12 +88,7 @@ _RESIDUALS = (
         ("layer_input_too", "the layer's input is added once more", _with_layer_input(lambda h, a, b: h + (a + b))),
         when=_is_sequential,
     ),
-    *alike(
-        "layers",
-        RESIDUALS,
-        ("skipped", "the layer's output is the layer's input: the layer is skipped", _with_layer_input(lambda h, a, b: h)),
-        when=_is_sequential,
-    ),
+    Mistake("layers.skipped", _SKIPPED, RESIDUALS, _is_sequential, _with_layer_input(lambda h, a, b: h)),
 )
 
 
@@ -265,17 +261,11 @@ PROMPTS = (
     Mistake("tokens.prompt_twice", _PROMPT_TWICE, engine=_fed(lambda ids: np.hstack([ids, ids]))),
 )
 _NOT_THE_FILES = "the file has one of its own"
+_AS_HEAD = f"the embedding is read from the head's matrix, {_NOT_THE_FILES}"
 TABLES = (
     Mistake("table.missing", "{name} is missing", engine=_engine_no_table),
     Mistake("head.tied", f"the head is tied to the embedding, {_NOT_THE_FILES}", HEAD, _untied, _tied, _engine_tied),
-    Mistake(
-        "embedding.tied",
-        f"the embedding is read from the head's matrix, {_NOT_THE_FILES}",
-        EMBEDDING,
-        _untied,
-        _head_as_embedding,
-        _engine_head_as_embedding,
-    ),
+    Mistake("embedding.tied", _AS_HEAD, EMBEDDING, _untied, _head_as_embedding, _engine_head_as_embedding),
 )
 LAYERS = (
     Mistake("layers.left_out", "the {which} layer is skipped", engine=_engine_skipped),

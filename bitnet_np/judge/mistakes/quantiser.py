@@ -16,7 +16,7 @@ from ...traces.points import MAY_BE_QUANTIZED
 from .. import operations as op
 from ..graph import FIELDS
 from ..variant import Floats, Variant
-from .mistake import Array, Compute, Mistake, Site, alike
+from .mistake import Array, Compute, Mistake, Site
 
 Quantizer = Callable[[Array], tuple[Array, Array]]
 """[T, M] -> codes [T, M], steps per unit [T, 1]."""
@@ -138,6 +138,7 @@ _PER_TENSOR = "one activation scale for the whole tensor instead of one for each
 _HALF_ADDED = "codes are (int)(x + 0.5): a half is added and the rest cut, which rounds negative numbers towards zero"
 _SIGNED = "activations are scaled by their largest number, not by their largest magnitude"
 _STEPS = "activations are scaled to {} steps instead of 127"
+_reciprocal = partial(Site.of, function=lambda x: 1 / spec.quantize(x)[1])
 _half_added = _engine(lambda x: np.trunc(x + np.float32(0.5)))
 MISTAKES = (
     _mistake("per_tensor", _PER_TENSOR, _per_tensor, _engine(np.rint, axis=None)),
@@ -150,10 +151,5 @@ MISTAKES = (
     _mistake("128", _STEPS.format(128), _in_steps(128, -128, 127), _engine(np.rint, 128)),
     *(_mistake(str(most), _STEPS.format(most), _in_steps(most, -most, most), _engine(np.rint, most)) for most in (126, 63, 7)),
     _mistake("signed_largest", _SIGNED, _in_steps(127, -128, 127, lambda x: x)),
-    *alike(
-        "quantiser",
-        SCALES,
-        ("reciprocal", "it is the reciprocal, absmax / 127", lambda site: site.of(lambda x: 1 / spec.quantize(x)[1])),
-        when=quantises,
-    ),
+    Mistake("quantiser.reciprocal", "it is the reciprocal, absmax / 127", SCALES, quantises, _reciprocal),
 )
