@@ -22,7 +22,7 @@ from .conversions import in_fewer_bits
 from .matrices import AT, after, by_matrix, right
 from .mistake import Array, Compute, Computes, Mistake, Numbers, Site, alike
 from .orders import orders
-from .quantiser import plain_ternary, quantised_by, quantises
+from .quantiser import in_groups, plain_ternary, quantised_by, quantises
 
 PRODUCTS = (*AT, LOGITS.name)
 TABLES = (EMBEDDING.name, *PRODUCTS)
@@ -286,19 +286,17 @@ def _largest(x: Array) -> Array:
     return np.maximum(np.abs(x).max(axis=1, keepdims=True), 1e-5)
 
 
+def _in_groups_of(size: int, x: Array) -> tuple[Array, Array]:
+    return in_groups(x, size), np.ones((len(x), 1))
+
+
 def _in_groups(site: Site) -> Computes:
     weights = _quantised(site)
     if weights is None:
         return
     for size in (16, 32, 64, 128, 256):
         if site.linear.shape[1] % size == 0 and site.linear.shape[1] > size:
-
-            def rounded(x: Array, size: int = size) -> tuple[Array, Array]:
-                cut = x.reshape(len(x), -1, size)
-                step = np.maximum(np.abs(cut).max(axis=2, keepdims=True), 1e-5) / 127
-                return (np.rint(cut / step) * step).reshape(x.shape), np.ones((len(x), 1))
-
-            yield {"size": size}, quantised_by(site, weights, rounded)
+            yield {"size": size}, quantised_by(site, weights, partial(_in_groups_of, size))
 
 
 def _of_mean(measure: Callable[[Array], Array], site: Site) -> Callable[[float], Compute] | None:

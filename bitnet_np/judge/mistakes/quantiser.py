@@ -58,6 +58,13 @@ def quantised_by(site: Site, weights: Ternary, quantize: Quantizer) -> Compute:
     return site.of(product)
 
 
+def in_groups(x: Array, size: int) -> Array:
+    """Activations [T, M] as int8 codes give them back, with a scale for each `size` inputs."""
+    cut = x.reshape(len(x), -1, size)
+    step = np.maximum(np.abs(cut).max(axis=2, keepdims=True), 1e-5) / 127
+    return (np.rint(cut / step) * step).reshape(x.shape)
+
+
 def _truncated(x: Array) -> tuple[Array, Array]:
     single = x.astype(np.float32)  # in float32 the largest number may come out below 127
     scale = np.float32(127) / np.maximum(np.float32(1e-5), np.abs(single).max(axis=1, keepdims=True))

@@ -10,6 +10,7 @@ import numpy as np
 from ...model import Ternary
 from .. import operations as op
 from ..mistakes.conversions import in_fewer_bits
+from ..mistakes.quantiser import in_groups
 from ..precision import DIGITS, NARROW_FLOATS
 from ..roundings import to_digits
 from .product import Product, of_product
@@ -107,13 +108,8 @@ def activation_scales(wrong: Wrong, product: Product) -> str | None:
 
 
 def _of_groups(product: Product) -> str | None:
-    x = product.raw
     for size in (16, 32, 64, 128, 256):
-        if x.shape[1] % size or x.shape[1] == size:
-            continue
-        cut = x.reshape(len(x), -1, size)
-        step = np.maximum(np.abs(cut).max(axis=2, keepdims=True), 1e-5) / 127
-        if product.accounts((np.rint(cut / step) * step).reshape(x.shape) @ product.matrix.T):
+        if product.width % size == 0 and product.width > size and product.accounts(in_groups(product.raw, size) @ product.matrix.T):
             return f"activations have one scale for each {size} inputs instead of one for each token"
     return None
 
