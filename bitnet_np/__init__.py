@@ -10,7 +10,7 @@ from .files.gguf_file import open_gguf
 from .files.load import load
 from .forward_pass import compute_logits, feed_forward, forward, forward_full, forward_incremental, forward_layer, prefill
 from .generate import generate, stream
-from .judge.in_memory import check
+from .judge.check import check
 from .judge.logits import Judgement, judge
 from .judge.precision import Precision
 from .judge.report import Report

@@ -377,8 +377,6 @@ def _mixture(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Arr
     assert w.ffn_gate_inp is not None
     (logits,) = step.linears(source, x, codes, ffn_moe_logits=w.ffn_gate_inp)
     experts = step.note("ffn_moe_topk", ops.top_experts(logits, c.experts_used))
-    if step.runtime.edit is not None:
-        experts = np.clip(experts, 0, c.experts - 1).astype(np.int32)
     weights = step.note("ffn_moe_weights", ops.expert_weights(logits, experts, c.normalized_experts))
     taken = _Slots(step.runtime, experts, w.experts)
     gate, up = (step.note(f"ffn_moe_{name}", taken.products(x, codes, f"ffn_{name}")) for name in ("gate", "up"))

@@ -8,8 +8,8 @@ import bitnet_np as bn
 from bitnet_np import masks
 from bitnet_np.errors import CapacityError, Error, OptionError, ShapeError, TokenRangeError
 from bitnet_np.files.gguf_writer import write_model
+from bitnet_np.judge.compare_dumps import compare_traces
 from bitnet_np.judge.dump import check_trace
-from bitnet_np.judge.two_dumps import compare_traces
 from bitnet_np.nll import token_nll
 from bitnet_np.testing import random_model
 from bitnet_np.traces.formats import read_any

@@ -15,12 +15,12 @@ from ..families import FAMILIES
 from ..forward_pass import compute_logits
 from ..judge.detail import Details
 from ..judge.dump import check_logits, check_trace
+from ..judge.findings import closer_summary
 from ..judge.graph import LOGITS
 from ..judge.logits import Judgement, judge
-from ..judge.partial import check_partial
+from ..judge.partial import check_partial, check_records
 from ..judge.precision import FLOAT32
-from ..judge.records import check_records
-from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
+from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, heat_map, plot, table_rows
 from ..judge.verdict import Verdict
 from ..machine import digest_of
 from ..traces.formats import FORMATS, bitnet_rs, detect, eval_callback, npy, raw, read_any

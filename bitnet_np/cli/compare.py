@@ -7,9 +7,9 @@ from typing import Any
 
 from ..errors import OptionError
 from ..judge import receipt
+from ..judge.compare_dumps import compare_traces
 from ..judge.graph import LOGITS
 from ..judge.report import Report
-from ..judge.two_dumps import compare_traces
 from ..judge.verdict import Verdict
 from ..traces.formats import FORMATS, read_any
 from ..traces.points import Trace

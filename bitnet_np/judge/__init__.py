@@ -1,17 +1,18 @@
 """Verdicts on another engine's numbers: same bits, rounding, or bug, and where.
 
-dump.py         whole dumps: `check_trace`, `check_logits`       two_dumps.py      two dumps without a model
-trace.py        every operation from the dump's own inputs       engine.py         logits alone, against engines with mistakes
-graph.py        the operations of a model                        operations.py     the law for one operation, with its bound
-bounds.py       tensors against that law                         roundings.py      how engines round
-precision.py    types that engines keep numbers in               narrow.py         what narrow types allow one operation
-logits.py       measures, limits and verdicts of logits          reach.py          how far roundings reach on this model
-mistakes/       the one catalogue of known mistakes              readings/         mistakes that are read off the numbers
-variant.py      our engine with something changed                verdict.py        SAME_BITS, ROUNDING, FLIPS, NARROW, WRONG, INVALID
-report.py       the Report, its tables and its heat map          html.py           the report as one HTML file (data/report.*)
-in_memory.py    `bitnet_np.check`: arrays of any library         detail.py         worst numbers and errors by position, on request
-partial.py      tensors of which some numbers are known          top_logprobs.py   log-probabilities of a running server
-receipt.py      BitNet-rs's parity receipts                      records.py       BitNet-rs's trace records: an RMS of each tensor
+dump.py         whole dumps: `check_trace`, `check_logits`    compare_dumps.py   two dumps without a model
+trace.py        every operation from the dump's own inputs    engine.py          logits alone, against engines with mistakes
+graph.py        the operations of a model                     operations.py      the law for one operation, with its bound
+bounds.py       tensors against that law                      roundings.py       how engines round
+precision.py    types that engines keep numbers in            narrow.py          what narrow types allow one operation
+logits.py       measures, limits and verdicts of logits       honest_engines.py  how far roundings reach on this model
+mistakes/       the one catalogue of known mistakes           readings/          mistakes that are read off the numbers
+variant.py      our engine with something changed             verdict.py         SAME_BITS, ROUNDING, FLIPS, NARROW, WRONG, INVALID
+equivalence.py  differences that change nothing               ggml_attention.py  the grid of ggml's flash attention
+findings.py     verdicts on tensors, and all of them          report.py          the Report, its tables and its heat map
+html.py         the report as one HTML file                   detail.py          worst numbers and errors by position, on request
+check.py        `bitnet_np.check`: arrays of any library      top_logprobs.py    log-probabilities of a running server
+partial.py      tensors of which a part is known, or the RMS  receipt.py         BitNet-rs's parity receipts
 
 spec.py is the law for whole models, operations.py the law for one operation on given inputs. The judge shares no arithmetic with the
 kernels and dialects that it may have to judge; tests/judge/test_operations.py and test_roundings.py tie them together.

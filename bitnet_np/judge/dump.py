@@ -9,11 +9,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..dialects import EXACT, Dialect
 from ..errors import TokenRangeError, listed
-from ..forward_pass import compute_logits
+from ..forward_pass import run_whole
 from ..model import Model
 from ..network import Runtime
 from ..progress import Bars, no_bars
-from ..tokens import check_tokens
+from ..tokens import Tokens, check_tokens
 from ..traces.points import Key, Trace
 from ..validate import instance, integers
 from .detail import Details
@@ -22,11 +22,9 @@ from .graph import LOGITS
 from .logits import FLIPS_LIMIT, Judgement, invalid, position_nmse
 from .precision import FLOAT32, Precision, storage_type
 from .report import Report
-from .trace import judge_trace
-from .variant import Variant, variant_logits
+from .trace import compare, judge_operations
+from .variant import Floats, Variant, variant_logits
 from .verdict import Verdict
-
-Floats = NDArray[np.float32]
 
 LOG_PROBS = Key("log_probs", None)
 _MOST_POSITIONS = 64  # positions to try mistakes on: each mistake is a forward pass
@@ -48,38 +46,39 @@ def check_trace(
     Nothing that a dump holds raises an error. Raises what `forward_full` raises.
     """
     ids, trace = integers("ids", ids, 1, TokenRangeError), instance("trace", trace, Trace)
-    Runtime(model, dialect).checked()
-    check_tokens(model.config, ids[None])
+    return judge_dump(Runtime(model, dialect).checked(), check_tokens(model.config, ids[None]), trace, bars, details, precision)
+
+
+def judge_dump(
+    runtime: Runtime,
+    tokens: Tokens,
+    trace: Trace,
+    bars: Bars = no_bars,
+    details: Details | None = None,
+    precision: Precision | None = None,
+) -> Report:
+    """check_trace for a checked runtime and the checked tokens of one sequence."""
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
     if key is None:
-        return judge_trace(model, trace, ids, dialect, bars("judging operations"), details, precision)
-    rows, others = _Rows.of(trace, key, len(ids)), trace.without(key)
-    every = compute_logits(model, ids[None], dialect=dialect)[0]
+        return judge_operations(runtime, tokens, trace, bars("judging operations"), details, precision)
+    rows, others = _Rows.of(trace, key, tokens.ids.shape[1]), trace.without(key)
     if not others.points:
+        logits = _Logits(runtime, tokens.ids[0], run_whole(runtime, tokens)[0], rows, bars, details)
         judged_as = precision or _read_off(rows.theirs)
-        logits = _judge_rows(model, ids, every, rows, dialect, judged_as, search=True, singly=True, alone=True, bars=bars, details=details)
-        return Report.of_logits(logits, (*rows.notes, *_note(precision, judged_as)))
-    is_operation = key == LOGITS and rows.whole and invalid(every, rows.theirs) is None  # from the dump's result_norm
-    operations = judge_trace(model, trace if is_operation else others, ids, dialect, bars("judging operations"), details, precision)
-    judged_as = precision or operations.precision
+        return Report.of_logits(logits.judged(judged_as), (*rows.notes, *_note(precision, judged_as)))
+    compared, every = compare(runtime, tokens, trace)
+    logits = _Logits(runtime, tokens.ids[0], every[0], rows, bars, details)
+    is_operation = key == LOGITS and rows.whole and invalid(every[0], rows.theirs) is None  # from the dump's result_norm
+    if not is_operation:
+        compared.leave_out(key)
+    judged = trace if is_operation else others
+    operations = judge_operations(runtime, tokens, judged, bars("judging operations"), details, precision, compared)
     search = _unexplained(operations)  # what logits alone would show, more tensors must not hide
     singly = any(len(o.across) > 1 for o in operations.operations)  # else they were tried at the wrong operation
-    logits = _judge_rows(
-        model,
-        ids,
-        every,
-        rows,
-        dialect,
-        judged_as,
-        search=search,
-        singly=singly,
-        alone=operations.first_wrong is None,
-        bars=bars,
-        details=details,
-    )
-    if operations.verdict == Verdict.NARROW and logits.verdict == Verdict.WRONG and not search:
-        logits = replace(logits, verdict=Verdict.NARROW, reason=f"what narrower operations make of them: {logits.reason}")
-    return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(logits)
+    of_logits = logits.judged(precision or operations.precision, search, singly, alone=operations.first_wrong is None)
+    if operations.verdict == Verdict.NARROW and of_logits.verdict == Verdict.WRONG and not search:
+        of_logits = replace(of_logits, verdict=Verdict.NARROW, reason=f"what narrower operations make of them: {of_logits.reason}")
+    return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(of_logits)
 
 
 def _unexplained(operations: Report) -> bool:
@@ -123,40 +122,38 @@ class _Rows(NamedTuple):
         return cls(theirs, np.arange(length), convert, True, ())
 
 
-def _judge_rows(
-    model: Model,
-    ids: NDArray[np.int64],
-    every: Floats,
-    rows: _Rows,
-    dialect: Dialect,
-    precision: Precision | None,
-    search: bool,
-    singly: bool,
-    alone: bool,
-    bars: Bars,
-    details: Details | None,
-) -> Judgement:
-    """The verdict on rows as such. every: our logits [T, V]. search: try known mistakes too. singly: also those of single
-    operations. alone: no other tensor of the dump shows what is wrong."""
-    looked_at = _first(rows.positions)
+class _Logits(NamedTuple):
+    """Rows of a dump as such, beside our logits of all positions."""
 
-    def run(variant: Variant) -> Floats:
-        end = int(looked_at.max()) + 1
-        return rows.convert(variant_logits(variant, ids[None, :end])[0][looked_at])
+    runtime: Runtime
+    ids: NDArray[np.int64]
+    every: Floats  # [T, V]
+    rows: _Rows
+    bars: Bars
+    details: Details | None
 
-    last = len(ids) - 1
-    nearest = _nearest_row(every, rows) if rows.notes else last  # a row of another position tells no mistake
-    ours = rows.convert(every if rows.whole else every[rows.positions])
-    base, search = Variant("ours", model, dialect), search and nearest == last
-    bar = bars("trying known mistakes")
-    judged = judge_logits(ours, rows.theirs, base, run, search, bar, rows.positions, details, precision, ids if singly else None, alone)
-    if not rows.notes:
+    def judged(self, precision: Precision | None, search: bool = True, singly: bool = True, alone: bool = True) -> Judgement:
+        """The verdict on them. search: try known mistakes too. singly: also those of single operations. alone: no other tensor of the dump
+        shows what is wrong."""
+        every, rows, last = self.every, self.rows, len(self.ids) - 1
+        looked_at = _first(rows.positions)
+
+        def run(variant: Variant) -> Floats:
+            end = int(looked_at.max()) + 1
+            return rows.convert(variant_logits(variant, self.ids[None, :end])[0][looked_at])
+
+        nearest = _nearest_row(every, rows) if rows.notes else last  # a row of another position tells no mistake
+        ours = rows.convert(every if rows.whole else every[rows.positions])
+        base, search = Variant("ours", self.runtime.model, self.runtime.dialect), search and nearest == last
+        bar, ids = self.bars("trying known mistakes"), self.ids if singly else None
+        judged = judge_logits(ours, rows.theirs, base, run, search, bar, rows.positions, self.details, precision, ids, alone)
+        if not rows.notes:
+            return judged
+        judged = replace(judged, compared=(last,))
+        if nearest != last and judged.verdict in (Verdict.FLIPS, Verdict.WRONG):
+            reason = f"it is the row of position {nearest}, not of the last one, {last}"
+            return replace(judged, verdict=Verdict.WRONG, reason=reason, explanation=f"the row of position {nearest}")
         return judged
-    judged = replace(judged, compared=(last,))
-    if nearest != last and judged.verdict in (Verdict.FLIPS, Verdict.WRONG):
-        reason = f"it is the row of position {nearest}, not of the last one, {last}"
-        return replace(judged, verdict=Verdict.WRONG, reason=reason, explanation=f"the row of position {nearest}")
-    return judged
 
 
 def _nearest_row(every: Floats, rows: _Rows) -> int:
@@ -187,9 +184,24 @@ def check_logits(
     precision: Precision | None = None,
 ) -> Report:
     """The report on logits alone, of whole sequences [T] or [B, T]: theirs have an axis V more, or in place of T with last_only."""
-    batch = ids if ids.ndim == 2 else ids[None]
-    ours = compute_logits(model, batch, last_only=last_only, dialect=dialect)
-    ours = ours if ids.ndim == 2 else ours[0]
+    tokens = check_tokens(model.config, ids if ids.ndim == 2 else ids[None])
+    return judge_batch(Runtime(model, dialect).checked(), tokens, theirs, ids.ndim == 1, last_only, bars, details, precision)
+
+
+def judge_batch(
+    runtime: Runtime,
+    tokens: Tokens,
+    theirs: ArrayLike,
+    single: bool,
+    last_only: bool,
+    bars: Bars = no_bars,
+    details: Details | None = None,
+    precision: Precision | None = None,
+) -> Report:
+    """check_logits for a checked runtime and checked tokens [B, T]. single: theirs have no axis B."""
+    batch = tokens.ids
+    ours = run_whole(runtime, tokens, last_only=last_only)
+    ours = ours[0] if single else ours
     theirs = np.asarray(theirs)
     theirs = theirs[0] if theirs.shape == (1, *ours.shape) else theirs  # a batch of one
     part = batch[: max(1, _MOST_POSITIONS // batch.shape[1])]
@@ -200,7 +212,7 @@ def check_logits(
         return logits.reshape(-1, logits.shape[-1])
 
     judged_as = precision or _read_off(theirs)
-    base, bar = Variant("ours", model, dialect), bars("trying known mistakes")
+    base, bar = Variant("ours", runtime.model, runtime.dialect), bars("trying known mistakes")
     one = batch[0] if len(batch) == 1 else None
     judged = judge_logits(ours, theirs, base, run, progress=bar, details=details, precision=judged_as, ids=one)
     if judged.verdict == Verdict.WRONG and judged.explanation is None and len(batch) > 1:

@@ -1,4 +1,4 @@
-"""Logits alone: judged by how far roundings reach on this model (reach.py), and by what known mistakes make of the whole engine.
+"""Logits alone: judged by how far roundings reach on this model (honest_engines.py), and by what known mistakes make of the whole engine.
 
 A dump that is no farther from ours than roundings reach can still be wrong in a small way:
 
@@ -13,35 +13,35 @@ Everything runs at the kernels' speed, with one operation or weight replaced. At
 limit of a dump of last positions.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ContextLimitError, NonFiniteError, listed
 from ..families import MATRICES
-from ..forward_pass import run_whole
-from ..network import Runtime
 from ..progress import Progress, silent
-from ..tokens import check_tokens
 from ..traces.points import Key
 from .detail import Details
 from .graph import Operation, operations
+from .honest_engines import FLOOR, dialects, in_precision, other_choices, reach_of, roundings, with_choices
 from .logits import Judgement, Reach, judge, position_nmse
 from .mistakes.attention import CACHE_ROUNDINGS
 from .mistakes.catalogue import Trial, fitted, hidden_engines, in_engine, trials
 from .mistakes.mistake import Cause, Fit
 from .mistakes.search import OVERHEAD, Explanation, Search
 from .precision import FLOAT32, Precision
-from .reach import FLOOR, dialects, in_precision, other_choices, reach_of, roundings, with_choices
 from .readings.table import PLACES, cause_of
 from .readings.wrong import Wrong
 from .variant import Floats, Variant, scaled, with_computed
 from .verdict import Verdict
 
 Run = Callable[[Variant], Floats]
+_Named = TypeVar("_Named")
 
 _CLOSER = 4  # times nearer than ours, in NMSE: two runs of equal errors have a factor 2 between them and their centre
 _EXACT = 1e-6  # of the error without a mistake: what is left is float32's own, and nothing else can come nearer
@@ -96,17 +96,19 @@ def judge_logits(
     nearest = min(distances, key=lambda text: float(distances[text].mean()))
     ours_away = position_nmse(a, b)
     closest = f"closest to {nearest}" if distances[nearest].mean() < ours_away.mean() / _CLOSER else None
-    mistake = _nearest_mistake(mistakes, logits, judged.verdict, a, b, np.minimum(ours_away, distances[nearest]), reach)
+    target, strong = _Target(base, logits, a, b, reach), judged.verdict == Verdict.WRONG
+    named = ((variant, variant.text) for variant in mistakes if strong or not variant.weak)
+    mistake = target.nearest(named, np.minimum(ours_away, distances[nearest]))
     if mistake is None and closest is None and len(a) >= _POSITIONS:
-        mistake = _wrong_scale(base, scales, logits, a, b, reach.nmse, judged.verdict == Verdict.WRONG)
+        mistake = _wrong_scale(base, scales, logits, a, b, reach.nmse, strong)
     undeclared = ""
     if mistake is None and judged.verdict == Verdict.WRONG and precision is None and search:
-        judged, undeclared = _undeclared(judged, base, others, runs, logits, a, b, reach, ids)
+        judged, undeclared = _undeclared(judged, target, others, runs, ids)
     if mistake is None and judged.verdict == Verdict.WRONG and search and ids is not None:
         positions = np.arange(len(a)) if numbers is None else numbers[: len(a)]
-        cause = _fitted(a, b, reach) or _in_operations(base, ids, logits, a, b, reach)
+        cause = target.fitted() or target.in_operations(ids)
         if cause is None and alone:
-            cause = _hidden(base, ids, logits, a, b, reach) or _read_head(base, ids, positions, a, b, reach)
+            cause = target.hidden(ids) or target.read_head(ids, positions)
         if cause is not None and not cause.fault and (precision is None or _is_of(cause, precision)):
             judged = replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}", explanation=cause.text)
         elif cause is not None:
@@ -154,19 +156,11 @@ class _Runs:
 
 
 def _undeclared(
-    judged: Judgement,
-    base: Variant,
-    others: list[Variant],
-    runs: dict[str, Floats],
-    logits: _Runs,
-    a: NDArray,
-    b: NDArray,
-    reach: Reach,
-    ids: NDArray[np.int64] | None,
+    judged: Judgement, target: "_Target", others: list[Variant], runs: dict[str, Floats], ids: NDArray[np.int64] | None
 ) -> tuple[Judgement, str]:
     """A wrong judgement, looked through: NARROW if another dialect's roundings reach so far, alone or behind a cache of ggml's, or with a
     precision that would, in words."""
-    away = position_nmse(a, b)
+    base, logits, a, b = target.base, target.logits, target.a, target.b
     for dialect in others:
         centre = runs.get(dialect.text)
         if centre is None:
@@ -175,8 +169,7 @@ def _undeclared(
         if judge(a, b, reach_of(a, honest, base)).verdict <= Verdict.FLIPS:
             return replace(judged, verdict=Verdict.NARROW, reason=f"as far as roundings reach in {dialect.text}"), ""
         for cached in () if ids is None else _with_caches(dialect, ids):
-            x = logits(cached)
-            if x is not None and _explains(_distances(x, a, b), away) and judge(x, b, reach).verdict <= Verdict.FLIPS:
+            if target.explained_by(logits(cached), target.away) is not None:
                 return replace(judged, verdict=Verdict.NARROW, reason=f"{cached.text}; in {dialect.text}"), ""
     for precision in _PRECISIONS:
         x = logits(in_precision(base, precision))
@@ -189,54 +182,100 @@ _PRECISIONS = tuple(Precision(**kinds) for kinds in ({"kv": "q8_0"}, {"act": "bf
 """Precisions that logits alone do not show, finest first."""
 
 
-def _nearest_mistake(
-    mistakes: list[Variant], logits: _Runs, verdict: Verdict, a: NDArray, b: NDArray, best: NDArray[np.float64], reach: Reach
-) -> str | None:
-    """The mistake nearest to theirs, b, that explains them but for roundings and is _CLOSER times nearer than `best`.
+@dataclass(frozen=True)
+class _Target:
+    """Their logits beside ours, and runs that may come nearer to them."""
 
-    best: the distance [P] of the nearest run without a mistake.
-    """
-    text, ours_away = None, position_nmse(a, b)
-    for variant in mistakes:
-        if variant.weak and verdict != Verdict.WRONG:
-            continue
-        x = logits(variant)
-        if x is not None and _explains(away := _distances(x, a, b), best) and judge(x, b, reach).verdict <= Verdict.FLIPS:
-            text, best = variant.text, away
-            if best.mean() < _EXACT * ours_away.mean():
-                break
-    return text
+    base: Variant
+    logits: _Runs
+    a: NDArray  # ours [P, V]
+    b: NDArray  # theirs [P, V]
+    reach: Reach
 
+    @cached_property
+    def away(self) -> NDArray[np.float64]:
+        """Their distance from ours, [P]."""
+        return position_nmse(self.a, self.b)
 
-def _fitted(a: NDArray, b: NDArray, reach: Reach) -> Cause | None:
-    """The mistake in the last operation, with numbers fitted to theirs, b, that makes them of ours, a, but for roundings."""
-    away = position_nmse(a, b).mean()
-    for cause, array in fitted(Fit(b.astype(np.float64), a.astype(np.float64), None, ())):
-        if not np.isfinite(array).all() or position_nmse(array, b).mean() > away / _CLOSER:
-            continue
-        if judge(array.astype(np.float32), b, reach).verdict <= Verdict.FLIPS:
-            return cause
-    return None
+    def made_by(self, x: NDArray) -> bool:
+        """Whether logits are theirs but for roundings."""
+        return judge(x, self.b, self.reach).verdict <= Verdict.FLIPS
 
+    def explained_by(self, x: Floats | None, best: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """The distance [P] of logits that are theirs but for roundings, and _CLOSER times nearer than `best`; else None."""
+        if x is None:
+            return None
+        away = _distances(x, self.a, self.b)
+        return away if _explains(away, best) and self.made_by(x) else None
 
-def _in_operations(base: Variant, ids: NDArray[np.int64], logits: _Runs, a: NDArray, b: NDArray, reach: Reach) -> Cause | None:
-    """The mistake of some operations, or of a single one, that makes theirs, b, of ours, a, but for roundings."""
-    span, work = _span(base), _work(base, len(a))
-    every = list(trials(base.model, base.dialect, span, singly=True))
-    if len(every) * work > _MOST_WORK:
-        every = list(trials(base.model, base.dialect, span, singly=False))
-    if len(every) * work > _MOST_WORK:
+    def nearest(self, candidates: Iterable[tuple[Variant, _Named]], best: NDArray[np.float64]) -> _Named | None:
+        """What names the nearest of some variants that explain them. best: the distance [P] of the nearest run without a mistake."""
+        found = None
+        for variant, named in candidates:
+            away = self.explained_by(self.logits(variant), best)
+            if away is not None:
+                found, best = named, away
+                if best.mean() < _EXACT * self.away.mean():
+                    break
+        return found
+
+    def fitted(self) -> Cause | None:
+        """The mistake in the last operation, with numbers fitted to theirs, that makes them of ours but for roundings."""
+        for cause, array in fitted(Fit(self.b.astype(np.float64), self.a.astype(np.float64), None, ())):
+            if not np.isfinite(array).all() or position_nmse(array, self.b).mean() > self.away.mean() / _CLOSER:
+                continue
+            if self.made_by(array.astype(np.float32)):
+                return cause
         return None
-    logits.total += len(every)
-    cause: Cause | None = None
-    best = first = position_nmse(a, b)
-    for trial in every:
-        x = logits(with_computed(base, trial.cause.text, trial.computes, ids))
-        if x is not None and _explains(away := _distances(x, a, b), best) and judge(x, b, reach).verdict <= Verdict.FLIPS:
-            cause, best = trial.cause, away
-            if best.mean() < _EXACT * first.mean():
-                break
-    return cause
+
+    def in_operations(self, ids: NDArray[np.int64]) -> Cause | None:
+        """The mistake of some operations, or of a single one, that makes theirs of ours but for roundings."""
+        base, span, work = self.base, _span(self.base), _work(self.base, len(self.a))
+        every = list(trials(base.model, base.dialect, span, singly=True))
+        if len(every) * work > _MOST_WORK:
+            every = list(trials(base.model, base.dialect, span, singly=False))
+        if len(every) * work > _MOST_WORK:
+            return None
+        self.logits.total += len(every)
+        return self.nearest(((with_computed(base, trial.cause.text, trial.computes, ids), trial.cause) for trial in every), self.away)
+
+    def hidden(self, ids: NDArray[np.int64]) -> Cause | None:
+        """The mistake that is tried across operations only, if one makes theirs of ours."""
+        base, span = self.base, _span(self.base)
+        work = _work(base, len(self.a)) + OVERHEAD * len(span) // 2
+
+        def explain(trial: Trial) -> Explanation:
+            self.logits.total += 1
+            try:
+                x = self.logits(with_computed(base, trial.cause.text, trial.computes, ids))
+            except KeyError:  # it asks for a tensor of a later layer
+                x = None
+            if x is None:
+                return Explanation(np.inf, False)
+            return Explanation(float(_distances(x, self.a, self.b).mean()), self.explained_by(x, self.away) is not None)
+
+        engines = list(hidden_engines(base))
+        if len(engines) * work < _HIDDEN_WORK:
+            cause = self.nearest(((engine, Cause(engine.text, engine.mistake)) for engine in engines), self.away)
+            if cause is not None:
+                return cause
+        search = Search(base.model, base.dialect, len(ids), _HIDDEN_WORK)
+        return search.cause(span, False, explain, lambda changed: work, float(self.away.mean()))
+
+    def read_head(self, ids: NDArray[np.int64], numbers: NDArray[np.int64]) -> Cause | None:
+        """What readings see in the head, if its input is right. numbers: the positions of ours and theirs."""
+        base, last, points = self.base, _span(self.base)[-1], {}
+
+        def look(name: str, layer: int | None, x: NDArray) -> None:
+            points[Key(name, layer)] = x.reshape(len(ids), -1)[numbers].astype(np.float64)
+
+        Variant("", base.model, base.dialect).run(ids[None], look)
+        value, theirs = last.evaluate(points[last.inputs[0]]).value, self.b.astype(np.float64)
+        if (position_nmse(value, self.a) > FLOOR).any():
+            return None  # they are log-probabilities
+        places, noise = np.abs(theirs - value) > np.sqrt(self.reach.nmse * (value**2).mean(axis=1, keepdims=True)), self.reach.nmse
+        cause = cause_of(Wrong(base.model, base.dialect, last, [points[last.inputs[0]]], value, theirs, places, noise, {}))
+        return None if cause is None or cause.id in PLACES else cause
 
 
 def _span(base: Variant) -> list[Operation]:
@@ -246,45 +285,6 @@ def _span(base: Variant) -> list[Operation]:
 def _work(base: Variant, rows: int) -> int:
     """Multiply-adds of a run."""
     return rows * sum(prod(x.shape) for x in (base.model.head, *base.linears()))
-
-
-def _hidden(base: Variant, ids: NDArray[np.int64], logits: _Runs, a: NDArray, b: NDArray, reach: Reach) -> Cause | None:
-    """The mistake that is tried across operations only, if one makes theirs, b, of ours, a."""
-    best, span, work = position_nmse(a, b), _span(base), _work(base, len(a)) + OVERHEAD * len(_span(base)) // 2
-
-    def explain(trial: Trial) -> Explanation:
-        logits.total += 1
-        try:
-            x = logits(with_computed(base, trial.cause.text, trial.computes, ids))
-        except KeyError:  # it asks for a tensor of a later layer
-            x = None
-        if x is None:
-            return Explanation(np.inf, False)
-        away = _distances(x, a, b)
-        return Explanation(float(away.mean()), _explains(away, best) and judge(x, b, reach).verdict <= Verdict.FLIPS)
-
-    engines = list(hidden_engines(base))
-    text = _nearest_mistake(engines, logits, Verdict.WRONG, a, b, best, reach) if len(engines) * work < _HIDDEN_WORK else None
-    if text is not None:
-        return Cause(text, next(engine.mistake for engine in engines if engine.text == text))
-    search = Search(base.model, base.dialect, len(ids), _HIDDEN_WORK)
-    return search.cause(span, False, explain, lambda changed: work, float(best.mean()))
-
-
-def _read_head(base: Variant, ids: NDArray[np.int64], numbers: NDArray[np.int64], a: NDArray, b: NDArray, reach: Reach) -> Cause | None:
-    """What readings see in the head, if its input is right. numbers: the positions of a and b."""
-    last, points = _span(base)[-1], {}
-
-    def look(name: str, layer: int | None, x: NDArray) -> None:
-        points[Key(name, layer)] = x.reshape(len(ids), -1)[numbers].astype(np.float64)
-
-    run_whole(Runtime(base.model, base.dialect), check_tokens(base.model.config, ids[None]), look)
-    value, theirs = last.evaluate(points[last.inputs[0]]).value, b.astype(np.float64)
-    if (position_nmse(value, a) > FLOOR).any():
-        return None  # they are log-probabilities
-    places = np.abs(theirs - value) > np.sqrt(reach.nmse * (value**2).mean(axis=1, keepdims=True))
-    cause = cause_of(Wrong(base.model, base.dialect, last, [points[last.inputs[0]]], value, theirs, places, reach.nmse, {}))
-    return None if cause is None or cause.id in PLACES else cause
 
 
 def _distances(x: Floats, a: NDArray, b: NDArray) -> NDArray[np.float64]:

@@ -42,6 +42,33 @@ class Operation:
         return expected if storage.is_wide else expected._replace(**self.allow(storage, expected, *inputs)._asdict())
 
 
+@dataclass(frozen=True)
+class Place:
+    """One operation of a model in a dialect."""
+
+    model: Model
+    dialect: Dialect
+    operation: Operation
+
+    @property
+    def key(self) -> Key:
+        return self.operation.key
+
+    @property
+    def config(self) -> Config:
+        return self.model.config
+
+    @property
+    def layer(self) -> Layer | None:
+        """Its layer; None outside the layers."""
+        return None if self.key.layer is None else self.model.layers[self.key.layer]
+
+    @property
+    def linear(self) -> Linear:
+        """Its matrix, the head's too."""
+        return matrix_of(self.model, self.key)
+
+
 def operations(model: Model, dialect: Dialect, start: int = 0, scores: Collection[int] = ()) -> Iterator[Operation]:
     """All operations of a model in the order they run. start: the position of the first token. scores: the layers with their attention's
     scores and probabilities, behind attention's output, which shows the type of a KV cache.

@@ -15,10 +15,10 @@ from math import isfinite, log10
 from typing import Any
 
 from ..errors import listed
-from ..traces.points import GRADIENTS, LAYER_NAMES, LOSS, MODEL_GRADIENTS, Key, meaning
+from ..traces.points import GRADIENTS, LOSS, MODEL_GRADIENTS, Key, meaning
 from .detail import BINS, Detail, Details
+from .findings import SYMBOLS, Findings, OperationVerdict, causes, closer_summary
 from .logits import Judgement
-from .report import SYMBOLS, OperationVerdict, Report, causes, closer_summary
 from .verdict import Verdict
 
 LOGITS_ID = "logits"
@@ -28,7 +28,7 @@ _MOST_CAUSES = 12  # rows of causes; those after them are on the panels of their
 _NOT_IN_DUMP = 40  # names of missing tensors that are listed; the rest is only counted
 
 
-def page(report: Report, details: Details | None = None, about: Mapping[str, str] | None = None) -> str:
+def page(report: Findings, details: Details | None = None, about: Mapping[str, str] | None = None) -> str:
     """The report as an HTML document.
 
     details: what the judge collected, for worst numbers, charts and attempts. about: facts to show at the end (files, digests, versions).
@@ -46,7 +46,7 @@ def page(report: Report, details: Details | None = None, about: Mapping[str, str
     )
 
 
-def fragment(report: Report) -> str:
+def fragment(report: Findings) -> str:
     """The report for a notebook: the headline and the heat map, without a script."""
     scope = "bitnet-np-report"
     style = f"""{_colours(f".{scope}")}.{scope} td{{padding:1px}} .{scope} th{{padding:2px 6px;font-weight:500;white-space:nowrap}}
@@ -62,7 +62,7 @@ def fragment(report: Report) -> str:
 # --- the page, from top to bottom ---
 
 
-def _body(report: Report, details: Details, about: Mapping[str, str]) -> Iterator[str]:
+def _body(report: Findings, details: Details, about: Mapping[str, str]) -> Iterator[str]:
     tensors = _tensors(report, details)
     yield "<main>\n<header>"
     yield f'<span class="badge v{int(report.verdict)}">{report.verdict}</span>'
@@ -94,13 +94,13 @@ def _body(report: Report, details: Details, about: Mapping[str, str]) -> Iterato
     yield f'<script type="application/json" id="data">{_json(data)}</script>'
 
 
-def _headline(report: Report) -> str:
+def _headline(report: Findings) -> str:
     """The reason without the verdict in front, which stands beside it."""
     reason, prefix = report.reason, f"{report.verdict} at "
     return (f"At {reason.removeprefix(prefix)}" if reason.startswith(prefix) else reason) or report.verdict.text
 
 
-def _causes(report: Report) -> Iterator[str]:
+def _causes(report: Findings) -> Iterator[str]:
     """Every distinct cause with the tensors that show it."""
     rows = [(cause, listed(places, 6)) for cause, places in causes(report.operations).items()]
     if len(rows) > _MOST_CAUSES:
@@ -111,7 +111,7 @@ def _causes(report: Report) -> Iterator[str]:
         yield f"<h2>{'Cause' if len(rows) == 1 else 'Causes'}</h2>" + _table(rows, ("what is different", "where"))
 
 
-def _map(report: Report, clickable: bool) -> Iterator[str]:
+def _map(report: Findings, clickable: bool) -> Iterator[str]:
     """The heat map: tensors outside layers as a row of chips above or below, layers down and operations across."""
     judged = {o.key: o for o in report.operations}
     outside = [o for o in report.operations if o.key.layer is None]
@@ -121,8 +121,7 @@ def _map(report: Report, clickable: bool) -> Iterator[str]:
         after.append(_chip(LOGITS_ID, "logits as such", report.logits.verdict, None, clickable))
     if before:
         yield f'<div class="chips">{"".join(_chip(str(o.key), o.key.name, o.verdict, o.bound_ratio, clickable) for o in before)}</div>'
-    names = [name for name in (*LAYER_NAMES, *GRADIENTS) if any(key.name == name and key.layer is not None for key in judged)]
-    layers = sorted({key.layer for key in judged if key.layer is not None})
+    names, layers = report.layout()
     if layers:
         header = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
         yield f'<div class="scroll"><table class="map"><thead><tr><th></th>{header}</tr></thead><tbody>'
@@ -170,7 +169,7 @@ def _table(rows: Sequence[tuple[str, str]], header: tuple[str, str] | None = Non
 # --- the numbers behind the map, which the script shows ---
 
 
-def _tensors(report: Report, details: Details) -> dict[str, dict[str, Any]]:
+def _tensors(report: Findings, details: Details) -> dict[str, dict[str, Any]]:
     """What the panel shows of each tensor, by the id of its button."""
     tensors = {str(o.key): _operation(o, details) for o in report.operations}
     if report.logits is not None:
@@ -259,7 +258,7 @@ def _plain(detail: Detail) -> dict[str, Any]:
     }
 
 
-def _start(report: Report, tensors: Mapping[str, Any]) -> str:
+def _start(report: Findings, tensors: Mapping[str, Any]) -> str:
     """The tensor that is shown first: the first wrong one, or the one nearest to its limit."""
     if report.first_wrong is not None and str(report.first_wrong.key) in tensors:
         return str(report.first_wrong.key)

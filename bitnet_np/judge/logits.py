@@ -19,7 +19,7 @@ code stays the same. Measured against bitnet.cpp at equal float16 roundings: 6e-
 
 FLIPS_LIMIT = 1e-2
 """Largest normalised mean square error (NMSE) of a position that int8 codes on the other side of a rounding boundary explain, where there
-is no model to measure it with. It grows with depth: float16 roundings alone reach 1e-3 in 3 layers and 2e-2 in 30 (see reach.py)."""
+is no model to measure it with. It grows with depth: float16 roundings alone reach 1e-3 in 3 layers and 2e-2 in 30 (honest_engines.py)."""
 
 OUTLIER_LIMIT = 1.0
 """Largest difference of a single logit, in standard deviations and beyond a tenth of its own distance from the mean (roundings grow with
@@ -44,7 +44,7 @@ _BLOCK = 1 << 20  # logits at a time, so that memory is that of the two inputs a
 
 @dataclass(frozen=True)
 class Reach:
-    """How far roundings reach on one model and these tokens, measured (reach.py)."""
+    """How far roundings reach on one model and these tokens, measured (honest_engines.py)."""
 
     nmse: float  # mean over positions of the run that went farthest
     positions: Array  # [P] farthest of all runs at each of the first P positions
@@ -57,8 +57,9 @@ class Reach:
 def limits(reach: Reach | None, positions: int) -> tuple[Array, float]:
     """Largest NMSE at each position, [positions], and on average, that roundings explain.
 
-    Measured on random models of 1 to 30 layers, for engines that round to float16 in other places than the runs of reach.py: on average at
-    most 2.0 times those runs, for a single position 10.5 times their mean, but 3.9 times their own error there or 4.6 times their mean.
+    Measured on random models of 1 to 30 layers, for engines that round to float16 in other places than the runs of honest_engines.py:
+    on average at most 2.0 times those runs, for a single position 10.5 times their mean, but 3.9 times their own error there or 4.6 times
+    their mean.
     """
     if reach is None:
         return np.full(positions, FLIPS_LIMIT), FLIPS_LIMIT
@@ -131,7 +132,7 @@ def judge(
 
     `bitnet_np.check` judges by a model: it measures how far roundings reach on it and tries known mistakes, as the command does.
 
-    reach: how far roundings reach on this model and these tokens, see reach.py; without it the limit is FLIPS_LIMIT.
+    reach: how far roundings reach on this model and these tokens, see honest_engines.py; without it the limit is FLIPS_LIMIT.
     numbers: [P], the positions of the rows of [P, V], to name them by. details: what collects the worst numbers and errors by position.
     """
     other = np.asarray(theirs)

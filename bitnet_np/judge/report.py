@@ -1,6 +1,6 @@
 """The report on a whole trace, with its tables, its heat map and its plot."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import wrap
@@ -10,70 +10,18 @@ import numpy as np
 
 from ..errors import OptionError, shortened
 from ..extras import extra
-from ..traces.points import GRADIENTS, LAYER_NAMES, Key
+from ..traces.points import Key
 from ..whole_file import whole_file
 from .detail import Detail, Details
+from .findings import SYMBOLS, Findings, OperationVerdict
+from .html import fragment, page
 from .logits import Judgement
-from .mistakes.mistake import Cause
-from .precision import Precision
 from .verdict import Verdict
 
 
 @dataclass(frozen=True, repr=False)
-class OperationVerdict:
-    """The verdict on one tensor of the dump."""
-
-    key: Key
-    verdict: Verdict
-    reason: str = ""
-    across: tuple[Key, ...] = ()  # operations judged together, when inputs are not in the dump; the tensor's own is the last
-    max_error: float | None = None
-    bound_ratio: float | None = None  # largest error as a part of its bound: above 1 it is outside
-    nmse: float | None = None
-    scale: float | None = None  # best common factor
-    cosine: float | None = None
-    ulps: float | None = None  # largest error in units of the last place of the largest value
-    worst: tuple[int, ...] | None = None
-    ours_rms: float | None = None  # RMS error of our kernel on their own inputs, in u = 2^-24 of the RMS of what float64 gives
-    theirs_rms: float | None = None  # theirs, in the same unit; both only where the operation's inputs are in the dump
-    hypothesis: str | None = None  # what the operation did instead, if recognised
-    mistake: str | None = None  # its id in the catalogue of mistakes, or "read...." for what was read off the numbers
-    tried: bool = True  # whether known mistakes were tried on it: across many operations of a large model that is too much work
-
-    def __repr__(self) -> str:
-        said = self.hypothesis or self.reason
-        return f"OperationVerdict({self.place}: {self.verdict}{', ' * bool(said)}{shortened(said)})"
-
-    def explained(self, cause: Cause | None) -> "OperationVerdict":
-        """The same verdict with what the operation did instead."""
-        return self if cause is None else replace(self, hypothesis=cause.text, mistake=cause.id)
-
-    @property
-    def closer(self) -> str | None:
-        """The side that is closer to float64: "ours", "theirs", or "alike" within 5 %; None where it is not known."""
-        if self.ours_rms is None or self.theirs_rms is None:
-            return None
-        if abs(self.ours_rms - self.theirs_rms) <= 0.05 * max(self.ours_rms, self.theirs_rms):
-            return "alike"
-        return "ours" if self.ours_rms < self.theirs_rms else "theirs"
-
-    @property
-    def place(self) -> str:
-        return self.key.place
-
-
-@dataclass(frozen=True, repr=False)
-class Report:
+class Report(Findings):
     """The judgement of a dump: of its operations, and of its logits as such where it has some."""
-
-    verdict: Verdict
-    reason: str
-    operations: tuple[OperationVerdict, ...] = ()
-    first_wrong: OperationVerdict | None = None
-    missing: tuple[Key, ...] = ()  # tensors of the forward pass that the dump does not have
-    notes: tuple[str, ...] = ()  # assumptions made, and work left out
-    logits: Judgement | None = None
-    precision: Precision | None = None  # the types that operations were judged in; None: float32, and nothing was declared
 
     def __repr__(self) -> str:
         judged = [f"{len(self.operations)} tensors"] if self.operations else []
@@ -92,21 +40,12 @@ class Report:
             return replace(self, logits=logits, reason=self.reason + more)
         return replace(self, verdict=logits.verdict, reason=f"logits: {logits.reason}", logits=logits)
 
-    @property
-    def causes(self) -> dict[str, tuple[str, ...]]:
-        """Each distinct cause of wrong tensors, and their places."""
-        return causes([o for o in self.operations if o.verdict == Verdict.WRONG])
-
     def html(self, details: Details | None = None, about: Mapping[str, str] | None = None) -> str:
         """The report as one HTML document, see html.page."""
-        from .html import page  # which reads reports
-
         return page(self, details, about)
 
     def _repr_html_(self) -> str:
         """The headline and the heat map, for notebooks."""
-        from .html import fragment
-
         return fragment(self)
 
     def as_dict(self) -> dict[str, Any]:
@@ -126,23 +65,9 @@ class Report:
             "operations": [plain(o) for o in self.operations],
             "missing": list(map(str, self.missing)),
             "notes": list(self.notes),
-            "closer_to_float64": _closer(self.operations),
+            "closer_to_float64": self.closer,
             "logits": self.logits.as_dict() if self.logits else None,
         }
-
-
-def causes(operations: Iterable[OperationVerdict]) -> dict[str, tuple[str, ...]]:
-    """Each distinct cause of some tensors, and their places."""
-    places: dict[str, tuple[str, ...]] = {}
-    for o in operations:
-        if o.hypothesis:
-            places[o.hypothesis] = (*places.get(o.hypothesis, ()), o.place)
-    return places
-
-
-def _closer(operations: Sequence[OperationVerdict]) -> dict[str, int]:
-    """Number of tensors by the side that is closer to float64."""
-    return {side: sum(o.closer == side for o in operations) for side in ("ours", "theirs", "alike")}
 
 
 CLOSER_HEADER = ("tensor", "tensors", "ours", "theirs", "closer")
@@ -163,27 +88,14 @@ def _errors(operations: Sequence[OperationVerdict]) -> list[tuple[float, float]]
     return [(o.ours_rms, o.theirs_rms) for o in operations if o.ours_rms is not None and o.theirs_rms is not None]
 
 
-def closer_summary(report: Report) -> str:
-    """A line that says which side is closer to float64; empty where it is not known."""
-    count = _closer(report.operations)
-    if not any(count.values()):
-        return ""
-    return (
-        f"closer to float64, on their own inputs: ours in {count['ours']} tensors, theirs in {count['theirs']}, alike in {count['alike']}"
-    )
-
-
-SYMBOLS = {Verdict.SAME_BITS: "=", Verdict.ROUNDING: ".", Verdict.FLIPS: "~", Verdict.NARROW: "n", Verdict.WRONG: "X", Verdict.INVALID: "!"}
 LEGEND = "= same bits   . rounding   ~ flips   n narrower   X WRONG   ! INVALID   (blank: not in the dump)"
 
 
 def heat_map(report: Report) -> str:
     """The verdicts as a text of layers down and operations across, a sign for each tensor."""
     signs = {o.key: SYMBOLS[o.verdict] for o in report.operations}
-    names = [name for name in (*LAYER_NAMES, *GRADIENTS) if any(key.name == name for key in signs)]
-    lines = []
+    (names, layers), lines = report.layout(), []
     whole = [f"{key.name} {sign}" for key, sign in signs.items() if key.layer is None]
-    layers = sorted({key.layer for key in signs if key.layer is not None})
     if layers:
         tall = max(map(len, names))
         padded = [name.rjust(tall) for name in names]
@@ -227,8 +139,7 @@ def _heat_map(report: Report) -> Any:
     """The figure of the heat map."""
     from matplotlib.colors import LogNorm
 
-    names = [name for name in (*LAYER_NAMES, *GRADIENTS) if any(o.key.name == name for o in report.operations)]
-    layers = sorted({o.key.layer for o in report.operations if o.key.layer is not None})
+    names, layers = report.layout()
     ratios = {o.key: max(o.bound_ratio or 0.0, 1e-4) for o in report.operations}
     grid = [[ratios.get(Key(name, n), float("nan")) for name in names] for n in layers]
     figure, axes = _pyplot().subplots(figsize=(max(6.4, 2 + 0.45 * len(names)), 2.4 + 0.25 * len(layers)), layout="constrained")

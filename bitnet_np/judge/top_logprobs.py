@@ -21,9 +21,9 @@ from ..servers.completions import Completions, TopLogprobs
 from ..tokens import check_tokens
 from .dump import log_softmax
 from .engine import judge_logits
+from .honest_engines import in_precision, other_choices, reach_of, roundings, with_choices
 from .logits import FLIPS_LIMIT, Judgement, judge
 from .precision import FLASH, Precision
-from .reach import in_precision, other_choices, reach_of, roundings, with_choices
 from .report import Report
 from .variant import Variant, variant_logits
 from .verdict import Verdict

@@ -40,9 +40,10 @@ from .bounds import (
     within,
 )
 from .detail import Details
+from .equivalence import KEYS, QUERIES, ROTATED, look_through
 from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
 from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
-from .harmless import KEYS, QUERIES, ROTATED, look_through
+from .honest_engines import FLOOR, one_scale
 from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import VAGUE, ratios
 from .mistakes.attention import CACHE_ROUNDINGS
@@ -53,7 +54,6 @@ from .mistakes.search import OVERHEAD, Explanation, Search, with_alike
 from .narrow import Storage
 from .operations import Expected, U, next_experts
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
-from .reach import FLOOR, one_scale
 from .readings.places import overwritten, permuted, rounded
 from .readings.table import PLACES, cause_of
 from .readings.wrong import Wrong, matched
@@ -85,8 +85,21 @@ def judge_trace(
     details: what collects the worst numbers, errors by position and attempts of each tensor, if somebody wants them. precision: None reads
     the types of tensors off their numbers, and takes other roundings to fewer bits for intended.
     """
-    checked = check_tokens(model.config, np.asarray(tokens)[None])
-    ids = checked.ids[0]
+    runtime = Runtime(model, dialect).checked()
+    return judge_operations(runtime, check_tokens(model.config, np.asarray(tokens)[None]), trace, progress, details, precision)
+
+
+def judge_operations(
+    runtime: Runtime,
+    tokens: Tokens,
+    trace: Trace,
+    progress: Progress = silent,
+    details: Details | None = None,
+    precision: Precision | None = None,
+    compared: "Compared | None" = None,
+) -> Report:
+    """judge_trace for a checked runtime and checked tokens of one sequence. compared: what `compare` made of the trace, if it is known."""
+    model, dialect, ids = runtime.model, runtime.dialect, tokens.ids[0]
     if trace.tokens is not None and not np.array_equal(trace.tokens, ids):
         return Report(Verdict.INVALID, f"{trace.origin} was made with other token ids: {list(trace.tokens[:8])}, expected {list(ids[:8])}")
     scored = {key.layer for key in trace.points if key.name in SCORES and key.layer is not None}
@@ -95,7 +108,7 @@ def judge_trace(
     if not common:
         names = ", ".join(map(str, list(trace.points)[:5])) or "nothing"
         return Report(Verdict.INVALID, f"{trace.origin} has no tensor of this model's forward pass; it has {names}")
-    dump = _compared(Runtime(model, dialect), checked, by_position(model.config, trace.points))
+    dump = compared or compare(runtime, tokens, trace)[0]
     missing = tuple(o.key for o in graph if o.key not in trace.points)
     invalid = tuple(OperationVerdict(key, Verdict.INVALID, dump.problems[key]) for key in common if dump.problems[key])
     types = _Types.of(precision, dump.tensors, dump.same)
@@ -187,7 +200,7 @@ class _Types:
 
 
 @dataclass(frozen=True)
-class _Dump:
+class Compared:
     """Another engine's tensors, compared with ours. Ours are not stored: a trace of a large model has gigabytes."""
 
     tensors: dict[Key, NDArray]  # [T, width] of those that are valid, as they are in the dump
@@ -196,9 +209,17 @@ class _Dump:
     sizes: dict[Key, int]  # of all our tensors
     first: dict[Key, NDArray]  # our queries and keys of the first layer
 
+    def leave_out(self, key: Key) -> None:
+        """Take a tensor for one that is not in the dump."""
+        self.tensors.pop(key, None)
+        self.problems.pop(key, None)
+        self.same.discard(key)
 
-def _compared(runtime: Runtime, tokens: Tokens, points: Mapping[Key, NDArray]) -> _Dump:
-    dump = _Dump({}, {}, set(), {}, {})
+
+def compare(runtime: Runtime, tokens: Tokens, trace: Trace) -> tuple[Compared, NDArray[np.float32]]:
+    """The tensors of a trace beside ours, and our logits [1, T, V]."""
+    points = by_position(runtime.model.config, trace.points)
+    dump = Compared({}, {}, set(), {}, {})
 
     def look(name: str, layer: int | None, array: NDArray) -> None:
         key, ours = Key(name, layer), array.reshape(len(array), -1)
@@ -227,8 +248,7 @@ def _compared(runtime: Runtime, tokens: Tokens, points: Mapping[Key, NDArray]) -
     c = runtime.model.config
     layers = {key.layer for key in points if key.name in SCORES and key.layer is not None and key.layer < c.n_layers}
     recorder = Recorder(look_at_scores, c, layers=layers, names=SCORES, dialect=runtime.dialect) if layers else None
-    run_whole(runtime.checked(), tokens, record)
-    return dump
+    return dump, run_whole(runtime, tokens, record)
 
 
 def _reason(first_wrong: OperationVerdict) -> str:
@@ -254,28 +274,26 @@ def _untried(verdict: OperationVerdict) -> str:
     )
 
 
+@dataclass
 class _Judge:
     """One engine's tensors, beside everything they are judged by."""
 
-    def __init__(
-        self,
-        model: Model,
-        dialect: Dialect,
-        graph: list[Operation],
-        ids: NDArray[np.int64],
-        dump: _Dump,
-        types: _Types,
-        progress: Progress,
-        details: Details | None = None,
-        start: int = 0,
-    ) -> None:
-        self.model, self.dialect, self.graph, self.ids, self.dump, self.progress = model, dialect, graph, ids, dump, progress
-        self.types, self.details, self.start = types, details, start
-        self.theirs = _Theirs(ids, dump.tensors)
-        self.by_key = {o.key: o for o in graph}
-        self.search = Search(model, dialect, len(ids), _HIDDEN_WORK)
-        self.in_vain = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
-        self.cache: Cause | None = None  # the KV cache that a tensor has shown, assumed from there on
+    model: Model
+    dialect: Dialect
+    graph: list[Operation]
+    ids: NDArray[np.int64]
+    dump: Compared
+    types: _Types
+    progress: Progress
+    details: Details | None = None
+    start: int = 0  # the position of the first token
+    in_vain: int = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
+    cache: Cause | None = None  # the KV cache that a tensor has shown, assumed from there on
+
+    def __post_init__(self) -> None:
+        self.theirs = _Theirs(self.ids, self.dump.tensors)
+        self.by_key = {o.key: o for o in self.graph}
+        self.search = Search(self.model, self.dialect, len(self.ids), _HIDDEN_WORK)
 
     def operation(self, operation: Operation) -> OperationVerdict:
         """The verdict on one tensor of the dump."""
@@ -484,20 +502,14 @@ class _Judge:
         if text is not None:
             return Cause(text, "read.rounded")
         places = np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0]
-        inputs = [self.theirs[k] for k in operation.inputs]
-        return cause_of(
-            Wrong(
-                with_rope_of(self.model, operation.key.layer),
-                self.dialect,
-                operation,
-                inputs,
-                expected.value,
-                theirs,
-                places,
-                rough,
-                self.theirs,
-            )
-        )
+        return self._cause_of(operation, expected.value, theirs, places, rough, self.theirs)
+
+    def _cause_of(
+        self, operation: Operation, value: Array, theirs: Array, places: NDArray[np.bool_], noise: float, tensors: Mapping[Key, Array]
+    ) -> Cause | None:
+        """What readings see in the output of an operation on these tensors."""
+        model, inputs = with_rope_of(self.model, operation.key.layer), [tensors[k] for k in operation.inputs]
+        return cause_of(Wrong(model, self.dialect, operation, inputs, value, theirs, places, noise, tensors))
 
     def _same_inputs(self, across: tuple[Key, ...]) -> bool:
         """Whether all inputs of `across` have our bits too: equal outputs of other inputs would be a coincidence or a fake."""
@@ -625,11 +637,8 @@ class _Judge:
         """The cause that readings see in an operation whose inputs are right. noise: NMSE of roundings."""
         value = right[operation.key]
         places = np.abs(theirs - value) > np.sqrt(noise * (value**2).mean(axis=1, keepdims=True))
-        inputs = [right[k] if k in right else self.theirs[k] for k in operation.inputs]
         tensors = dict(right) | {k: self.theirs[k] for k in self.theirs if k not in right}
-        cause = cause_of(
-            Wrong(with_rope_of(self.model, operation.key.layer), self.dialect, operation, inputs, value, theirs, places, noise, tensors)
-        )
+        cause = self._cause_of(operation, value, theirs, places, noise, tensors)
         return None if cause is None or cause.id in PLACES else cause
 
     def _cost(self, key: Key) -> int:

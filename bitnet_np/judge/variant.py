@@ -15,8 +15,8 @@ from ..families import MATRICES
 from ..forward_pass import run_whole
 from ..kernels import cpu
 from ..model import Layer, Linear, Model, Ternary
-from ..network import Edit, Runtime
-from ..tokens import check_tokens
+from ..network import Edit, Record, Runtime, ignore
+from ..tokens import Tokens
 from ..traces.points import Key
 from .graph import EMBEDDING, TOKENS
 
@@ -61,6 +61,11 @@ class Variant:
         """The variant with one field of every layer changed in the same way."""
         return self.with_layers(lambda layer: replace(layer, **{name: change(getattr(layer, name))}))
 
+    def run(self, ids: NDArray[np.int64], record: Record = ignore, last_only: bool = False) -> Floats:
+        """Logits of whole sequences of checked ids [B, T]."""
+        runtime = Runtime(self.model, self.dialect, self.ops, self.edit)
+        return run_whole(runtime, Tokens.whole(ids), record, last_only=last_only)
+
     def linears(self) -> Iterator[Linear]:
         """Yields every linear of every layer."""
         for layer in self.model.layers:
@@ -72,15 +77,12 @@ class Variant:
 
 
 def variant_logits(variant: Variant, tokens: ArrayLike, last_only: bool = False) -> Floats:
-    """Logits of whole sequences, [B, T] -> [B, T, V], or [B, V] with last_only: see forward_full."""
-    runtime = Runtime(variant.model, variant.dialect, variant.ops, variant.edit)
+    """Logits of whole sequences of checked ids, [B, T] -> [B, T, V], or [B, V] with last_only: see forward_full."""
+    ids = np.asarray(tokens, np.int64)
     if variant.feed is None:
-        return run_whole(runtime, check_tokens(variant.model.config, tokens), last_only=last_only)
-    ids = np.asarray(tokens)
-    logits = run_whole(runtime, check_tokens(variant.model.config, variant.feed(ids)), last_only=last_only)
-    if last_only:
-        return logits
-    return logits[:, -ids.shape[1] :]
+        return variant.run(ids, last_only=last_only)
+    logits = variant.run(variant.feed(ids), last_only=last_only)
+    return logits if last_only else logits[:, -ids.shape[1] :]
 
 
 def with_computed(base: Variant, text: str, computes: Mapping[Key, Computed], ids: NDArray[np.int64]) -> Variant:
@@ -97,7 +99,7 @@ def with_computed(base: Variant, text: str, computes: Mapping[Key, Computed], id
             values[TOKENS] = ids[: len(x)]
         compute = computes.get(key)
         if compute is not None:
-            x = np.ascontiguousarray(compute(values), np.float32).reshape(x.shape)
+            x = np.ascontiguousarray(compute(values), x.dtype).reshape(x.shape)
         values[key] = x.reshape(len(x), -1).astype(np.float64)
         return x
 

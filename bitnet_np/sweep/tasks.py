@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .. import __version__
 from ..dialects import DIALECTS, Dialect
 from ..forward_pass import compute_logits, forward_full
-from ..judge.in_memory import check
+from ..judge.check import check
 from ..judge.precision import PROFILES, Precision, Profile
 from ..judge.verdict import Verdict
 from ..nll import token_nll

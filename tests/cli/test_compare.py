@@ -1,4 +1,4 @@
-"""`bitnet-np compare`: the verdict on two dumps, as it is printed, drawn and returned. The verdict itself: judge/test_two_dumps.py."""
+"""`bitnet-np compare`: the verdict on two dumps, as it is printed, drawn and returned. The verdict itself: judge/test_compare_dumps.py."""
 
 import json
 

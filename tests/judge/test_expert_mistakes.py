@@ -13,9 +13,9 @@ from models import random_model
 
 from bitnet_np import EXACT, check
 from bitnet_np.forward_pass import forward_full, run_whole
+from bitnet_np.judge.honest_engines import other_choices
 from bitnet_np.judge.mistakes.experts import MISTAKES
 from bitnet_np.judge.precision import FLOAT32, Precision
-from bitnet_np.judge.reach import other_choices
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant, variant_logits
 from bitnet_np.judge.verdict import Verdict

@@ -10,11 +10,11 @@ from browser import document, needs_browser, screenshot
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace
 
 import bitnet_np as bn
+from bitnet_np.judge.compare_dumps import compare_traces
 from bitnet_np.judge.detail import Attempt, Details
 from bitnet_np.judge.html import page
 from bitnet_np.judge.logits import Judgement
 from bitnet_np.judge.report import SYMBOLS, OperationVerdict, Report
-from bitnet_np.judge.two_dumps import compare_traces
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import GRADIENTS, MODEL_NAMES, RECORDED, Key
 

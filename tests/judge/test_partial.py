@@ -11,8 +11,8 @@ from recorder import record_all
 from bitnet_np.cli.main import main
 from bitnet_np.dialects import EXACT, LLAMA_CPP
 from bitnet_np.forward_pass import run_whole
+from bitnet_np.judge.honest_engines import dialects, roundings
 from bitnet_np.judge.partial import check_partial
-from bitnet_np.judge.reach import dialects, roundings
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.network import Runtime

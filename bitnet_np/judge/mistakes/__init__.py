@@ -3,7 +3,7 @@
 mistake.py      a mistake: id, text, the models that can make it, its effect on one operation and on a whole engine
 catalogue.py    all mistakes, and how they are tried
 quantiser.py    int8 codes of activations             matrices.py    scales, codes, weights, biases, inputs
-norms.py        norms                                 positions.py   RoPE
+norms.py        norms                                 rope.py        RoPE
 attention.py    masks, heads, scores, the KV cache    gates.py       activation functions
 layers.py       residuals, embedding, head, layers    anywhere.py    mistakes that any operation can make
 """

@@ -8,6 +8,8 @@ from ...model import Linear, Model, Ternary
 from ..graph import FIELDS, Operation
 from .mistake import Array, Fit, Mistake, Numbers
 
+Fitted = Iterator[tuple[Numbers, Array]]
+
 TOO_LARGE = "everything is {ratio:.6g} times what it should be"
 
 
@@ -38,7 +40,7 @@ def ratios(model: Model, operation: Operation) -> Sequence[tuple[str, Numbers, f
 def _named(id: str, text: str) -> Mistake:
     """A mistake that multiplies by one of Fit.ratios."""
 
-    def fitted(fit: Fit) -> Iterator[tuple[Numbers, Array]]:
+    def fitted(fit: Fit) -> Fitted:
         for name, numbers, ratio in fit.ratios:
             if name == id:
                 yield {**numbers, "ratio": ratio}, ratio * fit.value
@@ -46,12 +48,12 @@ def _named(id: str, text: str) -> Mistake:
     return Mistake(id, f"{text}: {TOO_LARGE}", fitted=fitted)
 
 
-def _factor(fit: Fit) -> Iterator[tuple[Numbers, Array]]:
+def _factor(fit: Fit) -> Fitted:
     ratio = float((fit.theirs * fit.value).sum() / max((fit.value * fit.value).sum(), 1e-300))
     yield {"ratio": ratio}, ratio * fit.value
 
 
-def _moved(fit: Fit) -> Iterator[tuple[Numbers, Array]]:
+def _moved(fit: Fit) -> Fitted:
     if len(fit.value) > 2:
         for shift, which in ((1, "previous"), (-1, "next")):
             rows = np.roll(fit.value, shift, axis=0)
@@ -60,13 +62,13 @@ def _moved(fit: Fit) -> Iterator[tuple[Numbers, Array]]:
             yield {"which": which}, rows
 
 
-def _of_one_token(fit: Fit) -> Iterator[tuple[Numbers, Array]]:
+def _of_one_token(fit: Fit) -> Fitted:
     if len(fit.value) > 1:
         for which, row in (("last", fit.value[-1]), ("first", fit.value[0])):
             yield {"which": which}, np.broadcast_to(row, fit.value.shape)
 
 
-def _stale(fit: Fit) -> Iterator[tuple[Numbers, Array]]:
+def _stale(fit: Fit) -> Fitted:
     if fit.earlier is not None and fit.earlier.shape == fit.value.shape:
         yield {}, fit.earlier
 
@@ -79,12 +81,12 @@ def _pieces(fit: Fit) -> Iterator[tuple[int, Array]]:
             yield size, fit.value.reshape(len(fit.value), -1, size)
 
 
-def _bias(fit: Fit) -> Iterator[tuple[Numbers, Array]]:
+def _bias(fit: Fit) -> Fitted:
     if len(fit.value) > 3:
         yield {}, fit.value + (fit.theirs - fit.value).mean(axis=0)
 
 
-def _factor_by_token(fit: Fit) -> Iterator[tuple[Numbers, Array]]:
+def _factor_by_token(fit: Fit) -> Fitted:
     if fit.value.shape[1] > 3:
         squares = (fit.value * fit.value).sum(axis=1, keepdims=True)
         yield {}, (fit.theirs * fit.value).sum(axis=1, keepdims=True) / np.maximum(squares, 1e-300) * fit.value

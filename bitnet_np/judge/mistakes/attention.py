@@ -15,11 +15,10 @@ from ...model import Model
 from ...traces.points import Key
 from .. import operations as op
 from ..roundings import NARROW, to_float16
-from ..variant import Variant
-from .mistake import Array, Compute, Mistake, Numbers, Site, Values
-from .positions import rotates
+from ..variant import Floats, Variant
+from .mistake import Array, Compute, Computes, Engines, Mistake, Site, Values, alike
+from .rope import rotates
 
-Floats = NDArray[np.float32]
 Round = Callable[[Array], Array]
 Sees = Callable[[NDArray, NDArray], NDArray[np.bool_]]
 """The rule of a mask: query i [T, 1], key j [T] -> True where i sees j."""
@@ -58,6 +57,22 @@ def attend(
     return np.einsum("hts,shk->thk", p, v).reshape(t, -1)
 
 
+def weighted(site: Site, v: Array, p: Array) -> Array:
+    """The sums of values [T, GK] by weights [H, T, T]."""
+    c = site.config
+    return np.einsum("hts,shk->thk", p, spec.by_query_head(v.reshape(len(v), c.kv_heads, c.head_dim), c.heads)).reshape(len(v), -1)
+
+
+def right(site: Site, q: Array, k: Array, v: Array) -> Array:
+    """Attention as it should be, of other queries, keys or values."""
+    return op.attend(site.model, site.dialect, site.index, q, k, v).value
+
+
+def _of_right(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> Callable[[Site], Compute]:
+    """A mistake that takes other queries, keys or values."""
+    return lambda site: site.of(lambda *qkv: right(site, *change(*qkv)))
+
+
 def _grouped(site: Site) -> NDArray:
     """The key-value head of each query head."""
     return np.arange(site.config.heads) // (site.config.heads // site.config.kv_heads)
@@ -65,6 +80,14 @@ def _grouped(site: Site) -> NDArray:
 
 def _in_turn(site: Site) -> NDArray:
     return np.arange(site.config.heads) % site.config.kv_heads
+
+
+def _first_head(site: Site) -> NDArray:
+    return 0 * _grouped(site)
+
+
+def _reversed(site: Site) -> NDArray:
+    return site.config.kv_heads - 1 - _grouped(site)
 
 
 def window_of(site: Site) -> float:
@@ -78,47 +101,52 @@ def causal(window: float, i: NDArray, j: NDArray) -> NDArray[np.bool_]:
     return (j <= i) & (j > i - window)
 
 
-def _masked(site: Site, sees: Sees, **options: object) -> Compute:
+def with_mask(site: Site, mask: Callable[..., NDArray], **options: object) -> Compute:
+    """Attention with mask(query i [T, 1], key j [T]) added to the scores. options: see attend."""
+
     def compute(q: Array, k: Array, v: Array) -> Array:
         i, j = np.arange(len(q))[:, None], np.arange(len(q))
-        return attend(site, q, k, v, np.where(sees(i, j), 0.0, -np.inf), **options)  # type: ignore[arg-type]
+        with np.errstate(divide="ignore"):
+            return attend(site, q, k, v, mask(i, j), **options)  # type: ignore[arg-type]
 
     return site.of(compute)
 
 
+def seeing(site: Site, sees: Sees, **options: object) -> Compute:
+    """Attention by another rule of who sees whom. options: see attend."""
+    return with_mask(site, lambda i, j: np.where(sees(i, j), 0.0, -np.inf), **options)
+
+
 def _mask(make: Callable[[float], Sees]) -> Callable[[Site], Compute]:
     """A mistake with another mask: make(window) of the layer."""
-    return lambda site: _masked(site, make(window_of(site)))
+    return lambda site: seeing(site, make(window_of(site)))
+
+
+def with_heads(site: Site, keys: NDArray | None, values: NDArray | None) -> Compute:
+    """Attention with other key-value heads of keys, of values or both."""
+    return seeing(site, partial(causal, window_of(site)), keys=keys, values=values)
 
 
 def _heads(keys: Callable[[Site], NDArray] | None, values: Callable[[Site], NDArray] | None) -> Callable[[Site], Compute]:
     """A mistake with other key-value heads."""
-
-    def compute(site: Site) -> Compute:
-        return _masked(site, partial(causal, window_of(site)), keys=keys(site) if keys else None, values=values(site) if values else None)
-
-    return compute
+    return lambda site: with_heads(site, keys and keys(site), values and values(site))
 
 
 def _scale(scale: Callable[[Site], float]) -> Callable[[Site], Compute]:
-    return lambda site: _masked(site, partial(causal, window_of(site)), scale=scale(site))
-
-
-def _right(site: Site, q: Array, k: Array, v: Array) -> Array:
-    return op.attend(site.model, site.dialect, site.index, q, k, v).value
+    return lambda site: seeing(site, partial(causal, window_of(site)), scale=scale(site))
 
 
 def _raw(site: Site) -> list[Key]:
     return [Key(name, site.index) for name in ("Qcur", "Kcur", "Vcur")]
 
 
-def _windowed(mask: Callable[[int], Sees]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
+def _windowed(mask: Callable[[int], Sees]) -> Callable[[Site], Computes]:
     """A mistake that only layers with a window can make."""
 
-    def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    def compute(site: Site) -> Computes:
         limit = site.config.window_of(site.index)
         if limit is not None:
-            yield {"window": limit}, _masked(site, mask(limit))
+            yield {"window": limit}, seeing(site, mask(limit))
 
     return compute
 
@@ -129,62 +157,52 @@ def _has_window(model: Model, dialect: Dialect) -> bool:
 
 def _masked_after(site: Site) -> Compute:
     """The softmax runs over all keys, and hidden ones are left out of the sums of values."""
-    c = site.config
 
     def compute(q: Array, k: Array, v: Array) -> Array:
-        scores, _ = op.scores(site.model, q, k)
-        p = spec.softmax(scores)
-        p = np.where(spec.causal_mask(len(q), len(q), window=c.window_of(site.index)) == 0, p, 0)
-        return np.einsum("hts,shk->thk", p, spec.by_query_head(v.reshape(len(v), c.kv_heads, c.head_dim), c.heads)).reshape(len(q), -1)
+        p = spec.softmax(op.scores(site.model, q, k)[0])
+        return weighted(site, v, np.where(spec.causal_mask(len(q), len(q), window=site.config.window_of(site.index)) == 0, p, 0))
 
     return site.of(compute)
 
 
 def _added_ones(site: Site) -> Compute:
-    limit = site.config.window_of(site.index)
-
-    def compute(q: Array, k: Array, v: Array) -> Array:
-        return attend(site, q, k, v, (spec.causal_mask(len(q), len(q), window=limit) == 0).astype(np.float64))
-
-    return site.of(compute)
+    return with_mask(site, lambda i, j: causal(window_of(site), i, j).astype(np.float64))
 
 
 def _heads_last(site: Site) -> Compute:
     c = site.config
 
     def compute(q: Array, k: Array, v: Array) -> Array:
-        return _right(site, q, k, v).reshape(len(q), c.heads, c.head_dim).transpose(0, 2, 1).reshape(len(q), -1)
+        return right(site, q, k, v).reshape(len(q), c.heads, c.head_dim).transpose(0, 2, 1).reshape(len(q), -1)
 
     return site.of(compute)
 
 
 def _unrotated(site: Site) -> Compute:
-    def compute(values: Values) -> Array:
-        return _right(site, *(values[key] for key in _raw(site)))
-
-    return compute
+    return lambda values: right(site, *(values[key] for key in _raw(site)))
 
 
 def _keys_unrotated(site: Site) -> Compute:
-    def compute(values: Values) -> Array:
-        return _right(site, values[site.operation.inputs[0]], *(values[key] for key in _raw(site)[1:]))
-
-    return compute
+    return lambda values: right(site, values[site.operation.inputs[0]], *(values[key] for key in _raw(site)[1:]))
 
 
-def _narrow_cache(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _values_rotated(site: Site) -> Compute:
+    return site.of(lambda q, k, v: right(site, q, k, op.rope(site.model, site.dialect, v).value))
+
+
+def _narrow_cache(site: Site) -> Computes:
     for kind, narrow in NARROW.items():
-        yield {"kind": kind}, site.of(lambda q, k, v, narrow=narrow: _right(site, q, narrow(k), narrow(v)))
+        yield {"kind": kind}, site.of(lambda q, k, v, narrow=narrow: right(site, q, narrow(k), narrow(v)))
 
 
-def _ggml_cache(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _ggml_cache(site: Site) -> Computes:
     for kind, queries in _GGML_QUERIES.items():
         if kind == "bfloat16" or site.config.head_dim % cache_types.BLOCK == 0:
             narrow_q, narrow = (partial(_cached, site.config.head_dim, name) for name in (queries, kind))
             for scale in _query_scales(site):
 
                 def compute(q: Array, k: Array, v: Array, scale: float = scale, of_q: Round = narrow_q, of_kv: Round = narrow) -> Array:
-                    return _right(site, of_q(q * scale) / scale, of_kv(k), of_kv(v))
+                    return right(site, of_q(q * scale) / scale, of_kv(k), of_kv(v))
 
                 yield {"kind": kind, "queries": "" if scale == 1 else ", and queries that are scaled already,"}, site.of(compute)
 
@@ -205,26 +223,29 @@ def _cached(head_dim: int, kind: str, x: Array) -> Array:
     return cache_types.rounded(heads, kind).reshape(x.shape).astype(np.float64)
 
 
-def _last_seen(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _last_seen(site: Site) -> Computes:
     for seen in LAST_SEEN:  # where it is longer than the sequence it changes nothing
-        yield {"seen": seen}, _masked(site, partial(causal, seen))
+        yield {"seen": seen}, seeing(site, partial(causal, seen))
 
 
-def _not_float16(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    if site.dialect.halves:
-        yield {}, site.of(lambda *qkv: op.attend(site.model, EXACT, site.index, *qkv).value)
+def _not_float16(site: Site) -> Compute | None:
+    return _of_right(lambda *qkv: qkv)(replace(site, dialect=EXACT)) if site.dialect.halves else None
 
 
-def _float16(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _rounding(site: Site) -> Site:
+    """The site in a dialect that rounds to float16."""
+    return replace(site, dialect=replace(site.dialect, halves=True))
+
+
+def _float16(site: Site) -> Computes:
     if not site.dialect.halves:
-        halves = replace(site.dialect, halves=True)
-        yield {"kind": "float16"}, site.of(lambda *qkv: op.attend(site.model, halves, site.index, *qkv).value)
+        yield {"kind": "float16"}, _of_right(lambda *qkv: qkv)(_rounding(site))
 
 
-def _float16_scaled(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _float16_scaled(site: Site) -> Computes:
     q, k, v = site.operation.inputs
     for scale in () if site.dialect.halves else [*_query_scales(site)][1:]:
-        attend_scaled = _masked(replace(site, dialect=replace(site.dialect, halves=True)), partial(causal, window_of(site)), scale=1.0)
+        attend_scaled = seeing(_rounding(site), partial(causal, window_of(site)), scale=1.0)
 
         def compute(values: Values, scale: float = scale, attend_scaled: Compute = attend_scaled) -> Array:
             return attend_scaled({q: values[q] * scale, k: values[k], v: values[v]})
@@ -244,12 +265,11 @@ def _root(q: Floats) -> np.float32:
     return np.float32(q.shape[2] ** 0.5)
 
 
-def _engine_no_window(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
-    if base.model.config.window is not None:
-        yield {}, base.with_config(window=None)
+def _engine_no_window(base: Variant) -> Variant | None:
+    return None if base.model.config.window is None else base.with_config(window=None)
 
 
-def _engine_window_layers(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+def _engine_window_layers(base: Variant) -> Engines:
     c = base.model.config
     for how, by in (("later", 1), ("earlier", -1)) if c.window is not None and c.window_layers else ():
         if by == 1 or c.n_layers > 2:
@@ -257,166 +277,106 @@ def _engine_window_layers(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
             yield {"how": how}, base.with_config(**moved)
 
 
-def _engine_in_turn(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+def _engine_in_turn(base: Variant) -> Variant | None:
     c = base.model.config
-    if 1 < c.kv_heads < c.heads:
-        order = np.argsort(np.arange(c.heads) % c.kv_heads, kind="stable")
+    order = np.argsort(np.arange(c.heads) % c.kv_heads, kind="stable")
 
-        def reordered(attend: Callable[..., Floats], q: Floats, *rest: object) -> Floats:
-            out = np.empty_like(q)
-            out[:, order] = attend(np.ascontiguousarray(q[:, order]), *rest)
-            return out
+    def reordered(attend: Callable[..., Floats], q: Floats, *rest: object) -> Floats:
+        out = np.empty_like(q)
+        out[:, order] = attend(np.ascontiguousarray(q[:, order]), *rest)
+        return out
 
-        yield {}, _attends(reordered)(base)
+    return _attends(reordered)(base) if 1 < c.kv_heads < c.heads else None
 
 
+_by_window = _windowed(lambda limit: lambda i, j: j <= i)
+_unscaled = _attends(lambda attend, q, *rest: attend(q * _root(q), *rest))
+_by_width = _attends(lambda attend, q, *rest: attend(q / _root(q), *rest))
+_ONE_LAYER = "the layers with the window are one layer {how} than in the model"
+_IN_TURN = "dealt out in turn (h % G) instead of in groups"
 WHOLE_ENGINE = (
-    Mistake(
-        "attention.unscaled",
-        "scores are not scaled by 1/sqrt(K)",
+    *alike(
+        "attention",
         AT,
-        compute=_scale(lambda site: 1.0),
-        engine=_attends(lambda attend, q, *rest: attend(q * _root(q), *rest)),
+        ("unscaled", "scores are not scaled by 1/sqrt(K)", _scale(lambda site: 1.0), _unscaled),
+        ("divided_by_width", "scores are divided by K instead of its root", _scale(lambda site: 1 / site.config.head_dim), _by_width),
     ),
-    Mistake(
-        "attention.divided_by_width",
-        "scores are divided by K instead of its root",
-        AT,
-        compute=_scale(lambda site: 1 / site.config.head_dim),
-        engine=_attends(lambda attend, q, *rest: attend(q / _root(q), *rest)),
-    ),
-    Mistake(
-        "attention.no_window",
-        "the window is missing: all tokens before are seen",
-        AT,
-        _has_window,
-        _windowed(lambda limit: lambda i, j: j <= i),
-        _engine_no_window,
-    ),
-    Mistake(
-        "attention.window_layers",
-        "the layers with the window are one layer {how} than in the model",
-        when=_has_window,
-        engine=_engine_window_layers,
-    ),
-    Mistake(
-        "attention.heads_in_turn",
-        "key-value heads are dealt out in turn (h % G) instead of in groups",
-        AT,
-        compute=_heads(_in_turn, _in_turn),
-        engine=_engine_in_turn,
-    ),
+    Mistake("attention.no_window", "the window is missing: all tokens before are seen", AT, _has_window, _by_window, _engine_no_window),
+    Mistake("attention.window_layers", _ONE_LAYER, when=_has_window, engine=_engine_window_layers),
+    Mistake("attention.heads_in_turn", f"key-value heads are {_IN_TURN}", AT, compute=_heads(_in_turn, _in_turn), engine=_engine_in_turn),
 )
+_FLOAT16 = "float16 roundings"
+_OF_GGML = "keys and values{queries} are rounded to {kind}, as in a KV cache of ggml: declare it (--precision kv={kind})"
+_AS_BITNET_CPP = f"{_FLOAT16}: declare the dialect bitnet.cpp (--as bitnet.cpp)"
+_SCALED = f"{_FLOAT16}, of queries that are scaled already: declare them (--as llama.cpp-f16kv)"
+_FIRST_LOST = "keys and values of the first token are lost, or it is not fed, as a BOS that is missing"
 OTHERS = (
-    Mistake("dialect.no_float16", "float16 roundings are not there: declare the dialect exact", AT, compute=_not_float16, fault=False),
-    Mistake(
-        "attention.window_too_long",
-        "the window is too long by one: it does not count the token itself",
+    Mistake("dialect.no_float16", f"{_FLOAT16} are not there: declare the dialect exact", AT, compute=_not_float16, fault=False),
+    *alike(
+        "attention",
         AT,
-        _has_window,
-        _windowed(lambda limit: partial(causal, limit + 1)),
+        (
+            "window_too_long",
+            "the window is too long by one: it does not count the token itself",
+            _windowed(lambda limit: partial(causal, limit + 1)),
+        ),
+        ("window_too_short", "the window is too short by one", _windowed(lambda limit: partial(causal, limit - 1))),
+        (
+            "blocks",
+            "blocks of {window} tokens instead of a window",
+            _windowed(lambda limit: lambda i, j: (j <= i) & (j // limit == i // limit)),
+        ),
+        when=_has_window,
     ),
-    Mistake(
-        "attention.window_too_short",
-        "the window is too short by one",
+    *alike(
+        "attention",
         AT,
-        _has_window,
-        _windowed(lambda limit: partial(causal, limit - 1)),
+        ("no_mask", "the mask is missing: tokens see the future", _mask(lambda w: lambda i, j: j > i - w)),
+        (
+            "sees_next",
+            "the mask is off by one: a token sees the next one",
+            _mask(lambda w: lambda i, j: (j <= i + 1) & (j > i - w)),
+        ),
+        (
+            "blind_to_itself",
+            "the mask is off by one: a token does not see itself",
+            _mask(lambda w: lambda i, j: ((j < i) & (j > i - w)) | ((i == 0) & (j == 0))),
+        ),
+        ("mask_after", "the mask is applied after the softmax: weights no longer add up to 1", _masked_after),
+        ("mask_of_ones", "the mask is 1 and 0, and added", _added_ones),
+        ("keys_in_turn", f"keys, but not values, are {_IN_TURN}", _heads(_in_turn, None)),
+        ("values_in_turn", f"values, but not keys, are {_IN_TURN}", _heads(None, _in_turn)),
+        ("first_head", "every query head reads the first key-value head", _heads(_first_head, _first_head)),
+        ("heads_reversed", "key-value heads are in the opposite order", _heads(_reversed, _reversed)),
+        ("divided_by_model_width", "scores are divided by the root of the model width", _scale(lambda site: site.config.width**-0.5)),
+        ("multiplied", "scores are multiplied by sqrt(K)", _scale(lambda site: site.config.head_dim**0.5)),
+        ("transposed", "heads and head width are transposed in the output", _heads_last),
     ),
-    Mistake(
-        "attention.blocks",
-        "blocks of {window} tokens instead of a window",
+    *alike(
+        "attention",
         AT,
-        _has_window,
-        _windowed(lambda limit: lambda i, j: (j <= i) & (j // limit == i // limit)),
+        ("unrotated", "queries and keys are not rotated", _unrotated),
+        ("keys_unrotated", "keys are not rotated", _keys_unrotated),
+        ("values_rotated", "values are rotated too, as if they were keys", _values_rotated),
+        when=rotates,
     ),
-    Mistake("attention.no_mask", "the mask is missing: tokens see the future", AT, compute=_mask(lambda w: lambda i, j: j > i - w)),
-    Mistake(
-        "attention.sees_next",
-        "the mask is off by one: a token sees the next one",
-        AT,
-        compute=_mask(lambda w: lambda i, j: (j <= i + 1) & (j > i - w)),
-    ),
-    Mistake(
-        "attention.blind_to_itself",
-        "the mask is off by one: a token does not see itself",
-        AT,
-        compute=_mask(lambda w: lambda i, j: ((j < i) & (j > i - w)) | ((i == 0) & (j == 0))),
-    ),
-    Mistake("attention.mask_after", "the mask is applied after the softmax: weights no longer add up to 1", AT, compute=_masked_after),
-    Mistake("attention.mask_of_ones", "the mask is 1 and 0, and added", AT, compute=_added_ones),
-    Mistake(
-        "attention.keys_in_turn",
-        "keys, but not values, are dealt out in turn (h % G) instead of in groups",
-        AT,
-        compute=_heads(_in_turn, None),
-    ),
-    Mistake(
-        "attention.values_in_turn",
-        "values, but not keys, are dealt out in turn (h % G) instead of in groups",
-        AT,
-        compute=_heads(None, _in_turn),
-    ),
-    Mistake(
-        "attention.first_head",
-        "every query head reads the first key-value head",
-        AT,
-        compute=_heads(lambda site: 0 * _grouped(site), lambda site: 0 * _grouped(site)),
-    ),
-    Mistake(
-        "attention.heads_reversed",
-        "key-value heads are in the opposite order",
-        AT,
-        compute=_heads(*[lambda site: site.config.kv_heads - 1 - _grouped(site)] * 2),
-    ),
-    Mistake(
-        "attention.divided_by_model_width",
-        "scores are divided by the root of the model width",
-        AT,
-        compute=_scale(lambda site: site.config.width**-0.5),
-    ),
-    Mistake("attention.multiplied", "scores are multiplied by sqrt(K)", AT, compute=_scale(lambda site: site.config.head_dim**0.5)),
-    Mistake("attention.transposed", "heads and head width are transposed in the output", AT, compute=_heads_last),
-    Mistake("attention.unrotated", "queries and keys are not rotated", AT, rotates, _unrotated),
-    Mistake("attention.keys_unrotated", "keys are not rotated", AT, rotates, _keys_unrotated),
-    Mistake(
-        "attention.values_rotated",
-        "values are rotated too, as if they were keys",
-        AT,
-        rotates,
-        lambda site: site.of(lambda q, k, v: _right(site, q, k, op.rope(site.model, site.dialect, v).value)),
-    ),
-    Mistake(
-        "cache.ggml",
-        "keys and values{queries} are rounded to {kind}, as in a KV cache of ggml: declare it (--precision kv={kind})",
-        AT,
-        compute=_ggml_cache,
-        fault=False,
-    ),
+    Mistake("cache.ggml", _OF_GGML, AT, compute=_ggml_cache, fault=False),
     Mistake("cache.narrow", "keys and values are rounded, as a cache of {kind} does", AT, compute=_narrow_cache, fault=False),
-    Mistake("attention.values_are_keys", "values are the keys", AT, compute=lambda site: site.of(lambda q, k, v: _right(site, q, k, k))),
-    Mistake(
-        "attention.keys_values_swapped",
-        "keys and values are swapped",
+    *alike(
+        "attention",
         AT,
-        compute=lambda site: site.of(lambda q, k, v: _right(site, q, v, k)),
+        ("values_are_keys", "values are the keys", _of_right(lambda q, k, v: (q, k, k))),
+        ("keys_values_swapped", "keys and values are swapped", _of_right(lambda q, k, v: (q, v, k))),
     ),
-    Mistake(
-        "cache.first_lost",
-        "keys and values of the first token are lost, or it is not fed, as a BOS that is missing",
+    Mistake("cache.first_lost", _FIRST_LOST, AT, compute=_mask(lambda w: lambda i, j: causal(w, i, j) & ((j > 0) | (i == 0)))),
+    *alike(
+        "attention",
         AT,
-        compute=_mask(lambda w: lambda i, j: causal(w, i, j) & ((j > 0) | (i == 0))),
+        ("itself_only", "each token sees itself only", _mask(lambda w: lambda i, j: j == i)),
+        ("last_only", "only the last {seen} tokens are seen", _last_seen),
     ),
-    Mistake("attention.itself_only", "each token sees itself only", AT, compute=_mask(lambda w: lambda i, j: j == i)),
-    Mistake("attention.last_only", "only the last {seen} tokens are seen", AT, compute=_last_seen),
-    Mistake("dialect.float16", "float16 roundings: declare the dialect bitnet.cpp (--as bitnet.cpp)", AT, compute=_float16, fault=False),
-    Mistake(
-        "cache.float16_scaled",
-        "float16 roundings, of queries that are scaled already: declare them (--as llama.cpp-f16kv)",
-        AT,
-        compute=_float16_scaled,
-        fault=False,
-    ),
+    Mistake("dialect.float16", _AS_BITNET_CPP, AT, compute=_float16, fault=False),
+    Mistake("cache.float16_scaled", _SCALED, AT, compute=_float16_scaled, fault=False),
 )
 CACHE_ROUNDINGS = frozenset(mistake.id for mistake in OTHERS if not mistake.fault)
 """The ids of those that are the KV cache's type."""

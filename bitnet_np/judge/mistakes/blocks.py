@@ -128,20 +128,17 @@ def other_orders(form: Format, width: int) -> Iterator[tuple[str, Misreading]]:
         if width % form.weights == 0:
             yield f"weights of a block are read in another order: {order}", partial(_reordered, source)
         if len(form.codes[0].parts) > 1:
-            yield f"upper bits of codes are those of other weights: {order}", partial(_reordered_upper, source)
-            yield f"lower bits of codes are those of other weights: {order}", partial(_reordered_lower, source)
+            yield f"upper bits of codes are those of other weights: {order}", partial(_reordered_planes, source, slice(None))
+            yield f"lower bits of codes are those of other weights: {order}", partial(_reordered_planes, slice(None), source)
 
 
 def _reordered(source: NDArray[np.int64], parts: Parts) -> Array:
     return parts.matrix(parts.codes[:, source])
 
 
-def _reordered_upper(source: NDArray[np.int64], parts: Parts) -> Array:
-    return parts.with_upper(parts.planes[-1][:, source])
-
-
-def _reordered_lower(source: NDArray[np.int64], parts: Parts) -> Array:
-    return replace(parts, planes=(*(plane[:, source] for plane in parts.planes[:-1]), parts.planes[-1])).matrix()
+def _reordered_planes(upper: NDArray[np.int64] | slice, lower: NDArray[np.int64] | slice, parts: Parts) -> Array:
+    *low, high = parts.planes
+    return replace(parts, planes=(*(plane[:, lower] for plane in low), high[:, upper])).matrix()
 
 
 def _other_codes(form: Format) -> Iterator[tuple[str, Misreading]]:
@@ -201,14 +198,14 @@ def _moved(shift: int, parts: Parts) -> Array:
 def _other_factors(form: Format) -> Iterator[tuple[str, Misreading]]:
     """Yields readings with scales and minimums of another block, of other fields, or with fewer bits."""
     for shift, which in ((-1, "next"), (1, "previous")):
-        yield f"blocks have the scale of the {which} block", partial(_scale_beside, shift)
-    yield "all blocks of a row have the scale of its first block", _first_scale
+        yield f"blocks have the scale of the {which} block", partial(_scale_of, partial(np.roll, shift=shift, axis=1))
+    yield "all blocks of a row have the scale of its first block", partial(_scale_of, lambda raw: np.broadcast_to(raw[:, :1], raw.shape))
     scale, minimum = form.scale, form.minimum
     if scale.integers is not None and scale.integers.signed:
         yield "scales are read as unsigned bytes", partial(_with_factors, keep_scale=255)
         yield "the signs of scales are lost", lambda parts: replace(parts, scale=np.abs(parts.scale)).matrix()
     if scale.integers is not None:
-        changes = [("scales inside a block are not applied, only the block's own", _plain)]
+        changes = [("scales inside a block are not applied, only the block's own", partial(replace, integers=None))]
         changes += [(text, partial(_of_other_runs, source)) for text, source in _other_runs(len(set(scale.lanes)))]
         for text, change in changes:
             yield text, partial(_with_factors, scale=change(scale), minimum=None if minimum is None else change(minimum))
@@ -240,11 +237,6 @@ def _other_factors(form: Format) -> Iterator[tuple[str, Misreading]]:
             yield f"upper bits of {which}minimums are lost", partial(_with_factors, keep_minimum=keep)
 
 
-def _plain(factor: Factor) -> Factor:
-    """The factor of a block alone, without those of its runs."""
-    return replace(factor, integers=None)
-
-
 def _other_runs(count: int) -> Iterator[tuple[str, NDArray[np.int64]]]:
     """Yields wrong numbers of the runs of weights whose scales are used, [count], in words."""
     own = np.arange(count)
@@ -259,13 +251,9 @@ def _of_other_runs(source: NDArray[np.int64], factor: Factor) -> Factor:
     return replace(factor, lanes=tuple(lanes[source[lanes.index(lane)]] for lane in factor.lanes))
 
 
-def _scale_beside(shift: int, parts: Parts) -> Array:
-    return replace(parts, scale=parts.factor(parts.form.scale, raw=np.roll(parts.raw, shift, axis=1))).matrix()
-
-
-def _first_scale(parts: Parts) -> Array:
-    first = np.broadcast_to(parts.raw[:, :1], parts.raw.shape)
-    return replace(parts, scale=parts.factor(parts.form.scale, raw=first)).matrix()
+def _scale_of(blocks: Callable[[Bytes], Bytes], parts: Parts) -> Array:
+    """The weights with the scales of other blocks."""
+    return replace(parts, scale=parts.factor(parts.form.scale, raw=blocks(parts.raw))).matrix()
 
 
 def _with_factors(
@@ -281,19 +269,19 @@ def _with_factors(
     return replace(parts, scale=scales, minimum=parts.minimum if own is None else parts.factor(own, keep_minimum)).matrix()
 
 
+def _moved_codes(by: int, parts: Parts) -> Array:
+    return parts.matrix(parts.codes + by)
+
+
 def _zero_points(form: Format) -> Iterator[tuple[str, Misreading]]:
     """Yields the ways to read codes with another zero point, and minimums left out or subtracted twice."""
     bias = form.codes[0].bias
     if bias:
-        yield f"{bias} is not subtracted from codes: the zero point is missing", lambda parts: parts.matrix(parts.codes + bias)
+        yield f"{bias} is not subtracted from codes: the zero point is missing", partial(_moved_codes, bias)
     for subtracted in dict.fromkeys((bias - 1, bias + 1, 8, 16, 32)) if not form.codes[0].signed else ():
         if subtracted not in (bias, 0):
             text = f"{subtracted} is subtracted from codes instead of {bias}: another zero point"
-            yield text, partial(_with_zero_point, subtracted - bias)
+            yield text, partial(_moved_codes, bias - subtracted)
     if form.minimum is not None:
         yield "minimums of blocks are left out", lambda parts: replace(parts, minimum=0 * parts.minimum).matrix()
         yield "minimums of blocks have the wrong sign", lambda parts: replace(parts, minimum=-parts.minimum).matrix()
-
-
-def _with_zero_point(more: int, parts: Parts) -> Array:
-    return parts.matrix(parts.codes - more)

@@ -3,7 +3,7 @@
 Where a dump has them, readings see the keys that are read and the heads that are moved (readings/attention.py).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -14,50 +14,35 @@ from ... import spec
 from ...traces.points import Key
 from .. import operations as op
 from ..roundings import to_float16
-from .attention import AT, attend, causal, window_of
-from .mistake import Array, Compute, Mistake, Numbers, Site, Values
-
-Mask = Callable[..., NDArray]
-"""Query i [T, 1], key j [T] -> a number that is added to the score."""
+from .attention import AT, causal, right, seeing, weighted, window_of, with_heads, with_mask
+from .mistake import Array, Compute, Computes, Mistake, Site, Values, alike
 
 
-def _hidden(visible: NDArray[np.bool_]) -> Array:
-    return np.where(visible, 0.0, -np.inf)
+def _at_borders(sees: Callable[[float, int, NDArray, NDArray], NDArray[np.bool_]]) -> Callable[[Site], Computes]:
+    """Masks by sees(window, border, query i [T, 1], key j [T])."""
 
-
-def _with_mask(site: Site, mask: Mask) -> Compute:
-    def compute(q: Array, k: Array, v: Array) -> Array:
-        i, j = np.arange(len(q))[:, None], np.arange(len(q))
-        with np.errstate(divide="ignore"):
-            return attend(site, q, k, v, mask(i, j))
-
-    return site.of(compute)
-
-
-def _at_borders(sees: Callable[[float, int, NDArray, NDArray], NDArray[np.bool_]]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
-    """Masks by sees(window, border, query i, key j)."""
-
-    def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    def compute(site: Site) -> Computes:
         window = window_of(site)
         for border in site.borders:
-            yield {"b": border}, _with_mask(site, lambda i, j, b=border: _hidden(sees(window, b, i, j)))
+            yield {"b": border}, seeing(site, partial(sees, window, border))
 
     return compute
 
 
-def _hidden_keys(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _hidden_keys(site: Site) -> Computes:
     window = window_of(site)
     for count in (1, 2, 3, 4):
         for first in range(min(16, site.length - count)):
             last = first + count - 1
             keys = f"position {first} is" if count == 1 else f"positions {first} to {last} are"
-            yield (
-                {"keys": keys},
-                _with_mask(site, lambda i, j, a=first, b=last: _hidden(causal(window, i, j) & ((j < a) | (j > b) | (j == i)))),
-            )
+            yield {"keys": keys}, seeing(site, partial(_all_but, first, last, window))
 
 
-def _rings(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _all_but(first: int, last: int, window: float, i: NDArray, j: NDArray) -> NDArray[np.bool_]:
+    return causal(window, i, j) & ((j < first) | (j > last) | (j == i))
+
+
+def _rings(site: Site) -> Computes:
     """The slot of a position holds the newest key that was written to it: newer ones count for themselves and for those they replaced."""
     for size in site.borders[1:]:
 
@@ -65,32 +50,29 @@ def _rings(site: Site) -> Iterator[tuple[Numbers, Compute]]:
             replaced = j // size  # older keys of the same slot
             return np.where((j <= i) & (j > i - size), np.log(1.0 + replaced), -np.inf)
 
-        yield {"size": size}, _with_mask(site, mask)
+        yield {"size": size}, with_mask(site, mask)
 
 
-def _soft_masks(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _soft_masks(site: Site) -> Computes:
     window = window_of(site)
     for amount in (1, 2, 3, 4, 5, 8, 10, 16, 20, 32, 50, 100):
-        yield {"amount": amount}, _with_mask(site, lambda i, j, c=amount: np.where(causal(window, i, j), 0.0, -c))
+        yield {"amount": amount}, with_mask(site, lambda i, j, c=amount: np.where(causal(window, i, j), 0.0, -c))
 
 
-def _zero_scores(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _zero_scores(site: Site) -> Compute:
     """Masks that multiply instead of hiding, or that hide with the number 0."""
-    window, c = window_of(site), site.config
 
     def compute(q: Array, k: Array, v: Array) -> Array:
-        scores, _ = op.scores(site.model, q, k)
         i, j = np.arange(len(q))[:, None], np.arange(len(q))
-        p = spec.softmax(np.where(causal(window, i, j), scores, 0.0))
-        return np.einsum("hts,shk->thk", p, spec.by_query_head(v.reshape(len(v), c.kv_heads, c.head_dim), c.heads)).reshape(len(q), -1)
+        return weighted(site, v, spec.softmax(np.where(causal(window_of(site), i, j), op.scores(site.model, q, k)[0], 0.0)))
 
-    yield {}, site.of(compute)
+    return site.of(compute)
 
 
 # --- heads ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _unmasked_heads(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _unmasked_heads(site: Site) -> Computes:
     heads = np.arange(site.config.heads)
     parts = {
         "even heads are masked": heads % 2 == 0,
@@ -103,20 +85,21 @@ def _unmasked_heads(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     }
     window = window_of(site)
     for words, masked in parts.items():
-        yield (
-            {"words": words},
-            _with_mask(site, lambda i, j, m=masked: np.where(m[:, None, None], _hidden(causal(window, i, j)), 0.0)),
-        )
+        yield {"words": words}, seeing(site, partial(_masked_in, masked[:, None, None], window))
 
 
-def _moved_heads(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _masked_in(heads: NDArray[np.bool_], window: float, i: NDArray, j: NDArray) -> NDArray[np.bool_]:
+    return ~heads | causal(window, i, j)
+
+
+def _moved_heads(site: Site) -> Computes:
     c = site.config
     heads = np.arange(c.heads)
     few = range(min(c.heads, 16))
 
     def moved(source: NDArray[np.int64]) -> Compute:
         def compute(*qkv: Array) -> Array:
-            out = op.attend(site.model, site.dialect, site.index, *qkv).value
+            out = right(site, *qkv)
             return out.reshape(len(out), c.heads, c.head_dim)[:, source].reshape(out.shape)
 
         return site.of(compute)
@@ -133,29 +116,20 @@ def _moved_heads(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     yield {"how": "the output of each head is that of the next one"}, moved((heads + 1) % c.heads)
 
 
-def _read_heads(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _read_heads(site: Site) -> Computes:
     """Query heads that read key-value heads by another rule."""
     c = site.config
     own = np.arange(c.heads) // (c.heads // c.kv_heads)
     rules = {"the next key-value head": (own + 1) % c.kv_heads, "the last key-value head": own * 0 + c.kv_heads - 1}
     for words, read in rules.items():
         for what, keys, values in (("keys and values", read, read), ("keys", read, None), ("values", None, read)):
-            yield {"what": what, "which": words}, site.of(partial(_reading, site, keys, values))
-
-
-def _reading(site: Site, keys: NDArray | None, values: NDArray | None, q: Array, k: Array, v: Array) -> Array:
-    i, j = np.arange(len(q))[:, None], np.arange(len(q))
-    return attend(site, q, k, v, _hidden(causal(window_of(site), i, j)), keys=keys, values=values)
+            yield {"what": what, "which": words}, with_heads(site, keys, values)
 
 
 # --- keys and values ------------------------------------------------------------------------------------------------------------------
 
 
-def _right(site: Site, q: Array, k: Array, v: Array) -> Array:
-    return op.attend(site.model, site.dialect, site.index, q, k, v).value
-
-
-def _other_layers(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _other_layers(site: Site) -> Computes:
     query, key, value = site.operation.inputs
     for n in range(len(site.model.layers)):
         if n == site.index:
@@ -163,26 +137,24 @@ def _other_layers(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         for what, read in (("keys and values", (key.name, value.name)), ("keys", (key.name,)), ("values", (value.name,))):
 
             def compute(values: Values, n: int = n, read: tuple[str, ...] = read) -> Array:
-                return _right(site, values[query], *(values[Key(x.name, n) if x.name in read else x] for x in (key, value)))
+                return right(site, values[query], *(values[Key(x.name, n) if x.name in read else x] for x in (key, value)))
 
             yield {"what": what, "n": n}, compute
 
 
-def _moved_rows(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _moved_rows(site: Site) -> Computes:
     for shift, which in ((1, "before"), (-1, "behind")):
         for what, moves in (("keys and values", (1, 1)), ("keys", (1, 0)), ("values", (0, 1)), ("queries", (0, 0))):
             query = shift * (what == "queries")
-            yield (
-                {"what": what, "which": which},
-                site.of(
-                    lambda q, k, v, s=shift, m=moves, query=query: _right(
-                        site, np.roll(q, query, axis=0), np.roll(k, s * m[0], axis=0), np.roll(v, s * m[1], axis=0)
-                    )
-                ),
-            )
+            by = (query, shift * moves[0], shift * moves[1])
+            yield {"what": what, "which": which}, site.of(partial(_rolled, site, by))
 
 
-def _lost_rows(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _rolled(site: Site, by: tuple[int, int, int], *qkv: Array) -> Array:
+    return right(site, *(np.roll(x, n, axis=0) for x, n in zip(qkv, by, strict=True)))
+
+
+def _lost_rows(site: Site) -> Computes:
     """Keys or values of a position that are 0: a slot that was never written."""
     for border in site.borders:
         for what in ("keys", "values", "keys and values"):
@@ -192,12 +164,12 @@ def _lost_rows(site: Site) -> Iterator[tuple[Numbers, Compute]]:
                 for name, x in (("keys", k), ("values", v)):
                     if name in what:
                         x[b] = 0
-                return _right(site, q, k, v)
+                return right(site, q, k, v)
 
             yield {"what": what, "b": border - 1}, site.of(compute)
 
 
-def _raw_past(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _raw_past(site: Site) -> Computes:
     """Keys that were cached before they were rotated: right for tokens of their own chunk."""
     query, key, value = site.operation.inputs
     raw = Key(key.name.replace("_rope", "_normed" if site.layer is not None and site.layer.attn_k_norm is not None else ""), site.index)
@@ -208,7 +180,7 @@ def _raw_past(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         def compute(values: Values, b: int = border) -> Array:
             q, k, v = values[query], values[key], values[value]
             past = np.concatenate([values[raw][:b], k[b:]])
-            return np.concatenate([_right(site, q, k, v)[:b], _right(site, q, past, v)[b:]])
+            return np.concatenate([right(site, q, k, v)[:b], right(site, q, past, v)[b:]])
 
         yield {"b": border}, compute
 
@@ -218,16 +190,19 @@ def _raw_past(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 
 def _softmaxed(site: Site, weights: Callable[[Array], Array]) -> Compute:
     """Attention whose weights [H, T, S] are weights(masked scores)."""
-    c = site.config
 
     def compute(q: Array, k: Array, v: Array) -> Array:
         if site.dialect.halves:
             q, k, v = to_float16(q), to_float16(k), to_float16(v)
-        mask = spec.causal_mask(len(q), len(q), window=c.window_of(site.index))
-        p = weights(op.scores(site.model, q, k)[0] + mask)
-        return np.einsum("hts,shk->thk", p, spec.by_query_head(v.reshape(len(v), c.kv_heads, c.head_dim), c.heads)).reshape(len(q), -1)
+        mask = spec.causal_mask(len(q), len(q), window=site.config.window_of(site.index))
+        return weighted(site, v, weights(op.scores(site.model, q, k)[0] + mask))
 
     return site.of(compute)
+
+
+def _by(weights: Callable[[Array], Array]) -> Callable[[Site], Compute]:
+    """A mistake in the softmax."""
+    return lambda site: _softmaxed(site, weights)
 
 
 def _sink(shift: bool, scores: Array) -> Array:
@@ -236,7 +211,7 @@ def _sink(shift: bool, scores: Array) -> Array:
     return p / (p.sum(axis=-1, keepdims=True) + (1.0 if shift else np.exp(-largest)))
 
 
-def _tiles(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _tiles(site: Site) -> Computes:
     for size in (2, 4, 8, 16, 32, 64):
         for every, words in ((True, f"between tiles of {size} keys"), (False, f"at key {size}")):
             yield {"words": words}, _softmaxed(site, partial(_uncorrected, size, every))
@@ -252,10 +227,6 @@ def _uncorrected(size: int, every: bool, scores: Array) -> Array:
     used = running[..., ends] if every else np.where(tile == 0, running[..., [size - 1]], running[..., [-1]])
     p = np.where(np.isfinite(scores), np.exp(scores - np.where(np.isfinite(used), used, 0)), 0)
     return p / p.sum(axis=-1, keepdims=True)
-
-
-def _unnormalised(scores: Array) -> Array:
-    return np.exp(scores)
 
 
 def _by_scores(change: Callable[[Array, float], Array], site: Site) -> Callable[[float], Compute]:
@@ -274,97 +245,63 @@ def _cap(site: Site) -> Callable[[float], Compute]:
     return _by_scores(_capped, plain)
 
 
+_MASKS: dict[tuple[str, str], Callable[[float, int, NDArray, NDArray], NDArray[np.bool_]]] = {
+    ("prefix", "the first {b} tokens are seen by all, as a prefix is"): lambda w, b, i, j: causal(w, i, j) | (j < b),
+    ("window", "only the last {b} tokens are seen, as in a window, or in a ring of so many slots"): (
+        lambda w, b, i, j: causal(min(w, b), i, j)
+    ),
+    ("window_and_first", "only the first {b} tokens and as many last ones are seen"): (
+        lambda w, b, i, j: causal(w, i, j) & ((j < b) | (j > i - b))
+    ),
+    ("unmasked_chunk", "tokens from position {b} on see each other's future: a later chunk is not masked inside"): (
+        lambda w, b, i, j: causal(w, i, j) | ((i >= b) & (j >= b))
+    ),
+    ("unmasked_chunks", "tokens see the future within their chunk of {b}"): lambda w, b, i, j: causal(w, i, j) | (i // b == j // b),
+    ("chunk_from_0", "the mask of a later chunk, from position {b} on, is that of a chunk that begins at 0"): (
+        lambda w, b, i, j: np.where(i >= b, causal(w, i - b, j), causal(w, i, j))
+    ),
+    ("blind_chunk", "tokens from position {b} on do not see those before: the cache is lost at the border of a chunk"): (
+        lambda w, b, i, j: causal(w, i, j) & ((i < b) | (j >= b))
+    ),
+    ("chunks", "tokens see their own chunk of {b} alone"): lambda w, b, i, j: causal(w, i, j) & (i // b == j // b),
+    ("past_alone", "tokens from position {b} on see those before it alone, not their own chunk"): (
+        lambda w, b, i, j: causal(w, i, j) & ((i < b) | (j < b))
+    ),
+    ("late", "keys are seen {b} positions late"): lambda w, b, i, j: causal(w, i, j) & ((j <= i - b) | (j == 0)),
+    ("future", "tokens see the next {b} too"): lambda w, b, i, j: (j <= i + b) & (j > i - w),
+}
+_by_masks = [(*named, _at_borders(sees)) for named, sees in _MASKS.items()]
+_HIDDEN = ("hidden", "{keys} not seen by later tokens, as padding is", _hidden_keys)
 MISTAKES = (
-    Mistake(
-        "masks.prefix",
-        "the first {b} tokens are seen by all, as a prefix is",
+    *alike(
+        "masks",
         AT,
-        compute=_at_borders(lambda w, b, i, j: causal(w, i, j) | (j < b)),
+        *_by_masks[:3],
+        _HIDDEN,
+        *_by_masks[3:],
+        ("soft", "{amount} is subtracted from masked scores instead of infinity: a soft mask", _soft_masks),
+        ("zero", "masked scores are 0 instead of minus infinity", _zero_scores),
+        ("heads", "only {words}", _unmasked_heads),
     ),
-    Mistake(
-        "masks.window",
-        "only the last {b} tokens are seen, as in a window, or in a ring of so many slots",
+    *alike(
+        "cache",
         AT,
-        compute=_at_borders(lambda w, b, i, j: causal(min(w, b), i, j)),
-    ),
-    Mistake(
-        "masks.window_and_first",
-        "only the first {b} tokens and as many last ones are seen",
-        AT,
-        compute=_at_borders(lambda w, b, i, j: causal(w, i, j) & ((j < b) | (j > i - b))),
-    ),
-    Mistake("masks.hidden", "{keys} not seen by later tokens, as padding is", AT, compute=_hidden_keys),
-    Mistake(
-        "masks.unmasked_chunk",
-        "tokens from position {b} on see each other's future: a later chunk is not masked inside",
-        AT,
-        compute=_at_borders(lambda w, b, i, j: causal(w, i, j) | ((i >= b) & (j >= b))),
-    ),
-    Mistake(
-        "masks.unmasked_chunks",
-        "tokens see the future within their chunk of {b}",
-        AT,
-        compute=_at_borders(lambda w, b, i, j: causal(w, i, j) | (i // b == j // b)),
-    ),
-    Mistake(
-        "masks.chunk_from_0",
-        "the mask of a later chunk, from position {b} on, is that of a chunk that begins at 0",
-        AT,
-        compute=_at_borders(lambda w, b, i, j: np.where(i >= b, causal(w, i - b, j), causal(w, i, j))),
-    ),
-    Mistake(
-        "masks.blind_chunk",
-        "tokens from position {b} on do not see those before: the cache is lost at the border of a chunk",
-        AT,
-        compute=_at_borders(lambda w, b, i, j: causal(w, i, j) & ((i < b) | (j >= b))),
-    ),
-    Mistake(
-        "masks.chunks",
-        "tokens see their own chunk of {b} alone",
-        AT,
-        compute=_at_borders(lambda w, b, i, j: causal(w, i, j) & (i // b == j // b)),
-    ),
-    Mistake(
-        "masks.past_alone",
-        "tokens from position {b} on see those before it alone, not their own chunk",
-        AT,
-        compute=_at_borders(lambda w, b, i, j: causal(w, i, j) & ((i < b) | (j < b))),
-    ),
-    Mistake(
-        "masks.late",
-        "keys are seen {b} positions late",
-        AT,
-        compute=_at_borders(lambda w, b, i, j: causal(w, i, j) & ((j <= i - b) | (j == 0))),
-    ),
-    Mistake("masks.future", "tokens see the next {b} too", AT, compute=_at_borders(lambda w, b, i, j: (j <= i + b) & (j > i - w))),
-    Mistake("masks.soft", "{amount} is subtracted from masked scores instead of infinity: a soft mask", AT, compute=_soft_masks),
-    Mistake("masks.zero", "masked scores are 0 instead of minus infinity", AT, compute=_zero_scores),
-    Mistake("masks.heads", "only {words}", AT, compute=_unmasked_heads),
-    Mistake(
-        "cache.ring", "a ring of {size} slots wraps: the keys and values of older tokens are overwritten by newer ones", AT, compute=_rings
-    ),
-    Mistake("cache.other_layer", "{what} of layer {n} are read: the cache of another layer", AT, compute=_other_layers),
-    Mistake("cache.moved", "{what} are those of the token {which}", AT, compute=_moved_rows),
-    Mistake("cache.lost", "{what} of position {b} are 0: a slot of the cache that was not written", AT, compute=_lost_rows),
-    Mistake(
-        "cache.raw_keys",
-        "keys before position {b} are not rotated for tokens behind it: they are cached before RoPE",
-        AT,
-        compute=_raw_past,
+        ("ring", "a ring of {size} slots wraps: the keys and values of older tokens are overwritten by newer ones", _rings),
+        ("other_layer", "{what} of layer {n} are read: the cache of another layer", _other_layers),
+        ("moved", "{what} are those of the token {which}", _moved_rows),
+        ("lost", "{what} of position {b} are 0: a slot of the cache that was not written", _lost_rows),
+        ("raw_keys", "keys before position {b} are not rotated for tokens behind it: they are cached before RoPE", _raw_past),
     ),
     Mistake("heads.moved", "heads are in other places: {how}", AT, compute=_moved_heads),
     Mistake("heads.read", "{what} are those of {which}", AT, compute=_read_heads),
-    Mistake(
-        "softmax.sink",
-        "a score of 0 stands beside the keys: an attention sink",
+    *alike(
+        "softmax",
         AT,
-        compute=lambda site: _softmaxed(site, partial(_sink, False)),
+        ("sink", "a score of 0 stands beside the keys: an attention sink", _by(partial(_sink, False))),
+        ("plus_one", "1 is added to the denominator of the softmax", _by(partial(_sink, True))),
+        ("tiles", "flash attention: the running maximum is not corrected {words}", _tiles),
+        ("unnormalised", "the softmax does not divide by its sum", _by(np.exp)),
     ),
-    Mistake(
-        "softmax.plus_one", "1 is added to the denominator of the softmax", AT, compute=lambda site: _softmaxed(site, partial(_sink, True))
-    ),
-    Mistake("softmax.tiles", "flash attention: the running maximum is not corrected {words}", AT, compute=_tiles),
-    Mistake("softmax.unnormalised", "the softmax does not divide by its sum", AT, compute=lambda site: _softmaxed(site, _unnormalised)),
     Mistake(
         "scores.factor",
         "scores are {number:.5g} times what they should be",

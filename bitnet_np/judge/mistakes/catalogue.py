@@ -14,7 +14,7 @@ from ...model import Model
 from ...traces.points import Key
 from ..graph import Operation
 from ..variant import Variant
-from . import anywhere, attention, conversions, experts, gates, hidden, layers, matrices, norms, pooling, positions, quantiser, switches
+from . import anywhere, attention, conversions, experts, gates, hidden, layers, matrices, norms, pooling, quantiser, rope, switches
 from .mistake import Array, Cause, Compute, Fit, Mistake, Numbers, Site, cause
 
 ENGINES = (
@@ -27,7 +27,7 @@ ENGINES = (
     gates.MISTAKES,
     experts.MISTAKES,
     switches.MISTAKES,
-    positions.MISTAKES,
+    rope.MISTAKES,
     attention.WHOLE_ENGINE,
     layers.LAYERS,
     layers.PROMPTS,
@@ -47,7 +47,7 @@ CATALOGUE: tuple[Mistake, ...] = (
     *norms.WEIGHTS,
     *norms.MISSING,
     *norms.OTHERS,
-    *positions.MISTAKES,
+    *rope.MISTAKES,
     *attention.WHOLE_ENGINE,
     *attention.OTHERS,
     *gates.MISTAKES,
@@ -74,12 +74,12 @@ class Attempt:
     together: bool = False
 
 
-def _each(result: Any, is_one: Callable[[Any], bool]) -> Iterator[tuple[Numbers, Any]]:
-    """Yields numbers and results of a mistake that gives one result, or several with their numbers."""
-    if is_one(result):
-        yield {}, result
-    else:
+def _each(result: Any) -> Iterator[tuple[Numbers, Any]]:
+    """Yields numbers and results of a mistake that gives one result, or several with their numbers, or none."""
+    if isinstance(result, list | Iterator):
         yield from result
+    elif result is not None:
+        yield {}, result
 
 
 def at_operation(
@@ -89,7 +89,7 @@ def at_operation(
     site = Site(model, dialect, operation, length)
     for mistake in mistakes:
         if mistake.compute is not None and site.name in mistake.at and mistake.when(model, dialect):
-            for numbers, compute in _each(mistake.compute(site), callable):
+            for numbers, compute in _each(mistake.compute(site)):
                 yield Attempt(cause(mistake, numbers), compute, mistake.together)
 
 
@@ -232,7 +232,7 @@ def hidden_engines(base: Variant) -> Iterator[Variant]:
 def _engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:
     for mistake in mistakes:
         if mistake.engine is not None and mistake.when(base.model, base.dialect):
-            for numbers, variant in _each(mistake.engine(base), lambda result: isinstance(result, Variant)):
+            for numbers, variant in _each(mistake.engine(base)):
                 named = cause(mistake, numbers, numbers.get("where", ""))
                 yield replace(variant, text=named.text, mistake=named.id)
 
@@ -241,5 +241,5 @@ def fitted(fit: Fit) -> Iterator[tuple[Cause, Array]]:
     """Yields the mistakes that any operation can make, with numbers fitted to the other engine's tensor."""
     for mistake in anywhere.MISTAKES:
         if mistake.fitted is not None:
-            for numbers, array in _each(mistake.fitted(fit), lambda result: hasattr(result, "shape")):
+            for numbers, array in _each(mistake.fitted(fit)):
                 yield cause(mistake, numbers), array

@@ -14,7 +14,7 @@ from ..narrow import rounded
 from ..precision import DIGITS, HEADS, NARROW_FLOATS
 from ..roundings import to_digits
 from . import experts, norms
-from .mistake import Array, Compute, Mistake, Numbers, Site
+from .mistake import Array, Compute, Computes, Mistake, Site
 
 CODE_TYPES = {
     "int8": "int8, one scale for each row",
@@ -32,12 +32,12 @@ def _converted(x: Array, kind: str) -> Array:
     return to_digits(x, DIGITS[kind]) if kind in DIGITS else rounded(x, kind)
 
 
-def _matrices(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _matrices(site: Site) -> Computes:
     """Products with converted matrices whose biases are float32, as in GGUF files."""
     yield from _narrow(site, biases=False)
 
 
-def _narrow(site: Site, biases: bool = True) -> Iterator[tuple[Numbers, Compute]]:
+def _narrow(site: Site, biases: bool = True) -> Computes:
     if site.name in norms.AT:
         gain = norms.gain_of(site)
         for kind in NARROW_FLOATS:
@@ -55,7 +55,7 @@ def _narrow(site: Site, biases: bool = True) -> Iterator[tuple[Numbers, Compute]
         yield {"kind": kind}, _product(site, linear, weights, kind, biases)
 
 
-def _of_experts(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _of_experts(site: Site) -> Computes:
     """Products with the converted matrices of experts."""
     assert site.layer is not None
     linears: list[Linear] = [getattr(expert, experts.PRODUCTS[site.name]) for expert in site.layer.experts]

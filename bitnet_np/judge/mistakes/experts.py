@@ -1,6 +1,6 @@
 """Mistakes in layers with experts: which are taken, how their results are weighted, and the shared one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,10 +13,12 @@ from ...model import Layer, Linear, Model
 from ...traces.points import Key
 from .. import operations as op
 from ..variant import Floats, Variant
-from .mistake import Array, Compute, Mistake, Numbers, Site, Values
+from .mistake import Array, Compute, Computes, Engines, Mistake, Site, Values, alike
 
 PRODUCTS = {"ffn_moe_gate": "ffn_gate", "ffn_moe_up": "ffn_up", "ffn_moe_down": "ffn_down"}
 """The tensors of experts' products, and the fields of model.Expert."""
+WEIGHTS = ("ffn_moe_weights",)
+OUTPUT = ("ffn_moe_out",)
 
 
 def _has_experts(model: Model, dialect: Dialect) -> bool:
@@ -66,7 +68,7 @@ def _counts(model: Model) -> list[int]:
     return [k for k in dict.fromkeys((1, c.experts_used - 1, c.experts_used + 1, c.experts)) if 0 < k <= c.experts and k != c.experts_used]
 
 
-def _other_count(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _other_count(site: Site) -> Computes:
     c, n, layer = site.config, site.index, site.layer
     assert layer is not None
     source = site.layer_input if c.parallel_residual else Key("ffn_inp", n)
@@ -90,7 +92,7 @@ def _products(site: Site, name: str, x: Array, experts: NDArray, order: Sequence
     return op.of_experts(linears if order is None else [linears[e] for e in order], site.dialect, x, experts).value
 
 
-def _engine_of_other_count(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+def _engine_of_other_count(base: Variant) -> Engines:
     for taken in _counts(base.model):
         yield {"taken": taken, "right": base.model.config.experts_used}, base.with_config(experts_used=taken)
 
@@ -109,7 +111,7 @@ def _orders(model: Model) -> Iterator[tuple[str, list[int]]]:
             yield text, order
 
 
-def _permuted(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _permuted(site: Site) -> Computes:
     for text, order in _orders(site.model):
         yield {"order": text}, site.of(partial(_permuted_products, site, order))
 
@@ -118,7 +120,7 @@ def _permuted_products(site: Site, order: Sequence[int], x: Array, experts: Arra
     return _products(site, PRODUCTS[site.name], x, experts, order)
 
 
-def _engine_of_permuted(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+def _engine_of_permuted(base: Variant) -> Engines:
     for text, order in _orders(base.model):
 
         def permuted(layer: Layer, order: Sequence[int] = order) -> Layer:
@@ -127,12 +129,9 @@ def _engine_of_permuted(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
         yield {"order": text}, base.with_layers(permuted)
 
 
-def _averaged(site: Site) -> Compute:
-    return site.of(lambda y, weights: y.reshape(*weights.shape, -1).mean(axis=1))
-
-
-def _summed(site: Site) -> Compute:
-    return site.of(lambda y, weights: y.reshape(*weights.shape, -1).sum(axis=1))
+def _reduced(how: Callable[..., NDArray]) -> Callable[[Site], Compute]:
+    """A mistake in how the results of a token's experts become one."""
+    return lambda site: site.of(lambda y, weights: how(y.reshape(*weights.shape, -1), axis=1))
 
 
 def _without_shared(site: Site) -> Compute:
@@ -140,56 +139,31 @@ def _without_shared(site: Site) -> Compute:
     return lambda values: op.add_scaled(c.residual_scale, *(values[key] for key in left)).value
 
 
+_NOT_DIVIDED = "the weights of a token's experts are not divided by their sum"
+_DIVIDED = "the weights of a token's experts are divided by their sum, as by a softmax over their logits alone"
+_SIGMOIDS = "the weights are sigmoids of the logits, not their softmax"
+_UNGATED = "the shared expert is not multiplied by the sigmoid of its gate"
+_engine_averaged = partial(Variant.with_operations, mix=lambda y, weights: y.mean(axis=1))
+_engine_ungated = partial(Variant.with_operations, sigmoid_gate=lambda x, gate: x)
+
+
+def _engine_without_shared(base: Variant) -> Variant:
+    return base.with_field("ffn_gate_inp_shexp", lambda gain: None)
+
+
 MISTAKES = (
-    Mistake(
-        "experts.not_normalised",
-        "the weights of a token's experts are not divided by their sum",
-        ("ffn_moe_weights",),
-        _normalizes,
-        *_normalized(False),
-    ),
-    Mistake(
-        "experts.normalised",
-        "the weights of a token's experts are divided by their sum, as by a softmax over their logits alone",
-        ("ffn_moe_weights",),
-        _does_not_normalize,
-        *_normalized(True),
-    ),
-    Mistake(
-        "experts.sigmoid",
-        "the weights are sigmoids of the logits, not their softmax",
-        ("ffn_moe_weights",),
-        _has_experts,
-        _of_sigmoids,
-        _engine_of_sigmoids,
-    ),
-    Mistake(
-        "experts.count", "a token takes {taken} experts, not {right}", ("ffn_moe_out",), _has_experts, _other_count, _engine_of_other_count
-    ),
+    Mistake("experts.not_normalised", _NOT_DIVIDED, WEIGHTS, _normalizes, *_normalized(False)),
+    Mistake("experts.normalised", _DIVIDED, WEIGHTS, _does_not_normalize, *_normalized(True)),
+    Mistake("experts.sigmoid", _SIGMOIDS, WEIGHTS, _has_experts, _of_sigmoids, _engine_of_sigmoids),
+    Mistake("experts.count", "a token takes {taken} experts, not {right}", OUTPUT, _has_experts, _other_count, _engine_of_other_count),
     Mistake("experts.permuted", "experts are in another order: {order}", tuple(PRODUCTS), _has_experts, _permuted, _engine_of_permuted),
-    Mistake(
-        "experts.averaged",
-        "the results of experts are averaged, without weights",
-        ("ffn_moe_out",),
-        _has_experts,
-        _averaged,
-        lambda base: base.with_operations(mix=lambda y, weights: y.mean(axis=1)),
+    *alike(
+        "experts",
+        OUTPUT,
+        ("averaged", "the results of experts are averaged, without weights", _reduced(np.mean), _engine_averaged),
+        ("unweighted", "the results of experts are added without weights", _reduced(np.sum)),
+        when=_has_experts,
     ),
-    Mistake("experts.unweighted", "the results of experts are added without weights", ("ffn_moe_out",), _has_experts, _summed),
-    Mistake(
-        "experts.shared_missing",
-        "the shared expert is missing",
-        ("l_out",),
-        _has_shared,
-        _without_shared,
-        lambda base: base.with_field("ffn_gate_inp_shexp", lambda gain: None),
-    ),
-    Mistake(
-        "experts.shared_ungated",
-        "the shared expert is not multiplied by the sigmoid of its gate",
-        ("ffn_shexp_out",),
-        _has_shared,
-        lambda site: site.of(lambda y, x: y),
-        lambda base: base.with_operations(sigmoid_gate=lambda x, gate: x),
-    ),
+    Mistake("experts.shared_missing", "the shared expert is missing", ("l_out",), _has_shared, _without_shared, _engine_without_shared),
+    Mistake("experts.shared_ungated", _UNGATED, ("ffn_shexp_out",), _has_shared, lambda site: site.of(lambda y, x: y), _engine_ungated),
 )

@@ -1,6 +1,6 @@
 """Mistakes in products: scales, codes, weights, biases, inputs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from .. import operations as op
 from ..graph import FIELDS
 from ..roundings import NARROW, to_float16
 from ..variant import Variant, scale_of, times
-from .mistake import Array, Compute, Mistake, Numbers, Site, Values
+from .mistake import Array, Compute, Computes, Engines, Mistake, Numbers, Site, alike
 from .quantiser import plain_ternary, quantises
 
 AT = tuple(FIELDS)
@@ -29,9 +29,20 @@ def every(name: str) -> Numbers:
     return {"where": f"at {name} of every layer: "}
 
 
-def _each(base: Variant, names: tuple[str, ...], change: Callable[[Linear], Linear]) -> Iterator[tuple[Numbers, Variant]]:
-    for name in base.present(names):
+def in_fields(base: Variant, names: Iterable[str], change: Callable[[Any], Any]) -> Engines:
+    """Yields engines in which one of these fields is changed in every layer that has it."""
+    for name in base.present(tuple(names)):
         yield every(name), base.with_field(name, change)
+
+
+def right(site: Site, x: Array) -> Array:
+    """The product of the site's matrix, as it should be."""
+    return op.product(x, site.linear, site.dialect).value
+
+
+def after(site: Site, change: Callable[[Array], Array]) -> Compute:
+    """The right product, changed afterwards."""
+    return site.of(lambda x: change(right(site, x)))
 
 
 # --- biases ---------------------------------------------------------------------------------------------------------------------------
@@ -41,17 +52,15 @@ def _has_bias(model: Model, dialect: Dialect) -> bool:
     return any(getattr(layer, name) is not None and getattr(layer, name).bias is not None for layer in model.layers for name in MATRICES)
 
 
-def _bias_times(factor: float, site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _bias_times(factor: float, site: Site) -> Compute | None:
     """The product minus `factor` times its bias."""
-    linear = site.linear
-    bias = linear.bias
-    if bias is not None:
-        yield {}, site.of(lambda x: op.product(x, linear, site.dialect).value - factor * bias)
+    bias = site.linear.bias
+    return None if bias is None else after(site, lambda y: y - factor * bias)
 
 
-def _without_bias(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
-    names = tuple(name for name in base.present(MATRICES) if getattr(base.model.layers[0], name).bias is not None)
-    yield from _each(base, names, partial(replace, bias=None))
+def _without_bias(base: Variant) -> Engines:
+    biased = (name for name in base.present(MATRICES) if getattr(base.model.layers[0], name).bias is not None)
+    return in_fields(base, biased, partial(replace, bias=None))
 
 
 BIASES = (
@@ -63,47 +72,60 @@ BIASES = (
 # --- the dialect ----------------------------------------------------------------------------------------------------------------------
 
 
-def _other_dialect(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _other_dialect(site: Site) -> Computes:
     for dialect in (EXACT, LLAMA_CPP):
         if dialect.ggml_activations != site.dialect.ggml_activations:
             yield {"name": dialect.name}, site.of(lambda x, dialect=dialect: op.product(x, site.linear, dialect).value)
 
 
-DIALECTS = (
-    Mistake(
-        "dialect.activations", "activations are rounded as in another dialect: declare {name}", AT, compute=_other_dialect, fault=False
-    ),
-)
+_ANOTHER = "activations are rounded as in another dialect: declare {name}"
+DIALECTS = (Mistake("dialect.activations", _ANOTHER, AT, compute=_other_dialect, fault=False),)
 
 
 # --- scales of ternary matrices -------------------------------------------------------------------------------------------------------
 
-
-def _product(site: Site, weights: Ternary, matrix: NDArray, factor: Callable[[Array], Array | float] = lambda scale: 1.0) -> Compute:
-    """The product of another matrix with the codes; factor: from the steps per unit [T, 1], a further factor of the products."""
-    w_scale = float(weights.scale)
-
-    def compute(x: Array) -> Array:
-        q, scale = spec.quantize(x)
-        return q @ matrix.T.astype(np.float64) / scale * w_scale * factor(scale)
-
-    return site.of(compute)
+Sums = Callable[[Site, Ternary, Array, Array], Array]
+"""From a site, its matrix, and an input's codes and scales: the sums of a product, before both scales are applied."""
 
 
-def _ternary(change: Callable[[Site, Ternary], Compute]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
-    """A mistake that only ternary matrices can have."""
+def _ternary(sums: Sums) -> Callable[[Site], Compute | None]:
+    """A mistake that only ternary matrices can have: the sums of its products with codes are others."""
 
-    def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    def compute(site: Site) -> Compute | None:
         weights = plain_ternary(site)
-        if weights is not None:
-            yield {}, change(site, weights)
+        if weights is None:
+            return None
+
+        def product(x: Array) -> Array:
+            q, scale = spec.quantize(x)
+            return sums(site, weights, q, scale) / scale * float(weights.scale)
+
+        return site.of(product)
 
     return compute
 
 
-def _rescaled(factor: Callable[[Array, float], Array | float]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
-    """A mistake that multiplies products by factor(the activations' steps per unit, the weights' scale)."""
-    return _ternary(lambda site, w: _product(site, w, op.dense(w), lambda scale: factor(scale, float(w.scale))))
+def _by_matrix(matrix: Callable[[Ternary], NDArray]) -> Callable[[Site], Compute | None]:
+    """A mistake that takes another matrix for a ternary one."""
+    return _ternary(lambda site, weights, q, scale: q @ matrix(weights).T.astype(np.float64))
+
+
+def _rescaled(factor: Callable[[Array, float], Array | float]) -> Callable[[Site], Compute | None]:
+    """A mistake that multiplies products by factor(the activations' steps per unit [T, 1], the weights' scale)."""
+
+    def compute(site: Site) -> Compute | None:
+        weights = plain_ternary(site)
+        if weights is None:
+            return None
+
+        def product(x: Array) -> Array:
+            q, scale = spec.quantize(x)
+            w_scale = float(weights.scale)
+            return q @ op.dense(weights).T.astype(np.float64) / scale * w_scale * factor(scale, w_scale)
+
+        return site.of(product)
+
+    return compute
 
 
 def _first(*norms: NDArray | None) -> NDArray | None:
@@ -128,61 +150,58 @@ def _scaled_matrices(base: Variant) -> list[str]:
     return [name for name in base.present(MATRICES) if all(scale_of(getattr(w, name)) is not None for w in base.model.layers)]
 
 
-def _engine_scales(change: Callable[[float], float], base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+def _with_scale(base: Variant, name: str, other: Callable[[Layer, float], float]) -> Variant:
+    """The engine in which one kind of matrix has the scale other(its layer, its own scale)."""
+
+    def changed(layer: Layer) -> Layer:
+        linear: Linear = getattr(layer, name)
+        own = scale_of(linear) or 1.0
+        fields: dict[str, Any] = {name: times(linear, other(layer, own) / own)}
+        return replace(layer, **fields)
+
+    return replace(base.with_layers(changed), weak=name in _cancelled(base))
+
+
+def _engine_scales(change: Callable[[float], float], base: Variant) -> Engines:
     """Yields engines in which the scale s of one kind of matrix is change(s)."""
-
-    def changed(linear: Linear) -> Linear:
-        scale = scale_of(linear) or 1.0
-        return times(linear, change(scale) / scale)
-
-    cancelled = _cancelled(base)
     for name in _scaled_matrices(base):
-        yield every(name), replace(base.with_field(name, changed), weak=name in cancelled)
+        yield every(name), _with_scale(base, name, lambda layer, own: change(own))
 
 
-def _borrowed_scales(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+def _scale_in(field: str, layer: Layer, own: float) -> float:
+    return scale_of(getattr(layer, field)) or own
+
+
+def _borrowed_scales(base: Variant) -> Engines:
     """Yields engines in which a matrix has the scale of another that engines often fuse with it."""
-    matrices, cancelled = set(_scaled_matrices(base)), _cancelled(base)
+    matrices = set(_scaled_matrices(base))
     for group in (QKV, ("ffn_gate", "ffn_up")):
         for name in group:
             for other in group:
                 if other != name and {name, other} <= matrices:
-                    yield {**every(name), "other": other}, replace(_with_scale_of(base, name, other), weak=name in cancelled)
-
-
-def _with_scale_of(base: Variant, name: str, other: str) -> Variant:
-    def changed(layer: Layer) -> Layer:
-        linear: Linear = getattr(layer, name)
-        own = scale_of(linear) or 1.0
-        fields: dict[str, Any] = {name: times(linear, (scale_of(getattr(layer, other)) or own) / own)}
-        return replace(layer, **fields)
-
-    return base.with_layers(changed)
+                    borrowed = _with_scale(base, name, partial(_scale_in, other))
+                    yield {**every(name), "other": other}, borrowed
 
 
 SCALES = (
-    Mistake(
-        "scale.missing",
-        "the weight scale is missing",
+    *alike(
+        "scale",
         AT,
-        compute=_rescaled(lambda scale, w: 1 / w),
-        engine=partial(_engine_scales, lambda s: 1.0),
-    ),
-    Mistake(
-        "scale.inverted",
-        "the weight scale divides instead of multiplying",
-        AT,
-        compute=_rescaled(lambda scale, w: w**-2),
-        engine=partial(_engine_scales, lambda s: 1 / s),
+        ("missing", "the weight scale is missing", _rescaled(lambda scale, w: 1 / w), partial(_engine_scales, lambda s: 1.0)),
+        (
+            "inverted",
+            "the weight scale divides instead of multiplying",
+            _rescaled(lambda scale, w: w**-2),
+            partial(_engine_scales, lambda s: 1 / s),
+        ),
     ),
     Mistake("scale.borrowed", "the weight scale of {other} is used", engine=_borrowed_scales),
-    Mistake("activation_scale.missing", "the activation scale is not divided out", AT, quantises, _rescaled(lambda scale, w: scale)),
-    Mistake(
-        "activation_scale.inverted",
-        "the activation scale multiplies instead of dividing",
+    *alike(
+        "activation_scale",
         AT,
-        quantises,
-        _rescaled(lambda scale, w: scale * scale),
+        ("missing", "the activation scale is not divided out", _rescaled(lambda scale, w: scale)),
+        ("inverted", "the activation scale multiplies instead of dividing", _rescaled(lambda scale, w: scale * scale)),
+        when=quantises,
     ),
 )
 
@@ -190,24 +209,16 @@ SCALES = (
 # --- codes of ternary matrices --------------------------------------------------------------------------------------------------------
 
 
-def _wrapped(site: Site, weights: Ternary) -> Compute:
-    def compute(x: Array) -> Array:
-        q, scale = spec.quantize(x)
-        total = q @ (op.dense(weights) + 1).T.astype(np.float64)
-        return (((total + 32768) % 65536 - 32768) - q.sum(axis=1, keepdims=True)) / scale * float(weights.scale)
-
-    return site.of(compute)
+def _wrapped(site: Site, weights: Ternary, q: Array, scale: Array) -> Array:
+    total = q @ (op.dense(weights) + 1).T.astype(np.float64)
+    return ((total + 32768) % 65536 - 32768) - q.sum(axis=1, keepdims=True)
 
 
-def _in_float16(site: Site, weights: Ternary) -> Compute:
-    def compute(x: Array) -> Array:
-        q, scale = spec.quantize(x)
-        return to_float16(q @ op.dense(weights).T.astype(np.float64)) / scale * float(weights.scale)
-
-    return site.of(compute)
+def _in_float16(site: Site, weights: Ternary, q: Array, scale: Array) -> Array:
+    return to_float16(q @ op.dense(weights).T.astype(np.float64))
 
 
-def _relaid(weights: Ternary, block: int, shifts: list[int]) -> NDArray:
+def _relaid(block: int, shifts: list[int], weights: Ternary) -> NDArray:
     """The matrix that another layout reads from the same bytes: blocks of `block` weights, the codes of a byte at `shifts`."""
     n, m = weights.shape
     packed = packing.to_i2s(weights)[: -packing.TRAILER].reshape(-1, 1, block // 4)
@@ -225,46 +236,27 @@ def _four_rows(weights: Ternary) -> NDArray:
     return codes.reshape(n // 4, width, 4).transpose(0, 2, 1).reshape(n, width)[:, :m]
 
 
-CODES = (
-    Mistake(
-        "codes.unshifted",
-        "codes 0, 1, 2 are not shifted to -1, 0, +1",
-        AT,
-        compute=_ternary(lambda site, w: _product(site, w, op.dense(w) + 1)),
-    ),
-    Mistake("codes.int16_sums", "sums wrap around in 16 bits", AT, compute=_ternary(_wrapped)),
-    Mistake("codes.float16_sums", "sums are kept in float16", AT, compute=_ternary(_in_float16)),
-    Mistake(
-        "codes.layout_64_16",
-        "I2_S is read in the layout of 64 weights in 16 bytes",
-        AT,
-        compute=_ternary(lambda site, w: _product(site, w, _relaid(w, 64, _LAYOUT_128))),
-    ),
-    Mistake(
-        "codes.layout_4_rows",
-        "I2_S is read in the layout of 4 rows to a byte",
-        AT,
-        compute=_ternary(lambda site, w: _product(site, w, _four_rows(w))),
-    ),
-    Mistake(
-        "codes.pairs_reversed",
-        "code pairs of each byte are read in the opposite order",
-        AT,
-        compute=_ternary(lambda site, w: _product(site, w, _relaid(w, 128, _LAYOUT_128[::-1]))),
-    ),
+CODES = alike(
+    "codes",
+    AT,
+    ("unshifted", "codes 0, 1, 2 are not shifted to -1, 0, +1", _by_matrix(lambda w: op.dense(w) + 1)),
+    ("int16_sums", "sums wrap around in 16 bits", _ternary(_wrapped)),
+    ("float16_sums", "sums are kept in float16", _ternary(_in_float16)),
+    ("layout_64_16", "I2_S is read in the layout of 64 weights in 16 bytes", _by_matrix(partial(_relaid, 64, _LAYOUT_128))),
+    ("layout_4_rows", "I2_S is read in the layout of 4 rows to a byte", _by_matrix(_four_rows)),
+    ("pairs_reversed", "code pairs of each byte are read in the opposite order", _by_matrix(partial(_relaid, 128, _LAYOUT_128[::-1]))),
 )
 
 
 # --- inputs and weights ---------------------------------------------------------------------------------------------------------------
 
 
-def _narrowed(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    if not isinstance(site.linear.weights, Ternary):
-        for kind, narrow in NARROW.items():
-            yield {"kind": kind}, site.of(lambda x, narrow=narrow: op.product(narrow(x), site.linear, site.dialect).value)
+def _narrowed(site: Site) -> Computes:
+    for kind, narrow in {} if isinstance(site.linear.weights, Ternary) else NARROW.items():
+        yield {"kind": kind}, site.of(lambda x, narrow=narrow: right(site, narrow(x)))
 
 
-def _by(site: Site, other: Linear) -> Compute:
+def by_matrix(site: Site, other: Linear) -> Compute:
     """The product of another matrix with the same input."""
     return site.of(lambda x: op.product(x, other, site.dialect).value)
 
@@ -276,10 +268,10 @@ def _misread_as(weights: Weights, matrix: NDArray) -> Weights:
     return np.ascontiguousarray(matrix)
 
 
-def _transposed(square: bool, site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _transposed(square: bool, site: Site) -> Compute | None:
     linear = site.linear
     if (linear.shape[0] == linear.shape[1]) != square:
-        return
+        return None
 
     def compute(x: Array) -> Array:
         weights = linear.weights
@@ -287,81 +279,68 @@ def _transposed(square: bool, site: Site) -> Iterator[tuple[Numbers, Compute]]:
         other = _misread_as(weights, matrix.reshape(matrix.shape[::-1]).T)
         return op.product(x, replace(linear, weights=other), site.dialect).value
 
-    yield {}, site.of(compute)
+    return site.of(compute)
 
 
-def _other_matrix(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _other_matrix(site: Site) -> Computes:
     for other, field in FIELDS.items():
         linear: Linear | None = getattr(site.layer, field)
         if other != site.name and linear is not None and linear.shape == site.linear.shape:
-            yield {"other": other}, _by(site, linear)
+            yield {"other": other}, by_matrix(site, linear)
 
 
-def _other_layer(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _other_layer(site: Site) -> Computes:
     for which, layer in site.neighbours():
-        yield {"which": which}, _by(site, getattr(layer, FIELDS[site.name]))
+        yield {"which": which}, by_matrix(site, getattr(layer, FIELDS[site.name]))
 
 
-def _norm_skipped(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _norm_skipped(site: Site) -> Computes:
     source = site.operation.inputs[0].name
     before = {"attn_norm": site.layer_input, "attn_sub_norm": Key("kqv_out", site.index), "ffn_sub_norm": Key("ffn_out", site.index)}
     if not site.config.parallel_residual:
         before["ffn_norm"] = Key("ffn_inp", site.index)
     if source in before:
         raw = before[source]
-
-        def compute(values: Values) -> Array:
-            return op.product(values[raw], site.linear, site.dialect).value
-
-        yield {"input": "the layer input" if source == "attn_norm" else raw.name, "norm": source}, compute
+        yield {"input": "the layer input" if source == "attn_norm" else raw.name, "norm": source}, lambda values: right(site, values[raw])
 
 
 def _rotated(site: Site) -> Compute:
-    return site.of(lambda x: op.rope(site.model, site.dialect, op.product(x, site.linear, site.dialect).value).value)
+    return after(site, lambda y: op.rope(site.model, site.dialect, y).value)
 
 
 def _activated(site: Site) -> Compute:
-    gate = spec.ACTIVATIONS[site.config.activation]
-    return site.of(lambda x: gate(op.product(x, site.linear, site.dialect).value, 1.0))
+    return after(site, lambda y: spec.ACTIVATIONS[site.config.activation](y, 1.0))
 
 
-def _rows_of_pairs(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _rows_of_pairs(site: Site) -> Computes:
     """Rows of each head with pairs side by side where halves belong, and the reverse. transformers has halves, Meta's Llama neighbours."""
     for order, rows, columns in (("halves of a head", -1, 2), ("adjacent pairs", 2, -1)):
 
-        def compute(x: Array, rows: int = rows, columns: int = columns) -> Array:
-            product = op.product(x, site.linear, site.dialect).value
+        def change(product: Array, rows: int = rows, columns: int = columns) -> Array:
             heads = product.reshape(len(product), -1, site.config.head_dim)
             return heads.reshape(*heads.shape[:2], rows, columns).swapaxes(2, 3).reshape(product.shape)
 
-        yield {"order": order}, site.of(compute)
+        yield {"order": order}, after(site, change)
 
 
 def _rotates(model: Model, dialect: Dialect) -> bool:
     return model.config.rope != "none"
 
 
+_PAIRS = "rows of the weights are in the order of {order}: Hugging Face's order taken for Meta's, or the reverse"
+_DUMPED = "it is after {}: dumped from a buffer that was {} in place"
 WEIGHTS = (
     Mistake("input.narrow", "the input is rounded to {kind}", AT, compute=_narrowed, fault=False),
-    Mistake("weights.transposed", "the weight matrix is transposed", AT, compute=partial(_transposed, True)),
-    Mistake(
-        "weights.column_by_column", "the weight matrix is read column by column, not row by row", AT, compute=partial(_transposed, False)
+    *alike(
+        "weights",
+        AT,
+        ("transposed", "the weight matrix is transposed", partial(_transposed, True)),
+        ("column_by_column", "the weight matrix is read column by column, not row by row", partial(_transposed, False)),
+        ("other_matrix", "the weights of {other} are used", _other_matrix),
+        ("other_layer", "the weights of the {which} layer are used", _other_layer),
     ),
-    Mistake("weights.other_matrix", "the weights of {other} are used", AT, compute=_other_matrix),
-    Mistake("weights.other_layer", "the weights of the {which} layer are used", AT, compute=_other_layer),
-    Mistake(
-        "weights.rows_of_pairs",
-        "rows of the weights are in the order of {order}: Hugging Face's order taken for Meta's, or the reverse",
-        ("Qcur", "Kcur"),
-        _rotates,
-        _rows_of_pairs,
-    ),
+    Mistake("weights.rows_of_pairs", _PAIRS, ("Qcur", "Kcur"), _rotates, _rows_of_pairs),
     Mistake("input.unnormed", "the input is {input}, {norm} is skipped", AT, compute=_norm_skipped),
-    Mistake("dump.rotated", "it is after RoPE: dumped from a buffer that was rotated in place", ("Qcur", "Kcur"), _rotates, _rotated),
-    Mistake(
-        "dump.activated",
-        "it is after the activation function: dumped from a buffer that was activated in place",
-        ("ffn_gate",),
-        compute=_activated,
-    ),
+    Mistake("dump.rotated", _DUMPED.format("RoPE", "rotated"), ("Qcur", "Kcur"), _rotates, _rotated),
+    Mistake("dump.activated", _DUMPED.format("the activation function", "activated"), ("ffn_gate",), compute=_activated),
 )

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...dialects import Dialect
-from ...model import Config, Layer, Linear, Model, with_rope_of
+from ...model import Layer, Model, with_rope_of
 from ...traces.points import Key
-from ..graph import Operation, layer_input, matrix_of
+from ..graph import Place, layer_input
 from ..variant import Variant
 
 Array = NDArray[np.float64]
@@ -25,6 +25,9 @@ Compute = Callable[[Values], Array]
 
 Numbers = Mapping[str, Any]
 """The values for the braces of a text. "where" is put in front of the text of a whole engine's mistake."""
+
+Computes = Iterator[tuple[Numbers, Compute]]
+Engines = Iterator[tuple[Numbers, Variant]]
 
 
 def always(model: Model, dialect: Dialect) -> bool:
@@ -49,14 +52,24 @@ class Mistake:
     text: str
     at: tuple[str, ...] = ()
     when: Callable[[Model, Dialect], bool] = always
-    compute: Callable[[Site], Compute | Iterable[tuple[Numbers, Compute]]] | None = field(default=None, repr=False)
-    engine: Callable[[Variant], Variant | Iterable[tuple[Numbers, Variant]]] | None = field(default=None, repr=False)
-    fitted: Callable[[Fit], Array | Iterable[tuple[Numbers, Array]]] | None = field(default=None, repr=False)
+    compute: Callable[[Site], Compute | Iterable[tuple[Numbers, Compute]] | None] | None = field(default=None, repr=False)
+    engine: Callable[[Variant], Variant | Iterable[tuple[Numbers, Variant]] | None] | None = field(default=None, repr=False)
+    fitted: Callable[[Fit], Array | Iterable[tuple[Numbers, Array]] | None] | None = field(default=None, repr=False)
     fault: bool = True
     search: Callable[[Site], Callable[[float], Compute] | None] | None = field(default=None, repr=False)
     grid: Sequence[float] = ()
     together: bool = False
     apart: bool = False
+
+
+def alike(subject: str, at: tuple[str, ...], *rows: Sequence[Any], **common: Any) -> tuple[Mistake, ...]:
+    """The mistakes of a table: rows of the rest of an id, a text, and what `compute` and, where it has one, `engine` are.
+
+    subject: the beginning of their ids. common: other fields, the same for all.
+    """
+    return tuple(
+        Mistake(f"{subject}.{id}", text, at, **dict(zip(("compute", "engine"), made, strict=False)), **common) for id, text, *made in rows
+    )
 
 
 @dataclass(frozen=True)
@@ -78,12 +91,9 @@ def cause(mistake: Mistake, numbers: Numbers, prefix: str = "") -> Cause:
 
 
 @dataclass(frozen=True)
-class Site:
-    """One operation of a model in a dialect."""
+class Site(Place):
+    """An operation that may have a mistake in it."""
 
-    model: Model
-    dialect: Dialect
-    operation: Operation
     length: int = 0  # of the sequence, where mistakes at single positions are tried
 
     @property
@@ -93,32 +103,18 @@ class Site:
 
     @property
     def name(self) -> str:
-        return self.operation.key.name
-
-    @property
-    def config(self) -> Config:
-        return self.model.config
+        return self.key.name
 
     @cached_property
     def turning(self) -> Model:
         """The model with the RoPE of its layer."""
-        return with_rope_of(self.model, self.operation.key.layer)
+        return with_rope_of(self.model, self.key.layer)
 
     @property
     def index(self) -> int:
         """The number of its layer."""
-        assert self.operation.key.layer is not None
-        return self.operation.key.layer
-
-    @property
-    def layer(self) -> Layer | None:
-        """Its layer; None outside the layers."""
-        return None if self.operation.key.layer is None else self.model.layers[self.index]
-
-    @property
-    def linear(self) -> Linear:
-        """Its matrix."""
-        return matrix_of(self.model, self.operation.key)
+        assert self.key.layer is not None
+        return self.key.layer
 
     @property
     def layer_input(self) -> Key:

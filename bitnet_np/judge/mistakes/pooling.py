@@ -1,6 +1,5 @@
 """Mistakes in the pooled output of embedding models."""
 
-from collections.abc import Iterator
 from typing import get_args
 
 import numpy as np
@@ -8,12 +7,12 @@ import numpy as np
 from ... import spec
 from ...model import Pooling
 from ...traces.points import POOLED, Key
-from .mistake import Array, Compute, Mistake, Numbers, Site
+from .mistake import Array, Compute, Computes, Site, alike
 
 _ROWS = {"mean": "the mean of all tokens", "cls": "the first token", "last": "the last token"}
 
 
-def _other_rows(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _other_rows(site: Site) -> Computes:
     right = site.config.pooling
     for wrong in get_args(Pooling):
         if wrong not in ("none", right):
@@ -33,8 +32,10 @@ def _unit(site: Site) -> Compute:
     return site.of(compute)
 
 
-MISTAKES = (
-    Mistake("pooling.other_rows", "{wrong} instead of {right}", (POOLED,), compute=_other_rows),
-    Mistake("pooling.before_norm", "the rows in front of the final norm are pooled", (POOLED,), compute=_before_the_norm),
-    Mistake("pooling.unit", "it is divided by its length: normalised after pooling", (POOLED,), compute=_unit),
+MISTAKES = alike(
+    "pooling",
+    (POOLED,),
+    ("other_rows", "{wrong} instead of {right}", _other_rows),
+    ("before_norm", "the rows in front of the final norm are pooled", _before_the_norm),
+    ("unit", "it is divided by its length: normalised after pooling", _unit),
 )

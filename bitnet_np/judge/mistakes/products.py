@@ -3,7 +3,7 @@
 Where a dump has the product, readings see them in it (readings/).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import permutations
 
@@ -19,10 +19,10 @@ from ..precision import DIGITS, NARROW_FLOATS
 from ..roundings import matrix_input, to_digits, to_float16
 from . import blocks, norms
 from .conversions import in_fewer_bits
-from .matrices import AT
-from .mistake import Array, Compute, Mistake, Numbers, Site
+from .matrices import AT, after, by_matrix, right
+from .mistake import Array, Compute, Computes, Mistake, Numbers, Site, alike
 from .orders import orders
-from .quantiser import plain_ternary, quantised_by, quantises
+from .quantiser import in_groups, plain_ternary, quantised_by, quantises
 
 PRODUCTS = (*AT, LOGITS.name)
 TABLES = (EMBEDDING.name, *PRODUCTS)
@@ -79,15 +79,13 @@ def _parts(width: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     for size in (16, 32, 64, 128):
         for every in (2, 3, 4, 8):
             if every * size <= width:
-                yield (
-                    f"every {every}th block of {size} inputs is".replace("2th", "second").replace("3th", "third"),
-                    place // size % every == every - 1,
-                )
+                nth = {2: "second", 3: "third"}.get(every, f"{every}th")
+                yield f"every {nth} block of {size} inputs is", place // size % every == every - 1
         for block in range(min(width // size, 8)):
             yield f"inputs {block * size} to {block * size + size - 1} are", place // size == block
 
 
-def _weighted(factor: float, site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _weighted(factor: float, site: Site) -> Computes:
     for words, part in _parts(site.linear.shape[1]):
         yield {"part": words}, by_changed(site, partial(np.multiply, np.where(part, factor, 1.0)))
 
@@ -124,17 +122,17 @@ def _heads(row: NDArray[np.int64], width: int) -> Iterator[tuple[str, NDArray[np
                 yield f"the rows of heads {a} and {b} are exchanged", to[row // width] * width + row % width
 
 
-def _other_rows(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _other_rows(site: Site) -> Computes:
     for words, source in _sources(site):
         yield {"how": words}, by_changed(site, lambda matrix, source=source: matrix[source])
 
 
-def _shifted_columns(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _shifted_columns(site: Site) -> Computes:
     for shift, which in ((1, "the input before"), (-1, "the next input")):
         yield {"which": which}, by_changed(site, lambda matrix, shift=shift: np.roll(matrix, -shift, axis=1))
 
 
-def _zero_rows(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _zero_rows(site: Site) -> Computes:
     for count in _TAILS:
         if count < site.linear.shape[0]:
             yield {"count": count}, by_changed(site, partial(_without_last, count))
@@ -155,16 +153,15 @@ def _scale(site: Site) -> float | None:
 
 def _times(site: Site, factor: float) -> Compute:
     bias = 0.0 if site.linear.bias is None else site.linear.bias
-    return site.of(lambda x: (op.product(x, site.linear, site.dialect).value - bias) * factor + bias)
+    return after(site, lambda y: (y - bias) * factor + bias)
 
 
-def _scale_twice(site: Site) -> Iterable[tuple[Numbers, Compute]]:
+def _scale_twice(site: Site) -> Compute | None:
     scale = _scale(site)
-    if scale is not None:
-        yield {}, _times(site, scale)
+    return None if scale is None else _times(site, scale)
 
 
-def _other_scales(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _other_scales(site: Site) -> Computes:
     own = _scale(site)
     if own is None:
         return
@@ -175,46 +172,41 @@ def _other_scales(site: Site) -> Iterator[tuple[Numbers, Compute]]:
                 yield {"other": field if n == site.index else f"layer {n}"}, _times(site, float(linear.weights.scale) / own)
 
 
-def _other_layers(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _other_layers(site: Site) -> Computes:
     for n, layer in enumerate(site.model.layers):
         if abs(n - site.index) > 1:
-            linear: Linear = getattr(layer, FIELDS[site.name])
-            yield {"n": n}, site.of(lambda x, linear=linear: op.product(x, linear, site.dialect).value)
+            yield {"n": n}, by_matrix(site, getattr(layer, FIELDS[site.name]))
 
 
-def _bias_at(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _bias_at(site: Site) -> Computes:
     bias = site.linear.bias
     if bias is None:
         return
     for which, rows in (("positions but the first", slice(1, None)), ("positions but the last", slice(None, -1))):
+        yield {"which": which}, after(site, partial(_without_bias, bias, rows))
+    yield {"which": "rows, and stands in the opposite order instead"}, after(site, lambda y: y + (bias[::-1] - bias))
 
-        def compute(x: Array, rows: slice = rows) -> Array:
-            y = op.product(x, site.linear, site.dialect).value.copy()
-            y[rows] -= bias
-            return y
 
-        yield {"which": which}, site.of(compute)
-    yield (
-        {"which": "rows, and stands in the opposite order instead"},
-        site.of(lambda x: op.product(x, site.linear, site.dialect).value + (bias[::-1] - bias)),
-    )
+def _without_bias(bias: NDArray, rows: slice, y: Array) -> Array:
+    left = y.copy()
+    left[rows] -= bias
+    return left
 
 
 # --- misread weights ------------------------------------------------------------------------------------------------------------------
 
 
-def _misread(site: Site, ways: Ways) -> Iterator[tuple[Numbers, Compute]]:
+def _misread(site: Site, ways: Ways) -> Computes:
     """Tables of block types read with one thing wrong, as an engine has one reader for all tables of a type."""
-    if site.name == EMBEDDING.name:
-        table = site.model.token_embd
-        if isinstance(table, Blocks) and table.type.name in FORMATS:
-            for numbers, misreading in _ways(table, ways):
-                yield numbers, site.of(lambda tokens, misreading=misreading: misreading(blocks.Parts.of(table, tokens.astype(np.int64))))
+    embeds = site.name == EMBEDDING.name
+    table = site.model.token_embd if embeds else site.linear.weights
+    if not isinstance(table, Blocks) or table.type.name not in FORMATS:
         return
-    weights = site.linear.weights
-    if isinstance(weights, Blocks) and weights.type.name in FORMATS:
-        for numbers, misreading in _ways(weights, ways):
-            yield numbers, _by(site, lambda misreading=misreading: misreading(blocks.whole_table(weights)))
+    for numbers, misreading in _ways(table, ways):
+        if embeds:
+            yield numbers, site.of(lambda tokens, misreading=misreading: misreading(blocks.Parts.of(table, tokens.astype(np.int64))))
+        else:
+            yield numbers, _by(site, lambda misreading=misreading: misreading(blocks.whole_table(table)))
 
 
 def _ways(table: Blocks, ways: Ways) -> Iterator[tuple[Numbers, blocks.Misreading]]:
@@ -222,7 +214,7 @@ def _ways(table: Blocks, ways: Ways) -> Iterator[tuple[Numbers, blocks.Misreadin
         yield {"type": table.type.name, "how": how}, misreading
 
 
-def _codes(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _codes(site: Site) -> Computes:
     """Ternary codes 0, 1, 2 that are taken for other numbers than -1, 0, +1."""
     if isinstance(site.linear.weights, Ternary):
         for meaning in (*permutations((-1, 0, 1)), (0, 0, 1), (-1, 0, 0), (1, 0, 1), (-2, -1, 0), (0, 1, -1)):
@@ -232,27 +224,29 @@ def _codes(site: Site) -> Iterator[tuple[Numbers, Compute]]:
                 yield {"meaning": words}, by_changed(site, lambda matrix, numbers=numbers: numbers[matrix.astype(np.int64) + 1])
 
 
-def _orders(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _orders(site: Site) -> Computes:
     if not isinstance(site.linear.weights, Blocks):
         for order, source in orders(site.linear.shape[1]):
             yield {"order": order}, by_changed(site, lambda matrix, source=source: matrix[:, source])
 
 
-def _fewer_bits(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    if site.name == EMBEDDING.name:
-        width = site.model.token_embd.shape[1]
-        for text, narrow in in_fewer_bits(width):
-            yield {"how": text}, site.of(lambda tokens, narrow=narrow: narrow(op.embed(site.model, tokens.astype(np.int64)).value))
-    elif not isinstance(site.linear.weights, Ternary):
-        for text, narrow in in_fewer_bits(site.linear.shape[1]):
-            yield {"how": text}, by_changed(site, narrow)
+def _embedded(site: Site, narrow: Change) -> Compute:
+    """The rows of a converted table."""
+    return site.of(lambda tokens: narrow(op.embed(site.model, tokens.astype(np.int64)).value))
 
 
-def _narrow_model(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _fewer_bits(site: Site) -> Computes:
+    embeds = site.name == EMBEDDING.name
+    if embeds or not isinstance(site.linear.weights, Ternary):
+        for text, narrow in in_fewer_bits((site.model.token_embd if embeds else site.linear).shape[1]):
+            yield {"how": text}, _embedded(site, narrow) if embeds else by_changed(site, narrow)
+
+
+def _narrow_model(site: Site) -> Computes:
     for kind in NARROW_FLOATS:
         rounded = partial(to_digits, digits=DIGITS[kind])
         if site.name == EMBEDDING.name:
-            yield {"kind": kind}, site.of(lambda tokens, rounded=rounded: rounded(op.embed(site.model, tokens.astype(np.int64)).value))
+            yield {"kind": kind}, _embedded(site, rounded)
         elif site.name not in norms.AT:
             matrix = partial(_dense, site.linear)
             yield {"kind": kind}, _by(site, lambda matrix=matrix, rounded=rounded: rounded(matrix()), rounded)
@@ -260,10 +254,10 @@ def _narrow_model(site: Site) -> Iterator[tuple[Numbers, Compute]]:
             yield {"kind": kind}, norms.weighted(site, rounded(norms.gain_of(site)))
 
 
-def _input_in_blocks(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _input_in_blocks(site: Site) -> Computes:
     for text, narrow in in_fewer_bits(site.linear.shape[1]):
         if "bits," in text or "q8_0" in text or "one scale" in text:
-            yield {"how": text}, site.of(lambda x, narrow=narrow: op.product(narrow(x), site.linear, site.dialect).value)
+            yield {"how": text}, site.of(lambda x, narrow=narrow: right(site, narrow(x)))
 
 
 # --- quantisers -----------------------------------------------------------------------------------------------------------------------
@@ -274,13 +268,12 @@ def _quantised(site: Site) -> Ternary | None:
     return plain_ternary(site) if op.reads_codes(site.linear, site.dialect) else None
 
 
-def _by_scale(steps: Callable[[Array], Array]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
+def _by_scale(steps: Callable[[Array], Array]) -> Callable[[Site], Compute | None]:
     """A quantiser whose steps per unit [T, 1] are others."""
 
-    def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    def compute(site: Site) -> Compute | None:
         weights = _quantised(site)
-        if weights is not None:
-            yield {}, quantised_by(site, weights, lambda x: _cut(x, steps(x)))
+        return None if weights is None else quantised_by(site, weights, lambda x: _cut(x, steps(x)))
 
     return compute
 
@@ -293,19 +286,17 @@ def _largest(x: Array) -> Array:
     return np.maximum(np.abs(x).max(axis=1, keepdims=True), 1e-5)
 
 
-def _in_groups(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _in_groups_of(size: int, x: Array) -> tuple[Array, Array]:
+    return in_groups(x, size), np.ones((len(x), 1))
+
+
+def _in_groups(site: Site) -> Computes:
     weights = _quantised(site)
     if weights is None:
         return
     for size in (16, 32, 64, 128, 256):
         if site.linear.shape[1] % size == 0 and site.linear.shape[1] > size:
-
-            def rounded(x: Array, size: int = size) -> tuple[Array, Array]:
-                cut = x.reshape(len(x), -1, size)
-                step = np.maximum(np.abs(cut).max(axis=2, keepdims=True), 1e-5) / 127
-                return (np.rint(cut / step) * step).reshape(x.shape), np.ones((len(x), 1))
-
-            yield {"size": size}, quantised_by(site, weights, rounded)
+            yield {"size": size}, quantised_by(site, weights, partial(_in_groups_of, size))
 
 
 def _of_mean(measure: Callable[[Array], Array], site: Site) -> Callable[[float], Compute] | None:
@@ -316,63 +307,58 @@ def _of_mean(measure: Callable[[Array], Array], site: Site) -> Callable[[float],
     return lambda number: quantised_by(site, weights, lambda x: _cut(x, 127 / np.maximum(number * measure(x), 1e-5)))
 
 
-_TIMES = tuple(np.geomspace(0.5, 16, 10))
+def _of_mean_of(id: str, name: str, measure: Callable[[Array], Array]) -> Mistake:
+    text = f"activations are scaled by the {name} instead of the largest: 127 steps are {{number:.4g}} times that"
+    grid = tuple(np.geomspace(0.5, 16, 10))
+    return Mistake(f"quantiser.{id}", text, AT, quantises, search=partial(_of_mean, measure), grid=grid)
 
+
+def _first_scale(x: Array) -> Array:
+    return np.broadcast_to(127 / _largest(x)[:1], (len(x), 1))
+
+
+def _scale_before(x: Array) -> Array:
+    return 127 / np.concatenate([_largest(x)[:1], _largest(x)[:-1]])
+
+
+_ALL = (*TABLES, *norms.AT)
 MISTAKES = (
-    Mistake("sums.left_out", "{part} not summed", PRODUCTS, compute=partial(_weighted, 0.0)),
-    Mistake("sums.twice", "{part} summed twice", PRODUCTS, compute=partial(_weighted, 2.0)),
-    Mistake("weights.shifted", "each weight is multiplied by {which}: columns are shifted by one", PRODUCTS, compute=_shifted_columns),
-    Mistake("weights.other_rows", "weights of other rows are used: {how}", PRODUCTS, compute=_other_rows),
-    Mistake("weights.rows_lost", "the last {count} outputs are 0", PRODUCTS, compute=_zero_rows),
+    *alike(
+        "sums",
+        PRODUCTS,
+        ("left_out", "{part} not summed", partial(_weighted, 0.0)),
+        ("twice", "{part} summed twice", partial(_weighted, 2.0)),
+    ),
+    *alike(
+        "weights",
+        PRODUCTS,
+        ("shifted", "each weight is multiplied by {which}: columns are shifted by one", _shifted_columns),
+        ("other_rows", "weights of other rows are used: {how}", _other_rows),
+        ("rows_lost", "the last {count} outputs are 0", _zero_rows),
+    ),
     Mistake("weights.of_layer", "the weights of layer {n} are used", AT, compute=_other_layers),
-    Mistake("scale.twice", "the weight scale is applied twice", AT, compute=_scale_twice),
-    Mistake("scale.of_another", "the weight scale of {other} is used", AT, compute=_other_scales),
+    *alike(
+        "scale",
+        AT,
+        ("twice", "the weight scale is applied twice", _scale_twice),
+        ("of_another", "the weight scale of {other} is used", _other_scales),
+    ),
     Mistake("bias.some_positions", "the bias is missing at all {which}", AT, compute=_bias_at),
     Mistake("codes.meaning", "codes 0, 1, 2 are read as {meaning} instead of -1, 0, +1", AT, compute=_codes),
-    Mistake(
-        "quantiser.first_scale",
-        "the activation scale of the first token is used for all tokens, and codes are cut",
+    *alike(
+        "quantiser",
         AT,
-        quantises,
-        _by_scale(lambda x: np.broadcast_to(127 / _largest(x)[:1], (len(x), 1))),
+        ("first_scale", "the activation scale of the first token is used for all tokens, and codes are cut", _by_scale(_first_scale)),
+        ("last_scale", "activation scales are those of the token before", _by_scale(_scale_before)),
+        ("in_groups", "activations have one scale for each {size} inputs instead of one for each token", _in_groups),
+        when=quantises,
     ),
-    Mistake(
-        "quantiser.last_scale",
-        "activation scales are those of the token before",
-        AT,
-        quantises,
-        _by_scale(lambda x: 127 / np.concatenate([_largest(x)[:1], _largest(x)[:-1]])),
-    ),
-    Mistake(
-        "quantiser.in_groups", "activations have one scale for each {size} inputs instead of one for each token", AT, quantises, _in_groups
-    ),
-    Mistake(
-        "weights.narrow_model",
-        "all weights are rounded to {kind}",
-        (*TABLES, *norms.AT),
-        compute=_narrow_model,
-        fault=False,
-        together=True,
-    ),
+    Mistake("weights.narrow_model", "all weights are rounded to {kind}", _ALL, compute=_narrow_model, fault=False, together=True),
     Mistake("weights.fewer_bits", "weights are {how}", TABLES, compute=_fewer_bits),
     Mistake("input.fewer_bits", "the input is {how}", AT, compute=_input_in_blocks, together=True),
     Mistake("blocks.misread", "{type}: {how}", TABLES, compute=partial(_misread, ways=blocks.other_numbers)),
     Mistake("blocks.order", "{type}: {how}", TABLES, compute=partial(_misread, ways=blocks.other_orders), together=True),
     Mistake("weights.order", "weights of each row are read in another order: {order}", PRODUCTS, compute=_orders, together=True),
-    Mistake(
-        "quantiser.of_mean",
-        "activations are scaled by the mean of their magnitudes instead of the largest: 127 steps are {number:.4g} times that",
-        AT,
-        quantises,
-        search=partial(_of_mean, lambda x: np.abs(x).mean(axis=1, keepdims=True)),
-        grid=_TIMES,
-    ),
-    Mistake(
-        "quantiser.of_root",
-        "activations are scaled by the root of their mean square instead of the largest: 127 steps are {number:.4g} times that",
-        AT,
-        quantises,
-        search=partial(_of_mean, lambda x: np.sqrt((x * x).mean(axis=1, keepdims=True))),
-        grid=_TIMES,
-    ),
+    _of_mean_of("of_mean", "mean of their magnitudes", lambda x: np.abs(x).mean(axis=1, keepdims=True)),
+    _of_mean_of("of_root", "root of their mean square", lambda x: np.sqrt((x * x).mean(axis=1, keepdims=True))),
 )

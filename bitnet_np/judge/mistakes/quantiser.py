@@ -1,6 +1,6 @@
 """Mistakes in quantising activations to int8. They change as little as roundings do."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,10 +15,9 @@ from ...model import Model, Ternary
 from ...traces.points import MAY_BE_QUANTIZED
 from .. import operations as op
 from ..graph import FIELDS
-from ..variant import Variant
+from ..variant import Floats, Variant
 from .mistake import Array, Compute, Mistake, Site
 
-Floats = NDArray[np.float32]
 Quantizer = Callable[[Array], tuple[Array, Array]]
 """[T, M] -> codes [T, M], steps per unit [T, 1]."""
 
@@ -39,14 +38,14 @@ def plain_ternary(site: Site) -> Ternary | None:
     return linear.weights if isinstance(linear.weights, Ternary) and linear.bias is None and linear.scale is None else None
 
 
-def _with_quantizer(quantize: Quantizer, site: Site) -> Compute | Iterable:
+def _with_quantizer(quantize: Quantizer, site: Site) -> Compute | None:
     """The codes, their scale, or the product of a ternary matrix, with another quantiser."""
     if site.name in CODES:
         return site.of(lambda x: quantize(x)[0])
     if site.name in SCALES:
         return site.of(lambda x: quantize(x)[1])
     weights = plain_ternary(site)
-    return () if weights is None else quantised_by(site, weights, quantize)
+    return None if weights is None else quantised_by(site, weights, quantize)
 
 
 def quantised_by(site: Site, weights: Ternary, quantize: Quantizer) -> Compute:
@@ -59,20 +58,27 @@ def quantised_by(site: Site, weights: Ternary, quantize: Quantizer) -> Compute:
     return site.of(product)
 
 
+def in_groups(x: Array, size: int) -> Array:
+    """Activations [T, M] as int8 codes give them back, with a scale for each `size` inputs."""
+    cut = x.reshape(len(x), -1, size)
+    step = np.maximum(np.abs(cut).max(axis=2, keepdims=True), 1e-5) / 127
+    return (np.rint(cut / step) * step).reshape(x.shape)
+
+
 def _truncated(x: Array) -> tuple[Array, Array]:
     single = x.astype(np.float32)  # in float32 the largest number may come out below 127
     scale = np.float32(127) / np.maximum(np.float32(1e-5), np.abs(single).max(axis=1, keepdims=True))
     return np.trunc(single * scale).astype(np.float64), scale.astype(np.float64)
 
 
-def _floor(x: Array) -> tuple[Array, Array]:
-    scale = spec.quantize(x)[1]
-    return np.floor(x * scale), scale
+def _rounded(rounded: Callable[[Array], Array]) -> Quantizer:
+    """The right scale, and another rounding of numbers to codes."""
 
+    def quantize(x: Array) -> tuple[Array, Array]:
+        scale = spec.quantize(x)[1]
+        return rounded(x * scale), scale
 
-def _half_added(x: Array) -> tuple[Array, Array]:
-    scale = spec.quantize(x)[1]
-    return np.trunc(x * scale + 0.5), scale
+    return quantize
 
 
 def _per_tensor(x: Array) -> tuple[Array, Array]:
@@ -135,35 +141,22 @@ def _mistake(id: str, text: str, quantize: Quantizer | None, engine: Callable[[V
     return Mistake("quantiser." + id, text, AT if quantize else (), quantises, compute, engine)
 
 
+_PER_TENSOR = "one activation scale for the whole tensor instead of one for each token"
+_HALF_ADDED = "codes are (int)(x + 0.5): a half is added and the rest cut, which rounds negative numbers towards zero"
+_SIGNED = "activations are scaled by their largest number, not by their largest magnitude"
+_STEPS = "activations are scaled to {} steps instead of 127"
+_reciprocal = partial(Site.of, function=lambda x: 1 / spec.quantize(x)[1])
+_half_added = _engine(lambda x: np.trunc(x + np.float32(0.5)))
 MISTAKES = (
-    _mistake(
-        "per_tensor", "one activation scale for the whole tensor instead of one for each token", _per_tensor, _engine(np.rint, axis=None)
-    ),
+    _mistake("per_tensor", _PER_TENSOR, _per_tensor, _engine(np.rint, axis=None)),
     _mistake("none", "activations are not quantised to int8", lambda x: (x, np.ones((len(x), 1))), _unquantised),
     _mistake("truncated", "codes are truncated instead of rounded", _truncated, _engine(lambda x: np.trunc(x * _UP))),
     _mistake("truncated_126", "codes are truncated instead of rounded, some of 127 to 126", None, _engine(np.trunc)),
-    _mistake("rounded_down", "codes are rounded down", _floor, _engine(np.floor)),
-    _mistake(
-        "half_added",
-        "codes are (int)(x + 0.5): a half is added and the rest cut, which rounds negative numbers towards zero",
-        _half_added,
-        _engine(lambda x: np.trunc(x + np.float32(0.5))),
-    ),
-    _mistake("128_wraps", "activations are scaled to 128 steps instead of 127, and +128 wraps around to -128", _wrapped_at_128),
-    _mistake("128", "activations are scaled to 128 steps instead of 127", _in_steps(128, -128, 127), _engine(np.rint, 128)),
-    _mistake("126", "activations are scaled to 126 steps instead of 127", _in_steps(126, -126, 126), _engine(np.rint, 126)),
-    _mistake("63", "activations are scaled to 63 steps instead of 127", _in_steps(63, -63, 63), _engine(np.rint, 63)),
-    _mistake("7", "activations are scaled to 7 steps instead of 127", _in_steps(7, -7, 7), _engine(np.rint, 7)),
-    _mistake(
-        "signed_largest",
-        "activations are scaled by their largest number, not by their largest magnitude",
-        _in_steps(127, -128, 127, lambda x: x),
-    ),
-    Mistake(
-        "quantiser.reciprocal",
-        "it is the reciprocal, absmax / 127",
-        SCALES,
-        quantises,
-        lambda site: site.of(lambda x: 1 / spec.quantize(x)[1]),
-    ),
+    _mistake("rounded_down", "codes are rounded down", _rounded(np.floor), _engine(np.floor)),
+    _mistake("half_added", _HALF_ADDED, _rounded(lambda x: np.trunc(x + 0.5)), _half_added),
+    _mistake("128_wraps", f"{_STEPS.format(128)}, and +128 wraps around to -128", _wrapped_at_128),
+    _mistake("128", _STEPS.format(128), _in_steps(128, -128, 127), _engine(np.rint, 128)),
+    *(_mistake(str(most), _STEPS.format(most), _in_steps(most, -most, most), _engine(np.rint, most)) for most in (126, 63, 7)),
+    _mistake("signed_largest", _SIGNED, _in_steps(127, -128, 127, lambda x: x)),
+    Mistake("quantiser.reciprocal", "it is the reciprocal, absmax / 127", SCALES, quantises, _reciprocal),
 )

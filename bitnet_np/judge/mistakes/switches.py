@@ -1,18 +1,17 @@
 """Factors and caps of a model that an engine does not apply."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from ..graph import LOGITS, SCALED, operations
 from ..variant import Variant
-from .mistake import Compute, Mistake, Numbers, Site
+from .mistake import Computes, Engines, Mistake, Site
 
 
 def _missing(field: str, text: str, at: tuple[str, ...], without: Any) -> Mistake:
     """A model's setting that is left out. without: the value of the setting in models that have none."""
 
-    def at_operation(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    def at_operation(site: Site) -> Computes:
         value = getattr(site.config, field)
         if value != without:
             plain = replace(site.model, config=replace(site.config, **{field: without}))
@@ -21,7 +20,7 @@ def _missing(field: str, text: str, at: tuple[str, ...], without: Any) -> Mistak
             evaluate = others.get(site.operation.key)  # None: a model without the setting has no such operation
             yield {"value": value}, site.of(lambda *inputs: inputs[0] if evaluate is None else evaluate(*inputs).value)
 
-    def in_engine(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+    def in_engine(base: Variant) -> Engines:
         value = getattr(base.model.config, field)
         if value != without:
             yield {"value": value}, base.with_config(**{field: without})

@@ -13,7 +13,7 @@ from ...model import Blocks, Ternary
 from ..mistakes import blocks as mistakes
 from ..mistakes.blocks import Parts
 from ..mistakes.orders import orders
-from .product import Product
+from .product import Product, of_product
 from .wrong import FEW, Array, Wrong
 
 
@@ -24,11 +24,9 @@ def misreadings(blocks: Blocks, rows: NDArray[np.int64]) -> Iterator[tuple[str, 
         yield text, misread(parts)
 
 
-def misread_blocks(wrong: Wrong) -> str | None:
+@of_product
+def misread_blocks(wrong: Wrong, product: Product) -> str | None:
     """What is wrong in reading blocks of weights, or the order in which weights of any type are read."""
-    product = wrong.product
-    if product is None or not product.error.any():
-        return None
     if isinstance(product.table, Blocks) and product.table.type.name in FORMATS:
         zero = _zero_point(product, Parts.of(product.table, product.rows))
         if zero is not None:
@@ -77,10 +75,10 @@ def _zero_point(product: Product, parts: Parts) -> str | None:
     return None
 
 
-def block_factors(wrong: Wrong) -> str | None:
+@of_product
+def block_factors(wrong: Wrong, product: Product) -> str | None:
     """Blocks of weights whose scales, or whose zero points, are others: fitted to each row, where tokens are more than blocks."""
-    product = wrong.product
-    if product is None or not product.error.any() or isinstance(product.table, Ternary):
+    if isinstance(product.table, Ternary):
         return None
     known = product.independent
     for size in (256, 128, 64, 32, 16):

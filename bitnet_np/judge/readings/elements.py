@@ -313,10 +313,10 @@ def _order(source: Indices) -> str | None:
         where = "" if size == count else f" in each {size}"
         known = [(f"{{what}}s are in the opposite order{where}", blocks[:, ::-1])]
         if size % 2 == 0 and size > 2:
-            halves = blocks.reshape(-1, 2, size // 2)
+            both = blocks.reshape(-1, 2, size // 2)
             known += [
-                (f"the two halves of the {{what}}s are exchanged{where}", halves[:, ::-1]),
-                (f"{{what}}s are in the order of pairs (i, i + {size // 2}){where}: interleaved", halves.transpose(0, 2, 1)),
+                (f"the two halves of the {{what}}s are exchanged{where}", both[:, ::-1]),
+                (f"{{what}}s are in the order of pairs (i, i + {size // 2}){where}: interleaved", both.transpose(0, 2, 1)),
                 (f"{{what}}s are in the order of even ones, then odd ones{where}", blocks.reshape(-1, size // 2, 2).transpose(0, 2, 1)),
             ]
         if 1 < size < count:

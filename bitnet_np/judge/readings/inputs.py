@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import operations
-from .product import Product, token_sizes
+from .product import Product, of_product, token_sizes
 from .wrong import FEW, ROWS, Array, Wrong, every, numbered, runs
 
 _MOST_GROUPS = 256
@@ -18,11 +18,9 @@ _WORST_CONDITION = 1e8  # of its Gram matrix
 _RECOVERED = 1e-9  # NMSE of a solved input
 
 
-def weighted_inputs(wrong: Wrong) -> str | None:
+@of_product
+def weighted_inputs(wrong: Wrong, product: Product) -> str | None:
     """The inputs that sums leave out, or take twice: blocks, every n-th input, or a part of each block, with one factor in all rows."""
-    product = wrong.product
-    if product is None or not product.error.any():
-        return None
     for labels in _groupings(product.width):
         count = int(labels.max()) + 1
         if count > _MOST_GROUPS or 4 * count > product.theirs.size:
@@ -67,11 +65,9 @@ def _described(fit: Array, labels: NDArray[np.int64]) -> str | None:
     return f"{whole} are multiplied by factors of their own: {', '.join(f'{f:.3g}' for f in factors[:FEW])}{', ...' * (factors.size > FEW)}"
 
 
-def low_rank(wrong: Wrong) -> str | None:
+@of_product
+def low_rank(wrong: Wrong, product: Product) -> str | None:
     """A low-rank error, and the inputs that it comes from if they are few: a changed weight matrix is wrong by a product of thin ones."""
-    product = wrong.product
-    if product is None or not product.error.any():
-        return None
     sizes = token_sizes(product.theirs, product.right)
     error = product.error / sizes
     left, size, right = np.linalg.svd(error, full_matrices=False)
@@ -100,7 +96,7 @@ def low_rank(wrong: Wrong) -> str | None:
 
 def _one_pattern(product: Product, amounts: Array, pattern: Array, wrong: Wrong) -> str | None:
     """An error of rank 1: a pattern [n] over the outputs, times an amount [T] of each token."""
-    bias = wrong.matrix.bias
+    bias = wrong.linear.bias
     totals = product.inputs.sum(axis=1)
     if _alike(pattern, product.matrix.sum(axis=1)):
         added = amounts * (pattern @ product.matrix.sum(axis=1)) / (product.matrix.sum(axis=1) ** 2).sum()
@@ -125,7 +121,7 @@ def _one_pattern(product: Product, amounts: Array, pattern: Array, wrong: Wrong)
 
 def recovered(wrong: Wrong) -> Wrong | None:
     """The input that makes their outputs, beside the right one, where a matrix has enough rows to tell it; None where nothing does."""
-    linear, (x,) = wrong.matrix, wrong.inputs
+    linear, (x,) = wrong.linear, wrong.inputs
     height, width = linear.shape
     if height < width or height * width > _MOST_WEIGHTS:
         return None

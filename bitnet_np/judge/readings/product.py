@@ -39,7 +39,7 @@ class Product:
     def of(cls, wrong: Wrong, tokens: NDArray[np.int64] | None = None, outputs: int = _OUTPUTS) -> Product | None:
         """Some outputs of a wrong product, and tokens unless they are given, spread over all. None where a dialect rounds inputs by the
         type of the matrix."""
-        linear, dialect = wrong.matrix, wrong.dialect
+        linear, dialect = wrong.linear, wrong.dialect
         rows = _spread(linear.shape[0], outputs)
         tokens = _spread(len(wrong.theirs), ROWS) if tokens is None else tokens
         raw = x = wrong.inputs[0][tokens]
@@ -98,6 +98,16 @@ class Product:
         """The outputs that are most wrong: most other matrices are refused by these alone."""
         worst = np.argsort(-((self.error / token_sizes(self.theirs, self.right)) ** 2).sum(axis=0))[:8]
         return replace(self, matrix=self.matrix[worst], rows=self.rows[worst], theirs=self.theirs[:, worst])
+
+
+def of_product(read: Callable[[Wrong, Product], str | None]) -> Callable[[Wrong], str | None]:
+    """A reading of a product some of whose outputs are wrong."""
+
+    def reading(wrong: Wrong) -> str | None:
+        product = wrong.product
+        return None if product is None or not product.error.any() else read(wrong, product)
+
+    return reading
 
 
 def _unfinished(c: Config, logits: Array) -> Array | None:

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dialects import Dialect
 from ...errors import listed
-from ...model import Config, Layer, Linear, Model
 from ...traces.points import Key
-from ..graph import Operation, matrix_of
+from ..graph import Place
 
 if TYPE_CHECKING:
     from .product import Product
@@ -28,36 +26,15 @@ ROWS = 64  # tokens looked at
 
 
 @dataclass(frozen=True)
-class Wrong:
-    """A wrong tensor of another engine, beside what it should be and what it was computed from."""
+class Wrong(Place):
+    """A wrong tensor of another engine, beside what it should be and what it was computed from. The model has the RoPE of its layer."""
 
-    model: Model  # with the RoPE of the tensor's layer in every layer
-    dialect: Dialect
-    operation: Operation
     inputs: list[Array]  # theirs, [T, width] each
     value: Array  # what it should be, [T, width]
     theirs: Array  # [T, width]
     places: NDArray[np.bool_]  # True for each wrong element, [T, width]
     noise: float  # NMSE that narrow types make by themselves, 0 in float32
     tensors: Mapping[Key, Array]  # all of theirs
-
-    @property
-    def key(self) -> Key:
-        return self.operation.key
-
-    @property
-    def config(self) -> Config:
-        return self.model.config
-
-    @property
-    def layer(self) -> Layer | None:
-        """Its layer; None outside the layers."""
-        return None if self.key.layer is None else self.model.layers[self.key.layer]
-
-    @property
-    def matrix(self) -> Linear:
-        """The matrix of a product, the head's too."""
-        return matrix_of(self.model, self.key)
 
     @cached_property
     def product(self) -> "Product | None":

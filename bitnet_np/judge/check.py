@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from ..dialects import DIALECTS, EXACT, Dialect
 from ..errors import OptionError, ShapeError, TokenRangeError, shown
 from ..model import Config, Model
+from ..network import Runtime
 from ..progress import Bars, no_bars
-from ..tokens import check_tokens
+from ..tokens import Tokens, check_tokens
 from ..traces.arrays import as_numpy
 from ..traces.formats import read_any
 from ..traces.formats.arrays import Header, collect
@@ -21,7 +22,7 @@ from ..traces.formats.labels import direct
 from ..traces.points import Trace
 from ..validate import instance, integers
 from .detail import Details
-from .dump import check_logits, check_trace
+from .dump import judge_batch, judge_dump
 from .graph import LOGITS
 from .precision import FLOAT32, Precision
 from .report import Report
@@ -58,23 +59,22 @@ def check(
     never raise an error: NaN, or logits of another length, are INVALID.
     """
     model = instance("model", model, Model)
-    ids = _sequences(tokens)
-    check_tokens(model.config, ids)
-    how: dict[str, Any] = {"dialect": _dialect(dialect), "precision": _precision(precision), "bars": bars}
+    tokens = check_tokens(model.config, _sequences(tokens))
+    runtime, precision = Runtime(model, _dialect(dialect)), _precision(precision)
     if isinstance(dump, Trace | str | PathLike):
-        if len(ids) > 1:
-            raise ShapeError(f"tokens has shape {list(ids.shape)}, expected one sequence with a dump in a file")
-        trace = dump if isinstance(dump, Trace) else read_any(dump, tokens=ids[0], config=model.config)
-        return check_trace(model, ids[0], trace, details=details, **how)
+        if len(tokens.ids) > 1:
+            raise ShapeError(f"tokens has shape {list(tokens.ids.shape)}, expected one sequence with a dump in a file")
+        trace = dump if isinstance(dump, Trace) else read_any(dump, tokens=tokens.ids[0], config=model.config)
+        return judge_dump(runtime.checked(), tokens, trace, bars, details, precision)
     arrays = _named(dump) if isinstance(dump, Mapping) else {LABEL: as_numpy("dump", dump)}
-    if len(ids) == 1:
-        return check_trace(model, ids[0], _trace(arrays, ids[0], model.config), details=details, **how)
+    if len(tokens.ids) == 1:
+        return judge_dump(runtime.checked(), tokens, _trace(arrays, tokens.ids[0], model.config), bars, details, precision)
     if list(arrays) == [LABEL]:
         logits = arrays[LABEL]
-        last_only = logits.ndim == 2 or (logits.ndim == 3 and logits.shape[1] == 1 < ids.shape[1])
+        last_only = logits.ndim == 2 or (logits.ndim == 3 and logits.shape[1] == 1 < tokens.ids.shape[1])
         theirs = logits[:, 0] if last_only and logits.ndim == 3 else logits
-        return check_logits(model, ids, theirs, last_only=last_only, details=details, **how)
-    return _each_sequence(partial(check_trace, model, **how), model.config, ids, arrays, details)
+        return judge_batch(runtime.checked(), tokens, theirs, False, last_only, bars, details, precision)
+    return _each_sequence(runtime, tokens.ids, arrays, bars, details, precision)
 
 
 def _sequences(tokens: Any) -> NDArray:
@@ -123,15 +123,24 @@ def _same(array: NDArray) -> NDArray:
     return array
 
 
-def _each_sequence(judge: Any, config: Config, ids: NDArray, arrays: Mapping[str, NDArray], details: Details | None) -> Report:
-    """The report on the worst of several sequences. judge: check_trace of token ids and a trace. arrays: [B, T, ...] each."""
+def _each_sequence(
+    runtime: Runtime,
+    ids: NDArray,
+    arrays: Mapping[str, NDArray],
+    bars: Bars,
+    details: Details | None,
+    precision: Precision | None,
+) -> Report:
+    """The report on the worst of several sequences, [B, ...] each."""
     for label, array in arrays.items():
         if array.ndim < 2 or len(array) != len(ids):
             raise ShapeError(f"dump[{shown(label)}] has shape {list(array.shape)}, expected {len(ids)} sequences: [B, T, width]")
+    runtime.checked()
     every = [details and Details() for _ in ids]
+    traces = (_trace({label: array[b] for label, array in arrays.items()}, row, runtime.model.config) for b, row in enumerate(ids))
     reports = [
-        judge(ids[b], _trace({label: array[b] for label, array in arrays.items()}, ids[b], config), details=every[b])
-        for b in range(len(ids))
+        judge_dump(runtime, Tokens.whole(row[None]), trace, bars, some, precision)
+        for row, trace, some in zip(ids, traces, every, strict=True)
     ]
     worst = max(range(len(ids)), key=lambda b: reports[b].verdict)
     if details is not None and (collected := every[worst]) is not None:

@@ -6,12 +6,12 @@ import numpy as np
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, recorded, trace
 
 from bitnet_np import BITNET_CPP
-from bitnet_np.judge.two_dumps import compare_traces
+from bitnet_np.judge.compare_dumps import compare_traces
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import Key
 
 
-def test_compare_two_dumps():
+def test_two_dumps_are_compared():
     ours, dialect = trace(recorded(), TOKENS), trace(recorded(dialect=BITNET_CPP), TOKENS)
     assert compare_traces(ours, ours).verdict is Verdict.SAME_BITS
     assert compare_traces(ours, dialect).verdict is Verdict.FLIPS

@@ -26,7 +26,7 @@ _NEAR = 0.1  # of the RMS of an element: what narrow types and flipped codes lea
 _STARTS = 4096  # first positions tried at a time, to bound the memory
 
 
-class Harmless(NamedTuple):
+class Equivalent(NamedTuple):
     """What a dump differs in without being wrong."""
 
     tensors: dict[Key, NDArray]  # of the dump, with queries and keys in our order
@@ -34,8 +34,8 @@ class Harmless(NamedTuple):
     notes: tuple[str, ...]  # the differences in words
 
 
-def look_through(model: Model, ours: Tensors, theirs: dict[Key, NDArray]) -> Harmless:
-    """The harmless differences of a dump.
+def look_through(model: Model, ours: Tensors, theirs: dict[Key, NDArray]) -> Equivalent:
+    """The differences of a dump that change nothing.
 
     ours, theirs: tensors [T, width] by name; of ours only the first layer's queries and keys are read.
     """
@@ -52,7 +52,7 @@ def look_through(model: Model, ours: Tensors, theirs: dict[Key, NDArray]) -> Har
     if start:
         length = len(tensors[Key("Kcur_rope", 0)])
         notes.append(f"positions are {start} to {start + length - 1}: that changes no score, and is looked through")
-    return Harmless(tensors, start, tuple(notes))
+    return Equivalent(tensors, start, tuple(notes))
 
 
 def _with_sorted_experts(model: Model, theirs: dict[Key, NDArray]) -> dict[Key, NDArray]:
@@ -111,10 +111,10 @@ def _named(config: Config, order: NDArray[np.intp]) -> str:
     first, second = (np.arange(config.head_dim)[part] for part in pair_slices(config))
     rest = np.arange(2 * config.rope_pairs, config.head_dim)
     neighbours = np.concatenate([np.stack([first, second], axis=1).reshape(-1), rest])
-    halves = np.concatenate([first, second, rest])
+    half_apart = np.concatenate([first, second, rest])
     if config.rope == "halves" and (order == neighbours).all():
         return "in Meta's order (rotated pairs are neighbours, ours half a head apart)"
-    if config.rope == "adjacent" and (order == halves).all():
+    if config.rope == "adjacent" and (order == half_apart).all():
         return "in transformers' order (rotated pairs are half a head apart, ours neighbours)"
     return "in another order of a head's elements, both in the same"
 

@@ -13,10 +13,10 @@ from bitnet_np.cache_types import ROUNDINGS
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.families import MATRICES
 from bitnet_np.judge.engine import judge_logits
+from bitnet_np.judge.honest_engines import in_precision, roundings
 from bitnet_np.judge.logits import judge, position_nmse
 from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
 from bitnet_np.judge.precision import FLASH, FLOAT32, Precision
-from bitnet_np.judge.reach import in_precision, roundings
 from bitnet_np.judge.roundings import to_eleven_bits as half
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict

@@ -33,12 +33,12 @@ def roundings(base: Variant, precision: Precision = FLOAT32) -> Iterator[Variant
     """Yields variants as honest as ours: float16 numbers after each norm or each operation, or the roundings of a declared precision."""
     if precision == FLOAT32:
         yield replace(base, text="float16 norms", edit=lambda name, n, x: to_eleven_bits(x) if "norm" in name else x)
-        yield replace(base, text="float16 after each operation", edit=_halved)
+        yield replace(base, text="float16 after each operation", edit=_in_float16)
     else:
         yield in_precision(base, precision)
 
 
-def _halved(name: str, layer: int | None, x: NDArray) -> NDArray:
+def _in_float16(name: str, layer: int | None, x: NDArray) -> NDArray:
     """A tensor rounded to float16, unless engines with float16 tensors keep it; numbers of experts stay as they are."""
     return x if name in _UNROUNDED or x.dtype != np.float32 else to_eleven_bits(x)
 
@@ -79,7 +79,7 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
     """Our engine in a precision: recorded tensors, the KV cache and the head in its types, products and attention about as wrong."""
     c, layer = base.model.config, base.model.layers[0]
     plain = "Kcur" if layer.attn_k_norm is None else "Kcur_normed"
-    halves = precision.kv == precision.probs == "float16"  # a dialect rounds both, with the queries, as they are rounded
+    in_float16 = precision.kv == precision.probs == "float16"  # a dialect rounds both, with the queries, as they are rounded
     products = _products(base)
 
     def edit(name: str, n: int | None, x: NDArray) -> NDArray:
@@ -89,14 +89,14 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
             x = _on_steps(x, np.hypot(weights, ROUNDOFF[precision.acc] * np.sqrt(product.terms)))
             x = _rescaled(x, ROUNDOFF[precision.scale], name) if product.reads_codes else x
         elif name == "kqv_out":
-            x = _attended(x, c.heads, ROUNDOFF[precision.attn_acc], 0.0 if halves else ROUNDOFF[precision.probs])
+            x = _attended(x, c.heads, ROUNDOFF[precision.attn_acc], 0.0 if in_float16 else ROUNDOFF[precision.probs])
         if precision.act != "float32" and x.dtype == np.float32:
             x = _to_type(x, precision.act)
-        if precision.kv != "float32" and not halves and n is not None and name in ("Kcur_rope" if c.rotates(n) else plain, "Vcur"):
+        if precision.kv != "float32" and not in_float16 and n is not None and name in ("Kcur_rope" if c.rotates(n) else plain, "Vcur"):
             x = _to_type(x.reshape(-1, c.head_dim), precision.kv).reshape(x.shape)
         return x
 
-    dialect = replace(base.dialect, halves=True) if halves else base.dialect
+    dialect = replace(base.dialect, halves=True) if in_float16 else base.dialect
     variant = replace(base, text=f"the precision {precision}", dialect=dialect, edit=edit)
     if precision.head == "float32":
         return variant
