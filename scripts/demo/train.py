@@ -1,4 +1,4 @@
-"""Train the embedded demo model from scratch: `python demo/train.py --out FOLDER`.
+"""Train the embedded demo model from scratch: `python scripts/demo/train.py --out FOLDER`.
 
 A small bitnet-b1.58 model learns stories and sums from a seeded generator (writer/), with AdamW (trainer/) and the gradients of
 bitnet_np.training.gradients. The same settings give the same bits on every machine and with any number of threads. An interrupted run

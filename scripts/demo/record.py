@@ -1,4 +1,4 @@
-"""Record continuations of the embedded demo model, and its logits by Hugging Face transformers: `python demo/record.py FOLDER`.
+"""Record continuations of the embedded demo model, and its logits by Hugging Face transformers: `python scripts/demo/record.py FOLDER`.
 
 FOLDER/greedy.json gets greedy continuations of some prompts. `--transformers` needs torch and transformers: transformers' BitNet with its
 own quantised linears (AutoBitLinear, offline) gets the weights of the model file, and FOLDER/transformers.npz gets `text`, its `tokens`
@@ -23,7 +23,7 @@ from bitnet_np.model import Model
 from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
 from bitnet_np.traces.points import Key
 
-sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # for a run by its path; in tests it is on sys.path already
+sys.path.append(str(Path(__file__).parents[1]))  # for a run by its path; in tests it is on sys.path already
 
 from crossval_hf import MODULES, Case, Matrix, Transformers
 

@@ -65,7 +65,7 @@ def test_its_form(demo):
 
 
 def test_its_grades(demo):
-    """Some of what `demo/train.py --evaluate` measures."""
+    """Some of what `scripts/demo/train.py --evaluate` measures."""
     _, model, tokenizer = demo
     silent = lambda done, total: None  # noqa: E731
     assert evaluate.perplexity(model, tokenizer, DEMO.seed, 20, silent).token < 2.5
@@ -85,7 +85,7 @@ def recorded():
 
 
 def test_transformers_computes_the_same_model(demo, recorded):
-    """Recorded by demo/record.py: strict float64 against the definition, float32 against the kernels."""
+    """Recorded by scripts/demo/record.py: strict float64 against the definition, float32 against the kernels."""
     _, model, tokenizer = demo
     tokens = recorded["tokens"]
     np.testing.assert_array_equal(tokens, tokenizer.encode(str(recorded["text"])))
