@@ -6,11 +6,7 @@ be counted again. A figure smaller than the call's own result is impossible and 
 
 import ctypes
 import functools
-import json
-import os
 import platform
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,11 +17,9 @@ from numba.core.runtime import rtsys
 from bitnet_np import KVCache, Model, forward, forward_full, forward_incremental
 from bitnet_np.kernels import workspace
 
-from .processes import ROOT
+from .processes import fresh
 from .report import Table, figure
-from .rounds import OURS, Case, CheckError, Key, Results, Sample, timed
-from .setup import Setup, tokens
-from .stats import summary
+from .rounds import OURS, Case, CheckError, Key, Results, Sample, Setup, summary, timed, tokens
 
 LEAK_CALLS = 200
 LEAK_BYTES = 1_000_000  # growth over LEAK_CALLS calls that still counts as none
@@ -107,17 +101,6 @@ def calls(model: Model, n: int, seed: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def resident(setup: Setup, n: int, threads: int) -> dict[str, int | None]:
-    """Growth of a fresh process in each call, by the call's name. The process has loaded the model and its kernels before."""
-    scripts = Path(__file__).parents[1]
-    paths = os.pathsep.join(filter(None, [str(ROOT), str(scripts), os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "benchmarks.workers.resident", setup.path, n, setup.seed, threads]
-    done = subprocess.run(list(map(str, command)), env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CheckError(f"a fresh process ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
-    return json.loads(done.stdout)
-
-
 def checked(name: str, sample: Sample, result: int) -> Sample:
     """The sample. Raises CheckError for a peak that does not even hold the call's result, of `result` bytes."""
     for key, least in (("peak", result), ("resident", result - _PAGES_KEPT)):
@@ -128,8 +111,8 @@ def checked(name: str, sample: Sample, result: int) -> Sample:
 
 def cases(setup: Setup) -> Iterator[Case]:
     """A case for each call."""
-    model, n = setup.model, setup.fitting(setup.lengths, (64,))[0]
-    grown = functools.cache(functools.partial(resident, setup, n))
+    model, n = setup.model, setup.fitting((64,))[0]
+    grown = functools.cache(lambda threads: fresh(setup, threads, "memory", str(n), str(setup.seed)))
     for name, call in calls(model, n, setup.seed).items():
         vocab = model.config.vocab * 4
         logits = vocab * n if name.endswith("all logits") else vocab

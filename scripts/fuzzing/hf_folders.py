@@ -3,12 +3,12 @@
 import json
 import random
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
-
-from hf_files import FLOATS, folder_bytes, header
 
 from bitnet_np.errors import Error
 from bitnet_np.files.safetensors_file import DTYPES
+from bitnet_np.testing_hf import FLOATS, folder_files, folder_model, folder_tensors
 
 from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes, edit_words
 
@@ -68,10 +68,9 @@ def _resize(files: Files, draw: random.Random) -> bool:
     sizes = config.get("text_config", config)
     for key in draw.sample([key for key in _SIZE_KEYS if key in sizes], 2):
         sizes[key] = draw.choice(_SIZES)
-    drawn: Files = {}
     try:
-        for name, raw in folder_bytes(config, seed=draw.randrange(9), floats=draw.choice(FLOATS), shards=draw.choice([1, 1, 2])):
-            drawn[name] = drawn.get(name, b"") + raw
+        tensors = folder_tensors(config, folder_model(config, draw.randrange(9)), draw.choice(FLOATS))
+        drawn = folder_files(config, tensors, draw.choice([1, 1, 2]))
     except Error:
         return False
     for name in [name for name in files if name.startswith("model")]:
@@ -126,7 +125,14 @@ def _tensors(raw: bytes) -> list[_Tensor]:
 
 
 def _together(tensors: list[_Tensor]) -> bytes:
-    return header({tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}) + b"".join(tensor.data for tensor in tensors)
+    """A file of tensors one after the other, whose sizes are those of their shapes even where their bytes are not."""
+    table, at = {}, 0
+    for tensor in tensors:
+        end = at + prod(tensor.shape) * DTYPES[tensor.dtype].itemsize
+        table[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [at, end]}
+        at = end
+    header = json.dumps(table).encode()
+    return len(header).to_bytes(8, "little") + header + b"".join(tensor.data for tensor in tensors)
 
 
 def _edit_tensors(files: Files, draw: random.Random) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 from gguf_bytes import BOOL, FLOAT32, INT32, UINT16, UINT32, number, numbers, text, texts
-from hf_files import write_folder
 
 from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.model import LongRope, Yarn
 from bitnet_np.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES, I2_S, LOOKED_UP, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
+from bitnet_np.testing_hf import write_hf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.spm import SPACE
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
@@ -220,7 +220,7 @@ _FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def write_folders(folder: Path) -> None:
     """Write hf-<name>: Hugging Face folders of every model type and form of ternary matrices, and two with a tokenizer."""
     for name, (config, how) in _FOLDERS.items():
-        write_folder(folder / f"hf-{name}", config, **how)
+        write_hf(folder / f"hf-{name}", config, **how)
     ids = {spelling: i for i, spelling in enumerate([*BYTE_CHARACTERS, *_MERGED])}
     tokenizer: dict[str, Any] = {
         "added_tokens": [_PLAIN | {"id": len(ids), "content": "<s>", "special": True}, _PLAIN | {"id": len(ids) + 1, "content": "<user>"}],

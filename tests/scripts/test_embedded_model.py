@@ -85,7 +85,7 @@ def recorded():
 
 
 def test_transformers_computes_the_same_model(demo, recorded):
-    """Recorded by scripts/demo/record.py: strict float64 against the definition, float32 against the kernels."""
+    """Recorded by scripts/recorders/crossval_hf.py --demo: strict float64 against the definition, float32 against the kernels."""
     _, model, tokenizer = demo
     tokens = recorded["tokens"]
     np.testing.assert_array_equal(tokens, tokenizer.encode(str(recorded["text"])))

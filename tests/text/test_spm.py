@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpus import CORPUS
-from hf_files import write_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from bitnet_np.errors import FileFormatError, UnsupportedError
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.testing import random_model
+from bitnet_np.testing_hf import write_hf
 from bitnet_np.text.hf_tokenizer import tokenizer_metadata
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
@@ -339,7 +339,7 @@ def test_converting_a_folder_keeps_the_tokenizer(tmp_path):
     told = converted(PROTOS["llama"])
     config = {"model_type": "llama", "hidden_act": "silu", "vocab_size": 420, "hidden_size": 16, "intermediate_size": 16}
     config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e4}
-    write_folder(tmp_path / "m", config)
+    write_hf(tmp_path / "m", config)
     (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(told))
     (tmp_path / "m" / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
     assert cli.main(["convert", str(tmp_path / "m"), str(tmp_path / "m.gguf")]) == 0

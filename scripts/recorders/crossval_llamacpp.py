@@ -5,8 +5,12 @@ weights not repacked. Every tensor of its graph that is a point of ours is judge
 also counts the positions whose logits agree end to end, to 5e-6 of the largest logit: those before the first activation that rounds to
 another code. A model passes if no tensor is WRONG or INVALID.
 
-    python scripts/crossval_llamacpp.py --seeds 12
-    python scripts/crossval_llamacpp.py --types all --archs llama,gptneox
+    python scripts/recorders/crossval_llamacpp.py --seeds 12
+    python scripts/recorders/crossval_llamacpp.py --types all --archs llama,gptneox
+    python scripts/recorders/crossval_llamacpp.py --record tests/data/llamacpp_families
+
+`--record` writes a tiny model of each family instead: <name>.gguf, as `convert` writes it, and <name>.npz with `tokens` [T] and the tensors
+of the graph that are points of ours, by label.
 """
 
 import argparse
@@ -21,9 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from judging.llama_cpp import LlamaCpp, points
 from numpy.typing import NDArray
-from spread import add_arguments, over_workers
 
 from bitnet_np import LLAMA_CPP, Error, Model, forward_full
 from bitnet_np.errors import OptionError
@@ -37,6 +39,11 @@ from bitnet_np.rope import yarn_magnitude
 from bitnet_np.tensor_types import ALL_BLOCK_TYPES, PQ2_0, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.traces.points import Key, Trace
+
+sys.path.append(str(Path(__file__).parents[1]))  # for a run by its path
+
+from judging.llama_cpp import LlamaCpp, Points, points
+from spread import add_arguments, over_workers
 
 MIXTRAL = "mixtral"
 """The architecture llama with experts."""
@@ -117,9 +124,52 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
     model = random_model(
         seed, family=architecture, weights=kind, table=table, tied=architecture in ("bitnet", "gpt2", "gemma", "gemma2"), **shape
     )
-    if architecture == "gptneox":
-        model = replace(model, output_bias=None)  # llama.cpp reads none there
-    return model, rng.integers(0, model.config.vocab, int(rng.choice([2, 17, 40, 70])))
+    return _readable(model), rng.integers(0, model.config.vocab, int(rng.choice([2, 17, 40, 70])))
+
+
+def _readable(model: Model) -> Model:
+    """The model without the bias of GPT-NeoX's head, which llama.cpp does not read."""
+    return replace(model, output_bias=None) if model.config.architecture == "gptneox" else model
+
+
+# --- recordings -----------------------------------------------------------------------------------------------------------------------
+
+_SHAPE: dict[str, Any] = {"width": 32, "ffn": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "vocab": 32, "context": 64, "n_layers": 2}
+_TOKENS = np.array([3, 17, 3, 30, 8], np.int64)
+_YARN: dict[str, Any] = {"yarn": Yarn(4.0, 16, fast=8.0), "rope_magnitude": yarn_magnitude(4.0)}
+_LONGROPE: dict[str, Any] = {"longrope": LongRope(16, (2.0,) * 8, tuple(1.0 + i for i in range(8))), "rope_magnitude": 1.25}
+RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", _YARN),
+    "qwen3": ("qwen3", {"pooling": "last"}),
+    "qwen2moe": ("qwen2moe", {"experts": 3}),
+    "qwen3moe": ("qwen3moe", {"experts": 3}),
+    "mixtral": ("llama", {"experts": 3, "experts_used": 2}),
+    "phi3_longrope": ("phi3", _LONGROPE),
+    "smollm3": ("smollm3", {"n_layers": 4}),
+    "granite": ("granite", {"pooling": "cls"}),
+    "minicpm": ("minicpm", {"rope_scaling": 2.0}),
+    "olmo2": ("olmo2", {}),
+    "gemma": ("gemma", {"pooling": "mean", "tied": True}),
+    "gemma2": ("gemma2", {"window": 3, "tied": True}),
+    "gemma3": ("gemma3", {"window": 3, "n_layers": 6, "window_layers": tuple(range(5)), "rope_scaling": 4.0}),
+    "gptneox": ("gptneox", {"kv_heads": 2, "rope_width": 8, "parallel_residual": True}),
+    "gpt2": ("gpt2", {"kv_heads": 2, "tied": True}),
+}
+"""The recordings: the family of each, and what its model has beside _SHAPE."""
+
+
+def record(name: str, folder: Path) -> None:
+    """Write <name>.gguf and <name>.npz."""
+    family, options = RECORDED[name]
+    shape = _SHAPE | {"tied": False, "table": "float16" if options.get("tied") else "Q8_0"} | options
+    drawn = _readable(random_model(list(RECORDED).index(name), family=family, weights="Q8_0", **shape))
+    _, theirs = both(drawn, _TOKENS, folder / f"{name}.gguf")
+    tensors = {str(key): array for key, array in theirs.items()}
+    np.savez_compressed(folder / f"{name}.npz", tokens=_TOKENS, **tensors)  # type: ignore[arg-type]
+    print(f"{name}: {len(tensors)} tensors")
+
+
+# --- the comparison -------------------------------------------------------------------------------------------------------------------
 
 
 engine = lru_cache(LlamaCpp)  # one for each process, because a library cannot be sent
@@ -128,23 +178,12 @@ engine = lru_cache(LlamaCpp)  # one for each process, because a library cannot b
 def validate(case: tuple[int, str, str]) -> Row:
     """The row of the model of a seed, an architecture and a type of weights."""
     seed, architecture, kind = case
-    theirs, (drawn, tokens) = engine(), draw(seed, architecture, kind)
+    drawn, tokens = draw(seed, architecture, kind)
     with tempfile.TemporaryDirectory() as folder:
-        source, path = Path(folder) / "source.gguf", Path(folder) / f"{architecture}-{kind}-{seed}.gguf"
-        write_gguf(source, drawn, fused=False)
-        declared = {"context": drawn.config.context}  # LongRoPE's must be
-        convert(load(source, overrides=declared), path, open_model(source))
-        model = load(path, overrides=declared)
-        logits, nodes = theirs.run(path, tokens, pooled=model.config.pooling != "none")
-        return compared(model, tokens, logits, nodes, theirs.version, case)
-
-
-def compared(model: Model, tokens: NDArray[np.int64], logits: Any, nodes: Any, version: str, case: tuple[int, str, str]) -> Row:
-    seed, architecture, kind = case
-    theirs_by_key = points(model.config, nodes, len(tokens))
-    theirs_by_key[Key("result_output", None)] = logits
-    report = judge_trace(model, Trace(theirs_by_key, tokens, version), tokens, LLAMA_CPP)
-    ours = forward_full(model, tokens[None], dialect=LLAMA_CPP)[0]
+        model, theirs = both(drawn, tokens, Path(folder) / f"{architecture}-{kind}-{seed}.gguf")
+        report = judge_trace(model, Trace(theirs, tokens, engine().version), tokens, LLAMA_CPP)
+        ours = forward_full(model, tokens[None], dialect=LLAMA_CPP)[0]
+    logits = theirs[Key("result_output", None)]
     errors = np.abs(ours - logits).max(axis=1) / np.abs(logits).max()
     agree = errors <= AGREEMENT
     c = model.config
@@ -161,6 +200,18 @@ def compared(model: Model, tokens: NDArray[np.int64], logits: Any, nodes: Any, v
         reason="" if report.verdict < Verdict.WRONG else report.reason,
         passed=report.verdict < Verdict.WRONG,
     )
+
+
+def both(drawn: Model, tokens: NDArray[np.int64], path: Path) -> tuple[Model, Points]:
+    """The model of the file at `path`, which is written as `convert` does, and llama.cpp's tensors and logits of it."""
+    declared = {"context": drawn.config.context}  # LongRoPE's must be
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "source.gguf"
+        write_gguf(source, drawn, fused=False)
+        convert(load(source, overrides=declared), path, open_model(source))
+    model = load(path, overrides=declared)
+    logits, nodes = engine().run(path, tokens, pooled=model.config.pooling != "none")
+    return model, points(model.config, nodes, len(tokens)) | {Key("result_output", None): logits}
 
 
 def line(row: Row) -> str:
@@ -196,6 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--archs", default="all", metavar="llama,...", help=f"all (default) or some of {', '.join(ARCHITECTURES)}")
     parser.add_argument("--types", default="all", metavar="Q4_K,...", help=f"all (default) or some of {', '.join(TYPES)}")
     parser.add_argument("--json", type=Path, metavar="F", help="write the results to this file")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="record a model of each family there, and compare nothing")
     add_arguments(parser)
     options = parser.parse_args(argv)
     rows = []
@@ -205,6 +257,10 @@ def main(argv: list[str] | None = None) -> int:
         architectures, types = _chosen("--archs", options.archs, ARCHITECTURES), _chosen("--types", options.types, TYPES)
         version = engine().version
         print(version)
+        if options.record:
+            for name in RECORDED:
+                record(name, options.record)
+            return 0
         seeds = range(options.first, options.first + options.seeds)
         drawn = [case for case in product(seeds, architectures, types) if case[2] in TERNARY or not _is_ternary(case[1])]
         with over_workers(options) as spread:

@@ -1,25 +1,11 @@
-"""Record the tokens into which llama.cpp cuts texts, by every pre-tokenizer we know and by scores: `record_llamacpp_tokens.py OUT.json`.
+"""Texts and vocabularies that tell pre-tokenizers apart: n-grams of the texts themselves, so a cut in another place gives other tokens."""
 
-It needs llama-cpp-python. The vocabularies are n-grams of the texts themselves, so that a cut in another place gives other tokens.
-OUT.json has `ids`, the different answers: each lists the ids of every text of TEXTS, and last those of MESSAGE with its special tokens. It
-also has `answer`, the number of each tokenizer's answer: `spm` is SentencePiece's, the others are pre-tokenizers of byte-level BPE.
-"""
-
-import argparse
-import importlib
-import json
-import sys
-import tempfile
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from bitnet_np.cli.progress import bar
-from bitnet_np.files.gguf_writer import write_model
-from bitnet_np.testing import random_model
 from bitnet_np.text.byte_level import BYTE_CHARACTERS, PRE_TOKENIZERS
 from bitnet_np.text.spm import SPACE
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
@@ -109,34 +95,3 @@ def scored() -> dict[str, Any]:
 
 def tokenizers() -> dict[str, Callable[[], dict[str, Any]]]:
     return {"spm": scored} | {pre: lambda pre=pre: byte_level(pre) for pre in PRE_TOKENIZERS}
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Record the tokens that llama.cpp cuts texts into.")
-    parser.add_argument("out", type=Path, metavar="OUT.json")
-    options = parser.parse_args(argv)
-    llama = importlib.import_module("llama_cpp").Llama
-    answers: list[list[list[int]]] = []
-    numbers: dict[str, int] = {}
-    advance = bar("recording")
-    with tempfile.TemporaryDirectory() as folder:
-        for i, (name, metadata) in enumerate(tokenizers().items()):
-            path = Path(folder) / "t.gguf"
-            keys = metadata()
-            model = random_model(
-                0, family="llama", weights="float32", vocab=len(keys["tokenizer.ggml.tokens"]), width=16, ffn=16, heads=1, kv_heads=1
-            )
-            write_model(path, model, keys)
-            theirs = llama(str(path), vocab_only=True, verbose=False)
-            ids = [theirs.tokenize(text.encode(), add_bos=False) for text in TEXTS]
-            ids.append(theirs.tokenize(MESSAGE.encode(), add_bos=False, special=True))
-            if ids not in answers:
-                answers.append(ids)
-            numbers[name] = answers.index(ids)
-            advance(i + 1, len(tokenizers()))
-    options.out.write_text(json.dumps({"answer": numbers, "ids": answers}, separators=(",", ":")) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
