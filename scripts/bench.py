@@ -21,6 +21,7 @@ from benchmarks.rounds import Case, CheckError, Results, Setup, measure
 from bitnet_np import Error, load, machine
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import OptionError
+from bitnet_np.testing_released import TINY
 
 
 class Bench(NamedTuple):
@@ -157,16 +158,16 @@ def make_setup(options: argparse.Namespace, threads: tuple[int, ...], folder: Pa
 
 def load_peers(running: Sequence[peers.Peer], setup: Setup, folder: Path) -> None:
     """Give each peer the same model where it can load it, else one of the same shape."""
-    shape = models.shape_of(setup.model)
+    config = setup.model.config
     longest = max(*setup.fitting((128, 512)), forwards.PROMPT + setup.steps)
     for peer in running:
         if peer.name == "llama-cpp" and not models.ternary_weights(setup.model):
             peer.open("llama.cpp, the same file", path=str(setup.path), context=longest)
         elif peer.name == "llama-cpp":
-            peer.open(path=str(models.for_llama_cpp(folder, shape, setup.seed)), context=longest)
+            peer.open(path=str(models.for_llama_cpp(folder, config, setup.seed)), context=longest)
         else:
-            models.check_memory(shape, 2 if peer.name == "transformers" else 4)
-            peer.open(**models.transformers_config(shape))
+            models.check_memory(config, 2 if peer.name == "transformers" else 4)
+            peer.open(**models.transformers_config(config))
 
 
 def run(options: argparse.Namespace) -> tuple[list[Table], Results, dict]:
@@ -192,7 +193,7 @@ def run(options: argparse.Namespace) -> tuple[list[Table], Results, dict]:
             "model": {
                 "path": str(setup.path),
                 "architecture": setup.model.config.architecture,
-                "shape": vars(models.shape_of(setup.model)),
+                "shape": {name: getattr(setup.model.config, name) for name in TINY},
                 "ternary_weights": models.ternary_weights(setup.model),
                 "bytes_per_token": models.weight_bytes(setup.model),
             },

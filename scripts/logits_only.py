@@ -12,10 +12,10 @@ import numpy as np
 from judging.engine import Engine, Floats, accumulate, embedded_model, f32, float16, precise
 from judging.faults import LAYER, faults, silu, truncated
 from numpy.typing import NDArray
-from spread import add_arguments, over_workers
 from tqdm import tqdm
 
 from bitnet_np import EXACT, Model
+from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.judge.dump import check_logits
 from bitnet_np.judge.logits import judge
@@ -160,7 +160,7 @@ def of_mutation(number: int, seed: int) -> tuple[Verdict, Verdict] | None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="seed of the models (default 0)")
-    add_arguments(parser)
+    add_cluster_arguments(parser, "the cases")
     options = parser.parse_args(argv)
     with over_workers(options) as spread:
         return report(options.seed, spread)

@@ -21,11 +21,11 @@ from judging.faults import Fault, faults
 from judging.pooling import pooling_faults
 from judging.rotations import rotation_faults
 from numpy.typing import NDArray
-from spread import add_arguments, over_workers
 from tqdm import tqdm
 
 from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, embedded, forward
 from bitnet_np.cache import KVCache
+from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN
@@ -223,7 +223,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--catalogue", action="store_true", help="print the table of all known mistakes instead, and judge nothing")
     parser.add_argument("--precision", action="store_true", help="put the faults into engines of narrow types too, none of them declared")
     parser.add_argument("--json", action="store_true")
-    add_arguments(parser)
+    add_cluster_arguments(parser, "the cases")
     arguments = parser.parse_args(argv)
     if arguments.catalogue:
         print("| mistake | it says | seen in | families |\n|---|---|---|---|")

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from gguf_bytes import FLOAT32, UINT32, Entry, number, text
-from gguf_bytes import gguf as build
 from models import assert_same_bits
 
 from bitnet_np import packing
@@ -14,6 +12,8 @@ from bitnet_np.forward_pass import forward_full
 from bitnet_np.model import Config, Layer, Linear, Model, Ternary
 from bitnet_np.rope import rope_frequencies
 from bitnet_np.tensor_types import BF16, F16, F32, I2_S
+from bitnet_np.testing_gguf import FLOAT32, UINT32, Entry, number, text
+from bitnet_np.testing_gguf import gguf as build
 
 CONFIG = Config("bitnet-b1.58", 9, 64, 128, 2, 256, 4, 2, 32, float(np.float32(1e-5)), 10000.0)
 A = "bitnet-b1.58."

@@ -18,6 +18,7 @@ from .rounds import OURS, Case, Results, Sample, Setup, ratios, simple, summary,
 
 PROMPT = 8  # tokens before a timed decode
 GRID_BATCHES, GRID_LENGTHS = (1, 2, 4, 8, 16), (1, 16, 128, 512)
+INCREMENTAL = 128  # tokens up to which prompts are computed token by token, too
 
 
 def multiply_adds(setup: Setup, model: Model, tokens: int) -> dict[str, Any]:
@@ -61,28 +62,20 @@ def prefill_case(setup: Setup, length: int) -> Case:
 
 
 def prefill(setup: Setup) -> Iterator[Case]:
-    """Prompts; then all logits of the shortest, in one pass and token by token."""
-    model, lengths = setup.model, setup.fitting((128, 512))
+    lengths = setup.fitting((128, 512))
     for length in lengths:
         yield prefill_case(setup, length)
-    n = lengths[0]
-    prompt = tokens(setup.seed, model.config.vocab, 1, n)
-    for name, path, rows in (("all logits", forward_full, n), ("token by token", forward_incremental, 1)):
-
-        def logits(path: Any = path) -> NDArray[np.float32]:
-            return path(model, prompt, dialect=setup.dialect)
-
-        yield Case(
-            "prefill",
-            f"{name} of {n}",
-            simple(logits),
-            check=logits,
-            expected=lambda: forward_full(model, prompt, dialect=setup.dialect),
-            tokens=n,
-            rows=rows,
-            **multiply_adds(setup, model, n),
-            work=2 * n,
-        )
+    prompt = tokens(setup.seed, setup.model.config.vocab, 1, lengths[0])
+    yield Case(
+        "prefill",
+        f"all logits of {lengths[0]}",
+        simple(lambda: forward_full(setup.model, prompt, dialect=setup.dialect)),
+        check=lambda: forward_full(setup.model, prompt, dialect=setup.dialect),
+        tokens=lengths[0],
+        rows=lengths[0],
+        **multiply_adds(setup, setup.model, lengths[0]),
+        work=2 * lengths[0],
+    )
 
 
 # --- decode ---------------------------------------------------------------------------------------------------------------------------
@@ -191,23 +184,30 @@ def speeds(bench: str, results: Results) -> list[Table]:
 
 
 def batch(setup: Setup) -> Iterator[Case]:
-    """Decode of many sequences, then the grid of prompts, smallest first."""
-    counts = setup.batches or GRID_BATCHES
+    """Decode of many sequences, then the grid of prompts, smallest first: in one pass, and short ones token by token, too."""
+    counts, model = setup.batches or GRID_BATCHES, setup.model
     for count in counts:
         yield decode_case("batch", f"decode, batch {count}", setup, count)
     lengths = setup.fitting(GRID_LENGTHS)
     for length, count in sorted(((t, b) for b in counts for t in lengths), key=lambda cell: (cell[0] * cell[1], cell[1])):
-        ids = tokens(setup.seed, setup.model.config.vocab, count, length)
-        yield Case(
-            "batch",
-            f"prefill, batch {count} x {length}",
-            simple(lambda ids=ids: forward_full(setup.model, ids, last_only=True)),  # type: ignore[misc]
-            check=lambda ids=ids: forward_full(setup.model, ids, last_only=True),  # type: ignore[misc]
-            expected=lambda ids=ids: each_alone(setup.model, ids),  # type: ignore[misc]
-            tokens=ids.size,
-            **multiply_adds(setup, setup.model, ids.size),
-            work=ids.size,
-        )
+        ids = tokens(setup.seed, model.config.vocab, count, length)
+        for name, path in (("prefill", forward_full), ("token by token", forward_incremental)):
+            if path is forward_incremental and length > INCREMENTAL:
+                continue
+
+            def logits(path: Any = path, ids: NDArray[np.int64] = ids) -> NDArray[np.float32]:
+                return path(model, ids, last_only=True)
+
+            yield Case(
+                "batch",
+                f"{name}, batch {count} x {length}",
+                simple(logits),
+                check=logits,
+                expected=lambda ids=ids: each_alone(model, ids),  # type: ignore[misc]
+                tokens=ids.size,
+                **multiply_adds(setup, model, ids.size),
+                work=ids.size,
+            )
 
 
 def each_alone(model: Model, ids: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf_bytes import BOOL, FLOAT32, INT32, UINT16, UINT32, number, numbers, text, texts
 
 from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.model import LongRope, Yarn
 from bitnet_np.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES, I2_S, LOOKED_UP, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
+from bitnet_np.testing_gguf import BOOL, FLOAT32, INT32, UINT16, UINT32, number, numbers, text, texts
 from bitnet_np.testing_hf import write_hf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.spm import SPACE

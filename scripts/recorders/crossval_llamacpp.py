@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_np import LLAMA_CPP, Error, Model, forward_full
+from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.errors import OptionError
 from bitnet_np.families import FAMILIES
 from bitnet_np.files.convert import convert
@@ -43,7 +44,6 @@ from bitnet_np.traces.points import Key, Trace
 sys.path.append(str(Path(__file__).parents[1]))  # for a run by its path
 
 from judging.llama_cpp import LlamaCpp, Points, points
-from spread import add_arguments, over_workers
 
 MIXTRAL = "mixtral"
 """The architecture llama with experts."""
@@ -248,7 +248,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--types", default="all", metavar="Q4_K,...", help=f"all (default) or some of {', '.join(TYPES)}")
     parser.add_argument("--json", type=Path, metavar="F", help="write the results to this file")
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="record a model of each family there, and compare nothing")
-    add_arguments(parser)
+    add_cluster_arguments(parser, "the cases")
     options = parser.parse_args(argv)
     rows = []
     try:

@@ -57,7 +57,8 @@ class Transformers:
     def open(self, folder: Path) -> Any:
         """The model of a folder, in float32."""
         how = {"dtype": self.torch.float32, "attn_implementation": "eager", "experts_implementation": "eager"}  # others have no float64
-        return self.transformers.AutoModelForCausalLM.from_pretrained(folder, **how).eval()
+        model = self.transformers.AutoModelForCausalLM.from_pretrained(folder, **how).eval()
+        return self.torch.nn.Module.float(model)  # codes are unpacked to the type of the file's floats
 
     @contextmanager
     def strict(self, folder: Path) -> Iterator[Any]:

@@ -15,6 +15,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 LISTS = {"rope_type": "longrope", "short_factor": [1] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 16}
 
+LLAMA3 = FAMILIES["llama_llama3_biases"]["rope_parameters"]
+
 
 @pytest.mark.parametrize(
     ("name", "keys", "error", "message"),
@@ -106,7 +108,7 @@ LISTS = {"rope_type": "longrope", "short_factor": [1] * 8, "long_factor": [2.0] 
         (LLAMA, {"tie_word_embeddings": True}, FileFormatError, "lm_head.weight is not model.embed_tokens.weight"),
         (
             LLAMA,
-            {"rope_parameters": FAMILIES["llama_llama3_biases"]["rope_parameters"] | {"high_freq_factor": 1.0}},
+            {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}},
             FileFormatError,
             "low less than high",
         ),

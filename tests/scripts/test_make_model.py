@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from make_model import main
 
-from bitnet_np.errors import OptionError
+from bitnet_np import testing_released
 from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.testing_released import SHAPES, released, tensor_table, vocabulary, write_released
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
-from scripts import make_model
-from scripts.make_model import SHAPES, Shape, main, tensor_table, vocabulary, write_model
 
-PACKAGED = Path(make_model.__file__).parents[1] / "bitnet_np/data/tiny.gguf"  # a file of the released form, not made by this script
+PACKAGED = Path(testing_released.__file__).parent / "data" / "tiny.gguf"  # a file of the released form, not made by this script
 SMALL = ["--vocab", "300", "--context", "64", "--width", "128", "--layers", "2", "--ffn", "256", "--heads", "4", "--kv-heads", "2"]
 SMALL += ["--head-dim", "32", "--eps", "1e-6", "--rope-base", "10000"]
 
@@ -39,7 +39,7 @@ def test_the_seed_says_every_byte(tmp_path):
 
 def test_each_tensor_depends_on_the_seed(tmp_path):
     for seed in (0, 1):
-        write_model(tmp_path / f"{seed}.gguf", Shape(vocab=20), seed)
+        write_released(tmp_path / f"{seed}.gguf", released(vocab=20), seed)
     one, other = (open_gguf(tmp_path / f"{seed}.gguf").tensors for seed in (0, 1))
     assert all((one[name].data != other[name].data).any() for name in one)
 
@@ -120,7 +120,7 @@ def test_embeddings_and_norms_have_the_spread_they_should(tiny):
 
 
 def test_the_2b_shape_is_the_released_one():
-    table = tensor_table(SHAPES["2b"])
+    table = tensor_table(released(**SHAPES["2b"]))
     assert len(table) == 332
     kinds = [tensor.kind.name for tensor in table]
     assert [kinds.count(name) for name in ("F16", "I2_S", "F32")] == [1, 30 * 7, 30 * 4 + 1]
@@ -160,7 +160,7 @@ def test_small_vocabularies_are_the_same_idea_scaled_down(size, merges, tmp_path
     tokens, made, special = vocabulary(size)
     assert (len(tokens), len(set(tokens)), len(made)) == (size, size, merges)
     assert tokens[-special:][:2] == ["<|begin_of_text|>", "<|end_of_text|>"]
-    write_model(tmp_path / "a.gguf", Shape(vocab=size), 0)
+    write_released(tmp_path / "a.gguf", released(vocab=size), 0)
     metadata = open_gguf(tmp_path / "a.gguf").metadata
     assert list(metadata["tokenizer.ggml.tokens"]) == tokens
     assert ("tokenizer.ggml.merges" in metadata) == bool(merges)
@@ -190,12 +190,9 @@ def test_the_packages_own_tokenizer_reads_it(tiny):
         (["--width", "200"], "width is 200, but rows of I2_S are whole blocks: it must be a multiple of 128"),
         (["--ffn", "100"], "ffn is 100, but"),
         (["--head-dim", "48"], "q_width is 192, but"),
-        (["--heads", "8", "--kv-heads", "3"], "8 heads cannot share 3 kv heads evenly"),
-        (["--heads", "128", "--head-dim", "1"], "head_dim is 1, but RoPE turns pairs: it must be even"),
+        (["--heads", "8", "--kv-heads", "3"], "8 query heads cannot share 3 key-value heads evenly"),
         (["--vocab", "2"], "vocab is 2, but"),
-        (["--layers", "0"], "layers is 0, but must be more than 0"),
-        (["--eps", "nan"], "eps is nan, but"),
-        (["--context", "4294967296"], "context is 4294967296, but"),
+        (["--eps", "nan"], "eps is nan, expected"),
         (["--seed", "-1"], "seed is -1, but"),
     ],
 )
@@ -203,11 +200,6 @@ def test_a_shape_that_cannot_be_is_refused_with_its_numbers(options, message, tm
     assert main([*SMALL, *options, str(tmp_path / "a.gguf")]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_function_refuses_as_the_command_does(tmp_path):
-    with pytest.raises(OptionError, match="layers is 0"):
-        write_model(tmp_path / "a.gguf", Shape(layers=0), 0)
 
 
 def test_an_unknown_option_is_refused(tmp_path, capsys):
@@ -226,8 +218,8 @@ def test_a_failure_leaves_what_was_there(error, tmp_path, monkeypatch, capsys):
     path = tmp_path / "a.gguf"
     path.write_bytes(b"before")
     written = iter(range(5))
-    whole = make_model.draw
-    monkeypatch.setattr(make_model, "draw", lambda *arguments: whole(*arguments) if next(written, None) is not None else fail())
+    whole = testing_released.draw
+    monkeypatch.setattr(testing_released, "draw", lambda *arguments: whole(*arguments) if next(written, None) is not None else fail())
     if isinstance(error, OSError):
         assert main([*SMALL, str(path)]) == 2
         assert "No space left" in capsys.readouterr().err

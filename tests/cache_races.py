@@ -1,26 +1,18 @@
-"""Let processes race for one fresh cache of compiled kernels, and check every entry afterwards.
-
-    python scripts/race_kernel_cache.py --rounds 50      four processes at once, in any order
-    python scripts/race_kernel_cache.py --forced         two processes, held before each file they write, in every order
+"""Processes that race for one fresh cache of compiled kernels; this file is also their program.
 
 Each process runs kernels on two or three types of numbers and compares the results with NumPy's. Afterwards a new process does the same
 with the kernels of the cache, and must compile none.
 """
 
-import argparse
 import json
 import os
 import random
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 from numba.core import event
 from numpy.typing import NDArray
@@ -30,11 +22,8 @@ from bitnet_np.kernels import cpu, launching
 
 ROOT = Path(__file__).parents[1]
 INTEGERS = np.arange(-64, 64, dtype=np.float32).reshape(8, 16)  # float16 and bfloat16 hold them, and sums of their products are exact
-KERNELS = {"embed": "_embed_alone", "embed, threads": "_embed", "matmul": "_matmul_alone", "fill_mask": "_fill_mask_alone"}
-"""Case -> the kernel that it compiles for each type of numbers."""
-ORDERS = ("ABBA", "BAAB", "ABAB", "BABA", "AABB", "BBAA")
-"""The process that may go on, step by step: each writes one or two files for a kernel. In the first two orders Numba's own cache mixes up
-the types."""
+KERNELS = {"embed": "_embed_alone", "embed, threads": "_embed"}
+"""Case -> the kernel that it compiles for each type of numbers, before whose files a process can be held."""
 
 
 def table(dtype: str) -> NDArray:
@@ -46,8 +35,6 @@ def is_right(case: str, dtype: str) -> bool:
     if case == "fill_mask":
         mask = masks.batch([5], dtype=np.float16 if dtype == "float16" else np.float32)
         return bool(np.array_equal(mask[0, 0] == 0, np.tri(5)))
-    if case == "matmul":
-        return bool(np.array_equal(cpu.matmul(INTEGERS, table(dtype)), INTEGERS @ INTEGERS.T))
     launching.SMALL = 0 if case == "embed, threads" else 1 << 15
     return bool(np.array_equal(cpu.embed(table(dtype), np.array([3, 0, 7])), INTEGERS[[3, 0, 7]]))
 
@@ -97,7 +84,7 @@ class Process:
     def __init__(self, cache: str, cases: Sequence[tuple[str, str]], kernel: str = "") -> None:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": cache, "NUMBA_NUM_THREADS": "2"}
-        command = [sys.executable, __file__, "--worker", json.dumps([list(cases), kernel])]
+        command = [sys.executable, __file__, json.dumps([list(cases), kernel])]
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.line = self._read()
 
@@ -132,7 +119,10 @@ class Process:
 
 
 def forced(case: str, order: str, cache: str) -> dict[str, Any]:
-    """Process A runs a case on float16, B on bfloat16, one write at a time in this order. Returns the result of a new process with both."""
+    """Process A runs a case on float16, B on bfloat16, one write at a time in this order. Returns the result of a new process with both.
+
+    order: the process that may go on, step by step: each writes one or two files for a kernel.
+    """
     pair = [Process(cache, [(case, dtype)], KERNELS[case]) for dtype in ("float16", "bfloat16")]
     for process in pair:
         process.start()
@@ -160,49 +150,5 @@ def natural(seed: int, processes: int, cache: str) -> dict[str, Any]:
     return Process(cache, cases).result()
 
 
-def bad_entries(cache: str, recompile: bool) -> list[str]:
-    """The problems of a cache's entries, one text each."""
-    from bitnet_np.kernels import cache_check
-
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, cache
-    try:
-        entries = list(cache_check.check(recompile))
-    finally:
-        numba.config.CACHE_DIR = before
-    return [f"{entry.function} {entry.signature}: {entry.problem}" for entry in entries if entry.problem] + ["no entries"] * (not entries)
-
-
-def report(name: str, race: Callable[[str], dict[str, Any]], recompile: bool) -> bool:
-    """Run one race in a fresh cache and print its result. Returns whether all was right."""
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as cache:
-        result = race(cache)
-        bad = bad_entries(cache, recompile)
-    fine = result["right"] and not result["compiled"] and not bad
-    print(f"{name}: {'fine' if fine else f'WRONG {result} {bad}'}, {time.perf_counter() - start:.1f} s", flush=True)
-    return fine
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=50, help="number of races of processes that are not held (default 50)")
-    parser.add_argument("--processes", type=int, default=4, help="number of processes in each race (default 4)")
-    parser.add_argument("--forced", action="store_true", help="run every order of two processes' writes instead")
-    parser.add_argument("--recompile", action="store_true", help="compile each entry anew and compare the machine code")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
-    if arguments.worker:
-        work(*json.loads(arguments.worker))
-        return 0
-    races: dict[str, Callable[[str], dict[str, Any]]]
-    if arguments.forced:
-        races = {f"{case}, {order}": partial(forced, case, order) for case in KERNELS for order in ORDERS}
-    else:
-        races = {f"race {n}": partial(natural, n, arguments.processes) for n in range(arguments.rounds)}
-    fine = [report(name, race, arguments.recompile) for name, race in races.items()]
-    print(f"{sum(fine)} of {len(fine)} races left a cache without fault")
-    return 0 if all(fine) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    work(*json.loads(sys.argv[1]))
