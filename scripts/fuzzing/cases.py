@@ -218,11 +218,7 @@ def use_model(folder: Path, n: int) -> None:
     A model in several files is opened by one of them.
     """
     parts = sorted(folder.glob("*.gguf"))
-    file = open_model(parts[n % len(parts)] if parts else folder)
-    read_all(file)
-    if "tokenizer.ggml.tokens" in file.metadata:
-        tokenizer = tokenizer_from(file.metadata, file.path)
-        tokenizer.decode(tokenizer.encode("hello \U0001f642 <user>", special=True))
+    file = read_model(parts[n % len(parts)] if parts else folder)
     model = model_from(file, allow_nan=n % 8 == 0)
     last = model.config.vocab - 1
     ids = [[last, 0, last // 2][: model.config.context]]
@@ -231,7 +227,9 @@ def use_model(folder: Path, n: int) -> None:
     forward(model, [[last]], KVCache(model.config), dialect=dialect)
 
 
-def read_all(file: Source) -> None:
+def read_model(path: Path) -> Source:
+    """An open model, with every value, every small tensor and its tokenizer read."""
+    file = open_model(path)
     for value in file.metadata.values():
         if isinstance(value, StringArray):
             list(value)
@@ -240,6 +238,10 @@ def read_all(file: Source) -> None:
     for tensor in file.tensors.values():
         if tensor.data.size <= _SUMMED:
             tensor.data.tobytes()
+    if "tokenizer.ggml.tokens" in file.metadata:
+        tokenizer = tokenizer_from(file.metadata, file.path)
+        tokenizer.decode(tokenizer.encode("hello \U0001f642 <user>", special=True))
+    return file
 
 
 def use_dump(folder: Path, n: int) -> None:

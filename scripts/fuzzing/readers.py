@@ -20,9 +20,9 @@ from bitnet_np.files.load import model_from, open_model
 from bitnet_np.judge import receipt
 from bitnet_np.servers import llama_server, openai
 from bitnet_np.testing import random_model, write_gguf
-from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
+from bitnet_np.text.tokenizer import Tokenizer
 
-from .cases import Files, read_all, use_dump, write
+from .cases import Files, read_model, use_dump, write
 from .edits import edit_archive, edit_bytes, edit_words
 from .seeds import write_dumps, write_folders, write_parts, write_tokenizers
 
@@ -119,7 +119,7 @@ def _files(folder: Path) -> Files:
 
 def _of_folders(folders: Mapping[str, Files]) -> dict[str, Reader]:
     """The readers of the files of a Hugging Face folder."""
-    whole, split = folders["hf-tokenizer-bytes"], folders["hf-llama"]
+    whole, split = folders["hf-tokenizer-bytes"], folders["hf-online"]
 
     def reader(name: str, files: Files, seeds: Iterable[Files], read: Callable[[Path], None] = _read_model) -> Reader:
         others = {other: raw for other, raw in files.items() if other != name}
@@ -147,12 +147,7 @@ def _of_dumps(dumps: Mapping[str, Files]) -> dict[str, Reader]:
 
 def _read_model(folder: Path) -> None:
     """Everything before the kernels: the model is loaded, not run."""
-    file = open_model(next(folder.glob("*.gguf"), folder))
-    read_all(file)
-    if "tokenizer.ggml.tokens" in file.metadata:
-        tokenizer = tokenizer_from(file.metadata, file.path)
-        tokenizer.decode(tokenizer.encode("hello \U0001f642 <user>", special=True))
-    model_from(file)
+    model_from(read_model(next(folder.glob("*.gguf"), folder)))
 
 
 def _read_config(folder: Path) -> None:

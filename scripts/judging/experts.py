@@ -1,6 +1,6 @@
 """A small engine of models with experts (Qwen2-MoE, Qwen3-MoE), and bugs put into it, as `faults.py` has them for BitNet."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -117,7 +117,7 @@ def _branches(w: Layer) -> tuple[str, ...]:
 Step = Callable[[MixtureEngine, int], Floats]
 
 
-def in_mixture(leaving_out: tuple[str, ...] = (), **faults: Step) -> Callable:
+def in_mixture(faults: Mapping[str, Step], leaving_out: tuple[str, ...] = ()) -> Callable:
     """A fault that replaces steps of layer LAYER; its dump has no tensors of these names."""
 
     def make(model: Model, tokens: NDArray[np.int64]) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
@@ -130,67 +130,31 @@ def in_mixture(leaving_out: tuple[str, ...] = (), **faults: Step) -> Callable:
 def expert_faults() -> Iterator[tuple[Model, Fault]]:
     """All faults, each with the model in which it is made."""
 
-    def fault(model: Model, name: str, blamed: str, mistake: str, make: Callable) -> tuple[Model, Fault]:
-        return model, Fault(name, blamed, make, mistake=mistake)
+    def fault(model: Model, name: str, mistake: str, **steps: Step) -> tuple[Model, Fault]:
+        return model, Fault(name, next(iter(steps)), in_mixture(steps), mistake=mistake)
 
     def permuted(name: str) -> Step:
         return lambda e, n: e.slots(n, name, lambda expert: e.model.config.experts - 1 - expert)
 
+    def averaged(e: MixtureEngine, n: int) -> Floats:
+        return e.mixed(n, np.full_like(e.at("ffn_moe_weights", n), f32(1) / e.model.config.experts_used))
+
+    def sigmoids(e: MixtureEngine, n: int) -> Floats:
+        return sigmoid(e.of_taken(n, e.at("ffn_moe_logits", n)))
+
     more: Step = lambda e, n: e.top(n, e.model.config.experts_used + 1)  # noqa: E731
-    yield fault(NORMALIZED, "one expert too many", "", "", in_mixture(ffn_moe_topk=more))
-    yield fault(
-        NORMALIZED,
-        "one expert too many, and no word of it",
-        "ffn_moe_out",
-        "experts.count",
-        in_mixture((*SLOTS, TOP_EXPERTS), ffn_moe_topk=more),
-    )
-    yield fault(
-        NORMALIZED,
-        "softmax before top-k, not normalised",
-        "ffn_moe_weights",
-        "experts.not_normalised",
-        in_mixture(ffn_moe_weights=lambda e, n: e.weights(n, False)),
-    )
-    yield fault(
-        SHARED,
-        "softmax after top-k",
-        "ffn_moe_weights",
-        "experts.normalised",
-        in_mixture(ffn_moe_weights=lambda e, n: e.weights(n, True)),
-    )
-    yield fault(
-        SHARED,
-        "sigmoids for the softmax of a router",
-        "ffn_moe_weights",
-        "experts.sigmoid",
-        in_mixture(ffn_moe_weights=lambda e, n: sigmoid(e.of_taken(n, e.at("ffn_moe_logits", n)))),
-    )
-    yield fault(
-        NORMALIZED,
-        "experts in the opposite order",
-        "ffn_moe_gate",
-        "experts.permuted",
-        in_mixture(ffn_moe_gate=permuted("ffn_gate"), ffn_moe_up=permuted("ffn_up"), ffn_moe_down=permuted("ffn_down")),
-    )
-    yield fault(
-        NORMALIZED,
-        "results of experts averaged",
-        "ffn_moe_out",
-        "experts.averaged",
-        in_mixture(ffn_moe_out=lambda e, n: e.mixed(n, np.full_like(e.at("ffn_moe_weights", n), f32(1) / e.model.config.experts_used))),
-    )
-    yield fault(
-        SHARED,
-        "shared expert missing",
-        "l_out",
-        "experts.shared_missing",
-        in_mixture(l_out=lambda e, n: e.at("ffn_inp", n) + e.at("ffn_moe_out", n)),
-    )
-    yield fault(
-        SHARED,
-        "shared expert without its gate",
-        "ffn_shexp_out",
-        "experts.shared_ungated",
-        in_mixture(ffn_shexp_out=lambda e, n: e.at("ffn_down", n)),
-    )
+    unsaid = in_mixture({"ffn_moe_topk": more}, (*SLOTS, TOP_EXPERTS))
+    opposite = {f"ffn_moe_{name}": permuted(f"ffn_{name}") for name in ("gate", "up", "down")}
+    yield NORMALIZED, Fault("one expert too many", "", in_mixture({"ffn_moe_topk": more}))
+    yield NORMALIZED, Fault("one expert too many, and no word of it", "ffn_moe_out", unsaid, mistake="experts.count")
+    for model, name, mistake, how in (
+        (NORMALIZED, "softmax before top-k, not normalised", "experts.not_normalised", False),
+        (SHARED, "softmax after top-k", "experts.normalised", True),
+    ):
+        yield fault(model, name, mistake, ffn_moe_weights=lambda e, n, how=how: e.weights(n, how))  # type: ignore[misc]
+    yield fault(SHARED, "sigmoids for the softmax of a router", "experts.sigmoid", ffn_moe_weights=sigmoids)
+    yield fault(NORMALIZED, "experts in the opposite order", "experts.permuted", **opposite)
+    yield fault(NORMALIZED, "results of experts averaged", "experts.averaged", ffn_moe_out=averaged)
+    alone: Step = lambda e, n: e.at("ffn_inp", n) + e.at("ffn_moe_out", n)  # noqa: E731
+    yield fault(SHARED, "shared expert missing", "experts.shared_missing", l_out=alone)
+    yield fault(SHARED, "shared expert without its gate", "experts.shared_ungated", ffn_shexp_out=lambda e, n: e.at("ffn_down", n))

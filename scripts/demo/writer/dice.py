@@ -21,6 +21,9 @@ class Dice:
     def pick(self, choices: Sequence[T]) -> T:
         return choices[self.number(0, len(choices) - 1)]
 
+    def one(self, *choices: T) -> T:
+        return self.pick(choices)
+
     def some(self, choices: Sequence[T], n: int) -> list[T]:
         """n different choices, in a random order."""
         left = list(choices)

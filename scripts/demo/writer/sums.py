@@ -30,25 +30,21 @@ def tale(d: Dice) -> Document:
     many = things[1]
     if d.chance(0.55):
         had, answer = x, x + y
-        event = d.pick(
-            (
-                f"{p.name} had {count(x, things)} and found {y} more.",
-                f"{p.name} had {count(x, things)}. {f.name} gave {p.him} {y} more.",
-                f"{p.name} had {count(x, things)} and bought {y} more.",
-                f"{p.name} had {count(x, things)}. Then {p.he} found {y} more {place.where}.",
-            )
+        event = d.one(
+            f"{p.name} had {count(x, things)} and found {y} more.",
+            f"{p.name} had {count(x, things)}. {f.name} gave {p.him} {y} more.",
+            f"{p.name} had {count(x, things)} and bought {y} more.",
+            f"{p.name} had {count(x, things)}. Then {p.he} found {y} more {place.where}.",
         )
     else:
         had, answer = x + y, x
-        event = d.pick(
-            (
-                f"{p.name} had {count(had, things)} and lost {y}.",
-                f"{p.name} had {count(had, things)} and gave {y} to {f.name}.",
-                f"{p.name} had {count(had, things)}. {f.name} took {y}.",
-                f"{p.name} had {count(had, things)}. Then {p.he} lost {y} {place.where}.",
-            )
+        event = d.one(
+            f"{p.name} had {count(had, things)} and lost {y}.",
+            f"{p.name} had {count(had, things)} and gave {y} to {f.name}.",
+            f"{p.name} had {count(had, things)}. {f.name} took {y}.",
+            f"{p.name} had {count(had, things)}. Then {p.he} lost {y} {place.where}.",
         )
-    ask = d.pick((f"How many {many} does {p.name} have now?", f"How many {many}?", f"How many {many} has {p.name} got?"))
+    ask = d.one(f"How many {many} does {p.name} have now?", f"How many {many}?", f"How many {many} has {p.name} got?")
     question = Question("sum", ask, str(answer))
     if d.chance(0.7):
         return Document("sum", "", (Question("sum", f"{event} {ask}", str(answer)),), (_combination(x, y),))

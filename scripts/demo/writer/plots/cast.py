@@ -36,6 +36,6 @@ def cast(d: Dice, places: tuple[Place, ...] = PLACES) -> Cast:
 
 
 def one_day(d: Dice) -> str:
-    return d.pick(
-        ("One day,", "One morning,", "One sunny day,", "One cold day,", "One evening,", "One summer day,", "On a rainy day,", "Yesterday,")
+    return d.one(
+        "One day,", "One morning,", "One sunny day,", "One cold day,", "One evening,", "One summer day,", "On a rainy day,", "Yesterday,"
     )

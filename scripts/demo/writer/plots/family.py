@@ -8,24 +8,22 @@ from .cast import Cast, Scene, one_day
 
 def magic(d: Dice, c: Cast) -> Scene:
     h = c.hero
-    tool = d.pick(("stone", "ring", "lamp", "feather", "shell", "wand"))
-    wish, came = d.pick(
-        (
-            ("to fly", "flew over the houses like a bird"),
-            ("to be tall", "grew as tall as a tree"),
-            ("to talk with animals", "could talk with every bird"),
-            ("for a big cake", "saw a big cake on the table"),
-            ("for snow", "saw snow falling from the sky"),
-            ("to be strong", "was as strong as a bear"),
-        )
+    tool = d.one("stone", "ring", "lamp", "feather", "shell", "wand")
+    wish, came = d.one(
+        ("to fly", "flew over the houses like a bird"),
+        ("to be tall", "grew as tall as a tree"),
+        ("to talk with animals", "could talk with every bird"),
+        ("for a big cake", "saw a big cake on the table"),
+        ("for snow", "saw snow falling from the sky"),
+        ("to be strong", "was as strong as a bear"),
     )
     sentences = [
         f"{one_day(d)} {h.name} found a magic {tool} {c.place.where}.",
-        d.pick((f'"You have one wish," said the {tool}.', f'The {tool} said, "I can give you one wish."')),
-        d.pick((f"{h.name} thought for a long time. Then {h.he} wished {wish}.", f"{h.name} closed {h.his} eyes and wished {wish}.")),
+        d.one(f'"You have one wish," said the {tool}.', f'The {tool} said, "I can give you one wish."'),
+        d.one(f"{h.name} thought for a long time. Then {h.he} wished {wish}.", f"{h.name} closed {h.his} eyes and wished {wish}."),
         f"Suddenly {h.name} {came}!",
-        d.pick((f'"It is magic!" cried {h.name}.', f"{h.name} could not believe {h.his} eyes.", "It was the best day ever.")),
-        d.pick((f"In the evening the magic was gone, but {h.he} was not sad.", f"{h.he.title()} kept the {tool} in a safe place.")),
+        d.one(f'"It is magic!" cried {h.name}.', f"{h.name} could not believe {h.his} eyes.", "It was the best day ever."),
+        d.one(f"In the evening the magic was gone, but {h.he} was not sad.", f"{h.he.title()} kept the {tool} in a safe place."),
     ]
     questions = [
         Question("what", f"What did {h.name} find?", f"a magic {tool}"),
@@ -38,16 +36,16 @@ def magic(d: Dice, c: Cast) -> Scene:
 
 def truth(d: Dice, c: Cast) -> Scene:
     h = c.hero
-    parent = d.pick(("mother", "father", "grandmother", "grandfather", "teacher"))
-    broken = d.pick(("cup", "window", "plate", "lamp", "clock", "mirror", "pot"))
-    how = d.pick(("ran in the house", "played with a ball", "jumped on the bed", "did not look"))
+    parent = d.one("mother", "father", "grandmother", "grandfather", "teacher")
+    broken = d.one("cup", "window", "plate", "lamp", "clock", "mirror", "pot")
+    how = d.one("ran in the house", "played with a ball", "jumped on the bed", "did not look")
     sentences = [
         f"{one_day(d)} {h.name} {how} and broke {a(broken)}.",
-        d.pick((f"{h.name} was afraid to tell {h.his} {parent}.", f'"Oh no! What will my {parent} say?" thought {h.name}.')),
-        d.pick((f"First {h.he} hid the pieces under the bed.", f"{h.he.title()} wanted to hide, but {h.he} did not.")),
-        d.pick((f'Then {h.he} said, "I am sorry. I broke the {broken}."', f"But then {h.name} told the truth.")),
-        d.pick((f"{h.his.title()} {parent} was not angry.", f'"I am glad that you told the truth," said {h.his} {parent}.')),
-        d.pick(("They cleaned the floor together.", f"{h.his.title()} {parent} gave {h.him} a hug.")),
+        d.one(f"{h.name} was afraid to tell {h.his} {parent}.", f'"Oh no! What will my {parent} say?" thought {h.name}.'),
+        d.one(f"First {h.he} hid the pieces under the bed.", f"{h.he.title()} wanted to hide, but {h.he} did not."),
+        d.one(f'Then {h.he} said, "I am sorry. I broke the {broken}."', f"But then {h.name} told the truth."),
+        d.one(f"{h.his.title()} {parent} was not angry.", f'"I am glad that you told the truth," said {h.his} {parent}.'),
+        d.one("They cleaned the floor together.", f"{h.his.title()} {parent} gave {h.him} a hug."),
     ]
     questions = [
         Question("what", f"What did {h.name} break?", a(broken)),
@@ -60,16 +58,16 @@ def truth(d: Dice, c: Cast) -> Scene:
 
 def sleepless(d: Dice, c: Cast) -> Scene:
     h = c.hero
-    reason = d.pick(("the wind was loud", "the moon was so bright", "it was too hot", "a dog barked outside", "it was dark"))
-    parent = d.pick(("mother", "father", "grandmother", "grandfather"))
-    help_ = d.pick(("sang a soft song", "told a story", "brought warm milk", "closed the window", "lit a small lamp"))
+    reason = d.one("the wind was loud", "the moon was so bright", "it was too hot", "a dog barked outside", "it was dark")
+    parent = d.one("mother", "father", "grandmother", "grandfather")
+    help_ = d.one("sang a soft song", "told a story", "brought warm milk", "closed the window", "lit a small lamp")
     sentences = [
-        d.pick((f"It was night, and {h.name} was in bed.", f"One night {h.name} lay in {h.his} bed.")),
-        d.pick((f"{h.he.title()} could not sleep because {reason}.", f"Because {reason}, {h.he} could not sleep.")),
-        d.pick((f"{h.name} counted sheep, but it did not help.", f"{h.he.title()} thought about {c.place.the}.", "The clock said ten.")),
-        d.pick((f"Then {h.his} {parent} came in.", f'"Why are you awake?" asked {h.his} {parent}.')),
+        d.one(f"It was night, and {h.name} was in bed.", f"One night {h.name} lay in {h.his} bed."),
+        d.one(f"{h.he.title()} could not sleep because {reason}.", f"Because {reason}, {h.he} could not sleep."),
+        d.one(f"{h.name} counted sheep, but it did not help.", f"{h.he.title()} thought about {c.place.the}.", "The clock said ten."),
+        d.one(f"Then {h.his} {parent} came in.", f'"Why are you awake?" asked {h.his} {parent}.'),
         f"{h.his.title()} {parent} {help_}.",
-        d.pick((f"Soon {h.name} fell asleep.", f'"Good night," said {h.name} and fell asleep.')),
+        d.one(f"Soon {h.name} fell asleep.", f'"Good night," said {h.name} and fell asleep.'),
     ]
     questions = [
         Question("why", f"Why could {h.name} not sleep?", f"because {reason}"),
@@ -82,24 +80,22 @@ def sleepless(d: Dice, c: Cast) -> Scene:
 
 def good_deed(d: Dice, c: Cast) -> Scene:
     h = c.hero
-    old = d.pick(("an old woman", "an old man", "a farmer", "a baker", "a king", "a queen", "a sailor"))
+    old = d.one("an old woman", "an old man", "a farmer", "a baker", "a king", "a queen", "a sailor")
     the = "the " + old.split(" ", 1)[1]
-    trouble, did = d.pick(
-        (
-            ("had a heavy bag", "carried the bag"),
-            ("had lost a key", "found the key"),
-            ("had a broken cart", "mended the cart"),
-            ("could not open the gate", "opened the gate"),
-            ("was very tired", "brought a chair"),
-        )
+    trouble, did = d.one(
+        ("had a heavy bag", "carried the bag"),
+        ("had lost a key", "found the key"),
+        ("had a broken cart", "mended the cart"),
+        ("could not open the gate", "opened the gate"),
+        ("was very tired", "brought a chair"),
     )
     owned = f"{c.look} {c.thing}"
     sentences = [
         f"{one_day(d)} {h.name} met {old} {c.place.where}.",
-        d.pick((f"{the.capitalize()} {trouble}.", f"{h.name} saw that {the} {trouble}.")),
-        d.pick((f'"Can I help you?" asked {h.name}.', f'"I will help you," said {h.name}.')),
+        d.one(f"{the.capitalize()} {trouble}.", f"{h.name} saw that {the} {trouble}."),
+        d.one(f'"Can I help you?" asked {h.name}.', f'"I will help you," said {h.name}.'),
         f"{h.name} {did}.",
-        d.pick((f'"You are very kind," said {the}.', f'"Thank you, {h.name}," said {the}.')),
+        d.one(f'"You are very kind," said {the}.', f'"Thank you, {h.name}," said {the}.'),
         f"{the.capitalize()} gave {h.him} {a(owned)}.",
     ]
     questions = [

@@ -11,25 +11,21 @@ def lost_and_found(d: Dice, c: Cast) -> Scene:
     corner = d.pick(c.place.corners)
     owned = f"{c.look} {it}"
     sentences = [
-        d.pick((f"{h.he.title()} had {a(owned)}.", f"{h.his.title()} favorite thing was {a(owned)}.")),
+        d.one(f"{h.he.title()} had {a(owned)}.", f"{h.his.title()} favorite thing was {a(owned)}."),
         f"{one_day(d)} {h.name} took the {it} to {c.place.the}.",
-        d.pick((f"But then {h.he} lost it.", f"While {h.he} was playing, {h.he} lost it.", f"{h.he.title()} ran and jumped, and lost it.")),
-        d.pick((f"{h.name} was very sad because the {it} was gone.", f"{h.name} began to cry because {h.he} had lost the {it}.")),
-        d.pick(
-            (
-                f'{f.name} said, "Do not cry. I will help you."',
-                f'"I will help you look," said {f.name}.',
-                f'"Let us look for it together," said {f.name}.',
-            )
+        d.one(f"But then {h.he} lost it.", f"While {h.he} was playing, {h.he} lost it.", f"{h.he.title()} ran and jumped, and lost it."),
+        d.one(f"{h.name} was very sad because the {it} was gone.", f"{h.name} began to cry because {h.he} had lost the {it}."),
+        d.one(
+            f'{f.name} said, "Do not cry. I will help you."',
+            f'"I will help you look," said {f.name}.',
+            f'"Let us look for it together," said {f.name}.',
         ),
-        d.pick(
-            (
-                f"They looked and looked. At last {f.name} found the {it} {corner}.",
-                f"They looked everywhere, and {f.name} found the {it} {corner}.",
-                f"Soon {f.name} saw the {it} {corner}.",
-            )
+        d.one(
+            f"They looked and looked. At last {f.name} found the {it} {corner}.",
+            f"They looked everywhere, and {f.name} found the {it} {corner}.",
+            f"Soon {f.name} saw the {it} {corner}.",
         ),
-        d.pick((f'"Thank you!" said {h.name}.', f'"You are a good friend," said {h.name}.', f"{h.name} gave {f.name} a big hug.")),
+        d.one(f'"Thank you!" said {h.name}.', f'"You are a good friend," said {h.name}.', f"{h.name} gave {f.name} a big hug."),
     ]
     questions = [
         Question("who", f"Who lost the {it}?", h.name),
@@ -46,12 +42,12 @@ def lost_and_found(d: Dice, c: Cast) -> Scene:
 def gift(d: Dice, c: Cast) -> Scene:
     h, f, owned = c.hero, c.friend, f"{c.look} {c.thing}"
     sentences = [
-        d.pick((f"{one_day(d)} it was {h.name}'s birthday.", f"It was {h.name}'s birthday.")),
-        d.pick((f"{h.he.title()} wanted {a(c.thing)} very much.", f'"I wish I had {a(c.thing)}," said {h.name}.')),
-        f"{f.name} went to {c.place.the} and {d.pick(('bought', 'made', 'found'))} {a(owned)}.",
-        d.pick((f"{f.name} gave it to {h.name}.", f'"This is for you," said {f.name} and gave it to {h.name}.')),
-        d.pick((f"{h.name} was so happy that {h.he} jumped for joy.", f'"It is just what I wanted!" said {h.name}.')),
-        f"They {d.pick(('ate', 'shared', 'baked'))} {d.pick(('a cake', 'a pie', 'some cookies', 'some bread and jam'))} together.",
+        d.one(f"{one_day(d)} it was {h.name}'s birthday.", f"It was {h.name}'s birthday."),
+        d.one(f"{h.he.title()} wanted {a(c.thing)} very much.", f'"I wish I had {a(c.thing)}," said {h.name}.'),
+        f"{f.name} went to {c.place.the} and {d.one('bought', 'made', 'found')} {a(owned)}.",
+        d.one(f"{f.name} gave it to {h.name}.", f'"This is for you," said {f.name} and gave it to {h.name}.'),
+        d.one(f"{h.name} was so happy that {h.he} jumped for joy.", f'"It is just what I wanted!" said {h.name}.'),
+        f"They {d.one('ate', 'shared', 'baked')} {d.one('a cake', 'a pie', 'some cookies', 'some bread and jam')} together.",
     ]
     questions = [
         Question("what", f"What did {h.name} want?", a(c.thing)),
@@ -66,19 +62,17 @@ def gift(d: Dice, c: Cast) -> Scene:
 
 def hurt(d: Dice, c: Cast) -> Scene:
     h, f = c.hero, c.friend
-    did, part = d.pick((("climbed a tree", "arm"), ("ran too fast", "knee"), ("jumped from a wall", "foot"), ("rode a horse", "leg")))
+    did, part = d.one(("climbed a tree", "arm"), ("ran too fast", "knee"), ("jumped from a wall", "foot"), ("rode a horse", "leg"))
     sentences = [
         f"{one_day(d)} {h.name} and {f.name} were {c.place.where}.",
         f"{h.name} {did}.",
-        d.pick((f'"Be careful!" said {f.name}, but it was too late.', f'{f.name} said, "Stop!"')),
+        d.one(f'"Be careful!" said {f.name}, but it was too late.', f'{f.name} said, "Stop!"'),
         f"{h.name} fell and hurt {h.his} {part}.",
-        d.pick((f'"It hurts!" cried {h.name}.', f"{h.name} began to cry.")),
-        d.pick(
-            (
-                f"{f.name} washed the {part} and gave {h.him} some {c.food}.",
-                f"{f.name} took {h.his} hand and brought {h.him} home.",
-                f"{f.name} ran to get {d.pick(('help', 'a doctor', 'some water'))}.",
-            )
+        d.one(f'"It hurts!" cried {h.name}.', f"{h.name} began to cry."),
+        d.one(
+            f"{f.name} washed the {part} and gave {h.him} some {c.food}.",
+            f"{f.name} took {h.his} hand and brought {h.him} home.",
+            f"{f.name} ran to get {d.one('help', 'a doctor', 'some water')}.",
         ),
     ]
     questions = [
@@ -97,10 +91,10 @@ def hide_and_seek(d: Dice, c: Cast) -> Scene:
     sentences = [
         f"{one_day(d)} {h.name} and {f.name} played hide and seek {c.place.where}.",
         f"{f.name} hid {right}.",
-        f"{h.name} {d.pick(('closed', 'shut'))} {h.his} eyes and counted to {d.pick(('ten', 'twenty'))}.",
-        d.pick((f"First {h.he} looked {wrong}, but {f.name} was not there.", f"{h.he.title()} looked {wrong}. No one was there.")),
+        f"{h.name} {d.one('closed', 'shut')} {h.his} eyes and counted to {d.one('ten', 'twenty')}.",
+        d.one(f"First {h.he} looked {wrong}, but {f.name} was not there.", f"{h.he.title()} looked {wrong}. No one was there."),
         f"Then {h.he} looked {right}.",
-        d.pick((f'"I found you!" said {h.name}.', f'"There you are, {f.name}!" said {h.name}.')),
+        d.one(f'"I found you!" said {h.name}.', f'"There you are, {f.name}!" said {h.name}.'),
     ]
     questions = [
         Question("where", f"Where did {f.name} hide?", right),
@@ -118,9 +112,9 @@ def sharing(d: Dice, c: Cast) -> Scene:
         f"{one_day(d)} {h.name} made some {food} in the kitchen.",
         f"{h.he.title()} put it in a basket and went to {c.place.the}.",
         f"There {h.he} met {f.name}.",
-        d.pick((f"{f.name} was hungry because {f.he} had no food.", f'"I am hungry," said {f.name}. "I have no food."')),
-        d.pick((f"So {h.name} shared the {food} with {f.him}.", f'"You can have half of my {food}," said {h.name}.')),
-        d.pick((f'"It is so good," said {f.name}.', f"They sat down and ate the {food}.")),
+        d.one(f"{f.name} was hungry because {f.he} had no food.", f'"I am hungry," said {f.name}. "I have no food."'),
+        d.one(f"So {h.name} shared the {food} with {f.him}.", f'"You can have half of my {food}," said {h.name}.'),
+        d.one(f'"It is so good," said {f.name}.', f"They sat down and ate the {food}."),
     ]
     questions = [
         Question("what", f"What did {h.name} make?", f"some {food}"),
@@ -134,16 +128,14 @@ def sharing(d: Dice, c: Cast) -> Scene:
 
 def practice(d: Dice, c: Cast) -> Scene:
     h, f = c.hero, c.friend
-    skill = d.pick(
-        ("swim", "sing", "read", "ride a bike", "play the drum", "draw a horse", "climb a tree", "bake bread", "count to twenty")
-    )
+    skill = d.one("swim", "sing", "read", "ride a bike", "play the drum", "draw a horse", "climb a tree", "bake bread", "count to twenty")
     sentences = [
-        d.pick((f"{h.name} wanted to {skill}, but {h.he} could not.", f"{h.name} did not know how to {skill}.")),
-        d.pick((f'"It is too hard," said {h.name}.', f'"I will never learn it," said {h.name}.', f"{h.he.title()} tried and tried.")),
-        d.pick((f'"Do not give up," said {f.name}.', f'{f.name} said, "I will help you. Try every day."')),
+        d.one(f"{h.name} wanted to {skill}, but {h.he} could not.", f"{h.name} did not know how to {skill}."),
+        d.one(f'"It is too hard," said {h.name}.', f'"I will never learn it," said {h.name}.', f"{h.he.title()} tried and tried."),
+        d.one(f'"Do not give up," said {f.name}.', f'{f.name} said, "I will help you. Try every day."'),
         f"So {h.name} tried every day {c.place.where}.",
-        d.pick((f"After a week {h.he} could {skill}.", f"And one morning {h.he} could {skill}!")),
-        d.pick((f'"Look at me!" cried {h.name}.', f"{f.name} clapped and was proud of {h.him}.")),
+        d.one(f"After a week {h.he} could {skill}.", f"And one morning {h.he} could {skill}!"),
+        d.one(f'"Look at me!" cried {h.name}.', f"{f.name} clapped and was proud of {h.him}."),
     ]
     questions = [
         Question("what", f"What did {h.name} learn?", f"to {skill}"),
@@ -156,14 +148,14 @@ def practice(d: Dice, c: Cast) -> Scene:
 
 def seed(d: Dice, c: Cast) -> Scene:
     h, f = c.hero, c.friend
-    plant = d.pick(("a tall flower", "an apple tree", "a big pumpkin", "a rose", "a pear tree", "a green bush", "a bean plant"))
+    plant = d.one("a tall flower", "an apple tree", "a big pumpkin", "a rose", "a pear tree", "a green bush", "a bean plant")
     sentences = [
         f"{one_day(d)} {f.name} gave {h.name} a small seed.",
-        d.pick((f"{h.name} put it in the ground {c.place.where}.", f"{h.name} went to {c.place.the} and put the seed in the ground.")),
-        d.pick((f"Every day {h.he} gave it water.", f"{h.he.title()} watered it every morning.")),
-        d.pick(("The sun was warm, and the rain was soft.", f'"When will it grow?" asked {h.name}. "Be patient," said {f.name}.')),
-        f"{d.pick(('At last', 'In spring', 'After many weeks'))} {plant} grew there.",
-        d.pick((f"{h.name} showed it to {f.name}.", f'"It is beautiful!" said {f.name}.')),
+        d.one(f"{h.name} put it in the ground {c.place.where}.", f"{h.name} went to {c.place.the} and put the seed in the ground."),
+        d.one(f"Every day {h.he} gave it water.", f"{h.he.title()} watered it every morning."),
+        d.one("The sun was warm, and the rain was soft.", f'"When will it grow?" asked {h.name}. "Be patient," said {f.name}.'),
+        f"{d.one('At last', 'In spring', 'After many weeks')} {plant} grew there.",
+        d.one(f"{h.name} showed it to {f.name}.", f'"It is beautiful!" said {f.name}.'),
     ]
     questions = [
         Question("who", f"Who gave {h.name} a seed?", f.name),
@@ -177,14 +169,14 @@ def seed(d: Dice, c: Cast) -> Scene:
 def treasure(d: Dice, c: Cast) -> Scene:
     h, f = c.hero, c.friend
     corner = d.pick(c.place.corners)
-    inside = d.pick(("gold coins", "old letters", "sweet cookies", "shiny stones", "toys", "books", "silver spoons"))
+    inside = d.one("gold coins", "old letters", "sweet cookies", "shiny stones", "toys", "books", "silver spoons")
     sentences = [
         f"{one_day(d)} {h.name} and {f.name} found an old map {c.other.where}.",
-        d.pick((f"The map showed the way to {c.place.the}.", f'"Look, it shows {c.place.the}," said {h.name}.')),
-        d.pick(("They walked and walked.", "It was a long way.", "They crossed a bridge and climbed over a wall.")),
-        f"There, {corner}, {d.pick(('was', 'stood', 'they saw'))} a box.",
-        d.pick((f"{h.name} opened it. It was full of {inside}!", f"The box was full of {inside}.")),
-        d.pick((f"{h.name} and {f.name} shared the {inside}.", f'"We are rich!" cried {f.name}.')),
+        d.one(f"The map showed the way to {c.place.the}.", f'"Look, it shows {c.place.the}," said {h.name}.'),
+        d.one("They walked and walked.", "It was a long way.", "They crossed a bridge and climbed over a wall."),
+        f"There, {corner}, {d.one('was', 'stood', 'they saw')} a box.",
+        d.one(f"{h.name} opened it. It was full of {inside}!", f"The box was full of {inside}."),
+        d.one(f"{h.name} and {f.name} shared the {inside}.", f'"We are rich!" cried {f.name}.'),
     ]
     questions = [
         Question("what", "What was in the box?", inside),
@@ -198,23 +190,21 @@ def treasure(d: Dice, c: Cast) -> Scene:
 
 def built_again(d: Dice, c: Cast) -> Scene:
     h, f = c.hero, c.friend
-    work, where, enemy, broke = d.pick(
-        (
-            ("a sand castle", "at the beach", "a big wave", "came and washed it away"),
-            ("a snowman", "in the garden", "the hot sun", "melted it"),
-            ("a tower of stones", "by the river", "a cow", "came and knocked it down"),
-            ("a house of sticks", "in the forest", "the strong wind", "came and blew it down"),
-            ("a kite", "on the hill", "a sharp branch", "made a hole in it"),
-            ("a little boat", "by the lake", "a big fish", "came and turned it over"),
-        )
+    work, where, enemy, broke = d.one(
+        ("a sand castle", "at the beach", "a big wave", "came and washed it away"),
+        ("a snowman", "in the garden", "the hot sun", "melted it"),
+        ("a tower of stones", "by the river", "a cow", "came and knocked it down"),
+        ("a house of sticks", "in the forest", "the strong wind", "came and blew it down"),
+        ("a kite", "on the hill", "a sharp branch", "made a hole in it"),
+        ("a little boat", "by the lake", "a big fish", "came and turned it over"),
     )
     sentences = [
         f"{one_day(d)} {h.name} and {f.name} made {work} {where}.",
-        d.pick(("It was big and beautiful.", "It took all morning.", f"{h.name} was very proud of it.")),
+        d.one("It was big and beautiful.", "It took all morning.", f"{h.name} was very proud of it."),
         f"But then {enemy} {broke}.",
-        d.pick((f"{h.name} was angry.", f"{h.name} was so sad that {h.he} cried.", f'"Oh no!" cried {h.name}.')),
-        d.pick((f'"We can make it again," said {f.name}.', f'{f.name} said, "Let us try once more."')),
-        d.pick(("The new one was even better.", "They worked together, and soon it was done.")),
+        d.one(f"{h.name} was angry.", f"{h.name} was so sad that {h.he} cried.", f'"Oh no!" cried {h.name}.'),
+        d.one(f'"We can make it again," said {f.name}.', f'{f.name} said, "Let us try once more."'),
+        d.one("The new one was even better.", "They worked together, and soon it was done."),
     ]
     questions = [
         Question("what", "What did they make?", work),
@@ -229,11 +219,11 @@ def quarrel(d: Dice, c: Cast) -> Scene:
     h, f, it = c.hero, c.friend, c.thing
     sentences = [
         f"{one_day(d)} {h.name} and {f.name} saw {a(f'{c.look} {it}')} {c.place.where}.",
-        d.pick((f'"It is mine!" said {h.name}. "No, it is mine!" said {f.name}.', f"Both of them wanted the {it}.")),
-        d.pick((f"{h.name} pulled, and {f.name} pulled, too.", "They were angry and did not talk.", f"{f.name} would not let go.")),
-        d.pick((f"Then {h.name} was sorry.", f"After a while, {h.name} felt bad.")),
-        d.pick((f'"You can have it first," said {h.name}.', f'"Let us share the {it}," said {h.name}.')),
-        d.pick((f"So they played with the {it} together.", f'"Thank you," said {f.name}. "You are kind."')),
+        d.one(f'"It is mine!" said {h.name}. "No, it is mine!" said {f.name}.', f"Both of them wanted the {it}."),
+        d.one(f"{h.name} pulled, and {f.name} pulled, too.", "They were angry and did not talk.", f"{f.name} would not let go."),
+        d.one(f"Then {h.name} was sorry.", f"After a while, {h.name} felt bad."),
+        d.one(f'"You can have it first," said {h.name}.', f'"Let us share the {it}," said {h.name}.'),
+        d.one(f"So they played with the {it} together.", f'"Thank you," said {f.name}. "You are kind."'),
     ]
     questions = [
         Question("what", "What did both want?", f"the {it}"),
@@ -248,21 +238,19 @@ def quarrel(d: Dice, c: Cast) -> Scene:
 
 def weather(d: Dice, c: Cast) -> Scene:
     h, f = c.hero, c.friend
-    came, wet, reason, inside = d.pick(
-        (
-            ("it began to rain", "wet", "it was raining", "read a book by the fire"),
-            ("it began to snow", "cold", "it was snowing", "drank hot milk"),
-            ("a strong wind came", "cold", "the wind was strong", "told stories"),
-            ("the sun was too hot", "hot", "it was too hot", "sat by the open window"),
-            ("it grew dark", "afraid", "it was dark", "lit a candle"),
-        )
+    came, wet, reason, inside = d.one(
+        ("it began to rain", "wet", "it was raining", "read a book by the fire"),
+        ("it began to snow", "cold", "it was snowing", "drank hot milk"),
+        ("a strong wind came", "cold", "the wind was strong", "told stories"),
+        ("the sun was too hot", "hot", "it was too hot", "sat by the open window"),
+        ("it grew dark", "afraid", "it was dark", "lit a candle"),
     )
     sentences = [
         f"{one_day(d)} {h.name} and {f.name} wanted to play {c.place.where}.",
-        d.pick((f"But {came}, and {h.name} was {wet}.", f"But soon {came}. {h.name} was {wet}.")),
-        f'"Let us go {d.pick(("home", "inside", "to my house"))}," said {f.name}.',
-        d.pick((f"They went home because {reason}.", f"Because {reason}, they ran home.")),
-        d.pick((f"At home they {inside}.", f"There they {inside} and laughed.")),
+        d.one(f"But {came}, and {h.name} was {wet}.", f"But soon {came}. {h.name} was {wet}."),
+        f'"Let us go {d.one("home", "inside", "to my house")}," said {f.name}.',
+        d.one(f"They went home because {reason}.", f"Because {reason}, they ran home."),
+        d.one(f"At home they {inside}.", f"There they {inside} and laughed."),
     ]
     questions = [
         Question("why", "Why did they go home?", f"because {reason}"),
