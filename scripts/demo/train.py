@@ -3,7 +3,7 @@
 A small bitnet-b1.58 model learns stories and sums from a seeded generator (writer/), with AdamW (trainer/) and the gradients of
 bitnet_np.training.gradients. The same settings give the same bits on every machine and with any number of threads. An interrupted run
 that is started again goes on from its last checkpoint and ends in the same bits.
-FOLDER gets checkpoint.npz, log.jsonl (a line for each step), loss.png and model.gguf.
+FOLDER gets checkpoint.npz, log.jsonl (the loss of each step, and the held-out loss at checkpoints) and model.gguf.
 
 `--evaluate [MODEL]` measures a model (default: the embedded one): perplexity on held-out text, and the share of right answers.
 `--smoke` trains a tiny model twice, once in one go and once interrupted, and fails unless the loss falls and the bits are the same.
@@ -23,7 +23,7 @@ from typing import Any
 import numba
 import numpy as np
 from numpy.typing import NDArray
-from trainer import adamw, bpe, checkpoint, curve, export
+from trainer import adamw, bpe, checkpoint, export
 from trainer.checkpoint import State
 from trainer.evaluate import report
 from trainer.settings import DEMO, SMOKE, Settings
@@ -114,7 +114,6 @@ def train(
 
 def run_train(settings: Settings, folder: Path) -> int:
     state = train(settings, folder, show=progress.bar("training"))
-    curve.draw(folder / "log.jsonl", folder / "loss.png")
     print(f"{folder / 'model.gguf'}: {(folder / 'model.gguf').stat().st_size} bytes after {state.step} steps")
     print(f"sha256 of the parameters {digest(*state.parameters.values())}")
     return 0

@@ -150,11 +150,11 @@ def _write_tokenizer(path: Path, spellings: list[str], kinds: list[int], keys: l
 
 _PLAIN = {"special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-_CONFIGS = json.loads((Path(__file__).parents[2] / "tests" / "data" / "hf_families" / "configs.json").read_text("utf-8"))
+CONFIGS = json.loads((Path(__file__).parents[2] / "tests" / "data" / "hf_families" / "configs.json").read_text("utf-8"))
 _SIZES: dict[str, Any] = {"vocab_size": 9, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
 _SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu"}
 _LONGROPE = {"rope_type": "longrope", "short_factor": [2.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
-_VISION = {"model_type": "gemma3", "text_config": _CONFIGS["gemma3"], "vision_config": {}}
+_VISION = {"model_type": "gemma3", "text_config": CONFIGS["gemma3"], "vision_config": {}}
 
 
 def _bitnet(**quantization: Any) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _bitnet(**quantization: Any) -> dict[str, Any]:
 
 
 _FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    **{name: (config, {"floats": FLOATS[i % 3], "shards": 1 + i % 2}) for i, (name, config) in enumerate(_CONFIGS.items())},
+    **{name: (config, {"floats": FLOATS[i % 3], "shards": 1 + i % 2}) for i, (name, config) in enumerate(CONFIGS.items())},
     "multiplied": (_bitnet(linear_class="autobitlinear", quantization_mode="offline"), {}),
     "divided": (_bitnet(linear_class="bitlinear"), {"floats": "F32"}),
     "online": (_bitnet(linear_class="autobitlinear", quantization_mode="online"), {"shards": 2}),

@@ -14,15 +14,14 @@ of the graph that are points of ours, by label.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,21 +52,13 @@ TYPES = ("float32", "float16", "bfloat16", *(kind.name for kind in ALL_BLOCK_TYP
 AGREEMENT = 5e-6
 
 
-@dataclass(frozen=True)
-class Row:
+class Outcome(NamedTuple):
     """The result of one model."""
 
-    seed: int
-    architecture: str
-    type: str
-    shape: str
-    tensors: int  # number of judged tensors
-    verdict: str
+    text: str
     positions: int  # those of the tokens whose logits agree to AGREEMENT
     tokens: int
-    error: float  # the largest at those positions, as a part of the largest logit
-    reason: str
-    passed: bool
+    wrong: str  # the reason of a verdict that is an alarm; empty if it is none
 
 
 # --- ours -----------------------------------------------------------------------------------------------------------------------------
@@ -175,8 +166,8 @@ def record(name: str, folder: Path) -> None:
 engine = lru_cache(LlamaCpp)  # one for each process, because a library cannot be sent
 
 
-def validate(case: tuple[int, str, str]) -> Row:
-    """The row of the model of a seed, an architecture and a type of weights."""
+def validate(case: tuple[int, str, str]) -> Outcome:
+    """The outcome of the model of a seed, an architecture and a type of weights."""
     seed, architecture, kind = case
     drawn, tokens = draw(seed, architecture, kind)
     with tempfile.TemporaryDirectory() as folder:
@@ -186,20 +177,11 @@ def validate(case: tuple[int, str, str]) -> Row:
     logits = theirs[Key("result_output", None)]
     errors = np.abs(ours - logits).max(axis=1) / np.abs(logits).max()
     agree = errors <= AGREEMENT
-    c = model.config
-    return Row(
-        seed=seed,
-        architecture=architecture,
-        type=kind,
-        shape=f"L{c.n_layers} heads {c.heads}/{c.kv_heads}x{c.head_dim} F{c.ffn} V{c.vocab}",
-        tensors=len(report.operations),
-        verdict=report.verdict.name,
-        positions=int(agree.sum()),
-        tokens=len(tokens),
-        error=float(errors[agree].max(initial=0)),
-        reason="" if report.verdict < Verdict.WRONG else report.reason,
-        passed=report.verdict < Verdict.WRONG,
-    )
+    c, error = model.config, float(errors[agree].max(initial=0))
+    shape = f"L{c.n_layers} heads {c.heads}/{c.kv_heads}x{c.head_dim} F{c.ffn} V{c.vocab}"
+    judged = f"{len(report.operations):>4} tensors  {report.verdict.name:<9}"
+    text = f"{seed:>4}  {architecture:<8}  {kind:<8}  {shape:<30}  {judged}  {agree.sum():>3}/{len(tokens):<3} positions  {error:>8.1e}"
+    return Outcome(text, int(agree.sum()), len(tokens), report.reason if report.verdict >= Verdict.WRONG else "")
 
 
 def both(drawn: Model, tokens: NDArray[np.int64], path: Path) -> tuple[Model, Points]:
@@ -212,20 +194,6 @@ def both(drawn: Model, tokens: NDArray[np.int64], path: Path) -> tuple[Model, Po
     model = load(path, overrides=declared)
     logits, nodes = engine().run(path, tokens, pooled=model.config.pooling != "none")
     return model, points(model.config, nodes, len(tokens)) | {Key("result_output", None): logits}
-
-
-def line(row: Row) -> str:
-    cells = (
-        f"{row.seed:>4}",
-        f"{row.architecture:<8}",
-        f"{row.type:<8}",
-        f"{row.shape:<30}",
-        f"{row.tensors:>4} tensors",
-        f"{row.verdict:<9}",
-        f"{row.positions:>3}/{row.tokens:<3} positions",
-        f"{row.error:>8.1e}",
-    )
-    return "  ".join(cells) + (f"\n      {row.reason}" if row.reason else "")
 
 
 def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
@@ -246,7 +214,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (default 0)")
     parser.add_argument("--archs", default="all", metavar="llama,...", help=f"all (default) or some of {', '.join(ARCHITECTURES)}")
     parser.add_argument("--types", default="all", metavar="Q4_K,...", help=f"all (default) or some of {', '.join(TYPES)}")
-    parser.add_argument("--json", type=Path, metavar="F", help="write the results to this file")
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="record a model of each family there, and compare nothing")
     add_cluster_arguments(parser, "the cases")
     options = parser.parse_args(argv)
@@ -255,8 +222,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.seeds < 1 or options.first < 0:
             raise OptionError(f"{options.seeds} seeds from {options.first} on, expected at least 1, from 0 on")
         architectures, types = _chosen("--archs", options.archs, ARCHITECTURES), _chosen("--types", options.types, TYPES)
-        version = engine().version
-        print(version)
+        print(engine().version)
         if options.record:
             for name in RECORDED:
                 record(name, options.record)
@@ -266,13 +232,11 @@ def main(argv: list[str] | None = None) -> int:
         with over_workers(options) as spread:
             for row in spread(validate, drawn):
                 rows.append(row)
-                print(line(row), flush=True)
+                print(row.text, *filter(None, [row.wrong]), sep="\n      ", flush=True)
     except Error as error:
         print(f"crossval_llamacpp.py: {error}", file=sys.stderr)
         return 2
-    if options.json:
-        options.json.write_text(json.dumps({"version": version, "rows": [asdict(row) for row in rows]}, indent=2))
-    failed = [row for row in rows if not row.passed]
+    failed = [row for row in rows if row.wrong]
     positions, tokens = sum(row.positions for row in rows), sum(row.tokens for row in rows)
     print(f"{len(rows) - len(failed)} of {len(rows)} models agree; {positions} of {tokens} positions to {AGREEMENT:g}")
     return 1 if failed or not rows else 0

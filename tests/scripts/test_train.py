@@ -230,12 +230,6 @@ def test_smoke_passes_and_can_fail(capsys, monkeypatch):
     assert train.main(["--smoke", "--threads", "1"]) == 1
 
 
-def test_the_curve(run, tmp_path):
-    pytest.importorskip("matplotlib")
-    train.curve.draw(run[0] / "log.jsonl", tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").read_bytes()[:4] == b"\x89PNG"
-
-
 def test_evaluation_counts_every_question(run):
     model, tokenizer = train.load_model(run[0] / "model.gguf")
     model = replace(model, config=replace(model.config, context=512))

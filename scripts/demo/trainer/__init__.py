@@ -6,5 +6,4 @@ adamw.py       the optimiser
 checkpoint.py  stopping and going on
 export.py      the model file
 evaluate.py    perplexity and grades
-curve.py       the picture of the loss
 """

@@ -4,7 +4,7 @@ from . import words
 from .dice import Dice
 from .document import Document, Question
 from .plots import OUTDOORS, PLOTS
-from .plots.cast import Cast, Scene, cast
+from .plots.cast import Cast, cast
 from .words import HEROES, PLACES, a
 
 
@@ -46,40 +46,35 @@ def ending(d: Dice, c: Cast, happy: str) -> list[str]:
     return [happy, last] if d.chance(0.8) else [happy]
 
 
-def moves(d: Dice, c: Cast) -> Scene:
+def story(d: Dice) -> Document:
+    plot = d.pick(PLOTS)
+    c = cast(d, words.OUTDOORS if plot in OUTDOORS else PLACES)
+    parts = list(plot(d, c))
+    told = " ".join(part for part in parts if isinstance(part, str))
+    asked = [part for part in parts if isinstance(part, Question)]
+    happy = d.one(
+        f"{c.hero.name} was very happy.",
+        f"{c.hero.name} and {c.friend.name} smiled.",
+        f"{c.hero.name} was happy again." if "sad" in told else f"{c.hero.name} was proud and happy.",
+        "They all laughed." if c.friend.name in told else f"{c.hero.name} laughed.",
+    )
+    text = " ".join([*opening(d, c), told, *ending(d, c, happy)])
+    questions = d.some(asked, d.number(1, 3)) if d.chance(0.7) else []
+    return Document("story", text, tuple(questions), (f"{c.hero.name}, {c.place.name}",))
+
+
+def moves_story(d: Dice) -> Document:
     """A report of who went where, without a plot."""
+    c = cast(d)
     people, places = [c.hero, c.friend], [c.place, *d.some([p for p in PLACES if p != c.place], 2)]
-    other = d.pick([p for p in HEROES if p not in people])
-    people.append(other)
+    people.append(d.pick([p for p in HEROES if p not in people]))
     verbs = ("went", "walked", "ran", "hurried")
     sentences = [f"{p.name} {d.pick(verbs)} to {where.the}." for p, where in zip(people, places, strict=True)]
-    carrier = d.number(0, 2)
-    carried = people[carrier]
+    carried = people[d.number(0, 2)]
     sentences.append(f"{carried.name} {d.one('took', 'found', 'picked up')} {a(c.thing)} there.")
     spots = dict(zip((p.name for p in people), places, strict=True))
     questions = [Question("who", f"Who has the {c.thing}?", carried.name)]
     questions += [Question("where", f"Where is {p.name}?", spots[p.name].where) for p in people]
     questions += [Question("who", f"Who is {spots[p.name].where}?", p.name) for p in people]
-    return Scene(sentences, questions)
-
-
-def story(d: Dice) -> Document:
-    plot = d.pick(PLOTS)
-    c = cast(d, words.OUTDOORS if plot in OUTDOORS else PLACES)
-    scene = plot(d, c)
-    happy = d.one(
-        f"{c.hero.name} was very happy.",
-        f"{c.hero.name} and {c.friend.name} smiled.",
-        f"{c.hero.name} was happy again." if "sad" in " ".join(scene.sentences) else f"{c.hero.name} was proud and happy.",
-        "They all laughed." if c.friend.name in " ".join(scene.sentences) else f"{c.hero.name} laughed.",
-    )
-    text = " ".join([*opening(d, c), *scene.sentences, *ending(d, c, happy)])
-    questions = d.some(scene.questions, d.number(1, 3)) if d.chance(0.7) else []
-    return Document("story", text, tuple(questions), (f"{c.hero.name}, {c.place.name}",))
-
-
-def moves_story(d: Dice) -> Document:
-    c = cast(d)
-    scene = moves(d, c)
-    questions = d.some(scene.questions, d.number(1, 3))
-    return Document("moves", " ".join(scene.sentences), tuple(questions), (f"{c.hero.name}, {c.place.name}",))
+    asked = d.some(questions, d.number(1, 3))
+    return Document("moves", " ".join(sentences), tuple(asked), (f"{c.hero.name}, {c.place.name}",))

@@ -1,5 +1,6 @@
 """The people and things of a story, and the sentences that a plot makes of them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..dice import Dice
@@ -19,12 +20,8 @@ class Cast:
     food: str
 
 
-@dataclass(frozen=True)
-class Scene:
-    """The result of a plot: sentences between opening and ending, and questions."""
-
-    sentences: list[str]
-    questions: list[Question]
+Plot = Iterator[str | Question]
+"""What a plot yields: sentences between opening and ending, and questions."""
 
 
 def cast(d: Dice, places: tuple[Place, ...] = PLACES) -> Cast:
