@@ -38,13 +38,13 @@ BENCHES = {
     "batch": Bench(forwards.batch, forwards.batch_tables, "decode of many sequences, and the grid batch x length"),
     "load": Bench(processes.load, processes.load_tables, "a new process until its first logits, and its memory"),
     "compile": Bench(processes.compilation, processes.compile_tables, "cold start: seconds of compilation"),
-    "memory": Bench(memory.cases, memory.tables, "what a call allocates, and whether anything is left"),
+    "memory": Bench(memory.cases, memory.tables, "what a call allocates"),
 }
 FORWARDS = {"prefill", "decode"}
 """The benches that other engines run, too, and that can follow their roundings."""
 
 
-ENGINES = (*peers.KINDS, *llama_bench.NAMES)
+ENGINES = (peers.NAME, *llama_bench.NAMES)
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -132,8 +132,8 @@ def check_forwards(options: argparse.Namespace) -> None:
 
 def open_peers(stack: ExitStack, options: argparse.Namespace) -> list[peers.Peer]:
     """Start the workers, before anything slow is done: a missing one is reported at once."""
-    asked = {name: program or sys.executable for name, program in options.vs if name in peers.KINDS}
-    return [stack.enter_context(peers.Peer(name, python)) for name, python in asked.items()]
+    asked = {program or sys.executable for name, program in options.vs if name == peers.NAME}
+    return [stack.enter_context(peers.Peer(python)) for python in asked]
 
 
 def open_builds(options: argparse.Namespace, path: Path, skipped: list[str]) -> list[llama_bench.LlamaBench]:
@@ -161,13 +161,10 @@ def load_peers(running: Sequence[peers.Peer], setup: Setup, folder: Path) -> Non
     config = setup.model.config
     longest = max(*setup.fitting((128, 512)), forwards.PROMPT + setup.steps)
     for peer in running:
-        if peer.name == "llama-cpp" and not models.ternary_weights(setup.model):
-            peer.open("llama.cpp, the same file", path=str(setup.path), context=longest)
-        elif peer.name == "llama-cpp":
+        if models.ternary_weights(setup.model):
             peer.open(path=str(models.for_llama_cpp(folder, config, setup.seed)), context=longest)
         else:
-            models.check_memory(config, 2 if peer.name == "transformers" else 4)
-            peer.open(**models.transformers_config(config))
+            peer.open("llama.cpp, the same file", path=str(setup.path), context=longest)
 
 
 def run(options: argparse.Namespace) -> tuple[list[Table], Results, dict]:

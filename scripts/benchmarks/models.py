@@ -13,7 +13,7 @@ from bitnet_np.files.convert import convert
 from bitnet_np.files.load import load, open_model
 from bitnet_np.model import Layer, Ternary
 from bitnet_np.tensor_types import TQ2_0
-from bitnet_np.testing_released import ARCHITECTURES, released, tensor_table, write_released
+from bitnet_np.testing_released import ARCHITECTURES, released, write_released
 
 SHAPES = [name for name in testing_released.SHAPES if name != "custom"]
 
@@ -85,30 +85,3 @@ def matrix_weights(model: Model) -> int:
 def weight_bytes(model: Model) -> int:
     """Bytes that decoding one token must read: the matrices of all layers, and the head."""
     return model.head.nbytes + sum(linear.weights.nbytes for layer in model.layers for _, linear in linears(layer))
-
-
-def transformers_config(c: Config) -> dict[str, int]:
-    """Sizes as keywords of BitNetConfig."""
-    return {
-        "vocab_size": c.vocab,
-        "hidden_size": c.width,
-        "num_hidden_layers": c.n_layers,
-        "intermediate_size": c.ffn,
-        "num_attention_heads": c.heads,
-        "num_key_value_heads": c.kv_heads,
-        "head_dim": c.head_dim,
-        "max_position_embeddings": c.context,
-    }
-
-
-def check_memory(c: Config, itemsize: int) -> None:
-    """Raises OptionError if dense weights of `itemsize` bytes each would not fit the memory that is free."""
-    weights = sum(tensor.elements for tensor in tensor_table(c))
-    needed = int(1.2 * weights * itemsize)
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), needed)
-    if needed > free:
-        raise OptionError(f"--vs transformers: {weights:,} dense weights need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")

@@ -6,13 +6,11 @@ that is started again goes on from its last checkpoint and ends in the same bits
 FOLDER gets checkpoint.npz, log.jsonl (the loss of each step, and the held-out loss at checkpoints) and model.gguf.
 
 `--evaluate [MODEL]` measures a model (default: the embedded one): perplexity on held-out text, and the share of right answers.
-`--smoke` trains a tiny model twice, once in one go and once interrupted, and fails unless the loss falls and the bits are the same.
 """
 
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,10 +24,10 @@ from numpy.typing import NDArray
 from trainer import adamw, bpe, checkpoint, export
 from trainer.checkpoint import State
 from trainer.evaluate import report
-from trainer.settings import DEMO, SMOKE, Settings
+from trainer.settings import DEMO, Settings
 from writer.corpus import document, sequence
 
-from bitnet_np import embedded, generate, load
+from bitnet_np import embedded, load
 from bitnet_np.cli import progress
 from bitnet_np.errors import Error
 from bitnet_np.files.gguf_file import open_gguf
@@ -119,23 +117,6 @@ def run_train(settings: Settings, folder: Path) -> int:
     return 0
 
 
-def run_smoke() -> int:
-    """Check that the loss falls, that an interrupted run ends in the bits of an uninterrupted one, and that the model file runs."""
-    with tempfile.TemporaryDirectory() as name:
-        whole, parted = Path(name, "whole"), Path(name, "parted")
-        one = train(SMOKE, whole, every=SMOKE.steps // 2, show=progress.bar("smoke, in one go"))
-        train(SMOKE, parted, stop=SMOKE.steps // 3)
-        other = train(SMOKE, parted, every=SMOKE.steps // 2, show=progress.bar("smoke, interrupted"))
-        losses = [json.loads(line)["loss"] for line in (whole / "log.jsonl").read_text("utf-8").splitlines()]
-        first, last = losses[0], sum(losses[-5:]) / 5
-        same = digest(*one.parameters.values()) == digest(*other.parameters.values())
-        files = [(folder / "model.gguf").read_bytes() for folder in (whole, parted)]
-        model, _ = load_model(whole / "model.gguf")
-        print(f"loss {first:.3f} -> {last:.3f} in {SMOKE.steps} steps; bits {'repeat' if same else 'DIFFER'}")
-        print("continued:", generate(model, [model.config.vocab - 1], 16))
-        return 0 if same and files[0] == files[1] and last < 0.8 * first else 1
-
-
 def load_model(path: Path) -> tuple[Model, Tokenizer]:
     return load(path), tokenizer_from(open_gguf(path).metadata, path)
 
@@ -150,7 +131,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="train.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="FOLDER", help="train in this folder, or go on from its checkpoint")
-    what.add_argument("--smoke", action="store_true", help="check quickly that training works on this machine")
     what.add_argument("--evaluate", nargs="?", type=Path, const=False, metavar="MODEL", help="measure a model (default: the embedded one)")
     parser.add_argument("--steps", type=int, default=DEMO.steps, help=f"training steps (default {DEMO.steps})")
     parser.add_argument("--documents", type=int, default=300, help="documents of each split to evaluate with (default 300)")
@@ -161,8 +141,6 @@ def main(argv: list[str] | None = None) -> int:
     numba.set_num_threads(options.threads)
     try:
         with progress.compiling():
-            if options.smoke:
-                return run_smoke()
             if options.out is not None:
                 return run_train(replace(DEMO, steps=options.steps), options.out)
             with embedded.demo_path() as path:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,9 @@ class MixtureEngine(Engine):
     """`Engine` for float matrices, norms of each head, and experts."""
 
     def layer(self, n: int) -> None:
-        w, h, position = self.model.layers[n], self.stream(n), np.arange(len(self.tokens))
-        assert w.attn_norm is not None
-        assert w.ffn_norm is not None
-        attn_norm, ffn_norm = w.attn_norm, w.ffn_norm
-        self.step("attn_norm", n, lambda: self.norm(h, attn_norm))
+        w: Any = self.model.layers[n]
+        h, position = self.stream(n), np.arange(len(self.tokens))
+        self.step("attn_norm", n, lambda: self.norm(h, w.attn_norm))
         for letter, matrix, gain in (("Q", w.attn_q, w.attn_q_norm), ("K", w.attn_k, w.attn_k_norm), ("V", w.attn_v, None)):
             name = f"{letter}cur"
             self.step(name, n, partial(self.product, "attn_norm", n, matrix))
@@ -39,15 +38,13 @@ class MixtureEngine(Engine):
         self.step("kqv_out", n, lambda: self.attend(n))
         self.step("attn_o_out", n, lambda: self.product("kqv_out", n, w.attn_output))
         self.step("ffn_inp", n, lambda: h + self.at("attn_o_out", n))
-        self.step("ffn_norm", n, lambda: self.norm(self.at("ffn_inp", n), ffn_norm))
+        self.step("ffn_norm", n, lambda: self.norm(self.at("ffn_inp", n), w.ffn_norm))
         self.experts(n, w)
         self.step("l_out", n, lambda: sum((self.at(name, n) for name in _branches(w)), self.at("ffn_inp", n)))
 
-    def experts(self, n: int, w: Layer) -> None:
+    def experts(self, n: int, w: Any) -> None:
         c = self.model.config
-        assert w.ffn_gate_inp is not None
-        router = w.ffn_gate_inp
-        self.step("ffn_moe_logits", n, lambda: self.product("ffn_norm", n, router))
+        self.step("ffn_moe_logits", n, lambda: self.product("ffn_norm", n, w.ffn_gate_inp))
         self.step(TOP_EXPERTS, n, lambda: self.top(n, c.experts_used))
         self.step("ffn_moe_weights", n, lambda: self.weights(n, c.normalized_experts))
         self.step("ffn_moe_gate", n, lambda: self.slots(n, "ffn_gate"))
@@ -58,15 +55,12 @@ class MixtureEngine(Engine):
         self.t[Key(TOP_EXPERTS, n)] = self.at(TOP_EXPERTS, n).astype(np.int32)
         if w.ffn_gate_inp_shexp is None:
             return
-        assert w.ffn_gate is not None
-        assert w.ffn_up is not None
-        assert w.ffn_down is not None
-        gate, up, down, router_row = w.ffn_gate, w.ffn_up, w.ffn_down, w.ffn_gate_inp_shexp
-        self.step("ffn_gate", n, lambda: self.product("ffn_norm", n, gate))
-        self.step("ffn_up", n, lambda: self.product("ffn_norm", n, up))
+        row = w.ffn_gate_inp_shexp[:, None]
+        self.step("ffn_gate", n, lambda: self.product("ffn_norm", n, w.ffn_gate))
+        self.step("ffn_up", n, lambda: self.product("ffn_norm", n, w.ffn_up))
         self.step("ffn_out", n, lambda: silu(self.at("ffn_gate", n)) * self.at("ffn_up", n))
-        self.step("ffn_down", n, lambda: self.product("ffn_out", n, down))
-        self.step("ffn_shexp_out", n, lambda: self.at("ffn_down", n) * sigmoid(self.at("ffn_norm", n) @ router_row[:, None]))
+        self.step("ffn_down", n, lambda: self.product("ffn_out", n, w.ffn_down))
+        self.step("ffn_shexp_out", n, lambda: self.at("ffn_down", n) * sigmoid(self.at("ffn_norm", n) @ row))
 
     def product(self, source: str, n: int, linear: Linear) -> Floats:
         y = self.dot(self.at(source, n), _matrix(linear))

@@ -42,7 +42,7 @@ from bitnet_np.forward_pass import forward_full
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.model import Activation, Config, Model
+from bitnet_np.model import Activation, Config
 from bitnet_np.testing_hf import exact_view, folder_files, folder_model, write_files, write_hf
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.points import QUANTIZED, Key, Trace
@@ -243,21 +243,15 @@ def record_gradients(hf: Transformers, name: str, path: Path) -> None:
 
 def record_demo(hf: Transformers, path: Path) -> None:
     """Write <path>, the logits of the embedded demo model."""
-    with embedded.demo_path() as source:
+    with embedded.demo_path() as source, tempfile.TemporaryDirectory() as name:
         model, tokenizer = load(source), tokenizer_from(open_gguf(source).metadata, source)
         tokens = np.array(tokenizer.encode(TEXT))
-        single, strict = demo_logits(hf, model, tokens)
-    np.savez(path, text=np.array(TEXT), tokens=tokens, logits_f32=single, logits_f64=strict)
-    print(f"{path}: {hf.versions}, |float32 - float64| at most {np.abs(single - strict).max():.2g}")
-
-
-def demo_logits(hf: Transformers, model: Model, tokens: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
-    """transformers' logits of a model's GGUF weights, in float32 and in strict float64."""
-    with tempfile.TemporaryDirectory() as name:
         folder = write_hf(Path(name), config_json(model.config, KINDS[2], model.output is None), model, floats="F32")
         single = hf.logits(hf.open(folder), tokens[None])[0]
-        with hf.strict(folder) as strict:
-            return single, hf.logits(strict, tokens[None])[0]
+        with hf.strict(folder) as theirs:
+            strict = hf.logits(theirs, tokens[None])[0]
+    np.savez(path, text=np.array(TEXT), tokens=tokens, logits_f32=single, logits_f64=strict)
+    print(f"{path}: {hf.versions}, |float32 - float64| at most {np.abs(single - strict).max():.2g}")
 
 
 def main(argv: list[str] | None = None) -> int:

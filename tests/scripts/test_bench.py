@@ -13,7 +13,7 @@ import large_model
 import numba
 import numpy as np
 import pytest
-from benchmarks import forwards, memory, models, peaks, peers, processes, report
+from benchmarks import forwards, memory, models, peaks, processes, report
 from benchmarks.rounds import OURS, Case, CheckError, Key, Results, check, measure, ratios, simple, summary, tokens
 
 from bitnet_np import forward_full, load
@@ -258,12 +258,9 @@ def test_rows_that_tq2_0_cannot_hold_are_refused(folder):
         models.for_llama_cpp(folder, released(ffn=384), 0)
 
 
-@pytest.mark.parametrize(("name", "pip"), [("llama-cpp", "llama-cpp-python"), ("transformers", "torch transformers")])
-def test_a_peer_that_is_not_installed_is_refused_at_once(quick, bare_python, capsys, name, pip):
-    assert quick("decode", "--vs", f"{name}={bare_python}") == (2, None)
-    message = capsys.readouterr().err
-    assert f"pip install {pip}" in message
-    assert f"--vs {name}=PYTHON" in message
+def test_a_peer_that_is_not_installed_is_refused_at_once(quick, bare_python, capsys):
+    assert quick("decode", "--vs", f"llama-cpp={bare_python}") == (2, None)
+    assert "pip install llama-cpp-python, or --vs llama-cpp=PYTHON" in capsys.readouterr().err
 
 
 def test_a_peer_python_that_does_not_run_is_refused(quick, capsys):
@@ -307,12 +304,6 @@ def test_a_peer_that_dies_is_told(quick, fake_llama, capsys):
     assert quick("decode", "--vs", "llama-cpp") == (2, None)
     assert "exit code 3: " in (message := capsys.readouterr().err)
     assert "out of luck" in message
-
-
-def test_dense_weights_that_do_not_fit_are_refused():
-    models.check_memory(released(), 4)
-    with pytest.raises(OptionError, match="dense weights need"):
-        models.check_memory(released(vocab=2**31 - 1), 4)
 
 
 # --- the command ----------------------------------------------------------------------------------------------------------------------
@@ -373,7 +364,6 @@ CASES = {
         "incremental, last",
         "prefill into a cache",
         "decode step",
-        f"{memory.LEAK_CALLS} decode steps",
     },
 }
 
@@ -520,9 +510,4 @@ def test_a_llama_bench_without_times_is_no_peer(quick, fake_bench, capsys):
 def test_an_unknown_engine_is_refused(capsys):
     with pytest.raises(SystemExit):
         bench.main(["prefill", "--vs", "llama=/bin/true"])
-    assert "'llama' is none of llama-cpp, transformers, transformers-f32, ik-llama, bitnet-cpp" in capsys.readouterr().err
-
-
-def test_peers_have_names_the_worker_knows():
-    source = peers.WORKER.read_text()
-    assert all(f'"{name}": ' in source for name in peers.KINDS)
+    assert "'llama' is none of llama-cpp, ik-llama, bitnet-cpp" in capsys.readouterr().err

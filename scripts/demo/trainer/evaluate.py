@@ -1,5 +1,6 @@
 """The grades of a model: perplexity on held-out text, and the share of right answers, greedily decoded."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import exp
@@ -27,20 +28,15 @@ class Perplexity:
 class Grades:
     """The numbers of right answers and of questions, by kind of question."""
 
-    kinds: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def count(self, kind: str, right: bool) -> None:
-        before = self.kinds.get(kind, (0, 0))
-        self.kinds[kind] = (before[0] + right, before[1] + 1)
+    right: Counter[str] = field(default_factory=Counter)
+    asked: Counter[str] = field(default_factory=Counter)
 
     def shown(self, kind: str) -> str:
-        right, total = self.kinds.get(kind, (0, 0))
-        return f"{right} of {total}" if total else ""
+        return f"{self.right[kind]} of {self.asked[kind]}" if self.asked[kind] else ""
 
     @property
     def accuracy(self) -> float:
-        right, total = (sum(column) for column in zip(*self.kinds.values(), strict=True))
-        return right / total
+        return self.right.total() / self.asked.total()
 
 
 def perplexity(model: Model, tokenizer: Tokenizer, seed: int, documents: int, progress: Callable[[int, int], None]) -> Perplexity:
@@ -72,8 +68,9 @@ def grade(
     grades = Grades()
     for completion in generate_batch(model, requests, slots):
         question = questions[int(completion.request.id)]
-        grades.count(question.kind, question.right(tokenizer.decode(completion.tokens)))
-        progress(sum(n for _, n in grades.kinds.values()), len(questions))
+        grades.asked[question.kind] += 1
+        grades.right[question.kind] += question.right(tokenizer.decode(completion.tokens))
+        progress(grades.asked.total(), len(questions))
     return grades
 
 
@@ -81,7 +78,7 @@ def report(model: Model, tokenizer: Tokenizer, seed: int, documents: int, progre
     """The published grades of a model, as Markdown."""
     ppl = perplexity(model, tokenizer, seed, documents, progress("perplexity"))
     hidden, seen = (grade(model, tokenizer, split, seed, documents, progress(split)) for split in ("held-out", "train"))
-    rows = [(kind, hidden.shown(kind), seen.shown(kind)) for kind in sorted({*hidden.kinds, *seen.kinds})]
+    rows = [(kind, hidden.shown(kind), seen.shown(kind)) for kind in sorted({*hidden.asked, *seen.asked})]
     rows.append(("all", f"{hidden.accuracy:.1%}", f"{seen.accuracy:.1%}"))
     summary = f"perplexity of held-out text {ppl.token:.3f} a token, {ppl.byte:.4f} a byte ({ppl.tokens:,} tokens, {ppl.bytes:,} bytes)"
     header = ("questions", "combinations never seen", "combinations seen, new texts")

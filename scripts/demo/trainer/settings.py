@@ -1,7 +1,7 @@
 """The settings of a run: everything but the code that its bits depend on."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bitnet_np.errors import OptionError
 from bitnet_np.model import Config
@@ -65,6 +65,3 @@ class Settings:
 
 
 DEMO = Settings()
-SMOKE = replace(
-    DEMO, vocabulary=384, tokenizer_documents=500, context=96, width=128, layers=2, ffn=256, heads=4, kv_heads=2, steps=60, warmup=10
-)
