@@ -35,7 +35,9 @@ class Bench(NamedTuple):
 BENCHES = {
     "prefill": Bench(forwards.prefill, lambda setup, results: forwards.speeds("prefill", results), "prompts through an empty cache"),
     "decode": Bench(forwards.decode, lambda setup, results: forwards.speeds("decode", results), "one token at a time"),
-    "batch": Bench(forwards.batch, forwards.batch_tables, "decode of many sequences, and the grid batch x length"),
+    "batch": Bench(
+        forwards.batch, lambda setup, results: forwards.speeds("batch", results), "decode of many sequences, and the grid batch x length"
+    ),
     "load": Bench(processes.load, processes.load_tables, "a new process until its first logits, and its memory"),
     "compile": Bench(processes.compilation, processes.compile_tables, "cold start: seconds of compilation"),
     "memory": Bench(memory.cases, memory.tables, "what a call allocates"),

@@ -14,7 +14,7 @@ from bitnet_np.kernels import block_tiles
 
 from . import models
 from .report import Table, figure, percent, spread
-from .rounds import OURS, Case, Results, Sample, Setup, ratios, simple, summary, timed, tokens
+from .rounds import OURS, Case, Results, Sample, Setup, ratios, simple, timed, tokens
 
 PROMPT = 8  # tokens before a timed decode
 GRID_BATCHES, GRID_LENGTHS = (1, 2, 4, 8, 16), (1, 16, 128, 512)
@@ -96,8 +96,7 @@ def decode_case(bench: str, name: str, setup: Setup, batch: int, peer: bool = Fa
             yield time.perf_counter() - begin, logits
 
     def run(threads: int) -> Sample:
-        seconds = [second for second, _ in steps()]
-        return {"seconds": sum(seconds), "p50": summary(seconds).median, "p95": summary(seconds).p95}
+        return {"seconds": sum(second for second, _ in steps())}
 
     return Case(
         bench,
@@ -213,21 +212,3 @@ def batch(setup: Setup) -> Iterator[Case]:
 def each_alone(model: Model, ids: NDArray[np.int64]) -> NDArray[np.float32]:
     """The last logits of each sequence, computed by itself."""
     return np.concatenate([forward_full(model, row[None], last_only=True) for row in ids])
-
-
-def batch_tables(setup: Setup, results: Results) -> list[Table]:
-    """Speeds, and the latency that a batch costs each of its sequences."""
-    c = setup.model.config
-    each = 2 * 4 * c.n_layers * c.kv_width * (PROMPT + setup.steps)
-    latency = Table("batch: a step's latency", ["batch", "threads", "p50 ms", "p95 ms", "x batch 1's tok/s", "KV cache MB"])
-    cases = [case for case in results.of("batch") if case.name.startswith("decode")]
-    for case in cases:
-        for n in results.threads(case):
-            gain = ratios(results.values(cases[0], n), results.values(case, n))
-            count = case.tokens // setup.steps
-            gain = [value * count / (cases[0].tokens // setup.steps) for value in gain]
-            times = [figure([1e3 * value for value in results.values(case, n, name)], ".2f") for name in ("p50", "p95")]
-            latency.rows.append([str(count), str(n), *times, spread(gain, ".2f"), f"{each * count / 1e6:.2f}"])
-    latency.columns[4] = f"x batch {cases[0].tokens // setup.steps}'s tok/s"
-    latency.notes.append("published for another system: 3-4x tokens per second with batch 4; its own measurement of that was 0.06x")
-    return [*speeds("batch", results), latency]

@@ -4,14 +4,14 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from bitnet_np import Config, Linear, Model, testing_released
 from bitnet_np.errors import OptionError
 from bitnet_np.files.convert import convert
 from bitnet_np.files.load import load, open_model
-from bitnet_np.model import Layer, Ternary
+from bitnet_np.model import Ternary
 from bitnet_np.tensor_types import TQ2_0
 from bitnet_np.testing_released import ARCHITECTURES, released, write_released
 
@@ -57,31 +57,22 @@ def for_llama_cpp(where: Path, config: Config, seed: int) -> Path:
 # --- sizes of models ------------------------------------------------------------------------------------------------------------------
 
 
-def linears(layer: Layer) -> Iterator[tuple[str, Linear]]:
-    """Yields names and records of a layer's matrices."""
-    for part in fields(layer):
-        value = getattr(layer, part.name)
-        if isinstance(value, Linear):
-            yield part.name, value
-
-
-def matrices(layer: Layer) -> Iterator[tuple[str, Ternary]]:
-    """Yields names and records of a layer's ternary matrices."""
-    for name, linear in linears(layer):
-        if isinstance(linear.weights, Ternary):
-            yield name, linear.weights
+def linears(model: Model) -> Iterator[Linear]:
+    """Yields the matrices of all layers."""
+    for layer in model.layers:
+        yield from (value for value in vars(layer).values() if isinstance(value, Linear))
 
 
 def ternary_weights(model: Model) -> int:
     """Number of weights of all ternary matrices: multiply-adds of one token."""
-    return sum(matrix.shape[0] * matrix.shape[1] for layer in model.layers for _, matrix in matrices(layer))
+    return sum(math.prod(linear.shape) for linear in linears(model) if isinstance(linear.weights, Ternary))
 
 
 def matrix_weights(model: Model) -> int:
     """Number of weights of all layers' matrices, of every kind: multiply-adds of one token where there are no experts."""
-    return sum(math.prod(linear.weights.shape) for layer in model.layers for _, linear in linears(layer))
+    return sum(math.prod(linear.shape) for linear in linears(model))
 
 
 def weight_bytes(model: Model) -> int:
     """Bytes that decoding one token must read: the matrices of all layers, and the head."""
-    return model.head.nbytes + sum(linear.weights.nbytes for layer in model.layers for _, linear in linears(layer))
+    return model.head.nbytes + sum(linear.weights.nbytes for linear in linears(model))

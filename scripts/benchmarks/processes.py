@@ -49,19 +49,11 @@ def load_tables(setup: Setup, results: Results) -> list[Table]:
     )
     for case in results.of("load"):
         for n in results.threads(case):
-            parts = [results.values(case, n, name) for name in ("seconds", "load", "first", "import")]
+            seconds, *parts = (results.values(case, n, name) for name in ("seconds", "load", "first", "import"))
             memory = results.values(case, n, "peak_bytes")
             ratio = [value / case.nbytes for value in memory]
-            table.rows.append(
-                [
-                    case.name,
-                    str(n),
-                    spread(parts[0], ".2f"),
-                    *(figure(part, ".2f") for part in parts[1:]),
-                    figure([value / 1e6 for value in memory]),
-                    figure(ratio, ".2f"),
-                ]
-            )
+            sizes = figure([value / 1e6 for value in memory]), figure(ratio, ".2f")
+            table.rows.append([case.name, str(n), spread(seconds, ".2f"), *(figure(part, ".2f") for part in parts), *sizes])
             met = "met" if summary(ratio).median <= MEMORY_GOAL else "not met"
             table.notes.append(f"peak resident memory at most {MEMORY_GOAL} times the file, {n} threads: {met} ({figure(ratio, '.2f')})")
     table.notes.append("peak: resident memory of the process, interpreter, compiler and pages of the file in use included")

@@ -64,6 +64,10 @@ class Seed(NamedTuple):
 _SHARES = {"model": 5, "dump": 2, "folder": 2, "tokenizer": 1, "parts": 1}
 
 
+def files_of(folder: Path) -> Files:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
 def read_seeds(paths: Sequence[Path]) -> list[Seed]:
     """The seeds at these paths: GGUF files, folders of one model, and folders of one dump, named after its format.
 
@@ -72,7 +76,7 @@ def read_seeds(paths: Sequence[Path]) -> list[Seed]:
     seeds = []
     for path in paths:
         if path.is_dir():
-            files = {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+            files = files_of(path)
             parts = [name for name in files if name.endswith(".gguf")]
             seeds += [Seed(f"{path.name}-{i}", Document.read(path / name), {name: files[name], **files}) for i, name in enumerate(parts)]
             if not parts:

@@ -65,8 +65,8 @@ def write_models(folder: Path) -> None:
     for family in ARCHITECTURES:
         ternary = ("ternary", *(kind.name for kind in TERNARY_TYPES))
         blocks = (kind.name for kind in BLOCK_TYPES if kind not in LOOKED_UP)
-        more = (kind.name for kind in (*LOOKED_UP, *GRID_TYPES) if family == "llama")
-        types = ternary if FAMILIES[family].ternary else (*_FLOATS, *blocks, "ternary", *more)
+        rare = (kind.name for kind in (*LOOKED_UP, *GRID_TYPES) if family == "llama")
+        types = ternary if FAMILIES[family].ternary else (*_FLOATS, *blocks, "ternary", *rare)
         for i, weights in enumerate(types):
             size = max(64, _BLOCKS.get(weights, 1))
             wide = size == 256
@@ -86,16 +86,16 @@ def write_models(folder: Path) -> None:
                 head_dim=size // 4,
             )
             write_gguf(folder / f"{family}-{weights}.gguf", model, fused=True if i % 4 == 2 else None)
-    sizes: dict[str, Any] = {"vocab": 9, "context": 64, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
-    for weights in ("float16", "Q8_0"):
-        experts = random_model(9, family="llama", weights=weights, n_layers=1, experts=3, experts_used=2, **sizes)
-        write_gguf(folder / f"mixtral-{weights}.gguf", experts)
-    yarn = random_model(9, family="qwen3", weights="Q8_0", n_layers=1, yarn=Yarn(4.0, 16, fast=4.0), rope_magnitude=1.25, **sizes)
-    write_gguf(folder / "yarn-Q8_0.gguf", yarn)
-    longrope = random_model(9, family="phi3", weights="Q8_0", n_layers=1, longrope=LongRope(16, (2.0,) * 8, (2.0,) * 8), **sizes)
-    write_gguf(folder / "longrope-Q8_0.gguf", longrope)
-    normed = random_model(9, family="qwen3", weights="float16", n_layers=1, inner_norms=True, pooling="mean", **sizes | {"eps": 1e-6})
-    write_gguf(folder / "embedding-float16.gguf", normed)
+    more: dict[str, dict[str, Any]] = {
+        "mixtral-float16": {"family": "llama", "experts": 3, "experts_used": 2},
+        "mixtral-Q8_0": {"family": "llama", "experts": 3, "experts_used": 2},
+        "yarn-Q8_0": {"family": "qwen3", "yarn": Yarn(4.0, 16, fast=4.0), "rope_magnitude": 1.25},
+        "longrope-Q8_0": {"family": "phi3", "longrope": LongRope(16, (2.0,) * 8, (2.0,) * 8)},
+        "embedding-float16": {"family": "qwen3", "inner_norms": True, "pooling": "mean", "eps": 1e-6},
+    }
+    sizes: dict[str, Any] = {"vocab": 9, "context": 64, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "n_layers": 1}
+    for name, how in more.items():
+        write_gguf(folder / f"{name}.gguf", random_model(9, weights=name.partition("-")[2], **sizes | how))
 
 
 def write_parts(folder: Path) -> None:
@@ -163,7 +163,11 @@ def _bitnet(**quantization: Any) -> dict[str, Any]:
 
 
 _FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    **{name: (config, {"floats": FLOATS[i % 3], "shards": 1 + i % 2}) for i, (name, config) in enumerate(CONFIGS.items())},
+    **{
+        name: (config, {"floats": FLOATS[i % 3], "shards": 1 + i % 2})
+        for i, (name, config) in enumerate(CONFIGS.items())
+        if name != "phi3_longrope"
+    },  # whose context has to be declared
     "multiplied": (_bitnet(linear_class="autobitlinear", quantization_mode="offline"), {}),
     "divided": (_bitnet(linear_class="bitlinear"), {"floats": "F32"}),
     "online": (_bitnet(linear_class="autobitlinear", quantization_mode="online"), {"shards": 2}),

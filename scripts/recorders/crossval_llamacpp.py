@@ -47,6 +47,7 @@ from judging.llama_cpp import LlamaCpp, Points, points
 MIXTRAL = "mixtral"
 """The architecture llama with experts."""
 ARCHITECTURES = (*(name for name in FAMILIES if name not in ("bitnet-b1.58", "bitnet-25")), MIXTRAL)  # llama.cpp does not know these two
+BITNETS = tuple(name for name, family in FAMILIES.items() if family.ternary)
 TERNARY = tuple(kind.name for kind in TERNARY_TYPES)
 TYPES = ("float32", "float16", "bfloat16", *(kind.name for kind in ALL_BLOCK_TYPES if kind is not PQ2_0))
 AGREEMENT = 5e-6
@@ -204,10 +205,6 @@ def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
     return names
 
 
-def _is_ternary(architecture: str) -> bool:
-    return architecture in FAMILIES and FAMILIES[architecture].ternary
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="models of each architecture and type (default 1)")
@@ -228,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
                 record(name, options.record)
             return 0
         seeds = range(options.first, options.first + options.seeds)
-        drawn = [case for case in product(seeds, architectures, types) if case[2] in TERNARY or not _is_ternary(case[1])]
+        drawn = [case for case in product(seeds, architectures, types) if case[2] in TERNARY or case[1] not in BITNETS]
         with over_workers(options) as spread:
             for row in spread(validate, drawn):
                 rows.append(row)

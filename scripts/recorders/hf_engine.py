@@ -6,7 +6,7 @@ So its source is run with float64 for every float32 in it.
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_np.errors import UnsupportedError
-from bitnet_np.traces.formats import stages
+from bitnet_np.hooks import record_transformers
 from bitnet_np.traces.points import Key
 
 Points = dict[Key, NDArray]
-
-_BEFORE = {"attn_sub_norm": "kqv_out", "ffn_norm": "ffn_inp", "ffn_sub_norm": "ffn_out"}
-"""Module of a BitNet -> the point that is its input and no module's output."""
 
 
 class _Float64:
@@ -90,39 +87,7 @@ class Transformers:
             return model(input_ids=self.torch.from_numpy(tokens), use_cache=False).logits.numpy().copy()
 
     def points(self, model: Any, tokens: NDArray[np.int64]) -> Points:
-        """Every point of a BitNet that is a module's output or input, and rotated queries and keys, each [T, width]."""
-        points: Points = {}
-
-        def keep(key: Key, tensor: Any) -> None:
-            points[key] = tensor.detach().reshape(len(tokens), -1).numpy().copy()
-
-        def after(key: Key) -> Callable[..., None]:
-            return lambda module, inputs, output: keep(key, output[0] if isinstance(output, tuple) else output)
-
-        def before(key: Key) -> Callable[..., None]:
-            return lambda module, inputs: keep(key, inputs[0])
-
-        modeling = sys.modules[type(model).__module__]
-        rotate, layers = modeling.apply_rotary_pos_emb, iter(range(model.config.num_hidden_layers))
-
-        def rotated(*arguments: Any, **options: Any) -> Any:
-            q, k = rotate(*arguments, **options)  # [1, heads, T, K]
-            layer = next(layers)
-            keep(Key("Qcur_rope", layer), q.transpose(1, 2))
-            keep(Key("Kcur_rope", layer), k.transpose(1, 2))
-            return q, k
-
-        handles = []
-        for name, module in model.named_modules():
-            key = stages.from_transformers(name)
-            if key:
-                handles.append(module.register_forward_hook(after(key)))
-                if key.name in _BEFORE:
-                    handles.append(module.register_forward_pre_hook(before(Key(_BEFORE[key.name], key.layer))))
-        try:
-            with mock.patch.object(modeling, "apply_rotary_pos_emb", rotated):
-                self.logits(model, tokens[None])
-        finally:
-            for handle in handles:
-                handle.remove()
-        return points
+        """Every point that is a module's output or input, and rotated queries and keys, each [T, width]."""
+        with record_transformers(model) as trace:
+            self.logits(model, tokens[None])
+        return {key: np.array(trace.points[key]) for key in trace.points}

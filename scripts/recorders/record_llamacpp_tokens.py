@@ -33,9 +33,8 @@ def main(argv: list[str] | None = None) -> int:
         for i, (name, metadata) in enumerate(CUTS.tokenizers().items()):
             path = Path(folder) / "t.gguf"
             keys = metadata()
-            model = random_model(
-                0, family="llama", weights="float32", vocab=len(keys["tokenizer.ggml.tokens"]), width=16, ffn=16, heads=1, kv_heads=1
-            )
+            vocab = len(keys["tokenizer.ggml.tokens"])
+            model = random_model(0, family="llama", weights="float32", vocab=vocab, width=16, ffn=16, heads=1, kv_heads=1)
             write_model(path, model, keys)
             theirs = llama(str(path), vocab_only=True, verbose=False)
             ids = [theirs.tokenize(text.encode(), add_bos=False) for text in CUTS.TEXTS]

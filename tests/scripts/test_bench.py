@@ -403,13 +403,6 @@ def test_several_benches_and_a_plot(quick, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_given_file_is_used(quick, folder):
-    path = models.ours(folder, "tiny", 5)
-    code, found = quick("decode", "--model", str(path))
-    assert code == 0
-    assert found["model"]["path"] == str(path)
-
-
 def test_compile_tells_cold_from_warm(quick, monkeypatch, capsys):
     """Without compiling: that takes half a minute."""
     asked = []

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -38,9 +37,12 @@ def documents(split, n, seed=0, first=0):
 
 
 def test_the_text_is_always_the_same():
-    """On any machine: a change of this number is another demo model."""
+    """On any machine: a change of these numbers is another demo model, or another grade of it."""
     texts = [made.text for split in ("train", "held-out") for made in documents(split, 300)]
     assert hashlib.sha256("\0".join(texts).encode()).hexdigest() == "8950d6b1c1fbf5d82ac4c22caf3436abd753c83c6c6de3190900447188c29f36"
+    every = [*documents("train", 3000), *documents("held-out", 500)]
+    asked = [f"{made.text}\0{question}" for made in every for question in (*made.questions, *made.combinations)]
+    assert hashlib.sha256("\0".join(asked).encode()).hexdigest() == "1adf5ffab15d669df34a5edb72bc63555223d585bdfc4a7dd165f7a7b92891d5"
 
 
 def test_every_seed_and_index_tells_something_else():
@@ -55,38 +57,6 @@ def test_no_combination_is_in_both_splits():
     hidden = {c for c in kept if held_out(c)}
     assert {"+" in c for c in hidden} == {True, False}  # sums and stories
     assert all(any(map(held_out, made.combinations)) for made in documents("held-out", 300))
-
-
-def test_answers_are_in_the_story():
-    asked = [(made, q) for made in documents("train", 3000) for q in made.questions if made.kind in ("story", "moves")]
-    assert {q.kind for _, q in asked} == {"who", "where", "what", "why", "colour"}
-    for made, question in asked:
-        told = set(re.findall(r"\w+", made.body.lower()))
-        missing = (
-            set(re.findall(r"\w+", question.answer.lower())) - told - {"because", "a", "an", "the", "to", "they", "it", "at", "in", "some"}
-        )
-        assert missing <= {"lost", "both", "wanted", "was", "had", "he", "she", "on", "by"}, (made.text, missing)
-
-
-def test_names_answer_who():
-    """A question that two could answer would be graded unfairly: no hero is also the other one."""
-    for made in documents("train", 2000):
-        places = [q.answer for q in made.questions if made.kind == "moves" and q.text.startswith("Where is")]
-        assert len(set(places)) == len(places)
-
-
-def test_sums_are_right():
-    counted = 0
-    for made in [*documents("train", 2000), *documents("held-out", 500)]:
-        for question in made.questions:
-            if question.kind not in ("sum", "bare sum"):
-                continue
-            text = f"{made.body} {question.text}"
-            x, y = map(int, re.findall(r"\d+", text))
-            fewer = re.search(r" - | lost | gave \d| took ", text)
-            assert question.answer == str(x - y if fewer else x + y), text
-            counted += 1
-    assert counted > 500
 
 
 def test_grading():

@@ -16,15 +16,8 @@ _OPPOSITES = {
     "wet": "dry", "loud": "quiet", "tall": "short", "full": "empty", "hard": "soft", "good": "bad", "left": "right", "first": "last",
 }  # fmt: skip
 _BABIES = {
-    "cat": "kitten",
-    "dog": "puppy",
-    "cow": "calf",
-    "sheep": "lamb",
-    "duck": "duckling",
-    "hen": "chick",
-    "horse": "foal",
-    "bear": "cub",
-}
+    "cat": "kitten", "dog": "puppy", "cow": "calf", "sheep": "lamb", "duck": "duckling", "hen": "chick", "horse": "foal", "bear": "cub",
+}  # fmt: skip
 _LEGS = {"cat": "4", "hen": "2", "bee": "6", "horse": "4", "spider": "8", "duck": "2", "dog": "4", "boy": "2"}
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _LIVES = {"fish": "in the water", "bird": "in a nest", "bear": "in a cave", "bee": "in a hive", "horse": "in a stable", "fox": "in a den"}

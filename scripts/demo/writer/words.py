@@ -37,19 +37,12 @@ _BOYS = ("Tom", "Ben", "Max", "Sam", "Leo", "Jack", "Tim", "Finn", "Oscar", "Pau
 # fmt: on
 PEOPLE = tuple([Person(name, "girl", "she", "her", "her") for name in _GIRLS] + [Person(name, "boy", "he", "him", "his") for name in _BOYS])
 
-_ANIMAL_HEROES = (
-    ("Pip", "mouse", "he"),
-    ("Bruno", "bear", "he"),
-    ("Molly", "hen", "she"),
-    ("Luna", "cat", "she"),
-    ("Rex", "dog", "he"),
-    ("Daisy", "cow", "she"),
-    ("Coco", "duck", "she"),
-    ("Bobo", "rabbit", "he"),
-    ("Foxy", "fox", "she"),
-    ("Hoot", "owl", "he"),
+_HE = {"Pip": "mouse", "Bruno": "bear", "Rex": "dog", "Bobo": "rabbit", "Hoot": "owl"}
+_SHE = {"Molly": "hen", "Luna": "cat", "Daisy": "cow", "Coco": "duck", "Foxy": "fox"}
+_ANIMAL_HEROES = ("Pip", "Bruno", "Molly", "Luna", "Rex", "Daisy", "Coco", "Bobo", "Foxy", "Hoot")
+HEROES = PEOPLE + tuple(
+    Person(name, _HE[name], "he", "him", "his") if name in _HE else Person(name, _SHE[name], "she", "her", "her") for name in _ANIMAL_HEROES
 )
-HEROES = PEOPLE + tuple(Person(name, kind, he, *(("him", "his") if he == "he" else ("her", "her"))) for name, kind, he in _ANIMAL_HEROES)
 """Who stories are about; sums are about people."""
 
 PLACES = (
@@ -90,24 +83,9 @@ ANIMALS = ("cat", "dog", "rabbit", "fox", "bird", "duck", "hen", "mouse", "frog"
            "squirrel", "turtle", "pig", "bee", "snail", "crow", "wolf")
 # fmt: on
 FOODS = ("bread", "soup", "cake", "cheese", "honey", "rice", "pie", "jam", "fish", "corn", "butter", "salad")
-COUNTED = (  # one, many
-    ("apple", "apples"),
-    ("pear", "pears"),
-    ("coin", "coins"),
-    ("shell", "shells"),
-    ("stone", "stones"),
-    ("egg", "eggs"),
-    ("nut", "nuts"),
-    ("flower", "flowers"),
-    ("berry", "berries"),
-    ("cookie", "cookies"),
-    ("button", "buttons"),
-    ("feather", "feathers"),
-    ("marble", "marbles"),
-    ("leaf", "leaves"),
-    ("carrot", "carrots"),
-    ("candle", "candles"),
-)
+_ODD = {"berry": "berries", "leaf": "leaves"}
+_ONE = ("apple", "pear", "coin", "shell", "stone", "egg", "nut", "flower", "berry", "cookie", "button", "feather", "marble", "leaf")
+COUNTED = tuple((one, _ODD.get(one, one + "s")) for one in (*_ONE, "carrot", "candle"))  # one, many
 
 
 def a(noun: str) -> str:
