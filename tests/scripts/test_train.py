@@ -88,10 +88,6 @@ def test_text_survives_the_tokenizer(tokenizer):
     assert tokenizer.chat_text([{"role": "user", "content": " Why? "}]) == "Q: Why?\nA:"
 
 
-def test_the_tokenizer_learns_the_same_each_time(tokenizer):
-    assert train.learned_tokenizer(TINY)["tokenizer.ggml.tokens"] == tokenizer.tokens
-
-
 def test_a_vocabulary_that_the_text_cannot_fill():
     with pytest.raises(OptionError, match="the vocabulary is 400, but the texts and the end of text make 25"):
         bpe.train(["a b"], 400)
@@ -219,14 +215,10 @@ def test_evaluation_counts_every_question(run):
     assert np.log(found.token) * found.tokens == pytest.approx(sum(nats)) == pytest.approx(np.log(found.byte) * found.bytes)
 
 
-def test_the_report(run, capsys):
-    assert train.main(["--evaluate", str(run[0] / "model.gguf"), "--documents", "2"]) == 2
-    assert "exceed the model's context of 48" in capsys.readouterr().err
-
-
-def test_wrong_folder(tmp_path, capsys):
-    assert train.main(["--evaluate", str(tmp_path / "none.gguf")]) == 2
-    assert "none.gguf" in capsys.readouterr().err
+def test_what_cannot_be_evaluated_is_refused(run, capsys):
+    for name, message in (("model.gguf", "exceed the model's context of 48"), ("none.gguf", "none.gguf")):
+        assert train.main(["--evaluate", str(run[0] / name), "--documents", "2"]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_run_can_be_prolonged_before_its_rate_falls(tmp_path):
