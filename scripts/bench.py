@@ -6,7 +6,6 @@ machine's own peaks are measured in the same rounds. Compilation happens before,
 """
 
 import argparse
-import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numba
-from benchmarks import forwards, kernel_calls, llama_bench, mask_arrays, memory, models, peaks, peers, processes, report, speculate
+from benchmarks import forwards, llama_bench, memory, models, peaks, peers, processes, report
 from benchmarks.report import Table
-from benchmarks.rounds import Case, CheckError, Results, measure
-from benchmarks.setup import Setup
+from benchmarks.rounds import Case, CheckError, Results, Setup, measure
 
-from bitnet_np import Error, Model, load, machine
+from bitnet_np import Error, load, machine
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import OptionError
+from bitnet_np.testing_released import TINY
 
 
 class Bench(NamedTuple):
@@ -36,22 +35,18 @@ class Bench(NamedTuple):
 BENCHES = {
     "prefill": Bench(forwards.prefill, lambda setup, results: forwards.speeds("prefill", results), "prompts through an empty cache"),
     "decode": Bench(forwards.decode, lambda setup, results: forwards.speeds("decode", results), "one token at a time"),
-    "speculate": Bench(speculate.cases, speculate.tables, "texts with and without speculation"),
-    "batch": Bench(forwards.batch, forwards.batch_tables, "decode of many sequences, and the grid batch x length"),
-    "matmul": Bench(kernel_calls.matmul, kernel_calls.matmul_tables, "the matrix kernels at the model's shapes"),
-    "attention": Bench(kernel_calls.attention, kernel_calls.attention_tables, "the attention kernel, and its memory"),
-    "mask": Bench(mask_arrays.cases, mask_arrays.tables, "causal masks as arrays, and hits of their cache"),
+    "batch": Bench(
+        forwards.batch, lambda setup, results: forwards.speeds("batch", results), "decode of many sequences, and the grid batch x length"
+    ),
     "load": Bench(processes.load, processes.load_tables, "a new process until its first logits, and its memory"),
     "compile": Bench(processes.compilation, processes.compile_tables, "cold start: seconds of compilation"),
-    "modes": Bench(forwards.modes, forwards.modes_tables, "parallel against incremental, on a small model"),
-    "fit": Bench(forwards.fit_cases, forwards.fit_tables, "prefill's seconds as a*T + b*T^2"),
-    "memory": Bench(memory.cases, memory.tables, "what a call allocates, and whether anything is left"),
+    "memory": Bench(memory.cases, memory.tables, "what a call allocates"),
 }
 FORWARDS = {"prefill", "decode"}
 """The benches that other engines run, too, and that can follow their roundings."""
 
 
-ENGINES = (*peers.KINDS, *llama_bench.NAMES)
+ENGINES = (peers.NAME, *llama_bench.NAMES)
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -94,8 +89,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--rounds", type=positive, default=5, metavar="N")
     result.add_argument("--budget", type=float, default=300, metavar="S", help="seconds per bench; cases beyond are skipped (default 300)")
     result.add_argument("--lengths", type=numbers, metavar="T,...", help="prompt lengths, instead of each bench's own")
-    result.add_argument("--batch", type=numbers, metavar="B,...", help="batch sizes of batch and modes")
-    result.add_argument("--rows", type=numbers, metavar="R,...", help="rows of activations in matmul (default 1,8,128)")
+    result.add_argument("--batch", type=numbers, metavar="B,...", help="batch sizes of batch")
     result.add_argument("--steps", type=positive, default=16, metavar="N", help="tokens to decode (default 16)")
     result.add_argument(
         "--vs",
@@ -140,8 +134,8 @@ def check_forwards(options: argparse.Namespace) -> None:
 
 def open_peers(stack: ExitStack, options: argparse.Namespace) -> list[peers.Peer]:
     """Start the workers, before anything slow is done: a missing one is reported at once."""
-    asked = {name: program or sys.executable for name, program in options.vs if name in peers.KINDS}
-    return [stack.enter_context(peers.Peer(name, python)) for name, python in asked.items()]
+    asked = {program or sys.executable for name, program in options.vs if name == peers.NAME}
+    return [stack.enter_context(peers.Peer(python)) for python in asked]
 
 
 def open_builds(options: argparse.Namespace, path: Path, skipped: list[str]) -> list[llama_bench.LlamaBench]:
@@ -160,34 +154,23 @@ def open_builds(options: argparse.Namespace, path: Path, skipped: list[str]) -> 
 def make_setup(options: argparse.Namespace, threads: tuple[int, ...], folder: Path) -> Setup:
     """The setup, with its model loaded, or made first."""
     path = options.model or models.ours(folder, options.shape, options.seed)
-    model = load(path)
-
-    @functools.cache
-    def small() -> tuple[str, Model]:
-        if options.model is None and options.shape in ("tiny", "small"):
-            return options.shape, model
-        return "small", load(models.ours(folder, "small", options.seed))
-
     dialect = DIALECTS[options.dialect]
-    return Setup(path, model, threads, options.lengths, options.batch, options.rows, options.steps, small, options.seed, dialect)
+    return Setup(path, load(path), threads, options.lengths, options.batch, options.steps, options.seed, dialect)
 
 
 def load_peers(running: Sequence[peers.Peer], setup: Setup, folder: Path) -> None:
     """Give each peer the same model where it can load it, else one of the same shape."""
-    shape = models.shape_of(setup.model)
-    longest = max(*setup.fitting(setup.lengths, (128, 512)), forwards.PROMPT + setup.steps)
+    config = setup.model.config
+    longest = max(*setup.fitting((128, 512)), forwards.PROMPT + setup.steps)
     for peer in running:
-        if peer.name == "llama-cpp" and not models.ternary_weights(setup.model):
-            peer.open("llama.cpp, the same file", path=str(setup.path), context=longest)
-        elif peer.name == "llama-cpp":
-            peer.open(path=str(models.for_llama_cpp(folder, shape, setup.seed)), context=longest)
+        if models.ternary_weights(setup.model):
+            peer.open(path=str(models.for_llama_cpp(folder, config, setup.seed)), context=longest)
         else:
-            models.check_memory(shape, 2 if peer.name == "transformers" else 4)
-            peer.open(**models.transformers_config(shape))
+            peer.open("llama.cpp, the same file", path=str(setup.path), context=longest)
 
 
-def run(options: argparse.Namespace) -> tuple[list[Table], dict]:
-    """Run all benches; returns their tables and the JSON object."""
+def run(options: argparse.Namespace) -> tuple[list[Table], Results, dict]:
+    """Run all benches; returns their tables, all measurements, and the JSON object."""
     folder = options.model_dir or models.folder()
     threads = checked_threads(options.threads)
     results, tables = Results(), []
@@ -209,13 +192,14 @@ def run(options: argparse.Namespace) -> tuple[list[Table], dict]:
             "model": {
                 "path": str(setup.path),
                 "architecture": setup.model.config.architecture,
-                "shape": vars(models.shape_of(setup.model)),
+                "shape": {name: getattr(setup.model.config, name) for name in TINY},
                 "ternary_weights": models.ternary_weights(setup.model),
                 "bytes_per_token": models.weight_bytes(setup.model),
             },
             "peers": {engine.name: engine.description for engine in engines},
         }
-    return tables, report.as_json(head, results, [report.peaks(results), *tables])
+    tables = [report.peaks(results), *tables]
+    return tables, results, report.as_json(head, results, tables)
 
 
 def introduction(outcome: dict) -> str:
@@ -242,14 +226,14 @@ def introduction(outcome: dict) -> str:
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
-        tables, outcome = run(options)
+        tables, results, outcome = run(options)
         print(introduction(outcome))
-        for table in [report.Table(**outcome["tables"][0]), *tables]:
+        for table in tables:
             print("\n" + report.render(table))
         if options.json:
             options.json.write_text(json.dumps(outcome, indent=1) + "\n", "utf-8")
         if options.plot:
-            report.draw(tables, outcome["machine"]["processor"], options.plot)
+            report.draw(results, outcome["machine"]["processor"], options.plot)
     except CheckError as error:
         print(f"bench.py: {error}; speed was not judged", file=sys.stderr)
         return 1

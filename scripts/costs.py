@@ -3,7 +3,6 @@
     python scripts/costs.py                      compare with the last entry of costs.json; the exit status is 1 if anything differs
     python scripts/costs.py --record "REASON"    add an entry: a change of costs is meant, and this is why
     python scripts/costs.py --history            the totals of all entries, as a table in Markdown: the one of docs/performance.md
-    python scripts/costs.py --plot F.png         the same drawn, a line for each workload
 
 The counts depend on the sources alone: on no processor, number of threads, or version of Numba. So a change that reads the weights twice,
 launches a kernel for each row or copies the cache shows in the tests, without a clock. What kernels compile to is not counted here;
@@ -133,35 +132,15 @@ def _total(entry: dict[str, Any], workload: str) -> tuple[int, int] | None:
     return (sum(counted["launches"].values()), sum(counted["bytes"].values())) if counted else None
 
 
-def draw(entries: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the launches and bytes of every entry to a picture file, a line for each workload of the newest entry."""
-    from matplotlib.figure import Figure  # needed for plots only
-
-    figure = Figure(figsize=(9, 8), layout="constrained")
-    for i, (axis, unit) in enumerate(zip(figure.subplots(2, 1, sharex=True), ("launches", "bytes"), strict=True)):
-        for workload in entries[-1]["costs"]:
-            totals = [(n, total[i]) for n, entry in enumerate(entries, 1) if (total := _total(entry, workload))]
-            axis.plot(*zip(*totals, strict=True), "o-", label=workload if i == 0 else None)
-        axis.set_yscale("log")
-        axis.set_ylabel(unit)
-        axis.set_xticks(range(1, len(entries) + 1), [f"{n}. {entry['reason']}" for n, entry in enumerate(entries, 1)])
-    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
-    figure.savefig(path, dpi=120)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Count what forward passes cost, and compare with what is recorded.")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--record", metavar="REASON", help="add the costs of now to costs.json")
     which.add_argument("--history", action="store_true", help="print the totals of all entries")
-    which.add_argument("--plot", type=Path, metavar="F.png", help="draw the totals of all entries (needs matplotlib)")
     options = parser.parse_args(argv)
     entries = read()
-    if options.history or options.plot:
-        if options.plot and entries:
-            draw(entries, options.plot)
-        else:
-            print("\n".join(history(entries)) if entries else "no entry")
+    if options.history:
+        print("\n".join(history(entries)) if entries else "no entry")
         return 0
     lines = differences(entries[-1]["costs"] if entries else {}, costs())
     print("\n".join(lines) or "as recorded")

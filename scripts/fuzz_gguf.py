@@ -11,6 +11,7 @@ Case n depends on n alone, and the first n is --seed, so that seed and `--cases 
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import shutil
@@ -23,6 +24,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from fuzzing.cases import case, read_seeds, run_cases, write
+from fuzzing.seeds import write_seeds
+
+from bitnet_np.cli.progress import bar
+from bitnet_np.progress import silent
 
 HANG = 60.0  # seconds of silence after which a process is ended; compiling kernels is part of them
 _TURN = 0.5  # seconds between checks of the processes
@@ -91,10 +98,6 @@ def supervise(workers: Sequence[Worker], tick: Callable[[], None]) -> None:
 
 def _work(options: argparse.Namespace, paths: Sequence[Path], folder: Path) -> None:
     """The work of a worker process. It prints a line at the start of each case, and one at its end."""
-    import faulthandler
-
-    from fuzzing.cases import read_seeds, run_cases
-
     faulthandler.enable()
     first, step = map(int, options.worker.split(":"))
     numbers = range(first, options.seed + options.cases, step)
@@ -121,9 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
     start, outcomes, lock = time.perf_counter(), Counter[str](), threading.Lock()
+    advance = bar("fuzzing") if sys.stderr.isatty() else silent
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        paths = options.files or _write_seeds(folder / "seeds")
+        paths = options.files or sorted(write_seeds(folder / "seeds").iterdir())
 
         def say(n: int, outcome: str) -> None:
             with lock:
@@ -137,39 +141,18 @@ def main(argv: Sequence[str] | None = None) -> int:
                     saved = f" (kept in {_save(paths, n, options.save / str(n))})"
                 print(f"{outcome} <- fuzz_gguf.py --seed {n} --cases 1{file_arguments}{saved}", flush=True)
 
-        def tick() -> None:
-            if sys.stderr.isatty():
-                done = sum(outcomes.values())
-                filled = 30 * done // max(1, options.cases)
-                bar = f"[{'#' * filled}{'.' * (30 - filled)}] {done}/{options.cases}, {outcomes['found']} findings"
-                print(f"\r\033[K{bar}", end="", file=sys.stderr, flush=True)
-
         if options.jobs:
             jobs = min(options.jobs, max(1, options.cases))
-            supervise([_worker(options, paths, folder, i, jobs, say) for i in range(jobs)], tick)
+            supervise(
+                [_worker(options, paths, folder, i, jobs, say) for i in range(jobs)], lambda: advance(sum(outcomes.values()), options.cases)
+            )
         else:
-            from fuzzing.cases import read_seeds, run_cases
-
             numbers = range(options.seed, options.seed + options.cases)
             run_cases(read_seeds(paths), numbers, folder / "0", lambda n, outcome: say(n, outcome) if outcome else None, options.seconds)
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr)
     done, took = sum(outcomes.values()), time.perf_counter() - start
     counts = f"{outcomes['ran']} ran, {outcomes['refused']} refused, {outcomes['found']} findings"
     print(f"{done} cases: {counts}, {took:.1f} s, {done / took:.0f} a second")
     return 1 if outcomes["found"] else 0
-
-
-def _write_seeds(folder: Path) -> list[Path]:
-    from fuzzing.seeds import write_dumps, write_folders, write_models, write_parts, write_tokenizers
-
-    folder.mkdir()
-    write_models(folder)
-    write_parts(folder)
-    write_tokenizers(folder)
-    write_folders(folder)
-    write_dumps(folder)
-    return sorted(folder.iterdir())
 
 
 def _worker(options: argparse.Namespace, paths: Sequence[Path], folder: Path, i: int, jobs: int, say: Say) -> Worker:
@@ -181,8 +164,6 @@ def _worker(options: argparse.Namespace, paths: Sequence[Path], folder: Path, i:
 
 
 def _save(paths: Sequence[Path], n: int, folder: Path) -> Path:
-    from fuzzing.cases import case, read_seeds, write
-
     seed, files = case(read_seeds(paths), n)
     shutil.rmtree(folder, ignore_errors=True)
     write(folder / seed.name, files)

@@ -7,15 +7,16 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from judging.engine import Engine, Floats, accumulate, embedded_model, f32, float16, precise
-from judging.faults import LAYER, faults, silu, truncated
+from judging.faults import LAYER, Step, faults, silu, truncated
 from numpy.typing import NDArray
-from spread import add_arguments, over_workers
 from tqdm import tqdm
 
 from bitnet_np import EXACT, Model
+from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.judge.dump import check_logits
 from bitnet_np.judge.logits import judge
@@ -26,7 +27,7 @@ from bitnet_np.traces.points import Key
 
 Make = Callable[[Model, NDArray[np.int64]], Floats]
 LOGITS = Key("result_output", None)
-SHAPES = (
+SHAPES: tuple[tuple[int, int, int], ...] = (
     (2, 128, 16),
     (2, 64, 4),
     (3, 256, 17),
@@ -35,9 +36,8 @@ SHAPES = (
     (12, 256, 40),
     (24, 192, 8),
     (30, 256, 16),
-    (30, 128, 64),
-    (30, 128, 1),
 )
+SHAPES += ((30, 128, 64), (30, 128, 1))
 """Layers, width, tokens."""
 
 
@@ -84,32 +84,26 @@ def honest() -> Iterator[tuple[str, Make]]:
 
 
 def faulty() -> Iterator[tuple[str, Make]]:
-    for halves in (False, True):
-        end = ", float16 engine" if halves else ""
-        yield "codes truncated" + end, engine(Quantizer, rounded=np.trunc, halves=halves)
-        yield "activations of 7 bits" + end, engine(Quantizer, most=63, halves=halves)
-        yield "absmax to 126" + end, engine(Quantizer, most=126, halves=halves)
-        yield "activations not quantised" + end, engine(Quantizer, rounded=lambda x: x, halves=halves)
-        yield "one activation scale for all tokens" + end, engine(Quantizer, axis=None, halves=halves)
-        for factor in (1.02, 1.05, 1.1):
-            yield (
-                f"scale of ffn_down times {factor}{end}",
-                engine(faults=times("ffn_down", "ffn_sub_norm", "ffn_down", factor), halves=halves),
-            )
-        yield (
-            f"scale of attn_output times 1.05{end}",
-            engine(faults=times("attn_o_out", "attn_sub_norm", "attn_output", 1.05), halves=halves),
-        )
-    yield (
-        "scale of attn_v missing",
-        engine(faults={"Vcur": unscaled_values}),
-    )
+    quantisers: dict[str, dict[str, Any]] = {
+        "codes truncated": {"rounded": np.trunc},
+        "activations of 7 bits": {"most": 63},
+        "absmax to 126": {"most": 126},
+        "activations not quantised": {"rounded": lambda x: x},
+        "one activation scale for all tokens": {"axis": None},
+    }
+    scales = [("ffn_down", "ffn_sub_norm", "ffn_down", factor) for factor in (1.02, 1.05, 1.1)]
+    scales.append(("attn_o_out", "attn_sub_norm", "attn_output", 1.05))
+    for halves, end in ((False, ""), (True, ", float16 engine")):
+        for name, how in quantisers.items():
+            yield name + end, engine(Quantizer, **how, halves=halves)
+        for scale in scales:
+            yield f"scale of {scale[2]} times {scale[3]}{end}", engine(faults=times(*scale), halves=halves)
+    gate: dict[str, Step] = {"ffn_out": lambda e, n: silu(e.at("ffn_gate", n)) * e.at("ffn_up", n)}
+    late: dict[str, Step] = {"Kcur_rope": lambda e, n: e.rope(e.at("Kcur", n), np.arange(len(e.tokens)) + 1)}
+    yield "scale of attn_v missing", engine(faults={"Vcur": unscaled_values})
     yield "codes truncated in ffn_down of a layer", engine(faults={"ffn_down": truncated}, layers=(LAYER,))
-    yield (
-        "SiLU for relu squared",
-        engine(faults={"ffn_out": lambda e, n: silu(e.at("ffn_gate", n)) * e.at("ffn_up", n)}),
-    )
-    yield "keys one position late", engine(faults={"Kcur_rope": lambda e, n: e.rope(e.at("Kcur", n), np.arange(len(e.tokens)) + 1)})
+    yield "SiLU for relu squared", engine(faults=gate)
+    yield "keys one position late", engine(faults=late)
     yield "logits times 1.01", lambda model, tokens: engine()(model, tokens) * f32(1.01)
 
 
@@ -123,18 +117,9 @@ def models(seed: int) -> list[tuple[Model, NDArray[np.int64]]]:
     """Random models with tokens. A worker makes them itself and is sent numbers."""
     made = []
     for i, (layers, width, length) in enumerate(SHAPES):
-        wide = 2 * width
-        model = random_model(
-            seed + i,
-            table=("float32", "float16")[i % 2],
-            n_layers=layers,
-            width=width,
-            ffn=wide,
-            vocab=wide,
-            heads=width // 16,
-            kv_heads=width // 32,
-            head_dim=16,
-        )
+        wide, table = 2 * width, ("float32", "float16")[i % 2]
+        sizes = {"n_layers": layers, "width": width, "ffn": wide, "vocab": wide}
+        model = random_model(seed + i, table=table, **sizes, heads=width // 16, kv_heads=width // 32, head_dim=16)  # type: ignore[arg-type]
         made.append((model, np.random.default_rng(seed + i).integers(0, wide, length)))
     return made
 
@@ -160,7 +145,7 @@ def of_mutation(number: int, seed: int) -> tuple[Verdict, Verdict] | None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="seed of the models (default 0)")
-    add_arguments(parser)
+    add_cluster_arguments(parser, "the cases")
     options = parser.parse_args(argv)
     with over_workers(options) as spread:
         return report(options.seed, spread)

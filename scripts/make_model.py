@@ -1,250 +1,18 @@
 """Write a random model in the exact form of the released BitNet b1.58 2B file: `make_model.py --shape tiny OUT.gguf`.
 
-It has the keys, tensor names, types and order of that file: a float16 embedding, ternary I2_S matrices with one float32 scale each, and
-float32 norms. Nothing is learned, but every part matters: no two tensors or scales agree, and activations keep a sane size in all layers.
-
-The same shape and seed give the same bytes with every version of NumPy. Only the raw stream of PCG64 is used, which NEP 19 promises to keep
-stable, and 16 bits of it are the index of each value in a table. That is also fast: 6 s and 0.7 GB of memory for the 2B file.
+bitnet_np/testing_released.py says what is in it. The same shape and seed give the same bytes on every machine.
 """
 
 import argparse
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
-from itertools import count, islice, product
-from math import prod, sqrt
 from pathlib import Path
-from statistics import NormalDist
-from typing import Any, NamedTuple
-
-import numpy as np
-from gguf import GGUFWriter
-from numpy.typing import NDArray
 
 from bitnet_np.cli.progress import bar
-from bitnet_np.errors import Error, OptionError
-from bitnet_np.files.gguf_writer import FILE_TYPES, write_file, write_keys
-from bitnet_np.model import Config
-from bitnet_np.tensor_types import F16, F32, I2_S, TensorType
-from bitnet_np.text.byte_level import BYTE_CHARACTERS
-from bitnet_np.text.vocabulary import CONTROL, NORMAL
+from bitnet_np.errors import Error
+from bitnet_np.testing_released import ARCHITECTURES, FOUR_CODES, SHAPES, TINY, released, write_released
 
-ARCHITECTURES = {"relu2": "bitnet-b1.58", "silu": "bitnet"}  # the gate's activation has no key: it follows from the architecture
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The numbers of a model. The defaults are those of the shape `tiny`."""
-
-    vocab: int = 512
-    context: int = 512
-    width: int = 256
-    layers: int = 3
-    ffn: int = 768
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    eps: float = 1e-5
-    rope_base: float = 500000.0
-    activation: str = "relu2"
-
-    @property
-    def q_width(self) -> int:
-        """Width of the queries, and of the input of attn_output."""
-        return self.heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        """Width of the keys, and of the values."""
-        return self.kv_heads * self.head_dim
-
-
-SHAPES = {
-    "tiny": Shape(),
-    "2b": Shape(vocab=128256, context=4096, width=2560, layers=30, ffn=6912, heads=20, kv_heads=5, head_dim=128),
-    "custom": Shape(),
-}
-
-
-def check(shape: Shape) -> None:
-    """Raises OptionError for a shape that the format cannot hold or no model can have."""
-    for field in fields(shape):
-        value = getattr(shape, field.name)
-        if not isinstance(value, str) and not 0 < value < 2**32:
-            raise OptionError(f"{field.name} is {value}, but must be more than 0 and fit the file's 32 bits")
-    for name in ("width", "ffn", "q_width"):
-        value = getattr(shape, name)
-        if value % I2_S.block:
-            raise OptionError(f"{name} is {value}, but rows of I2_S are whole blocks: it must be a multiple of {I2_S.block}")
-    if shape.heads % shape.kv_heads:
-        raise OptionError(f"{shape.heads} heads cannot share {shape.kv_heads} kv heads evenly")
-    if shape.head_dim % 2:
-        raise OptionError(f"head_dim is {shape.head_dim}, but RoPE turns pairs: it must be even")
-    if shape.vocab < 3:
-        raise OptionError(f"vocab is {shape.vocab}, but two tokens are special and one must be text: it must be at least 3")
-
-
-class Tensor(NamedTuple):
-    """One row of the file's tensor table. `dims` are in NumPy's order, rows first."""
-
-    name: str
-    kind: TensorType
-    dims: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        return prod(self.dims)
-
-
-def tensor_table(shape: Shape) -> list[Tensor]:
-    """The tensors, with the names, types and order of the released file."""
-    width, ffn, q_width, kv_width = shape.width, shape.ffn, shape.q_width, shape.kv_width
-    layer = (
-        ("attn_norm", F32, (width,)),
-        ("ffn_down", I2_S, (width, ffn)),
-        ("ffn_sub_norm", F32, (ffn,)),
-        ("ffn_gate", I2_S, (ffn, width)),
-        ("ffn_up", I2_S, (ffn, width)),
-        ("ffn_norm", F32, (width,)),
-        ("attn_sub_norm", F32, (q_width,)),
-        ("attn_k", I2_S, (kv_width, width)),
-        ("attn_output", I2_S, (width, q_width)),
-        ("attn_q", I2_S, (q_width, width)),
-        ("attn_v", I2_S, (kv_width, width)),
-    )
-    blocks = [Tensor(f"blk.{n}.{name}.weight", kind, dims) for n in range(shape.layers) for name, kind, dims in layer]
-    return [Tensor("token_embd.weight", F16, (shape.vocab, width)), *blocks, Tensor("output_norm.weight", F32, (width,))]
-
-
-FOUR_CODES = np.array([a << 6 | b << 4 | c << 2 | d for a, b, c, d in product(range(3), repeat=4)], np.uint8)
-"""The bytes of four codes from 0 to 2. Code 3 is invalid and is never written."""
-
-# 65536 entries each, so that 16 random bits are an index
-TERNARY_BYTES = np.resize(FOUR_CODES, 1 << 16)
-GAINS = ((np.arange(1 << 16) + 0.5) / (1 << 16) + 0.5).astype(np.float32)  # 0.5 to 1.5
-
-
-def normal_table(deviation: float) -> NDArray[np.float16]:
-    """The 65536 equally likely quantiles of a normal distribution."""
-    normal = NormalDist(0.0, deviation)
-    return np.array([normal.inv_cdf((i + 0.5) / (1 << 16)) for i in range(1 << 16)], np.float16)
-
-
-def draw(bits: np.random.PCG64, table: NDArray[Any], number: int) -> NDArray[Any]:
-    """`number` random entries of `table`, in pieces that stay in the cache."""
-    out = np.empty(number, table.dtype)
-    for piece in np.split(out, range(1 << 18, number, 1 << 18)):
-        raw = bits.random_raw(-(-piece.size // 4)).astype("<u8").view("<u2")
-        np.take(table, raw[: piece.size], out=piece, mode="wrap")  # any index is in range; "wrap" only saves a copy
-    return out
-
-
-def weights(shape: Shape, seed: int) -> Iterator[NDArray[Any]]:
-    """The data of each tensor, in the order of the table.
-
-    Rows of ternary values scaled by 1/sqrt(length * 2/3) keep unit variance. The scales differ from that by up to 10 %, along multiples of
-    the golden ratio, which never meet. Embeddings of deviation 3/sqrt(width) give logits of deviation 3.
-    """
-    bits = np.random.PCG64(seed)
-    phase = int(bits.random_raw()) / 2**64
-    embedding = normal_table(3 / sqrt(shape.width))
-    for index, tensor in enumerate(tensor_table(shape)):
-        if tensor.kind is I2_S:
-            jitter = 0.9 + 0.2 * ((phase + index * (sqrt(5) - 1) / 2) % 1.0)
-            trailer = np.zeros(I2_S.trailer // 4, np.float32)
-            trailer[0] = jitter / sqrt(tensor.dims[1] * 2 / 3)
-            yield np.concatenate([draw(bits, TERNARY_BYTES, tensor.elements // 4), trailer.view(np.uint8)])
-        else:
-            yield draw(bits, embedding if tensor.kind is F16 else GAINS, tensor.elements)
-
-
-MOST_MERGES = 280_147  # the length of Llama 3's list, whose 127,744 merged tokens also split in several ways
-LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
-    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-
-
-def special_tokens(number: int) -> list[str]:
-    """Llama 3's special tokens: begin, end, then reserved ones with those of chats among them."""
-    chat = {6: "<|start_header_id|>", 7: "<|end_header_id|>", 9: "<|eot_id|>"}
-    reserved = (f"<|reserved_special_token_{n}|>" for n in count())
-    return ["<|begin_of_text|>", "<|end_of_text|>", *(chat.get(i) or next(reserved) for i in range(2, number))]
-
-
-def words() -> Iterator[str]:
-    """All strings of letters, shortest first, with or without a space (Ġ) before them: each part of a word is an earlier word or a byte."""
-    for length in count(2):
-        yield from map("".join, product("Ġ" + LETTERS, *[LETTERS] * (length - 1)))
-
-
-def vocabulary(size: int) -> tuple[list[str], list[str], int]:
-    """Tokens, merges and the number of special tokens (the last ones) of a byte-level BPE of `size` tokens.
-
-    Merges lead to every token: each token has the merge by which BPE itself arrives at it. Merges of its other splits follow as long as the
-    list has room. Below 259 tokens there are no merges, below 258 not even all bytes.
-    """
-    special = special_tokens(min(256, max(2, (size - len(BYTE_CHARACTERS)) // 4)))
-    ordinary = sorted(BYTE_CHARACTERS)[: size - len(special)]  # the order of GPT-2 and Llama 3, printable ones first
-    merged = list(islice(words(), max(0, size - len(ordinary) - len(special))))
-    ranks: dict[tuple[str, str], int] = {}
-    room = MOST_MERGES - len(merged)
-    for word in merged:
-        own = bpe(word, ranks)
-        others = [split for i in range(1, len(word)) if (split := (word[:i], word[i:])) != own][: max(0, room)]
-        room -= len(others)
-        for split in (own, *others):
-            ranks[split] = len(ranks)
-    return [*ordinary, *merged, *special], [f"{left} {right}" for left, right in ranks], len(special)
-
-
-def bpe(word: str, ranks: dict[tuple[str, str], int]) -> tuple[str, str]:
-    """Merge the pair of lowest rank until two parts are left."""
-    parts = list(word)
-    while len(parts) > 2:
-        i = min(range(len(parts) - 1), key=lambda i: ranks.get((parts[i], parts[i + 1]), len(ranks)))
-        parts[i : i + 2] = [parts[i] + parts[i + 1]]
-    return parts[0], parts[1]
-
-
-def write_metadata(writer: GGUFWriter, shape: Shape, name: str, file_type: int = FILE_TYPES[I2_S]) -> None:
-    """The 24 keys of the released file, in its order (23 without merges; 26 where head_dim is not width / heads)."""
-    tokens, merges, special = vocabulary(shape.vocab)
-    bos = shape.vocab - special
-    metadata = {
-        "general.name": name,
-        "general.file_type": file_type,
-        "tokenizer.ggml.add_bos_token": True,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [0.0] * len(tokens),
-        "tokenizer.ggml.token_type": [NORMAL] * bos + [CONTROL] * special,
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.bos_token_id": bos,
-        "tokenizer.ggml.eos_token_id": bos + 1,
-        "tokenizer.ggml.padding_token_id": bos + 1,
-        "tokenizer.chat_template": CHAT_TEMPLATE,
-    }
-    numbers = {field.name: getattr(shape, field.name) for field in fields(shape) if field.name not in ("layers", "activation")}
-    config = Config(ARCHITECTURES[shape.activation], n_layers=shape.layers, **numbers)
-    write_keys(writer, config, metadata)
-
-
-def write_model(path: Path, shape: Shape, seed: int, *, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-    """Write the file. `path` appears only when it is complete."""
-    check(shape)
-    table = tensor_table(shape)
-    write_file(
-        path,
-        ARCHITECTURES[shape.activation],
-        lambda writer: write_metadata(writer, shape, f"random, seed {seed}"),
-        [(tensor.name, tensor.kind, tensor.dims) for tensor in table],
-        weights(shape, seed),
-        progress=progress,
-    )
+__all__ = ["FOUR_CODES", "main"]
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -257,19 +25,19 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sha256", action="store_true", help="also print the file's digest")
     numbers = parser.add_argument_group("replace one number of the shape")
-    for field in fields(Shape):
-        choices = ARCHITECTURES if field.name == "activation" else None
-        numbers.add_argument(f"--{field.name.replace('_', '-')}", type=field.type, choices=choices)
+    for name in TINY:
+        numbers.add_argument(f"--{name.removeprefix('n_').replace('_', '-')}", type=int, dest=name)
+    numbers.add_argument("--eps", type=float)
+    numbers.add_argument("--rope-base", type=float)
+    numbers.add_argument("--activation", choices=ARCHITECTURES)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     options = arguments().parse_args(argv)
-    replaced = {field.name: value for field in fields(Shape) if (value := getattr(options, field.name)) is not None}
+    replaced = {name: getattr(options, name) for name in (*TINY, "eps", "rope_base", "activation") if getattr(options, name) is not None}
     try:
-        if options.seed < 0:
-            raise OptionError(f"seed is {options.seed}, but must not be negative")
-        write_model(options.out, replace(SHAPES[options.shape], **replaced), options.seed, progress=bar("writing"))
+        write_released(options.out, released(**SHAPES[options.shape] | replaced), options.seed, progress=bar("writing"))
     except (Error, OSError) as error:
         print(f"make_model.py: {error}", file=sys.stderr)
         return 2

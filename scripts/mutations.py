@@ -10,7 +10,7 @@ orders or round to float16 as declared, are judged: every alarm there is false.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -21,11 +21,11 @@ from judging.faults import Fault, faults
 from judging.pooling import pooling_faults
 from judging.rotations import rotation_faults
 from numpy.typing import NDArray
-from spread import add_arguments, over_workers
 from tqdm import tqdm
 
 from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, embedded, forward
 from bitnet_np.cache import KVCache
+from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN
@@ -77,7 +77,7 @@ def embedded_case() -> tuple[Model, NDArray[np.int64]]:
 
 
 @lru_cache
-def every() -> list[tuple[Model, NDArray[np.int64], Fault]]:
+def every_fault() -> list[tuple[Model, NDArray[np.int64], Fault]]:
     """All faults, each with its model and tokens. A worker makes them itself and is sent numbers."""
     model, tokens = embedded_case()
     return [(model, tokens, fault) for fault in faults()] + [(own, TOKENS_OF_EXPERTS, fault) for own, fault in others()]
@@ -176,13 +176,11 @@ def narrow_alarms(seed: int) -> list[str]:
     return alarms
 
 
-def by_precision(honest_runs: int, quiet: bool, spread: Callable) -> tuple[list[dict[str, object]], list[str], int]:
+def by_precision(honest_runs: int, every: Callable) -> tuple[list[dict[str, object]], list[str], int]:
     """Every fault in every kind of engine; false alarms; and the number of honest runs."""
-    seeds, rows, alarms = range(-(-honest_runs // (len(KINDS) * len(_WAYS)))), [], []
-    for found in tqdm(spread(faults_in, list(KINDS)), desc="kinds of engines", total=len(KINDS), disable=quiet):
-        rows += found
-    for raised in tqdm(spread(narrow_alarms, seeds), desc="honest runs", total=len(seeds), disable=quiet):
-        alarms += raised
+    seeds = range(-(-honest_runs // (len(KINDS) * len(_WAYS))))
+    rows = [row for rows in every(faults_in, list(KINDS), "kinds of engines") for row in rows]
+    alarms = [alarm for alarms in every(narrow_alarms, seeds, "honest runs") for alarm in alarms]
     return rows, alarms, len(seeds) * len(KINDS) * len(_WAYS)
 
 
@@ -201,8 +199,8 @@ def print_by_precision(rows: list[dict[str, object]], alarms: list[str], runs: i
 
 
 def fault_row(number: int, only: tuple[str, ...]) -> dict[str, object]:
-    """What the judge says of a fault, one of `every`."""
-    model, tokens, fault = every()[number]
+    """What the judge says of a fault, one of `every_fault`."""
+    model, tokens, fault = every_fault()[number]
     dump, ids = fault.make(model, tokens)
     return row(fault, judged(model, dump, ids, EXACT, only))
 
@@ -223,7 +221,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--catalogue", action="store_true", help="print the table of all known mistakes instead, and judge nothing")
     parser.add_argument("--precision", action="store_true", help="put the faults into engines of narrow types too, none of them declared")
     parser.add_argument("--json", action="store_true")
-    add_arguments(parser)
+    add_cluster_arguments(parser, "the cases")
     arguments = parser.parse_args(argv)
     if arguments.catalogue:
         print("| mistake | it says | seen in | families |\n|---|---|---|---|")
@@ -236,35 +234,37 @@ def main(argv: list[str] | None = None) -> int:
 
 def report_faults(arguments: argparse.Namespace, spread: Callable) -> int:
     """Judge all cases and print the tables; returns the exit code."""
-    quiet = not sys.stderr.isatty()
-    if arguments.precision:
-        rows, alarms, runs = by_precision(max(400, arguments.honest), quiet, spread)
-        if arguments.json:
-            print(json.dumps({"faults": rows, "honest_runs": runs, "false_alarms": alarms}, indent=2))
-        else:
-            print_by_precision(rows, alarms, runs)
-        return 0 if all(r["found"] for r in rows if r["exceeds"]) and not alarms else 1
+
+    def every(run: Callable, cases: Sequence[Any], title: str) -> Iterable[Any]:
+        return tqdm(spread(run, cases), desc=title, total=len(cases), disable=not sys.stderr.isatty())
+
     only = tuple(filter(None, arguments.only.split(",")))
-    numbers, seeds = range(len(every())), range(1 + arguments.honest // 12)
-    rows = list(tqdm(spread(partial(fault_row, only=only), numbers), desc="faults", total=len(numbers), disable=quiet))
-    verdicts: list[str] = []
-    for some in tqdm(spread(partial(honest_verdicts, only=only), seeds), desc="honest models", total=len(seeds), disable=quiet):
-        verdicts += some
-    alarms, runs = list(filter(None, verdicts)), len(verdicts)
-    found, right = sum(bool(r["found"]) for r in rows), sum(bool(r["right"]) for r in rows)
-    recognised = sum(bool(r["explained"]) for r in rows)
+    if arguments.precision:
+        rows, alarms, runs = by_precision(max(400, arguments.honest), every)
+    else:
+        rows = list(every(partial(fault_row, only=only), range(len(every_fault())), "faults"))
+        verdicts = every(partial(honest_verdicts, only=only), range(1 + arguments.honest // 12), "honest models")
+        of_runs = [verdict for some in verdicts for verdict in some]
+        alarms, runs = list(filter(None, of_runs)), len(of_runs)
     if arguments.json:
         print(json.dumps({"faults": rows, "honest_runs": runs, "false_alarms": alarms}, indent=2))
+    elif arguments.precision:
+        print_by_precision(rows, alarms, runs)
     else:
-        shown = rows if arguments.report else [r for r in rows if not (r["found"] and r["right"])]
-        if shown:
-            print("| fault | verdict | blamed | it says |\n|---|---|---|---|")
-        for r in shown:
-            mark = "" if r["right"] else " (WRONG PLACE)" if r["found"] else " (MISSED)"
-            print(f"| {r['fault']} | {r['verdict']} | {r['blamed']}{mark} | {r['says']} |")
-        print(f"\n{len(rows)} faults: {found} found, {right} blamed at the right operation and layer, {recognised} explained")
-        print(f"{runs} honest runs: {len(alarms)} false alarms", *alarms, sep="\n")
-    return 0 if found == len(rows) and not alarms else 1
+        print_faults(rows, alarms, runs, arguments.report)
+    return 0 if all(r["found"] for r in rows if r.get("exceeds", True)) and not alarms else 1
+
+
+def print_faults(rows: list[dict[str, object]], alarms: list[str], runs: int, whole: bool) -> None:
+    shown = rows if whole else [r for r in rows if not (r["found"] and r["right"])]
+    if shown:
+        print("| fault | verdict | blamed | it says |\n|---|---|---|---|")
+    for r in shown:
+        mark = "" if r["right"] else " (WRONG PLACE)" if r["found"] else " (MISSED)"
+        print(f"| {r['fault']} | {r['verdict']} | {r['blamed']}{mark} | {r['says']} |")
+    found, right, explained = (sum(bool(r[name]) for r in rows) for name in ("found", "right", "explained"))
+    print(f"\n{len(rows)} faults: {found} found, {right} blamed at the right operation and layer, {explained} explained")
+    print(f"{runs} honest runs: {len(alarms)} false alarms", *alarms, sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,23 @@
 """A small BitNet as a GGUF file, byte by byte, so that keys and tensors can be wrong, and the same model without a file."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from gguf_bytes import FLOAT32, UINT32, Entry, number, text
-from gguf_bytes import gguf as build
-from models import assert_same_bits
+from models import assert_same_bits, random_model
 
 from bitnet_np import packing
 from bitnet_np.families import MATRICES, NORMS, layer_shapes
 from bitnet_np.forward_pass import forward_full
-from bitnet_np.model import Config, Layer, Linear, Model, Ternary
-from bitnet_np.rope import rope_frequencies
+from bitnet_np.model import Linear, Model, Ternary
 from bitnet_np.tensor_types import BF16, F16, F32, I2_S
+from bitnet_np.testing_gguf import FLOAT32, UINT32, Entry, number, text
+from bitnet_np.testing_gguf import gguf as build
 
-CONFIG = Config("bitnet-b1.58", 9, 64, 128, 2, 256, 4, 2, 32, float(np.float32(1e-5)), 10000.0)
+SIZES = {"vocab": 9, "context": 64, "width": 128, "n_layers": 2, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 32}
+MODEL = random_model(11, table="float16", eps=float(np.float32(1e-5)), **SIZES)
+CONFIG = MODEL.config
 A = "bitnet-b1.58."
 KEYS = {
     "general.architecture": text("bitnet-b1.58"),
@@ -49,13 +51,10 @@ def bfloat16(table):
     return (table.view(np.uint32) >> 16).astype(np.uint16)
 
 
-TENSORS = {
-    "token_embd.weight": floats(CONFIG.vocab, CONFIG.width).astype(np.float16),
-    "output_norm.weight": floats(CONFIG.width),
-} | {
-    f"blk.{n}.{field}.weight": ternary(*shape) if field in MATRICES else floats(*shape)
-    for n in range(CONFIG.n_layers)
-    for field, shape in layer_shapes(CONFIG).items()
+TENSORS = {"token_embd.weight": MODEL.token_embd, "output_norm.weight": MODEL.output_norm} | {
+    f"blk.{n}.{field}.weight": value.weights if isinstance(value := getattr(layer, field), Linear) else value
+    for n, layer in enumerate(MODEL.layers)
+    for field in layer_shapes(CONFIG)
 }
 MATRIX_NAMES = [name for name, value in TENSORS.items() if isinstance(value, Ternary)]
 FLOAT_NAMES = [name for name in TENSORS if name not in MATRIX_NAMES]
@@ -93,13 +92,7 @@ def writer(folder: Path) -> Callable[..., Path]:
 
 def written_model(**changes) -> Model:
     """The model of TENSORS, put together without a file."""
-    layers = [
-        Layer(**{f: Linear(t) if isinstance(t := TENSORS[f"blk.{n}.{f}.weight"], Ternary) else t for f in layer_shapes(CONFIG)})
-        for n in range(CONFIG.n_layers)
-    ]
-    parts = {"token_embd": TENSORS["token_embd.weight"], "output": None} | changes
-    frequencies = rope_frequencies(CONFIG.rope_base, CONFIG.head_dim)
-    return Model(CONFIG, layers=tuple(layers), output_norm=TENSORS["output_norm.weight"], rope_frequency=frequencies, **parts)
+    return replace(MODEL, **changes)
 
 
 def assert_same_model(loaded, expected):

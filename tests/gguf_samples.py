@@ -4,11 +4,11 @@ import math
 from pathlib import Path
 
 import numpy as np
-from gguf_bytes import BOOL, FLOAT32, UINT32, UINT64, Entry, number, numbers, text, texts
-from gguf_bytes import gguf as build
 
 from bitnet_np.files.gguf_file import GGUFFile, StringArray, open_gguf
 from bitnet_np.tensor_types import I2_S
+from bitnet_np.testing_gguf import BOOL, FLOAT32, UINT32, UINT64, Entry, number, numbers, text, texts
+from bitnet_np.testing_gguf import gguf as build
 
 SAMPLE = build(
     [

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from family_models import assert_refused, drawn, rewrite, writer
 from models import assert_same_bits, threads
-from record_hf_families import _in_memory
 
 from bitnet_np import network
 from bitnet_np.cli import main as cli
@@ -123,10 +122,24 @@ def test_a_stack_of_i2s_is_refused(tmp_path):
 # --- folders --------------------------------------------------------------------------------------------------------------------------
 
 
+def in_memory(tensors):
+    """The tensors as transformers 5 has them in memory: all experts of a layer in two, gates before ups."""
+    tensors = {name.replace("block_sparse_moe", "mlp"): array for name, array in tensors.items()}
+    for path in ("model.layers.0.mlp.experts.", "model.layers.1.mlp.experts."):
+        own = {name: tensors.pop(name) for name in list(tensors) if name.startswith(path)}
+        gates, ups, downs = ([x for name, x in own.items() if name.split(".")[-2] in names] for names in EXPERT_MODULES)
+        tensors[path + "gate_up_proj"] = np.stack([np.concatenate(pair) for pair in zip(gates, ups, strict=True)])
+        tensors[path + "down_proj"] = np.stack(downs)
+    return tensors
+
+
+EXPERT_MODULES = (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
+
+
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe"])
 def test_experts_in_memory_layout_of_transformers_load_too(tmp_path, name):
     config, tensors = hf_models.recorded_folder(name)
-    fused = _in_memory(tensors, 2)
+    fused = in_memory(tensors)
     assert "model.layers.1.mlp.experts.gate_up_proj" in fused
     assert not any("experts.0" in key for key in fused)
     one, other = (load(hf_models.write_folder(tmp_path / sub, config, each)) for sub, each in (("a", tensors), ("b", fused)))

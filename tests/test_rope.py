@@ -6,7 +6,6 @@ import gguf_models
 import numpy as np
 import pytest
 from family_models import drawn
-from gguf_bytes import UINT32, number
 from gguf_models import A
 
 from bitnet_np import spec
@@ -16,6 +15,7 @@ from bitnet_np.kernels.scalar import cos_sin
 from bitnet_np.model import Yarn
 from bitnet_np.rope import LARGEST_ANGLE, longrope_magnitude, rope_frequencies, yarn_factors, yarn_magnitude
 from bitnet_np.testing import random_model
+from bitnet_np.testing_gguf import UINT32, number
 
 
 @pytest.fixture

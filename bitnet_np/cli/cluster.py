@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,3 +30,10 @@ def connected(arguments: argparse.Namespace) -> Iterator[Any]:
     with cluster.connected(arguments.scheduler, arguments.workers) as client:
         print(f"bitnet-np: dashboard {client.dashboard_link}", file=sys.stderr)
         yield client
+
+
+@contextmanager
+def over_workers(arguments: argparse.Namespace) -> Iterator[Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]]:
+    """A function like `map`: outcomes come in the order of the cases, wherever and whenever each was computed. Raises OptionError."""
+    with connected(arguments) as client:
+        yield map if client is None else lambda run, cases: (future.result() for future in client.map(run, cases, pure=False))

@@ -6,29 +6,18 @@ be counted again. A figure smaller than the call's own result is impossible and 
 
 import ctypes
 import functools
-import json
-import os
 import platform
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from numba.core.runtime import _nrt_python as numba_memory
-from numba.core.runtime import rtsys
-
 from bitnet_np import KVCache, Model, forward, forward_full, forward_incremental
 from bitnet_np.kernels import workspace
 
-from .processes import ROOT
+from .processes import fresh
 from .report import Table, figure
-from .rounds import OURS, Case, CheckError, Key, Results, Sample, timed
-from .setup import Setup, tokens
-from .stats import summary
+from .rounds import OURS, Case, CheckError, Key, Results, Sample, Setup, summary, timed, tokens
 
-LEAK_CALLS = 200
-LEAK_BYTES = 1_000_000  # growth over LEAK_CALLS calls that still counts as none
 _PAGES_KEPT = 1_000_000  # bytes of a result that may lie in memory which the allocator did not give back
 
 
@@ -62,10 +51,8 @@ def resident_growth(run: Callable[[], object]) -> int | None:
 
 
 def traced(run: Callable[[], object]) -> Sample:
-    """Peak bytes that Python and NumPy allocate in one call, bytes it leaves behind, and the number of allocations inside kernels."""
-    numba_memory.memsys_enable_stats()
+    """Peak bytes that Python and NumPy allocate in one call, and bytes it leaves behind."""
     release()
-    allocations = rtsys.get_allocation_stats().alloc
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -75,11 +62,11 @@ def traced(run: Callable[[], object]) -> Sample:
         left = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    return {"peak": peak - before, "left": left - before, "kernel_allocations": rtsys.get_allocation_stats().alloc - allocations}
+    return {"peak": peak - before, "left": left - before}
 
 
 def calls(model: Model, n: int, seed: int) -> dict[str, Callable[[], object]]:
-    """Each path over n tokens, with all logits and with the last ones only; then many decode steps in a row."""
+    """Each path over n tokens, with all logits and with the last ones only; and a decode step."""
     ids = tokens(seed, model.config.vocab, 1, n)
     cache = KVCache(model.config, 1, n)
 
@@ -92,10 +79,6 @@ def calls(model: Model, n: int, seed: int) -> dict[str, Callable[[], object]]:
             cache.truncate(0, 0)
         forward(model, ids[:, :1], cache, last_only=True)
 
-    def steps() -> None:
-        for _ in range(LEAK_CALLS):
-            step()
-
     return {
         "forward_full, all logits": lambda: forward_full(model, ids),
         "forward_full, last": lambda: forward_full(model, ids, last_only=True),
@@ -103,19 +86,7 @@ def calls(model: Model, n: int, seed: int) -> dict[str, Callable[[], object]]:
         "incremental, last": lambda: forward_incremental(model, ids, last_only=True),
         "prefill into a cache": prefill,
         "decode step": step,
-        f"{LEAK_CALLS} decode steps": steps,
     }
-
-
-def resident(setup: Setup, n: int, threads: int) -> dict[str, int | None]:
-    """Growth of a fresh process in each call, by the call's name. The process has loaded the model and its kernels before."""
-    scripts = Path(__file__).parents[1]
-    paths = os.pathsep.join(filter(None, [str(ROOT), str(scripts), os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "benchmarks.workers.resident", setup.path, n, setup.seed, threads]
-    done = subprocess.run(list(map(str, command)), env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CheckError(f"a fresh process ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
-    return json.loads(done.stdout)
 
 
 def checked(name: str, sample: Sample, result: int) -> Sample:
@@ -128,8 +99,8 @@ def checked(name: str, sample: Sample, result: int) -> Sample:
 
 def cases(setup: Setup) -> Iterator[Case]:
     """A case for each call."""
-    model, n = setup.model, setup.fitting(setup.lengths, (64,))[0]
-    grown = functools.cache(functools.partial(resident, setup, n))
+    model, n = setup.model, setup.fitting((64,))[0]
+    grown = functools.cache(lambda threads: fresh(setup, threads, "memory", str(n), str(setup.seed)))
     for name, call in calls(model, n, setup.seed).items():
         vocab = model.config.vocab * 4
         logits = vocab * n if name.endswith("all logits") else vocab
@@ -139,45 +110,24 @@ def cases(setup: Setup) -> Iterator[Case]:
             sample = {"seconds": timed(call), **traced(call), **({} if growth is None else {"resident": growth})}
             return checked(name, sample, logits)
 
-        tokens_of = {"decode step": 1, f"{LEAK_CALLS} decode steps": LEAK_CALLS}.get(name, n)
+        tokens_of = 1 if name == "decode step" else n
         yield Case("memory", name, run, tokens=tokens_of, nbytes=logits, rounds=3, work=tokens_of, threads=setup.threads[-1:])
 
 
 def tables(setup: Setup, results: Results) -> list[Table]:
-    width = setup.model.config.width
     table = Table(
         f"memory of one call, {setup.model.config.vocab} tokens in the vocabulary, weights not counted",
-        ["", "tokens", "peak MB", "beyond logits MB", "bytes per token and width", "left KB", "resident MB", "allocations in kernels"],
+        ["", "tokens", "peak MB", "beyond logits MB", "bytes per token and width", "left KB", "resident MB"],
     )
-    median: dict[str, dict[str, float]] = {}
     for case in results.of("memory"):
         samples = [sample for n in results.threads(case) for sample in results.samples[Key("memory", case.name, OURS, n)]]
-        median[case.name] = {key: summary([sample[key] for sample in samples]).median for key in samples[0]}
-        medians = median[case.name]
-        beyond = medians["peak"] - case.nbytes
-        table.rows.append(
-            [
-                case.name,
-                str(case.tokens),
-                f"{medians['peak'] / 1e6:.2f}",
-                f"{beyond / 1e6:.2f}",
-                f"{beyond / case.tokens / width:.1f}",
-                f"{medians['left'] / 1e3:.1f}",
-                figure([medians["resident"] / 1e6] if "resident" in medians else []),
-                f"{medians['kernel_allocations']:.0f}",
-            ]
-        )
+        median = {key: summary([sample[key] for sample in samples]).median for key in samples[0]}
+        beyond = median["peak"] - case.nbytes
+        sizes = [f"{median['peak'] / 1e6:.2f}", f"{beyond / 1e6:.2f}", f"{beyond / case.tokens / setup.model.config.width:.1f}"]
+        resident = figure([median["resident"] / 1e6] if "resident" in median else [])
+        table.rows.append([case.name, str(case.tokens), *sizes, f"{median['left'] / 1e3:.1f}", resident])
     table.notes += [
         "peak: what Python and NumPy allocate, the result included. resident: growth of a fresh process, kernels' buffers included",
         "bytes per token and width: c in peak <= logits + c * tokens * width",
     ]
-    for ending in ("all logits", "last"):
-        pair = [median.get(f"{path}, {ending}") for path in ("forward_full", "incremental")]
-        if pair[0] and pair[1]:
-            times = pair[0]["peak"] / pair[1]["peak"]
-            verdict = "met" if times <= 1 else "not met"
-            table.notes.append(f"parallel needs no more than incremental, {ending}: {verdict} ({times:.2f} times as much)")
-    if leak := median.get(f"{LEAK_CALLS} decode steps"):
-        verdict = "met" if leak["left"] < LEAK_BYTES else "not met"
-        table.notes.append(f"{LEAK_CALLS} calls leave less than {LEAK_BYTES / 1e6:.0f} MB: {verdict} ({leak['left'] / 1e3:.1f} KB)")
     return [table]

@@ -1,6 +1,6 @@
-"""Other engines, each in a process of its own that is stopped while it is not its turn.
+"""llama.cpp in a process of its own, which is stopped while it is not its turn.
 
-In a process, an engine's threads and memory do not disturb ours, and it can live in another Python's environment. Requests and answers
+In a process, its threads and memory do not disturb ours, and it can live in another Python's environment. Requests and answers
 are JSON, one per line; workers/peer.py is the other end.
 """
 
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 WORKER = Path(__file__).parent / "workers" / "peer.py"
 
@@ -34,52 +34,31 @@ class Engine(Protocol):
         """The sample of one run. workers/peer.py says what a request holds."""
 
 
-class Kind(NamedTuple):
-    """An engine that can be a peer in a Python."""
-
-    package: str
-    pip: str
-    description: str  # the model that runs there, so that nobody takes it for the same one
-
-
-KINDS = {
-    "llama-cpp": Kind(
-        "llama_cpp",
-        "pip install llama-cpp-python",
-        "llama.cpp, architecture bitnet, TQ2_0 matrices, float16 head: same shape and weight count, SiLU: not the same model",
-    ),
-    "transformers": Kind(
-        "transformers",
-        "pip install torch transformers",
-        "transformers, BitNetForCausalLM dense bfloat16 matrices: same shape and weight count, not ternary",
-    ),
-    "transformers-f32": Kind(
-        "transformers",
-        "pip install torch transformers",
-        "transformers, BitNetForCausalLM dense float32 matrices: same shape and weight count, not ternary",
-    ),
-}
+NAME = "llama-cpp"
+SAME_SHAPE = "llama.cpp, architecture bitnet, TQ2_0 matrices, float16 head: same shape and weight count, SiLU: not the same model"
+"""What runs there by default, so that nobody takes it for the same model."""
 
 
 class Peer:
-    """A running worker. `Peer("llama-cpp", python)` raises PeerError if that Python does not have the engine."""
+    """A running worker with llama-cpp-python. Raises PeerError if that Python does not have it."""
 
-    def __init__(self, name: str, python: str = sys.executable):
-        self.name, self._kind = name, KINDS[name]
-        self._model = self._kind.description
+    name = NAME
+
+    def __init__(self, python: str = sys.executable):
+        self._model = SAME_SHAPE
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - it lives as long as the process
         try:
             self._process = subprocess.Popen(
-                [python, str(WORKER), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, bufsize=1
+                [python, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, bufsize=1
             )
         except OSError as error:
-            raise PeerError(f"{python} does not run: {error.strerror}; --vs {name}=PYTHON names one that does") from error
+            raise PeerError(f"{python} does not run: {error.strerror}; --vs {NAME}=PYTHON names one that does") from error
         try:
             self.version = str(self._ask({"do": "import"})["version"])
         except PeerError as error:
             self.close()
-            remedy = f"{self._kind.pip}, or --vs {name}=PYTHON with one that has it"
-            raise PeerError(f"--vs {name}: {python} has no working {self._kind.package} ({error}); {remedy}") from error
+            remedy = f"pip install llama-cpp-python, or --vs {NAME}=PYTHON with one that has it"
+            raise PeerError(f"--vs {NAME}: {python} has no working llama_cpp ({error}); {remedy}") from error
 
     def __enter__(self) -> "Peer":
         return self
@@ -89,7 +68,7 @@ class Peer:
 
     @property
     def description(self) -> str:
-        return f"{self._model} ({self._kind.package} {self.version})"
+        return f"{self._model} (llama_cpp {self.version})"
 
     def open(self, description: str = "", /, **model: Any) -> None:
         """Let the peer load or make the model; its description says which, if it is another than the engine's usual one."""

@@ -7,15 +7,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import bitnet_np
 from bitnet_np import forward_full
 from bitnet_np.selftest import digest
 
-from .report import Bar, Table, bar_label, figure, spread
-from .rounds import Case, CheckError, Results, Sample
-from .setup import Setup
-from .stats import summary
+from .report import Table, figure, spread
+from .rounds import Case, CheckError, Results, Sample, Setup, summary
 
 WORKER = Path(__file__).parent / "workers" / "fresh.py"
 ROOT = Path(bitnet_np.__file__).parents[1]
@@ -23,47 +22,38 @@ MEMORY_GOAL = 1.3  # peak resident memory over the file's size
 COMPILE_GOAL = 10.0  # seconds
 
 
-def fresh(setup: Setup, threads: int, every: bool, cache: str | None = None) -> Sample:
-    """Sample of a new process that loads the model and computes the logits of one token, or runs every path. Raises CheckError."""
+def fresh(setup: Setup, threads: int, *what: str, cache: str | None = None) -> dict[str, Any]:
+    """What a new process prints that loads the model; workers/fresh.py says what it does besides. Raises CheckError."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))}
     if cache is not None:
         environment["NUMBA_CACHE_DIR"] = cache
-    command = [sys.executable, str(WORKER), str(setup.path), str(threads), *(["every"] if every else [])]
+    command = [sys.executable, str(WORKER), str(setup.path), str(threads), *what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CheckError(f"a fresh process ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
     sample = json.loads(done.stdout)
-    if (received := sample.pop("sha256")) != (expected := digest(forward_full(setup.model, [[0]]))):
+    expected = digest(forward_full(setup.model, [[0]]))
+    if (received := sample.pop("sha256", expected)) != expected:
         raise CheckError(f"a fresh process computed other logits: sha256 {received}, here {expected}")
     return sample
 
 
 def load(setup: Setup) -> Iterator[Case]:
-    yield Case("load", "first logits", lambda threads: fresh(setup, threads, every=False), nbytes=setup.path.stat().st_size)
+    yield Case("load", "first logits", lambda threads: fresh(setup, threads), nbytes=setup.path.stat().st_size)
 
 
 def load_tables(setup: Setup, results: Results) -> list[Table]:
     table = Table(
         "load: a new process until the logits of one token, kernels cached, file in the page cache",
         ["", "threads", "load and first logits s", "load s", "first logits s", "import s", "peak MB", "of the file"],
-        unit="seconds",
     )
     for case in results.of("load"):
         for n in results.threads(case):
-            parts = [results.values(case, n, name) for name in ("seconds", "load", "first", "import")]
+            seconds, *parts = (results.values(case, n, name) for name in ("seconds", "load", "first", "import"))
             memory = results.values(case, n, "peak_bytes")
             ratio = [value / case.nbytes for value in memory]
-            table.rows.append(
-                [
-                    case.name,
-                    str(n),
-                    spread(parts[0], ".2f"),
-                    *(figure(part, ".2f") for part in parts[1:]),
-                    figure([value / 1e6 for value in memory]),
-                    figure(ratio, ".2f"),
-                ]
-            )
-            table.bars.append(Bar(bar_label(case.name, n), summary(parts[0])))
+            sizes = figure([value / 1e6 for value in memory]), figure(ratio, ".2f")
+            table.rows.append([case.name, str(n), spread(seconds, ".2f"), *(figure(part, ".2f") for part in parts), *sizes])
             met = "met" if summary(ratio).median <= MEMORY_GOAL else "not met"
             table.notes.append(f"peak resident memory at most {MEMORY_GOAL} times the file, {n} threads: {met} ({figure(ratio, '.2f')})")
     table.notes.append("peak: resident memory of the process, interpreter, compiler and pages of the file in use included")
@@ -73,8 +63,8 @@ def load_tables(setup: Setup, results: Results) -> list[Table]:
 def compilation(setup: Setup) -> Iterator[Case]:
     def run(threads: int) -> Sample:
         with tempfile.TemporaryDirectory() as cache:
-            cold = fresh(setup, threads, every=True, cache=cache)
-            warm = fresh(setup, threads, every=True, cache=cache)
+            cold = fresh(setup, threads, "every", cache=cache)
+            warm = fresh(setup, threads, "every", cache=cache)
         if warm["functions"]:
             raise CheckError(f"{warm['functions']:.0f} functions were compiled again although they were cached")
         return {**cold, "warm": warm["seconds"]}
@@ -86,14 +76,12 @@ def compile_tables(setup: Setup, results: Results) -> list[Table]:
     table = Table(
         "compile: an empty cache; load, prefill, full forward and decode",
         ["", "threads", "compilation s", "functions", "cold s", "warm s"],
-        unit="seconds",
     )
     for case in results.of("compile"):
         for n in results.threads(case):
             compiling, cold, warm = (results.values(case, n, name) for name in ("compile", "seconds", "warm"))
             functions = results.values(case, n, "functions")
             table.rows.append([case.name, str(n), spread(compiling), figure(functions, ".0f"), figure(cold), figure(warm, ".2f")])
-            table.bars.append(Bar("compilation", summary(compiling)))
             met = "met" if summary(compiling).median <= COMPILE_GOAL else "not met"
             table.notes.append(f"at most {COMPILE_GOAL:.0f} s of compilation: {met} ({figure(compiling)})")
     return [table]

@@ -3,37 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bitnet_np.kernels.fast import amx
 
-from .rounds import Results
-from .stats import Summary, summary
+from .rounds import Results, summary
 
 SCHEMA = 1
 
 
-class Bar(NamedTuple):
-    """One bar of a plot: the median, and the spread as a line."""
-
-    label: str
-    value: Summary
-
-
-def bar_label(name: str, threads: int) -> str:
-    return f"{name}, {threads} thread{'s' * (threads > 1)}"
-
-
 @dataclass
 class Table:
-    """Rows of text under a title; `bars` in `unit` for the plot."""
+    """Rows of text under a title."""
 
     title: str
     columns: list[str]
     rows: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    unit: str = ""
-    bars: list[Bar] = field(default_factory=list)
 
 
 def render(table: Table) -> str:
@@ -106,22 +92,20 @@ def as_json(head: dict[str, Any], results: Results, tables: Sequence[Table]) -> 
     return {"schema": SCHEMA, **head, "results": entries, "skipped": results.skipped, "tables": [asdict(table) for table in tables]}
 
 
-def draw(tables: Sequence[Table], title: str, path: Path) -> None:
-    """Draw all tables that have bars to a picture file."""
+def draw(results: Results, title: str, path: Path) -> None:
+    """Draw the seconds of every case and side to a picture file: bars for medians, lines for the spread."""
     from matplotlib.figure import Figure  # needed for plots only
 
-    drawn = [table for table in tables if table.bars]
-    heights = [1 + 0.3 * len(table.bars) for table in drawn]
-    figure = Figure(figsize=(9, 1 + sum(heights)), layout="constrained")
-    figure.suptitle(title, fontsize=9)
-    axes = figure.subplots(len(drawn), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, table in zip(axes, drawn, strict=True):
-        labels, values = zip(*table.bars, strict=True)
-        medians = [value.median for value in values]
-        lines = [[value.median - value.low for value in values], [value.high - value.median for value in values]]
-        axis.barh(range(len(values)), medians, xerr=lines, color="#4477aa", ecolor="#222222", capsize=2)
-        axis.set_yticks(range(len(values)), labels, fontsize=8)
-        axis.invert_yaxis()
-        axis.set_title(table.title, fontsize=9, loc="left")
-        axis.set_xlabel(table.unit, fontsize=8)
+    drawn = {key: summary([sample["seconds"] for sample in samples]) for key, samples in results.samples.items() if key.bench != "peaks"}
+    labels = [f"{key.bench} {key.case}, {key.side}, {key.threads} thread{'s' * (key.threads > 1)}" for key in drawn]
+    medians = [value.median for value in drawn.values()]
+    lines = [[value.median - value.low for value in drawn.values()], [value.high - value.median for value in drawn.values()]]
+    figure = Figure(figsize=(9, 1.5 + 0.3 * len(drawn)), layout="constrained")
+    axis = figure.subplots()
+    axis.barh(range(len(drawn)), medians, xerr=lines, color="#4477aa", ecolor="#222222", capsize=2)
+    axis.set_yticks(range(len(drawn)), labels, fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xscale("log")
+    axis.set_title(title, fontsize=9, loc="left")
+    axis.set_xlabel("seconds", fontsize=8)
     figure.savefig(path, dpi=120)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numba
@@ -15,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from bitnet_np import Model
+from bitnet_np.dialects import EXACT, Dialect
 from bitnet_np.kernels import ternary_tiles
 from bitnet_np.kernels.fast import amx
 from bitnet_np.selftest import digest
 
 from .peers import Engine
-from .stats import ratios
 
 OURS = "bitnet_np"
 Sample = dict[str, float]
@@ -29,6 +31,53 @@ Sample = dict[str, float]
 
 class CheckError(Exception):
     """A result is wrong, so its speed means nothing."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The model and the options of one call of bench.py."""
+
+    path: Path
+    model: Model
+    threads: tuple[int, ...]
+    lengths: tuple[int, ...] | None  # None: the bench's own
+    batches: tuple[int, ...] | None
+    steps: int  # tokens to decode
+    seed: int = 0
+    dialect: Dialect = EXACT  # of prefill and decode
+
+    def fitting(self, default: tuple[int, ...]) -> list[int]:
+        """The lengths that were asked for or the default, as far as the model's context holds them, without repetition and in order."""
+        return sorted({min(length, self.model.config.context) for length in self.lengths or default})
+
+
+def tokens(seed: int, vocab: int, *shape: int) -> NDArray[np.int64]:
+    """Random ids, the same for every side."""
+    return np.random.default_rng(seed).integers(0, vocab, shape)
+
+
+# --- samples --------------------------------------------------------------------------------------------------------------------------
+
+
+class Summary(NamedTuple):
+    """A summary of samples."""
+
+    median: float
+    low: float
+    high: float
+    p95: float
+
+
+def summary(values: Sequence[float]) -> Summary:
+    """The median, the extremes, and the 95th percentile (linear between the two nearest)."""
+    if not values:
+        raise ValueError("no samples to sum up")
+    return Summary(float(np.median(values)), min(values), max(values), float(np.percentile(values, 95)))
+
+
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
+    """Ratios round by round. A slow minute slows both sides of a round, so their median is steadier than a ratio of medians."""
+    return [a / b for a, b in zip(numerators, denominators, strict=True)]
 
 
 @dataclass(frozen=True)

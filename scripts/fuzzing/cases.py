@@ -64,6 +64,10 @@ class Seed(NamedTuple):
 _SHARES = {"model": 5, "dump": 2, "folder": 2, "tokenizer": 1, "parts": 1}
 
 
+def files_of(folder: Path) -> Files:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
 def read_seeds(paths: Sequence[Path]) -> list[Seed]:
     """The seeds at these paths: GGUF files, folders of one model, and folders of one dump, named after its format.
 
@@ -72,7 +76,7 @@ def read_seeds(paths: Sequence[Path]) -> list[Seed]:
     seeds = []
     for path in paths:
         if path.is_dir():
-            files = {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+            files = files_of(path)
             parts = [name for name in files if name.endswith(".gguf")]
             seeds += [Seed(f"{path.name}-{i}", Document.read(path / name), {name: files[name], **files}) for i, name in enumerate(parts)]
             if not parts:
@@ -218,11 +222,7 @@ def use_model(folder: Path, n: int) -> None:
     A model in several files is opened by one of them.
     """
     parts = sorted(folder.glob("*.gguf"))
-    file = open_model(parts[n % len(parts)] if parts else folder)
-    read_all(file)
-    if "tokenizer.ggml.tokens" in file.metadata:
-        tokenizer = tokenizer_from(file.metadata, file.path)
-        tokenizer.decode(tokenizer.encode("hello \U0001f642 <user>", special=True))
+    file = read_model(parts[n % len(parts)] if parts else folder)
     model = model_from(file, allow_nan=n % 8 == 0)
     last = model.config.vocab - 1
     ids = [[last, 0, last // 2][: model.config.context]]
@@ -231,7 +231,9 @@ def use_model(folder: Path, n: int) -> None:
     forward(model, [[last]], KVCache(model.config), dialect=dialect)
 
 
-def read_all(file: Source) -> None:
+def read_model(path: Path) -> Source:
+    """An open model, with every value, every small tensor and its tokenizer read."""
+    file = open_model(path)
     for value in file.metadata.values():
         if isinstance(value, StringArray):
             list(value)
@@ -240,6 +242,10 @@ def read_all(file: Source) -> None:
     for tensor in file.tensors.values():
         if tensor.data.size <= _SUMMED:
             tensor.data.tobytes()
+    if "tokenizer.ggml.tokens" in file.metadata:
+        tokenizer = tokenizer_from(file.metadata, file.path)
+        tokenizer.decode(tokenizer.encode("hello \U0001f642 <user>", special=True))
+    return file
 
 
 def use_dump(folder: Path, n: int) -> None:

@@ -14,40 +14,13 @@ NUMBERS = [
 """The limits of integers of some widths, and the sizes of small models."""
 
 FLOAT_VALUES = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-5, 1e-45, 1e-30, 1e30, 3e38, float("nan"), float("inf"), float("-inf")]
-_PATTERNS = [
-    b"\xff",
-    b"\x00",
-    b"\x00\x7c",
-    b"\x00\xfc",
-    b"\x80\x7f",
-    b"\x00\x00\xc0\x7f",
-    b"\x00\x00\x80\xff",
-    b"\xff\xff\x7f\x7f",
-    b"\xaa",
-]
+_PATTERNS = [bytes.fromhex(digits) for digits in ["ff", "00", "007c", "00fc", "807f", "0000c07f", "000080ff", "ffff7f7f", "aa"]]
+"""NaN, infinity and the largest numbers of several types."""
 
 _WORDS = re.compile(rb'"[^"]{0,40}"|\'[^\']{0,40}\'|-?\d+(?:\.\d+)?(?:e-?\d+)?|[\[\]{}(),:]|[A-Za-z_]\w*')
 _OTHER_WORDS = [
-    b"-1",
-    b"0",
-    b"1e999",
-    b"1.5",
-    b"NaN",
-    b"null",
-    b"true",
-    b"None",
-    b'""',
-    b'"F32"',
-    b"'<f4'",
-    b"'|O'",
-    b"[]",
-    b"{}",
-    b"[[",
-    b"()",
-    b"(",
-    b"\\ud800",
-    b"9" * 5000,
-    b"[" * 3000,
+    *b"""-1 0 1e999 1.5 NaN null true None "" "F32" '<f4' '|O' [] {} [[ () ( \\ud800""".split(),
+    *(b"9" * 5000, b"[" * 3000),
     *(str(number).encode() for number in NUMBERS),
 ]
 

@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gguf_bytes import (
+from bitnet_np import families
+from bitnet_np.errors import Error
+from bitnet_np.files.gguf_config import read_config
+from bitnet_np.files.gguf_file import GGUFFile, open_gguf
+from bitnet_np.files.gguf_names import KEYS, NEUTRAL, SIZES
+from bitnet_np.model import Config
+from bitnet_np.tensor_types import BY_NUMBER
+from bitnet_np.testing_gguf import (
     BOOL,
     FLOAT32,
     FLOAT64,
@@ -26,14 +33,6 @@ from gguf_bytes import (
     texts,
     u32,
 )
-
-from bitnet_np import families
-from bitnet_np.errors import Error
-from bitnet_np.files.gguf_config import read_config
-from bitnet_np.files.gguf_file import GGUFFile, open_gguf
-from bitnet_np.files.gguf_names import KEYS, NEUTRAL, SIZES
-from bitnet_np.model import Config, Expert, shapes_of
-from bitnet_np.tensor_types import BY_NUMBER
 
 from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes
 

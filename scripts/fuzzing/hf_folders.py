@@ -3,14 +3,15 @@
 import json
 import random
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
-
-from hf_files import FLOATS, folder_bytes, header
 
 from bitnet_np.errors import Error
 from bitnet_np.files.safetensors_file import DTYPES
+from bitnet_np.testing_hf import FLOATS, folder_files, folder_model, folder_tensors
 
 from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes, edit_words
+from .seeds import CONFIGS
 
 Files = dict[str, bytes]
 
@@ -18,37 +19,24 @@ _SIZES = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 96, 127, 128, 129]
 _SIZE_KEYS: tuple[str, ...] = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 _SIZE_KEYS += ("max_position_embeddings", "n_embd", "n_head", "n_inner", "n_positions")
 _SIZE_KEYS += ("num_local_experts", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
-_KNOWN = {
+_KNOWN: dict[str, Any] = {key: value for config in CONFIGS.values() for key, value in config.items()} | {
     "quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
     "linear_class": "bitlinear",
     "quantization_mode": "offline",
     "modules_to_not_convert": ["lm_head", "model.layers.0"],
     "use_rms_norm": True,
-    "rope_scaling": {"type": "linear", "factor": 2.0},
-    "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0},
-    "rope_local_base_freq": 100.0,
-    "sliding_window_pattern": 3,
-    "layer_types": ["sliding_attention", "full_attention"],
     "text_config": {"model_type": "gemma3_text", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1},
-    "tie_word_embeddings": True,
-    "attention_bias": True,
-    "mlp_bias": True,
     "use_parallel_residual": False,
-    "sliding_window": 8,
-    "partial_rotary_factor": 0.5,
-    "head_dim": 16,
-    "pretraining_tp": 2,
     "is_bitnet_config": True,
     "rope_interleaved": False,
     "activation": "swiglu",
     "parallel_attn": False,
     "weight_bits": 1,
     "architectures": ["BitnetForCausalLM"],
-    "num_experts": 4,
-    "num_experts_per_tok": 3,
-    "norm_topk_prob": True,
     "mlp_only_layers": [0],
 }
+"""Keys that mean something in some folder, and a value of each."""
+
 _NEEDED = ("config.json", "model.safetensors", "model.safetensors.index.json")  # a folder without these holds no model
 _VALUES: list[Any] = [None, True, False, "", "bitnet", "llama", "silu", "relu2", "gelu", "x" * 300, [], [[]], {}, {"a": 1}, 1.5, 10**400]
 
@@ -68,10 +56,9 @@ def _resize(files: Files, draw: random.Random) -> bool:
     sizes = config.get("text_config", config)
     for key in draw.sample([key for key in _SIZE_KEYS if key in sizes], 2):
         sizes[key] = draw.choice(_SIZES)
-    drawn: Files = {}
     try:
-        for name, raw in folder_bytes(config, seed=draw.randrange(9), floats=draw.choice(FLOATS), shards=draw.choice([1, 1, 2])):
-            drawn[name] = drawn.get(name, b"") + raw
+        tensors = folder_tensors(config, folder_model(config, draw.randrange(9)), draw.choice(FLOATS))
+        drawn = folder_files(config, tensors, draw.choice([1, 1, 2]))
     except Error:
         return False
     for name in [name for name in files if name.startswith("model")]:
@@ -126,7 +113,14 @@ def _tensors(raw: bytes) -> list[_Tensor]:
 
 
 def _together(tensors: list[_Tensor]) -> bytes:
-    return header({tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}) + b"".join(tensor.data for tensor in tensors)
+    """A file of tensors one after the other, whose sizes are those of their shapes even where their bytes are not."""
+    table, at = {}, 0
+    for tensor in tensors:
+        end = at + prod(tensor.shape) * DTYPES[tensor.dtype].itemsize
+        table[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [at, end]}
+        at = end
+    header = json.dumps(table).encode()
+    return len(header).to_bytes(8, "little") + header + b"".join(tensor.data for tensor in tensors)
 
 
 def _edit_tensors(files: Files, draw: random.Random) -> None:

@@ -20,9 +20,9 @@ from bitnet_np.files.load import model_from, open_model
 from bitnet_np.judge import receipt
 from bitnet_np.servers import llama_server, openai
 from bitnet_np.testing import random_model, write_gguf
-from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
+from bitnet_np.text.tokenizer import Tokenizer
 
-from .cases import Files, read_all, use_dump, write
+from .cases import Files, files_of, read_model, use_dump, write
 from .edits import edit_archive, edit_bytes, edit_words
 from .seeds import write_dumps, write_folders, write_parts, write_tokenizers
 
@@ -80,12 +80,12 @@ def readers() -> dict[str, Reader]:
         (folder / "dumps").mkdir()
         write_dumps(folder / "dumps")
         every = {"gguf": Reader("gguf", "t.gguf", tuple(path.read_bytes() for path in sorted(folder.glob("*.gguf"))), _read_model)}
-        parts = _files(folder / "parts")
+        parts = files_of(folder / "parts")
         for name in parts:
             others = {other: raw for other, raw in parts.items() if other != name}
             every[f"gguf-{name[:7]}"] = Reader("gguf", name, (parts[name],), _read_model, others)
-        every |= _of_folders({path.name: _files(path) for path in sorted(folder.glob("hf-*"))})
-        every |= _of_dumps({path.name: _files(path) for path in sorted((folder / "dumps").iterdir())})
+        every |= _of_folders({path.name: files_of(path) for path in sorted(folder.glob("hf-*"))})
+        every |= _of_dumps({path.name: files_of(path) for path in sorted((folder / "dumps").iterdir())})
     array = io.BytesIO()
     np.save(array, np.array([[1, 2], [3, 4]]))
     texts = {"json": b"[[1, 2], [3, 4]]", "txt": b"1, 2 3\n4 5 6\n", "npy": array.getvalue()}
@@ -113,13 +113,9 @@ def mutated(data: bytes, largest: int, draw: random.Random) -> bytes:
     return bytes(raw[:largest])
 
 
-def _files(folder: Path) -> Files:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def _of_folders(folders: Mapping[str, Files]) -> dict[str, Reader]:
     """The readers of the files of a Hugging Face folder."""
-    whole, split = folders["hf-tokenizer-bytes"], folders["hf-llama"]
+    whole, split = folders["hf-tokenizer-bytes"], folders["hf-online"]
 
     def reader(name: str, files: Files, seeds: Iterable[Files], read: Callable[[Path], None] = _read_model) -> Reader:
         others = {other: raw for other, raw in files.items() if other != name}
@@ -147,12 +143,7 @@ def _of_dumps(dumps: Mapping[str, Files]) -> dict[str, Reader]:
 
 def _read_model(folder: Path) -> None:
     """Everything before the kernels: the model is loaded, not run."""
-    file = open_model(next(folder.glob("*.gguf"), folder))
-    read_all(file)
-    if "tokenizer.ggml.tokens" in file.metadata:
-        tokenizer = tokenizer_from(file.metadata, file.path)
-        tokenizer.decode(tokenizer.encode("hello \U0001f642 <user>", special=True))
-    model_from(file)
+    model_from(read_model(next(folder.glob("*.gguf"), folder)))
 
 
 def _read_config(folder: Path) -> None:

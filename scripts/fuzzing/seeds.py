@@ -3,19 +3,18 @@ format.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf_bytes import BOOL, FLOAT32, INT32, UINT16, UINT32, number, numbers, text, texts
-from hf_files import write_folder
 
 from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.model import LongRope, Yarn
 from bitnet_np.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES, I2_S, LOOKED_UP, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
+from bitnet_np.testing_gguf import BOOL, FLOAT32, INT32, UINT16, UINT32, number, numbers, text, texts
+from bitnet_np.testing_hf import FLOATS, write_hf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.spm import SPACE
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
@@ -52,14 +51,13 @@ ggml_debug:                   Qcur-0 = (f32)       ROPE(a{2, 1, 2, 1}, b{2, 1, 1
 """
 """Two nodes as llama-eval-callback prints them."""
 _BLOCKS = {kind.name: kind.block for kind in ALL_BLOCK_TYPES} | {"ternary": I2_S.block}
-_DUMPS = {
-    "logits": ".npy",
-    "llama-logits": ".kld",
-    "raw": ".f32",
-    "bitnet-rs-lines": ".jsonl",
-    "npz": ".npz",
-    "safetensors": ".safetensors",
-}
+
+
+def write_seeds(folder: Path) -> Path:
+    """Write all sound files to a new folder. Returns it."""
+    for write in (write_models, write_parts, write_tokenizers, write_folders, write_dumps):
+        write(_made(folder))
+    return folder
 
 
 def write_models(folder: Path) -> None:
@@ -67,8 +65,8 @@ def write_models(folder: Path) -> None:
     for family in ARCHITECTURES:
         ternary = ("ternary", *(kind.name for kind in TERNARY_TYPES))
         blocks = (kind.name for kind in BLOCK_TYPES if kind not in LOOKED_UP)
-        more = (kind.name for kind in (*LOOKED_UP, *GRID_TYPES) if family == "llama")
-        types = ternary if FAMILIES[family].ternary else (*_FLOATS, *blocks, "ternary", *more)
+        rare = (kind.name for kind in (*LOOKED_UP, *GRID_TYPES) if family == "llama")
+        types = ternary if FAMILIES[family].ternary else (*_FLOATS, *blocks, "ternary", *rare)
         for i, weights in enumerate(types):
             size = max(64, _BLOCKS.get(weights, 1))
             wide = size == 256
@@ -88,23 +86,22 @@ def write_models(folder: Path) -> None:
                 head_dim=size // 4,
             )
             write_gguf(folder / f"{family}-{weights}.gguf", model, fused=True if i % 4 == 2 else None)
-    sizes: dict[str, Any] = {"vocab": 9, "context": 64, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
-    for weights in ("float16", "Q8_0"):
-        experts = random_model(9, family="llama", weights=weights, n_layers=1, experts=3, experts_used=2, **sizes)
-        write_gguf(folder / f"mixtral-{weights}.gguf", experts)
-    yarn = random_model(9, family="qwen3", weights="Q8_0", n_layers=1, yarn=Yarn(4.0, 16, fast=4.0), rope_magnitude=1.25, **sizes)
-    write_gguf(folder / "yarn-Q8_0.gguf", yarn)
-    longrope = random_model(9, family="phi3", weights="Q8_0", n_layers=1, longrope=LongRope(16, (2.0,) * 8, (2.0,) * 8), **sizes)
-    write_gguf(folder / "longrope-Q8_0.gguf", longrope)
-    normed = random_model(9, family="qwen3", weights="float16", n_layers=1, inner_norms=True, pooling="mean", **sizes | {"eps": 1e-6})
-    write_gguf(folder / "embedding-float16.gguf", normed)
+    more: dict[str, dict[str, Any]] = {
+        "mixtral-float16": {"family": "llama", "experts": 3, "experts_used": 2},
+        "mixtral-Q8_0": {"family": "llama", "experts": 3, "experts_used": 2},
+        "yarn-Q8_0": {"family": "qwen3", "yarn": Yarn(4.0, 16, fast=4.0), "rope_magnitude": 1.25},
+        "longrope-Q8_0": {"family": "phi3", "longrope": LongRope(16, (2.0,) * 8, (2.0,) * 8)},
+        "embedding-float16": {"family": "qwen3", "inner_norms": True, "pooling": "mean", "eps": 1e-6},
+    }
+    sizes: dict[str, Any] = {"vocab": 9, "context": 64, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "n_layers": 1}
+    for name, how in more.items():
+        write_gguf(folder / f"{name}.gguf", random_model(9, weights=name.partition("-")[2], **sizes | how))
 
 
 def write_parts(folder: Path) -> None:
     """Write parts/t-00001-of-00002.gguf and the second file of that model, which has every other tensor."""
-    os.mkdir(folder / "parts")
     sizes: dict[str, Any] = {"vocab": 9, "context": 64, "width": 32, "ffn": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "n_layers": 1}
-    whole = folder / "parts" / "whole"
+    whole = _made(folder / "parts") / "whole"
     write_gguf(whole, random_model(0, family="llama", weights="Q8_0", **sizes))
     document = Document.read(whole)
     whole.unlink()
@@ -153,27 +150,11 @@ def _write_tokenizer(path: Path, spellings: list[str], kinds: list[int], keys: l
 
 _PLAIN = {"special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+CONFIGS = json.loads((Path(__file__).parents[2] / "tests" / "data" / "hf_families" / "configs.json").read_text("utf-8"))
 _SIZES: dict[str, Any] = {"vocab_size": 9, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
 _SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu"}
-_NEOX: dict[str, Any] = {key: _SIZES[key] for key in list(_SIZES)[:5]} | {
-    "max_position_embeddings": 64,
-    "layer_norm_eps": 1e-5,
-    "hidden_act": "gelu",
-}
-_NEOX |= {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "rope_type": "default"}}
-_GPT2: dict[str, Any] = {"vocab_size": 9, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_inner": 48, "n_positions": 64}
-_GPT2 |= {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
-_EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "attention_factor": 1.25}
 _LONGROPE = {"rope_type": "longrope", "short_factor": [2.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
-_GEMMA3 = {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "head_dim": 8, "num_hidden_layers": 2}
-_GEMMA3 |= {
-    "sliding_window": 8,
-    "sliding_window_pattern": 2,
-    "rope_local_base_freq": 100.0,
-    "rope_scaling": {"type": "linear", "factor": 2.0},
-}
-_LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_VISION = {"model_type": "gemma3", "text_config": CONFIGS["gemma3"], "vision_config": {}}
 
 
 def _bitnet(**quantization: Any) -> dict[str, Any]:
@@ -182,6 +163,11 @@ def _bitnet(**quantization: Any) -> dict[str, Any]:
 
 
 _FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{
+        name: (config, {"floats": FLOATS[i % 3], "shards": 1 + i % 2})
+        for i, (name, config) in enumerate(CONFIGS.items())
+        if name != "phi3_longrope"
+    },  # whose context has to be declared
     "multiplied": (_bitnet(linear_class="autobitlinear", quantization_mode="offline"), {}),
     "divided": (_bitnet(linear_class="bitlinear"), {"floats": "F32"}),
     "online": (_bitnet(linear_class="autobitlinear", quantization_mode="online"), {"shards": 2}),
@@ -193,25 +179,11 @@ _FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         _SIZES | {"model_type": "llama", "architectures": ["BitnetForCausalLM"], "weight_bits": 1, "input_bits": 8},
         {"floats": "F16"},
     ),
-    "llama": (
-        {key: value for key, value in _SIZES.items() if key != "rope_theta"}
-        | {"model_type": "llama", "attention_bias": True, "rope_parameters": _LLAMA3 | {"original_max_position_embeddings": 32}},
-        {"shards": 3},
-    ),
-    "qwen2": (_SIZES | {"model_type": "qwen2", "rope_scaling": {"type": "linear", "factor": 2.0}}, {}),
-    "qwen3": (_SIZES | {"model_type": "qwen3", "head_dim": 16}, {"floats": "F32"}),
-    "mixtral": (_SIZES | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}, {"shards": 2}),
-    "qwen2_moe": (_SIZES | _EXPERTS | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 16}, {"floats": "F16"}),
-    "qwen3_moe": (_SIZES | _EXPERTS | {"model_type": "qwen3_moe", "norm_topk_prob": True}, {}),
     "minicpm": (
         _SIZES | {"model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16, "rope_scaling": _LONGROPE},
         {"floats": "F16"},
     ),
-    "yarn": (_SIZES | {"model_type": "qwen3", "head_dim": 16, "rope_scaling": _YARN}, {}),
-    "gemma3_text": (_SIZES | _GEMMA3, {}),
-    "gemma3": ({"model_type": "gemma3", "text_config": _SIZES | _GEMMA3, "vision_config": {}}, {"shards": 2}),
-    "gpt_neox": (_NEOX | {"model_type": "gpt_neox"}, {}),
-    "gpt2": (_GPT2 | {"model_type": "gpt2"}, {"floats": "F32"}),
+    "gemma3-vision": (_VISION, {"shards": 2}),
     "tokenizer-bytes": (_SIZES | {"model_type": "qwen2", "vocab_size": 256 + len(_MERGED) + 2}, {}),
     "tokenizer-scores": (_SIZES | {"model_type": "llama", "vocab_size": 259 + len(_PIECES) + 1}, {}),
 }
@@ -220,7 +192,7 @@ _FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def write_folders(folder: Path) -> None:
     """Write hf-<name>: Hugging Face folders of every model type and form of ternary matrices, and two with a tokenizer."""
     for name, (config, how) in _FOLDERS.items():
-        write_folder(folder / f"hf-{name}", config, **how)
+        write_hf(folder / f"hf-{name}", config, **how)
     ids = {spelling: i for i, spelling in enumerate([*BYTE_CHARACTERS, *_MERGED])}
     tokenizer: dict[str, Any] = {
         "added_tokens": [_PLAIN | {"id": len(ids), "content": "<s>", "special": True}, _PLAIN | {"id": len(ids) + 1, "content": "<user>"}],
@@ -267,30 +239,31 @@ def write_dumps(folder: Path) -> None:
     for name, format in FORMATS.items():
         if format.writer is None:
             continue
-        if name in _DUMPS:
-            os.mkdir(folder / name)
-        with format.writer(folder / name / f"t{_DUMPS[name]}" if name in _DUMPS else folder / name, TOKENS) as writer:
+        path = folder / name / f"t{format.suffix}" if format.suffix else folder / name
+        path.parent.mkdir(exist_ok=True)
+        with format.writer(path, TOKENS) as writer:
             for key, array in points.items():
                 if writer.names is None or key.name in writer.names:
                     writer.add(key, array)
-    os.mkdir(folder / "packed")
     packed: dict[str, Any] = {str(key): array for key, array in points.items()}
-    np.savez_compressed(folder / "packed" / "t.npz", tokens=TOKENS, **packed)
+    np.savez_compressed(_made(folder / "packed") / "t.npz", tokens=TOKENS, **packed)
     for name, step in (("steps", "step-{}/l_out-0.npy"), ("steps-in-names", "l_out-0.step-{}.npy")):
         for n in range(3):
             path = folder / name / step.format(n)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            np.save(path, points[Key("l_out", 0)][n : n + 1])
-    os.mkdir(folder / "modules")
+            np.save(_made(path.parent) / path.name, points[Key("l_out", 0)][n : n + 1])
     modules: dict[str, Any] = {f"hidden_states.{n}": np.ones((1, tokens, 4), np.float32) for n in range(3)}
     modules |= {
         "model.layers.0.self_attn.q_proj": np.ones((1, 2, tokens, 2), np.float32),
         "model.layers.1.input.0": modules["hidden_states.1"],
     }
-    np.savez(folder / "modules" / "t.npz", **modules)
-    os.mkdir(folder / "eval-callback")
-    (folder / "eval-callback" / "t.txt").write_text(_PRINTED)
+    np.savez(_made(folder / "modules") / "t.npz", **modules)
+    (_made(folder / "eval-callback") / "t.txt").write_text(_PRINTED)
     graph = {"s0.attn_norm-0.MUL": (1, 1, tokens, 4), "s0.Qcur-0.ROPE": (1, tokens, 2, 2), "s0.kq-0.MUL_MAT": (1, 2, tokens, 32)}
-    os.mkdir(folder / "nodes")
     nodes: dict[str, Any] = {name: np.ones(shape, np.float32) for name, shape in graph.items()}
-    np.savez(folder / "nodes" / "t.npz", **nodes)
+    np.savez(_made(folder / "nodes") / "t.npz", **nodes)
+
+
+def _made(folder: Path) -> Path:
+    """The folder, which is there now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -5,7 +5,7 @@ It may keep its tensors in a narrower type, as eager code on a GPU does, and its
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,36 +41,27 @@ class Engine:
         return self.t
 
     def layer(self, n: int) -> None:
-        w, h, position = self.model.layers[n], self.stream(n), np.arange(len(self.tokens))
-        assert w.attn_norm is not None
-        assert w.ffn_norm is not None
-        assert w.attn_sub_norm is not None
-        assert w.ffn_sub_norm is not None
-        assert w.ffn_gate is not None
-        assert w.ffn_up is not None
-        assert w.ffn_down is not None
-        attn_norm, ffn_norm, attn_sub_norm, ffn_sub_norm = w.attn_norm, w.ffn_norm, w.attn_sub_norm, w.ffn_sub_norm
+        w: Any = self.model.layers[n]
+        h, position = self.stream(n), np.arange(len(self.tokens))
 
         def linear(name: str, source: str, matrix: Linear) -> None:
-            weights = matrix.weights
-            assert isinstance(weights, Ternary)
-            self.step(name, n, lambda: self.linear(self.at(source, n), weights))
+            self.step(name, n, lambda: self.linear(self.at(source, n), cast(Ternary, matrix.weights)))
 
-        self.step("attn_norm", n, lambda: self.norm(h, attn_norm))
+        self.step("attn_norm", n, lambda: self.norm(h, w.attn_norm))
         linear("Qcur", "attn_norm", w.attn_q)
         linear("Kcur", "attn_norm", w.attn_k)
         linear("Vcur", "attn_norm", w.attn_v)
         self.step("Qcur_rope", n, lambda: self.rope(self.at("Qcur", n), position))
         self.step("Kcur_rope", n, lambda: self.rope(self.at("Kcur", n), position))
         self.step("kqv_out", n, lambda: self.attend(n))
-        self.step("attn_sub_norm", n, lambda: self.norm(self.at("kqv_out", n), attn_sub_norm))
+        self.step("attn_sub_norm", n, lambda: self.norm(self.at("kqv_out", n), w.attn_sub_norm))
         linear("attn_o_out", "attn_sub_norm", w.attn_output)
         self.step("ffn_inp", n, lambda: h + self.at("attn_o_out", n))
-        self.step("ffn_norm", n, lambda: self.norm(self.at("ffn_inp", n), ffn_norm))
+        self.step("ffn_norm", n, lambda: self.norm(self.at("ffn_inp", n), w.ffn_norm))
         linear("ffn_gate", "ffn_norm", w.ffn_gate)
         linear("ffn_up", "ffn_norm", w.ffn_up)
         self.step("ffn_out", n, lambda: np.maximum(self.at("ffn_gate", n), 0) ** 2 * self.at("ffn_up", n))
-        self.step("ffn_sub_norm", n, lambda: self.norm(self.at("ffn_out", n), ffn_sub_norm))
+        self.step("ffn_sub_norm", n, lambda: self.norm(self.at("ffn_out", n), w.ffn_sub_norm))
         linear("ffn_down", "ffn_sub_norm", w.ffn_down)
         self.step("l_out", n, lambda: self.at("ffn_inp", n) + self.at("ffn_down", n))
 

@@ -1,7 +1,8 @@
 """A small engine of models with experts (Qwen2-MoE, Qwen3-MoE), and bugs put into it, as `faults.py` has them for BitNet."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,9 @@ class MixtureEngine(Engine):
     """`Engine` for float matrices, norms of each head, and experts."""
 
     def layer(self, n: int) -> None:
-        w, h, position = self.model.layers[n], self.stream(n), np.arange(len(self.tokens))
-        assert w.attn_norm is not None
-        assert w.ffn_norm is not None
-        attn_norm, ffn_norm = w.attn_norm, w.ffn_norm
-        self.step("attn_norm", n, lambda: self.norm(h, attn_norm))
+        w: Any = self.model.layers[n]
+        h, position = self.stream(n), np.arange(len(self.tokens))
+        self.step("attn_norm", n, lambda: self.norm(h, w.attn_norm))
         for letter, matrix, gain in (("Q", w.attn_q, w.attn_q_norm), ("K", w.attn_k, w.attn_k_norm), ("V", w.attn_v, None)):
             name = f"{letter}cur"
             self.step(name, n, partial(self.product, "attn_norm", n, matrix))
@@ -39,15 +38,13 @@ class MixtureEngine(Engine):
         self.step("kqv_out", n, lambda: self.attend(n))
         self.step("attn_o_out", n, lambda: self.product("kqv_out", n, w.attn_output))
         self.step("ffn_inp", n, lambda: h + self.at("attn_o_out", n))
-        self.step("ffn_norm", n, lambda: self.norm(self.at("ffn_inp", n), ffn_norm))
+        self.step("ffn_norm", n, lambda: self.norm(self.at("ffn_inp", n), w.ffn_norm))
         self.experts(n, w)
         self.step("l_out", n, lambda: sum((self.at(name, n) for name in _branches(w)), self.at("ffn_inp", n)))
 
-    def experts(self, n: int, w: Layer) -> None:
+    def experts(self, n: int, w: Any) -> None:
         c = self.model.config
-        assert w.ffn_gate_inp is not None
-        router = w.ffn_gate_inp
-        self.step("ffn_moe_logits", n, lambda: self.product("ffn_norm", n, router))
+        self.step("ffn_moe_logits", n, lambda: self.product("ffn_norm", n, w.ffn_gate_inp))
         self.step(TOP_EXPERTS, n, lambda: self.top(n, c.experts_used))
         self.step("ffn_moe_weights", n, lambda: self.weights(n, c.normalized_experts))
         self.step("ffn_moe_gate", n, lambda: self.slots(n, "ffn_gate"))
@@ -58,15 +55,12 @@ class MixtureEngine(Engine):
         self.t[Key(TOP_EXPERTS, n)] = self.at(TOP_EXPERTS, n).astype(np.int32)
         if w.ffn_gate_inp_shexp is None:
             return
-        assert w.ffn_gate is not None
-        assert w.ffn_up is not None
-        assert w.ffn_down is not None
-        gate, up, down, router_row = w.ffn_gate, w.ffn_up, w.ffn_down, w.ffn_gate_inp_shexp
-        self.step("ffn_gate", n, lambda: self.product("ffn_norm", n, gate))
-        self.step("ffn_up", n, lambda: self.product("ffn_norm", n, up))
+        row = w.ffn_gate_inp_shexp[:, None]
+        self.step("ffn_gate", n, lambda: self.product("ffn_norm", n, w.ffn_gate))
+        self.step("ffn_up", n, lambda: self.product("ffn_norm", n, w.ffn_up))
         self.step("ffn_out", n, lambda: silu(self.at("ffn_gate", n)) * self.at("ffn_up", n))
-        self.step("ffn_down", n, lambda: self.product("ffn_out", n, down))
-        self.step("ffn_shexp_out", n, lambda: self.at("ffn_down", n) * sigmoid(self.at("ffn_norm", n) @ router_row[:, None]))
+        self.step("ffn_down", n, lambda: self.product("ffn_out", n, w.ffn_down))
+        self.step("ffn_shexp_out", n, lambda: self.at("ffn_down", n) * sigmoid(self.at("ffn_norm", n) @ row))
 
     def product(self, source: str, n: int, linear: Linear) -> Floats:
         y = self.dot(self.at(source, n), _matrix(linear))
@@ -117,7 +111,7 @@ def _branches(w: Layer) -> tuple[str, ...]:
 Step = Callable[[MixtureEngine, int], Floats]
 
 
-def in_mixture(leaving_out: tuple[str, ...] = (), **faults: Step) -> Callable:
+def in_mixture(faults: Mapping[str, Step], leaving_out: tuple[str, ...] = ()) -> Callable:
     """A fault that replaces steps of layer LAYER; its dump has no tensors of these names."""
 
     def make(model: Model, tokens: NDArray[np.int64]) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
@@ -130,67 +124,31 @@ def in_mixture(leaving_out: tuple[str, ...] = (), **faults: Step) -> Callable:
 def expert_faults() -> Iterator[tuple[Model, Fault]]:
     """All faults, each with the model in which it is made."""
 
-    def fault(model: Model, name: str, blamed: str, mistake: str, make: Callable) -> tuple[Model, Fault]:
-        return model, Fault(name, blamed, make, mistake=mistake)
+    def fault(model: Model, name: str, mistake: str, **steps: Step) -> tuple[Model, Fault]:
+        return model, Fault(name, next(iter(steps)), in_mixture(steps), mistake=mistake)
 
     def permuted(name: str) -> Step:
         return lambda e, n: e.slots(n, name, lambda expert: e.model.config.experts - 1 - expert)
 
+    def averaged(e: MixtureEngine, n: int) -> Floats:
+        return e.mixed(n, np.full_like(e.at("ffn_moe_weights", n), f32(1) / e.model.config.experts_used))
+
+    def sigmoids(e: MixtureEngine, n: int) -> Floats:
+        return sigmoid(e.of_taken(n, e.at("ffn_moe_logits", n)))
+
     more: Step = lambda e, n: e.top(n, e.model.config.experts_used + 1)  # noqa: E731
-    yield fault(NORMALIZED, "one expert too many", "", "", in_mixture(ffn_moe_topk=more))
-    yield fault(
-        NORMALIZED,
-        "one expert too many, and no word of it",
-        "ffn_moe_out",
-        "experts.count",
-        in_mixture((*SLOTS, TOP_EXPERTS), ffn_moe_topk=more),
-    )
-    yield fault(
-        NORMALIZED,
-        "softmax before top-k, not normalised",
-        "ffn_moe_weights",
-        "experts.not_normalised",
-        in_mixture(ffn_moe_weights=lambda e, n: e.weights(n, False)),
-    )
-    yield fault(
-        SHARED,
-        "softmax after top-k",
-        "ffn_moe_weights",
-        "experts.normalised",
-        in_mixture(ffn_moe_weights=lambda e, n: e.weights(n, True)),
-    )
-    yield fault(
-        SHARED,
-        "sigmoids for the softmax of a router",
-        "ffn_moe_weights",
-        "experts.sigmoid",
-        in_mixture(ffn_moe_weights=lambda e, n: sigmoid(e.of_taken(n, e.at("ffn_moe_logits", n)))),
-    )
-    yield fault(
-        NORMALIZED,
-        "experts in the opposite order",
-        "ffn_moe_gate",
-        "experts.permuted",
-        in_mixture(ffn_moe_gate=permuted("ffn_gate"), ffn_moe_up=permuted("ffn_up"), ffn_moe_down=permuted("ffn_down")),
-    )
-    yield fault(
-        NORMALIZED,
-        "results of experts averaged",
-        "ffn_moe_out",
-        "experts.averaged",
-        in_mixture(ffn_moe_out=lambda e, n: e.mixed(n, np.full_like(e.at("ffn_moe_weights", n), f32(1) / e.model.config.experts_used))),
-    )
-    yield fault(
-        SHARED,
-        "shared expert missing",
-        "l_out",
-        "experts.shared_missing",
-        in_mixture(l_out=lambda e, n: e.at("ffn_inp", n) + e.at("ffn_moe_out", n)),
-    )
-    yield fault(
-        SHARED,
-        "shared expert without its gate",
-        "ffn_shexp_out",
-        "experts.shared_ungated",
-        in_mixture(ffn_shexp_out=lambda e, n: e.at("ffn_down", n)),
-    )
+    unsaid = in_mixture({"ffn_moe_topk": more}, (*SLOTS, TOP_EXPERTS))
+    opposite = {f"ffn_moe_{name}": permuted(f"ffn_{name}") for name in ("gate", "up", "down")}
+    yield NORMALIZED, Fault("one expert too many", "", in_mixture({"ffn_moe_topk": more}))
+    yield NORMALIZED, Fault("one expert too many, and no word of it", "ffn_moe_out", unsaid, mistake="experts.count")
+    for model, name, mistake, how in (
+        (NORMALIZED, "softmax before top-k, not normalised", "experts.not_normalised", False),
+        (SHARED, "softmax after top-k", "experts.normalised", True),
+    ):
+        yield fault(model, name, mistake, ffn_moe_weights=lambda e, n, how=how: e.weights(n, how))  # type: ignore[misc]
+    yield fault(SHARED, "sigmoids for the softmax of a router", "experts.sigmoid", ffn_moe_weights=sigmoids)
+    yield fault(NORMALIZED, "experts in the opposite order", "experts.permuted", **opposite)
+    yield fault(NORMALIZED, "results of experts averaged", "experts.averaged", ffn_moe_out=averaged)
+    alone: Step = lambda e, n: e.at("ffn_inp", n) + e.at("ffn_moe_out", n)  # noqa: E731
+    yield fault(SHARED, "shared expert missing", "experts.shared_missing", l_out=alone)
+    yield fault(SHARED, "shared expert without its gate", "experts.shared_ungated", ffn_shexp_out=lambda e, n: e.at("ffn_down", n))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,11 @@ def _weights(e: Engine, n: int, name: str) -> Ternary:
     return getattr(e.model.layers[n], name).weights
 
 
-def _misread(e: Engine, n: int, name: str, source: str) -> Floats:
+def _misread(e: Engine, n: int) -> Floats:
     """A product with one block of 128 codes read from the next row."""
-    matrix = packing.unpack(_weights(e, n, name))
+    matrix = packing.unpack(_weights(e, n, "ffn_gate"))
     matrix[3, :128] = matrix[4, :128]
-    return e.linear(e.at(source, n), _weights(e, n, name), matrix)
+    return e.linear(e.at("ffn_norm", n), _weights(e, n, "ffn_gate"), matrix)
 
 
 def truncated(e: Engine, n: int) -> Floats:
@@ -113,6 +114,17 @@ def _with_nan(x: Floats) -> Floats:
 
 
 LOGITS = Key("result_output", None)
+Step = Callable[[Engine, int], Floats]
+
+
+def one(name: str, mistake: str, **steps: Step) -> Fault:
+    """A fault in steps of layer LAYER, the first of which is blamed."""
+    return Fault(name, next(iter(steps)), in_engine(**steps), mistake=mistake)
+
+
+def all_layers(name: str, mistake: str, layer: int | None, **steps: Step) -> Fault:
+    """A fault in steps of every layer, the first of which is blamed in this layer."""
+    return Fault(name, next(iter(steps)), everywhere(**steps), layer, mistake)
 
 
 def faults() -> Iterator[Fault]:
@@ -122,126 +134,58 @@ def faults() -> Iterator[Fault]:
 
 
 def _norm_faults() -> Iterator[Fault]:
-    norms = {"attn_norm": None, "attn_sub_norm": "kqv_out", "ffn_norm": "ffn_inp", "ffn_sub_norm": "ffn_out"}
+    before = {"attn_sub_norm": "kqv_out", "ffn_norm": "ffn_inp", "ffn_sub_norm": "ffn_out"}
 
-    def source(e: Engine, n: int, norm: str) -> Floats:
-        before = norms[norm]
-        return e.stream(n) if before is None else e.at(before, n)
+    def norm(name: str, gain: str | None, *options: Any, **more: Any) -> Step:
+        """The norm of this name with the weight of another, or with none."""
 
-    def gain(e: Engine, n: int, norm: str) -> Floats:
-        return getattr(e.model.layers[n], norm)
+        def step(e: Engine, n: int) -> Floats:
+            x = e.at(before[name], n) if name in before else e.stream(n)
+            return e.norm(x, np.ones(1, f32) if gain is None else getattr(e.model.layers[n], gain), *options, **more)
 
-    for norm in ("attn_sub_norm", "ffn_sub_norm"):
-        yield Fault(f"{norm} missing", norm, in_engine(**{norm: lambda e, n, x=norm: source(e, n, x)}), mistake="norm.missing")
-    yield Fault(
-        "attn_norm without its weight",
-        "attn_norm",
-        in_engine(attn_norm=lambda e, n: e.norm(e.stream(n), np.ones(1, f32))),
-        mistake="norm.weight_missing",
-    )
-    yield Fault(
-        "ffn_norm is a LayerNorm",
-        "ffn_norm",
-        in_engine(ffn_norm=lambda e, n: e.norm(e.at("ffn_inp", n), gain(e, n, "ffn_norm"), centre=True)),
-        mistake="norm.mean_subtracted",
-    )
-    yield Fault(
-        "epsilon 1e-3 in ffn_norm",
-        "ffn_norm",
-        in_engine(ffn_norm=lambda e, n: e.norm(e.at("ffn_inp", n), gain(e, n, "ffn_norm"), 1e-3)),
-        mistake="norm.epsilon",
-    )
-    yield Fault(
-        "epsilon 1e-6 in attn_norm",
-        "attn_norm",
-        in_engine(attn_norm=lambda e, n: e.norm(e.stream(n), gain(e, n, "attn_norm"), 1e-6)),
-        mistake="norm.epsilon",
-    )
-    yield Fault(
-        "attn_norm with ffn_norm's weight",
-        "attn_norm",
-        in_engine(attn_norm=lambda e, n: e.norm(e.stream(n), gain(e, n, "ffn_norm"))),
-        mistake="norm.other_norm",
-    )
+        return step
+
+    yield one("attn_sub_norm missing", "norm.missing", attn_sub_norm=lambda e, n: e.at("kqv_out", n))
+    yield one("ffn_sub_norm missing", "norm.missing", ffn_sub_norm=lambda e, n: e.at("ffn_out", n))
+    yield one("attn_norm without its weight", "norm.weight_missing", attn_norm=norm("attn_norm", None))
+    yield one("ffn_norm is a LayerNorm", "norm.mean_subtracted", ffn_norm=norm("ffn_norm", "ffn_norm", centre=True))
+    yield one("epsilon 1e-3 in ffn_norm", "norm.epsilon", ffn_norm=norm("ffn_norm", "ffn_norm", 1e-3))
+    yield one("epsilon 1e-6 in attn_norm", "norm.epsilon", attn_norm=norm("attn_norm", "attn_norm", 1e-6))
+    yield one("attn_norm with ffn_norm's weight", "norm.other_norm", attn_norm=norm("attn_norm", "ffn_norm"))
 
 
 def _rope_faults() -> Iterator[Fault]:
-    def rope(name: str, **options: object) -> Callable:
-        def fault(e: Engine, n: int) -> Floats:
-            position = np.arange(len(e.tokens)) + options.get("shift", 0)  # type: ignore[operator]
-            rest = {k: v for k, v in options.items() if k != "shift"}
-            return e.rope(e.at(name, n), position, **rest)  # type: ignore[arg-type]
+    def rope(name: str, source: str, mistake: str, shift: int = 0, **options: Any) -> Fault:
+        return one(name, mistake, **{source + "_rope": lambda e, n: e.rope(e.at(source, n), np.arange(len(e.tokens)) + shift, **options)})
 
-        return in_engine(**{name + "_rope": fault})
-
-    yield Fault("RoPE pairs interleaved (queries)", "Qcur_rope", rope("Qcur", pairs="interleaved"), mistake="rope.pairs")
-    yield Fault("RoPE pairs interleaved (keys)", "Kcur_rope", rope("Kcur", pairs="interleaved"), mistake="rope.pairs")
-    yield Fault("query positions too large by one", "Qcur_rope", rope("Qcur", shift=1), mistake="rope.position_plus_1")
-    yield Fault("key positions too small by one", "Kcur_rope", rope("Kcur", shift=-1), mistake="rope.position_minus_1")
-    yield Fault("RoPE base 10000", "Qcur_rope", rope("Qcur", base=10000.0), mistake="rope.base")
-    yield Fault("RoPE turns the other way", "Kcur_rope", rope("Kcur", sign=-1), mistake="rope.backwards")
-    yield Fault("keys not rotated", "Kcur_rope", in_engine(Kcur_rope=lambda e, n: e.at("Kcur", n)), mistake="rope.missing")
-    yield Fault(
-        "RoPE restarts on a filled cache",
-        "Qcur_rope",
-        everywhere(Qcur_rope=lambda e, n: _restarted(e, n, "Qcur"), Kcur_rope=lambda e, n: _restarted(e, n, "Kcur")),
-        0,
-        mistake="read.rotation",
-    )
+    yield rope("RoPE pairs interleaved (queries)", "Qcur", "rope.pairs", pairs="interleaved")
+    yield rope("RoPE pairs interleaved (keys)", "Kcur", "rope.pairs", pairs="interleaved")
+    yield rope("query positions too large by one", "Qcur", "rope.position_plus_1", shift=1)
+    yield rope("key positions too small by one", "Kcur", "rope.position_minus_1", shift=-1)
+    yield rope("RoPE base 10000", "Qcur", "rope.base", base=10000.0)
+    yield rope("RoPE turns the other way", "Kcur", "rope.backwards", sign=-1)
+    yield one("keys not rotated", "rope.missing", Kcur_rope=lambda e, n: e.at("Kcur", n))
+    restarted = {f"{name}cur_rope": partial(_restarted, name=f"{name}cur") for name in "QK"}
+    yield all_layers("RoPE restarts on a filled cache", "read.rotation", 0, **restarted)
 
 
 def _attention_faults() -> Iterator[Fault]:
     c = embedded_model().config
     by_turn, reverse = np.arange(c.heads) % c.kv_heads, c.kv_heads - 1 - np.arange(c.heads) // (c.heads // c.kv_heads)
-    yield Fault(
-        "no mask", "kqv_out", in_engine(kqv_out=lambda e, n: e.attend(n, allowed=lambda i, j: j + 0 * i >= 0)), mistake="attention.no_mask"
-    )
-    yield Fault(
-        "mask off by one, sees the next",
-        "kqv_out",
-        in_engine(kqv_out=lambda e, n: e.attend(n, allowed=lambda i, j: j <= i + 1)),
-        mistake="attention.sees_next",
-    )
-    yield Fault(
-        "mask off by one, blind to itself",
-        "kqv_out",
-        in_engine(kqv_out=lambda e, n: e.attend(n, allowed=lambda i, j: (j < i) | (i + j == 0))),
-        mistake="attention.blind_to_itself",
-    )
-    yield Fault(
-        "window of 8 where there is none",
-        "kqv_out",
-        in_engine(kqv_out=lambda e, n: e.attend(n, allowed=lambda i, j: (j <= i) & (j > i - 8))),
-        mistake="attention.last_only",
-    )
-    yield Fault(
-        "KV heads dealt in turn", "kqv_out", in_engine(kqv_out=lambda e, n: e.attend(n, groups=by_turn)), mistake="attention.heads_in_turn"
-    )
-    yield Fault(
-        "KV heads in the opposite order",
-        "kqv_out",
-        in_engine(kqv_out=lambda e, n: e.attend(n, groups=reverse)),
-        mistake="attention.heads_reversed",
-    )
-    yield Fault("scores not scaled", "kqv_out", in_engine(kqv_out=lambda e, n: e.attend(n, scale=1.0)), mistake="attention.unscaled")
-    yield Fault(
-        "scores divided by K",
-        "kqv_out",
-        in_engine(kqv_out=lambda e, n: e.attend(n, scale=1 / c.head_dim)),
-        mistake="attention.divided_by_width",
-    )
-    yield Fault(
-        "keys and values swapped",
-        "kqv_out",
-        in_engine(kqv_out=lambda e, n: e.attend(n, k="Vcur", v="Kcur_rope")),
-        mistake="attention.keys_values_swapped",
-    )
-    yield Fault(
-        "attention output [K, H] instead of [H, K]",
-        "kqv_out",
-        in_engine(kqv_out=lambda e, n: _transposed(e, n)),
-        mistake="attention.transposed",
-    )
+
+    def attend(name: str, mistake: str, **options: Any) -> Fault:
+        return one(name, mistake, kqv_out=lambda e, n: e.attend(n, **options))
+
+    yield attend("no mask", "attention.no_mask", allowed=lambda i, j: j + 0 * i >= 0)
+    yield attend("mask off by one, sees the next", "attention.sees_next", allowed=lambda i, j: j <= i + 1)
+    yield attend("mask off by one, blind to itself", "attention.blind_to_itself", allowed=lambda i, j: (j < i) | (i + j == 0))
+    yield attend("window of 8 where there is none", "attention.last_only", allowed=lambda i, j: (j <= i) & (j > i - 8))
+    yield attend("KV heads dealt in turn", "attention.heads_in_turn", groups=by_turn)
+    yield attend("KV heads in the opposite order", "attention.heads_reversed", groups=reverse)
+    yield attend("scores not scaled", "attention.unscaled", scale=1.0)
+    yield attend("scores divided by K", "attention.divided_by_width", scale=1 / c.head_dim)
+    yield attend("keys and values swapped", "attention.keys_values_swapped", k="Vcur", v="Kcur_rope")
+    yield one("attention output [K, H] instead of [H, K]", "attention.transposed", kqv_out=_transposed)
     yield Fault(
         "float16 roundings not declared",
         "kqv_out",
@@ -253,107 +197,71 @@ def _attention_faults() -> Iterator[Fault]:
     yield Fault("last prompt token fed twice", "Qcur_rope", _double_fed, 0, mistake="rope.fed_twice")
 
 
+_MATRICES = {
+    "Qcur": ("attn_q", "attn_norm"),
+    "Kcur": ("attn_k", "attn_norm"),
+    "Vcur": ("attn_v", "attn_norm"),
+    "attn_o_out": ("attn_output", "attn_sub_norm"),
+    "ffn_gate": ("ffn_gate", "ffn_norm"),
+    "ffn_up": ("ffn_up", "ffn_norm"),
+    "ffn_down": ("ffn_down", "ffn_sub_norm"),
+}
+"""Product -> its matrix, and its input."""
+
+
 def _matrix_faults() -> Iterator[Fault]:
-    def matrix(name: str, field_name: str, source_name: str, change: Callable[[Floats, Engine, int], Floats]) -> Callable:
-        return in_engine(**{name: lambda e, n: change(e.linear(e.at(source_name, n), _weights(e, n, field_name)), e, n)})
+    def changed(name: str, tensor: str, mistake: str, change: Callable[[Floats, f32, Floats], Floats]) -> Fault:
+        """A fault that changes a product, given the scale of its matrix and those of its activations."""
+        matrix, source = _MATRICES[tensor]
 
-    def scale_of(e: Engine, n: int, name: str) -> f32:
-        return _weights(e, n, name).scale
+        def step(e: Engine, n: int) -> Floats:
+            weights, x = _weights(e, n, matrix), e.at(source, n)
+            return change(e.linear(x, weights), weights.scale, e.quantized(x)[1])
 
-    yield Fault(
-        "weight scale missing",
-        "Vcur",
-        matrix("Vcur", "attn_v", "attn_norm", lambda y, e, n: y / scale_of(e, n, "attn_v")),
-        mistake="scale.missing",
-    )
-    yield Fault(
-        "weight scale inverted",
-        "Qcur",
-        matrix("Qcur", "attn_q", "attn_norm", lambda y, e, n: y / scale_of(e, n, "attn_q") ** 2),
-        mistake="scale.inverted",
-    )
-    yield Fault(
-        "activation scale not divided out",
-        "ffn_up",
-        matrix("ffn_up", "ffn_up", "ffn_norm", lambda y, e, n: y * e.quantized(e.at("ffn_norm", n))[1]),
-        mistake="activation_scale.missing",
-    )
-    yield Fault("one activation scale per tensor", "ffn_up", in_engine(ffn_up=_per_tensor), mistake="quantiser.per_tensor")
-    yield Fault("activations not quantised", "ffn_gate", in_engine(ffn_gate=lambda e, n: _unquantized(e, n)), mistake="quantiser.none")
-    yield Fault("codes not shifted to -1..1", "Kcur", in_engine(Kcur=lambda e, n: _unshifted(e, n)), mistake="codes.unshifted")
-    yield Fault("codes truncated, not rounded", "ffn_down", in_engine(ffn_down=truncated), mistake="quantiser.truncated")
-    yield Fault("I2_S read as 64/16", "Qcur", in_engine(Qcur=_relaid), mistake="codes.layout_64_16")
-    yield Fault(
-        "one block's codes misread",
-        "ffn_gate",
-        in_engine(ffn_gate=lambda e, n: _misread(e, n, "ffn_gate", "ffn_norm")),
-        mistake="read.misread",
-    )
-    yield Fault(
-        "weight transposed", "attn_o_out", in_engine(attn_o_out=lambda e, n: _transposed_weight(e, n)), mistake="weights.transposed"
-    )
-    yield Fault(
-        "sign of a matrix flipped", "ffn_down", matrix("ffn_down", "ffn_down", "ffn_sub_norm", lambda y, e, n: -y), mistake="any.sign"
-    )
-    yield Fault(
-        "weights of the layer before",
-        "attn_o_out",
-        in_engine(attn_o_out=lambda e, n: e.linear(e.at("attn_sub_norm", n), _weights(e, n - 1, "attn_output"))),
-        mistake="weights.other_layer",
-    )
-    yield Fault("scale off by 1e-4", "Vcur", matrix("Vcur", "attn_v", "attn_norm", lambda y, e, n: y * f32(1.0001)), mistake="any.factor")
-    yield Fault(
-        "a bias where there is none", "Qcur", matrix("Qcur", "attn_q", "attn_norm", lambda y, e, n: y + f32(0.01)), mistake="read.constants"
-    )
+        return one(name, mistake, **{tensor: step})
+
+    def other(e: Engine, n: int) -> Floats:
+        return e.linear(e.at("attn_sub_norm", n), _weights(e, n - 1, "attn_output"))
+
+    yield changed("weight scale missing", "Vcur", "scale.missing", lambda y, scale, _: y / scale)
+    yield changed("weight scale inverted", "Qcur", "scale.inverted", lambda y, scale, _: y / scale**2)
+    yield changed("activation scale not divided out", "ffn_up", "activation_scale.missing", lambda y, _, scales: y * scales)
+    yield one("one activation scale per tensor", "quantiser.per_tensor", ffn_up=_per_tensor)
+    yield one("activations not quantised", "quantiser.none", ffn_gate=_unquantized)
+    yield one("codes not shifted to -1..1", "codes.unshifted", Kcur=_unshifted)
+    yield one("codes truncated, not rounded", "quantiser.truncated", ffn_down=truncated)
+    yield one("I2_S read as 64/16", "codes.layout_64_16", Qcur=_relaid)
+    yield one("one block's codes misread", "read.misread", ffn_gate=_misread)
+    yield one("weight transposed", "weights.transposed", attn_o_out=_transposed_weight)
+    yield changed("sign of a matrix flipped", "ffn_down", "any.sign", lambda y, *_: -y)
+    yield one("weights of the layer before", "weights.other_layer", attn_o_out=other)
+    yield changed("scale off by 1e-4", "Vcur", "any.factor", lambda y, *_: y * f32(1.0001))
+    yield changed("a bias where there is none", "Qcur", "read.constants", lambda y, *_: y + f32(0.01))
 
 
 def _gate_faults() -> Iterator[Fault]:
-    yield Fault(
-        "gate and up swapped",
-        "ffn_gate",
-        in_engine(
-            ffn_gate=lambda e, n: e.linear(e.at("ffn_norm", n), _weights(e, n, "ffn_up")),
-            ffn_up=lambda e, n: e.linear(e.at("ffn_norm", n), _weights(e, n, "ffn_gate")),
-        ),
-        mistake="weights.other_matrix",
-    )
-    yield Fault(
-        "SiLU for relu squared",
-        "ffn_out",
-        in_engine(ffn_out=lambda e, n: silu(e.at("ffn_gate", n)) * e.at("ffn_up", n)),
-        mistake="activation.silu",
-    )
-    yield Fault(
-        "SiLU for relu squared, every layer",
-        "ffn_out",
-        everywhere(ffn_out=lambda e, n: silu(e.at("ffn_gate", n)) * e.at("ffn_up", n)),
-        0,
-        mistake="activation.silu",
-    )
-    yield Fault(
-        "relu not squared",
-        "ffn_out",
-        in_engine(ffn_out=lambda e, n: np.maximum(e.at("ffn_gate", n), 0) * e.at("ffn_up", n)),
-        mistake="activation.relu",
-    )
-    yield Fault(
-        "up not multiplied in",
-        "ffn_out",
-        in_engine(ffn_out=lambda e, n: np.maximum(e.at("ffn_gate", n), 0) ** 2),
-        mistake="activation.no_up",
-    )
+    def of(matrix: str) -> Step:
+        return lambda e, n: e.linear(e.at("ffn_norm", n), _weights(e, n, matrix))
+
+    def gated(activation: Callable[[Floats], Floats]) -> Step:
+        return lambda e, n: activation(e.at("ffn_gate", n)) * e.at("ffn_up", n)
+
+    yield one("gate and up swapped", "weights.other_matrix", ffn_gate=of("ffn_up"), ffn_up=of("ffn_gate"))
+    yield one("SiLU for relu squared", "activation.silu", ffn_out=gated(silu))
+    yield all_layers("SiLU for relu squared, every layer", "activation.silu", 0, ffn_out=gated(silu))
+    yield one("relu not squared", "activation.relu", ffn_out=gated(lambda x: np.maximum(x, 0)))
+    yield one("up not multiplied in", "activation.no_up", ffn_out=lambda e, n: np.maximum(e.at("ffn_gate", n), 0) ** 2)
 
 
 def _layer_faults() -> Iterator[Fault]:
     model = embedded_model()
     c, last = model.config, len(model.layers) - 1
-    yield Fault("residual missing", "ffn_inp", in_engine(ffn_inp=lambda e, n: e.at("attn_o_out", n)), mistake="residual.missing")
-    yield Fault(
-        "residual is the normed input",
-        "l_out",
-        in_engine(l_out=lambda e, n: e.at("ffn_norm", n) + e.at("ffn_down", n)),
-        mistake="residual.normed",
-    )
+
+    def embedded(e: Engine, tokens: NDArray[np.int64]) -> Floats:
+        return widen.float32(e.model.token_embd)[tokens]
+
+    yield one("residual missing", "residual.missing", ffn_inp=lambda e, n: e.at("attn_o_out", n))
+    yield one("residual is the normed input", "residual.normed", l_out=lambda e, n: e.at("ffn_norm", n) + e.at("ffn_down", n))
     yield Fault(
         "last layer skipped",
         "l_out",
@@ -361,55 +269,32 @@ def _layer_faults() -> Iterator[Fault]:
         last,
         mistake="layers.skipped",
     )
-    yield Fault(
-        "final norm skipped",
-        "result_norm",
-        everywhere(result_norm=lambda e, n: e.stream(len(e.model.layers))),
-        None,
-        mistake="norm.missing",
-    )
-    yield Fault(
-        "embedding scaled by sqrt(D)",
-        "inp_embd",
-        everywhere(inp_embd=lambda e, n: widen.float32(e.model.token_embd)[e.tokens] * f32(c.width**0.5)),
-        None,
-        mistake="embedding.scaled",
-    )
-    yield Fault(
-        "token ids off by one",
-        "inp_embd",
-        everywhere(inp_embd=lambda e, n: widen.float32(e.model.token_embd)[(e.tokens + 1) % c.vocab]),
-        None,
-        mistake="tokens.plus_1",
-    )
+    yield all_layers("final norm skipped", "norm.missing", None, result_norm=lambda e, n: e.stream(len(e.model.layers)))
+    scaled: Step = lambda e, n: embedded(e, e.tokens) * f32(c.width**0.5)  # noqa: E731
+    yield all_layers("embedding scaled by sqrt(D)", "embedding.scaled", None, inp_embd=scaled)
+    yield all_layers("token ids off by one", "tokens.plus_1", None, inp_embd=lambda e, n: embedded(e, (e.tokens + 1) % c.vocab))
 
 
 def _dump_faults() -> Iterator[Fault]:
     c = embedded_model().config
-    yield Fault("logits 10 times too large", "result_output", on_dump(_set(LOGITS, lambda x: 10 * x)), None, mistake="any.factor")
-    yield Fault(
-        "logits stale: those of the token before",
-        "result_output",
-        on_dump(_set(LOGITS, lambda x: np.concatenate([x[:1], x[:-1]]))),
-        None,
-        mistake="any.moved",
-    )
-    yield Fault("logits permuted", "result_output", on_dump(_set(LOGITS, lambda x: np.roll(x, 7, axis=1))), None, mistake="read.other_rows")
-    yield Fault("one logit wrong", "result_output", on_dump(_set(LOGITS, lambda x: _one_wrong(x))), None, mistake="read.one_number")
-    yield Fault(
-        "heads permuted in a dump",
-        "kqv_out",
-        on_dump(_set(Key("kqv_out", LAYER), lambda x: np.roll(x, c.head_dim, axis=1))),
-        mistake="read.moved_heads",
-    )
-    yield Fault("vocabulary cut short", "", on_dump(_set(LOGITS, lambda x: x[:, :-8])), None)
+
+    def logits(name: str, mistake: str, change: Callable[[Floats], Floats]) -> Fault:
+        return Fault(name, "result_output" if mistake else "", on_dump(_set(LOGITS, change)), None, mistake)
+
+    yield logits("logits 10 times too large", "any.factor", lambda x: 10 * x)
+    yield logits("logits stale: those of the token before", "any.moved", lambda x: np.concatenate([x[:1], x[:-1]]))
+    yield logits("logits permuted", "read.other_rows", lambda x: np.roll(x, 7, axis=1))
+    yield logits("one logit wrong", "read.one_number", _one_wrong)
+    rolled = on_dump(_set(Key("kqv_out", LAYER), lambda x: np.roll(x, c.head_dim, axis=1)))
+    yield Fault("heads permuted in a dump", "kqv_out", rolled, mistake="read.moved_heads")
+    yield logits("vocabulary cut short", "", lambda x: x[:, :-8])
     yield Fault("NaN in one tensor", "", on_dump(_set(Key("ffn_out", LAYER), _with_nan)))
-    yield Fault("all logits zero", "", on_dump(_set(LOGITS, np.zeros_like)), None)
+    yield logits("all logits zero", "", np.zeros_like)
     yield Fault("constant rows", "", on_dump(_set(Key("l_out", LAYER), np.ones_like)))
-    yield Fault("every position the same", "", on_dump(_set(LOGITS, lambda x: np.repeat(x[-1:], len(x), axis=0))), None)
-    yield Fault("positions missing", "", on_dump(_set(LOGITS, lambda x: x[:-1])), None)
+    yield logits("every position the same", "", lambda x: np.repeat(x[-1:], len(x), axis=0))
+    yield logits("positions missing", "", lambda x: x[:-1])
     yield Fault("empty dump", "", on_dump(lambda dump: dump.clear()), None)
-    yield Fault("integers for floats", "", on_dump(_set(LOGITS, lambda x: x.astype(np.int32))), None)
+    yield logits("integers for floats", "", lambda x: x.astype(np.int32))
 
 
 def _one_wrong(x: Floats) -> Floats:

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import HOT, TINY, needs_text, save_array, write_file
-from gguf_bytes import gguf as build
 
 import bitnet_np
 from bitnet_np.cli import generate as generate_command
 from bitnet_np.cli import logits as logits_command
 from bitnet_np.cli.main import main
+from bitnet_np.testing_gguf import gguf as build
 
 COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "convert", "mask", "selftest")
 

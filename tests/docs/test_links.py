@@ -6,7 +6,7 @@ import pages
 import pytest
 
 README = pages.ROOT / "README.md"
-FOLDERS = ("bitnet_np", "scripts", "tests", "demo", "docs", "examples", ".ci")
+FOLDERS = ("bitnet_np", "scripts", "tests", "docs", "examples", ".ci")
 
 
 def broken(page, target):

@@ -6,7 +6,6 @@ from math import inf, nan
 import numpy as np
 import pytest
 from family_models import assert_refused, drawn
-from gguf_bytes import FLOAT32, FLOAT64, INT32, UINT32, UINT64, number, numbers, text
 from gguf_models import KEYS, OPTIONAL, A
 from models import assert_same_bits
 
@@ -18,6 +17,7 @@ from bitnet_np.forward_pass import forward_full
 from bitnet_np.model import LongRope, Yarn
 from bitnet_np.rope import rope_frequencies
 from bitnet_np.testing import random_model, write_gguf
+from bitnet_np.testing_gguf import FLOAT32, FLOAT64, INT32, UINT32, UINT64, number, numbers, text
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 

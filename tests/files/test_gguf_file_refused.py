@@ -4,7 +4,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from gguf_bytes import (
+from gguf_samples import SAMPLE, everything, read, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bitnet_np.errors import Error, FileFormatError, UnsupportedError
+from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.tensor_types import I2_S
+from bitnet_np.testing_gguf import (
     ARRAY,
     BOOL,
     FLOAT64,
@@ -23,14 +30,7 @@ from gguf_bytes import (
     u32,
     u64,
 )
-from gguf_bytes import gguf as build
-from gguf_samples import SAMPLE, everything, read, write
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from bitnet_np.errors import Error, FileFormatError, UnsupportedError
-from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.tensor_types import I2_S
+from bitnet_np.testing_gguf import gguf as build
 
 # Refusals: one per rule. The message names the file, the key or tensor, the value and what was expected.
 

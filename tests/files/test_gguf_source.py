@@ -6,8 +6,6 @@ import gguf
 import numpy as np
 import pytest
 from family_models import assert_refused, drawn
-from gguf_bytes import Entry
-from gguf_bytes import gguf as build
 from gguf_models import KEYS, MATRIX_NAMES, TENSORS, assert_same_model, entry, patched, written_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +21,8 @@ from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import Blocks, Config, Linear, Ternary
 from bitnet_np.tensor_types import I2_S, IQ1_M, IQ2_S
 from bitnet_np.testing import random_model, write_gguf
+from bitnet_np.testing_gguf import Entry
+from bitnet_np.testing_gguf import gguf as build
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 

@@ -4,9 +4,8 @@ import json
 
 import hf_models
 import pytest
-from hf_models import DATA, LLAMA, OFFLINE, assert_refused, changed, recorded_folder
+from hf_models import DATA, FAMILIES, LLAMA, OFFLINE, assert_refused, changed, recorded_folder
 from models import assert_same_bits
-from record_hf_families import LLAMA3
 
 from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.files.load import load
@@ -21,6 +20,9 @@ ONLINE = "bitnet_online_mha_tied"
 
 def quantized(linear="autobitlinear", mode="offline", **keys):
     return {"quantization_config": {"linear_class": linear, "quantization_mode": mode, **keys}}
+
+
+LLAMA3 = FAMILIES["llama_llama3_biases"]["rope_parameters"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,12 @@ def quantized(linear="autobitlinear", mode="offline", **keys):
         (LLAMA, {"mlp_bias": True}, FileFormatError, "gate_proj.bias is missing"),
         (LLAMA, quantized("bitlinear", None, quant_method="bitnet"), FileFormatError, "q_proj.weight has shape"),
         (LLAMA, {"tie_word_embeddings": True}, FileFormatError, "lm_head.weight is not model.embed_tokens.weight"),
-        (LLAMA, {"rope_parameters": {"rope_type": "llama3"} | LLAMA3 | {"high_freq_factor": 1.0}}, FileFormatError, "low less than high"),
+        (
+            LLAMA,
+            {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}},
+            FileFormatError,
+            "low less than high",
+        ),
     ],
 )
 def test_what_config_json_may_not_say(tmp_path, name, keys, error, message):

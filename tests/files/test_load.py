@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from family_models import assert_refused
-from gguf_bytes import UINT32, UINT64, Entry, number, text
 from gguf_models import CONFIG, KEYS, MATRIX_NAMES, OPTIONAL, TENSORS, A, assert_same_model, floats, written_model
 from models import assert_same_bits
 
@@ -17,7 +16,8 @@ from bitnet_np.files.load import load, model_from, open_model
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.model import Ternary
 from bitnet_np.tensor_types import F16, Q8_0
-from scripts.make_model import Shape, write_model
+from bitnet_np.testing_gguf import UINT32, UINT64, Entry, number, text
+from bitnet_np.testing_released import released, write_released
 
 
 @pytest.mark.parametrize("keys", [{}, OPTIONAL, {A + "block_count": number(UINT64, 2)}, {"llama.rope.scaling": number(UINT32, 2)}])
@@ -91,9 +91,9 @@ def test_loading_takes_no_more_memory_than_the_file(tmp_path):
         return 1024 * int(re.search(r"VmRSS:\s*(\d+)", Path("/proc/self/status").read_text())[1])
 
     path = tmp_path / "larger.gguf"
-    write_model(path, Shape(vocab=300, width=1024, layers=6, ffn=4096, heads=8, kv_heads=4, head_dim=128), seed=1)
+    write_released(path, released(vocab=300, width=1024, n_layers=6, ffn=4096, heads=8, kv_heads=4, head_dim=128), seed=1)
     small = tmp_path / "small.gguf"
-    write_model(small, Shape(vocab=300, width=512, layers=1, ffn=2048, heads=4, kv_heads=4, head_dim=128), seed=1)
+    write_released(small, released(vocab=300, width=512, n_layers=1, ffn=2048, heads=4, kv_heads=4, head_dim=128), seed=1)
     load(small)  # compiles what loading needs, for threads to share
     before = resident()
     model = load(path)

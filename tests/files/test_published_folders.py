@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from unittest import mock
 
-import hf_files
 import hf_models
 import numpy as np
 import pages
@@ -22,6 +21,7 @@ from bitnet_np.families import FAMILIES
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.files.hf_config import read_recipe
 from bitnet_np.testing import write_gguf
+from bitnet_np.testing_hf import write_hf
 
 INERT = {"activation", "input_bits", "is_bitnet_config", "parallel_attn", "rope_interleaved", "weight_bits"}
 ARCHITECTURES = {"1bitLLM": "bitnet", "microsoft": "bitnet-b1.58", "Qwen/Qwen3-30B-A3B": "qwen3moe", "Qwen/Qwen1.5-MoE-A2.7B": "qwen2moe"}
@@ -32,7 +32,7 @@ TOKENS = [[1, 2, 3, 4]]
 @pytest.mark.parametrize("repository", PUBLISHED)
 def test_a_published_folder_loads_and_its_inert_keys_change_nothing(tmp_path, repository):
     config = small(PUBLISHED[repository])
-    hf_files.write_folder(tmp_path, config)
+    write_hf(tmp_path, config)
     model = load(tmp_path)
     architecture = ARCHITECTURES.get(repository, ARCHITECTURES.get(repository.partition("/")[0], "llama"))
     assert model.config.architecture == ("phi3" if config["model_type"] == "phi3" else architecture)
@@ -84,7 +84,7 @@ def test_a_published_file_loads(tmp_path, repository):
 @pytest.mark.parametrize("repository", REFUSED)
 def test_a_published_folder_is_refused_for_what_the_table_says(tmp_path, repository):
     config, reason = REFUSED[repository]
-    hf_files.write_folder(tmp_path, small(config))
+    write_hf(tmp_path, small(config))
     assert_refused(tmp_path, UnsupportedError, reason, "here --override context=N says it, up to 64")
     for context, factor in ((32, 1.0), (64, 2.0)):
         model = load(tmp_path, overrides={"context": context})
@@ -104,7 +104,7 @@ def test_the_table_of_published_repositories(tmp_path):
     expected = dict.fromkeys((*PUBLISHED, *PUBLISHED_GGUF), "yes") | dict.fromkeys((*REFUSED, *REFUSED_GGUF), "no")
     assert {name: loads for name, (loads, _) in rows.items()} == expected
     for name, config in PUBLISHED.items():
-        hf_files.write_folder(tmp_path / name.replace("/", "_"), small(config))
+        write_hf(tmp_path / name.replace("/", "_"), small(config))
         model, source = load(tmp_path / name.replace("/", "_")), hf_models.open_folder(tmp_path / name.replace("/", "_"))
         (kind,) = kinds_of_matrices(model, {tensor.type.name for tensor in source.tensors.values()})
         assert rows[name][1] == kind.partition(" (")[0]
@@ -117,7 +117,7 @@ def test_the_table_of_published_repositories(tmp_path):
 def test_bitnet_b1_58_is_bitnet_by_other_names(tmp_path):
     """Master weights, quantised in each pass; sub-norms and SiLU."""
     config = small(PUBLISHED["1bitLLM/bitnet_b1_58-large"])
-    hf_files.write_folder(tmp_path / "published", config, floats="F16")
+    write_hf(tmp_path / "published", config, floats="F16")
     source = hf_models.open_folder(tmp_path / "published")
     names = {"self_attn.inner_attn_ln": "self_attn.attn_sub_norm", "mlp.ffn_layernorm": "mlp.ffn_sub_norm"}
     tensors = {}
@@ -154,7 +154,7 @@ def test_bitnet_b1_58_is_bitnet_by_other_names(tmp_path):
 )
 def test_another_value_could_change_something_and_is_refused(tmp_path, repository, keys, message):
     config = small(PUBLISHED[repository])
-    hf_files.write_folder(tmp_path, config)
+    write_hf(tmp_path, config)
     (tmp_path / "config.json").write_text(json.dumps(config | keys))
     assert_refused(tmp_path, UnsupportedError, message)
 

@@ -15,7 +15,6 @@ kernels run differs from the file's by half a unit in the last place of each sca
 from pathlib import Path
 from typing import NamedTuple
 
-import hf_models
 import numpy as np
 import pytest
 
@@ -27,6 +26,7 @@ from bitnet_np.forward_pass import forward_full, forward_incremental
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import Linear, Ternary
+from bitnet_np.testing_hf import exact_view
 
 DATA = Path(__file__).parents[1] / "data" / "hf"
 QUANTIZED = ("bitnet_online_mha_tied", "bitnet_bitlinear_gqa_untied", "bitnet_autooff_gqa_tied", "llama_bitlinear_rms_untied")
@@ -63,7 +63,7 @@ def folder(request):
 @pytest.fixture(scope="module")
 def loaded(folder):
     model = load(folder)
-    return Loaded(model, hf_models.definition(folder, model))
+    return Loaded(model, exact_view(folder, model))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import stat
 import sys
@@ -14,10 +13,8 @@ import large_model
 import numba
 import numpy as np
 import pytest
-from benchmarks import forwards, kernel_calls, mask_arrays, memory, models, peaks, peers, processes, report, stats
-from benchmarks.rounds import OURS, Case, CheckError, Key, Results, check, measure, simple
-from benchmarks.setup import tokens
-from make_model import Shape
+from benchmarks import forwards, memory, models, peaks, processes, report
+from benchmarks.rounds import OURS, Case, CheckError, Key, Results, check, measure, ratios, simple, summary, tokens
 
 from bitnet_np import forward_full, load
 from bitnet_np.dialects import DIALECTS
@@ -25,6 +22,7 @@ from bitnet_np.errors import OptionError
 from bitnet_np.kernels import workspace
 from bitnet_np.kernels.fast import amx
 from bitnet_np.selftest import digest
+from bitnet_np.testing_released import released
 
 FAKE_LLAMA = """
 import time
@@ -62,7 +60,7 @@ def quick(folder, tmp_path):
             given += ["--shape", "tiny"]
         if "--threads" not in arguments:  # waking a second thread on a busy machine takes longer than all the rest
             given += ["--threads", "1"]
-        code = bench.main([*arguments, *given, "--batch", "1,2", "--rows", "1,3", "--json", str(target)])
+        code = bench.main([*arguments, *given, "--batch", "1,2", "--json", str(target)])
         return code, json.loads(target.read_text()) if target.exists() else None
 
     return run
@@ -90,31 +88,13 @@ def bare_python(tmp_path):
 # --- numbers --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_summary():
-    assert stats.summary([3.0, 1.0, 2.0, 10.0]) == (2.5, 1.0, 10.0, pytest.approx(8.95))
+def test_samples_are_summed_up_and_divided_round_by_round():
+    assert summary([3.0, 1.0, 2.0, 10.0]) == (2.5, 1.0, 10.0, pytest.approx(8.95))
     with pytest.raises(ValueError, match="no samples"):
-        stats.summary([])
-
-
-def test_ratios_are_taken_round_by_round():
-    assert stats.ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
+        summary([])
+    assert ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
     with pytest.raises(ValueError, match="longer"):
-        stats.ratios([1.0], [1.0, 2.0])
-
-
-def test_fit_finds_both_terms():
-    lengths = [32, 64, 128, 512, 4096]
-    found = stats.fit(lengths, [3e-4 * t + 5e-8 * t * t for t in lengths])
-    assert (found.a, found.b, found.r2) == (pytest.approx(3e-4), pytest.approx(5e-8), pytest.approx(1))
-    assert found.equal == pytest.approx(6000)
-
-
-def test_fit_says_how_much_it_explains():
-    found = stats.fit([1, 2, 3, 4], [5.0, 1.0, 7.0, 2.0])
-    assert found.r2 < 0.5
-    assert stats.fit([1, 2, 4], [1.0, 1.9, 3.6]).equal == math.inf
-    with pytest.raises(ValueError, match="at least two different"):
-        stats.fit([8, 8], [1.0, 2.0])
+        ratios([1.0], [1.0, 2.0])
 
 
 def test_fractions_are_of_the_same_rounds_peak():
@@ -161,29 +141,6 @@ def test_a_wrong_result_is_not_timed(quick, monkeypatch, capsys):
     code, found = quick("prefill")
     assert (code, found) == (1, None)
     assert "not the other path's" in capsys.readouterr().err
-
-
-def test_kernel_checks_notice_one_wrong_number(folder):
-    model = load(models.ours(folder, "tiny", 0))
-    matrix = model.layers[0].attn_k.weights
-    rng = np.random.default_rng(0)
-    codes, scale = rng.integers(-127, 128, (2, matrix.shape[1])).astype(np.int8), np.array([3.0, 5.0], np.float32)
-    out = kernel_calls.ternary(codes, scale, matrix)
-    assert kernel_calls.checked(out, codes, scale, matrix) is out
-    out[1, 7] = np.nextafter(out[1, 7], np.float32(np.inf))
-    with pytest.raises(CheckError, match="NumPy's integers"):
-        kernel_calls.checked(out, codes, scale, matrix)
-
-    x = rng.standard_normal((2, model.config.width), np.float32)
-    logits = (x.astype(np.float64) @ model.token_embd.astype(np.float64).T).astype(np.float32)
-    assert kernel_calls.head_checked(logits, x, model.token_embd) is logits
-    logits[0, 3] += 1e-3
-    with pytest.raises(CheckError, match="bound"):
-        kernel_calls.head_checked(logits, x, model.token_embd)
-
-    q, k, v = (rng.standard_normal(shape, np.float32) for shape in ((5, 2, 4), (1, 5, 1, 4), (1, 5, 1, 4)))
-    with pytest.raises(CheckError, match="head 0 of the last of 5 tokens"):
-        kernel_calls.attention_checked(np.zeros_like(q), q, k, v)
 
 
 def test_sides_take_turns_and_the_order_turns_around():
@@ -282,7 +239,7 @@ def test_memory_that_does_not_hold_the_result_is_refused(sample, wrong):
 
 
 def test_a_file_for_llama_cpp_holds_the_same_shape(folder):
-    shape = Shape(vocab=300, width=256, layers=1, ffn=512)
+    shape = released(vocab=300, n_layers=1, ffn=512)
     path = models.for_llama_cpp(folder, shape, seed=1)
     reader = gguf.GGUFReader(path)
     assert bytes(reader.fields["general.architecture"].parts[-1]).decode() == "bitnet"
@@ -299,20 +256,13 @@ def test_a_file_for_llama_cpp_holds_the_same_shape(folder):
 
 def test_rows_that_tq2_0_cannot_hold_are_refused(folder):
     with pytest.raises(OptionError, match="ffn is 384, but rows of TQ2_0 are multiples of 256"):
-        models.for_llama_cpp(folder, Shape(ffn=384), 0)
+        models.for_llama_cpp(folder, released(ffn=384), 0)
 
 
-@pytest.mark.parametrize(("name", "pip"), [("llama-cpp", "llama-cpp-python"), ("transformers", "torch transformers")])
-def test_a_peer_that_is_not_installed_is_refused_at_once(quick, bare_python, capsys, name, pip):
-    assert quick("decode", "--vs", f"{name}={bare_python}") == (2, None)
-    message = capsys.readouterr().err
-    assert f"pip install {pip}" in message
-    assert f"--vs {name}=PYTHON" in message
-
-
-def test_a_peer_python_that_does_not_run_is_refused(quick, capsys):
-    assert quick("decode", "--vs", "llama-cpp=/nowhere/python") == (2, None)
-    assert "/nowhere/python does not run" in capsys.readouterr().err
+def test_a_peer_that_is_not_installed_is_refused_at_once(quick, bare_python, capsys):
+    for python, message in ((bare_python, "pip install llama-cpp-python, or --vs llama-cpp=PYTHON"), ("/nowhere/python", "does not run")):
+        assert quick("decode", "--vs", f"llama-cpp={python}") == (2, None)
+        assert message in capsys.readouterr().err
 
 
 def test_a_peer_runs_beside_us(quick, fake_llama, capsys):
@@ -353,12 +303,6 @@ def test_a_peer_that_dies_is_told(quick, fake_llama, capsys):
     assert "out of luck" in message
 
 
-def test_dense_weights_that_do_not_fit_are_refused():
-    models.check_memory(Shape(), 4)
-    with pytest.raises(OptionError, match="dense weights need"):
-        models.check_memory(Shape(vocab=2**31), 4)
-
-
 # --- the command ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -386,12 +330,6 @@ def test_lists_keep_their_order_once():
     assert bench.parser().parse_args(["decode", "--threads", "2,1,2"]).threads == (2, 1)
 
 
-@pytest.mark.parametrize("wrong", [np.zeros((3, 3)), np.triu(np.full((3, 3), -np.inf)), np.triu(np.full((3, 3), -1e10), 1)])
-def test_masks_are_checked(wrong):
-    with pytest.raises(CheckError, match="a causal mask of 3 positions"):
-        mask_arrays.checked(wrong, 3)
-
-
 def test_more_threads_than_there_are_is_refused(quick, capsys):
     most = numba.config.NUMBA_NUM_THREADS
     assert bench.main(["decode", "--threads", str(most + 1)]) == 2
@@ -399,10 +337,10 @@ def test_more_threads_than_there_are_is_refused(quick, capsys):
 
 
 def test_peers_for_what_has_none_are_refused(capsys):
-    assert bench.main(["matmul", "--vs", "llama-cpp"]) == 2
-    assert "--vs is for decode and prefill, not for matmul" in capsys.readouterr().err
-    assert bench.main(["matmul", "--as", "llama.cpp"]) == 2
-    assert "--as is for decode and prefill, not for matmul" in capsys.readouterr().err
+    assert bench.main(["batch", "--vs", "llama-cpp"]) == 2
+    assert "--vs is for decode and prefill, not for batch" in capsys.readouterr().err
+    assert bench.main(["batch", "--as", "llama.cpp"]) == 2
+    assert "--as is for decode and prefill, not for batch" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path, capsys):
@@ -413,20 +351,9 @@ def test_a_file_that_is_not_there_is_refused(tmp_path, capsys):
 CASES = {
     "prefill": {"4 tokens", "8 tokens", "all logits of 4"},
     "decode": {"2 after 8", "greedy 2 after 8"},
-    "speculate": {
-        f"{text}, {way}" for text in ("demo story", "JSON again", "code", "prose", "misleading") for way in ("one at a time", "speculation")
-    },
-    "batch": {f"decode, batch {b}" for b in (1, 2)} | {f"prefill, batch {b} x {t}" for b in (1, 2) for t in (4, 8)},
-    "matmul": {
-        f"{name}, {rows} rows"
-        for name in ("attn_q 256 x 256", "attn_k 128 x 256", "ffn_up 768 x 256", "ffn_down 256 x 768", "head 512 x 256")
-        for rows in (1, 3)
-    },
-    "attention": {"4 tokens", "8 tokens"},
-    "mask": {f"{way} {n}" for way in ("nested loop", "rows of NumPy", "made", "cached") for n in (4, 8)},
+    "batch": {f"decode, batch {b}" for b in (1, 2)}
+    | {f"{way}, batch {b} x {t}" for way in ("prefill", "token by token") for b in (1, 2) for t in (4, 8)},
     "load": {"first logits"},
-    "modes": {f"{path} {b} x {t}" for path in ("parallel", "incremental") for b in (1, 2) for t in (4, 8)},
-    "fit": {"4 tokens", "8 tokens"},
     "memory": {
         "forward_full, all logits",
         "forward_full, last",
@@ -434,7 +361,6 @@ CASES = {
         "incremental, last",
         "prefill into a cache",
         "decode step",
-        f"{memory.LEAK_CALLS} decode steps",
     },
 }
 
@@ -468,24 +394,17 @@ def test_every_bench_runs_and_writes_every_sample(quick, name, capsys):
 
 def test_several_benches_and_a_plot(quick, tmp_path):
     picture = tmp_path / "bars.png"
-    code, found = quick("fit", "decode", "--plot", str(picture))
+    code, found = quick("prefill", "decode", "--plot", str(picture))
     assert code == 0
-    assert {entry["bench"] for entry in found["results"]} == {"fit", "decode", "peaks"}
+    assert {entry["bench"] for entry in found["results"]} == {"prefill", "decode", "peaks"}
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_given_file_is_used(quick, folder):
-    path = models.ours(folder, "tiny", 5)
-    code, found = quick("fit", "--model", str(path))
-    assert code == 0
-    assert found["model"]["path"] == str(path)
 
 
 def test_compile_tells_cold_from_warm(quick, monkeypatch, capsys):
     """Without compiling: that takes half a minute."""
     asked = []
 
-    def fresh(setup, threads, every, cache):
+    def fresh(setup, threads, what, cache):
         asked.append(cache)
         cold = asked.count(cache) == 1
         return {"seconds": 9.0 if cold else 1.0, "compile": 8.0 * cold, "functions": 50 * cold}
@@ -576,14 +495,3 @@ def test_a_llama_bench_that_does_not_run_is_skipped_by_name(quick, capsys, progr
 def test_a_llama_bench_without_times_is_no_peer(quick, fake_bench, capsys):
     assert quick("prefill", "--vs", f"ik-llama={fake_bench(nanoseconds=0)}") == (2, None)
     assert "reports no time: samples_ns is [0]" in capsys.readouterr().err
-
-
-def test_an_unknown_engine_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        bench.main(["prefill", "--vs", "llama=/bin/true"])
-    assert "'llama' is none of llama-cpp, transformers, transformers-f32, ik-llama, bitnet-cpp" in capsys.readouterr().err
-
-
-def test_peers_have_names_the_worker_knows():
-    source = peers.WORKER.read_text()
-    assert all(f'"{name}": ' in source for name in peers.KINDS)

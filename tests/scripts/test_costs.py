@@ -58,6 +58,3 @@ def test_entries_are_added_with_their_reason(counted, monkeypatch, tmp_path, cap
     assert table[0] == "| workload | 1. the first | 2. launch nothing |"
     assert len(table) == 2 + len(counted)
     assert all(" 0 launches, " in row for row in table[2:])
-    pytest.importorskip("matplotlib")
-    assert costs.main(["--plot", str(tmp_path / "history.png")]) == 0
-    assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")

@@ -19,13 +19,7 @@ needs_limits = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    found = tmp_path_factory.mktemp("seeds")
-    seeds.write_models(found)
-    seeds.write_parts(found)
-    seeds.write_tokenizers(found)
-    seeds.write_folders(found)
-    seeds.write_dumps(found)
-    return found
+    return seeds.write_seeds(tmp_path_factory.mktemp("seeds"))
 
 
 @pytest.fixture(scope="module")

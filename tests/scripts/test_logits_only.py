@@ -1,25 +1,17 @@
 """The script that measures what verdicts on logits alone are worth."""
 
-import sys
-from pathlib import Path
-
+import logits_only as script
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(script, "SHAPES", ((2, 64, 9),))
+    monkeypatch.setattr(script, "faults", list)
+    script.models.cache_clear()
 
 
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    monkeypatch.delitem(sys.modules, "logits_only", raising=False)
-    import logits_only
-
-    monkeypatch.setattr(logits_only, "SHAPES", ((2, 64, 9),))
-    monkeypatch.setattr(logits_only, "faults", list)
-    return logits_only
-
-
-def test_it_counts_faults_found_and_false_alarms(script, capsys, monkeypatch):
+def test_it_counts_faults_found_and_false_alarms(capsys, monkeypatch):
     assert script.main(["--seed", "3"]) == 0
     rows = dict(line.strip("| ").split(" | ", 1) for line in capsys.readouterr().out.splitlines() if line.startswith("| "))
     assert all(counts.split(" | ")[1] == "0" for name, counts in rows.items() if name in dict(script.honest()))

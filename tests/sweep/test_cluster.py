@@ -16,6 +16,7 @@ from command_line import ROOT, TINY
 from sweep_plans import PLAN, engine_run, written
 
 from bitnet_np import BITNET_CPP, Error, load, nll, selftest
+from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.cli.main import main
 from bitnet_np.errors import ServerError
 from bitnet_np.kernels import processor
@@ -95,20 +96,18 @@ def test_tls_without_certificates_is_refused_before_anything_is_sent():
         pass
 
 
-def test_the_cases_of_scripts_come_in_their_order(client, monkeypatch):
+def test_the_cases_of_scripts_come_in_their_order(client):
     """The last ones are done first. The same function runs in this process without an option."""
-    monkeypatch.syspath_prepend(str(Path(ROOT) / "scripts"))
-    import spread
 
     def slow(case):
         time.sleep((9 - case) / 50)
         return case, os.getpid()
 
     parser = argparse.ArgumentParser()
-    spread.add_arguments(parser)
+    add_cluster_arguments(parser, "the cases")
     outcomes = {}
     for options in ([], ["--scheduler", client.scheduler.address]):
-        with spread.over_workers(parser.parse_args(options)) as over:
+        with over_workers(parser.parse_args(options)) as over:
             outcomes[len(options)] = list(over(slow, range(10)))
     assert [case for case, _ in outcomes[0]] == [case for case, _ in outcomes[2]] == list(range(10))
     assert {process for _, process in outcomes[0]} == {os.getpid()}

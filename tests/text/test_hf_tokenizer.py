@@ -14,9 +14,9 @@ from bitnet_np.cli import main as cli
 from bitnet_np.errors import Error, FileFormatError, UnsupportedError
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import open_model
+from bitnet_np.testing_released import CHAT_TEMPLATE, vocabulary
 from bitnet_np.text.byte_level import LLAMA3_WORDS, PRE_TOKENIZERS
 from bitnet_np.text.tokenizer import tokenizer_from
-from scripts.make_model import CHAT_TEMPLATE, vocabulary
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -28,7 +28,7 @@ GPT2 = BYTES | {"use_regex": True}
 
 
 def tokenizer_json(pre=LLAMA3, whole_words=True, pairs=True):
-    """Of make_model's vocabulary: bytes, words, and special tokens at the end."""
+    """Of testing_released's vocabulary: bytes, words, and special tokens at the end."""
     tokens, merges, special = vocabulary(SIZE)
     first = SIZE - special
     told = bpe_json(

@@ -1,10 +1,10 @@
-"""Every tokenizer cuts texts into the tokens that llama.cpp cuts them into, as scripts/record_llamacpp_tokens.py has recorded."""
+"""Every tokenizer cuts texts into the tokens that llama.cpp cuts them into, as scripts/recorders/record_llamacpp_tokens.py has recorded."""
 
 import json
 from pathlib import Path
 
 import pytest
-from record_llamacpp_tokens import MESSAGE, TEXTS, tokenizers
+from cut_texts import MESSAGE, TEXTS, tokenizers
 
 from bitnet_np.text.tokenizer import tokenizer_from
 

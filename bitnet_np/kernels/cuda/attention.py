@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from ..scalar import CHUNK, exp, soft_cap
 from ..fast.emit import LANES
+from ..scalar import CHUNK, exp, soft_cap
 from .floats import number_of
 from .ptx import fma, half_warp_sum, plus, times
 from .target import device, kernel

@@ -1,4 +1,4 @@
-"""Runs another engine for peers.py: `peer.py NAME`, then a JSON request and a JSON answer per line. It knows nothing of bitnet_np.
+"""Runs llama.cpp for peers.py: a JSON request and a JSON answer per line. It knows nothing of bitnet_np.
 
 {"do": "import"}                                            -> {"version"}
 {"do": "open", ...}                                         -> {}
@@ -14,85 +14,23 @@ import time
 from typing import Any
 
 
-class LlamaCpp:
-    """llama-cpp-python, on a GGUF file."""
-
-    def __init__(self) -> None:
-        import llama_cpp
-
-        self.api: Any = llama_cpp
-        self.version = llama_cpp.__version__
-
-    def open(self, path: str, context: int) -> None:
-        self.model = self.api.Llama(path, n_ctx=context, verbose=False)
-        self.vocab = self.model.n_vocab()
-
-    def set_threads(self, n: int) -> None:
-        self.api.llama_set_n_threads(self.model.ctx, n, n)
-
-    def clear(self) -> None:
-        self.model.reset()
-
-    def feed(self, tokens: list[int]) -> None:
-        self.model.eval(tokens)
-
-    def logits(self) -> list[float]:
-        return self.api.llama_get_logits(self.model.ctx)[: self.vocab]
-
-
-class Transformers:
-    """A random BitNetForCausalLM with dense matrices."""
-
-    def __init__(self, dtype: str) -> None:
-        import torch
-        import transformers
-
-        self.torch: Any = torch
-        self.api: Any = transformers
-        self.dtype = getattr(torch, dtype)
-        self.version = f"{transformers.__version__}, torch {torch.__version__}"
-
-    def open(self, **config: int) -> None:
-        self.torch.manual_seed(0)
-        self.torch.set_default_dtype(self.dtype)
-        self.model = self.api.BitNetForCausalLM(self.api.BitNetConfig(tie_word_embeddings=True, **config)).eval()
-
-    def set_threads(self, n: int) -> None:
-        self.torch.set_num_threads(n)
-
-    def clear(self) -> None:
-        self.cache = None
-
-    def feed(self, tokens: list[int]) -> None:
-        with self.torch.inference_mode():
-            out = self.model(self.torch.tensor([tokens]), past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-        self.cache, self.last = out.past_key_values, out.logits[0, -1]
-
-    def logits(self) -> list[float]:
-        return self.last.tolist()
-
-
-ENGINES = {
-    "llama-cpp": LlamaCpp,
-    "transformers": lambda: Transformers("bfloat16"),
-    "transformers-f32": lambda: Transformers("float32"),
-}
-
-
 def run(engine: Any, request: dict) -> dict:
-    """The answer to one request, timed."""
-    engine.set_threads(request["threads"])
-    engine.clear()
+    """The answer to one request, timed. engine: llama_cpp.Llama."""
+    import llama_cpp
+
+    api: Any = llama_cpp
+    api.llama_set_n_threads(engine.ctx, request["threads"], request["threads"])
+    engine.reset()
     if request["do"] == "prefill":
         pieces = [request["tokens"]]
     else:
-        engine.feed(request["prompt"])
+        engine.eval(request["prompt"])
         pieces = [[token] for token in request["tokens"]]
     begin = time.perf_counter()
     for piece in pieces:
-        engine.feed(piece)
+        engine.eval(piece)
     seconds = time.perf_counter() - begin
-    logits = engine.logits()
+    logits = api.llama_get_logits(engine.ctx)[: engine.n_vocab()]
     return {"seconds": seconds, "sane": all(map(math.isfinite, logits)) and min(logits) < max(logits)}
 
 
@@ -105,10 +43,11 @@ def main() -> None:
         try:
             answer: dict = {}
             if request["do"] == "import":
-                engine = ENGINES[sys.argv[1]]()
-                answer = {"version": engine.version}
+                import llama_cpp
+
+                answer = {"version": llama_cpp.__version__}
             elif request["do"] == "open":
-                engine.open(**{key: value for key, value in request.items() if key != "do"})
+                engine = llama_cpp.Llama(request["path"], n_ctx=request["context"], verbose=False)
             else:
                 answer = run(engine, request)
         except Exception as error:  # the other end reports whatever an engine raises

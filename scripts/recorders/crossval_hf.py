@@ -1,0 +1,278 @@
+"""Cross-validation with Hugging Face transformers: fresh random BitNet folders through both, tensor by tensor.
+
+It needs torch, transformers and accelerate. Each seed draws a shape, weights, and one of the forms in which BitNet checkpoints store them,
+and writes a folder, which transformers reads with its own quantised linears (AutoBitLinear, BitLinear). Then, for one sequence:
+
+* float32: judge.trace.judge_trace judges every output of transformers' modules, each operation from transformers' own inputs, and
+  judge.logits.judge judges the logits. Rounding and flipped int8 codes pass; WRONG and INVALID do not.
+* strict float64: every tensor must equal spec.forward's to 1e-10 of its largest number. That holds up to the first position with an
+  activation within 1e-9 of an int8 rounding boundary, where either code is right.
+* the folder that transformers saves gives the bits of the first one. (It does not save unpacked matrices, "autobitlinear offline".)
+
+    python scripts/recorders/crossval_hf.py --seeds 12
+    python scripts/recorders/crossval_hf.py --gradients tests/data/hf_gradients
+    python scripts/recorders/crossval_hf.py --demo tests/data/demo
+
+Exit status: 0 all agree, 1 a disagreement, 2 nothing could be compared. `--gradients` records those that torch computes for models in
+training, master weights in AutoBitLinear: <name>.npz has `tokens` [T], the `loss` (mean next-token cross-entropy), the model's `config` as
+JSON, and by GGUF's names `parameters/<tensor>`, float32, and `gradients/<tensor>`, strict float64. `--demo` records what transformers
+computes for the embedded demo model: transformers.npz has `text`, its `tokens` [T], `logits_f32` and `logits_f64` [T, V].
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hf_engine import Points, Transformers
+from numpy.typing import NDArray
+
+from bitnet_np import embedded, spec
+from bitnet_np.errors import Error, OptionError, UnsupportedError
+from bitnet_np.families import MATRICES, NORMS
+from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.files.hf_model_types import HF_MODULES
+from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
+from bitnet_np.judge.logits import judge
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.model import Activation, Config
+from bitnet_np.testing_hf import exact_view, folder_files, folder_model, write_files, write_hf
+from bitnet_np.text.tokenizer import tokenizer_from
+from bitnet_np.traces.points import QUANTIZED, Key, Trace
+from bitnet_np.training.gradients import parameter_shapes
+
+KINDS = (  # linear_class, quantization_mode
+    ("autobitlinear", "online"),  # master weights, quantised in every forward pass: ternary times their mean magnitude
+    ("bitlinear", "offline"),  # packed -1, 0, +1; divided by weight_scale
+    ("autobitlinear", "offline"),  # -1, 0, +1; multiplied by weight_scale
+)
+TIE = 1e-9
+AGREEMENT = 1e-10
+TEXT = "Once upon a time there was a brave girl named Lily. She had a red kite.\nQ: What color was the kite?\nA:"
+"""What the demo model reads."""
+
+
+def config_json(c: Config, kind: tuple[str, str], tied: bool) -> dict[str, Any]:
+    """The config.json of a BitNet whose linears are of this kind."""
+    sizes = {"vocab_size": c.vocab, "hidden_size": c.width, "intermediate_size": c.ffn, "num_hidden_layers": c.n_layers}
+    sizes |= {"num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim}
+    return sizes | {
+        "model_type": "bitnet",
+        "architectures": ["BitNetForCausalLM"],
+        "hidden_act": c.activation,
+        "max_position_embeddings": c.context,
+        "rms_norm_eps": c.eps,
+        "rope_theta": c.rope_base,
+        "tie_word_embeddings": tied,
+        "quantization_config": {"quant_method": "bitnet", "linear_class": kind[0], "quantization_mode": kind[1]},
+    }
+
+
+def draw(seed: int) -> dict[str, Any]:
+    """The config.json of a seed: kinds and head sharing take turns; widths, lengths and constants are random."""
+    rng = np.random.default_rng([seed, 0])
+    kv_heads, head_dim = int(rng.choice([1, 2, 3])), int(rng.choice([4, 12, 20, 32, 64]))  # BitLinear: all widths in fours
+    heads = kv_heads * (1, 2, 4)[seed // 2 % 3]
+    config = Config(
+        architecture="bitnet-b1.58",
+        vocab=int(rng.integers(33, 300)),
+        context=128,
+        width=heads * head_dim,
+        n_layers=int(rng.integers(1, 5)),
+        ffn=4 * int(rng.integers(10, 100)),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        eps=float(rng.choice([1e-5, 1e-6])),
+        rope_base=float(rng.choice([10000.0, 500000.0])),
+        activation="relu2",
+    )
+    return config_json(config, KINDS[seed % 3], bool(seed // 3 % 2))
+
+
+# --- the comparison -------------------------------------------------------------------------------------------------------------------
+
+
+def near_tie(x: NDArray[np.float64]) -> NDArray[np.bool_]:  # [T, M] -> [T]
+    """True for each row with a number that float64 may round to either of two int8 codes."""
+    return np.logical_or.reduce(np.abs(np.abs(x * spec.quantize(x)[1]) % 1 - 0.5) <= TIE, axis=1)
+
+
+def draw_tokens(seed: int, definition: Any) -> NDArray[np.int64]:
+    """Random token ids. Those of the first half have no tie in the first layer, where ties of bfloat16 numbers are exact.
+
+    The second half may have ties, because the comparison covers how float32 rounds them.
+    """
+    rng = np.random.default_rng([seed, 2])
+    tokens = rng.integers(0, definition.config.vocab, int(rng.choice([17, 40, 64, 65, 100, 128])))
+    x = spec.rms_norm(definition.token_embd, definition.layers[0].attn_norm, definition.config.eps)
+    clear = np.flatnonzero(~near_tie(x))
+    if clear.size:
+        half = -(-len(tokens) // 2)
+        tokens[:half] = rng.choice(clear, half)
+    return tokens
+
+
+def compare_float64(ours: Points, theirs: Points) -> tuple[int, float, str]:
+    """The number of positions that can be compared, the largest error as a part of the tensor's largest number, and a tensor.
+
+    That is the first tensor with an error beyond rounding, else the one with the largest error.
+    """
+    expected = set(ours)
+    if set(theirs) != expected:
+        raise UnsupportedError(f"transformers gives other tensors than expected: {', '.join(sorted(map(str, expected ^ set(theirs))))}")
+    length = len(ours[Key("inp_embd", None)])
+    sure = np.ones(length, bool)
+    for key in ours:
+        if key.name in QUANTIZED:
+            sure &= ~near_tie(ours[key])
+    sure = np.logical_and.accumulate(sure)
+    if not sure.any():
+        return 0, 0.0, ""
+    errors = {}
+    for key, array in ours.items():
+        own, other = array.reshape(length, -1)[sure], theirs[key][sure]
+        if other.dtype != np.float64 or other.shape != own.shape:
+            raise UnsupportedError(f"transformers' {key} is {other.dtype} {list(other.shape)}, expected float64 {list(own.shape)}")
+        error = np.abs(own - other).max() / np.abs(own).max()
+        errors[key] = float(error) if np.isfinite(error) else np.inf
+    worst = max(errors, key=lambda key: errors[key])
+    first = next((key for key, error in errors.items() if error > AGREEMENT), worst)  # in the order of the forward pass
+    return int(sure.sum()), errors[worst], str(first)
+
+
+def validate(hf: Transformers, seed: int) -> tuple[str, int, list[str]]:
+    """The line of a seed, the number of positions that were compared in float64, and what disagrees."""
+    config, floats = draw(seed), "BF16" if seed % 2 else "F32"  # bfloat16: codes fall on ties exactly
+    kind = config["quantization_config"]["linear_class"], config["quantization_config"]["quantization_mode"]
+    with tempfile.TemporaryDirectory() as name:
+        folder, saved = Path(name), Path(name) / "saved"
+        write_hf(folder, config, folder_model(config, seed), floats=floats)
+        model = load(folder)
+        definition = exact_view(folder, model)
+        tokens = draw_tokens(seed, definition)
+        logits = forward_full(model, tokens[None])
+        opened = hf.open(folder)
+        theirs = hf.points(opened, tokens)
+        again = logits
+        if kind != KINDS[2]:
+            opened.save_pretrained(saved)
+            again = forward_full(load(saved), tokens[None])
+        with hf.strict(folder) as strict:
+            exact = hf.points(strict, tokens)
+    other = theirs[Key("result_output", None)]
+    report, judgement = judge_trace(model, Trace(theirs, tokens, hf.versions), tokens), judge(logits[0], other)
+    ours: Points = {}
+    spec.forward(definition, tokens, record=lambda name, layer, array: ours.update({Key(name, layer): np.array(array)}))
+    positions, error, where = compare_float64(ours, exact)
+    reasons = [report.reason] * (report.verdict >= Verdict.WRONG) + [judgement.reason] * (judgement.verdict >= Verdict.WRONG)
+    if not np.array_equal(again, logits):
+        reasons.append(f"the saved folder gives other logits, by up to {np.abs(again - logits).max():.2g}")
+    if not positions:
+        reasons.append("float64: every position comes after a tie, nothing could be compared")
+    if error > AGREEMENT:
+        reasons.append(f"float64: {where} is the first that differs, the largest error is {error:.2g} of a tensor's largest number")
+    c = model.config
+    shape = f"V{c.vocab} L{c.n_layers} heads {c.heads}/{c.kv_heads}x{c.head_dim} F{c.ffn} T{len(tokens)} {floats}"
+    float32 = f"{np.abs(logits[0] - other).max() / logits.std():.2g} deviations"
+    text = f"{seed:>4}  {' '.join(kind):<21}  {shape:<44}  {len(report.operations)} tensors {report.verdict.name}, logits"
+    return f"{text} {judgement.verdict.name}: {float32}; float64: {positions} positions, {error:.1e}", positions, reasons
+
+
+# --- recordings -----------------------------------------------------------------------------------------------------------------------
+
+_TRAINED: dict[str, tuple[str, Activation, bool]] = {  # architecture, activation, whether the head is the embedding
+    "relu2_tied": ("bitnet-b1.58", "relu2", True),
+    "silu_untied": ("bitnet", "silu", False),
+}
+_SHAPE: dict[str, Any] = {"width": 16, "ffn": 12, "heads": 4, "kv_heads": 2, "head_dim": 4, "vocab": 23, "context": 64, "n_layers": 2}
+
+
+def module_of(tensor: str) -> str:
+    """A GGUF tensor's module in transformers."""
+    ends = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+    parts = tensor.removesuffix(".weight").split(".")
+    modules = {field: HF_MODULES[field] for field in (*NORMS, *MATRICES)}
+    return ends[parts[0]] if len(parts) == 1 else f"model.layers.{parts[1]}.{modules[parts[2]]}"
+
+
+def record_gradients(hf: Transformers, name: str, path: Path) -> None:
+    """Write <path>, the gradients of a small random model."""
+    architecture, activation, tied = _TRAINED[name]
+    config, rng = Config(architecture, eps=1e-5, rope_base=100.0, activation=activation, **_SHAPE), np.random.default_rng(5)
+    recording: dict[str, NDArray] = {"tokens": rng.integers(0, config.vocab, 16), "config": np.array(json.dumps(asdict(config)))}
+    shapes = parameter_shapes(config, tied)
+    for tensor, shape in shapes.items():
+        drawn = rng.normal(1, 0.3, shape) if len(shape) == 1 else rng.normal(size=shape) / shape[1] ** 0.5
+        recording[f"parameters/{tensor}"] = drawn.astype(np.float32)
+    weights = {f"{module_of(tensor)}.weight": recording[f"parameters/{tensor}"] for tensor in shapes}
+    with tempfile.TemporaryDirectory() as folder:
+        write_files(Path(folder), folder_files(config_json(config, KINDS[0], tied), weights))
+        with hf.strict(Path(folder)) as model:
+            modules, tokens = dict(model.named_modules()), hf.torch.from_numpy(recording["tokens"])
+            logits = model(input_ids=tokens[None], use_cache=False).logits[0]
+            loss = hf.torch.nn.functional.cross_entropy(logits[:-1], tokens[1:])
+            loss.backward()
+    if loss.dtype != hf.torch.float64:
+        raise UnsupportedError(f"{name}: transformers' loss is {loss.dtype}, expected float64")
+    gradients = {f"gradients/{tensor}": modules[module_of(tensor)].weight.grad.numpy() for tensor in shapes}
+    np.savez_compressed(path, **recording, loss=np.array(loss.item()), **gradients)  # type: ignore[arg-type]
+    print(f"{path}: loss {loss.item():.6f}, {hf.versions}")
+
+
+def record_demo(hf: Transformers, path: Path) -> None:
+    """Write <path>, the logits of the embedded demo model."""
+    with embedded.demo_path() as source, tempfile.TemporaryDirectory() as name:
+        model, tokenizer = load(source), tokenizer_from(open_gguf(source).metadata, source)
+        tokens = np.array(tokenizer.encode(TEXT))
+        folder = write_hf(Path(name), config_json(model.config, KINDS[2], model.output is None), model, floats="F32")
+        single = hf.logits(hf.open(folder), tokens[None])[0]
+        with hf.strict(folder) as theirs:
+            strict = hf.logits(theirs, tokens[None])[0]
+    np.savez(path, text=np.array(TEXT), tokens=tokens, logits_f32=single, logits_f64=strict)
+    print(f"{path}: {hf.versions}, |float32 - float64| at most {np.abs(single - strict).max():.2g}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=12, metavar="N", help="how many models (default 12)")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (default 0)")
+    recording = parser.add_mutually_exclusive_group()
+    recording.add_argument("--gradients", type=Path, metavar="FOLDER", help="record gradients there, and compare nothing")
+    recording.add_argument("--demo", type=Path, metavar="FOLDER", help="record the demo model's logits there, and compare nothing")
+    options = parser.parse_args(argv)
+    failed, compared = [], 0
+    try:
+        if options.seeds < 1 or options.first < 0:
+            raise OptionError(f"{options.seeds} seeds from {options.first} on, expected at least 1, from 0 on")
+        hf = Transformers()
+        if options.demo:
+            record_demo(hf, options.demo / "transformers.npz")
+            return 0
+        if options.gradients:
+            for name in _TRAINED:
+                record_gradients(hf, name, options.gradients / f"{name}.npz")
+            return 0
+        print(hf.versions)
+        for seed in range(options.first, options.first + options.seeds):
+            text, positions, reasons = validate(hf, seed)
+            compared += positions
+            failed += [seed] if reasons else []
+            print(text, *reasons, sep="\n      ", flush=True)
+    except Error as error:
+        print(f"crossval_hf.py: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.seeds - len(failed)} of {options.seeds} models agree; {compared} positions compared in float64")
+    if failed:
+        print(f"disagreements: seeds {', '.join(map(str, failed))}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

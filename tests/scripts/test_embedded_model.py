@@ -1,0 +1,94 @@
+"""The embedded demo model: what it says, to the letter, and that another engine computes the same model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+import train
+from trainer import evaluate, export
+from trainer.settings import DEMO
+
+from bitnet_np import embedded, spec
+from bitnet_np.cli.main import main
+from bitnet_np.dense import dense_view
+from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.forward_pass import forward_full
+from bitnet_np.generate import generate
+from bitnet_np.judge.logits import judge
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.model import Ternary
+
+DATA = Path(__file__).parents[1] / "data" / "demo"
+GREEDY = json.loads((DATA / "greedy.json").read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def demo():
+    with embedded.demo_path() as path:
+        yield path, *train.load_model(path)
+
+
+@pytest.mark.parametrize("golden", GREEDY, ids=lambda golden: golden["prompt"][:20])
+def test_it_says_the_same_everywhere(demo, golden):
+    _, model, tokenizer = demo
+    prompt = tokenizer.encode(golden["prompt"])
+    new = generate(model, prompt, embedded.DEMO_TOKENS, stop=tokenizer.stops)[len(prompt) :]
+    assert new == golden["tokens"]
+    assert tokenizer.decode(new) == golden["text"]
+
+
+def test_generate_without_a_model_tells_a_story(capsys):
+    golden = next(g for g in GREEDY if g["prompt"] == "Once upon a time")
+    assert main(["generate", "--prompt", golden["prompt"]]) == 0
+    assert capsys.readouterr().out == golden["text"] + "\n"
+
+
+def test_it_answers_a_chat(capsys):
+    golden = next(g for g in GREEDY if g["prompt"].startswith("Q: Tom had 3 apples"))
+    question = golden["prompt"].removeprefix("Q: ").removesuffix("\nA:")
+    assert main(["generate", "--chat", "--prompt", question]) == 0
+    assert capsys.readouterr().out == golden["text"] + "\n" == " 7\n"
+
+
+def test_its_form(demo):
+    path, model, tokenizer = demo
+    assert path.stat().st_size <= 3_000_000
+    assert model.config == DEMO.config
+    assert all(isinstance(layer.ffn_down.weights, Ternary) for layer in model.layers)
+    assert model.token_embd.dtype == np.float16
+    assert len(tokenizer.tokens) == DEMO.vocabulary
+    assert open_gguf(path).metadata["general.description"] == export.DESCRIPTION  # or training would end in another file
+
+
+def test_its_grades(demo):
+    """Some of what `scripts/demo/train.py --evaluate` measures."""
+    _, model, tokenizer = demo
+    silent = lambda done, total: None  # noqa: E731
+    assert evaluate.perplexity(model, tokenizer, DEMO.seed, 20, silent).token < 2.5
+    assert evaluate.grade(model, tokenizer, "train", DEMO.seed, 30, silent).accuracy > 0.8
+
+
+def test_the_report_is_of_the_embedded_model(capsys):
+    assert train.main(["--evaluate", "--documents", "3", "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("perplexity of held-out text ")
+    assert "| questions | combinations never seen | combinations seen, new texts |\n| --- | --- | --- |\n" in out
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return np.load(DATA / "transformers.npz")
+
+
+def test_transformers_computes_the_same_model(demo, recorded):
+    """Recorded by scripts/recorders/crossval_hf.py --demo: strict float64 against the definition, float32 against the kernels."""
+    _, model, tokenizer = demo
+    tokens = recorded["tokens"]
+    np.testing.assert_array_equal(tokens, tokenizer.encode(str(recorded["text"])))
+    strict = recorded["logits_f64"]
+    np.testing.assert_allclose(spec.forward(dense_view(model), tokens), strict, rtol=0, atol=1e-10 * np.abs(strict).max())
+    assert judge(forward_full(model, tokens[None])[0], recorded["logits_f32"]).verdict <= Verdict.FLIPS
