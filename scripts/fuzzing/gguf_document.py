@@ -11,7 +11,7 @@ from bitnet_np.errors import Error
 from bitnet_np.files.gguf_config import read_config
 from bitnet_np.files.gguf_file import GGUFFile, open_gguf
 from bitnet_np.files.gguf_names import KEYS, NEUTRAL, SIZES
-from bitnet_np.model import Config
+from bitnet_np.model import Config, Expert, shapes_of
 from bitnet_np.tensor_types import BY_NUMBER
 from bitnet_np.testing_gguf import (
     BOOL,
