@@ -4,7 +4,7 @@ import cache_races as racing
 import numba
 import pytest
 
-from bitnet_np.kernels import cache_check
+from bitnet_np.kernels.cache import cache_check
 
 
 @pytest.mark.parametrize(("case", "order"), [("embed", "ABBA"), ("embed, threads", "BAAB")])
