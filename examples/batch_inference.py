@@ -8,7 +8,8 @@ sequences of a step; `scripts/bench.py batch` measures the gain. A slot holds a 
 import sys
 from pathlib import Path
 
-from bitnet_np import KVCache, Metrics, Request, Sampling, embedded, forward_batch, generate, generate_batch, load
+from bitnet_np import KVCache, Metrics, Request, Sampling, forward_batch, generate, generate_batch, load
+from bitnet_np.files import embedded
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_np import Model, embedded, load, open_gguf
-from bitnet_np.dense import DenseLinear, dense_view
+from bitnet_np import Model, load, open_gguf
+from bitnet_np.files import embedded
+from bitnet_np.model.dense import DenseLinear, dense_view
 from bitnet_np.text.tokenizer import tokenizer_from
 
 TEXT = "Once upon a time there was a little rabbit"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bitnet_np import embedded, load
+from bitnet_np import load
+from bitnet_np.files import embedded
 from bitnet_np.traces.record import record_trace
 
 RECORDED = Path(__file__).parents[1] / "tests" / "data"

@@ -6,8 +6,8 @@ Writes llama/, a small random Llama, and llama.npz, what transformers computed w
 import numpy as np
 
 from bitnet_np import load
-from bitnet_np.hooks import record_transformers
 from bitnet_np.judge.dump import check_trace
+from bitnet_np.traces.hooks import record_transformers
 from bitnet_np.traces.record import write_trace
 
 TOKENS = np.array([7, 2, 31, 11, 2, 40])

@@ -18,10 +18,11 @@ from benchmarks import forwards, llama_bench, memory, models, peaks, peers, proc
 from benchmarks.report import Table
 from benchmarks.rounds import Case, CheckError, Results, Setup, measure
 
-from bitnet_np import Error, load, machine
-from bitnet_np.dialects import DIALECTS
-from bitnet_np.errors import OptionError
-from bitnet_np.testing_released import TINY
+from bitnet_np import Error, load
+from bitnet_np.base.errors import OptionError
+from bitnet_np.engine import machine
+from bitnet_np.engine.dialects import DIALECTS
+from bitnet_np.testing.released import TINY
 
 
 class Bench(NamedTuple):

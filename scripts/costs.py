@@ -23,7 +23,7 @@ import numpy as np
 
 from bitnet_np import KVCache, Metrics, Model, forward, forward_full, forward_incremental
 from bitnet_np.kernels import launching
-from bitnet_np.testing import random_model
+from bitnet_np.testing.models import random_model
 
 RECORD = Path(__file__).with_suffix(".json")
 

@@ -28,8 +28,8 @@ from pathlib import Path
 from fuzzing.cases import case, read_seeds, run_cases, write
 from fuzzing.seeds import write_seeds
 
+from bitnet_np.base.progress import silent
 from bitnet_np.cli.progress import bar
-from bitnet_np.progress import silent
 
 HANG = 60.0  # seconds of silence after which a process is ended; compiling kernels is part of them
 _TURN = 0.5  # seconds between checks of the processes

@@ -33,11 +33,11 @@ if INTERPRET:
 import numpy as np  # noqa: E402
 
 from bitnet_np import KVCache, Model, forward, forward_full, prefill  # noqa: E402
-from bitnet_np.cache import new_cache  # noqa: E402
-from bitnet_np.errors import OptionError  # noqa: E402
-from bitnet_np.generate import stepper  # noqa: E402
+from bitnet_np.base.errors import OptionError  # noqa: E402
+from bitnet_np.engine.cache import new_cache  # noqa: E402
+from bitnet_np.generation.generate import stepper  # noqa: E402
 from bitnet_np.gpu.device import open_cuda, place  # noqa: E402
-from bitnet_np.testing import random_model  # noqa: E402
+from bitnet_np.testing.models import random_model  # noqa: E402
 
 TINY = {"width": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 12, "vocab": 5, "context": 12}
 BITNET = {"width": 2560, "heads": 20, "kv_heads": 5, "head_dim": 128, "ffn": 6912, "vocab": 128256, "context": 4096}

@@ -22,15 +22,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_np import Config, packing
+from bitnet_np import Config
+from bitnet_np.base.errors import Error, OptionError
+from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, F16, F32, I2_S, Q4_K, Q6_K, TERNARY_TYPES, TensorType
 from bitnet_np.cli.progress import bar
-from bitnet_np.errors import Error, OptionError
-from bitnet_np.families import layer_shapes
 from bitnet_np.files.gguf_names import tensor_name
 from bitnet_np.files.gguf_writer import FILE_TYPES, write_file, write_keys
-from bitnet_np.model import Blocks
-from bitnet_np.tensor_types import ALL_BLOCK_TYPES, F16, F32, I2_S, Q4_K, Q6_K, TERNARY_TYPES, TensorType
-from bitnet_np.testing import random_table
+from bitnet_np.model import packing
+from bitnet_np.model.families import layer_shapes
+from bitnet_np.model.records import Blocks
+from bitnet_np.testing.models import random_table
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"vocab": 512, "width": 256, "n_layers": 2, "ffn": 512, "heads": 4, "kv_heads": 2, "head_dim": 64},

@@ -17,12 +17,12 @@ from tqdm import tqdm
 
 from bitnet_np import EXACT, Model
 from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
-from bitnet_np.forward_pass import forward_full
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.judge.dump import check_logits
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.model import Ternary
-from bitnet_np.testing import random_model
+from bitnet_np.model.records import Ternary
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 
 Make = Callable[[Model, NDArray[np.int64]], Floats]

@@ -1,6 +1,6 @@
 """Write a random model in the exact form of the released BitNet b1.58 2B file: `make_model.py --shape tiny OUT.gguf`.
 
-bitnet_np/testing_released.py says what is in it. The same shape and seed give the same bytes on every machine.
+bitnet_np/testing/released.py says what is in it. The same shape and seed give the same bytes on every machine.
 """
 
 import argparse
@@ -8,9 +8,9 @@ import hashlib
 import sys
 from pathlib import Path
 
+from bitnet_np.base.errors import Error
 from bitnet_np.cli.progress import bar
-from bitnet_np.errors import Error
-from bitnet_np.testing_released import ARCHITECTURES, FOUR_CODES, SHAPES, TINY, released, write_released
+from bitnet_np.testing.released import ARCHITECTURES, FOUR_CODES, SHAPES, TINY, released, write_released
 
 __all__ = ["FOUR_CODES", "main"]
 

@@ -23,17 +23,18 @@ from judging.rotations import rotation_faults
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, embedded, forward
-from bitnet_np.cache import KVCache
+from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, forward
 from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
-from bitnet_np.dialects import DIALECTS
-from bitnet_np.families import ARCHITECTURES
+from bitnet_np.engine.cache import KVCache
+from bitnet_np.engine.dialects import DIALECTS
+from bitnet_np.files import embedded
 from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN
 from bitnet_np.judge.precision import FLOAT32, Precision
 from bitnet_np.judge.report import Report
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.testing import random_model
+from bitnet_np.model.families import ARCHITECTURES
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key, Trace
 
 # --- honest runs ----------------------------------------------------------------------------------------------------------------------

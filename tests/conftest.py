@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-sys.path.insert(0, str(TESTS))
+sys.path[:0] = [str(TESTS), str(TESTS / "support")]
 sys.path.append(str(TESTS.parent))  # at the end: an installed package is tested as installed
 
 # These settings are read when Numba and its thread pool are loaded.

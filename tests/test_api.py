@@ -5,7 +5,8 @@ import inspect
 import numpy as np
 
 import bitnet_np
-from bitnet_np import EXACT, Sampling, masks
+from bitnet_np import EXACT, Sampling
+from bitnet_np.engine import masks
 from bitnet_np.kernels import cpu
 
 MEANT = {

@@ -5,13 +5,13 @@ import pytest
 from wrong_arguments import NO_INTEGERS
 
 import bitnet_np as bn
-from bitnet_np import masks
-from bitnet_np.errors import CapacityError, Error, OptionError, ShapeError, TokenRangeError
+from bitnet_np.base.errors import CapacityError, Error, OptionError, ShapeError, TokenRangeError
+from bitnet_np.engine import masks
 from bitnet_np.files.gguf_writer import write_model
+from bitnet_np.generation.nll import token_nll
 from bitnet_np.judge.compare_dumps import compare_traces
 from bitnet_np.judge.dump import check_trace
-from bitnet_np.nll import token_nll
-from bitnet_np.testing import random_model
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Trace
 from bitnet_np.traces.record import Recorder

@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from models import as_table, assert_same_bits, family_shapes, normal, padded, random_model, random_tokens, seeds
 
 import bitnet_np as bn
-from bitnet_np import contract, masks, packing
-from bitnet_np.backend import OPERATIONS
+from bitnet_np import contract
+from bitnet_np.base.errors import CapacityError, NonFiniteError
+from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES, Q4_K, Q8_0
 from bitnet_np.contract import blocks, numbers
-from bitnet_np.dialects import BITNET_CPP, EXACT, LLAMA_CPP
-from bitnet_np.errors import CapacityError, NonFiniteError
+from bitnet_np.engine import masks
+from bitnet_np.engine.backend import OPERATIONS
+from bitnet_np.engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP
 from bitnet_np.kernels import activations, cpu, scalar
-from bitnet_np.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES, Q4_K, Q8_0
-from bitnet_np.testing import random_table
+from bitnet_np.model import packing
+from bitnet_np.testing.models import random_table
 
 f32 = np.float32
 

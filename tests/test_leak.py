@@ -12,14 +12,15 @@ import resident
 from command_line import TINY
 from models import random_model, random_tokens
 
-from bitnet_np import Metrics, masks
-from bitnet_np.batch import Request, generate_batch
-from bitnet_np.cache import KVCache
+from bitnet_np import Metrics
+from bitnet_np.engine import masks
+from bitnet_np.engine.cache import KVCache
+from bitnet_np.engine.forward_pass import forward, forward_full
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward, forward_full
-from bitnet_np.generate import stream
+from bitnet_np.generation.batch import Request, generate_batch
+from bitnet_np.generation.generate import stream
+from bitnet_np.generation.sampling import Sampling
 from bitnet_np.kernels import workspace
-from bitnet_np.sampling import Sampling
 
 MODEL = random_model(0, width=64, ffn=96, vocab=64, context=4096)
 RING = random_model(0, width=20, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, context=4096, window=70)

@@ -6,10 +6,11 @@ Neither was written here. The extra `dev` has both; the tests are skipped withou
 import numpy as np
 import pytest
 
-from bitnet_np import masks, spec
+from bitnet_np import spec
+from bitnet_np.engine import masks
+from bitnet_np.engine.masks import Pattern
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.masks import attend_masked
-from bitnet_np.masks import Pattern
 
 onnx = pytest.importorskip("onnx")
 onnx_helper = pytest.importorskip("onnx.helper")

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from command_line import HOT, ROOT, TINY, TOKENS, needs_text, save_array, sha256, with_commas
 
-from bitnet_np.backend import Wrapped
-from bitnet_np.cache import KVCache
 from bitnet_np.cli import progress
 from bitnet_np.cli.main import main
+from bitnet_np.engine.backend import Wrapped
+from bitnet_np.engine.cache import KVCache
+from bitnet_np.engine.forward_pass import forward_full, prefill
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full, prefill
 from bitnet_np.kernels import cpu
 
 PROGRAM = """

@@ -76,9 +76,9 @@ def test_a_failure_shows_the_operation_and_the_cause_and_no_arrays(run):
             points[name if layer is None else f"{name}-{layer}"] = array.reshape(len(TOKENS), -1).copy()
         def edit(name, layer, array):
             return np.maximum(array, 0) if name == "ffn_out" and layer == 1 else array
-        from bitnet_np.network import Runtime
-        from bitnet_np.forward_pass import run_whole
-        from bitnet_np.tokens import check_tokens
+        from bitnet_np.engine.network import Runtime
+        from bitnet_np.engine.forward_pass import run_whole
+        from bitnet_np.engine.tokens import check_tokens
         model = oracle.model(MODEL)
         run_whole(Runtime(model, edit=edit).checked(), check_tokens(model.config, [TOKENS]), record)
         oracle.assert_engine(model, TOKENS, {k: v for k, v in points.items() if not k.partition("-")[0].endswith(("_codes", "_scale"))})
@@ -156,10 +156,10 @@ def test_the_entry_point_is_the_module():
 
 def test_coverage_of_single_modules_is_measured(tmp_path):
     """pytest-cov imports the package to find a module of it, and the tests import it again: NumPy must not be loaded twice."""
-    options = ["--cov=bitnet_np.traces", "--cov=bitnet_np.masks", "--collect-only", "-q", "-n", "0", "tests/test_errors.py"]
+    options = ["--cov=bitnet_np.traces", "--cov=bitnet_np.masks", "--collect-only", "-q", "-n", "0", "tests/base/test_errors.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COVERAGE_FILE": str(tmp_path / "coverage")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "bitnet_np/masks.py" in done.stdout.replace("\\", "/")
+    assert "bitnet_np/engine/masks.py" in done.stdout.replace("\\", "/")

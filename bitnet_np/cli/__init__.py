@@ -1,8 +1,11 @@
 """The command line: `bitnet-np COMMAND`.
 
 main.py         parses arguments, runs a command, turns errors into exit codes
-NAME.py         one file for each command: SUMMARY, add_arguments(parser), run(arguments) -> exit code
-generate_many   `generate --prompts-file`
+
+A file for each command has SUMMARY, add_arguments(parser) and run(arguments) -> exit code: check.py, compare.py, convert.py, generate.py,
+grad.py, inspect.py, logits.py, mask.py, nll.py, selftest.py, sweep.py, trace.py. Parts of commands: check_server.py for `check --endpoint`,
+generate_many.py for `generate --prompts-file`, speculating.py for `generate --draft`, cluster.py for what runs on a cluster.
+
 arguments.py    arguments that several commands share
 inputs.py       the model file of a command, and token ids from the command line and from files
 printing.py     tables, JSON, text that is safe for a terminal

@@ -7,14 +7,14 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import packing
-from ..dialects import DIALECTS, EXACT, Dialect
-from ..dispatch import Device
-from ..errors import OptionError
+from ..base.errors import OptionError
+from ..base.whole_file import whole_file
+from ..engine.dialects import DIALECTS, EXACT, Dialect
 from ..files.overrides import OVERRIDABLE
+from ..gpu.dispatch import Device
 from ..judge.precision import CACHES, PROFILES, Precision, Profile
+from ..model import packing
 from ..traces.formats import FORMATS
-from ..whole_file import whole_file
 
 # --- the model and its tokens ---------------------------------------------------------------------------------------------------------
 

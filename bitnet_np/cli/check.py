@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import embedded, machine, selftest
-from ..dialects import BITNET_CPP, DIALECTS, EXACT
-from ..errors import OptionError, listed
-from ..families import FAMILIES
-from ..forward_pass import compute_logits
+from ..base.errors import OptionError, listed
+from ..base.whole_file import whole_file
+from ..engine import machine
+from ..engine.dialects import BITNET_CPP, DIALECTS, EXACT
+from ..engine.forward_pass import compute_logits
+from ..engine.machine import digest_of
+from ..files import embedded
 from ..judge.detail import Details
 from ..judge.dump import check_logits, check_trace
 from ..judge.findings import closer_summary
@@ -22,9 +24,9 @@ from ..judge.partial import check_partial, check_records
 from ..judge.precision import FLOAT32
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, heat_map, plot, table_rows
 from ..judge.verdict import Verdict
-from ..machine import digest_of
+from ..model.families import FAMILIES
+from ..testing import selftest
 from ..traces.formats import FORMATS, bitnet_rs, detect, eval_callback, npy, raw, read_any
-from ..whole_file import whole_file
 from . import check_server, progress
 from .arguments import add_model_and_tokens, add_model_options, add_profile_arguments, profile_of
 from .inputs import Inputs, opened

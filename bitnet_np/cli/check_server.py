@@ -4,14 +4,14 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..errors import ContextLimitError, OptionError
+from ..base.errors import ContextLimitError, OptionError
+from ..base.validate import integer
 from ..judge.report import Report
 from ..judge.top_logprobs import FEWEST, check_completions
 from ..judge.verdict import Verdict
 from ..servers.client import client_of
 from ..servers.endpoint import server_at
 from ..text.tokenizer import Tokenizer
-from ..validate import integer
 from . import progress
 from .arguments import profile_of
 from .inputs import opened

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ..base.validate import integer
 from ..sweep import cluster
-from ..validate import integer
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser, what: str) -> None:

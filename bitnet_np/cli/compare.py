@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError
+from ..base.errors import OptionError
 from ..judge import receipt
 from ..judge.compare_dumps import compare_traces
 from ..judge.graph import LOGITS

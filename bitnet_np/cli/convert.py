@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OptionError
+from ..base.errors import OptionError
+from ..engine.forward_pass import forward_full
 from ..files.convert import HEADS, TYPES, convert, is_permuted
 from ..files.load import load, model_from, open_model
-from ..forward_pass import forward_full
 from ..judge.logits import judge
-from ..model import Model
+from ..model.records import Model
 from . import progress
 from .arguments import add_load_arguments, add_model_argument, check_out
 from .printing import print_json

@@ -10,12 +10,12 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import embedded
-from ..errors import OptionError, ShapeError
-from ..generate import HeadChoice, stream
-from ..sampling import Sampling
+from ..base.errors import OptionError, ShapeError
+from ..files import embedded
+from ..generation.generate import HeadChoice, stream
+from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
-from ..token_files import parse_numbers
+from ..traces.token_files import parse_numbers
 from . import generate_many as batch_command
 from .arguments import add_computing_arguments, add_model_and_tokens, dialect_of
 from .inputs import Inputs, opened, token_ids

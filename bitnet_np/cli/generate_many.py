@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..batch import Completion, Request, generate_batch
-from ..errors import EmptyInputError, Error, OptionError, shown
-from ..generate import certified_for, check_prompt
-from ..sampling import Sampling
+from ..base.errors import EmptyInputError, Error, OptionError, shown
+from ..generation.batch import Completion, Request, generate_batch
+from ..generation.generate import certified_for, check_prompt
+from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
 from . import progress
 from .arguments import dialect_of

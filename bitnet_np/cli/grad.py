@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import UnsupportedError
+from ..base.errors import UnsupportedError
 from ..traces.formats import writer
 from ..traces.points import LOSS, Key, gradient_key
 from ..training.gradients import loss_and_gradients, parameters_of

@@ -9,17 +9,17 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..backend import Backend
-from ..contents import constant_matrices
-from ..errors import OptionError
+from ..base.errors import OptionError
+from ..engine.backend import Backend
 from ..files.load import model_from, open_model
 from ..files.overrides import BEYOND, OVERRIDABLE, without_ignored
 from ..files.source import Source
 from ..gpu.device import device_of, place
 from ..kernels import cpu
-from ..model import Model
+from ..model.contents import constant_matrices
+from ..model.records import Model
 from ..text.tokenizer import Tokenizer, tokenizer_from
-from ..token_files import array_of_ids, check_ids, parse_numbers, read_token_ids
+from ..traces.token_files import array_of_ids, check_ids, parse_numbers, read_token_ids
 from . import progress
 
 

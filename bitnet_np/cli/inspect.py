@@ -6,12 +6,12 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from ..contents import constant_matrices, kinds_of_matrices
-from ..errors import Error, NonFiniteError, shown
+from ..base.errors import Error, NonFiniteError, shown
+from ..engine.forward_pass import forward_full
 from ..files.load import model_from, open_model
 from ..files.source import Source
-from ..forward_pass import forward_full
-from ..model import Model
+from ..model.contents import constant_matrices, kinds_of_matrices
+from ..model.records import Model
 from ..traces.points import POOLED, meaning
 from . import progress
 from .arguments import add_model_argument

@@ -8,9 +8,9 @@ from typing import cast, get_args
 
 import numpy as np
 
-from ..errors import OptionError, shown
-from ..forward_pass import PARALLEL_THRESHOLD, Mode, compute_logits, path_of
-from ..selftest import digest
+from ..base.errors import OptionError, shown
+from ..engine.forward_pass import PARALLEL_THRESHOLD, Mode, compute_logits, path_of
+from ..testing.selftest import digest
 from .arguments import add_computing_arguments, add_model_and_tokens, check_out, dialect_of, save_npy
 from .inputs import opened
 from .printing import print_json, table

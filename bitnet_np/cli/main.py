@@ -13,10 +13,10 @@ from typing import Protocol
 import numba
 
 from .. import __version__
-from ..dispatch import choose
-from ..errors import Error, OptionError
-from ..metrics import Metrics
-from ..whole_file import whole_file
+from ..base.errors import Error, OptionError
+from ..base.whole_file import whole_file
+from ..engine.metrics import Metrics
+from ..gpu.dispatch import choose
 from . import check, compare, convert, generate, grad, inspect, logits, mask, nll, progress, selftest, sweep, trace
 from .arguments import check_out
 from .printing import printable, table

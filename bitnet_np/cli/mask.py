@@ -4,8 +4,8 @@ import argparse
 import json
 from typing import get_args
 
-from .. import masks
-from ..errors import OptionError
+from ..base.errors import OptionError
+from ..engine import masks
 
 SUMMARY = "Print a small attention mask."
 LARGEST = 128  # queries and keys that are printed

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import OptionError
-from ..machine import digest_of
-from ..nll import token_nll
-from ..selftest import digest
+from ..base.errors import OptionError
+from ..engine.machine import digest_of
+from ..generation.nll import token_nll
 from ..sweep.cluster import cluster_nll
 from ..sweep.process import ModelFile
+from ..testing.selftest import digest
 from . import progress
 from .arguments import add_computing_arguments, add_model_and_tokens, check_out, dialect_of, save_npy
 from .cluster import add_cluster_arguments, connected

@@ -8,7 +8,7 @@ from typing import Any
 
 from numba.core import event
 
-from ..progress import Progress
+from ..base.progress import Progress
 
 _CLEAR = "\r\033[K"
 INTERVAL = 10.0

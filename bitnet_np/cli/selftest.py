@@ -10,11 +10,12 @@ from typing import Any
 import numba
 import numpy as np
 
-from .. import contract, fixtures, selftest
+from .. import contract
+from ..base.whole_file import whole_file
 from ..kernels.cache import cache_check, cache_folder, disk_cache
 from ..kernels.fast import amx
 from ..kernels.processor import cpu_features, instruction_path
-from ..whole_file import whole_file
+from ..testing import fixtures, selftest
 from . import progress
 from .arguments import add_threads_argument
 from .printing import print_json, table

@@ -5,10 +5,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError
+from ..base.errors import OptionError
 from ..files.load import model_from, open_model
-from ..model import Model
-from ..speculation import DraftModel, Speculation
+from ..generation.speculation import DraftModel, Speculation
+from ..model.records import Model
 from . import progress
 from .inputs import Inputs
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import OptionError, ShapeError
+from ..base.errors import OptionError, ShapeError
 from ..traces.formats import writer
 from ..traces.record import record_trace
 from .arguments import add_computing_arguments, add_format_argument, add_model_and_tokens, dialect_of

@@ -20,7 +20,8 @@ THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and 
 * An all-zero row quantises to zeros. A row with NaN or infinity in it quantises to zeros with scale NaN, so that the NaN reaches the
   logits instead of vanishing. The sign and the payload of a NaN are open.
 
-Arrays are NumPy's and float32 if their type is not given; backend.py explains the operations, model.py the letters of shapes.
+numbers.py has fused multiply-adds, lanes, exponentials and angles, blocks.py the products with ggml's block types. Arrays are NumPy's and
+float32 if their type is not given; engine/backend.py explains the operations, model/records.py the letters of shapes.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +30,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..errors import CapacityError, NonFiniteError
-from ..tensor_types import TensorType
+from ..base.errors import CapacityError, NonFiniteError
+from ..base.tensor_types import TensorType
 from .blocks import Bytes, product_as_llama_cpp, weights
 from .numbers import GELU_CUBIC, GELU_LINEAR, WIDE_LANES, Floats, cos_sin, dot, exp, f32, fma, lane_sum, normal_cdf, tanh
 

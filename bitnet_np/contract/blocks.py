@@ -8,8 +8,8 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
+from ..base.tensor_types import GRID_TYPES, NVFP4, TensorType
 from ..kernels.block_formats import FORMATS, RUN, Bits, Digit, Factor, Flags, Format, Integers
-from ..tensor_types import GRID_TYPES, NVFP4, TensorType
 from .numbers import Floats, dot, f32, fma
 
 Bytes = NDArray[np.uint8]

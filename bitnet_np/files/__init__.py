@@ -8,5 +8,6 @@ gguf_names.py      the names of GGUF keys and tensors       hf_model_types.py  t
 gguf_file.py       the GGUF format                          hf_folder.py       the folder's files; safetensors_file.py: their format
 tensors.py         the tensors of a file, each taken once and checked
 overrides.py       settings to have instead of a file's
+gguf_parts.py      a model in several GGUF files            embedded.py       the models and recordings of the package
 gguf_writer.py     a Model -> a GGUF file                   convert.py         a loaded model -> a GGUF file of given types
 """

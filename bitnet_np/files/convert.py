@@ -16,12 +16,12 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import packing, widen
-from ..errors import NonFiniteError, UnsupportedError
-from ..families import FAMILIES
+from ..base.errors import NonFiniteError, UnsupportedError
+from ..base.tensor_types import BF16, F16, F32, I2_S, TERNARY_TYPES, TQ1_0, TQ2_0, TensorType
 from ..kernels.activations import bfloat16_bits
-from ..model import Blocks, Config, Model, Table, Ternary, Weights
-from ..tensor_types import BF16, F16, F32, I2_S, TERNARY_TYPES, TQ1_0, TQ2_0, TensorType
+from ..model import packing, widen
+from ..model.families import FAMILIES
+from ..model.records import Blocks, Config, Model, Table, Ternary, Weights
 from .gguf_writer import Stored, check_rows, stored, write_model
 from .load import load
 from .source import Source

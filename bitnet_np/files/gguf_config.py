@@ -9,10 +9,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from ..errors import FileFormatError, UnsupportedError, shown
-from ..families import ARCHITECTURES, FAMILIES, implied, windowed_layers
-from ..model import Config, Pooling, Yarn, window_fields
-from ..rope import yarn_magnitude
+from ..base.errors import FileFormatError, UnsupportedError, shown
+from ..model.families import ARCHITECTURES, FAMILIES, implied, windowed_layers
+from ..model.records import Config, Pooling, Yarn, window_fields
+from ..model.rope import yarn_magnitude
 from .gguf_file import GGUFFile
 from .gguf_names import KEYS, LONGROPE, NEUTRAL, REQUIRED, YARN, keys_of
 from .overrides import how_to_ignore

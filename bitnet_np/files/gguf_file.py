@@ -23,9 +23,9 @@ from typing import TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 
-from ..errors import FileFormatError, UnsupportedError, shown
-from ..tensor_types import BY_NUMBER, OR_TL2, REFUSED, SHARED_NUMBERS, TensorType
-from ..validate import check_file, path_of
+from ..base.errors import FileFormatError, UnsupportedError, shown
+from ..base.tensor_types import BY_NUMBER, OR_TL2, REFUSED, SHARED_NUMBERS, TensorType
+from ..base.validate import check_file, path_of
 from .tensors import Tensor
 
 _UINT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 7, 8, 9, 10

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..families import Family
-from ..model import Config
+from ..model.families import Family
+from ..model.records import Config
 
 
 class Key(NamedTuple):

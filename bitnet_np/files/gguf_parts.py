@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from ..errors import FileFormatError, UnsupportedError
+from ..base.errors import FileFormatError, UnsupportedError
 from .gguf_file import GGUFFile, open_gguf
 from .tensors import Tensor
 

@@ -7,13 +7,13 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import packing, ternarize
-from ..errors import FileFormatError, NonFiniteError, ShapeError
-from ..families import FAMILIES
+from ..base.errors import FileFormatError, NonFiniteError, ShapeError
+from ..base.tensor_types import ALL_BLOCK_TYPES, I2_S, TERNARY_TYPES
 from ..kernels import blocks as block_kernels
 from ..kernels import cpu
-from ..model import Blocks, Config, Expert, Linear, LongRope, Table, Ternary, Weights
-from ..tensor_types import ALL_BLOCK_TYPES, I2_S, TERNARY_TYPES
+from ..model import packing, ternarize
+from ..model.families import FAMILIES
+from ..model.records import Blocks, Config, Expert, Linear, LongRope, Table, Ternary, Weights
 from .gguf_config import has_longrope, read_config
 from .gguf_file import GGUFFile
 from .gguf_names import FACTORS, INNER_NORM, KEYS, LONGROPE, matrix_name, tensor_name

@@ -13,14 +13,14 @@ import numpy as np
 from gguf import GGUFValueType, GGUFWriter
 from numpy.typing import NDArray
 
-from .. import packing
-from ..errors import UnsupportedError
-from ..families import FAMILIES, FUSED, implied, windowed_layers
-from ..model import Blocks, Config, Expert, Layer, Linear, Model, Pooling, Ternary, Weights
-from ..model_check import check_model
-from ..rope import yarn_magnitude
-from ..tensor_types import BF16, F16, F32, I2_S, Q1_0, Q2_0, TQ1_0, TQ2_0, TensorType
-from ..whole_file import whole_file
+from ..base.errors import UnsupportedError
+from ..base.tensor_types import BF16, F16, F32, I2_S, Q1_0, Q2_0, TQ1_0, TQ2_0, TensorType
+from ..base.whole_file import whole_file
+from ..model import packing
+from ..model.checks import check_model
+from ..model.families import FAMILIES, FUSED, implied, windowed_layers
+from ..model.records import Blocks, Config, Expert, Layer, Linear, Model, Pooling, Ternary, Weights
+from ..model.rope import yarn_magnitude
 from .gguf_names import EPSILON, FACTORS, INNER_NORM, KEYS, LONGROPE, matrix_name, tensor_name
 
 FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40, Q1_0: 40, Q2_0: 41}

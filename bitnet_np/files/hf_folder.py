@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FileFormatError, shown
-from ..tensor_types import BF16, F16, F32, F64, TensorType
-from ..validate import path_of, text_of
+from ..base.errors import FileFormatError, shown
+from ..base.tensor_types import BF16, F16, F32, F64, TensorType
+from ..base.validate import path_of, text_of
 from .safetensors_file import DTYPES, open_safetensors, strict_json
 from .tensors import Tensor
 

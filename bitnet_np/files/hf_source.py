@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import rope, ternarize, widen
-from ..errors import FileFormatError, NonFiniteError, UnsupportedError
+from ..base.errors import FileFormatError, NonFiniteError, UnsupportedError
 from ..kernels import cpu
 from ..kernels import packing as kernels
-from ..model import Config, Expert, Linear, Ternary, Weights, frozen
+from ..model import rope, ternarize, widen
+from ..model.records import Config, Expert, Linear, Ternary, Weights, frozen
 from ..text.hf_tokenizer import tokenizer_metadata
 from .hf_config import Recipe, read_recipe
 from .hf_folder import TYPES, Folder, read_json, read_text

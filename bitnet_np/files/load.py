@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .. import packing
-from ..errors import OptionError, UnsupportedError
-from ..families import FAMILIES, GATE_UP, QKV, layer_matrices, layer_shapes
-from ..model import Config, Expert, Layer, Model, frozen, shapes_of
-from ..rope import local_frequencies, model_frequencies, scaling_factors
-from ..validate import path_of
+from ..base.errors import OptionError, UnsupportedError
+from ..base.validate import path_of
+from ..model import packing
+from ..model.families import FAMILIES, GATE_UP, QKV, layer_matrices, layer_shapes
+from ..model.records import Config, Expert, Layer, Model, frozen, shapes_of
+from ..model.rope import local_frequencies, model_frequencies, scaling_factors
 from .gguf_parts import open_parts
 from .gguf_source import GGUFSource
 from .hf_folder import open_folder

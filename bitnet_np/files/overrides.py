@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import Error, OptionError, shown
-from ..model import LONGEST_CONTEXT, Model
-from ..rope import local_frequencies, model_frequencies, scaling_factors
+from ..base.errors import Error, OptionError, shown
+from ..model.records import LONGEST_CONTEXT, Model
+from ..model.rope import local_frequencies, model_frequencies, scaling_factors
 from .source import Source
 
 OVERRIDABLE: dict[str, type] = {

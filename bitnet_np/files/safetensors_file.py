@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import FileFormatError, shown
+from ..base.errors import FileFormatError, shown
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model import Config, Expert, Linear, Table
+from ..model.records import Config, Expert, Linear, Table
 from .tensors import Tensor
 
 Shapes = Mapping[str, tuple[int, ...]]

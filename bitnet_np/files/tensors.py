@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import widen
-from ..errors import FileFormatError, NonFiniteError, UnsupportedError
+from ..base.errors import FileFormatError, NonFiniteError, UnsupportedError
+from ..base.mapped import release_pages
+from ..base.tensor_types import BF16, F16, F32, F64, TensorType
 from ..kernels import cpu
-from ..mapped import release_pages
-from ..tensor_types import BF16, F16, F32, F64, TensorType
+from ..model import widen
 
 FLOATS: dict[TensorType, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.dtype("<u2"), F64: np.dtype("<f8")}
 """The types of plain floats, and how NumPy sees them: bfloat16 as its bits."""

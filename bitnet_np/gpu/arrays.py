@@ -16,7 +16,7 @@ from numba.cuda.cudadrv.devicearray import DeviceNDArray
 from numba.cuda.cudadrv.driver import CudaAPIError, MemoryPointer
 from numpy.typing import DTypeLike
 
-from ..errors import CapacityError
+from ..base.errors import CapacityError
 
 DeviceArray = Any  # Numba's DeviceNDArray; the records of a model type their arrays as NumPy's
 

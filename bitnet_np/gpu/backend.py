@@ -12,15 +12,15 @@ import numpy as np
 from numba import cuda
 from numpy.typing import DTypeLike, NDArray
 
-from ..cache import KVCache
-from ..errors import ShapeError, UnsupportedError
+from ..base.errors import ShapeError, UnsupportedError
+from ..base.tensor_types import TensorType
+from ..engine.cache import KVCache
 from ..kernels import cpu
 from ..kernels.attention import chunks_touched, scale_and_cap
 from ..kernels.cuda import attention, floats, ternary
 from ..kernels.cuda import rows as row_kernels
 from ..kernels.scalar import CHUNK
-from ..model import Model, Ternary
-from ..tensor_types import TensorType
+from ..model.records import Model, Ternary
 from .arrays import Arena, Codes, DeviceArray, DeviceTable, allocated, array_in
 from .decoder import GraphDecoder
 from .device import NO_EXPERTS

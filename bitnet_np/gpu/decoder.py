@@ -14,12 +14,12 @@ from cuda.bindings import driver
 from numba import cuda
 from numpy.typing import NDArray
 
-from ..cache import KVCache
-from ..dialects import EXACT
+from ..engine.cache import KVCache
+from ..engine.dialects import EXACT
+from ..engine.network import Floats, Rotations, Runtime, check_finite, rotation_tables, run_layers
+from ..engine.tokens import Rows, Tokens
 from ..kernels import cpu
-from ..model import Model
-from ..network import Floats, Rotations, Runtime, check_finite, rotation_tables, run_layers
-from ..tokens import Rows, Tokens
+from ..model.records import Model
 from .arrays import Arena
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import widen
-from ..backend import Backend
-from ..errors import CapacityError, OptionError, UnsupportedError
-from ..model import Blocks, Layer, Linear, Model, Ternary
-from ..model_check import check_model
-from ..tensor_types import TERNARY_TYPES
+from ..base.errors import CapacityError, OptionError, UnsupportedError
+from ..base.tensor_types import TERNARY_TYPES
+from ..engine.backend import Backend
+from ..model import widen
+from ..model.checks import check_model
+from ..model.records import Blocks, Layer, Linear, Model, Ternary
 from .storage import DeviceStorage
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..backend import Array
-from ..errors import CapacityError
+from ..base.errors import CapacityError
+from ..engine.backend import Array
 from ..kernels.storage import nbytes_of
 
 if TYPE_CHECKING:

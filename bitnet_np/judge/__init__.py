@@ -13,7 +13,8 @@ findings.py     verdicts on tensors, and all of them          report.py         
 html.py         the report as one HTML file                   detail.py          worst numbers and errors by position, on request
 check.py        `bitnet_np.check`: arrays of any library      top_logprobs.py    log-probabilities of a running server
 partial.py      tensors of which a part is known, or the RMS  receipt.py         BitNet-rs's parity receipts
+scores.py          attention scores of a dump, by position
 
 spec.py is the law for whole models, operations.py the law for one operation on given inputs. The judge shares no arithmetic with the
-kernels and dialects that it may have to judge; tests/judge/test_operations.py and test_roundings.py tie them together.
+kernels and dialects that it may have to judge; tests/judge/ ties them together.
 """

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import listed
+from ..base.errors import listed
 from ..traces.points import Key
 from .logits import DIFFERENT, Reach, limits, shape_hint
 from .operations import Expected, U

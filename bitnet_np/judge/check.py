@@ -9,18 +9,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..dialects import DIALECTS, EXACT, Dialect
-from ..errors import OptionError, ShapeError, TokenRangeError, shown
-from ..model import Config, Model
-from ..network import Runtime
-from ..progress import Bars, no_bars
-from ..tokens import Tokens, check_tokens
+from ..base.errors import OptionError, ShapeError, TokenRangeError, shown
+from ..base.progress import Bars, no_bars
+from ..base.validate import instance, integers
+from ..engine.dialects import DIALECTS, EXACT, Dialect
+from ..engine.network import Runtime
+from ..engine.tokens import Tokens, check_tokens
+from ..model.records import Config, Model
 from ..traces.arrays import as_numpy
 from ..traces.formats import read_any
 from ..traces.formats.arrays import Header, collect
 from ..traces.formats.labels import direct
 from ..traces.points import Trace
-from ..validate import instance, integers
 from .detail import Details
 from .dump import judge_batch, judge_dump
 from .graph import LOGITS

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import listed
+from ..base.errors import listed
+from ..base.validate import instance
 from ..traces.points import Key, Trace
-from ..validate import instance
 from .bounds import ROUNDING_ACROSS, close, invalid_tensor, statistics
 from .detail import Details
 from .logits import FLIPS_LIMIT, same_bits

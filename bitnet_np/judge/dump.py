@@ -7,15 +7,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..dialects import EXACT, Dialect
-from ..errors import TokenRangeError, listed
-from ..forward_pass import run_whole
-from ..model import Model
-from ..network import Runtime
-from ..progress import Bars, no_bars
-from ..tokens import Tokens, check_tokens
+from ..base.errors import TokenRangeError, listed
+from ..base.progress import Bars, no_bars
+from ..base.validate import instance, integers
+from ..engine.dialects import EXACT, Dialect
+from ..engine.forward_pass import run_whole
+from ..engine.network import Runtime
+from ..engine.tokens import Tokens, check_tokens
+from ..model.records import Model
 from ..traces.points import Key, Trace
-from ..validate import instance, integers
 from .detail import Details
 from .engine import judge_logits
 from .graph import LOGITS

@@ -22,9 +22,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import ContextLimitError, NonFiniteError, listed
-from ..families import MATRICES
-from ..progress import Progress, silent
+from ..base.errors import ContextLimitError, NonFiniteError, listed
+from ..base.progress import Progress, silent
+from ..model.families import MATRICES
 from ..traces.points import Key
 from .detail import Details
 from .graph import Operation, operations

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model import Config, Model, with_rope_of
+from ..model.records import Config, Model, with_rope_of
 from ..traces.points import SLOTS, TOP_EXPERTS, Key
 from .operations import pair_slices
 

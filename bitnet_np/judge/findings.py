@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..errors import shortened
+from ..base.errors import shortened
 from ..traces.points import GRADIENTS, LAYER_NAMES, Key
 from .logits import Judgement
 from .mistakes.mistake import Cause

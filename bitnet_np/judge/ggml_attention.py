@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import cache_types, spec
-from ..model import Model
+from .. import spec
+from ..engine import cache_types
+from ..model.records import Model
 from . import operations as op
 from .mistakes.mistake import Cause
 

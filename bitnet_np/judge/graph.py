@@ -6,8 +6,8 @@ from functools import partial
 
 from numpy.typing import NDArray
 
-from ..dialects import Dialect
-from ..model import Config, Layer, Linear, Model, with_rope_of
+from ..engine.dialects import Dialect
+from ..model.records import Config, Layer, Linear, Model, with_rope_of
 from ..traces import points
 from ..traces.points import FIELDS, Key
 from . import narrow

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dialects import DIALECTS, Dialect
-from ..model import Blocks, Model, Ternary
+from ..engine.dialects import DIALECTS, Dialect
+from ..model.records import Blocks, Model, Ternary
 from .graph import FIELDS, LOGITS
 from .logits import Reach, position_nmse, position_scale
 from .narrow import rounded, type_of

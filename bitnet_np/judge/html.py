@@ -14,7 +14,7 @@ from importlib.resources import files
 from math import isfinite, log10
 from typing import Any
 
-from ..errors import listed
+from ..base.errors import listed
 from ..traces.points import GRADIENTS, LOSS, MODEL_GRADIENTS, Key, meaning
 from .detail import BINS, Detail, Details
 from .findings import SYMBOLS, Findings, OperationVerdict, causes, closer_summary

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import shortened
+from ..base.errors import shortened
 from .detail import Details
 from .verdict import Verdict
 

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import spec
-from ..dialects import Dialect
-from ..model import Blocks, Linear, Model, Table, Ternary
+from ..engine.dialects import Dialect
+from ..model.records import Blocks, Linear, Model, Table, Ternary
 from . import operations as op
 from .operations import Expected
 from .precision import FLOAT32, ROUNDOFF, Precision

@@ -28,10 +28,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import packing, spec, widen
-from ..dialects import EXACT, Dialect
-from ..model import Blocks, Config, Linear, Model, Pooling, Table, Ternary
-from ..tensor_types import TERNARY_TYPES
+from .. import spec
+from ..base.tensor_types import TERNARY_TYPES
+from ..engine.dialects import EXACT, Dialect
+from ..model import packing, widen
+from ..model.records import Blocks, Config, Linear, Model, Pooling, Table, Ternary
 from . import roundings
 from .roundings import to_float16
 

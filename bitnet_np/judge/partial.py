@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dialects import EXACT, Dialect
-from ..errors import TokenRangeError
-from ..model import Model
-from ..network import Runtime
-from ..tokens import check_tokens
+from ..base.errors import TokenRangeError
+from ..base.validate import instance, integers
+from ..engine.dialects import EXACT, Dialect
+from ..engine.network import Runtime
+from ..engine.tokens import check_tokens
+from ..model.records import Model
 from ..traces.formats.bitnet_rs import Fingerprint, hash_of
 from ..traces.formats.eval_callback import PRINTED, PRINTED_SUM, PartialTensor, PartialTrace
 from ..traces.points import SCORES, Key
-from ..validate import instance, integers
 from .bounds import ROUNDING_ACROSS, TINY
 from .graph import operations
 from .honest_engines import FLOOR, roundings

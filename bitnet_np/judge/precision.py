@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import cache_types
-from ..dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
-from ..errors import OptionError
+from ..base.errors import OptionError
+from ..engine import cache_types
+from ..engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 
 DIGITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 """Significant bits of each float type."""

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import EmptyInputError, FileFormatError, ShapeError, shown
+from ..base.errors import EmptyInputError, FileFormatError, ShapeError, shown
+from ..base.validate import text_of
+from ..base.whole_file import whole_file
 from ..files.safetensors_file import strict_json
-from ..validate import text_of
-from ..whole_file import whole_file
 from .logits import kl_divergence
 
 TOP = 5

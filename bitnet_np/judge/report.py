@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OptionError, shortened
-from ..extras import extra
+from ..base.errors import OptionError, shortened
+from ..base.extras import extra
+from ..base.whole_file import whole_file
 from ..traces.points import Key
-from ..whole_file import whole_file
 from .detail import Detail, Details
 from .findings import SYMBOLS, Findings, OperationVerdict
 from .html import fragment, page

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import spec
-from ..dialects import Dialect
+from ..base.tensor_types import Q4_1, Q5_1
+from ..engine.dialects import Dialect
 from ..kernels.block_formats import FORMATS
-from ..model import Blocks, Model, Table
-from ..tensor_types import Q4_1, Q5_1
+from ..model.records import Blocks, Model, Table
 
 Array = NDArray[np.float64]
 Floats = NDArray[np.float32]

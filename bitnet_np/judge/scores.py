@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import spec
-from ..model import Config
+from ..model.records import Config
 from ..traces.points import SCORES, Key
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dialects import EXACT, Dialect
-from ..errors import NonFiniteError
-from ..forward_pass import compute_logits
-from ..model import Model
-from ..progress import Bars, no_bars
+from ..base.errors import NonFiniteError
+from ..base.progress import Bars, no_bars
+from ..engine.dialects import EXACT, Dialect
+from ..engine.forward_pass import compute_logits
+from ..engine.tokens import check_tokens
+from ..model.records import Model
 from ..servers.completions import Completions, TopLogprobs
-from ..tokens import check_tokens
 from .dump import log_softmax
 from .engine import judge_logits
 from .honest_engines import in_precision, other_choices, reach_of, roundings, with_choices

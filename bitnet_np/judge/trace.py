@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_types import BLOCK
-from ..dialects import EXACT, Dialect
-from ..errors import NonFiniteError
-from ..forward_pass import run_whole
-from ..model import Model, with_rope_of
-from ..network import Runtime
-from ..progress import Progress, silent
-from ..tokens import Tokens, check_tokens
+from ..base.errors import NonFiniteError
+from ..base.progress import Progress, silent
+from ..engine.cache_types import BLOCK
+from ..engine.dialects import EXACT, Dialect
+from ..engine.forward_pass import run_whole
+from ..engine.network import Runtime
+from ..engine.tokens import Tokens, check_tokens
+from ..model.records import Model, with_rope_of
 from ..traces.points import SCORES, TOP_EXPERTS, Key, Trace
 from ..traces.record import Recorder
 from .bounds import (

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..backend import Backend, Wrapped
-from ..dialects import Dialect
-from ..families import MATRICES
-from ..forward_pass import run_whole
+from ..engine.backend import Backend, Wrapped
+from ..engine.dialects import Dialect
+from ..engine.forward_pass import run_whole
+from ..engine.network import Edit, Record, Runtime, ignore
+from ..engine.tokens import Tokens
 from ..kernels import cpu
-from ..model import Layer, Linear, Model, Ternary
-from ..network import Edit, Record, Runtime, ignore
-from ..tokens import Tokens
+from ..model.families import MATRICES
+from ..model.records import Layer, Linear, Model, Ternary
 from ..traces.points import Key
 from .graph import EMBEDDING, TOKENS
 

@@ -6,8 +6,8 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from .. import tensor_types
-from ..tensor_types import TensorType
+from ..base import tensor_types
+from ..base.tensor_types import TensorType
 from .fast.simd import float_bits
 from .launching import Floats, launch, parallel, serial
 from .scalar import round_half_even, round_to_half

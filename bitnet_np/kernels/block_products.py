@@ -12,7 +12,7 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from ..tensor_types import TensorType
+from ..base.tensor_types import TensorType
 from . import block_tiles
 from .block_formats import FORMATS, RUN
 from .block_plans import PLANS

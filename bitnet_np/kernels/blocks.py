@@ -10,8 +10,8 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from .. import tensor_types
-from ..tensor_types import GRID_TYPES, TensorType
+from ..base import tensor_types
+from ..base.tensor_types import GRID_TYPES, TensorType
 from . import block_products, float_products, grids
 from .activations import round_as_q8_k
 from .block_formats import FORMATS

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..errors import CapacityError, NonFiniteError
+from ..base.errors import CapacityError, NonFiniteError
 from .workspace import zeros
 
 

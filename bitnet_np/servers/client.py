@@ -13,7 +13,7 @@ from threading import Event, Timer
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import OptionError, ServerError, shown
+from ..base.errors import OptionError, ServerError, shown
 from .fields import of_type, tokens
 
 _PIECE = 1 << 20  # bytes read at a time

@@ -2,7 +2,7 @@
 
 from typing import TypeAlias
 
-from ..errors import ServerError, UnsupportedError
+from ..base.errors import ServerError, UnsupportedError
 from .client import Client, RefusedError
 from .fields import member
 from .llama_server import LlamaServer

@@ -2,7 +2,7 @@
 
 from typing import Any, TypeVar
 
-from ..errors import ServerError, shown
+from ..base.errors import ServerError, shown
 
 T = TypeVar("T")
 

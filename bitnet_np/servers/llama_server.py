@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ServerError
+from ..base.errors import ServerError
 from .client import Client, most_bytes
 from .completions import Completions, TopLogprobs, top_logprobs
 from .fields import listed, member, of_type, prompt_length, token, tokens

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ServerError, UnsupportedError, shown
+from ..base.errors import ServerError, UnsupportedError, shown
 from .client import Client, RefusedError, most_bytes
 from .completions import Completions, TopLogprobs, top_logprobs
 from .fields import listed, logprob, member, of_type, prompt_length, token

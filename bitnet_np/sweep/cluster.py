@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..dialects import Dialect
-from ..errors import ServerError
-from ..extras import extra
+from ..base.errors import ServerError
+from ..base.extras import extra
+from ..base.progress import Progress, silent
+from ..engine.dialects import Dialect
+from ..engine.network import Runtime
+from ..generation.nll import check_windows, window_nll
 from ..kernels.processor import instruction_path
-from ..network import Runtime
-from ..nll import check_windows, window_nll
-from ..progress import Progress, silent
 from .process import DifferentBitsError, ModelFile, check_selftest, model_of
 from .tasks import KILLED, Outcome, Task, perform, tensor_digests
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import Error
+from ..base.errors import Error
 
 _MOST_LOG = 2000  # bytes at the end of what a failed command printed
 

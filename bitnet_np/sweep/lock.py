@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import OptionError
+from ..base.errors import OptionError
 
 if sys.platform == "win32":
     import msvcrt

@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import packing
-from ..dialects import DIALECTS
-from ..errors import Error, FileFormatError, OptionError, listed, shown
+from ..base.errors import Error, FileFormatError, OptionError, listed, shown
+from ..base.validate import integer, integers, number, path_of, text_of
+from ..engine.dialects import DIALECTS
+from ..engine.machine import digest_of
+from ..engine.tokens import check_tokens
 from ..files.load import open_model
 from ..files.source import Source
+from ..generation.nll import check_windows
 from ..judge.precision import PROFILES, Precision
 from ..judge.verdict import Verdict
-from ..machine import digest_of
-from ..model import Config
-from ..nll import check_windows
+from ..model import packing
+from ..model.records import Config
 from ..text.tokenizer import tokenizer_from
-from ..token_files import check_ids, read_token_ids
-from ..tokens import check_tokens
-from ..validate import integer, integers, number, path_of, text_of
+from ..traces.token_files import check_ids, read_token_ids
 from .process import ModelFile
 from .tasks import OPERATIONS, Task, replaced
 

@@ -6,10 +6,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .. import __version__, machine, packing, selftest
-from ..errors import Error, FileFormatError, listed
+from .. import __version__
+from ..base.errors import Error, FileFormatError, listed
+from ..engine import machine
 from ..files.load import load
-from ..model import Model
+from ..model import packing
+from ..model.records import Model
+from ..testing import selftest
 
 
 @dataclass(frozen=True)

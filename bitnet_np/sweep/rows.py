@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import FileFormatError, shown
+from ..base.errors import FileFormatError, shown
 from ..files.safetensors_file import strict_json
 from .tasks import Outcome, Task
 

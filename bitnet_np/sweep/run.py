@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..progress import Progress, silent
+from ..base.progress import Progress, silent
 from . import rows
 from .cluster import Result, results
 from .lock import held

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..whole_file import whole_file
+from ..base.whole_file import whole_file
 from .rows import Row
 from .tasks import OK, WRONG
 

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
-from ..dialects import DIALECTS, Dialect
-from ..forward_pass import compute_logits, forward_full
+from ..engine.dialects import DIALECTS, Dialect
+from ..engine.forward_pass import compute_logits, forward_full
+from ..generation.nll import token_nll
 from ..judge.check import check
 from ..judge.precision import PROFILES, Precision, Profile
 from ..judge.verdict import Verdict
-from ..nll import token_nll
-from ..selftest import digest
+from ..testing.selftest import digest
 from .command import TimeLimitError, run_command
 from .process import ModelFile, check_selftest, model_of, this_machine
 

@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ..errors import UnsupportedError, shown
-from ..extras import extra
+from ..base.errors import UnsupportedError, shown
+from ..base.extras import extra
 from .vocabulary import NORMAL, Keys, Vocabulary
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import FileFormatError, OptionError, UnsupportedError, shown
-from ..extras import extra
+from ..base.errors import FileFormatError, OptionError, UnsupportedError, shown
+from ..base.extras import extra
 from . import template_process
 
 _TEMPLATE_CHARACTERS = 1 << 18  # the longest published chat templates have some ten thousand

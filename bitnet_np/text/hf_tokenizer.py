@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FileFormatError, UnsupportedError, shown
+from ..base.errors import FileFormatError, UnsupportedError, shown
 from .byte_level import DIGITS, GPT2_WORDS, pre_tokenizer_name
 from .spm import SPACE
 from .vocabulary import BYTE, CONTROL, NFC, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, is_byte

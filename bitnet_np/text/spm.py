@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import UnsupportedError, shown
+from ..base.errors import UnsupportedError, shown
 from .vocabulary import NORMAL, UNUSED, USER_DEFINED, Keys, Vocabulary, read_scores
 
 SPACE = "\u2581"

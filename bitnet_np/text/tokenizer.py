@@ -16,8 +16,8 @@ from unicodedata import normalize
 
 import numpy as np
 
-from ..errors import OptionError, TokenRangeError, UnsupportedError, shown
-from ..validate import instance, integer
+from ..base.errors import OptionError, TokenRangeError, UnsupportedError, shown
+from ..base.validate import instance, integer
 from .byte_level import ByteLevelBpe, byte_level_bpe, pre_tokenizer
 from .chat_template import render
 from .spm import SPACE, ScoredPieces, scored_pieces

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import FileFormatError, shown
+from ..base.errors import FileFormatError, shown
 
 T = TypeVar("T")
 

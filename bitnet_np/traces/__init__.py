@@ -3,5 +3,8 @@
 points.py       the table of their names, and the Trace that holds them
 normal_form.py  the one form that their arrays have, whatever file they come from
 record.py       records a forward pass into a file, tensor by tensor
+hooks.py        records models that run in transformers or mlx-lm
+token_files.py  files of token ids
+arrays.py       arrays of any library, as NumPy's
 formats/        the file formats of dumps, ours and other projects'
 """

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ShapeError
+from ..base.errors import ShapeError
 
 
 def as_numpy(name: str, value: Any) -> NDArray:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FileFormatError, shown
-from ..model import Config
+from ..base.errors import FileFormatError, shown
+from ..model.records import Config
 from .points import HEADS, POINT, SCORES, SLOTS, Key
 
 

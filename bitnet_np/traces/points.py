@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import shortened
-from ..families import MATRICES, NORMS
+from ..base.errors import shortened
+from ..model.families import MATRICES, NORMS
 
 TOP_EXPERTS = "ffn_moe_topk"
 """The numbers of each token's experts: integers, as llama.cpp names them."""

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import spec
-from ..backend import Backend
-from ..dialects import EXACT, Dialect
-from ..errors import OptionError, shown
-from ..forward_pass import forward_full
+from ..base.errors import OptionError, shown
+from ..base.validate import integer
+from ..engine.backend import Backend
+from ..engine.dialects import EXACT, Dialect
+from ..engine.forward_pass import forward_full
+from ..engine.tokens import check_tokens
 from ..kernels import cpu
-from ..model import Config, Model
-from ..tokens import check_tokens
-from ..validate import integer
+from ..model.records import Config, Model
 from .formats import writer as writer_for
 from .points import LAYER_NAMES, POOLED, RECORDED, SCORES, Key, Trace
 

@@ -1,4 +1,4 @@
-"""Training: the loss of token ids and its gradients, as spec_grad.py defines them.
+"""Training: the loss of token ids and its gradients, as spec.py of this folder defines them.
 
 gradients.py    loss_and_gradients, for batches, in float32 kernels
 """

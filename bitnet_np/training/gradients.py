@@ -1,8 +1,8 @@
-"""Training's forward and backward pass: loss and gradients of whole batches, in float32 kernels. spec_grad.py says what they are.
+"""Training's forward and backward pass: loss and gradients of whole batches, in float32 kernels. spec.py says what they are.
 
 The forward pass is the model's own: the kernels, and so the bits, that an inference of the quantised model gives. Master weights are
 quantised as loading a Hugging Face folder does (ternarize.py), so that the loss is the exported model's. The backward pass is the straight-
-through estimator of the published recipe (spec_grad.py, "THE CONVENTION").
+through estimator of the published recipe (spec.py, "THE CONVENTION").
 
 Rows are the tokens that predict one, all but each sequence's last, end to end. Every sum over rows is over a sequence first, then over
 sequences in order: so gradients do not depend on how many threads there are, and a batch's are, to the bit, the sum of its sequences'.
@@ -18,17 +18,17 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .. import ternarize, widen
-from ..errors import ContextLimitError, NonFiniteError, OptionError, ShapeError, UnsupportedError
-from ..families import FAMILIES, NORMS, Family, layer_shapes
+from ..base.errors import ContextLimitError, NonFiniteError, OptionError, ShapeError, UnsupportedError
+from ..base.tensor_types import TERNARY_TYPES
+from ..base.validate import instance, number
+from ..engine.network import rotations
+from ..engine.tokens import check_tokens
 from ..kernels import backward, cpu
-from ..model import Blocks, Config, Linear, Model, Ternary
-from ..model_check import check_model, ternary_flaws
-from ..network import rotations
-from ..rope import rope_frequencies, scaling_factors
-from ..tensor_types import TERNARY_TYPES
-from ..tokens import check_tokens
-from ..validate import instance, number
+from ..model import ternarize, widen
+from ..model.checks import check_model, ternary_flaws
+from ..model.families import FAMILIES, NORMS, Family, layer_shapes
+from ..model.records import Blocks, Config, Linear, Model, Ternary
+from ..model.rope import rope_frequencies, scaling_factors
 
 Floats = NDArray[np.float32]
 Gradients = dict[str, Floats]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import bitnet_np
 from bitnet_np import KVCache, Model, forward, forward_full, forward_incremental, stream
-from bitnet_np.dialects import EXACT
+from bitnet_np.engine.dialects import EXACT
 from bitnet_np.kernels import block_tiles
 
 from . import models

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from bitnet_np import Config, Linear, Model, testing_released
-from bitnet_np.errors import OptionError
+from bitnet_np import Config, Linear, Model
+from bitnet_np.base.errors import OptionError
+from bitnet_np.base.tensor_types import TQ2_0
 from bitnet_np.files.convert import convert
 from bitnet_np.files.load import load, open_model
-from bitnet_np.model import Ternary
-from bitnet_np.tensor_types import TQ2_0
-from bitnet_np.testing_released import ARCHITECTURES, released, write_released
+from bitnet_np.model.records import Ternary
+from bitnet_np.testing import released as testing_released
+from bitnet_np.testing.released import ARCHITECTURES, released, write_released
 
 SHAPES = [name for name in testing_released.SHAPES if name != "custom"]
 

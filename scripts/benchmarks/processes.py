@@ -11,7 +11,7 @@ from typing import Any
 
 import bitnet_np
 from bitnet_np import forward_full
-from bitnet_np.selftest import digest
+from bitnet_np.testing.selftest import digest
 
 from .report import Table, figure, spread
 from .rounds import Case, CheckError, Results, Sample, Setup, summary

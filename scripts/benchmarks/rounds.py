@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bitnet_np import Model
-from bitnet_np.dialects import EXACT, Dialect
+from bitnet_np.engine.dialects import EXACT, Dialect
 from bitnet_np.kernels import ternary_tiles
 from bitnet_np.kernels.fast import amx
-from bitnet_np.selftest import digest
+from bitnet_np.testing.selftest import digest
 
 from .peers import Engine
 

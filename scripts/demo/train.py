@@ -27,12 +27,13 @@ from trainer.evaluate import report
 from trainer.settings import DEMO, Settings
 from writer.corpus import document, sequence
 
-from bitnet_np import embedded, load
+from bitnet_np import load
+from bitnet_np.base.errors import Error
 from bitnet_np.cli import progress
-from bitnet_np.errors import Error
+from bitnet_np.files import embedded
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.model import Model
-from bitnet_np.selftest import digest, noise
+from bitnet_np.model.records import Model
+from bitnet_np.testing.selftest import digest, noise
 from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
 from bitnet_np.training.gradients import loss_and_gradients, parameter_shapes
 

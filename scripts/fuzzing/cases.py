@@ -12,8 +12,8 @@ import numpy as np
 from numba.core import event
 
 from bitnet_np import KVCache, forward, forward_full
-from bitnet_np.dialects import DIALECTS
-from bitnet_np.errors import Error
+from bitnet_np.base.errors import Error
+from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.files.gguf_file import StringArray
 from bitnet_np.files.load import model_from, open_model
 from bitnet_np.files.source import Source

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bitnet_np import families
-from bitnet_np.errors import Error
+from bitnet_np.base.errors import Error
+from bitnet_np.base.tensor_types import BY_NUMBER
 from bitnet_np.files.gguf_config import read_config
 from bitnet_np.files.gguf_file import GGUFFile, open_gguf
 from bitnet_np.files.gguf_names import KEYS, NEUTRAL, SIZES
-from bitnet_np.model import Config, Expert, shapes_of
-from bitnet_np.tensor_types import BY_NUMBER
-from bitnet_np.testing_gguf import (
+from bitnet_np.model import families
+from bitnet_np.model.records import Config, Expert, shapes_of
+from bitnet_np.testing.gguf_bytes import (
     BOOL,
     FLOAT32,
     FLOAT64,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from bitnet_np.errors import Error
+from bitnet_np.base.errors import Error
 from bitnet_np.files.safetensors_file import DTYPES
-from bitnet_np.testing_hf import FLOATS, folder_files, folder_model, folder_tensors
+from bitnet_np.testing.hf_files import FLOATS, folder_files, folder_model, folder_tensors
 
 from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes, edit_words
 from .seeds import CONFIGS

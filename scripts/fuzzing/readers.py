@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from bitnet_np.base.errors import Error
 from bitnet_np.cli.generate_many import read_prompts
 from bitnet_np.cli.inputs import token_ids
-from bitnet_np.errors import Error
 from bitnet_np.files.load import model_from, open_model
 from bitnet_np.judge import receipt
 from bitnet_np.servers import llama_server, openai
-from bitnet_np.testing import random_model, write_gguf
+from bitnet_np.testing.models import random_model, write_gguf
 from bitnet_np.text.tokenizer import Tokenizer
 
 from .cases import Files, files_of, read_model, use_dump, write

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from bitnet_np.families import ARCHITECTURES, FAMILIES
-from bitnet_np.model import LongRope, Yarn
-from bitnet_np.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES, I2_S, LOOKED_UP, TERNARY_TYPES
-from bitnet_np.testing import random_model, write_gguf
-from bitnet_np.testing_gguf import BOOL, FLOAT32, INT32, UINT16, UINT32, number, numbers, text, texts
-from bitnet_np.testing_hf import FLOATS, write_hf
+from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES, I2_S, LOOKED_UP, TERNARY_TYPES
+from bitnet_np.model.families import ARCHITECTURES, FAMILIES
+from bitnet_np.model.records import LongRope, Yarn
+from bitnet_np.testing.gguf_bytes import BOOL, FLOAT32, INT32, UINT16, UINT32, number, numbers, text, texts
+from bitnet_np.testing.hf_files import FLOATS, write_hf
+from bitnet_np.testing.models import random_model, write_gguf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.spm import SPACE
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED

@@ -10,8 +10,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_np import Model, embedded, load, packing, widen
-from bitnet_np.model import Linear, Ternary
+from bitnet_np import Model, load
+from bitnet_np.files import embedded
+from bitnet_np.model import packing, widen
+from bitnet_np.model.records import Linear, Ternary
 from bitnet_np.traces.points import Key
 
 f32 = np.float32

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_np import Expert, Layer, Model, widen
-from bitnet_np.model import Linear
-from bitnet_np.testing import random_model
+from bitnet_np import Expert, Layer, Model
+from bitnet_np.model import widen
+from bitnet_np.model.records import Linear
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import SLOTS, TOP_EXPERTS, Key
 
 from .engine import Engine, Floats, f32

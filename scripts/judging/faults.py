@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_np import Model, packing, widen
-from bitnet_np.model import Ternary
+from bitnet_np import Model
+from bitnet_np.model import packing, widen
+from bitnet_np.model.records import Ternary
 from bitnet_np.traces.points import Key
 
 from .engine import Engine, Floats, embedded_model, f32

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_np import Config
-from bitnet_np.errors import UnsupportedError
+from bitnet_np.base.errors import UnsupportedError
 from bitnet_np.traces.points import LAYER_NAMES, POOLED, Key
 
 Points = dict[Key, NDArray]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_np import load
-from bitnet_np.hooks import record_mlx, record_transformers
+from bitnet_np.traces.hooks import record_mlx, record_transformers
 from bitnet_np.traces.points import Key, Trace
 
 from .llama_cpp import LlamaCpp, points

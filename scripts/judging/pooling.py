@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from bitnet_np import Model
-from bitnet_np.testing import random_model
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import POOLED, Key
 
 from .engine import Engine, Floats, f32

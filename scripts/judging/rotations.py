@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_np import Model
-from bitnet_np.model import Yarn
-from bitnet_np.testing import random_model
+from bitnet_np.model.records import Yarn
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 
 from .engine import Floats, f32

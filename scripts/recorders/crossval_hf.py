@@ -31,18 +31,19 @@ import numpy as np
 from hf_engine import Points, Transformers
 from numpy.typing import NDArray
 
-from bitnet_np import embedded, spec
-from bitnet_np.errors import Error, OptionError, UnsupportedError
-from bitnet_np.families import MATRICES, NORMS
+from bitnet_np import spec
+from bitnet_np.base.errors import Error, OptionError, UnsupportedError
+from bitnet_np.engine.forward_pass import forward_full
+from bitnet_np.files import embedded
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.hf_model_types import HF_MODULES
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.model import Activation, Config
-from bitnet_np.testing_hf import exact_view, folder_files, folder_model, write_files, write_hf
+from bitnet_np.model.families import MATRICES, NORMS
+from bitnet_np.model.records import Activation, Config
+from bitnet_np.testing.hf_files import exact_view, folder_files, folder_model, write_files, write_hf
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.points import QUANTIZED, Key, Trace
 from bitnet_np.training.gradients import parameter_shapes

@@ -24,11 +24,11 @@ import numpy as np
 from hf_engine import Transformers
 
 from bitnet_np import Model, forward_full, load, spec
-from bitnet_np.errors import Error
-from bitnet_np.families import FAMILIES
+from bitnet_np.base.errors import Error
 from bitnet_np.files.convert import convert
 from bitnet_np.files.source import Source
-from bitnet_np.testing_hf import exact_view, folder_model, write_hf
+from bitnet_np.model.families import FAMILIES
+from bitnet_np.testing.hf_files import exact_view, folder_model, write_hf
 
 CONFIGS = Path(__file__).parents[2] / "tests" / "data" / "hf_families" / "configs.json"
 AGREEMENT, AGREEMENT_F32 = 1e-10, 2e-6

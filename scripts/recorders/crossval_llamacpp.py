@@ -27,17 +27,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_np import LLAMA_CPP, Error, Model, forward_full
+from bitnet_np.base.errors import OptionError
+from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, PQ2_0, TERNARY_TYPES
 from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
-from bitnet_np.errors import OptionError
-from bitnet_np.families import FAMILIES
 from bitnet_np.files.convert import convert
 from bitnet_np.files.load import load, open_model
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.model import LongRope, Yarn
-from bitnet_np.rope import yarn_magnitude
-from bitnet_np.tensor_types import ALL_BLOCK_TYPES, PQ2_0, TERNARY_TYPES
-from bitnet_np.testing import random_model, write_gguf
+from bitnet_np.model.families import FAMILIES
+from bitnet_np.model.records import LongRope, Yarn
+from bitnet_np.model.rope import yarn_magnitude
+from bitnet_np.testing.models import random_model, write_gguf
 from bitnet_np.traces.points import Key, Trace
 
 sys.path.append(str(Path(__file__).parents[1]))  # for a run by its path

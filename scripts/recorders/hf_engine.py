@@ -15,8 +15,8 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_np.errors import UnsupportedError
-from bitnet_np.hooks import record_transformers
+from bitnet_np.base.errors import UnsupportedError
+from bitnet_np.traces.hooks import record_transformers
 from bitnet_np.traces.points import Key
 
 Points = dict[Key, NDArray]

@@ -4,7 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
-from bitnet_np import embedded, generate, load
+from bitnet_np import generate, load
+from bitnet_np.files import embedded
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.text.tokenizer import tokenizer_from
 

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from bitnet_np import selftest
+from bitnet_np.testing import selftest
 
 TARGET = Path(selftest.__file__).parent / "data" / "known_bits.json"
 

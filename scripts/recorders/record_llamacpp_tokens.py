@@ -1,8 +1,8 @@
 """Record the tokens into which llama.cpp cuts texts, by every pre-tokenizer we know and by scores: `record_llamacpp_tokens.py OUT.json`.
 
-It needs llama-cpp-python. tests/cut_texts.py has the texts and the vocabularies. OUT.json has `ids`, the different answers: each lists the
-ids of every text of TEXTS, and last those of MESSAGE with its special tokens. It also has `answer`, the number of each tokenizer's answer:
-`spm` is SentencePiece's, the others are pre-tokenizers of byte-level BPE.
+It needs llama-cpp-python. tests/support/cut_texts.py has the texts and the vocabularies. OUT.json has `ids`, the different answers: each
+lists the ids of every text of TEXTS, and last those of MESSAGE with its special tokens. It also has `answer`, the number of each
+tokenizer's answer: `spm` is SentencePiece's, the others are pre-tokenizers of byte-level BPE.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bitnet_np.cli.progress import bar
 from bitnet_np.files.gguf_writer import write_model
-from bitnet_np.testing import random_model
+from bitnet_np.testing.models import random_model
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))  # the recordings are the tests', and so are their subjects
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import numpy as np
 from command_line import TINY, write_file
 
-from bitnet_np.testing import random_model, write_gguf
+from bitnet_np.testing.models import random_model, write_gguf
 
 
 def test_a_model_with_nan_in_it_is_run_if_that_is_said(run, refused, tmp_path):

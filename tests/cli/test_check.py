@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from command_line import TINY, TOKENS, save_array, with_commas
 
-from bitnet_np import BITNET_CPP, embedded, selftest
-from bitnet_np.forward_pass import compute_logits, forward_full
+from bitnet_np import BITNET_CPP
+from bitnet_np.engine.forward_pass import compute_logits, forward_full
+from bitnet_np.engine.machine import digest_of
+from bitnet_np.files import embedded
 from bitnet_np.judge.logits import Judgement
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.machine import digest_of
+from bitnet_np.testing import selftest
 from bitnet_np.traces.record import record_trace
 
 # --- the embedded recording -----------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from bitnet_np.engine.machine import digest_of
 from bitnet_np.judge.report import LEGEND
-from bitnet_np.machine import digest_of
 from bitnet_np.traces.record import record_trace
 
 

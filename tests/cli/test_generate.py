@@ -12,8 +12,8 @@ from bitnet_np import BITNET_CPP, Sampling
 from bitnet_np.cli import generate as generate_command
 from bitnet_np.cli import speculating
 from bitnet_np.cli.main import main
-from bitnet_np.generate import generate
-from bitnet_np.sampling import uniforms
+from bitnet_np.generation.generate import generate
+from bitnet_np.generation.sampling import uniforms
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 
 

@@ -7,11 +7,11 @@ import re
 import pytest
 from command_line import TINY, needs_text
 
-from bitnet_np import forward_pass
-from bitnet_np.batch import Request
-from bitnet_np.errors import NonFiniteError
-from bitnet_np.generate import generate
-from bitnet_np.sampling import Sampling
+from bitnet_np.base.errors import NonFiniteError
+from bitnet_np.engine import forward_pass
+from bitnet_np.generation.batch import Request
+from bitnet_np.generation.generate import generate
+from bitnet_np.generation.sampling import Sampling
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from models import assert_same_bits, random_model
 
 from bitnet_np.files.load import load
-from bitnet_np.testing import write_gguf
+from bitnet_np.testing.models import write_gguf
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key, gradient_key
 from bitnet_np.training.gradients import loss_and_gradients, parameters_of

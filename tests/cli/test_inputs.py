@@ -8,7 +8,7 @@ import pytest
 from command_line import TINY, needs_text, save_array, sha256, write_file
 from trace_files import NO_NPY
 
-from bitnet_np.forward_pass import forward_full
+from bitnet_np.engine.forward_pass import forward_full
 
 # --- sources --------------------------------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ def test_what_has_no_end_is_not_read(refused, tmp_path, monkeypatch):
     os.mkfifo(pipe)
     for arguments in (["inspect", pipe], ["inspect", "/dev/zero"], ["check", TINY, "--tokens", "1", "--theirs", pipe]):
         assert "neither a file nor a folder, expected a file" in refused(*arguments)
-    monkeypatch.setattr("bitnet_np.token_files._MOST_TEXT", 10)
+    monkeypatch.setattr("bitnet_np.traces.token_files._MOST_TEXT", 10)
     monkeypatch.setattr("bitnet_np.cli.generate_many._LONGEST_LINE", 20)
     for name in ("t.txt", "t.json"):
         assert f"{name}: more than 10 bytes" in refused("logits", TINY, "--tokens-file", write_file(tmp_path / name, b"1 2 3 4 5 6"))

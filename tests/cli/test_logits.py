@@ -7,7 +7,7 @@ import pytest
 from command_line import TINY, TOKENS, save_array, sha256, with_commas
 
 from bitnet_np import BITNET_CPP, EXACT
-from bitnet_np.forward_pass import forward_full
+from bitnet_np.engine.forward_pass import forward_full
 
 
 def test_logits_in_text(run, model):

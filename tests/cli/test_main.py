@@ -11,7 +11,7 @@ import bitnet_np
 from bitnet_np.cli import generate as generate_command
 from bitnet_np.cli import logits as logits_command
 from bitnet_np.cli.main import main
-from bitnet_np.testing_gguf import gguf as build
+from bitnet_np.testing.gguf_bytes import gguf as build
 
 COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "convert", "mask", "selftest")
 

@@ -7,7 +7,7 @@ import pytest
 from command_line import TINY, TOKENS, save_array, with_commas
 
 from bitnet_np import BITNET_CPP
-from bitnet_np.nll import token_nll
+from bitnet_np.generation.nll import token_nll
 
 
 def test_the_mean_and_the_perplexity_are_printed(run, model):

@@ -9,9 +9,9 @@ import pytest
 from command_line import TINY, TOKENS, with_commas
 from numba.core import event
 
-from bitnet_np import embedded
 from bitnet_np.cli import progress
 from bitnet_np.cli.main import main
+from bitnet_np.files import embedded
 
 CLEAR = "\r\033[K"
 

@@ -6,10 +6,11 @@ import numba
 import numpy as np
 import pytest
 
-from bitnet_np import contract, selftest
-from bitnet_np.families import ARCHITECTURES
+from bitnet_np import contract
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.launching import serial
+from bitnet_np.model.families import ARCHITECTURES
+from bitnet_np.testing import selftest
 
 
 def test_selftest(run):

@@ -46,5 +46,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     gc.set_threshold(100_000, 20, 20)  # as in conftest.py
-    sys.path[0] = str(TESTS)  # instead of this folder, whose modules share names with others
+    sys.path[:1] = [str(TESTS), str(TESTS / "support")]  # instead of this folder, whose modules share names with others
     raise SystemExit(main())

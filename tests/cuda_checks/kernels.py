@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bitnet_np import packing, selftest
-from bitnet_np.dispatch import Above, make_mask
+from bitnet_np.engine.masks import Pattern, mask
 from bitnet_np.gpu import backend
 from bitnet_np.gpu.device import open_cuda
+from bitnet_np.gpu.dispatch import Above, make_mask
 from bitnet_np.kernels import cpu, masks
-from bitnet_np.masks import Pattern, mask
+from bitnet_np.model import packing
+from bitnet_np.testing import selftest
 from cuda_checks.common import GPU, check, normal, odd_rows, rng, same
 
 on = open_cuda()

@@ -10,21 +10,21 @@ import pytest
 from models import assert_same_bits
 from numpy.typing import NDArray
 
-from bitnet_np import packing
-from bitnet_np.batch import Batch, Request, generate_batch
-from bitnet_np.cache import KVCache, new_cache
-from bitnet_np.dialects import BITNET_CPP
-from bitnet_np.errors import CapacityError, MaskError, NonFiniteError, ShapeError, TokenRangeError, UnsupportedError
-from bitnet_np.forward_pass import forward, forward_full, prefill
-from bitnet_np.generate import generate, stepper
+from bitnet_np.base.errors import CapacityError, MaskError, NonFiniteError, ShapeError, TokenRangeError, UnsupportedError
+from bitnet_np.engine.cache import KVCache, new_cache
+from bitnet_np.engine.dialects import BITNET_CPP
+from bitnet_np.engine.forward_pass import forward, forward_full, prefill
+from bitnet_np.engine.metrics import Metrics
+from bitnet_np.generation.batch import Batch, Request, generate_batch
+from bitnet_np.generation.generate import generate, stepper
+from bitnet_np.generation.nll import token_nll
+from bitnet_np.generation.sampling import Sampling
 from bitnet_np.gpu import decoder
 from bitnet_np.gpu.device import bytes_needed, open_cuda, place
 from bitnet_np.gpu.storage import DeviceStorage
-from bitnet_np.metrics import Metrics
-from bitnet_np.model import Model, Yarn
-from bitnet_np.nll import token_nll
-from bitnet_np.sampling import Sampling
-from bitnet_np.testing import random_model
+from bitnet_np.model import packing
+from bitnet_np.model.records import Model, Yarn
+from bitnet_np.testing.models import random_model
 from cuda_checks.common import ROUNDED, check, normal, rng
 
 SMALLEST = {"width": 8, "heads": 4, "kv_heads": 2, "head_dim": 4, "ffn": 12, "n_layers": 1, "vocab": 5}

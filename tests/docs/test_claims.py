@@ -6,12 +6,12 @@ import re
 import pages
 import pytest
 
+from bitnet_np.base.tensor_types import BY_NUMBER
 from bitnet_np.cli.main import _parser
-from bitnet_np.families import ARCHITECTURES
 from bitnet_np.files.hf_model_types import MODEL_TYPES
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.packing import I2S_DEFAULT, I2S_LAYOUTS
-from bitnet_np.tensor_types import BY_NUMBER
+from bitnet_np.model.families import ARCHITECTURES
+from bitnet_np.model.packing import I2S_DEFAULT, I2S_LAYOUTS
 from bitnet_np.traces.formats import FORMATS
 from bitnet_np.traces.points import LAYER_NAMES, MEANINGS, RECORDED, SCORES, meaning
 from scripts import mutations

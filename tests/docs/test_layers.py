@@ -1,13 +1,19 @@
-"""The layer map of CONTRIBUTING.md is the truth: every module has its room on it, and no import goes from a room to a later one."""
+"""The layer map of CONTRIBUTING.md is the truth: every room stands on it, no import goes from a room to a later one, and none outgrows its
+budget of lines."""
 
 import ast
+import re
 
 import pages
 import pytest
 
 PACKAGE = pages.ROOT / "bitnet_np"
 MAP = pages.ROOT / "CONTRIBUTING.md"
-ROOMS = [row[0].strip("`") for row in pages.table(MAP, "room")]
+BUDGETS = {room.strip("`"): int(lines.replace(",", "")) for room, _, lines in pages.table(MAP, "room")}
+ROOMS = [*BUDGETS]
+PARTS = {row[0].strip("`"): int(row[2].replace(",", "")) for row in pages.table(MAP, "part")}
+ENTRIES = 20
+"""Folders and files at most under bitnet_np/: the folder list is the map."""
 
 
 def modules():
@@ -56,34 +62,63 @@ def upward(module, source):
             yield tuple(name.removeprefix(PACKAGE.name + ".") for name in (module, other))
 
 
+def lines(paths):
+    """Lines of Python, all of them: code, docstrings, comments and blank ones."""
+    return sum(len(path.read_text("utf-8").splitlines()) for path in paths)
+
+
+def files(folder):
+    """The modules of a folder of the repository, or of several: `a + b`; `a - b` leaves the folder b out."""
+    kept, _, without = folder.partition(" - ")
+    paths = {path for name in kept.split(" + ") for path in (pages.ROOT / name).rglob("*.py")}
+    assert paths, f"no module in {folder}"
+    return paths - set((pages.ROOT / without).rglob("*.py") if without else ())
+
+
 def test_the_map_has_every_room_once_and_no_other():
     assert sorted(ROOMS) == sorted({room(module) for module in MODULES})
+
+
+def test_the_package_has_few_entries():
+    entries = [path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    assert len(entries) <= ENTRIES, sorted(entries)
 
 
 def test_no_import_goes_up():
     assert [pair for module, path in MODULES.items() for pair in upward(module, path.read_text("utf-8"))] == []
 
 
-def test_only_the_choice_of_a_device_and_the_commands_know_the_gpu():
-    gpu = "bitnet_np.gpu", "bitnet_np.kernels.cuda"
-    importers = {
-        room(module)
-        for module, path in MODULES.items()
-        if not module.startswith(gpu) and any(name.startswith(gpu) for name in imported(module, path.read_text("utf-8")))
-    }
-    assert importers == {"dispatch", "cli/"}
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_keeps_its_budget(name):
+    assert lines(path for module, path in MODULES.items() if room(module) == name) <= BUDGETS[name]
+
+
+@pytest.mark.parametrize("folder", PARTS)
+def test_a_part_of_the_repository_keeps_its_budget(folder):
+    assert lines(files(folder)) <= PARTS[folder]
+
+
+@pytest.mark.parametrize("package", [name for name, path in MODULES.items() if path.name == "__init__.py" and name != PACKAGE.name])
+def test_the_docstring_of_a_package_says_what_is_in_it(package):
+    """A docstring that names files names each file of its folder, and none that is neither there nor at the package's top."""
+    path = MODULES[package]
+    docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    named = set(re.findall(r"(?<![\w/])(\w+\.py)\b", docstring))
+    in_folder, at_top = ({file.name for file in folder.glob("*.py")} - {"__init__.py"} for folder in (path.parent, PACKAGE))
+    assert docstring
+    assert not named or in_folder <= named <= in_folder | at_top
 
 
 @pytest.mark.parametrize(
     ("module", "source", "found"),
     [
-        ("bitnet_np.errors", "from .model import Model", [("errors", "model")]),
-        ("bitnet_np.errors", "def f():\n    from .files.load import load", [("errors", "files.load")]),
-        ("bitnet_np.errors", "if TYPE_CHECKING:\n    import bitnet_np.cache", [("errors", "cache")]),
+        ("bitnet_np.base.errors", "from ..model.records import Model", [("base.errors", "model.records")]),
+        ("bitnet_np.base.errors", "def f():\n    from ..files.load import load", [("base.errors", "files.load")]),
+        ("bitnet_np.base.errors", "if TYPE_CHECKING:\n    import bitnet_np.engine.cache", [("base.errors", "engine.cache")]),
         ("bitnet_np.files.load", "from ..judge import trace", [("files.load", "judge.trace")]),
         ("bitnet_np.files", "from ..cli.main import main", [("files", "cli.main")]),
         ("bitnet_np.files.load", "from .. import __version__", [("files.load", "bitnet_np")]),
-        ("bitnet_np.files.load", "from . import gguf_file\nfrom ..errors import Error\nimport numpy", []),
+        ("bitnet_np.files.load", "from . import gguf_file\nfrom ..base.errors import Error\nimport numpy", []),
         ("bitnet_np.judge.dump", "from bitnet_np.cli.main import main", [("judge.dump", "cli.main")]),
     ],
 )

@@ -11,15 +11,15 @@ from family_models import drawn, half_scales
 from models import assert_same_bits
 
 import bitnet_np
-from bitnet_np import widen
 from bitnet_np.cli import main as cli
-from bitnet_np.families import ARCHITECTURES, FAMILIES, MATRICES
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full
-from bitnet_np.model import Blocks
-from bitnet_np.testing import write_gguf
+from bitnet_np.model import widen
+from bitnet_np.model.families import ARCHITECTURES, FAMILIES, MATRICES
+from bitnet_np.model.records import Blocks
+from bitnet_np.testing.models import write_gguf
 
 DATA = Path(__file__).parents[1] / "data"
 PACKAGED = Path(bitnet_np.__file__).parent / "data" / "tiny.gguf"  # a file of the released form

@@ -9,15 +9,15 @@ from family_models import assert_refused, drawn
 from gguf_models import KEYS, OPTIONAL, A
 from models import assert_same_bits
 
-from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
-from bitnet_np.families import ARCHITECTURES
+from bitnet_np.base.errors import FileFormatError, ShapeError, UnsupportedError
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full
-from bitnet_np.model import LongRope, Yarn
-from bitnet_np.rope import rope_frequencies
-from bitnet_np.testing import random_model, write_gguf
-from bitnet_np.testing_gguf import FLOAT32, FLOAT64, INT32, UINT32, UINT64, number, numbers, text
+from bitnet_np.model.families import ARCHITECTURES
+from bitnet_np.model.records import LongRope, Yarn
+from bitnet_np.model.rope import rope_frequencies
+from bitnet_np.testing.gguf_bytes import FLOAT32, FLOAT64, INT32, UINT32, UINT64, number, numbers, text
+from bitnet_np.testing.models import random_model, write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 

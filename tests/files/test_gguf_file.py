@@ -15,11 +15,11 @@ from gguf_samples import SAMPLE, everything, read, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitnet_np.errors import FileFormatError
+from bitnet_np.base.errors import FileFormatError
+from bitnet_np.base.tensor_types import BY_NUMBER, I2_S, OF_NUMBER_42, TensorType
 from bitnet_np.files.gguf_file import StringArray, open_gguf
-from bitnet_np.tensor_types import BY_NUMBER, I2_S, OF_NUMBER_42, TensorType
-from bitnet_np.testing_gguf import BOOL, FLOAT32, INT16, INT32, UINT8, UINT32, Entry, number, numbers, text, texts
-from bitnet_np.testing_gguf import gguf as build
+from bitnet_np.testing.gguf_bytes import BOOL, FLOAT32, INT16, INT32, UINT8, UINT32, Entry, number, numbers, text, texts
+from bitnet_np.testing.gguf_bytes import gguf as build
 
 ROOT = Path(__file__).parents[2]
 

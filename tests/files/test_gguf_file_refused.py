@@ -8,10 +8,10 @@ from gguf_samples import SAMPLE, everything, read, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitnet_np.errors import Error, FileFormatError, UnsupportedError
+from bitnet_np.base.errors import Error, FileFormatError, UnsupportedError
+from bitnet_np.base.tensor_types import I2_S
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.tensor_types import I2_S
-from bitnet_np.testing_gguf import (
+from bitnet_np.testing.gguf_bytes import (
     ARRAY,
     BOOL,
     FLOAT64,
@@ -30,7 +30,7 @@ from bitnet_np.testing_gguf import (
     u32,
     u64,
 )
-from bitnet_np.testing_gguf import gguf as build
+from bitnet_np.testing.gguf_bytes import gguf as build
 
 # Refusals: one per rule. The message names the file, the key or tensor, the value and what was expected.
 

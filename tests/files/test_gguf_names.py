@@ -6,9 +6,9 @@ import gguf
 import pytest
 from family_models import drawn
 
-from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.files.gguf_names import EPSILON, FACTORS, KEYS, NEUTRAL, REQUIRED, YARN, keys_of, matrix_name, tensor_name
-from bitnet_np.model import Config, Layer, Model
+from bitnet_np.model.families import ARCHITECTURES, FAMILIES
+from bitnet_np.model.records import Config, Layer, Model
 
 NO_FIELDS = {"value_dim", "scaling_type", "old_rope_scaling", "expert_ffn", *YARN}
 

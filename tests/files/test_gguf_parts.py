@@ -7,10 +7,10 @@ import pytest
 from family_models import assert_refused, drawn
 from models import assert_same_bits
 
-from bitnet_np.errors import FileFormatError, UnsupportedError
+from bitnet_np.base.errors import FileFormatError, UnsupportedError
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load, open_model
-from bitnet_np.forward_pass import forward_full
-from bitnet_np.testing import write_gguf
+from bitnet_np.testing.models import write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 PARTS = 3

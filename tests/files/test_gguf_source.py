@@ -11,18 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits
 
-from bitnet_np import packing, spec, widen
-from bitnet_np.dense import dense_view
-from bitnet_np.errors import FileFormatError, NonFiniteError, UnsupportedError
+from bitnet_np import spec
+from bitnet_np.base.errors import FileFormatError, NonFiniteError, UnsupportedError
+from bitnet_np.base.tensor_types import I2_S, IQ1_M, IQ2_S
+from bitnet_np.engine.forward_pass import forward_full, forward_incremental
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full, forward_incremental
 from bitnet_np.kernels.block_formats import FORMATS
-from bitnet_np.model import Blocks, Config, Linear, Ternary
-from bitnet_np.tensor_types import I2_S, IQ1_M, IQ2_S
-from bitnet_np.testing import random_model, write_gguf
-from bitnet_np.testing_gguf import Entry
-from bitnet_np.testing_gguf import gguf as build
+from bitnet_np.model import packing, widen
+from bitnet_np.model.dense import dense_view
+from bitnet_np.model.records import Blocks, Config, Linear, Ternary
+from bitnet_np.testing.gguf_bytes import Entry
+from bitnet_np.testing.gguf_bytes import gguf as build
+from bitnet_np.testing.models import random_model, write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 

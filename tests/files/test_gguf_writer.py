@@ -6,15 +6,15 @@ import pytest
 from family_models import drawn
 from models import assert_same_bits
 
-from bitnet_np.dense import dense_view
-from bitnet_np.errors import FileFormatError, UnsupportedError
-from bitnet_np.families import QKV
+from bitnet_np.base.errors import FileFormatError, UnsupportedError
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full
-from bitnet_np.model import LongRope
-from bitnet_np.testing import random_model, write_gguf
+from bitnet_np.model.dense import dense_view
+from bitnet_np.model.families import QKV
+from bitnet_np.model.records import LongRope
+from bitnet_np.testing.models import random_model, write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 

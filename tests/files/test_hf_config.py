@@ -7,10 +7,10 @@ import pytest
 from hf_models import DATA, FAMILIES, LLAMA, OFFLINE, assert_refused, changed, recorded_folder
 from models import assert_same_bits
 
-from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
+from bitnet_np.base.errors import FileFormatError, ShapeError, UnsupportedError
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full
-from bitnet_np.rope import longrope_magnitude
+from bitnet_np.model.rope import longrope_magnitude
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hf_models import OFFLINE, assert_refused, changed
 
-from bitnet_np.errors import FileFormatError
+from bitnet_np.base.errors import FileFormatError
 from bitnet_np.files.load import load
 
 

@@ -8,11 +8,11 @@ import pytest
 from hf_models import DATA, OFFLINE, array_of, assert_refused, changed, put, recorded_folder, rewritten
 from models import assert_same_bits
 
-from bitnet_np.errors import Error, FileFormatError, NonFiniteError, UnsupportedError
+from bitnet_np.base.errors import Error, FileFormatError, NonFiniteError, UnsupportedError
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.hf_folder import open_folder
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full
-from bitnet_np.model import Ternary
+from bitnet_np.model.records import Ternary
 
 
 def test_tables_may_be_transposed(tmp_path):

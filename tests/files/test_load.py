@@ -10,14 +10,14 @@ from family_models import assert_refused
 from gguf_models import CONFIG, KEYS, MATRIX_NAMES, OPTIONAL, TENSORS, A, assert_same_model, floats, written_model
 from models import assert_same_bits
 
-from bitnet_np import packing
-from bitnet_np.errors import FileFormatError, NonFiniteError, OptionError
+from bitnet_np.base.errors import FileFormatError, NonFiniteError, OptionError
+from bitnet_np.base.tensor_types import F16, Q8_0
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load, model_from, open_model
-from bitnet_np.forward_pass import forward_full
-from bitnet_np.model import Ternary
-from bitnet_np.tensor_types import F16, Q8_0
-from bitnet_np.testing_gguf import UINT32, UINT64, Entry, number, text
-from bitnet_np.testing_released import released, write_released
+from bitnet_np.model import packing
+from bitnet_np.model.records import Ternary
+from bitnet_np.testing.gguf_bytes import UINT32, UINT64, Entry, number, text
+from bitnet_np.testing.released import released, write_released
 
 
 @pytest.mark.parametrize("keys", [{}, OPTIONAL, {A + "block_count": number(UINT64, 2)}, {"llama.rope.scaling": number(UINT32, 2)}])

@@ -10,12 +10,12 @@ from bounds import assert_within
 from models import assert_same_bits, random_model, random_tokens
 
 from bitnet_np import KVCache, forward, forward_full, generate, load
+from bitnet_np.base.errors import ContextLimitError, OptionError
 from bitnet_np.cli import main as cli
-from bitnet_np.errors import ContextLimitError, OptionError
 from bitnet_np.files.overrides import BEYOND, OVERRIDABLE
-from bitnet_np.model import LONGEST_CONTEXT
-from bitnet_np.rope import rope_frequencies
-from bitnet_np.testing import write_gguf
+from bitnet_np.model.records import LONGEST_CONTEXT
+from bitnet_np.model.rope import rope_frequencies
+from bitnet_np.testing.models import write_gguf
 
 SMALL = {"width": 128, "ffn": 128, "heads": 2, "kv_heads": 1, "head_dim": 64, "vocab": 30, "context": 12}
 SMALL |= {"eps": float(np.float32(1e-5))}

@@ -14,14 +14,14 @@ from models import assert_same_bits, random_model
 from published_configs import PUBLISHED, PUBLISHED_GGUF, REFUSED, REFUSED_GGUF, of_text, small
 
 from bitnet_np import forward_full, load
+from bitnet_np.base.errors import OptionError, UnsupportedError
 from bitnet_np.cli import main as cli
-from bitnet_np.contents import kinds_of_matrices
-from bitnet_np.errors import OptionError, UnsupportedError
-from bitnet_np.families import FAMILIES
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.files.hf_config import read_recipe
-from bitnet_np.testing import write_gguf
-from bitnet_np.testing_hf import write_hf
+from bitnet_np.model.contents import kinds_of_matrices
+from bitnet_np.model.families import FAMILIES
+from bitnet_np.testing.hf_files import write_hf
+from bitnet_np.testing.models import write_gguf
 
 INERT = {"activation", "input_bits", "is_bitnet_config", "parallel_attn", "rope_interleaved", "weight_bits"}
 ARCHITECTURES = {"1bitLLM": "bitnet", "microsoft": "bitnet-b1.58", "Qwen/Qwen3-30B-A3B": "qwen3moe", "Qwen/Qwen1.5-MoE-A2.7B": "qwen2moe"}

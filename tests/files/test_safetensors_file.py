@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hf_models import write_safetensors
 
-from bitnet_np.errors import FileFormatError
+from bitnet_np.base.errors import FileFormatError
 from bitnet_np.files.safetensors_file import DTYPES, open_safetensors, strict_json
 
 A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}

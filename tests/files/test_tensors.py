@@ -8,12 +8,12 @@ from family_models import assert_refused
 from gguf_models import CONFIG, FLOAT_NAMES, MATRIX_NAMES, TENSORS, bfloat16, floats, patched, ternary
 from models import assert_same_bits
 
-from bitnet_np import packing, widen
-from bitnet_np.errors import FileFormatError, NonFiniteError, UnsupportedError
+from bitnet_np.base.errors import FileFormatError, NonFiniteError, UnsupportedError
+from bitnet_np.base.tensor_types import BF16, F16, F32, F64, I2_S, Q4_0, Q8_0
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full
-from bitnet_np.tensor_types import BF16, F16, F32, F64, I2_S, Q4_0, Q8_0
-from bitnet_np.testing_gguf import Entry
+from bitnet_np.model import packing, widen
+from bitnet_np.testing.gguf_bytes import Entry
 
 
 def of_type(name, kind):

@@ -13,11 +13,11 @@ from bounds import assert_within
 from models import assert_same_bits
 
 from bitnet_np import load, spec
-from bitnet_np.cache import KVCache
-from bitnet_np.dense import dense_view
-from bitnet_np.dialects import BITNET_CPP, EXACT
-from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental
+from bitnet_np.engine.cache import KVCache
+from bitnet_np.engine.dialects import BITNET_CPP, EXACT
+from bitnet_np.engine.forward_pass import compute_logits, forward, forward_full, forward_incremental
 from bitnet_np.kernels import cpu
+from bitnet_np.model.dense import dense_view
 
 DATA = Path(__file__).parents[1] / "data"
 T = 17

@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 
 from bitnet_np import spec
-from bitnet_np.families import MATRICES
+from bitnet_np.engine.forward_pass import forward_full, forward_incremental
 from bitnet_np.files.hf_model_types import HF_MODULES
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full, forward_incremental
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.model import Linear, Ternary
-from bitnet_np.testing_hf import exact_view
+from bitnet_np.model.families import MATRICES
+from bitnet_np.model.records import Linear, Ternary
+from bitnet_np.testing.hf_files import exact_view
 
 DATA = Path(__file__).parents[1] / "data" / "hf"
 QUANTIZED = ("bitnet_online_mha_tied", "bitnet_bitlinear_gqa_untied", "bitnet_autooff_gqa_tied", "llama_bitlinear_rms_untied")

@@ -9,10 +9,10 @@ import pytest
 from models import assert_same_bits
 
 from bitnet_np import spec
-from bitnet_np.dense import dense_view
+from bitnet_np.engine.forward_pass import forward_full, forward_incremental
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full, forward_incremental
-from bitnet_np.rope import llama3_factors, rope_frequencies
+from bitnet_np.model.dense import dense_view
+from bitnet_np.model.rope import llama3_factors, rope_frequencies
 
 DATA = Path(__file__).parents[1] / "data" / "hf_families"
 NAMES = ("llama_llama3_biases", "qwen2_linear", "qwen3_wide_heads", "qwen3_yarn", "gptneox_parallel", "gptneox_sequential", "gpt2")

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitnet_np import packing, widen
-from bitnet_np.dialects import EXACT, LLAMA_CPP
+from bitnet_np.engine.dialects import EXACT, LLAMA_CPP
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.model import Blocks, Ternary
+from bitnet_np.model import packing, widen
+from bitnet_np.model.records import Blocks, Ternary
 from bitnet_np.traces.points import Key, Trace
 
 DATA = Path(__file__).parents[1] / "data" / "llamacpp"

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from bitnet_np import spec
-from bitnet_np.dense import dense_view
-from bitnet_np.dialects import EXACT, LLAMA_CPP
+from bitnet_np.engine.dialects import EXACT, LLAMA_CPP
 from bitnet_np.files.load import load
 from bitnet_np.judge.graph import LOGITS, POOLED
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.model.dense import dense_view
 from bitnet_np.traces.formats import read_any
 
 DATA = Path(__file__).parents[1] / "data" / "llamacpp_families"

@@ -12,7 +12,7 @@ import pytest
 from cuda_checks import MODULES
 from gpu_marks import needs_compiler, needs_gpu, needs_package
 
-from bitnet_np.backend import OPERATIONS
+from bitnet_np.engine.backend import OPERATIONS
 from bitnet_np.kernels import cpu, masks
 
 CHECKS = Path(__file__).parents[1] / "cuda_checks"

@@ -7,11 +7,11 @@ import sys
 import pytest
 from gpu_marks import needs_no_gpu, needs_package
 
-from bitnet_np import embedded
+from bitnet_np.base.errors import OptionError
 from bitnet_np.cli import main as cli
-from bitnet_np.dispatch import choose
-from bitnet_np.errors import OptionError
+from bitnet_np.files import embedded
 from bitnet_np.gpu.device import open_cuda
+from bitnet_np.gpu.dispatch import choose
 from bitnet_np.kernels import cpu
 
 

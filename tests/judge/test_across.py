@@ -7,8 +7,10 @@ import pytest
 from dumps import trace
 from models import random_model
 
-from bitnet_np import EXACT, spec, widen
-from bitnet_np.forward_pass import run_whole
+from bitnet_np import EXACT, spec
+from bitnet_np.engine.forward_pass import run_whole
+from bitnet_np.engine.network import Runtime
+from bitnet_np.engine.tokens import check_tokens
 from bitnet_np.judge import trace as judging
 from bitnet_np.judge.graph import operations
 from bitnet_np.judge.mistakes import catalogue, search
@@ -18,8 +20,7 @@ from bitnet_np.judge.mistakes.search import nearest_number, with_alike
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.network import Runtime
-from bitnet_np.tokens import check_tokens
+from bitnet_np.model import widen
 from bitnet_np.traces.points import Key
 
 NAMED = (

@@ -5,11 +5,11 @@ import pytest
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, recorded, trace
 
 import bitnet_np as bn
-from bitnet_np.errors import FileFormatError, OptionError, ShapeError, TokenRangeError
+from bitnet_np.base.errors import FileFormatError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.judge.detail import Details
 from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.testing import random_model
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key
 

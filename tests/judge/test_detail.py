@@ -5,13 +5,13 @@ import pytest
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace, without_codes
 
 from bitnet_np import EXACT
-from bitnet_np.dense import dense_view
 from bitnet_np.judge.bounds import position_errors
 from bitnet_np.judge.compare_dumps import compare_traces
 from bitnet_np.judge.detail import BINS, MOST_ATTEMPTS, MOST_POSITIONS, MOST_WORST, Details, Element
 from bitnet_np.judge.dump import check_logits, check_trace
 from bitnet_np.judge.logits import FLIPS_LIMIT, position_nmse
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.model.dense import dense_view
 from bitnet_np.traces.points import Key
 
 KEY = Key("l_out", 0)

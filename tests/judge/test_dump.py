@@ -5,17 +5,17 @@ import pytest
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, recorded, trace
 
 from bitnet_np import EXACT, forward_full
-from bitnet_np.forward_pass import run_whole
+from bitnet_np.engine.forward_pass import run_whole
+from bitnet_np.engine.network import Runtime
+from bitnet_np.engine.tokens import check_tokens
 from bitnet_np.judge.dump import check_logits, check_trace, log_softmax
 from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.network import Runtime
-from bitnet_np.testing import random_model
-from bitnet_np.tokens import check_tokens
+from bitnet_np.model.widen import float32
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.formats import llama_logits, read_any
 from bitnet_np.traces.points import Key
-from bitnet_np.widen import float32
 
 # --- traces ---------------------------------------------------------------------------------------------------------------------------
 

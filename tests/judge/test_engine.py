@@ -8,13 +8,13 @@ from engine_runs import BASE, DEEP, DEEP_TOKENS, TOKENS_OF_300, judge_by, judged
 from spec_faults import SMALL_FAULTS, definition, model, ours, tokens
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, forward_full
-from bitnet_np.errors import NonFiniteError
+from bitnet_np.base.errors import NonFiniteError
 from bitnet_np.judge.engine import judge_logits
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
 from bitnet_np.judge.variant import Variant, scaled
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.testing import random_model
+from bitnet_np.testing.models import random_model
 
 FLIPS, WRONG = Verdict.FLIPS, Verdict.WRONG
 

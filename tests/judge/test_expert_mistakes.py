@@ -12,7 +12,9 @@ from judging.rotations import STRETCHED, TWO_BASES, RotationEngine
 from models import random_model
 
 from bitnet_np import EXACT, check
-from bitnet_np.forward_pass import forward_full, run_whole
+from bitnet_np.engine.forward_pass import forward_full, run_whole
+from bitnet_np.engine.network import Runtime
+from bitnet_np.engine.tokens import check_tokens
 from bitnet_np.judge.honest_engines import other_choices
 from bitnet_np.judge.mistakes.experts import MISTAKES
 from bitnet_np.judge.precision import FLOAT32, Precision
@@ -20,8 +22,6 @@ from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant, variant_logits
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
-from bitnet_np.network import Runtime
-from bitnet_np.tokens import check_tokens
 from bitnet_np.traces.points import Key
 from scripts import mutations
 

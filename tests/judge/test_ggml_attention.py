@@ -6,11 +6,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from bitnet_np import cache_types
-from bitnet_np.backend import Wrapped
-from bitnet_np.dialects import LLAMA_CPP
-from bitnet_np.families import MATRICES
-from bitnet_np.forward_pass import run_whole
+from bitnet_np.engine import cache_types
+from bitnet_np.engine.backend import Wrapped
+from bitnet_np.engine.dialects import LLAMA_CPP
+from bitnet_np.engine.forward_pass import run_whole
+from bitnet_np.engine.network import Runtime
+from bitnet_np.engine.tokens import Tokens
 from bitnet_np.judge import operations as op
 from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.ggml_attention import is_summed_in_float16
@@ -19,10 +20,9 @@ from bitnet_np.judge.roundings import to_bfloat16
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
-from bitnet_np.network import Runtime
-from bitnet_np.rope import rope_frequencies
-from bitnet_np.testing import random_model
-from bitnet_np.tokens import Tokens
+from bitnet_np.model.families import MATRICES
+from bitnet_np.model.rope import rope_frequencies
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key, Trace
 
 MODEL = random_model(4, family="llama", heads=4, kv_heads=2, head_dim=32, n_layers=2)

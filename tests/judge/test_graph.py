@@ -5,13 +5,13 @@ import pytest
 from dumps import family_dump
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP
-from bitnet_np.families import ARCHITECTURES
-from bitnet_np.forward_pass import run_whole
+from bitnet_np.engine.forward_pass import run_whole
+from bitnet_np.engine.network import Runtime
+from bitnet_np.engine.tokens import check_tokens
 from bitnet_np.judge import graph
 from bitnet_np.judge.bounds import within
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.network import Runtime
-from bitnet_np.tokens import check_tokens
+from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.traces.points import TOP_EXPERTS, Key
 
 

@@ -8,10 +8,9 @@ from engine_runs import BASE, DEEP, DEEP_TOKENS, TOKENS_OF_300, float16_scales, 
 from spec_faults import tokens
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
-from bitnet_np.backend import Wrapped
-from bitnet_np.cache_types import ROUNDINGS
-from bitnet_np.dialects import DIALECTS
-from bitnet_np.families import MATRICES
+from bitnet_np.engine.backend import Wrapped
+from bitnet_np.engine.cache_types import ROUNDINGS
+from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.judge.engine import judge_logits
 from bitnet_np.judge.honest_engines import in_precision, roundings
 from bitnet_np.judge.logits import judge, position_nmse
@@ -22,7 +21,8 @@ from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.activations import round_as_f16, round_as_q8_0
-from bitnet_np.testing import random_model
+from bitnet_np.model.families import MATRICES
+from bitnet_np.testing.models import random_model
 
 FLIPS, NARROW, WRONG = Verdict.FLIPS, Verdict.NARROW, Verdict.WRONG
 

@@ -11,8 +11,7 @@ from engine_runs import BASE, TOKENS_OF_300, judge_by, logits_of
 from models import random_model
 
 from bitnet_np import spec
-from bitnet_np.dialects import DIALECTS, EXACT
-from bitnet_np.families import ARCHITECTURES
+from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge.graph import operations
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.mistakes.catalogue import CATALOGUE, ENGINES, at_operation, fitted, in_engine
@@ -22,7 +21,8 @@ from bitnet_np.judge.roundings import NARROW
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.model import Yarn
+from bitnet_np.model.families import ARCHITECTURES
+from bitnet_np.model.records import Yarn
 from bitnet_np.traces.points import Key, Trace
 
 BY_ID = {mistake.id: mistake for mistake in CATALOGUE}

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from engine_runs import float16_scales
 
-from bitnet_np.backend import Wrapped
-from bitnet_np.dialects import EXACT
-from bitnet_np.forward_pass import run_whole
+from bitnet_np.engine.backend import Wrapped
+from bitnet_np.engine.dialects import EXACT
+from bitnet_np.engine.forward_pass import run_whole
+from bitnet_np.engine.network import Runtime
+from bitnet_np.engine.tokens import Tokens
 from bitnet_np.judge import graph, narrow
 from bitnet_np.judge.bounds import bound_of, within
 from bitnet_np.judge.narrow import Storage, half_steps, rounded
@@ -18,9 +20,7 @@ from bitnet_np.judge.roundings import to_bfloat16, to_float16, to_q8_0
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
-from bitnet_np.network import Runtime
-from bitnet_np.testing import random_model
-from bitnet_np.tokens import Tokens
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key, Trace
 from scripts.judging.engine import KINDS, Engine, accumulate, precise
 from scripts.judging.faults import silu

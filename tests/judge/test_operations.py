@@ -8,12 +8,12 @@ import pytest
 from models import random_model
 
 from bitnet_np import spec
-from bitnet_np.dense import dense_view
-from bitnet_np.dialects import EXACT
-from bitnet_np.families import ARCHITECTURES
+from bitnet_np.engine.dialects import EXACT
 from bitnet_np.judge import graph
 from bitnet_np.judge.graph import TOKENS, operations
-from bitnet_np.model import Yarn
+from bitnet_np.model.dense import dense_view
+from bitnet_np.model.families import ARCHITECTURES
+from bitnet_np.model.records import Yarn
 from bitnet_np.traces.points import Key
 
 LAWS = ("operations.py", "graph.py", "roundings.py", "bounds.py")

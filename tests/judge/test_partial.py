@@ -9,15 +9,15 @@ from printed_nodes import LLAMA, printed, printed_trace
 from recorder import record_all
 
 from bitnet_np.cli.main import main
-from bitnet_np.dialects import EXACT, LLAMA_CPP
-from bitnet_np.forward_pass import run_whole
+from bitnet_np.engine.dialects import EXACT, LLAMA_CPP
+from bitnet_np.engine.forward_pass import run_whole
+from bitnet_np.engine.network import Runtime
+from bitnet_np.engine.tokens import check_tokens
 from bitnet_np.judge.honest_engines import dialects, roundings
 from bitnet_np.judge.partial import check_partial
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.network import Runtime
-from bitnet_np.testing import write_gguf
-from bitnet_np.tokens import check_tokens
+from bitnet_np.testing.models import write_gguf
 from bitnet_np.traces.formats import eval_callback
 from bitnet_np.traces.points import Key
 

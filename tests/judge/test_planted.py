@@ -14,8 +14,8 @@ from dumps import recorded, trace
 from engine_runs import logits_of
 from models import random_model
 
-from bitnet_np import EXACT, packing
-from bitnet_np.dialects import BITNET_CPP
+from bitnet_np import EXACT
+from bitnet_np.engine.dialects import BITNET_CPP
 from bitnet_np.judge import engine
 from bitnet_np.judge import trace as judging
 from bitnet_np.judge.graph import TOKENS, Operation, operations
@@ -24,7 +24,8 @@ from bitnet_np.judge.mistakes.mistake import Fit
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant
-from bitnet_np.model import Yarn
+from bitnet_np.model import packing
+from bitnet_np.model.records import Yarn
 from bitnet_np.traces.points import Key
 
 IDS = np.random.default_rng(0).permutation(300)[:9]

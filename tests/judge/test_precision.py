@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bitnet_np.errors import OptionError
+from bitnet_np.base.errors import OptionError
 from bitnet_np.judge.precision import FLOAT32, PROFILES, Precision, storage_type
 from bitnet_np.judge.roundings import to_bfloat16, to_float16
 

@@ -8,7 +8,7 @@ import pytest
 from dumps import MODEL, TOKENS, family_dump, only, recorded, trace, with_tensor, without_codes
 from wrong_tensors import IDS, LAYER, LLAMA, MODELS, POINTS, T, judged, layer_points, read, read_off
 
-from bitnet_np import BITNET_CPP, EXACT, packing, spec, widen
+from bitnet_np import BITNET_CPP, EXACT, spec
 from bitnet_np.judge import graph, operations
 from bitnet_np.judge.mistakes.blocks import Parts
 from bitnet_np.judge.precision import FLOAT32
@@ -18,7 +18,8 @@ from bitnet_np.judge.readings.wrong import Wrong
 from bitnet_np.judge.roundings import to_digits
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.testing import random_model
+from bitnet_np.model import packing, widen
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 from scripts import mutations
 

@@ -12,8 +12,8 @@ from bitnet_np.judge.operations import pair_slices
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.roundings import to_digits
 from bitnet_np.judge.trace import judge_trace
-from bitnet_np.model import Yarn
-from bitnet_np.testing import random_model
+from bitnet_np.model.records import Yarn
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 
 C = LLAMA.config

@@ -13,7 +13,7 @@ from bitnet_np.judge.readings.table import cause_of
 from bitnet_np.judge.readings.wrong import Wrong
 from bitnet_np.judge.roundings import to_bfloat16
 from bitnet_np.judge.trace import judge_trace
-from bitnet_np.testing import random_model
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 
 LAYER, T = 1, 17

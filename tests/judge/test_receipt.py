@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from bitnet_np.errors import EmptyInputError, FileFormatError, ShapeError
+from bitnet_np.base.errors import EmptyInputError, FileFormatError, ShapeError
 from bitnet_np.judge import receipt
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from models import random_model, random_tokens
 
-from bitnet_np.dialects import BITNET_CPP, EXACT
+from bitnet_np.engine.dialects import BITNET_CPP, EXACT
 from bitnet_np.judge.partial import check_records
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.formats import bitnet_rs

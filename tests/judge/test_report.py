@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dumps import FAULTS, MODEL, TOKENS, trace
 
-from bitnet_np.errors import OptionError
+from bitnet_np.base.errors import OptionError
 from bitnet_np.judge.detail import Details
 from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.logits import Judgement

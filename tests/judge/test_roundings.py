@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from models import random_model
 
-from bitnet_np import tensor_types, widen
-from bitnet_np.dialects import DIALECTS
+from bitnet_np.base import tensor_types
+from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.judge import roundings
 from bitnet_np.kernels import activations as kernels
 from bitnet_np.kernels.block_formats import FORMATS
-from bitnet_np.model import Yarn
-from bitnet_np.testing import random_table
+from bitnet_np.model import widen
+from bitnet_np.model.records import Yarn
+from bitnet_np.testing.models import random_table
 
 f32 = np.float32
 

@@ -12,7 +12,7 @@ from bitnet_np.judge.graph import operations
 from bitnet_np.judge.mistakes.catalogue import at_operation, trials
 from bitnet_np.judge.variant import Variant, variant_logits, with_computed
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.testing import random_model
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 
 MODEL = random_model(5, family="llama", n_layers=3, vocab=64)

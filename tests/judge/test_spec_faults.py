@@ -3,9 +3,9 @@
 import pytest
 from spec_faults import FAULTS, SMALL_FAULTS, definition, model, ours, tokens
 
-from bitnet_np import embedded
-from bitnet_np.dialects import BITNET_CPP
-from bitnet_np.forward_pass import forward_full
+from bitnet_np.engine.dialects import BITNET_CPP
+from bitnet_np.engine.forward_pass import forward_full
+from bitnet_np.files import embedded
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.verdict import Verdict
 

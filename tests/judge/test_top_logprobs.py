@@ -8,14 +8,14 @@ from completions import completions_by, engine
 from engine_runs import llama_of
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP
-from bitnet_np.errors import TokenRangeError
+from bitnet_np.base.errors import TokenRangeError
 from bitnet_np.judge.roundings import to_eleven_bits
 from bitnet_np.judge.top_logprobs import LEAST, check_completions
 from bitnet_np.judge.variant import Variant, scaled
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.rope import rope_frequencies
+from bitnet_np.model.rope import rope_frequencies
 from bitnet_np.servers.completions import TopLogprobs
-from bitnet_np.testing import random_model
+from bitnet_np.testing.models import random_model
 
 SHAPE = {"width": 128, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 32, "vocab": 200, "tied": False}
 LLAMA, BITNET = random_model(3, family="llama", n_layers=3, **SHAPE), random_model(4, n_layers=3, **SHAPE)

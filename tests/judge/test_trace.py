@@ -10,7 +10,6 @@ from dumps import FAULTS, LOGITS, MODEL, TOKENS, family_dump, only, recorded, tr
 from engine_runs import DEEP, DEEP_TOKENS, deep_model
 
 from bitnet_np import BITNET_CPP, EXACT
-from bitnet_np.families import ARCHITECTURES
 from bitnet_np.judge import graph, operations
 from bitnet_np.judge import trace as judging
 from bitnet_np.judge.findings import closer_summary
@@ -18,7 +17,8 @@ from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.report import closer_rows
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.testing import random_model
+from bitnet_np.model.families import ARCHITECTURES
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import TOP_EXPERTS, Key
 from scripts import mutations
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds
 
+from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, BF16, F16, F32
 from bitnet_np.kernels import activations
-from bitnet_np.tensor_types import ALL_BLOCK_TYPES, BF16, F16, F32
 
 
 def ggml_q8_k(x):

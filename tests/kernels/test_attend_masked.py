@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, padded, random_model, random_tokens, seeds, shapes, threads
 
-from bitnet_np import masks, spec
-from bitnet_np.cache import KVCache
-from bitnet_np.dialects import BITNET_CPP, EXACT, LLAMA_CPP
-from bitnet_np.errors import MaskError, UnsupportedError
-from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental
+from bitnet_np import spec
+from bitnet_np.base.errors import MaskError, UnsupportedError
+from bitnet_np.engine import masks
+from bitnet_np.engine.cache import KVCache
+from bitnet_np.engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP
+from bitnet_np.engine.forward_pass import compute_logits, forward, forward_full, forward_incremental
+from bitnet_np.engine.masks import Pattern
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.masks import attend_masked
-from bitnet_np.masks import Pattern
 
 INF = np.inf
 MODEL = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20)

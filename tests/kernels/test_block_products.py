@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
 
+from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, GRID_TYPES, MXFP4, NVFP4, Q4_K, Q6_K, Q8_0
 from bitnet_np.contract import blocks as definition
 from bitnet_np.kernels import activations as roundings
 from bitnet_np.kernels import block_products, blocks, grids
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_plans import PLANS
 from bitnet_np.kernels.fast import amx
-from bitnet_np.tensor_types import BLOCK_TYPES, F16, GRID_TYPES, MXFP4, NVFP4, Q4_K, Q6_K, Q8_0
 
 ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
 

@@ -13,12 +13,12 @@ from models import assert_same_bits, seeds, threads
 from numba import types
 from numba.np.numpy_support import from_dtype
 
+from bitnet_np.base.tensor_types import BLOCK_TYPES, IQ4_XS, MXFP4, NVFP4, Q2_K, Q4_K, Q5_1, Q6_K, Q8_0, TQ2_0
 from bitnet_np.contract import blocks as definition
 from bitnet_np.kernels import block_products, block_tiles, launching
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_plans import PLANS
 from bitnet_np.kernels.fast import amx
-from bitnet_np.tensor_types import BLOCK_TYPES, IQ4_XS, MXFP4, NVFP4, Q2_K, Q4_K, Q5_1, Q6_K, Q8_0, TQ2_0
 
 UNITS = {"twin": amx.PLAIN, "processor": amx.PROCESSOR}
 VARIED = (Q5_1, Q8_0, Q2_K, Q4_K, Q6_K, TQ2_0, IQ4_XS, NVFP4)

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
 
-from bitnet_np import widen
+from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, Q4_1, Q5_K, Q8_0
 from bitnet_np.kernels import blocks as kernels
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.activations import ROUNDINGS, q8_0
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.tiles import DEPTH, PART
-from bitnet_np.tensor_types import BLOCK_TYPES, F16, Q4_1, Q5_K, Q8_0
+from bitnet_np.model import widen
 
 # --- matmul ---------------------------------------------------------------------------------------------------------------------------
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from models import assert_same_bits
 
-from bitnet_np import widen
+from bitnet_np.base.tensor_types import GRID_TYPES, IQ1_M
 from bitnet_np.kernels import blocks as kernels
 from bitnet_np.kernels import cpu, grids
-from bitnet_np.tensor_types import GRID_TYPES, IQ1_M
-from bitnet_np.testing import random_table
+from bitnet_np.model import widen
+from bitnet_np.testing.models import random_table
 
 EACH_TYPE = pytest.mark.parametrize("kind", GRID_TYPES, ids=lambda kind: kind.name)
 

@@ -1,4 +1,4 @@
-"""No kernel reads or writes past the end of an array: a protected page follows each (tests/guarded.py)."""
+"""No kernel reads or writes past the end of an array: a protected page follows each (tests/support/guarded.py)."""
 
 import os
 import subprocess

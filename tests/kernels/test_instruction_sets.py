@@ -20,16 +20,18 @@ from models import SHAPE, random_model, random_tokens
 from numba import njit, types
 from numba.np.numpy_support import from_dtype
 
-from bitnet_np import masks, packing, selftest
-from bitnet_np.dialects import DIALECTS
-from bitnet_np.forward_pass import forward_full, forward_incremental
+from bitnet_np.base.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
+from bitnet_np.engine import masks
+from bitnet_np.engine.dialects import DIALECTS
+from bitnet_np.engine.forward_pass import forward_full, forward_incremental
 from bitnet_np.kernels import block_products, blocks, cpu, float_products, processor, ternary, tiles
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_rows import Numbers, Rows, Strip
 from bitnet_np.kernels.fast import byte_dots, emit, simd
 from bitnet_np.kernels.fast.block_bytes import CHUNKS
 from bitnet_np.kernels.ternary_product import Matrix, Product
-from bitnet_np.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
+from bitnet_np.model import packing
+from bitnet_np.testing import selftest
 
 SSE4 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
 AVX2 = SSE4 + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
@@ -155,8 +157,8 @@ x86 = pytest.mark.skipif(processor.architecture() != "x86_64", reason="not an x8
 def processes():
     """One process for each processor this one can stand in for, all started at once: compiling takes most of the time."""
     here = {feature.strip() for feature in llvm.get_host_cpu_features().flatten().split(",")}
-    tests, root = Path(__file__).parents[1], Path(packing.__file__).parents[1]
-    path = os.pathsep.join([str(tests), str(Path(__file__).parent), str(root)])
+    tests, root = Path(__file__).parents[1], Path(packing.__file__).parents[2]
+    path = os.pathsep.join([str(tests), str(tests / "support"), str(Path(__file__).parent), str(root)])
     started = {
         name: subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *names],

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from models import as_table, assert_same_bits, normal, seeds, threads
 from numba import njit
 
-from bitnet_np import contract, packing, selftest, spec, widen
+from bitnet_np import contract, spec
 from bitnet_np.contract import f32
 from bitnet_np.kernels import cpu, launching, scalar, tiles
 from bitnet_np.kernels import rows as row_kernels
 from bitnet_np.kernels.fast import simd
-from bitnet_np.rope import rope_frequencies
+from bitnet_np.model import packing, widen
+from bitnet_np.model.rope import rope_frequencies
+from bitnet_np.testing import selftest
 
 TABLES = ["float32", "float16", "bfloat16"]
 

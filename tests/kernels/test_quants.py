@@ -7,12 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds
 
-from bitnet_np import packing, ternarize, widen
-from bitnet_np.errors import FileFormatError, ShapeError
-from bitnet_np.kernels import blocks as kernels
-from bitnet_np.kernels.block_formats import FORMATS
-from bitnet_np.model import Blocks, frozen
-from bitnet_np.tensor_types import (
+from bitnet_np.base.errors import FileFormatError, ShapeError
+from bitnet_np.base.tensor_types import (
     ALL_BLOCK_TYPES,
     BLOCK_TYPES,
     BY_NUMBER,
@@ -26,6 +22,10 @@ from bitnet_np.tensor_types import (
     TQ2_0,
     TensorType,
 )
+from bitnet_np.kernels import blocks as kernels
+from bitnet_np.kernels.block_formats import FORMATS
+from bitnet_np.model import packing, ternarize, widen
+from bitnet_np.model.records import Blocks, frozen
 
 TERNARY_TYPES = (TQ1_0, TQ2_0)
 

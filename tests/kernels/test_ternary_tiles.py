@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from models import assert_same_bits, seeds
 from numba import njit, types
 
-from bitnet_np import contract, packing, selftest
+from bitnet_np import contract
 from bitnet_np.kernels import cpu, launching, ternary, ternary_product, ternary_tiles
 from bitnet_np.kernels.fast import amx, emit, simd, ternary_steps
 from bitnet_np.kernels.processor import cpu_features
+from bitnet_np.model import packing
+from bitnet_np.testing import selftest
 
 UNITS = {"twin": amx.PLAIN, "processor": amx.PROCESSOR, "vectors": None}
 on_each_unit = pytest.mark.parametrize("unit", UNITS)
@@ -148,7 +150,7 @@ product = lambda: cpu.ternary_matmul(q, scale, weights.codes, weights.scale, 320
 
 
 def run(program):
-    root = os.path.dirname(os.path.dirname(packing.__file__))
+    root = os.path.dirname(os.path.dirname(os.path.dirname(packing.__file__)))
     environment = {**os.environ, "PYTHONPATH": root, "NUMBA_NUM_THREADS": "2"}
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + program], env=environment, capture_output=True, text=True, timeout=600, check=False

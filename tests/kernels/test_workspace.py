@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from models import assert_same_bits, random_model, random_tokens
 
-from bitnet_np.forward_pass import forward_full, forward_incremental
+from bitnet_np.engine.forward_pass import forward_full, forward_incremental
 from bitnet_np.kernels import cpu, workspace
 
 

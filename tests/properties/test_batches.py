@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, random_model, random_tokens, seeds, shapes
 
-from bitnet_np.batch import Request, generate_batch
-from bitnet_np.dialects import DIALECTS
-from bitnet_np.forward_pass import forward_full
-from bitnet_np.generate import stream
-from bitnet_np.sampling import Sampling, choose
-from bitnet_np.speculation import Proposals, Speculation
+from bitnet_np.engine.dialects import DIALECTS
+from bitnet_np.engine.forward_pass import forward_full
+from bitnet_np.generation.batch import Request, generate_batch
+from bitnet_np.generation.generate import stream
+from bitnet_np.generation.sampling import Sampling, choose
+from bitnet_np.generation.speculation import Proposals, Speculation
 
 samplings = st.sampled_from([Sampling(), Sampling(1.0), Sampling(0.7, top_k=4), Sampling(1.3, top_p=0.8)])
 prompts = st.lists(st.tuples(st.integers(1, 8) | st.sampled_from([63, 64, 65]), st.integers(0, 6)), min_size=1, max_size=6)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from models import assert_same_bits, random_model, random_tokens
 
-from bitnet_np.cache import KVCache
-from bitnet_np.dialects import DIALECTS
-from bitnet_np.errors import CapacityError, SlotError
-from bitnet_np.forward_pass import forward, forward_full
+from bitnet_np.base.errors import CapacityError, SlotError
+from bitnet_np.engine.cache import KVCache
+from bitnet_np.engine.dialects import DIALECTS
+from bitnet_np.engine.forward_pass import forward, forward_full
 
 SMALL = {"width": 20, "ffn": 36, "heads": 2, "kv_heads": 1, "head_dim": 6, "vocab": 30, "context": 1000}
 slots = st.integers(0, 2)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, dialects, family_shapes, lengths, random_model, random_tokens, seeds
 
-from bitnet_np.dialects import DIALECTS
-from bitnet_np.forward_pass import forward_full
+from bitnet_np.engine.dialects import DIALECTS
+from bitnet_np.engine.forward_pass import forward_full
 
 
 def with_another_token(rng, model, tokens, at):

@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, dialects, family_shapes, lengths, padded, random_model, random_tokens, seeds, threads
 
-from bitnet_np import forward_pass
-from bitnet_np.cache import KVCache
-from bitnet_np.dialects import DIALECTS, EXACT
-from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental, prefill
+from bitnet_np.engine import forward_pass
+from bitnet_np.engine.cache import KVCache
+from bitnet_np.engine.dialects import DIALECTS, EXACT
+from bitnet_np.engine.forward_pass import compute_logits, forward, forward_full, forward_incremental, prefill
 
 batches = st.lists(lengths, min_size=1, max_size=5)
 counts_of_threads = st.sampled_from([1, 1, 1, 2, 3, numba.config.NUMBA_NUM_THREADS])

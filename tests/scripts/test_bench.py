@@ -17,12 +17,12 @@ from benchmarks import forwards, memory, models, peaks, processes, report
 from benchmarks.rounds import OURS, Case, CheckError, Key, Results, check, measure, ratios, simple, summary, tokens
 
 from bitnet_np import forward_full, load
-from bitnet_np.dialects import DIALECTS
-from bitnet_np.errors import OptionError
+from bitnet_np.base.errors import OptionError
+from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.kernels import workspace
 from bitnet_np.kernels.fast import amx
-from bitnet_np.selftest import digest
-from bitnet_np.testing_released import released
+from bitnet_np.testing.released import released
+from bitnet_np.testing.selftest import digest
 
 FAKE_LLAMA = """
 import time

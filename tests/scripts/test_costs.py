@@ -5,7 +5,7 @@ import json
 import costs
 import pytest
 
-from bitnet_np import network
+from bitnet_np.engine import network
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,16 @@ import train
 from trainer import evaluate, export
 from trainer.settings import DEMO
 
-from bitnet_np import embedded, spec
+from bitnet_np import spec
 from bitnet_np.cli.main import main
-from bitnet_np.dense import dense_view
+from bitnet_np.engine.forward_pass import forward_full
+from bitnet_np.files import embedded
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.forward_pass import forward_full
-from bitnet_np.generate import generate
+from bitnet_np.generation.generate import generate
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.model import Ternary
+from bitnet_np.model.dense import dense_view
+from bitnet_np.model.records import Ternary
 
 DATA = Path(__file__).parents[1] / "data" / "demo"
 GREEDY = json.loads((DATA / "greedy.json").read_text("utf-8"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fuzzing import cases, seeds
 
-from bitnet_np.errors import UnsupportedError
+from bitnet_np.base.errors import UnsupportedError
 from bitnet_np.files.load import open_model
 from bitnet_np.traces.formats import FORMATS
 

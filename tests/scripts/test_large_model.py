@@ -6,9 +6,9 @@ import large_model
 import pytest
 
 from bitnet_np import forward_full, load
-from bitnet_np.errors import OptionError
+from bitnet_np.base.errors import OptionError
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.selftest import digest
+from bitnet_np.testing.selftest import digest
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "I2_S", "TQ2_0", "Q4_K_M"])

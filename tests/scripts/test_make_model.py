@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from make_model import main
 
-from bitnet_np import testing_released
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.testing_released import SHAPES, released, tensor_table, vocabulary, write_released
+from bitnet_np.testing import released as testing_released
+from bitnet_np.testing.released import SHAPES, released, tensor_table, vocabulary, write_released
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 
 PACKAGED = Path(testing_released.__file__).parent / "data" / "tiny.gguf"  # a file of the released form, not made by this script

@@ -17,10 +17,10 @@ from writer.corpus import document, held_out, sequence
 from writer.document import Question
 
 from bitnet_np import load
-from bitnet_np.errors import FileFormatError, OptionError
+from bitnet_np.base.errors import FileFormatError, OptionError
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.nll import token_nll
-from bitnet_np.selftest import digest, noise
+from bitnet_np.generation.nll import token_nll
+from bitnet_np.testing.selftest import digest, noise
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.training.gradients import loss_and_gradients
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from fake_server import raw, serving
 
-from bitnet_np.errors import OptionError, ServerError
+from bitnet_np.base.errors import OptionError, ServerError
 from bitnet_np.servers.client import SMALL_ANSWER, RefusedError, client_of
 
 

@@ -3,7 +3,7 @@
 import pytest
 from fake_server import MODELS, PROPS, serving
 
-from bitnet_np.errors import ServerError, UnsupportedError
+from bitnet_np.base.errors import ServerError, UnsupportedError
 from bitnet_np.servers.client import client_of
 from bitnet_np.servers.endpoint import server_at
 

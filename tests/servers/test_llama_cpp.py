@@ -12,7 +12,7 @@ from bitnet_np.judge.top_logprobs import check_completions
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.servers.client import client_of
 from bitnet_np.servers.endpoint import server_at
-from bitnet_np.testing import random_model
+from bitnet_np.testing.models import random_model
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN
 
 xllamacpp = pytest.importorskip("xllamacpp")

@@ -9,7 +9,7 @@ from fake_server import llama_server, serving, table_logits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet_np.errors import ServerError
+from bitnet_np.base.errors import ServerError
 from bitnet_np.servers.client import client_of
 from bitnet_np.servers.llama_server import LlamaServer, aligned, parse
 

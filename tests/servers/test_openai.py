@@ -6,7 +6,7 @@ import pytest
 from completions import assert_same, changed, completions_by, vllm_answer
 from fake_server import serving, table_logits, vllm
 
-from bitnet_np.errors import ServerError, UnsupportedError
+from bitnet_np.base.errors import ServerError, UnsupportedError
 from bitnet_np.servers.client import RefusedError, client_of
 from bitnet_np.servers.openai import OpenAiServer, parse
 

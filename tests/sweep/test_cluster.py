@@ -15,15 +15,17 @@ import sweep_plans
 from command_line import ROOT, TINY
 from sweep_plans import PLAN, engine_run, written
 
-from bitnet_np import BITNET_CPP, Error, load, nll, selftest
+from bitnet_np import BITNET_CPP, Error, load
+from bitnet_np.base.errors import ServerError
 from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.cli.main import main
-from bitnet_np.errors import ServerError
+from bitnet_np.generation import nll
 from bitnet_np.kernels import processor
 from bitnet_np.sweep.cluster import connected
 from bitnet_np.sweep.plan import read_plan
 from bitnet_np.sweep.process import DifferentBitsError
 from bitnet_np.sweep.run import sweep
+from bitnet_np.testing import selftest
 
 dask = pytest.importorskip("dask")
 pytest.importorskip("distributed")

@@ -12,14 +12,15 @@ import pytest
 from command_line import TINY, sha256
 from sweep_plans import PLAN, engine_run, written
 
-from bitnet_np import BITNET_CPP, Error, forward_full, load, selftest
+from bitnet_np import BITNET_CPP, Error, forward_full, load
+from bitnet_np.base.errors import OptionError
 from bitnet_np.cli.main import main
-from bitnet_np.errors import OptionError
-from bitnet_np.nll import token_nll
+from bitnet_np.generation.nll import token_nll
 from bitnet_np.sweep import process
 from bitnet_np.sweep.plan import read_plan
 from bitnet_np.sweep.process import DifferentBitsError
 from bitnet_np.sweep.run import sweep
+from bitnet_np.testing import selftest
 
 ENGINE = "import sys, numpy as np; x = np.load(sys.argv[1]); x[0] += float(sys.argv[3]); np.save(sys.argv[2], x)"
 

@@ -3,7 +3,7 @@
 import pytest
 from tokenizer_models import MESSAGES, chatty
 
-from bitnet_np.errors import OptionError, UnsupportedError
+from bitnet_np.base.errors import OptionError, UnsupportedError
 
 HEADERS = (
     "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"

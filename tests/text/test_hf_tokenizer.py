@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_files import bpe_json, changed
 
+from bitnet_np.base.errors import Error, FileFormatError, UnsupportedError
 from bitnet_np.cli import main as cli
-from bitnet_np.errors import Error, FileFormatError, UnsupportedError
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import open_model
-from bitnet_np.testing_released import CHAT_TEMPLATE, vocabulary
+from bitnet_np.testing.released import CHAT_TEMPLATE, vocabulary
 from bitnet_np.text.byte_level import LLAMA3_WORDS, PRE_TOKENIZERS
 from bitnet_np.text.tokenizer import tokenizer_from
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_files import bpe_json, changed
 
+from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.cli import main as cli
-from bitnet_np.errors import FileFormatError, UnsupportedError
 from bitnet_np.files.gguf_writer import write_model
-from bitnet_np.testing import random_model
+from bitnet_np.testing.models import random_model
 from bitnet_np.text.hf_tokenizer import tokenizer_metadata
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED

@@ -5,7 +5,7 @@ import time
 import pytest
 from tokenizer_models import MESSAGES, chatty
 
-from bitnet_np.errors import FileFormatError
+from bitnet_np.base.errors import FileFormatError
 from bitnet_np.text import chat_template
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_models import OURS, texts, tokenizer
 
-from bitnet_np.errors import OptionError, TokenRangeError, UnsupportedError
+from bitnet_np.base.errors import OptionError, TokenRangeError, UnsupportedError
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 

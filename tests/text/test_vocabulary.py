@@ -3,7 +3,7 @@
 import pytest
 from tokenizer_models import small, tokenizer
 
-from bitnet_np.errors import FileFormatError, UnsupportedError
+from bitnet_np.base.errors import FileFormatError, UnsupportedError
 
 TOKENS = small()["tokenizer.ggml.tokens"]
 

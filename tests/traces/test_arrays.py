@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from foreign_arrays import Bfloat16, Tensor
 
-from bitnet_np.errors import ShapeError
+from bitnet_np.base.errors import ShapeError
 from bitnet_np.traces.arrays import as_numpy
 
 NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3) / 4

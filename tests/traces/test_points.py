@@ -5,8 +5,8 @@ import pytest
 from models import random_model
 from recorder import record_all
 
-from bitnet_np.errors import FileFormatError
-from bitnet_np.families import FAMILIES
+from bitnet_np.base.errors import FileFormatError
+from bitnet_np.model.families import FAMILIES
 from bitnet_np.traces.formats import labels
 from bitnet_np.traces.formats.nodes import node_of
 from bitnet_np.traces.normal_form import heads_of, normal_form

@@ -8,11 +8,11 @@ from models import assert_same_bits, random_model, random_tokens
 from recorder import record_all
 
 from bitnet_np import spec
-from bitnet_np.dialects import BITNET_CPP, EXACT
-from bitnet_np.embedded import model_path
-from bitnet_np.errors import EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
+from bitnet_np.base.errors import EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
+from bitnet_np.engine.dialects import BITNET_CPP, EXACT
+from bitnet_np.engine.forward_pass import forward_full
+from bitnet_np.files.embedded import model_path
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key, Trace
 from bitnet_np.traces.record import NAMES, Recorder, record_trace, scores

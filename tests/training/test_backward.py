@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds
 
-from bitnet_np import contract, packing, spec
+from bitnet_np import contract, spec
 from bitnet_np.kernels import backward, cpu
+from bitnet_np.model import packing
 
 CUTS = st.lists(st.integers(1, 5) | st.sampled_from([63, 64, 65, 130]), min_size=1, max_size=4).map(lambda rows: np.cumsum([0, *rows]))
 

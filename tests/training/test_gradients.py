@@ -6,12 +6,22 @@ from gradient_models import FAMILIES, RECORDINGS, SMOOTH, WIDTHS, config_of, nor
 from hypothesis import given
 from models import assert_same_bits, random_model, seeds, threads
 
-from bitnet_np import packing, spec, spec_grad, ternarize
-from bitnet_np.embedded import model_path
-from bitnet_np.errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
+from bitnet_np import spec
+from bitnet_np.base.errors import (
+    ContextLimitError,
+    EmptyInputError,
+    NonFiniteError,
+    OptionError,
+    ShapeError,
+    TokenRangeError,
+    UnsupportedError,
+)
+from bitnet_np.files.embedded import model_path
 from bitnet_np.files.load import load
-from bitnet_np.model import Yarn
-from bitnet_np.nll import token_nll
+from bitnet_np.generation.nll import token_nll
+from bitnet_np.model import packing, ternarize
+from bitnet_np.model.records import Yarn
+from bitnet_np.training import spec as spec_grad
 from bitnet_np.training.gradients import loss_and_gradients, parameters_of, quantize
 
 # --- against torch and the definition -------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ...model import Linear, Model, Ternary
+from ...model.records import Linear, Model, Ternary
 from ..graph import FIELDS, Operation
 from .mistake import Array, Fit, Mistake, Numbers
 

@@ -8,10 +8,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import cache_types, spec
-from ...dialects import EXACT, Dialect
+from ... import spec
+from ...engine import cache_types
+from ...engine.dialects import EXACT, Dialect
 from ...kernels import cpu
-from ...model import Model
+from ...model.records import Model
 from ...traces.points import Key
 from .. import operations as op
 from ..roundings import NARROW, to_float16

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.block_formats import FORMATS, RUN, Bits, Digit, Factor, Flags, Format, Integers
-from ...model import Blocks
+from ...model.records import Blocks
 from .mistake import Array
 from .orders import orders
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from ...dialects import DIALECTS, Dialect
-from ...errors import listed
-from ...model import Model
+from ...base.errors import listed
+from ...engine.dialects import DIALECTS, Dialect
+from ...model.records import Model
 from ...traces.points import Key
 from ..graph import Operation
 from ..variant import Variant

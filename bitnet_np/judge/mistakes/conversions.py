@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from ... import widen
-from ...model import Linear, Table, Ternary
+from ...model import widen
+from ...model.records import Linear, Table, Ternary
 from .. import operations as op
 from ..graph import FIELDS, LOGITS
 from ..narrow import rounded

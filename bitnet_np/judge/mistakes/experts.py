@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
-from ...dialects import Dialect
-from ...model import Layer, Linear, Model
+from ...engine.dialects import Dialect
+from ...model.records import Layer, Linear, Model
 from ...traces.points import Key
 from .. import operations as op
 from ..variant import Floats, Variant

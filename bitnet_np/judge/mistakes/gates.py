@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
-from ...dialects import Dialect
+from ...engine.dialects import Dialect
 from ...kernels import cpu
-from ...model import Model
+from ...model.records import Model
 from ..roundings import NARROW
 from ..variant import Floats, Variant
 from .mistake import Array, Compute, Computes, Engines, Mistake, Site

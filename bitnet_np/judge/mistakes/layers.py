@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import spec, widen
-from ...dialects import Dialect
-from ...model import Model
+from ... import spec
+from ...engine.dialects import Dialect
+from ...model import widen
+from ...model.records import Model
 from ...traces.points import Key
 from .. import operations as op
 from ..roundings import to_float16

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import packing, spec, widen
-from ...dialects import EXACT, LLAMA_CPP, Dialect
-from ...families import MATRICES, QKV
-from ...model import Layer, Linear, Model, Ternary, Weights
+from ... import spec
+from ...engine.dialects import EXACT, LLAMA_CPP, Dialect
+from ...model import packing, widen
+from ...model.families import MATRICES, QKV
+from ...model.records import Layer, Linear, Model, Ternary, Weights
 from ...traces.points import Key
 from .. import operations as op
 from ..graph import FIELDS

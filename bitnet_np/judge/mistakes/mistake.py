@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
-from ...dialects import Dialect
-from ...model import Layer, Model, with_rope_of
+from ...engine.dialects import Dialect
+from ...model.records import Layer, Model, with_rope_of
 from ...traces.points import Key
 from ..graph import Place, layer_input
 from ..variant import Variant

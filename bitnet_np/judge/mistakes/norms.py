@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
-from ...dialects import Dialect
-from ...families import MATRICES, NORMS
+from ...engine.dialects import Dialect
 from ...kernels import cpu
-from ...model import Model
+from ...model.families import MATRICES, NORMS
+from ...model.records import Model
 from ...traces.points import Key
 from ..variant import Floats, Variant
 from .matrices import every, in_fields

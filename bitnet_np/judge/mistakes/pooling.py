@@ -5,7 +5,7 @@ from typing import get_args
 import numpy as np
 
 from ... import spec
-from ...model import Pooling
+from ...model.records import Pooling
 from ...traces.points import POOLED, Key
 from .mistake import Array, Compute, Computes, Site, alike
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...kernels.block_formats import FORMATS, Format
-from ...model import Blocks, Linear, Ternary
+from ...model.records import Blocks, Linear, Ternary
 from .. import operations as op
 from ..graph import EMBEDDING, FIELDS, LOGITS
 from ..precision import DIGITS, NARROW_FLOATS

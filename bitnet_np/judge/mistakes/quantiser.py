@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
-from ...dialects import Dialect
-from ...families import MATRICES
+from ...engine.dialects import Dialect
 from ...kernels import cpu
-from ...model import Model, Ternary
+from ...model.families import MATRICES
+from ...model.records import Model, Ternary
 from ...traces.points import MAY_BE_QUANTIZED
 from .. import operations as op
 from ..graph import FIELDS

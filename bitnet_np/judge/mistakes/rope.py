@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
-from ...dialects import BITNET_CPP, EXACT, Dialect
+from ...engine.dialects import BITNET_CPP, EXACT, Dialect
 from ...kernels import cpu
-from ...model import Model, with_rope_of
-from ...rope import rope_frequencies
+from ...model.records import Model, with_rope_of
+from ...model.rope import rope_frequencies
 from .. import operations as op
 from .. import roundings
 from ..precision import DIGITS, NARROW_FLOATS

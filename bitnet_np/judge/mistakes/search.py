@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...dialects import Dialect
-from ...errors import listed
-from ...model import Model
+from ...base.errors import listed
+from ...engine.dialects import Dialect
+from ...model.records import Model
 from ...traces.points import Key
 from ..graph import Operation
 from .catalogue import HIDDEN, Numbered, Trial, numbered_mistakes, trials

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
-from ...errors import listed
+from ...base.errors import listed
 from .. import operations as op
 from .attention import Attention
 from .wrong import FEW, Array, Wrong, rough, runs

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.block_formats import FORMATS
-from ...model import Blocks, Ternary
+from ...model.records import Blocks, Ternary
 from ..mistakes import blocks as mistakes
 from ..mistakes.blocks import Parts
 from ..mistakes.orders import orders

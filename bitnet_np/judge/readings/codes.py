@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from ...model import Ternary
+from ...model.records import Ternary
 from .. import operations as op
 from ..mistakes.conversions import in_fewer_bits
 from ..mistakes.quantiser import in_groups

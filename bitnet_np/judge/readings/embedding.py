@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.block_formats import FORMATS
-from ...model import Blocks
+from ...model.records import Blocks
 from .. import operations as op
 from ..mistakes.conversions import CODE_TYPES
 from ..narrow import rounded

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import spec, widen
-from ...dialects import Dialect
-from ...families import MATRICES
-from ...model import Linear, Ternary
+from ... import spec
+from ...engine.dialects import Dialect
+from ...model import widen
+from ...model.families import MATRICES
+from ...model.records import Linear, Ternary
 from .. import operations as op
 from ..graph import FIELDS
 from ..roundings import matrix_input

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...families import NORMS
+from ...model.families import NORMS
 from ...traces.points import Key
 from .. import operations as op
 from ..graph import FIELDS, layer_input, operations

@@ -9,8 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import spec, widen
-from ...model import Config, Table, Ternary
+from ... import spec
+from ...model import widen
+from ...model.records import Config, Table, Ternary
 from .. import operations as op
 from ..roundings import to_float16
 from .wrong import ROWS, Array, Wrong, matched

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
-from ...model import Model
+from ...model.records import Model
 from .. import operations as op
 from ..precision import DIGITS, NARROW_FLOATS
 from ..roundings import to_digits

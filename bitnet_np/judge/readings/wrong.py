@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import listed
+from ...base.errors import listed
 from ...traces.points import Key
 from ..graph import Place
 

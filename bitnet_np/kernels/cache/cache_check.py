@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from llvmlite.binding.object_file import ObjectFileRef
 from numba.core.registry import cpu_target
 
-from ...progress import Progress, silent
+from ...base.progress import Progress, silent
 from . import cache_folder, disk_cache
 from .disk_cache import BadEntryError
 

@@ -38,7 +38,7 @@ import numba
 import numpy as np
 from numba.core import caching, compiler, serialize, sigutils
 
-from ...whole_file import whole_file
+from ...base.whole_file import whole_file
 from . import cache_folder
 
 KNOWN_NUMBA = ("0.68",)  # versions whose private parts this was written for

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import FileFormatError, OptionError, shown
+from ...base.errors import FileFormatError, OptionError, shown
 from ..normal_form import checked_tokens
 from ..points import SCORES, Entry, Key, Trace, ours_of
 from .arrays import MAX_POINTS, Header, check_size, finished, insert

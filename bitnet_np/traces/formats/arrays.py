@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import Error, FileFormatError, shown
-from ...model import Config
+from ...base.errors import Error, FileFormatError, shown
+from ...model.records import Config
 from ..normal_form import agreed_tokens, checked_dtype, checked_tokens, heads_of, normal_form
 from ..points import MEANINGS, SCORES, Entry, Key, Points, Trace
 from .labels import meanings

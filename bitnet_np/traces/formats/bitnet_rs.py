@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import FileFormatError, OptionError, shown
-from ...extras import extra
+from ...base.errors import FileFormatError, OptionError, shown
+from ...base.extras import extra
 from ...files.safetensors_file import strict_json
 from ..points import LAYER_NAMES, MODEL_NAMES, SCORES, Key, ours_of
 from .arrays import MAX_POINTS

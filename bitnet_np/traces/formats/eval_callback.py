@@ -17,7 +17,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import FileFormatError, shown
+from ...base.errors import FileFormatError, shown
 from ..points import SCORES, SLOTS, Key, key_of, ours_of
 from .nodes import node_of
 

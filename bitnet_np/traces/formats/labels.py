@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...errors import FileFormatError, shown
-from ...families import FAMILIES
-from ...model import Config
+from ...base.errors import FileFormatError, shown
+from ...model.families import FAMILIES
+from ...model.records import Config
 from ..points import LAYER_INPUT, LINEAR_NAMES, POINT, POINTS, Key, gradient_key, key_of
 
 TOKENS = "tokens"

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import FileFormatError, OptionError, ShapeError
+from ...base.errors import FileFormatError, OptionError, ShapeError
 from ..normal_form import checked_tokens
 from ..points import Entry, Key, Points, Trace
 from .arrays import Header, check_size

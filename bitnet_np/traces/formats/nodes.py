@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import FileFormatError
+from ...base.errors import FileFormatError
 from ..normal_form import agreed_tokens, without_leading_ones
 from ..points import SCORES, Entry, Key, Trace, key_of, ours_of
 from .arrays import Header, finished, insert

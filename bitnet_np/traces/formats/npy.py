@@ -9,8 +9,8 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import FileFormatError, shown
-from ...model import Config
+from ...base.errors import FileFormatError, shown
+from ...model.records import Config
 from ..points import Key, Trace
 from .arrays import Array, Header, collect, damaged
 from .output import LabelWriter, Writer

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import FileFormatError, shown
-from ...model import Config
+from ...base.errors import FileFormatError, shown
+from ...model.records import Config
 from ..points import Trace
 from .arrays import MAX_POINTS, Array, collect, damaged
 from .labels import TOKENS

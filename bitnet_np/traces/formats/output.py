@@ -10,9 +10,9 @@ from typing import IO, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...errors import EmptyInputError, OptionError
-from ...validate import instance, path_of
-from ...whole_file import name_beside, naming
+from ...base.errors import EmptyInputError, OptionError
+from ...base.validate import instance, path_of
+from ...base.whole_file import name_beside, naming
 from ..normal_form import checked_dtype, checked_tokens, normal_form
 from ..points import Key
 from .labels import TOKENS

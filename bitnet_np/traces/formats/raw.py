@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import OptionError
+from ...base.errors import OptionError
 from ..points import Key, Trace
 from .arrays import Header, check_size, collect
 from .output import Writer

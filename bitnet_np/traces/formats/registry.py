@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...errors import FileFormatError, OptionError, UnsupportedError, shown
-from ...model import Config
-from ...validate import check_file, integer, path_of
+from ...base.errors import FileFormatError, OptionError, UnsupportedError, shown
+from ...base.validate import check_file, integer, path_of
+from ...model.records import Config
 from ..normal_form import agreed_tokens, checked_tokens
 from ..points import Trace
 from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, raw, safetensors, torch_file

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...files.safetensors_file import DTYPES, open_safetensors
-from ...model import Config
+from ...model.records import Config
 from ..points import Trace
 from .arrays import Header, collect
 from .output import LabelWriter

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import FileFormatError, UnsupportedError, shown
-from ...extras import extra
-from ...model import Config
+from ...base.errors import FileFormatError, UnsupportedError, shown
+from ...base.extras import extra
+from ...model.records import Config
 from ..points import Trace
 from .arrays import MAX_POINTS, Array, Header, collect, damaged
 

@@ -3,7 +3,8 @@
 import pytest
 from faulty_engine import FAULTY_LAYER, forward
 
-from bitnet_np import embedded, load
+from bitnet_np import load
+from bitnet_np.files import embedded
 
 TOKENS = [1, 5, 80, 33, 17, 2, 60, 9]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from bitnet_np.errors import OptionError
+from bitnet_np.base.errors import OptionError
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.spm import SPACE
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_np.errors import FileFormatError, OptionError
-from bitnet_np.whole_file import whole_file
+from bitnet_np.base.errors import FileFormatError, OptionError
+from bitnet_np.base.whole_file import whole_file
 
 from .settings import Settings
 

@@ -8,9 +8,9 @@ from math import exp
 from writer.corpus import FRESH, document, held_out
 from writer.document import Question
 
-from bitnet_np.batch import Request, generate_batch
-from bitnet_np.model import Model
-from bitnet_np.nll import token_nll
+from bitnet_np.generation.batch import Request, generate_batch
+from bitnet_np.generation.nll import token_nll
+from bitnet_np.model.records import Model
 from bitnet_np.text.tokenizer import Tokenizer
 
 _LONGEST_ANSWER = 16  # tokens

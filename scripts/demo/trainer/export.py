@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_np.files import gguf_writer
-from bitnet_np.model import Config, Layer, Linear, Model
-from bitnet_np.rope import rope_frequencies
+from bitnet_np.model.records import Config, Layer, Linear, Model
+from bitnet_np.model.rope import rope_frequencies
 from bitnet_np.training.gradients import quantize
 
 NAME = "bitnet_np demo"

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from bitnet_np.errors import OptionError
-from bitnet_np.model import Config
+from bitnet_np.base.errors import OptionError
+from bitnet_np.model.records import Config
 
 
 @dataclass(frozen=True)

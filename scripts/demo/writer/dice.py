@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from bitnet_np.sampling import uniforms
+from bitnet_np.generation.sampling import uniforms
 
 T = TypeVar("T")
 

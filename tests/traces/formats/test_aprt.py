@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trace_files import LOGITS, TOKENS, T, V, write_trace
 
-from bitnet_np.errors import FileFormatError, OptionError
+from bitnet_np.base.errors import FileFormatError, OptionError
 from bitnet_np.traces.formats import aprt
 from bitnet_np.traces.points import Key
 

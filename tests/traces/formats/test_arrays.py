@@ -5,7 +5,7 @@ import pytest
 from models import random_model
 from trace_files import V
 
-from bitnet_np.errors import FileFormatError
+from bitnet_np.base.errors import FileFormatError
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key
 

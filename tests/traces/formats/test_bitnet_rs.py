@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from trace_files import LOGITS, RECORD, T, write_trace
 
-from bitnet_np.errors import FileFormatError, UnsupportedError
+from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.traces.formats import bitnet_rs, read_any
 from bitnet_np.traces.points import Key
 

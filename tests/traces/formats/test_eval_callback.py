@@ -8,7 +8,7 @@ from models import random_model
 from printed_nodes import LLAMA, printed, printed_trace
 from recorder import record_all
 
-from bitnet_np.errors import FileFormatError, UnsupportedError
+from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.traces.formats import detect, eval_callback, read_any
 from bitnet_np.traces.points import Key
 

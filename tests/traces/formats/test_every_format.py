@@ -24,7 +24,7 @@ from trace_files import (
     write_trace,
 )
 
-from bitnet_np.errors import Error, FileFormatError
+from bitnet_np.base.errors import Error, FileFormatError
 from bitnet_np.traces.formats import FORMATS, read_any
 from bitnet_np.traces.points import Key
 

@@ -3,10 +3,10 @@
 import pytest
 from models import random_model
 
-from bitnet_np.errors import FileFormatError
-from bitnet_np.families import FAMILIES
+from bitnet_np.base.errors import FileFormatError
 from bitnet_np.files.hf_model_types import MODEL_TYPES
 from bitnet_np.judge.graph import FIELDS
+from bitnet_np.model.families import FAMILIES
 from bitnet_np.traces.formats import labels
 from bitnet_np.traces.points import Key, key_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from trace_files import LOGITS, write_trace
 
-from bitnet_np.errors import FileFormatError, OptionError, ShapeError
+from bitnet_np.base.errors import FileFormatError, OptionError, ShapeError
 from bitnet_np.traces.formats import llama_logits, read_any
 from bitnet_np.traces.points import Key
 

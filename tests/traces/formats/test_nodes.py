@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitnet_np.errors import FileFormatError
+from bitnet_np.base.errors import FileFormatError
 from bitnet_np.traces.formats import nodes
 from bitnet_np.traces.points import Key
 

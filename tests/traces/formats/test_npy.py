@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from trace_files import LOGITS, NO_LOGITS, NO_NPY, TOKENS, T, V, all_points, load_all, write_trace
 
-from bitnet_np.errors import FileFormatError, OptionError
+from bitnet_np.base.errors import FileFormatError, OptionError
 from bitnet_np.traces.formats import npy, raw, read_any
 from bitnet_np.traces.points import Key
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from trace_files import TOKENS, T, peak_memory, read_contents, write_trace
 
-from bitnet_np.errors import FileFormatError
+from bitnet_np.base.errors import FileFormatError
 from bitnet_np.traces.formats import npz, read_any
 from bitnet_np.traces.points import Key
 

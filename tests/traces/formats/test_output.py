@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from trace_files import LOGITS, TOKENS, WHOLE, T, all_points, write_trace
 
-from bitnet_np.errors import EmptyInputError, FileFormatError, OptionError
+from bitnet_np.base.errors import EmptyInputError, FileFormatError, OptionError
 from bitnet_np.traces.formats import FORMATS
 from bitnet_np.traces.points import Key
 

@@ -3,7 +3,7 @@
 import pytest
 from trace_files import READABLE, TOKENS, T, V, write_trace
 
-from bitnet_np.errors import Error, FileFormatError
+from bitnet_np.base.errors import Error, FileFormatError
 from bitnet_np.traces.formats import FORMATS, detect, read_any, writer
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from trace_files import TOKENS, safetensors_bytes, write_trace
 
-from bitnet_np.errors import FileFormatError
+from bitnet_np.base.errors import FileFormatError
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitnet_np.errors import Error, FileFormatError, UnsupportedError
+from bitnet_np.base.errors import Error, FileFormatError, UnsupportedError
 from bitnet_np.traces.formats import detect, read_any
 from bitnet_np.traces.points import Key
 

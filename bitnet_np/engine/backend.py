@@ -1,0 +1,182 @@
+"""The protocols of a backend: what a forward pass asks of a CPU or a GPU, and what a KV cache asks of its memory.
+
+The module kernels/cpu.py is one backend, a GPU's another. contract/ is one in plain NumPy: what each operation gives, to the bit. `Wrapped`
+is a backend with some operations replaced: to count them (metrics.py), or to compute with a mistake in them (judge/). A backend may offer a
+faster way to decode (`decoder_of`).
+
+An `Array` is NumPy's or the device's own. Nothing is checked here: the callers of a backend check their arguments.
+"""
+
+from collections.abc import Callable, Sequence
+from inspect import isfunction
+from typing import Any, Protocol, TypeVar
+
+from numpy.typing import DTypeLike, NDArray
+
+from ..base.tensor_types import TensorType
+
+Array = Any
+Record = TypeVar("Record")
+Decoder = Callable[[NDArray], NDArray]
+"""Appends a token to each of some slots of a cache: tokens [B], ids of the vocabulary -> logits [B, V].
+
+It raises what `forward` does, and leaves the cache as it was then.
+"""
+_DECODER = "decoder"  # the method of a backend that makes one, where it has one
+
+
+class Storage(Protocol):
+    """The memory that keys and values lie in: arrays [L, B, S, G, K], of which position p of slot b is at [:, b, p % S]."""
+
+    most_positions: int | None  # that a slot can hold; None: as many as there is memory for
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike, /) -> tuple[Array, Array]:
+        """Keys and values, all zero. Raises CapacityError when there is not enough memory."""
+
+    def write(self, layer: int, keys: Array, values: Array, slot: Array, position: Array, k: Array, v: Array, /) -> None:
+        """Write new rows k and v [R, G, K] of one layer to their slots [R] and positions [R] in keys and values [B, S, G, K].
+
+        Where the arrays are float16, k and v are rounded. Raises NonFiniteError for numbers that float16 cannot hold, at the latest when
+        logits are checked.
+        """
+
+    def readable(self, array: Array, /) -> Array:
+        """Keys or values [B, S, G, K] as a backend's attention reads them: float32, or float16's bits as int16."""
+
+    def erase(self, array: Array, slot: int, start: int, end: int, /) -> None:
+        """Set positions start..end of a slot to zero."""
+
+    def carry(self, source: Array, slot: int, out: Array, target: int, start: int, end: int, /) -> None:
+        """Copy positions start..end of a slot to another slot, of the same array or of one with another S."""
+
+    def held(self, array: Array, slot: int, start: int, end: int, /) -> Array:
+        """A copy of positions start..end of a slot, as an array of one slot with end - start places."""
+
+    def by_pieces(
+        self,
+        pieces: Sequence[Any],
+        attend: Callable[[Array, Array, Array, Array, Array], Array],
+        q: Array,
+        k: Array,
+        v: Array,
+        slot: NDArray,
+        position: NDArray,
+        /,
+    ) -> Array:
+        """Call `attend` for one piece of the rows [R] after another -> [R, H, K]. Slots and positions are NumPy's."""
+
+
+class Backend(Protocol):
+    """The operations of a forward pass. R rows are the tokens of all sequences end to end; model.py explains the other letters."""
+
+    @property
+    def device(self) -> str:
+        """Where its arrays are: "cpu" or "cuda"."""
+
+    @property
+    def exact_only(self) -> bool:
+        """Whether EXACT is the only dialect it computes."""
+
+    # --- where arrays are ---
+
+    def storage(self) -> Storage: ...
+    def upload(self, array: NDArray, /) -> Array: ...
+    def empty(self, shape: tuple[int, ...], /) -> Array: ...  # float32
+    def resident(self, record: Record, /) -> Record: ...  # a dataclass of arrays, with its arrays uploaded
+    def to_host(self, array: Array, /) -> NDArray: ...
+    def wait(self) -> None: ...  # until all operations called so far are done
+    def mark(self, event: str, count: int = 1, /) -> None: ...  # "forward", "layer", or "kv_write" with its number of positions
+
+    # --- tables ---
+
+    def embed(self, table: Array, tokens: Array, /) -> Array: ...  # [V, D], [R] -> [R, D]
+    def embed_blocks(self, data: Array, kind: TensorType, tokens: Array, /) -> Array: ...  # [V, bytes of a row], type, [R] -> [R, D]
+    def matmul(self, x: Array, table: Array, /) -> Array: ...  # [R, M], [N, M] -> [R, N]
+    def matmul_blocks(self, x: Array, data: Array, kind: TensorType, /) -> Array: ...  # [R, M], [N, bytes of a row], type -> [R, N]
+    def matmuls_blocks_as_llama_cpp(self, x: Array, /, *matrices: tuple[Array, TensorType]) -> list[Array]: ...  # up to three, x as there
+
+    # --- norms and ternary matrices ---
+
+    def rms_norm(self, x: Array, gain: Array, eps: float, /) -> Array: ...  # [R, D], [D] -> [R, D]
+    def layer_norm(self, x: Array, gain: Array, bias: Array | None, eps: float, /) -> Array: ...  # [R, D], [D], [D] -> [R, D]
+    def quantize(self, x: Array, /) -> tuple[Array, Array]: ...  # [R, M] -> int8 [R, M], steps per unit [R]
+    def ternary_matmul(self, q: Array, scale: Array, codes: Array, w_scale: Any, width: int, /) -> Array: ...  # -> [R, width]
+    def ternary_matmuls(self, q: Array, scale: Array, /, *matrices: tuple[Array, Any, int]) -> list[Array]: ...
+
+    # --- positions and attention ---
+
+    def rotations(self, angle: NDArray, /) -> tuple[Array, Array]: ...  # float64 [R, J] -> cosines and sines [R, J]
+    def rope(self, x: Array, cos: Array, sin: Array, /) -> Array: ...  # [R, H, K], [R, J] x 2 -> [R, H, K]; pairs (i, i + J)
+    def rope_adjacent(self, x: Array, cos: Array, sin: Array, /) -> Array: ...  # pairs (2i, 2i + 1)
+    def spread(self, x: Array, slot: Array, position: Array, shape: tuple[int, ...], /) -> Array: ...  # [R, G, K] -> [B, T, G, K]
+    def attend(
+        self, q: Array, k: Array, v: Array, slot: Array, position: Array, window: int | None = None, scale: Any = None, cap: Any = None, /
+    ) -> Array:
+        """[R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]: row r attends to the keys 0..position[r] of slot[r], or the last `window`.
+
+        scale: float32 that multiplies q . k, by default 1 / sqrt(K). cap: float32 that caps the scores softly.
+        """
+
+    def attend_halves(
+        self, q: Array, k: Array, v: Array, slot: Array, position: Array, window: int | None = None, scale: Any = None, cap: Any = None, /
+    ) -> Array:
+        """As `attend`, with probabilities rounded to float16."""
+
+    def attend_masked(
+        self, q: Array, k: Array, v: Array, slot: Array, position: Array, mask: Array, scale: Any = None, cap: Any = None, /
+    ) -> Array:
+        """As `attend`, by an additive mask [1 or B, T, S]."""
+
+    # --- rows ---
+
+    def add(self, a: Array, b: Array, /) -> Array: ...  # [R, D] x 2 -> [R, D]
+    def add_bias(self, x: Array, bias: Array, /) -> Array: ...  # [R, N], [N] -> [R, N]
+    def scaled(self, x: Array, factor: Any, /) -> Array: ...  # [R, N], float32 -> [R, N]
+    def take(self, x: Array, rows: Array, /) -> Array: ...  # [R, D], [B] -> [B, D]
+    def relu2_gate(self, gate: Array, up: Array, /) -> Array: ...  # [R, F] x 2 -> [R, F]
+    def silu_gate(self, gate: Array, up: Array, /) -> Array: ...
+    def gelu_gate(self, gate: Array, up: Array, /) -> Array: ...
+    def gelu(self, x: Array, /) -> Array: ...  # [R, F] -> [R, F]
+    def gelu_tanh(self, x: Array, /) -> Array: ...
+    def soft_cap(self, x: Array, cap: Any, /) -> Array: ...  # [R, V], float32 -> [R, V]
+
+    # --- experts ---
+
+    def top_experts(self, logits: Array, k: int, /) -> Array: ...  # [R, E] -> int32 [R, k]
+    def expert_weights(self, logits: Array, experts: Array, normalized: bool, /) -> Array: ...  # [R, E], [R, k] -> [R, k]
+    def mix(self, y: Array, weights: Array, /) -> Array: ...  # [R, k, D], [R, k] -> [R, D]
+    def sigmoid_gate(self, x: Array, gate: Array, /) -> Array: ...  # [R, D], [R, 1] -> [R, D]
+
+    # --- masks ---
+
+    def fill_mask(
+        self, out: Array, first: int, queries: Array, past: Array, keys: Array, window: int, prefix: int, block: int, sinks: int, /
+    ) -> None: ...  # [B, Q, K], [B] x 3
+
+
+OPERATIONS = tuple(name for name, member in vars(Backend).items() if isfunction(member) and not name.startswith("_"))
+"""The names of all operations."""
+
+
+def decoder_of(ops: Backend, model: Any, cache: Any, slots: NDArray) -> Decoder | None:
+    """The backend's own way to append tokens to these slots of a cache of its own, one each at a time; None if it has none.
+
+    That is a method `decoder(model, cache, slots)`, which a backend need not have. The bits are those of `forward`.
+    """
+    make = getattr(ops, _DECODER, None)
+    return None if make is None else make(model, cache, slots)
+
+
+class Wrapped:
+    """A backend with some of its operations replaced."""
+
+    def __init__(self, backend: Backend, **operations: Callable[..., Any]) -> None:
+        unknown = operations.keys() - set(OPERATIONS)
+        assert not unknown, f"no operations of a backend: {unknown}"
+        self.device, self.exact_only = backend.device, backend.exact_only
+        vars(self).update({name: getattr(backend, name) for name in OPERATIONS} | operations)
+        if hasattr(backend, _DECODER):
+            setattr(self, _DECODER, getattr(backend, _DECODER))
+
+    def __getattr__(self, name: str) -> Any:  # for type checkers: every operation is in the instance
+        raise AttributeError(name)

@@ -1,0 +1,83 @@
+"""Dialects: where other engines round and the definition does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.errors import OptionError, shown
+from ..base.tensor_types import BF16, F16, F32
+from ..kernels import activations
+from ..model.records import Blocks, Model, Table
+from ..model.rope import yarn_ramp
+from . import cache_types
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The roundings of one engine.
+
+    halves: keys, values, rotated queries, attention probabilities and the head's input are rounded to float16, as with a float16 KV cache
+    and output matrix. stepped_angles: RoPE's angles are stepped from pair to pair in float32 instead of being computed one by one.
+    bitnet.cpp's decode does both. ggml_activations: the input of a matrix is rounded as ggml's CPU backend does for the matrix's type
+    (kernels/activations.py), also where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does that,
+    with a float32 KV cache and without flash attention, and steps the angles. kv: the type of the KV cache (cache_types.py), to which keys
+    and values are rounded before attention reads them, in whole sequences too; `with_cache` makes such a dialect.
+    """
+
+    name: str
+    halves: bool
+    stepped_angles: bool
+    ggml_activations: bool = False
+    kv: str = "float32"
+
+    def with_cache(self, kind: str) -> Dialect:
+        """The dialect with a KV cache of this type: float32, float16, bfloat16, int8, q8_0 or q4_0. Raises OptionError."""
+        if kind not in cache_types.ROUNDINGS:
+            raise OptionError(f"kind is {shown(kind)}, expected one of {', '.join(cache_types.ROUNDINGS)}")
+        return self if kind == self.kv else replace(self, name=f"{self.name}, kv={kind}", kv=kind)
+
+    def rounded(self, x: Floats) -> Floats:
+        """Queries, keys, values or the head's input as this dialect keeps them."""
+        return x.astype(np.float16).astype(np.float32) if self.halves else x
+
+    def cached(self, x: Floats) -> Floats:
+        """Keys or values [R, G, K] as attention reads them."""
+        x = self.rounded(x)
+        return x if self.kv == "float32" else cache_types.rounded(x, self.kv)
+
+    def matrix_input(self, x: Floats, weights: Table) -> Floats:
+        """The input of a matrix as this dialect multiplies it: [R, M] -> [R, M]."""
+        if not self.ggml_activations:
+            return x
+        return activations.ROUNDINGS[weights.type if isinstance(weights, Blocks) else _TYPES[weights.dtype]](x)
+
+    def angles(self, position: NDArray[np.int64], model: Model) -> NDArray[np.float64]:
+        """RoPE's angles in radians: [R] -> [R, J]."""
+        frequency = model.rope_frequency
+        if not self.stepped_angles or not frequency.size:
+            return np.multiply.outer(position, frequency)
+        c = model.config
+        divisors = np.ones(frequency.size, np.float32) if model.rope_factors is None else model.rope_factors
+        second = min(1, frequency.size - 1)
+        steps = np.full((position.size, frequency.size), np.float32(frequency[second] * divisors[second] * c.rope_scaling))
+        steps[:, 0] = position
+        angle = np.multiply.accumulate(steps, axis=1)
+        if c.yarn is None:
+            angle = angle / divisors * np.float32(1 / c.rope_scaling)
+        else:
+            ramp, shrunk = yarn_ramp(c).astype(np.float32), angle * np.float32(1 / c.yarn.factor)
+            angle = shrunk * (1 - ramp) + angle * ramp
+        return angle.astype(np.float64)
+
+
+EXACT = Dialect("exact", halves=False, stepped_angles=False)
+BITNET_CPP = Dialect("bitnet.cpp", halves=True, stepped_angles=True)
+LLAMA_CPP = Dialect("llama.cpp", halves=False, stepped_angles=True, ggml_activations=True)
+DIALECTS = {dialect.name: dialect for dialect in (EXACT, BITNET_CPP, LLAMA_CPP)}
+
+_TYPES = {np.dtype(np.float32): F32, np.dtype(np.float16): F16, np.dtype(np.uint16): BF16}

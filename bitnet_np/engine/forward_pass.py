@@ -1,0 +1,459 @@
+"""The forward pass: tokens in, logits out, over a backend that the caller chooses once.
+
+Two paths, which give the same bits:
+
+* `forward_full` takes whole sequences. Each layer's keys and values exist only while that layer runs; all positions go through every
+  operation at once, in tiles of several tokens and several queries, and many of them through the feed-forward block in parts.
+* `forward` continues sequences from a KV cache: any number of new tokens each. Keys and values are written to the cache first and attention
+  reads them from there, at positions that depend on what the cache holds. With one new token the matmuls run as matrix-vector products.
+  `prefill` and `forward_incremental` proceed chunk by chunk, and return the last logits or all.
+
+They share network.py's order of operations, because a second copy of it would not be checked by comparing them. They differ in where keys
+and values live, in tile shapes, in positions, and in how many rows a kernel sees.
+
+Tokens of all sequences are laid end to end in rows, so padding is never computed and a batch is nothing special to any kernel. Arguments
+are checked once in each public function; the functions below take `Tokens` and a `Runtime`, which are checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..base.errors import NonFiniteError, OptionError, ShapeError, UnsupportedError
+from ..base.validate import instance, integer, integers
+from ..kernels import cpu
+from ..model.records import Config, Model, Pooling
+from . import masks
+from .backend import Array, Backend
+from .cache import Attend, Attention, KVCache, new_cache
+from .dialects import EXACT, Dialect
+from .network import Floats, Head, Record, Runtime, check_finite, ignore, run_feed_forward, run_layer, run_layers
+from .pooling import pool
+from .tokens import Rows, Tokens, check_context, check_tokens
+
+PARALLEL_THRESHOLD = 16
+"""Longest sequence that mode "auto" runs incrementally. Both modes give the same bits; from a few tokens on the parallel one is faster."""
+
+BLOCK = 512
+"""Tokens of each sequence that `prefill` takes at a time. Larger ones are hardly faster, and take more memory."""
+
+Mode = Literal["parallel", "incremental", "auto"]
+
+
+def path_of(mode: Mode, length: int, parallel_threshold: int = PARALLEL_THRESHOLD) -> Literal["parallel", "incremental"]:
+    """The path that a mode takes for sequences of `length` tokens: "auto" is parallel for more than `parallel_threshold`."""
+    if mode == "auto":
+        return "parallel" if length > parallel_threshold else "incremental"
+    return mode
+
+
+def forward_full(
+    model: Model,
+    tokens: ArrayLike,
+    lengths: ArrayLike | None = None,
+    *,
+    last_only: bool = False,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    record: Record = ignore,
+    mask: ArrayLike | None = None,
+    strict: bool = False,
+) -> Floats:
+    """Logits of whole sequences, without a KV cache and without a loop over tokens.
+
+    tokens: integers [B, T]. lengths: [B], how many of the T are tokens of each sequence; what follows is padding, which may be anything.
+    Returns float32 [B, T, V], zeros where there is padding, or [B, V] of each sequence's last token with `last_only`.
+
+    `record(name, layer, array)` is called at the points llama.cpp labels in its graph, with read-only arrays whose first axis is the rows:
+    tokens of all sequences end to end. A recorder that keeps an array must copy it. `result_embd_pooled`, the pooled output of an
+    embedding model, has a row for each sequence; it needs all rows, so there is none with `last_only` or from a KV cache.
+
+    mask: which positions each position sees, instead of itself and those before it (in layers with a window, too): [T, T] or
+    [1 or B, 1, T, T], bool or additive (masks.py). Padding is never seen. With `strict` no position may see a later one. A position that
+    sees nothing gets zeros from attention. A mask equal to the model's own rule changes no bit, and costs an array and time.
+
+    Raises ShapeError (MaskError), TokenRangeError, EmptyInputError or ContextLimitError before anything is computed, NonFiniteError if the
+    model overflows, UnsupportedError for a mask in a dialect that rounds probabilities.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    checked = check_tokens(model.config, tokens, lengths)
+    attention = None if mask is None else _whole_masked_attention(runtime, mask, checked, strict)
+    return run_whole(runtime, checked, record, last_only=last_only, attention=attention)
+
+
+def forward_layer(
+    model: Model,
+    layer: int,
+    hidden: ArrayLike,
+    *,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    record: Record = ignore,
+    mask: ArrayLike | None = None,
+    strict: bool = False,
+) -> Floats:
+    """One layer on whole sequences: its input [B, T, D] float32 -> l_out [B, T, D]. Position t of a sequence is t.
+
+    The same bits as within `forward_full`, where l_out of one layer is the input of the next. Arguments as in `forward_full`.
+
+    Raises ShapeError for another shape or dtype, OptionError for a layer that does not exist, ContextLimitError, NonFiniteError if the
+    result has NaN or infinity in it, and what `forward_full` raises for masks.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    layer, shape, h = _layer_input(runtime, layer, hidden)
+    tokens = Tokens.whole(np.zeros(shape[:2], np.int64))  # stand for the sequences' lengths: no token is looked up
+    attention = None if mask is None else _whole_masked_attention(runtime, mask, tokens, strict)
+    rows = _whole_rows(runtime, tokens)
+    attend = _whole_attention(runtime, tokens, ops.resident(rows), attention)
+    out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
+    return _layer_output(runtime, layer, out).reshape(shape)
+
+
+def feed_forward(
+    model: Model,
+    layer: int,
+    hidden: ArrayLike,
+    *,
+    norm: bool = True,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    record: Record = ignore,
+) -> Floats:
+    """The feed-forward branch of one layer, experts too: its input [B, T, D] float32 -> [B, T, D], without the residual.
+
+    norm: whether the norm in front of it runs, if the family has one there; realizar's batched prefill leaves it out. With it, ffn_inp
+    (the layer's input where branches are parallel) gives the bits of the branch within `forward_full`; without it, ffn_norm does.
+
+    Raises ShapeError, OptionError and NonFiniteError as `forward_layer` does.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    layer, shape, h = _layer_input(runtime, layer, hidden)
+    return _layer_output(runtime, layer, run_feed_forward(runtime, layer, h, norm, record)).reshape(shape)
+
+
+def _layer_input(runtime: Runtime, layer: int, hidden: ArrayLike) -> tuple[int, tuple[int, ...], Array]:
+    """The number of a layer, the shape [B, T, D] of its input, and a copy of that as rows [R, D] on the device."""
+    config = runtime.model.config
+    layer, rows = integer("layer", layer, 0, config.n_layers - 1), np.asarray(hidden)
+    if rows.ndim != 3 or rows.dtype != np.float32 or 0 in rows.shape or rows.shape[2] != config.width:
+        raise ShapeError(f"hidden is {rows.dtype} {list(rows.shape)}, expected float32 [B, T, {config.width}]")
+    return layer, rows.shape, runtime.ops.upload(np.array(rows.reshape(-1, config.width)))  # a copy: layers may compute in place
+
+
+def _layer_output(runtime: Runtime, layer: int, out: Array) -> Floats:
+    """Rows [R, D] on the host. Raises NonFiniteError for NaN and infinity."""
+    rows = runtime.ops.to_host(out)
+    if cpu.has_non_finite(rows):
+        raise NonFiniteError(f"the output of layer {layer} has NaN or infinity in it")
+    return rows
+
+
+def forward(
+    model: Model,
+    tokens: ArrayLike,
+    cache: KVCache,
+    lengths: ArrayLike | None = None,
+    *,
+    slots: ArrayLike | None = None,
+    last_only: bool = False,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    record: Record = ignore,
+    head: Head | None = None,
+    mask: ArrayLike | None = None,
+    strict: bool = False,
+) -> Floats:
+    """Logits of the next tokens of sequences whose beginnings are in `cache`: prefill, a chunk of it, or decode.
+
+    Arguments and result are those of `forward_full`. Sequence i lives in slot slots[i], by default in slot i, and the positions of its new
+    tokens follow those that the slot holds. Afterwards the slots hold the new tokens too. `head` computes the logits in place of the
+    model's output table and bias; it may leave some out, as -infinity (certified.py).
+
+    mask: as in `forward_full`, [T, S] or [1 or B, 1, T, S]: a row for each new token, a column for each position from 0 on, S of them, as
+    many as the longest sequence has if all its T tokens are real. A position that is not there yet, or is padding, is never seen.
+
+    Raises what `forward_full` raises, UnsupportedError for a mask with a ring, a float16 cache or one on a device, CapacityError when the
+    cache is too small, SlotError for a slot that does not exist, is named twice, or that another pass is writing to. Whatever is raised,
+    also by `record`, the cache is as it was.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    checked = check_tokens(model.config, tokens, lengths)
+    chosen = check_slots(slots, checked)
+    check_cache(model.config, cache)
+    attention = None
+    if mask is not None:
+        _check_maskable(cache)
+        start, length = cache.reserve(chosen, checked.lengths), checked.ids.shape[1]
+        visible = masks.check(mask, length, int(start.max()) + length, batch=len(start))
+        if strict:
+            masks.check_causal(visible, start)
+        attention = _masked_attention(runtime, visible, checked, chosen, start)
+    return run_cached(runtime, checked, cache, chosen, record, last_only=last_only, head=head, attention=attention)
+
+
+def prefill(
+    model: Model,
+    tokens: ArrayLike,
+    cache: KVCache,
+    lengths: ArrayLike | None = None,
+    *,
+    block: int = BLOCK,
+    slots: ArrayLike | None = None,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    head: Head | None = None,
+) -> Floats:
+    """As `forward` with last_only, at most `block` tokens of each sequence at a time: memory is the cache's and O(B * block), not O(B * T).
+
+    The same bits. Raises what `forward` raises, and OptionError for a block below 1; whatever is raised, the cache is as it was.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    checked = check_tokens(model.config, tokens, lengths)
+    block = integer("block", block, 1)
+    chosen = check_slots(slots, checked)
+    check_cache(model.config, cache)
+    return run_prefill(runtime, checked, cache, chosen, block=block, head=head)
+
+
+def forward_incremental(
+    model: Model,
+    tokens: ArrayLike,
+    lengths: ArrayLike | None = None,
+    *,
+    chunk: int = 1,
+    last_only: bool = False,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    record: Record = ignore,
+    mask: ArrayLike | None = None,
+) -> Floats:
+    """Logits of whole sequences by way of a KV cache, `chunk` tokens of each at a time. Arguments and result as in `forward_full`.
+
+    With a mask no position may see a later one, whose key is not there yet.
+
+    Raises what `forward` raises, and OptionError for a chunk below 1.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    checked = check_tokens(model.config, tokens, lengths)
+    return _run_incremental(runtime, checked, record, integer("chunk", chunk, 1), last_only, mask)
+
+
+def compute_logits(
+    model: Model,
+    tokens: ArrayLike,
+    lengths: ArrayLike | None = None,
+    *,
+    mode: Mode = "auto",
+    parallel_threshold: int = PARALLEL_THRESHOLD,
+    chunk: int = 1,
+    last_only: bool = False,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    record: Record = ignore,
+    mask: ArrayLike | None = None,
+    strict: bool = False,
+) -> Floats:
+    """Logits of whole sequences by the path `mode` names; "auto" is parallel for more than `parallel_threshold` tokens. Same bits.
+
+    With a mask (as in `forward_full`), which may let a position see later ones, "auto" is parallel.
+
+    Raises what the path raises, and OptionError for another mode.
+    """
+    if mode not in get_args(Mode):
+        raise OptionError(f"mode is {mode!r}, expected 'parallel', 'incremental' or 'auto'")
+    runtime = Runtime(model, dialect, ops).checked()
+    checked = check_tokens(model.config, tokens, lengths)
+    parallel_threshold = integer("parallel_threshold", parallel_threshold, 0)
+    if mask is not None and mode == "auto":
+        mode = "parallel"
+    if path_of(mode, checked.ids.shape[1], parallel_threshold) == "parallel":
+        attention = None if mask is None else _whole_masked_attention(runtime, mask, checked, strict)
+        return run_whole(runtime, checked, record, last_only=last_only, attention=attention)
+    return _run_incremental(runtime, checked, record, integer("chunk", chunk, 1), last_only, mask)
+
+
+# --- passes over checked tokens -------------------------------------------------------------------------------------------------------
+
+
+def run_whole(
+    runtime: Runtime, tokens: Tokens, record: Record = ignore, *, last_only: bool = False, attention: Attention | None = None
+) -> Floats:
+    """`forward_full` for checked tokens. attention: replaces the causal one; it gets a layer's keys and values as [B, T, G, K]."""
+    ops, rows = runtime.ops, _whole_rows(runtime, tokens)
+    resident = ops.resident(rows)
+    attend = _whole_attention(runtime, tokens, resident, attention)
+    if runtime.model.config.pooling != "none" and record is not ignore and not last_only:
+        record = _with_pooled(record, runtime.model.config.pooling, rows)
+    logits = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only)
+    logits = check_finite(ops.to_host(logits), rows, last_only)
+    return logits if last_only else rows.padded(logits, tokens.ids.shape)
+
+
+def _with_pooled(record: Record, pooling: Pooling, rows: Rows) -> Record:
+    """The observer, which gets the pooled output [B, D] of whole sequences behind the final norm."""
+
+    def observe(name: str, layer: int | None, array: NDArray) -> None:
+        record(name, layer, array)
+        if name == "result_norm":
+            sequences = np.split(array, rows.last[:-1] + 1)
+            record("result_embd_pooled", None, np.concatenate([pool(sequence, pooling) for sequence in sequences]))
+
+    return observe
+
+
+def _whole_rows(runtime: Runtime, tokens: Tokens) -> Rows:
+    """The rows of whole sequences: sequence i in slot i, from position 0 on."""
+    batch = len(tokens.lengths)
+    return Rows.of(runtime.model.config, tokens, np.arange(batch), np.zeros(batch, np.int64))
+
+
+def _whole_attention(runtime: Runtime, tokens: Tokens, resident: Rows, attention: Attention | None) -> Attend:
+    """Attention over keys and values of whole sequences, which exist only while it runs."""
+
+    def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
+        keys, values = (runtime.ops.spread(x, resident.slot, resident.position, tokens.ids.shape) for x in (k, v))
+        return (attention or runtime.attention)(layer, q, keys, values, resident.slot, resident.position)
+
+    return attend
+
+
+def run_cached(
+    runtime: Runtime,
+    tokens: Tokens,
+    cache: KVCache,
+    slots: NDArray[np.int64],
+    record: Record = ignore,
+    *,
+    last_only: bool = False,
+    head: Head | None = None,
+    attention: Attention | None = None,
+) -> Floats:
+    """`forward` for checked tokens; the cache and the rows check slots, capacity and the model's context.
+
+    attention: replaces the causal one.
+    """
+    ops = runtime.ops
+    with cache.appending(slots, tokens.lengths) as start:
+        rows = Rows.of(runtime.model.config, tokens, slots, start)
+        resident = ops.resident(rows)
+        attend = cache.attending(rows, resident, attention or runtime.attention, ops.mark)
+        logits = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only, head=head)
+        logits = check_finite(logits if head else ops.to_host(logits), rows, last_only, head)
+    return logits if last_only else rows.padded(logits, tokens.ids.shape)
+
+
+def run_prefill(
+    runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], *, block: int = BLOCK, head: Head | None = None
+) -> Floats:
+    """`prefill` for checked arguments."""
+    check_context(runtime.model.config, cache.reserve(slots, tokens.lengths) + tokens.lengths)
+    logits: list[tuple[int, Floats]] = []
+    with cache.undone_on_error(slots, tokens.lengths):
+        for part in tokens.blocks(block):
+            block_head = head if part.last.any() else _no_logits
+            rows = run_cached(runtime, part.tokens, cache, slots[part.active], last_only=True, head=block_head)
+            logits += zip(part.active[part.last], rows[part.last], strict=True)
+    return np.stack([row for _, row in sorted(logits, key=lambda item: item[0])])
+
+
+def _no_logits(x: Array) -> Floats:
+    """The head of blocks whose logits are not needed: zeros [R, 1]."""
+    return np.zeros((len(x), 1), np.float32)
+
+
+def _run_incremental(
+    runtime: Runtime,
+    tokens: Tokens,
+    record: Record,
+    chunk: int,
+    last_only: bool,
+    mask: ArrayLike | None = None,
+) -> Floats:
+    """`forward_incremental` for checked arguments."""
+    config, (batch, length) = runtime.model.config, tokens.ids.shape
+    check_context(config, tokens.lengths)
+    checked = None if mask is None else masks.check(mask, length, length, batch=batch, strict=True)
+    cache = new_cache(config, batch, length, runtime.ops)
+    if checked is not None:
+        _check_maskable(cache)
+    logits = np.zeros((batch, config.vocab) if last_only else (batch, length, config.vocab), np.float32)
+    for part in tokens.blocks(chunk):
+        attention = None
+        if checked is not None:
+            rows = checked[part.active if len(checked) > 1 else slice(None), :, part.begin : part.end, : part.end]
+            attention = _masked_attention(runtime, rows, part.tokens, part.active, np.full(len(part.active), part.begin))
+        out = run_cached(runtime, part.tokens, cache, part.active, record, last_only=last_only, attention=attention)
+        if last_only:
+            logits[part.active[part.last]] = out[part.last]
+        else:
+            logits[part.active, part.begin : part.end] = out
+    return logits
+
+
+# --- checked arguments ----------------------------------------------------------------------------------------------------------------
+
+
+def check_slots(slots: ArrayLike | None, tokens: Tokens) -> NDArray[np.int64]:
+    """The slot of each sequence [B], by default its number. Raises ShapeError; the cache checks that the slots exist."""
+    chosen = np.arange(len(tokens.lengths)) if slots is None else integers("slots", slots, 1)
+    if chosen.shape != tokens.lengths.shape:
+        raise ShapeError(f"slots has shape {chosen.shape}, expected {tokens.lengths.shape}: one for each sequence")
+    return chosen
+
+
+def check_cache(config: Config, cache: KVCache) -> None:
+    """Raises OptionError for a value that is no KVCache, ShapeError for a cache made for a model of other sizes."""
+    instance("cache", cache, KVCache)
+    if cache.k.shape[0::3] + cache.k.shape[4:] != (config.n_layers, config.kv_heads, config.head_dim):
+        raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model")
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """A mask that attention adds to its scores, as a record that a backend can upload."""
+
+    mask: Floats  # [1 or slots, T, S]
+    row: NDArray[np.int64]  # [R] the mask's row of each row of the pass
+
+
+def _whole_masked_attention(runtime: Runtime, mask: ArrayLike, tokens: Tokens, strict: bool) -> Attention:
+    """Attention of whole sequences by a caller's mask. Raises MaskError, or UnsupportedError."""
+    batch, length = tokens.ids.shape
+    checked = masks.check(mask, length, length, batch=batch, strict=strict)
+    return _masked_attention(runtime, checked, tokens, np.arange(batch), np.zeros(batch, np.int64))
+
+
+def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: NDArray[np.int64], start: NDArray[np.int64]) -> Attention:
+    """Attention by a checked mask [1 or B, 1, T, S], without padding: of new tokens of sequences that hold start [B] positions.
+
+    Raises UnsupportedError for a dialect that rounds probabilities.
+    """
+    if runtime.dialect.halves:
+        raise UnsupportedError(f"the dialect {runtime.dialect.name} has no attention with a mask")
+    end = start + tokens.lengths
+    additive = masks.as_additive(mask)[:, 0, :, : end.max()]
+    if len(additive) > 1 or (end < end.max()).any():  # one for each slot, in which keys past the sequence's end are hidden
+        hidden = np.arange(end.max()) >= end[:, None, None]
+        by_slot = np.full((slots.max() + 1, *additive.shape[1:]), -np.inf, np.float32)
+        by_slot[slots] = np.where(hidden, np.float32(-np.inf), additive)
+        additive = by_slot
+    row = np.concatenate([np.arange(count) for count in tokens.lengths])
+    resident = runtime.ops.resident(_Mask(additive, row))
+
+    def attend(layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
+        return runtime.ops.attend_masked(
+            q, keys, values, slot, resident.row, resident.mask, *runtime.scoring
+        )  # it stands for the window, too
+
+    return attend
+
+
+def _check_maskable(cache: KVCache) -> None:
+    """Raises UnsupportedError for a cache whose keys cannot be read by a mask's columns."""
+    kind = "a ring" if cache.window is not None else "float16" if cache.dtype == np.float16 else ""
+    if kind or not isinstance(cache.k, np.ndarray):
+        raise UnsupportedError(f"the KV cache is {kind or 'on a device'}, which takes no mask; expected float32 in the computer's memory")

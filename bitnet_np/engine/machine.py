@@ -1,0 +1,87 @@
+"""The processor and the software that a result was computed on, and digests of the files it was computed from."""
+
+import glob
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+import numpy as np
+
+from ..kernels.fast import amx
+from ..kernels.processor import cpu_features, instruction_path
+
+
+def processor() -> str:
+    """The processor's name, as far as the system knows it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        return f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
+    except (OSError, KeyError):
+        return platform.processor() or platform.machine()
+
+
+def describe() -> dict[str, Any]:
+    """The facts of the machine that belong to every figure and every report."""
+    features = cpu_features()
+    of_intel = "avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-int8"
+    of_arm = "neon", "dotprod", "i8mm", "sve"
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "instruction path": instruction_path(),
+        "matrix tiles": amx.why_absent() or "AMX",
+        "features": [name for name in of_intel + of_arm if name in features],
+        "threading layer": _threading_layer(),
+        "bitnet_np": _version("bitnet_np"),
+        "numba": numba.__version__,
+        "llvmlite": llvmlite.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def facts() -> dict[str, str]:
+    """`describe` as text."""
+    return {name: ", ".join(value) if isinstance(value, list) else str(value) for name, value in describe().items()}
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file; of a folder, or a model in several GGUF files, that of the digests and names of all its files, in order."""
+    if path.is_dir():
+        return _digest_of_all(path, [p for p in path.rglob("*") if p.is_file()])
+    if part := re.fullmatch(r"(.+)-\d{5}(-of-\d{5}\.gguf)", path.name, re.DOTALL):
+        name, end = map(glob.escape, part.groups())
+        return _digest_of_all(path.parent, [*path.parent.glob(f"{name}-{5 * '[0-9]'}{end}")] or [path])
+    return _digest_of_file(path)
+
+
+def _digest_of_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of_all(folder: Path, files: list[Path]) -> str:
+    lines = (f"{_digest_of_file(path)}  {path.relative_to(folder).as_posix()}\n" for path in sorted(files))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _threading_layer() -> str:
+    try:
+        return numba.threading_layer()
+    except ValueError:
+        return "none: nothing ran on several threads"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed, run from its sources"

@@ -1,0 +1,391 @@
+"""Masks as arrays: which keys each query sees. For callers that need an array; the attention kernels work from positions.
+
+Rows are queries, columns are keys; query i stands at position past + i, key j at position j. Two forms:
+
+* "additive": 0 where the key is seen, -infinity where not, to be added to scores. Never a large negative number: after a softmax that
+  is the same only as long as a row sees something, and a row that sees nothing would attend to everything.
+* "bool": True where the key is seen, as ONNX's Attention and PyTorch's scaled_dot_product_attention read it.
+
+A row that sees nothing gives zeros (`fully_masked` finds such rows). A float mask of zeros and ones is refused wherever an additive one
+is expected: added to scores it hides nothing, and lets the future through.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from threading import Lock
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from ..base.errors import MaskError
+from ..base.validate import dtype_of, instance, integer
+from ..kernels import masks as kernels
+
+Form = Literal["additive", "bool"]
+Align = Literal["bottom_right", "top_left"]
+
+LARGEST = 2**31 - 1  # size or position
+LOWEST_BIAS = -1e9  # below this a finite number in an additive mask was meant to be -infinity
+STREAM_ROWS = 256
+
+
+def _size(name: str, value: int, least: int = 0) -> int:
+    return integer(name, value, least, LARGEST, MaskError)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The rule that says which keys k a query at position p sees. A field that is 0 adds no condition.
+
+    The query sees all keys up to its own, k <= p, narrowed by
+    window: the last `window` keys only, p - window < k, its own included (as in Mistral, ONNX and llama.cpp),
+    block: the keys of its own block of `block` positions only, k // block == p // block,
+    and widened by
+    sinks: the first `sinks` keys with k <= p, outside the window or block too (StreamingLLM, arXiv 2309.17453),
+    prefix: the first `prefix` keys for every query, even those with k > p (prefix-LM, arXiv 1910.10683).
+
+    Raises MaskError for a field that is no integer from 0 to 2**31 - 1, and for sinks without a window or block.
+    """
+
+    window: int = 0
+    prefix: int = 0
+    block: int = 0
+    sinks: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            _size(name, value)
+        if self.sinks and not (self.window or self.block):
+            raise MaskError(f"sinks is {self.sinks} without a window or block: every earlier key is seen anyway")
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """The fields in the order in which kernels take them."""
+        return self.window, self.prefix, self.block, self.sinks
+
+
+CAUSAL = Pattern()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that determines one mask, checked. It is also the key of MaskCache."""
+
+    q_len: int
+    k_len: int
+    past: int
+    pattern: Pattern
+    dtype: np.dtype  # bool for the form "bool"
+
+
+def plan(
+    q_len: int,
+    k_len: int,
+    pattern: Pattern = CAUSAL,
+    *,
+    past: int | None = None,
+    align: Align = "bottom_right",
+    form: Form = "additive",
+    dtype: DTypeLike = np.float32,
+) -> Plan:
+    """The checked arguments of `mask`, for a caller that fills the mask elsewhere. Raises what `mask` does."""
+    q_len, k_len = _size("q_len", q_len), _size("k_len", k_len)
+    if align not in ("bottom_right", "top_left"):
+        raise MaskError(f"align is {align!r}, expected 'bottom_right' or 'top_left'")
+    if q_len and not k_len:
+        raise MaskError(f"{q_len} queries have no keys to see")
+    if align == "top_left":
+        if past:
+            raise MaskError(f"past is {past}, but align='top_left' means 0")
+        past = 0
+    else:
+        past = max(k_len - q_len, 0) if past is None else _size("past", past)
+        if q_len and k_len < past + q_len:
+            raise MaskError(f"{k_len} keys are fewer than {past} past and {q_len} queries; align='top_left' if that is meant")
+    return Plan(q_len, k_len, past, instance("pattern", pattern, Pattern), _dtype(form, dtype))
+
+
+def mask(
+    q_len: int,
+    k_len: int,
+    pattern: Pattern = CAUSAL,
+    *,
+    past: int | None = None,
+    align: Align = "bottom_right",
+    form: Form = "additive",
+    dtype: DTypeLike = np.float32,
+) -> NDArray:
+    """The mask [q_len, k_len] of one sequence.
+
+    past: number of keys before the first query's own, by default k_len - q_len: the last query sees the last key. Keys after the last
+    query are hidden, like all future keys. With align="top_left" past is 0, and only then may there be fewer keys than queries.
+    dtype: of an additive mask: float32, float64 or float16.
+
+    q_len 0 gives [0, k_len]. Raises MaskError for queries without keys, fewer keys than queries, or a negative size.
+    """
+    return _build(plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype))
+
+
+def causal(q_len: int, k_len: int, *, form: Form = "additive", dtype: DTypeLike = np.float32) -> NDArray:
+    """The causal mask [q_len, k_len]: each query sees the k_len - q_len keys before the first one, and all up to its own."""
+    return mask(q_len, k_len, form=form, dtype=dtype)
+
+
+def causal_loop(q_len: int, k_len: int) -> NDArray[np.float32]:
+    """The definition of `causal`, to compare it with: BitNet-rs's nested loop, element by element. Slow."""
+    past_len = _size("k_len", k_len) - _size("q_len", q_len)
+    out = np.zeros((q_len, k_len), np.float32)
+    for i in range(q_len):
+        for j in range(past_len + i + 1, k_len):
+            out[i, j] = -np.inf
+    return out
+
+
+def rows(
+    q_len: int,
+    k_len: int,
+    pattern: Pattern = CAUSAL,
+    *,
+    block: int = STREAM_ROWS,
+    past: int | None = None,
+    align: Align = "bottom_right",
+    form: Form = "additive",
+    dtype: DTypeLike = np.float32,
+) -> Iterator[NDArray]:
+    """The mask that `mask` gives, in pieces of `block` rows, with O(block * k_len) memory.
+
+    Raises, on the call itself, what `mask` does, and MaskError for a block below 1.
+    """
+    planned = plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype)
+    _size("block", block, 1)
+    return (_build(planned, start, min(start + block, q_len)) for start in range(0, q_len, block))
+
+
+def batch(
+    q_lens: ArrayLike,
+    *,
+    k_lens: ArrayLike | None = None,
+    past_lens: ArrayLike | None = None,
+    pattern: Pattern = CAUSAL,
+    form: Form = "additive",
+    dtype: DTypeLike = np.float32,
+) -> NDArray:
+    """The masks [B, 1, longest q, longest k] of sequences of different lengths.
+
+    Sequence b has q_lens[b] queries after past_lens[b] keys (default 0), or k_lens[b] keys in all; give one or neither of them. Rows past
+    a sequence's queries are padding and see nothing; columns past its keys are padding and are never seen.
+
+    Raises MaskError for lengths that are not one integer for each sequence, or for a sequence with fewer keys than queries.
+    """
+    queries = _sizes("q_lens", q_lens)
+    if k_lens is not None and past_lens is not None:
+        raise MaskError("k_lens and past_lens say the same thing, expected one of them")
+    past = np.zeros_like(queries) if past_lens is None else _sizes("past_lens", past_lens)
+    keys = past if k_lens is None else _sizes("k_lens", k_lens)
+    if keys.shape != queries.shape:
+        raise MaskError(f"{len(keys)} sequences have keys and {len(queries)} have queries, expected as many")
+    if k_lens is None:
+        keys = past + queries
+    for b in np.flatnonzero(keys < queries):
+        raise MaskError(f"sequence {b} has {queries[b]} queries and only {keys[b]} keys")
+    dtype = _dtype(form, dtype)
+    out = np.empty((len(queries), 1, queries.max(), keys.max()), dtype)
+    kernels.fill_mask(out[:, 0], 0, queries, keys - queries, keys, *instance("pattern", pattern, Pattern).numbers)
+    return out
+
+
+def expand(one: NDArray, batch: int) -> NDArray:
+    """A mask [q, k] for each of `batch` sequences: [batch, 1, q, k], read-only, without copying. Raises MaskError for another shape."""
+    one = np.asarray(one)
+    if one.ndim != 2:
+        raise MaskError(f"mask has shape {one.shape}, expected [q, k]")
+    return np.broadcast_to(one, (_size("batch", batch, 1), 1, *one.shape))
+
+
+def part(whole: NDArray, q_len: int, k_len: int, *, past: int | None = None) -> NDArray:
+    """The mask [q_len, k_len] that `mask` gives, as a read-only view of a larger one [N, N] of the same pattern: nothing is made.
+
+    whole: mask(N, N, pattern), made once for the longest sequence. past: as in `mask`. Raises what `mask` does, and MaskError for a mask
+    that is not square, or too small.
+    """
+    planned, whole = plan(q_len, k_len, past=past), np.asarray(whole)
+    end = max(planned.past + q_len, k_len)
+    if whole.ndim != 2 or whole.shape[0] != whole.shape[1] or len(whole) < end:
+        raise MaskError(f"the larger mask has shape {list(whole.shape)}, expected [N, N] with N at least {end}")
+    view = whole[planned.past : planned.past + q_len, :k_len]
+    view.flags.writeable = False
+    return view
+
+
+def needs_mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, past: int | None = None, align: Align = "bottom_right") -> bool:
+    """Whether anything is hidden. A decode step, one query that sees all keys, needs no mask at all. Raises what `mask` does."""
+    planned = plan(q_len, k_len, pattern, past=past, align=align)
+    for position in range(planned.past, planned.past + q_len):
+        head, low, high = kernels.visible_keys.py_func(position, *pattern.numbers)
+        if max(head, high if low <= head else 0) < k_len:
+            return True
+    return False
+
+
+def as_additive(mask: NDArray, dtype: DTypeLike = np.float32) -> NDArray:
+    """A mask in additive form and of this dtype: a bool mask is translated, an additive one keeps its values."""
+    if mask.dtype == np.bool_:
+        return np.where(mask, 0.0, -np.inf).astype(dtype)
+    return mask.astype(dtype, copy=False)
+
+
+def as_bool(mask: NDArray) -> NDArray[np.bool_]:
+    """A mask in bool form: True where an additive mask is finite; a bool mask as it is."""
+    return mask if mask.dtype == np.bool_ else mask > -np.inf
+
+
+def fully_masked(mask: NDArray) -> NDArray[np.bool_]:  # [..., q, k] -> [..., q]
+    """True for each row that sees no key: attention gives zeros there."""
+    return np.asarray(~as_bool(mask).any(axis=-1))
+
+
+def check(
+    mask: ArrayLike, q_len: int, k_len: int, *, batch: int = 1, form: Form | None = None, past: int | None = None, strict: bool = False
+) -> NDArray:
+    """A caller's mask, checked: a read-only view [1 or B, 1, q_len, k_len] of it.
+
+    mask: [q_len, k_len] or [1 or B, 1, q_len, k_len], bool or additive; with `form`, of that form only. An additive mask may hold
+    finite numbers other than 0, which are biases. With `strict`, no query may see a key after its own position, which is `past` (default
+    k_len - q_len) plus its row.
+
+    Raises MaskError for another shape or dtype, NaN, +infinity, zeros and ones, or a finite number meant to be -infinity.
+    """
+    try:
+        array = np.asarray(mask)
+    except ValueError:
+        raise MaskError("mask is ragged, expected rows of one length") from None
+    if array.ndim == 2:
+        array = array[None, None]
+    if array.ndim != 4 or array.shape[0] not in (1, batch) or array.shape[1:] != (1, q_len, k_len):
+        raise MaskError(f"mask has shape {np.shape(mask)}, expected {(q_len, k_len)} or {(batch, 1, q_len, k_len)}")
+    if form is not None and (array.dtype == np.bool_) != (form == "bool"):
+        raise MaskError(f"mask has dtype {array.dtype}, expected {'bool' if form == 'bool' else 'an additive mask of floats'}")
+    if array.dtype != np.bool_:
+        _check_additive(array)
+    if strict:
+        check_causal(array, np.array([k_len - q_len if past is None else _size("past", past)]))
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def check_causal(mask: NDArray, past: NDArray[np.int64]) -> None:
+    """Raises MaskError if a query of a mask [1 or B, 1, q, k] sees a key after its own position, which is past [1 or B] plus its row."""
+    position = past[:, None] + np.arange(mask.shape[2])  # [1 or B, q]
+    future = as_bool(mask)[:, 0] & (np.arange(mask.shape[3]) > position[:, :, None])
+    for b, i, j in np.argwhere(future)[:1]:
+        query = position[b if len(past) > 1 else 0, i]
+        raise MaskError(
+            f"mask[{b if len(mask) > 1 else 0}, 0, {i}, {j}] lets the query at position {query} see the key at position {j}, which is later"
+        )
+
+
+def _check_additive(array: NDArray) -> None:
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        raise MaskError(f"mask has dtype {array.dtype}, expected bool, or float32, float64 or float16 to add")
+    lowest = max(LOWEST_BIAS, float(np.finfo(array.dtype).min))
+    for wrong, expected in (
+        (np.isnan(array), "a number, or -inf where a key is hidden"),
+        (array == np.inf, "a number, or -inf where a key is hidden"),
+        ((array <= lowest) & (array > -np.inf), "-inf: a finite number hides nothing from a row that sees nothing else"),
+    ):
+        for index in np.argwhere(wrong)[:1]:
+            raise MaskError(f"mask{index.tolist()} is {array[tuple(index)]}, expected {expected}")
+    if ((array == 0) | (array == 1)).all() and (array == 1).any():
+        raise MaskError(f"mask is {array.dtype} of zeros and ones, expected 0 and -inf: added to scores, ones hide nothing; use bool")
+
+
+# --- the cache ------------------------------------------------------------------------------------------------------------------------
+
+
+class MaskCache:
+    """A cache of masks, for callers that need the same ones again and again. Results are shared, so they are read-only.
+
+    It holds at most `entries` masks, each of at most `side` queries and keys, and `nbytes` bytes in all; the least recently used goes
+    first. A larger mask is made anew each time. `hits` and `misses` count requests. Safe to share between threads.
+    """
+
+    def __init__(self, entries: int = 100, side: int = 2048, nbytes: int = 1 << 28):
+        self.entries, self.side, self.limit = _size("entries", entries, 1), _size("side", side), _size("nbytes", nbytes)
+        self.hits = self.misses = self.nbytes = 0
+        self._masks: OrderedDict[Plan, NDArray] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def get(
+        self,
+        q_len: int,
+        k_len: int,
+        pattern: Pattern = CAUSAL,
+        *,
+        past: int | None = None,
+        align: Align = "bottom_right",
+        form: Form = "additive",
+        dtype: DTypeLike = np.float32,
+    ) -> NDArray:
+        """As `mask`, but read-only, and the same array while the cache holds it."""
+        key = plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype)
+        with self._lock:
+            cached = self._masks.get(key)
+            if cached is not None:
+                self.hits += 1
+                self._masks.move_to_end(key)
+                return cached
+            self.misses += 1
+        array = _build(key)
+        array.flags.writeable = False
+        if max(q_len, k_len) <= self.side and array.nbytes <= self.limit:
+            with self._lock:
+                array = self._masks.setdefault(key, array)  # another thread may have been faster
+                self.nbytes = sum(mask.nbytes for mask in self._masks.values())
+                while len(self._masks) > self.entries or self.nbytes > self.limit:
+                    self.nbytes -= self._masks.popitem(last=False)[1].nbytes
+        return array
+
+    def warm(self, sizes: Iterable[int]) -> None:
+        """Make the causal masks [n, n] of these sizes now."""
+        for n in sizes:
+            self.get(n, n)
+
+    def clear(self) -> None:
+        """Forget every mask; the counters stay."""
+        with self._lock:
+            self._masks.clear()
+            self.nbytes = 0
+
+
+# --- checked arguments ----------------------------------------------------------------------------------------------------------------
+
+
+def _sizes(name: str, values: ArrayLike) -> NDArray[np.int64]:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise MaskError(f"{name} has shape {array.shape} and dtype {array.dtype}, expected integers, one for each sequence")
+    for b in np.flatnonzero((array < 0) | (array > LARGEST))[:1]:
+        raise MaskError(f"{name}[{b}] is {array[b]}, expected 0 to {LARGEST}")
+    return array.astype(np.int64)
+
+
+def _dtype(form: Form, dtype: DTypeLike) -> np.dtype:
+    if form == "bool":
+        return np.dtype(np.bool_)
+    if form != "additive":
+        raise MaskError(f"form is {form!r}, expected 'additive' or 'bool'")
+    return dtype_of("dtype", dtype, (np.float32, np.float64, np.float16), MaskError)
+
+
+def _build(plan: Plan, start: int = 0, end: int | None = None) -> NDArray:
+    end = plan.q_len if end is None else end
+    out = np.empty((1, end - start, plan.k_len), plan.dtype)
+    queries, past, keys = (np.array([n]) for n in (plan.q_len, plan.past, plan.k_len))
+    kernels.fill_mask(out, start, queries, past, keys, *plan.pattern.numbers)
+    return out[0]

@@ -1,0 +1,487 @@
+"""The network itself: embedding, layers, head, over checked rows of tokens.
+
+This is the one copy of the layer's order of operations. Every path of forward_pass.py runs it; spec.py and other engines' recordings check
+it. What differs between paths comes in as arguments: where keys and values are (`attend`), and positions (`rows`, `rotations`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.errors import NonFiniteError, UnsupportedError
+from ..base.tensor_types import TERNARY_TYPES
+from ..base.validate import instance
+from ..kernels import cpu
+from ..model.checks import check_model
+from ..model.records import Activation, Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, with_rope_of
+from . import cache_types
+from .backend import Array, Backend, Wrapped
+from .cache import Attend
+from .dialects import EXACT, Dialect
+from .tokens import Rows
+
+Floats = NDArray[np.float32]
+
+Record = Callable[[str, int | None, NDArray], None]
+"""Observes a tensor: its name, its layer, and the array, read-only, rows first. An observer that keeps the array must copy it."""
+
+Edit = Callable[[str, int | None, NDArray], NDArray]
+"""Returns the tensor that the pass continues with: the array itself, or another of its shape. Not called for codes and their scales."""
+
+Head = Callable[[Array], Floats]
+"""The output matrix: [R, D] where the backend has it -> NumPy's [R, V]."""
+
+FFN_ROWS = 128
+"""Rows that go through a feed-forward at a time, or on average through an expert: its tensors are the widest, and more are no faster."""
+
+Rotation = tuple[Array, Array]
+"""Cosines and sines of the rows' positions, [R, J] each."""
+
+Rotations = Mapping[bool, Rotation]
+"""Those of all layers but the local ones (False), and of the local ones (True), where the model has such layers."""
+
+
+def ignore(name: str, layer: int | None, array: NDArray) -> None:
+    """Record nothing."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A model, the dialect it is computed in, and the backend that computes: all that a pass runs on."""
+
+    model: Model
+    dialect: Dialect = EXACT
+    ops: Backend = cpu
+    edit: Edit | None = field(default=None, repr=False)  # for the judge, on the CPU: to see the effect of wrong or rounded tensors
+
+    def checked(self) -> Runtime:
+        """Returns itself. Raises OptionError, ShapeError or UnsupportedError for a dialect, model or backend that do not go together.
+
+        The arrays of a model on a device were checked before they went there.
+        """
+        instance("dialect", self.dialect, Dialect)
+        if self.ops.device == "cpu":
+            check_model(self.model)
+        cache_types.check(self.dialect.kv, self.model.config.head_dim)
+        if self.ops.exact_only and self.dialect.name != EXACT.name:
+            raise UnsupportedError(f"the dialect is {self.dialect.name}, expected {EXACT.name} on this device")
+        return self
+
+    def attention(self, layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
+        """Causal attention of a layer, by positions: [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]."""
+        attend = self.ops.attend_halves if self.dialect.halves else self.ops.attend
+        return attend(q, keys, values, slot, position, self.model.config.window_of(layer), *self.scoring)
+
+    @property
+    def scoring(self) -> tuple[np.float32 | None, np.float32 | None]:
+        """The scale and the cap of attention scores, None where the model states none."""
+        return scoring(self.model.config)
+
+    def rotations(self, position: NDArray[np.int64]) -> Rotations | None:
+        """Cosines and sines for positions [R]; None for a model without RoPE."""
+        return rotation_tables(self.ops, self.dialect, position, self.model) if self.model.config.rope != "none" else None
+
+
+def rotation_tables(ops: Backend, dialect: Dialect, position: NDArray[np.int64], model: Model) -> Rotations:  # [R] -> 2 x [R, J] each
+    """Cosines and sines for these positions, of every kind of layer that the model has."""
+    some = {n in model.config.local_layers: n for n in range(model.config.n_layers)}
+    turned = {local: with_rope_of(model, n) for local, n in some.items()}
+    return {local: rotations(ops, dialect.angles(position, like), like.config) for local, like in turned.items()}
+
+
+@np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end
+def rotations(ops: Backend, angle: NDArray[np.float64], c: Config) -> Rotation:  # [R, J] -> 2 x [R, J]
+    """Cosines and sines of these angles, each times the model's magnitude in float32."""
+    cos, sin = ops.rotations(angle)
+    return (
+        (cos, sin)
+        if c.rope_magnitude == 1
+        else (ops.scaled(cos, np.float32(c.rope_magnitude)), ops.scaled(sin, np.float32(c.rope_magnitude)))
+    )
+
+
+def scoring(c: Config) -> tuple[np.float32 | None, np.float32 | None]:
+    """The factor of q . k, None for 1 / sqrt(K), and the cap of the scores, None without one, as kernels take them."""
+    scale = None if c.attention_scale is None else np.float32(c.attention_scale)
+    return scale, None if c.score_cap is None else np.float32(c.score_cap)
+
+
+@np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end
+def run_layers(
+    runtime: Runtime,
+    rows: Rows,
+    rotations: Rotations | None,
+    attend: Attend,
+    record: Record = ignore,
+    *,
+    last_only: bool = False,
+    head: Head | None = None,
+) -> Array:
+    """Logits of rows: [R] -> [R, V], or [B, V] of each sequence's last row with last_only. Arrays are where the backend has them.
+
+    head: computes the logits in place of the model's output table and bias.
+    """
+    model, dialect, ops = runtime.model, runtime.dialect, runtime.ops
+    c = model.config
+    whole = _Step(runtime, None, record)
+    ops.mark("forward")
+    h = whole.note("inp_embd", _embed(model.token_embd, rows.tokens, ops))
+    if model.position_embd is not None:
+        h = whole.note("inpL", ops.add(h, _embed(model.position_embd, rows.position, ops)))
+    if c.embedding_scale != 1:
+        h = whole.note("inp_scaled", ops.scaled(h, np.float32(c.embedding_scale)))
+    for n, layer in enumerate(model.layers):
+        ops.mark("layer")
+        h = _layer(_Step(runtime, n, record), layer, h, rotations, attend)
+    if last_only:
+        h = ops.take(h, rows.last)
+    _, x = whole.norm("result_norm", "", h, model.output_norm, model.output_norm_bias)
+    x = dialect.rounded(x)
+    if head is not None:
+        logits = head(dialect.matrix_input(x, model.head))
+    else:
+        logits = _table_product(x, model.head, dialect, ops)
+        logits = logits if model.output_bias is None else ops.add_bias(logits, model.output_bias)
+        logits = logits if c.logit_scale == 1 else ops.scaled(logits, np.float32(1) / np.float32(c.logit_scale))
+        logits = logits if c.logit_cap is None else ops.soft_cap(logits, np.float32(c.logit_cap))
+    return whole.note("result_output", logits)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, attend: Attend, record: Record = ignore) -> Array:
+    """Layer n by itself: its input [R, D] -> l_out [R, D]."""
+    runtime.ops.mark("layer")
+    return _layer(_Step(runtime, n, record), runtime.model.layers[n], h, rotations, attend)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def run_feed_forward(runtime: Runtime, n: int, h: Array, norm: bool, record: Record = ignore) -> Array:
+    """The feed-forward branch of layer n by itself, without the residual: [R, D] -> [R, D]. norm: whether the norm in front of it runs."""
+    w = runtime.model.layers[n]
+    return _feed_forward(_Step(runtime, n, record), w if norm else replace(w, ffn_norm=None, ffn_norm_bias=None), h)
+
+
+def check_finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
+    """The logits. Raises NonFiniteError if they are not finite; those that a `head` leaves out, never the largest, are -infinity."""
+    largest = logits if head is None else logits.max(axis=1)
+    if cpu.has_non_finite(largest):
+        row = int(np.flatnonzero(~np.isfinite(largest.reshape(len(logits), -1)).all(axis=1))[0])
+        row = int(rows.last[row]) if last_only else row
+        where = f"sequence {rows.sequence[row]}, position {rows.position[row]}"
+        raise NonFiniteError(f"the logits of {where} have NaN or infinity in them: the model leaves float32's range")
+    return logits
+
+
+# --- a layer --------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The context that the operations of one layer share; with layer None, the operations around the layers."""
+
+    runtime: Runtime
+    layer: int | None
+    record: Record
+
+    @property
+    def observed(self) -> bool:
+        """Whether a tensor is passed to an observer or an editor."""
+        return self.record is not ignore or self.runtime.edit is not None
+
+    def note(self, name: str, array: Array) -> Array:
+        """Let the editor change a tensor and the observer see it; returns the tensor that the pass continues with."""
+        if self.runtime.edit is not None:
+            array = self.runtime.edit(name, self.layer, array)
+        self.see(name, array)
+        return array
+
+    def see(self, name: str, array: Array) -> None:
+        """Pass a tensor to the observer as a read-only NumPy array, copied from the device where it is there."""
+        if self.record is not ignore:
+            shown = self.runtime.ops.to_host(array).view()
+            shown.flags.writeable = False
+            self.record(name, self.layer, shown)
+
+    def norm(self, name: str, source: str, x: Array, gain: Floats | None, bias: Floats | None = None) -> tuple[str, Array]:
+        """Name and tensor behind the family's norm, or those of its input if the family has none there: [R, D] -> [R, D]."""
+        if gain is None:
+            return source, x
+        c, ops = self.runtime.model.config, self.runtime.ops
+        return name, self.note(name, ops.rms_norm(x, gain, c.eps) if c.norm == "rms" else ops.layer_norm(x, gain, bias, c.eps))
+
+    def added(self, h: Array, branch: Array) -> Array:
+        """The residual stream with the output of a branch."""
+        scale, ops = self.runtime.model.config.residual_scale, self.runtime.ops
+        return ops.add(h, branch if scale == 1 else ops.scaled(branch, np.float32(scale)))
+
+    def sub_norm(self, name: str, source: str, x: Array, gain: Floats | None) -> tuple[str, Array]:
+        """Name and tensor that a branch's last matrix reads: behind BitNet's RMS norm in front of it, if there is one."""
+        if gain is None:
+            return source, x
+        return name, self.note(name, self.runtime.ops.rms_norm(x, gain, self.runtime.model.config.eps))
+
+    def head_norm(self, name: str, x: Array, gain: Floats | None) -> Array:
+        """The norm of each head by itself, or of all together, if the family has one: [R, H, K] -> [R, H, K]."""
+        if gain is None:
+            return x
+        ops, c = self.runtime.ops, self.runtime.model.config
+        return self.note(name, ops.rms_norm(x.reshape(-1, gain.size), gain, c.eps).reshape(x.shape))
+
+    def linears(self, source: str, x: Array, codes: _Codes | None = None, /, **outputs: Linear) -> list[Array]:
+        """Products of matrices that read the same tensor, by the names of their outputs: [R, M] -> [R, N] each.
+
+        codes: those of the tensor, where other matrices read them too.
+        """
+        shared = _Codes(self, source, x) if codes is None else codes
+        weights = [w.weights for w in outputs.values() if w.norm is None]
+        together = self._together(x, weights, shared) if len(weights) == len(outputs) > 1 else None
+        if together is None:
+            return [self._finished(name, w, self._product(name, x, w, shared)) for name, w in outputs.items()]
+        return [self._finished(name, w, y) for (name, w), y in zip(outputs.items(), together, strict=True)]
+
+    def _together(self, x: Array, weights: Sequence[Weights], codes: _Codes) -> list[Array] | None:
+        """The products of x with several matrices by one call of the backend; None if it has no call for such matrices."""
+        ops, dialect = self.runtime.ops, self.runtime.dialect
+        ternary = [w for w in weights if _takes_codes(w, dialect)]
+        if len(ternary) == len(weights):
+            return ops.ternary_matmuls(*codes(), *((w.codes, w.scale, w.shape[0]) for w in ternary))
+        if ternary or not dialect.ggml_activations:
+            return None
+        blocks = [w for w in map(_stored, weights) if isinstance(w, Blocks)]
+        return ops.matmuls_blocks_as_llama_cpp(x, *((w.data, w.type) for w in blocks)) if len(blocks) == len(weights) else None
+
+    def _product(self, name: str, x: Array, w: Linear, shared: _Codes) -> Array:
+        """x times the matrix of w, behind its own norm if it has one."""
+        if w.norm is None:
+            return _product(x, w.weights, shared, self.runtime)
+        eps = w.norm_eps or self.runtime.model.config.eps
+        x = self.note(name + "_in", self.runtime.ops.rms_norm(x, w.norm, eps))
+        return _product(x, w.weights, _Codes(self, name + "_in", x), self.runtime)
+
+    def _finished(self, name: str, w: Linear, y: Array) -> Array:
+        """A product with its scale and bias."""
+        return self.note(name, _with_scale_and_bias(w, y, self.runtime.ops))
+
+
+class _Codes:
+    """A tensor as int8 codes and steps per unit, one for each row: computed once, when the first matrix needs them."""
+
+    def __init__(self, step: _Step, name: str, x: Array) -> None:
+        self._step, self._name, self._x = step, name, x
+        self._codes: tuple[Array, Array] | None = None
+
+    def __call__(self) -> tuple[Array, Array]:
+        if self._codes is None:
+            self._codes = codes, scale = self._step.runtime.ops.quantize(self._x)
+            self._step.see(self._name + "_codes", codes)
+            self._step.see(self._name + "_scale", scale)
+        return self._codes
+
+
+def _layer(step: _Step, w: Layer, h: Array, rotations: Rotations | None, attend: Attend) -> Array:
+    """One transformer block: [R, D] -> [R, D]."""
+    parallel = step.runtime.model.config.parallel_residual
+    attended = _attention(step, w, h, rotations, attend)
+    if not parallel:
+        h = step.note("ffn_inp", step.added(h, attended))
+        del attended  # its memory holds later results
+    h = _with_feed_forward(step, w, h)
+    return step.note("l_out", step.added(h, attended) if parallel else h)
+
+
+def _attention(step: _Step, w: Layer, h: Array, rotations: Rotations | None, attend: Attend) -> Array:
+    """The attention branch: [R, D] -> [R, D], without the residual."""
+    assert step.layer is not None
+    x = attend(step.layer, *_queries_keys_values(step, w, h, rotations))
+    x = step.note("kqv_out", x.reshape(len(x), -1))
+    source, x = step.sub_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm)
+    (x,) = step.linears(source, x, attn_o_out=w.attn_output)
+    return step.norm("attn_post_norm", "attn_o_out", x, w.post_attention_norm)[1]
+
+
+def _queries_keys_values(step: _Step, w: Layer, h: Array, rotations: Rotations | None) -> tuple[Array, Array, Array]:
+    """What attention reads: [R, D] -> [R, H, K], [R, G, K], [R, G, K]."""
+    c, dialect, ops = step.runtime.model.config, step.runtime.dialect, step.runtime.ops
+    assert step.layer is not None
+    source, x = step.norm("attn_norm", "attn_inp", h, w.attn_norm, w.attn_norm_bias)
+    q, k, v = (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, x, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v))
+    q, k = step.head_norm("Qcur_normed", q, w.attn_q_norm), step.head_norm("Kcur_normed", k, w.attn_k_norm)
+    if rotations is not None and c.rotates(step.layer):
+        rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
+        turn = rotations[step.layer in c.local_layers]
+        q, k = step.note("Qcur_rope", rope(q, *turn)), step.note("Kcur_rope", rope(k, *turn))
+    return dialect.rounded(q), dialect.cached(k), dialect.cached(v)
+
+
+def _with_feed_forward(step: _Step, w: Layer, h: Array) -> Array:
+    """h plus the feed-forward branch: [R, D] -> [R, D]. Many rows go through it FFN_ROWS at a time, into h itself.
+
+    Not where tensors are observed, on a device, or by a wrapped backend: it may count calls or make a mistake that depends on all rows.
+    """
+    c = step.runtime.model.config
+    rows = FFN_ROWS * max(1, c.experts // max(1, c.experts_used))
+    ops = step.runtime.ops
+    if len(h) <= rows or step.observed or ops.device != "cpu" or isinstance(ops, Wrapped):
+        return step.added(h, _feed_forward(step, w, h))
+    for start in range(0, len(h), rows):
+        part = h[start : start + rows]
+        part[:] = step.added(part, _feed_forward(step, w, part))
+    return h
+
+
+def _feed_forward(step: _Step, w: Layer, h: Array) -> Array:
+    """The feed-forward branch: [R, D] -> [R, D], without the residual."""
+    source, x = step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias)
+    codes = _Codes(step, source, x)
+    if not w.experts:
+        return step.norm("ffn_post_norm", "ffn_down", _dense_feed_forward(step, w, source, x, codes), w.post_ffw_norm)[1]
+    y = _mixture(step, w, source, x, codes)
+    return y if w.ffn_gate_inp_shexp is None else step.runtime.ops.add(y, _shared_expert(step, w, source, x, codes))
+
+
+def _dense_feed_forward(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Array:
+    """The feed-forward that every token takes: [R, D] -> [R, D]."""
+    assert w.ffn_down is not None
+    x = step.note("ffn_out", _activated(step, w, source, x, codes))
+    source, x = step.sub_norm("ffn_sub_norm", "ffn_out", x, w.ffn_sub_norm)
+    (x,) = step.linears(source, x, ffn_down=w.ffn_down)
+    return x
+
+
+def _activated(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Array:
+    """The feed-forward's hidden numbers: [R, D] -> [R, F]."""
+    assert w.ffn_up is not None
+    activation, ops = step.runtime.model.config.activation, step.runtime.ops
+    if w.ffn_gate is None:
+        (up,) = step.linears(source, x, codes, ffn_up=w.ffn_up)
+        return ops.gelu(up) if activation == "gelu" else _gelu_tanh(up, step.runtime.dialect, ops)
+    gate, up = step.linears(source, x, codes, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
+    return _gated(activation, gate, up, step.runtime.dialect, ops)
+
+
+# --- experts --------------------------------------------------------------------------------------------------------------------------
+
+
+def _mixture(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Array:
+    """The weighted sum of each token's experts: [R, D] -> [R, D].
+
+    A slot is one of a token's experts: in tensors [R, k, F] of them, slot s of row r is that of expert number experts[r, s].
+    """
+    c, ops = step.runtime.model.config, step.runtime.ops
+    assert w.ffn_gate_inp is not None
+    (logits,) = step.linears(source, x, codes, ffn_moe_logits=w.ffn_gate_inp)
+    experts = step.note("ffn_moe_topk", ops.top_experts(logits, c.experts_used))
+    weights = step.note("ffn_moe_weights", ops.expert_weights(logits, experts, c.normalized_experts))
+    taken = _Slots(step.runtime, experts, w.experts)
+    gate, up = (step.note(f"ffn_moe_{name}", taken.products(x, codes, f"ffn_{name}")) for name in ("gate", "up"))
+    flat = (-1, gate.shape[2])
+    hidden = _gated(c.activation, gate.reshape(flat), up.reshape(flat), step.runtime.dialect, ops).reshape(gate.shape)
+    hidden = step.note("ffn_moe_swiglu", hidden).reshape(flat)
+    y = step.note("ffn_moe_down", taken.products(hidden, lambda: ops.quantize(hidden), "ffn_down"))
+    return step.note("ffn_moe_out", ops.mix(y, weights))
+
+
+def _shared_expert(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Array:
+    """The expert that every token takes, times the sigmoid of its gate: [R, D] -> [R, D]."""
+    assert w.ffn_gate_inp_shexp is not None
+    y, ops = _dense_feed_forward(step, w, source, x, codes), step.runtime.ops
+    return step.note("ffn_shexp_out", ops.sigmoid_gate(y, ops.matmul(x, w.ffn_gate_inp_shexp[None])))
+
+
+class _Slots:
+    """The slots of all rows, grouped by expert: an expert's matrices are read once for all rows that take it.
+
+    A row's product has the same bits in whatever group it is computed.
+    """
+
+    def __init__(self, runtime: Runtime, experts: NDArray[np.int32], weights: Sequence[Expert]) -> None:
+        self._runtime, self._shape, self._weights = runtime, experts.shape, weights
+        flat = experts.reshape(-1)
+        order = np.argsort(flat, kind="stable")
+        taken, starts = np.unique(flat[order], return_index=True)
+        self._groups = list(zip(taken.tolist(), np.split(order, starts[1:]), strict=True))
+
+    def products(self, x: Array, codes: Callable[[], tuple[Array, Array]], name: str) -> Array:
+        """Each slot's input times the matrix `name` of its expert: [R, M], the rows of tokens, or [R*k, M], of slots -> [R, k, N]."""
+        runtime, slots_per_row = self._runtime, self._shape[0] * self._shape[1] // len(x)
+        out = runtime.ops.empty((self._shape[0] * self._shape[1], getattr(self._weights[0], name).shape[0]))
+        for expert, slots in self._groups:
+            w, rows = getattr(self._weights[expert], name), slots // slots_per_row
+            y = _product(x[rows], w.weights, partial(_taken, codes, rows), runtime)
+            out[slots] = _with_scale_and_bias(w, y, runtime.ops)
+        return out.reshape(*self._shape, -1)
+
+
+# --- operations whose form depends on the weights' type or on the dialect --------------------------------------------------------------
+
+
+def _embed(table: Table, rows: Array, ops: Backend) -> Array:
+    return ops.embed_blocks(table.data, table.type, rows) if isinstance(table, Blocks) else ops.embed(table, rows)
+
+
+def _takes_codes(weights: Weights, dialect: Dialect) -> TypeGuard[Ternary]:
+    """Whether these weights multiply the int8 codes of x, and not x as ggml rounds it."""
+    return isinstance(weights, Ternary) and (not dialect.ggml_activations or weights.blocks is None)
+
+
+def _stored(weights: Weights) -> Table:
+    """Weights that do not take codes: ternary ones as the blocks that they come from, all others as they are."""
+    if not isinstance(weights, Ternary):
+        return weights
+    assert weights.blocks is not None, "or it would take codes"
+    return weights.blocks
+
+
+def _taken(codes: Callable[[], tuple[Array, Array]], rows: NDArray[np.intp]) -> tuple[Array, Array]:
+    """The codes of some rows, and their scales."""
+    q, scale = codes()
+    return q[rows], scale[rows]
+
+
+def _with_scale_and_bias(w: Linear, y: Array, ops: Backend) -> Array:
+    """A product with the scale and the bias of its linear."""
+    y = y if w.scale is None else ops.scaled(y, w.scale)
+    return y if w.bias is None else ops.add_bias(y, w.bias)
+
+
+def _product(x: Array, weights: Weights, codes: Callable[[], tuple[Array, Array]], runtime: Runtime) -> Array:
+    """x times a layer's matrix: [R, M] -> [R, N]. Ternary weights take the codes of x instead."""
+    dialect, ops = runtime.dialect, runtime.ops
+    if _takes_codes(weights, dialect):
+        return ops.ternary_matmul(*codes(), weights.codes, weights.scale, weights.shape[0])
+    weights = _stored(weights)
+    if isinstance(weights, Blocks) and weights.type in TERNARY_TYPES and not dialect.ggml_activations:
+        q, scale = codes()
+        return ops.matmul_blocks(q.astype(np.float32), weights.data, weights.type) / scale[:, None]
+    return _table_product(x, weights, dialect, ops)
+
+
+def _table_product(x: Array, table: Table, dialect: Dialect, ops: Backend) -> Array:
+    """x, rounded as in the dialect, times a table: [R, M], [N, M] -> [R, N]."""
+    if not isinstance(table, Blocks):
+        return ops.matmul(dialect.matrix_input(x, table), table)
+    if dialect.ggml_activations:
+        return ops.matmuls_blocks_as_llama_cpp(x, (table.data, table.type))[0]
+    return ops.matmul_blocks(x, table.data, table.type)
+
+
+def _gelu_tanh(x: Array, dialect: Dialect, ops: Backend) -> Array:
+    """GELU's approximation by tanh; ggml looks it up in a table from float16 to float16, between -10 and 10."""
+    if not dialect.ggml_activations:
+        return ops.gelu_tanh(x)
+    with np.errstate(over="ignore"):
+        inside = ops.gelu_tanh(x.astype(np.float16).astype(np.float32)).astype(np.float16).astype(np.float32)
+    return np.where(x >= 10, x, np.where(x <= -10, np.float32(0), inside))
+
+
+def _gated(activation: Activation, gate: Array, up: Array, dialect: Dialect, ops: Backend) -> Array:
+    """The activation of the gate, times up."""
+    if activation == "gelu_gate":
+        return _gelu_tanh(gate, dialect, ops) * up if dialect.ggml_activations else ops.gelu_gate(gate, up)
+    return ops.relu2_gate(gate, up) if activation == "relu2" else ops.silu_gate(gate, up)

@@ -1,0 +1,375 @@
+"""Batches: many prompts over few slots of a KV cache, every sequence as if it were alone.
+
+`Batch` is a scheduler. Each step admits waiting requests to free slots, runs one forward pass for all that are in progress (whole prompts
+of the new ones, one token of the others, end to end in rows) and retires what has ended. Its random numbers are each sequence's own. So
+tokens and logits do not depend on how many slots there are, on the order of the requests, or on what else is being generated.
+"""
+
+import hashlib
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from ..base.errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
+from ..base.validate import instance, integer, integers
+from ..engine.backend import Backend, Decoder, decoder_of
+from ..engine.cache import KVCache, new_cache
+from ..engine.dialects import EXACT, Dialect
+from ..engine.forward_pass import forward, forward_full, run_cached, run_prefill
+from ..engine.network import Runtime
+from ..engine.tokens import Tokens, pad
+from ..kernels import cpu
+from ..model.records import Model
+from .certified import CertifiedHead
+from .generate import certified_for, check_prompt
+from .sampling import GREEDY, Sampling, choose, uniforms
+from .speculation import Costs, Proposals, Speculation, check_speculation
+
+Observe = Callable[["Request", NDArray[np.float32]], None]
+_Result = NDArray[np.float32] | NonFiniteError
+"""Of a sequence's pass: logits [V], or [1 + K, V] with K drafts; the error where one is not finite."""
+
+
+def forward_batch(
+    model: Model,
+    sequences: Sequence[Sequence[int]],
+    cache: KVCache | None = None,
+    *,
+    slots: Sequence[int] | None = None,
+    start: ArrayLike | None = None,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+) -> list[NDArray[np.float32]]:
+    """Logits [T, V] of each of several sequences of any lengths, in one pass: the same bits that each gives alone.
+
+    With a cache the sequences continue from what their slots hold (as in `forward`). start: the positions at which they continue, one for
+    all or one for each. It changes nothing, and is refused where the slots hold another number of positions.
+
+    Raises EmptyInputError for no sequences or an empty one, OptionError for a wrong start, and what `forward` raises.
+    """
+    tokens, lengths = pad(sequences)
+    chosen = np.arange(len(lengths)) if slots is None else integers("slots", slots, 1)
+    if start is not None and chosen.shape == lengths.shape:  # `forward` refuses any other shape
+        positions = np.zeros_like(lengths) if cache is None else cache.reserve(chosen, lengths)
+        starts = integers("start", np.atleast_1d(start), 1)
+        if starts.shape not in ((1,), positions.shape):
+            raise ShapeError(f"start has shape {starts.shape}, expected one position, or {len(positions)}: one for each sequence")
+        for i in np.flatnonzero(starts != positions)[:1]:
+            stated = np.broadcast_to(starts, positions.shape)[i]
+            raise OptionError(f"start of sequence {i} is {stated}, expected {positions[i]}: the positions its slot holds")
+    if cache is None:
+        logits = forward_full(model, tokens, lengths, dialect=dialect, ops=ops)
+    else:
+        logits = forward(model, tokens, cache, lengths, slots=chosen, dialect=dialect, ops=ops)
+    return [rows[:length] for rows, length in zip(logits, lengths, strict=True)]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to continue by up to `n` tokens, ending before a token of `stop`. `id` and `seed` determine its random numbers.
+
+    Raises OptionError for an id that is no string or integer; `Batch.submit` checks the rest.
+    """
+
+    id: str | int
+    prompt: Sequence[int]
+    n: int
+    sampling: Sampling = GREEDY
+    seed: int = 0
+    stop: Collection[int] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str | int) or isinstance(self.id, bool):
+            raise OptionError(f"id is {shown(self.id)}, expected a string or an integer")
+
+    def numbers(self) -> Iterator[float]:
+        """The uniform numbers it samples with: `stream(..., numbers=request.numbers())` gives the same tokens, alone."""
+        digest = hashlib.sha256(json.dumps(self.id).encode()).digest()
+        return uniforms(self.seed, int.from_bytes(digest[:8], "little"))
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The result of a request, or what a cancelled one had."""
+
+    request: Request
+    tokens: list[int]  # the new ones
+    error: str | None = None  # why it ended early: its numbers left float32's range
+    first: float | None = field(default=None, compare=False)  # seconds from admission to the first token
+    seconds: float = field(default=0.0, compare=False)  # from admission to the end
+
+
+@dataclass
+class _Sequence:
+    """A request in progress."""
+
+    request: Request
+    numbers: Iterator[float]
+    pending: Sequence[int]  # tokens that are not in the cache yet, and drafts of those after them
+    n: int
+    stop: frozenset[int]
+    slot: int = -1
+    proposals: Proposals | None = None  # after the prompt, where there is speculation
+    tokens: list[int] = field(default_factory=list)
+    admitted: float = 0.0
+    first: float | None = None
+
+    @classmethod
+    def of(cls, model: Model, request: Request, head: CertifiedHead | None) -> "_Sequence":
+        """A request, checked. Raises what `Batch.submit` does, except for ids and slots."""
+        prompt = check_prompt(model, instance("request", request, Request).prompt, request.n, request.stop)
+        certified_for(model, request.sampling, prompt.n, head or "exact")
+        return cls(request, request.numbers(), prompt.tokens.ids[0].tolist(), prompt.n, prompt.stop)
+
+    def positions(self) -> int:
+        """Number of positions that it needs in a slot, the prompt's included."""
+        return len(self.pending) + max(self.n - 1, 0)
+
+
+def _ignore(request: Request, logits: NDArray[np.float32]) -> None:
+    pass
+
+
+class Batch:
+    """A scheduler of `slots` sequences at a time, of up to `capacity` positions each (default: the model's context).
+
+    `submit` requests at any time, call `step` until `done`. `observe(request, logits)` is called with the logits [V] that each token is
+    chosen from. head: computes them in place of the model's output table (certified.py). dtype: of the KV cache; float16 changes logits,
+    but not with the other sequences. speculation: drafts tokens, so that a step may choose several for a sequence, the same ones
+    (speculation.py). After an exception in `step` a batch is of no further use.
+
+    Raises what KVCache does for slots, capacity and dtype, and what `stream` does for speculation.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        slots: int,
+        capacity: int | None = None,
+        *,
+        dtype: DTypeLike = np.float32,
+        dialect: Dialect = EXACT,
+        ops: Backend = cpu,
+        observe: Observe = _ignore,
+        head: CertifiedHead | None = None,
+        speculation: Speculation | None = None,
+    ):
+        self._runtime = Runtime(model, dialect, ops).checked()
+        check_speculation(self._runtime, speculation)
+        self.observe, self.head, self.speculation = observe, head, speculation
+        self._costs = Costs()
+        self.cache = new_cache(model.config, slots, capacity, ops, dtype)
+        self._free = list(range(self.cache.batch))
+        self._slots: list[int] = []  # of the step before, if each had one token
+        self._decoder: Decoder | None = None  # the backend's, for these slots
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
+        self._ids: set[str | int] = set()
+        self._intact = True  # no step was interrupted by an exception
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing waits or runs."""
+        return not self._waiting and not self._running
+
+    def submit(self, request: Request) -> None:
+        """Queue a request for a slot.
+
+        Raises what `stream` raises for an invalid prompt, n, seed or stop tokens, or for sampling that needs more logits than the head
+        gives; OptionError for an id that is in use, CapacityError if prompt and n tokens do not fit a slot.
+        """
+        self._wait(_Sequence.of(self._runtime.model, request, self.head))
+
+    def _wait(self, sequence: _Sequence) -> None:
+        if sequence.request.id in self._ids:
+            raise OptionError(f"the id {sequence.request.id!r} is in use, expected another one for each sequence")
+        if sequence.positions() > self.cache.capacity:
+            size = f"a prompt of {len(sequence.pending)} and {sequence.n} new tokens"
+            raise CapacityError(f"{size} exceed the {self.cache.capacity} positions of a slot")
+        self._waiting.append(sequence)
+        self._ids.add(sequence.request.id)
+
+    def step(self) -> list[Completion]:
+        """Admit requests, run one forward pass, choose a token for each sequence, retire. Returns the completions of this step.
+
+        With speculation, prompts and later tokens have a pass each, and a sequence gets a token for each draft that was right, too. Raises
+        what `observe` raises, what `stream` does for drafts, and OptionError from then on.
+        """
+        if not self._intact:
+            raise OptionError("an exception interrupted this batch, expected a new one")
+        self._intact = False
+        while self._free and self._waiting:
+            sequence = self._waiting.popleft()
+            sequence.slot, sequence.admitted = self._free.pop(0), time.perf_counter()
+            self._running.append(sequence)
+        ended = []
+        for sequence, result in zip(self._running, self._pass(), strict=True):
+            completion = self._advance(sequence, result)
+            if completion is not None:
+                ended.append((sequence, completion))
+        for sequence, _ in ended:
+            self._retire(sequence)
+        self._intact = True
+        return [completion for _, completion in ended]
+
+    def cancel(self, id: str | int) -> Completion:
+        """End a request before its time, whether it waits or runs. Returns its completion, with the tokens so far. The others go on.
+
+        Raises OptionError for an id that no request has, within a step, and after an exception in one.
+        """
+        if not self._intact:
+            raise OptionError(f"request {shown(id)} cannot be cancelled within a step, or after one that an exception interrupted")
+        sequence = next((sequence for sequence in (*self._waiting, *self._running) if sequence.request.id == id), None)
+        if sequence is None:
+            raise OptionError(f"no request has the id {shown(id)}, expected one that waits or runs")
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+            self._ids.remove(id)
+            return Completion(sequence.request, [])
+        self._retire(sequence)
+        return self._completion(sequence)
+
+    def _retire(self, sequence: _Sequence) -> None:
+        """Free the slot of a request that has ended."""
+        self._running.remove(sequence)
+        self._ids.remove(sequence.request.id)
+        self._free.append(sequence.slot)
+        self.cache.clear(sequence.slot)
+
+    def _pass(self) -> Sequence[_Result]:
+        """The result of each running sequence."""
+        drafting = [sequence for sequence in self._running if sequence.proposals]
+        if not drafting:
+            return self._decoded(self._running) or self._forward(self._running)
+        start = time.perf_counter()
+        for sequence in drafting:
+            assert sequence.proposals
+            drafts = sequence.proposals.next(self._costs, len(drafting))
+            sequence.pending = [*sequence.pending, *drafts.tolist()]
+        results: dict[int, _Result] = dict(zip(map(id, drafting), self._check_drafts(drafting), strict=True))
+        rows = sum(len(sequence.pending) for sequence in drafting)
+        self._costs.measured(rows, time.perf_counter() - start)
+        others = [sequence for sequence in self._running if not sequence.proposals]
+        results |= zip(map(id, others), self._forward(others), strict=True)
+        return [results[id(sequence)] for sequence in self._running]
+
+    def _check_drafts(self, sequences: list[_Sequence]) -> list[NDArray[np.float32] | NonFiniteError]:
+        """The logits [1 + K, V] of the last token and the drafts of each sequence, or the error of its last token."""
+        tokens = Tokens(*pad([sequence.pending for sequence in sequences]))
+        slots = np.array([sequence.slot for sequence in sequences])
+        try:
+            logits = run_cached(self._runtime, tokens, self.cache, slots, head=self.head)
+        except NonFiniteError as error:
+            if len(sequences) > 1:
+                return [result for sequence in sequences for result in self._check_drafts([sequence])]
+            if len(sequences[0].pending) == 1:
+                return [error]
+            sequences[0].pending = sequences[0].pending[:1]  # the error may be a wrong draft's, which must change nothing
+            return self._check_drafts(sequences)
+        for sequence in sequences:
+            assert sequence.proposals
+            sequence.proposals.passed(np.array(sequence.pending[1:], np.int64))
+        return [rows[:length] for rows, length in zip(logits, tokens.lengths, strict=True)]
+
+    def _decoded(self, sequences: list[_Sequence]) -> Sequence[_Result] | None:
+        """The logits of sequences by the backend's own decoder; None where there is none, or one leaves float32's range."""
+        has_one_each = self.head is None and all(len(sequence.pending) == 1 for sequence in sequences)
+        slots = [sequence.slot for sequence in sequences] if has_one_each else []
+        if slots != self._slots:
+            self._slots = slots
+            self._decoder = decoder_of(self._runtime.ops, self._runtime.model, self.cache, np.array(slots)) if slots else None
+        if self._decoder is None:
+            return None
+        try:
+            return list(self._decoder(np.array([sequence.pending[0] for sequence in sequences])))
+        except NonFiniteError:
+            return None
+
+    def _forward(self, sequences: list[_Sequence]) -> list[NDArray[np.float32] | NonFiniteError]:
+        """The logits [V] of each sequence, or the error of one that leaves float32's range: the others do not suffer from it."""
+        if not sequences:
+            return []
+        tokens = Tokens(*pad([sequence.pending for sequence in sequences]))
+        slots = np.array([sequence.slot for sequence in sequences])
+        try:
+            logits = run_prefill(self._runtime, tokens, self.cache, slots, head=self.head)
+        except NonFiniteError as error:
+            if len(sequences) == 1:
+                return [error]
+            return [result for sequence in sequences for result in self._forward([sequence])]
+        return list(logits)
+
+    def _advance(self, sequence: _Sequence, result: _Result) -> Completion | None:
+        """Choose the next token, and those after it that were drafted right. Returns the completion when the sequence ends here."""
+        request, tokens = sequence.request, sequence.tokens
+        if isinstance(result, NonFiniteError):
+            return self._completion(sequence, str(result))
+        if sequence.n == 0:
+            return self._completion(sequence)
+        row = 0
+        while True:
+            logits = np.atleast_2d(result)[row]
+            self.observe(request, logits)
+            token = choose(logits, request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
+            if token in sequence.stop:
+                return self._completion(sequence)
+            sequence.first = sequence.first or time.perf_counter()
+            tokens.append(token)
+            if len(tokens) == sequence.n:
+                return self._completion(sequence)
+            drafted = sequence.proposals.append(token) if sequence.proposals else None
+            if drafted is None:
+                break
+            row = drafted
+        if sequence.proposals:
+            self.cache.rollback(sequence.slot, sequence.proposals.rejected)
+        elif self.speculation:
+            prompt = np.asarray(request.prompt, np.int64)
+            sequence.proposals = Proposals(self.speculation, self._runtime.model.config.vocab, prompt, sequence.n)
+            sequence.proposals.append(token)
+        sequence.pending = [token]
+        return None
+
+    def _completion(self, sequence: _Sequence, error: str | None = None) -> Completion:
+        first = None if sequence.first is None else sequence.first - sequence.admitted
+        return Completion(sequence.request, sequence.tokens, error, first, time.perf_counter() - sequence.admitted)
+
+
+def generate_batch(
+    model: Model,
+    requests: Sequence[Request],
+    slots: int,
+    *,
+    dtype: DTypeLike = np.float32,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    observe: Observe = _ignore,
+    head: CertifiedHead | None = None,
+    speculation: Speculation | None = None,
+) -> Iterator[Completion]:
+    """Completions of requests in the order given, `slots` at a time; each as soon as it and all before it are complete.
+
+    Raises, on the call itself, what `Batch.submit` raises, what `stream` does for speculation, and OptionError for less than one slot.
+    """
+    Runtime(model, dialect, ops).checked()
+    sequences = [_Sequence.of(model, request, head) for request in requests]
+    needed = max((sequence.positions() for sequence in sequences), default=1)
+    used = min(integer("slots", slots, 1), max(len(sequences), 1))
+    batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head, speculation=speculation)
+    for sequence in sequences:
+        batch._wait(sequence)
+    names = [sequence.request.id for sequence in sequences]
+
+    def run() -> Iterator[Completion]:
+        finished: dict[str | int, Completion] = {}
+        for name in names:
+            while name not in finished:
+                finished |= {completion.request.id: completion for completion in batch.step()}
+            yield finished.pop(name)
+
+    return run()

@@ -1,0 +1,99 @@
+"""Negative log-likelihood of a text: how surprised the model is by each token, given those before it."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..base.errors import ContextLimitError, ShapeError, TokenRangeError
+from ..base.progress import Progress, silent
+from ..base.validate import integer, integers
+from ..engine.backend import Backend
+from ..engine.cache import new_cache
+from ..engine.dialects import EXACT, Dialect
+from ..engine.forward_pass import run_cached
+from ..engine.network import Runtime
+from ..engine.tokens import Tokens, check_tokens
+from ..kernels import cpu
+from ..model.records import Config, Model
+
+CHUNK = 64
+"""Tokens of one forward pass. It changes memory (CHUNK * V logits) and speed, not a bit of the result."""
+
+
+def token_nll(
+    model: Model,
+    tokens: ArrayLike,
+    *,
+    stride: int | None = None,
+    chunk: int = CHUNK,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    progress: Progress = silent,
+) -> NDArray[np.float64]:
+    """-ln p(token t | tokens before it) for t = 1..T-1: tokens [T] -> float64 [T - 1].
+
+    A text longer than the context is read in windows of the context's length that start every `stride` tokens (default: half a
+    context); a token is judged in the first window that has it, so all but the first window's have at least context - stride
+    tokens before them. The sum over the vocabulary is in float64.
+
+    Raises ShapeError for tokens that are not [T] with T at least 2, ContextLimitError for a context of 1, OptionError for an invalid stride
+    or chunk, and what `forward` raises.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    ids, windows = check_windows(model.config, tokens, stride)
+    chunk = integer("chunk", chunk, 1)
+    last = len(ids) - 1
+
+    def read(window: Window) -> NDArray[np.float64]:
+        def report(done: int, _: int) -> None:
+            progress(min(window.begin + done, last), last)
+
+        return window_nll(runtime, ids[window.begin : window.end], window.known - window.begin, chunk=chunk, progress=report)
+
+    return np.concatenate([read(window) for window in windows])
+
+
+class Window(NamedTuple):
+    """A part of a text that is read by itself, and the tokens in it that no window before it has judged."""
+
+    begin: int
+    end: int
+    known: int  # the first token whose successor is judged here
+
+
+def check_windows(config: Config, tokens: ArrayLike, stride: int | None = None) -> tuple[NDArray[np.int64], list[Window]]:
+    """The token ids [T] of a text and its windows, in order. Windows do not depend on each other. Raises as `token_nll` does."""
+    ids = integers("tokens", tokens, 1, TokenRangeError)
+    if ids.size < 2:
+        raise ShapeError(f"tokens have shape {ids.shape}, expected [T] with T at least 2: one to predict and one before it")
+    check_tokens(config, ids[None])
+    if config.context < 2:
+        raise ContextLimitError("the model's context is 1, expected at least 2: a token to predict and one before it")
+    step = config.context // 2 if stride is None else integer("stride", stride, 1, config.context - 1)  # less than the context
+    windows = [Window(0, min(config.context, len(ids)), 0)]
+    while windows[-1].end < len(ids):
+        begin = windows[-1].begin + step
+        windows.append(Window(begin, min(begin + config.context, len(ids)), windows[-1].end - 1))
+    return ids, windows
+
+
+def window_nll(
+    runtime: Runtime, ids: NDArray[np.int64], known: int, *, chunk: int = CHUNK, progress: Progress = silent
+) -> NDArray[np.float64]:
+    """-ln p of the tokens of one window [W], those after token `known`: float64 [W - 1 - known]. The arguments have been checked."""
+    out = np.empty(len(ids) - 1 - known)
+    cache = new_cache(runtime.model.config, 1, len(ids), runtime.ops)
+    for start in range(0, len(ids), chunk):
+        part = ids[start : start + chunk]
+        logits = run_cached(runtime, Tokens.whole(part[None]), cache, np.zeros(1, np.int64))[0]
+        fresh = np.arange(max(start, known), min(start + len(part), len(ids) - 1))
+        out[fresh - known] = _nll(logits[fresh - start], ids[fresh + 1])
+        progress(start + len(part), len(ids))
+    return out
+
+
+def _nll(logits: NDArray[np.float32], target: NDArray[np.int64]) -> NDArray[np.float64]:
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=1, keepdims=True)
+    return np.log(np.exp(wide).sum(axis=1)) - wide[np.arange(len(target)), target]

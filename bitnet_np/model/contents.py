@@ -1,0 +1,76 @@
+"""What the matrices of a model hold: of which kind they are, and which of them say nothing because all their weights are equal."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.tensor_types import GRID_TYPES, TERNARY_TYPES
+from ..kernels.fast.emit import LANES
+from . import packing, widen
+from .records import Blocks, Model, Ternary, Weights
+
+_PACKED = {"U8", "I2_S", *(kind.name for kind in TERNARY_TYPES)}
+_FLOATS = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint16): "BF16"}
+_CHUNK = 1 << 20  # numbers that are looked at at a time
+
+
+def kinds_of_matrices(model: Model, file_types: Collection[str]) -> dict[str, int]:
+    """The kinds of the layers' matrices in words, each with the number of its matrices.
+
+    file_types: the names of the types that tensors of the model's file have. Ternary matrices of a file that has no type for them were
+    master weights.
+    """
+    stated = "packed in the file" if _PACKED & set(file_types) else "quantised at load from master weights"
+
+    def kind(weights: Weights) -> str:
+        if isinstance(weights, Ternary):
+            return f"ternary, {stated}"
+        name = weights.type.name if isinstance(weights, Blocks) else _FLOATS[weights.dtype]
+        if isinstance(weights, Blocks) and weights.type in GRID_TYPES:
+            return f"float ({name}, decoded in each pass by gguf-py, which is slow)"
+        several = isinstance(weights, Blocks) and weights.type in TERNARY_TYPES
+        return f"ternary, with several scales ({name})" if several else f"float ({name})"
+
+    return dict(Counter(kind(linear.weights) for layer in model.layers for _, linear in layer.linears()))
+
+
+def constant_matrices(model: Model) -> Iterator[str]:
+    """A sentence for each matrix whose weights are all equal: no trained model has one, and it hides what an engine does with it.
+
+    A matrix is read as far as the first weight that differs.
+    """
+    named: dict[str, Weights | None] = {"token_embd": model.token_embd, "output": model.output}
+    for n, layer in enumerate(model.layers):
+        named |= {f"layer {n} {name}": linear.weights for name, linear in layer.linears()}
+    for name, weights in named.items():
+        value = None if weights is None else _only_weight(weights)
+        if value is not None:
+            yield f"{name}: every weight is {value:g}"
+
+
+def _only_weight(weights: Weights) -> float | None:
+    """The weight of a matrix that has no other; None if it has."""
+    if not isinstance(weights, Ternary):
+        rows = max(1, _CHUNK // weights.shape[1])
+        starts = range(1, weights.shape[0], rows)
+        return _only_number(widen.take(weights, rows) for rows in (slice(1), *(slice(start, start + rows) for start in starts)))
+    if weights.shape[0] % LANES or weights.shape[1] % LANES:  # padding has codes of its own
+        code = _only_number([packing.unpack(weights)])
+    else:
+        byte = _only_number(weights.codes[start : start + _CHUNK] for start in range(0, weights.codes.size, _CHUNK))
+        code = None if byte is None else {0x00: -1, 0x55: 0, 0xAA: 1}.get(int(byte))  # four times the same code
+    if code is None and weights.scale != 0:
+        return None
+    return float(weights.scale) * (code or 0)
+
+
+def _only_number(parts: Iterable[NDArray]) -> float | None:
+    """The number that all arrays hold and no other; None if there are several."""
+    value = None
+    for part in parts:
+        value = part.flat[0] if value is None else value
+        if (part != value).any():
+            return None
+    return value

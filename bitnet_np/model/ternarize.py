@@ -1,0 +1,52 @@
+"""Ternary matrices out of master weights, and out of ggml's ternary block types."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.errors import FileFormatError
+from ..base.tensor_types import TERNARY_TYPES, TQ2_0
+from ..kernels import blocks as block_kernels
+from ..kernels import packing as kernels
+from ..kernels.block_formats import FORMATS
+from . import packing
+from .records import Blocks, Ternary, frozen
+
+
+def from_masters(masters: NDArray) -> Ternary:  # [N, M] float32, float16 or bfloat16's bits, C-contiguous and finite
+    """Master weights quantised by their mean magnitude, as the forward pass of BitNet b1.58 does (arXiv 2402.17764, equations 1 to 3).
+
+    With s = 1 / max(mean |W|, 1e-5) the codes are W * s, rounded half to even and cut to -1, 0, +1; the scale is 1 / s, rounded to float32
+    once. The floor of 1e-5 is transformers' (integrations/bitnet.py, WeightQuant).
+    """
+    steps = 1 / max(mean_magnitude(masters), 1e-5)
+    return frozen(Ternary(kernels.from_masters(masters, steps), np.float32(1 / steps), masters.shape))
+
+
+def mean_magnitude(table: NDArray) -> float:  # [N, M] float32, float16 or bfloat16's bits
+    """The mean of |x|: the exact sum, rounded to float64, divided by the number of elements."""
+    n, m = table.shape
+    rows = max(1, kernels.MOST // m)
+    parts = (kernels.magnitude_sums(table[start : start + rows]).tolist() for start in range(0, n, rows))
+    total = sum(count << exponent for sums in parts for exponent, count in enumerate(sums))
+    return total / (1 << 150) / (n * m)
+
+
+def from_blocks(blocks: Blocks) -> Ternary | None:
+    """A TQ1_0 or TQ2_0 matrix packed, if its blocks' scales that are not 0 are equal and positive.
+
+    A block with scale 0 becomes zeros. None for any other matrix or type. Raises FileFormatError for a TQ2_0 code of 3. Nothing is
+    widened: the result takes a quarter of a byte for each weight.
+    """
+    if blocks.type not in TERNARY_TYPES:
+        return None
+    if blocks.type is TQ2_0 and block_kernels.has_code_three(blocks.data):
+        raise FileFormatError("a TQ2_0 matrix has the code 3, which means nothing")
+    records = blocks.data.view(FORMATS[blocks.type.name].layout).reshape(-1)
+    scales = np.unique(records["d"]).view(np.float16)
+    scales = scales[scales != 0]
+    if scales.size > 1 or not (np.isfinite(scales) & (scales > 0)).all():
+        return None
+    scale = np.float32(scales[0] if scales.size else 0)
+    codes = np.empty(records.size * 64, np.uint8)
+    block_kernels.pack_ternary(blocks.data, blocks.type, codes)
+    return packing.from_i2s(codes, scale, blocks.shape)

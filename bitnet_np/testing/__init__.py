@@ -1,0 +1,13 @@
+"""For tests, of this package and of other engines.
+
+models.py      random models, in memory and as GGUF files
+released.py    random models in the exact form of the released BitNet file
+hf_files.py    models as Hugging Face folders
+gguf_bytes.py  the bytes of GGUF files, right or wrong
+selftest.py    known bits of every kernel, and the kernels against the contract
+fixtures.py    inputs of the kernels with their results
+"""
+
+from .models import random_model, random_table, write_gguf
+
+__all__ = ["random_model", "random_table", "write_gguf"]

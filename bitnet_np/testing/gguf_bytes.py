@@ -1,0 +1,106 @@
+"""The bytes of GGUF files, right or wrong: a writer that checks nothing, so that tests can give a reader any input.
+
+    gguf([("general.name", text("x")), ("n", number(UINT32, 3))], [Entry("a", (32, 2))])
+
+Any part may be raw bytes; counts, offsets and lengths may be false.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..base.tensor_types import BY_NUMBER
+
+UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64, INT64, FLOAT64 = range(13)
+FORMATS = {
+    UINT8: "B",
+    INT8: "b",
+    UINT16: "H",
+    INT16: "h",
+    UINT32: "I",
+    INT32: "i",
+    FLOAT32: "f",
+    BOOL: "B",
+    UINT64: "Q",
+    INT64: "q",
+    FLOAT64: "d",
+}
+
+
+def u32(n: int) -> bytes:
+    return struct.pack("<I", n)
+
+
+def u64(n: int) -> bytes:
+    return struct.pack("<Q", n)
+
+
+def string(content: str | bytes, length: int | None = None) -> bytes:
+    raw = content.encode() if isinstance(content, str) else content
+    return u64(len(raw) if length is None else length) + raw
+
+
+def number(kind: int, n: float) -> bytes:
+    """A value after its type."""
+    return u32(kind) + struct.pack("<" + FORMATS[kind], n)
+
+
+def text(content: str | bytes, length: int | None = None) -> bytes:
+    return u32(STRING) + string(content, length)
+
+
+def numbers(kind: int, ns: Sequence[float], count: int | None = None) -> bytes:
+    return u32(ARRAY) + u32(kind) + u64(len(ns) if count is None else count) + struct.pack(f"<{len(ns)}{FORMATS[kind]}", *ns)
+
+
+def texts(contents: Sequence[str | bytes], count: int | None = None) -> bytes:
+    return u32(ARRAY) + u32(STRING) + u64(len(contents) if count is None else count) + b"".join(string(c) for c in contents)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor. `dims` are as in the file, row length first. By default it follows the tensor before it and has made-up data."""
+
+    name: str | bytes
+    dims: Sequence[int]
+    type: int = 0
+    offset: int | None = None
+    data: bytes | None = None
+    n_dims: int | None = None
+
+    def content(self) -> bytes:
+        if self.data is not None:
+            return self.data
+        elements = 1
+        for dim in self.dims:
+            elements *= dim
+        known = BY_NUMBER.get(self.type)
+        return bytes(i * 7 % 256 for i in range(known.nbytes(elements) if known else 0))
+
+
+def gguf(
+    keys: Iterable[tuple[str | bytes, bytes]] = (),
+    entries: Sequence[Entry] = (),
+    *,
+    magic: bytes = b"GGUF",
+    version: int = 3,
+    key_count: int | None = None,
+    tensor_count: int | None = None,
+    alignment: int = 32,
+    tail: bytes = b"",
+) -> bytes:
+    """A whole file. Tensor data lie in the order of `entries`, each at a multiple of `alignment`, whatever the table's offsets."""
+    keys = list(keys)
+    head = magic + u32(version)
+    head += u64(len(entries) if tensor_count is None else tensor_count) + u64(len(keys) if key_count is None else key_count)
+    head += b"".join(string(key) + value for key, value in keys)
+    data = b""
+    for entry in entries:
+        data += b"\0" * (-len(data) % alignment)
+        offset = len(data) if entry.offset is None else entry.offset
+        head += string(entry.name) + u32(len(entry.dims) if entry.n_dims is None else entry.n_dims)
+        head += b"".join(u64(dim) for dim in entry.dims) + u32(entry.type) + u64(offset)
+        data += entry.content()
+    if entries:
+        head += b"\0" * (-len(head) % alignment)
+    return head + data + tail

@@ -1,0 +1,243 @@
+"""Random models, in memory and as GGUF files: for the tests of this package, and for those of other engines."""
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.tensor_types import ALL_BLOCK_TYPES, FEW_BITS, GRID_TYPES, IQ4_NL, IQ4_XS, NVFP4, OF_NUMBER_42, TensorType
+from ..files.gguf_writer import write_model
+from ..kernels import grids
+from ..kernels.block_formats import FORMATS
+from ..model import packing, widen
+from ..model.families import FAMILIES, Family, implied, layer_shapes, windowed_layers
+from ..model.records import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of, window_fields
+from ..model.rope import local_frequencies, rope_frequencies, scaling_factors
+
+SHAPE = {
+    "vocab": 50,
+    "width": 100,
+    "n_layers": 2,
+    "ffn": 160,
+    "heads": 6,
+    "kv_heads": 3,
+    "head_dim": 20,
+    "context": 512,
+    "eps": 1e-5,
+    "rope_base": 10000.0,
+}
+"""The default fields of Config in `random_model`."""
+
+NUMBERS = {
+    "attention_scale": 0.125,
+    "score_cap": 2.0,
+    "embedding_scale": 3.0,
+    "residual_scale": 0.375,
+    "logit_scale": 2.5,
+    "logit_cap": 3.0,
+}
+"""The defaults of fields of Config that few families have."""
+
+EXPERTS = {"experts": 5, "experts_used": 2}
+"""The same of families whose layers always have experts."""
+
+_BLOCKS = {kind.name: kind for kind in ALL_BLOCK_TYPES}
+
+
+def random_model(
+    seed: int,
+    *,
+    family: str = "bitnet-b1.58",
+    table: str = "float32",
+    weights: str = "",
+    tied: bool = True,
+    gain: float = 1.0,
+    inner_norms: bool = False,
+    **shape: Any,
+) -> Model:
+    """A model of SHAPE, changed by `shape`, in which every part matters.
+
+    No two heads are alike, no row of a matrix is zero, activations have a spread of about 1 in front of every operation, and every
+    matrix and norm has a scale of its own: a bug anywhere shows.
+
+    family: an architecture of families.FAMILIES; the model has all biases, scales and RoPE factors that the family allows.
+    table: the dtype of embedding and head (float32, float16 or bfloat16), or the name of a block type.
+    weights: the same for the layers' matrices, or "ternary"; empty means ternary for a BitNet, else `table`.
+    gain: multiplies the scales of all ternary matrices. inner_norms: gives each linear a norm of its own.
+    """
+    traits = FAMILIES[family]
+    config = _config(family, shape)
+    weights = weights or ("ternary" if traits.ternary else table)
+    return _Drawing(np.random.default_rng(seed), config, traits, table, weights, gain, inner_norms).model(tied)
+
+
+def _config(family: str, shape: dict[str, Any]) -> Config:
+    """The Config of a file with these numbers; those that only some families have are such that they show."""
+    traits = FAMILIES[family]
+    fields = {**SHAPE, **{name: NUMBERS[name] for name in traits.numbers if name in NUMBERS}, **traits.config}
+    if "experts" in traits.required:
+        fields |= EXPERTS
+    if "shared_ffn" in traits.required:
+        fields["shared_ffn"] = shape.get("ffn", SHAPE["ffn"])
+    if traits.window_period:
+        n_layers = shape.get("n_layers", SHAPE["n_layers"])
+        layers = windowed_layers(family, n_layers)
+        layers = layers[:-1] if len(layers) == n_layers > 1 else layers  # so that there are layers with and without the window
+        fields |= window_fields(20, layers, n_layers)
+    if traits.local_rope_base is not None:
+        fields["local_rope_base"] = 100.0
+    config = Config(family, **{**fields, **shape})
+    return replace(config, **{name: value for name, value in implied(config).items() if name not in shape})
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """The parts of a random model. Each call takes the generator's next numbers, so the model of a seed depends on their order."""
+
+    rng: np.random.Generator
+    config: Config
+    family: Family
+    table: str
+    weights: str
+    gain: float
+    inner_norms: bool
+
+    def model(self, tied: bool) -> Model:
+        c, family = self.config, self.family
+        layers = tuple(self.layer() for _ in range(c.n_layers))
+        token_embd, output_norm = self.float_table(c.vocab), self.vector(c.width)
+        factors = self.rng.uniform(1, 8, c.rope_pairs).astype(np.float32) if family.rope_factors else None
+        scaling = scaling_factors(c)
+        factors = factors if scaling is None else scaling
+        return frozen(
+            Model(
+                config=c,
+                token_embd=token_embd,
+                layers=layers,
+                output_norm=output_norm,
+                rope_frequency=rope_frequencies(c.rope_base, 2 * c.rope_pairs, factors, c.rope_scaling),
+                local_rope_frequency=local_frequencies(c),
+                output=None if tied else self.float_table(c.vocab),
+                output_bias=self.vector(c.vocab, 0.0) if family.head_bias else None,
+                output_norm_bias=self.vector(c.width, 0.0) if c.norm == "layer" else None,
+                position_embd=self.float_table(c.context) if family.positions else None,
+                rope_factors=factors,
+            )
+        )
+
+    def layer(self) -> Layer:
+        fields: dict[str, Any] = {}
+        for name, size in layer_shapes(self.config).items():
+            if name == "ffn_gate_inp":  # a spread of 2, so that weights differ
+                fields[name] = Linear(random_table(self.rng, "float32", size[0], size[1], 2 / np.sqrt(size[1])))
+            elif len(size) == 2:
+                fields[name] = self.linear(name, size[0], size[1])
+            else:
+                fields[name] = self.vector(size[0])
+                if self.config.norm == "layer":
+                    fields[name + "_bias"] = self.vector(size[0], 0.0)
+        up = fields.get("ffn_up")
+        if "ffn_up" in self.family.fused and up is not None and isinstance(up.weights, Ternary):  # one tensor has one scale
+            fields["ffn_up"] = replace(up, weights=replace(up.weights, scale=fields["ffn_gate"].weights.scale))
+        shapes = shapes_of(Expert, self.config).items()
+        experts = ({name: Linear(self.matrix(*shape)) for name, shape in shapes} for _ in range(self.config.experts))
+        return frozen(Layer(**fields, experts=tuple(Expert(**fields) for fields in experts)))
+
+    def linear(self, name: str, n: int, m: int) -> Linear:
+        biased = name in self.family.biases + self.family.optional_biases
+        return Linear(
+            self.matrix(n, m),
+            self.vector(n, 0.0) if biased else None,
+            np.float32(self.rng.uniform(0.8, 1.25)) if self.family.scales else None,
+            self.vector(m) if self.inner_norms else None,
+            1e-6 if self.inner_norms else None,
+        )
+
+    def matrix(self, n: int, m: int) -> Weights:
+        """A matrix that turns unit rows into about unit rows."""
+        rng = self.rng
+        if self.weights != "ternary":
+            return random_table(rng, self.weights, n, m, self.gain * rng.uniform(0.8, 1.25) / np.sqrt(m))
+        codes = rng.choice([-1, 0, 1], (n, m), p=[0.35, 0.3, 0.35])
+        codes[np.arange(n), rng.integers(0, m, n)] = rng.choice([-1, 1], n)  # no row is zero
+        return packing.pack(codes, self.gain * rng.uniform(0.8, 1.25) / np.sqrt(0.7 * m))
+
+    def vector(self, n: int, mean: float = 1.0) -> NDArray[np.float32]:
+        return self.rng.normal(mean, 0.3, n).astype(np.float32)
+
+    def float_table(self, rows: int) -> Table:
+        return random_table(self.rng, self.table, rows, self.config.width)
+
+
+def random_table(rng: np.random.Generator, kind: str, n: int, m: int, spread: float = 1.0) -> Table:
+    """Normal numbers [n, m] with a standard deviation of `spread`, in a float dtype (bfloat16 is cut) or one of ggml's block types.
+
+    gguf-py cannot quantise to some types, so these are random bytes, with scales that give about the same spread.
+    """
+    if kind not in _BLOCKS:
+        single = (rng.standard_normal((n, m)) * spread).astype(np.float32)
+        return (single.view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else single.astype(kind)
+    block_type = _BLOCKS[kind]
+    if block_type in (*GRID_TYPES, IQ4_NL, IQ4_XS, NVFP4):
+        data = _random_codes(rng, block_type, n, m, spread)
+    elif kind.endswith("_K") or block_type in FEW_BITS:
+        data = _random_blocks(rng, block_type, n, m, spread)
+    else:
+        data = gguf.quants.quantize((rng.standard_normal((n, m)) * spread).astype(np.float32), gguf.GGMLQuantizationType[kind])
+    return frozen(Blocks(data, block_type, (n, m)))
+
+
+def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, spread: float) -> NDArray[np.uint8]:
+    data = rng.integers(0, 256, (n, m // kind.block * kind.block_bytes), np.uint8)
+    if kind in OF_NUMBER_42:
+        data &= ~(data & 0xAA & data << 1)  # the code 3 becomes 1, so that the mean is 0
+    records = data.view(FORMATS[kind.name].layout)
+    halves = FORMATS[kind.name].halves
+
+    def weights(*scales: float) -> NDArray[np.float32]:
+        for half, scale in zip(halves, scales, strict=True):
+            records[half] = np.float16(scale).view(np.uint16)
+        return widen.float32(Blocks(data, kind, (n, m)))
+
+    units = np.eye(len(halves))
+    means = [float(weights(*unit).mean()) for unit in units]
+    balance = (1.0,) if len(halves) == 1 else (1.0, -means[0] / means[1])
+    size = spread / float(weights(*balance).std())
+    for half, factor in zip(halves, balance, strict=True):
+        records[half] = (size * factor * rng.uniform(0.7, 1.3, records.shape)).astype(np.float16).view(np.uint16)
+    return data
+
+
+def _random_codes(rng: np.random.Generator, kind: TensorType, n: int, m: int, spread: float) -> NDArray[np.uint8]:
+    """Random bytes of a type with one scale to a block, which has a random sign: codes have a mean that is not 0. Of NVFP4 four scales."""
+    data = rng.integers(0, 256, (n, m // kind.block * kind.block_bytes), np.uint8)
+    blocks = data.reshape(-1, kind.block_bytes)
+
+    def scaled(scales: NDArray[np.float64]) -> NDArray[np.uint8]:
+        if kind in GRID_TYPES:
+            return grids.with_scales(data, kind, scales[:, 0].astype(np.float16).view(np.uint16))
+        table = FORMATS[kind.name].scale.table
+        if table:
+            blocks[:, : scales.shape[1]] = np.abs(np.array(table) - np.abs(scales)[..., None]).argmin(axis=2)
+        else:
+            blocks[:, :2] = scales.astype("<f2").view(np.uint8)
+        return data
+
+    count = 4 if kind is NVFP4 else 1
+    unit = widen.float32(Blocks(scaled(np.ones((len(blocks), count))), kind, (n, m))).std()
+    return scaled(spread / unit * rng.uniform(0.7, 1.3, (len(blocks), count)) * rng.choice([-1, 1], (len(blocks), count)))
+
+
+def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool | None = None) -> None:
+    """Write a model of one of families.FAMILIES as a GGUF file without a tokenizer.
+
+    fused: whether queries, keys and values are in one tensor, where one can hold them; None: as the family's files have it.
+    Raises UnsupportedError for a model that GGUF cannot express.
+    """
+    names = FAMILIES[model.config.architecture].fused
+    if fused is not None:
+        names = tuple({*names, "attn_qkv"} if fused else {*names} - {"attn_qkv"})
+    write_model(path, model, {"tokenizer.ggml.model": "none"}, fused=names)

@@ -1,0 +1,30 @@
+"""The family of errors, and values as messages show them."""
+
+import pytest
+
+from bitnet_np.base import errors
+from bitnet_np.base.errors import CapacityError, ContextLimitError, Error, MaskError, ShapeError, SlotError, shown
+
+FAMILY = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_every_error_is_of_the_family_and_a_value_error(kind):
+    assert issubclass(kind, Error)
+    assert issubclass(kind, ValueError)
+    assert str(kind("the file, its value, what was expected")) == "the file, its value, what was expected"
+
+
+def test_some_errors_are_also_more_general_ones():
+    assert issubclass(ContextLimitError, CapacityError)
+    assert issubclass(MaskError, ShapeError)
+    assert issubclass(SlotError, IndexError)
+
+
+def test_values_are_shown_short_and_without_what_garbles_a_terminal():
+    assert shown("attn_q") == "'attn_q'"
+    assert shown(1.5) == "1.5"
+    assert shown("\x1b[2J\n") == r"'\x1b[2J\n'"
+    assert shown("a" * 78) == f"'{'a' * 78}'"
+    assert shown("a" * 79) == f"'{'a' * 76}..."
+    assert len(shown(list(range(10**5)))) == 80

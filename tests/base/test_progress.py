@@ -1,0 +1,32 @@
+"""Progress: the library prints nothing, and tells a caller who asks."""
+
+from dumps import FAULTS, MODEL, TOKENS, only
+
+from bitnet_np.base.progress import no_bars, silent
+from bitnet_np.engine.dialects import EXACT
+from bitnet_np.generation.nll import token_nll
+from bitnet_np.judge.dump import check_trace
+
+
+def test_the_library_prints_nothing(capfd):
+    silent(1, 2)
+    no_bars("reading")(2, 2)
+    token_nll(MODEL, TOKENS)
+    dump, ids = FAULTS["SiLU for relu squared, every layer"].make(MODEL, TOKENS)
+    check_trace(MODEL, ids, only(dump, "l_out", "result_output"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_each_piece_of_work_has_a_bar_that_runs_to_its_end():
+    """A dump of logits alone: known mistakes are tried on them."""
+    dump, ids = FAULTS["SiLU for relu squared, every layer"].make(MODEL, TOKENS)
+    reports = {}
+
+    def bars(label):
+        return lambda done, total: reports.setdefault(label, []).append((done, total))
+
+    check_trace(MODEL, ids, only(dump, "result_output"), EXACT, bars)
+    assert set(reports) == {"trying known mistakes"}
+    for bar in reports.values():
+        assert bar == sorted(bar)
+        assert bar[-1][0] == bar[-1][1] > 0

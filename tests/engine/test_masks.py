@@ -1,0 +1,388 @@
+"""Masks: against the nested loop and a rule for one pair, in every form, and what is refused. The cache: bounded, shared, counted."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bitnet_np import spec
+from bitnet_np.base.errors import Error, MaskError
+from bitnet_np.engine import masks
+from bitnet_np.engine.masks import Pattern
+
+INF = np.inf
+
+
+def sees(q, k, pattern):
+    """The rules once more, for the query at position q and the key at position k."""
+    near = (not pattern.window or k > q - pattern.window) and (not pattern.block or k // pattern.block == q // pattern.block)
+    return (k <= q and (near or k < pattern.sinks)) or k < pattern.prefix
+
+
+def loop(q_len, k_len, past, pattern):
+    return np.array([[sees(past + i, j, pattern) for j in range(k_len)] for i in range(q_len)], bool).reshape(q_len, k_len)
+
+
+def assert_is(mask, visible, dtype=np.float32):
+    """An additive mask of exactly 0 and -infinity, no negative zeros."""
+    assert mask.dtype == dtype
+    expected = np.where(visible, 0.0, -INF).astype(dtype)
+    assert mask.shape == expected.shape
+    assert mask.tobytes() == expected.tobytes()
+
+
+patterns = st.builds(
+    lambda window, prefix, block, sinks: Pattern(window, prefix, block, sinks if window or block else 0),
+    *[st.sampled_from([0, 0, 1, 2, 3, 7, 64, 600])] * 4,
+)
+PATTERNS = [
+    masks.CAUSAL,
+    Pattern(window=1),
+    Pattern(window=5),
+    Pattern(prefix=3),
+    Pattern(block=4),
+    Pattern(window=4, sinks=2),
+    Pattern(window=6, prefix=2, block=4, sinks=1),
+]
+
+
+# --- what a mask holds ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "seen"),
+    [
+        (lambda: masks.mask(2, 5, form="bool"), [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]),
+        (lambda: masks.mask(1, 4, form="bool"), [[1, 1, 1, 1]]),
+        (lambda: masks.mask(3, 3, Pattern(window=2), form="bool"), [[1, 0, 0], [1, 1, 0], [0, 1, 1]]),  # the query's own key counts
+        (lambda: masks.mask(3, 3, Pattern(window=1), form="bool"), np.eye(3)),
+        (lambda: masks.mask(4, 2, align="top_left", form="bool"), [[1, 0], [1, 1], [1, 1], [1, 1]]),
+        (lambda: masks.batch([1, 2], form="bool")[:, 0], [[[1, 0], [0, 0]], [[1, 0], [1, 1]]]),
+        (lambda: masks.expand(masks.causal(2, 2, form="bool"), 2), [[[[1, 0], [1, 1]]]] * 2),
+        (lambda: masks.causal(0, 5, form="bool"), np.zeros((0, 5))),
+        (lambda: masks.causal(0, 0, form="bool"), np.zeros((0, 0))),
+    ],
+)
+def test_known_examples(made, seen):
+    assert made().dtype == bool
+    np.testing.assert_array_equal(made(), seen, strict=False)
+
+
+def test_what_needs_a_mask():
+    assert not masks.needs_mask(0, 5)
+    assert not masks.needs_mask(1, 5)  # a decode step
+    assert masks.needs_mask(1, 5, past=2)  # in a cache with room to spare
+    assert masks.needs_mask(1, 5, Pattern(window=4))
+    assert not masks.needs_mask(3, 5, Pattern(prefix=5))
+    assert masks.needs_mask(2, 5)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_every_pattern_is_its_rule_for_all_sizes_up_to_64(pattern):
+    whole = loop(64, 64, 0, pattern)  # position by position; with past, rows further down
+    for q_len, k_len in product(range(65), range(65)):
+        if q_len <= k_len:
+            assert_is(masks.mask(q_len, k_len, pattern), whole[k_len - q_len : k_len, :k_len])
+            if pattern == masks.CAUSAL:
+                assert masks.causal(q_len, k_len).tobytes() == masks.causal_loop(q_len, k_len).tobytes()
+
+
+@settings(max_examples=150)
+@given(
+    pattern=patterns,
+    q_len=st.integers(0, 512),
+    more=st.integers(0, 512),
+    past=st.none() | st.integers(0, 512),
+    top_left=st.booleans(),
+    dtype=st.sampled_from([np.float16, np.float32, np.float64]),
+)
+def test_every_pattern_is_its_rule_for_larger_sizes(pattern, q_len, more, past, top_left, dtype):
+    if top_left:
+        k_len, how, past = more + 1, {"align": "top_left"}, 0
+    elif past is None:
+        k_len, how, past = min(512, q_len + more), {}, min(512, q_len + more) - q_len
+    else:
+        k_len, how = past + q_len + more, {"past": past}
+    i, j = past + np.arange(q_len)[:, None], np.arange(k_len)
+    near = (j > i - (pattern.window or 2**40)) & (j // (pattern.block or 2**40) == i // (pattern.block or 2**40))
+    visible = ((j <= i) & (near | (j < pattern.sinks))) | (j < pattern.prefix)
+    assert_is(masks.mask(q_len, k_len, pattern, dtype=dtype, **how), visible, dtype)
+    np.testing.assert_array_equal(masks.mask(q_len, k_len, pattern, form="bool", **how), visible)
+    assert masks.needs_mask(q_len, k_len, pattern, **how) == (not visible.all())
+    if pattern == Pattern(pattern.window):
+        np.testing.assert_array_equal(spec.causal_mask(q_len, k_len, past, pattern.window or None) == 0, visible)
+
+
+def test_masks_without_a_compiler():
+    """As plain Python, where Numba compiles nothing."""
+    code = (
+        "import hashlib\n"
+        "from bitnet_np import masks\n"
+        "made = masks.mask(9, 14, masks.Pattern(4, 2, 5, 1), past=3), masks.batch([2, 3], past_lens=[1, 0])\n"
+        "print(*(hashlib.sha256(mask.tobytes()).hexdigest() for mask in made))"
+    )
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout.split()
+    made = masks.mask(9, 14, Pattern(4, 2, 5, 1), past=3), masks.batch([2, 3], past_lens=[1, 0])
+    assert found == [hashlib.sha256(mask.tobytes()).hexdigest() for mask in made]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_making_a_mask_takes_its_own_bytes_and_no_more(dtype):
+    masks.causal(1000, 1000, dtype=dtype)  # compiles
+    tracemalloc.start()
+    try:
+        mask = masks.causal(1000, 1000, dtype=dtype)
+        assert mask.nbytes <= tracemalloc.get_traced_memory()[1] < 1.05 * mask.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+@settings(max_examples=60)
+@given(
+    pattern=patterns,
+    q_len=st.integers(0, 70),
+    past=st.integers(0, 30),
+    more=st.integers(0, 5),
+    block=st.integers(1, 80),
+    form=st.sampled_from(["bool", "additive"]),
+)
+def test_pieces_and_parts_are_those_of_the_whole_mask(pattern, q_len, past, more, block, form):
+    k_len = past + q_len + more
+    whole = masks.mask(q_len, k_len, pattern, past=past, form=form)
+    pieces = list(masks.rows(q_len, k_len, pattern, block=block, past=past, form=form))
+    for i, piece in enumerate(pieces):
+        assert piece.shape == (min(block, q_len - i * block), k_len)
+        assert piece.base.nbytes == piece.nbytes
+    assert b"".join(piece.tobytes() for piece in pieces) == whole.tobytes()
+    larger = masks.mask(110, 110, pattern, form=form)
+    view = masks.part(larger, q_len, k_len, past=past)
+    assert (view.dtype, view.shape, view.tobytes()) == (whole.dtype, whole.shape, whole.tobytes())
+    assert np.shares_memory(view, larger) or not view.size
+    assert not view.flags.writeable
+    assert larger.flags.writeable
+
+
+@settings(max_examples=80)
+@given(
+    pattern=patterns, sizes=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=6), given_keys=st.booleans()
+)
+def test_each_sequence_of_a_ragged_batch_has_its_own_mask(pattern, sizes, given_keys):
+    q_lens, past = (np.array(column) for column in zip(*sizes, strict=True))
+    how = {"k_lens": q_lens + past} if given_keys else {"past_lens": past}
+    both = masks.batch(q_lens, pattern=pattern, dtype=np.float64, **how)
+    assert both.shape == (len(sizes), 1, q_lens.max(), (q_lens + past).max())
+    for one, (q_len, before) in zip(both[:, 0], sizes, strict=True):
+        visible = np.zeros(one.shape, bool)
+        visible[:q_len, : before + q_len] = loop(q_len, before + q_len, before, pattern)
+        assert_is(np.ascontiguousarray(one), visible, np.float64)
+
+
+def test_one_mask_for_all_sequences_is_not_copied():
+    mask = masks.causal(3, 4)
+    shared = masks.expand(mask, 5)
+    assert (shared.shape, shared.strides[0], shared.flags.writeable) == ((5, 1, 3, 4), 0, False)
+    assert np.shares_memory(shared, mask)
+
+
+# --- callers' masks -------------------------------------------------------------------------------------------------------------------
+
+
+def test_forms_can_be_turned_into_each_other():
+    additive, visible = masks.causal(3, 5), masks.causal(3, 5, form="bool")
+    assert_is(masks.as_additive(visible), visible)
+    assert_is(masks.as_additive(additive, np.float64), visible, np.float64)
+    assert masks.as_additive(additive) is additive
+    assert masks.as_bool(visible) is visible
+    np.testing.assert_array_equal(masks.as_bool(additive), visible)
+
+
+def test_rows_that_see_nothing_are_found():
+    additive = np.where(np.array([[1, 0], [0, 0], [0, 1]]), np.float32(0), -INF)
+    for mask in (additive, additive > -INF):
+        np.testing.assert_array_equal(masks.fully_masked(mask), [False, True, False])
+    np.testing.assert_array_equal(masks.fully_masked(masks.batch([1, 2])), [[[False, True]], [[False, False]]])
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [masks.causal(2, 3), masks.causal(2, 3, form="bool"), np.zeros((2, 3), np.float32), np.float64([[0, -2.5, -INF], [3, 1, 0]])],
+    ids=str,
+)
+def test_good_masks_pass_as_views(mask):
+    checked = masks.check(mask, 2, 3, batch=4)
+    assert checked.shape == (1, 1, 2, 3)
+    assert np.shares_memory(checked, mask)
+    assert not checked.flags.writeable
+    assert mask.flags.writeable
+    np.testing.assert_array_equal(checked[0, 0], mask)
+    for n in (1, 4):
+        assert masks.check(masks.expand(mask, n), 2, 3, batch=4).shape == (n, 1, 2, 3)
+
+
+def changed(index, value, dtype=np.float32):
+    mask = masks.causal(2, 3, dtype=dtype)
+    mask[index] = value
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("mask", "how", "message"),
+    [
+        (np.zeros((3, 2)), {}, r"mask has shape \(3, 2\), expected \(2, 3\) or \(4, 1, 2, 3\)"),
+        (np.zeros((2, 2, 3)), {}, r"mask has shape \(2, 2, 3\)"),
+        (np.zeros((2, 1, 2, 3)), {}, r"mask has shape \(2, 1, 2, 3\)"),
+        (np.zeros((4, 2, 2, 3)), {}, r"mask has shape \(4, 2, 2, 3\)"),
+        (np.zeros(3), {}, r"mask has shape \(3,\)"),
+        ([[0, 0, 0], [0, 0]], {}, "mask is ragged, expected rows of one length"),
+        (np.tril(np.ones((2, 3), np.float32), 1), {}, "mask is float32 of zeros and ones, expected 0 and -inf"),
+        (np.ones((2, 3)), {}, "mask is float64 of zeros and ones"),
+        (np.tril(np.ones((2, 3), np.int64), 1), {}, "mask has dtype int64, expected bool, or float32"),
+        (changed((1, 2), np.nan), {}, r"mask\[0, 0, 1, 2\] is nan"),
+        (changed((0, 1), INF), {}, r"mask\[0, 0, 0, 1\] is inf, expected a number, or -inf"),
+        (changed((0, 2), -1e10), {}, r"mask\[0, 0, 0, 2\] is -10000000000.0, expected -inf: a finite number hides nothing"),
+        (changed((0, 2), np.finfo(np.float32).min), {}, "expected -inf"),
+        (changed((0, 2), np.finfo(np.float16).min, np.float16), {}, "expected -inf"),
+        (masks.causal(2, 3), {"form": "bool"}, "mask has dtype float32, expected bool"),
+        (masks.causal(2, 3, form="bool"), {"form": "additive"}, "mask has dtype bool, expected an additive mask"),
+        (np.zeros((2, 3)), {"strict": True}, r"mask\[0, 0, 0, 2\] lets the query at position 1 see the key at position 2, which is later"),
+        (masks.causal(2, 3), {"strict": True, "past": 0}, r"mask\[0, 0, 0, 1\] lets the query at position 0"),
+    ],
+)
+def test_wrong_masks_are_refused(mask, how, message):
+    with pytest.raises(MaskError, match=message):
+        masks.check(mask, 2, 3, batch=4, **how)
+
+
+def test_strict_takes_what_is_causal():
+    for pattern in (masks.CAUSAL, Pattern(window=2), Pattern(window=2, sinks=1), Pattern(block=2)):
+        masks.check(masks.mask(3, 5, pattern), 3, 5, strict=True)
+    masks.check(masks.causal(2, 2), 2, 2, form="additive", strict=True)
+    with pytest.raises(MaskError, match="later"):
+        masks.check(masks.mask(3, 3, Pattern(prefix=2)), 3, 3, strict=True)
+
+
+# --- what cannot be -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: masks.causal(2, 0), "2 queries have no keys to see"),
+        (lambda: masks.causal(-1, 3), "q_len is -1, expected 0 to 2147483647"),
+        (lambda: masks.causal(1, 2.0), r"k_len is 2\.0, expected an integer"),
+        (lambda: masks.causal(True, 2), "q_len is True"),
+        (lambda: masks.causal(1, 2**31), "k_len is 2147483648"),
+        (lambda: masks.mask(2, 4, past=3), "4 keys are fewer than 3 past and 2 queries"),
+        (lambda: masks.mask(2, 4, past=-1), "past is -1"),
+        (lambda: masks.mask(2, 4, past=1, align="top_left"), "past is 1, but align='top_left' means 0"),
+        (lambda: masks.mask(2, 4, align="left"), "align is 'left'"),
+        (lambda: masks.mask(2, 4, form="float"), "form is 'float'"),
+        (lambda: masks.mask(2, 4, dtype=np.int32), "dtype is int32"),
+        (lambda: Pattern(window=-1), "window is -1"),
+        (lambda: Pattern(sinks=2), "sinks is 2 without a window or block"),
+        (lambda: masks.batch([]), "q_lens has shape"),
+        (lambda: masks.batch([1.5]), "q_lens has shape"),
+        (lambda: masks.batch([1, -2]), r"q_lens\[1\] is -2"),
+        (lambda: masks.batch([1, 2], past_lens=[3]), "1 sequences have keys and 2 have queries"),
+        (lambda: masks.batch([1, 2], k_lens=[3]), "1 sequences have keys and 2 have queries"),
+        (lambda: masks.batch([1, 2], k_lens=[3, 1]), "sequence 1 has 2 queries and only 1 keys"),
+        (lambda: masks.batch([1], k_lens=[1], past_lens=[0]), "one of them"),
+        (lambda: masks.expand(np.zeros((1, 2, 3)), 2), "mask has shape"),
+        (lambda: masks.expand(np.zeros((2, 3)), 0), "batch is 0"),
+        (lambda: masks.MaskCache(entries=0), "entries is 0"),
+        (lambda: masks.mask(4, 2), r"2 keys are fewer than 0 past and 4 queries; align='top_left' if that is meant"),
+        (lambda: masks.rows(2, 3, block=0), "block is 0"),  # on the call itself
+        (lambda: masks.rows(3, 2), "fewer"),
+        (lambda: masks.part(np.zeros((4, 4)), 2, 5), r"the larger mask has shape .*, expected \[N, N\] with N at least 5"),
+        (lambda: masks.part(np.zeros((5, 6)), 2, 5), "the larger mask has shape"),
+        (lambda: masks.part(np.zeros(5), 2, 5), "the larger mask has shape"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, message):
+    with pytest.raises(MaskError, match=message) as caught:
+        make()
+    assert isinstance(caught.value, Error)
+
+
+# --- the cache ------------------------------------------------------------------------------------------------------------------------
+
+
+WAYS = [
+    {},
+    {"pattern": Pattern(window=2)},
+    {"pattern": Pattern(prefix=2)},
+    {"pattern": Pattern(block=2)},
+    {"pattern": Pattern(window=2, sinks=1)},
+    {"past": 0},
+    {"form": "bool"},
+    {"dtype": np.float64},
+    {"dtype": np.float16},
+]
+
+
+def test_the_same_request_gives_the_same_array_and_everything_that_matters_is_in_the_key():
+    cache = masks.MaskCache()
+    kept = [cache.get(4, 6, **how) for how in WAYS]
+    for how, first in zip(WAYS, kept, strict=True):
+        made = masks.mask(4, 6, **how)
+        assert (first.dtype, first.tobytes(), first.flags.writeable) == (made.dtype, made.tobytes(), False)
+        assert cache.get(4, 6, **how) is first
+    assert cache.get(4, 6, past=2) is kept[0]
+    assert cache.get(4, 6, form="bool", dtype=np.float64) is kept[6]
+    assert (cache.hits, cache.misses, len(cache)) == (len(WAYS) + 2, len(WAYS), len(WAYS))
+    assert cache.nbytes == sum(mask.nbytes for mask in kept)
+
+
+def test_a_hundred_masks_of_up_to_2048_are_kept_and_the_one_not_used_longest_goes():
+    cache = masks.MaskCache()
+    assert cache.get(1, 2048) is cache.get(1, 2048)
+    assert cache.get(1, 2049) is not cache.get(1, 2049)
+    cache.clear()
+    cache.warm(range(1, 101))
+    cache.get(1, 1)  # used again, so 2 is the oldest
+    cache.get(101, 101)
+    assert len(cache) == 100
+    before = cache.hits
+    cache.get(1, 1)
+    assert cache.hits == before + 1
+    cache.get(2, 2)
+    assert cache.hits == before + 1
+    assert cache.nbytes == 4 * sum(n * n for n in (1, 2, *range(4, 102)))
+
+
+def test_bytes_are_bounded():
+    cache = masks.MaskCache(nbytes=1000)
+    cache.warm([10, 10, 12, 5])  # 400, 576, 100 bytes
+    assert (len(cache), cache.nbytes) == (2, 676)
+    assert cache.get(16, 16).nbytes == 1024  # larger than the whole budget: it pushes nothing out
+    assert (len(cache), cache.nbytes) == (2, 676)
+    cache.clear()
+    assert (len(cache), cache.nbytes, cache.misses) == (0, 0, 4)
+
+
+def test_threads_share_one_array(monkeypatch):
+    """Two threads that miss at the same time make two masks; both get the one that was kept."""
+    cache, both, got = masks.MaskCache(), threading.Barrier(2, timeout=60), []
+    build = masks._build
+
+    def slow(request):
+        both.wait()
+        return build(request)
+
+    monkeypatch.setattr(masks, "_build", slow)
+    workers = [threading.Thread(target=lambda: got.append(cache.get(3, 3))) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert got[0] is got[1]
+    assert (len(cache), cache.nbytes, cache.misses) == (1, 36, 2)

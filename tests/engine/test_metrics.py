@@ -1,0 +1,196 @@
+"""Metrics: the counters say what ran, and measuring changes nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from models import assert_same_bits, random_model, random_tokens
+
+from bitnet_np import KVCache, Metrics, Request, forward, forward_full, forward_incremental, generate, generate_batch
+from bitnet_np.engine import masks
+from bitnet_np.engine.backend import Wrapped
+from bitnet_np.engine.metrics import Operation
+from bitnet_np.kernels import cpu, workspace
+
+L = 3
+MODEL = random_model(0, n_layers=L, width=64, ffn=96, vocab=40)
+TOKENS = random_tokens(np.random.default_rng(0), MODEL, 2, 9)
+
+
+def counts(metrics):
+    return metrics.forwards, metrics.layers, metrics.kv_writes, metrics.kv_positions
+
+
+def calls(metrics, name):
+    return metrics.operations[name].latency.calls if name in metrics.operations else 0
+
+
+# --- what is counted ------------------------------------------------------------------------------------------------------------------
+
+
+RING = random_model(0, n_layers=L, width=20, ffn=36, window=20)
+REQUESTS = [Request(i, [1 + i] * (1 + i), 4) for i in range(4)]
+RUNS = {
+    "nothing": (lambda ops: [], (0, 0, 0, 0)),
+    "whole sequences": (lambda ops: forward_full(MODEL, TOKENS, ops=ops), (1, L, 0, 0)),
+    **{
+        f"chunks of {chunk}": (lambda ops, chunk=chunk: forward_incremental(MODEL, TOKENS, chunk=chunk, ops=ops), (n, L * n, L * n, L * 18))
+        for chunk, n in ((1, 9), (2, 5), (4, 3), (9, 1))
+    },
+    # 300 positions are five chunks, and the ring has room for two: it takes one after the other
+    "a ring": (lambda ops: forward(RING, [[1] * 300], KVCache(RING.config, 1, 400, ring=True), ops=ops), (1, L, 5 * L, 300 * L)),
+    "generation of none": (lambda ops: generate(MODEL, [1, 2, 3], 0, ops=ops), (1, L, L, L * 3)),
+    "generation": (lambda ops: generate(MODEL, [1, 2, 3], 5, ops=ops), (5, 5 * L, 5 * L, L * 7)),
+    "a batch": (lambda ops: [d.tokens for d in generate_batch(MODEL, REQUESTS, 4, ops=ops)], (4, 4 * L, 4 * L, L * (10 + 4 * 3))),
+}
+
+
+@pytest.mark.parametrize(("run", "expected"), RUNS.values(), ids=RUNS)
+def test_passes_layers_and_writes_are_counted_and_change_nothing(run, expected):
+    metrics = Metrics()
+    np.testing.assert_array_equal(run(metrics.ops()), run(cpu))
+    assert counts(metrics) == expected
+    assert calls(metrics, "attend") == max(expected[1:3])
+    assert (metrics.as_dict()["operations"] == {}) == (expected[0] == 0)
+
+
+def test_each_operation_is_counted():
+    metrics = Metrics()
+    forward_full(MODEL, TOKENS, ops=metrics.ops())
+    expected = {"attend": L, "ternary_matmuls": 2 * L, "ternary_matmul": 2 * L, "quantize": 4 * L, "embed": 1, "matmul": 1, "rotations": 1}
+    assert {name: calls(metrics, name) for name in expected} == expected
+
+
+def test_a_forward_that_fails_has_begun():
+    metrics = Metrics()
+
+    def stop(name, layer, array):
+        if (name, layer) == ("kqv_out", 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        forward(MODEL, TOKENS, KVCache(MODEL.config, 2), ops=metrics.ops(), record=stop)
+    assert counts(metrics) == (1, 2, 2, 2 * TOKENS.size)
+
+
+@pytest.mark.parametrize("table", ["Q8_0", "float16"])
+def test_block_types_and_masks_are_counted(table):
+    shape = {"family": "llama", "table": table, "width": 64, "ffn": 64, "heads": 2, "kv_heads": 1, "head_dim": 32}
+    model, metrics = random_model(0, n_layers=L, **shape), Metrics()
+    tokens = random_tokens(np.random.default_rng(0), model, 1, 5)
+    mask = masks.causal(5, 5)
+    assert_same_bits(forward_full(model, tokens, ops=metrics.ops(), mask=mask), forward_full(model, tokens))
+    end = "_blocks" if table == "Q8_0" else ""
+    assert [calls(metrics, name) for name in ("matmul" + end, "embed" + end, "attend_masked", "attend")] == [7 * L + 1, 1, L, 0]
+
+
+# --- how much -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_what_is_read_and_written():
+    metrics, c = Metrics(), MODEL.config
+    cache = KVCache(c, 2, 50)
+    forward(MODEL, TOKENS, cache, ops=metrics.ops())
+    rows = TOKENS.size
+    one = MODEL.layers[0].ffn_up
+    ops = metrics.ops()
+    before = metrics.operations["ternary_matmul"].nbytes
+    q, scale = cpu.quantize(np.ones((rows, c.width), np.float32))
+    ops.ternary_matmul(q, scale, one.weights.codes, one.weights.scale, c.ffn)
+    assert metrics.operations["ternary_matmul"].nbytes - before == rows * (c.width + 4 + 4 * c.ffn) + one.weights.codes.nbytes + 4
+    assert metrics.operations["embed"].nbytes == rows * (8 + 2 * 4 * c.width)  # rows of the table, not all of it
+    attended = L * (rows * (2 * 4 * c.q_width + 16) + 2 * 4 * rows * c.kv_width)  # each key and value once, not the cache
+    assert metrics.operations["attend"].nbytes == attended
+
+
+@pytest.mark.parametrize(("window", "positions"), [(None, 30), (10, 14), (1, 5), (100, 30)])
+def test_attention_reads_what_the_window_shows(window, positions):
+    """Five rows of queries end at position 29."""
+    rng, metrics = np.random.default_rng(0), Metrics()
+    q, k = rng.standard_normal((5, 2, 4), np.float32), rng.standard_normal((1, 64, 1, 4), np.float32)
+    metrics.ops().attend(q, k, k, np.zeros(5, np.int64), np.arange(25, 30), window)
+    assert metrics.operations["attend"].nbytes == 2 * q.nbytes + 2 * 5 * 8 + 2 * positions * 4 * 4
+
+
+def test_allocations_and_the_peak(monkeypatch):
+    """The second pass takes its large arrays from the pool, where the first pass left them."""
+    model = random_model(0, n_layers=L, width=256, ffn=512, vocab=40)
+    tokens = random_tokens(np.random.default_rng(0), model, 1, 64)
+    forward_full(model, tokens)  # what compiles a kernel keeps its arguments for a while
+    monkeypatch.setattr(workspace, "_pool", workspace._Pool())
+    first, second = Metrics(), Metrics()
+    for metrics in (first, second):
+        forward_full(model, tokens, ops=metrics.ops())
+    a, b = (metrics.as_dict()["workspace"] for metrics in (first, second))
+    assert b["hits"] > a["hits"] > 0
+    assert a["allocations"] + a["hits"] == b["allocations"] + b["hits"]
+    assert b["hit_rate"] == b["hits"] / (b["allocations"] + b["hits"])
+    assert 64 * 512 * 4 <= b["peak_bytes"] == a["peak_bytes"] < 64 * 512 * 4 * 10
+    assert workspace.counts().lent == 0
+
+
+def test_seconds_are_those_of_the_calls(monkeypatch):
+    clock = iter(np.arange(0, 100, 0.25))
+    monkeypatch.setattr("bitnet_np.engine.metrics.time.perf_counter", lambda: next(clock))
+    metrics = Metrics()
+    ops, x = metrics.ops(), np.ones((2, 3), np.float32)
+    ops.add(x, x)
+    next(clock)
+    next(clock)
+    ops.add(x, x)
+    operation = metrics.as_dict()["operations"]["add"]
+    assert (operation["calls"], operation["seconds"], operation["bytes"]) == (2, 0.5, 2 * 3 * 24)
+    assert operation["latency_seconds"] == {"min": 0.25, "max": 0.25, "avg": 0.25, "var": 0.0}
+    assert operation["latency_histogram_us"] == {"131072": 2}
+    assert metrics.table()[1][0][:4] == ("add", "cpu", 2, 500.0)
+
+
+times = st.lists(st.integers(0, 1 << 24), max_size=20).map(lambda ticks: [tick / 2**20 for tick in ticks])  # sums of these are exact
+
+
+@given(of=st.dictionaries(st.tuples(st.sampled_from("abc"), st.sampled_from(["cpu", "cuda"])), times, max_size=5))
+def test_counters_add_up(of):
+    """The buckets of a device, or of an operation, hold as many calls as there were. Its moments are those of the times."""
+    metrics, spent = Metrics(), {"cpu": [], "gpu": []}
+    for (name, device), seconds in of.items():
+        operation = metrics.operations[f"{name} {device}"] = Operation(device, "a test")
+        for value in seconds:
+            operation.latency.count(value)
+        assert sum(operation.as_dict()["latency_histogram_us"].values()) == operation.as_dict()["calls"] == len(seconds)
+        spent["cpu" if device == "cpu" else "gpu"] += seconds
+    counted = metrics.as_dict()
+    total = counted["cpu_dispatches"] + counted["gpu_dispatches"]
+    assert counted["total_dispatches"] == total == sum(map(len, of.values()))
+    assert counted["gpu_ratio"] == (len(spent["gpu"]) / total if total else 0)
+    for name, seconds in spent.items():
+        buckets = counted[f"{name}_latency_bucket_counts"]
+        assert len(buckets) == len(counted["bucket_boundaries_us"])
+        assert sum(buckets) == counted[f"{name}_dispatches"] == len(seconds)
+        for bucket, count in zip(counted["bucket_boundaries_us"], buckets, strict=True):
+            least, below = map(int, bucket.split("-"))
+            assert count == sum(least <= value * 1e6 < below for value in seconds)
+        us = np.array(seconds or [0.0]) * 1e6
+        moments = [counted[f"{name}_latency_{key}_us"] for key in ("min", "max", "mean", "variance", "stddev")]
+        variance = us.var()
+        np.testing.assert_allclose(moments[:3], [us.min(), us.max(), us.mean()], rtol=1e-15)
+        np.testing.assert_allclose(moments[3:], [variance, variance**0.5], rtol=1e-12, atol=1e-3 * us.max())
+        assert moments[0] <= moments[2] <= moments[1]
+
+
+# --- where ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_devices_and_reasons():
+    """The backend here says that it is a GPU."""
+    other = Wrapped(cpu)
+    other.device = "cuda"
+    metrics = Metrics()
+    model = random_model(0, n_layers=L, family="llama", table="Q8_0", width=64, ffn=64, heads=2, kv_heads=1, head_dim=32)
+    forward_full(model, [[1, 2, 3]], ops=metrics.ops(other, "there is one"))
+    counted = metrics.as_dict()
+    where = {name: (operation["device"], operation["reason"]) for name, operation in counted["operations"].items()}
+    assert where["attend"] == ("cuda", "there is one")
+    assert where["matmul_blocks"] == ("cuda", "there is one")
+    by_device = {device: sum(o["calls"] for o in counted["operations"].values() if o["device"] == device) for device in ("cpu", "cuda")}
+    assert (counted["cpu_dispatches"], counted["gpu_dispatches"]) == (by_device["cpu"], by_device["cuda"])
+    assert counted["gpu_ratio"] == by_device["cuda"] / sum(by_device.values())

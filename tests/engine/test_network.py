@@ -1,0 +1,141 @@
+"""The network: every operation is the definition's, and numbers that leave float32's range are an error.
+
+Float32 cannot equal float64 from end to end: one int8 code on the other side of k + 0.5 moves logits by 1e-2. So the definition judges each
+operation by the input the kernels themselves gave it, and the whole where nothing is quantised. tests/kernels/ has each kernel by itself,
+tests/golden/test_hf.py whole ternary models up to the first code that differs.
+"""
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from forward_paths import TOKENS, through_cache
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from models import assert_same_bits, family_shapes, lengths, random_model, random_tokens, seeds
+from recorder import LAYER, WITH_CODES, Recorder
+
+from bitnet_np import spec
+from bitnet_np.base.errors import NonFiniteError
+from bitnet_np.engine import network
+from bitnet_np.engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP
+from bitnet_np.engine.forward_pass import forward_full, forward_incremental
+from bitnet_np.judge import graph
+from bitnet_np.judge.bounds import within
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.kernels import workspace
+from bitnet_np.model.dense import dense_view
+from bitnet_np.model.records import frozen
+from bitnet_np.traces.points import Key
+
+# --- against the definition -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_recorded_has_llama_cpps_names_in_order():
+    """The kernels also record the int8 codes and scales of what they quantise."""
+    model, kernels, definition = random_model(0), Recorder(), Recorder()
+    forward_full(model, [[1, 2, 3]], record=kernels)
+    spec.forward(dense_view(model), [1, 2, 3], record=definition)
+    for seen, layer in ((kernels, WITH_CODES), (definition, LAYER)):
+        names = [(name, n) for n in range(2) for name in layer]
+        assert list(seen) == [("inp_embd", None), *names, ("result_norm", None), ("result_output", None)]
+
+
+@settings(max_examples=100)
+@given(shape=family_shapes(), seed=seeds, length=lengths, dialect=st.sampled_from([EXACT, LLAMA_CPP]))
+def test_every_operation_of_every_family_is_what_its_inputs_make(shape, seed, length, dialect):
+    """Each recorded tensor is an operation of judge/graph.py, in its order, and within its derived bound of what the definition makes of
+    the tensors recorded before it.
+    """
+    model = random_model(seed, **shape)
+    tokens, seen = random_tokens(np.random.default_rng(seed), model, length), Recorder()
+    forward_full(model, tokens[None], dialect=dialect, record=seen)
+    known = {Key(*key): array.reshape(length, -1).astype(np.float64) for key, array in seen.items()}
+    known[graph.TOKENS] = tokens
+    ops = list(graph.operations(model, dialect))
+    assert [(o.key.name, o.key.layer) for o in ops if not o.key.name.endswith(("_codes", "_scale"))] == [
+        key for key in seen if not key[0].endswith(("_codes", "_scale"))
+    ]
+    assert {o.key for o in ops} == set(known) - {graph.TOKENS}
+    for operation in ops:
+        verdict, reason, _ = within(operation.evaluate(*(known[key] for key in operation.inputs)), known[operation.key])
+        assert verdict < Verdict.WRONG, f"{operation.key}: {reason}"
+
+
+@settings(max_examples=60)
+@given(shape=family_shapes(), seed=seeds, length=st.integers(1, 20))
+@example(shape={"family": "llama", "experts": 5, "experts_used": 2}, seed=3, length=19)
+@example(shape={"family": "qwen2moe", "normalized_experts": True}, seed=3, length=19)
+def test_families_follow_the_definition(shape, seed, length):
+    """From end to end, with float matrices: no int8 code can flip."""
+    model = random_model(seed, **{**shape, "weights": "float32"})
+    tokens = random_tokens(np.random.default_rng(seed), model, length)
+    expected = spec.forward(dense_view(model), tokens)
+    np.testing.assert_allclose(forward_full(model, tokens[None])[0], expected, rtol=0, atol=3e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("family", ["bitnet-b1.58", "gptneox"])
+def test_many_rows_go_through_the_feed_forward_in_parts(family):
+    """gptneox adds attention and feed-forward to one input. Observed tensors are whole, so an observed pass is computed in one part."""
+    sizes = {"width": 32, "ffn": 384, "heads": 2, "kv_heads": 2, "head_dim": 16, "vocab": 20, "context": 1100}
+    model = random_model(0, family=family, **sizes)
+    tokens = random_tokens(np.random.default_rng(0), model, 1, 4 * network.FFN_ROWS + 3)
+    seen = []
+    whole = forward_full(model, tokens, record=lambda name, layer, array: seen.append(len(array)) if name == "ffn_out" else None)
+    assert seen == [tokens.size] * model.config.n_layers
+    assert_same_bits(forward_full(model, tokens), whole)
+    tracemalloc.start()
+    peaks = []
+    for rows in (tokens.size, network.FFN_ROWS):
+        workspace.release()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(network, "FFN_ROWS", rows)
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            forward_full(model, tokens, last_only=True)
+            peaks.append(tracemalloc.get_traced_memory()[1] - before)
+    tracemalloc.stop()
+    assert peaks[1] < 0.6 * peaks[0]
+
+
+# --- numbers that leave float32's range -----------------------------------------------------------------------------------------------
+
+
+def loud(factor=1.0, row=..., **how):
+    """A model of which a part of the embedding is multiplied by a factor. Its head is another table."""
+    model = random_model(0, tied=False, **how)
+    table = model.token_embd.copy()
+    table[row] *= np.float32(factor)
+    return frozen(replace(model, token_embd=table))
+
+
+OVERFLOWING = {
+    "weights": loud(gain=1e25),
+    "weights at the end of the range": loud(gain=1e38),
+    "head": frozen(replace(random_model(0), output=np.full((50, 100), 3e38, np.float32))),
+    # finite, but their squares are not: a norm could turn them, and all logits, into zeros
+    **{f"embedding of {factor}": loud(factor) for factor in (1e20, 1e25, 1e37)},
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("path", [forward_full, through_cache, forward_incremental])
+@pytest.mark.parametrize("model", OVERFLOWING.values(), ids=OVERFLOWING)
+def test_what_overflows_is_an_error_and_not_a_warning_too(model, path, last_only):
+    where = r"the logits of sequence 0, position \d have NaN or infinity in them: the model leaves float32's range"
+    for dialect in (EXACT, BITNET_CPP):
+        with pytest.raises(NonFiniteError, match=where):
+            path(model, TOKENS, last_only=last_only, dialect=dialect)
+
+
+def test_an_overflow_is_reported_where_it_is():
+    """Also where tokens of one tile are fine. Token 7 is infinite."""
+    model, fine = loud(np.inf, row=7), [1, 2, 3, 4]
+    for path in (forward_full, forward_incremental):
+        for sequence, position in (([5, 6, 7, 8], 2), ([7, 6, 5, 8], 0)):
+            with pytest.raises(NonFiniteError, match=f"sequence 1, position {position} "):
+                path(model, [fine, sequence])
+    with pytest.raises(NonFiniteError, match="sequence 1, position 3 "):
+        forward_full(model, [fine, [5, 6, 8, 7]], last_only=True)

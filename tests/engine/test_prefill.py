@@ -1,0 +1,109 @@
+"""Prefill block by block: the bits of one shot, memory that does not grow with the prompt, and all or nothing."""
+
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from models import assert_same_bits, random_model, random_tokens
+
+from bitnet_np import KVCache, Metrics, Request, certify, forward, forward_full, forward_incremental, generate, generate_batch, prefill
+from bitnet_np.base.errors import CapacityError, ContextLimitError, EmptyInputError, OptionError, ShapeError
+from bitnet_np.engine.forward_pass import BLOCK
+
+SMALL = {"width": 20, "ffn": 36, "heads": 2, "kv_heads": 1, "head_dim": 6, "vocab": 30, "context": 4000}
+MODEL = random_model(0, **SMALL)
+
+
+@pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1])
+@pytest.mark.parametrize("window", [None, 70])
+def test_generation_prefills_so(length, window):
+    """One prompt alone, and among others in a batch; a ring too."""
+    model = random_model(0, **SMALL, window=window)
+    prompt = random_tokens(np.random.default_rng(0), model, length).tolist()
+    expected = forward_full(model, [prompt], last_only=True)
+    assert generate(model, prompt, 1)[-1] == expected[0].argmax()
+    requests = [Request("short", [1, 2], 3), Request("long", prompt, 2), Request("other", [3], 3)]
+    alone = [next(generate_batch(model, [request], 1)).tokens for request in requests]
+    assert [done.tokens for done in generate_batch(model, requests, 3)] == alone
+    assert_same_bits(prefill(model, [prompt], KVCache(model.config, ring=window is not None)), expected)
+
+
+def test_a_block_or_chunk_larger_than_any_prompt_is_one_shot():
+    """2^63 and more do not fit into NumPy's integers."""
+    expected = forward_full(MODEL, [[1, 2, 3]])
+    for large in (2**62, 2**63, 2**80):
+        assert_same_bits(forward_incremental(MODEL, [[1, 2, 3]], chunk=large), expected)
+        assert_same_bits(prefill(MODEL, [[1, 2, 3]], KVCache(MODEL.config), block=large), expected[:, -1])
+
+
+def test_a_head_is_asked_for_the_last_tokens_only():
+    """Not for the end of every block."""
+    head, cache = certify(MODEL.head), KVCache(MODEL.config, 2)
+    tokens = random_tokens(np.random.default_rng(0), MODEL, 2, 30)
+    out = prefill(MODEL, tokens, cache, [30, 29], block=10, head=head)
+    assert head.counter.calls == 2
+    np.testing.assert_array_equal(out.argmax(axis=1), forward_full(MODEL, tokens, [30, 29], last_only=True).argmax(axis=1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="NumPy's own count of memory, as elsewhere; one platform is enough")
+def test_memory_does_not_grow_with_the_prompt():
+    """Beside the cache, which is there before: eight times the prompt takes next to nothing more."""
+    peaks = []
+    for length in (1024, 1024, 8192):
+        model = random_model(0, **SMALL | {"width": 64, "ffn": 256, "context": 8192})
+        cache = KVCache(model.config, 1, length)
+        cache.k.fill(0)
+        cache.v.fill(0)
+        tokens = random_tokens(np.random.default_rng(0), model, 1, length)
+        tracemalloc.start()
+        prefill(model, tokens, cache)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    one_shot = 8192 * 256 * 4
+    assert peaks[2] - peaks[1] < one_shot / 10
+
+
+# --- what cannot be -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("held", [0, 5, 300])
+def test_an_error_in_a_later_block_undoes_the_earlier_ones(window, held):
+    model = random_model(0, **SMALL, window=window)
+    cache = KVCache(model.config, 2, ring=window is not None)
+    tokens = random_tokens(np.random.default_rng(0), model, 1, 600)
+    for slot in (0, 1):
+        forward(model, tokens[:, : held + slot], cache, slots=[slot]) if held + slot else None
+    before = cache.k.tobytes(), cache.v.tobytes(), cache.lengths.tobytes()
+
+    def fail(x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prefill(model, tokens, cache, block=50, head=fail)
+    assert (cache.k.tobytes(), cache.v.tobytes(), cache.lengths.tobytes()) == before
+    assert_same_bits(prefill(model, tokens[:, held:], cache, block=50), forward_full(model, tokens, last_only=True))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "error", "message"),
+    [
+        ([[1] * 5], {"block": 0}, OptionError, "block is 0, expected at least 1"),
+        ([[1] * 5], {"slots": [0, 1]}, ShapeError, "slots has shape"),
+        ([[1] * 31], {}, CapacityError, "31 more do not fit"),
+        ([[]], {}, EmptyInputError, "Tokens cannot be empty"),
+    ],
+)
+def test_prompts_that_cannot_be(tokens, options, error, message):
+    cache = KVCache(MODEL.config, 2, 30)
+    with pytest.raises(error, match=message):
+        prefill(MODEL, tokens, cache, **options)
+    assert not cache.lengths.any()
+
+
+def test_the_context_is_checked_before_anything_is_computed():
+    model, metrics = random_model(0, **SMALL | {"context": 20}), Metrics()
+    with pytest.raises(ContextLimitError, match="21 positions, the model's context is 20"):
+        prefill(model, [[1] * 21], KVCache(model.config, 1, 30), block=5, ops=metrics.ops())
+    assert metrics.forwards == 0

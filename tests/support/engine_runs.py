@@ -1,0 +1,56 @@
+"""Our engine and variants of it, run on a few tokens, for the tests of roundings and of known mistakes."""
+
+import numpy as np
+from spec_faults import model, ours, tokens
+
+from bitnet_np import EXACT
+from bitnet_np.judge.engine import judge_logits
+from bitnet_np.judge.variant import Variant, variant_logits
+from bitnet_np.testing.models import random_model
+
+
+def deep_model(n_layers):
+    """A model in which roundings grow from layer to layer."""
+    return random_model(52, n_layers=n_layers, width=128, ffn=256, vocab=256, heads=4, kv_heads=2, head_dim=32)
+
+
+def llama_of(weights):
+    """A Llama of three layers, its matrices in this type."""
+    shape = {"n_layers": 3, "width": 256, "ffn": 256, "heads": 8, "kv_heads": 2, "head_dim": 32, "vocab": 300}
+    return random_model(6, family="llama", weights=weights, table="float16", **shape)
+
+
+BASE = Variant("ours", model(), EXACT)
+DEEP = deep_model(30)
+DEEP_TOKENS = np.random.default_rng(0).integers(0, 256, 12)
+TOKENS_OF_300 = np.random.default_rng(1).integers(0, 300, 12)
+
+
+def float16_scales(x):
+    """The codes and scales [R, 1] of an engine that keeps the scales of int8 activations in float16."""
+    scale = (np.float32(127) / np.maximum(np.float32(1e-5), np.abs(x).max(axis=1))).astype(np.float16).astype(np.float32)
+    return np.rint(x * scale[:, None]).astype(np.int8), scale
+
+
+def float16_sums(x, table):
+    """The product with a float32 table of an engine that adds up in float16."""
+    out = np.zeros((len(x), len(table)), np.float16)
+    for terms in (x[:, i, None] * table[:, i] for i in range(x.shape[1])):
+        out = (out + terms).astype(np.float16)
+    return out.astype(np.float32)
+
+
+def logits_of(variant, ids):
+    """Logits [T, V] of one sequence."""
+    return variant_logits(variant, ids[None])[0]
+
+
+def judge_by(base, ids):
+    """A function that judges other logits for these tokens by those of our engine `base`."""
+    own = logits_of(base, ids)
+    return lambda theirs: judge_logits(own, theirs, base, lambda variant: logits_of(variant, ids))
+
+
+def judged(theirs, n=17, **how):
+    """The judgement of logits for the recording's n tokens, by the embedded model. how: options of judge_logits."""
+    return judge_logits(ours(n), theirs, BASE, lambda variant: logits_of(variant, tokens(n)), **how)

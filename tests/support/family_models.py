@@ -1,0 +1,69 @@
+"""Small random models of every architecture, of widths that every tensor type allows, and their files."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from models import random_model
+
+from bitnet_np.files.load import load
+from bitnet_np.model.records import Ternary
+from bitnet_np.testing.models import write_gguf
+
+SHAPE = {"width": 256, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "vocab": 23, "context": 40, "n_layers": 2}
+SHAPE |= {"eps": float(np.float32(1e-5))}
+
+MORE = {"gptneox": {"rope_width": 16, "parallel_residual": True}, "phi3": {"rope_width": 48}}
+
+
+def drawn(family, weights="", **changes):
+    return random_model(3, family=family, weights=weights, **{**SHAPE, **MORE.get(family, {}), **changes})
+
+
+def half_scales(model):
+    """The model with scales that float16 can hold."""
+    for layer in model.layers:
+        for _, value in layer.linears():
+            if isinstance(value.weights, Ternary):
+                object.__setattr__(value.weights, "scale", np.float32(np.float16(value.weights.scale)))
+    return model
+
+
+def writer(folder: Path) -> Callable[..., Path]:
+    """A function that writes the file of a model to the folder, with changed keys of its architecture; None leaves a key out."""
+
+    def write(model, fused=None, **keys):
+        path = folder / f"{len(list(folder.iterdir()))}.gguf"
+        write_gguf(path, model, fused=fused)
+        if keys:
+            rewrite(path, model.config.architecture, keys)
+        return path
+
+    return write
+
+
+def rewrite(path, architecture, keys):
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(path.with_suffix(".new"), architecture)
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+    values = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")} | {
+        name if name.startswith(("general.", "split.")) else f"{architecture}.{name}": value for name, value in keys.items()
+    }
+    for name, value in values.items():
+        if value is not None and name != "general.architecture":
+            kinds[type(value)](name, value)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write()
+    path.with_suffix(".new").replace(path)
+
+
+def assert_refused(path, error, message):
+    with pytest.raises(error, match=re.escape(message)) as caught:
+        load(path)
+    assert type(caught.value) is error
+    assert str(caught.value).startswith(f"{path}: ")

@@ -1,0 +1,174 @@
+"""Kernels on arrays that end where a protected page begins: a read or write past the end is a crash. A program, because it may die of it.
+
+python tests/support/guarded.py [ROUNDS]
+"""
+
+import ctypes
+import mmap
+import sys
+from types import ModuleType
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_np.base.tensor_types import Q4_K
+from bitnet_np.engine.cache import KVCache
+from bitnet_np.engine.forward_pass import forward, forward_full
+from bitnet_np.kernels import (
+    attention,
+    block_products,
+    block_tiles,
+    blocks,
+    cpu,
+    float_products,
+    floats,
+    launching,
+    masks,
+    rows,
+    ternary,
+    ternary_product,
+    ternary_tiles,
+)
+from bitnet_np.kernels.fast import amx
+from bitnet_np.model import packing
+from bitnet_np.testing.models import random_model
+
+_pages: list[mmap.mmap] = []
+
+
+def empty(shape: tuple[int, ...] | int, dtype: object = np.float32) -> NDArray:
+    """An array of NaNs, or ones in every bit, whose last byte is the last one before a protected page."""
+    dtype, shape = np.dtype(dtype), (shape,) if isinstance(shape, int) else tuple(shape)
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    room = -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = mmap.mmap(-1, room + mmap.PAGESIZE)
+    whole = np.frombuffer(pages, np.uint8)
+    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(whole.ctypes.data + room), ctypes.c_size_t(mmap.PAGESIZE), 0):
+        raise OSError("mprotect failed")
+    _pages.append(pages)
+    whole[:room] = 255
+    return whole[room - size : room].view(dtype).reshape(shape)
+
+
+def guarded(value: object) -> object:
+    """A copy of an array, or of each of some, that ends before a protected page; anything else as it is."""
+    if isinstance(value, tuple):
+        return tuple(map(guarded, value))
+    if not isinstance(value, np.ndarray):
+        return value
+    copy = empty(value.shape, value.dtype)
+    copy[...] = value
+    return copy
+
+
+RESULTS: tuple[ModuleType, ...] = (  # modules that allocate results
+    attention,
+    block_products,
+    block_tiles,
+    blocks,
+    float_products,
+    floats,
+    masks,
+    rows,
+    ternary,
+)
+
+
+def same(function: object, *arguments: object) -> None:
+    """Run a kernel on guarded arrays with guarded results, and compare its bits with those on ordinary ones."""
+    expected = function(*arguments)  # type: ignore[operator]
+    before = [module.empty for module in RESULTS]
+    for module in RESULTS:
+        module.empty = empty  # type: ignore[attr-defined]
+    try:
+        results = function(*map(guarded, arguments))  # type: ignore[operator]
+    finally:
+        for module, own in zip(RESULTS, before, strict=True):
+            module.empty = own  # type: ignore[attr-defined]
+    pairs = zip(results, expected, strict=True) if isinstance(expected, tuple | list) else [(results, expected)]
+    for theirs, ours in pairs:
+        assert theirs.tobytes() == ours.tobytes(), function
+
+
+def operations(rng: np.random.Generator) -> None:
+    """Every operation on one random width."""
+    r, width, n = int(rng.integers(1, 10)), int(rng.integers(1, 301)), int(rng.integers(1, 80))
+    x, y = rng.standard_normal((2, r, width)).astype(np.float32)
+    gain = rng.standard_normal(width).astype(np.float32)
+    same(cpu.rms_norm, x, gain, 1e-5)
+    same(cpu.layer_norm, x, gain, y[0], 1e-5)
+    same(cpu.quantize, x)
+    for gate in (cpu.relu2_gate, cpu.silu_gate, cpu.add):
+        same(gate, x, y)
+    for single in (cpu.gelu, cpu.gelu_tanh):
+        same(single, x)
+    same(cpu.exponential, gain)
+    weights = packing.pack(rng.integers(-1, 2, (n, width)).astype(np.int8), 0.5)
+    for unit, way in ((None, ternary_tiles), (None, ternary_product), (amx.PLAIN, ternary_tiles), (amx.unit(), ternary_tiles)):
+        with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(way, "LEAST", 1):
+            same(cpu.ternary_matmul, *cpu.quantize(x), weights.codes, weights.scale, n)
+    per_row = int(rng.integers(1, 6))
+    wide = rng.standard_normal((r, 256 * per_row)).astype(np.float32)
+    data = rng.integers(0, 56, (n, per_row * Q4_K.block_bytes), np.uint8)  # scales are float16 of moderate size
+    for unit in (None, amx.PLAIN, amx.unit()):
+        with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(block_tiles, "LEAST", 1):
+            same(block_products.products, wide, (data, data[: n // 2 + 1], data), Q4_K)
+    same(blocks.matmul, wide, data, Q4_K)
+    table, many = rng.standard_normal((n, width)).astype(np.float32), rng.standard_normal((70, width)).astype(np.float32)
+    for stored in (table, table.astype(np.float16), (table.view(np.uint32) >> 16).astype(np.uint16)):
+        same(cpu.matmul, x, stored)
+        same(cpu.matmul, many, stored)
+        same(cpu.embed, stored, rng.integers(0, n, r))
+
+
+def attentions(rng: np.random.Generator) -> None:
+    """Attention over ragged batches, odd heads and rings."""
+    kv, group, width, capacity = int(rng.integers(1, 4)), int(rng.integers(1, 6)), 2 * int(rng.integers(1, 66)), int(rng.integers(1, 200))
+    counts = rng.integers(1, min(capacity, 20) + 1, int(rng.integers(1, 4)))
+    starts = [int(rng.integers(0, capacity - count + 1)) for count in counts]
+    slot = np.repeat(np.arange(len(counts)), counts)
+    position = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
+    q = rng.standard_normal((len(slot), kv * group, width)).astype(np.float32)
+    k, v = rng.standard_normal((2, len(counts), capacity, kv, width)).astype(np.float32)
+    angle = rng.uniform(0, 9, (len(slot), width // 2))
+    for rope in (cpu.rope, cpu.rope_adjacent):
+        same(rope, q, *cpu.rotations(angle))
+    for window in (None, int(rng.integers(1, capacity + 1))):
+        same(cpu.attend, q, k, v, slot, position, window)
+        same(cpu.attend, q, *(x.astype(np.float16).view(np.int16) for x in (k, v)), slot, position, window)
+    mask = np.where(rng.random((1, capacity, capacity)) < 0.7, 0, -np.inf).astype(np.float32)
+    same(cpu.attend_masked, q, k, v, slot, position, mask)
+
+
+def caches(rng: np.random.Generator) -> None:
+    """Chunks through a guarded cache, a ring or not, with a fork on the way: the bits of the whole sequence."""
+    heads, ring = int(rng.integers(1, 4)), bool(rng.integers(2))
+    window = int(rng.integers(1, 40))
+    shape = {"width": int(rng.integers(1, 70)), "ffn": int(rng.integers(1, 90)), "head_dim": 2 * int(rng.integers(1, 12)), "vocab": 11}
+    model = random_model(rng, heads=heads * int(rng.integers(1, 4)), kv_heads=heads, n_layers=2, window=window, context=300, **shape)
+    tokens = rng.integers(0, 11, (1, int(rng.integers(2, 160))))
+    for dtype in (np.float32, np.float16):
+        cache = KVCache(model.config, 2, 300 if ring else 160, dtype, ring=ring)
+        cache.k, cache.v = guarded(cache.k), guarded(cache.v)
+        cut = int(rng.integers(1, tokens.shape[1]))
+        forward(model, tokens[:, :cut], cache, slots=[0])
+        cache.fork(0, [1])
+        last = forward(model, np.repeat(tokens[:, cut:], 2, axis=0), cache, last_only=True)
+        assert last[0].tobytes() == last[1].tobytes()
+        if dtype == np.float32:
+            assert last[0].tobytes() == forward_full(model, tokens)[0, -1:].tobytes()
+
+
+def main(rounds: int) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(rounds):
+        launching.SMALL = 0 if number % 2 else 1 << 15  # shared out among threads, and not
+        for check in (operations, attentions, caches):
+            check(rng)
+            _pages.clear()
+    print(f"{rounds} rounds")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 40)

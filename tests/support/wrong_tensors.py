@@ -1,0 +1,53 @@
+"""Recorded forward passes in which one tensor is wrong, for the tests of what is read off it."""
+
+import numpy as np
+from dumps import MODEL, TOKENS, recorded, with_tensor, without_codes
+
+from bitnet_np import EXACT
+from bitnet_np.judge import graph
+from bitnet_np.judge.precision import FLOAT32
+from bitnet_np.judge.readings.table import cause_of
+from bitnet_np.judge.readings.wrong import Wrong
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.testing.models import random_model
+from bitnet_np.traces.points import Key
+
+LAYER = 1
+LLAMA = random_model(7, family="llama", table="float16", n_layers=3, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
+MODELS = {"bitnet": MODEL, "llama": LLAMA}
+IDS = {"bitnet": TOKENS, "llama": np.random.default_rng(0).permutation(90)[:17]}
+T = 17
+POINTS = {name: without_codes(recorded(MODELS[name], IDS[name])) for name in MODELS}
+
+
+def judged(family, name, wrong, dialect=EXACT):
+    """What the judge says of a dump in which one tensor is `wrong`, with noise as the sums of another engine have it."""
+    key = Key(name, None if name == "result_output" else LAYER)
+    noise = 1 + 1e-7 * np.random.default_rng(1).standard_normal(wrong.shape)
+    report = judge_trace(MODELS[family], with_tensor(POINTS[family], key, wrong * noise), IDS[family], dialect, precision=FLOAT32)
+    assert report.verdict == Verdict.WRONG
+    assert report.first_wrong.key == key
+    return report.first_wrong.hypothesis or ""
+
+
+def layer_points(family):
+    """The tensors of the layer that a mistake is made in, and the model's own, by name in float64."""
+    return {key.name: x.astype(np.float64) for key, x in POINTS[family].items() if key.layer in (LAYER, None)}
+
+
+def read(family, name, wrong):
+    """What is read off a wrong tensor of a family's dump."""
+    return read_off(MODELS[family], IDS[family], POINTS[family], Key(name, None if name in ("result_output", "inp_embd") else LAYER), wrong)
+
+
+def read_off(model, ids, points, key, wrong):
+    """What is read off a wrong tensor without the known mistakes, with the noise that another engine's sums have; "" for nothing."""
+    operation = next(o for o in graph.operations(model, EXACT) if o.key == key)
+    tensors = {k: x.astype(np.float64) for k, x in points.items()} | {graph.TOKENS: ids}
+    inputs = [tensors[k] for k in operation.inputs]
+    value = operation.evaluate(*inputs).value
+    theirs = wrong * (1 + 1e-7 * np.random.default_rng(1).standard_normal(wrong.shape))
+    places = np.abs(theirs - value) > 1e-6 * np.abs(value).max()
+    cause = cause_of(Wrong(model, EXACT, operation, inputs, value, theirs, places, 0.0, tensors))
+    return "" if cause is None else cause.text

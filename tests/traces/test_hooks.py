@@ -1,0 +1,472 @@
+"""Recording models that run in transformers or mlx-lm: with modules that have the same protocols, and with the real ones where they are."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from foreign_arrays import Bfloat16, Tensor
+from models import random_model
+from recorder import record_all
+
+from bitnet_np.base.errors import OptionError, ShapeError
+from bitnet_np.files.load import load
+from bitnet_np.judge.dump import check_trace
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.traces.formats import read_any
+from bitnet_np.traces.hooks import Recorded, record_mlx, record_transformers
+from bitnet_np.traces.points import Key
+from bitnet_np.traces.record import write_trace
+
+IDS = np.array([7, 3, 11, 3, 0, 5])
+MODELS = {name: random_model(0, family=name, n_layers=2) for name in ("llama", "bitnet-b1.58", "qwen3")}
+ROTATED = ("Qcur_rope", "Kcur_rope")
+
+# --- models that call their modules as transformers' models do -------------------------------------------------------------------------
+
+LAYER = (
+    ("input_layernorm", "layer input", "attn_norm"),
+    ("self_attn.q_proj", "attn_norm", "Qcur"),
+    ("self_attn.k_proj", "attn_norm", "Kcur"),
+    ("self_attn.v_proj", "attn_norm", "Vcur"),
+    ("self_attn.q_norm", "Qcur", "Qcur_normed"),
+    ("self_attn.k_norm", "Kcur", "Kcur_normed"),
+    ("self_attn.attn_sub_norm", "kqv_out", "attn_sub_norm"),
+    ("self_attn.o_proj", "attn_sub_norm", "attn_o_out"),
+    ("self_attn.o_proj", "kqv_out", "attn_o_out"),
+    ("self_attn", "attn_norm", "attn_o_out"),
+    ("post_attention_layernorm", "ffn_inp", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_norm", "ffn_gate"),
+    ("mlp.up_proj", "ffn_norm", "ffn_up"),
+    ("mlp.ffn_sub_norm", "ffn_out", "ffn_sub_norm"),
+    ("mlp.down_proj", "ffn_sub_norm", "ffn_down"),
+    ("mlp.down_proj", "ffn_out", "ffn_down"),
+    ("mlp", "ffn_norm", "ffn_down"),
+    ("", "layer input", "l_out"),
+)
+
+
+def calls(points, n_layers):
+    """The calls of a forward pass in their order: the module, and the points that it takes and gives."""
+    yield "model.embed_tokens", None, Key("inp_embd", None)
+    for n in range(n_layers):
+        before = Key("l_out", n - 1) if n else Key("inp_embd", None)
+        seen = set()
+        for module, source, result in LAYER:
+            keys = before if source == "layer input" else Key(source, n), Key(result, n)
+            if module not in seen and all(key in points for key in keys):
+                seen.add(module)
+                yield f"model.layers.{n}.{module}".rstrip("."), *keys
+    yield "model.norm", Key("l_out", n_layers - 1), Key("result_norm", None)
+    yield "lm_head", Key("result_norm", None), Key("result_output", None)
+
+
+def apply_rotary_pos_emb(queries, keys):
+    """What an attention calls: here it gives what it takes."""
+    return queries, keys
+
+
+class TorchModule:
+    head_dim = MODELS["llama"].config.head_dim
+
+    def __init__(self):
+        self.hooks, self.pre_hooks = {}, {}
+        self.result, self.rotated = None, ()
+
+    def register_forward_hook(self, hook, always_call=False):
+        self.hooks[id(hook)] = hook
+        return Handle(self.hooks, id(hook))
+
+    def register_forward_pre_hook(self, hook):
+        self.pre_hooks[id(hook)] = hook
+        return Handle(self.pre_hooks, id(hook))
+
+    def __call__(self, *arguments):
+        for hook in list(self.pre_hooks.values()):
+            hook(self, arguments)
+        if self.rotated:
+            apply_rotary_pos_emb(*self.rotated)
+        for hook in list(self.hooks.values()):
+            hook(self, arguments, self.result)
+        return self.result
+
+
+class Handle:
+    def __init__(self, hooks, name):
+        self.hooks, self.name = hooks, name
+
+    def remove(self):
+        del self.hooks[self.name]
+
+
+class MlxModule:
+    """A module that is called by its class, as Python does."""
+
+    def __init__(self):
+        self.result, self.rotated = None, ()
+
+    def __call__(self, *arguments):
+        for heads in self.rotated:
+            self.rope.result = heads
+            self.rope()
+        return self.result
+
+
+class FakeModel:
+    """A model whose modules take and give these points, some rows at each call."""
+
+    def __init__(self, kind, model, wrap, record=None):
+        self.kind, self.record = kind, record
+        self.points = {Key(name, layer): array.reshape(len(IDS), -1) for (name, layer), array in record_all(model, IDS).items()}
+        self.calls = list(calls(self.points, model.config.n_layers))
+        self.modules = {path: kind() for path, *_ in self.calls} | {"model.layers.0.mlp.act_fn": kind(), "": kind()}
+        self.wrap, self.head_dim, self.factor = wrap, model.config.head_dim, np.float32(1)
+        for path, module in self.modules.items():
+            if path.endswith("self_attn") and kind is MlxModule:
+                module.rope = kind()
+
+    def recording(self):
+        return self.record(self)
+
+    def named_modules(self):
+        return iter(self.modules.items())
+
+    def __call__(self, rows=slice(None), last_logits_only=False):
+        for path, source, result in self.calls:
+            part = slice(rows.stop - 1, rows.stop) if last_logits_only and path == "lm_head" else rows
+            self.modules[path].result = self.wrap(self.points[result][None, part])
+            if path.endswith("self_attn"):
+                rotated = (self.points[Key(name, int(path.split(".")[-2]))][part] for name in ROTATED)
+                heads = (x.reshape(1, len(x), -1, self.head_dim).swapaxes(1, 2) for x in rotated)
+                self.modules[path].rotated = tuple(map(self.wrap, heads))
+            if path.endswith("1"):
+                self.modules[path].result = (self.modules[path].result, None)  # layers of older versions give a tuple
+            self.modules[path](Tensor(IDS) if source is None else self.wrap(self.points[source][None, part]))
+        self.modules[""].result = self.wrap(self.points[Key("result_output", None)][None, rows] * self.factor)
+        return self.modules[""](Tensor(IDS))
+
+    def register_forward_hook(self, *arguments, **named):
+        return self.modules[""].register_forward_hook(*arguments, **named)
+
+
+FAKES = [(record_transformers, TorchModule, Tensor), (record_mlx, MlxModule, lambda array: array)]
+
+
+@pytest.fixture(params=FAKES, ids=["transformers", "mlx"])
+def fake(request):
+    return request.param
+
+
+@pytest.fixture
+def engine(fake):
+    """A Llama of both kinds."""
+    record, kind, wrap = fake
+    return FakeModel(kind, MODELS["llama"], wrap, record)
+
+
+def state(model):
+    return [(type(module), dict(getattr(module, "hooks", {}))) for module in model.modules.values()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_forward_pass_is_recorded_to_the_bit(fake, name):
+    record, kind, wrap = fake
+    engine = FakeModel(kind, MODELS[name], wrap)
+    with record(engine) as trace:
+        engine()
+    named = {key for key in engine.points if not key.name.endswith(("_codes", "_scale"))}
+    assert set(trace.points) == named
+    for key in named:
+        assert trace.points[key].tobytes() == engine.points[key].tobytes()
+    assert check_trace(MODELS[name], IDS, trace).verdict == Verdict.SAME_BITS
+
+
+FUSED = {"self_attn.q_proj": None, "self_attn.k_proj": None, "mlp.gate_proj": None}
+FUSED |= {"self_attn.v_proj": ("self_attn.qkv_proj", ("Qcur", "Kcur", "Vcur")), "mlp.up_proj": ("mlp.gate_up_proj", ("ffn_gate", "ffn_up"))}
+
+
+def fuse(engine, config):
+    """Make one module of queries, keys and values, and of gate and up; a model's configuration tells them apart."""
+    calls = []
+    for path, source, result in engine.calls:
+        layer, _, module = path.removeprefix("model.layers.").partition(".")
+        if FUSED.get(module):
+            name, parts = FUSED[module]
+            joined = Key(name, int(layer))
+            engine.points[joined] = np.concatenate([engine.points[Key(part, int(layer))] for part in parts], axis=1)
+            calls.append((f"model.layers.{layer}.{name}", source, joined))
+        elif module not in FUSED:
+            calls.append((path, source, result))
+    engine.calls, engine.config = calls, config
+    kind = type(engine.modules[""])
+    engine.modules = {path: kind() for path, *_ in calls} | {"": kind()}
+    for path, module in engine.modules.items():
+        if path.endswith("self_attn") and kind is MlxModule:
+            module.rope = kind()
+
+
+def test_matrices_of_one_module_are_told_apart(engine):
+    named = {key for key in engine.points if not key.name.endswith(("_codes", "_scale"))}
+    c = MODELS["llama"].config
+    fuse(engine, SimpleNamespace(num_attention_heads=c.heads, num_key_value_heads=c.kv_heads))
+    with engine.recording() as trace:
+        engine()
+    assert set(trace.points) == named
+    assert check_trace(MODELS["llama"], IDS, trace).verdict == Verdict.SAME_BITS
+
+
+def test_a_model_that_does_not_say_its_heads_is_refused(engine):
+    fuse(engine, None)
+    with pytest.raises(OptionError, match="expected num_attention_heads"), engine.recording():
+        engine()
+
+
+def test_decoded_tokens_are_appended(engine):
+    with engine.recording() as trace:
+        engine(slice(0, 3))
+        assert trace.points[Key("l_out", 1)].shape[0] == 3
+        for row in range(3, len(IDS)):
+            engine(slice(row, row + 1))
+    assert check_trace(MODELS["llama"], IDS, trace).verdict == Verdict.SAME_BITS
+
+
+def test_a_wrong_module_is_named(engine):
+    engine.points[Key("ffn_up", 1)] = engine.points[Key("ffn_gate", 1)]
+    with engine.recording() as trace:
+        engine()
+    report = check_trace(MODELS["llama"], IDS, trace)
+    assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("ffn_up", 1))
+
+
+def test_the_model_is_as_it_was(engine):
+    before = state(engine)
+    with engine.recording():
+        assert state(engine) != before
+    assert state(engine) == before
+    engine.calls.append(("no such module", None, None))
+    with pytest.raises(KeyError), engine.recording():
+        engine()
+    assert state(engine) == before
+
+
+def test_a_module_that_cannot_be_recorded_leaves_no_other_recorded():
+    engine = FakeModel(TorchModule, MODELS["llama"], Tensor)
+    del engine.modules["lm_head"].hooks
+    with pytest.raises(AttributeError), record_transformers(engine):
+        pass
+    assert not any(module.hooks for path, module in engine.modules.items() if path != "lm_head")
+
+
+def test_recordings_within_each_other(engine):
+    before = state(engine)
+    with engine.recording() as outer:
+        with engine.recording() as inner:
+            engine()
+        engine()
+    assert len(outer.points[Key("l_out", 0)]) == 2 * len(inner.points[Key("l_out", 0)]) == 2 * len(IDS)
+    assert state(engine) == before
+
+
+def test_normed_heads_may_come_first():
+    """The rows of the queries before their norm tell which axis is the tokens'; where both are as long, tokens come first as usual."""
+    recorded, heads = Recorded(), np.arange(2 * 5 * 3, dtype=np.float32).reshape(1, 2, 5, 3)
+    recorded.add(Key("Qcur", 0), np.zeros((1, 5, 6), np.float32))
+    recorded.add(Key("Qcur_normed", 0), heads)
+    np.testing.assert_array_equal(recorded[Key("Qcur_normed", 0)], heads[0].swapaxes(0, 1).reshape(5, 6))
+    square = Recorded()
+    square.add(Key("Qcur", 0), np.zeros((1, 2, 6), np.float32))
+    square.add(Key("Qcur_normed", 0), heads[:, :, :2])
+    np.testing.assert_array_equal(square[Key("Qcur_normed", 0)], heads[0, :, :2].reshape(2, 6))
+
+
+def test_narrow_numbers_are_widened_exactly():
+    def narrow(array):
+        return Tensor(array.astype(np.float16), "torch.float16")
+
+    engine = FakeModel(TorchModule, MODELS["llama"], narrow)
+    with record_transformers(engine) as trace:
+        engine()
+    for key, array in trace.points.items():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, engine.points[key].astype(np.float16))
+    engine.wrap = lambda array: Tensor(array.astype(np.float64) * (1 + 2**-40), "torch.float64")
+    with record_transformers(engine) as trace:
+        engine()
+    np.testing.assert_array_equal(trace.points[Key("l_out", 0)], engine.points[Key("l_out", 0)] * (1 + np.float64(2**-40)))
+
+
+def test_tensors_that_change_later_are_recorded_as_they_were():
+    engine = FakeModel(TorchModule, MODELS["llama"], lambda array: Tensor(array.copy()))
+    with record_transformers(engine) as trace:
+        engine()
+        for module in engine.modules.values():
+            if isinstance(module.result, Tensor):
+                module.result.array[:] = 0
+    np.testing.assert_array_equal(trace.points[Key("ffn_up", 1)], engine.points[Key("ffn_up", 1)])
+
+
+def test_logits_of_some_positions_only_are_those_of_the_last(engine):
+    """generate computes the prompt's last logits, and then each token's."""
+    with engine.recording() as trace:
+        engine(slice(0, 4), last_logits_only=True)
+        engine(slice(4, 5))
+        engine(slice(5, 6))
+    np.testing.assert_array_equal(trace.points[Key("result_output", None)], engine.points[Key("result_output", None)][-1:])
+    report = check_trace(MODELS["llama"], IDS, trace)
+    assert report.verdict == report.logits.verdict == Verdict.SAME_BITS
+
+
+def test_logits_are_those_that_the_whole_model_gives(engine):
+    """Some models scale or cap what their head gives."""
+    engine.factor = np.float32(0.25)
+    with engine.recording() as trace:
+        engine(slice(0, 4))
+        engine(slice(4, 6))
+    np.testing.assert_array_equal(trace.points[Key("result_output", None)], engine.points[Key("result_output", None)] / 4)
+
+
+def test_a_head_that_is_no_module():
+    """mlx-lm does not call a head that is the embedding: the whole model's output is the logits. A model without a head has none."""
+    engine = FakeModel(MlxModule, MODELS["llama"], lambda array: array)
+    del engine.modules["lm_head"]
+    engine.calls.pop()
+    with record_mlx(engine) as trace:
+        engine()
+    np.testing.assert_array_equal(trace.points[Key("result_output", None)], engine.points[Key("result_output", None)])
+    assert type(engine) is FakeModel
+    engine.modules = {path.removeprefix("model."): module for path, module in engine.modules.items()}
+    engine.calls = [(path.removeprefix("model."), *keys) for path, *keys in engine.calls]
+    with record_mlx(engine) as trace:
+        engine()
+    assert Key("result_norm", None) in trace.points
+    assert Key("result_output", None) not in trace.points
+
+
+def test_bfloat16_of_mlx_is_widened():
+    engine = FakeModel(MlxModule, MODELS["llama"], Bfloat16)
+    with record_mlx(engine) as trace:
+        engine()
+    np.testing.assert_array_equal(trace.points[Key("l_out", 0)], engine.points[Key("l_out", 0)])
+
+
+def test_several_sequences_and_other_objects_are_refused(fake):
+    record, kind, wrap = fake
+    engine = FakeModel(kind, MODELS["llama"], lambda array: wrap(np.concatenate([array, array])))
+    with pytest.raises(ShapeError, match=r"inp_embd has shape \[2, 6, \d+\] in the model, expected one sequence"), record(engine):
+        engine()
+    with pytest.raises(OptionError, match="expected a model of transformers or mlx-lm"), record(3):
+        pass
+    engine.modules = {"": kind(), "encoder": kind()}
+    with pytest.raises(OptionError, match="a FakeModel with the modules encoder, expected some such as"), record(engine):
+        pass
+
+
+@pytest.mark.parametrize("name", ["dump.npz", "dump.safetensors", "dump"])
+def test_a_recording_is_written_and_read_again(engine, tmp_path, name):
+    with engine.recording() as trace:
+        engine()
+    written = write_trace(trace, tmp_path / name, tokens=IDS, format=None if "." in name else "npy")
+    again = read_any(tmp_path / name)
+    assert set(again.points) == set(written) == set(trace.points)
+    np.testing.assert_array_equal(again.tokens, IDS)
+    assert check_trace(MODELS["llama"], IDS, again).verdict == Verdict.SAME_BITS
+
+
+# --- the real ones ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "phi3", "gpt2", "gpt_neox"])
+def real(request, tmp_path_factory):
+    """A random model of transformers in float32, and its folder."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"max_position_embeddings": 64, "tie_word_embeddings": request.param in ("qwen3", "gpt_neox")}
+    if request.param in ("llama", "qwen3"):
+        sizes |= {"num_key_value_heads": 2, "head_dim": 8}
+    if request.param == "phi3":
+        sizes |= {"num_key_value_heads": 2, "pad_token_id": 0}
+    if request.param == "gpt2":
+        sizes = {"vocab_size": 48, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 64}
+    if request.param == "gpt_neox":
+        sizes |= {"hidden_act": "gelu_new", "use_parallel_residual": False}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(request.param, **sizes)).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(1 if "norm" in name or "ln_" in name else 5)
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder)
+    return model, folder, request.param
+
+
+def test_transformers_in_float32_is_right_at_every_module(real):
+    torch = sys.modules["torch"]
+    model, folder, _ = real
+    ours = load(folder)
+    with torch.no_grad():
+        with record_transformers(model) as whole:
+            model(torch.tensor(IDS[None]))
+        with record_transformers(model) as steps:
+            out = model(torch.tensor(IDS[None, :3]), use_cache=True)
+            for i in range(3, len(IDS)):
+                out = model(torch.tensor(IDS[None, i : i + 1]), past_key_values=out.past_key_values, use_cache=True)
+        with record_transformers(model) as generated:
+            prompt = torch.tensor(IDS[None])
+            ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False)[0].numpy()
+    for trace, tokens in ((whole, IDS), (steps, IDS), (generated, ids[:-1])):
+        report = check_trace(ours, tokens, trace)
+        assert report.verdict == Verdict.ROUNDING, report.reason
+        last = {"result_output"} if trace is generated else set()
+        assert {key.name for key in report.missing} == last
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_the_hidden_states_of_transformers_are_read_as_what_they_are(real, tmp_path):
+    torch = sys.modules["torch"]
+    model, folder, _ = real
+    ours = load(folder)
+    with torch.no_grad():
+        out = model(torch.tensor(IDS[None]), output_hidden_states=True)
+    torch.save({"hidden_states": out.hidden_states, "logits": out.logits}, tmp_path / "t.pt")
+    trace = read_any(tmp_path / "t.pt", tokens=IDS, config=ours.config)
+    assert len(trace.points) == 4
+    report = check_trace(ours, IDS, trace)
+    assert report.verdict == Verdict.ROUNDING, report.reason
+
+
+def test_bfloat16_of_transformers_stays_what_it_is(real):
+    torch, transformers = sys.modules["torch"], sys.modules["transformers"]
+    _, folder, _ = real
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    with torch.no_grad(), record_transformers(model) as trace:
+        model(torch.tensor(IDS[None]))
+    for array in trace.points.values():
+        assert array.dtype == np.float32
+        assert not (array.view(np.uint32) & 0xFFFF).any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_mlx_is_recorded(real, dtype):
+    mlx, mlx_lm = pytest.importorskip("mlx.core"), pytest.importorskip("mlx_lm.utils")
+    cache = pytest.importorskip("mlx_lm.models.cache")
+    _, folder, name = real
+    if name.startswith("gpt"):
+        pytest.skip("mlx-lm computes other GELUs")
+    mlx.set_default_device(mlx.cpu)
+    model, _ = mlx_lm.load_model(folder)
+    model.set_dtype(getattr(mlx, dtype))
+    kinds = [type(module) for _, module in model.named_modules()]
+    with record_mlx(model) as whole:
+        model(mlx.array(IDS[None]))
+    past = cache.make_prompt_cache(model)
+    with record_mlx(model) as steps:
+        for part in (slice(0, 3), slice(3, 4), slice(4, 6)):
+            model(mlx.array(IDS[None, part]), cache=past)
+    assert [type(module) for _, module in model.named_modules()] == kinds
+    for trace in (whole, steps):
+        if dtype == "bfloat16":
+            assert not any((array.view(np.uint32) & 0xFFFF).any() for array in trace.points.values())
+            continue
+        report = check_trace(load(folder), IDS, trace)
+        assert report.verdict == Verdict.ROUNDING, report.reason
+        assert not report.missing
