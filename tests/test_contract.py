@@ -235,7 +235,7 @@ CASES = {
     "rope_adjacent": Draw.rope,
     "spread": spread,
     "attend": lambda d: (*d.attention(), d.window(), *d.scoring()),
-    "attend_halves": lambda d: (*d.attention(), d.window(), *d.scoring()),
+    "attend_float16": lambda d: (*d.attention(), d.window(), *d.scoring()),
     "attend_masked": Draw.masked,
     "add": Draw.pair,
     "add_bias": lambda d: (x := d.rows(), d.numbers(1, x.shape[1])[0]),
@@ -290,7 +290,7 @@ def test_an_operation_has_the_bits_of_the_kernel(name, edges, seed):
     assert same(*results)
 
 
-@pytest.mark.parametrize("name", ["matmul", "matmul_blocks", "matmuls_blocks_as_llama_cpp", "ternary_matmul", "attend", "attend_halves"])
+@pytest.mark.parametrize("name", ["matmul", "matmul_blocks", "matmuls_blocks_as_llama_cpp", "ternary_matmul", "attend", "attend_float16"])
 def test_what_is_computed_together_changes_no_bit(monkeypatch, name):
     """Some outputs or rows at a time, because of the memory that they take."""
     arguments = CASES[name](Draw(np.random.default_rng(1)))

@@ -267,7 +267,7 @@ def attend(
     return _by_rows(_attended, q, k, v, slot, _causal(position, window), _causal(position, None) == 0, scale, cap)
 
 
-def attend_halves(
+def attend_float16(
     q: Floats, k: NDArray, v: NDArray, slot: Places, position: Places, window: int | None = None, scale: Scalar = None, cap: Scalar = None
 ) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]
     """Probabilities normalised and rounded to float16; their sum before, and the sum over values, in float64 and in key order."""

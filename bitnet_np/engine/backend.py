@@ -117,7 +117,7 @@ class Backend(Protocol):
         scale: float32 that multiplies q . k, by default 1 / sqrt(K). cap: float32 that caps the scores softly.
         """
 
-    def attend_halves(
+    def attend_float16(
         self, q: Array, k: Array, v: Array, slot: Array, position: Array, window: int | None = None, scale: Any = None, cap: Any = None, /
     ) -> Array:
         """As `attend`, with probabilities rounded to float16."""

@@ -21,8 +21,8 @@ Floats = NDArray[np.float32]
 class Dialect:
     """The roundings of one engine.
 
-    halves: keys, values, rotated queries, attention probabilities and the head's input are rounded to float16, as with a float16 KV cache
-    and output matrix. stepped_angles: RoPE's angles are stepped from pair to pair in float32 instead of being computed one by one.
+    in_float16: keys, values, rotated queries, attention probabilities and the head's input are rounded to float16, as with a float16 KV
+    cache and output matrix. stepped_angles: RoPE's angles are stepped from pair to pair in float32 instead of being computed one by one.
     bitnet.cpp's decode does both. ggml_activations: the input of a matrix is rounded as ggml's CPU backend does for the matrix's type
     (kernels/activations.py), also where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does that,
     with a float32 KV cache and without flash attention, and steps the angles. kv: the type of the KV cache (cache_types.py), to which keys
@@ -30,7 +30,7 @@ class Dialect:
     """
 
     name: str
-    halves: bool
+    in_float16: bool
     stepped_angles: bool
     ggml_activations: bool = False
     kv: str = "float32"
@@ -43,7 +43,7 @@ class Dialect:
 
     def rounded(self, x: Floats) -> Floats:
         """Queries, keys, values or the head's input as this dialect keeps them."""
-        return x.astype(np.float16).astype(np.float32) if self.halves else x
+        return x.astype(np.float16).astype(np.float32) if self.in_float16 else x
 
     def cached(self, x: Floats) -> Floats:
         """Keys or values [R, G, K] as attention reads them."""
@@ -75,9 +75,9 @@ class Dialect:
         return angle.astype(np.float64)
 
 
-EXACT = Dialect("exact", halves=False, stepped_angles=False)
-BITNET_CPP = Dialect("bitnet.cpp", halves=True, stepped_angles=True)
-LLAMA_CPP = Dialect("llama.cpp", halves=False, stepped_angles=True, ggml_activations=True)
+EXACT = Dialect("exact", in_float16=False, stepped_angles=False)
+BITNET_CPP = Dialect("bitnet.cpp", in_float16=True, stepped_angles=True)
+LLAMA_CPP = Dialect("llama.cpp", in_float16=False, stepped_angles=True, ggml_activations=True)
 DIALECTS = {dialect.name: dialect for dialect in (EXACT, BITNET_CPP, LLAMA_CPP)}
 
 _TYPES = {np.dtype(np.float32): F32, np.dtype(np.float16): F16, np.dtype(np.uint16): BF16}

@@ -432,7 +432,7 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
 
     Raises UnsupportedError for a dialect that rounds probabilities.
     """
-    if runtime.dialect.halves:
+    if runtime.dialect.in_float16:
         raise UnsupportedError(f"the dialect {runtime.dialect.name} has no attention with a mask")
     end = start + tokens.lengths
     additive = masks.as_additive(mask)[:, 0, :, : end.max()]

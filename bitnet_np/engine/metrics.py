@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..kernels import cpu, workspace
 from .backend import OPERATIONS, Backend, Wrapped
 
-_ATTENTION = ("attend", "attend_halves", "attend_masked")
+_ATTENTION = ("attend", "attend_float16", "attend_masked")
 _GATHERING = ("embed", "embed_blocks")
 _NOT_COUNTED = ("storage", "wait", "mark")
 

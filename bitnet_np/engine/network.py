@@ -75,7 +75,7 @@ class Runtime:
 
     def attention(self, layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
         """Causal attention of a layer, by positions: [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]."""
-        attend = self.ops.attend_halves if self.dialect.halves else self.ops.attend
+        attend = self.ops.attend_float16 if self.dialect.in_float16 else self.ops.attend
         return attend(q, keys, values, slot, position, self.model.config.window_of(layer), *self.scoring)
 
     @property

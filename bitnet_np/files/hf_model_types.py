@@ -30,7 +30,7 @@ class ModelType:
     transposed: bool = False  # matrices are [M, N]
     fused_by_head: bool = False  # attn_q, attn_k and attn_v are rows of one matrix, a head's after the other's
     whole_rope: bool = True  # without a partial_rotary_factor the whole head is rotated; False: it must be stated
-    less_one: bool = False  # 1 is added to the weights of norms
+    add_one: bool = False  # norms multiply by 1 + weight
     numbers: Mapping[str, str] = field(default_factory=dict)  # field of model.Config that few families have -> its key; 1 if it is missing
     depth_scaled: bool = False  # scale_depth / sqrt(layers) multiplies branches, and hidden_size / dim_model_base divides logits
     caps: Mapping[str, str] = field(default_factory=dict)  # the same for soft caps, which must be stated; null for none
@@ -147,7 +147,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         "GemmaForCausalLM",
         HF_MODULES,
         tied=True,
-        less_one=True,
+        add_one=True,
         ignored=("hidden_activation",),
     ),
     "gemma2": ModelType(
@@ -157,7 +157,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         window="layers",
         names={"hidden_act": "hidden_activation"},
         tied=True,
-        less_one=True,
+        add_one=True,
         caps={"score_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"},
         ignored=("hidden_act", "cache_implementation"),
     ),
@@ -169,7 +169,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         names={"hidden_act": "hidden_activation"},
         inert={"attn_logit_softcapping": None},
         tied=True,
-        less_one=True,
+        add_one=True,
         caps={"logit_cap": "final_logit_softcapping"},
         defaults={
             "final_logit_softcapping": None,

@@ -98,7 +98,7 @@ class HFWeights:
         name = f"{self._module(plain, layer)}.{'weight' if plain == field else 'bias'}"
         values = self._tensors.take_vector(name, size, row=field == "ffn_gate_inp_shexp")
         with np.errstate(invalid="ignore"):  # a signalling NaN, where the caller allows NaN
-            return values + np.float32(1) if self._recipe.kind.less_one else values
+            return values + np.float32(1) if self._recipe.kind.add_one else values
 
     def table(self, field: str, shape: tuple[int, int]) -> NDArray:
         """Floats, as they lie in the file, where they may be transposed, [D, V]."""

@@ -210,7 +210,7 @@ class Cuda:
         keys = position.largest + 1
         return self._attend(q, k, v, slot, position, None, keys, min(window or _ALL, _ALL), *scale_and_cap(q.shape[2], scale, cap))
 
-    def attend_halves(
+    def attend_float16(
         self,
         q: DeviceArray,
         k: DeviceArray,

@@ -96,7 +96,7 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
             x = _to_type(x.reshape(-1, c.head_dim), precision.kv).reshape(x.shape)
         return x
 
-    dialect = replace(base.dialect, halves=True) if in_float16 else base.dialect
+    dialect = replace(base.dialect, in_float16=True) if in_float16 else base.dialect
     variant = replace(base, text=f"the precision {precision}", dialect=dialect, edit=edit)
     if precision.head == "float32":
         return variant

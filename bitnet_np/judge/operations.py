@@ -266,7 +266,7 @@ def scores(model: Model, q: Array, k: Array) -> tuple[Array, Array]:
 def visible_scores(model: Model, dialect: Dialect, layer: int, q: Array, k: Array) -> Expected:
     """Scores as they are dumped, [T, H * T]: 0 where a query does not see the key."""
     c = model.config
-    if dialect.halves:
+    if dialect.in_float16:
         q, k = to_float16(q), to_float16(k)
     sees = spec.causal_mask(len(q), len(q), window=c.window_of(layer)) == 0
     s, unit = (by_query(np.where(sees, x, 0)) for x in scores(model, q, k))
@@ -307,7 +307,7 @@ def attend(model: Model, dialect: Dialect, layer: int, q: Array, k: Array, v: Ar
     """
     c = model.config
     t = len(q)
-    if dialect.halves:
+    if dialect.in_float16:
         q, k, v = to_float16(q), to_float16(k), to_float16(v)
     values = spec.by_query_head(v.reshape(t, c.kv_heads, c.head_dim), c.heads)
     s, s_unit = scores(model, q, k)
@@ -320,7 +320,7 @@ def attend(model: Model, dialect: Dialect, layer: int, q: Array, k: Array, v: Ar
         wrong_score = wrong_score + 8 * np.abs(np.where(visible, s, 0))  # division, tanh and product, each relative
     steps = np.maximum(2 * wrong_score.max(axis=-1), 0) + np.minimum(visible.sum(axis=-1), 36) + 8  # [H, T]
     reach: float | Array = 0.0
-    if dialect.halves:
+    if dialect.in_float16:
         spacing = np.spacing(p.astype(np.float16)).astype(np.float64)
         rounded = to_float16(p)
         doubt = visible & (np.abs(np.abs(p - rounded) - spacing / 2) <= p * U * steps[..., None])
@@ -474,7 +474,7 @@ def pool(pooling: Pooling, x: Array) -> Expected:
 
 def head(model: Model, dialect: Dialect, x: Array) -> Expected:
     """The product with the output matrix; in some dialects its input is rounded to float16."""
-    x = to_float16(x) if dialect.halves else x
+    x = to_float16(x) if dialect.in_float16 else x
     expected = matmul(x, model.head, False, dialect)
     if model.output_bias is not None:
         bias = model.output_bias.astype(np.float64)

@@ -330,7 +330,7 @@ def scale_and_cap(width: int, scale: np.float32 | None, cap: np.float32 | None) 
 
 
 @serial
-def _attend_halves_row(q, k, v, slot, position, scale, cap, window, r, h, out):
+def _attend_float16_row(q, k, v, slot, position, scale, cap, window, r, h, out):
     """Query h of row r."""
     heads, width, places = q.shape[1], q.shape[2], k.shape[1]
     g = h // (heads // k.shape[2])
@@ -360,13 +360,13 @@ def _attend_halves_row(q, k, v, slot, position, scale, cap, window, r, h, out):
 
 
 @parallel
-def _attend_halves(q, k, v, slot, position, scale, cap, window, out):
+def _attend_float16(q, k, v, slot, position, scale, cap, window, out):
     heads = q.shape[1]
     for item in prange(q.shape[0] * heads):
-        _attend_halves_row(q, k, v, slot, position, scale, cap, window, item // heads, item % heads, out)
+        _attend_float16_row(q, k, v, slot, position, scale, cap, window, item // heads, item % heads, out)
 
 
-def attend_halves(
+def attend_float16(
     q: Floats,
     k: Floats,
     v: Floats,
@@ -388,5 +388,5 @@ def attend_halves(
     out = empty(q.shape)
     window = window or NO_WINDOW
     scores = scale_and_cap(q.shape[2], scale, cap)
-    launch(_attend_halves, q.size * _longest(position, window) // 8, q, k, v, slot, position, *scores, window, out)
+    launch(_attend_float16, q.size * _longest(position, window) // 8, q, k, v, slot, position, *scores, window, out)
     return out

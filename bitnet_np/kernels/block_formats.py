@@ -95,7 +95,7 @@ class Format:
         return _starts(self.layout)[factor.half]
 
     @property
-    def halves(self) -> tuple[str, ...]:
+    def float16_fields(self) -> tuple[str, ...]:
         """The fields that are float16."""
         return tuple(factor.half for factor in (self.scale, self.minimum) if factor and not factor.table)
 

@@ -129,7 +129,7 @@ def _has_non_finite(data: Bytes, kind: TensorType) -> bool:
     if kind is tensor_types.MXFP4:
         large = data[blocks["e"][:, 0] >= _LARGE_POWER]
         return large.size > 0 and not np.isfinite(embed(large, kind, np.arange(len(large)))).all()
-    return any(bool((blocks[half] & 0x7C00 == 0x7C00).any()) for half in FORMATS[kind.name].halves)
+    return any(bool((blocks[half] & 0x7C00 == 0x7C00).any()) for half in FORMATS[kind.name].float16_fields)
 
 
 def has_code_three(data: Bytes) -> bool:

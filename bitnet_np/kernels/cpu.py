@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from numpy.typing import NDArray
 
-from .attention import attend, attend_halves
+from .attention import attend, attend_float16
 from .blocks import embed as embed_blocks
 from .blocks import matmul as matmul_blocks
 from .blocks import matmuls_as_llama_cpp as matmuls_blocks_as_llama_cpp

@@ -20,10 +20,11 @@ from .workspace import aligned
 _LEAST_DIVISOR, _MOST_DIVISOR = MODERATE if has_fma() else (np.inf, np.inf)
 _GROUPS, _TOKENS = PATHS[instruction_path()].tile
 
-_VNNI_LEAST = 1 << 31 if "sse4a" in cpu_features() else 16
-LEAST = {"avx512-vnni": _VNNI_LEAST, "avx512": 5}.get(instruction_path(), 3)
-"""Tokens from which on codes are unpacked once for all of them. For fewer, but at least three, AVX-512 unpacks for every four of them:
-AMD's processors, which alone have SSE4A, do so beside their byte dot products, others in their place."""
+_NEVER = 1 << 31  # more tokens than there are
+_IS_AMD = "sse4a" in cpu_features()  # no other processor has these instructions
+LEAST = {"avx512-vnni": _NEVER if _IS_AMD else 16, "avx512": 5}.get(instruction_path(), 3)
+"""Tokens from which on codes are unpacked once for all of them. For fewer, but at least three, AVX-512 unpacks for every four of them: AMD's
+processors do so beside their byte dot products, others in their place."""
 
 
 class Product(NamedTuple):

@@ -64,7 +64,7 @@ def folder_tensors(config: Mapping[str, Any], model: Model, floats: str = "F32")
 
 
 def _named(recipe: Recipe, model: Model) -> Iterator[tuple[str, NDArray]]:
-    kind, one = recipe.kind, np.float32(recipe.kind.less_one)
+    kind, one = recipe.kind, np.float32(recipe.kind.add_one)
     yield kind.embedding + ".weight", _floats(model.token_embd)
     if kind.positions:
         yield kind.positions + ".weight", _floats(model.position_embd)

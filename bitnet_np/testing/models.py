@@ -195,7 +195,7 @@ def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, s
     if kind in OF_NUMBER_42:
         data &= ~(data & 0xAA & data << 1)  # the code 3 becomes 1, so that the mean is 0
     records = data.view(FORMATS[kind.name].layout)
-    halves = FORMATS[kind.name].halves
+    halves = FORMATS[kind.name].float16_fields
 
     def weights(*scales: float) -> NDArray[np.float32]:
         for half, scale in zip(halves, scales, strict=True):

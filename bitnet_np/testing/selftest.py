@@ -177,7 +177,7 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "attend": lambda: _attention(ops.attend),
         "attend, window": lambda: _attention(ops.attend, 70),
         "attend, scale and cap": lambda: _attention(ops.attend, 70, np.float32(0.3), np.float32(2)),
-        "attend_halves": lambda: _attention(ops.attend_halves),
+        "attend_float16": lambda: _attention(ops.attend_float16),
         "attend_masked": partial(_masked, ops),
         "fill_mask": partial(_filled, ops),
         "rope, part of a head": lambda: (ops.rope(noise(12, 9, 3, 66), noise(13, 9, 10), noise(14, 9, 10)),),

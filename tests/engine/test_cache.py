@@ -72,9 +72,9 @@ def test_float16_changes_exact_logits_and_no_others():
     for dialect in DIALECTS.values():
         cache = KVCache(MODEL.config, 2, 70, np.float16)
         same = np.array_equal(forward(MODEL, tokens, cache, dialect=dialect), forward_full(MODEL, tokens, dialect=dialect))
-        assert same == dialect.halves
-    assert BITNET_CPP.halves
-    assert not EXACT.halves
+        assert same == dialect.in_float16
+    assert BITNET_CPP.in_float16
+    assert not EXACT.in_float16
 
 
 @pytest.mark.parametrize(("scale", "name"), [((1e6, 1), "key"), ((1, 1e6), "value"), ((np.nan, 1), "key")])

@@ -217,7 +217,7 @@ def test_attention(model, node):
 
     expected, slot = node.heads("kqv_out.CONT"), np.zeros(T, np.int64)
     np.testing.assert_array_equal(expected.swapaxes(0, 1), node["kqv.MUL_MAT"])
-    assert_same_bits(cpu.attend_halves(q, k[None], v[None], slot, POSITION), expected)
+    assert_same_bits(cpu.attend_float16(q, k[None], v[None], slot, POSITION), expected)
     half = 2.0**-11 * spec.attend(*bounds.wide(q, k, np.abs(v)), spec.causal_mask(T, T))  # a probability's rounding to float16
     assert_within(expected, spec.attend(*bounds.wide(q, k, v), spec.causal_mask(T, T)), 1.01 * half + 1e-6)
     assert_within(cpu.attend(q, k[None], v[None], slot, POSITION), expected, 1.01 * half + 1e-6)

@@ -62,7 +62,7 @@ def rounding(kind, queries):
 def scaled_queries(q, keys, values, slot, position, window, scale, cap):
     """Attention over a float16 cache, in a graph that scales queries first."""
     q, k, v = (cache_types.rounded(x, "float16") for x in (q * np.float32(q.shape[2] ** -0.5), keys, values))
-    return cpu.attend_halves(q, k, v, slot, position, window, np.float32(1), cap)
+    return cpu.attend_float16(q, k, v, slot, position, window, np.float32(1), cap)
 
 
 def dump(attend):

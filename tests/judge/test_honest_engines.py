@@ -33,7 +33,7 @@ def test_roundings_are_no_fault_at_any_depth(base):
     ours = Variant("ours", DEEP, base)
     judge_theirs, logits = judge_by(ours, DEEP_TOKENS), logits_of(ours, DEEP_TOKENS)
     others = {
-        "halves": Variant("", DEEP, Dialect("halves", halves=True, stepped_angles=False)),
+        "halves": Variant("", DEEP, Dialect("halves", in_float16=True, stepped_angles=False)),
         "the other dialect": Variant("", DEEP, EXACT if base is BITNET_CPP else BITNET_CPP),
         "float16 products": Variant("", DEEP, base, Wrapped(cpu, ternary_matmul=lambda *args: half(cpu.ternary_matmul(*args)))),
         "float16 attention": Variant(
@@ -109,7 +109,7 @@ def test_engines_of_a_llama_in_q4_k_m_are_left_alone(seed, layers, declared):
     [
         ("scale", DEEP, {"quantize": float16_scales}),
         ("acc", llama_of("float32"), {"matmul": float16_sums}),
-        ("probs", llama_of("float32"), {"attend": cpu.attend_halves}),
+        ("probs", llama_of("float32"), {"attend": cpu.attend_float16}),
         ("attn_acc", llama_of("float32"), {"attend": lambda *a: half(cpu.attend(*a))}),
     ],
 )
@@ -131,7 +131,7 @@ def test_every_type_of_a_precision_has_a_reach(field, model, ops):
 def test_flash_attention_rounds_as_the_dialect_does_and_its_sums():
     """Keys, values, queries and probabilities are rounded by the dialect; what is added grows with the number of keys."""
     base = Variant("ours", llama_of("float32"), EXACT)
-    halves = dataclasses.replace(base, dialect=dataclasses.replace(EXACT, halves=True))
+    halves = dataclasses.replace(base, dialect=dataclasses.replace(EXACT, in_float16=True))
     summed, rounded = logits_of(in_precision(base, FLASH), TOKENS_OF_300), logits_of(halves, TOKENS_OF_300)
     without = in_precision(base, dataclasses.replace(FLASH, attn_acc="float32"))
     np.testing.assert_array_equal(logits_of(without, TOKENS_OF_300), rounded)

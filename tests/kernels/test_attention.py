@@ -67,12 +67,12 @@ def test_attend_with_another_scale_and_capped_scores(seed, heads, head_dim, firs
     q, k, v, slot, position = attention_case(rng, *heads, head_dim, sequences, capacity=max(firsts) + count)
     how = None if scale is None else f32(scale), f32(cap)
     exact = None if scale is None else float(how[0]), float(how[1])
-    out, halves = cpu.attend(q, k, v, slot, position, window, *how), cpu.attend_halves(q, k, v, slot, position, window, *how)
+    out, halves = cpu.attend(q, k, v, slot, position, window, *how), cpu.attend_float16(q, k, v, slot, position, window, *how)
     assert_within(out, *bounds.attend(q, k, v, slot, position, window, *exact))
     some = rng.permutation(len(slot))[:3]
     rest = q[some], k, v, slot[some], position[some], window, *how
     assert_same_bits(out[some], contract.attend(*rest))
-    assert_same_bits(halves[some], contract.attend_halves(*rest))
+    assert_same_bits(halves[some], contract.attend_float16(*rest))
     if window is None:
         seen = np.where(np.tri(k.shape[1], dtype=bool), f32(0), f32(-np.inf))[None]
         finite = np.nan_to_num(k), np.nan_to_num(v)
@@ -117,14 +117,14 @@ def full_of_nan(shape, dtype=np.float32):
 
 @settings(max_examples=80)
 @given(**attentions, window=st.none() | st.sampled_from([1, 2, 64, 65, 1000]))
-def test_attend_halves(seed, heads, head_dim, firsts, count, window):
+def test_attend_float16(seed, heads, head_dim, firsts, count, window):
     """Bit for bit as the contract's, and the probabilities of the definition to one rounding to float16 each."""
     rng = np.random.default_rng(seed)
     sequences = [(s, first, int(rng.integers(1, count + 1))) for s, first in enumerate(firsts)]
     q, k, v, slot, position = attention_case(rng, *heads, head_dim, sequences, capacity=max(firsts) + count)
-    out = cpu.attend_halves(q, k, v, slot, position, window)
+    out = cpu.attend_float16(q, k, v, slot, position, window)
     some = rng.permutation(len(slot))[:4]
-    assert_same_bits(out[some], contract.attend_halves(q[some], k, v, slot[some], position[some], window))
+    assert_same_bits(out[some], contract.attend_float16(q[some], k, v, slot[some], position[some], window))
     exact, rounding = bounds.attend(q, k, v, slot, position, window)
     for r, (s, p) in enumerate(zip(slot, position, strict=True)):
         values, mask = np.abs(v[s, : p + 1].astype(np.float64)), spec.causal_mask(1, p + 1, p, window)
@@ -133,11 +133,11 @@ def test_attend_halves(seed, heads, head_dim, firsts, count, window):
         assert_within(out[r], exact[r], (1 + 2.0**-11) * rounding[r] + 2.0**-11 * absolute + subnormal)
 
 
-def test_attend_halves_rounds_probabilities_to_float16():
+def test_attend_float16_rounds_probabilities_to_float16():
     """Against NumPy in float64 with the rounding written out: equal in float32, but where a probability sits at a rounding boundary."""
     rng = np.random.default_rng(3)
     q, (k, v) = rng.standard_normal((100, 4, 64)).astype(np.float32), rng.standard_normal((2, 1, 100, 2, 64)).astype(np.float32)
-    out = cpu.attend_halves(q, k, v, np.zeros(100, np.int64), np.arange(100))
+    out = cpu.attend_float16(q, k, v, np.zeros(100, np.int64), np.arange(100))
     wide_k, wide_v = (np.repeat(x[0], 2, axis=1).astype(np.float64) for x in (k, v))
     near = []
     for r in range(100):

@@ -75,7 +75,7 @@ def random_blocks(kind):
     """40 rows of 512 weights: random bytes, but for scales, which are finite."""
     data = np.random.default_rng(kind.number).integers(0, 256, (40, 512 // kind.block * kind.block_bytes), np.uint8)
     records = data.view(FORMATS[kind.name].layout)
-    for half in FORMATS[kind.name].halves:
+    for half in FORMATS[kind.name].float16_fields:
         records[half] &= 0xBFFF
     if kind is MXFP4:
         records["e"] &= 127
@@ -321,7 +321,7 @@ def test_block_types_are_unpacked_in_registers(kind, triple, processor, to_float
     lines = assembly(lowered(float_products.fill, unpacking(kind), "generic"), triple, processor, "")
     names = [line[0] for line in lines if line]
     assert names.count(to_float) >= kind.block // 16 * pieces
-    assert widen in names or not FORMATS[kind.name].halves
+    assert widen in names or not FORMATS[kind.name].float16_fields
     called = [line[1] for line in lines if line and line[0] in ("bl", "callq")]
     assert [name for name in called if not name.startswith(("NRT_", "*%r"))] == []
 

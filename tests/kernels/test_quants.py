@@ -76,13 +76,13 @@ def test_weights_are_those_of_gguf_py(kind):
     blocks = random_blocks(rng, kind, 64000 // kind.block, 3)
     data = blocks.data.copy()
     records = data.view(FORMATS[kind.name].layout)
-    for column, half in enumerate(FORMATS[kind.name].halves):  # in one block the scale, in another the minimum
+    for column, half in enumerate(FORMATS[kind.name].float16_fields):  # in one block the scale, in another the minimum
         records[half][:4, column] = [0x7C00, 0xFC00, 0x0001, 0x8000]  # infinities, the least subnormal, -0
     expected = widen.float32(Blocks(data, kind, blocks.shape))
     tokens = rng.permutation(len(expected))
     rows, expected = kernels.embed(data, kind, tokens), expected[tokens]
     nan = np.isnan(expected)
-    assert nan.any() == bool(FORMATS[kind.name].halves)
+    assert nan.any() == bool(FORMATS[kind.name].float16_fields)
     assert np.isinf(expected).any() or kind is NVFP4
     assert (nan == np.isnan(rows)).all()
     assert_same_bits(np.where(nan, np.float32(0), rows), np.where(nan, np.float32(0), expected))
@@ -115,7 +115,7 @@ def test_scales_show_whether_a_weight_is_not_finite(seed, kind, n):
 def test_one_scale_that_is_not_finite_is_found(kind, monkeypatch):
     monkeypatch.setattr(kernels, "_CHECKED", 5)
     layout = FORMATS[kind.name].layout
-    for half in FORMATS[kind.name].halves:
+    for half in FORMATS[kind.name].float16_fields:
         for bits, found in ((0x7C00, True), (0xFC00, True), (0x7E00, True), (0x7C01, True), (0x7BFF, False), (0x03FF, False)):
             for at in (0, 4, 5, 11):
                 data = np.full((4, 3 * kind.block_bytes), 0x33, np.uint8)

@@ -19,7 +19,7 @@ def random_blocks(rng: np.random.Generator, kind: TensorType, n: int, per_row: i
     """Random bytes, but for scales, which are finite and of both signs."""
     data = rng.integers(0, 256, (n, per_row * kind.block_bytes), np.uint8)
     records = data.view(FORMATS[kind.name].layout)
-    for half in FORMATS[kind.name].halves:
+    for half in FORMATS[kind.name].float16_fields:
         records[half] = rng.normal(0, 0.01, records.shape).astype(np.float16).view(np.uint16)
     if kind is MXFP4:
         records["e"] = rng.integers(100, 130, records.shape)
@@ -30,7 +30,7 @@ def same_bytes(kind: TensorType, byte: int) -> np.ndarray:
     """3 rows of 512 weights, all bytes of which are alike, but for scales of 1."""
     data = np.full((3, 512 // kind.block * kind.block_bytes), byte, np.uint8)
     records = data.view(FORMATS[kind.name].layout)
-    for half in FORMATS[kind.name].halves:
+    for half in FORMATS[kind.name].float16_fields:
         records[half] = np.float16(1).view(np.uint16)
     if kind is MXFP4:
         records["e"] = 128

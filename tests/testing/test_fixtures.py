@@ -17,7 +17,7 @@ def written():
 def test_every_operation_of_the_self_test_is_there(written):
     operations = {key.split(".")[1] for arrays in written.values() for key in arrays}
     assert operations >= {"embed", "matmul", "rms_norm", "quantize", "ternary_matmul", "rotations", "rope", "attend", "attend_masked"}
-    assert operations >= {"attend_halves", "rope_adjacent", "layer_norm", "silu_gate", "gelu", "gelu_tanh", "relu2_gate"}
+    assert operations >= {"attend_float16", "rope_adjacent", "layer_norm", "silu_gate", "gelu", "gelu_tanh", "relu2_gate"}
 
 
 def test_inputs_give_the_results_by_the_definition(written):

@@ -45,7 +45,7 @@ def attend(
 ) -> Array:
     """Attention with another mask [T, T] or [H, T, T], another scale, or other key-value heads [H] of the queries'."""
     c, t = site.config, len(q)
-    if site.dialect.halves:
+    if site.dialect.in_float16:
         q, k, v = to_float16(q), to_float16(k), to_float16(v)
     q = q.reshape(t, c.heads, c.head_dim)
     k = k.reshape(t, c.kv_heads, c.head_dim)[:, _grouped(site) if keys is None else keys]
@@ -54,7 +54,7 @@ def attend(
     with np.errstate(invalid="ignore"):
         p = np.nan_to_num(np.exp(scores - scores.max(axis=-1, keepdims=True)))
         p = np.nan_to_num(p / p.sum(axis=-1, keepdims=True))
-    p = to_float16(p) if site.dialect.halves else p
+    p = to_float16(p) if site.dialect.in_float16 else p
     return np.einsum("hts,shk->thk", p, v).reshape(t, -1)
 
 
@@ -230,22 +230,22 @@ def _last_seen(site: Site) -> Computes:
 
 
 def _not_float16(site: Site) -> Compute | None:
-    return _of_right(lambda *qkv: qkv)(replace(site, dialect=EXACT)) if site.dialect.halves else None
+    return _of_right(lambda *qkv: qkv)(replace(site, dialect=EXACT)) if site.dialect.in_float16 else None
 
 
 def _rounding(site: Site) -> Site:
     """The site in a dialect that rounds to float16."""
-    return replace(site, dialect=replace(site.dialect, halves=True))
+    return replace(site, dialect=replace(site.dialect, in_float16=True))
 
 
 def _float16(site: Site) -> Computes:
-    if not site.dialect.halves:
+    if not site.dialect.in_float16:
         yield {"kind": "float16"}, _of_right(lambda *qkv: qkv)(_rounding(site))
 
 
 def _float16_scaled(site: Site) -> Computes:
     q, k, v = site.operation.inputs
-    for scale in () if site.dialect.halves else [*_query_scales(site)][1:]:
+    for scale in () if site.dialect.in_float16 else [*_query_scales(site)][1:]:
         attend_scaled = seeing(_rounding(site), partial(causal, window_of(site)), scale=1.0)
 
         def compute(values: Values, scale: float = scale, attend_scaled: Compute = attend_scaled) -> Array:
@@ -259,7 +259,7 @@ def _float16_scaled(site: Site) -> Computes:
 
 def _attends(change: Callable[..., Floats]) -> Callable[[Variant], Variant]:
     """Engines with other attention kernels: change(attend, q, *rest)."""
-    return lambda base: base.with_operations(**{name: partial(change, getattr(cpu, name)) for name in ("attend", "attend_halves")})
+    return lambda base: base.with_operations(**{name: partial(change, getattr(cpu, name)) for name in ("attend", "attend_float16")})
 
 
 def _root(q: Floats) -> np.float32:

@@ -192,7 +192,7 @@ def _softmaxed(site: Site, weights: Callable[[Array], Array]) -> Compute:
     """Attention whose weights [H, T, S] are weights(masked scores)."""
 
     def compute(q: Array, k: Array, v: Array) -> Array:
-        if site.dialect.halves:
+        if site.dialect.in_float16:
             q, k, v = to_float16(q), to_float16(k), to_float16(v)
         mask = spec.causal_mask(len(q), len(q), window=site.config.window_of(site.index))
         return weighted(site, v, weights(op.scores(site.model, q, k)[0] + mask))

@@ -132,11 +132,11 @@ def _in_codes(x: Array) -> Array:
 
 
 def _float16_input(site: Site) -> Compute | None:
-    return None if site.dialect.halves else _of_input(to_float16, site)
+    return None if site.dialect.in_float16 else _of_input(to_float16, site)
 
 
 def _float32_input(site: Site) -> Compute | None:
-    return _by_table(site, _table(site)) if site.dialect.halves and not site.dialect.ggml_activations else None
+    return _by_table(site, _table(site)) if site.dialect.in_float16 and not site.dialect.ggml_activations else None
 
 
 def _column_by_column(site: Site) -> Compute:

@@ -46,7 +46,7 @@ def _by(site: Site, matrix: Callable[..., Array], bias: Change = lambda bias: bi
         scale *= float(weights.scale)
 
     def compute(x: Array) -> Array:
-        x = to_float16(x) if site.layer is None and dialect.halves else x
+        x = to_float16(x) if site.layer is None and dialect.in_float16 else x
         if op.reads_codes(linear, dialect):
             codes, steps = spec.quantize(x)
             x = codes / steps

@@ -77,7 +77,7 @@ class Attention:
 
 def read(wrong: Wrong) -> tuple[Array, Array, Array]:
     """The queries, keys and values [T, width] as the dialect reads them."""
-    q, k, v = (to_float16(x) if wrong.dialect.halves else x for x in wrong.inputs)
+    q, k, v = (to_float16(x) if wrong.dialect.in_float16 else x for x in wrong.inputs)
     return q, k, v
 
 

@@ -49,7 +49,7 @@ class Product:
             codes, steps = spec.quantize(x)
             x = codes / steps
         elif wrong.layer is None:  # the head
-            x = to_float16(x) if dialect.halves else x
+            x = to_float16(x) if dialect.in_float16 else x
         elif dialect.ggml_activations:
             return None
         scale = 1.0 if linear.scale is None else float(linear.scale)
