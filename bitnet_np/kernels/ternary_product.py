@@ -23,8 +23,8 @@ _GROUPS, _TOKENS = PATHS[instruction_path()].tile
 _NEVER = 1 << 31  # more tokens than there are
 _IS_AMD = "sse4a" in cpu_features()  # no other processor has these instructions
 LEAST = {"avx512-vnni": _NEVER if _IS_AMD else 16, "avx512": 5}.get(instruction_path(), 3)
-"""Tokens from which on codes are unpacked once for all of them. For fewer, but at least three, AVX-512 unpacks for every four of them: AMD's
-processors do so beside their byte dot products, others in their place."""
+"""Tokens from which on codes are unpacked once for all of them. For fewer, but at least three, AVX-512 unpacks for every four of them:
+AMD's processors do so beside their byte dot products, others in their place."""
 
 
 class Product(NamedTuple):
