@@ -47,7 +47,7 @@ def test_it_runs_where_there_is_no_numba():
     done = subprocess.run([sys.executable, "-c", ALONE, package], capture_output=True, text=True, check=True)
     result, modules = done.stdout.splitlines()
     assert eval(result)[0] == pytest.approx([3 / 12.5**0.5, 4 / 12.5**0.5])
-    tables = ("errors", "kernels", "kernels.block_formats", "tensor_types")
+    tables = ("base", "base.errors", "base.tensor_types", "kernels", "kernels.block_formats")
     own = ("contract", "contract.blocks", "contract.numbers")
     assert eval(modules) == sorted(f"bitnet_np.{name}" for name in own + tables)
 

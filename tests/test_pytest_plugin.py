@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 
+import numba
 import pages
 import pytest
 from command_line import ROOT, TINY
@@ -29,8 +30,14 @@ SUITE = f"""
 """
 
 
+@pytest.fixture(scope="module")
+def numba_is_loaded():
+    """Numba imports modules when it first compiles. A run within this process would forget them, and they cannot be loaded twice."""
+    numba.njit(lambda: 0)()
+
+
 @pytest.fixture
-def run(pytester):
+def run(numba_is_loaded, pytester):
     """Runs a suite of these tests in a pytest of its own, with these options."""
 
     def run_suite(tests, *options):
@@ -156,7 +163,7 @@ def test_the_entry_point_is_the_module():
 
 def test_coverage_of_single_modules_is_measured(tmp_path):
     """pytest-cov imports the package to find a module of it, and the tests import it again: NumPy must not be loaded twice."""
-    options = ["--cov=bitnet_np.traces", "--cov=bitnet_np.masks", "--collect-only", "-q", "-n", "0", "tests/base/test_errors.py"]
+    options = ["--cov=bitnet_np.traces", "--cov=bitnet_np.engine.masks", "--collect-only", "-q", "-n", "0", "tests/base/test_errors.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COVERAGE_FILE": str(tmp_path / "coverage")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False

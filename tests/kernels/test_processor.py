@@ -100,7 +100,7 @@ def test_the_architecture_is_the_processs(monkeypatch, triple, expected):
 def test_without_avx_in_numba_kernels_are_compiled_without_it():
     """LLVM aborts the process over an instruction that it was told not to use."""
     program = (
-        "import numpy as np; from bitnet_np import packing; from bitnet_np.kernels import cpu, processor; "
+        "import numpy as np; from bitnet_np.model import packing; from bitnet_np.kernels import cpu, processor; "
         "weights = packing.pack(np.eye(16, 64, dtype=np.int8), 1); "
         "out = cpu.ternary_matmul(np.ones((1, 64), np.int8), np.ones(1, np.float32), weights.codes, weights.scale, 16); "
         "print(processor.instruction_path(), (out == 1).all())"

@@ -139,7 +139,7 @@ with_tiles = pytest.mark.skipif(not HAS_TILES, reason="no processor with tiles, 
 BEGIN = """
 import ctypes, os, signal, threading
 import numpy as np
-from bitnet_np import packing
+from bitnet_np.model import packing
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.fast import amx
 rng = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from bitnet_np.testing import released as testing_released
 from bitnet_np.testing.released import SHAPES, released, tensor_table, vocabulary, write_released
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 
-PACKAGED = Path(testing_released.__file__).parent / "data" / "tiny.gguf"  # a file of the released form, not made by this script
+PACKAGED = Path(testing_released.__file__).parents[1] / "data" / "tiny.gguf"  # a file of the released form, not made by this script
 SMALL = ["--vocab", "300", "--context", "64", "--width", "128", "--layers", "2", "--ffn", "256", "--heads", "4", "--kv-heads", "2"]
 SMALL += ["--head-dim", "32", "--eps", "1e-6", "--rope-base", "10000"]
 

@@ -12,7 +12,7 @@ from bitnet_np.kernels import activations as kernels
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model.records import Blocks, frozen
 
-LLAMA_CPP = Path(__file__).parent / "data" / "llamacpp"
+LLAMA_CPP = Path(__file__).parents[1] / "data" / "llamacpp"
 
 
 def random_blocks(rng: np.random.Generator, kind: TensorType, n: int, per_row: int) -> Blocks:

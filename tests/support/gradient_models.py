@@ -22,7 +22,7 @@ RECORDINGS = ("relu2_tied", "silu_untied")
 
 def recording(name):
     """A model in torch, its loss and its gradients: config, parameters, tokens, loss, gradients."""
-    arrays = np.load(Path(__file__).parent / "data" / "hf_gradients" / f"{name}.npz")
+    arrays = np.load(Path(__file__).parents[1] / "data" / "hf_gradients" / f"{name}.npz")
 
     def named(kind):
         return {key.removeprefix(kind): arrays[key] for key in arrays if key.startswith(kind)}
