@@ -130,14 +130,19 @@ def traced():
 
 @pytest.mark.parametrize(("work", "n"), WORK.values(), ids=WORK)
 def test_memory_stays_where_it_was(work, n):
-    """After a first round, which compiles, and fills what is kept on purpose."""
+    """After a first round, which compiles, and fills what is kept on purpose. A leak grows in every round, so the least growth counts:
+    Python counts the memory of all threads, such as those that earlier tests have left."""
+    workspace.release()  # what earlier tests left would be given back uncounted
     work(20)
     tracemalloc.start()
     try:
         work(10)
-        before = traced()
-        work(n // 4)  # tracemalloc makes it three times as slow
-        assert traced() - before < KILOBYTE
+        growth = []
+        while len(growth) < 3 and min(growth, default=KILOBYTE) >= KILOBYTE:
+            before = traced()
+            work(n // 4)  # tracemalloc makes it three times as slow
+            growth.append(traced() - before)
+        assert min(growth) < KILOBYTE, growth
     finally:
         tracemalloc.stop()
 

@@ -42,6 +42,7 @@ Record = TypeVar("Record")
 
 device = "cpu"
 exact_only = False
+splits_rows = True
 
 CHUNK = 64
 

@@ -77,6 +77,10 @@ class Backend(Protocol):
     def exact_only(self) -> bool:
         """Whether EXACT is the only dialect it computes."""
 
+    @property
+    def splits_rows(self) -> bool:
+        """Whether many rows may go through a feed-forward some at a time, each part written in place."""
+
     # --- where arrays are ---
 
     def storage(self) -> Storage: ...
@@ -174,6 +178,7 @@ class Wrapped:
         unknown = operations.keys() - set(OPERATIONS)
         assert not unknown, f"no operations of a backend: {unknown}"
         self.device, self.exact_only = backend.device, backend.exact_only
+        self.splits_rows = False  # calls may be counted, and a mistake may depend on all rows
         vars(self).update({name: getattr(backend, name) for name in OPERATIONS} | operations)
         if hasattr(backend, _DECODER):
             setattr(self, _DECODER, getattr(backend, _DECODER))

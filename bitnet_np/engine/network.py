@@ -21,7 +21,7 @@ from ..kernels import cpu
 from ..model.checks import check_model
 from ..model.records import Activation, Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, with_rope_of
 from . import cache_types
-from .backend import Array, Backend, Wrapped
+from .backend import Array, Backend
 from .cache import Attend
 from .dialects import EXACT, Dialect
 from .tokens import Rows
@@ -322,12 +322,12 @@ def _queries_keys_values(step: _Step, w: Layer, h: Array, rotations: Rotations |
 def _with_feed_forward(step: _Step, w: Layer, h: Array) -> Array:
     """h plus the feed-forward branch: [R, D] -> [R, D]. Many rows go through it FFN_ROWS at a time, into h itself.
 
-    Not where tensors are observed, on a device, or by a wrapped backend: it may count calls or make a mistake that depends on all rows.
+    Not where tensors are observed, or by a backend that does not split rows (Backend.splits_rows).
     """
     c = step.runtime.model.config
     rows = FFN_ROWS * max(1, c.experts // max(1, c.experts_used))
     ops = step.runtime.ops
-    if len(h) <= rows or step.observed or ops.device != "cpu" or isinstance(ops, Wrapped):
+    if len(h) <= rows or step.observed or not ops.splits_rows:
         return step.added(h, _feed_forward(step, w, h))
     for start in range(0, len(h), rows):
         part = h[start : start + rows]

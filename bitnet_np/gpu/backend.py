@@ -36,6 +36,7 @@ class Cuda:
 
     device = "cuda"
     exact_only = True
+    splits_rows = False
     most_positions = 65535 * CHUNK  # attention has a block for each chunk, along an axis of the grid that ends there
 
     def __init__(self, free_bytes: Callable[[], int]) -> None:

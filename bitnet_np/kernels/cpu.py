@@ -46,6 +46,7 @@ Record = TypeVar("Record")
 
 device = "cpu"
 exact_only = False
+splits_rows = True
 
 
 def storage() -> HostStorage:

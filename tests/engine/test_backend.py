@@ -27,7 +27,7 @@ def test_what_is_not_replaced_is_the_backends_own():
     wrapped = Wrapped(cpu, add=add)
     assert wrapped.add is add
     assert all(getattr(wrapped, name) is getattr(cpu, name) for name in OPERATIONS if name != "add")
-    assert (wrapped.device, wrapped.exact_only) == (cpu.device, cpu.exact_only)
+    assert (wrapped.device, wrapped.exact_only, wrapped.splits_rows) == (cpu.device, cpu.exact_only, False)
     again = Wrapped(wrapped, scaled=add)
     assert again.add is again.scaled is add
     assert again.rope is cpu.rope

@@ -45,7 +45,7 @@ WRONG_LENGTHS = [
 ]
 
 
-NOTHING = SimpleNamespace(device="cpu", exact_only=False)  # a backend without operations: nothing may be computed
+NOTHING = SimpleNamespace(device="cpu", exact_only=False, splits_rows=False)  # a backend without operations: nothing may be computed
 
 
 @pytest.mark.parametrize("path", PATHS)
