@@ -1,8 +1,7 @@
 """The protocols of a backend: what a forward pass asks of a CPU or a GPU, and what a KV cache asks of its memory.
 
 The module kernels/cpu.py is one backend, a GPU's another. contract/ is one in plain NumPy: what each operation gives, to the bit. `Wrapped`
-is a backend with some operations replaced: to count them (metrics.py), or to compute with a mistake in them (judge/). A backend may offer a
-faster way to decode (`decoder_of`).
+is a backend with some operations replaced: to count them (metrics.py), or to compute with a mistake in them (judge/).
 
 An `Array` is NumPy's or the device's own. Nothing is checked here: the callers of a backend check their arguments.
 """
@@ -22,7 +21,6 @@ Decoder = Callable[[NDArray], NDArray]
 
 It raises what `forward` does, and leaves the cache as it was then.
 """
-_DECODER = "decoder"  # the method of a backend that makes one, where it has one
 
 
 class Storage(Protocol):
@@ -90,6 +88,12 @@ class Backend(Protocol):
     def to_host(self, array: Array, /) -> NDArray: ...
     def wait(self) -> None: ...  # until all operations called so far are done
     def mark(self, event: str, count: int = 1, /) -> None: ...  # "forward", "layer", or "kv_write" with its number of positions
+
+    def decoder(self, model: Any, cache: Any, slots: NDArray, /) -> Decoder | None:
+        """The backend's own way to append tokens to these slots [B] of a cache in its storage, one each at a time; None if it has none.
+
+        The bits are those of `forward`.
+        """
 
     # --- tables ---
 
@@ -162,15 +166,6 @@ OPERATIONS = tuple(name for name, member in vars(Backend).items() if isfunction(
 """The names of all operations."""
 
 
-def decoder_of(ops: Backend, model: Any, cache: Any, slots: NDArray) -> Decoder | None:
-    """The backend's own way to append tokens to these slots of a cache of its own, one each at a time; None if it has none.
-
-    That is a method `decoder(model, cache, slots)`, which a backend need not have. The bits are those of `forward`.
-    """
-    make = getattr(ops, _DECODER, None)
-    return None if make is None else make(model, cache, slots)
-
-
 class Wrapped:
     """A backend with some of its operations replaced."""
 
@@ -180,8 +175,6 @@ class Wrapped:
         self.device, self.exact_only = backend.device, backend.exact_only
         self.splits_rows = False  # calls may be counted, and a mistake may depend on all rows
         vars(self).update({name: getattr(backend, name) for name in OPERATIONS} | operations)
-        if hasattr(backend, _DECODER):
-            setattr(self, _DECODER, getattr(backend, _DECODER))
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: every operation is in the instance
         raise AttributeError(name)

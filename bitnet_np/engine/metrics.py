@@ -19,7 +19,7 @@ from .backend import OPERATIONS, Backend, Wrapped
 
 _ATTENTION = ("attend", "attend_float16", "attend_masked")
 _GATHERING = ("embed", "embed_blocks")
-_NOT_COUNTED = ("storage", "wait", "mark")
+_NOT_COUNTED = ("storage", "wait", "mark", "decoder")
 
 
 @dataclass

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..base.errors import FileFormatError, UnsupportedError, shown
-from ..model.families import FAMILIES, MATRICES, implied, windowed_layers
-from ..model.records import Config, LongRope, Yarn, window_fields
+from ..model.families import FAMILIES, implied, windowed_layers
+from ..model.records import MATRICES, Config, LongRope, Yarn, window_fields
 from ..model.rope import longrope_magnitude, yarn_magnitude
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
 from .overrides import how_to_ignore

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..model.families import GATE_UP, QKV
+from ..model.records import GATE_UP, QKV
 
 
 @dataclass(frozen=True)

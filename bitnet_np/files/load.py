@@ -7,8 +7,8 @@ from typing import Any
 from ..base.errors import OptionError, UnsupportedError
 from ..base.validate import path_of
 from ..model import packing
-from ..model.families import FAMILIES, GATE_UP, QKV, layer_matrices, layer_shapes
-from ..model.records import Config, Expert, Layer, Model, frozen, shapes_of
+from ..model.families import FAMILIES, layer_matrices, layer_shapes
+from ..model.records import GATE_UP, QKV, Config, Expert, Layer, Model, frozen, shapes_of
 from ..model.rope import local_frequencies, model_frequencies, scaling_factors
 from .gguf_parts import open_parts
 from .gguf_source import GGUFSource

@@ -75,7 +75,7 @@ class ModelWeights(Protocol):
         """The experts of a layer, Config.experts of them, with matrices of these shapes (N, M) by field of model.Expert."""
 
     def siblings(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
-        """The linears that read the same input, families.QKV or GATE_UP, by their fields: in some files they are rows of one tensor."""
+        """The linears that read the same input, records.QKV or GATE_UP, by their fields: in some files they are rows of one tensor."""
 
     def rope_factors(self) -> NDArray[np.float32] | None:
         """The numbers [J] that divide RoPE's frequencies beside Config.rope_scaling."""

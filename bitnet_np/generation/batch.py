@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..base.errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
 from ..base.validate import instance, integer, integers
-from ..engine.backend import Backend, Decoder, decoder_of
+from ..engine.backend import Backend, Decoder
 from ..engine.cache import KVCache, new_cache
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import forward, forward_full, run_cached, run_prefill
@@ -282,7 +282,7 @@ class Batch:
         slots = [sequence.slot for sequence in sequences] if has_one_each else []
         if slots != self._slots:
             self._slots = slots
-            self._decoder = decoder_of(self._runtime.ops, self._runtime.model, self.cache, np.array(slots)) if slots else None
+            self._decoder = self._runtime.ops.decoder(self._runtime.model, self.cache, np.array(slots)) if slots else None
         if self._decoder is None:
             return None
         try:

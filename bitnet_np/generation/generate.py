@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import ContextLimitError, EmptyInputError, OptionError, ShapeError, TokenRangeError, shown
 from ..base.validate import instance, integer, integers, number
-from ..engine.backend import Backend, decoder_of
+from ..engine.backend import Backend
 from ..engine.cache import KVCache, new_cache
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import run_cached, run_prefill
@@ -194,7 +194,7 @@ def stepper(model: Model, cache: KVCache, ops: Backend = cpu, *, dialect: Dialec
 def _stepper(runtime: Runtime, cache: KVCache, head: Head | None) -> Callable[[NDArray[np.int64]], NDArray[np.float32]]:
     """`stepper` for checked arguments."""
     slots = np.arange(cache.batch)
-    decoder = decoder_of(runtime.ops, runtime.model, cache, slots)
+    decoder = runtime.ops.decoder(runtime.model, cache, slots)
     if decoder is not None:
         return decoder
     return lambda tokens: run_cached(runtime, Tokens.whole(tokens[:, None]), cache, slots, last_only=True, head=head)

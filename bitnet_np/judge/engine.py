@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import ContextLimitError, NonFiniteError, listed
 from ..base.progress import Progress, silent
-from ..model.families import MATRICES
+from ..model.records import MATRICES
 from ..traces.points import Key
 from .detail import Details
 from .graph import Operation, operations

@@ -15,8 +15,7 @@ from ..engine.forward_pass import run_whole
 from ..engine.network import Edit, Record, Runtime, ignore
 from ..engine.tokens import Tokens
 from ..kernels import cpu
-from ..model.families import MATRICES
-from ..model.records import Layer, Linear, Model, Ternary
+from ..model.records import MATRICES, Layer, Linear, Model, Ternary
 from ..traces.points import Key
 from .graph import EMBEDDING, TOKENS
 

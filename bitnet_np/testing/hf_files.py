@@ -18,8 +18,7 @@ from ..files.safetensors_file import DTYPES
 from ..files.tensors import Tensor
 from ..model import packing, widen
 from ..model.dense import dense_view
-from ..model.families import MATRICES
-from ..model.records import Linear, Model, Ternary
+from ..model.records import MATRICES, Linear, Model, Ternary
 from ..model.rope import llama3_factors, rope_frequencies
 from .models import random_model
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import shortened
-from ..model.families import MATRICES, NORMS
+from ..model.families import NORMS
+from ..model.records import MATRICES
 
 TOP_EXPERTS = "ffn_moe_topk"
 """The numbers of each token's experts: integers, as llama.cpp names them."""

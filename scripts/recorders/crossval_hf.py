@@ -41,8 +41,8 @@ from bitnet_np.files.load import load
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.model.families import MATRICES, NORMS
-from bitnet_np.model.records import Activation, Config
+from bitnet_np.model.families import NORMS
+from bitnet_np.model.records import MATRICES, Activation, Config
 from bitnet_np.testing.hf_files import exact_view, folder_files, folder_model, write_files, write_hf
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.points import QUANTIZED, Key, Trace

@@ -5,7 +5,7 @@ import pytest
 from models import assert_same_bits, random_model
 
 from bitnet_np.base.errors import NonFiniteError
-from bitnet_np.engine.backend import OPERATIONS, Wrapped, decoder_of
+from bitnet_np.engine.backend import OPERATIONS, Wrapped
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.forward_pass import forward, forward_full
 from bitnet_np.generation.batch import Batch, Request, generate_batch
@@ -69,12 +69,12 @@ def decodes():
     return ops
 
 
-def test_a_backend_need_not_have_a_decoder_and_a_wrapped_one_has_that_of_its_own(decodes):
+def test_the_cpu_has_no_decoder_of_its_own_and_a_wrapped_backend_has_that_of_its_backend(decodes):
     model = random_model(0)
     cache, slots = KVCache(model.config, 1, 4), np.arange(1)
-    assert decoder_of(cpu, model, cache, slots) is None
-    assert decoder_of(Wrapped(cpu), model, cache, slots) is None
-    assert decoder_of(Wrapped(decodes), model, cache, slots)(np.array([1])).shape == (1, model.config.vocab)
+    assert cpu.decoder(model, cache, slots) is None
+    assert Wrapped(cpu).decoder(model, cache, slots) is None
+    assert Wrapped(decodes).decoder(model, cache, slots)(np.array([1])).shape == (1, model.config.vocab)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])

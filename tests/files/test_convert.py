@@ -17,8 +17,8 @@ from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.files.load import load
 from bitnet_np.model import widen
-from bitnet_np.model.families import ARCHITECTURES, FAMILIES, MATRICES
-from bitnet_np.model.records import Blocks
+from bitnet_np.model.families import ARCHITECTURES, FAMILIES
+from bitnet_np.model.records import MATRICES, Blocks
 from bitnet_np.testing.models import write_gguf
 
 DATA = Path(__file__).parents[1] / "data"

@@ -12,8 +12,7 @@ from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.files.load import load
 from bitnet_np.model.dense import dense_view
-from bitnet_np.model.families import QKV
-from bitnet_np.model.records import LongRope
+from bitnet_np.model.records import QKV, LongRope
 from bitnet_np.testing.models import random_model, write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]

@@ -24,8 +24,7 @@ from bitnet_np.files.hf_model_types import HF_MODULES
 from bitnet_np.files.load import load
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.model.families import MATRICES
-from bitnet_np.model.records import Linear, Ternary
+from bitnet_np.model.records import MATRICES, Linear, Ternary
 from bitnet_np.testing.hf_files import exact_view
 
 DATA = Path(__file__).parents[1] / "data" / "hf"

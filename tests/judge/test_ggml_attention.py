@@ -20,7 +20,7 @@ from bitnet_np.judge.roundings import to_bfloat16
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
-from bitnet_np.model.families import MATRICES
+from bitnet_np.model.records import MATRICES
 from bitnet_np.model.rope import rope_frequencies
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key, Trace

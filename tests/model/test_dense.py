@@ -11,7 +11,7 @@ from bitnet_np.base.errors import ShapeError
 from bitnet_np.files.load import load
 from bitnet_np.model import packing, widen
 from bitnet_np.model.dense import dense_view
-from bitnet_np.model.families import MATRICES
+from bitnet_np.model.records import MATRICES
 from bitnet_np.testing.models import random_model
 
 

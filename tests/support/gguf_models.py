@@ -10,8 +10,8 @@ from models import assert_same_bits, random_model
 from bitnet_np.base.tensor_types import BF16, F16, F32, I2_S
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.model import packing
-from bitnet_np.model.families import MATRICES, NORMS, layer_shapes
-from bitnet_np.model.records import Linear, Model, Ternary
+from bitnet_np.model.families import NORMS, layer_shapes
+from bitnet_np.model.records import MATRICES, Linear, Model, Ternary
 from bitnet_np.testing.gguf_bytes import FLOAT32, UINT32, Entry, number, text
 from bitnet_np.testing.gguf_bytes import gguf as build
 

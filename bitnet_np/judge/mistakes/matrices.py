@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from ... import spec
 from ...engine.dialects import EXACT, LLAMA_CPP, Dialect
 from ...model import packing, widen
-from ...model.families import MATRICES, QKV
-from ...model.records import Layer, Linear, Model, Ternary, Weights
+from ...model.records import GATE_UP, MATRICES, QKV, Layer, Linear, Model, Ternary, Weights
 from ...traces.points import Key
 from .. import operations as op
 from ..graph import FIELDS
@@ -176,7 +175,7 @@ def _scale_in(field: str, layer: Layer, own: float) -> float:
 def _borrowed_scales(base: Variant) -> Engines:
     """Yields engines in which a matrix has the scale of another that engines often fuse with it."""
     matrices = set(_scaled_matrices(base))
-    for group in (QKV, ("ffn_gate", "ffn_up")):
+    for group in (QKV, GATE_UP):
         for name in group:
             for other in group:
                 if other != name and {name, other} <= matrices:

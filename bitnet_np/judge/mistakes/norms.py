@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ... import spec
 from ...engine.dialects import Dialect
 from ...kernels import cpu
-from ...model.families import MATRICES, NORMS
-from ...model.records import Model
+from ...model.families import NORMS
+from ...model.records import MATRICES, Model
 from ...traces.points import Key
 from ..variant import Floats, Variant
 from .matrices import every, in_fields

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from ... import spec
 from ...engine.dialects import Dialect
 from ...kernels import cpu
-from ...model.families import MATRICES
-from ...model.records import Model, Ternary
+from ...model.records import MATRICES, Model, Ternary
 from ...traces.points import MAY_BE_QUANTIZED
 from .. import operations as op
 from ..graph import FIELDS

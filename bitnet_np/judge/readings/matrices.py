@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from ... import spec
 from ...engine.dialects import Dialect
 from ...model import widen
-from ...model.families import MATRICES
-from ...model.records import Linear, Ternary
+from ...model.records import MATRICES, Linear, Ternary
 from .. import operations as op
 from ..graph import FIELDS
 from ..roundings import matrix_input
