@@ -64,14 +64,15 @@ def folder_tensors(config: Mapping[str, Any], model: Model, floats: str = "F32")
 
 def _named(recipe: Recipe, model: Model) -> Iterator[tuple[str, NDArray]]:
     kind, one = recipe.kind, np.float32(recipe.kind.add_one)
-    yield kind.embedding + ".weight", _floats(model.token_embd)
+    yield kind.embedding + ".weight", widen.float32(model.token_embd)
     if kind.positions:
-        yield kind.positions + ".weight", _floats(model.position_embd)
+        assert model.position_embd is not None
+        yield kind.positions + ".weight", widen.float32(model.position_embd)
     yield kind.norm + ".weight", model.output_norm - one
     if model.output_norm_bias is not None:
         yield kind.norm + ".bias", model.output_norm_bias
     if not recipe.tied:
-        yield "lm_head.weight", _floats(model.head)
+        yield "lm_head.weight", widen.float32(model.head)
     for n, layer in enumerate(model.layers):
         path, fields = kind.layer.format(n), present(layer)
         modules: dict[str, list[str]] = {}
@@ -89,10 +90,6 @@ def _named(recipe: Recipe, model: Model) -> Iterator[tuple[str, NDArray]]:
         for i, expert in enumerate(layer.experts):
             for field, module in kind.experts.items():
                 yield from _linear(recipe, model, path + module.format(i), {field: getattr(expert, field)})
-
-
-def _floats(weights: Any) -> NDArray:
-    return widen.float32(weights)
 
 
 def _linear(recipe: Recipe, model: Model, module: str, linears: Mapping[str, Linear]) -> Iterator[tuple[str, NDArray]]:
