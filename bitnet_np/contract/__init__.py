@@ -11,6 +11,8 @@ THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and 
 * Every sum of floats has one order that depends on the summed axis alone: 16 lanes, lane = index mod 16, each lane a chain of fused
   multiply-adds that starts at +0, lanes then added by halving (i with i+8, i+4, i+2, i+1). Sums in float64 (the squares and means of
   norms) have 128 lanes, lane = index mod 128, halved likewise (i with i+64, i+32, ... i+1).
+* Such a sum is never -0: +0 is added at its end. Lanes become -0 where products underflow. So it does not matter whether a -0 among weights
+  or inputs keeps its sign, or whether zeros pad a row.
 * Sums over keys go by absolute position in chunks of CHUNK keys from position 0. A chunk has its own maximum m_c, its own sum
   l_c = sum exp(s - m_c) by the lane rule, and its own o_c = sum exp(s - m_c) v as one chain in key order. Chunks are folded in order:
   m' = max(m, m_c), a = exp(m - m'), b = exp(m_c - m'), l' = fma(l, a, l_c * b), o' = fma(o, a, o_c * b). At the end o / l.

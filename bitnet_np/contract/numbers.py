@@ -44,12 +44,12 @@ def halve(lanes: NDArray) -> NDArray:  # [..., 2^n] -> [...]
 
 @np.errstate(all="ignore")
 def dot(a: Floats, b: Floats) -> Floats:  # [..., m], [..., m] -> [...]
-    """Dot products in 16 lanes, each a chain of fused multiply-adds from +0."""
+    """Dot products in 16 lanes, each a chain of fused multiply-adds from +0. None is -0."""
     x, y = np.broadcast_arrays(in_lanes(a), in_lanes(b))
     lanes = np.zeros((*x.shape[:-2], LANES), f32)
     for i in range(x.shape[-2]):
         lanes = fma(x[..., i, :], y[..., i, :], lanes)
-    return halve(lanes)
+    return halve(lanes) + f32(0)
 
 
 @np.errstate(all="ignore")

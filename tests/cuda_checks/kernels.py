@@ -79,7 +79,7 @@ def rope() -> None:
 
 def tables(n: int, width: int) -> list[NDArray]:
     table = normal(n, width, seed=3)
-    table[0, 0] = -0.0
+    table[0, 0], table[-1] = -0.0, 1e-30
     return [table, table.astype(np.float16), (table.view(np.uint32) >> 16).astype(np.uint16)]
 
 
@@ -96,6 +96,7 @@ def matmul() -> None:
         for table, present in product(tables(11, width), presents):
             x = normal(present, width, seed=4)
             x[0, 0] = -0.0
+            x[1:2] = -1e-30  # times the table's last row, all lanes underflow to -0
             same(on, on.matmul(on.upload(x), on.table(table)), cpu.matmul(x, table))
 
 

@@ -6,12 +6,14 @@ import bounds
 import numpy as np
 import pytest
 from bounds import U, assert_within, gamma
+from gguf import quants
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import as_table, assert_same_bits, normal, seeds, threads
 from numba import njit
 
 from bitnet_np import contract, spec
+from bitnet_np.base.tensor_types import Q8_0
 from bitnet_np.contract import f32
 from bitnet_np.kernels import cpu, launching, scalar, tiles
 from bitnet_np.kernels import rows as row_kernels
@@ -275,6 +277,22 @@ def test_matmul_of_many_tokens(width, dtype):
     assert_same_bits(out, np.concatenate([cpu.matmul(row[None], weights) for row in x]))
     with threads(3):
         assert_same_bits(cpu.matmul(x, weights), out)
+
+
+def steps(*numbers):
+    return st.lists(st.sampled_from(numbers), min_size=12, max_size=12).map(lambda drawn: np.repeat(f32(drawn).reshape(3, 4), 32, axis=1))
+
+
+@pytest.mark.parametrize("kind", [*TABLES, "Q8_0"])
+@given(x=steps(0.0, -0.0, 1e-45, -1e-45, 1e-39), w=steps(0.0, -0.0, 0.25, -0.25, 6e-8), workers=st.sampled_from([1, 2]))
+def test_no_product_is_minus_zero(kind, x, w, workers):
+    """All lanes of a sum may underflow to -0, before products that are 0 or -0; for any number of tokens."""
+    name, args = ("matmul", (as_table(w, kind),)) if kind in TABLES else ("matmul_blocks", (quants.quantize(w, Q8_0.number), Q8_0))
+    expected = getattr(contract, name)(x, *args)
+    assert not np.signbit(expected[expected == 0]).any()
+    with threads(workers):
+        for rows in (1, 3, 64, 65, 130):
+            assert_same_bits(getattr(cpu, name)(np.resize(x, (rows, 128)), *args), np.resize(expected, (rows, 3)))
 
 
 # --- positions ------------------------------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def half_bits(typing_context, x):
 
 @intrinsic
 def half_warp_sum(typing_context, x):
-    """The sum of 16 threads' float32 by halving, i with i + 8, i + 4, i + 2, i + 1, for each of them. All of a warp come here together."""
+    """The sum of 16 threads' float32 by halving, i with i + 8, i + 4, i + 2, i + 1, never -0, for each. All of a warp come together."""
 
     def codegen(context, builder, signature, args):
         kind, x = ir.FunctionType(_I32, [_I32] * 4), args[0]
@@ -83,7 +83,7 @@ def half_warp_sum(typing_context, x):
             everyone, last = ir.Constant(_I32, -1), ir.Constant(_I32, 31)
             other = builder.call(exchange, [everyone, builder.bitcast(x, _I32), ir.Constant(_I32, distance), last])
             x = builder.fadd(x, builder.bitcast(other, _F32))
-        return x
+        return builder.fadd(x, ir.Constant(_F32, 0.0))
 
     return types.float32(types.float32), codegen
 

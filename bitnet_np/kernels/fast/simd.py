@@ -181,17 +181,17 @@ def _larger(b: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
 
 @emitted()
 def store_sums(b, tile, out):
-    """out[row * columns + column] = the sum of that register's lanes. `out` has room for the tile's count, rounded up to 16."""
+    """out[row * columns + column] = the sum of that register's lanes, never -0. `out` has room for the tile's count, rounded up to 16."""
     for i, sums in enumerate(_over_lanes(b, tile, total)):
-        b.store(sums, out.at(i * LANES), align=4)
+        b.store(total(b, sums, constant(sums.type, None)), out.at(i * LANES), align=4)
 
 
 @emitted()
 def store_products(b, tile, factor, out, start, stride):
-    """out[start + column * stride + row] = the sum of register (row, column)'s lanes, times factor. For full tiles only."""
+    """out[start + column * stride + row] = the sum of register (row, column)'s lanes, never -0, times factor. For full tiles only."""
     by_column = [tile[row * tile.columns + column] for column in range(tile.columns) for row in range(tile.rows)]
     factor = b.splat(factor, V16F32)
-    products = [b.fmul(sums, factor) for sums in _over_lanes(b, by_column, total)]
+    products = [b.fmul(b.fadd(sums, 0.0), factor) for sums in _over_lanes(b, by_column, total)]
     for column in range(tile.columns):
         lanes = [column * tile.rows + row for row in range(tile.rows)]
         part = b.shuffled(products[lanes[0] // LANES], [lane % LANES for lane in lanes])
