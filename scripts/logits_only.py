@@ -15,10 +15,9 @@ from judging.faults import LAYER, Step, faults, silu, truncated
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bitnet_np import EXACT, Model
+from bitnet_np import Model, check
 from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.engine.forward_pass import forward_full
-from bitnet_np.judge.dump import check_logits
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.records import Ternary
@@ -109,7 +108,7 @@ def faulty() -> Iterator[tuple[str, Make]]:
 
 def verdicts(model: Model, tokens: NDArray[np.int64], theirs: Floats) -> tuple[Verdict, Verdict]:
     """The verdicts by the fixed limit and by the measured one."""
-    return judge(forward_full(model, tokens[None])[0], theirs).verdict, check_logits(model, tokens, theirs, EXACT, False).verdict
+    return judge(forward_full(model, tokens[None])[0], theirs).verdict, check(model, tokens, theirs).verdict
 
 
 @lru_cache

@@ -2,10 +2,8 @@
 
 import argparse
 from collections.abc import Iterator, Mapping
-from math import prod
 from pathlib import Path
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import OptionError, listed
@@ -14,19 +12,20 @@ from ..engine import machine
 from ..engine.dialects import BITNET_CPP, DIALECTS, EXACT
 from ..engine.forward_pass import compute_logits
 from ..engine.machine import digest_of
+from ..engine.network import Runtime
+from ..engine.tokens import check_tokens, pad
 from ..files import embedded
 from ..judge.detail import Details
-from ..judge.dump import check_logits, check_trace
 from ..judge.findings import closer_summary
-from ..judge.graph import LOGITS
 from ..judge.logits import Judgement, judge
 from ..judge.partial import check_partial, check_records
 from ..judge.precision import FLOAT32
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, heat_map, plot, table_rows
+from ..judge.sequences import judge_sequences, read_dump
 from ..judge.verdict import Verdict
 from ..model.families import FAMILIES
 from ..testing import selftest
-from ..traces.formats import FORMATS, bitnet_rs, detect, eval_callback, npy, raw, read_any
+from ..traces.formats import FORMATS, bitnet_rs, detect, eval_callback
 from . import check_server, progress
 from .arguments import add_model_and_tokens, add_model_options, add_profile_arguments, profile_of
 from .inputs import Inputs, opened
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--theirs",
         type=Path,
         metavar="DUMP",
-        help="the dump to judge: intermediate tensors, or logits [T, V] or [B, T, V]; with --last logits [V] or [B, V]",
+        help="the dump to judge: intermediate tensors or logits, [T, width], or [B, T, width] of several sequences",
     )
     parser.add_argument("--format", choices=FORMATS, help="format of the dump (default: recognised by its content)")
     parser.add_argument("--last", action="store_true", help="the dump holds logits of the last position only")
@@ -87,8 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         return show(arguments, report, heading, None, {"model": arguments.model})
     details = details_of(arguments)
     inputs = opened(arguments)
-    ids = inputs.token_ids()
-    report = _judged(inputs, ids[0] if len(ids) == 1 and ids.ndim == 2 else ids, details)
+    report = _judged(inputs, details)
     files = {"model": arguments.model, "dump": arguments.theirs}
     heading = f"{arguments.theirs} against {arguments.model}, {_declared(arguments)}"
     return show(arguments, report, heading, details, files)
@@ -100,35 +98,33 @@ def _declared(arguments: argparse.Namespace) -> str:
     return " ".join(filter(None, texts)) or "types read off the dump"
 
 
-def _judged(inputs: Inputs, ids: NDArray, details: Details | None) -> Report:
-    """The report on the dump of one sequence [T], or of several [B, T]."""
-    arguments, config = inputs.arguments, inputs.source.config()
+def _judged(inputs: Inputs, details: Details | None) -> Report:
+    """The report on the dump of one sequence, or of several."""
+    arguments, config, rows = inputs.arguments, inputs.source.config(), inputs.sequences()
     profile = profile_of(arguments)
     path: Path = arguments.theirs
     name = arguments.format or detect(path)
-    if ids.ndim == 2 or arguments.last:  # logits and nothing else
-        if name not in ("logits", "raw"):
-            which = "--last" if arguments.last else "several sequences"
-            raise OptionError(f"{path}: {which} and a dump of format {name}, expected logits alone: .npy or bare float32")
-        rows = ids.shape[:-1] if arguments.last else ids.shape
-        theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, config.vocab, rows)
-        return check_logits(inputs.model(), ids, theirs, profile.dialect, arguments.last, progress.bar, details, profile.precision)
+    if arguments.last and name not in ("logits", "raw"):
+        raise OptionError(f"{path}: --last and a dump of format {name}, expected logits alone: .npy or bare float32")
+    partial = name == "eval-callback" or name.startswith("bitnet-rs")
+    if partial and len(rows) > 1:
+        raise OptionError(f"{path}: format {name} holds one sequence, and there are {len(rows)} sequences of tokens")
     if name == "eval-callback":
         printed, model = eval_callback.read(path), inputs.model()
         profile = profile_of(arguments, "bitnet.cpp" if FAMILIES[model.config.architecture].ternary else "llama.cpp")  # who printed it
-        return check_partial(model, ids, printed, profile.dialect, profile.precision or FLOAT32)
-    if name.startswith("bitnet-rs"):
+        return check_partial(model, rows[0], printed, profile.dialect, profile.precision or FLOAT32)
+    if partial:
         records = bitnet_rs.read(path)
-        return check_records(inputs.model(), ids, records, profile.dialect, profile.precision or FLOAT32)
-    shape = _bare(path, config.vocab, ids.shape).shape if name == "raw" else None
-    trace = read_any(path, name, shape, ids, config)
-    return check_trace(inputs.model(), ids, trace, profile.dialect, progress.bar, details, profile.precision)
+        return check_records(inputs.model(), rows[0], records, profile.dialect, profile.precision or FLOAT32)
+    tokens = check_tokens(config, *pad(rows))
+    dump = read_dump(path, tokens, config, name, _bare_shape(path, config.vocab, rows) if name == "raw" else None)
+    runtime = Runtime(inputs.model(), profile.dialect).checked()
+    return judge_sequences(runtime, tokens, dump, progress.bar, details, profile.precision, arguments.last)
 
 
-def _bare(path: Path, vocab: int, rows: tuple[int, ...]) -> NDArray[np.float32]:
-    """The logits [*rows, V] in a file of bare float32; those of the last token, [V], if it has that size."""
-    shape = (vocab,) if path.stat().st_size == 4 * vocab else (*rows, vocab)
-    return raw.read(path, (prod(shape[:-1]), vocab)).points[LOGITS].reshape(shape)
+def _bare_shape(path: Path, vocab: int, rows: list[NDArray]) -> tuple[int, int]:
+    """The shape of the logits in a file of bare float32: of every token, or of the last of each sequence if it has that size."""
+    return (len(rows) if path.stat().st_size == 4 * vocab * len(rows) else sum(map(len, rows)), vocab)
 
 
 # The worst verdict on the recording that sound kernels can get: with its float16 roundings followed, all but long sequences agree.
@@ -197,6 +193,9 @@ def _about(arguments: argparse.Namespace, files: Mapping[str, Path]) -> dict[str
 def _paragraphs(report: Report) -> Iterator[str]:
     logits = report.logits
     yield f"{report.verdict.text}\n{printable(report.reason)}"
+    if report.sequences:
+        lines = [f"  sequence {b}: {printable(one.said)}" for b, one in enumerate(report.sequences)]
+        yield "\n".join(["every sequence:", *lines, f"what follows is on sequence {report.sequence}"])
     if len(report.causes) > 1:
         yield "causes:\n" + "\n".join(f"  {cause}: {listed(places)}" for cause, places in report.causes.items())
     if report.notes:

@@ -19,7 +19,7 @@ from ..kernels import cpu
 from ..model.contents import constant_matrices
 from ..model.records import Model
 from ..text.tokenizer import Tokenizer, tokenizer_from
-from ..traces.token_files import array_of_ids, check_ids, parse_numbers, read_token_ids
+from ..traces.token_files import array_of_ids, check_ids, parse_numbers, read_sequences, read_token_ids
 from . import progress
 
 
@@ -38,6 +38,12 @@ class Inputs:
     def token_ids(self) -> NDArray:
         """The token ids of the command, [T] or [B, T]."""
         return token_ids(self.arguments, self.tokenizer)
+
+    def sequences(self) -> list[NDArray]:
+        """The same, a sequence at a time: they may have several lengths."""
+        path: Path | None = self.arguments.tokens_file
+        rows = [self.token_ids()] if path is None else read_sequences(path)
+        return [check_ids(str(path), row) for row in rows]
 
     def model(self) -> Model:
         """The model, loaded onto the command's device, with a progress bar.

@@ -112,7 +112,7 @@ def check_context(config: Config, end: NDArray[np.int64]) -> None:
         raise ContextLimitError(f"sequence {i} would have {end[i]} positions, the model's context is {config.context}")
 
 
-def pad(sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def pad(sequences: Sequence[Sequence[int] | NDArray]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sequences of any lengths as tokens int64 [B, T], padded with zeros, and lengths [B].
 
     Raises ShapeError or TokenRangeError for values that are no integers of 64 bits; check_tokens compares them with a vocabulary.

@@ -1,6 +1,6 @@
 """Verdicts on another engine's numbers: same bits, rounding, or bug, and where.
 
-dump.py         whole dumps: `check_trace`, `check_logits`    compare_dumps.py   two dumps without a model
+dump.py         dumps of one sequence: `check_trace`          compare_dumps.py   two dumps without a model
 trace.py        every operation from the dump's own inputs    engine.py          logits alone, against engines with mistakes
 graph.py        the operations of a model                     operations.py      the law for one operation, with its bound
 bounds.py       tensors against that law                      roundings.py       how engines round
@@ -13,7 +13,7 @@ findings.py     verdicts on tensors, and all of them          report.py         
 html.py         the report as one HTML file                   detail.py          worst numbers and errors by position, on request
 check.py        `bitnet_np.check`: arrays of any library      top_logprobs.py    log-probabilities of a running server
 partial.py      tensors of which a part is known, or the RMS  receipt.py         BitNet-rs's parity receipts
-scores.py          attention scores of a dump, by position
+scores.py       attention scores of a dump, by position       sequences.py       dumps of several sequences, each judged by itself
 
 spec.py is the law for whole models, operations.py the law for one operation on given inputs. The judge shares no arithmetic with the
 kernels and dialects that it may have to judge; tests/judge/ ties them together.

@@ -1,7 +1,6 @@
 """An engine's arrays judged as they are in memory, or its dump in a file: `bitnet_np.check`, with the limits that the command measures."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sized
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -9,23 +8,22 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..base.errors import OptionError, ShapeError, TokenRangeError, shown
+from ..base.errors import OptionError, TokenRangeError, shown
 from ..base.progress import Bars, no_bars
-from ..base.validate import instance, integers
+from ..base.validate import instance, integers, path_of
 from ..engine.dialects import DIALECTS, EXACT, Dialect
 from ..engine.network import Runtime
-from ..engine.tokens import Tokens, check_tokens
+from ..engine.tokens import Tokens, check_tokens, pad
 from ..model.records import Config, Model
 from ..traces.arrays import as_numpy
-from ..traces.formats import read_any
-from ..traces.formats.arrays import Header, collect
+from ..traces.formats.arrays import Header, Labelled
 from ..traces.formats.labels import direct
 from ..traces.points import Trace
 from .detail import Details
-from .dump import judge_batch, judge_dump
 from .graph import LOGITS
 from .precision import FLOAT32, Precision
 from .report import Report
+from .sequences import judge_sequences, read_dump
 
 LABEL = str(LOGITS)
 
@@ -42,10 +40,11 @@ def check(
 ) -> Report:
     """Judge what another engine computed for these tokens, as `bitnet-np check` does: by limits that are measured on the model.
 
-    tokens: ids [T], or [B, T] for several sequences of one length.
+    tokens: ids [T], or [B, T] for several sequences, or a list of sequences of several lengths.
     dump: one of
 
-    * arrays by name, {"logits": ..., "l_out-3": ..., ...}: the names that files use, for tensors [T, width] or [B, T, width];
+    * arrays by name, {"logits": ..., "l_out-3": ..., ...}: the names that files use, for tensors [T, width] or [B, T, width], or
+      the rows of all sequences end to end; where lengths differ [B, T, width] has padding, behind all sequences or in front of all;
     * an array of logits: [T, V] or [B, T, V], of the last position only [V] or [B, V];
     * a file or folder in any format of `read_any`, or a Trace.
 
@@ -53,35 +52,34 @@ def check(
     followed, or its name. precision: the types that the engine keeps numbers in, as a Precision or as text, "act=bf16,kv=q8_0"; None reads
     them off the dump, "exact" reads nothing off. bars: what is told how far the work is. details: collects an HTML report's numbers.
 
-    Of several sequences with intermediate tensors the report is on the worst sequence, and names it.
+    Of several sequences the report is on the worst one, and names it: WRONG is worse than INVALID there. `report.sequences` has the report
+    on each.
 
     Raises bitnet_np.Error for arguments that cannot be used: an unknown name, a shape of no tensor, tokens outside the vocabulary. Numbers
     never raise an error: NaN, or logits of another length, are INVALID.
     """
     model = instance("model", model, Model)
-    tokens = check_tokens(model.config, _sequences(tokens))
+    sequences = _sequences(model.config, tokens)
     runtime, precision = Runtime(model, _dialect(dialect)), _precision(precision)
-    if isinstance(dump, Trace | str | PathLike):
-        if len(tokens.ids) > 1:
-            raise ShapeError(f"tokens has shape {list(tokens.ids.shape)}, expected one sequence with a dump in a file")
-        trace = dump if isinstance(dump, Trace) else read_any(dump, tokens=tokens.ids[0], config=model.config)
-        return judge_dump(runtime.checked(), tokens, trace, bars, details, precision)
-    arrays = _named(dump) if isinstance(dump, Mapping) else {LABEL: as_numpy("dump", dump)}
-    if len(tokens.ids) == 1:
-        return judge_dump(runtime.checked(), tokens, _trace(arrays, tokens.ids[0], model.config), bars, details, precision)
-    if list(arrays) == [LABEL]:
-        logits = arrays[LABEL]
-        last_only = logits.ndim == 2 or (logits.ndim == 3 and logits.shape[1] == 1 < tokens.ids.shape[1])
-        theirs = logits[:, 0] if last_only and logits.ndim == 3 else logits
-        return judge_batch(runtime.checked(), tokens, theirs, False, last_only, bars, details, precision)
-    return _each_sequence(runtime, tokens.ids, arrays, bars, details, precision)
+    content: Trace | Labelled
+    if isinstance(dump, Trace):
+        content = dump
+    elif isinstance(dump, str | PathLike):
+        content = read_dump(path_of(dump), sequences, model.config)
+    else:
+        arrays = _named(dump) if isinstance(dump, Mapping) else {LABEL: as_numpy("dump", dump)}
+        entries = {label: (Header(array.shape, array.dtype, False, 0), partial(_same, array)) for label, array in arrays.items()}
+        content = Labelled(entries, Path("dump"), "arrays in memory")
+    return judge_sequences(runtime.checked(), sequences, content, bars, details, precision)
 
 
-def _sequences(tokens: Any) -> NDArray:
-    """Token ids [T] or [B, T] as [B, T]."""
+def _sequences(config: Config, tokens: Any) -> Tokens:
+    """Token ids [T] or [B, T], or sequences of several lengths, checked."""
+    if isinstance(tokens, list | tuple) and len({len(row) if isinstance(row, Sized) else None for row in tokens}) > 1:
+        return check_tokens(config, *pad([as_numpy("tokens", row) for row in tokens]))
     array = as_numpy("tokens", tokens)
     ids = integers("tokens", array, 2 if array.ndim == 2 else 1, TokenRangeError)
-    return ids if ids.ndim == 2 else ids[None]
+    return check_tokens(config, ids if ids.ndim == 2 else ids[None])
 
 
 def _dialect(dialect: Dialect | str) -> Dialect:
@@ -113,38 +111,5 @@ def _named(dump: Mapping[Any, Any]) -> dict[str, NDArray]:
     return arrays
 
 
-def _trace(arrays: Mapping[str, NDArray], ids: NDArray, config: Config) -> Trace:
-    """The trace of one sequence's arrays. `tokens` among them are compared with ids."""
-    entries = {label: (Header(array.shape, array.dtype, False, 0), partial(_same, array)) for label, array in arrays.items()}
-    return collect(entries, Path("dump"), "arrays in memory", None if "tokens" in arrays else ids, config)
-
-
 def _same(array: NDArray) -> NDArray:
     return array
-
-
-def _each_sequence(
-    runtime: Runtime,
-    ids: NDArray,
-    arrays: Mapping[str, NDArray],
-    bars: Bars,
-    details: Details | None,
-    precision: Precision | None,
-) -> Report:
-    """The report on the worst of several sequences, [B, ...] each."""
-    for label, array in arrays.items():
-        if array.ndim < 2 or len(array) != len(ids):
-            raise ShapeError(f"dump[{shown(label)}] has shape {list(array.shape)}, expected {len(ids)} sequences: [B, T, width]")
-    runtime.checked()
-    every = [details and Details() for _ in ids]
-    traces = (_trace({label: array[b] for label, array in arrays.items()}, row, runtime.model.config) for b, row in enumerate(ids))
-    reports = [
-        judge_dump(runtime, Tokens.whole(row[None]), trace, bars, some, precision)
-        for row, trace, some in zip(ids, traces, every, strict=True)
-    ]
-    worst = max(range(len(ids)), key=lambda b: reports[b].verdict)
-    if details is not None and (collected := every[worst]) is not None:
-        details.take(collected)
-    verdicts = ", ".join(report.verdict.name for report in reports)
-    report = reports[worst]
-    return replace(report, reason=f"sequence {worst} of {len(ids)}: {report.reason}", notes=(*report.notes, f"by sequence: {verdicts}"))

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from ..base.errors import TokenRangeError, listed
+from ..base.errors import TokenRangeError
 from ..base.progress import Bars, no_bars
 from ..base.validate import instance, integers
 from ..engine.dialects import EXACT, Dialect
@@ -173,70 +173,12 @@ def _first(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     return few[: late[0]] if late.size else few
 
 
-def check_logits(
-    model: Model,
-    ids: NDArray,
-    theirs: ArrayLike,
-    dialect: Dialect,
-    last_only: bool,
-    bars: Bars = no_bars,
-    details: Details | None = None,
-    precision: Precision | None = None,
-) -> Report:
-    """The report on logits alone, of whole sequences [T] or [B, T]: theirs have an axis V more, or in place of T with last_only."""
-    tokens = check_tokens(model.config, ids if ids.ndim == 2 else ids[None])
-    return judge_batch(Runtime(model, dialect).checked(), tokens, theirs, ids.ndim == 1, last_only, bars, details, precision)
-
-
-def judge_batch(
-    runtime: Runtime,
-    tokens: Tokens,
-    theirs: ArrayLike,
-    single: bool,
-    last_only: bool,
-    bars: Bars = no_bars,
-    details: Details | None = None,
-    precision: Precision | None = None,
-) -> Report:
-    """check_logits for a checked runtime and checked tokens [B, T]. single: theirs have no axis B."""
-    batch = tokens.ids
-    ours = run_whole(runtime, tokens, last_only=last_only)
-    ours = ours[0] if single else ours
-    theirs = np.asarray(theirs)
-    theirs = theirs[0] if theirs.shape == (1, *ours.shape) else theirs  # a batch of one
-    part = batch[: max(1, _MOST_POSITIONS // batch.shape[1])]
-    part = part if last_only else part[:, :_MOST_POSITIONS]
-
-    def run(variant: Variant) -> Floats:
-        logits = variant_logits(variant, part, last_only)
-        return logits.reshape(-1, logits.shape[-1])
-
-    judged_as = precision or _read_off(theirs)
-    base, bar = Variant("ours", runtime.model, runtime.dialect), bars("trying known mistakes")
-    one = batch[0] if len(batch) == 1 else None
-    judged = judge_logits(ours, theirs, base, run, progress=bar, details=details, precision=judged_as, ids=one)
-    if judged.verdict == Verdict.WRONG and judged.explanation is None and len(batch) > 1:
-        mixed = _mixed_sequences(ours, theirs, judged.reach or FLIPS_LIMIT)
-        if mixed is not None:
-            judged = replace(judged, reason=f"{mixed}; {judged.reason}", explanation=mixed)
-    return Report.of_logits(judged, _note(precision, judged_as))
-
-
-def _mixed_sequences(ours: NDArray[np.float32], theirs: NDArray, reach: float) -> str | None:
-    """The wrong sequences of a batch [B, ..., V], if not all are wrong, or the one that has another's logits. reach: NMSE of roundings."""
-
-    def away(a: int, b: int) -> float:
-        return float(position_nmse(ours[a], theirs[b]).mean())
-
-    wrong = [b for b in range(len(ours)) if away(b, b) > 5 * reach]
-    for b in wrong:
-        other = next((a for a in range(len(ours)) if a != b and away(a, b) <= 5 * reach), None)
-        if other is not None:
-            return f"sequence {b} has the logits of sequence {other}"
-    if not wrong or len(wrong) == len(ours):
-        return None
-    which = f"sequence {wrong[0]} of {len(ours)} is" if len(wrong) == 1 else f"sequences {listed(wrong)} of {len(ours)} are"
-    return f"only {which} wrong: are sequences of a batch mixed?"
+def has_logits(trace: Trace, ours: Floats, reach: float | None) -> bool:
+    """Whether the logits of a trace are ours [T, V] but for roundings. reach: the mean NMSE of roundings, where it was measured."""
+    rows = _Rows.of(trace, LOGITS if LOGITS in trace.points else LOG_PROBS, len(ours))
+    if rows.theirs.shape != (len(rows.positions), ours.shape[1]) or rows.positions.max() >= len(ours):
+        return False
+    return bool(position_nmse(rows.convert(ours[rows.positions]), rows.theirs).mean() <= 5 * (reach or FLIPS_LIMIT))
 
 
 def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:

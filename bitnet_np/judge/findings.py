@@ -68,6 +68,17 @@ class Findings:
     notes: tuple[str, ...] = ()  # assumptions made, and work left out
     logits: Judgement | None = None
     precision: Precision | None = None  # the types that operations were judged in; None: float32, and nothing was declared
+    sequences: tuple["Findings", ...] = ()  # of several sequences, the report on each; the rest is on one of them, `sequence`
+
+    @property
+    def said(self) -> str:
+        """The verdict and its reason."""
+        return self.reason if self.reason.startswith(str(self.verdict)) else f"{self.verdict}: {self.reason}"
+
+    @property
+    def sequence(self) -> int | None:
+        """The first of the worst of several sequences; None where the dump has one."""
+        return max(range(len(self.sequences)), key=lambda b: self.sequences[b].verdict.rank, default=None)
 
     @property
     def causes(self) -> dict[str, tuple[str, ...]]:

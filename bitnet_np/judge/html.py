@@ -73,6 +73,9 @@ def _body(report: Findings, details: Details, about: Mapping[str, str]) -> Itera
     shown = [f"<li>{_swatch(verdict)}{n} {_plural(n, 'tensor')} {verdict}</li>" for verdict, n in counts.items() if n]
     yield f'<ul class="counts">{"".join(shown)}</ul>' if shown else ""
     yield "</header>"
+    if report.sequences:
+        rows = [(f"sequence {b}", one.said) for b, one in enumerate(report.sequences)]
+        yield "<h2>Every sequence</h2>" + _table(rows) + f"<p>What follows is on sequence {report.sequence}.</p>"
     yield from _causes(report)
     if report.notes:
         yield "<h2>Notes</h2>" + "".join(f"<p>{escape(note)}</p>" for note in report.notes)

@@ -146,10 +146,7 @@ def judge(
     n = _positions(ours, other, OUTLIER_LIMIT * max(1.0, (float(worst.max()) / FLIPS_LIMIT) ** 0.5))
 
     def place(row: int | np.intp) -> str:
-        if numbers is not None:
-            return str(numbers[row])
-        index = np.unravel_index(int(row), rows)
-        return f"{index[1]} of sequence {index[0]}" if len(index) == 2 else _index(index)
+        return str(numbers[row]) if numbers is not None else _place(row, rows)
 
     if n.same_bits.all():
         verdict, reason = Verdict.SAME_BITS, f"all {ours.size:,} logits have the same bits"
@@ -277,6 +274,12 @@ def _ratio(a: Array, b: Array, otherwise: float = 1e300) -> Array:
     return np.divide(a, b, out=np.where(a == 0, 0.0 if otherwise > 1 else otherwise, otherwise), where=b != 0)
 
 
+def _place(row: int | np.intp, rows: tuple[int, ...]) -> str:
+    """The position of a row of logits [*rows, V] laid end to end, and its sequence if there are several."""
+    index = np.unravel_index(int(row), rows)
+    return f"{index[1]} of sequence {index[0]}" if len(index) == 2 else _index(index)
+
+
 def _index(index: tuple) -> str:
     return ", ".join(str(int(i)) for i in index) or "0"
 
@@ -343,17 +346,19 @@ def invalid(ours: NDArray[np.float32], theirs: NDArray) -> str | None:
         largest = max(largest, float(np.abs(rows).max(where=~wrong, initial=0)))
         still = np.flatnonzero((rows == rows[:, :1]).all(axis=1))
         if rows.shape[1] > 1 and still.size and not flat:
-            flat = f"their logits of position {row + still[0]} are all {rows[still[0], 0]}"
+            flat = f"their logits of position {_place(row + still[0], ours.shape[:-1])} are all {rows[still[0], 0]}"
         for a, b in zip(true, rows, strict=True):
             if before is not None and (b == before[1]).all() and np.abs(a - before[0]).max() > DIFFERENT * a.std():
                 twice = _why_repeated(ours, theirs) if row == 1 else ""
-                repeated = repeated or f"their logits of positions {row - 1} and {row} are the same numbers, ours are not{twice}"
+                before_and_now = " and ".join(_place(r, ours.shape[:-1]) for r in (row - 1, row))
+                repeated = repeated or f"their logits of positions {before_and_now} are the same numbers, ours are not{twice}"
             before = a, b
             row += 1
     if bad:
         filtered = bool((theirs[~np.isfinite(theirs)] == -np.inf).all())
         hint = ", each -inf, as a sampler leaves them: dump the logits before it" if filtered else ""
-        return f"their logit at {_index(first)} is {theirs[first]}; {bad} in all are not finite{hint}"
+        at = f"position {first[1]} of sequence {first[0]}, number {first[2]}," if len(first) == 3 else _index(first)
+        return f"their logit at {at} is {theirs[first]}; {bad} in all are not finite{hint}"
     if largest > float(np.finfo(np.float32).max):
         return f"their largest logit is {largest:.3g}, beyond float32"
     return flat or repeated or None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import OptionError, shortened
+from ..base.errors import OptionError, listed, shortened
 from ..base.extras import extra
 from ..base.whole_file import whole_file
 from ..traces.points import Key
@@ -23,6 +23,8 @@ from .verdict import Verdict
 class Report(Findings):
     """The judgement of a dump: of its operations, and of its logits as such where it has some."""
 
+    sequences: tuple["Report", ...] = ()
+
     def __repr__(self) -> str:
         judged = [f"{len(self.operations)} tensors"] if self.operations else []
         judged += ["logits"] if self.logits else []
@@ -32,6 +34,15 @@ class Report(Findings):
     def of_logits(cls, logits: Judgement, notes: tuple[str, ...] = ()) -> "Report":
         """The report on a dump that has logits and nothing else."""
         return cls(logits.verdict, logits.reason, notes=notes, logits=logits)
+
+    @classmethod
+    def of_sequences(cls, reports: Sequence["Report"], notes: tuple[str, ...] = ()) -> "Report":
+        """The report on several sequences: that on the worst of them, which names it and the others that are not right."""
+        worst = max(reports, key=lambda report: report.verdict.rank)
+        report = replace(worst, notes=(*worst.notes, *notes), sequences=tuple(reports))
+        bad = [b for b, other in enumerate(reports) if other.verdict >= Verdict.WRONG and b != report.sequence]
+        also = f"; WRONG or INVALID too: {'sequence' if len(bad) == 1 else 'sequences'} {listed(bad)}" if bad else ""
+        return replace(report, reason=f"sequence {report.sequence}: {worst.reason}{also}")
 
     def with_logits(self, logits: Judgement) -> "Report":
         """The report on operations together with that on logits, which is the reason if they are worse than any operation."""
@@ -67,6 +78,7 @@ class Report(Findings):
             "notes": list(self.notes),
             "closer_to_float64": self.closer,
             "logits": self.logits.as_dict() if self.logits else None,
+            "sequences": [report.as_dict() for report in self.sequences],
         }
 
 
@@ -170,7 +182,7 @@ def _positions(report: Report, logits: Detail) -> Any:
 def _title(figure: Any, report: Report) -> None:
     """Put verdict and reason above a figure, in as many lines as its width takes; a reason of more than four is cut."""
     letters = int(12.5 * figure.get_figwidth())  # an inch takes 14 letters of 8 points
-    lines = wrap(report.reason if report.reason.startswith(str(report.verdict)) else f"{report.verdict}: {report.reason}", letters)
+    lines = wrap(report.said, letters)
     figure.suptitle("\n".join(lines[:4]) + "..." * (len(lines) > 4), fontsize=8)
 
 

@@ -25,6 +25,11 @@ class Verdict(IntEnum):
         return _MEANINGS[self]
 
     @property
+    def rank(self) -> tuple[bool, int]:
+        """The order among several sequences: WRONG of one is the worst, so that INVALID of another does not hide it."""
+        return self == Verdict.WRONG, self
+
+    @property
     def exit_code(self) -> int:
         """0: fine. 1: a difference that roundings do not explain. 2: nothing to compare."""
         return {Verdict.WRONG: 1, Verdict.INVALID: 2}.get(self, 0)

@@ -1,8 +1,9 @@
 """Files of token ids, and numbers in texts."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from ..base.errors import EmptyInputError, Error, OptionError, ShapeError
 from ..base.validate import text_of
 from .formats import npy
 
+_Ids = TypeVar("_Ids")
 _MOST_TEXT = 1 << 28  # bytes: some 50 million token ids
 
 
@@ -25,16 +27,25 @@ def parse_numbers(option: str, text: str, kind: type[int] | type[float]) -> list
 
 def read_token_ids(path: Path) -> NDArray:
     """The array in a file of token ids, [T] or [B, T]: .npy, .json or .txt (one sequence a line). Raises OptionError or ShapeError."""
+    return _read(path, array_of_ids)
+
+
+def read_sequences(path: Path) -> list[NDArray]:
+    """The sequences in such a file, [T] each, of any lengths."""
+    return _read(path, _sequences_of_ids)
+
+
+def _read(path: Path, of: Callable[[Any], _Ids]) -> _Ids:
     if path.suffix == ".npy":
-        return npy.mapped(path)[1]()
+        return of(npy.mapped(path)[1]())
     if path.suffix not in (".json", ".txt"):
         raise OptionError(f"{path}: expected a name that ends in .npy, .json or .txt")
     try:
         text = text_of(path, _MOST_TEXT)
         if path.suffix == ".txt":
             rows = [parse_numbers(f"{path}, line {n}", line, int) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-            return array_of_ids(rows[0] if len(rows) == 1 else rows)
-        return array_of_ids(json.loads(text))
+            return of(rows[0] if len(rows) == 1 else rows)
+        return of(json.loads(text))
     except Error:
         raise
     except (ValueError, RecursionError) as error:
@@ -47,6 +58,12 @@ def array_of_ids(values: Any) -> NDArray:
     if sizes and min(sizes) < max(sizes):
         raise ValueError(f"its sequences have {min(sizes)} to {max(sizes)} tokens, expected as many in each")
     return np.asarray(values)
+
+
+def _sequences_of_ids(values: Any) -> list[NDArray]:
+    if isinstance(values, list) and values and all(isinstance(row, list) for row in values):
+        return [array_of_ids(row) for row in values]
+    return list(np.atleast_2d(array_of_ids(values)))
 
 
 def check_ids(source: str, ids: NDArray) -> NDArray:

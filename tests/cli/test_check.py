@@ -95,7 +95,7 @@ def test_check_judges_a_dump(run, model, tmp_path, change, code, verdict):
     theirs = save_array(tmp_path / "theirs.npy", change(compute_logits(model, TOKENS[None])[0]))
     arguments = ["check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs]
     result = run(*arguments, "--json", code=code)
-    names = "verdict meaning reason first_wrong causes operations missing notes closer_to_float64 logits"
+    names = "verdict meaning reason first_wrong causes operations missing notes closer_to_float64 logits sequences"
     assert set(result) == set(names.split())
     assert (result["verdict"], result["meaning"]) == (verdict, Verdict[verdict].text)
     assert set(result["logits"]) == {field.name for field in fields(Judgement)} | {"meaning"}
@@ -121,8 +121,8 @@ def test_check_takes_bare_numbers(run, refused, model, tmp_path):
     assert judged(logits[0], "x.bin", *one, "--format", "raw") == ("SAME_BITS", 17)
     assert judged(logits[0, -1], "x.f32", *one) == ("SAME_BITS", 1)
     assert judged(logits[0, -1], "x.f32", *one, "--last") == ("SAME_BITS", 1)
-    assert judged(logits, "x.f32", "--tokens-file", batch) == ("SAME_BITS", 34)
-    assert judged(logits[:, -1], "x.f32", "--tokens-file", batch, "--last") == ("SAME_BITS", 2)
+    assert judged(logits, "x.f32", "--tokens-file", batch) == ("SAME_BITS", 17)
+    assert judged(logits[:, -1], "x.f32", "--tokens-file", batch, "--last") == ("SAME_BITS", 1)
     logits[0, :3].tofile(tmp_path / "x.f32")
     message = "x.f32: 6144 bytes, expected 34816 for float32 [17, 512]"
     assert message in refused("check", TINY, *one, "--theirs", tmp_path / "x.f32")
@@ -135,20 +135,45 @@ def test_check_of_a_batch_the_last_position_and_a_dialect(run, model, tmp_path):
     tokens, theirs = save_array(tmp_path / "ids.npy", ids), tmp_path / "theirs.npy"
 
     def judged(*options, code=0):
-        result = run("check", TINY, "--tokens-file", tokens, "--theirs", theirs, "--json", *options, code=code)["logits"]
-        return result["verdict"], result["positions"]
+        result = run("check", TINY, "--tokens-file", tokens, "--theirs", theirs, "--json", *options, code=code)
+        every = {(one["verdict"], one["logits"]["positions"], len(one["notes"])) for one in result["sequences"]}
+        assert len(every) == 1
+        return every.pop()
 
     save_array(theirs, forward_full(model, ids))
-    assert judged() == ("SAME_BITS", 34)
-    assert judged("--last", code=2) == ("INVALID", 0)
+    assert judged() == ("SAME_BITS", 17, 0)
+    assert judged("--last", code=2) == ("INVALID", 0, 0)
     save_array(theirs, forward_full(model, ids, last_only=True))
-    assert judged("--last") == ("SAME_BITS", 2)
-    assert judged(code=2) == ("INVALID", 0)
+    assert judged("--last") == ("SAME_BITS", 1, 0)
+    assert judged() == ("SAME_BITS", 1, 1)  # a note says what one row is taken for
     save_array(theirs, forward_full(model, ids, dialect=BITNET_CPP))
-    assert judged() == ("FLIPS", 34)
-    assert judged("--as", "bitnet.cpp", "--threads", "2") == ("SAME_BITS", 34)
+    assert judged() == ("FLIPS", 17, 0)
+    assert judged("--as", "bitnet.cpp", "--threads", "2") == ("SAME_BITS", 17, 0)
     save_array(theirs, 2 * forward_full(model, ids))
-    assert judged(code=1) == ("WRONG", 34)
+    assert judged(code=1) == ("WRONG", 17, 0)
+
+
+def test_every_sequence_of_a_dump_has_its_verdict(run, refused, model, tmp_path):
+    """Sequences are lines of any length. INVALID in one does not hide WRONG in another, which decides the exit code."""
+    tokens, theirs, page = tmp_path / "ids.txt", tmp_path / "dump.npz", tmp_path / "r.html"
+    rows = [TOKENS, TOKENS[:5], TOKENS[3:]]
+    tokens.write_text("\n".join(with_commas(row) for row in rows))
+    traces = []
+    for b, row in enumerate(rows):
+        record_trace(model, row, tmp_path / "one.npz", names=["kqv_out", "attn_sub_norm", "l_out"])
+        traces.append({name: array * np.float32(b > 0) for name, array in np.load(tmp_path / "one.npz").items() if name != "tokens"})
+    traces[2]["attn_sub_norm-1"] *= 2
+    np.savez(theirs, **{name: np.concatenate([trace[name] for trace in traces]) for name in traces[0]})
+    arguments = ["check", TINY, "--tokens-file", tokens, "--theirs", theirs]
+    out = run(*arguments, "--html", page, code=1)
+    said = "WRONG at layer 1 attn_sub_norm: everything is 2 times what it should be"
+    assert f"\nsequence 2: {said}; WRONG or INVALID too: sequence 0\n" in out
+    assert re.search(rf"\nevery sequence:\n  sequence 0: INVALID: .*\n  sequence 1: (?!WRONG|INVALID).*\n  sequence 2: {said}\n", out)
+    assert all(f"sequence {b}" in page.read_text("utf-8") for b in range(3))
+    result = run(*arguments, "--json", code=1)["sequences"]
+    assert [one["verdict"] for one in result][::2] == ["INVALID", "WRONG"]
+    assert "holds one sequence" in refused(*arguments, "--format", "eval-callback")
+    assert "holds one sequence" in refused(*arguments, "--format", "nodes")
 
 
 def test_tokens_of_one_sequence_may_have_a_batch_axis(run, model, tmp_path):

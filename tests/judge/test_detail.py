@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace, without_codes
 
-from bitnet_np import EXACT
+from bitnet_np import check
 from bitnet_np.judge.bounds import position_errors
 from bitnet_np.judge.compare_dumps import compare_traces
 from bitnet_np.judge.detail import BINS, MOST_ATTEMPTS, MOST_POSITIONS, MOST_WORST, Details, Element
-from bitnet_np.judge.dump import check_logits, check_trace
+from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.logits import FLIPS_LIMIT, position_nmse
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.dense import dense_view
@@ -139,8 +139,8 @@ def test_logits_are_measured_as_they_are_judged():
     assert details.attempts[None][0].text == report.logits.explanation
     assert any("dialect" in attempt.text for attempt in details.attempts[None]) or details.tried[None] > MOST_ATTEMPTS
     batch = Details()
-    check_logits(MODEL, np.stack([ids, ids]), np.stack([dump[LOGITS]] * 2), last_only=False, dialect=EXACT, details=batch)
-    assert batch.logits.shape == (2 * len(ids), ours.shape[1])
+    check(MODEL, np.stack([ids, ids]), np.stack([ours, dump[LOGITS]]), details=batch)
+    assert batch == details
 
 
 def test_a_comparison_without_a_model_is_measured_by_the_fixed_limit():

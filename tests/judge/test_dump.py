@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, recorded, trace
 
-from bitnet_np import EXACT, forward_full
+from bitnet_np import EXACT, check, forward_full
 from bitnet_np.engine.forward_pass import run_whole
 from bitnet_np.engine.network import Runtime
 from bitnet_np.engine.tokens import check_tokens
-from bitnet_np.judge.dump import check_logits, check_trace, log_softmax
+from bitnet_np.judge.dump import check_trace, log_softmax
 from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
@@ -122,7 +122,7 @@ def test_batches_and_long_sequences(shape, last_only):
     faulty = next(m for m in known_mistakes(Variant("", small, EXACT)) if "truncated" in m.text)
     theirs = forward_full(small, batch, last_only=last_only, ops=faulty.ops)
     theirs = theirs if ids.ndim == 2 else theirs[0]
-    judgement = check_logits(small, ids, theirs, EXACT, last_only).logits
+    judgement = check(small, ids, theirs).logits
     assert judgement.verdict is Verdict.WRONG
     assert "truncated" in judgement.explanation
     assert float32(small.token_embd).shape[0] == theirs.shape[-1]
@@ -132,20 +132,15 @@ def test_sequences_of_a_batch_that_are_mixed_are_named():
     small = random_model(5)
     ids = np.random.default_rng(2).integers(0, 50, (3, 9))
     right = forward_full(small, ids)
-    judgement = check_logits(small, ids, right[[1, 0, 2]], EXACT, False).logits
-    assert (judgement.verdict, judgement.explanation) == (Verdict.WRONG, "sequence 0 has the logits of sequence 1")
-    noise = np.random.default_rng(3).standard_normal(right.shape[1:]).astype(np.float32)
-    mixed = right + noise * (np.arange(3) == 1)[:, None, None]
-    judgement = check_logits(small, ids, mixed, EXACT, False).logits
-    assert (judgement.verdict, judgement.explanation) == (Verdict.WRONG, "only sequence 1 of 3 is wrong: are sequences of a batch mixed?")
-    assert " of sequence 1, " in judgement.reason
-    judgement = check_logits(small, ids, right[:, -1] + noise[:3], EXACT, True).logits  # every sequence is wrong
-    assert (judgement.verdict, judgement.explanation) == (Verdict.WRONG, None)
+    for theirs in (right[[1, 0, 2]], right[[1, 0, 2], -1]):
+        report = check(small, ids, theirs)
+        assert report.reason.startswith("sequence 0: it has the logits of sequence 1; ")
+        assert [one.logits.explanation for one in report.sequences] == [f"it has the logits of sequence {n}" for n in (1, 0)] + [None]
 
 
 def test_a_batch_of_one_row_is_a_last_row():
     small, ids = random_model(5), np.arange(9) * 7 % 50
-    assert check_logits(small, ids, forward_full(small, ids[None])[:, -1], EXACT, True).verdict == Verdict.SAME_BITS
+    assert check(small, ids, forward_full(small, ids[None])[:, -1]).verdict == Verdict.SAME_BITS
 
 
 @pytest.mark.parametrize("text", ["the first layer is skipped", "the mean is subtracted", "the rotation turns the other way"])

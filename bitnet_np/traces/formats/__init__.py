@@ -2,7 +2,7 @@
 
 registry.py     the table of formats, and the detection of a file's format
 output.py       the Writer that each format has               arrays.py     the trace of a file's arrays by their labels
-labels.py       what labels in a file stand for
+labels.py       what labels in a file stand for               batches.py    arrays of several sequences, cut into those of each
 npz.py, npy.py, safetensors.py, torch_file.py, raw.py         arrays by label
 nodes.py        nodes of a ggml graph
 aprt.py         aprender's stage files                        bitnet_rs.py  BitNet-rs's trace records: hashes
@@ -10,6 +10,6 @@ eval_callback.py                                              what llama.cpp's l
 llama_logits.py llama.cpp's --kl-divergence-base
 """
 
-from .registry import FORMATS, detect, read_any, writer
+from .registry import FORMATS, detect, read_any, read_arrays, writer
 
-__all__ = ["FORMATS", "detect", "read_any", "writer"]
+__all__ = ["FORMATS", "detect", "read_any", "read_arrays", "writer"]

@@ -66,6 +66,18 @@ Array: TypeAlias = tuple[Header, Callable[[], NDArray]]
 """The header of an array in a file, and a function that reads or maps it."""
 
 
+class Labelled(NamedTuple):
+    """A file's arrays by their labels (labels.py), of one sequence or of several."""
+
+    arrays: Mapping[str, Array]
+    path: Path
+    kind: str  # the format, for messages
+
+    def trace(self, tokens: NDArray | None = None, config: Config | None = None) -> Trace:
+        """The trace of one sequence, see `collect`."""
+        return collect(self.arrays, self.path, self.kind, tokens, config)
+
+
 def collect(arrays: Mapping[str, Array], path: Path, kind: str, tokens: NDArray | None, config: Config | None = None) -> Trace:
     """The trace of a file's arrays by their labels (labels.py); labels that stand for nothing are ignored.
 

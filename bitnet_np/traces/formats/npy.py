@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, shown
-from ...model.records import Config
-from ..points import Key, Trace
-from .arrays import Array, Header, collect, damaged
+from ..points import Key
+from .arrays import Array, Header, Labelled, damaged
 from .output import LabelWriter, Writer
 
 MAGIC = b"\x93NUMPY"
@@ -45,8 +44,8 @@ def mapped(path: Path) -> Array:
     return header, partial(header.mapped, path)
 
 
-def read_folder(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Config | None = None) -> Trace:
-    """The trace of a folder of `<label>.npy`, such as attn_norm-0.npy and result_output.npy, and perhaps tokens.npy.
+def read_folder(path: str | os.PathLike[str]) -> Labelled:
+    """The arrays of a folder of `<label>.npy`, such as attn_norm-0.npy and result_output.npy, and perhaps tokens.npy.
 
     Rows that were written step by step are in `<label>.step-<n>.npy` or `step-<n>/<label>.npy`.
     """
@@ -57,15 +56,13 @@ def read_folder(path: str | os.PathLike[str], tokens: NDArray | None = None, con
         files |= {inside + entry.name: Path(entry) for entry in os.scandir(folder) if entry.name.endswith(".npy") and entry.is_file()}
     if len(files) > MAX_FILES:
         raise FileFormatError(f"{path}: {len(files)} .npy files, expected {MAX_FILES} at most")
-    return collect(
-        {name.removesuffix(".npy"): mapped(file) for name, file in sorted(files.items())}, path, "folder of .npy", tokens, config
-    )
+    return Labelled({name.removesuffix(".npy"): mapped(file) for name, file in sorted(files.items())}, path, "folder of .npy")
 
 
-def read_logits(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Config | None = None) -> Trace:
-    """The trace of one .npy of logits: [T, V], [1, T, V], or [V] of the last token."""
+def read_logits(path: str | os.PathLike[str]) -> Labelled:
+    """The array of one .npy of logits: [T, V], [1, T, V], or [V] of the last token."""
     path = Path(path)
-    return collect({"result_output": mapped(path)}, path, "logits in .npy", tokens, config)
+    return Labelled({"result_output": mapped(path)}, path, "logits in .npy")
 
 
 class FolderWriter(LabelWriter):

@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, shown
-from ...model.records import Config
-from ..points import Trace
-from .arrays import MAX_POINTS, Array, collect, damaged
+from .arrays import MAX_POINTS, Array, Labelled, damaged
 from .labels import TOKENS
 from .npy import read_header
 from .output import LabelWriter
@@ -60,8 +58,8 @@ class Archive:
             return header.array(data)
 
 
-def read(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Config | None = None) -> Trace:
-    """The trace of an .npz whose members are named by label, such as attn_norm-0 and result_output, and perhaps tokens.
+def read(path: str | os.PathLike[str]) -> Labelled:
+    """The arrays of an .npz whose members are named by label, such as attn_norm-0 and result_output, and perhaps tokens.
 
     A single array that np.savez was given without a name, which is called arr_0, is taken for logits.
     """
@@ -69,7 +67,7 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Co
     arrays = Archive(path).arrays
     if set(arrays) - {TOKENS} == {_UNNAMED}:
         arrays["logits"] = arrays.pop(_UNNAMED)
-    return collect(arrays, path, "npz", tokens, config)
+    return Labelled(arrays, path, "npz")
 
 
 class NpzWriter(LabelWriter):

@@ -9,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import OptionError
-from ..points import Key, Trace
-from .arrays import Header, check_size, collect
+from ..points import Key
+from .arrays import Header, Labelled, check_size
 from .output import Writer
 
 
-def read(path: str | os.PathLike[str], shape: tuple[int, ...], tokens: NDArray | None = None) -> Trace:
-    """The trace of a file of logits of this shape: [T, V], [1, T, V], or [V] of the last token."""
+def read(path: str | os.PathLike[str], shape: tuple[int, ...]) -> Labelled:
+    """The array of a file of logits of this shape: [T, V], [1, T, V], or [V] of the last token."""
     path = Path(path)
     if not shape or min(shape) < 1:
         raise OptionError(f"{path}: shape is {list(shape)}, expected positive lengths")
     check_size(path, path.stat().st_size, 4 * prod(shape), f"float32 {list(shape)}")
     header = Header(tuple(shape), np.dtype("<f4"), False, 0)
-    return collect({"result_output": (header, partial(header.mapped, path))}, path, "raw float32", tokens)
+    return Labelled({"result_output": (header, partial(header.mapped, path))}, path, "raw float32")
 
 
 class RawWriter(Writer):

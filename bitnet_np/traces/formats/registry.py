@@ -15,19 +15,20 @@ from ...model.records import Config
 from ..normal_form import agreed_tokens, checked_tokens
 from ..points import Trace
 from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, raw, safetensors, torch_file
-from .arrays import damaged
+from .arrays import Labelled, damaged
 from .output import Writer
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format, with its reader and its writer; None where it has none."""
+    """A format, with its readers and its writer; None where it has none."""
 
     name: str
     summary: str
     suffix: str  # files with this suffix are written in this format by default; "" stands for none
-    read: Callable[[Path, NDArray[np.int64] | None, Config | None], Trace] | None
+    read: Callable[[Path], Labelled] | None  # arrays by label
     writer: type[Writer] | None
+    read_trace: Callable[[Path, NDArray[np.int64] | None], Trace] | None = None  # where it has no labels, or none but of one sequence
 
 
 _START = 1 << 18
@@ -38,10 +39,15 @@ _TABLE = (
     Format("npy", "folder of NumPy files, one for each label", "", npy.read_folder, npy.FolderWriter),
     Format("safetensors", "a tensor for each label", ".safetensors", safetensors.read, safetensors.SafetensorsWriter),
     Format("torch", "tensors by label, as torch.save writes them", "", torch_file.read, None),
-    Format("aprt", "folder of aprender's stage files", "", lambda path, ids, _: aprt.read(path, ids), aprt.AprtWriter),
-    Format("nodes", "NumPy archive of a ggml graph's nodes", "", lambda path, ids, _: nodes.read(path, ids), None),
+    Format("aprt", "folder of aprender's stage files", "", None, aprt.AprtWriter, aprt.read),
+    Format("nodes", "NumPy archive of a ggml graph's nodes", "", None, None, nodes.read),
     Format(
-        "llama-logits", "llama.cpp's --kl-divergence-base", ".kld", lambda path, *_: llama_logits.read(path), llama_logits.LlamaLogitsWriter
+        "llama-logits",
+        "llama.cpp's --kl-divergence-base",
+        ".kld",
+        None,
+        llama_logits.LlamaLogitsWriter,
+        lambda path, _: llama_logits.read(path),
     ),
     Format("logits", "one .npy of logits", ".npy", npy.read_logits, npy.LogitsWriter),
     Format("raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", None, raw.RawWriter),
@@ -76,23 +82,33 @@ def read_any(
     """
     path = path_of(path)
     name = format or detect(path, shape)
+    ids = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
+    read = FORMATS[name].read_trace if name in FORMATS else None
+    trace = read(path, ids) if read is not None and shape is None else read_arrays(path, name, shape).trace(ids, config)
+    return replace(trace, tokens=agreed_tokens(trace.tokens, ids, str(path)))
+
+
+def read_arrays(path: str | os.PathLike[str], format: str | None = None, shape: tuple[int, ...] | None = None) -> Labelled:
+    """The arrays in a file or folder by their labels, of one sequence or of several; raises what `read_any` does."""
+    path = path_of(path)
+    name = format or detect(path, shape)
     if name not in FORMATS:
         raise OptionError(f"{path}: format is {shown(name)}, expected one of {', '.join(FORMATS)}")
-    ids = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
     if name == "raw":
         if shape is None:
             raise OptionError(f"{path}: bare float32 numbers, which need a shape")
         if not isinstance(shape, Sequence):
             raise OptionError(f"{path}: shape is {shown(shape)}, expected a sequence of lengths")
-        return raw.read(path, tuple(integer(f"{path}: a length of the shape", n, -(2**63)) for n in shape), ids)
+        return raw.read(path, tuple(integer(f"{path}: a length of the shape", n, -(2**63)) for n in shape))
     if shape is not None:
         raise OptionError(f"{path}: format {name} holds shapes, expected none to be given")
     read = FORMATS[name].read
+    if read is None and FORMATS[name].read_trace is not None:
+        raise OptionError(f"{path}: format {name} holds one sequence, expected a format of arrays by label")
     if read is None:
         module = name.removesuffix("-lines").replace("-", "_")
         raise UnsupportedError(f"{path}: {_NOT_WHOLE[name]}, read them with bitnet_np.traces.formats.{module}.read")
-    trace = read(path, ids, config)
-    return replace(trace, tokens=agreed_tokens(trace.tokens, ids, str(path)))
+    return read(path)
 
 
 def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:

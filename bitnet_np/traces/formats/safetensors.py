@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...files.safetensors_file import DTYPES, open_safetensors
-from ...model.records import Config
-from ..points import Trace
-from .arrays import Header, collect
+from .arrays import Header, Labelled
 from .output import LabelWriter
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
@@ -33,8 +31,8 @@ def _view(data: mmap.mmap, dtype: str, header: Header) -> Callable[[], NDArray]:
     return load
 
 
-def read(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Config | None = None) -> Trace:
-    """The trace of a .safetensors file whose tensors are named by label, such as attn_norm-0. Bfloat16 is widened to float32: exact."""
+def read(path: str | os.PathLike[str]) -> Labelled:
+    """The arrays of a .safetensors file whose tensors are named by label, such as attn_norm-0. Bfloat16 is widened to float32: exact."""
     path = Path(path)
     data, tensors = open_safetensors(path)
     arrays = {}
@@ -42,7 +40,7 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Co
         header = Header(shape, DTYPES[dtype], False, offset)
         converted = header._replace(dtype=np.dtype(np.float32)) if dtype == "BF16" else header
         arrays[name] = converted, _view(data, dtype, header)
-    return collect(arrays, path, "safetensors", tokens, config)
+    return Labelled(arrays, path, "safetensors")
 
 
 class SafetensorsWriter(LabelWriter):

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, UnsupportedError, shown
 from ...base.extras import extra
-from ...model.records import Config
-from ..points import Trace
-from .arrays import MAX_POINTS, Array, Header, collect, damaged
+from .arrays import MAX_POINTS, Array, Header, Labelled, damaged
 
 PICKLE = "data.pkl"
 """The member of the archive that names the tensors."""
@@ -28,8 +26,8 @@ _ZIP = b"PK\x03\x04"
 _MAX_PICKLE = 1 << 24  # bytes
 
 
-def read(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Config | None = None) -> Trace:
-    """The trace of a file with tensors in dictionaries, lists and tuples, whose keys and numbers make a label, joined by dots.
+def read(path: str | os.PathLike[str]) -> Labelled:
+    """The arrays of a file with tensors in dictionaries, lists and tuples, whose keys and numbers make a label, joined by dots.
 
     One tensor alone is taken for logits. bfloat16 is widened to float32, which is exact. Raises FileFormatError for a damaged file and for
     one that holds more than tensors, UnsupportedError if torch is missing, or older than 2.6.
@@ -53,7 +51,7 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Co
         arrays[label] = _array(tensor, f"{path}: tensor {shown(label)}")
     if set(arrays) == {""}:
         arrays = {"logits": arrays[""]}
-    return collect(arrays, path, "torch", tokens, config)
+    return Labelled(arrays, path, "torch")
 
 
 def _check_archive(path: Path) -> None:

@@ -23,11 +23,11 @@ def test_one_file_is_logits_whatever_their_shape(tmp_path, shape, rows):
     np.save(tmp_path / "t.npy", logits.astype(np.float16).reshape(shape))
     write_trace(tmp_path / "t.f32", "raw", {LOGITS: logits.astype(">f8")})
     assert (tmp_path / "t.f32").read_bytes() == logits.astype("<f4").tobytes()
-    narrow, bare = npy.read_logits(tmp_path / "t.npy"), raw.read(tmp_path / "t.f32", shape)
+    narrow, bare = npy.read_logits(tmp_path / "t.npy").trace(), raw.read(tmp_path / "t.f32", shape).trace()
     for trace, expected in ((narrow, logits.astype(np.float16)), (bare, logits)):
         assert (list(trace.points), trace.tokens) == ([LOGITS], None)
         np.testing.assert_array_equal(trace.points[LOGITS], expected.reshape(rows, -1))
-    np.testing.assert_array_equal(raw.read(tmp_path / "t.f32", (T, V), TOKENS).tokens, TOKENS)
+    np.testing.assert_array_equal(raw.read(tmp_path / "t.f32", (T, V)).trace(TOKENS).tokens, TOKENS)
 
 
 def test_bare_numbers_are_logits_only(tmp_path):
@@ -42,7 +42,7 @@ def test_a_folder_is_read_by_the_names_of_its_files(tmp_path):
         np.save(tmp_path / f"{name}.npy", TOKENS if name == "tokens" else np.ones((T, 4)))
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "ffn_inp-0.npy").mkdir()
-    trace = npy.read_folder(tmp_path)
+    trace = npy.read_folder(tmp_path).trace()
     assert set(trace.points) == {Key("l_out", 0), Key("result_norm", None)}
     assert trace.ignored == ("noise",)
     np.testing.assert_array_equal(trace.tokens, TOKENS)
@@ -50,7 +50,7 @@ def test_a_folder_is_read_by_the_names_of_its_files(tmp_path):
 
 def test_a_file_that_shrinks_after_it_was_opened_is_an_error(tmp_path):
     np.save(tmp_path / "t.npy", np.ones((T, V)))
-    trace = npy.read_logits(tmp_path / "t.npy")
+    trace = npy.read_logits(tmp_path / "t.npy").trace()
     (tmp_path / "t.npy").write_bytes((tmp_path / "t.npy").read_bytes()[:-8])
     with pytest.raises(FileFormatError, match=r"t\.npy: the file has changed since it was opened"):
         trace.points[LOGITS]

@@ -1,0 +1,109 @@
+"""Several sequences: each is judged by itself, and one report says of all of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.errors import ShapeError
+from ..base.progress import Bars, no_bars
+from ..engine.forward_pass import run_whole
+from ..engine.network import Runtime
+from ..engine.tokens import Tokens
+from ..model.records import Config
+from ..traces.formats import read_any, read_arrays
+from ..traces.formats.arrays import Labelled
+from ..traces.formats.batches import Batch
+from ..traces.points import Key, Trace
+from .detail import Details
+from .dump import has_logits, judge_dump
+from .precision import Precision
+from .report import Report
+from .verdict import Verdict
+
+
+def read_dump(
+    path: Path, tokens: Tokens, config: Config, format: str | None = None, shape: tuple[int, ...] | None = None
+) -> Trace | Labelled:
+    """What a file or folder holds of these sequences. Raises what `read_any` does."""
+    if len(tokens.ids) == 1:
+        return read_any(path, format, shape, tokens.ids[0], config)
+    return read_arrays(path, format, shape)
+
+
+def judge_sequences(
+    runtime: Runtime,
+    tokens: Tokens,
+    dump: Trace | Labelled,
+    bars: Bars = no_bars,
+    details: Details | None = None,
+    precision: Precision | None = None,
+    last: bool = False,
+) -> Report:
+    """The report on a dump of the sequences in `tokens`, for a checked runtime.
+
+    last: the dump holds logits of the last position of each, and nothing else. details: collects the numbers of the sequence that
+    the report is on. Raises ShapeError for a Trace, which holds one sequence, of several.
+    """
+    sequences = [Tokens.whole(ids[None, :n]) for ids, n in zip(*tokens, strict=True)]
+    if isinstance(dump, Trace) and len(sequences) > 1:
+        raise ShapeError(f"the dump is a Trace, which holds one sequence, and there are {len(sequences)} sequences of tokens")
+    notes: tuple[str, ...] = ()
+    if isinstance(dump, Trace):
+        traces = [dump]
+    elif len(sequences) == 1:
+        traces = [_trace(runtime, sequences[0], dump)]
+    else:
+        batch = Batch(dump, tuple(map(int, tokens.lengths)))
+        if problem := batch.misfit():
+            return Report(Verdict.INVALID, problem)
+        if batch.padded():
+            batch = replace(batch, left=_is_left(runtime, sequences, batch))
+            notes = (f"padding is taken to be {'in front of' if batch.left else 'behind'} the tokens of a sequence, and is not judged",)
+        traces = [_trace(runtime, one, batch.sequence(b)) for b, one in enumerate(sequences)]
+    if last:
+        traces = [replace(trace, positions=np.array([one.ids.size - 1])) for one, trace in zip(sequences, traces, strict=True)]
+    every = [details and Details() for _ in sequences]
+    reports = [judge_dump(runtime, one, trace, bars, some, precision) for one, trace, some in zip(sequences, traces, every, strict=True)]
+    if len(reports) > 1:
+        _name_mixed(runtime, sequences, traces, reports)
+    report = reports[0] if len(reports) == 1 else Report.of_sequences(reports, notes)
+    if details is not None and (collected := every[report.sequence or 0]) is not None:
+        details.take(collected)
+    return report
+
+
+def _trace(runtime: Runtime, tokens: Tokens, part: Labelled) -> Trace:
+    """The trace of one sequence. Tokens that the dump holds are judged, too."""
+    return part.trace(None if "tokens" in part.arrays else tokens.ids[0], runtime.model.config)
+
+
+def _is_left(runtime: Runtime, sequences: Sequence[Tokens], batch: Batch) -> bool:
+    """Whether padding is in front of a sequence: whether more tensors of the shortest are nearer to ours when their last rows are taken."""
+    b = min(range(len(sequences)), key=lambda b: sequences[b].ids.size)
+    first, last = (_trace(runtime, sequences[b], replace(batch, left=left).sequence(b)).points for left in (False, True))
+    votes: list[bool] = []
+
+    def look(name: str, layer: int | None, array: NDArray) -> None:
+        key = Key(name, layer)
+        if key in first and first[key].size == array.size:
+            with np.errstate(all="ignore"):  # padding may be anything
+                away, other = (np.square(points[key].reshape(array.shape) - array, dtype=np.float64).sum() for points in (first, last))
+            if away != other:
+                votes.append(bool(other < away or np.isnan(away)))
+
+    run_whole(runtime, sequences[b], look)
+    return sum(votes) > len(votes) / 2
+
+
+def _name_mixed(runtime: Runtime, sequences: Sequence[Tokens], traces: Sequence[Trace], reports: list[Report]) -> None:
+    """Say in the report on a sequence whose wrong logits nothing explains that they are those of another one, if they are."""
+    wrong = {b: j for b, r in enumerate(reports) if (j := r.logits) and j.verdict == Verdict.WRONG and not j.explanation}
+    for a, tokens in enumerate(sequences if wrong else ()):
+        ours = run_whole(runtime, tokens)[0]
+        for b in [b for b, j in wrong.items() if a != b and has_logits(traces[b], ours, j.reach)]:
+            cause, logits = f"it has the logits of sequence {a}", wrong.pop(b)
+            logits = replace(logits, reason=f"{cause}; {logits.reason}", explanation=cause)
+            reports[b] = replace(reports[b], reason=f"{cause}; {reports[b].reason}", logits=logits)
