@@ -14,6 +14,7 @@ Array = NDArray[np.float64]
 
 TINY = 2.0**-126  # below float32's normal numbers engines may flush to zero
 _FLOAT32 = float(np.finfo(np.float32).max)
+_FLOAT16 = float(np.finfo(np.float16).max)
 _LARGEST = 2.0**127  # a power of two that float32 has
 _BLOCK = 1 << 20  # numbers judged at a time
 ROUNDING_ACROSS = 1e-9
@@ -30,7 +31,8 @@ def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
     bad = ~np.isfinite(rows)
     if bad.any():
         t, i = np.unravel_index(int(bad.argmax()), bad.shape)
-        return f"it has {rows[t, i]} at position {t}, element {i}; {int(bad.sum())} are not finite"
+        why = f": ours are beyond {_FLOAT16:g}, the largest of float16" if (np.abs(ours[bad]) > _FLOAT16).all() else ""
+        return f"it has {rows[t, i]} at position {t}, element {i}; {int(bad.sum())} are not finite{why}"
     if rows.dtype == np.float64 and float(np.abs(rows).max()) > _FLOAT32:
         return f"its largest number is {float(np.abs(rows).max()):.3g}, beyond float32"
     flat = np.flatnonzero((np.ptp(rows, axis=-1) == 0) & (np.ptp(ours, axis=-1) > 0))

@@ -52,10 +52,11 @@ from .mistakes.layers import RESIDUALS
 from .mistakes.mistake import Cause, Compute, Fit
 from .mistakes.search import OVERHEAD, Explanation, Search, with_alike
 from .narrow import Storage
-from .operations import Expected, U, next_experts
+from .operations import U, next_experts
+from .parts import InParts
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
 from .readings.places import overwritten, permuted, rounded
-from .readings.table import PLACES, cause_of
+from .readings.table import LOOSE, PLACES, cause_of
 from .readings.wrong import Wrong, matched
 from .report import OperationVerdict, Report
 from .roundings import to_digits, to_eleven_bits
@@ -322,11 +323,15 @@ class _Judge:
         bound = bound_of(expected, value.shape)[1]
         loose = dot(bound, bound) / max(dot(value, value), TINY)
         rough = noise(expected)
-        cause = self._explain(across, value, theirs, matched(rough), noise=loose, rough=rough)
+        places = np.abs(theirs - value) > bound_of(expected, theirs.shape)[0]
+        parts = InParts.of(operation.key, self.model.config, places, value, theirs, matched(rough))
+        cause = self._explain(across, value, theirs, matched(rough), noise=loose, rough=rough, parts=parts)
         if cause is None and operation.key.name == "kqv_out" and not self.types.strict:
             cause = self._behind_a_cache(operation, value, theirs)
         if cause is None or cause.id in VAGUE:
-            cause = self._local(operation, expected, theirs, rough) or cause
+            cause = self._local(operation, expected.value, theirs, places, rough) or cause
+        if cause is None or cause.id in (*LOOSE, *PLACES):
+            cause = parts.cause() or cause
         if cause is None or cause.id in PLACES:
             cause = self._hidden(across, theirs, matched(rough)) or cause
         return self._caused(judged, cause)
@@ -384,10 +389,12 @@ class _Judge:
         if verdict == Verdict.WRONG:
             if work > _MOST_WORK or self.in_vain > _MOST_IN_VAIN:
                 return replace(judged, tried=False)
-            cause = self._explain(across, value, theirs, most)
+            places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
+            parts = InParts.of(key, self.model.config, places, value, theirs, most)
+            cause = self._explain(across, value, theirs, most, parts=parts)
             if cause is None or cause.id in VAGUE:
                 self.in_vain += work
-                cause = self._hidden(across, theirs, most) or self._read_last(across, theirs, most) or cause
+                cause = self._hidden(across, theirs, most) or self._read_last(across, theirs, most) or parts.cause() or cause
             if cause is None or cause.id in VAGUE:
                 cause = self._with_a_cache(across, theirs, most) or cause
             return self._caused(judged, cause)
@@ -493,16 +500,15 @@ class _Judge:
 
     # --- what went wrong ---
 
-    def _local(self, operation: Operation, expected: Expected, theirs: Array, rough: float) -> Cause | None:
+    def _local(self, operation: Operation, value: Array, theirs: Array, places: NDArray[np.bool_], rough: float) -> Cause | None:
         """The cause that the places of wrong numbers show, where no known mistake makes all of them."""
         text = overwritten(operation.key, self.dump.tensors, [o.key for o in self.graph])
         if text is not None:
             return Cause(text, "read.overwritten")
-        text = rounded(theirs, expected.value) if self.types.strict else None
+        text = rounded(theirs, value) if self.types.strict else None
         if text is not None:
             return Cause(text, "read.rounded")
-        places = np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0]
-        return self._cause_of(operation, expected.value, theirs, places, rough, self.theirs)
+        return self._cause_of(operation, value, theirs, places, rough, self.theirs)
 
     def _cause_of(
         self, operation: Operation, value: Array, theirs: Array, places: NDArray[np.bool_], noise: float, tensors: Mapping[Key, Array]
@@ -556,12 +562,13 @@ class _Judge:
         least: float = 0.0,
         noise: float = 0.0,
         rough: float = 0.0,
+        parts: InParts | None = None,
     ) -> Cause | None:
         """The mistake that comes closest, if the NMSE it leaves is at most `most`, and a tenth of that without it.
 
         least: NMSE by which it must change the right numbers. One that changes less may flip the very codes that roundings flip.
         noise: NMSE of roundings alone. A known mistake that leaves no more is not given up for a fitted factor or constant, which takes
-        away roundings too. rough: NMSE that narrow types make.
+        away roundings too. rough: NMSE that narrow types make. parts: what compares mistakes with some rows or heads alone.
         """
         now = relative_error(value, theirs)
         best = min(most, now / 10)  # a mistake that explains little explains nothing
@@ -580,6 +587,8 @@ class _Judge:
                 left = relative_error(array, theirs)
                 if self.details is not None:
                     self.details.attempt(across[-1], candidate.text, left)
+                if parts is not None:
+                    parts.compare(candidate, array)
                 coarse = candidate.kind in ("q8_0", "q4_0") and left < now / 20  # the numbers fall to other sides of its steps
                 if left <= most and len(across) > 1:
                     fits.append((left, candidate))

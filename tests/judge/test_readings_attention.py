@@ -369,8 +369,14 @@ START = f"from position {BEGIN} on "
             lambda: by_weights(softmax(scores_of(k=CODES["k"])), CODES["v"]),
             "keys and values are rounded to codes of 31 steps on either side of 0, one scale for each tensor: a narrow cache",
         ),
-        (lambda: unmasked(1, 3), "heads 1, 3 see later tokens: only the other heads are masked"),
-        (lambda: unmasked(*range(C.heads)), "all heads see later tokens: there is no mask"),
+        (
+            lambda: unmasked(1, 3),
+            "at heads 1, 3 of 4: the mask: a token sees itself and all before it and all ahead of it, not itself and all before it",
+        ),
+        (
+            lambda: unmasked(*range(C.heads)),
+            "the mask: a token sees itself and all before it and all ahead of it, not itself and all before it",
+        ),
         (
             lambda: by_weights(softmax(scores_of() - DISTANCE)),
             "a bias that grows with distance, as ALiBi: slopes of heads are 0.5, 0.25, 0.125, 0.0625",
@@ -443,7 +449,7 @@ START = f"from position {BEGIN} on "
         ),
         (
             lambda: by_weights(softmax(scores_of(), (QUERY >= KEY) & ~((QUERY == 9) & (KEY == 3)))),
-            "values are not summed that a token must see: position 9 does not read position 3; the mask, or slots of a cache",
+            "position 3 is not read by position 9: the mask, or slots of the cache that are lost",
         ),
     ],
 )
@@ -488,8 +494,8 @@ def test_keys_before_their_norm_are_named(rope, keys, says):
     assert read_off(model, IDS["llama"], points, operation.key, wrong) == says
 
 
-def test_values_that_depend_on_each_other_tell_no_token():
-    """Which token is read cannot be told from their sums, but that one is."""
+def test_token_that_is_read_is_told_though_values_depend_on_each_other():
+    """Sums of values alone do not tell it: the scores do."""
     key = Key("Vcur", LAYER)
     values = POINTS["llama"][key].copy()
     values[3] = values[2] * np.float32(1 + 5e-5)
@@ -497,7 +503,7 @@ def test_values_that_depend_on_each_other_tell_no_token():
     v = values.astype(np.float64).reshape(T, -1, C.head_dim)
     wrong = by_weights(softmax(scores_of(), (QUERY >= KEY) | ((QUERY == 5) & (KEY == 9))), v)
     said = read_off(LLAMA, IDS["llama"], points, Key("kqv_out", LAYER), wrong)
-    assert said == "values are summed that a token must not see: the mask, or a cache that holds another sequence's"
+    assert said == "position 9 is read by position 5, which must not see it: the mask"
 
 
 def test_cosines_laid_out_for_adjacent_pairs_are_named():

@@ -119,3 +119,6 @@ MISTAKES = (
 
 VAGUE = ("any.bias", "any.factor_by_token", "read.permuted")
 """Causes that stand only where no reading says more."""
+
+OF_ROWS = ("any.moved", "any.rows_reversed", "any.one_token", "any.bias", "any.factor_by_token")
+"""Causes that compare rows with each other, or fit a number to each: some rows alone are no evidence for them."""

@@ -46,20 +46,21 @@ def _normalized(value: bool) -> tuple:
     return compute, lambda base: base.with_config(normalized_experts=value)
 
 
-def _sigmoids(logits: NDArray, experts: NDArray, normalized: bool) -> NDArray:
-    weights = spec.sigmoid(np.take_along_axis(logits, experts.astype(np.intp), axis=1))
-    return weights / weights.sum(axis=1, keepdims=True) if normalized else weights
+def _weighted_by(function: Callable[[NDArray], NDArray], normalized: bool | None = None) -> tuple:
+    """compute and engine of weights that are another function of the logits than softmax. normalized: None has them as the model has."""
 
+    def weights(logits: NDArray, experts: NDArray, divided: bool) -> NDArray:
+        y = function(np.take_along_axis(logits, experts.astype(np.intp), axis=1))
+        divided = divided if normalized is None else normalized
+        return y / y.sum(axis=1, keepdims=True) if divided else y
 
-def _of_sigmoids(site: Site) -> Compute:
-    return site.of(partial(_sigmoids, normalized=site.config.normalized_experts))
+    def narrow(logits: Floats, experts: Floats, divided: bool) -> Floats:
+        return weights(logits, experts, divided).astype(np.float32)
 
-
-def _engine_of_sigmoids(base: Variant) -> Variant:
-    def weights(logits: Floats, experts: Floats, normalized: bool) -> Floats:
-        return _sigmoids(logits, experts, normalized).astype(np.float32)
-
-    return base.with_operations(expert_weights=weights)
+    return (
+        lambda site: site.of(partial(weights, divided=site.config.normalized_experts)),
+        lambda base: base.with_operations(expert_weights=narrow),
+    )
 
 
 def _counts(model: Model) -> list[int]:
@@ -142,6 +143,7 @@ def _without_shared(site: Site) -> Compute:
 _NOT_DIVIDED = "the weights of a token's experts are not divided by their sum"
 _DIVIDED = "the weights of a token's experts are divided by their sum, as by a softmax over their logits alone"
 _SIGMOIDS = "the weights are sigmoids of the logits, not their softmax"
+_RAW = "the weights are the logits of the router themselves: the softmax is missing"
 _UNGATED = "the shared expert is not multiplied by the sigmoid of its gate"
 _engine_averaged = partial(Variant.with_operations, mix=lambda y, weights: y.mean(axis=1))
 _engine_ungated = partial(Variant.with_operations, sigmoid_gate=lambda x, gate: x)
@@ -154,7 +156,8 @@ def _engine_without_shared(base: Variant) -> Variant:
 MISTAKES = (
     Mistake("experts.not_normalised", _NOT_DIVIDED, WEIGHTS, _normalizes, *_normalized(False)),
     Mistake("experts.normalised", _DIVIDED, WEIGHTS, _does_not_normalize, *_normalized(True)),
-    Mistake("experts.sigmoid", _SIGMOIDS, WEIGHTS, _has_experts, _of_sigmoids, _engine_of_sigmoids),
+    Mistake("experts.sigmoid", _SIGMOIDS, WEIGHTS, _has_experts, *_weighted_by(spec.sigmoid)),
+    Mistake("experts.raw", _RAW, WEIGHTS, _has_experts, *_weighted_by(lambda logits: logits, normalized=False)),
     Mistake("experts.count", "a token takes {taken} experts, not {right}", OUTPUT, _has_experts, _other_count, _engine_of_other_count),
     Mistake("experts.permuted", "experts are in another order: {order}", tuple(PRODUCTS), _has_experts, _permuted, _engine_of_permuted),
     *alike(

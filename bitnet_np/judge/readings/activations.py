@@ -70,7 +70,7 @@ def activation(wrong: Wrong) -> str | None:
             return f"the activation is applied twice{instead}"
         if len(wrong.inputs) == 2 and wrong.accounts(right(gate) * right(up)):
             return f"the activation is applied to gate and up{instead}"
-        return _limited(wrong) or _with_a_number(wrong, instead) or _as_a_function(wrong, instead)
+        return _limited(wrong) or _with_a_number(wrong, instead) or _zero_below(wrong)
 
 
 def _of_gate(wrong: Wrong) -> Function:
@@ -152,8 +152,19 @@ def _with_a_number(wrong: Wrong, instead: str) -> str | None:
     return None
 
 
-def _as_a_function(wrong: Wrong, instead: str) -> str | None:
+def _zero_below(wrong: Wrong) -> str | None:
+    """The number below which the activation is 0, if it is right above."""
+    gate = _parts(wrong)[0]
+    zero = (wrong.theirs == 0) & (wrong.value != 0)
+    if not zero.any() or not wrong.accounts(np.where(gate <= gate[zero].max(), 0, wrong.value)):
+        return None
+    return f"the activation is 0 where {_gate(wrong)} is below {gate[zero].max():.4g}"
+
+
+def other_function(wrong: Wrong) -> str | None:
     """The function of the gate alone that it is, times up, by some of its numbers: an approximation, or none that is known."""
+    if wrong.theirs.size < _LEAST:
+        return None
     (gate, up), right = _parts(wrong), _of_gate(wrong)
     up = np.broadcast_to(up, gate.shape)
     usable = np.abs(up) > 0.1 * np.sqrt((up**2).mean())
@@ -171,10 +182,8 @@ def _as_a_function(wrong: Wrong, instead: str) -> str | None:
         return f"the activation is approximated: it is off by up to {away.max() / np.abs(y).max():.2g} of its largest number"
     points = [np.abs(x - at).argmin() for at in (-2, -1, 0.5, 1, 2)]
     numbers = ", ".join(f"{y[i]:.4g} at {x[i]:.3g}" for i in dict.fromkeys(points))
-    zero = x[y == 0]
-    if zero.size > 2 and not (y[x < zero.max()] != 0).any():
-        return f"the activation is 0 where {_gate(wrong)} is below {zero.max():.4g}"
-    return f"it is another function of {_gate(wrong)}{', times up' if len(wrong.inputs) == 2 else ''}{instead}: {numbers}"
+    times = ", times up" if len(wrong.inputs) == 2 else ""
+    return f"it is another function of {_gate(wrong)}{times} instead of {RIGHT[wrong.config.activation]}: {numbers}"
 
 
 def _gate(wrong: Wrong) -> str:

@@ -179,7 +179,7 @@ def other_rule(wrong: Wrong) -> str | None:
                     return text
                 if text in likely and (heads := _in_wrong_heads(own, computed)):
                     return f"{heads} alone: {text}"
-    return _unmasked_heads(own)
+    return None
 
 
 def _in_wrong_heads(own: Attention, computed: Array) -> str | None:
@@ -395,16 +395,3 @@ def _rounded(x: Array, steps: int, axis: tuple[int, ...]) -> Array:
     largest = np.abs(x).max(axis=axis, keepdims=True) / steps
     largest = np.where(largest == 0, 1, largest)
     return np.rint(x / largest) * largest
-
-
-def _unmasked_heads(own: Attention) -> str | None:
-    """The heads that see later tokens too, if the others are right."""
-    shape = (len(own.q), -1, own.wrong.config.head_dim)
-    off = np.flatnonzero(own.wrong.places.reshape(shape).any(axis=(0, 2)))
-    computed = own.outputs(own.weights).reshape(shape)
-    computed[:, off] = own.outputs(spec.softmax(own.scores)).reshape(shape)[:, off]
-    if not off.size or not own.wrong.accounts(computed.reshape(own.wrong.value.shape)):
-        return None
-    every = off.size == own.q.shape[1]
-    which = "all heads" if every else runs("head", off)
-    return f"{which} {'see' if off.size > 1 else 'sees'} later tokens: {'there is no mask' if every else 'only the other heads are masked'}"

@@ -9,6 +9,7 @@ _LEAST = 32  # numbers
 _FEW_ROWS = 4  # a number fitted to each column of fewer explains too much
 _NARROW = 8  # columns; the same for rows
 _TOGETHER = 64  # rows compared at once with all
+_FLOAT16 = 65504.0  # its largest number
 _SAME = 1e-4  # relative; numbers this close are taken for equal
 
 
@@ -25,9 +26,10 @@ def clipped(wrong: Wrong) -> str | None:
     beyond = [x for x, n in ((low, under), (high, over)) if n]
     if len(beyond) == 1 and abs(beyond[0]) <= slack:
         return f"{'negative' if under else 'positive'} numbers are set to 0"
+    why = "limited, or of a type that has no larger ones" if max(high, -low) != _FLOAT16 else "float16 has no larger ones"
     if over and under:
-        return f"numbers are clipped to {low:.6g}..{high:.6g}: limited, or of a type that has no larger ones"
-    return f"numbers {'above' if over else 'below'} {beyond[0]:.6g} are clipped: limited, or of a type that has no others"
+        return f"numbers are clipped to {low:.6g}..{high:.6g}: {why}"
+    return f"numbers {'above' if over else 'below'} {beyond[0]:.6g} are clipped: {why}"
 
 
 def soft_capped(wrong: Wrong) -> str | None:
@@ -231,11 +233,19 @@ def rows_of_others(wrong: Wrong) -> str | None:
 
 
 def columns_of_others(wrong: Wrong) -> str | None:
-    """The wrong elements that have the right numbers of another element at every position, where all others are right."""
+    """The wrong elements that have the right numbers of another element at every position, or are 0, where all others are right."""
     if len(wrong.theirs) < _FEW_ROWS:
         return None
-    source = _sources(wrong, wrong.theirs.T, wrong.value.T)
-    return None if source is None else _moved_said(source, "element")
+    value = wrong.value.T
+    source = _sources(wrong, wrong.theirs.T, np.concatenate([value, np.zeros((1, value.shape[1]))]))
+    if source is None:
+        return None
+    zero = np.flatnonzero(source == len(value))
+    if not zero.size:
+        return _moved_said(source, "element")
+    source[zero] = zero
+    moved = _moved_said(source, "element") if (source != np.arange(len(source))).any() else None
+    return moved and f"{moved}, and {runs('element', zero)} {'are' if zero.size > 1 else 'is'} 0"
 
 
 def other_stride(wrong: Wrong) -> str | None:

@@ -36,7 +36,7 @@ def terms(wrong: Wrong) -> str | None:
         for part, factors in sorted(fits, key=lambda fit: _oddness(fit[0], fit[1], own)):
             factors = np.array([_simple(f) for f in factors])
             if wrong.accounts(sum(f * known[i][1] for f, i in zip(factors, part, strict=True))):
-                right = " + ".join(text for text, _ in known[:own])
+                right = _said([text for text, _ in known[:own]], np.array([1.0] + [wrong.config.residual_scale] * (own - 1)))
                 return f"it is {_said([known[i][0] for i in part], factors)} instead of {right}"
     return None
 

@@ -78,7 +78,7 @@ def _other_rule(wrong: Wrong) -> str | None:
             return rotated.reshape(len(rotated), -1)
 
         factor = best_number(some.rows(np.arange(begin, len(x))), based)
-        if factor is not None:
+        if factor is not None and not np.isclose(factor, 1, rtol=2e-3):
             return f"from position {begin} on the frequency base is about {c.rope_base * factor:.4g} instead of {c.rope_base:g}"
     return None
 

@@ -14,6 +14,7 @@ from . import (
     attention,
     attention_weights,
     blocks,
+    cells,
     codes,
     elements,
     embedding,
@@ -78,7 +79,7 @@ READINGS = (
     Reading("other_layers", ("kqv_out",), attention.other_layers),
     Reading("score_cap", ("kqv_out",), attention.score_cap),
     Reading("attention_rule", ("kqv_out",), attention.other_rule),
-    Reading("values", ("kqv_out",), attention_weights.foreign_values),
+    Reading("cells", ("kqv_out",), cells.cells),
     Reading("clipped", (), elements.clipped),
     Reading("soft_capped", (), elements.soft_capped),
     Reading("dropped", (), elements.dropped),
@@ -89,6 +90,12 @@ READINGS = (
     Reading("affine", (), elements.affine),
 )
 """The readings in the order in which they are tried: the first that finds a cause stands."""
+
+LOOSE_READINGS = (
+    Reading("values", ("kqv_out",), attention_weights.foreign_values),
+    Reading("function", activations.AT, activations.other_function),
+)
+"""Readings that describe numbers which other causes may give too: whatever gives exactly these numbers comes before."""
 
 _OF_PARTS = {
     "norm",
@@ -102,8 +109,12 @@ _OF_PARTS = {
     "other_bias",
 }
 """Readings of the wrong rows or elements alone."""
+_OF_NUMBERS = {"clipped", "soft_capped", "grid", "columns"}
+"""Readings of the wrong rows alone that look at a tensor's own numbers, whatever its operation is."""
 _OF_INPUTS = {"norm", "terms", "activation", "attention_rule", "clipped", "dropped", "grid", "rows", "stride", "columns"}
 """Readings of an input that is solved for: by a square matrix other weights would give some input too, but none that these explain."""
+LOOSE = tuple(f"read.{reading.id}" for reading in LOOSE_READINGS)
+"""Causes that a mistake in a part of the tensor comes before."""
 PLACES = ("read.one_number", "read.places")
 """Causes that say where numbers are wrong, and not why."""
 
@@ -113,7 +124,7 @@ def cause_of(wrong: Wrong) -> Cause | None:
     if not wrong.places.any() or wrong.key.name == POOLED:  # which has no rows of tokens
         return None
     last = Reading("places", (), places.few_places)
-    return _read(wrong, READINGS) or _of_a_part(wrong) or _of_its_input(wrong) or _read(wrong, [last])
+    return _read(wrong, READINGS) or _of_a_part(wrong) or _of_its_input(wrong) or _read(wrong, [*LOOSE_READINGS, last])
 
 
 def _read(wrong: Wrong, readings: Iterable[Reading], where: str = "") -> Cause | None:
@@ -139,6 +150,10 @@ def _of_a_part(wrong: Wrong) -> Cause | None:
     rows, columns = (np.flatnonzero(wrong.places.any(axis=axis)) for axis in (1, 0))
     if name in (*PRODUCTS, *norms.AT, *BY_ELEMENT) and 2 * rows.size <= len(wrong.theirs):
         cause = _read(wrong.rows(rows), readings, f"at {runs('position', rows)}: ")
+        if cause is not None:
+            return cause
+    if rows.size < len(wrong.theirs):
+        cause = _read(wrong.rows(rows), [reading for reading in READINGS if reading.id in _OF_NUMBERS], f"at {runs('position', rows)}: ")
         if cause is not None:
             return cause
     if name in BY_ELEMENT and 4 * columns.size <= 3 * wrong.theirs.shape[1]:

@@ -1,0 +1,65 @@
+"""Which cells of the KV cache attention reads is solved for: any mask, any lost, repeated or overwritten cell is named."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from wrong_tensors import LLAMA, T, layer_points, read
+
+from bitnet_np import spec
+from bitnet_np.judge.operations import score_scale
+
+C = LLAMA.config
+POINTS = layer_points("llama")
+VISIBLE = np.tri(T, dtype=bool)
+
+
+def attended(counts, heads=slice(None)):
+    """Attention where each token reads each cell so often, [T, T]; in some heads alone."""
+    q, k, v = (POINTS[name].reshape(T, -1, C.head_dim) for name in ("Qcur_rope", "Kcur_rope", "Vcur"))
+    k, v = (spec.by_query_head(x, C.heads) for x in (k, v))
+    scores = np.einsum("thk,shk->hts", q, k) * score_scale(C)
+    by_head = np.broadcast_to(VISIBLE, scores.shape).astype(float)
+    by_head[heads] = counts
+    weights = by_head * np.exp(scores)
+    return np.einsum("hts,shk->thk", weights / weights.sum(axis=-1, keepdims=True), v).reshape(T, -1)
+
+
+def said(counts, heads=slice(None)):
+    return read("llama", "kqv_out", attended(counts, heads))
+
+
+places = st.tuples(st.integers(3, T - 2), st.integers(1, T - 1)).filter(lambda place: place[1] not in (place[0] - 1, place[0]))
+"""A token and a cell: neither last nor first nor the token's own, which windows and chunks have in their words."""
+
+
+@given(places)
+def test_cell_that_is_lost_or_repeated_or_must_not_be_seen_is_named(place):
+    token, cell = place
+    counts = VISIBLE.astype(float)
+    if cell > token:
+        counts[token, cell] = 1
+        assert f"position {cell} is read by position {token}, which must not see it" in said(counts)
+        return
+    counts[token, cell] = 3
+    assert f"position {cell} is read 3 times by position {token}" in said(counts)
+    counts[token, cell] = 0
+    assert f"position {cell} is not read by position {token}" in said(counts)
+
+
+@given(st.integers(3, T - 4), st.integers(1, 2), st.integers(0, C.heads - 1))
+def test_cell_written_over_is_named_in_its_head(cell, step, head):
+    counts = VISIBLE.astype(float)
+    later = cell + step + 1
+    counts[later:, cell], counts[later:, cell + step] = 0, 2
+    text = said(counts, [head])
+    readers = f"positions {later} to {T - 1}" if later < T - 1 else f"position {later}"
+    assert text.startswith(f"at head {head} of {C.heads}: the cell of position {cell} holds position {cell + step} where {readers} read it")
+
+
+@given(st.integers(2, 5), st.integers(3, 8))
+def test_mask_that_is_a_rule_of_distance_is_named_by_it(window, ahead):
+    """No token sees what is in between: not what a named rule gives."""
+    distance = np.arange(T)[:, None] - np.arange(T)
+    counts = ((distance >= 0) & (distance != window)) | (distance == -ahead)
+    assert said(counts).startswith(f"the mask: a token sees itself and positions 1{f' to {window - 1}' if window > 2 else ''}, ")
+    assert f"and positions {ahead} ahead of it" in said(counts).replace(f"position {ahead} ahead", f"positions {ahead} ahead")

@@ -1,0 +1,73 @@
+"""A mistake in some rows or heads alone, as of an engine whose prefill and decode are two kernels, is named with its place."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wrong_tensors import LLAMA, T, judged, layer_points
+
+from bitnet_np import spec
+from bitnet_np.judge.readings.wrong import every, runs
+
+C = LLAMA.config
+RIGHT = layer_points("llama")
+
+
+def by_head(name):
+    return RIGHT[name].reshape(T, -1, C.head_dim)
+
+
+def rotated(position):
+    return spec.rotate(by_head("Qcur"), np.multiply.outer(position, LLAMA.rope_frequency.astype(np.float64)), C.rope).reshape(T, -1)
+
+
+def in_turn():
+    k, v = (np.tile(by_head(name), (1, C.heads // C.kv_heads, 1)) for name in ("Kcur_rope", "Vcur"))
+    return spec.attend(by_head("Qcur_rope"), k, v, spec.causal_mask(T, T)).reshape(T, -1)
+
+
+WHOLE = {
+    "Qcur_rope": (lambda: rotated(-np.arange(T)), "the rotation turns the other way"),
+    "kqv_out": (in_turn, "key-value heads are dealt out in turn (h % G) instead of in groups"),
+    "ffn_out": (lambda: spec.ACTIVATIONS[C.activation](RIGHT["ffn_up"], RIGHT["ffn_gate"]), "gate and up are swapped"),
+}
+"""Mistakes of a whole tensor: the wrong tensor, and the cause in words."""
+
+
+@given(rows=st.sets(st.integers(2, T - 1), min_size=9, max_size=T - 4), name=st.sampled_from(sorted(WHOLE)))
+def test_mistake_in_some_rows_is_named_with_them(rows, name):
+    wrong, words = WHOLE[name]
+    rows = np.array(sorted(rows))
+    mixed = RIGHT[name].copy()
+    mixed[rows] = wrong()[rows]
+    assert judged("llama", name, mixed) in (
+        f"at {every(rows, T, 'position').rstrip(',')}: {words}",
+        f"at {runs('position', rows)}: {words}",
+    )
+
+
+@given(head=st.integers(0, C.heads - 1), rows=st.sets(st.integers(2, T - 1), min_size=2, max_size=T - 4))
+def test_mistake_in_a_head_of_some_rows_is_named_with_both(head, rows):
+    rows = np.array(sorted(rows))
+    mixed = by_head("Qcur_rope").copy()
+    mixed[rows, head] = rotated(-np.arange(T)).reshape(mixed.shape)[rows, head]
+    said = judged("llama", "Qcur_rope", mixed.reshape(T, -1))
+    assert said == f"at {every(rows, T, 'position').rstrip(',')} and head {head} of {C.heads}: the rotation turns the other way"
+
+
+@pytest.mark.parametrize("rows", [[3], [0, 5, 9]])
+def test_random_numbers_in_some_rows_have_no_cause(rows):
+    mixed = RIGHT["kqv_out"].copy()
+    mixed[rows] = np.random.default_rng(0).standard_normal((len(rows), mixed.shape[1])) * np.abs(mixed).mean()
+    said = judged("llama", "kqv_out", mixed)
+    assert not said.startswith("at "), said
+
+
+def test_parts_of_each_head_written_over_others_are_named():
+    mixed = by_head("kqv_out").copy()
+    half = C.head_dim // 2
+    mixed[12:, :, :half], mixed[12:, :, half:] = mixed[12:, :, half:].copy(), 0
+    said = judged("llama", "kqv_out", mixed.reshape(T, -1))
+    assert said.startswith(f"at positions 12 to {T - 1}: elements 0 to {half - 1},")
+    assert "have the numbers of elements 12 to 23" in said
+    assert said.endswith("are 0")
