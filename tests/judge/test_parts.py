@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wrong_tensors import LLAMA, T, judged, layer_points
+from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, layer_points, read_off
 
 from bitnet_np import spec
 from bitnet_np.judge.readings.wrong import every, runs
+from bitnet_np.traces.points import Key
 
 C = LLAMA.config
 RIGHT = layer_points("llama")
@@ -71,3 +72,12 @@ def test_parts_of_each_head_written_over_others_are_named():
     assert said.startswith(f"at positions 12 to {T - 1}: elements 0 to {half - 1},")
     assert "have the numbers of elements 12 to 23" in said
     assert said.endswith("are 0")
+
+
+def test_largest_number_of_float16_is_named_where_numbers_are_clipped_to_it():
+    value = RIGHT["ffn_out"]
+    scale = 65504.0 / np.sort(np.abs(value).ravel())[-50]
+    key = Key("ffn_out", LAYER)
+    up = POINTS["llama"] | {Key("ffn_up", LAYER): (POINTS["llama"][Key("ffn_up", LAYER)] * scale).astype(np.float32)}
+    clipped = np.clip(value * scale, -65504.0, 65504.0)
+    assert read_off(LLAMA, IDS["llama"], up, key, clipped) == "numbers are clipped to -65504..65504: float16 has no larger ones"

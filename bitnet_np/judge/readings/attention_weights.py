@@ -25,7 +25,7 @@ def foreign_values(wrong: Wrong) -> str | None:
     t, out = len(own.q), own.wrong.theirs.reshape(own.q.shape)
     if t < 2 or not own.wrong.places.any():
         return None
-    ranks, hidden, most_outside = [], False, 0.0
+    ranks, most_outside = [], 0.0
     for head in range(c.heads):
         values, sums = own.v[:, head // (c.heads // c.kv_heads)], out[:, head]
         largest = np.abs(sums).max()
@@ -33,10 +33,9 @@ def foreign_values(wrong: Wrong) -> str | None:
         outside = _outside(values, sums)
         most_outside = max(most_outside, float(np.abs(outside).max() / max(largest, 1e-300)))
         ranks.append(int((np.linalg.svd(outside, compute_uv=False) > least).sum()))
-        hidden |= any(np.abs(_outside(values[: i + 1], sums[i])).max() > least for i in range(t))
     most = max(ranks)
     if most == 0:
-        return _wrong_weights(own, hidden)
+        return _wrong_weights(own)
     if most_outside < _COARSE:
         return f"values, or sums of them, are rounded: a part of {most_outside:.1g} is no sum of this sequence's values"
     if t < len(wrong.theirs):  # these tokens may have read later ones
@@ -111,15 +110,13 @@ class _Solved:
         return factors if ((y - design @ factors) ** 2).sum() <= _LEFT * (y * y).sum() else None
 
 
-def _wrong_weights(own: Attention, hidden: bool) -> str:
+def _wrong_weights(own: Attention) -> str:
     """The fault of the weights, where outputs are sums of the right values."""
     solved = _Solved.of(own)
     if solved.known:
         text = _reads(solved)
         if text is not None:
             return text
-    elif hidden:
-        return "values are summed that a token must not see: the mask, or a cache that holds another sequence's"
     if solved.known and (away := float(np.abs(solved.weights - solved.right).max())) < _COARSE:
         return f"attention's weights are right to {away:.1g}: scores or probabilities are rounded, or the exponential is coarse"
     if solved.known:

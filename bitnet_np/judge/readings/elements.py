@@ -26,7 +26,8 @@ def clipped(wrong: Wrong) -> str | None:
     beyond = [x for x, n in ((low, under), (high, over)) if n]
     if len(beyond) == 1 and abs(beyond[0]) <= slack:
         return f"{'negative' if under else 'positive'} numbers are set to 0"
-    why = "limited, or of a type that has no larger ones" if max(high, -low) != _FLOAT16 else "float16 has no larger ones"
+    float16 = np.isclose(max(high, -low), _FLOAT16, rtol=1e-5)
+    why = "float16 has no larger ones" if float16 else "limited, or of a type that has no larger ones"
     if over and under:
         return f"numbers are clipped to {low:.6g}..{high:.6g}: {why}"
     return f"numbers {'above' if over else 'below'} {beyond[0]:.6g} are clipped: {why}"
