@@ -42,8 +42,7 @@ class Inputs:
     def sequences(self) -> list[NDArray]:
         """The same, a sequence at a time: they may have several lengths."""
         path: Path | None = self.arguments.tokens_file
-        rows = [self.token_ids()] if path is None else read_sequences(path)
-        return [check_ids(str(path), row) for row in rows]
+        return [self.token_ids()] if path is None else [check_ids(str(path), row) for row in read_sequences(path)]
 
     def model(self) -> Model:
         """The model, loaded onto the command's device, with a progress bar.

@@ -12,7 +12,7 @@ from .bounds import relative_error
 from .mistakes.anywhere import OF_ROWS
 from .mistakes.catalogue import fitted
 from .mistakes.mistake import Cause, Fit
-from .readings.wrong import every
+from .readings.wrong import places_of
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -48,8 +48,8 @@ def parts_of(key: Key, config: Config, places: NDArray[np.bool_]) -> Iterator[Pa
     rows = np.flatnonzero(places.any(axis=1))
     units = np.flatnonzero(places.reshape(tokens, count, size).any(axis=(0, 2)))
     columns = (units[:, None] * size + np.arange(size)).ravel()
-    in_columns = every(units, count, "element" if size == 1 else "head").rstrip(",")
-    in_rows = every(rows, tokens, "position").rstrip(",")
+    in_columns = places_of(units, count, "element" if size == 1 else "head")
+    in_rows = places_of(rows, tokens, "position")
     some_rows, some_columns = rows.size < tokens, units.size <= _MOST * count
     if some_columns:
         yield Part(np.arange(tokens), columns, in_columns)

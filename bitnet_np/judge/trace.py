@@ -320,10 +320,10 @@ class _Judge:
         if self._is_flash_attention(operation, theirs):
             self.types = replace(self.types, precision=FLASH)  # from here on
             return replace(judged.explained(FLASH_CAUSE), verdict=Verdict.NARROW)
-        bound = bound_of(expected, value.shape)[1]
+        most_away, bound = bound_of(expected, value.shape)[:2]
         loose = dot(bound, bound) / max(dot(value, value), TINY)
         rough = noise(expected)
-        places = np.abs(theirs - value) > bound_of(expected, theirs.shape)[0]
+        places = np.abs(theirs - value) > most_away
         parts = InParts.of(operation.key, self.model.config, places, value, theirs, matched(rough))
         cause = self._explain(across, value, theirs, matched(rough), noise=loose, rough=rough, parts=parts)
         if cause is None and operation.key.name == "kqv_out" and not self.types.strict:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, layer_points, read_off
 
 from bitnet_np import spec
-from bitnet_np.judge.readings.wrong import every, runs
+from bitnet_np.judge.readings.wrong import places_of, runs
 from bitnet_np.traces.points import Key
 
 C = LLAMA.config
@@ -42,7 +42,7 @@ def test_mistake_in_some_rows_is_named_with_them(rows, name):
     mixed = RIGHT[name].copy()
     mixed[rows] = wrong()[rows]
     assert judged("llama", name, mixed) in (
-        f"at {every(rows, T, 'position').rstrip(',')}: {words}",
+        f"at {places_of(rows, T, 'position')}: {words}",
         f"at {runs('position', rows)}: {words}",
     )
 
@@ -53,7 +53,7 @@ def test_mistake_in_a_head_of_some_rows_is_named_with_both(head, rows):
     mixed = by_head("Qcur_rope").copy()
     mixed[rows, head] = rotated(-np.arange(T)).reshape(mixed.shape)[rows, head]
     said = judged("llama", "Qcur_rope", mixed.reshape(T, -1))
-    assert said == f"at {every(rows, T, 'position').rstrip(',')} and head {head} of {C.heads}: the rotation turns the other way"
+    assert said == f"at {places_of(rows, T, 'position')} and head {head} of {C.heads}: the rotation turns the other way"
 
 
 @pytest.mark.parametrize("rows", [[3], [0, 5, 9]])

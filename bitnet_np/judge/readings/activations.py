@@ -165,6 +165,11 @@ def other_function(wrong: Wrong) -> str | None:
     """The function of the gate alone that it is, times up, by some of its numbers: an approximation, or none that is known."""
     if wrong.theirs.size < _LEAST:
         return None
+    with np.errstate(all="ignore"):
+        return _as_a_function(wrong)
+
+
+def _as_a_function(wrong: Wrong) -> str | None:
     (gate, up), right = _parts(wrong), _of_gate(wrong)
     up = np.broadcast_to(up, gate.shape)
     usable = np.abs(up) > 0.1 * np.sqrt((up**2).mean())

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ... import spec
 from .attention import Attention, Seen
-from .wrong import FEW, Array, Indices, Wrong, every, rough, runs
+from .wrong import FEW, Array, Indices, Wrong, places_of, rough, runs
 
 Counts = NDArray[np.int64]
 
@@ -47,7 +47,7 @@ def cells(wrong: Wrong) -> str | None:
     if text is None and (text := _by_distance(counts, known, own.visible, tokens)):
         text = f"at {_runs(tokens.tolist())}: {text}"
     text = text or _by_cell(counts, own.visible)
-    return text if some.size == heads else f"at {every(some, heads, 'head').rstrip(',')}: {text}"
+    return text if some.size == heads else f"at {places_of(some, heads, 'head')}: {text}"
 
 
 class _Solved(NamedTuple):
@@ -62,7 +62,7 @@ def _solve(weights: Array, values: Array, output: Array, visible: Seen, least: f
 
     weights: [H, T]. values: [T, H, K]. output: [H, K].
     """
-    equations = (weights[:, :, None] * (values.swapaxes(0, 1) - output[:, None])).swapaxes(0, 1).reshape(len(visible), -1).T  # [H K, T]
+    equations = (weights.T[:, :, None] * (values - output)).reshape(len(visible), -1).T  # [H K, T]
     shares = (weights / weights[:, visible].sum(axis=1, keepdims=True)).max(axis=0)
     known = shares > least
     equations = equations[:, known]

@@ -115,6 +115,11 @@ def every(numbers: NDArray, count: int, what: str) -> str:
     return f"{runs(what, numbers)}, {numbers.size} of {count},"
 
 
+def places_of(numbers: NDArray, count: int, what: str) -> str:
+    """The same without the comma that stands before a verb."""
+    return every(numbers, count, what).rstrip(",")
+
+
 def runs(what: str, numbers: NDArray) -> str:
     """The noun, and the first runs of the numbers: elements 0 to 7, 12."""
     spans = in_runs(numbers)
