@@ -28,6 +28,7 @@ from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.files import embedded
+from bitnet_np.judge.edits.kinds import described
 from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN
 from bitnet_np.judge.precision import FLOAT32, Precision
 from bitnet_np.judge.report import Report
@@ -130,7 +131,8 @@ def catalogue() -> Iterator[tuple[str, str, str, str]]:
         names = "any" if able == set(ARCHITECTURES) else ", ".join(name for name in ARCHITECTURES if name in able)
         where = {"a tensor": mistake.compute or mistake.fitted, "logits alone": mistake.engine}
         kinds = ", ".join(how for how, made in where.items() if made) if mistake in CATALOGUE or mistake.engine else "several operations"
-        yield mistake.id, mistake.text.replace("|", "\\|"), kinds, names
+        text = described(mistake.id.removeprefix("edit.")) if mistake.id.startswith("edit.") else mistake.text
+        yield mistake.id, text.replace("|", "\\|"), kinds, names
 
 
 # --- by precision ---------------------------------------------------------------------------------------------------------------------

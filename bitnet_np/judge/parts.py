@@ -34,6 +34,10 @@ class Part:
         """These rows and elements of a tensor [T, width]."""
         return x[np.ix_(self.rows, self.columns)]
 
+    def named(self, cause: Cause) -> Cause:
+        """The cause in this part."""
+        return replace(cause, text=f"at {self.where}: {cause.text}")
+
 
 def parts_of(key: Key, config: Config, places: NDArray[np.bool_]) -> Iterator[Part]:
     """Yields the parts that hold every wrong number: heads or elements of all rows, whole rows, and the elements of these rows.
@@ -71,19 +75,25 @@ class InParts:
         away = np.abs(theirs - value)
         return cls(parts_of(key, config, places & (away > _NEGLIGIBLE * away.max())), value, theirs, most)
 
+    def __iter__(self) -> Iterator[Part]:
+        """The parts, the largest first."""
+        return (nearest.part for nearest in self._parts)
+
     def compare(self, candidate: Cause, array: Array) -> None:
-        """Compare a mistake that was made in the whole tensor. A rounding on purpose is made everywhere, or was not made."""
-        if candidate.fault:
+        """Compare a mistake that was made in the whole tensor. A rounding on purpose is made everywhere, or was not made; a factor for each
+        row fits too much."""
+        if candidate.fault and candidate.id not in OF_ROWS:
             for nearest in self._parts:
                 nearest.compare(candidate, nearest.part.cut(array))
 
-    def cause(self) -> Cause | None:
-        """The closest mistake in the largest part that one explains; with numbers fitted to the part where no other does."""
-        for nearest in self._parts:
-            cause = nearest.cause or nearest.fitted()
-            if cause is not None:
-                return replace(cause, text=f"at {nearest.part.where}: {cause.text}")
-        return None
+    def known(self) -> Cause | None:
+        """The closest mistake in the largest part that one explains."""
+        return next((nearest.part.named(nearest.cause) for nearest in self._parts if nearest.cause is not None), None)
+
+    def fitted(self) -> Cause | None:
+        """The same of mistakes whose numbers are fitted to the part."""
+        causes = ((nearest.part, nearest.fitted()) for nearest in self._parts)
+        return next((part.named(cause) for part, cause in causes if cause is not None), None)
 
 
 class _Nearest:

@@ -5,7 +5,7 @@ Derived bounds do not hold across several operations, because int8 codes flip. T
 tensor between them rounded to float16: how far that reaches, on their own numbers, is the measure (logits.limits).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -56,7 +56,7 @@ from .operations import U, next_experts
 from .parts import InParts
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
 from .readings.places import overwritten, permuted, rounded
-from .readings.table import LOOSE, PLACES, cause_of
+from .readings.table import LOOSE, PLACES, cause_of, facts_of
 from .readings.wrong import Wrong, matched
 from .report import OperationVerdict, Report
 from .roundings import to_digits, to_eleven_bits
@@ -329,12 +329,17 @@ class _Judge:
         if cause is None and operation.key.name == "kqv_out" and not self.types.strict:
             cause = self._behind_a_cache(operation, value, theirs)
         if cause is None or cause.id in VAGUE:
-            cause = self._local(operation, expected.value, theirs, places, rough) or cause
+            wrong = self._wrong(operation, value, theirs, places, rough, self.theirs)
+            cause = self._searched(wrong, across, matched(rough), parts) or cause_of(wrong) or cause
         if cause is None or cause.id in (*LOOSE, *PLACES):
-            cause = parts.cause() or cause
-        if cause is None or cause.id in PLACES:
-            cause = self._hidden(across, theirs, matched(rough)) or cause
+            cause = parts.fitted() or cause
         return self._caused(judged, cause)
+
+    def _searched(self, wrong: Wrong, across: tuple[Key, ...], most: float, parts: InParts) -> Cause | None:
+        """The cause of a wrong tensor: plain to see, or a mistake that gives its numbers, or those of its largest part."""
+        plain = self._stored(wrong.value, wrong.theirs) or self._overwritten(wrong.key) or facts_of(wrong)
+        whole = plain or self._hidden(across, wrong.theirs, most)
+        return whole or parts.known() or self._hidden_in_parts(across, wrong.theirs, most, parts)
 
     def _is_flash_attention(self, operation: Operation, theirs: Array) -> bool:
         """Whether an output of attention that nobody declared is right but for the roundings of ggml's flash attention."""
@@ -394,7 +399,9 @@ class _Judge:
             cause = self._explain(across, value, theirs, most, parts=parts)
             if cause is None or cause.id in VAGUE:
                 self.in_vain += work
-                cause = self._hidden(across, theirs, most) or self._read_last(across, theirs, most) or parts.cause() or cause
+                cause = (
+                    self._hidden(across, theirs, most) or self._read_last(across, theirs, most) or parts.known() or parts.fitted() or cause
+                )
             if cause is None or cause.id in VAGUE:
                 cause = self._with_a_cache(across, theirs, most) or cause
             return self._caused(judged, cause)
@@ -500,22 +507,22 @@ class _Judge:
 
     # --- what went wrong ---
 
-    def _local(self, operation: Operation, value: Array, theirs: Array, places: NDArray[np.bool_], rough: float) -> Cause | None:
-        """The cause that the places of wrong numbers show, where no known mistake makes all of them."""
-        text = overwritten(operation.key, self.dump.tensors, [o.key for o in self.graph])
-        if text is not None:
-            return Cause(text, "read.overwritten")
-        text = rounded(theirs, value) if self.types.strict else None
-        if text is not None:
-            return Cause(text, "read.rounded")
-        return self._cause_of(operation, value, theirs, places, rough, self.theirs)
-
-    def _cause_of(
+    def _wrong(
         self, operation: Operation, value: Array, theirs: Array, places: NDArray[np.bool_], noise: float, tensors: Mapping[Key, Array]
-    ) -> Cause | None:
-        """What readings see in the output of an operation on these tensors."""
+    ) -> Wrong:
+        """What readings look at: the output of an operation on these tensors."""
         model, inputs = with_rope_of(self.model, operation.key.layer), [tensors[k] for k in operation.inputs]
-        return cause_of(Wrong(model, self.dialect, operation, inputs, value, theirs, places, noise, tensors))
+        return Wrong(model, self.dialect, operation, inputs, value, theirs, places, noise, tensors)
+
+    def _stored(self, value: Array, theirs: Array) -> Cause | None:
+        """The type that a tensor is rounded to, where another one was declared."""
+        text = rounded(theirs, value) if self.types.strict else None
+        return None if text is None else Cause(text, "read.rounded")
+
+    def _overwritten(self, key: Key) -> Cause | None:
+        """A later tensor of the dump that stands in the place of this one."""
+        text = overwritten(key, self.dump.tensors, [o.key for o in self.graph])
+        return None if text is None else Cause(text, "read.overwritten")
 
     def _same_inputs(self, across: tuple[Key, ...]) -> bool:
         """Whether all inputs of `across` have our bits too: equal outputs of other inputs would be a coincidence or a fake."""
@@ -607,18 +614,26 @@ class _Judge:
             with suppress(FloatingPointError):
                 yield trial.cause, self._values(across, trial.computes, right)[across[-1]]
 
-    def _hidden(self, across: tuple[Key, ...], theirs: Array, most: float) -> Cause | None:
-        """The mistake that is tried across operations only, if one explains them."""
+    def _hidden_in_parts(self, across: tuple[Key, ...], theirs: Array, most: float, parts: InParts) -> Cause | None:
+        """The hidden mistake that explains the largest part of a wrong tensor, if one does."""
+        for part in parts:
+            cause = self._hidden(across, part.cut(theirs), most, part.cut)
+            if cause is not None:
+                return part.named(cause)
+        return None
+
+    def _hidden(self, across: tuple[Key, ...], theirs: Array, most: float, cut: Callable[[Array], Array] = lambda x: x) -> Cause | None:
+        """The hidden mistake that explains some operations, if one does. cut: the part of the last tensor that `theirs` is."""
         last = across[-1]
         right = self._values(across)
-        now = relative_error(right[last], theirs)
+        shape, now = right[last].shape, relative_error(cut(right[last]), theirs)
 
         def explain(trial: Trial) -> Explanation:
             try:
                 array = self._values(across, trial.computes, right)[last]
             except FloatingPointError:
                 return Explanation(np.inf, False)
-            left = relative_error(array, theirs) if array.shape == theirs.shape else np.inf
+            left = relative_error(cut(array), theirs) if array.shape == shape else np.inf
             if self.details is not None and np.isfinite(left):
                 self.details.attempt(last, trial.cause.text, left)
             return Explanation(left, left <= min(most, now / 10))
@@ -647,7 +662,7 @@ class _Judge:
         value = right[operation.key]
         places = np.abs(theirs - value) > np.sqrt(noise * (value**2).mean(axis=1, keepdims=True))
         tensors = dict(right) | {k: self.theirs[k] for k in self.theirs if k not in right}
-        cause = self._cause_of(operation, value, theirs, places, noise, tensors)
+        cause = cause_of(self._wrong(operation, value, theirs, places, noise, tensors))
         return None if cause is None or cause.id in PLACES else cause
 
     def _cost(self, key: Key) -> int:

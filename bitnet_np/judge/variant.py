@@ -98,7 +98,8 @@ def with_computed(base: Variant, text: str, computes: Mapping[Key, Computed], id
             values[TOKENS] = ids[: len(x)]
         compute = computes.get(key)
         if compute is not None:
-            x = np.ascontiguousarray(compute(values), x.dtype).reshape(x.shape)
+            y = np.ascontiguousarray(compute(values), x.dtype)
+            x = y.reshape(x.shape) if y.size == x.size else np.full_like(x, np.nan)
         values[key] = x.reshape(len(x), -1).astype(np.float64)
         return x
 

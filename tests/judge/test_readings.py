@@ -60,13 +60,13 @@ def _bfloat16(x):
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        (lambda m: {"position": np.r_[0:8, 0:9]}, "positions are 0 to 7, 0 to 8 instead of 0 to 16"),
-        (lambda m: {"position": np.r_[0:8, 9:18]}, "positions are 0 to 7, 9 to 17 instead of 0 to 16"),
-        (lambda m: {"position": np.full(T, 5)}, "positions are 5, 5, 5, 5, 5, 5, 5, 5, ... instead of 0 to 16"),
-        (lambda m: {"frequency": _based(m, 123400.0)}, "the frequency base is about 123400 instead of "),
+        (lambda m: {"position": np.r_[0:8, 0:9]}, "positions restart at position 8"),
+        (lambda m: {"position": np.r_[0:8, 9:18]}, "positions from 8 on are too large by 1"),
+        (lambda m: {"position": np.full(T, 5)}, "every token is rotated as position 5"),
+        (lambda m: {"frequency": _based(m, 123400.0)}, "the frequency base is about 123400"),
         (lambda m: {"frequency": _based(m, m.config.rope_base**0.5)}, "the exponent of the frequencies is halved"),
-        (lambda m: {"frequency": _based(m, m.config.rope_base**0.25)}, "or the exponent is 0.25 times"),
-        (lambda m: {"frequency": m.rope_frequency * 0.3}, "frequencies are 0.3 times what they should be"),
+        (lambda m: {"frequency": _based(m, m.config.rope_base**0.2)}, "the frequency base is about"),
+        (lambda m: {"frequency": m.rope_frequency * 0.3}, "positions are 0.3 times what they should be"),
         (
             lambda m: {"frequency": m.rope_frequency * (np.arange(m.rope_frequency.size) < 5)},
             "pairs 5 to {} of each head are not rotated",
@@ -91,7 +91,9 @@ def test_factors_of_cosines_and_sines_are_read_off(family):
 def test_frequencies_of_the_next_pair_are_told():
     c, j = MODEL.config, MODEL.rope_frequency.size
     shifted = c.rope_base ** (-(np.arange(j) + 1) / j)
-    assert judged("bitnet", "Qcur_rope", turned("bitnet", frequency=shifted)) == "pair i of a head is turned by the frequency of pair i + 1"
+    assert judged("bitnet", "Qcur_rope", turned("bitnet", frequency=shifted)) == (
+        "frequencies are others: each pair of a head is turned by the frequency of the next pair"
+    )
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -137,9 +139,9 @@ def _without(columns):
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("ffn_down", lambda w: _without(slice(-32, None))(w), "inputs {m32} to {m1} of {m} are not summed"),
-        ("ffn_down", lambda w: _without(slice(-1, None))(w), "input {m1} of {m} is not summed"),
-        ("Qcur", lambda w: _without(slice(0, 8))(w), "inputs 0 to 7 of {m} are not summed"),
+        ("ffn_down", lambda w: _without(slice(-32, None))(w), "the last 32 inputs are not summed"),
+        ("ffn_down", lambda w: _without(slice(-1, None))(w), "the last input is not summed"),
+        ("Qcur", lambda w: _without(slice(0, 8))(w), "the first 8 inputs are not summed"),
         ("ffn_down", lambda w: w.reshape(w.shape[::-1]).T, "the weight matrix is read column by column, not row by row"),
     ],
 )
@@ -726,10 +728,10 @@ def _sharpened(p):
         ({"weights": lambda p: p / (1 + np.random.default_rng(0).random(p.shape[:2]))[..., None]}, "instead of 1: empty slots or a sink"),
         ({"weights": lambda p: p * (1 + np.random.default_rng(0).random(p.shape[:2]))[..., None]}, "instead of 1: they are not divided"),
         ({"weights": _sharpened}, "sums of the right values with wrong weights: scores or softmax are wrong"),
-        ({"weights": _bfloat16}, "probabilities are rounded to 8 significant bits"),
+        ({"weights": _bfloat16}, "the probabilities: rounded to bfloat16"),
         (
             {"allowed": lambda i, j: (j <= i) & ((i < 8) | (j >= 8))},
-            "from position 8 on no token sees those before: a later chunk does not see the cache",
+            "tokens from position 8 on do not see those before: the cache is lost at the border of a chunk",
         ),
         ({"heads": [0, 1, 1, 1]}, "query head 1 reads key-value head 1 instead of 0"),
         ({"values": _bfloat16, "keys": _bfloat16}, "keys and values are rounded, as a cache of bfloat16 does"),
@@ -748,7 +750,7 @@ def test_the_future_is_named_where_all_tokens_can_be_told():
     ("how", "says"),
     [
         ({"scale": 0.1}, "scores are 0.8 times what they should be"),
-        ({"allowed": lambda i, j: (j <= i) & ((i < 4) | (j >= 4))}, "from position 4 on no token sees those before"),
+        ({"allowed": lambda i, j: (j <= i) & ((i < 4) | (j >= 4))}, "tokens from position 4 on do not see those before"),
     ],
 )
 def test_repeated_tokens_are_told_together(how, says):

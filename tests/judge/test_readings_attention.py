@@ -43,10 +43,10 @@ POSITION = np.broadcast_to(np.arange(T)[:, None], (T, C.heads))
 @pytest.mark.parametrize(
     ("position", "says"),
     [
-        (POSITION * (np.arange(C.heads) == 0), "heads 1 to 3 are not rotated"),
-        (POSITION * (np.arange(C.heads) != 2), "head 2 is not rotated"),
+        (POSITION * (np.arange(C.heads) == 0), "heads are left out of the rotation: only the first head is rotated"),
+        (POSITION * (np.arange(C.heads) != 2), "at head 2 of 4: the rotation is missing"),
         (np.broadcast_to(np.arange(C.heads), (T, C.heads)), "every token is rotated by the number of the head instead of its position"),
-        (POSITION + (np.arange(C.heads) == 3), f"positions differ from head to head: those of head 3 are 1 to {T} instead of 0 to {T - 1}"),
+        (POSITION + (np.arange(C.heads) == 3), "at head 3 of 4: positions are too large by one"),
     ],
 )
 def test_heads_that_are_rotated_otherwise_are_named(position, says):
@@ -193,9 +193,12 @@ def test_caches_of_other_layers_and_capped_scores_are_named(options, says):
 
 def test_outputs_of_heads_in_other_places_are_named():
     right = layer_points("llama")["kqv_out"].reshape(T, C.heads, C.head_dim)
-    assert judged("llama", "kqv_out", right[:, [0, 1, 2, 2]].reshape(T, -1)) == "the output of head 3 is that of head 2"
+    assert (
+        judged("llama", "kqv_out", right[:, [0, 1, 2, 2]].reshape(T, -1))
+        == "heads are in other places: the output of head 3 is that of head 2"
+    )
     said = judged("llama", "kqv_out", right[:, [0, 2, 1, 3]].reshape(T, -1))
-    assert said == "the output of head 1 is that of head 2, and 1 more are others'"
+    assert said == "heads are in other places: the outputs of heads 1 and 2 are exchanged"
 
 
 def test_a_mask_after_the_softmax_is_named():

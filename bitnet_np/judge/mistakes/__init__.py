@@ -11,4 +11,5 @@ products.py     products, without their inputs        search.py      the search 
 blocks.py       ggml's block types                    conversions.py weights of fewer bits
 orders.py       wrong orders of a row's weights       switches.py    factors and caps that are not applied
 experts.py      layers with experts                   pooling.py     pooled outputs
+edited.py       any edit of the definition
 """

@@ -14,8 +14,8 @@ from ...model.records import Model
 from ...traces.points import Key
 from ..graph import Operation
 from ..variant import Variant
-from . import anywhere, attention, conversions, experts, gates, hidden, layers, matrices, norms, pooling, quantiser, rope, switches
-from .mistake import Array, Cause, Compute, Fit, Mistake, Numbers, Site, cause
+from . import anywhere, attention, conversions, edited, experts, gates, hidden, layers, matrices, norms, pooling, quantiser, rope, switches
+from .mistake import Array, Cause, Compute, Fit, Mistake, Numbers, Site, Sought, cause
 
 ENGINES = (
     norms.EPSILON,
@@ -61,7 +61,7 @@ CATALOGUE: tuple[Mistake, ...] = (
 )
 """All known mistakes. Of two that fit a tensor alike the first one stands."""
 
-HIDDEN: tuple[Mistake, ...] = (*hidden.MISTAKES, *layers.ORDERS)
+HIDDEN: tuple[Mistake, ...] = (*hidden.MISTAKES, *layers.ORDERS, *edited.MISTAKES)
 """Mistakes that are tried through several operations only, where none of the catalogue explains what comes out of them."""
 
 
@@ -151,45 +151,33 @@ def trials(
 class Numbered:
     """A mistake with a number in it that is not known, at several operations at once, or at one of them."""
 
-    mistake: Mistake
-    where: str
+    id: str  # in the catalogue
+    text: str  # its place, and what is wrong, with a brace for the number
+    grid: Sequence[float]  # numbers between which its own is sought
     computes: Mapping[Key, Callable[[float], Compute]] = field(repr=False)
     widest: bool
 
-    @property
-    def id(self) -> str:
-        """Its id in the catalogue."""
-        return self.mistake.id
-
-    @property
-    def text(self) -> str:
-        """Its place and its text, without the number."""
-        return self.where + self.mistake.text
-
-    @property
-    def grid(self) -> Sequence[float]:
-        """Numbers between which its own is sought."""
-        return self.mistake.grid
-
     def trial(self, number: float) -> Trial:
         """The mistake with that number."""
-        named = cause(self.mistake, {"number": number}, self.where)
+        named = Cause(self.text.format(number=number), self.id)
         return Trial(named, {key: compute(number) for key, compute in self.computes.items()}, self.widest, number)
 
 
 def numbered_mistakes(model: Model, dialect: Dialect, span: Sequence[Operation], singly: bool) -> Iterator[Numbered]:
     """Yields the hidden mistakes of some operations whose numbers are sought, placed as trials are."""
     for mistake in HIDDEN:
-        computes: dict[Key, Callable[[float], Compute]] = {}
+        known: dict[str, dict[Key, Sought]] = {}
         for operation in span:
             if mistake.search is not None and operation.key.name in mistake.at and mistake.when(model, dialect):
-                compute = mistake.search(Site(model, dialect, operation))
-                if compute is not None:
-                    computes[operation.key] = compute
-        for _, keys, where, widest in _placed([computes], span[-1].key, singly):
+                result = mistake.search(Site(model, dialect, operation))
+                every = [Sought(mistake.text, mistake.grid, result)] if callable(result) else result or ()
+                for sought in every:
+                    known.setdefault(sought.text, {})[operation.key] = sought
+        for places, keys, where, widest in _placed(list(known.values()), span[-1].key, singly):
             if mistake.apart and len({key.name for key in keys}) > 1:
                 continue
-            yield Numbered(mistake, where, {key: computes[key] for key in keys}, widest or mistake.apart)
+            one = places[keys[0]]
+            yield Numbered(mistake.id, where + one.text, one.grid, {k: places[k].compute for k in keys}, widest or mistake.apart)
 
 
 _Placed = TypeVar("_Placed")

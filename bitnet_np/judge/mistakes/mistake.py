@@ -30,6 +30,15 @@ Computes = Iterator[tuple[Numbers, Compute]]
 Engines = Iterator[tuple[Numbers, Variant]]
 
 
+@dataclass(frozen=True)
+class Sought:
+    """A mistake of one operation by a number that is sought."""
+
+    text: str  # with a brace for the number
+    grid: Sequence[float]  # numbers between which it lies
+    compute: Callable[[float], Compute] = field(repr=False)
+
+
 def always(model: Model, dialect: Dialect) -> bool:
     """True: every model can make the mistake."""
     return True
@@ -43,7 +52,8 @@ class Mistake:
     whole engines can. when: whether a model in a dialect can make it. compute: one operation with it, in float64. engine: a whole engine
     with it, in every layer. fitted: a tensor with it, its numbers fitted to the other engine's. Each of these gives one result, or several
     with the numbers of the text, or none. fault: False for a rounding that engines do on purpose.
-    search: one operation with it by the number of the text, which is sought between the numbers of `grid`. together: it is in a function
+    search: one operation with it by the number of the text, which is sought between the numbers of `grid`; or several, each with a text of
+    its own. together: it is in a function
     that all operations share, and is tried in all at once alone. apart: it is in one tensor, and its
     number is not sought in several names at once.
     """
@@ -56,7 +66,7 @@ class Mistake:
     engine: Callable[[Variant], Variant | Iterable[tuple[Numbers, Variant]] | None] | None = field(default=None, repr=False)
     fitted: Callable[[Fit], Array | Iterable[tuple[Numbers, Array]] | None] | None = field(default=None, repr=False)
     fault: bool = True
-    search: Callable[[Site], Callable[[float], Compute] | None] | None = field(default=None, repr=False)
+    search: Callable[[Site], Callable[[float], Compute] | Iterable[Sought] | None] | None = field(default=None, repr=False)
     grid: Sequence[float] = ()
     together: bool = False
     apart: bool = False

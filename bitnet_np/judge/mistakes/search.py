@@ -20,6 +20,7 @@ OVERHEAD = 2 * 10**5
 _ALIKE = 4  # times what the nearest leaves: of two that leave as little, nothing tells which it is
 _EXACT = 1e-11  # NMSE that float32 leaves of any
 _WORTH = 0.5  # of the error, left after the first steps between two numbers of a grid
+_DIGITS = 6  # of a number that somebody may have written: it is preferred to one that fits no better
 _STEPS = 24  # of a golden section: 1e-5 of an interval of the grid
 _FIRST_STEPS = 4
 _GOLDEN = (5**0.5 - 1) / 2
@@ -102,7 +103,11 @@ class Search:
 def _nearest(mistake: Numbered, tried: Explain, now: float) -> Trial | None:
     """The mistake with the number that leaves least of the error `now`, if it leaves little."""
     number = nearest_number(lambda x: tried(mistake.trial(x)).left, mistake.grid, _STEPS, _WORTH * now)
-    return None if number is None else mistake.trial(number)
+    if number is None:
+        return None
+    least = tried(mistake.trial(number)).left
+    plain = (float(f"{number:.{digits}g}") for digits in range(1, _DIGITS))
+    return mistake.trial(next((x for x in plain if tried(mistake.trial(x)).left <= least), number))
 
 
 def with_alike(cause: Cause, left: float, fits: Sequence[tuple[float, Cause]]) -> Cause:
@@ -130,4 +135,5 @@ def nearest_number(error: Callable[[float], float], grid: Sequence[float], steps
                 low, a, of_a = a, b, of_b
                 b = low + _GOLDEN * (high - low)
                 of_b = error(b)
-        return (low + high) / 2
+        middle = (low + high) / 2
+        return float(grid[best]) if errors[best] <= error(middle) else middle

@@ -41,9 +41,13 @@ class Reading(NamedTuple):
     read: Callable[[Wrong], str | None]
 
 
-READINGS = (
+FACTS = (
     Reading("one_number", (), places.one_number),
     Reading("never_written", (), places.never_written),
+)
+"""Readings that need no hypothesis."""
+
+READINGS = (
     Reading("norm", norms.AT, norms.norm),
     Reading("terms", residuals.AT, residuals.terms),
     Reading("activation", activations.AT, activations.activation),
@@ -119,12 +123,17 @@ PLACES = ("read.one_number", "read.places")
 """Causes that say where numbers are wrong, and not why."""
 
 
+def facts_of(wrong: Wrong) -> Cause | None:
+    """What a wrong tensor shows whatever its operation is."""
+    return _read(wrong, FACTS) if wrong.places.any() and wrong.key.name != POOLED else None
+
+
 def cause_of(wrong: Wrong) -> Cause | None:
     """The cause that a wrong tensor shows: as a whole, in the part that is wrong, or by its places."""
     if not wrong.places.any() or wrong.key.name == POOLED:  # which has no rows of tokens
         return None
     last = Reading("places", (), places.few_places)
-    return _read(wrong, READINGS) or _of_a_part(wrong) or _of_its_input(wrong) or _read(wrong, [*LOOSE_READINGS, last])
+    return facts_of(wrong) or _read(wrong, READINGS) or _of_a_part(wrong) or _of_its_input(wrong) or _read(wrong, [*LOOSE_READINGS, last])
 
 
 def _read(wrong: Wrong, readings: Iterable[Reading], where: str = "") -> Cause | None:

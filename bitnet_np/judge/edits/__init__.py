@@ -1,0 +1,5 @@
+"""Edits of the definition: what any operation may do instead of what it should.
+
+expression.py   trees of steps, and their values       definition.py   the operations of spec.py as expressions
+functions.py    the steps, and tables of alternatives  kinds.py        the kinds of edits, with their sentences
+"""

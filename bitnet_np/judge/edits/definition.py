@@ -1,0 +1,286 @@
+"""The definition as expressions: each operation of spec.py, of the tensors that graph.py says it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...model import widen
+from ...model.families import NORMS
+from ...model.records import Linear, Ternary, with_rope_of
+from ...traces.points import FIELDS
+from .. import operations as op
+from ..graph import EMBEDDING, LOGITS, NORM, POSITIONS, SCALED, Place
+from .expression import Array, Node, constant, tensor
+
+HEAD_NORMS = {"Qcur_normed": "attn_q_norm", "Kcur_normed": "attn_k_norm"}
+"""The output tensor of each norm of heads -> the field of model.Layer that has its weight."""
+_ACTIVATIONS = {"relu2": "relu^2", "silu": "SiLU", "gelu_gate": "GELU by tanh", "gelu": "GELU", "gelu_tanh": "GELU by tanh"}
+_EXPERTS = {"ffn_moe_gate": "ffn_gate", "ffn_moe_up": "ffn_up", "ffn_moe_down": "ffn_down"}
+
+
+def expression(place: Place) -> Node | None:
+    """The expression of an operation; None for those that have none: integers, and attention's scores as they are dumped."""
+    name, inputs = place.key.name, [tensor(key) for key in place.operation.inputs]
+    if name.endswith("_codes"):
+        return _codes(inputs[0], _steps(inputs[0]))
+    if name.endswith("_scale"):
+        return _steps(inputs[0])
+    if name in _WHOLE:
+        return _WHOLE[name](place, *inputs)
+    if name in FIELDS:
+        return _linear(place, inputs[0], place.linear, "the matrix")
+    if name in (*NORMS, *_POST_NORMS) or name.endswith("_in"):
+        return _norm(place, inputs[0])
+    if name in HEAD_NORMS:
+        return _of_heads(place, inputs[0])
+    if name in _EXPERTS:
+        linears = [getattr(expert, _EXPERTS[name]) for expert in place.layer.experts]  # type: ignore[union-attr]
+        dialect = place.dialect
+        return Node("opaque", tuple(inputs), "the experts' products", lambda x, chosen: op.of_experts(linears, dialect, x, chosen).value)
+    return None
+
+
+def _wide(array: NDArray) -> Array:
+    return array.astype(np.float64)
+
+
+def _sum(noun: str, *terms: Node) -> Node:
+    return Node("sum", terms, noun)
+
+
+def _product(noun: str, a: Node, b: Node) -> Node:
+    return Node("product", (a, b), noun)
+
+
+def _quotient(noun: str, a: Node, b: Node) -> Node:
+    return Node("quotient", (a, b), noun)
+
+
+# --- around the layers ------------------------------------------------------------------------------------------------------------------
+
+
+def _embedding(place: Place, tokens: Node) -> Node:
+    return Node("rows", (constant("the embedding's table", lambda: _wide(widen.float32(place.model.token_embd))), tokens), "the embedding")
+
+
+def _positions(place: Place, x: Node) -> Node:
+    assert place.model.position_embd is not None
+    learned = place.model.position_embd
+    table = constant("the table of positions", lambda: _wide(widen.float32(learned)))
+    return _sum("the sum", x, Node("rows", (table, Node("positions", noun="positions")), "the rows of positions"))
+
+
+def _scaled(place: Place, x: Node) -> Node:
+    return _product("the product", x, constant("the embedding scale", place.config.embedding_scale))
+
+
+def _head(place: Place, x: Node) -> Node:
+    c, model = place.config, place.model
+    if place.dialect.in_float16:
+        x = Node("rounded", (x,), "the head's input", "float16")
+    if place.dialect.ggml_activations:
+        y = Node("opaque", (x,), "the products", lambda x: op.matmul(x, model.head, False, place.dialect).value)
+    else:
+        y = Node("matmul", (x, constant("the head's matrix", lambda: _dense(model.head))), "the products")
+    if model.output_bias is not None:
+        y = _sum("the sum with the bias", y, constant("the head's bias", _wide(model.output_bias)))
+    if c.logit_scale != 1:
+        y = _quotient("the scaled logits", y, constant("the logit scale", c.logit_scale))
+    return _capped(y, c.logit_cap, "the logits' cap")
+
+
+def _capped(x: Node, cap: float | None, noun: str) -> Node:
+    if cap is None:
+        return x
+    number = constant(noun, cap)
+    return _product("the capped numbers", Node("curve", (_quotient("the quotient by the cap", x, number),), "the tanh", "tanh"), number)
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _norm(place: Place, x: Node) -> Node:
+    name, c = place.key.name, place.config
+    if name.endswith("_in"):
+        linear = getattr(place.layer, FIELDS[name.removesuffix("_in")])
+        return _rms(x, linear.norm, linear.norm_eps or c.eps)
+    gain, bias = gain_of(place), None
+    if place.layer is None:
+        bias = place.model.output_norm_bias
+    elif name in ("attn_norm", "ffn_norm"):
+        bias = getattr(place.layer, f"{name}_bias")
+    if c.norm == "rms" or name.endswith("sub_norm"):
+        return _rms(x, gain, c.eps)
+    centred = Node("difference", (x, Node("reduction", (x,), "the mean", "mean")), "the numbers without their mean")
+    y = _rms(centred, gain, c.eps)
+    return y if bias is None else _sum("the sum with the bias", y, constant("the norm's bias", _wide(bias)))
+
+
+def gain_of(place: Place) -> NDArray:
+    """The weight of a norm."""
+    name = place.key.name
+    if place.layer is None:
+        return place.model.output_norm
+    return getattr(place.layer, _POST_NORMS.get(name, HEAD_NORMS.get(name, name)))
+
+
+_POST_NORMS = {"attn_post_norm": "post_attention_norm", "ffn_post_norm": "post_ffw_norm"}
+
+
+def _rms(x: Node, gain: NDArray, eps: float) -> Node:
+    square = _sum("the mean square with epsilon", Node("reduction", (x,), "the mean square", "mean square"), constant("epsilon", eps))
+    normed = _quotient("the normed numbers", x, Node("root", (square,), "the root mean square", "root"))
+    return _product("the weighted numbers", normed, constant("the norm's weight", _wide(gain)))
+
+
+def _of_heads(place: Place, x: Node) -> Node:
+    gain = gain_of(place)
+    if place.config.joint_qk_norms:
+        return _rms(x, gain, place.config.eps)
+    width = place.config.heads if place.key.name.startswith("Q") else place.config.kv_heads
+    heads = Node("heads", (x,), x.noun, width * place.config.head_dim // gain.size)
+    return Node("joined", (_rms(heads, gain, place.config.eps),), "the heads")
+
+
+# --- products ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _dense(table: object) -> Array:
+    return np.concatenate([x for _, x in op.row_blocks(table)])  # type: ignore[arg-type]
+
+
+def matrix_of(linear: Linear) -> Array:
+    """The matrix [N, M] of a linear in float64, without scale and bias."""
+    weights = linear.weights
+    return _wide(op.dense(weights)) if isinstance(weights, Ternary) else _dense(weights)
+
+
+def _linear(place: Place, x: Node, linear: Linear, noun: str) -> Node:
+    weights, dialect = linear.weights, place.dialect
+    matrix = constant(noun, partial(matrix_of, linear))
+    scale = (float(weights.scale) if isinstance(weights, Ternary) else 1.0) * (1.0 if linear.scale is None else float(linear.scale))
+    if op.reads_codes(linear, dialect):
+        steps = _steps(x)
+        y = _quotient("the products of numbers", Node("matmul", (_codes(x, steps), matrix), "the sums of codes"), steps)
+    elif dialect.ggml_activations:
+        table = weights.blocks if isinstance(weights, Ternary) else weights
+        y = Node("opaque", (x,), "the products", lambda x: op.matmul(x, table, False, dialect).value)  # type: ignore[arg-type]
+        scale = 1.0 if linear.scale is None else float(linear.scale)
+    else:
+        y = Node("matmul", (x, matrix), "the products")
+    if scale != 1:
+        y = _product("the scaled products", y, constant("the weight scale", scale))
+    return y if linear.bias is None else _sum("the sum with the bias", y, constant("the bias", _wide(linear.bias)))
+
+
+def _codes(x: Node, steps: Node) -> Node:
+    return Node("rounding", (_product("the numbers in steps", x, steps),), "the codes", "rounding to the nearest")
+
+
+def _steps(x: Node) -> Node:
+    largest = Node("reduction", (x,), "the largest magnitude", "largest magnitude")
+    kept = Node("at least", (largest, constant("the least magnitude", 1e-5)), "the largest magnitude, kept from 0")
+    return _quotient("the activation scale", constant("the largest code", 127.0), kept)
+
+
+# --- attention --------------------------------------------------------------------------------------------------------------------------
+
+
+def _rotation(place: Place, x: Node) -> Node:
+    model = with_rope_of(place.model, place.key.layer)
+    c = model.config
+    exponents = constant("the exponents", -np.arange(c.rope_pairs) / max(c.rope_pairs, 1))
+    frequency = Node("power", (constant("RoPE's base", c.rope_base), exponents), "the frequencies")
+    if model.rope_factors is not None:
+        frequency = _quotient("the divided frequencies", frequency, constant("the factors of the frequencies", _wide(model.rope_factors)))
+    position = Node("positions", noun="positions")
+    if c.rope_scaling != 1:
+        position = _quotient("the scaled positions", position, constant("the position scale", c.rope_scaling))
+    angles = Node("outer", (position, frequency), "the angles")
+    heads = Node("heads", (x,), x.noun, place.config.heads if place.key.name.startswith("Q") else place.config.kv_heads)
+    magnitude = constant("RoPE's magnitude", c.rope_magnitude)
+    return Node("joined", (Node("rotation", (heads, angles, magnitude), "the rotated heads", (c.rope, "right")),), "the heads")
+
+
+def _attention(place: Place, q: Node, k: Node, v: Node) -> Node:
+    c = place.config
+    if place.dialect.in_float16:
+        q, k, v = (Node("rounded", (x,), x.noun, "float16") for x in (q, k, v))
+    q = Node("heads", (q,), "the queries", c.heads)
+    k, v = (
+        Node("grouped", (Node("heads", (x,), noun, c.kv_heads),), f"the heads of {noun[4:]}", ("groups", c.heads))
+        for x, noun in ((k, "the keys"), (v, "the values"))
+    )
+    scale = constant("the score scale", op.score_scale(c))
+    scores = _capped(_product("the scores", Node("scores", (q, k), "the products q.k"), scale), c.score_cap, "the scores' cap")
+    window = c.window_of(place.key.layer)  # type: ignore[arg-type]
+    masked = Node("mask", (scores,), "the masked scores", ("causal", 0) if window is None else ("window", window))
+    largest = Node("reduction", (masked,), "the largest score", "largest number")
+    e = Node("exponential", (Node("difference", (masked, largest), "the scores below the largest"),), "the exponentials", "exp")
+    p = _quotient("the probabilities", e, Node("softmax sum", (e,), "the softmax's sum"))
+    if place.dialect.in_float16:
+        p = Node("rounded", (p,), "the probabilities", "float16")
+    return Node("joined", (Node("weighted", (p, v), "the sums of values"),), "the heads")
+
+
+# --- the feed-forward -------------------------------------------------------------------------------------------------------------------
+
+
+def _activation(place: Place, gate: Node, up: Node | None = None) -> Node:
+    y = Node("activation", (gate,), "the activation", _ACTIVATIONS[place.config.activation])
+    return y if up is None else _product("the product with up", y, up)
+
+
+def _softmax(logits: Node) -> Node:
+    below = Node(
+        "difference", (logits, Node("reduction", (logits,), "the largest logit", "largest number")), "the logits below the largest"
+    )
+    e = Node("exponential", (below,), "the exponentials", "exp")
+    return _quotient("the probabilities", e, Node("reduction", (e,), "the softmax's sum", "sum"))
+
+
+def _expert_weights(place: Place, logits: Node, chosen: Node) -> Node:
+    taken = Node("taken", (_softmax(logits), chosen), "the probabilities of the token's experts")
+    if not place.config.normalized_experts:
+        return taken
+    return _quotient("the weights", taken, Node("reduction", (taken,), "the sum of the token's experts", "sum"))
+
+
+def _shared_expert(place: Place, y: Node, x: Node) -> Node:
+    assert place.layer is not None
+    assert place.layer.ffn_gate_inp_shexp is not None
+    dot = Node("dot", (x, constant("the gate's weight", _wide(place.layer.ffn_gate_inp_shexp))), "the gate's product")
+    return _product("the gated result", y, Node("sigmoid", (dot,), "the gate", "sigmoid"))
+
+
+def _residual(place: Place, h: Node, *branches: Node) -> Node:
+    scale = place.config.residual_scale
+    if scale != 1:
+        factor = constant("the residual scale", scale)
+        branches = tuple(_product(f"the scaled {branch.noun}", branch, factor) for branch in branches)
+    return _sum("the sum", replace(h, noun=f"the residual, {h.noun},"), *branches)
+
+
+_WHOLE: dict[str, Callable[..., Node]] = {
+    EMBEDDING.name: _embedding,
+    POSITIONS.name: _positions,
+    SCALED.name: _scaled,
+    NORM.name: _norm,
+    LOGITS.name: _head,
+    "Qcur_rope": _rotation,
+    "Kcur_rope": _rotation,
+    "kqv_out": _attention,
+    "ffn_out": _activation,
+    "ffn_moe_swiglu": _activation,
+    "ffn_moe_weights": _expert_weights,
+    "ffn_moe_out": lambda place, y, weights: Node("mixed", (y, weights), "the mixed results"),
+    "ffn_shexp_out": _shared_expert,
+    "ffn_inp": _residual,
+    "l_out": _residual,
+}
+"""The expressions of operations that have one way to be computed, by the name of their tensor."""

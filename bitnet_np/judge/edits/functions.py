@@ -1,0 +1,363 @@
+"""The steps that expressions are made of, and the tables of steps that one may be mistaken for another."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import spec
+from ..roundings import to_bfloat16, to_digits, to_float16, to_q8_0
+
+Array = NDArray[np.float64]
+Function = Callable[[Array], Array]
+
+
+# --- tables: functions of one number, of a row, masks, types ----------------------------------------------------------------------------
+
+
+def _softplus(x: Array) -> Array:
+    return np.logaddexp(0, x)
+
+
+ACTIVATIONS: dict[str, Function] = {
+    "SiLU": lambda x: x * spec.sigmoid(x),
+    "relu^2": lambda x: np.maximum(x, 0) ** 2,
+    "GELU": spec.gelu,
+    "GELU by tanh": spec.gelu_tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": spec.sigmoid,
+    "tanh": np.tanh,
+    "quick GELU": lambda x: x * spec.sigmoid(1.702 * x),
+    "square": np.square,
+    "leaky relu": lambda x: np.where(x > 0, x, 0.01 * x),
+    "relu^3": lambda x: np.maximum(x, 0) ** 3,
+    "SiLU with the sign lost in the sigmoid": lambda x: x * spec.sigmoid(-x),
+    "softplus": _softplus,
+    "Mish": lambda x: x * np.tanh(_softplus(x)),
+    "ELU": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "hard SiLU": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    "abs": np.abs,
+    "exp": np.exp,
+}
+"""Activation functions. Each may stand in the place of another."""
+ROOTS: dict[str, Function] = {"root": np.sqrt, "nothing": lambda x: x}
+CURVES: dict[str, Function] = {"tanh": np.tanh, "sigmoid": spec.sigmoid, "clipping to -1..1": lambda x: np.clip(x, -1, 1)}
+EXPONENTIALS: dict[str, Function] = {"exp": np.exp, "exp2": np.exp2, "sigmoid": spec.sigmoid, "softplus": _softplus}
+SIGMOIDS: dict[str, Function] = {"sigmoid": spec.sigmoid, "tanh": np.tanh, "exp": np.exp, "SiLU": ACTIVATIONS["SiLU"]}
+ROUNDINGS: dict[str, Function] = {
+    "rounding to the nearest": np.rint,
+    "truncation": np.trunc,
+    "rounding down": np.floor,
+    "rounding up": np.ceil,
+    "rounding halves away from zero": lambda x: np.sign(x) * np.floor(np.abs(x) + 0.5),
+    "adding a half and truncation": lambda x: np.trunc(x + 0.5),
+    "no rounding": lambda x: x,
+}
+OF_ONE: dict[str, dict[str, Function]] = {
+    "activation": ACTIVATIONS,
+    "root": ROOTS,
+    "curve": CURVES,
+    "exponential": EXPONENTIALS,
+    "sigmoid": SIGMOIDS,
+    "rounding": ROUNDINGS,
+}
+"""Tables of functions of single numbers, by the kind of their nodes."""
+
+
+def _by_row(function: Callable[[Array], Array]) -> Function:
+    return lambda x: function(x)[..., None]
+
+
+def _of_part(part: slice) -> Function:
+    return _by_row(lambda x: np.square(x[..., part]).mean(axis=-1))
+
+
+def _in_groups(size: int, function: Callable[[Array], Array]) -> Function:
+    """A reduction of each `size` numbers by themselves, repeated for each of them; NaN where that is no cut of a row."""
+
+    def reduced(x: Array) -> Array:
+        if x.shape[-1] % size or x.shape[-1] == size:
+            return np.full((*x.shape[:-1], 1), np.nan)
+        return np.repeat(function(x.reshape(*x.shape[:-1], -1, size)), size, axis=-1)
+
+    return reduced
+
+
+def _mean_square(x: Array) -> Array:
+    return np.square(x).mean(axis=-1)
+
+
+def _largest(x: Array) -> Array:
+    return np.abs(x).max(axis=-1)
+
+
+def _everywhere(function: Callable[[Array], Any]) -> Function:
+    return lambda x: np.full((*x.shape[:-1], 1), function(x))
+
+
+def _of_all_heads(x: Array) -> Array:
+    return np.broadcast_to(np.square(x).mean(axis=(-2, -1), keepdims=True), (*x.shape[:-1], 1)) if x.ndim > 2 else np.full((1, 1), np.nan)
+
+
+def _of_row_before(function: Callable[[Array], Array]) -> Function:
+    return lambda x: np.roll(function(x)[..., None], 1, axis=0)
+
+
+REDUCTIONS: dict[str, Function] = {
+    "mean square": _by_row(_mean_square),
+    "mean": _by_row(lambda x: x.mean(axis=-1)),
+    "sum": _by_row(lambda x: x.sum(axis=-1)),
+    "largest number": _by_row(lambda x: x.max(axis=-1)),
+    "largest magnitude": _by_row(_largest),
+    "mean magnitude": _by_row(lambda x: np.abs(x).mean(axis=-1)),
+    "squared mean magnitude": _by_row(lambda x: np.abs(x).mean(axis=-1) ** 2),
+    "squared largest magnitude": _by_row(lambda x: _largest(x) ** 2),
+    "sum of squares": _by_row(lambda x: np.square(x).sum(axis=-1)),
+    "variance": _by_row(lambda x: x.var(axis=-1)),
+    "sum of squares over the width less one": _by_row(lambda x: np.square(x).sum(axis=-1) / max(x.shape[-1] - 1, 1)),
+    "sum of squares over half the width": _by_row(lambda x: 2 * _mean_square(x)),
+    "sum of squares over twice the width": _by_row(lambda x: _mean_square(x) / 2),
+    "sum of magnitudes": _by_row(lambda x: np.abs(x).sum(axis=-1)),
+    "signed largest magnitude": _by_row(lambda x: np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)[..., 0]),
+    "mean square of the first half": lambda x: _of_part(slice(0, x.shape[-1] // 2))(x),
+    "mean square of the second half": lambda x: _of_part(slice(x.shape[-1] // 2, None))(x),
+    "mean square of every second number": _of_part(slice(None, None, 2)),
+    "mean square of all tokens": _everywhere(lambda x: np.square(x).mean()),
+    "largest magnitude of all tokens": _everywhere(lambda x: np.abs(x).max()),
+    "mean magnitude of all tokens": _everywhere(lambda x: np.abs(x).mean()),
+    "mean square of all heads": _of_all_heads,
+    "mean square of the token before": _of_row_before(_mean_square),
+    "largest magnitude of the token before": _of_row_before(_largest),
+    "mean square of the first token": lambda x: np.broadcast_to(_mean_square(x)[:1, ..., None], (*x.shape[:-1], 1)),
+    **{f"mean square of each {size} numbers": _in_groups(size, _mean_square) for size in (8, 16, 32, 64, 128, 256)},
+    **{f"largest magnitude of each {size} numbers": _in_groups(size, _largest) for size in (8, 16, 32, 64, 128, 256)},
+}
+"""Reductions of rows, the number of which is kept for a quotient. Each may stand in the place of another."""
+
+
+def _top(x: Array, most: int, axis: int | None) -> Array:
+    """Whole numbers up to `most` in steps of the largest magnitude / most: one step for each row, or for all."""
+    largest = np.abs(x).max(axis=axis, keepdims=True)
+    step = np.where(largest == 0, 1, largest) / most
+    return np.rint(x / step) * step
+
+
+def _digits(digits: int, smallest: float = 0.0, most: float = np.inf) -> Function:
+    """Rounding to significant bits, of numbers between the step of the smallest ones and the largest one."""
+
+    def rounded(x: Array) -> Array:
+        y = to_digits(x, digits)
+        if smallest:
+            step = smallest * 2.0 ** (1 - digits)
+            y = np.where(np.abs(x) < smallest, np.rint(x / step) * step, y)
+        return np.clip(y, -most, most)
+
+    return rounded
+
+
+def _truncated(x: Array) -> Array:
+    fraction, exponent = np.frexp(x)
+    return np.ldexp(np.trunc(np.ldexp(fraction, 11)), exponent - 11)
+
+
+TYPES: dict[str, Function] = {
+    "bfloat16": to_bfloat16,
+    "float16": to_float16,
+    "TF32": _digits(11),
+    "TF32, by truncation": _truncated,
+    "e4m3": _digits(4, 2.0**-6, 448.0),
+    "e5m2": _digits(3, 2.0**-14, 57344.0),
+    "int8 with a scale for each row": lambda x: _top(x, 127, -1),
+    "int8 with one scale": lambda x: _top(x, 127, None),
+    "Q8_0": lambda x: to_q8_0(x.reshape(len(x), -1)).reshape(x.shape),
+    "int4 with a scale for each row": lambda x: _top(x, 7, -1),
+}
+"""Types that engines keep numbers in, inside an operation or between two."""
+
+
+# --- order ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _relaid(x: Array, axis: int, rows: int) -> Array:
+    """The axis, read as `rows` by the rest, transposed."""
+    count = x.shape[axis]
+    if count % rows or rows in (1, count):
+        return np.full_like(x, np.nan)
+    return np.take(x, np.arange(count).reshape(rows, -1).T.ravel(), axis=axis)
+
+
+ORDERS: dict[str, Callable[[Array, int], Array]] = {
+    "in the opposite order": lambda x, axis: np.flip(x, axis),
+    "shifted by one, the one before in the place of each": lambda x, axis: np.roll(x, 1, axis),
+    "shifted by one, the next one in the place of each": lambda x, axis: np.roll(x, -1, axis),
+    "with their halves exchanged": lambda x, axis: np.roll(x, x.shape[axis] // 2, axis),
+    "interleaved: those of the second half between those of the first": lambda x, axis: _relaid(x, axis, 2),
+    "those of even numbers before those of odd ones": lambda x, axis: _relaid(x, axis, max(x.shape[axis] // 2, 1)),
+    "all the first one": lambda x, axis: np.broadcast_to(np.take(x, [0], axis), x.shape),
+    "all the last one": lambda x, axis: np.broadcast_to(np.take(x, [-1], axis), x.shape),
+    "with neighbours exchanged": lambda x, axis: (
+        np.take(x, np.arange(x.shape[axis]) ^ 1, axis) if x.shape[axis] % 2 == 0 else np.full_like(x, np.nan)
+    ),
+}
+"""Orders of the things along an axis, which an index that is computed wrongly gives."""
+
+
+def visible(rule: str, size: int, t: int) -> NDArray[np.bool_]:
+    """Which keys [S] the queries [T] see by a rule."""
+    i, j = np.arange(t)[:, None], np.arange(t)
+    past = j <= i
+    return {
+        "causal": lambda: past,
+        "window": lambda: past & (j > i - size),
+        "no mask": lambda: past | True,
+        "no mask but the window": lambda: j > i - size,
+        "reversed": lambda: j >= i,
+        "itself": lambda: i == j,
+        "future": lambda: j <= i + size,
+        "delayed": lambda: (j <= i - size) | ((i < size) & (j == 0)),
+        "blocks": lambda: past & (i // size == j // size),
+        "whole blocks": lambda: i // size == j // size,
+        "blocks of keys": lambda: j <= i // size * size + size - 1,
+        "first hidden": lambda: (past & (j >= size)) | ((i < size) & (j == i)),
+        "prefix": lambda: past | (j < size),
+        "last block lost": lambda: (past & (j < (i + 1) // size * size)) | ((i < size - 1) & (j == i)),
+        "rest lost": lambda: (past & (j < t // size * size)) | ((i == j) & (j >= t // size * size)),
+        "strided": lambda: past & (j % size == i % size),
+    }[rule]()
+
+
+MASKS = {
+    "no mask": "every token sees every other: the mask is missing",
+    "reversed": "a token sees itself and those behind it",
+    "itself": "a token sees itself alone",
+    "causal": "the window is missing: all tokens before are seen",
+    "no mask but the window": "the mask is missing, but not the window: tokens see the future",
+}
+SIZED_MASKS = {
+    "window": "a token sees the last {size}",
+    "future": "a token sees {size} tokens too many: the future",
+    "delayed": "a token does not see the last {size}, itself included",
+    "blocks": "a token sees what is before it in its own block of {size}",
+    "whole blocks": "a token sees all of its own block of {size} and nothing else",
+    "blocks of keys": "a token sees the whole block of {size} keys that it is in",
+    "first hidden": "the first {size} keys are not seen",
+    "prefix": "the first {size} tokens are seen by all, a prefix",
+    "last block lost": "a block of {size} keys is not seen before it is full",
+    "rest lost": "keys behind the last whole {size} are not seen",
+    "strided": "a token sees every {size}th token before it",
+}
+"""Rules of who sees whom, in words; those of the second table have a size."""
+
+
+def _group(k: Array, what: tuple[str, int]) -> Array:
+    """Keys or values of each query head [S, H, K] out of those of each key-value head [S, G, K]."""
+    rule, heads = what
+    count = k.shape[1]
+    head = np.arange(heads)
+    own = head // max(heads // count, 1)
+    chosen = {
+        "groups": own,
+        "turns": head % count,
+        "first": 0 * own,
+        "last": 0 * own + count - 1,
+        "opposite": count - 1 - own,
+        "next": (own + 1) % count,
+        "before": (own - 1) % count,
+    }[rule]
+    return k[:, chosen]
+
+
+GROUPS = {
+    "turns": "dealt out in turn (h % G) instead of in groups",
+    "first": "the first one's for every query head",
+    "last": "the last one's for every query head",
+    "opposite": "in the opposite order",
+    "next": "those of the next group",
+    "before": "those of the group before",
+}
+"""The key-value head that a query head reads, in words."""
+
+
+# --- steps --------------------------------------------------------------------------------------------------------------------------------
+
+
+def _pairs(x: Array, layout: str, pairs: int) -> tuple[Array, Array, Any]:
+    i = np.arange(pairs)
+    first, second = (i, i + pairs) if layout == "halves" else (2 * i, 2 * i + 1)
+    return x[..., first], x[..., second], (first, second)
+
+
+TURNS: dict[str, Callable[[Array, Array, Array, Array], tuple[Array, Array]]] = {
+    "right": lambda a, b, c, s: (a * c - b * s, a * s + b * c),
+    "the sine has the wrong sign: the rotation turns the other way": lambda a, b, c, s: (a * c + b * s, b * c - a * s),
+    "the sine has the wrong sign in the second of each pair": lambda a, b, c, s: (a * c - b * s, b * c - a * s),
+    "the sine has the wrong sign in the first of each pair": lambda a, b, c, s: (a * c + b * s, a * s + b * c),
+    "sines and cosines are exchanged": lambda a, b, c, s: (a * s - b * c, a * c + b * s),
+    "cosines have lost their sign": lambda a, b, c, s: (a * np.abs(c) - b * s, a * s + b * np.abs(c)),
+    "the sine terms are missing": lambda a, b, c, s: (a * c, b * c),
+    "the second of each pair is turned with the first one's new value": lambda a, b, c, s: (a * c - b * s, (a * c - b * s) * s + b * c),
+    "the two numbers of each pair are exchanged in the output": lambda a, b, c, s: (a * s + b * c, a * c - b * s),
+}
+"""Uses of sine and cosine in a rotation."""
+
+
+def _rotate(x: Array, angle: Array, magnitude: Any, what: tuple[str, str]) -> Array:
+    """Pairs of each head [T, H, K], turned by angles [T, J] or [T, H, J]."""
+    layout, turn = what
+    angle = angle[:, None, :] if angle.ndim == 2 else angle
+    angle = angle[..., : x.shape[-1] // 2]
+    a, b, (first, second) = _pairs(x, layout, angle.shape[-1])
+    out = x.copy()
+    out[..., first], out[..., second] = TURNS[turn](a, b, magnitude * np.cos(angle), magnitude * np.sin(angle))
+    return out
+
+
+def _mask(scores: Array, what: tuple[str, int]) -> Array:
+    return np.where(visible(*what, scores.shape[-1]), scores, -np.inf)
+
+
+def _softmax_sum(x: Array) -> Array:
+    return np.maximum(x.sum(axis=-1, keepdims=True), 1e-300)
+
+
+def _taken(x: Array, experts: Array) -> Array:
+    return np.take_along_axis(x, experts.astype(np.intp), axis=-1)
+
+
+def _mixed(y: Array, weights: Array) -> Array:
+    return spec.mix(y.reshape(*weights.shape, -1), weights)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": lambda *terms: sum(terms[1:], terms[0]),
+    "difference": lambda a, b: a - b,
+    "product": lambda a, b: a * b,
+    "quotient": lambda a, b: a / b,
+    "power": lambda a, b: a**b,
+    "at least": np.maximum,
+    "matmul": lambda x, matrix: x @ matrix.T,
+    "opaque": lambda *inputs, what: what(*inputs),
+    **{kind: (lambda x, what, table=table: table[what](x)) for kind, table in OF_ONE.items()},
+    "reduction": lambda x, what: REDUCTIONS[what](x),
+    "rounded": lambda x, what: TYPES[what](x),
+    "order": lambda x, what: ORDERS[what[0]](x, what[1]),
+    "clipped": lambda x, limit: np.clip(x, -limit, limit),
+    "clipped above": np.minimum,
+    "zero": lambda x: 0 * x,
+    "heads": lambda x, what: x.reshape(len(x), what, -1),
+    "joined": lambda x: x.reshape(len(x), -1),
+    "heads last": lambda x: x.swapaxes(1, 2).reshape(len(x), -1),
+    "rows": lambda table, ids: table[ids.astype(np.intp) % len(table)],
+    "outer": np.multiply.outer,
+    "rotation": _rotate,
+    "grouped": _group,
+    "scores": lambda q, k: np.einsum("thk,shk->hts", q, k),
+    "mask": _mask,
+    "softmax sum": _softmax_sum,
+    "weighted": lambda p, v: np.einsum("hts,shk->thk", p, v),
+    "taken": _taken,
+    "mixed": _mixed,
+    "dot": lambda x, gain: (x @ gain)[:, None],
+}
+"""The functions of nodes, by their kind. what: the option of a node, where it has one."""

@@ -1,0 +1,526 @@
+"""The kinds of edits: what may be done to any node of an expression. Each kind has one sentence; nodes bring the nouns."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from ...model.families import NORMS
+from ...model.records import Linear
+from ...traces.points import FIELDS, POINTS, Key
+from ..graph import TOKENS, Place, operations
+from . import functions
+from .definition import expression, matrix_of
+from .expression import Array, Node, constant, mapped, nodes, reads, replaced, tensor
+
+Edits = Iterator[tuple[str, Node]]
+"""Edits of an expression: each in words, and the whole expression with it."""
+
+_BINARY = ("sum", "difference", "product", "quotient", "at least")
+_OPPOSITE = {"sum": "difference", "difference": "sum", "product": "quotient", "quotient": "product"}
+_SAYS = {
+    "sum": "{} is subtracted",
+    "difference": "{} is added instead of subtracted",
+    "product": "{} divides instead of multiplying",
+    "quotient": "{} multiplies instead of dividing",
+}
+_VALUES = (*_BINARY, "matmul", "scores", "weighted", "mixed", "opaque", "rows", "taken", "dot", "rotation", "power", "outer")
+"""Kinds of nodes whose value is a step of its own, not the form of another one's."""
+_AXES = {point.name: point.axes for point in POINTS}
+
+
+def _each(tree: Node, change: Callable[[Node], Edits]) -> Edits:
+    """Yields the edits that a change makes of each node."""
+    for node, _ in nodes(tree):
+        for words, new in change(node):
+            yield words, replaced(tree, node, new)
+
+
+def _name(node: Node) -> str:
+    """A node as what a step does with it: the option of a function, or its noun."""
+    return node.what if node.kind in functions.OF_ONE else node.noun
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------------------------
+
+
+def left_out(place: Place, tree: Node) -> Edits:
+    """A step that is not there, or an operand of one."""
+
+    def change(node: Node) -> Edits:
+        if node.kind in functions.OF_ONE or node.kind == "rounded":
+            yield f"{_name(node)} is left out", node.inputs[0]
+        for i, operand in enumerate(node.inputs) if node.kind in _BINARY else ():
+            rest = (*node.inputs[:i], *node.inputs[i + 1 :])
+            if i or (node.kind in ("sum", "product") and any(map(reads, rest))):
+                yield f"{operand.noun} is left out", rest[0] if len(rest) == 1 else node.over(*rest)
+
+    return _each(tree, change)
+
+
+def twice(place: Place, tree: Node) -> Edits:
+    """A step that is done twice."""
+
+    def change(node: Node) -> Edits:
+        if node.kind in functions.OF_ONE:
+            yield f"{_name(node)} is applied twice", node.over(node)
+        for i, operand in enumerate(node.inputs) if node.kind in _BINARY else ():
+            if i or node.kind == "sum":
+                yield f"{operand.noun} is applied twice", node.over(node, operand)
+
+    yield from _each(tree, change)
+    if len(leaves := [node for node, _ in nodes(tree) if node.kind == "tensor"]) == 1 and leaves[0].what != TOKENS:
+        yield "it is done twice", replaced(tree, leaves[0], tree)
+
+
+def inverted(place: Place, tree: Node) -> Edits:
+    """The opposite of a step."""
+
+    def change(node: Node) -> Edits:
+        if node.kind in _OPPOSITE:
+            for i in range(1, len(node.inputs)):
+                rest = (*node.inputs[:i], *node.inputs[i + 1 :])
+                first = rest[0] if len(rest) == 1 else node.over(*rest)
+                yield _SAYS[node.kind].format(node.inputs[i].noun), replace(node, kind=_OPPOSITE[node.kind], inputs=(first, node.inputs[i]))
+        if node.kind == "sum" and len(node.inputs) == 2:
+            yield f"{node.inputs[0].noun} is subtracted", replace(node, kind="difference", inputs=node.inputs[::-1])
+        if node.kind in ("quotient", "difference"):
+            a, b = node.inputs
+            yield f"{a.noun} and {b.noun} are exchanged", node.over(b, a)
+
+    yield from _each(tree, change)
+    yield "the sign is flipped", Node("product", (tree, constant("-1", -1.0)))
+
+
+def moved(place: Place, tree: Node) -> Edits:
+    """A step that comes before the one it follows, or first of all."""
+
+    def change(outer: Node) -> Edits:
+        if (outer.kind in _BINARY or outer.kind in functions.OF_ONE) and outer.inputs[0].inputs:
+            inner = outer.inputs[0]
+            if inner.kind in _BINARY or inner.kind in functions.OF_ONE:
+                first = outer.over(inner.inputs[0], *outer.inputs[1:])
+                yield f"{_said(outer)} comes before {_said(inner)}", inner.over(first, *inner.inputs[1:])
+
+    yield from _each(tree, change)
+    for node, _ in nodes(tree):
+        if node.kind in _BINARY and len(node.inputs) == 2 and node.inputs[1].kind == "constant" and node.inputs[0].kind != "tensor":
+            without = replaced(tree, node, node.inputs[0])
+            for leaf, _ in nodes(without):
+                if leaf.kind == "tensor":
+                    yield f"{node.inputs[1].noun} is applied to {leaf.noun} first", replaced(without, leaf, node.over(leaf, node.inputs[1]))
+
+
+def _said(node: Node) -> str:
+    return _name(node) if node.kind in functions.OF_ONE else node.inputs[1].noun
+
+
+def other_function(place: Place, tree: Node) -> Edits:
+    """Another function of the same table."""
+
+    def change(node: Node) -> Edits:
+        for name in functions.OF_ONE.get(node.kind, ()):
+            if name != node.what:
+                yield f"{name} instead of {node.what}", replace(node, what=name)
+        for name in functions.REDUCTIONS if node.kind == "reduction" else ():
+            if name != node.what:
+                yield f"the {name} instead of the {node.what}", replace(node, what=name)
+
+    return _each(tree, change)
+
+
+# --- operands ---------------------------------------------------------------------------------------------------------------------------
+
+
+def exchanged(place: Place, tree: Node) -> Edits:
+    """Two tensors in each other's place, or one of them in both."""
+    leaves = [node for node, _ in nodes(tree) if node.kind == "tensor"]
+    for i, a in enumerate(leaves):
+        for b in leaves[i + 1 :]:
+            if _AXES.get(a.what.name) == _AXES.get(b.what.name):
+                yield f"{a.what.name} and {b.what.name} are exchanged", _with_both(tree, a, b)
+                yield f"{a.what.name} is read instead of {b.what.name}", replaced(tree, b, a)
+                yield f"{b.what.name} is read instead of {a.what.name}", replaced(tree, a, b)
+
+
+def _with_both(tree: Node, a: Node, b: Node) -> Node:
+    held = replace(a)
+    return replaced(replaced(replaced(tree, a, held), b, a), held, b)
+
+
+def other_tensor(place: Place, tree: Node) -> Edits:
+    """Another tensor of its shape in the place of one: a layer's input, what a norm read, what the layer before gave."""
+    before = []
+    for operation in operations(place.model, place.dialect):
+        if operation.key == place.key:
+            break
+        before.append(operation.key)
+    near = [key for key in before if key.layer in (None, place.key.layer) or place.key.layer is None or key.layer == place.key.layer - 1]
+    for leaf, parents in nodes(tree):
+        if leaf.kind != "tensor":
+            continue
+        axes = _AXES.get(leaf.what.name)
+        for key in near:
+            if key != leaf.what and axes is not None and _AXES.get(key.name) == axes:
+                yield f"{_near(key, place)} is read instead of {leaf.what.name}", replaced(tree, leaf, tensor(key))
+                for parent in parents if len(parents) > 1 else ():
+                    new = parent.over(*(tensor(key) if child is leaf else child for child in parent.inputs))
+                    yield f"{parent.noun} is that of {_near(key, place)}", replaced(tree, parent, new)
+
+
+def _near(key: Key, place: Place) -> str:
+    return key.name if key.layer in (None, place.key.layer) else f"{key.name} of layer {key.layer}"
+
+
+def added(place: Place, tree: Node) -> Edits:
+    """A tensor of the same shape that is added."""
+    for words, new in other_tensor(place, root := tensor(place.key)):
+        if words.endswith(f"instead of {root.noun}"):
+            yield words.replace(f"is read instead of {root.noun}", "is added"), Node("sum", (tree, new))
+
+
+def other_weight(place: Place, tree: Node) -> Edits:
+    """A weight of another layer, or of another step."""
+    for node, _ in nodes(tree):
+        for noun, value in _others(place, node) if node.kind == "constant" else ():
+            yield f"{noun} instead of {node.noun}", replaced(tree, node, constant(node.noun, value))
+
+
+def _others(place: Place, node: Node) -> Iterator[tuple[str, object]]:
+    """Yields what else of the model has the shape of a constant, in words."""
+    field = _field(place)
+    layers = [(f"that of layer {n}", layer) for n, layer in enumerate(place.model.layers) if n != place.key.layer and place.layer]
+    if node.noun == "the norm's weight":
+        here = [(f"that of {name}", getattr(place.layer, name)) for name in (*NORMS, *_HEAD_NORMS) if place.layer and name != field]
+        here += [("that of result_norm", place.model.output_norm)] if place.layer else []
+        last = place.model.layers[-1]
+        here += [] if place.layer else [(f"that of the last layer's {name}", getattr(last, name)) for name in NORMS]
+        for noun, value in [*here, *((noun, getattr(layer, field, None)) for noun, layer in layers)]:
+            if value is not None and value.shape == node.value.shape:
+                yield noun, value.astype(np.float64)
+    elif node.noun in ("the matrix", "the bias", "the weight scale"):
+        linears = [(f"that of {name}", getattr(place.layer, name)) for name in FIELDS.values() if name != field]
+        for noun, linear in [*linears, *((noun, getattr(layer, field)) for noun, layer in layers)]:
+            if linear is not None and linear.shape == place.linear.shape and (value := _part(linear, node.noun)) is not None:
+                yield noun, value
+
+
+def _field(place: Place) -> str:
+    name = place.key.name
+    return FIELDS.get(name, {"Qcur_normed": "attn_q_norm", "Kcur_normed": "attn_k_norm"}.get(name, name))
+
+
+_HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
+
+
+def _part(linear: Linear, noun: str) -> object:
+    if noun == "the bias":
+        return None if linear.bias is None else linear.bias.astype(np.float64)
+    if noun == "the weight scale":
+        own = getattr(linear.weights, "scale", None)
+        return float(1.0 if own is None else own) * float(1.0 if linear.scale is None else linear.scale)
+    return lambda: matrix_of(linear)
+
+
+def by_one(place: Place, tree: Node) -> Edits:
+    """A weight that is one too large or too small, as where an engine adds 1 itself, or the file has done it."""
+    for node, _ in nodes(tree):
+        if node.kind == "constant" and np.ndim(node.value) and not callable(node.value):
+            for words, kind in (("1 is added to", "sum"), ("1 is subtracted from", "difference")):
+                yield f"{words} {node.noun}", replaced(tree, node, Node(kind, (node, constant("1", 1.0)), node.noun))
+        if node.kind == "tensor" and node.what.name == "ffn_up":
+            yield f"1 is added to {node.noun}", replaced(tree, node, Node("sum", (node, constant("1", 1.0)), node.noun))
+
+
+def zero(place: Place, tree: Node) -> Edits:
+    """A tensor that is not there."""
+    for node, _ in nodes(tree):
+        if node.kind == "tensor" and node.what != TOKENS:
+            yield f"{node.noun} is all 0", replaced(tree, node, Node("zero", (node,), node.noun))
+
+
+# --- order ------------------------------------------------------------------------------------------------------------------------------
+
+
+def order(place: Place, tree: Node) -> Edits:
+    """Things along an axis in another order."""
+    for node, _ in nodes(tree):
+        for axis, noun in _axes_of(node, tree):
+            for words in functions.ORDERS:
+                yield f"{noun} are {words}", replaced(tree, node, Node("order", (node,), node.noun, (words, axis)))
+
+
+def _axes_of(node: Node, tree: Node) -> Iterator[tuple[int, str]]:
+    """Yields the axes of a node along which things may be in another order, with what they are."""
+    if node.kind in ("heads", "grouped"):
+        yield (
+            1,
+            f"heads of {node.noun.removeprefix('the heads of ')}"
+            if node.kind == "grouped"
+            else f"heads of {node.noun}, before they are shared,",
+        )
+        if node.kind == "heads":
+            yield 2, f"the elements of each head of {node.noun}"
+    elif node.kind == "tensor" and node.what != TOKENS:
+        yield 0, f"rows of {node.noun}"
+        yield 1, f"elements of {node.noun}"
+    elif node.kind == "constant" and np.ndim(node.value) == 1 and not callable(node.value):
+        yield 0, f"the elements of {node.noun}"
+    elif node.kind == "constant" and node.noun in ("the matrix", "the head's matrix"):
+        yield 0, f"rows of {node.noun}"
+        yield 1, f"columns of {node.noun}"
+    elif node.kind in ("rotation", "weighted"):
+        yield 1, "the heads of the result"
+        yield 2, "the elements of each head of the result"
+    if node is tree:
+        yield 0, "rows of the result"
+        yield 1, "elements of the result"
+
+
+def transposed(place: Place, tree: Node) -> Edits:
+    """A matrix, or heads, read along the other axis."""
+    for node, _ in nodes(tree):
+        if node.kind == "constant" and node.noun in ("the matrix", "the head's matrix"):
+            read = node.value
+
+            def other(read: Callable[[], Array] = read) -> Array:
+                matrix = read()
+                return matrix.reshape(matrix.shape[::-1]).T
+
+            yield f"{node.noun} is read column by column, as if it were transposed", replaced(tree, node, constant(node.noun, other))
+        if node.kind == "joined":
+            yield "heads and their elements are transposed", replaced(tree, node, replace(node, kind="heads last"))
+
+
+# --- attention and rotation -------------------------------------------------------------------------------------------------------------
+
+
+def masks(place: Place, tree: Node, length: int) -> Edits:
+    """Another rule of who sees whom."""
+
+    def change(node: Node) -> Edits:
+        if node.kind != "mask":
+            return
+        for rule, words in functions.MASKS.items():
+            if rule != node.what[0]:
+                yield words, replace(node, what=(rule, node.what[1]))
+        for rule, words in functions.SIZED_MASKS.items():
+            for size in range(1, max(length, 2)):
+                if (rule, size) != node.what:
+                    yield words.format(size=size), replace(node, what=(rule, size))
+
+    return _each(tree, change)
+
+
+def groups(place: Place, tree: Node) -> Edits:
+    """Other key-value heads of the query heads: of keys, of values, or of both."""
+    shared = [node for node, _ in nodes(tree) if node.kind == "grouped"]
+    if not shared:
+        return
+
+    def of_both(change: Callable[[Node], Node]) -> Node:
+        return mapped(tree, lambda node: change(node) if node.kind == "grouped" else node)
+
+    for rule, words in functions.GROUPS.items():
+        for node in shared:
+            other = replace(node, what=(rule, node.what[1]))
+            yield f"key-value heads of {node.noun.removeprefix('the heads of ')} alone are {words}", replaced(tree, node, other)
+        yield f"key-value heads are {words}", of_both(lambda node, rule=rule: replace(node, what=(rule, node.what[1])))  # type: ignore[misc]
+    size = place.config.heads // place.config.kv_heads
+    for head in range(place.config.heads):
+        for group in range(place.config.kv_heads):
+            if group != head // size:
+                taken = partial(_with_head, head=head, source=group * size)
+                changed = of_both(lambda node, taken=taken: Node("opaque", (node,), node.noun, taken))  # type: ignore[misc]
+                yield f"query head {head} reads key-value head {group} instead of {head // size}", changed
+
+
+def _with_head(x: Array, head: int, source: int) -> Array:
+    """Keys or values of each query head [S, H, K], with those of another one for one of them."""
+    x = x.copy()
+    x[:, head] = x[:, source]
+    return x
+
+
+def turns(place: Place, tree: Node) -> Edits:
+    """Another use of sines and cosines, and the other layout of pairs."""
+
+    def change(node: Node) -> Edits:
+        if node.kind == "rotation":
+            layout, _ = node.what
+            for words in functions.TURNS:
+                yield words, replace(node, what=(layout, words))
+            other, said = (
+                ("adjacent", "pairs are adjacent, not halves") if layout == "halves" else ("halves", "pairs are halves, not adjacent")
+            )
+            yield said, replace(node, what=(other, "right"))
+
+    return _each(tree, change)
+
+
+class _Positions(NamedTuple):
+    """A rule of positions with a number, in words."""
+
+    words: str
+    rule: Callable[[np.ndarray, int], np.ndarray]
+
+
+_POSITIONS = (
+    _Positions("positions are too large by {n}", lambda t, n: t + n),
+    _Positions("positions are too small by {n}", lambda t, n: t - n),
+    _Positions("positions restart every {n} tokens", lambda t, n: t % n),
+    _Positions("positions restart at position {n}", lambda t, n: np.where(t >= n, t - n, t)),
+    _Positions("positions stop at {n}", lambda t, n: np.minimum(t, n)),
+    _Positions("{n} tokens have each position", lambda t, n: t // n),
+    _Positions("positions from {n} on are too large by one", lambda t, n: t + (t >= n)),
+    _Positions("positions from {n} on are too small by one", lambda t, n: t - (t >= n)),
+    _Positions("every token is rotated as position {n}", lambda t, n: 0 * t + n),
+)
+
+
+def positions(place: Place, tree: Node, length: int) -> Edits:
+    """Other positions of the tokens."""
+
+    def change(node: Node) -> Edits:
+        if node.kind != "positions":
+            return
+        yield "positions are in the opposite order", Node("order", (node,), node.noun, ("in the opposite order", 0))
+        yield "positions are all the last one", Node("order", (node,), node.noun, ("all the last one", 0))
+        for words, rule in _POSITIONS:
+            for n in range(1, max(length, 2)):
+                yield words.format(n=n), Node("opaque", (node,), node.noun, lambda t, rule=rule, n=n: rule(t, n))
+
+    return _each(tree, change)
+
+
+# --- numbers and types ------------------------------------------------------------------------------------------------------------------
+
+
+def rounded(place: Place, tree: Node) -> Edits:
+    """Numbers that are kept in fewer bits: both operands of products, or the numbers between two steps."""
+    products = [node for node, _ in nodes(tree) if node.kind in _PRODUCTS]
+    for kind in functions.TYPES:
+
+        def narrow(node: Node, kind: str = kind) -> Node:
+            return Node("rounded", (node,), node.noun, kind)
+
+        def of_operands(node: Node, narrow: Callable[[Node], Node] = narrow) -> Node:
+            return node.over(*map(narrow, node.inputs)) if node.kind in _PRODUCTS else node
+
+        if products:
+            yield f"operands of products are rounded to {kind}", mapped(tree, of_operands)
+        for node, parents in nodes(tree):
+            if node.kind not in _NOT_ROUNDED and not node.is_number and node.what != TOKENS:
+                yield f"{node.noun if parents else 'the result'}: rounded to {kind}", replaced(tree, node, narrow(node))
+
+
+_PRODUCTS = ("matmul", "scores", "weighted")
+_NOT_ROUNDED = ("heads", "joined", "mask", "rounded", "positions", "grouped")
+_RELATIVE = (*np.geomspace(0.01, 0.9, 6), *np.geomspace(1.1, 100, 6))
+
+
+_CODES = (7.0, 8.0, 15.0, 31.0, 63.0, 64.0, 126.0, 127.0, 127.5, 128.0, 254.0, 255.0, 256.0, 511.0, 32767.0)
+
+
+def _candidates(noun: str, right: float) -> tuple[float, ...]:
+    """Numbers between which another one lies. Behind a rounding the error is no smooth function of it, so those are the likely ones."""
+    if noun == "the largest code":
+        return _CODES
+    wide = (1e-8, 1e-6, 1e-4, 1e-2, *_RELATIVE, 1e4, 1e6) if noun == "epsilon" else _RELATIVE
+    return tuple(right * x for x in wide)
+
+
+class Family(NamedTuple):
+    """Edits with a number that is sought: in words with a brace for it, numbers between which it lies, and the expression with one."""
+
+    words: str
+    grid: tuple[float, ...]
+    of: Callable[[float], Node]
+
+
+def numbers(place: Place, tree: Node) -> Iterator[Family]:
+    """Another number in the place of one of the model's."""
+    for node, _ in nodes(tree):
+        if node.is_number:
+            right = float(node.value)
+
+            def with_number(number: float, node: Node = node) -> Node:
+                return replaced(tree, node, constant(node.noun, number))
+
+            yield Family(f"{node.noun} is {{number:.6g}} instead of {right:.6g}", _candidates(node.noun, right), with_number)
+
+
+def factors(place: Place, tree: Node) -> Iterator[Family]:
+    """A value between two steps that is multiplied by a number."""
+    for node, parents in nodes(tree):
+        if node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS):
+            noun = node.noun if parents else "everything"
+
+            def times(number: float, node: Node = node) -> Node:
+                return replaced(tree, node, Node("product", (node, constant("the factor", number)), node.noun))
+
+            yield Family(f"{noun} is {{number:.6g}} times what it should be", _RELATIVE, times)
+
+
+def limits(place: Place, tree: Node) -> Iterator[Family]:
+    """A value between two steps that is clipped."""
+    for node, parents in nodes(tree):
+        if node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS):
+            noun = node.noun if parents else "the result"
+            for kind, words in (("clipped", "beyond"), ("clipped above", "above")):
+
+                def clipped(number: float, node: Node = node, kind: str = kind) -> Node:
+                    return replaced(tree, node, Node(kind, (node, constant("the limit", number)), node.noun))
+
+                yield Family(f"{noun} is clipped {words} {{number:.4g}}", tuple(np.geomspace(0.01, 100, 10)), clipped)
+
+
+KINDS: dict[str, Callable[[Place, Node], Edits]] = {
+    "left_out": left_out,
+    "other_function": other_function,
+    "inverted": inverted,
+    "twice": twice,
+    "moved": moved,
+    "exchanged": exchanged,
+    "by_one": by_one,
+    "turns": turns,
+    "groups": groups,
+    "transposed": transposed,
+    "order": order,
+    "other_weight": other_weight,
+    "other_tensor": other_tensor,
+    "added": added,
+    "zero": zero,
+    "rounded": rounded,
+}
+"""Kinds of edits, the likelier first."""
+BY_LENGTH: dict[str, Callable[[Place, Node, int], Edits]] = {"masks": masks, "positions": positions}
+"""Kinds of edits that depend on the length of the sequence."""
+FAMILIES: dict[str, Callable[[Place, Node], Iterator[Family]]] = {"numbers": numbers, "factors": factors, "limits": limits}
+"""Kinds of edits with a number."""
+
+
+NAMES = (*KINDS, *BY_LENGTH)
+"""All kinds of edits without a number."""
+
+
+def described(kind: str) -> str:
+    """A kind of edits, in one sentence."""
+    function = {**KINDS, **BY_LENGTH, **FAMILIES}[kind]
+    return (function.__doc__ or "").strip().removesuffix(".")
+
+
+def families(kind: str, place: Place) -> Iterator[Family]:
+    """Yields the edits of an operation with a number, of one kind."""
+    tree = expression(place)
+    if tree is not None:
+        yield from FAMILIES[kind](place, tree)
+
+
+def edits(kind: str, place: Place, length: int) -> Edits:
+    """Yields the edits of an operation, of one kind."""
+    tree = expression(place)
+    if tree is not None:
+        yield from BY_LENGTH[kind](place, tree, length) if kind in BY_LENGTH else KINDS[kind](place, tree)

@@ -1,0 +1,142 @@
+"""Edits of the definition: the expressions are the definition, and what an edit makes of one is named, in all of it or in a part."""
+
+import re
+
+import numpy as np
+import pytest
+from dumps import recorded, trace
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import random_model
+
+from bitnet_np import spec
+from bitnet_np.engine.dialects import DIALECTS, EXACT
+from bitnet_np.judge import operations as op
+from bitnet_np.judge.edits import kinds
+from bitnet_np.judge.edits.definition import expression
+from bitnet_np.judge.edits.expression import value_of
+from bitnet_np.judge.graph import TOKENS, Place, operations
+from bitnet_np.judge.precision import FLOAT32
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.model.families import ARCHITECTURES
+from bitnet_np.traces.points import TOP_EXPERTS, Key
+
+T = 14
+SMALL = {"width": 48, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "n_layers": 2, "vocab": 80}
+MODELS = {
+    "bitnet": random_model(1, **SMALL),
+    "gemma3": random_model(2, family="gemma3", window=5, window_layers=(0,), **SMALL),
+    "granite": random_model(3, family="granite", **SMALL),
+}
+IDS = np.random.default_rng(4).permutation(80)[:T]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_expressions_are_the_operations(family, dialect):
+    """Steps and tables that a dialect rounds in float32 or float16 by itself are left to the tolerance of the judge."""
+    model = random_model(5, family=family, inner_norms=True, window=5, window_layers=(1,), tied=False)
+    values = {TOKENS: np.random.default_rng(0).integers(0, model.config.vocab, 9)}
+    for operation in operations(model, DIALECTS[dialect]):
+        values[operation.key] = operation.evaluate(*(values[key] for key in operation.inputs)).value
+        tree = expression(Place(model, DIALECTS[dialect], operation))
+        if tree is None:
+            assert operation.key.name in (TOP_EXPERTS, "result_embd_pooled"), operation.key
+            continue
+        own = value_of(tree, values.__getitem__, 9)
+        by_itself = "rope" in operation.key.name or operation.key.name == "ffn_out"
+        most = 1e-3 if dialect != "exact" and by_itself else 1e-12
+        assert np.abs(own - values[operation.key]).max() <= most * np.abs(values[operation.key]).max(), operation.key
+
+
+def planted(model, name, change, rows=slice(None)):
+    """The report on a dump in which change(inputs, right output) is the output of an operation of layer 1 in some rows."""
+    points = recorded(model, IDS)
+    key = Key(name, 1)
+    operation = next(o for o in operations(model, EXACT) if o.key == key)
+    inputs = [points[k].reshape(T, -1).astype(np.float64) for k in operation.inputs]
+    wrong = points[key].reshape(T, -1).copy()
+    wrong[rows] = change(*inputs)[rows]
+    dump = {k: x for k, x in points.items() if k.layer in (None, 0)} | {k: points[k] for k in operation.inputs} | {key: wrong}
+    report = judge_trace(model, trace({k: x for k, x in dump.items() if k.name != "result_output"}), IDS, precision=FLOAT32)
+    assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, key)
+    return report.first_wrong.hypothesis
+
+
+def by_magnitudes(x):
+    gain = MODELS["bitnet"].layers[1].attn_norm.astype(np.float64)
+    return x / np.sqrt(np.abs(x).mean(axis=1, keepdims=True) ** 2 + MODELS["bitnet"].config.eps) * gain
+
+
+def heads_of(model, x, count):
+    return x.reshape(T, count, model.config.head_dim)
+
+
+def of_opposite_keys(q, k, v):
+    c = MODELS["bitnet"].config
+    q, k, v = heads_of(MODELS["bitnet"], q, c.heads), heads_of(MODELS["bitnet"], k, c.kv_heads), heads_of(MODELS["bitnet"], v, c.kv_heads)
+    return spec.attend(q, k[:, ::-1], v, spec.causal_mask(T, T)).reshape(T, -1)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "change", "rows", "says"),
+    [
+        ("bitnet", "attn_norm", by_magnitudes, slice(None), "the squared mean magnitude instead of the mean square"),
+        ("bitnet", "attn_norm", by_magnitudes, slice(9, None), "at positions 9 to 13 of 14: the squared mean magnitude instead of"),
+        ("bitnet", "kqv_out", of_opposite_keys, slice(None), "keys are those of the next key-value head"),
+        ("granite", "ffn_out", lambda g, u: g * np.tanh(np.logaddexp(0, g)) * u, slice(None), "Mish"),
+    ],
+)
+def test_mistakes_that_nobody_listed_are_named(family, name, change, rows, says):
+    assert says in planted(MODELS[family], name, change, rows)
+
+
+@settings(max_examples=25, deadline=None)
+@given(name=st.sampled_from(sorted(MODELS)), number=st.integers(0, 999), factor=st.floats(1.5, 20))
+def test_a_number_that_is_another_is_found_at_any_operation(name, number, factor):
+    """The number of any step of any operation, times any factor that changes the output, is blamed there, and something is said of it.
+
+    The largest code stands in front of a rounding, so that only likely ones are tried.
+    """
+    model = MODELS[name]
+    points = recorded(model, IDS)
+    values = {key: x.reshape(T, -1).astype(np.float64) for key, x in points.items()} | {TOKENS: IDS}
+    places = [Place(model, EXACT, o) for o in operations(model, EXACT) if o.key.layer == 1 and not o.key.name.endswith("_codes")]
+    families = [(place, family) for place in places for family in kinds.families("numbers", place) if "code" not in family.words]
+    place, family = families[number % len(families)]
+    right = float(family.words.rsplit(" ", 1)[1])
+    other = float(f"{right * factor:.4g}")
+    wrong = value_of(family.of(other), values.__getitem__, T)
+    if np.abs(wrong - values[place.key]).max() < 1e-3 * np.abs(values[place.key]).max():
+        return
+    kept = {key: points[key] for key in (*place.operation.inputs,) if key in points}
+    report = judge_trace(model, trace(kept | {place.key: wrong.astype(np.float32)}), IDS, precision=FLOAT32)
+    assert report.verdict is Verdict.WRONG
+    assert report.first_wrong.key == place.key
+    assert report.first_wrong.hypothesis
+
+
+@pytest.mark.parametrize("most", [7, 63, 128, 255])
+def test_codes_of_other_bits_are_named(most):
+    def change(x):
+        w = MODELS["bitnet"].layers[1].attn_v
+        steps = most / np.maximum(np.abs(x).max(axis=1, keepdims=True), 1e-5)
+        return np.rint(x * steps) @ op.dense(w.weights).T.astype(np.float64) / steps * float(w.weights.scale)
+
+    assert re.search(rf"\b{most}\b", planted(MODELS["bitnet"], "Vcur", change))
+
+
+def test_operands_of_fewer_bits_are_narrow_and_no_fault():
+    model = MODELS["granite"]
+    points = recorded(model, IDS)
+    key = Key("ffn_up", 1)
+    operation = next(o for o in operations(model, EXACT) if o.key == key)
+    tree = expression(Place(model, EXACT, operation))
+    narrow = dict(kinds.rounded(Place(model, EXACT, operation), tree))["operands of products are rounded to TF32, by truncation"]
+    output = value_of(narrow, {k: x.reshape(T, -1).astype(np.float64) for k, x in points.items()}.__getitem__, T)
+    inputs = {k: points[k] for k in operation.inputs}
+    report = judge_trace(model, trace(inputs | {key: output.astype(np.float32)}), IDS)
+    assert (report.verdict, report.operations[-1].key) == (Verdict.NARROW, key)
+    assert "TF32" in report.operations[-1].hypothesis
+    assert judge_trace(model, trace(inputs | {key: output.astype(np.float32)}), IDS, precision=FLOAT32).verdict is Verdict.WRONG
