@@ -17,6 +17,7 @@ from ..base.errors import Error, OptionError
 from ..base.whole_file import whole_file
 from ..engine.metrics import Metrics
 from ..gpu.dispatch import choose
+from ..kernels.float_state import steady
 from . import check, compare, convert, generate, grad, inspect, logits, mask, nll, progress, selftest, sweep, trace
 from .arguments import check_out
 from .printing import printable, table
@@ -42,6 +43,7 @@ _MODULES: tuple[Command, ...] = (inspect, logits, generate, check, trace, grad, 
 COMMANDS = {command.__name__.rpartition(".")[2]: command for command in _MODULES}
 
 
+@steady
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     if sys.stderr is None:  # closed by the caller, and standard output is not for errors

@@ -12,6 +12,7 @@ from ..base.tensor_types import ALL_BLOCK_TYPES, FEW_BITS, GRID_TYPES, IQ4_NL, I
 from ..files.gguf_writer import write_model
 from ..kernels import grids
 from ..kernels.block_formats import FORMATS
+from ..kernels.float_state import steady
 from ..model import packing, widen
 from ..model.families import FAMILIES, Family, implied, layer_shapes, windowed_layers
 from ..model.records import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of, window_fields
@@ -47,6 +48,7 @@ EXPERTS = {"experts": 5, "experts_used": 2}
 _BLOCKS = {kind.name: kind for kind in ALL_BLOCK_TYPES}
 
 
+@steady
 def random_model(
     seed: int,
     *,
