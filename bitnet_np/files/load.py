@@ -52,7 +52,6 @@ def open_model(path: str | os.PathLike) -> Source:
     return HFSource(open_folder(path)) if path.is_dir() else GGUFSource(open_parts(path))
 
 
-@steady
 def model_from(
     source: Source,
     progress: Callable[[int, int], None] = lambda done, total: None,

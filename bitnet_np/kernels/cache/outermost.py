@@ -21,7 +21,7 @@ from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined
 from numba.core.registry import CPUDispatcher
 from numba.np.ufunc import wrappers
 
-from ..fast import float_control
+from ..fast import emit, float_control
 
 _outermost = ""  # the qualified name of the function being compiled, which is its library's; for holders of the compiler's lock
 
@@ -108,11 +108,11 @@ class _Share(wrappers._GufuncWrapper):
 
     def gen_prologue(self, builder: Any, pyapi: Any) -> None:
         if float_control.DEFAULT is not None:
-            self.before = float_control.exchange(builder)
+            self.before = float_control.exchange(emit.Emitter(self.context, builder), float_control.DEFAULT)
 
     def gen_epilogue(self, builder: Any, pyapi: Any) -> None:
         if float_control.DEFAULT is not None:
-            float_control.exchange(builder, self.before)
+            float_control.exchange(emit.Emitter(self.context, builder), self.before)
 
 
 @contextmanager
