@@ -201,6 +201,13 @@ def test_a_full_disk_and_a_closed_standard_input():
 
 
 @linux
+@pytest.mark.parametrize("way", ["env -u HOME {}", "ulimit -n 16; {}", "LC_ALL=C PYTHONUTF8=0 {}", "{} >&-"])
+def test_a_process_that_lacks_what_others_have(way):
+    done = finished(way.format(f"{sys.executable} -m bitnet_np logits {TINY} --tokens 1,2,3 --json"), shell=True)
+    assert (done.returncode, done.stderr, "sha256" in done.stdout) == (0, "", "&-" not in way)
+
+
+@linux
 def test_names_that_are_no_utf8(tmp_path, capsys):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     folder.mkdir()
