@@ -1,26 +1,29 @@
 """bitnet_np: a reference implementation of BitNet b1.58 inference. A GGUF file and token ids in, logits one can trust out."""
 
-from . import contract
-from .base.errors import Error
-from .engine import masks
-from .engine.cache import KVCache
-from .engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
-from .engine.forward_pass import compute_logits, feed_forward, forward, forward_full, forward_incremental, forward_layer, prefill
-from .engine.metrics import Metrics
-from .engine.tokens import pad
-from .files.gguf_file import open_gguf
-from .files.load import load
-from .generation.batch import Batch, Completion, Request, forward_batch, generate_batch
-from .generation.certified import CertifiedHead, certify
-from .generation.generate import generate, stream
-from .generation.sampling import Sampling
-from .generation.speculation import DraftModel, Speculation, prompt_lookup
-from .judge.check import check
-from .judge.logits import Judgement, judge
-from .judge.precision import Precision
-from .judge.report import Report
-from .judge.verdict import Verdict
-from .model.records import Blocks, Config, Expert, Layer, Linear, Model, Ternary
+from .kernels.float_state import default_state
+
+with default_state():  # constants are rounded when their modules are imported
+    from . import contract
+    from .base.errors import Error
+    from .engine import masks
+    from .engine.cache import KVCache
+    from .engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
+    from .engine.forward_pass import compute_logits, feed_forward, forward, forward_full, forward_incremental, forward_layer, prefill
+    from .engine.metrics import Metrics
+    from .engine.tokens import pad
+    from .files.gguf_file import open_gguf
+    from .files.load import load
+    from .generation.batch import Batch, Completion, Request, forward_batch, generate_batch
+    from .generation.certified import CertifiedHead, certify
+    from .generation.generate import generate, stream
+    from .generation.sampling import Sampling
+    from .generation.speculation import DraftModel, Speculation, prompt_lookup
+    from .judge.check import check
+    from .judge.logits import Judgement, judge
+    from .judge.precision import Precision
+    from .judge.report import Report
+    from .judge.verdict import Verdict
+    from .model.records import Blocks, Config, Expert, Layer, Linear, Model, Ternary
 
 __version__ = "0.1.0"
 

@@ -164,6 +164,28 @@ def test_ctrl_c_in_a_conversion_leaves_no_file(interrupt, monkeypatch, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(os.name == "nt", reason="there are no such signals there")
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+@pytest.mark.parametrize("command", ["convert", "trace", "logits"])
+def test_a_command_that_is_asked_to_end_leaves_no_file(monkeypatch, tmp_path, command, name, code):
+    """When the output is complete, and about to get its name."""
+    number, out = getattr(signal, name), str(tmp_path / "out.npz")
+    arguments = ["convert", TINY, out] if command == "convert" else [command, TINY, "--tokens", "1,2", "--out", out]
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", lambda *names: signal.raise_signal(number))
+            assert main(arguments) == code
+        assert (list(tmp_path.iterdir()), signal.getsignal(number)) == ([], signal.SIG_DFL)
+        signal.signal(number, signal.SIG_IGN)  # as nohup does
+        rename = os.replace
+        monkeypatch.setattr(os, "replace", lambda *names: signal.raise_signal(number) or rename(*names))
+        assert main(arguments) == 0
+    finally:
+        signal.signal(number, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]
+
+
 @linux
 def test_a_full_disk_and_a_closed_standard_input():
     with open("/dev/full", "wb") as full:
@@ -176,6 +198,13 @@ def test_a_full_disk_and_a_closed_standard_input():
         assert process.returncode == 2
     done = finished(f"{sys.executable} -m bitnet_np inspect {TINY} <&-", shell=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@linux
+@pytest.mark.parametrize("way", ["env -u HOME {}", "ulimit -n 16; {}", "LC_ALL=C PYTHONUTF8=0 {}", "{} >&-"])
+def test_a_process_that_lacks_what_others_have(way):
+    done = finished(way.format(f"{sys.executable} -m bitnet_np logits {TINY} --tokens 1,2,3 --json"), shell=True)
+    assert (done.returncode, done.stderr, "sha256" in done.stdout) == (0, "", "&-" not in way)
 
 
 @linux

@@ -1,15 +1,45 @@
 """Files that appear only when they are complete: written under a temporary name beside the target, and renamed at the end."""
 
+import hashlib
 import os
+import platform
+import re
 import secrets
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 
 def name_beside(path: Path) -> Path:
-    """A hidden temporary name next to `path` that no other process uses."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    """A hidden temporary name next to `path` that no other process uses. What processes left that live no more is deleted."""
+    start = f".{path.name}.{_where()}-"
+    with suppress(OSError):  # there is no such folder, or another process deletes the same
+        for left in os.scandir(path.parent):
+            writer = re.fullmatch(rf"{re.escape(start)}(\d+)-.*\.part.*", left.name)
+            if writer and not _lives(int(writer[1])):
+                shutil.rmtree(left.path) if left.is_dir() else os.unlink(left.path)
+    return path.with_name(f"{start}{os.getpid()}-{secrets.token_hex(2)}.part")
+
+
+@lru_cache
+def _where() -> str:
+    """A digest of the machine and the container in which numbers of processes count."""
+    container = os.path.basename(os.path.realpath("/proc/self/ns/pid"))
+    return hashlib.sha256(f"{platform.node()} {container}".encode()).hexdigest()[:8]
+
+
+def _lives(process: int) -> bool:
+    """Whether there is such a process. On Windows, where asking would end it, every one counts as alive."""
+    try:
+        if os.name != "nt":
+            os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 @contextmanager

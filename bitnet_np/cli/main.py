@@ -4,7 +4,9 @@ import argparse
 import io
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +19,14 @@ from ..base.errors import Error, OptionError
 from ..base.whole_file import whole_file
 from ..engine.metrics import Metrics
 from ..gpu.dispatch import choose
+from ..kernels.float_state import steady
 from . import check, compare, convert, generate, grad, inspect, logits, mask, nll, progress, selftest, sweep, trace
 from .arguments import check_out
 from .printing import printable, table
 
 EXIT_CODES = (
-    "Exit codes: 0 fine, 1 a difference that roundings do not explain, 2 invalid input, 130 interrupted by Ctrl-C, 141 output closed by "
-    "its reader."
+    "Exit codes: 0 fine, 1 a difference that roundings do not explain, 2 invalid input, 129, 130 and 143 ended by SIGHUP, "
+    "Ctrl-C and SIGTERM, 141 output closed by its reader."
 )
 
 
@@ -42,6 +45,7 @@ _MODULES: tuple[Command, ...] = (inspect, logits, generate, check, trace, grad, 
 COMMANDS = {command.__name__.rpartition(".")[2]: command for command in _MODULES}
 
 
+@steady
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     if sys.stderr is None:  # closed by the caller, and standard output is not for errors
@@ -57,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(arguments, "threads", None) is not None:
             _set_threads(arguments.threads)
         _check_outputs(arguments)
-        with progress.compiling(), _measured(arguments):
+        with _ending(), progress.compiling(), _measured(arguments):
             code = arguments.run(arguments)
         print(end="", flush=True)
         return code
@@ -71,9 +75,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError:  # as on a full disk
             _discard_output()
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as ended:
         print("bitnet-np: interrupted", file=sys.stderr)
-        return 130
+        return 128 + (ended.args or (signal.SIGINT,))[0]
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Context in which SIGTERM and SIGHUP interrupt like Ctrl-C, so that commands clean up: not where they are ignored or handled."""
+    names = {"SIGTERM", "SIGHUP"} & set(dir(signal)) if threading.current_thread() is threading.main_thread() else ()
+    handled = [number for number in (getattr(signal, name) for name in names) if signal.getsignal(number) == signal.SIG_DFL]
+
+    def end(number: int, frame: object) -> None:
+        for own in handled:  # a second one would end the cleaning up
+            signal.signal(own, signal.SIG_IGN)
+        raise KeyboardInterrupt(number)
+
+    for number in handled:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _discard_output() -> None:

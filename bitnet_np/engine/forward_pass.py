@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..base.errors import NonFiniteError, OptionError, ShapeError, UnsupportedError
 from ..base.validate import instance, integer, integers
 from ..kernels import cpu
+from ..kernels.float_state import steady
 from ..model.records import Config, Model, Pooling
 from . import masks
 from .backend import Array, Backend
@@ -51,6 +52,7 @@ def path_of(mode: Mode, length: int, parallel_threshold: int = PARALLEL_THRESHOL
     return mode
 
 
+@steady
 def forward_full(
     model: Model,
     tokens: ArrayLike,
@@ -85,6 +87,7 @@ def forward_full(
     return run_whole(runtime, checked, record, last_only=last_only, attention=attention)
 
 
+@steady
 def forward_layer(
     model: Model,
     layer: int,
@@ -113,6 +116,7 @@ def forward_layer(
     return _layer_output(runtime, layer, out).reshape(shape)
 
 
+@steady
 def feed_forward(
     model: Model,
     layer: int,
@@ -152,6 +156,7 @@ def _layer_output(runtime: Runtime, layer: int, out: Array) -> Floats:
     return rows
 
 
+@steady
 def forward(
     model: Model,
     tokens: ArrayLike,
@@ -195,6 +200,7 @@ def forward(
     return run_cached(runtime, checked, cache, chosen, record, last_only=last_only, head=head, attention=attention)
 
 
+@steady
 def prefill(
     model: Model,
     tokens: ArrayLike,
@@ -219,6 +225,7 @@ def prefill(
     return run_prefill(runtime, checked, cache, chosen, block=block, head=head)
 
 
+@steady
 def forward_incremental(
     model: Model,
     tokens: ArrayLike,
@@ -242,6 +249,7 @@ def forward_incremental(
     return _run_incremental(runtime, checked, record, integer("chunk", chunk, 1), last_only, mask)
 
 
+@steady
 def compute_logits(
     model: Model,
     tokens: ArrayLike,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..base.errors import NonFiniteError, UnsupportedError
 from ..base.tensor_types import BF16, F16, F32, I2_S, TERNARY_TYPES, TQ1_0, TQ2_0, TensorType
 from ..kernels.activations import bfloat16_bits
+from ..kernels.float_state import steady
 from ..model import packing, widen
 from ..model.families import FAMILIES
 from ..model.records import Blocks, Config, Model, Table, Ternary, Weights
@@ -46,6 +47,7 @@ class _Target(NamedTuple):
     rounding: bool  # a narrower float type may change numbers, and TQ1_0 and TQ2_0 the scales of ternary matrices
 
 
+@steady
 def convert(
     model: Model,
     out: Path,

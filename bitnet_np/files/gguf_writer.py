@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..base.errors import UnsupportedError
 from ..base.tensor_types import BF16, F16, F32, I2_S, Q1_0, Q2_0, TQ1_0, TQ2_0, TensorType
 from ..base.whole_file import whole_file
+from ..kernels.float_state import steady
 from ..model import packing
 from ..model.checks import check_model
 from ..model.families import FAMILIES, FUSED, implied, windowed_layers
@@ -347,6 +348,7 @@ def _stacks(n: int, experts: Sequence[Expert], encode: Encode) -> Iterator[tuple
             yield f"blk.{n}.{field}_exps.weight", _rows(list(parts.values()))._replace(shape=(len(parts), *first.shape))
 
 
+@steady
 def write_model(
     path: str | os.PathLike[str],
     model: Model,

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..base.errors import OptionError, UnsupportedError
 from ..base.validate import path_of
+from ..kernels.float_state import steady
 from ..model import packing
 from ..model.families import FAMILIES, layer_matrices, layer_shapes
 from ..model.records import GATE_UP, QKV, Config, Expert, Layer, Model, frozen, shapes_of
@@ -18,6 +19,7 @@ from .overrides import overridden, without_ignored
 from .source import ModelWeights, Shapes, Source, of_file
 
 
+@steady
 def load(
     path: str | os.PathLike,
     progress: Callable[[int, int], None] = lambda done, total: None,

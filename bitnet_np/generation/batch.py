@@ -24,6 +24,7 @@ from ..engine.forward_pass import forward, forward_full, run_cached, run_prefill
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens, pad
 from ..kernels import cpu
+from ..kernels.float_state import steady
 from ..model.records import Model
 from .certified import CertifiedHead
 from .generate import certified_for, check_prompt
@@ -35,6 +36,7 @@ _Result = NDArray[np.float32] | NonFiniteError
 """Of a sequence's pass: logits [V], or [1 + K, V] with K drafts; the error where one is not finite."""
 
 
+@steady
 def forward_batch(
     model: Model,
     sequences: Sequence[Sequence[int]],
@@ -177,6 +179,7 @@ class Batch:
         """Whether nothing waits or runs."""
         return not self._waiting and not self._running
 
+    @steady
     def submit(self, request: Request) -> None:
         """Queue a request for a slot.
 
@@ -194,6 +197,7 @@ class Batch:
         self._waiting.append(sequence)
         self._ids.add(sequence.request.id)
 
+    @steady
     def step(self) -> list[Completion]:
         """Admit requests, run one forward pass, choose a token for each sequence, retire. Returns the completions of this step.
 
@@ -217,6 +221,7 @@ class Batch:
         self._intact = True
         return [completion for _, completion in ended]
 
+    @steady
     def cancel(self, id: str | int) -> Completion:
         """End a request before its time, whether it waits or runs. Returns its completion, with the tokens so far. The others go on.
 

@@ -24,6 +24,7 @@ from ..base.validate import integer
 from ..kernels import certified as kernels
 from ..kernels import cpu
 from ..kernels.fast.emit import LANES
+from ..kernels.float_state import steady
 
 Floats = NDArray[np.float32]
 
@@ -55,6 +56,7 @@ class CertifiedHead:
     copy: kernels.Copy = field(repr=False)
     counter: Counter = field(default_factory=Counter)
 
+    @steady
     def __call__(self, x: Floats) -> Floats:  # [R, D] -> [R, V]
         """Logits of which at least the k largest of each row (and all that equal the last of these) are exact; others may be -inf."""
         self.counter.calls += len(x)
@@ -93,6 +95,7 @@ class CertifiedHead:
         return kernels.intervals(self.copy, kernels.Split(q, coarse, fine, size, slack))
 
 
+@steady
 def certify(table: NDArray, k: int = 1) -> CertifiedHead:
     """A head for the k largest logits of a float32, float16 or bfloat16 (uint16) table [V, D]; a copy of V * D bytes is made.
 

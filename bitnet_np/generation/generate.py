@@ -15,6 +15,7 @@ from ..engine.forward_pass import run_cached, run_prefill
 from ..engine.network import Head, Runtime
 from ..engine.tokens import Tokens, check_tokens
 from ..kernels import cpu
+from ..kernels.float_state import steadily, steady
 from ..model.records import Model
 from .certified import LARGEST_K, WIDEST, CertifiedHead, certify
 from .sampling import GREEDY, Sampling, choose, uniforms
@@ -88,6 +89,7 @@ def certified_for(model: Model, sampling: Sampling, n: int, head: CertifiedHead 
     raise OptionError(f"no certified head: {why_not}")
 
 
+@steady
 def stream(
     model: Model,
     prompt: Sequence[int],
@@ -168,7 +170,7 @@ def _continuation(
                 following = following or chooser()
                 token = following(token)
 
-    return run()
+    return steadily(run())
 
 
 Step = Callable[[ArrayLike], NDArray[np.float32]]
@@ -182,6 +184,7 @@ def stepper(model: Model, cache: KVCache, ops: Backend = cpu, *, dialect: Dialec
     """
     step = _stepper(Runtime(model, dialect, ops).checked(), cache, head)
 
+    @steady
     def checked(tokens: ArrayLike) -> NDArray[np.float32]:
         ids = np.asarray(tokens)
         if ids.shape != (cache.batch,):
@@ -200,6 +203,7 @@ def _stepper(runtime: Runtime, cache: KVCache, head: Head | None) -> Callable[[N
     return lambda tokens: run_cached(runtime, Tokens.whole(tokens[:, None]), cache, slots, last_only=True, head=head)
 
 
+@steady
 def generate(
     model: Model,
     prompt: Sequence[int],

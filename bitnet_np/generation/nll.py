@@ -15,12 +15,14 @@ from ..engine.forward_pass import run_cached
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens, check_tokens
 from ..kernels import cpu
+from ..kernels.float_state import steady
 from ..model.records import Config, Model
 
 CHUNK = 64
 """Tokens of one forward pass. It changes memory (CHUNK * V logits) and speed, not a bit of the result."""
 
 
+@steady
 def token_nll(
     model: Model,
     tokens: ArrayLike,

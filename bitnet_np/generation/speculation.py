@@ -26,6 +26,7 @@ from ..engine.forward_pass import run_cached, run_prefill
 from ..engine.network import Floats, Head, Runtime
 from ..engine.tokens import Tokens
 from ..kernels import cpu
+from ..kernels.float_state import steady
 from ..model.records import Config, Model
 from .sampling import choose
 
@@ -81,6 +82,7 @@ class DraftModel:
         """The configuration of the model."""
         return self._runtime.model.config
 
+    @steady
     def __call__(self, tokens: Ids, most: int) -> list[int]:
         """Draft at most `most` tokens after these [T]: fewer where they exceed its context or float32's range."""
         most = min(most, self.config.context - len(tokens) + 1)

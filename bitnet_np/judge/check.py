@@ -14,6 +14,7 @@ from ..base.validate import instance, integers, path_of
 from ..engine.dialects import DIALECTS, EXACT, Dialect
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens, check_tokens, pad
+from ..kernels.float_state import steady
 from ..model.records import Config, Model
 from ..traces.arrays import as_numpy
 from ..traces.formats.arrays import Header, Labelled
@@ -28,6 +29,7 @@ from .sequences import judge_sequences, read_dump
 LABEL = str(LOGITS)
 
 
+@steady
 def check(
     model: Model,
     tokens: Any,

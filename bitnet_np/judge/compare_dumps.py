@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import listed
 from ..base.validate import instance
+from ..kernels.float_state import steady
 from ..traces.points import Key, Trace
 from .bounds import ROUNDING_ACROSS, close, invalid_tensor, statistics
 from .detail import Details
@@ -13,6 +14,7 @@ from .report import OperationVerdict, Report
 from .verdict import Verdict
 
 
+@steady
 def compare_traces(ours: Trace, theirs: Trace, partial: bool = False, details: Details | None = None) -> Report:
     """The report on two dumps of the same tokens, ours taken as true.
 

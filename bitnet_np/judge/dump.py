@@ -14,6 +14,7 @@ from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens, check_tokens
+from ..kernels.float_state import steady
 from ..model.records import Model
 from ..traces.points import Key, Trace
 from .detail import Details
@@ -30,6 +31,7 @@ LOG_PROBS = Key("log_probs", None)
 _MOST_POSITIONS = 64  # positions to try mistakes on: each mistake is a forward pass
 
 
+@steady
 def check_trace(
     model: Model,
     ids: NDArray[np.int64],

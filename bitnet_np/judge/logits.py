@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import shortened
+from ..kernels.float_state import steady
 from .detail import Details
 from .verdict import Verdict
 
@@ -121,6 +122,7 @@ class _Numbers(NamedTuple):
     top5: Array
 
 
+@steady
 def judge(
     ours: NDArray[np.float32],
     theirs: ArrayLike,

@@ -33,6 +33,7 @@ block_rows.py      what they share
 block_tiles.py     those on matrix tiles
 
 WHAT COMPILES AND RUNS THEM
+float_state.py     the default state of floating-point arithmetic, for public functions and threads
 launching.py       compiling kernels, and sharing them out among threads
 workspace.py       memory for results, kernels and weights
 processor.py       the features that Numba compiles for

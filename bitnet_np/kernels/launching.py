@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache.disk_cache import compiled
+from .float_state import default_state, is_default
 
 Floats = NDArray[np.float32]
 
@@ -65,7 +66,10 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
     Numba has no threading layer but its workqueue. In a child that was forked after threads had started, every kernel runs alone.
     """
     global _threads_started
-    if work <= SMALL or _forked:
+    if not is_default():
+        with default_state():
+            launch(kernel, work, *args)
+    elif work <= SMALL or _forked:
         kernel.alone(*args)
     else:
         with _turn:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.tensor_types import TERNARY_TYPES
+from ..kernels.float_state import steady
 from . import packing, widen
 from .records import Blocks, Expert, Layer, Linear, Model, Ternary
 
@@ -22,6 +23,7 @@ class DenseLinear(NamedTuple):
     norm_eps: float | None = None
 
 
+@steady
 def dense_view(record: Model | Layer | Expert) -> Any:
     """The same record with float64 arrays, and a DenseLinear for each Linear.
 

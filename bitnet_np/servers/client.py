@@ -5,6 +5,7 @@ that the caller names and to no other.
 """
 
 import json
+import re
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
@@ -124,15 +125,16 @@ def _message(raw: bytes) -> str:
 
 def client_of(url: str, timeout: float) -> Client:
     """The client for an address. A trailing `/v1` is left out: it is part of the API's paths. Raises OptionError."""
+    named = re.sub(r"^(\w+://)?.*@|\?.*", r"\1...", url, flags=re.DOTALL)  # a password is not repeated
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise OptionError(f"the endpoint is {shown(url)}: {error}") from None
+        raise OptionError(f"the endpoint is {shown(named)}: {error if named == url else 'it is no address'}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise OptionError(f"the endpoint is {shown(url)}, expected an address such as http://127.0.0.1:8080")
+        raise OptionError(f"the endpoint is {shown(named)}, expected an address such as http://127.0.0.1:8080")
     if parts.username is not None or parts.query or parts.fragment or not url.isprintable() or " " in url:
-        raise OptionError(f"the endpoint is {shown(url)}, expected an address without a user name, blanks, `?` or `#`")
+        raise OptionError(f"the endpoint is {shown(named)}, expected an address without a user name, blanks, `?` or `#`")
     if not 0 < timeout <= 86400:
         raise OptionError(f"the timeout is {timeout:g} s, expected more than 0 and at most 86400")
     return Client(parts.scheme == "https", parts.hostname, port, parts.path.rstrip("/").removesuffix("/v1"), timeout)

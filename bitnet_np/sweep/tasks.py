@@ -22,6 +22,7 @@ from ..generation.nll import token_nll
 from ..judge.check import check
 from ..judge.precision import PROFILES, Precision, Profile
 from ..judge.verdict import Verdict
+from ..kernels.float_state import steady
 from ..testing.selftest import digest
 from .command import TimeLimitError, run_command
 from .process import ModelFile, check_selftest, model_of, this_machine
@@ -77,6 +78,7 @@ class Outcome:
 _ONE_AT_A_TIME = threading.Lock()  # a row has all threads of the process, and one model is loaded once
 
 
+@steady
 def perform(task: Task) -> Outcome:
     """Run a task in this process. Whatever goes wrong in it is an outcome.
 

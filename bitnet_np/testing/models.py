@@ -1,17 +1,20 @@
 """Random models, in memory and as GGUF files: for the tests of this package, and for those of other engines."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.errors import OptionError, ShapeError, shown
 from ..base.tensor_types import ALL_BLOCK_TYPES, FEW_BITS, GRID_TYPES, IQ4_NL, IQ4_XS, NVFP4, OF_NUMBER_42, TensorType
+from ..base.validate import integer
 from ..files.gguf_writer import write_model
 from ..kernels import grids
 from ..kernels.block_formats import FORMATS
+from ..kernels.float_state import steady
 from ..model import packing, widen
 from ..model.families import FAMILIES, Family, implied, layer_shapes, windowed_layers
 from ..model.records import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of, window_fields
@@ -47,6 +50,7 @@ EXPERTS = {"experts": 5, "experts_used": 2}
 _BLOCKS = {kind.name: kind for kind in ALL_BLOCK_TYPES}
 
 
+@steady
 def random_model(
     seed: int,
     *,
@@ -68,6 +72,12 @@ def random_model(
     weights: the same for the layers' matrices, or "ternary"; empty means ternary for a BitNet, else `table`.
     gain: multiplies the scales of all ternary matrices. inner_norms: gives each linear a norm of its own.
     """
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise OptionError(f"the family is {shown(family)}, expected one of {', '.join(FAMILIES)}")
+    integer("seed", seed, 0)
+    integer("n_layers", shape.get("n_layers", 1), 1, error=ShapeError)
+    if unknown := shape.keys() - {field.name for field in fields(Config)}:
+        raise OptionError(f"a Config has no {', '.join(sorted(unknown))}")
     traits = FAMILIES[family]
     config = _config(family, shape)
     weights = weights or ("ternary" if traits.ternary else table)
@@ -177,10 +187,14 @@ def random_table(rng: np.random.Generator, kind: str, n: int, m: int, spread: fl
 
     gguf-py cannot quantise to some types, so these are random bytes, with scales that give about the same spread.
     """
+    if kind not in ("float32", "float16", "bfloat16", *_BLOCKS):
+        raise OptionError(f"the type of a random table is {shown(kind)}, expected float32, float16, bfloat16 or one of ggml's block types")
     if kind not in _BLOCKS:
         single = (rng.standard_normal((n, m)) * spread).astype(np.float32)
         return (single.view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else single.astype(kind)
     block_type = _BLOCKS[kind]
+    if m % block_type.block:
+        raise ShapeError(f"rows have {m} numbers, expected whole blocks of {block_type.block}, as {kind} has them")
     if block_type in (*GRID_TYPES, IQ4_NL, IQ4_XS, NVFP4):
         data = _random_codes(rng, block_type, n, m, spread)
     elif kind.endswith("_K") or block_type in FEW_BITS:

@@ -15,6 +15,7 @@ from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import forward_full
 from ..engine.tokens import check_tokens
 from ..kernels import cpu
+from ..kernels.float_state import steady
 from ..model.records import Config, Model
 from .formats import writer as writer_for
 from .points import LAYER_NAMES, POOLED, RECORDED, SCORES, Key, Trace
@@ -121,6 +122,7 @@ def scores(
         yield name, out
 
 
+@steady
 def record_trace(
     model: Model,
     tokens: ArrayLike,
@@ -157,6 +159,7 @@ def record_trace(
     return writer.written
 
 
+@steady
 def write_trace(
     trace: Trace, out: str | os.PathLike[str], *, tokens: ArrayLike | None = None, format: str | None = None
 ) -> dict[Key, tuple[tuple[int, ...], int]]:

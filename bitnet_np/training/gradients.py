@@ -24,6 +24,7 @@ from ..base.validate import instance, number
 from ..engine.network import rotations
 from ..engine.tokens import check_tokens
 from ..kernels import backward, cpu
+from ..kernels.float_state import steady
 from ..model import ternarize, widen
 from ..model.checks import check_model, ternary_flaws
 from ..model.families import FAMILIES, NORMS, Family, layer_shapes
@@ -38,6 +39,7 @@ FACTORS = "rope_freqs.weight"
 _LOGITS = 1 << 24  # numbers of logits that exist at a time, if a sequence does not need more
 
 
+@steady
 def loss_and_gradients(
     config: Config,
     parameters: Mapping[str, Floats | Ternary],
@@ -179,6 +181,7 @@ def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     return name.startswith("blk.") and len(shape) == 2
 
 
+@steady
 def quantize(master: Floats) -> Ternary:
     """A matrix of master weights [N, M] as the forward pass has it, and as it is to be exported: codes, and their absmean.
 

@@ -1,11 +1,14 @@
 """Files that appear when they are whole."""
 
 import os
+import re
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from bitnet_np.base.whole_file import whole_file
+from bitnet_np.base.whole_file import name_beside, whole_file
 
 
 def test_a_file_is_there_at_the_end_and_nothing_else(tmp_path):
@@ -34,6 +37,34 @@ def test_what_fails_leaves_what_was(tmp_path, there):
     with pytest.raises(RuntimeError):
         fails()
     assert [(p, p.read_bytes()) for p in tmp_path.iterdir()] == ([(path, b"old")] if there else [])
+
+
+LEAVES = """
+import os, sys
+from pathlib import Path
+from bitnet_np.base.whole_file import name_beside
+for name in ("f[1]", "other"):
+    name_beside(Path(sys.argv[1], name)).write_bytes(b"half")
+    folder = name_beside(Path(sys.argv[1], name))
+    folder.mkdir()
+    (folder / "half").touch()
+print(os.getpid())
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="it cannot be asked there whether a process lives")
+def test_what_a_process_left_that_lives_no_more_is_deleted_and_nothing_else(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    child = int(subprocess.run([sys.executable, "-c", LEAVES, tmp_path], env=environment, stdout=subprocess.PIPE, check=True).stdout)
+    alive = tmp_path / re.sub(r"-\d+-", f"-{os.getppid()}-", name_beside(tmp_path / "f[1]").name)
+    elsewhere = tmp_path / f".f[1].01234567-{child}-abcd.part"  # of another machine's process of that number
+    for part in (alive, elsewhere):
+        part.touch()
+    with whole_file(tmp_path / "f[1]") as part:
+        part.touch()
+    found = sorted(path.name for path in tmp_path.iterdir())
+    assert len([name for name in found if name.startswith(".other.")]) == 2
+    assert [name for name in found if not name.startswith(".other.")] == sorted([alive.name, elsewhere.name, "f[1]"])
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")

@@ -405,6 +405,45 @@ def test_a_cache_that_cannot_be_written_is_one_warning_and_a_working_program(tmp
     assert [path for path in tmp_path.rglob("*") if path.suffix == ".part"] == []
 
 
+@pytest.mark.skipif(os.name == "nt", reason="access is by lists there")
+@pytest.mark.parametrize(
+    ("place", "change", "reason"),
+    [
+        ("folder", "mode", r"others may write to it \(mode 777\)"),
+        ("file", "mode", r"others may write to it \(mode 666\)"),
+        ("folder", "owner", r"it belongs to user \d+"),
+        ("file", "owner", r"it belongs to user \d+"),
+    ],
+)
+def test_what_another_user_may_have_written_is_not_loaded_and_one_warning_says_so(cache, monkeypatch, place, change, reason):
+    run_once(1)
+    (file,) = files(cache)
+    monkeypatch.setattr(disk_cache, "_warned", False)
+    changed = file.parent if place == "folder" else file
+    if change == "mode":
+        changed.chmod(0o777 if place == "folder" else 0o666)
+    elif os.geteuid() == 0:
+        os.chown(changed, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.warns(RuntimeWarning, match=reason) as seen:
+        assert [run_once(1), run_once(1)] == [(2, 0), (2, 0 if place == "folder" else 1)]  # the file was replaced
+    assert len(seen) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such modes there")
+def test_nobody_else_can_write_to_a_cache_whatever_the_mask(cache):
+    before = os.umask(0)
+    try:
+        run_once(1)
+    finally:
+        os.umask(before)
+    (file,) = files(cache)
+    assert [path.stat().st_mode & 0o022 for path in (file, file.parent)] == [0, 0]
+    assert file.parent.stat().st_mode & 0o777 == (0o755 if os.geteuid() == 0 else 0o700)
+    assert run_once(1) == (2, 1)
+
+
 def test_a_file_that_somebody_reads_on_windows_is_left_alone(cache, monkeypatch):
     run_once(1)
     (file,) = files(cache)

@@ -42,3 +42,46 @@ def test_python_threads_may_call_at_once(layer):
         pytest.skip(f"no {layer} here")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [layer, "20", "True"]
+
+
+BESIDE = """
+import threading
+import numba, numpy as np
+from bitnet_np import forward_full
+from bitnet_np.kernels import launching
+from bitnet_np.testing import random_model
+
+@numba.njit(parallel=True, nogil=True)
+def total(x):
+    out = np.zeros(64)
+    for i in numba.prange(64):
+        out[i] = x[i::64].sum()
+    return out.sum()
+
+launching.SMALL = 0  # small kernels are shared, too
+numba.set_num_threads(2)
+model, x, ended = random_model(3, width=96, ffn=160), np.ones(1 << 16), threading.Event()
+tokens = np.arange(40)[None]
+expected = forward_full(model, tokens).tobytes()
+sums = set()
+
+def other():
+    while not ended.is_set():
+        sums.add(total(x))
+
+total(x)
+thread = threading.Thread(target=other)
+thread.start()
+same = all(forward_full(model, tokens).tobytes() == expected for _ in range(100))
+ended.set()
+thread.join()
+print(same, sums)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the layer by default, OpenMP on Linux")
+def test_a_parallel_kernel_of_the_users_may_run_meanwhile_on_the_layer_by_default():
+    env = {name: value for name, value in os.environ.items() if name != "NUMBA_THREADING_LAYER"}
+    env |= {"NUMBA_NUM_THREADS": "2", "PYTHONPATH": str(Path(bitnet_np.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", BESIDE], env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout) == (0, "True {65536.0}\n"), done.stderr

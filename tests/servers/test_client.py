@@ -37,6 +37,16 @@ def test_addresses_that_are_refused(url):
         client_of(url, 1)
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://me:secret@a", "me:secret@a", "http://me:x/secret@a", "http://me:se@cret@a", "http://a/?key=secret", "http://me\n:secret@a"],
+)
+def test_passwords_are_not_repeated(url):
+    with pytest.raises(OptionError, match="the endpoint is") as refused:
+        client_of(url, 1)
+    assert not any(part in str(refused.value) for part in ("secret", "cret", "me:"))
+
+
 @pytest.mark.parametrize("timeout", [0, -1, 1e9, float("nan"), float("inf")])
 def test_timeouts_that_are_refused(timeout):
     with pytest.raises(OptionError, match="the timeout is"):

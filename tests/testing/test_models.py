@@ -1,9 +1,12 @@
 """Random models: the same for the same seed, and with nothing in them that does not matter."""
 
+import random
+
 import numpy as np
 import pytest
 from family_models import drawn
 
+from bitnet_np.base.errors import Error
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES
 from bitnet_np.model import packing, widen
 from bitnet_np.model.dense import dense_view
@@ -80,3 +83,19 @@ def test_tables_have_the_spread_that_is_asked_for(kind):
     assert wide.shape == (40, 1024)
     assert 0.2 < wide.std() < 0.3
     assert abs(wide.mean()) < 0.02
+
+
+def test_arguments_that_are_no_models_are_errors_of_ours():
+    """Drawn at random; whichever raises nothing is a model."""
+    rng, made = random.Random(1), 0
+    sizes = [0, -1, 1, 2, 3, 5, 16, 33, 64, 1.5, "x", None, []]
+    for _ in range(300):
+        shape = {name: rng.choice(sizes) for name in rng.sample([*SHAPE, "experts", "nothing"], rng.choice([0, 1, 2]))}
+        family = rng.choice([*FAMILIES] * 3 + ["nothing", None, []])
+        table, weights = (rng.choice(["float32"] * 6 + [first, "bfloat16", "Q8_0", "Q4_K", "nothing", 1, []]) for first in ("float16", ""))
+        try:
+            random_model(rng.choice([0, 1, 1, 1, -1, None]), family=family, table=table, weights=weights, **shape)
+            made += 1
+        except Error:
+            pass
+    assert made > 20

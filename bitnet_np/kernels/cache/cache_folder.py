@@ -54,6 +54,28 @@ def _user_folders(name: str) -> list[Path]:
         return []
 
 
+class UntrustedError(PermissionError):
+    """A folder or an entry could be the work of another user. What an entry holds runs as the user who loads it."""
+
+
+def check_trusted(place: Path | int) -> None:
+    """Raise UntrustedError unless a folder or an open file is this user's or root's, and nobody else may write to it.
+
+    Not on Windows: access there is by lists, and the user's own folder for caches is closed to others.
+    """
+    if hasattr(os, "geteuid"):
+        status = os.stat(place)
+        if status.st_uid not in (os.geteuid(), 0):
+            raise UntrustedError(f"it belongs to user {status.st_uid}, whose code would run as this one")
+        if status.st_mode & 0o022:
+            raise UntrustedError(f"others may write to it (mode {status.st_mode & 0o777:o}), and their code would run as this user")
+
+
+def make(state: Path) -> None:
+    """Make the folder of a state, for this user alone. What root made is for all to read."""
+    state.mkdir(0o755 if getattr(os, "geteuid", lambda: 1)() == 0 else 0o700, parents=True, exist_ok=True)
+
+
 def states() -> list[Path]:
     """The folders of all states, the one used last first."""
     return sorted(folder().glob(f"{PREFIX}*"), key=lambda path: path.stat().st_mtime, reverse=True)

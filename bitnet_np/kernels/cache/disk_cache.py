@@ -9,8 +9,8 @@ Each function has one file for each signature, and there is no index:
       the code, as Numba pickles it
 
 A file is unpickled only if its key equals the requested one, to the letter, and its checksum holds. Any other file (torn, foreign, renamed)
-is a miss: the kernel is compiled and the file replaced. Files are written whole under another name and then renamed. Like Python's own
-__pycache__, the folder is trusted as far as those who can write to it.
+is a miss: the kernel is compiled and the file replaced. Files are written whole under another name and then renamed. A checksum stops
+damage and not intent: a folder or file of another user's (root aside), or that others may write to, is not loaded, and a warning says so.
 
 FOLDER is cache_folder.folder(). A state is a version of the sources, the libraries, the processor and Numba's settings. Numba's own cache
 files (.nbi, .nbc) are never read.
@@ -177,8 +177,11 @@ def _stem(key: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> tuple[bytes, bytes]:
-    """The key, as a line of JSON, and the pickled code of an entry. Raises BadEntryError, and OSError."""
-    first, _, rest = path.read_bytes().partition(b"\n")
+    """The key, as a line of JSON, and the pickled code of an entry. Raises BadEntryError, UntrustedError and OSError."""
+    with open(path, "rb") as file:
+        cache_folder.check_trusted(path.parent)
+        cache_folder.check_trusted(file.fileno())
+        first, _, rest = file.read().partition(b"\n")
     key, _, rest = rest.partition(b"\n")
     checksum, code = rest[:_CHECKSUM_BYTES], rest[_CHECKSUM_BYTES:]
     if first != _FIRST_LINE:
@@ -201,9 +204,11 @@ def unpickle(code: bytes, key: dict[str, Any]) -> tuple[Any, ...]:
 
 def _write(path: Path, key: bytes, code: bytes) -> None:
     if not path.parent.is_dir():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        cache_folder.make(path.parent)
         cache_folder.delete_old_states()
+    cache_folder.check_trusted(path.parent)
     with whole_file(path) as part:
+        part.touch(0o644)
         part.write_bytes(b"\n".join([_FIRST_LINE, key, hashlib.sha256(key + code).digest() + code]))
 
 
@@ -269,6 +274,9 @@ class DiskCache:
             if parts[3].args != sigutils.normalize_signature(sig)[0]:  # different types whose names are equal
                 return None
             result = compiler.CompileResult._rebuild(target_context, *parts)
+        except cache_folder.UntrustedError as error:
+            _warn_once(error)
+            return None
         except Exception:  # whatever is wrong with the file, the kernel is compiled instead
             return None
         cache_folder.set_time_of_use(path.parent)

@@ -6,5 +6,6 @@ byte_dots.py      byte dot products: the instructions of each processor
 ternary_steps.py  ternary codes out of packed bytes, and their products
 block_floats.py   ggml's blocks as floats
 block_bytes.py    their codes times bytes
+float_control.py  the register that controls floating-point arithmetic
 amx.py            Intel's matrix tiles, and a plain twin
 """
