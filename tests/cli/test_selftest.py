@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from bitnet_np import contract
+from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES
+from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.launching import serial
 from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.testing import selftest
+from bitnet_np.testing.model_cases import TABLES
 
 
 def test_selftest(run):
@@ -45,17 +48,16 @@ def test_selftest_against_the_contract(run):
     """Every case of a backend, and every model: none is left out but what no backend computes."""
     out = run("selftest", "--against", "contract")
     same = [line.removesuffix("the same").rstrip() for line in out.splitlines() if line.endswith("  the same")]
-    kernels_alone = {"exponential", "sampling", *selftest.backward_cases()}
-    assert same == [name for name in selftest.cases() if name not in kernels_alone] + list(selftest.model_cases(cpu))
-    assert {f"model, {family}" for family in ARCHITECTURES} < set(same)
+    assert same == [name for name in selftest.cases() if name not in selftest.cases_of_kernels()]
+    named = (*ARCHITECTURES, *TABLES, *DIALECTS, *(kind.name for kind in ALL_BLOCK_TYPES))
+    assert {f"model, {name}" for name in named} < set(same)
     assert re.search(r"\n\nall the same, [\d.]+ s\n$", out)
 
 
 def test_selftest_names_what_differs_from_the_contract(run, monkeypatch):
     """One operation, and the models that have it."""
-    cases, models = selftest.cases, selftest.model_cases
-    monkeypatch.setattr(selftest, "cases", lambda ops=cpu: {name: cases(ops)[name] for name in ("rms_norm", "layer_norm", "sampling")})
-    monkeypatch.setattr(selftest, "model_cases", lambda ops: {name: models(ops)[name] for name in ("model, gpt2", "model, llama")})
+    cases, names = selftest.cases, ("rms_norm", "layer_norm", "sampling", "model, gpt2", "model, llama")
+    monkeypatch.setattr(selftest, "cases", lambda ops=cpu: {name: cases(ops)[name] for name in names})
     monkeypatch.setattr(contract, "layer_norm", lambda x, gain, bias, eps: cpu.layer_norm(x, gain, bias, 2 * eps))
     out = run("selftest", "--against", "contract", code=1)
     assert [line.split("  ")[0] for line in out.splitlines() if line.endswith("DIFFER")] == ["layer_norm", "model, gpt2"]
