@@ -111,6 +111,12 @@ def backward_cases() -> dict[str, Case]:
         backward.cross_entropy_in_place(logits, np.array([160, 0, 7, 7, 99]), 0.01)
         return (logits,)
 
+    def losses() -> tuple[NDArray, ...]:
+        """Losses that are the same with every math library: one token has all of the probability, and the logarithm of 1 is 0."""
+        logits = -200 - np.abs(noise(61, 5, 161))
+        logits[:, 7] = 0
+        return backward.cross_entropy_in_place(logits, np.array([160, 0, 7, 99, 7]), 0.01), logits
+
     def add_rows() -> tuple[NDArray, ...]:
         out = noise(26, 3, 70)
         backward.add_rows(out, noise(27, 137, 70), np.arange(137) % 3, cuts)
@@ -129,6 +135,7 @@ def backward_cases() -> dict[str, Case]:
         "silu_gate_back": lambda: backward.silu_gate_back(gate, up, dy),
         "attend_back": attend_back,
         "cross_entropy_in_place": cross_entropy,
+        "cross_entropy_in_place, losses": losses,
         "add_rows": add_rows,
         "quantize_weights": quantize_weights,
         "dequantize": lambda: (backward.dequantize(*cpu.quantize(noise(39, 5, 161))),),
@@ -166,15 +173,19 @@ def _found(check: Callable[[NDArray], bool], array: NDArray, wrong: Any) -> tupl
     return (np.array(said),)
 
 
+def _one(function: Callable[..., NDArray], *arguments: Any) -> tuple[NDArray, ...]:
+    return (function(*arguments),)
+
+
 def loading_cases() -> dict[str, Case]:
     """The cases of kernels that prepare weights, by name: packing, checks, and the int8 copy of a certified head."""
     named: dict[str, Case] = {}
     for name, wrong in (("float32", np.nan), ("float16", np.inf), ("bfloat16", 0xFF80)):
         named[f"has_non_finite {name}"] = partial(_found, checks.has_non_finite, _table(name, 37, 161), wrong)
-        named[f"magnitude_sums {name}"] = lambda name=name: (magnitude_sums(_table(name, 137, 161)),)
-        named[f"from_masters {name}"] = lambda name=name: (from_masters(_table(name, 37, 161), 2.0),)
-    codes = (np.abs(noise(50, 131 * 64)) * 256).astype(np.uint8) & 0x55
-    quarters = (np.abs(noise(51, 10, 161)) * 256).astype(np.uint8) & 0x55
+        named[f"magnitude_sums {name}"] = partial(_one, magnitude_sums, _table(name, 137, 161))
+        named[f"from_masters {name}"] = partial(_one, from_masters, _table(name, 37, 161), 2.0)
+    codes = (np.abs(noise(50, 131 * 64)) * 256).astype(np.uint8) & np.uint8(0x55)
+    quarters = (np.abs(noise(51, 10, 161)) * 256).astype(np.uint8) & np.uint8(0x55)
     named |= {
         "has_code_three": partial(_found, checks.has_code_three, codes[:-3], 3),
         "from_i2s": lambda: (from_i2s(codes, (131, 161)),),
