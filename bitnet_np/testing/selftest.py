@@ -2,7 +2,8 @@
 
 The arithmetic contract promises the same bits everywhere, so the results of each kernel on fixed inputs have one digest, recorded in
 data/known_bits.json. A digest that differs here means a compiler or processor that breaks the contract. Inputs come from integer arithmetic
-alone; shapes have tails (widths that fill no whole register), several tiles and several attention chunks.
+alone; shapes have tails (widths that fill no whole register), several tiles and several attention chunks. A test makes every kernel wrong
+and sees that a digest differs.
 """
 
 import hashlib

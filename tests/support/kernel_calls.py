@@ -57,10 +57,15 @@ def outermost() -> set[str]:
             if isinstance(value, Kernel):
                 found |= {name_of(value.shared), name_of(value.alone)}
         for function in ast.parse(Path(str(module.__file__)).read_text("utf-8")).body:
-            if isinstance(function, ast.FunctionDef) and getattr(inspect.unwrap(vars(module)[function.name]), "__annotations__", None):
+            if isinstance(function, ast.FunctionDef) and _is_python(vars(module)[function.name]):
                 names = [vars(module).get(node.id) for node in ast.walk(function) if isinstance(node, ast.Name)]
                 found |= {name_of(ours[id(value)]) for value in names if id(value) in ours}
     return found
+
+
+def _is_python(function: Any) -> bool:
+    inner = inspect.unwrap(function)
+    return inspect.isfunction(inner) and bool(inner.__annotations__)
 
 
 def arrays_of(kernel: Any, arguments: tuple) -> dict[str, NDArray]:
