@@ -20,7 +20,7 @@ from . import progress
 from .arguments import add_threads_argument
 from .printing import print_json, table
 
-SUMMARY = "Compare every kernel with its known bits, and check every compiled kernel on disk."
+SUMMARY = "Compare every kernel and small models with their known bits, and check every compiled kernel on disk."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

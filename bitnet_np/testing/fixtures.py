@@ -13,7 +13,7 @@ from ..model import packing
 from ..model.records import Ternary
 from . import selftest
 
-_PASSES = ("forward, exact", "forward, bitnet.cpp")  # whole forward passes, which `trace` records
+_LEFT_OUT = ("forward", "model", "blocks")  # whole forward passes, which `trace` records, and blocks, which gguf-py can widen
 
 
 def fixtures() -> Iterator[tuple[str, dict[str, NDArray]]]:
@@ -46,7 +46,7 @@ def fixtures() -> Iterator[tuple[str, dict[str, NDArray]]]:
     for name, compute in selftest.cases(Wrapped(cpu, **{operation: recorded(operation) for operation in OPERATIONS})).items():
         arrays.clear()
         calls = 0
-        if name not in _PASSES:
+        if not name.startswith(_LEFT_OUT):
             compute()
         if arrays:
             yield name, dict(arrays)

@@ -19,6 +19,9 @@ from ..model import packing, widen
 from ..model.families import FAMILIES, Family, implied, layer_shapes, windowed_layers
 from ..model.records import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of, window_fields
 from ..model.rope import local_frequencies, rope_frequencies, scaling_factors
+from .noise import Noise
+
+Generator = np.random.Generator | Noise
 
 SHAPE = {
     "vocab": 50,
@@ -52,7 +55,7 @@ _BLOCKS = {kind.name: kind for kind in ALL_BLOCK_TYPES}
 
 @steady
 def random_model(
-    seed: int,
+    seed: int | Noise,
     *,
     family: str = "bitnet-b1.58",
     table: str = "float32",
@@ -67,6 +70,7 @@ def random_model(
     No two heads are alike, no row of a matrix is zero, activations have a spread of about 1 in front of every operation, and every
     matrix and norm has a scale of its own: a bug anywhere shows.
 
+    seed: of NumPy's generator, or Noise, with which the model is the same everywhere.
     family: an architecture of families.FAMILIES; the model has all biases, scales and RoPE factors that the family allows.
     table: the dtype of embedding and head (float32, float16 or bfloat16), or the name of a block type.
     weights: the same for the layers' matrices, or "ternary"; empty means ternary for a BitNet, else `table`.
@@ -81,7 +85,8 @@ def random_model(
     traits = FAMILIES[family]
     config = _config(family, shape)
     weights = weights or ("ternary" if traits.ternary else table)
-    return _Drawing(np.random.default_rng(seed), config, traits, table, weights, gain, inner_norms).model(tied)
+    rng = seed if isinstance(seed, Noise) else np.random.default_rng(seed)
+    return _Drawing(rng, config, traits, table, weights, gain, inner_norms).model(tied)
 
 
 def _config(family: str, shape: dict[str, Any]) -> Config:
@@ -107,7 +112,7 @@ def _config(family: str, shape: dict[str, Any]) -> Config:
 class _Drawing:
     """The parts of a random model. Each call takes the generator's next numbers, so the model of a seed depends on their order."""
 
-    rng: np.random.Generator
+    rng: Generator
     config: Config
     family: Family
     table: str
@@ -182,7 +187,7 @@ class _Drawing:
         return random_table(self.rng, self.table, rows, self.config.width)
 
 
-def random_table(rng: np.random.Generator, kind: str, n: int, m: int, spread: float = 1.0) -> Table:
+def random_table(rng: Generator, kind: str, n: int, m: int, spread: float = 1.0) -> Table:
     """Normal numbers [n, m] with a standard deviation of `spread`, in a float dtype (bfloat16 is cut) or one of ggml's block types.
 
     gguf-py cannot quantise to some types, so these are random bytes, with scales that give about the same spread.
@@ -204,7 +209,7 @@ def random_table(rng: np.random.Generator, kind: str, n: int, m: int, spread: fl
     return frozen(Blocks(data, block_type, (n, m)))
 
 
-def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, spread: float) -> NDArray[np.uint8]:
+def _random_blocks(rng: Generator, kind: TensorType, n: int, m: int, spread: float) -> NDArray[np.uint8]:
     data = rng.integers(0, 256, (n, m // kind.block * kind.block_bytes), np.uint8)
     if kind in OF_NUMBER_42:
         data &= ~(data & 0xAA & data << 1)  # the code 3 becomes 1, so that the mean is 0
@@ -225,7 +230,7 @@ def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, s
     return data
 
 
-def _random_codes(rng: np.random.Generator, kind: TensorType, n: int, m: int, spread: float) -> NDArray[np.uint8]:
+def _random_codes(rng: Generator, kind: TensorType, n: int, m: int, spread: float) -> NDArray[np.uint8]:
     """Random bytes of a type with one scale to a block, which has a random sign: codes have a mean that is not 0. Of NVFP4 four scales."""
     data = rng.integers(0, 256, (n, m // kind.block * kind.block_bytes), np.uint8)
     blocks = data.reshape(-1, kind.block_bytes)

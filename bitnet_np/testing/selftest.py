@@ -2,12 +2,15 @@
 
 The arithmetic contract promises the same bits everywhere, so the results of each kernel on fixed inputs have one digest, recorded in
 data/known_bits.json. A digest that differs here means a compiler or processor that breaks the contract. Inputs come from integer arithmetic
-alone; shapes have tails (widths that fill no whole register), several tiles and several attention chunks.
+alone; shapes have tails (widths that fill no whole register), several tiles and several attention chunks. A test makes every kernel wrong
+and sees that a digest differs.
 """
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -15,19 +18,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.tensor_types import IQ4_XS, NVFP4, Q2_K, Q4_K, Q5_1, Q6_K, Q8_0, TQ2_0
+from ..base.tensor_types import ALL_BLOCK_TYPES, TQ1_0, TQ2_0, TensorType
 from ..engine import masks
 from ..engine.backend import Backend
-from ..engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
-from ..engine.forward_pass import forward_full, forward_incremental
+from ..engine.dialects import BITNET_CPP, EXACT, Dialect
+from ..engine.forward_pass import forward_full
 from ..files import embedded
 from ..files.load import load
-from ..kernels import backward, cpu
-from ..kernels.packing import from_masters
+from ..kernels import activations, backward, blocks, certified, checks, cpu, launching
+from ..kernels.packing import from_i2s, from_masters, from_quarters, magnitude_sums
 from ..kernels.sampling import drawn
 from ..model import packing
-from ..model.families import ARCHITECTURES
-from .models import random_model
+from .model_cases import model_cases
+from .models import random_table
+from .noise import Noise, noise
 
 Case = Callable[[], tuple[NDArray, ...]]
 
@@ -38,16 +42,6 @@ def digest(*arrays: NDArray) -> str:
     for array in arrays:
         total.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
     return total.hexdigest()
-
-
-def noise(seed: int, *shape: int) -> NDArray[np.float32]:
-    """Numbers in [-1, 1) with 24 bits each: splitmix64 of the index, so no library's generator is involved."""
-    with np.errstate(over="ignore"):
-        x = (np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-        x ^= x >> np.uint64(31)
-    return ((x >> np.uint64(40)).astype(np.float64) * 2.0**-23 - 1).astype(np.float32).reshape(shape)
 
 
 def rows_that_tell_lanes() -> tuple[NDArray[np.float32], NDArray[np.bool_]]:  # -> [R, 1024], [R]
@@ -118,6 +112,12 @@ def backward_cases() -> dict[str, Case]:
         backward.cross_entropy_in_place(logits, np.array([160, 0, 7, 7, 99]), 0.01)
         return (logits,)
 
+    def losses() -> tuple[NDArray, ...]:
+        """Losses that are the same with every math library: one token has all of the probability, and the logarithm of 1 is 0."""
+        logits = -200 - np.abs(noise(61, 5, 161))
+        logits[:, 7] = 0
+        return backward.cross_entropy_in_place(logits, np.array([160, 0, 7, 99, 7]), 0.01), logits
+
     def add_rows() -> tuple[NDArray, ...]:
         out = noise(26, 3, 70)
         backward.add_rows(out, noise(27, 137, 70), np.arange(137) % 3, cuts)
@@ -136,10 +136,72 @@ def backward_cases() -> dict[str, Case]:
         "silu_gate_back": lambda: backward.silu_gate_back(gate, up, dy),
         "attend_back": attend_back,
         "cross_entropy_in_place": cross_entropy,
+        "cross_entropy_in_place, losses": losses,
         "add_rows": add_rows,
         "quantize_weights": quantize_weights,
         "dequantize": lambda: (backward.dequantize(*cpu.quantize(noise(39, 5, 161))),),
     }
+
+
+def _table(dtype: str, n: int, m: int) -> NDArray:
+    return _tables(n, m)[dtype]
+
+
+def _ternary_blocks(kind: TensorType) -> tuple[NDArray, ...]:
+    """Random codes of TQ1_0 or TQ2_0 packed, of which the last row's first block has the scale 0."""
+    data = (np.abs(noise(46, 5, 3 * kind.block_bytes)) * 256).astype(np.uint8)
+    data.reshape(-1, kind.block_bytes)[:, -2:] = 1
+    data[-1, kind.block_bytes - 2 : kind.block_bytes] = 0
+    packed = np.zeros(data.size // kind.block_bytes * 64, np.uint8)
+    blocks.pack_ternary(data, kind, packed)
+    return (packed,)
+
+
+def _intervals(rows: int) -> tuple[NDArray, ...]:
+    """A table in int8, and the intervals of its logits for some rows."""
+    copy = certified.copy(noise(47, 37, 161), lambda part: None)
+    q = np.rint(63 * noise(48, 2 * rows, 161)).astype(np.int8)
+    return (*copy, *certified.intervals(copy, certified.Split(q, *np.abs(noise(49, 4, rows).astype(np.float64)))))
+
+
+def _found(check: Callable[[NDArray], bool], array: NDArray, wrong: Any) -> tuple[NDArray, ...]:
+    """What a check says of an array, and of the same with a wrong number in its first, a middle and its last place."""
+    said = [check(array)]
+    for place in (0, array.size // 2, array.size - 1):
+        changed = array.copy()
+        changed.reshape(-1)[place] = wrong
+        said.append(check(changed))
+    return (np.array(said),)
+
+
+def _one(function: Callable[..., NDArray], *arguments: Any) -> tuple[NDArray, ...]:
+    return (function(*arguments),)
+
+
+def loading_cases() -> dict[str, Case]:
+    """The cases of kernels that prepare weights, by name: packing, checks, and the int8 copy of a certified head."""
+    named: dict[str, Case] = {}
+    for name, wrong in (("float32", np.nan), ("float16", np.inf), ("bfloat16", 0xFF80)):
+        named[f"has_non_finite {name}"] = partial(_found, checks.has_non_finite, _table(name, 37, 161), wrong)
+        named[f"magnitude_sums {name}"] = partial(_one, magnitude_sums, _table(name, 137, 161))
+        named[f"from_masters {name}"] = partial(_one, from_masters, _table(name, 37, 161), 2.0)
+    codes = (np.abs(noise(50, 131 * 64)) * 256).astype(np.uint8) & np.uint8(0x55)
+    quarters = (np.abs(noise(51, 10, 161)) * 256).astype(np.uint8) & np.uint8(0x55)
+    named |= {
+        "has_code_three": partial(_found, checks.has_code_three, codes[:-3], 3),
+        "from_i2s": lambda: (from_i2s(codes, (131, 161)),),
+        "from_quarters": lambda: tuple(np.asarray(part) for part in from_quarters(quarters, 37)),
+        "pack_ternary TQ1_0": partial(_ternary_blocks, TQ1_0),
+        "pack_ternary TQ2_0": partial(_ternary_blocks, TQ2_0),
+        "intervals, 1 row": partial(_intervals, 1),
+        "intervals, 5 rows": partial(_intervals, 5),
+        "round_rows": lambda: (
+            *activations.q8_k(noise(52, 5, 768)),
+            *activations.q8_0(noise(53, 5, 96)),
+            activations.q8_1_sums(noise(53, 5, 96)),
+        ),
+    }
+    return named
 
 
 def _router_logits() -> NDArray[np.float32]:
@@ -154,6 +216,23 @@ def _draws() -> tuple[NDArray, ...]:
     return (np.array([drawn(logits, probabilities, top_p, n / 64) for top_p in (1.0, 0.9) for n in range(64)]),)
 
 
+def _blocks(ops: Backend, kind: TensorType) -> tuple[NDArray, ...]:
+    """Rows of a table in blocks, and its products with one row and with several."""
+    data = random_table(Noise(2), kind.name, 37, 512).data
+    found = [ops.embed_blocks(data, kind, np.array([36, 0, 7]))]
+    for rows in (1, 7):
+        x = noise(58, rows, 512)
+        found += [ops.matmul_blocks(x, data, kind), *ops.matmuls_blocks_as_llama_cpp(x, (data, kind), (data[5:], kind))]
+    return tuple(found)
+
+
+def _attention_in_float16(ops: Backend) -> tuple[NDArray, ...]:
+    """Attention whose keys and values are in float16: whole runs, and a single row of many keys."""
+    k, v = noise(59, 2, 1, 320, 2, 20).astype(np.float16).view(np.int16)
+    whole = ops.attend(4 * noise(60, 130, 6, 20), k, v, np.zeros(130, np.int64), np.arange(130))
+    return whole, ops.attend(4 * noise(56, 1, 3, 20), k[:, :, :1].copy(), v[:, :, :1].copy(), np.array([0]), np.array([299]))
+
+
 def _forward(ops: Backend, dialect: Dialect) -> tuple[NDArray, ...]:
     with embedded.model_path() as path:
         return (forward_full(load(path), embedded.recording()["tokens_T64"][None], dialect=dialect, ops=ops),)
@@ -166,6 +245,7 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         named[f"embed {name}"] = partial(_embed, ops, table)
         named[f"matmul {name}, 1 row"] = partial(_matmul, ops, table, 1)
         named[f"matmul {name}, 7 rows"] = partial(_matmul, ops, table, 7)
+        named[f"matmul {name}, 131 rows"] = partial(_matmul, ops, table, 131)
     named |= {
         "rms_norm": lambda: (ops.rms_norm(noise(8, 5, 2571), noise(9, 2571), 1e-5),),
         "rms_norm, order": lambda: (ops.rms_norm(rows_that_tell_lanes()[0], noise(9, 1024), 1e-5),),
@@ -177,6 +257,7 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "attend": lambda: _attention(ops.attend),
         "attend, window": lambda: _attention(ops.attend, 70),
         "attend, scale and cap": lambda: _attention(ops.attend, 70, np.float32(0.3), np.float32(2)),
+        "attend, keys in float16": partial(_attention_in_float16, ops),
         "attend_float16": lambda: _attention(ops.attend_float16),
         "attend_masked": partial(_masked, ops),
         "fill_mask": partial(_filled, ops),
@@ -197,27 +278,28 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "relu2_gate": lambda: (ops.relu2_gate(noise(15, 3, 161), noise(16, 3, 161)),),
         "forward, exact": partial(_forward, ops, EXACT),
         "forward, bitnet.cpp": partial(_forward, ops, BITNET_CPP),
-        "exponential": lambda: (cpu.exponential(110 * noise(17, 4096)),),
-        "sampling": _draws,
+        "add": lambda: (ops.add(noise(54, 5, 161), noise(55, 5, 161)),),
+        "attend, 1 row": lambda: (ops.attend(4 * noise(56, 1, 3, 20), *noise(57, 2, 1, 320, 1, 20), np.array([0]), np.array([299])),),
     }
-    return named | backward_cases()
+    named |= {f"blocks {kind.name}": partial(_blocks, ops, kind) for kind in ALL_BLOCK_TYPES}
+    return named | cases_of_kernels() | model_cases(ops)
 
 
-_BLOCKS = (Q5_1, Q8_0, Q2_K, Q4_K, Q6_K, TQ2_0, IQ4_XS, NVFP4)
-"""Block types of every kind: with and without small scales, either kind of minimum, tables, and every size of a unit."""
+def cases_of_kernels() -> dict[str, Case]:
+    """The cases that no backend computes but the kernels alone."""
+    kernels: dict[str, Case] = {"exponential": lambda: (cpu.exponential(110 * noise(17, 4096)),), "sampling": _draws}
+    return kernels | loading_cases() | backward_cases()
 
 
-def model_cases(ops: Backend) -> dict[str, Case]:
-    """Logits of a small model of every architecture, and of some block types: whole and token by token, exact and as llama.cpp rounds."""
-    tokens = np.arange(9).reshape(1, 9)
-
-    def logits(**shape: Any) -> tuple[NDArray, ...]:
-        model, ways = random_model(0, n_layers=2, **shape), (forward_full, forward_incremental)
-        return tuple(way(model, tokens, dialect=dialect, ops=ops) for way in ways for dialect in (EXACT, LLAMA_CPP))
-
-    wide = {"family": "llama", "width": 256, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 64}
-    named: dict[str, Case] = {f"model, {family}": partial(logits, family=family) for family in ARCHITECTURES}
-    return named | {f"model, {kind.name}": partial(logits, weights=kind.name, table=kind.name, **wide) for kind in _BLOCKS}
+@contextmanager
+def all_alone(alone: bool) -> Iterator[None]:
+    """Let every kernel run on the calling thread alone, or let threads share every kernel, however small it is."""
+    before = launching.SMALL
+    launching.SMALL = sys.maxsize if alone else -1
+    try:
+        yield
+    finally:
+        launching.SMALL = before
 
 
 def known_bits() -> dict[str, str]:
@@ -226,17 +308,27 @@ def known_bits() -> dict[str, str]:
 
 
 def run(beginning: str = "") -> Iterator[tuple[str, bool]]:
-    """The name of each case and whether it gives the known bits. Only cases whose names start with `beginning` are compiled and run."""
+    """The name of each case and whether it gives the known bits. Only cases whose names start with `beginning` are compiled and run.
+
+    Each runs on this thread alone. Cases of operations run again with every kernel shared out. Whole models do not: they call the same
+    kernels some thousand times, and threads that are woken as often take seconds on a busy machine.
+    """
     known = known_bits()
     for name, compute in cases().items():
         if name.startswith(beginning):
-            yield name, digest(*compute()) == known.get(name)
+            yield name, all(found == known.get(name) for found in digests(name, compute))
+
+
+def digests(name: str, compute: Case) -> Iterator[str]:
+    """The digests of a case, one for each of its ways."""
+    for alone in (True,) if name.startswith("model") else (True, False):
+        with all_alone(alone):
+            yield digest(*compute())
 
 
 def against(other: Backend) -> Iterator[tuple[str, bool]]:
-    """The name of each case of a backend's operations and of whole models, and whether another backend has the bits of the kernels."""
-    by_kernels = {"exponential", "sampling", *backward_cases()}  # whatever the backend
-    ours, theirs = (cases(ops) | model_cases(ops) for ops in (cpu, other))
-    for name in ours:
+    """The name of each case that a backend computes, and whether another backend has the bits of the kernels."""
+    by_kernels, theirs = cases_of_kernels(), cases(other)
+    for name, ours in cases().items():
         if name not in by_kernels:
-            yield name, digest(*ours[name]()) == digest(*theirs[name]())
+            yield name, digest(*ours()) == digest(*theirs[name]())

@@ -4,9 +4,10 @@ import argparse
 import json
 from pathlib import Path
 
+import bitnet_np
 from bitnet_np.testing import selftest
 
-TARGET = Path(selftest.__file__).parent / "data" / "known_bits.json"
+TARGET = Path(bitnet_np.__file__).parent / "data" / "known_bits.json"
 
 
 def main(argv: list[str] | None = None) -> int:

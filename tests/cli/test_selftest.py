@@ -7,10 +7,23 @@ import numpy as np
 import pytest
 
 from bitnet_np import contract
+from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES
+from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.launching import serial
 from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.testing import selftest
+from bitnet_np.testing.model_cases import TABLES
+
+FEW = ("rms_norm", "layer_norm", "sampling", "attend, window", "forward, exact", "model, gpt2", "model, llama")
+
+
+@pytest.fixture
+def few_cases(monkeypatch):
+    """Some of the cases in place of all. Returns their names."""
+    cases = selftest.cases
+    monkeypatch.setattr(selftest, "cases", lambda ops=cpu: {name: cases(ops)[name] for name in FEW})
+    return FEW
 
 
 def test_selftest(run):
@@ -20,17 +33,20 @@ def test_selftest(run):
     assert [line.removesuffix("as known").rstrip() for line in out.splitlines() if line.endswith("  as known")] == names
     assert re.search(r"\nthreads +2\n", out)
     assert re.search(r"\n\nall as known, [\d.]+ s\n$", out)
+
+
+def test_selftest_as_json(run, few_cases):
     result = run("selftest", "--json")
     keys = "machine python numpy numba threads instruction_path matrix_tiles features fine kernels cache seconds"
     assert set(result) == set(keys.split())
     assert result["fine"] is True
     assert result["cache"]["bad"] == []
-    assert result["kernels"] == dict.fromkeys(selftest.cases(), True)
+    assert result["kernels"] == dict.fromkeys(few_cases, True)
     assert isinstance(result["features"], list)
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "attend, window", "forward, exact"])
-def test_selftest_names_the_kernel_that_differs(run, monkeypatch, name):
+def test_selftest_names_the_kernel_that_differs(run, monkeypatch, few_cases, name):
     tampered = selftest.known_bits() | {name: "0" * 64}
     monkeypatch.setattr(selftest, "known_bits", lambda: tampered)
     out = run("selftest", code=1)
@@ -45,24 +61,21 @@ def test_selftest_against_the_contract(run):
     """Every case of a backend, and every model: none is left out but what no backend computes."""
     out = run("selftest", "--against", "contract")
     same = [line.removesuffix("the same").rstrip() for line in out.splitlines() if line.endswith("  the same")]
-    kernels_alone = {"exponential", "sampling", *selftest.backward_cases()}
-    assert same == [name for name in selftest.cases() if name not in kernels_alone] + list(selftest.model_cases(cpu))
-    assert {f"model, {family}" for family in ARCHITECTURES} < set(same)
+    assert same == [name for name in selftest.cases() if name not in selftest.cases_of_kernels()]
+    named = (*ARCHITECTURES, *TABLES, *DIALECTS, *(kind.name for kind in ALL_BLOCK_TYPES))
+    assert {f"model, {name}" for name in named} < set(same)
     assert re.search(r"\n\nall the same, [\d.]+ s\n$", out)
 
 
-def test_selftest_names_what_differs_from_the_contract(run, monkeypatch):
+def test_selftest_names_what_differs_from_the_contract(run, monkeypatch, few_cases):
     """One operation, and the models that have it."""
-    cases, models = selftest.cases, selftest.model_cases
-    monkeypatch.setattr(selftest, "cases", lambda ops=cpu: {name: cases(ops)[name] for name in ("rms_norm", "layer_norm", "sampling")})
-    monkeypatch.setattr(selftest, "model_cases", lambda ops: {name: models(ops)[name] for name in ("model, gpt2", "model, llama")})
     monkeypatch.setattr(contract, "layer_norm", lambda x, gain, bias, eps: cpu.layer_norm(x, gain, bias, 2 * eps))
     out = run("selftest", "--against", "contract", code=1)
     assert [line.split("  ")[0] for line in out.splitlines() if line.endswith("DIFFER")] == ["layer_norm", "model, gpt2"]
     assert "NOT FINE" in out
     result = run("selftest", "--against", "contract", "--json", code=1)
     assert (result["fine"], result["against"]) == (False, "contract")
-    assert result["kernels"] == {"rms_norm": True, "layer_norm": False, "model, gpt2": False, "model, llama": True}
+    assert result["kernels"] == {name: name not in ("layer_norm", "model, gpt2") for name in few_cases if name != "sampling"}
 
 
 def plus_three(x):

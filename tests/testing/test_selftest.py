@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
+from bitnet_np.kernels import launching
 from bitnet_np.testing import selftest
 
 
@@ -31,8 +32,9 @@ def two_kernels(monkeypatch):
 
 
 def test_a_case_is_fine_where_its_bits_are_known(two_kernels):
+    """It runs again with its kernels shared out, unless it has failed already."""
     assert list(selftest.run()) == [("rope", True), ("matmul", False)]
-    assert two_kernels == ["rope", "matmul"]
+    assert two_kernels == ["rope", "rope", "matmul"]
 
 
 def test_cases_that_were_not_asked_for_do_not_run(two_kernels):
@@ -44,3 +46,20 @@ def test_a_case_without_a_record_is_not_fine(monkeypatch, two_kernels):
     monkeypatch.setattr(selftest, "known_bits", dict)
     assert dict(selftest.run()) == {"rope": False, "matmul": False}
     assert len(two_kernels) == 2
+
+
+def test_operations_run_alone_and_shared_out_and_models_alone():
+    """The number of steps up to which a kernel stays on the calling thread is what it was afterwards, also after an error."""
+    least, seen = launching.SMALL, []
+
+    def compute():
+        seen.append(launching.SMALL)
+        return (np.zeros(1),)
+
+    assert len(set(selftest.digests("rope", compute))) == 1
+    assert len(list(selftest.digests("model, llama", compute))) == 1
+    assert [steps > least for steps in seen] == [True, False, True]
+    assert seen[1] < 0
+    with pytest.raises(ZeroDivisionError):
+        list(selftest.digests("rope", lambda: 1 / 0))
+    assert least == launching.SMALL

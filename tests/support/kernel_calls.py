@@ -1,0 +1,186 @@
+"""Every call of a kernel by Python, which kernel it is, and wrong results in its place. As a program, it makes every kernel wrong.
+
+python tests/support/kernel_calls.py [BEGINNING OF A KERNEL'S NAME]
+"""
+
+import ast
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+from numba.core.registry import CPUDispatcher
+from numpy.typing import NDArray
+
+from bitnet_np.kernels import ternary_product
+from bitnet_np.kernels.cache import disk_cache
+from bitnet_np.kernels.cache.outermost import Function
+from bitnet_np.kernels.fast import amx
+from bitnet_np.kernels.launching import Kernel
+from bitnet_np.testing import selftest
+
+Signature = tuple[str, str]  # a kernel's name and the types of its arguments: what is compiled by itself
+
+MACHINE_HAS_NOT = {
+    **({name: amx.why_absent() for name in ("block_tiles.products", "ternary_tiles.ternary_matmul")} if amx.why_absent() else {}),
+    **({"ternary_product.ternary_matmul": "this processor unpacks for few tokens"} if ternary_product.LEAST > 1 << 20 else {}),
+}
+"""Kernels that no case can run on this machine, both variants, and why."""
+
+CHANGES_NOTHING = {
+    ("attention.tiles_of", "result"): "Python only asks how many tiles there are, to choose between two ways with the same bits",
+    **{("attention._attend_split", name): "room: the call alone reads it" for name in ("largest", "values", "weight")},
+    ("float_products.matmul", "arranged"): "room: the call alone reads it",
+}
+"""Arrays that a kernel writes and that no case needs to find wrong, and why."""
+
+
+def name_of(kernel: Any) -> str:
+    """Module and name: `rows._add` for threads, `rows._add_alone` for one."""
+    return f"{kernel.py_func.__module__.removeprefix('bitnet_np.kernels.')}.{kernel.py_func.__qualname__}"
+
+
+def outermost() -> set[str]:
+    """Every kernel that Python may call, read from the package.
+
+    They are both variants of each that threads can share, and what functions with annotations name: functions that are compiled have none.
+    """
+    ours = {id(kernel): kernel for kernel in disk_cache.DISPATCHERS.values()}
+    found = set()
+    for module in [module for name, module in sys.modules.items() if name.startswith("bitnet_np.kernels.") and ".cuda" not in name]:
+        for value in list(vars(module).values()):
+            if isinstance(value, Kernel):
+                found |= {name_of(value.shared), name_of(value.alone)}
+        for function in ast.parse(Path(str(module.__file__)).read_text("utf-8")).body:
+            if isinstance(function, ast.FunctionDef) and _is_python(vars(module)[function.name]):
+                names = [vars(module).get(node.id) for node in ast.walk(function) if isinstance(node, ast.Name)]
+                found |= {name_of(ours[id(value)]) for value in names if id(value) in ours}
+    return found
+
+
+def _is_python(function: Any) -> bool:
+    inner = inspect.unwrap(function)
+    return inspect.isfunction(inner) and bool(inner.__annotations__)
+
+
+def arrays_of(kernel: Any, arguments: tuple) -> dict[str, NDArray]:
+    """The arrays that a kernel may write, by the names of its parameters."""
+    found = {}
+    for name, value in zip(inspect.signature(kernel.py_func).parameters, arguments, strict=True):
+        fields = value._asdict() if hasattr(value, "_asdict") else {"": value}
+        found |= {f"{name}.{field}".rstrip("."): part for field, part in fields.items() if isinstance(part, np.ndarray)}
+    return {name: array for name, array in found.items() if array.flags.writeable and array.size}
+
+
+@contextmanager
+def watched(call: Callable[[Any, tuple], Any]) -> Iterator[None]:
+    """Let `call(kernel, arguments)` take the place of each call of a kernel by Python."""
+    with mock.patch.object(Function, "__call__", lambda self, *arguments: call(self, arguments), create=True):
+        yield
+
+
+def signature_of(kernel: Any, arguments: tuple) -> Signature:
+    return name_of(kernel), str(tuple(map(kernel.typeof_pyval, arguments)))
+
+
+class Seen(NamedTuple):
+    """What the cases of the self-test have called."""
+
+    digests: dict[str, str]  # of each case
+    callers: dict[Signature, list[str]]  # the cases that call it
+    written: dict[str, set[str]]  # the parameters that either variant of a kernel has ever written
+
+
+def seen(cases: dict[str, selftest.Case]) -> Seen:
+    """Run cases both ways."""
+    found = Seen({}, {}, {})
+
+    def call(kernel: Any, arguments: tuple) -> Any:
+        arrays = arrays_of(kernel, arguments)
+        before = {name: array.tobytes() for name, array in arrays.items()}
+        result = CPUDispatcher.__call__(kernel, *arguments)
+        changed = {name for name, array in arrays.items() if array.tobytes() != before[name]}
+        found.written.setdefault(name_of(kernel).removesuffix("_alone"), set()).update(
+            changed | ({"result"} if result is not None else set())
+        )
+        cases = found.callers.setdefault(signature_of(kernel, arguments), [])
+        if case not in cases:
+            cases.append(case)
+        return result
+
+    with watched(call):
+        for case, compute in cases.items():
+            (found.digests[case],) = set(selftest.digests(case, compute))
+    return found
+
+
+def _off_by_one(array: NDArray) -> NDArray:
+    """The next number, before infinity the last one."""
+    if array.dtype.kind != "f":
+        return array ^ array.dtype.type(1)
+    return np.nextafter(array, np.where(array == np.inf, 0, np.inf).astype(array.dtype))
+
+
+def _wrong(array: NDArray, place: str) -> None:
+    """Make numbers of an array wrong: one of each row ("lane"), the last of each row ("tail"), or the last row."""
+    rows = array.reshape(-1, array.shape[-1])  # a view, as the kernels' arrays are contiguous
+    index: Any = {"lane": np.s_[:, rows.shape[1] // 2 % 16], "tail": np.s_[:, -1], "row": np.s_[-1]}[place]
+    rows[index] = _off_by_one(rows[index])
+
+
+PLACES = ("lane", "tail", "row")
+
+
+def finds(cases: dict[str, selftest.Case], found: Seen, wrong: Signature, parameter: str, place: str) -> str:
+    """The first case whose digest another result of one kernel changes, "" if there is none. An error is a change, too."""
+
+    def call(kernel: Any, arguments: tuple) -> Any:
+        result = CPUDispatcher.__call__(kernel, *arguments)
+        if name_of(kernel) != wrong[0] or signature_of(kernel, arguments) != wrong:
+            return result
+        if parameter == "result":
+            return result + 1
+        _wrong(arrays_of(kernel, arguments)[parameter], place)
+        return result
+
+    for case in found.callers[wrong]:
+        try:
+            with watched(call), selftest.all_alone(wrong[0].endswith("_alone")):
+                if selftest.digest(*cases[case]()) != found.digests[case]:
+                    return case
+        except Exception as error:
+            return f"{case} ({type(error).__name__})"
+    return ""
+
+
+def mutants(found: Seen) -> Iterator[tuple[Signature, str, str]]:
+    """Each kernel and signature, parameter that it writes, and place to make wrong."""
+    for signature in found.callers:
+        name = signature[0].removesuffix("_alone")
+        for parameter in sorted(found.written[name]):
+            if (name, parameter) not in CHANGES_NOTHING:
+                yield from ((signature, parameter, place) for place in (PLACES if parameter != "result" else PLACES[:1]))
+
+
+def main() -> int:
+    beginning = "".join(sys.argv[1:])
+    cases = selftest.cases()
+    found = seen(cases)
+    counts: Counter[str] = Counter()
+    for signature, parameter, place in mutants(found):
+        if signature[0].startswith(beginning):
+            case = finds(cases, found, signature, parameter, place)
+            counts["by an error" if case.endswith(")") else "by digests" if case else "not"] += 1
+            if not case:
+                print(f"not found: {signature[0]}, {place} of {parameter}, {signature[1]}", flush=True)
+    print(f"{len(found.callers)} compiled kernels; of {counts.total()} mistakes in them these were found: {dict(counts)}")
+    return 1 if counts["not"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
