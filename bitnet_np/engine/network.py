@@ -37,10 +37,10 @@ Edit = Callable[[str, int | None, NDArray], NDArray]
 Head = Callable[[Array], Floats]
 """The output matrix: [R, D] where the backend has it -> NumPy's [R, V]."""
 
-ATTENTION_ROWS, FFN_ROWS = 256, 128
+ATTENTION_ROWS, FFN_ROWS = 128, 128
 """Rows that go through a branch of a layer at a time (of a feed-forward, on average through an expert), which has the widest tensors.
 
-More are no faster. Fewer take less memory and more launches: by 8, a small model (width 512) takes twice the time.
+Fewer take less memory and more launches: by 8, a small model (width 512) takes twice the time.
 """
 
 Rotation = tuple[Array, Array]
