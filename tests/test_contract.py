@@ -381,4 +381,4 @@ def test_what_a_storage_cannot_hold_is_an_error():
     cache = bn.KVCache(model.config, 1, 4, np.float16, storage=storage)
     large = np.full((1, 3, 20), 1e5, f32)
     with pytest.raises(NonFiniteError, match="a value of layer 1 is not a number within float16's range"):
-        cache.write(1, np.array([0]), np.array([0]), np.zeros_like(large), large)
+        cache.storage.write(1, cache.k[1], cache.v[1], np.array([0]), np.array([0]), np.zeros_like(large), large)

@@ -1,7 +1,8 @@
 """KVCache: the keys and values of sequences in progress, each with its own length."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -25,8 +26,46 @@ Saved = list[tuple[int, int, int, int, Any]]
 Attention = Callable[[int, Array, Array, Array, Array, Array], Array]
 """Attention of one layer: layer, q [R, H, K], keys and values [B, S, G, K], slots [R], positions [R] -> [R, H, K]."""
 
-Attend = Callable[[int, Array, Array, Array], Array]
-"""Attention over all keys so far, the new rows' included: layer, q [R, H, K], k and v of the new rows [R, G, K] -> [R, H, K]."""
+Part = slice | NDArray[np.int64]
+"""Some of a pass's rows: consecutive ones, or those of these numbers."""
+
+ALL = slice(None)
+
+
+def some(array: Array, part: Part) -> Array:
+    """These rows of an array; the array itself for all of them, also on a device."""
+    return array if part is ALL else array[part]
+
+
+@dataclass(frozen=True)
+class Attend:
+    """Attention of a pass over new rows: their keys and values are written, and their queries attend to everything in their slots."""
+
+    storage: Storage
+    keys: Array  # [L, B, S, G, K]; with L = 1 for whole sequences, whose layers take turns
+    values: Array
+    rows: Rows  # in the storage's memory
+    attention: Attention
+    mark: Callable[[str, int], None] = lambda event, count: None  # called with ("kv_write", positions) for each write
+    pieces: Sequence[NDArray[np.intp]] = ()  # the rows to write and read at a time, if not all: then calls are for all rows
+    host: Rows | None = None  # the rows in NumPy's arrays, where there are pieces
+
+    def __call__(self, layer: int, q: Array | None, k: Array | None, v: Array | None, part: Part = ALL) -> Array:
+        """Write k and v [R, G, K] of some rows, if given; then attend by their q [R, H, K], if given, to all that is written."""
+        place = layer % self.keys.shape[0]
+
+        def piece(q: Array | None, k: Array | None, v: Array | None, slot: Array, position: Array) -> Array | None:
+            if k is not None:
+                self.storage.write(layer, self.keys[place], self.values[place], slot, position, k, v)
+                self.mark("kv_write", len(k))
+            if q is None:
+                return None
+            keys, values = (self.storage.readable(array[place]) for array in (self.keys, self.values))
+            return self.attention(layer, q, keys, values, slot, position)
+
+        if self.host is None:
+            return piece(q, k, v, some(self.rows.slot, part), some(self.rows.position, part))
+        return self.storage.by_pieces(self.pieces, piece, q, k, v, self.host.slot, self.host.position)
 
 
 class KVCache:
@@ -154,31 +193,12 @@ class KVCache:
             raise
 
     def attending(self, rows: Rows, resident: Rows, attention: Attention, mark: Callable[[str, int], None]) -> Attend:
-        """Attention of a pass over new rows: writes their keys and values, then lets their queries attend to everything in their slots.
+        """Attention of a pass over new rows, which are also `resident` in the storage's memory.
 
-        resident: the same rows in the storage's memory. mark: called with ("kv_write", positions) for each write.
+        Writing keys and values raises NonFiniteError when a float16 cache cannot hold them. The caller changes `lengths`.
         """
         pieces = self._pieces(rows.slot, rows.position)
-
-        def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
-            def piece(q: Array, k: Array, v: Array, slot: Array, position: Array) -> Array:
-                self.write(layer, slot, position, k, v)
-                mark("kv_write", len(q))
-                keys, values = (self.storage.readable(array[layer]) for array in (self.k, self.v))
-                return attention(layer, q, keys, values, slot, position)
-
-            if len(pieces) < 2:
-                return piece(q, k, v, resident.slot, resident.position)
-            return self.storage.by_pieces(pieces, piece, q, k, v, rows.slot, rows.position)
-
-        return attend
-
-    def write(self, layer: int, slot: Array, position: Array, k: Array, v: Array) -> None:
-        """Write keys and values of one layer, [R, G, K] each, to their slots [R] and positions [R]. The caller changes `lengths`.
-
-        Raises NonFiniteError when a float16 cache cannot hold them.
-        """
-        self.storage.write(layer, self.k[layer], self.v[layer], slot, position, k, v)
+        return Attend(self.storage, self.k, self.v, resident, attention, mark, pieces, rows if pieces else None)
 
     def _pieces(self, slot: NDArray[np.int64], position: NDArray[np.int64]) -> list[NDArray[np.intp]]:
         """Indices of the rows to write and read at a time where a ring wraps: one chunk of each sequence. Empty where it does not wrap."""

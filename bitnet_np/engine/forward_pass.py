@@ -320,13 +320,10 @@ def _whole_rows(runtime: Runtime, tokens: Tokens) -> Rows:
 
 
 def _whole_attention(runtime: Runtime, tokens: Tokens, resident: Rows, attention: Attention | None) -> Attend:
-    """Attention over keys and values of whole sequences, which exist only while it runs."""
-
-    def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
-        keys, values = (runtime.ops.spread(x, resident.slot, resident.position, tokens.ids.shape) for x in (k, v))
-        return (attention or runtime.attention)(layer, q, keys, values, resident.slot, resident.position)
-
-    return attend
+    """Attention over keys and values of whole sequences, which are kept of one layer at a time."""
+    c, storage = runtime.model.config, runtime.ops.storage()
+    keys, values = storage.zeros((1, *tokens.ids.shape, c.kv_heads, c.head_dim), np.float32)
+    return Attend(storage, keys, values, resident, attention or runtime.attention)
 
 
 def run_cached(
@@ -425,7 +422,6 @@ class _Mask:
     """A mask that attention adds to its scores, as a record that a backend can upload."""
 
     mask: Floats  # [1 or slots, T, S]
-    row: NDArray[np.int64]  # [R] the mask's row of each row of the pass
 
 
 def _whole_masked_attention(runtime: Runtime, mask: ArrayLike, tokens: Tokens, strict: bool) -> Attention:
@@ -449,13 +445,13 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
         by_slot = np.full((slots.max() + 1, *additive.shape[1:]), -np.inf, np.float32)
         by_slot[slots] = np.where(hidden, np.float32(-np.inf), additive)
         additive = by_slot
-    row = np.concatenate([np.arange(count) for count in tokens.lengths])
-    resident = runtime.ops.resident(_Mask(additive, row))
+    resident = runtime.ops.resident(_Mask(additive))
+    begin = np.zeros(slots.max() + 1, np.int64)
+    begin[slots] = start
 
     def attend(layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
-        return runtime.ops.attend_masked(
-            q, keys, values, slot, resident.row, resident.mask, *runtime.scoring
-        )  # it stands for the window, too
+        row = position - begin[slot] if start.any() else position
+        return runtime.ops.attend_masked(q, keys, values, slot, row, resident.mask, *runtime.scoring)  # it stands for the window, too
 
     return attend
 

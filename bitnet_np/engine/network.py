@@ -22,7 +22,7 @@ from ..model.checks import check_model
 from ..model.records import Activation, Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, with_rope_of
 from . import cache_types
 from .backend import Array, Backend
-from .cache import Attend
+from .cache import ALL, Attend, Part, some
 from .dialects import EXACT, Dialect
 from .tokens import Rows
 
@@ -37,8 +37,11 @@ Edit = Callable[[str, int | None, NDArray], NDArray]
 Head = Callable[[Array], Floats]
 """The output matrix: [R, D] where the backend has it -> NumPy's [R, V]."""
 
-FFN_ROWS = 128
-"""Rows that go through a feed-forward at a time, or on average through an expert: its tensors are the widest, and more are no faster."""
+ATTENTION_ROWS, FFN_ROWS = 128, 128
+"""Rows that go through a branch of a layer at a time (of a feed-forward, on average through an expert), which has the widest tensors.
+
+Fewer take less memory and more launches: by 8, a small model (width 512) takes twice the time.
+"""
 
 Rotation = tuple[Array, Array]
 """Cosines and sines of the rows' positions, [R, J] each."""
@@ -136,17 +139,19 @@ def run_layers(
         h = whole.note("inpL", ops.add(h, _embed(model.position_embd, rows.position, ops)))
     if c.embedding_scale != 1:
         h = whole.note("inp_scaled", ops.scaled(h, np.float32(c.embedding_scale)))
-    for n, layer in enumerate(model.layers):
+    way = _Way.of(whole, len(h), rotations, attend)
+    for n in range(c.n_layers):
         ops.mark("layer")
-        h = _layer(_Step(runtime, n, record), layer, h, rotations, attend)
-    if last_only:
+        h = _layer(_Step(runtime, n, record), h, way, rows.last if last_only and n == c.n_layers - 1 else None)
+    if last_only and len(h) > len(rows.last):
         h = ops.take(h, rows.last)
-    _, x = whole.norm("result_norm", "", h, model.output_norm, model.output_norm_bias)
-    x = dialect.rounded(x)
+    parts = (ALL,) if last_only else way.attention
+    h = _in_parts(parts, h, lambda x, _: whole.norm("result_norm", "", x, model.output_norm, model.output_norm_bias)[1])
+    h = dialect.rounded(h)
     if head is not None:
-        logits = head(dialect.matrix_input(x, model.head))
+        logits = head(dialect.matrix_input(h, model.head))
     else:
-        logits = _table_product(x, model.head, dialect, ops)
+        logits = _table_product(h, model.head, dialect, ops)
         logits = logits if model.output_bias is None else ops.add_bias(logits, model.output_bias)
         logits = logits if c.logit_scale == 1 else ops.scaled(logits, np.float32(1) / np.float32(c.logit_scale))
         logits = logits if c.logit_cap is None else ops.soft_cap(logits, np.float32(c.logit_cap))
@@ -157,7 +162,8 @@ def run_layers(
 def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, attend: Attend, record: Record = ignore) -> Array:
     """Layer n by itself: its input [R, D] -> l_out [R, D]."""
     runtime.ops.mark("layer")
-    return _layer(_Step(runtime, n, record), runtime.model.layers[n], h, rotations, attend)
+    step = _Step(runtime, n, record)
+    return _layer(step, h, _Way.of(step, len(h), rotations, attend))
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -226,9 +232,9 @@ class _Step:
             return source, x
         return name, self.note(name, self.runtime.ops.rms_norm(x, gain, self.runtime.model.config.eps))
 
-    def head_norm(self, name: str, x: Array, gain: Floats | None) -> Array:
+    def head_norm(self, name: str, x: Array | None, gain: Floats | None) -> Array | None:
         """The norm of each head by itself, or of all together, if the family has one: [R, H, K] -> [R, H, K]."""
-        if gain is None:
+        if x is None or gain is None:
             return x
         ops, c = self.runtime.ops, self.runtime.model.config
         return self.note(name, ops.rms_norm(x.reshape(-1, gain.size), gain, c.eps).reshape(x.shape))
@@ -284,55 +290,100 @@ class _Codes:
         return self._codes
 
 
-def _layer(step: _Step, w: Layer, h: Array, rotations: Rotations | None, attend: Attend) -> Array:
-    """One transformer block: [R, D] -> [R, D]."""
-    parallel = step.runtime.model.config.parallel_residual
-    attended = _attention(step, w, h, rotations, attend)
-    if not parallel:
-        h = step.note("ffn_inp", step.added(h, attended))
-        del attended  # its memory holds later results
-    h = _with_feed_forward(step, w, h)
-    return step.note("l_out", step.added(h, attended) if parallel else h)
+@dataclass(frozen=True)
+class _Way:
+    """How rows go through layers: what their attention needs, and the parts in which they go through each branch."""
+
+    attend: Attend
+    rotations: Rotations | None
+    splits: bool  # whether rows may be split
+    attention: Sequence[Part]
+    feed_forward: Sequence[Part]
+
+    @classmethod
+    def of(cls, step: _Step, rows: int, rotations: Rotations | None, attend: Attend) -> _Way:
+        """All rows at once where tensors are observed, a ring wraps, or a backend does not split rows (Backend.splits_rows)."""
+        c, splits = step.runtime.model.config, step.runtime.ops.splits_rows and not (step.observed or attend.pieces)
+        experts = max(1, c.experts // max(1, c.experts_used))
+        attention, feed_forward = (_parts(rows, size if splits else rows) for size in (ATTENTION_ROWS, FFN_ROWS * experts))
+        return cls(attend, rotations, splits, attention, feed_forward)
 
 
-def _attention(step: _Step, w: Layer, h: Array, rotations: Rotations | None, attend: Attend) -> Array:
-    """The attention branch: [R, D] -> [R, D], without the residual."""
+def _parts(rows: int, size: int) -> Sequence[Part]:
+    """Rows in parts of this size; the last may be smaller."""
+    return tuple(slice(start, start + size) for start in range(0, rows, size)) if rows > size else (ALL,)
+
+
+def _in_parts(parts: Sequence[Part], h: Array, branch: Callable[[Array, Part], Array]) -> Array:
+    """What a branch makes of h [R, D]: several parts one after another, into h itself."""
+    if len(parts) == 1:
+        return branch(h, parts[0])
+    for part in parts:
+        h[part] = branch(h[part], part)
+    return h
+
+
+def _layer(step: _Step, h: Array, way: _Way, last: Array | None = None) -> Array:
+    """One transformer block: [R, D] -> [R, D], with keys and values of all rows first where they go in parts.
+
+    last: the rows [B] that are needed behind it. Where rows may be split and these are few, only theirs are computed: [B, D].
+    """
     assert step.layer is not None
-    x = attend(step.layer, *_queries_keys_values(step, w, h, rotations))
+    w, parallel = step.runtime.model.layers[step.layer], step.runtime.model.config.parallel_residual
+    few = last if last is not None and way.splits and 4 * len(last) <= len(h) else None  # of more, keys and values apart take longer
+    apart = few is not None or len(way.feed_forward if parallel else way.attention) > 1
+    if apart:
+        for part in way.attention:
+            way.attend(step.layer, *_queries_keys_values(step, w, some(h, part), way, part, queries=False), part)
+    if few is not None:
+        h, way = step.runtime.ops.take(h, few), replace(way, attention=(few,), feed_forward=(few,))
+
+    def attended(x: Array, part: Part) -> Array:
+        return _attention(step, w, x, way, part, keys=not apart)
+
+    def fed(x: Array) -> Array:
+        return step.added(x, _feed_forward(step, w, x))
+
+    def both(x: Array, part: Part) -> Array:
+        branch = attended(x, part)
+        return step.note("l_out", step.added(fed(x), branch))
+
+    if parallel:
+        return _in_parts(way.feed_forward, h, both)
+    h = _in_parts(way.attention, h, lambda x, part: step.note("ffn_inp", step.added(x, attended(x, part))))
+    return _in_parts(way.feed_forward, h, lambda x, _: step.note("l_out", fed(x)))
+
+
+def _attention(step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, keys: bool) -> Array:
+    """The attention branch of some rows: [R, D] -> [R, D], without the residual. keys: whether theirs are still to be written."""
+    assert step.layer is not None
+    x = way.attend(step.layer, *_queries_keys_values(step, w, h, way, part, keys=keys), part)
     x = step.note("kqv_out", x.reshape(len(x), -1))
     source, x = step.sub_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm)
     (x,) = step.linears(source, x, attn_o_out=w.attn_output)
     return step.norm("attn_post_norm", "attn_o_out", x, w.post_attention_norm)[1]
 
 
-def _queries_keys_values(step: _Step, w: Layer, h: Array, rotations: Rotations | None) -> tuple[Array, Array, Array]:
-    """What attention reads: [R, D] -> [R, H, K], [R, G, K], [R, G, K]."""
+def _queries_keys_values(
+    step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, queries: bool = True, keys: bool = True
+) -> tuple[Array | None, Array | None, Array | None]:
+    """What attention reads: [R, D] -> [R, H, K], [R, G, K], [R, G, K], with None for what is not asked for."""
     c, dialect, ops = step.runtime.model.config, step.runtime.dialect, step.runtime.ops
     assert step.layer is not None
     source, x = step.norm("attn_norm", "attn_inp", h, w.attn_norm, w.attn_norm_bias)
-    q, k, v = (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, x, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v))
+    asked = ({"Qcur": w.attn_q} if queries else {}) | ({"Kcur": w.attn_k, "Vcur": w.attn_v} if keys else {})
+    found = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, x, **asked)), strict=True))
+    q, k, v = map(found.get, ("Qcur", "Kcur", "Vcur"))
     q, k = step.head_norm("Qcur_normed", q, w.attn_q_norm), step.head_norm("Kcur_normed", k, w.attn_k_norm)
-    if rotations is not None and c.rotates(step.layer):
+    if way.rotations is not None and c.rotates(step.layer):
         rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
-        turn = rotations[step.layer in c.local_layers]
-        q, k = step.note("Qcur_rope", rope(q, *turn)), step.note("Kcur_rope", rope(k, *turn))
-    return dialect.rounded(q), dialect.cached(k), dialect.cached(v)
-
-
-def _with_feed_forward(step: _Step, w: Layer, h: Array) -> Array:
-    """h plus the feed-forward branch: [R, D] -> [R, D]. Many rows go through it FFN_ROWS at a time, into h itself.
-
-    Not where tensors are observed, or by a backend that does not split rows (Backend.splits_rows).
-    """
-    c = step.runtime.model.config
-    rows = FFN_ROWS * max(1, c.experts // max(1, c.experts_used))
-    ops = step.runtime.ops
-    if len(h) <= rows or step.observed or not ops.splits_rows:
-        return step.added(h, _feed_forward(step, w, h))
-    for start in range(0, len(h), rows):
-        part = h[start : start + rows]
-        part[:] = step.added(part, _feed_forward(step, w, part))
-    return h
+        turn = [some(numbers, part) for numbers in way.rotations[step.layer in c.local_layers]]
+        q, k = (None if y is None else step.note(name, rope(y, *turn)) for name, y in (("Qcur_rope", q), ("Kcur_rope", k)))
+    return (
+        None if q is None else dialect.rounded(q),
+        None if k is None else dialect.cached(k),
+        None if v is None else dialect.cached(v),
+    )
 
 
 def _feed_forward(step: _Step, w: Layer, h: Array) -> Array:

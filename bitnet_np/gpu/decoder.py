@@ -14,7 +14,7 @@ from cuda.bindings import driver
 from numba import cuda
 from numpy.typing import NDArray
 
-from ..engine.cache import KVCache
+from ..engine.cache import Attend, KVCache
 from ..engine.dialects import EXACT
 from ..engine.network import Floats, Rotations, Runtime, check_finite, rotation_tables, run_layers
 from ..engine.tokens import Rows, Tokens
@@ -72,13 +72,9 @@ class GraphDecoder:
 
     def _run(self) -> None:
         """The launches of a step. Every time they have the same memory, which is this decoder's own."""
-        on, cache, slot, position = self._on, self._cache, self._rows.slot, self._rows.position
-        position.largest = self._room - 1
-
-        def attend(layer: int, q: Any, k: Any, v: Any) -> Any:
-            cache.write(layer, slot, position, k, v)
-            return self._runtime.attention(layer, q, cache.k[layer], cache.v[layer], slot, position)
-
+        on, cache = self._on, self._cache
+        self._rows.position.largest = self._room - 1
+        attend = Attend(cache.storage, cache.k, cache.v, self._rows, self._runtime.attention)
         before, on.arena = on.arena, self._arena
         self._logits = None
         try:

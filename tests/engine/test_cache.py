@@ -83,7 +83,7 @@ def test_what_float16_cannot_hold_is_an_error(scale, name):
     cache = KVCache(MODEL.config, 1, 4, np.float16)
     k, v = (factor * rng.uniform(1, 2, (1, MODEL.config.kv_heads, MODEL.config.head_dim)).astype(np.float32) for factor in scale)
     with pytest.raises(NonFiniteError, match=f"a {name} of layer 1 is not a number within float16's range"):
-        cache.write(1, np.array([0]), np.array([0]), k, v)
+        cache.storage.write(1, cache.k[1], cache.v[1], np.array([0]), np.array([0]), k, v)
 
 
 def test_a_pass_that_float16_cannot_hold_leaves_the_cache_as_it_was():

@@ -76,7 +76,7 @@ def test_families_follow_the_definition(shape, seed, length):
 
 
 @pytest.mark.parametrize("family", ["bitnet-b1.58", "gptneox"])
-def test_many_rows_go_through_the_feed_forward_in_parts(family):
+def test_many_rows_go_through_a_layer_in_parts(family):
     """gptneox adds attention and feed-forward to one input. Observed tensors are whole, so an observed pass is computed in one part."""
     sizes = {"width": 32, "ffn": 384, "heads": 2, "kv_heads": 2, "head_dim": 16, "vocab": 20, "context": 1100}
     model = random_model(0, family=family, **sizes)
@@ -87,16 +87,44 @@ def test_many_rows_go_through_the_feed_forward_in_parts(family):
     assert_same_bits(forward_full(model, tokens), whole)
     tracemalloc.start()
     peaks = []
-    for rows in (tokens.size, network.FFN_ROWS):
+    for rows in ((tokens.size, tokens.size), (network.ATTENTION_ROWS, network.FFN_ROWS)):
         workspace.release()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(network, "FFN_ROWS", rows)
+            for name, value in zip(("ATTENTION_ROWS", "FFN_ROWS"), rows, strict=True):
+                patch.setattr(network, name, value)
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
             forward_full(model, tokens, last_only=True)
             peaks.append(tracemalloc.get_traced_memory()[1] - before)
     tracemalloc.stop()
     assert peaks[1] < 0.6 * peaks[0]
+
+
+@settings(max_examples=60)
+@given(
+    shape=family_shapes(),
+    seed=seeds,
+    lengths=st.lists(st.integers(1, 14), min_size=1, max_size=3),
+    sizes=st.tuples(*[st.integers(1, 9)] * 2),
+)
+@example(shape={"family": "gptneox"}, seed=0, lengths=[13], sizes=(5, 2))
+@example(shape={"family": "gptneox"}, seed=0, lengths=[13], sizes=(2, 13))
+@example(shape={"family": "bitnet-b1.58", "window": 3}, seed=0, lengths=[13, 2], sizes=(4, 9))
+def test_parts_of_any_size_change_no_bit(shape, seed, lengths, sizes):
+    """Whole sequences, a cache that holds some positions, and a mask; all logits and the last. What is observed is computed in one part."""
+    model = random_model(seed, **shape)
+    tokens = random_tokens(np.random.default_rng(seed), model, len(lengths), max(lengths))
+    batch, longest = tokens.shape
+    mask = np.random.default_rng(seed).random((batch, 1, longest, longest)) < 0.7
+    for options in ({}, {"mask": mask}):
+        whole = forward_full(model, tokens, lengths, record=Recorder(), **options)
+        last = forward_full(model, tokens, lengths, record=Recorder(), last_only=True, **options)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in zip(("ATTENTION_ROWS", "FFN_ROWS"), sizes, strict=True):
+                patch.setattr(network, name, value)
+            assert_same_bits(forward_full(model, tokens, lengths, **options), whole)
+            assert_same_bits(forward_full(model, tokens, lengths, last_only=True, **options), last)
+            assert_same_bits(forward_incremental(model, tokens, lengths, chunk=5), forward_full(model, tokens, lengths))
 
 
 # --- numbers that leave float32's range -----------------------------------------------------------------------------------------------
