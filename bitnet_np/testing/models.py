@@ -78,7 +78,8 @@ def random_model(
     """
     if not isinstance(family, str) or family not in FAMILIES:
         raise OptionError(f"the family is {shown(family)}, expected one of {', '.join(FAMILIES)}")
-    integer("seed", seed, 0)
+    if not isinstance(seed, Noise):
+        integer("seed", seed, 0)
     integer("n_layers", shape.get("n_layers", 1), 1, error=ShapeError)
     if unknown := shape.keys() - {field.name for field in fields(Config)}:
         raise OptionError(f"a Config has no {', '.join(sorted(unknown))}")

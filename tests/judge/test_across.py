@@ -24,7 +24,7 @@ from bitnet_np.model import widen
 from bitnet_np.traces.points import Key
 
 NAMED = (
-    "weights.other_rows", "sums.left_out", "blocks.misread", "masks.prefix", "turns.shifted", "norms.how", "residuals.how",
+    "weights.other_rows", "sums.left_out", "blocks.misread", "masks.prefix", "edit.positions", "edit.twice", "edit.order",
     "tokens.others", "scores.factor", "layers.order",
 )  # fmt: skip
 IDS = np.array([5, 17, 3, 40, 8, 22, 9])
@@ -96,7 +96,7 @@ def _unsigned(name, x, here):
 PLANTED = {
     "rows shifted": (
         lambda name, x, here: np.roll(x, 1, axis=1) if name == "Vcur" else None,
-        "at Vcur: weights of other rows are used: rows are shifted by 1",
+        "at kqv_out: elements of Vcur are shifted by one, the one before in the place of each",
     ),
     "tail": (_without_last_inputs, "at ffn_gate: the last 8 inputs are not summed"),
     "unsigned": (_unsigned, "at ffn_up: Q8_0: codes are read as unsigned bytes"),
@@ -113,11 +113,11 @@ PLANTED = {
         lambda name, x, here: (
             spec.rms_norm(x, model().layers[0].ffn_norm.astype(np.float64), model().config.eps) if name == "ffn_norm" else None
         ),
-        "at ffn_norm: it is another norm: the norm is applied twice",
+        "at ffn_norm: it is done twice",
     ),
     "residual": (
         lambda name, x, here: np.roll(here["inp_embd"], 1, axis=0) + here["attn_o_out"] if name == "ffn_inp" else None,
-        "at ffn_inp: it is another sum: the residual is that of the token before",
+        "at ffn_inp: rows of the residual, inp_embd, are shifted by one, the one before in the place of each",
     ),
     "reversed": (
         lambda name, x, here: x[::-1] if name == "inp_embd" else None,

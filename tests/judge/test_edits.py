@@ -16,6 +16,7 @@ from bitnet_np.judge.edits import kinds
 from bitnet_np.judge.edits.definition import expression
 from bitnet_np.judge.edits.expression import value_of
 from bitnet_np.judge.graph import TOKENS, Place, operations
+from bitnet_np.judge.mistakes.mistake import Site
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
@@ -102,7 +103,7 @@ def test_a_number_that_is_another_is_found_at_any_operation(name, number, factor
     model = MODELS[name]
     points = recorded(model, IDS)
     values = {key: x.reshape(T, -1).astype(np.float64) for key, x in points.items()} | {TOKENS: IDS}
-    places = [Place(model, EXACT, o) for o in operations(model, EXACT) if o.key.layer == 1 and not o.key.name.endswith("_codes")]
+    places = [Site(model, EXACT, o) for o in operations(model, EXACT) if o.key.layer == 1 and not o.key.name.endswith("_codes")]
     families = [(place, family) for place in places for family in kinds.families("numbers", place) if "code" not in family.words]
     place, family = families[number % len(families)]
     right = float(family.words.rsplit(" ", 1)[1])
@@ -132,8 +133,8 @@ def test_operands_of_fewer_bits_are_narrow_and_no_fault():
     points = recorded(model, IDS)
     key = Key("ffn_up", 1)
     operation = next(o for o in operations(model, EXACT) if o.key == key)
-    tree = expression(Place(model, EXACT, operation))
-    narrow = dict(kinds.rounded(Place(model, EXACT, operation), tree))["operands of products are rounded to TF32, by truncation"]
+    tree = expression(Site(model, EXACT, operation))
+    narrow = dict(kinds.rounded(Site(model, EXACT, operation), tree))["operands of products are rounded to TF32, by truncation"]
     output = value_of(narrow, {k: x.reshape(T, -1).astype(np.float64) for k, x in points.items()}.__getitem__, T)
     inputs = {k: points[k] for k in operation.inputs}
     report = judge_trace(model, trace(inputs | {key: output.astype(np.float32)}), IDS)

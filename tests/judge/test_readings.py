@@ -63,10 +63,10 @@ def _bfloat16(x):
         (lambda m: {"position": np.r_[0:8, 0:9]}, "positions restart at position 8"),
         (lambda m: {"position": np.r_[0:8, 9:18]}, "positions from 8 on are too large by 1"),
         (lambda m: {"position": np.full(T, 5)}, "every token is rotated as position 5"),
-        (lambda m: {"frequency": _based(m, 123400.0)}, "the frequency base is about 123400"),
+        (lambda m: {"frequency": _based(m, 123400.0)}, "RoPE's base is 123400 instead of"),
         (lambda m: {"frequency": _based(m, m.config.rope_base**0.5)}, "the exponent of the frequencies is halved"),
-        (lambda m: {"frequency": _based(m, m.config.rope_base**0.2)}, "the frequency base is about"),
-        (lambda m: {"frequency": m.rope_frequency * 0.3}, "positions are 0.3 times what they should be"),
+        (lambda m: {"frequency": _based(m, m.config.rope_base**0.8)}, "RoPE's base is"),
+        (lambda m: {"frequency": m.rope_frequency * 0.3}, "the angles are 0.3 times what is right"),
         (
             lambda m: {"frequency": m.rope_frequency * (np.arange(m.rope_frequency.size) < 5)},
             "pairs 5 to {} of each head are not rotated",

@@ -431,7 +431,7 @@ def test_readings_say_more_than_fitted_factors_and_constants():
     """A factor for each position explains a norm's other divisor as well, and says less."""
     theirs = normed(X, G, root=X[:, 48:])
     report = judge_trace(LLAMA, with_tensor(POINTS["llama"], Key("ffn_norm", LAYER), theirs), IDS["llama"], precision=FLOAT32)
-    assert report.first_wrong.hypothesis == "it is another norm: the mean square is that of the second half of the numbers"
+    assert report.first_wrong.hypothesis == "the mean square of the second half instead of the mean square"
 
 
 def test_one_number_beyond_the_bound_is_no_cause_where_all_are_a_little_wrong():

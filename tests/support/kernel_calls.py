@@ -29,6 +29,7 @@ Signature = tuple[str, str]  # a kernel's name and the types of its arguments: w
 MACHINE_HAS_NOT = {
     **({name: amx.why_absent() for name in ("block_tiles.products", "ternary_tiles.ternary_matmul")} if amx.why_absent() else {}),
     **({"ternary_product.ternary_matmul": "this processor unpacks for few tokens"} if ternary_product.LEAST > 1 << 20 else {}),
+    "float_state._exchange": "it computes nothing, and runs where another library has changed the state of the floating-point unit",
 }
 """Kernels that no case can run on this machine, both variants, and why."""
 

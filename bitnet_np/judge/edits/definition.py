@@ -213,13 +213,13 @@ def _attention(place: Place, q: Node, k: Node, v: Node) -> Node:
         q, k, v = (Node("rounded", (x,), x.noun, "float16") for x in (q, k, v))
     q = Node("heads", (q,), "the queries", c.heads)
     k, v = (
-        Node("grouped", (Node("heads", (x,), noun, c.kv_heads),), f"the heads of {noun[4:]}", ("groups", c.heads))
+        Node("grouped", (Node("heads", (x,), noun, c.kv_heads),), f"the heads of {noun[4:]}", c.heads)
         for x, noun in ((k, "the keys"), (v, "the values"))
     )
     scale = constant("the score scale", op.score_scale(c))
     scores = _capped(_product("the scores", Node("scores", (q, k), "the products q.k"), scale), c.score_cap, "the scores' cap")
     window = c.window_of(place.key.layer)  # type: ignore[arg-type]
-    masked = Node("mask", (scores,), "the masked scores", ("causal", 0) if window is None else ("window", window))
+    masked = Node("mask", (scores,), "the masked scores", window or 0)
     largest = Node("reduction", (masked,), "the largest score", "largest number")
     e = Node("exponential", (Node("difference", (masked, largest), "the scores below the largest"),), "the exponentials", "exp")
     p = _quotient("the probabilities", e, Node("softmax sum", (e,), "the softmax's sum"))

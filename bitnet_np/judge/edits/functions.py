@@ -84,6 +84,10 @@ def _in_groups(size: int, function: Callable[[Array], Array]) -> Function:
     return reduced
 
 
+def _in_parts(count: int, function: Callable[[Array], Array]) -> Function:
+    return lambda x: _in_groups(max(x.shape[-1] // count, 1), function)(x)
+
+
 def _mean_square(x: Array) -> Array:
     return np.square(x).mean(axis=-1)
 
@@ -130,6 +134,7 @@ REDUCTIONS: dict[str, Function] = {
     "mean square of the token before": _of_row_before(_mean_square),
     "largest magnitude of the token before": _of_row_before(_largest),
     "mean square of the first token": lambda x: np.broadcast_to(_mean_square(x)[:1, ..., None], (*x.shape[:-1], 1)),
+    **{f"mean square of each of {count} parts": _in_parts(count, _mean_square) for count in (2, 4, 8, 16)},
     **{f"mean square of each {size} numbers": _in_groups(size, _mean_square) for size in (8, 16, 32, 64, 128, 256)},
     **{f"largest magnitude of each {size} numbers": _in_groups(size, _largest) for size in (8, 16, 32, 64, 128, 256)},
 }
@@ -203,82 +208,6 @@ ORDERS: dict[str, Callable[[Array, int], Array]] = {
 """Orders of the things along an axis, which an index that is computed wrongly gives."""
 
 
-def visible(rule: str, size: int, t: int) -> NDArray[np.bool_]:
-    """Which keys [S] the queries [T] see by a rule."""
-    i, j = np.arange(t)[:, None], np.arange(t)
-    past = j <= i
-    return {
-        "causal": lambda: past,
-        "window": lambda: past & (j > i - size),
-        "no mask": lambda: past | True,
-        "no mask but the window": lambda: j > i - size,
-        "reversed": lambda: j >= i,
-        "itself": lambda: i == j,
-        "future": lambda: j <= i + size,
-        "delayed": lambda: (j <= i - size) | ((i < size) & (j == 0)),
-        "blocks": lambda: past & (i // size == j // size),
-        "whole blocks": lambda: i // size == j // size,
-        "blocks of keys": lambda: j <= i // size * size + size - 1,
-        "first hidden": lambda: (past & (j >= size)) | ((i < size) & (j == i)),
-        "prefix": lambda: past | (j < size),
-        "last block lost": lambda: (past & (j < (i + 1) // size * size)) | ((i < size - 1) & (j == i)),
-        "rest lost": lambda: (past & (j < t // size * size)) | ((i == j) & (j >= t // size * size)),
-        "strided": lambda: past & (j % size == i % size),
-    }[rule]()
-
-
-MASKS = {
-    "no mask": "every token sees every other: the mask is missing",
-    "reversed": "a token sees itself and those behind it",
-    "itself": "a token sees itself alone",
-    "causal": "the window is missing: all tokens before are seen",
-    "no mask but the window": "the mask is missing, but not the window: tokens see the future",
-}
-SIZED_MASKS = {
-    "window": "a token sees the last {size}",
-    "future": "a token sees {size} tokens too many: the future",
-    "delayed": "a token does not see the last {size}, itself included",
-    "blocks": "a token sees what is before it in its own block of {size}",
-    "whole blocks": "a token sees all of its own block of {size} and nothing else",
-    "blocks of keys": "a token sees the whole block of {size} keys that it is in",
-    "first hidden": "the first {size} keys are not seen",
-    "prefix": "the first {size} tokens are seen by all, a prefix",
-    "last block lost": "a block of {size} keys is not seen before it is full",
-    "rest lost": "keys behind the last whole {size} are not seen",
-    "strided": "a token sees every {size}th token before it",
-}
-"""Rules of who sees whom, in words; those of the second table have a size."""
-
-
-def _group(k: Array, what: tuple[str, int]) -> Array:
-    """Keys or values of each query head [S, H, K] out of those of each key-value head [S, G, K]."""
-    rule, heads = what
-    count = k.shape[1]
-    head = np.arange(heads)
-    own = head // max(heads // count, 1)
-    chosen = {
-        "groups": own,
-        "turns": head % count,
-        "first": 0 * own,
-        "last": 0 * own + count - 1,
-        "opposite": count - 1 - own,
-        "next": (own + 1) % count,
-        "before": (own - 1) % count,
-    }[rule]
-    return k[:, chosen]
-
-
-GROUPS = {
-    "turns": "dealt out in turn (h % G) instead of in groups",
-    "first": "the first one's for every query head",
-    "last": "the last one's for every query head",
-    "opposite": "in the opposite order",
-    "next": "those of the next group",
-    "before": "those of the group before",
-}
-"""The key-value head that a query head reads, in words."""
-
-
 # --- steps --------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -313,8 +242,9 @@ def _rotate(x: Array, angle: Array, magnitude: Any, what: tuple[str, str]) -> Ar
     return out
 
 
-def _mask(scores: Array, what: tuple[str, int]) -> Array:
-    return np.where(visible(*what, scores.shape[-1]), scores, -np.inf)
+def _mask(scores: Array, what: int) -> Array:
+    """Scores of what a query must not see are minus infinity. what: the window, 0 where there is none."""
+    return scores + spec.causal_mask(scores.shape[-2], scores.shape[-1], window=what or None)
 
 
 def _softmax_sum(x: Array) -> Array:
@@ -351,7 +281,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rows": lambda table, ids: table[ids.astype(np.intp) % len(table)],
     "outer": np.multiply.outer,
     "rotation": _rotate,
-    "grouped": _group,
+    "grouped": lambda kv, what: spec.by_query_head(kv, what),
     "scores": lambda q, k: np.einsum("thk,shk->hts", q, k),
     "mask": _mask,
     "softmax sum": _softmax_sum,

@@ -10,7 +10,8 @@ import numpy as np
 from ...model.families import NORMS
 from ...model.records import Linear
 from ...traces.points import FIELDS, POINTS, Key
-from ..graph import TOKENS, Place, operations
+from ..graph import TOKENS, operations
+from ..mistakes.mistake import Site
 from . import functions
 from .definition import expression, matrix_of
 from .expression import Array, Node, constant, mapped, nodes, reads, replaced, tensor
@@ -21,10 +22,10 @@ Edits = Iterator[tuple[str, Node]]
 _BINARY = ("sum", "difference", "product", "quotient", "at least")
 _OPPOSITE = {"sum": "difference", "difference": "sum", "product": "quotient", "quotient": "product"}
 _SAYS = {
-    "sum": "{} is subtracted",
-    "difference": "{} is added instead of subtracted",
-    "product": "{} divides instead of multiplying",
-    "quotient": "{} multiplies instead of dividing",
+    "sum": "{} subtracted",
+    "difference": "{} added instead of subtracted",
+    "product": "{} divided by instead of multiplied",
+    "quotient": "{} multiplied instead of divided by",
 }
 _VALUES = (*_BINARY, "matmul", "scores", "weighted", "mixed", "opaque", "rows", "taken", "dot", "rotation", "power", "outer")
 """Kinds of nodes whose value is a step of its own, not the form of another one's."""
@@ -38,6 +39,11 @@ def _each(tree: Node, change: Callable[[Node], Edits]) -> Edits:
             yield words, replaced(tree, node, new)
 
 
+def _is(noun: str) -> str:
+    """A noun with its verb."""
+    return f"{noun} are" if noun.endswith("s") and not noun.endswith("bias") else f"{noun} is"
+
+
 def _name(node: Node) -> str:
     """A node as what a step does with it: the option of a function, or its noun."""
     return node.what if node.kind in functions.OF_ONE else node.noun
@@ -46,36 +52,36 @@ def _name(node: Node) -> str:
 # --- steps ------------------------------------------------------------------------------------------------------------------------------
 
 
-def left_out(place: Place, tree: Node) -> Edits:
+def left_out(place: Site, tree: Node) -> Edits:
     """A step that is not there, or an operand of one."""
 
     def change(node: Node) -> Edits:
         if node.kind in functions.OF_ONE or node.kind == "rounded":
-            yield f"{_name(node)} is left out", node.inputs[0]
+            yield f"{_is(_name(node))} left out", node.inputs[0]
         for i, operand in enumerate(node.inputs) if node.kind in _BINARY else ():
             rest = (*node.inputs[:i], *node.inputs[i + 1 :])
             if i or (node.kind in ("sum", "product") and any(map(reads, rest))):
-                yield f"{operand.noun} is left out", rest[0] if len(rest) == 1 else node.over(*rest)
+                yield f"{_is(operand.noun)} left out", rest[0] if len(rest) == 1 else node.over(*rest)
 
     return _each(tree, change)
 
 
-def twice(place: Place, tree: Node) -> Edits:
+def twice(place: Site, tree: Node) -> Edits:
     """A step that is done twice."""
 
     def change(node: Node) -> Edits:
         if node.kind in functions.OF_ONE:
-            yield f"{_name(node)} is applied twice", node.over(node)
+            yield f"{_is(_name(node))} applied twice", node.over(node)
         for i, operand in enumerate(node.inputs) if node.kind in _BINARY else ():
             if i or node.kind == "sum":
-                yield f"{operand.noun} is applied twice", node.over(node, operand)
+                yield f"{_is(operand.noun)} applied twice", node.over(node, operand)
 
     yield from _each(tree, change)
     if len(leaves := [node for node, _ in nodes(tree) if node.kind == "tensor"]) == 1 and leaves[0].what != TOKENS:
         yield "it is done twice", replaced(tree, leaves[0], tree)
 
 
-def inverted(place: Place, tree: Node) -> Edits:
+def inverted(place: Site, tree: Node) -> Edits:
     """The opposite of a step."""
 
     def change(node: Node) -> Edits:
@@ -83,9 +89,12 @@ def inverted(place: Place, tree: Node) -> Edits:
             for i in range(1, len(node.inputs)):
                 rest = (*node.inputs[:i], *node.inputs[i + 1 :])
                 first = rest[0] if len(rest) == 1 else node.over(*rest)
-                yield _SAYS[node.kind].format(node.inputs[i].noun), replace(node, kind=_OPPOSITE[node.kind], inputs=(first, node.inputs[i]))
+                yield (
+                    _SAYS[node.kind].format(_is(node.inputs[i].noun)),
+                    replace(node, kind=_OPPOSITE[node.kind], inputs=(first, node.inputs[i])),
+                )
         if node.kind == "sum" and len(node.inputs) == 2:
-            yield f"{node.inputs[0].noun} is subtracted", replace(node, kind="difference", inputs=node.inputs[::-1])
+            yield f"{_is(node.inputs[0].noun)} subtracted", replace(node, kind="difference", inputs=node.inputs[::-1])
         if node.kind in ("quotient", "difference"):
             a, b = node.inputs
             yield f"{a.noun} and {b.noun} are exchanged", node.over(b, a)
@@ -94,7 +103,7 @@ def inverted(place: Place, tree: Node) -> Edits:
     yield "the sign is flipped", Node("product", (tree, constant("-1", -1.0)))
 
 
-def moved(place: Place, tree: Node) -> Edits:
+def moved(place: Site, tree: Node) -> Edits:
     """A step that comes before the one it follows, or first of all."""
 
     def change(outer: Node) -> Edits:
@@ -110,14 +119,17 @@ def moved(place: Place, tree: Node) -> Edits:
             without = replaced(tree, node, node.inputs[0])
             for leaf, _ in nodes(without):
                 if leaf.kind == "tensor":
-                    yield f"{node.inputs[1].noun} is applied to {leaf.noun} first", replaced(without, leaf, node.over(leaf, node.inputs[1]))
+                    yield (
+                        f"{_is(node.inputs[1].noun)} applied to {leaf.noun} first",
+                        replaced(without, leaf, node.over(leaf, node.inputs[1])),
+                    )
 
 
 def _said(node: Node) -> str:
     return _name(node) if node.kind in functions.OF_ONE else node.inputs[1].noun
 
 
-def other_function(place: Place, tree: Node) -> Edits:
+def other_function(place: Site, tree: Node) -> Edits:
     """Another function of the same table."""
 
     def change(node: Node) -> Edits:
@@ -134,7 +146,7 @@ def other_function(place: Place, tree: Node) -> Edits:
 # --- operands ---------------------------------------------------------------------------------------------------------------------------
 
 
-def exchanged(place: Place, tree: Node) -> Edits:
+def exchanged(place: Site, tree: Node) -> Edits:
     """Two tensors in each other's place, or one of them in both."""
     leaves = [node for node, _ in nodes(tree) if node.kind == "tensor"]
     for i, a in enumerate(leaves):
@@ -150,7 +162,7 @@ def _with_both(tree: Node, a: Node, b: Node) -> Node:
     return replaced(replaced(replaced(tree, a, held), b, a), held, b)
 
 
-def other_tensor(place: Place, tree: Node) -> Edits:
+def other_tensor(place: Site, tree: Node) -> Edits:
     """Another tensor of its shape in the place of one: a layer's input, what a norm read, what the layer before gave."""
     before = []
     for operation in operations(place.model, place.dialect):
@@ -170,25 +182,25 @@ def other_tensor(place: Place, tree: Node) -> Edits:
                     yield f"{parent.noun} is that of {_near(key, place)}", replaced(tree, parent, new)
 
 
-def _near(key: Key, place: Place) -> str:
+def _near(key: Key, place: Site) -> str:
     return key.name if key.layer in (None, place.key.layer) else f"{key.name} of layer {key.layer}"
 
 
-def added(place: Place, tree: Node) -> Edits:
+def added(place: Site, tree: Node) -> Edits:
     """A tensor of the same shape that is added."""
     for words, new in other_tensor(place, root := tensor(place.key)):
         if words.endswith(f"instead of {root.noun}"):
             yield words.replace(f"is read instead of {root.noun}", "is added"), Node("sum", (tree, new))
 
 
-def other_weight(place: Place, tree: Node) -> Edits:
+def other_weight(place: Site, tree: Node) -> Edits:
     """A weight of another layer, or of another step."""
     for node, _ in nodes(tree):
         for noun, value in _others(place, node) if node.kind == "constant" else ():
             yield f"{noun} instead of {node.noun}", replaced(tree, node, constant(node.noun, value))
 
 
-def _others(place: Place, node: Node) -> Iterator[tuple[str, object]]:
+def _others(place: Site, node: Node) -> Iterator[tuple[str, object]]:
     """Yields what else of the model has the shape of a constant, in words."""
     field = _field(place)
     layers = [(f"that of layer {n}", layer) for n, layer in enumerate(place.model.layers) if n != place.key.layer and place.layer]
@@ -207,7 +219,7 @@ def _others(place: Place, node: Node) -> Iterator[tuple[str, object]]:
                 yield noun, value
 
 
-def _field(place: Place) -> str:
+def _field(place: Site) -> str:
     name = place.key.name
     return FIELDS.get(name, {"Qcur_normed": "attn_q_norm", "Kcur_normed": "attn_k_norm"}.get(name, name))
 
@@ -224,7 +236,7 @@ def _part(linear: Linear, noun: str) -> object:
     return lambda: matrix_of(linear)
 
 
-def by_one(place: Place, tree: Node) -> Edits:
+def by_one(place: Site, tree: Node) -> Edits:
     """A weight that is one too large or too small, as where an engine adds 1 itself, or the file has done it."""
     for node, _ in nodes(tree):
         if node.kind == "constant" and np.ndim(node.value) and not callable(node.value):
@@ -234,17 +246,17 @@ def by_one(place: Place, tree: Node) -> Edits:
             yield f"1 is added to {node.noun}", replaced(tree, node, Node("sum", (node, constant("1", 1.0)), node.noun))
 
 
-def zero(place: Place, tree: Node) -> Edits:
+def zero(place: Site, tree: Node) -> Edits:
     """A tensor that is not there."""
     for node, _ in nodes(tree):
         if node.kind == "tensor" and node.what != TOKENS:
-            yield f"{node.noun} is all 0", replaced(tree, node, Node("zero", (node,), node.noun))
+            yield f"{_is(node.noun)} all 0", replaced(tree, node, Node("zero", (node,), node.noun))
 
 
 # --- order ------------------------------------------------------------------------------------------------------------------------------
 
 
-def order(place: Place, tree: Node) -> Edits:
+def order(place: Site, tree: Node) -> Edits:
     """Things along an axis in another order."""
     for node, _ in nodes(tree):
         for axis, noun in _axes_of(node, tree):
@@ -279,7 +291,7 @@ def _axes_of(node: Node, tree: Node) -> Iterator[tuple[int, str]]:
         yield 1, "elements of the result"
 
 
-def transposed(place: Place, tree: Node) -> Edits:
+def transposed(place: Site, tree: Node) -> Edits:
     """A matrix, or heads, read along the other axis."""
     for node, _ in nodes(tree):
         if node.kind == "constant" and node.noun in ("the matrix", "the head's matrix"):
@@ -297,44 +309,20 @@ def transposed(place: Place, tree: Node) -> Edits:
 # --- attention and rotation -------------------------------------------------------------------------------------------------------------
 
 
-def masks(place: Place, tree: Node, length: int) -> Edits:
-    """Another rule of who sees whom."""
-
-    def change(node: Node) -> Edits:
-        if node.kind != "mask":
-            return
-        for rule, words in functions.MASKS.items():
-            if rule != node.what[0]:
-                yield words, replace(node, what=(rule, node.what[1]))
-        for rule, words in functions.SIZED_MASKS.items():
-            for size in range(1, max(length, 2)):
-                if (rule, size) != node.what:
-                    yield words.format(size=size), replace(node, what=(rule, size))
-
-    return _each(tree, change)
-
-
-def groups(place: Place, tree: Node) -> Edits:
-    """Other key-value heads of the query heads: of keys, of values, or of both."""
-    shared = [node for node, _ in nodes(tree) if node.kind == "grouped"]
-    if not shared:
+def heads(place: Site, tree: Node) -> Edits:
+    """A query head that reads the keys and values of another group."""
+    if all(node.kind != "grouped" for node, _ in nodes(tree)):
         return
-
-    def of_both(change: Callable[[Node], Node]) -> Node:
-        return mapped(tree, lambda node: change(node) if node.kind == "grouped" else node)
-
-    for rule, words in functions.GROUPS.items():
-        for node in shared:
-            other = replace(node, what=(rule, node.what[1]))
-            yield f"key-value heads of {node.noun.removeprefix('the heads of ')} alone are {words}", replaced(tree, node, other)
-        yield f"key-value heads are {words}", of_both(lambda node, rule=rule: replace(node, what=(rule, node.what[1])))  # type: ignore[misc]
     size = place.config.heads // place.config.kv_heads
     for head in range(place.config.heads):
         for group in range(place.config.kv_heads):
             if group != head // size:
-                taken = partial(_with_head, head=head, source=group * size)
-                changed = of_both(lambda node, taken=taken: Node("opaque", (node,), node.noun, taken))  # type: ignore[misc]
-                yield f"query head {head} reads key-value head {group} instead of {head // size}", changed
+                change = partial(_of_grouped, partial(_with_head, head=head, source=group * size))
+                yield f"query head {head} reads key-value head {group} instead of {head // size}", mapped(tree, change)
+
+
+def _of_grouped(change: Callable[[Array], Array], node: Node) -> Node:
+    return Node("opaque", (node,), node.noun, change) if node.kind == "grouped" else node
 
 
 def _with_head(x: Array, head: int, source: int) -> Array:
@@ -344,7 +332,7 @@ def _with_head(x: Array, head: int, source: int) -> Array:
     return x
 
 
-def turns(place: Place, tree: Node) -> Edits:
+def turns(place: Site, tree: Node) -> Edits:
     """Another use of sines and cosines, and the other layout of pairs."""
 
     def change(node: Node) -> Edits:
@@ -377,10 +365,11 @@ _POSITIONS = (
     _Positions("positions from {n} on are too large by one", lambda t, n: t + (t >= n)),
     _Positions("positions from {n} on are too small by one", lambda t, n: t - (t >= n)),
     _Positions("every token is rotated as position {n}", lambda t, n: 0 * t + n),
+    _Positions("no position is below {n}", np.maximum),
 )
 
 
-def positions(place: Place, tree: Node, length: int) -> Edits:
+def positions(place: Site, tree: Node) -> Edits:
     """Other positions of the tokens."""
 
     def change(node: Node) -> Edits:
@@ -389,7 +378,7 @@ def positions(place: Place, tree: Node, length: int) -> Edits:
         yield "positions are in the opposite order", Node("order", (node,), node.noun, ("in the opposite order", 0))
         yield "positions are all the last one", Node("order", (node,), node.noun, ("all the last one", 0))
         for words, rule in _POSITIONS:
-            for n in range(1, max(length, 2)):
+            for n in range(1, max(place.length, 2)):
                 yield words.format(n=n), Node("opaque", (node,), node.noun, lambda t, rule=rule, n=n: rule(t, n))
 
     return _each(tree, change)
@@ -398,7 +387,7 @@ def positions(place: Place, tree: Node, length: int) -> Edits:
 # --- numbers and types ------------------------------------------------------------------------------------------------------------------
 
 
-def rounded(place: Place, tree: Node) -> Edits:
+def rounded(place: Site, tree: Node) -> Edits:
     """Numbers that are kept in fewer bits: both operands of products, or the numbers between two steps."""
     products = [node for node, _ in nodes(tree) if node.kind in _PRODUCTS]
     for kind in functions.TYPES:
@@ -428,7 +417,7 @@ def _candidates(noun: str, right: float) -> tuple[float, ...]:
     """Numbers between which another one lies. Behind a rounding the error is no smooth function of it, so those are the likely ones."""
     if noun == "the largest code":
         return _CODES
-    wide = (1e-8, 1e-6, 1e-4, 1e-2, *_RELATIVE, 1e4, 1e6) if noun == "epsilon" else _RELATIVE
+    wide = (1e-8, 1e-6, 1e-4, 1e-2, *_RELATIVE, 1e4, 1e6) if noun in ("epsilon", "RoPE's base") else _RELATIVE
     return tuple(right * x for x in wide)
 
 
@@ -440,7 +429,7 @@ class Family(NamedTuple):
     of: Callable[[float], Node]
 
 
-def numbers(place: Place, tree: Node) -> Iterator[Family]:
+def numbers(place: Site, tree: Node) -> Iterator[Family]:
     """Another number in the place of one of the model's."""
     for node, _ in nodes(tree):
         if node.is_number:
@@ -452,7 +441,7 @@ def numbers(place: Place, tree: Node) -> Iterator[Family]:
             yield Family(f"{node.noun} is {{number:.6g}} instead of {right:.6g}", _candidates(node.noun, right), with_number)
 
 
-def factors(place: Place, tree: Node) -> Iterator[Family]:
+def factors(place: Site, tree: Node) -> Iterator[Family]:
     """A value between two steps that is multiplied by a number."""
     for node, parents in nodes(tree):
         if node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS):
@@ -461,10 +450,22 @@ def factors(place: Place, tree: Node) -> Iterator[Family]:
             def times(number: float, node: Node = node) -> Node:
                 return replaced(tree, node, Node("product", (node, constant("the factor", number)), node.noun))
 
-            yield Family(f"{noun} is {{number:.6g}} times what it should be", _RELATIVE, times)
+            yield Family(f"{_is(noun)} {{number:.6g}} times what is right", _RELATIVE, times)
 
 
-def limits(place: Place, tree: Node) -> Iterator[Family]:
+def shifts(place: Site, tree: Node) -> Iterator[Family]:
+    """A number that is added to a value between two steps."""
+    for node, parents in nodes(tree):
+        if node.kind in _VALUES and node.kind != "outer":
+
+            def shifted(number: float, node: Node = node) -> Node:
+                return replaced(tree, node, Node("sum", (node, constant("the number", number)), node.noun))
+
+            noun = node.noun if parents else "every number"
+            yield Family(f"{{number:.6g}} is added to {noun}", (*np.geomspace(-10, -0.01, 5), *np.geomspace(0.01, 10, 5)), shifted)
+
+
+def limits(place: Site, tree: Node) -> Iterator[Family]:
     """A value between two steps that is clipped."""
     for node, parents in nodes(tree):
         if node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS):
@@ -474,10 +475,10 @@ def limits(place: Place, tree: Node) -> Iterator[Family]:
                 def clipped(number: float, node: Node = node, kind: str = kind) -> Node:
                     return replaced(tree, node, Node(kind, (node, constant("the limit", number)), node.noun))
 
-                yield Family(f"{noun} is clipped {words} {{number:.4g}}", tuple(np.geomspace(0.01, 100, 10)), clipped)
+                yield Family(f"{_is(noun)} clipped {words} {{number:.4g}}", tuple(np.geomspace(0.01, 100, 10)), clipped)
 
 
-KINDS: dict[str, Callable[[Place, Node], Edits]] = {
+KINDS: dict[str, Callable[[Site, Node], Edits]] = {
     "left_out": left_out,
     "other_function": other_function,
     "inverted": inverted,
@@ -486,7 +487,8 @@ KINDS: dict[str, Callable[[Place, Node], Edits]] = {
     "exchanged": exchanged,
     "by_one": by_one,
     "turns": turns,
-    "groups": groups,
+    "heads": heads,
+    "positions": positions,
     "transposed": transposed,
     "order": order,
     "other_weight": other_weight,
@@ -496,31 +498,25 @@ KINDS: dict[str, Callable[[Place, Node], Edits]] = {
     "rounded": rounded,
 }
 """Kinds of edits, the likelier first."""
-BY_LENGTH: dict[str, Callable[[Place, Node, int], Edits]] = {"masks": masks, "positions": positions}
-"""Kinds of edits that depend on the length of the sequence."""
-FAMILIES: dict[str, Callable[[Place, Node], Iterator[Family]]] = {"numbers": numbers, "factors": factors, "limits": limits}
+FAMILIES: dict[str, Callable[[Site, Node], Iterator[Family]]] = {"numbers": numbers, "factors": factors, "shifts": shifts, "limits": limits}
 """Kinds of edits with a number."""
-
-
-NAMES = (*KINDS, *BY_LENGTH)
-"""All kinds of edits without a number."""
 
 
 def described(kind: str) -> str:
     """A kind of edits, in one sentence."""
-    function = {**KINDS, **BY_LENGTH, **FAMILIES}[kind]
+    function = {**KINDS, **FAMILIES}[kind]
     return (function.__doc__ or "").strip().removesuffix(".")
 
 
-def families(kind: str, place: Place) -> Iterator[Family]:
+def families(kind: str, place: Site) -> Iterator[Family]:
     """Yields the edits of an operation with a number, of one kind."""
     tree = expression(place)
     if tree is not None:
         yield from FAMILIES[kind](place, tree)
 
 
-def edits(kind: str, place: Place, length: int) -> Edits:
+def edits(kind: str, place: Site) -> Edits:
     """Yields the edits of an operation, of one kind."""
     tree = expression(place)
     if tree is not None:
-        yield from BY_LENGTH[kind](place, tree, length) if kind in BY_LENGTH else KINDS[kind](place, tree)
+        yield from KINDS[kind](place, tree)

@@ -34,7 +34,7 @@ def _compute(site: Site, tree: Node) -> Compute:
 
 
 def _edits(kind: str, site: Site) -> Computes:
-    for words, tree in kinds.edits(kind, site, site.length):
+    for words, tree in kinds.edits(kind, site):
         yield {"what": words}, _compute(site, tree)
 
 
@@ -48,7 +48,7 @@ def _with_number(site: Site, family: kinds.Family, number: float) -> Compute:
 
 
 MISTAKES: tuple[Mistake, ...] = (
-    *(Mistake(f"edit.{kind}", "{what}", AT, compute=partial(_edits, kind), fault=kind != "rounded") for kind in kinds.NAMES),
+    *(Mistake(f"edit.{kind}", "{what}", AT, compute=partial(_edits, kind), fault=kind != "rounded") for kind in kinds.KINDS),
     *(Mistake(f"edit.{kind}", "{what}", AT, search=partial(_families, kind), apart=kind != "numbers") for kind in kinds.FAMILIES),
 )
 """One entry for each kind of edit: its sentences bring their own nouns."""

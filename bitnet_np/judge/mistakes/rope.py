@@ -27,7 +27,6 @@ BASES = (1e4, 5e5, 1e6)
 IN_ROPE: Numbers = {"where": "in RoPE: "}
 PERIODS = (1, 2, 4, 8, 16, 32, 64)
 """Lengths of chunks after which positions restart. Any others are read off a dump of queries or keys."""
-_SHIFTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 
 
 def rotates(model: Model, dialect: Dialect) -> bool:
@@ -315,38 +314,11 @@ MISTAKES = (
 # --- across operations ----------------------------------------------------------------------------------------------------------------
 
 
-def _shifted(site: Site) -> Computes:
-    for shift in (n for n in _SHIFTS if n <= site.length):
-        for sign, which in ((1, "large"), (-1, "small")):
-            yield {"which": which, "n": shift}, _at(site, lambda t, s=sign * shift: t + s)
-
-
-def _bordered(positions: Callable[[NDArray, int], NDArray]) -> Callable[[Site], Computes]:
-    """Positions by positions(tokens' own positions, border)."""
-
-    def compute(site: Site) -> Computes:
-        for border in site.borders:
-            yield {"b": border}, _at(site, lambda t, b=border: positions(t, b))
-
-    return compute
-
-
 def _later(site: Site) -> Computes:
     for border in site.borders[:24]:
         for shift in (n for n in (1, 2, 4, 8) if n < border):
             for sign, which in ((1, "large"), (-1, "small")):
                 yield {"b": border, "n": shift, "which": which}, _at(site, lambda t, b=border, s=sign * shift: t + s * (t >= b))
-
-
-def _listed(site: Site) -> Computes:
-    rules: dict[str, Callable[[NDArray], NDArray]] = {
-        "positions run backwards": lambda t: t[::-1],
-        "every token is rotated as position 1": lambda t: 0 * t + 1,
-        "positions count tokens from 1, and the first twice": lambda t: np.maximum(t, 1),
-        "positions are halved and cut to whole numbers": lambda t: t // 2,
-    }
-    for words, positions in rules.items():
-        yield {"how": words}, _at(site, positions)
 
 
 def _head_count(site: Site) -> int:
@@ -403,42 +375,10 @@ def _frequencies(site: Site) -> Computes:
         yield {"how": how}, _by_angles(site, lambda a, f=each: np.arange(len(a))[:, None, None] * f)
 
 
-def _multiplied(site: Site) -> Computes:
-    factors = site.turning.rope_factors
-    if factors is not None:
-        square = factors.astype(np.float64) ** 2
-        yield {"how": "multiply frequencies instead of dividing them"}, _by_angles(site, lambda a: a * square)
-        yield {"how": "are applied twice"}, _by_angles(site, lambda a: a / factors)
-        yield {"how": "are in the opposite order"}, _by_angles(site, lambda a: a * factors / factors[::-1])
-
-
-def _base(site: Site) -> Callable[[float], Compute]:
-    return lambda number: _at(site, lambda t: t, base=number)
-
-
-def _factor(site: Site) -> Callable[[float], Compute]:
-    return lambda number: _at(site, lambda t: t * number)
-
-
 _BY_HEAD = "every token is rotated by the number of the head instead of its position"
-_FACTOR = "positions are {number:.5g} times what they should be"
 ACROSS = (
-    Mistake("turns.shifted", "positions are too {which} by {n}", AT, rotates, _shifted),
-    *alike(
-        "turns",
-        AT,
-        ("clamped", "positions stop at {b}", _bordered(np.minimum)),
-        ("wrapped", "positions restart every {b} tokens", _bordered(lambda t, b: t % b)),
-        ("restarted", "positions restart at position {b}", _bordered(lambda t, b: np.where(t >= b, t - b, t))),
-        ("later", "positions from {b} on are too {which} by {n}", _later),
-        when=rotates,
-        together=True,
-    ),
-    Mistake("turns.listed", "positions are others: {how}", AT, rotates, _listed),
+    Mistake("turns.later", "positions from {b} on are too {which} by {n}", AT, rotates, _later, together=True),
     Mistake("turns.heads", "heads are left out of the rotation: {how}", AT, rotates, _heads),
     Mistake("turns.head_numbers", _BY_HEAD, AT, rotates, _head_numbers, together=True),
     Mistake("turns.pairs", "frequencies are others: {how}", AT, rotates, _frequencies),
-    Mistake("turns.factors", "the factors of frequencies {how}", AT, rotates, _multiplied, together=True),
-    Mistake("turns.base", "the frequency base is about {number:.6g}", AT, rotates, search=_base, grid=tuple(np.geomspace(10, 1e9, 17))),
-    Mistake("turns.factor", _FACTOR, AT, rotates, search=_factor, grid=tuple(np.geomspace(0.02, 50, 15))),
 )
