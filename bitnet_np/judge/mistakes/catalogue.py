@@ -62,7 +62,7 @@ CATALOGUE: tuple[Mistake, ...] = (
 """All known mistakes. Of two that fit a tensor alike the first one stands."""
 
 HIDDEN: tuple[Mistake, ...] = (*hidden.MISTAKES, *layers.ORDERS, *edited.MISTAKES)
-"""Mistakes that are tried through several operations only, where none of the catalogue explains what comes out of them."""
+"""Mistakes that are searched for where none of the catalogue explains a tensor, at its operation or through several."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Mistakes that are tried where their tensor, or what it is computed from, is not in a dump: through all operations in between.
-
-Where it is, readings see them, and any number in them, in the tensor itself (readings/): faster, and more of them.
-"""
+"""Mistakes that the search tries beside the edits of single operations: of tokens, of functions with a number, and of whole layers."""
 
 from collections.abc import Callable
 from functools import partial

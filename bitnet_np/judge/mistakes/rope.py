@@ -1,7 +1,4 @@
-"""Mistakes in RoPE. Those of `ACROSS` are tried where rotated queries and keys, or what they are rotated from, are not in a dump.
-
-Where a dump has them, readings measure the angles (readings/rotations.py).
-"""
+"""Mistakes in RoPE. Those of `ACROSS` are searched for where none of the others explains queries or keys."""
 
 from collections.abc import Callable
 from dataclasses import replace
