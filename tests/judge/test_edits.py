@@ -15,9 +15,10 @@ from bitnet_np.judge import operations as op
 from bitnet_np.judge.edits import kinds
 from bitnet_np.judge.edits.definition import expression
 from bitnet_np.judge.edits.expression import value_of
-from bitnet_np.judge.graph import TOKENS, Place, operations
+from bitnet_np.judge.graph import FIELDS, TOKENS, Place, matrix_of, operations
 from bitnet_np.judge.mistakes.mistake import Site
 from bitnet_np.judge.precision import FLOAT32
+from bitnet_np.judge.roundings import to_bfloat16
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES
@@ -126,6 +127,53 @@ def test_codes_of_other_bits_are_named(most):
         return np.rint(x * steps) @ op.dense(w.weights).T.astype(np.float64) / steps * float(w.weights.scale)
 
     assert re.search(rf"\b{most}\b", planted(MODELS["bitnet"], "Vcur", change))
+
+
+def float_engine(model, operands=lambda x: x, weights=lambda p: p):
+    """All tensors of an engine in float64 that rounds the operands of its matrices, or the exponentials of its softmax."""
+    c, values = model.config, {TOKENS: IDS}
+    for operation in operations(model, EXACT):
+        inputs = [values[key] for key in operation.inputs]
+        y = operation.evaluate(*inputs).value
+        if operation.key.name in (*FIELDS, "result_output"):
+            linear = matrix_of(model, operation.key)
+            y = operands(inputs[0]) @ operands(linear.weights.astype(np.float64)).T + (0 if linear.bias is None else linear.bias)
+        if operation.key.name == "kqv_out":
+            q, k, v = (x.reshape(T, -1, c.head_dim) for x in inputs)
+            scores = np.einsum("thk,shk->hts", q, spec.by_query_head(k, c.heads)) * op.score_scale(c) + spec.causal_mask(T, T)
+            e = weights(np.exp(scores - scores.max(axis=-1, keepdims=True)))
+            y = np.einsum("hts,shk->thk", e / e.sum(axis=-1, keepdims=True), spec.by_query_head(v, c.heads)).reshape(T, -1)
+        values[operation.key] = y.astype(np.float32).astype(np.float64)
+    return {key: x.astype(np.float32) for key, x in values.items() if key != TOKENS}
+
+
+def cut(x):
+    """The first 11 bits of numbers, as units that read TF32 take them of float32."""
+    return (x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+
+
+def in_rows(x):
+    scale = 127 / np.abs(x).max(axis=1, keepdims=True)
+    return np.rint(x * scale) / scale
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"operands": to_bfloat16}, "operands of products are rounded to bfloat16"),
+        ({"operands": cut}, "operands of products are rounded to TF32, by truncation"),
+        ({"operands": lambda x: in_rows(x) if len(x) == T else x}, "the input is rounded to int8, one scale for each row"),
+        ({"weights": lambda p: p * (1 + 1e-4 * np.sin(1e3 * p))}, "the exponential is coarse"),
+    ],
+)
+def test_engines_of_fewer_bits_inside_operations_are_narrow(how, says):
+    """In every tensor, with nothing declared. Declared as float32 they are wrong."""
+    model = random_model(3, family="llama", weights="float32", **SMALL)
+    points = float_engine(model, **how)
+    report = judge_trace(model, trace(points), IDS)
+    assert report.verdict is Verdict.NARROW, report.reason
+    assert says in report.reason
+    assert judge_trace(model, trace(points), IDS, precision=FLOAT32).verdict is Verdict.WRONG
 
 
 def test_operands_of_fewer_bits_are_narrow_and_no_fault():

@@ -355,7 +355,7 @@ MISTAKES = (
     ),
     Mistake("weights.narrow_model", "all weights are rounded to {kind}", _ALL, compute=_narrow_model, fault=False, together=True),
     Mistake("weights.fewer_bits", "weights are {how}", TABLES, compute=_fewer_bits),
-    Mistake("input.fewer_bits", "the input is {how}", AT, compute=_input_in_blocks, together=True),
+    Mistake("input.fewer_bits", "the input is {how}", AT, compute=_input_in_blocks, fault=False, together=True),
     Mistake("blocks.misread", "{type}: {how}", TABLES, compute=partial(_misread, ways=blocks.other_numbers)),
     Mistake("blocks.order", "{type}: {how}", TABLES, compute=partial(_misread, ways=blocks.other_orders), together=True),
     Mistake("weights.order", "weights of each row are read in another order: {order}", PRODUCTS, compute=_orders, together=True),

@@ -15,6 +15,18 @@ from .attention import Attention
 from .wrong import FEW, Array, Wrong, rough, runs
 
 
+def coarse_weights(wrong: Wrong) -> str | None:
+    """How far the weights are right, where outputs are sums of the right values by weights of few bits."""
+    own = Attention.of(wrong, wrong.config.head_dim - 2)
+    if len(own.q) < 2 or not own.wrong.places.any() or max(_spans(own)[0]):
+        return None
+    solved = _Solved.of(own)
+    away = float(np.abs(solved.weights - solved.right).max())
+    if not solved.known or away >= _COARSE_WEIGHTS:
+        return None
+    return f"attention's weights are right to {away:.1g}: scores or probabilities are rounded, or the exponential is coarse"
+
+
 def foreign_values(wrong: Wrong) -> str | None:
     """Values of elsewhere in attention's sums: the rank of what this sequence's values do not span is their number.
 
@@ -22,17 +34,10 @@ def foreign_values(wrong: Wrong) -> str | None:
     """
     c = wrong.config
     own = Attention.of(wrong, c.head_dim - 2)
-    t, out = len(own.q), own.wrong.theirs.reshape(own.q.shape)
+    t = len(own.q)
     if t < 2 or not own.wrong.places.any():
         return None
-    ranks, most_outside = [], 0.0
-    for head in range(c.heads):
-        values, sums = own.v[:, head // (c.heads // c.kv_heads)], out[:, head]
-        largest = np.abs(sums).max()
-        least = max(1e-3, 8 * rough(wrong.noise)) * largest
-        outside = _outside(values, sums)
-        most_outside = max(most_outside, float(np.abs(outside).max() / max(largest, 1e-300)))
-        ranks.append(int((np.linalg.svd(outside, compute_uv=False) > least).sum()))
+    ranks, most_outside = _spans(own)
     most = max(ranks)
     if most == 0:
         return _wrong_weights(own)
@@ -45,10 +50,25 @@ def foreign_values(wrong: Wrong) -> str | None:
     return f"values that are not of this sequence are summed too, {most} of them: a cache slot that was not cleared, or another's"
 
 
+def _spans(own: Attention) -> tuple[list[int], float]:
+    """The number of values of elsewhere in the sums of each head, and the largest part of a sum that is none of this sequence's values."""
+    c, out = own.wrong.config, own.wrong.theirs.reshape(own.q.shape)
+    ranks, most_outside = [], 0.0
+    for head in range(c.heads):
+        values, sums = own.v[:, head // (c.heads // c.kv_heads)], out[:, head]
+        largest = np.abs(sums).max()
+        least = max(1e-3, 8 * rough(own.wrong.noise)) * largest
+        outside = _outside(values, sums)
+        most_outside = max(most_outside, float(np.abs(outside).max() / max(largest, 1e-300)))
+        ranks.append(int((np.linalg.svd(outside, compute_uv=False) > least).sum()))
+    return ranks, most_outside
+
+
 _LEFT = 1e-4  # of the squares, by a rule that is read off logarithms of weights
 _LEAST = 16  # numbers
 _LEAST_LOG = 1e-3  # a difference of logarithms that is none of roundings
 _COARSE = 0.02  # of the largest number: what codes of 7 bits and more leave
+_COARSE_WEIGHTS = 2.0**-8  # of a weight: what bfloat16 leaves
 
 
 def _outside(values: Array, sums: Array) -> Array:

@@ -39,6 +39,7 @@ class Reading(NamedTuple):
     id: str
     at: tuple[str, ...]
     read: Callable[[Wrong], str | None]
+    fault: bool = True  # False for numbers of fewer bits
 
 
 FACTS = (
@@ -96,6 +97,7 @@ READINGS = (
 """The readings in the order in which they are tried: the first that finds a cause stands."""
 
 LOOSE_READINGS = (
+    Reading("coarse_weights", ("kqv_out",), attention_weights.coarse_weights, fault=False),
     Reading("values", ("kqv_out",), attention_weights.foreign_values),
     Reading("function", activations.AT, activations.other_function),
 )
@@ -141,7 +143,7 @@ def _read(wrong: Wrong, readings: Iterable[Reading], where: str = "") -> Cause |
         if not reading.at or wrong.key.name in reading.at:
             text = reading.read(wrong)
             if text is not None:
-                return Cause(where + text, f"read.{reading.id}")
+                return Cause(where + text, f"read.{reading.id}", reading.fault)
     return None
 
 
