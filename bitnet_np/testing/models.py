@@ -55,7 +55,7 @@ _BLOCKS = {kind.name: kind for kind in ALL_BLOCK_TYPES}
 
 @steady
 def random_model(
-    seed: int | Noise,
+    seed: int | np.random.Generator | Noise,
     *,
     family: str = "bitnet-b1.58",
     table: str = "float32",
@@ -70,7 +70,7 @@ def random_model(
     No two heads are alike, no row of a matrix is zero, activations have a spread of about 1 in front of every operation, and every
     matrix and norm has a scale of its own: a bug anywhere shows.
 
-    seed: of NumPy's generator, or Noise, with which the model is the same everywhere.
+    seed: of NumPy's generator, or a generator, or Noise, with which the model is the same everywhere.
     family: an architecture of families.FAMILIES; the model has all biases, scales and RoPE factors that the family allows.
     table: the dtype of embedding and head (float32, float16 or bfloat16), or the name of a block type.
     weights: the same for the layers' matrices, or "ternary"; empty means ternary for a BitNet, else `table`.
@@ -78,7 +78,7 @@ def random_model(
     """
     if not isinstance(family, str) or family not in FAMILIES:
         raise OptionError(f"the family is {shown(family)}, expected one of {', '.join(FAMILIES)}")
-    if not isinstance(seed, Noise):
+    if not isinstance(seed, Noise | np.random.Generator):
         integer("seed", seed, 0)
     integer("n_layers", shape.get("n_layers", 1), 1, error=ShapeError)
     if unknown := shape.keys() - {field.name for field in fields(Config)}:
