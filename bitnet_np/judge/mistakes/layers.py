@@ -17,7 +17,6 @@ from .. import operations as op
 from ..roundings import to_float16
 from ..variant import Variant
 from .mistake import Array, Compute, Engines, Mistake, Site, Values, alike
-from .quantiser import quantises
 
 RESIDUALS = ("ffn_inp", "l_out")
 HEAD = ("result_output",)
@@ -180,7 +179,7 @@ _FLOAT32 = "the head's input is not rounded to float16: declare the dialect exac
 _COLUMNS = "the head's matrix is read column by column, not row by row: [D, V] for [V, D]"
 _ENDS = (
     Mistake("head.unnormed", "the final norm is skipped", HEAD, compute=_norm_skipped),
-    Mistake("head.int8", "the head's input is quantised to int8", HEAD, quantises, partial(_of_input, _in_codes)),
+    Mistake("head.int8", "the head's input is quantised to int8", HEAD, compute=partial(_of_input, _in_codes)),
     Mistake("dialect.head_float16", _FLOAT16, HEAD, compute=_float16_input, fault=False),
     Mistake("dialect.head_not_float16", _FLOAT32, HEAD, compute=_float32_input, fault=False),
     Mistake("head.column_by_column", _COLUMNS, HEAD, compute=_column_by_column),

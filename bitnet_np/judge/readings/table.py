@@ -39,7 +39,6 @@ class Reading(NamedTuple):
     id: str
     at: tuple[str, ...]
     read: Callable[[Wrong], str | None]
-    fault: bool = True  # False for numbers of fewer bits
 
 
 FACTS = (
@@ -97,7 +96,7 @@ READINGS = (
 """The readings in the order in which they are tried: the first that finds a cause stands."""
 
 LOOSE_READINGS = (
-    Reading("coarse_weights", ("kqv_out",), attention_weights.coarse_weights, fault=False),
+    Reading("coarse_weights", ("kqv_out",), attention_weights.coarse_weights),
     Reading("values", ("kqv_out",), attention_weights.foreign_values),
     Reading("function", activations.AT, activations.other_function),
 )
@@ -143,7 +142,7 @@ def _read(wrong: Wrong, readings: Iterable[Reading], where: str = "") -> Cause |
         if not reading.at or wrong.key.name in reading.at:
             text = reading.read(wrong)
             if text is not None:
-                return Cause(where + text, f"read.{reading.id}", reading.fault)
+                return Cause(where + text, f"read.{reading.id}")
     return None
 
 
