@@ -126,6 +126,12 @@ def product(family, name, x=None, change=lambda matrix: matrix, quantize=spec.qu
 DOWN = {"bitnet": "ffn_sub_norm", "llama": "ffn_out"}
 
 
+def test_a_base_far_from_the_models_is_read_off():
+    model = MODELS["bitnet"]
+    said = judged("bitnet", "Qcur_rope", turned("bitnet", frequency=_based(model, model.config.rope_base**0.2)))
+    assert "or the exponent is 0.2 times what it should be" in said
+
+
 def _without(columns):
     def change(matrix):
         changed = matrix.copy()

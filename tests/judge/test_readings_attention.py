@@ -47,6 +47,10 @@ POSITION = np.broadcast_to(np.arange(T)[:, None], (T, C.heads))
         (POSITION * (np.arange(C.heads) != 2), "at head 2 of 4: the rotation is missing"),
         (np.broadcast_to(np.arange(C.heads), (T, C.heads)), "every token is rotated by the number of the head instead of its position"),
         (POSITION + (np.arange(C.heads) == 3), "at head 3 of 4: positions are too large by one"),
+        (
+            np.stack([np.arange(T), np.arange(T), (5 * np.arange(T)) % T, (7 * np.arange(T)) % T], axis=1),
+            "positions differ from head to head: those of head 2 are 0, 5, 10, 15, 3, 8, 13, 1, ... instead of 0 to 16",
+        ),
     ],
 )
 def test_heads_that_are_rotated_otherwise_are_named(position, says):

@@ -129,9 +129,7 @@ def _cells_said(off: Counts, visible: Seen) -> Iterator[str]:
             (extra if r in extra else unseen).pop(r)
             yield f"the cell of position {s} holds position {r} where {_runs(by)} read it: it was written over, or its page is another's"
     for cells, by in _alike(lost):
-        chunk = cells == list(range(by[0])) and len(by) == len(off) - by[0]
-        why = "a later chunk does not see the cache" if chunk else "the mask, or slots of the cache that are lost"
-        yield f"{_runs(cells)} {_is(cells)} not read by {_runs(by)}: {why}"
+        yield f"{_runs(cells)} {_is(cells)} not read by {_runs(by)}: the mask, or slots of the cache that are lost"
     for cells, by in _alike(unseen):
         yield f"{_runs(cells)} {_is(cells)} read by {_runs(by)}, which must not see {'them' if len(cells) > 1 else 'it'}: the mask"
     for cells, by in _alike(extra):

@@ -62,7 +62,7 @@ def _described(fit: Array, labels: NDArray[np.int64]) -> str | None:
         return f"{whole} are summed twice"
     if np.ptp(factors) < 1e-3 * np.abs(factors).max():
         return f"{whole} are multiplied by {factors[0]:.4g}"
-    return f"{whole} are multiplied by factors of their own: {', '.join(f'{f:.3g}' for f in factors[:FEW])}{', ...' * (factors.size > FEW)}"
+    return f"{whole} are multiplied by factors of their own: {', '.join(f'{f:.3g}' for f in factors[:FEW])}"
 
 
 @of_product
