@@ -55,7 +55,7 @@ _BLOCKS = {kind.name: kind for kind in ALL_BLOCK_TYPES}
 
 @steady
 def random_model(
-    seed: int | np.random.Generator | Noise,
+    seed: int | Generator,
     *,
     family: str = "bitnet-b1.58",
     table: str = "float32",
@@ -78,7 +78,7 @@ def random_model(
     """
     if not isinstance(family, str) or family not in FAMILIES:
         raise OptionError(f"the family is {shown(family)}, expected one of {', '.join(FAMILIES)}")
-    if not isinstance(seed, Noise | np.random.Generator):
+    if not isinstance(seed, Generator):
         integer("seed", seed, 0)
     integer("n_layers", shape.get("n_layers", 1), 1, error=ShapeError)
     if unknown := shape.keys() - {field.name for field in fields(Config)}:

@@ -15,12 +15,11 @@ from ...model.records import Linear, Ternary, with_rope_of
 from ...traces.points import FIELDS
 from .. import operations as op
 from ..graph import EMBEDDING, LOGITS, NORM, POSITIONS, SCALED, Place
+from ..mistakes.experts import PRODUCTS
+from ..mistakes.norms import HEAD_NORMS
 from .expression import Array, Node, constant, tensor
 
-HEAD_NORMS = {"Qcur_normed": "attn_q_norm", "Kcur_normed": "attn_k_norm"}
-"""The output tensor of each norm of heads -> the field of model.Layer that has its weight."""
 _ACTIVATIONS = {"relu2": "relu^2", "silu": "SiLU", "gelu_gate": "GELU by tanh", "gelu": "GELU", "gelu_tanh": "GELU by tanh"}
-_EXPERTS = {"ffn_moe_gate": "ffn_gate", "ffn_moe_up": "ffn_up", "ffn_moe_down": "ffn_down"}
 
 
 def expression(place: Place) -> Node | None:
@@ -33,13 +32,13 @@ def expression(place: Place) -> Node | None:
     if name in _WHOLE:
         return _WHOLE[name](place, *inputs)
     if name in FIELDS:
-        return _linear(place, inputs[0], place.linear, "the matrix")
+        return _linear(place, inputs[0])
     if name in (*NORMS, *_POST_NORMS) or name.endswith("_in"):
         return _norm(place, inputs[0])
     if name in HEAD_NORMS:
         return _of_heads(place, inputs[0])
-    if name in _EXPERTS:
-        linears = [getattr(expert, _EXPERTS[name]) for expert in place.layer.experts]  # type: ignore[union-attr]
+    if name in PRODUCTS:
+        linears = [getattr(expert, PRODUCTS[name]) for expert in place.layer.experts]  # type: ignore[union-attr]
         dialect = place.dialect
         return Node("opaque", tuple(inputs), "the experts' products", lambda x, chosen: op.of_experts(linears, dialect, x, chosen).value)
     return None
@@ -138,12 +137,16 @@ def _rms(x: Node, gain: NDArray, eps: float) -> Node:
     return _product("the weighted numbers", normed, constant("the norm's weight", _wide(gain)))
 
 
+def _count(place: Place) -> int:
+    """The number of heads of queries, or of keys."""
+    return place.config.heads if place.key.name.startswith("Q") else place.config.kv_heads
+
+
 def _of_heads(place: Place, x: Node) -> Node:
     gain = gain_of(place)
     if place.config.joint_qk_norms:
         return _rms(x, gain, place.config.eps)
-    width = place.config.heads if place.key.name.startswith("Q") else place.config.kv_heads
-    heads = Node("heads", (x,), x.noun, width * place.config.head_dim // gain.size)
+    heads = Node("heads", (x,), x.noun, _count(place) * place.config.head_dim // gain.size)
     return Node("joined", (_rms(heads, gain, place.config.eps),), "the heads")
 
 
@@ -160,9 +163,9 @@ def matrix_of(linear: Linear) -> Array:
     return _wide(op.dense(weights)) if isinstance(weights, Ternary) else _dense(weights)
 
 
-def _linear(place: Place, x: Node, linear: Linear, noun: str) -> Node:
-    weights, dialect = linear.weights, place.dialect
-    matrix = constant(noun, partial(matrix_of, linear))
+def _linear(place: Place, x: Node) -> Node:
+    linear, dialect = place.linear, place.dialect
+    weights, matrix = linear.weights, constant("the matrix", partial(matrix_of, linear))
     scale = (float(weights.scale) if isinstance(weights, Ternary) else 1.0) * (1.0 if linear.scale is None else float(linear.scale))
     if op.reads_codes(linear, dialect):
         steps = _steps(x)
@@ -202,7 +205,7 @@ def _rotation(place: Place, x: Node) -> Node:
     if c.rope_scaling != 1:
         position = _quotient("the scaled positions", position, constant("the position scale", c.rope_scaling))
     angles = Node("outer", (position, frequency), "the angles")
-    heads = Node("heads", (x,), x.noun, place.config.heads if place.key.name.startswith("Q") else place.config.kv_heads)
+    heads = Node("heads", (x,), x.noun, _count(place))
     magnitude = constant("RoPE's magnitude", c.rope_magnitude)
     return Node("joined", (Node("rotation", (heads, angles, magnitude), "the rotated heads", (c.rope, "right")),), "the heads")
 

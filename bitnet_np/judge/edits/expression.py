@@ -21,7 +21,7 @@ Leaf = Callable[[Key], Array]
 class Node:
     """A step of an operation. Nodes are the same if they are one object, so an edit shares all that it leaves alone.
 
-    kind: a function of functions.py, "tensor", "constant" or "rows" (the number of tokens). noun: what its value is called. what: the
+    kind: a function of functions.py, "tensor", "constant" or "positions" (of the tokens). noun: what its value is called. what: the
     option of the function, such as the name of an activation; of a tensor its key. value: that of a constant, or what gives it.
     """
 
@@ -41,9 +41,9 @@ class Node:
         return self.kind == "constant" and np.ndim(self.value) == 0 and not callable(self.value)
 
 
-def tensor(key: Key, noun: str = "") -> Node:
+def tensor(key: Key) -> Node:
     """A tensor of the forward pass."""
-    return Node("tensor", noun=noun or key.name, what=key)
+    return Node("tensor", noun=key.name, what=key)
 
 
 def constant(noun: str, value: Any) -> Node:

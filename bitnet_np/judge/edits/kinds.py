@@ -12,6 +12,7 @@ from ...model.records import Linear
 from ...traces.points import FIELDS, POINTS, Key
 from ..graph import TOKENS, operations
 from ..mistakes.mistake import Site
+from ..mistakes.norms import HEAD_NORMS
 from . import functions
 from .definition import expression, matrix_of
 from .expression import Array, Node, constant, mapped, nodes, reads, replaced, tensor
@@ -164,33 +165,34 @@ def _with_both(tree: Node, a: Node, b: Node) -> Node:
 
 def other_tensor(place: Site, tree: Node) -> Edits:
     """Another tensor of its shape in the place of one: a layer's input, what a norm read, what the layer before gave."""
-    before = []
-    for operation in operations(place.model, place.dialect):
-        if operation.key == place.key:
-            break
-        before.append(operation.key)
-    near = [key for key in before if key.layer in (None, place.key.layer) or place.key.layer is None or key.layer == place.key.layer - 1]
     for leaf, parents in nodes(tree):
-        if leaf.kind != "tensor":
-            continue
-        axes = _AXES.get(leaf.what.name)
-        for key in near:
-            if key != leaf.what and axes is not None and _AXES.get(key.name) == axes:
-                yield f"{_near(key, place)} is read instead of {leaf.what.name}", replaced(tree, leaf, tensor(key))
-                for parent in parents if len(parents) > 1 else ():
-                    new = parent.over(*(tensor(key) if child is leaf else child for child in parent.inputs))
-                    yield f"{parent.noun} is that of {_near(key, place)}", replaced(tree, parent, new)
-
-
-def _near(key: Key, place: Site) -> str:
-    return key.name if key.layer in (None, place.key.layer) else f"{key.name} of layer {key.layer}"
+        for key in _beside(place, leaf.what) if leaf.kind == "tensor" else ():
+            yield f"{_near(key, place)} is read instead of {leaf.what.name}", replaced(tree, leaf, tensor(key))
+            for parent in parents if len(parents) > 1 else ():
+                new = parent.over(*(tensor(key) if child is leaf else child for child in parent.inputs))
+                yield f"{parent.noun} is that of {_near(key, place)}", replaced(tree, parent, new)
 
 
 def added(place: Site, tree: Node) -> Edits:
     """A tensor of the same shape that is added."""
-    for words, new in other_tensor(place, root := tensor(place.key)):
-        if words.endswith(f"instead of {root.noun}"):
-            yield words.replace(f"is read instead of {root.noun}", "is added"), Node("sum", (tree, new))
+    for key in _beside(place, place.key):
+        yield f"{_near(key, place)} is added", Node("sum", (tree, tensor(key)))
+
+
+def _beside(place: Site, other: Key) -> Iterator[Key]:
+    """Yields the tensors of the same shape that an engine has at hand: those around the layers, of its layer and of the one before."""
+    axes, layer = _AXES.get(other.name), place.key.layer
+    for operation in operations(place.model, place.dialect):
+        key = operation.key
+        if key == place.key or axes is None:
+            return
+        is_near = layer is None or key.layer in (None, layer, layer - 1)
+        if is_near and key != other and _AXES.get(key.name) == axes:
+            yield key
+
+
+def _near(key: Key, place: Site) -> str:
+    return key.name if key.layer in (None, place.key.layer) else f"{key.name} of layer {key.layer}"
 
 
 def other_weight(place: Site, tree: Node) -> Edits:
@@ -205,7 +207,7 @@ def _others(place: Site, node: Node) -> Iterator[tuple[str, object]]:
     field = _field(place)
     layers = [(f"that of layer {n}", layer) for n, layer in enumerate(place.model.layers) if n != place.key.layer and place.layer]
     if node.noun == "the norm's weight":
-        here = [(f"that of {name}", getattr(place.layer, name)) for name in (*NORMS, *_HEAD_NORMS) if place.layer and name != field]
+        here = [(f"that of {name}", getattr(place.layer, name)) for name in (*NORMS, *HEAD_NORMS.values()) if place.layer and name != field]
         here += [("that of result_norm", place.model.output_norm)] if place.layer else []
         last = place.model.layers[-1]
         here += [] if place.layer else [(f"that of the last layer's {name}", getattr(last, name)) for name in NORMS]
@@ -221,10 +223,7 @@ def _others(place: Site, node: Node) -> Iterator[tuple[str, object]]:
 
 def _field(place: Site) -> str:
     name = place.key.name
-    return FIELDS.get(name, {"Qcur_normed": "attn_q_norm", "Kcur_normed": "attn_k_norm"}.get(name, name))
-
-
-_HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
+    return FIELDS.get(name, HEAD_NORMS.get(name, name))
 
 
 def _part(linear: Linear, noun: str) -> object:
