@@ -1,5 +1,7 @@
 """Which cells of the KV cache attention reads is solved for: any mask, any lost, repeated or overwritten cell is named."""
 
+import re
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,3 +67,28 @@ def test_mask_that_is_a_rule_of_distance_is_named_by_it(window, ahead):
     counts = ((distance >= 0) & (distance != window)) | (distance == -ahead)
     assert said(counts).startswith(f"the mask: a token sees itself and positions 1{f' to {window - 1}' if window > 2 else ''}, ")
     assert f"and positions {ahead} ahead of it" in said(counts).replace(f"position {ahead} ahead", f"positions {ahead} ahead")
+
+
+def test_many_cells_are_counted():
+    counts = VISIBLE & ((np.random.default_rng(0).random((T, T)) < 0.6) | np.eye(T, dtype=bool))
+    assert re.search(r"; and \d+ more$", said(counts))
+
+
+def test_cells_before_a_chunk_are_a_cache_that_it_does_not_see():
+    late = np.arange(T) >= 10
+    text = "from position 10 on no token sees those before: a later chunk does not see the cache"
+    assert said(VISIBLE & ~(late[:, None] & ~late)) == text
+
+
+def test_a_cell_that_is_lost_is_named_beside_weights_that_are_rough():
+    """So that no whole number of readings gives the weights."""
+    counts = VISIBLE * (1 + 0.1 * np.random.default_rng(0).random((T, T)))
+    counts[9, 4] = 0
+    text = "values are not summed that a token must see: position 9 does not read position 4; the mask, or slots of a cache that are lost"
+    assert said(counts) == text
+
+
+def test_outputs_of_three_heads_in_turn_are_told():
+    right = POINTS["kqv_out"].reshape(T, C.heads, C.head_dim)
+    text = read("llama", "kqv_out", right[:, [0, 2, 3, 1]].reshape(T, -1))
+    assert text == "the output of head 1 is that of head 2, and 2 more are others'"
