@@ -4,12 +4,18 @@ Memory for results is used again as soon as nothing refers to the result it was 
 same few sizes. Fresh memory is zeroed by the system page by page, which takes longer than most kernels that fill it (a norm over 128 rows
 ran three times as long). So each thread keeps the memory of deleted arrays, up to LIMIT bytes. An array from here is like any other:
 nothing else uses its memory as long as it, or a view of it, is alive.
+
+An array gets the smallest block that holds it. Where none does, a new one takes the place of the largest that is free. So a thread has no
+more blocks than were lent at once, and after a layer or two they fit all that follows: a pass takes little more than it holds at once.
 """
 
 import threading
 import weakref
+from bisect import bisect_left, insort_left
+from collections import deque
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +34,9 @@ class _Block(NamedTuple):
     size: int
 
 
+_SIZE = attrgetter("size")
+
+
 @dataclass
 class Counts:
     """The memory of one thread so far."""
@@ -40,23 +49,24 @@ class Counts:
 
 class _Pool(threading.local):
     def __init__(self) -> None:
-        self.free: dict[int, list[_Block]] = {}  # by size
+        self.free: list[_Block] = []  # the smallest first
+        self.returned: deque[_Block] = deque()  # free, too: whichever thread deletes an array appends to it, which needs no lock
         self.counts = Counts()
 
 
 class _Loan:
     """Owns the block of one array. NumPy keeps it as the array's base, so it goes when the last view goes."""
 
-    __slots__ = ("__array_interface__", "block", "counts", "free")
+    __slots__ = ("__array_interface__", "block", "counts", "returned")
 
-    def __init__(self, block: _Block, free: list[_Block], counts: Counts, interface: dict[str, Any]) -> None:
-        self.block, self.free, self.counts, self.__array_interface__ = block, free, counts, interface
+    def __init__(self, block: _Block, returned: deque[_Block], counts: Counts, interface: dict[str, Any]) -> None:
+        self.block, self.returned, self.counts, self.__array_interface__ = block, returned, counts, interface
 
     def __del__(self) -> None:
         self.counts.lent -= self.block.size
         if self.counts.kept + self.block.size <= LIMIT:
             self.counts.kept += self.block.size
-            self.free.append(self.block)
+            self.returned.append(self.block)
 
 
 _pool = _Pool()
@@ -69,8 +79,8 @@ def counts() -> Counts:
 
 def release() -> None:
     """Give the memory that this thread keeps back to the system."""
-    for blocks in _pool.free.values():  # the lists stay: lent memory comes back to them
-        blocks.clear()
+    _pool.free.clear()
+    _pool.returned.clear()  # the list stays: lent memory comes back to it
     _pool.counts.kept = 0
 
 
@@ -81,19 +91,28 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
     if not _SMALLEST <= size <= _LARGEST:
         tally.fresh += 1
         return np.empty(shape, dtype)
-    size = 1 << (size - 1).bit_length() if size < 1 << 20 else -(-size >> 20) << 20  # few sizes, so that blocks fit again
-    free = _pool.free.setdefault(size, [])
-    if free:
-        block = free.pop()
-        tally.kept -= size
-        tally.again += 1
-    else:
-        memory = np.empty(size + _ALIGNMENT, np.uint8)
-        block = _Block(memory, -(-memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT, size)
-        tally.fresh += 1
-    tally.lent += size
+    step = 1 << (size - 1).bit_length() - 4
+    block = _block(-(-size // step) * step, tally)  # eighths of a power of two, so that blocks fit again when there are some more rows
+    tally.lent += block.size
     interface = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (block.address, False)}
-    return np.asarray(_Loan(block, free, tally, interface))
+    return np.asarray(_Loan(block, _pool.returned, tally, interface))
+
+
+def _block(size: int, tally: Counts) -> _Block:
+    """The smallest free block of at least this size, or a new one in place of the largest."""
+    free, returned = _pool.free, _pool.returned
+    while returned:
+        insort_left(free, returned.popleft(), key=_SIZE)  # of equal ones the last, which a cache may still hold, comes first
+    place = bisect_left(free, size, key=_SIZE)
+    if place < len(free):
+        tally.kept -= free[place].size
+        tally.again += 1
+        return free.pop(place)
+    if free:
+        tally.kept -= free.pop().size
+    tally.fresh += 1
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    return _Block(memory, -(-memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT, size)
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:

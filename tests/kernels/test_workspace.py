@@ -34,7 +34,22 @@ def test_memory_is_lent_again_when_nobody_holds_it(pool):
 def test_small_and_large_arrays_are_numpys_own(pool):
     assert workspace.empty((3, 5)).base is None
     assert workspace.empty((workspace._LARGEST + 1,), np.uint8).base is None
-    assert not pool.free
+    assert not pool.returned
+
+
+def test_an_array_gets_the_smallest_block_that_holds_it(pool):
+    """Where none does, a new block takes the place of the largest that is free: no more are kept than were lent at once."""
+    sizes = (3 << 15, 1 << 16, 1 << 17)
+    arrays = [workspace.empty((size,), np.uint8) for size in sizes]
+    middle, small, large = (array.ctypes.data for array in arrays)
+    del arrays
+    assert workspace.empty((40_000,), np.uint8).ctypes.data == small
+    lent = [workspace.empty((size,), np.uint8) for size in (70_000, 40_000, 40_000)]
+    assert [array.ctypes.data for array in lent] == [middle, small, large]
+    del lent
+    beyond = workspace.empty((1 << 18,), np.uint8)
+    assert (pool.counts.fresh, pool.counts.kept, pool.counts.lent) == (4, (3 << 15) + (1 << 16), 1 << 18)
+    del beyond
 
 
 def test_what_is_kept_is_bounded(pool, monkeypatch):
@@ -42,7 +57,7 @@ def test_what_is_kept_is_bounded(pool, monkeypatch):
     arrays = [workspace.empty((1 << 19,), np.uint8) for _ in range(5)]
     del arrays
     assert pool.counts.kept == 1 << 20
-    assert sum(len(blocks) for blocks in pool.free.values()) == 2
+    assert len(pool.returned) == 2
     lent = workspace.empty((1 << 19,), np.uint8)
     assert pool.counts.kept == 1 << 19
     del lent
@@ -53,7 +68,7 @@ def test_what_is_kept_can_be_given_back(pool):
     del kept
     assert (pool.counts.kept, pool.counts.lent) == (1 << 15, 1 << 16)
     workspace.release()
-    assert (pool.counts.kept, pool.counts.lent, sum(map(len, pool.free.values()))) == (0, 1 << 16, 0)
+    assert (pool.counts.kept, pool.counts.lent, len(pool.free) + len(pool.returned)) == (0, 1 << 16, 0)
     lent[:] = 1  # is its holder's still, and its memory is kept when it goes
     address = lent.ctypes.data
     del lent
