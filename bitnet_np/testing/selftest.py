@@ -226,6 +226,12 @@ def _blocks(ops: Backend, kind: TensorType) -> tuple[NDArray, ...]:
     return tuple(found)
 
 
+def _blocks_of_many_rows(ops: Backend, kind: TensorType) -> tuple[NDArray, ...]:
+    """Products of so many rows that they go to matrix tiles where the processor has them: whole tiles of rows, and some more."""
+    x, data = noise(62, 53, 512), random_table(Noise(2), kind.name, 37, 512).data
+    return tuple(y for part in (x, x[:48]) for y in ops.matmuls_blocks_as_llama_cpp(part, (data, kind)))
+
+
 def _attention_in_float16(ops: Backend) -> tuple[NDArray, ...]:
     """Attention whose keys and values are in float16: whole runs, and a single row of many keys."""
     k, v = noise(59, 2, 1, 320, 2, 20).astype(np.float16).view(np.int16)
@@ -282,6 +288,7 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "attend, 1 row": lambda: (ops.attend(4 * noise(56, 1, 3, 20), *noise(57, 2, 1, 320, 1, 20), np.array([0]), np.array([299])),),
     }
     named |= {f"blocks {kind.name}": partial(_blocks, ops, kind) for kind in ALL_BLOCK_TYPES}
+    named |= {f"blocks {kind.name}, many rows": partial(_blocks_of_many_rows, ops, kind) for kind in ALL_BLOCK_TYPES}
     return named | cases_of_kernels() | model_cases(ops)
 
 

@@ -26,11 +26,10 @@ def few_cases(monkeypatch):
     return FEW
 
 
-def test_selftest(run):
+def test_selftest(run, few_cases):
+    """Some cases, both ways; tests/testing/test_known_kernels.py has all of them."""
     out = run("selftest", "--threads", "2")
-    names = list(selftest.cases())
-    assert set(names) == set(selftest.known_bits())
-    assert [line.removesuffix("as known").rstrip() for line in out.splitlines() if line.endswith("  as known")] == names
+    assert [line.removesuffix("as known").rstrip() for line in out.splitlines() if line.endswith("  as known")] == [*few_cases]
     assert re.search(r"\nthreads +2\n", out)
     assert re.search(r"\n\nall as known, [\d.]+ s\n$", out)
 
