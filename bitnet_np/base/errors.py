@@ -57,7 +57,10 @@ class OptionError(Error):
 
 def shown(value: object) -> str:
     """The repr of a value from outside, cut to 80 characters: safe to print on a terminal."""
-    return shortened(repr(value), 80)
+    try:
+        return shortened(repr(value), 80)
+    except RecursionError:
+        return f"a {type(value).__name__} that nests too deep"
 
 
 def listed(items: Sequence[object], most: int = 4) -> str:

@@ -58,8 +58,8 @@ def connected(scheduler: str | None, workers: int | None) -> Iterator[Any]:
             raise ServerError(f"scheduler {scheduler}: Dask's configuration names no certificate for TLS, expected distributed.comm.tls")
         try:
             client = distributed.Client(scheduler, timeout="10s", set_as_default=False)
-        except (OSError, ValueError) as error:
-            raise ServerError(f"scheduler {scheduler}: {error}") from None
+        except Exception as error:  # MemoryError too, where another server's bytes are taken for sizes
+            raise ServerError(f"scheduler {scheduler}: {error or type(error).__name__}") from None
         with client:
             yield _with_workers(client, scheduler)
         return

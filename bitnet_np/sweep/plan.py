@@ -124,7 +124,7 @@ def read_plan(path: Path, allow_commands: bool = False) -> Plan:
     text = text_of(path, _MOST_TEXT)
     try:
         content = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:  # its message has the line
+    except (ValueError, RecursionError) as error:  # its message has the line
         raise FileFormatError(f"{path}: no TOML: {error}") from None
     top = _Place(path, text)
     top.known(content, _TOP)

@@ -28,3 +28,7 @@ def test_values_are_shown_short_and_without_what_garbles_a_terminal():
     assert shown("a" * 78) == f"'{'a' * 78}'"
     assert shown("a" * 79) == f"'{'a' * 76}..."
     assert len(shown(list(range(10**5)))) == 80
+    deep = []
+    for _ in range(200_000):
+        deep = [deep]
+    assert shown(deep) == "a list that nests too deep"

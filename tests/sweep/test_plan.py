@@ -75,6 +75,7 @@ def test_keys_follow_what_a_result_depends_on(tmp_path):
         ("repeat = 3", "repeat = ", 2, "no TOML"),
         ("repeat = 3", "repeat = 3\nrun = 5", 0, "no TOML"),
         ("repeat = 3", "x = " + "[" * 5000, 0, "no TOML"),
+        ("repeat = 3", "x = " + "9" * 5000, 0, "no TOML"),
         ('do = "logits"', 'do = "check"', 8, "dump is missing"),
         ('do = "logits"', 'do = "check"\ndump = "{tokens}.npz"', 10, "short.npz: no such file or folder"),
         ('do = "logits"', 'do = "check"\ndump = "{tokens.__class__}{home}"', 10, "dump has {home}, expected {model}, {tokens}"),

@@ -1,10 +1,15 @@
 """Byte-level BPE: the ids of the library's tokenizer that a file was made from, and the rules that cut text into words."""
 
+import itertools
+import time
+
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from tokenizer_models import ORIGINALS, OURS, WHOLE_WORD, texts, tokenizer
 
+from bitnet_np.text import byte_level
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.vocabulary import CONTROL, NORMAL
 
@@ -46,6 +51,17 @@ CUTS = {
 def test_pre_tokenizers_cut_where_they_should(pre, pieces):
     ours = tokenizer(pre=pre, **CUTS)
     assert [ours.decode([i]) for i in ours.encode("'Sa1234 !", add_bos=False)] == pieces
+
+
+def test_a_long_run_of_spaces_takes_no_longer_than_other_text():
+    """deepseek-llm's pattern of spaces at the end of a line tries each of them, of 30,000 in front of a word for 4 s."""
+    (pattern, linear) = next(iter(byte_level._SAME_IN_LINEAR_TIME.items()))
+    split = lambda pattern, text: tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated").pre_tokenize_str(text)  # noqa: E731
+    texts = ["".join(text) for text in itertools.product(" a\t", repeat=5)] + ["a \n \n\nb", " \n  ", "\n a  "]
+    assert [split(linear, text) for text in texts] == [split(pattern, text) for text in texts]
+    ours, start = tokenizer(pre="deepseek-llm", words=[], merges=[]), time.perf_counter()
+    assert len(ours.encode(" " * 30_000 + "x", add_bos=False)) == 30_001
+    assert time.perf_counter() - start < 2
 
 
 @pytest.mark.parametrize("bos", [128000, 127999])

@@ -15,7 +15,7 @@ from .npy import read_header
 from .output import LabelWriter
 
 MAX_RATIO = 64
-"""The largest ratio of an array to its compressed form, for arrays larger than MAX_SMALL. Deflate could reach 1032."""
+"""The largest ratio of an array to its compressed form, for arrays larger than MAX_SMALL, and of all to the file. Deflate could reach 1032."""
 
 MAX_SMALL = 1 << 25  # bytes
 
@@ -48,6 +48,8 @@ class Archive:
                 raise FileFormatError(f"{where} has {sizes} in a file of {size}, expected at most {MAX_RATIO} times as many")
             with damaged(f"{where}: {_UNSOUND}"), self._zip.open(info) as stream:
                 self.arrays[label] = read_header(stream, info.file_size, where), partial(self._load, info, where)
+        if (unpacked := sum(info.file_size for info in infos)) > max(MAX_SMALL, MAX_RATIO * size):
+            raise FileFormatError(f"{path}: {size} bytes that unpack to {unpacked}, expected at most {MAX_RATIO} times as many")
 
     def _load(self, info: zipfile.ZipInfo, where: str) -> NDArray:
         with damaged(f"{where}: {_UNSOUND}"), self._zip.open(info) as stream:

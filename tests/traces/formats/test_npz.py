@@ -45,6 +45,13 @@ def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
     assert peak_memory(attempt) < 1 << 20
 
 
+def test_an_archive_of_many_members_that_unpack_to_far_more_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(npz, "MAX_SMALL", 1 << 20)
+    np.savez_compressed(tmp_path / "t.npz", **{f"l_out-{n}": np.zeros(1 << 17, np.float32) for n in range(20)})
+    with pytest.raises(FileFormatError, match=r"t\.npz: \d{5} bytes that unpack to 1048\d+, expected at most 64 times as many"):
+        read_any(tmp_path / "t.npz")
+
+
 @pytest.mark.parametrize("format", ["npz", "packed"])
 def test_wrong_numbers_in_an_archive_are_found_by_their_checksum(samples, tmp_path, format):
     archive = zipfile.ZipFile(io.BytesIO(samples[format][""]))
