@@ -1,5 +1,6 @@
 """What processes go through, `python -m bitnet_np` first: exit codes, signals, pipes, full disks, names, forks and threads."""
 
+import asyncio
 import json
 import os
 import re
@@ -7,12 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pages
 import pytest
 from command_line import HOT, ROOT, TINY, TOKENS, needs_text, save_array, sha256, with_commas
 
+from bitnet_np import contract
+from bitnet_np.base.errors import NonFiniteError
 from bitnet_np.cli import progress
 from bitnet_np.cli.main import main
 from bitnet_np.engine.backend import Wrapped
@@ -20,13 +25,16 @@ from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.forward_pass import forward_full, prefill
 from bitnet_np.files.load import load
 from bitnet_np.kernels import cpu
+from bitnet_np.sweep import run, tasks
+from bitnet_np.testing import random_model, selftest
+from bitnet_np.testing.models import write_gguf
 
 PROGRAM = """
 import multiprocessing, os, sys
 from concurrent.futures import ThreadPoolExecutor
 import numba, numpy as np
 from bitnet_np import KVCache, forward, forward_full
-from bitnet_np.testing import random_model
+from bitnet_np.testing import random_model, selftest
 
 model = random_model(0, width=128, ffn=256, vocab=300, context=300)
 tokens = np.arange(250)[None]
@@ -165,18 +173,19 @@ def test_ctrl_c_in_a_conversion_leaves_no_file(interrupt, monkeypatch, tmp_path,
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such signals there")
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
 @pytest.mark.parametrize("command", ["convert", "trace", "logits"])
 def test_a_command_that_is_asked_to_end_leaves_no_file(monkeypatch, tmp_path, command, name, code):
     """When the output is complete, and about to get its name."""
     number, out = getattr(signal, name), str(tmp_path / "out.npz")
     arguments = ["convert", TINY, out] if command == "convert" else [command, TINY, "--tokens", "1,2", "--out", out]
-    before = signal.signal(number, signal.SIG_DFL)
+    default = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
+    before = signal.signal(number, default)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", lambda *names: signal.raise_signal(number))
             assert main(arguments) == code
-        assert (list(tmp_path.iterdir()), signal.getsignal(number)) == ([], signal.SIG_DFL)
+        assert (list(tmp_path.iterdir()), signal.getsignal(number)) == ([], default)
         signal.signal(number, signal.SIG_IGN)  # as nohup does
         rename = os.replace
         monkeypatch.setattr(os, "replace", lambda *names: signal.raise_signal(number) or rename(*names))
@@ -184,6 +193,48 @@ def test_a_command_that_is_asked_to_end_leaves_no_file(monkeypatch, tmp_path, co
     finally:
         signal.signal(number, before)
     assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such signals there")
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_sweep_that_is_asked_to_end_goes_on(tmp_path, capsys, monkeypatch, name, code):
+    """In its third row."""
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'[models]\nm = "{TINY}"\n[tokens]\nn = {{ random = 5, seed = 1, count = 4 }}\n[[run]]\ndo = "logits"\n')
+    calls, number = [], getattr(signal, name)
+
+    def perform(task):
+        calls.append(task.key)
+        if len(calls) == 3:
+            signal.raise_signal(number)
+        return tasks.perform(task)
+
+    monkeypatch.setattr(selftest, "run", lambda: iter(()))
+    monkeypatch.setattr(run, "perform", perform)
+    before = signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+    try:
+        codes = [main(["sweep", str(plan), "--out", str(tmp_path / "out")]) for _ in range(2)]
+    finally:
+        signal.signal(number, before)
+    assert codes == [code, 0]
+    assert calls == [*calls[:3], *calls[2:3], calls[-1]]
+    assert len(set(calls)) == 4
+
+
+def test_of_two_writers_of_a_file_the_last_wins_whole(tmp_path, monkeypatch):
+    """The second begins and ends when the first is about to give its file its name."""
+    out, rename = tmp_path / "out.npy", os.replace
+
+    def second(*names):
+        monkeypatch.setattr(os, "replace", rename)
+        assert main(["logits", TINY, "--tokens", "3", "--out", str(out)]) == 0
+        assert np.load(out).shape[0] == 1
+        rename(*names)
+
+    monkeypatch.setattr(os, "replace", second)
+    assert main(["logits", TINY, "--tokens", "1,2", "--out", str(out)]) == 0
+    np.testing.assert_array_equal(np.load(out), forward_full(load(TINY), [[1, 2]])[0])
+    assert list(tmp_path.iterdir()) == [out]
 
 
 @linux
@@ -221,6 +272,95 @@ def test_names_that_are_no_utf8(tmp_path, capsys):
     capsys.readouterr()
     assert main(["logits", str(missing), *tokens]) == 2
     assert "none\\udcfe.gguf: No such file or directory" in capsys.readouterr().err
+
+
+@linux
+def test_the_system_ends_a_process_whose_model_is_truncated(tmp_path):
+    path = shutil.copy(TINY, tmp_path / "model.gguf")
+    program = "import os, sys, bitnet_np as bn; m = bn.load(sys.argv[1]); os.truncate(sys.argv[1], 4096); print(m.token_embd.sum())"
+    done = finished([sys.executable, "-c", program, str(path)])
+    assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
+
+
+def test_calls_of_asyncio_give_the_same_bits():
+    model, tokens = load(TINY), TOKENS[None]
+
+    async def calls():
+        return await asyncio.gather(*(asyncio.to_thread(forward_full, model, tokens) for _ in range(4)))
+
+    assert {logits.tobytes() for logits in asyncio.run(calls())} == {forward_full(model, tokens).tobytes()}
+
+
+GREENLETS = """
+from gevent import joinall, monkey, spawn
+monkey.patch_all()
+import sys, bitnet_np as bn
+model = bn.load(sys.argv[1])
+jobs = [spawn(lambda: bn.forward_full(model, [[1, 2, 3]]).tobytes()) for _ in range(4)]
+joinall(jobs)
+assert {job.value for job in jobs} == {bn.forward_full(model, [[1, 2, 3]]).tobytes()}
+"""
+
+
+def test_greenlets_give_the_same_bits():
+    pytest.importorskip("gevent")
+    done = finished([sys.executable, "-c", GREENLETS, TINY])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_second_interpreter_is_refused():
+    module = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+    program = f"import bitnet_np, {module} as other\nprint(other.run_string(other.create(), 'import bitnet_np'))"
+    done = finished([sys.executable, "-c", program])
+    assert "ImportError" in done.stdout + done.stderr
+
+
+@linux
+def test_arrays_of_more_than_2_to_the_31_numbers(tmp_path):
+    """In sparse files, of which only what is written takes room."""
+
+    def sparse(name, shape, dtype):
+        array = np.memmap(tmp_path / name, dtype, "w+", shape=shape)
+        assert array.size > 1 << 31
+        return array
+
+    table, rng = sparse("table", ((1 << 20) + 1, 2048), np.float16), np.random.default_rng(1)
+    table[-1] = rng.random(2048)
+    np.testing.assert_array_equal(cpu.embed(table, np.array([1 << 20, 0])), [table[-1], np.zeros(2048)])
+    shape = ((1 << 15) + 1, 1024, 1, 64)
+    keys, values = sparse("keys", shape, np.float32), sparse("values", shape, np.float32)
+    q, k, v = rng.random((3, 5, 1, 64), np.float32)
+    slot, position = np.full(5, 1 << 15), np.arange(5)
+    cpu.storage().write(0, keys, values, slot, position, k, v)
+    expected = cpu.attend(q, k[None], v[None], np.zeros(5, np.int64), position)
+    np.testing.assert_array_equal(cpu.attend(q, keys, values, slot, position), expected)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -0.37, 1e-42, -1e-42, 0.0])
+def test_numbers_of_every_kind_in_weights(tmp_path, value):
+    model, path = random_model(3, width=128, ffn=128, heads=4, kv_heads=2, head_dim=32), tmp_path / "m.gguf"
+    value, layer = np.float32(value), model.layers[0]
+    table = model.token_embd.copy()
+    table[7, 5] = value
+    scaled = replace(layer, attn_q=replace(layer.attn_q, weights=replace(layer.attn_q.weights, scale=value)))
+    for changed, refused in (
+        (replace(model, token_embd=table), not np.isfinite(value)),
+        (replace(model, layers=(scaled, *model.layers[1:])), not value >= 0 or value == np.inf),
+    ):
+        write_gguf(path, changed)
+        if refused:
+            with pytest.raises(NonFiniteError, match=r"tensor (token_embd|blk\.0\.attn_q)\.weight has "):
+                load(path)
+        else:
+            loaded = load(path)
+            np.testing.assert_array_equal(forward_full(loaded, [[7, 8]]), forward_full(loaded, [[7, 8]], ops=contract))
+
+
+def test_each_condition_of_the_page_has_its_test():
+    for condition, outcome, name in pages.table(ROOT / "docs" / "processes.md", "condition"):
+        file, _, test = name.strip("`").partition("::")
+        if not outcome.startswith("not known"):
+            assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text("utf-8"), condition
 
 
 LIMITED = """

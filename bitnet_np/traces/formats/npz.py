@@ -15,7 +15,7 @@ from .npy import read_header
 from .output import LabelWriter
 
 MAX_RATIO = 64
-"""The largest ratio of an array to its compressed form, for arrays larger than MAX_SMALL, and of all to the file. Deflate could reach 1032."""
+"""The largest ratio of an array to its compressed form, and of all to the file, beyond MAX_SMALL. Deflate could reach 1032."""
 
 MAX_SMALL = 1 << 25  # bytes
 
