@@ -143,10 +143,6 @@ def backward_cases() -> dict[str, Case]:
     }
 
 
-def _table(dtype: str, n: int, m: int) -> NDArray:
-    return _tables(n, m)[dtype]
-
-
 def _ternary_blocks(kind: TensorType) -> tuple[NDArray, ...]:
     """Random codes of TQ1_0 or TQ2_0 packed, of which the last row's first block has the scale 0."""
     data = (np.abs(noise(46, 5, 3 * kind.block_bytes)) * 256).astype(np.uint8)
@@ -182,9 +178,9 @@ def loading_cases() -> dict[str, Case]:
     """The cases of kernels that prepare weights, by name: packing, checks, and the int8 copy of a certified head."""
     named: dict[str, Case] = {}
     for name, wrong in (("float32", np.nan), ("float16", np.inf), ("bfloat16", 0xFF80)):
-        named[f"has_non_finite {name}"] = partial(_found, checks.has_non_finite, _table(name, 37, 161), wrong)
-        named[f"magnitude_sums {name}"] = partial(_one, magnitude_sums, _table(name, 137, 161))
-        named[f"from_masters {name}"] = partial(_one, from_masters, _table(name, 37, 161), 2.0)
+        named[f"has_non_finite {name}"] = partial(_found, checks.has_non_finite, _tables(37, 161)[name], wrong)
+        named[f"magnitude_sums {name}"] = partial(_one, magnitude_sums, _tables(137, 161)[name])
+        named[f"from_masters {name}"] = partial(_one, from_masters, _tables(37, 161)[name], 2.0)
     codes = (np.abs(noise(50, 131 * 64)) * 256).astype(np.uint8) & np.uint8(0x55)
     quarters = (np.abs(noise(51, 10, 161)) * 256).astype(np.uint8) & np.uint8(0x55)
     named |= {

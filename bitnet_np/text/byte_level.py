@@ -165,7 +165,7 @@ def byte_level_bpe(keys: Keys, vocabulary: Vocabulary, pre: PreTokenizer) -> Byt
         keys.numbers("tokenizer.ggml.scores", len(vocabulary.tokens))  # of no use here, but as many
     tokenizers = extra("tokenizers")
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE(ids, _merges(keys, ids), ignore_merges=pre.whole_words))
-    patterns = [_SAME_IN_LINEAR_TIME.get(pattern, pattern) for pattern in pre.patterns]
+    patterns = (_SAME_IN_LINEAR_TIME.get(pattern, pattern) for pattern in pre.patterns)
     cuts = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
     to_bytes = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([*cuts, to_bytes])

@@ -3,8 +3,11 @@
 import argparse
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +99,17 @@ def test_tls_without_certificates_is_refused_before_anything_is_sent():
         connected("tls://127.0.0.1:1", None),
     ):
         pass
+
+
+@pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, struct.pack("<4Q", 1 << 40, 2, 1 << 39, 1 << 39)])
+def test_a_server_that_is_no_scheduler_is_refused(says):
+    """Bytes that Dask takes for the sizes of what follows are not believed."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answering = threading.Thread(target=lambda: server.accept()[0].sendall(says), daemon=True)
+        answering.start()
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ServerError, match=f"scheduler {address}: "), connected(address, None):
+            pass
 
 
 def test_the_cases_of_scripts_come_in_their_order(client):
