@@ -104,7 +104,7 @@ PRE_TOKENIZERS = {
 }
 
 _SAME_IN_LINEAR_TIME = {r"\s+$": r"(?<!\s)\s+$"}
-"""Patterns that try each place of a run of spaces, and others that find the same: 200,000 spaces in front of a word took three minutes."""
+"""Patterns that try each place of a run of spaces, and others that find the same: 60,000 spaces in front of a digit took 15 s."""
 
 
 def pre_tokenizer_name(patterns: tuple[str, ...], whole_words: bool) -> str | None:
