@@ -53,7 +53,7 @@ class Oracle:
 
         key = Path(path).resolve()
         if key not in self._models:
-            self._models[key] = load(key)
+            self._models[key] = load(path)  # not what links lead to: parts of a model in a cache are found by their names
         return self._models[key]
 
     def assert_engine(self, model: Model | str | Path, tokens: Any, dump: Any, **options: Any) -> Report:

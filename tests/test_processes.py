@@ -174,10 +174,10 @@ def test_ctrl_c_in_a_conversion_leaves_no_file(interrupt, monkeypatch, tmp_path,
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such signals there")
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
-@pytest.mark.parametrize("command", ["convert", "trace", "logits"])
-def test_a_command_that_is_asked_to_end_leaves_no_file(monkeypatch, tmp_path, command, name, code):
+@pytest.mark.parametrize(("command", "file"), [("convert", "out.gguf"), ("trace", "out.npz"), ("logits", "out.npy")])
+def test_a_command_that_is_asked_to_end_leaves_no_file(monkeypatch, tmp_path, command, file, name, code):
     """When the output is complete, and about to get its name."""
-    number, out = getattr(signal, name), str(tmp_path / "out.npz")
+    number, out = getattr(signal, name), str(tmp_path / file)
     arguments = ["convert", TINY, out] if command == "convert" else [command, TINY, "--tokens", "1,2", "--out", out]
     default = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
     before = signal.signal(number, default)
@@ -192,7 +192,7 @@ def test_a_command_that_is_asked_to_end_leaves_no_file(monkeypatch, tmp_path, co
         assert main(arguments) == 0
     finally:
         signal.signal(number, before)
-    assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]
+    assert [path.name for path in tmp_path.iterdir()] == [file]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such signals there")
@@ -271,7 +271,7 @@ def test_names_that_are_no_utf8(tmp_path, capsys):
     assert main(["inspect", str(model), "--json"]) == 0
     capsys.readouterr()
     assert main(["logits", str(missing), *tokens]) == 2
-    assert "none\\udcfe.gguf: No such file or directory" in capsys.readouterr().err
+    assert "none\\udcfe.gguf: no such file or folder" in capsys.readouterr().err
 
 
 @linux

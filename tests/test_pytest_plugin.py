@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -141,15 +142,15 @@ def test_without_the_fixture_nothing_of_the_library_is_imported(pytester):
 
 def test_the_example_project_passes_its_own_tests(tmp_path):
     """A right engine, and one with a bug whose test is expected to fail: with --runxfail it does, and says why."""
-    project = pages.ROOT / "examples" / "tested_engine"
+    project = shutil.copytree(pages.ROOT / "examples" / "tested_engine", tmp_path / "elsewhere")
 
     def run_tests(*options):
         command = [sys.executable, "-m", "pytest", "-p", "pytest_bitnet_np", "-p", "no:cacheprovider", "-p", "no:xdist", *options]
         return subprocess.run(command, cwd=project, capture_output=True, encoding="utf-8")
 
-    fine = run_tests(f"--oracle-report={tmp_path}")
+    fine = run_tests(f"--oracle-report={tmp_path / 'reports'}")
     assert "2 passed, 1 xfailed" in fine.stdout, fine.stdout + fine.stderr
-    assert len(list(tmp_path.glob("*.html"))) == len(list(tmp_path.glob("*.json"))) == 3
+    assert len(list(tmp_path.glob("reports/*.html"))) == len(list(tmp_path.glob("reports/*.json"))) == 3
     failing = run_tests("--runxfail")
     assert "1 failed, 2 passed" in failing.stdout
     assert "\nWRONG at layer 3 ffn_out: SiLU(gate) * up instead of relu(gate)^2 * up\n" in failing.stdout

@@ -1,6 +1,7 @@
 """Every error a caller can cause. All are ValueErrors, so a caller may catch one family or Python's own."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 
 
 class Error(ValueError):
@@ -9,6 +10,10 @@ class Error(ValueError):
 
 class FileFormatError(Error):
     """A file is damaged, truncated or not what its name says."""
+
+
+class MissingFileError(Error, FileNotFoundError):
+    """A file or folder is not there."""
 
 
 class UnsupportedError(Error):
@@ -67,6 +72,12 @@ def listed(items: Sequence[object], most: int = 4) -> str:
     """The first of some items between commas, and how many more there are."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(map(str, items[:most])) + more
+
+
+def meant(word: str, known: Collection[str]) -> str:
+    """The end of a message that refuses a word: the known ones that are like it, if any are."""
+    near = get_close_matches(word, known, 2)
+    return f", did you mean {' or '.join(near)}?" if near else ""
 
 
 def shortened(text: str, most: int = 120) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .errors import Error, FileFormatError, OptionError, ShapeError, shown
+from .errors import Error, FileFormatError, MissingFileError, OptionError, ShapeError, shown
 
 T = TypeVar("T")
 
@@ -67,14 +67,22 @@ def path_of(path: str | PathLike[str]) -> Path:
     return Path(path)
 
 
+def check_exists(path: Path) -> None:
+    """Raises MissingFileError for a path where nothing is."""
+    if not path.exists():
+        raise MissingFileError(f"{path}: no such file or folder")
+
+
 def check_file(path: Path) -> None:
-    """Raises FileFormatError for a path that is neither file nor folder: opening a pipe may wait forever, and a device has no end."""
-    if path.exists() and not path.is_file() and not path.is_dir():
+    """As `check_exists`. Raises FileFormatError for neither file nor folder: opening a pipe may wait forever, and a device has no end."""
+    check_exists(path)
+    if not path.is_file() and not path.is_dir():
         raise FileFormatError(f"{path}: neither a file nor a folder, expected a file")
 
 
 def text_of(path: Path, most: int) -> str:
-    """The UTF-8 text of a file, or a pipe, of at most `most` bytes. Raises FileFormatError."""
+    """The UTF-8 text of a file, or a pipe, of at most `most` bytes. Raises FileFormatError or MissingFileError."""
+    check_exists(path)
     raw = bytearray()
     with open(path, "rb") as file:
         while len(raw) <= most and (piece := file.read(_PIECE)):  # Python takes memory for as many bytes as it is asked to read

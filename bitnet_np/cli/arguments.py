@@ -21,8 +21,10 @@ from ..traces.formats import FORMATS
 
 def add_model_argument(parser: argparse.ArgumentParser, metavar: str = "MODEL", default: str = "") -> None:
     """Add MODEL, which most commands begin with. default: the model taken where none is named, in words; empty: one must be named."""
-    description = "a GGUF file or a Hugging Face folder" + (f" (default: {default})" if default else "")
+    description = "a GGUF file or a Hugging Face folder, or its name at Hugging Face (ORG/NAME) or Ollama (NAME:TAG)"
+    description += f" (default: {default})" if default else ""
     parser.add_argument("model", type=Path, nargs="?" if default else None, metavar=metavar, help=description)
+    parser.add_argument("--download", action="store_true", help="fetch MODEL from Hugging Face if it is not in the cache (extra `hub`)")
 
 
 def add_model_and_tokens(
@@ -148,10 +150,15 @@ def add_format_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=formats, help="format to write (default: by the end of the file's name)")
 
 
-def check_out(option: str, path: Path | None) -> None:
-    """Check that a file can be written to `path`, before anything is computed. Raises OptionError that names the option."""
+def check_out(option: str, path: Path | None, suffix: str = "") -> None:
+    """Check that a file can be written to `path`, before anything is computed. Raises OptionError that names the option.
+
+    suffix: what the name may end in, because the content is of that format, if it ends in anything.
+    """
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise OptionError(f"{option} is {path}, expected a file in a folder that is there")
+    if path is not None and suffix and path.suffix not in ("", suffix):
+        raise OptionError(f"{option} is {path}, expected a name that ends in {suffix}: that is what is written")
 
 
 def save_npy(path: Path, array: NDArray) -> None:

@@ -11,7 +11,6 @@ from ..judge.top_logprobs import FEWEST, check_completions
 from ..judge.verdict import Verdict
 from ..servers.client import client_of
 from ..servers.endpoint import server_at
-from ..text.tokenizer import Tokenizer
 from . import progress
 from .arguments import profile_of
 from .inputs import opened
@@ -50,7 +49,8 @@ def judged(arguments: argparse.Namespace) -> tuple[Report, str]:
     notes, difference = [f"{len(ids)} token ids were sent as the prompt, and no BOS was added to them"], None
     if arguments.text is not None:
         tokenizer = inputs.tokenizer()
-        notes = [_bos_note(tokenizer, len(ids))]
+        bos = f"with BOS {tokenizer.bos} in front" if tokenizer.add_bos else "without BOS"
+        notes = [f"the text is {len(ids)} token ids, {bos} as the model's file says; they were sent as the prompt"]
         theirs = server.tokenize(arguments.text)
         if theirs is None:
             notes.append("the server has no /tokenize: its tokenizer is not judged")
@@ -64,11 +64,6 @@ def judged(arguments: argparse.Namespace) -> tuple[Report, str]:
         verdict = max(report.verdict, Verdict.WRONG)
         report = replace(report, verdict=verdict, reason=f"{difference}; for our ids: {report.reason}")
     return report, f"{server.name} at {client.url} against {arguments.model}, as {arguments.profile or profile.dialect.name}"
-
-
-def _bos_note(tokenizer: Tokenizer, n: int) -> str:
-    bos = f"with BOS {tokenizer.bos} in front" if tokenizer.add_bos else "without BOS"
-    return f"the text is {n} token ids, {bos} as the model's file says; they were sent as the prompt"
 
 
 def tokenizer_difference(ours: Sequence[int], theirs: Sequence[int], bos: int | None) -> str | None:

@@ -48,12 +48,6 @@ def _rows(option: str, ours: Trace, theirs: Trace) -> list[dict[str, Any]]:
     return receipt.positions(ours.points[LOGITS], theirs.points[LOGITS])
 
 
-def _write_receipt(path: Path, ours: Trace, theirs: Trace) -> None:
-    rows = _rows("--receipt", ours, theirs)
-    tokens = "" if ours.tokens is None else ",".join(map(str, ours.tokens.tolist()))
-    receipt.write(path, receipt.receipt(rows, model=ours.origin, backend=theirs.origin, prompt=tokens))
-
-
 def _by_receipt(path: Path, ours: Trace, theirs: Trace, report: Report) -> Report:
     """The report, which is WRONG if a position that passed in the receipt does not keep its thresholds any more."""
     before, now = receipt.read(path), _rows("--by-receipt", ours, theirs)
@@ -77,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     details = details_of(arguments)
     ours, theirs = (read_any(path, arguments.format) for path in (arguments.ours, arguments.theirs))
     if arguments.receipt is not None:
-        _write_receipt(arguments.receipt, ours, theirs)
+        tokens = "" if ours.tokens is None else ",".join(map(str, ours.tokens.tolist()))
+        rows = _rows("--receipt", ours, theirs)
+        receipt.write(arguments.receipt, receipt.receipt(rows, model=ours.origin, backend=theirs.origin, prompt=tokens))
     report = compare_traces(ours, theirs, arguments.partial, details)
     if arguments.by_receipt is not None:
         report = _by_receipt(arguments.by_receipt, ours, theirs, report)

@@ -37,10 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the file; returns the exit code."""
     out: Path = arguments.out
-    check_out("OUT.gguf", out)
+    check_out("OUT.gguf", out, ".gguf")
     if out.exists() and not arguments.force:
         raise OptionError(f"{out} is there, --force replaces it")
-    source = open_model(arguments.model)
+    source = open_model(arguments.model, arguments.download)
     model = model_from(source, progress.bar("reading"), allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout)
     matrix, head = TYPES.get(arguments.type), HEADS.get(arguments.head)
     convert(model, out, source, matrix=matrix, head=head, rounding=arguments.allow_rounding, progress=progress.bar("writing"))

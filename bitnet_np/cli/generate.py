@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import get_args
@@ -17,6 +16,7 @@ from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
 from ..traces.token_files import parse_numbers
 from . import generate_many as batch_command
+from . import progress
 from .arguments import add_computing_arguments, add_model_and_tokens, dialect_of
 from .inputs import Inputs, opened, token_ids
 from .printing import print_json
@@ -109,24 +109,28 @@ def run(arguments: argparse.Namespace) -> int:
         decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
         new: list[int] = []
         pieces: list[str] = []
-        start = time.perf_counter()
+        start = progress.working_time()
         first = None
-        for token in tokens:
-            first = first or time.perf_counter()
-            new.append(token)
-            pieces.append(decoder.feed(token) if decoder else f"{',' if len(new) > 1 else ''}{token}")
-            if not arguments.json:
-                print(pieces[-1], end="", flush=True)
-        end = time.perf_counter()
-        pieces.append(decoder.finish() if decoder else "")
+        try:
+            for token in tokens:
+                first = first or progress.working_time()
+                new.append(token)
+                pieces.append(decoder.feed(token) if decoder else f"{',' if len(new) > 1 else ''}{token}")
+                if not arguments.json:
+                    progress.hide()
+                    print(pieces[-1], end="", flush=True)
+        finally:  # also for an error, whose message begins a line
+            end = progress.working_time()
+            if pieces and not arguments.json:
+                print(decoder.finish() if decoder else "", flush=True)
     prefill = len(ids) / ((first or end) - start)
     decode = (len(new) - 1) / (end - first) if first and len(new) > 1 else None
     if arguments.json:
-        text = {"text": "".join(pieces)} if decoder else {}
+        text = {"text": "".join(pieces) + decoder.finish()} if decoder else {}
         speed = {"prefill_tokens_per_second": prefill, "decode_tokens_per_second": decode}
         print_json({"prompt": ids.tolist(), "tokens": new} | text | speed | counts(speculation))
-    else:
-        print(pieces[-1])
+    elif not pieces:
+        print()
     rate = "" if decode is None else f", decode {decode:.1f} tokens/s ({len(new)} tokens)"
     print(f"prefill {prefill:.1f} tokens/s ({len(ids)} tokens){rate}{described(speculation)}", file=sys.stderr)
     return 0

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from statistics import median
@@ -106,15 +105,16 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
         except Error as error:
             raise type(error)(f"{arguments.prompts_file}, line {number}: {error}") from None
 
-    start = time.perf_counter()
+    start = progress.working_time()
     advance = progress.bar("generating")
     done: list[Completion] = []
     options: dict[str, Any] = {"dialect": dialect_of(arguments), "ops": arguments.ops, "head": head, "speculation": speculation}
     for completion in generate_batch(model, requests, batch, **options):
         done.append(completion)
-        advance(len(done), len(requests))
+        progress.clear()
         print(_line(completion, tokenizer, arguments.json), flush=True)
-    seconds, total = time.perf_counter() - start, sum(len(completion.tokens) for completion in done)
+        advance(len(done), len(requests))
+    seconds, total = progress.working_time() - start, sum(len(completion.tokens) for completion in done)
     latency = sorted(completion.seconds for completion in done)
     print(
         f"{len(done)} sequences, {batch} at a time: {total} tokens in {seconds:.1f} s, {total / seconds:.1f} tokens/s; "

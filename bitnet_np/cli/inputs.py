@@ -64,7 +64,8 @@ class Inputs:
 def opened(arguments: argparse.Namespace, path: Path | None = None) -> Inputs:
     """The model file of a command, or the one at `path`. Prints the keys that are ignored."""
     overrides = overrides_of(arguments)
-    source = without_ignored(open_model(path or arguments.model), overrides)
+    source = without_ignored(open_model(path or arguments.model, arguments.download), overrides)
+    arguments.model = source.path
     for key in (name for name, value in overrides.items() if value is None):
         print(f"bitnet-np: {key} is ignored", file=sys.stderr)
     return Inputs(arguments, source, overrides)

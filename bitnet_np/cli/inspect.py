@@ -61,7 +61,7 @@ def _points(model: Model) -> list[tuple[str, list[int | None], tuple[int | str, 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the facts; returns the exit code."""
-    source = open_model(arguments.model)
+    source = open_model(arguments.model, arguments.download)
     model, problem = _loaded(source)
     try:
         config = source.config()

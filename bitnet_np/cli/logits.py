@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     mode = _mode(arguments)
     if arguments.chunk is not None and mode != "incremental":
         raise OptionError(f"--chunk needs --mode incremental, not {mode}: no other mode has chunks")
-    check_out("--out", arguments.out)
+    check_out("--out", arguments.out, ".npy")
     inputs = opened(arguments)
     ids = inputs.token_ids()
     model, dialect = inputs.model(), dialect_of(arguments)

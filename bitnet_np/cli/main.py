@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from types import ModuleType
 
 import numba
 
@@ -20,8 +20,9 @@ from ..base.whole_file import whole_file
 from ..engine.metrics import Metrics
 from ..gpu.dispatch import choose
 from ..kernels.float_state import steady
-from . import check, compare, convert, generate, grad, inspect, logits, mask, nll, progress, selftest, sweep, trace
+from . import check, compare, convert, generate, grad, inspect, logits, mask, nll, progress, selftest, sweep, tokenize, trace
 from .arguments import check_out
+from .parser import Parser
 from .printing import printable, table
 
 EXIT_CODES = (
@@ -30,18 +31,7 @@ EXIT_CODES = (
 )
 
 
-class Command(Protocol):
-    """A module of this package, named like its command."""
-
-    __name__: str
-    SUMMARY: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-
-    def run(self, arguments: argparse.Namespace) -> int: ...
-
-
-_MODULES: tuple[Command, ...] = (inspect, logits, generate, check, trace, grad, compare, nll, sweep, convert, mask, selftest)
+_MODULES: tuple[ModuleType, ...] = (inspect, tokenize, logits, generate, check, trace, grad, compare, nll, sweep, convert, mask, selftest)
 COMMANDS = {command.__name__.rpartition(".")[2]: command for command in _MODULES}
 
 
@@ -50,16 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     if sys.stderr is None:  # closed by the caller, and standard output is not for errors
         sys.stderr = io.StringIO()
-    parser = _parser()
-    for text in sys.argv[1:] if argv is None else argv:
-        if text.startswith("--") and text.partition("=")[1:] == ("=", "--"):  # to argparse before Python 3.13 a value that is no text
-            parser.error(f"argument {text}: expected another value than --")
-    arguments = parser.parse_args(argv)
+    parser, words = build_parser(), sys.argv[1:] if argv is None else argv
+    if words and words[0] in parser.commands:
+        parser.commands[words[0]].check_options(words[1:])
+    arguments = parser.parse_args(words)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a model's text on a terminal that cannot show it
     try:
-        if getattr(arguments, "threads", None) is not None:
-            _set_threads(arguments.threads)
+        threads, most = getattr(arguments, "threads", None), numba.config.NUMBA_NUM_THREADS
+        if threads is not None:
+            if not 1 <= threads <= most:
+                raise OptionError(f"--threads is {threads}, expected 1 to {most} here")
+            numba.set_num_threads(threads)
         _check_outputs(arguments)
         with _ending(), progress.compiling(), _measured(arguments):
             code = arguments.run(arguments)
@@ -69,14 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 141
     except (Error, OSError, MemoryError) as error:
-        print(f"bitnet-np: {printable(_message(error))}", file=sys.stderr)
-        try:
-            sys.stdout.flush()
-        except OSError:  # as on a full disk
-            _discard_output()
+        _say(_message(error))
         return 2
     except KeyboardInterrupt as ended:
-        print("bitnet-np: interrupted", file=sys.stderr)
+        _say("interrupted")
         return 128 + (ended.args or (signal.SIGINT,))[0]
 
 
@@ -100,6 +88,16 @@ def _ending() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
+def _say(text: str) -> None:
+    """Print a line to standard error, behind all that the command printed and in place of its bar."""
+    progress.clear()
+    try:
+        sys.stdout.flush()
+    except OSError:  # as on a full disk
+        _discard_output()
+    print(f"bitnet-np: {printable(text)}", file=sys.stderr)
+
+
 def _discard_output() -> None:
     """Let output that cannot be written go nowhere: Python would try again at its end, and exit with 120."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -112,25 +110,24 @@ def _message(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bitnet-np", description="A reference implementation of BitNet b1.58 inference.", epilog=EXIT_CODES
-    )
+_NAMES_OF_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+"""What shtab, which makes a shell's completion of the parser, takes for the names of files."""
+
+
+def build_parser() -> Parser:
+    """The parser of the command line."""
+    parser = Parser(prog="bitnet-np", description="A reference implementation of BitNet b1.58 inference.", epilog=EXIT_CODES)
     parser.add_argument("--version", action="version", version=f"bitnet-np {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.commands = commands.choices
     for name, command in COMMANDS.items():
         added = commands.add_parser(name, help=command.SUMMARY, description=command.SUMMARY)
         added.set_defaults(run=command.run)
         added.add_argument("--json", action="store_true", help="print JSON")
         command.add_arguments(added)
+        for action in (action for action in added._actions if action.type is Path):
+            action.complete = _NAMES_OF_FILES  # type: ignore[attr-defined]
     return parser
-
-
-def _set_threads(threads: int) -> None:
-    most = numba.config.NUMBA_NUM_THREADS
-    if not 1 <= threads <= most:
-        raise OptionError(f"--threads is {threads}, expected 1 to {most} here")
-    numba.set_num_threads(threads)
 
 
 _FILES = ("metrics", "plot", "html", "receipt")
@@ -161,6 +158,7 @@ def _measured(arguments: argparse.Namespace) -> Iterator[None]:
     if path is not None:
         with whole_file(path) as part:
             part.write_text(json.dumps(metrics.as_dict(), indent=1) + "\n", "utf-8")
+        sys.stdout.flush()
         print(table(*metrics.table()), file=sys.stderr)
         print(
             f"{metrics.forwards} forwards, {metrics.layers} layers, {metrics.kv_positions} positions written to KV caches", file=sys.stderr

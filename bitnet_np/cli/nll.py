@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the mean and the perplexity, write the values to --out; returns the exit code."""
-    check_out("--out", arguments.out)
+    check_out("--out", arguments.out, ".npy")
     inputs = opened(arguments)
     ids = inputs.token_ids()
     model = inputs.model()

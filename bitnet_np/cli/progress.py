@@ -16,13 +16,14 @@ INTERVAL = 10.0
 
 
 class _Clock:
-    """When the command began, and when its last line was printed."""
+    """When the command began, when its last line was printed, the time that kernels took to be there, and whether anything is shown."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
         self.begin = self.last = time.monotonic()
+        self.hidden, self.compiling = False, event.TimingListener()
 
     def due(self) -> bool:
         """Whether it is time for a line, which counts as printed then."""
@@ -37,10 +38,28 @@ _clock = _Clock()
 
 def _show(text: str, line: str = "") -> None:
     """Show `text` on a terminal in place of what was shown last, or print `line` where there is none and it is time for one."""
+    if _clock.hidden:
+        return
     if sys.stderr.isatty():
         print(_CLEAR + text, end="", file=sys.stderr, flush=True)
     elif line and _clock.due():
         print(f"bitnet-np: {line}, {_clock.last - _clock.begin:.0f} s so far", file=sys.stderr, flush=True)
+
+
+def clear() -> None:
+    """Take away what is shown, before something is printed."""
+    _show("")
+
+
+def hide() -> None:
+    """Show nothing more of this command: it prints a text piece by piece, and what is shown would run into it."""
+    clear()
+    _clock.hidden = True
+
+
+def working_time() -> float:
+    """Seconds since some time, without those in which this command compiled kernels or loaded them from disk."""
+    return time.perf_counter() - (_clock.compiling.duration if _clock.compiling.done else 0.0)
 
 
 def bar(label: str) -> Progress:
@@ -79,12 +98,12 @@ class _Compilations(event.Listener):
         _show(text, text)
 
     def on_end(self, event: Any) -> None:
-        _show("")
+        clear()
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
     """Context of a command: shows when Numba compiles. A first run takes 15 to 30 seconds of it, later ones read the cache."""
     _clock.start()
-    with event.install_listener("numba:compile", _Compilations()):
+    with event.install_listener("numba:compile", _Compilations()), event.install_listener("numba:compiler_lock", _clock.compiling):
         yield

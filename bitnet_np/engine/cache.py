@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..base.errors import CapacityError, OptionError, SlotError, shown
+from ..base.errors import CapacityError, OptionError, SlotError, listed, shown
 from ..base.validate import dtype_of, instance, integer
 from ..kernels.attention import chunks_touched
 from ..kernels.scalar import CHUNK
@@ -111,6 +111,9 @@ class KVCache:
         self.lengths = np.zeros(batch, np.int64)
         self._oldest = np.zeros_like(self.lengths)  # the first position of each slot that is not overwritten
         self._written: set[int] = set()  # slots that a forward pass is writing to
+
+    def __repr__(self) -> str:
+        return f"<KVCache of {self.dtype}: {listed(self.lengths.tolist())} of {self.capacity} positions in {self.batch} slots>"
 
     def _places(self, capacity: int) -> int:
         """S for this capacity. A ring holds the chunks that the windows of one whole chunk of queries touch."""

@@ -1,5 +1,6 @@
 """Model files: read, checked, converted, written.
 
+locate.py          what a user calls a model -> its file or folder, also in the caches of other programs
 load.py            load(path): a GGUF file or a Hugging Face folder -> Model; open_model(path): the same, only opened
 source.py          the protocols between the two: Source and ModelWeights
 gguf_source.py     a GGUF file as a Source                  hf_source.py       a Hugging Face folder as a Source

@@ -7,15 +7,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from errno import ENOENT
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..base.errors import FileFormatError, shown
+from ..base.errors import FileFormatError, MissingFileError, shown
 from ..base.tensor_types import BF16, F16, F32, F64, TensorType
-from ..base.validate import path_of, text_of
+from ..base.validate import check_exists, path_of, text_of
 from .safetensors_file import DTYPES, open_safetensors, strict_json
 from .tensors import Tensor
 
@@ -42,12 +41,12 @@ class Folder:
 def open_folder(path: str | os.PathLike[str]) -> Folder:
     """Check the form of config.json and the headers of all safetensors files.
 
-    Raises FileFormatError. Errors of opening a file (FileNotFoundError, PermissionError) pass through.
+    Raises FileFormatError or MissingFileError. PermissionError passes through.
     """
     path = path_of(path)
     config_path = path / "config.json"
     if not config_path.exists():
-        raise FileNotFoundError(ENOENT, "no such file, expected a Hugging Face folder or the path of a GGUF file", str(config_path))
+        raise MissingFileError(f"{config_path}: no such file, expected a Hugging Face folder or the path of a GGUF file")
     config = read_json(config_path)
     index = _index(path)
     files = [SINGLE] if index is None else sorted(set(index.values()))
@@ -82,7 +81,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _checked(path: Path) -> Path:
-    if path.exists() and not path.is_file():
+    check_exists(path)
+    if not path.is_file():
         raise FileFormatError(f"{path}: expected a file")
     return path
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..base.errors import OptionError, UnsupportedError
-from ..base.validate import path_of
 from ..kernels.float_state import steady
 from ..model import packing
 from ..model.families import FAMILIES, layer_matrices, layer_shapes
@@ -15,6 +14,7 @@ from .gguf_parts import open_parts
 from .gguf_source import GGUFSource
 from .hf_folder import open_folder
 from .hf_source import HFSource
+from .locate import locate
 from .overrides import overridden, without_ignored
 from .source import ModelWeights, Shapes, Source, of_file
 
@@ -28,7 +28,7 @@ def load(
     i2s_layout: str = packing.I2S_DEFAULT,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Open a GGUF file, any part of a model in several GGUF files, or a Hugging Face folder, as a model.
+    """Open a GGUF file, any part of a model in several GGUF files, a Hugging Face folder, or what `locate` finds by a name, as a model.
 
     Tables and block types stay in the mapped file; ternary matrices are packed anew (packing.py), and their pages of the file given back,
     so that a model takes no more memory than its file. Everything is read once, to check that scales, norms and tables are finite and that
@@ -41,14 +41,17 @@ def load(
     of the file with None, {"logit_scale": None}, is ignored.
 
     Raises FileFormatError, UnsupportedError, ShapeError or NonFiniteError, naming the file and the key or tensor; OptionError for an
-    unknown layout or an impossible override. Errors of opening a file (FileNotFoundError, PermissionError) pass through.
+    unknown layout or an impossible override; MissingFileError. PermissionError passes through.
     """
     return model_from(open_model(path), progress, allow_nan=allow_nan, i2s_layout=i2s_layout, overrides=overrides)
 
 
-def open_model(path: str | os.PathLike) -> Source:
-    """Check the headers of a GGUF file (of all parts, if it is one of several) or of a Hugging Face folder. Raises as `load` does."""
-    path = path_of(path)
+def open_model(path: str | os.PathLike, download: bool = False) -> Source:
+    """Check the headers of a GGUF file (of all parts, if it is one of several) or of a Hugging Face folder. Raises as `load` does.
+
+    download: fetch a repository of Hugging Face that is not in the cache.
+    """
+    path = locate(path, download)
     return HFSource(open_folder(path)) if path.is_dir() else GGUFSource(open_parts(path))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import OptionError
+from ..base.errors import OptionError, meant
 from ..engine import cache_types
 from ..engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 
@@ -67,7 +67,11 @@ class Precision:
         for part in text.split(","):
             name, equals, value = (x.strip() for x in part.partition("="))
             if not equals or name not in names or name in values:
-                raise OptionError(f"--precision is {text!r}: {part.strip()!r} is wrong, expected {'=TYPE, '.join(names)}=TYPE, each once")
+                kind = _SHORT.get(name.lower(), name)
+                near = [f"{field}={name}" for field, kinds in (("kv", CACHES), ("act", FLOATS)) if kind in kinds and not equals]
+                hint = f", did you mean {' or '.join(near)}?" if near else meant(name, names)
+                expected = f"expected {'=TYPE, '.join(names)}=TYPE, each once{hint}"
+                raise OptionError(f"--precision is {text!r}: {part.strip()!r} is wrong, {expected}")
             values[name] = _SHORT.get(value.lower(), value)
         return replace(base or FLOAT32, **values)
 

@@ -1,6 +1,7 @@
 """Files of token ids, and numbers in texts."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,9 +18,10 @@ _MOST_TEXT = 1 << 28  # bytes: some 50 million token ids
 
 
 def parse_numbers(option: str, text: str, kind: type[int] | type[float]) -> list:
-    """The numbers in a text, separated by commas or blanks. Raises OptionError that names the option, or file and line."""
+    """The numbers in a text, separated by commas or blanks, perhaps in brackets. Raises OptionError: the option, or file and line."""
+    brackets = re.fullmatch(r"\s*\[(.*)\]\s*", text, re.DOTALL)
     try:
-        return [kind(part) for part in text.replace(",", " ").split()]
+        return [kind(part) for part in (brackets[1] if brackets else text).replace(",", " ").split()]
     except ValueError:
         what = "integers" if kind is int else "numbers"
         raise OptionError(f"{option} is {text[:60]!r}, expected {what} separated by commas or blanks") from None

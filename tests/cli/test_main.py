@@ -1,6 +1,8 @@
 """What all commands share: help, exit codes, one line for each error, and outputs that overwrite nothing that is read."""
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from command_line import HOT, TINY, needs_text, save_array, write_file
 import bitnet_np
 from bitnet_np.cli import generate as generate_command
 from bitnet_np.cli import logits as logits_command
-from bitnet_np.cli.main import main
+from bitnet_np.cli.main import build_parser, main
 from bitnet_np.testing.gguf_bytes import gguf as build
 
 COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "convert", "mask", "selftest")
@@ -39,13 +41,10 @@ def test_help(capsys):
     "arguments",
     [
         [],
-        ["frobnicate"],
         ["logits"],
         ["logits", TINY],
         ["logits", TINY, "--tokens", "1", "--text", "a"],
         ["logits", TINY, "--tokens", "1", "--threads", "many"],
-        ["logits", TINY, "--tokens", "1", "--mode", "fast"],
-        ["logits", TINY, "--tokens", "1", "--as", "ollama"],
         ["generate"],
         ["inspect"],
         ["inspect", TINY, "--threads", "1"],
@@ -58,6 +57,32 @@ def test_usage(capsys, arguments):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("usage: bitnet-np")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "end"),
+    [
+        (["chek"], "did you mean check?"),
+        (["frobnicate"], ")"),
+        (["generate", "--promt", "x"], "unrecognized arguments: --promt, did you mean --prompt or --prompts-file?"),
+        (["check", TINY, "--text=a", "--their=x", "--thiers=y", "--", "--zzz"], "--thiers, did you mean --theirs or --threads?"),
+        (["mask", "1", "1", "--zzz"], "unrecognized arguments: --zzz"),
+        (["check", TINY, "--as", "vllm"], "did you mean vllm-f16 or vllm-bf16?"),
+        (["logits", TINY, "--tokens", "1", "--as", "ollama"], "did you mean llama.cpp?"),
+        (["logits", TINY, "--tokens", "1", "--mode", "paralel"], "did you mean parallel?"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_one_that_is_like_it(arguments, end, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"{end}\n")
+
+
+def test_a_shell_can_complete_commands_options_values_and_files():
+    script = pytest.importorskip("shtab").complete(build_parser(), "bash")
+    assert all(word in script for word in (*COMMANDS, "--tokens-file", "incremental", "bitnet.cpp"))
+    assert "check___theirs_COMPGEN=_shtab_compgen_files" in script
 
 
 @pytest.mark.parametrize("option", ["--tokens", "--tokens-file", "--text", "--out", "--metrics", "--chunk", "--threads", "--as"])
@@ -78,6 +103,7 @@ LAYERS = ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999", "٣"]
     [
         (["logits", TINY, "--tokens", ""], "--tokens: Tokens cannot be empty"),
         (["logits", TINY, "--tokens", ","], "--tokens: Tokens cannot be empty"),
+        (["logits", TINY, "--tokens", "[1,2"], "--tokens is '[1,2'"),
         (["logits", TINY, "--tokens", "1,x"], "--tokens is '1,x', expected integers separated by commas or blanks"),
         (["logits", TINY, "--tokens", "1.5"], "--tokens is '1.5'"),
         (["logits", TINY, "--tokens", "1," * 100 + "\x1b"], "--tokens is '1,1,1"),
@@ -93,10 +119,19 @@ LAYERS = ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999", "٣"]
         (["logits", TINY, "--tokens", "1", "--chunk", "2", "--mode", "auto"], "--chunk needs --mode incremental, not auto"),
         (["logits", TINY, "--tokens", "1", "--precision", "kv=q3"], "precision: kv is 'q3', expected one of float32, "),
         (["logits", TINY, "--tokens", "1", "--precision", "act=bf16"], "--precision is 'act=bf16', expected kv=TYPE alone"),
+        (["logits", TINY, "--tokens", "1", "--precision", "bf16"], "each once, did you mean kv=bf16 or act=bf16?"),
+        (["logits", TINY, "--tokens", "1", "--precision", "kvs=bf16"], "each once, did you mean kv?"),
         (["logits", TINY, "--tokens", "1", "--threads", "0"], "--threads is 0, expected 1 to"),
         (["logits", TINY, "--tokens", "1", "--threads", "-1"], "--threads is -1"),
         (["logits", TINY, "--tokens", "1", "--threads", "100000"], "--threads is 100000"),
         (["logits", TINY, "--tokens", "1", "--out", "no/such/folder/x.npy"], "expected a file in a folder that is there"),
+        (["logits", TINY, "--tokens", "1", "--out", "x.npz"], "--out is x.npz, expected a name that ends in .npy: that is what is written"),
+        (["nll", TINY, "--tokens", "1,2", "--out", "x.txt"], "expected a name that ends in .npy"),
+        (["convert", TINY, "x.safetensors"], "OUT.gguf is x.safetensors, expected a name that ends in .gguf"),
+        (
+            ["trace", TINY, "--tokens", "1", "--out", "x.npz", "--format", "safetensors"],
+            "x.npz: format is safetensors, but the name ends as",
+        ),
         (["logits", TINY, "--tokens", "1", "--out", "."], "expected a file in a folder that is there"),
         (["logits", TINY, "--tokens-file", "nowhere.npy"], "nowhere.npy"),
         (["logits", TINY, "--tokens-file", "nowhere.json"], "nowhere.json"),
@@ -157,9 +192,9 @@ def test_a_folder_that_is_no_model(refused, tmp_path):
 
 def test_a_missing_file_is_named_first(refused, tmp_path):
     model, dump = tmp_path / "nowhere.gguf", tmp_path / "nowhere.npz"
-    assert refused("inspect", model) == f"bitnet-np: {model}: No such file or directory\n"
+    assert refused("inspect", model) == f"bitnet-np: {model}: no such file or folder\n"
     for arguments in (["inspect", dump], ["check", TINY, "--tokens", "1", "--theirs", dump], ["compare", dump, dump]):
-        assert refused(*arguments) == f"bitnet-np: {dump}: No such file or directory\n"
+        assert refused(*arguments) == f"bitnet-np: {dump}: no such file or folder\n"
 
 
 def test_no_memory(refused, monkeypatch):
@@ -178,7 +213,7 @@ def test_an_interrupt_is_no_traceback(capsys, monkeypatch):
     monkeypatch.setattr(generate_command, "stream", interrupted)
     assert main(["generate", TINY, "--tokens", "1"]) == 130
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("5", "bitnet-np: interrupted\n")
+    assert (captured.out, captured.err) == ("5\n", "bitnet-np: interrupted\n")
 
 
 def test_what_is_read_is_not_written_over(run, refused, tmp_path):
@@ -214,6 +249,14 @@ def test_the_command_line_writes_and_prints_them(tmp_path, printed, arguments, e
     assert (metrics["forwards"], metrics["layers"], metrics["kv_positions"]) == expected
     assert "ternary_matmul" in error
     assert f"{expected[0]} forwards, {expected[1]} layers, {expected[2]} positions written to KV caches" in error
+
+
+def test_standard_error_comes_behind_the_output_where_both_go_to_one_place(monkeypatch, tmp_path):
+    both = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(both))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(both, write_through=True))
+    assert main(["logits", TINY, "--tokens", "1", "--metrics", str(tmp_path / "metrics.json")]) == 0
+    assert both.getvalue().index(b"shape") < both.getvalue().index(b"1 forwards")
 
 
 def test_a_batch_of_prompts_is_measured_too(run, tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,6 +50,24 @@ def test_compilations_are_counted_while_they_last(terminal):
     compile_a_kernel()  # after the command
     text = "compiling kernels, on the first run only: "
     assert terminal.getvalue() == f"{CLEAR}{text}1{CLEAR}{CLEAR}{text}2{CLEAR}"
+
+
+def test_nothing_is_shown_once_a_command_prints_its_text(terminal):
+    with progress.compiling():
+        progress.hide()
+        compile_a_kernel()
+        progress.bar("reading")(1, 2)
+    with progress.compiling():
+        progress.clear()
+    assert terminal.getvalue() == CLEAR + CLEAR
+
+
+def test_working_time_leaves_out_compiling():
+    with progress.compiling():
+        before = progress.working_time()
+        with event.trigger_event("numba:compiler_lock"):
+            time.sleep(0.2)
+        assert progress.working_time() - before < 0.2
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """What the pages say in tables is what the code says: commands and options, tensor names, formats, architectures, types, faults."""
 
-import argparse
 import re
 
 import pages
 import pytest
 
 from bitnet_np.base.tensor_types import BY_NUMBER
-from bitnet_np.cli.main import _parser
+from bitnet_np.cli.main import build_parser
 from bitnet_np.files.hf_model_types import MODEL_TYPES
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES
@@ -20,10 +19,7 @@ DOCS = pages.ROOT / "docs"
 JUDGING, MODELS, COMMANDS = DOCS / "judging.md", DOCS / "models.md", DOCS / "commands.md"
 
 
-def parsers():
-    """The parser of each command."""
-    (commands,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return commands.choices
+PARSERS = build_parser().commands
 
 
 def options_of(command):
@@ -32,15 +28,15 @@ def options_of(command):
 
 def test_every_option_is_on_some_page():
     everything = "\n".join(map(pages.text, pages.PAGES))
-    options = {(name, option) for name, command in parsers().items() for option in options_of(command)}
+    options = {(name, option) for name, command in PARSERS.items() for option in options_of(command)}
     assert ("logits", "--chunk") in options
     assert {option for _, option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", everything)} <= {"--help", "--version"}
 
 
-@pytest.mark.parametrize("name", parsers())
+@pytest.mark.parametrize("name", PARSERS)
 def test_every_command_has_a_row_and_every_argument_a_help(name):
     assert [row[0] for row in pages.table(COMMANDS, "command") if row[0].startswith(f"`bitnet-np {name}")] != []
-    assert [action.dest for action in parsers()[name]._actions if not action.help] == []
+    assert [action.dest for action in PARSERS[name]._actions if not action.help] == []
 
 
 def test_the_exit_codes_of_verdicts():

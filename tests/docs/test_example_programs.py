@@ -78,14 +78,18 @@ def test_the_page_shows_the_rust_of_the_file():
 
 
 @pytest.mark.skipif(shutil.which("rustc") is None, reason="needs rustc")
-def test_the_rust_file_writes_steps(tmp_path, monkeypatch):
+def test_the_rust_file_writes_steps_codes_and_ids(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(EXAMPLES / "dump.rs", "dump.rs")
-    call = 'dump::dump(&format!("l_out-0.step-{step}"), &[1, 2], &[step as f32, 0.5]).unwrap()'
-    Path("engine.rs").write_text(f"mod dump;\nfn main() {{ for step in 0..3 {{ {call} }} }}")
+    rows = 'dump(&format!("l_out-0.step-{step}"), &[1, 2], &[step as f32, 0.5]).unwrap()'
+    whole = 'dump_i8("attn_norm_codes-0", &[3, 2], &[-128, 127, 0, 1, -1, 5]).unwrap(); dump_i32("tokens", &[3], &[5, 0, 511]).unwrap();'
+    Path("engine.rs").write_text(f"mod dump;\nuse dump::*;\nfn main() {{ {whole} for step in 0..3 {{ {rows} }} }}")
     subprocess.run(["rustc", "engine.rs"], check=True)
     subprocess.run([str(tmp_path / "engine")], check=True)
-    np.testing.assert_array_equal(read_any("dump").points[Key("l_out", 0)], [[0, 0.5], [1, 0.5], [2, 0.5]])
+    trace = read_any("dump")
+    np.testing.assert_array_equal(trace.tokens, [5, 0, 511])
+    np.testing.assert_array_equal(trace.points[Key("attn_norm_codes", 0)], [[-128, 127], [0, 1], [-1, 5]])
+    np.testing.assert_array_equal(trace.points[Key("l_out", 0)], [[0, 0.5], [1, 0.5], [2, 0.5]])
 
 
 def test_recording_transformers_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):

@@ -5,8 +5,8 @@ begins a command and what follows is its output, where a line `...` stands for a
 it takes long or needs another machine: their commands and options must exist.
 """
 
-import argparse
 import inspect
+import os
 import re
 import runpy
 import shlex
@@ -19,9 +19,7 @@ import numpy as np
 import pages
 import pytest
 
-from bitnet_np.cli.main import _parser, main
-from bitnet_np.traces.formats import read_any
-from bitnet_np.traces.points import Key
+from bitnet_np.cli.main import build_parser, main
 from pytest_bitnet_np import Oracle
 
 RUNNABLE = ("console", "python")
@@ -116,15 +114,23 @@ def test_the_test_of_an_engine_fails_for_a_wrong_dump(folder):
         names["test_engine"](ORACLE)
 
 
-@pytest.mark.skipif(shutil.which("rustc") is None, reason="needs rustc")
-def test_the_rust_writes_what_is_read(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (block,) = pages.blocks(pages.ROOT / "docs" / "judging.md", "rust")
-    call = 'fn main() { let x: Vec<f32> = (0..12).map(|i| i as f32).collect(); dump(&format!("attn_norm-{}", 0), &[3, 4], &x).unwrap(); }'
-    Path("engine.rs").write_text(block.code + call)
-    subprocess.run(["rustc", "engine.rs"], check=True)
-    subprocess.run([str(tmp_path / "engine")], check=True)
-    np.testing.assert_array_equal(read_any("dump").points[Key("attn_norm", 0)], np.arange(12, dtype=np.float32).reshape(3, 4))
+@pytest.mark.skipif(shutil.which("jq") is None or os.name == "nt", reason="needs jq, as GitHub's machines have it")
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_workflow_shows_the_verdict_as_an_annotation(folder, capsys, sign):
+    """Its step is run by a shell, as there with -e; its command here, with a program in its place that prints what it printed."""
+    nodes = dict(np.load("nodes.npz"))
+    np.savez("dump.npz", **{name: x * sign if ".ffn_down-1." in name else x for name, x in nodes.items()})
+    (block,) = pages.blocks(pages.ROOT / "docs" / "commands.md", "yaml")
+    step = re.search(r"- run: \|\n((?: {10}.*\n)+)", block.code)[1]
+    capsys.readouterr()
+    code = main(shlex.split(step.partition(" > ")[0])[1:])
+    Path("printed.json").write_text(capsys.readouterr().out)
+    Path("bitnet-np").write_text(f"#!/bin/sh\ncat printed.json\nexit {code}\n")
+    Path("bitnet-np").chmod(0o755)
+    paths = os.pathsep.join([str(folder), os.environ["PATH"]])
+    done = subprocess.run(["bash", "-e", "-c", step], env=os.environ | {"PATH": paths}, capture_output=True, text=True)
+    said = "::error title=bitnet-np check: WRONG::WRONG at layer 1 ffn_down: the sign is flipped\n"
+    assert (done.returncode, done.stdout) == ((0, "") if sign == 1 else (1, said))
 
 
 # --- what is not run ------------------------------------------------------------------------------------------------------------------
@@ -147,15 +153,10 @@ def is_ours(words):
 COMMANDS = [(page, words) for page in pages.PAGES for words in commands(page) if len(words) > 1 and is_ours(words)]
 
 
-def options_of(command):
-    (commands,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return commands.choices[command]._option_string_actions
-
-
 def unknown_options(words):
     """Options of a command that its program does not have."""
     if words[0] == "bitnet-np":
-        known = [] if words[1] == "COMMAND" else options_of(words[1])
+        known = [] if words[1] == "COMMAND" else build_parser().commands[words[1]]._option_string_actions
     else:
         program = pages.ROOT / words[1]
         source = "".join(path.read_text("utf-8") for path in (program.glob("*.py") if program.is_dir() else [program]))
@@ -173,7 +174,7 @@ def test_commands_in_blocks_are_complete():
     lines = [line for page in pages.PAGES for block in pages.blocks(page, "sh") for line in block.code.splitlines()]
     for line in lines:
         if line.startswith("bitnet-np "):
-            assert _parser().parse_args(shlex.split(line, comments=True)[1:])
+            assert build_parser().parse_args(shlex.split(line, comments=True)[1:])
 
 
 # --- the mechanism itself -------------------------------------------------------------------------------------------------------------

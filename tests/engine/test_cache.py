@@ -42,6 +42,7 @@ def test_the_size_of_a_cache(dtype):
     assert cache.k.shape == cache.v.shape == (c.n_layers, 3, 7, c.kv_heads, c.head_dim)
     assert cache.k.dtype == cache.v.dtype == cache.dtype == dtype
     assert (cache.batch, cache.capacity, cache.nbytes) == (3, 7, 2 * c.n_layers * 3 * 7 * c.kv_width * itemsize)
+    assert repr(cache) == f"<KVCache of {np.dtype(dtype)}: 0, 0, 0 of 7 positions in 3 slots>"
     cache.resize(5, 11)
     assert (cache.batch, cache.capacity, cache.nbytes) == (5, 11, 2 * c.n_layers * 5 * 11 * c.kv_width * itemsize)
     assert cache.dtype == dtype

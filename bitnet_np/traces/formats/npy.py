@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, shown
+from ...base.validate import check_exists
 from ..points import Key
 from .arrays import Array, Header, Labelled, damaged
 from .output import LabelWriter, Writer
@@ -38,7 +39,8 @@ def read_header(stream: IO[bytes], size: int, where: str) -> Header:
 
 
 def mapped(path: Path) -> Array:
-    """The header of a .npy file, and a function that maps its array."""
+    """The header of a .npy file, and a function that maps its array. Raises MissingFileError or FileFormatError."""
+    check_exists(path)
     with open(path, "rb") as file:
         header = read_header(file, os.fstat(file.fileno()).st_size, str(path))
     return header, partial(header.mapped, path)

@@ -78,9 +78,9 @@ def read_any(
     must be the same. config: of the model, if it is known; it tells tokens from heads, and which module's input is which point.
 
     Raises FileFormatError for a damaged file, UnsupportedError for records that hold no values, OptionError for a format, shape or tokens
-    that do not go with it, and OSError if it cannot be opened.
+    that do not go with it, MissingFileError for none, and OSError if it cannot be opened.
     """
-    path = path_of(path)
+    check_file(path := path_of(path))
     name = format or detect(path, shape)
     ids = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
     read = FORMATS[name].read_trace if name in FORMATS else None
@@ -90,7 +90,7 @@ def read_any(
 
 def read_arrays(path: str | os.PathLike[str], format: str | None = None, shape: tuple[int, ...] | None = None) -> Labelled:
     """The arrays in a file or folder by their labels, of one sequence or of several; raises what `read_any` does."""
-    path = path_of(path)
+    check_file(path := path_of(path))
     name = format or detect(path, shape)
     if name not in FORMATS:
         raise OptionError(f"{path}: format is {shown(name)}, expected one of {', '.join(FORMATS)}")
@@ -116,6 +116,8 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
     check_file(path)
     if path.is_dir():
         names = [entry.name for entry in os.scandir(path)]
+        if "config.json" in names:
+            raise _unknown(path, "a Hugging Face folder, which is a model")
         for suffix, name in ((".npy", "npy"), (".bin", "aprt"), (".trace", "bitnet-rs"), (".jsonl", "bitnet-rs")):
             if any(entry.endswith(suffix) for entry in names):
                 return name
@@ -143,7 +145,7 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         return "logits"
     if eval_callback.is_printed(head):
         return "eval-callback"
-    raise _unknown(path, f"a file that starts with {shown(head[:16])}")
+    raise _unknown(path, "a GGUF file, which is a model" if head[:4] == b"GGUF" else f"a file that starts with {shown(head[:16])}")
 
 
 def _archive(path: Path) -> str:
@@ -164,10 +166,13 @@ def writer(path: str | os.PathLike[str], format: str | None = None) -> tuple[str
     """The format to write a file of this name in, and its writer. Raises OptionError where there is none."""
     path = path_of(path)
     by_suffix = {format.suffix: format.name for format in _TABLE if format.suffix and format.writer}
-    name = format or by_suffix.get(path.suffix)
+    named = by_suffix.get(path.suffix)
+    name = format or named
     if name is None:
         raise OptionError(f"{path}: no format is given, expected one, or a name that ends in {', '.join(sorted(by_suffix))}")
     writer_class = FORMATS[name].writer if name in FORMATS else None
     if writer_class is None:
         raise OptionError(f"{path}: format is {shown(name)}, expected one of {', '.join(f.name for f in _TABLE if f.writer)}")
+    if named not in (None, name):
+        raise OptionError(f"{path}: format is {name}, but the name ends as those of {named} do; expected the same of both")
     return name, writer_class

@@ -1,4 +1,4 @@
-"""An engine's own test suite: `pytest` in the folder examples/tested_engine, or `pytest --oracle-report reports` for HTML reports too."""
+"""An engine's own test suite: `pytest` in its folder, or `pytest --oracle-report reports` for HTML reports too."""
 
 import pytest
 from faulty_engine import FAULTY_LAYER, forward
