@@ -1,8 +1,11 @@
 """Compiling and launching kernels: each is compiled twice, for threads to share and for the calling thread alone."""
 
+import importlib
 import os
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -43,6 +46,25 @@ def elementwise(loop: Callable, rule: Callable, name: str) -> Kernel:
     """The kernel of this name that a loop becomes which calls `of_one` for each number: it calls this rule."""
     return parallel(_renamed(loop, name, of_one=rule))
 
+
+_SPINS = "GOMP_SPINCOUNT"
+
+
+def load_openmp(environment: MutableMapping[str, str]) -> None:
+    """Load the threads of GNU OpenMP, which Numba takes on Linux, such that one without work looks for some 0.2 ms and then sleeps.
+
+    By themselves they look for some milliseconds, in which another process could use the core, or a thread of ours that has work. If they
+    slept at once, each kernel would have to wake them. Their runtime reads the environment when a process loads it, and never again: this
+    does nothing where it is loaded already, and leaves a user's settings and the environment as they are. No thread is started.
+    """
+    if sys.platform == "linux" and not {_SPINS, "OMP_WAIT_POLICY"} & environment.keys():
+        environment[_SPINS] = "10000"
+        with suppress(ImportError):
+            importlib.import_module("numba.np.ufunc.omppool")
+        del environment[_SPINS]
+
+
+load_openmp(os.environ)
 
 SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 _turn = threading.Lock()

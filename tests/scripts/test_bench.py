@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import stat
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ import large_model
 import numba
 import numpy as np
 import pytest
-from benchmarks import forwards, memory, models, peaks, processes, report
+from benchmarks import forwards, memory, models, neighbours, peaks, processes, report
 from benchmarks.rounds import OURS, Case, CheckError, Key, Results, check, measure, ratios, simple, summary, tokens
 
 from bitnet_np import forward_full, load
@@ -235,6 +236,14 @@ def test_memory_that_does_not_hold_the_result_is_refused(sample, wrong):
         memory.checked("x", sample, result)
 
 
+def test_neighbours_are_busy_as_long_as_they_are_asked_for(monkeypatch):
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **options: started.append(popen(*arguments, **options)) or started[-1])
+    with neighbours.busy(2):
+        assert [process.poll() for process in started] == [None, None]
+    assert all(process.poll() for process in started)
+
+
 # --- peers ----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -353,6 +362,7 @@ CASES = {
     "decode": {"2 after 8", "greedy 2 after 8"},
     "batch": {f"decode, batch {b}" for b in (1, 2)}
     | {f"{way}, batch {b} x {t}" for way in ("prefill", "token by token") for b in (1, 2) for t in (4, 8)},
+    "neighbours": {f"{what}, {count} busy" for what in ("4 tokens", "8 tokens", "decode 2") for count in neighbours.COUNTS},
     "load": {"first logits"},
     "memory": {
         "forward_full, all logits",

@@ -5,8 +5,7 @@ caller, where all of it is optimised again; a parallel loop adds two more. Our k
 only the library of the function that Python calls, the outermost, is optimised and becomes machine code. The others are its parts: they are
 linked into it as they were lowered. Compiling takes less than half the time, and what runs is as fast.
 
-A thread's share of a parallel loop begins by setting the default state of floating-point arithmetic (../float_state.py), and ends by giving
-back the state in which the thread was.
+Parallel loops run as taking.py says.
 
 This needs private parts of Numba, so disk_cache.py imports it for the versions that it knows.
 """
@@ -19,9 +18,9 @@ from typing import Any
 from numba.core import codegen, compiler, errors, typing
 from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
 from numba.core.registry import CPUDispatcher
-from numba.np.ufunc import wrappers
+from numba.np.ufunc import parallel
 
-from ..fast import emit, float_control
+from . import taking
 
 _outermost = ""  # the qualified name of the function being compiled, which is its library's; for holders of the compiler's lock
 
@@ -103,18 +102,6 @@ class Function(CPUDispatcher):
         return self._parts[tuple(sig)].entry_point
 
 
-class _Share(wrappers._GufuncWrapper):
-    """The function that a thread calls for its share of a parallel loop."""
-
-    def gen_prologue(self, builder: Any, pyapi: Any) -> None:
-        if float_control.DEFAULT is not None:
-            self.before = float_control.exchange(emit.Emitter(self.context, builder), float_control.DEFAULT)
-
-    def gen_epilogue(self, builder: Any, pyapi: Any) -> None:
-        if float_control.DEFAULT is not None:
-            float_control.exchange(emit.Emitter(self.context, builder), self.before)
-
-
 @contextmanager
 def _compiling(name: str, generator: Any) -> Iterator[None]:
     """Let every library that is made be a part, but the one of this name. The caller holds the compiler's lock.
@@ -124,13 +111,13 @@ def _compiling(name: str, generator: Any) -> Iterator[None]:
     global _outermost
     usual, collects = generator._library_class, gc.isenabled()
     _outermost, generator._library_class = name, lambda codegen, own: (usual if own == name else _Part)(codegen, own)
-    wrappers._GufuncWrapper = _Share
+    dealt, parallel.build_gufunc_kernel = parallel.build_gufunc_kernel, taking.launcher
     gc.disable()
     try:
         yield
     finally:
         _outermost = ""
         del generator._library_class
-        wrappers._GufuncWrapper = _Share.__base__
+        parallel.build_gufunc_kernel = dealt
         if collects:
             gc.enable()
