@@ -56,6 +56,22 @@ def no_lines_of_progress():
     progress.INTERVAL = before
 
 
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes gguf_models' file, with other keys and tensors."""
+    from gguf_models import writer
+
+    return writer(tmp_path)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A function that writes the file of any model, with other keys."""
+    from family_models import writer
+
+    return writer(tmp_path)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     """A worker of xdist that crashes leaves its stack in a file: standard error is often lost."""

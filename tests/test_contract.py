@@ -1,13 +1,12 @@
 """The contract in plain NumPy: no kernel runs in it, and every operation, path, family and cache has the bits of the kernels."""
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from block_samples import random_blocks
+from child import run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import as_table, assert_same_bits, family_shapes, normal, padded, random_model, random_tokens, seeds
@@ -44,8 +43,7 @@ print(sorted(name for name in sys.modules if name.startswith("bitnet_np.")))
 
 def test_it_runs_where_there_is_no_numba():
     package = Path(contract.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", ALONE, package], capture_output=True, text=True, check=True)
-    result, modules = done.stdout.splitlines()
+    result, modules = run_python(ALONE, package).splitlines()
     assert eval(result)[0] == pytest.approx([3 / 12.5**0.5, 4 / 12.5**0.5])
     tables = ("base", "base.errors", "base.tensor_types", "kernels", "kernels.block_formats")
     own = ("contract", "contract.blocks", "contract.numbers")
@@ -301,14 +299,20 @@ def test_what_is_computed_together_changes_no_bit(monkeypatch, name):
 
 
 @pytest.mark.parametrize("kind", [Q4_K, Q8_0], ids=lambda kind: kind.name)
-@given(seed=seeds)
-def test_activations_are_rounded_as_the_kernels_round_them(kind, seed):
-    """Also those that are no numbers. A KV cache of q8_0 has the kernels' rounding."""
-    x = Draw(np.random.default_rng(seed), edges=bool(seed % 2)).numbers(3, 512)
+@given(seed=seeds, exponent=st.integers(-30, 30), steps=st.sampled_from([0, 4, 254]))
+def test_activations_are_rounded_as_the_kernels_round_them(kind, seed, exponent, steps):
+    """Also those that are no numbers, and multiples of a number: rounding ties, several of the largest magnitude, blocks of zeros."""
+    rng = np.random.default_rng(seed)
+    x = Draw(rng, edges=bool(seed % 2)).numbers(3, 512)
+    if steps:
+        x = rng.integers(-steps, steps + 1, x.shape) * rng.choice([0, 0.5], (3, 1)).astype(f32)
     with np.errstate(all="ignore"):
+        x = np.ldexp(x, exponent).astype(f32)
         codes, scale, sums = blocks.rounded(x, kind)
         theirs = activations.q8_k(x) if kind.block == 256 else activations.q8_0(x)
         assert same((codes, scale), theirs)
+        widened = activations.round_as_q8_k(x) if kind.block == 256 else activations.round_as_q8_0(x)
+        assert same(widened, codes * np.repeat(scale, x.shape[1] // scale.shape[1], axis=1))
         assert kind.block == 256 or same(sums, activations.q8_1_sums(x))
 
 

@@ -18,7 +18,6 @@ from command_line import HOT, ROOT, TINY, TOKENS, needs_text, save_array, sha256
 
 from bitnet_np import contract
 from bitnet_np.base.errors import NonFiniteError
-from bitnet_np.cli import progress
 from bitnet_np.cli.main import main
 from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.cache import KVCache
@@ -62,10 +61,10 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 linux = pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes, and /dev/full")
 
 
-def started(*arguments, stdout=subprocess.PIPE, preexec_fn=None, **environment):
+def started(*arguments, stdout=subprocess.PIPE, **environment):
     """`bitnet-np` as a process of its own, with these environment variables."""
     command = [sys.executable, "-m", "bitnet_np", *map(str, arguments)]
-    return subprocess.Popen(command, env=ENVIRONMENT | environment, stdout=stdout, stderr=subprocess.PIPE, preexec_fn=preexec_fn)
+    return subprocess.Popen(command, env=ENVIRONMENT | environment, stdout=stdout, stderr=subprocess.PIPE)
 
 
 def finished(command, shell=False):
@@ -120,25 +119,6 @@ def test_threads_and_pools_of_processes_compute_the_same_bits(tmp_path):
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
 
 
-def _heed_interrupts():
-    """Shells let what they start in the background ignore interrupts, and its children with it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C cannot be sent to one process there")
-def test_ctrl_c_ends_generation():
-    arguments = ["generate", TINY, "--tokens", "1", "-n", "500000", "--allow-beyond-context"]
-    with started(*arguments, preexec_fn=_heed_interrupts) as process:
-        process.stdout.read(1)  # the first token is there
-        process.send_signal(signal.SIGINT)
-        try:
-            _, errors = process.communicate(timeout=100)
-        finally:
-            process.kill()
-    assert process.returncode == 130, errors
-    assert errors.splitlines()[-1] == b"bitnet-np: interrupted"
-
-
 @pytest.fixture
 def interrupt(monkeypatch):
     """A function that does what Ctrl-C does, when Python next looks."""
@@ -163,13 +143,6 @@ def test_ctrl_c_in_a_prefill_leaves_the_cache_as_it_was(interrupt):
         prefill(model, [TOKENS[3:]], cache, block=4, ops=Wrapped(cpu, attend=attend))
     assert (len(calls), cache.lengths.tolist()) == (model.config.n_layers + 2, [3])
     np.testing.assert_array_equal(prefill(model, [TOKENS[3:]], cache), forward_full(model, TOKENS[None], last_only=True))
-
-
-def test_ctrl_c_in_a_conversion_leaves_no_file(interrupt, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(progress, "bar", lambda task: lambda done, total: interrupt() if task == "writing" else None)
-    assert main(["convert", TINY, str(tmp_path / "out.gguf")]) == 130
-    assert capsys.readouterr().err == "bitnet-np: interrupted\n"
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such signals there")

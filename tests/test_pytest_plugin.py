@@ -1,7 +1,6 @@
 """The pytest plugin, in test suites of others: the fixture, its assertions, its reports. Each suite here runs in a pytest of its own."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import tomllib
 import numba
 import pages
 import pytest
-from command_line import ROOT, TINY
+from command_line import TINY
 
 import bitnet_np  # noqa: F401 - loaded before the inner runs, which would load it each
 
@@ -160,14 +159,3 @@ def test_the_entry_point_is_the_module():
     """One name for both, so that `-p pytest_bitnet_np` and an installed package do not load it twice."""
     project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["entry-points"]["pytest11"] == {"pytest_bitnet_np": "pytest_bitnet_np"}
-
-
-def test_coverage_of_single_modules_is_measured(tmp_path):
-    """pytest-cov imports the package to find a module of it, and the tests import it again: NumPy must not be loaded twice."""
-    options = ["--cov=bitnet_np.traces", "--cov=bitnet_np.engine.masks", "--collect-only", "-q", "-n", "0", "tests/base/test_errors.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COVERAGE_FILE": str(tmp_path / "coverage")}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "bitnet_np/engine/masks.py" in done.stdout.replace("\\", "/")

@@ -2,11 +2,10 @@
 
 import os
 import re
-import subprocess
-import sys
 import threading
 
 import pytest
+from child import run_python
 
 from bitnet_np.base.whole_file import name_beside, whole_file
 
@@ -54,8 +53,7 @@ print(os.getpid())
 
 @pytest.mark.skipif(os.name == "nt", reason="it cannot be asked there whether a process lives")
 def test_what_a_process_left_that_lives_no_more_is_deleted_and_nothing_else(tmp_path):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    child = int(subprocess.run([sys.executable, "-c", LEAVES, tmp_path], env=environment, stdout=subprocess.PIPE, check=True).stdout)
+    child = int(run_python(LEAVES, tmp_path))
     alive = tmp_path / re.sub(r"-\d+-", f"-{os.getppid()}-", name_beside(tmp_path / "f[1]").name)
     elsewhere = tmp_path / f".f[1].01234567-{child}-abcd.part"  # of another machine's process of that number
     for part in (alive, elsewhere):

@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 from command_line import TINY, needs_text, save_array, sha256, write_file
-from trace_files import NO_NPY
 
 from bitnet_np.engine.forward_pass import forward_full
 
@@ -74,22 +73,15 @@ def test_text_without_the_extra(refused, monkeypatch):
         ("x.json", "\ufeff[1]", "no array of token ids"),
         ("x.json", "[[1, 2], [3]]", "its sequences have 1 to 2 tokens, expected as many in each"),
         ("x.json", "[[1], 2]", "no array of token ids"),
-        ("x.json", "[[[1]], [2]]", "no array of token ids"),
         ("x.json", "[[[1]]]", "token ids have shape [1, 1, 1], expected [T] or [B, T]"),
         ("x.json", "7", "token ids have shape [], expected [T] or [B, T]"),
-        ("x.json", "null", "token ids have shape []"),
-        ("x.json", '{"tokens": [1]}', "token ids have shape []"),
         ("x.json", "[]", "Tokens cannot be empty"),
-        ("x.json", "[[], []]", "Tokens cannot be empty"),
         ("x.json", "[1.0, 2.0]", "token ids have dtype float64, expected integers"),
         ("x.json", "[1, null]", "token ids have dtype object"),
-        ("x.json", '["1"]', "token ids have dtype <U1"),
         ("x.json", "[true]", "token ids have dtype bool"),
-        ("x.json", "[NaN]", "token ids have dtype float64"),
         ("x.json", "[" + "9" * 5000 + "]", "no array of token ids"),
         ("x.json", "[" + "9" * 30 + "]", "token ids have dtype object"),
         ("x.txt", "", "Tokens cannot be empty"),
-        ("x.txt", " \n\n", "Tokens cannot be empty"),
         ("x.txt", "1 2\n3\n", "its sequences have 1 to 2 tokens"),
         ("x.txt", "1 2 three", ", line 1 is '1 2 three', expected integers separated by commas or blanks"),
         ("x.txt", "1 2\n\n3 4.5\n", ", line 3 is '3 4.5', expected integers"),
@@ -103,25 +95,11 @@ def test_wrong_files_of_tokens(refused, tmp_path, name, content, message):
     assert message in error
 
 
-@pytest.mark.parametrize("name", NO_NPY)
-def test_files_that_are_no_npy(refused, tmp_path, name):
-    path = write_file(tmp_path / "x.npy", NO_NPY[name])
-    error = refused("logits", TINY, "--tokens-file", path)
-    assert error.startswith(f"bitnet-np: {path}: ")
-    assert ".npy" in error.removeprefix(f"bitnet-np: {path}: ") or "bytes of data, expected" in error
-    check = ["check", TINY, "--tokens", "1", "--theirs", path]
-    for options in ([], ["--last"]):
-        assert refused(*check, *options).startswith(f"bitnet-np: {path}: ")
-
-
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.array([1.0, 2.0]), "token ids have dtype float64, expected integers"),
         (np.array([], np.int64), "Tokens cannot be empty"),
-        (np.zeros((0, 3), np.int64), "Tokens cannot be empty"),
         (np.array(3), "token ids have shape [], expected [T] or [B, T]"),
-        (np.zeros((1, 1, 1), np.int64), "token ids have shape [1, 1, 1]"),
         (np.array(["1"]), "token ids have dtype <U1"),
         (np.array([(1, 2)], "i4,i4"), "expected numbers and at most 8 axes"),
         (np.array([np.datetime64("2024-01-01")]), "token ids have dtype"),

@@ -1,4 +1,4 @@
-"""The code of every kernel that the checks before have compiled: what NVVM and NVIDIA's assembler may not do to it.
+"""The code of every kernel that the checks before have compiled: what NVIDIA's assembler may not do to it. What NVVM does shows in bits.
 
 The assembler comes with the extra `cuda`, its disassembler with `dev`.
 """
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from cuda.bindings import nvjitlink
-from numba.cuda.cudadrv import nvvm
 from numba.cuda.dispatcher import CUDADispatcher
 
 from cuda_checks.common import check
@@ -26,9 +25,6 @@ EXPECTED = {
     "rms_norm": ("fma.rn.f64", "sqrt.rn.f32"),
 }
 UNWANTED = (".approx", ".ftz", "ld.local", "st.local", "ld.u64", "ld.f32")  # the last two read memory whose space NVVM does not know
-HARMLESS = {"silu_gate": 1, "gelu_tanh": 1, "gelu_gate": 1, "soft_cap": 1, "attend_chunk": 1, "gelu": 0}
-"""Products that NVVM fuses with a sum and no bit changes: 1 + e^y and e^y - 1, whose last product is by a power of two, and 1 - p / 2. The
-products are exact, or too small to matter beside 1."""
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9]+)")
 
 
@@ -36,13 +32,6 @@ def kernels() -> list[tuple[str, Any]]:
     """Name and compiled code of every kernel of this process."""
     dispatchers = [each for each in gc.get_objects() if type(each) is CUDADispatcher and not each.targetoptions.get("device")]
     return [(each.py_func.__name__, kernel._codelibrary) for each in dispatchers for kernel in each.overloads.values()]
-
-
-def fusable(ptx: str) -> list[str]:
-    """What the assembler would fuse: sums without a rounding of products without a rounding."""
-    products = set(re.findall(r"\bmul\.f(?:32|64)\s+(%\w+)", ptx))
-    sums = re.findall(r"\b(?:add|sub)\.f(?:32|64)\s+%\w+, (%?\w+), (%?\w+);", ptx)
-    return [f"{a} + {b}" for a, b in sums if a in products or b in products]
 
 
 def assembled(ptx: str) -> tuple[int, Counter[str]]:
@@ -85,17 +74,10 @@ def most_fused(ptx: str) -> tuple[int, int]:
 
 
 def problems_of(name: str, library: Any) -> list[str]:
-    new = library.get_asm_str(cc=(9, 0))
-    old = nvvm.compile_ir(library.llvm_strs, **library._nvvm_options | {"arch": "compute_80", "fma": 0}).decode()  # fuses nothing
-    found = [f"no {text}" for text in EXPECTED.get(name, ()) for ptx in (old, new) if text not in ptx]
-    found += [text for text in UNWANTED for ptx in (old, new) if text in ptx]
-    fused = sum(len(re.findall(r"fma\.rn\.f", ptx)) * sign for ptx, sign in ((new, 1), (old, -1)))
-    if fused != HARMLESS.get(name, 0):
-        found.append(f"{fused} products fused with a sum")
-    if name not in HARMLESS:
-        found += [f"the assembler may fuse {text}" for text in fusable(new)]
-    spilled, counts = assembled(new)
-    single, double = most_fused(new)
+    ptx = library.get_asm_str(cc=(9, 0))
+    found = [f"no {text}" for text in EXPECTED.get(name, ()) if text not in ptx] + [text for text in UNWANTED if text in ptx]
+    spilled, counts = assembled(ptx)
+    single, double = most_fused(ptx)
     if spilled or counts["FFMA"] > single or counts["DFMA"] > double:
         found.append(f"{spilled} bytes spilled; {counts['FFMA']} FFMA of {single} and {counts['DFMA']} DFMA of {double}")
     return [f"{name}: {text}" for text in found]
@@ -126,7 +108,5 @@ def what_the_assembler_fuses() -> None:
             st.global.f32 [%rd2], %f7;
             ret;
         }}"""
-        assert not fusable(ptx)
         assert most_fused(ptx) == (0, 0)
         assert assembled(ptx)[1]["FFMA"] == (expected if DISASSEMBLER.exists() else 0)
-    assert fusable("mul.f32 \t%f1, %f2, %f3;\nadd.f32 \t%f4, %f1, %f5;") == ["%f1 + %f5"]

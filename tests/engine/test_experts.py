@@ -8,7 +8,7 @@ import gguf
 import hf_models
 import numpy as np
 import pytest
-from family_models import assert_refused, drawn, rewrite, writer
+from family_models import assert_refused, drawn, rewrite
 from models import assert_same_bits, threads
 
 from bitnet_np.base.errors import FileFormatError, ShapeError, UnsupportedError
@@ -26,11 +26,6 @@ from bitnet_np.training.gradients import parameters_of
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 FAMILIES = {"llama": {"experts": 5, "experts_used": 2}, "qwen2moe": {}, "qwen3moe": {}}
 TYPES = ("ternary", "float32", "float16", "bfloat16", "Q8_0", "Q4_K", "TQ2_0")
-
-
-@pytest.fixture
-def written(tmp_path):
-    return writer(tmp_path)
 
 
 def mixture(family="qwen3moe", weights="", **shape):

@@ -1,22 +1,8 @@
-"""What writes GGUF files with something wrong in them."""
+"""A folder for files that the tests of a module write one after another."""
 
 from pathlib import Path
 
-import family_models
-import gguf_models
 import pytest
-
-
-@pytest.fixture
-def write(tmp_path):
-    """gguf_models' file, with other keys and tensors."""
-    return gguf_models.writer(tmp_path)
-
-
-@pytest.fixture
-def written(tmp_path):
-    """The file of any model, with other keys."""
-    return family_models.writer(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,8 @@ def test_the_released_form_is_kept_to_the_byte(run, tmp_path):
     """Keys, their types and order, tensors, their order, alignment and padding."""
     assert run("convert", PACKAGED, tmp_path / "out.gguf") == (0, f"{tmp_path}/out.gguf: 886,720 bytes, bitnet-b1.58\n")
     assert (tmp_path / "out.gguf").read_bytes() == PACKAGED.read_bytes()
+    said = json.loads(run("convert", PACKAGED, tmp_path / "out.gguf", "--force", "--json")[1])
+    assert said == {"out": f"{tmp_path}/out.gguf", "bytes": 886720, "architecture": "bitnet-b1.58", "permuted": False}
     for kind in ("TQ1_0", "TQ2_0"):
         assert run("convert", PACKAGED, tmp_path / "tq.gguf", "--type", kind, "--force")[0] == 2  # its scales are no float16 numbers
         assert not (tmp_path / "tq.gguf").exists()

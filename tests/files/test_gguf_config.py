@@ -1,7 +1,7 @@
 """The keys of a GGUF file: each has its type and a value that a model may have, and one that is not known is refused by name."""
 
 from dataclasses import replace
-from math import inf, nan
+from math import nan
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from bitnet_np.files.load import load
 from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.model.records import LongRope, Yarn
 from bitnet_np.model.rope import rope_frequencies
-from bitnet_np.testing.gguf_bytes import FLOAT32, FLOAT64, INT32, UINT32, UINT64, number, numbers, text
+from bitnet_np.testing.gguf_bytes import FLOAT32, UINT32, UINT64, number, numbers, text
 from bitnet_np.testing.models import random_model, write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
@@ -64,37 +64,24 @@ def test_a_setting_that_is_not_known_is_not_ignored(write, key):
         ("attention.head_count", number(UINT32, 0), FileFormatError, "is no multiple of 0 = "),
         ("attention.head_count", number(UINT32, 3), FileFormatError, "128 = bitnet-b1.58.embedding_length is no multiple of 3"),
         ("attention.head_count", number(UINT32, 128), ShapeError, "head width 1 is odd"),
-        ("attention.head_count", number(UINT32, 8), FileFormatError, "has shape"),
         ("attention.head_count_kv", number(UINT32, 3), ShapeError, "4 query heads cannot share 3 key-value heads evenly"),
-        ("attention.head_count_kv", number(UINT32, 0), ShapeError, "kv_heads is 0, expected at least 1"),
-        ("attention.head_count_kv", number(UINT32, 8), ShapeError, "4 query heads cannot share 8"),
-        ("attention.head_count_kv", number(INT32, -2), ShapeError, "kv_heads is -2"),
         ("attention.head_count_kv", number(UINT32, 4), FileFormatError, "has shape [64, 128], expected [128, 128]"),
-        ("attention.layer_norm_rms_epsilon", number(FLOAT32, 0), UnsupportedError, "eps is 0.0, expected a positive number"),
         ("attention.layer_norm_rms_epsilon", number(FLOAT32, nan), UnsupportedError, "eps is nan"),
-        ("attention.layer_norm_rms_epsilon", number(FLOAT64, inf), UnsupportedError, "eps is inf"),
-        ("attention.layer_norm_rms_epsilon", number(FLOAT32, -1e-5), UnsupportedError, "eps is -"),
         ("rope.freq_base", number(FLOAT32, 0), UnsupportedError, "rope_base is 0.0"),
-        ("rope.freq_base", number(FLOAT32, nan), UnsupportedError, "rope_base is nan"),
-        ("rope.freq_base", number(FLOAT32, -inf), UnsupportedError, "rope_base is -inf"),
         ("context_length", number(UINT32, 0), ShapeError, "context is 0"),
         ("block_count", number(UINT32, 0), ShapeError, "n_layers is 0"),
-        ("block_count", number(INT32, -1), ShapeError, "n_layers is -1"),
         ("block_count", number(UINT32, 1), UnsupportedError, "tensor blk.1.attn_norm.weight has no place"),
         ("block_count", number(UINT32, 3), FileFormatError, "tensor blk.2.attn_norm.weight is missing"),
-        ("block_count", number(UINT32, 4096), FileFormatError, "tensor blk.2.attn_norm.weight is missing"),
         ("block_count", number(UINT64, 2**64 - 1), UnsupportedError, "n_layers is 18446744073709551615, expected at most 4096"),
         ("embedding_length", number(UINT32, 256), FileFormatError, "has shape [9, 128], expected [9, 256]"),
         ("embedding_length", number(UINT32, 0), ShapeError, "width is 0"),
         ("feed_forward_length", number(UINT32, 128), FileFormatError, "tensor blk.0.ffn_sub_norm.weight has shape [256], expected [128]"),
         ("feed_forward_length", number(UINT64, 2**63), UnsupportedError, "ffn is 9223372036854775808, expected at most 524288"),
         ("feed_forward_length", number(UINT32, 2**19), FileFormatError, "expected [524288]"),
-        ("feed_forward_length", number(UINT32, 2**19 + 1), UnsupportedError, "ffn is 524289, expected at most 524288"),
         ("embedding_length", number(UINT32, 2**19 + 128), UnsupportedError, "width is 524416, expected at most 524288"),
         ("attention.key_length", number(UINT32, 4098), UnsupportedError, "head_dim is 4098, expected at most 4096"),
         ("attention.head_count", number(UINT64, 2**60), FileFormatError, "is no multiple of 1152921504606846976"),
         ("context_length", number(UINT32, 2**20 + 1), UnsupportedError, "context is 1048577, expected at most 1048576"),
-        ("context_length", number(UINT64, 2**64 - 1), UnsupportedError, "context is 18446744073709551615"),
         ("rope.freq_base", number(FLOAT32, 1e-9), UnsupportedError, "RoPE's angles reach "),
     ],
 )

@@ -108,7 +108,7 @@ DUMP = "a dump of tensors, which goes behind --theirs; expected a model"
             "https://example.org/a.gguf is a URL, expected a file: fetch it first, as by curl -LO https://",
         ),
         ("https://huggingface.co/org/name/tree/main", None, "/main is a URL, expected a file: name it org/name, with --download"),
-        ("a.gguf.gz", gzip.compress(b"GGUF"), "compressed by gzip, expected GGUF: gunzip it first"),
+        ("a.gguf.gz", gzip.compress(b"GGUF", mtime=0), "compressed by gzip, expected GGUF: gunzip it first"),
         ("a.npy", b"\x93NUMPY\1\0", DUMP),
         ("a.npz", b"PK\3\4", DUMP),
         ("a.bin", b"PK\3\4" + 26 * b"\0" + b"archive/data.pkl", "weights that torch.save wrote, expected safetensors"),

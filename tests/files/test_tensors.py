@@ -58,6 +58,9 @@ def refused():
     deep = Entry("blk.0.ffn_up.weight", (128, 1, 256), I2_S.number)
     yield deep.name, deep, FileFormatError, "has shape [256, 1, 128], expected [256, 128]"
     for name in (MATRIX_NAMES[0], MATRIX_NAMES[-1]):
+        last = TENSORS[name].shape[0] * TENSORS[name].shape[1] // 4 - 1
+        for at, three in ((0, 3), (31, 3 << 2), (last, 3 << 6)):
+            yield name, patched(name, at, packing.to_i2s(TENSORS[name])[at] | three), FileFormatError, "has the ternary code 3"
         for scale in (nan, inf, -inf, -1.0, -1e-45):
             yield name, with_scale(name, scale), NonFiniteError, f"has the scale {np.float32(scale)}, expected a finite number"
     for name in (*FLOAT_NAMES, "output.weight"):

@@ -1,10 +1,9 @@
 """What is said where the package, a version or the GPU is missing, and what is chosen then."""
 
-import os
-import subprocess
 import sys
 
 import pytest
+from child import run_python
 from gpu_marks import needs_no_gpu, needs_package
 
 from bitnet_np.base.errors import OptionError
@@ -64,6 +63,4 @@ def test_the_command_line_without_a_gpu(capsys):
 
 
 def test_the_cpu_path_imports_no_cuda():
-    code = "import sys, bitnet_np.cli; sys.exit(any(name.startswith('numba.cuda.cudadrv') for name in sys.modules))"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+    run_python("import sys, bitnet_np.cli; sys.exit(any(name.startswith('numba.cuda.cudadrv') for name in sys.modules))")

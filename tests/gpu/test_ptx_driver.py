@@ -89,13 +89,6 @@ def graph(api, stream, word) -> int:
     return api.made("cuStreamEndCapture", stream, last=True)
 
 
-@pytest.mark.parametrize(("name", "version", "is_there"), [("cuInit", 2000, 1), ("cuNothing", 2000, 0), ("cuInit", 13020, 0)])
-def test_what_is_not_there_is_not_found(api, name, version, is_there):
-    out, status = c_void_p(1), c_int(9)
-    assert api("cuGetProcAddress", name.encode(), byref(out), version, 0, byref(status)) == ("SUCCESS" if is_there else "NOT_FOUND")
-    assert (out.value is not None, status.value) == (is_there, 1 - is_there)
-
-
 def test_memory_that_is_not_there_is_refused_and_told(api, word, capsys):
     assert api("cuMemFree", word + 1) == "LAUNCH_FAILED"
     assert api.write(word - 1) == "LAUNCH_FAILED"
@@ -116,28 +109,6 @@ def test_threads_without_a_context_are_refused(api, word):
     thread.start()
     thread.join()
     assert results == ["INVALID_CONTEXT"] * 2
-
-
-def test_launches(api, word):
-    kernel = api.kernel()
-    assert api.launch(kernel, word) == "SUCCESS"
-    assert api.word(word) == 1
-    for threads in (0, 33):  # of 32 that the code allows
-        assert api.launch(kernel, word, threads=threads) == "INVALID_VALUE"
-    assert api("cuLibraryGetKernel", byref(c_void_p()), api.library, b"other") == "NOT_FOUND"
-    assert not api.driver.problems
-    assert api.launch(kernel, word + 4) == "LAUNCH_FAILED"
-    assert "add, threads [0]...: ld.global.u32" in api.driver.problems[0]
-    assert api("cuLibraryUnload", api.library) == "SUCCESS"
-    assert api.launch(kernel, word) == "INVALID_HANDLE"
-
-
-def test_what_is_captured_does_not_run(api, stream, word, graph):
-    assert api.word(word) == 0
-    launchable = api.made("cuGraphInstantiateWithFlags", graph, 0)
-    for expected in (3, 6):
-        assert api("cuGraphLaunch", launchable, stream) == "SUCCESS"
-        assert api.word(word) == expected
 
 
 def test_a_graph_does_not_keep_code_or_memory_alive(api, stream, word, graph):

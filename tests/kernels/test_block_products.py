@@ -1,52 +1,81 @@
 """Products of ggml's blocks by bytes: the bits of the definition in plain NumPy, at every edge, and llama.cpp's own recordings."""
 
-import ctypes
-import mmap
-import sys
+import contextlib
+from unittest import mock
 
 import numpy as np
 import pytest
+from assembly import X86, assembly, lowered
 from block_samples import MODELS, activations, of_code, random_blocks, recorded, rounded, same_bytes
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
+from numba import types
+from numba.np.numpy_support import from_dtype
 
-from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, GRID_TYPES, MXFP4, NVFP4, Q4_K, Q6_K, Q8_0
+from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, GRID_TYPES, IQ4_XS, MXFP4, NVFP4, Q2_K, Q4_K, Q5_1, Q6_K, Q8_0, TQ2_0
 from bitnet_np.contract import blocks as definition
 from bitnet_np.kernels import activations as roundings
-from bitnet_np.kernels import block_products, blocks, grids
+from bitnet_np.kernels import block_products, block_tiles, blocks, grids, launching
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_plans import PLANS
 from bitnet_np.kernels.fast import amx
 
+UNITS = {"vectors": None, "twin": amx.PLAIN, "processor": amx.PROCESSOR}
+VARIED = (Q5_1, Q8_0, Q2_K, Q4_K, Q6_K, TQ2_0, IQ4_XS, NVFP4)
+"""One or two planes, with and without small scales, either kind of minimum, and every size of a unit: enough for the twin."""
+
 ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+EACH = pytest.mark.parametrize(
+    ("unit", "kind"),
+    [(unit, kind) for unit in UNITS for kind in (VARIED if unit == "twin" else BLOCK_TYPES)],
+    ids=lambda part: getattr(part, "name", part),
+)
 
 
-@ALL
-@given(seed=seeds, n=st.integers(1, 70), per_row=st.integers(1, 9), rows=st.integers(1, 14))
-def test_products_have_the_bits_of_the_definition(kind, seed, n, per_row, rows):
+def on(unit, alone=True):
+    """Products of any number of tokens run on this unit, vectors or matrix tiles, and on one thread if `alone`."""
+    if unit == "processor" and amx.why_absent():
+        pytest.skip(amx.why_absent())
+    stack = contextlib.ExitStack()
+    for module, name, value in (
+        (amx, "unit", lambda: UNITS[unit]),
+        (block_tiles, "LEAST", 1),
+        (launching, "SMALL", 1 << 60 if alone else 0),
+    ):
+        stack.enter_context(mock.patch.object(module, name, value))
+    return stack
+
+
+@EACH
+@given(seed=seeds, rows=st.integers(1, 70), per_row=st.integers(1, 9), tokens=st.integers(1, 35))
+@example(seed=0, rows=65, per_row=9, tokens=33)
+@example(seed=0, rows=16, per_row=4, tokens=16)
+@settings(max_examples=15)
+def test_products_have_the_bits_of_the_definition(unit, kind, seed, rows, per_row, tokens):
     rng = np.random.default_rng(seed)
-    matrix = random_blocks(rng, kind, n, per_row)
-    x = activations(rng, rows, matrix.shape[1])
+    matrix = random_blocks(rng, kind, rows, per_row)
+    x = activations(rng, tokens, matrix.shape[1])
     expected = definition.product(*rounded(x, kind), matrix.data, kind)
-    assert_same_bits(blocks.matmuls_as_llama_cpp(x, (matrix.data, kind))[0], expected)
-    for row in range(rows):
-        assert_same_bits(blocks.matmuls_as_llama_cpp(x[row : row + 1], (matrix.data, kind))[0], expected[row : row + 1])
+    with on(unit):
+        assert_same_bits(block_products.products(x, [matrix.data], kind)[0], expected)
+        assert_same_bits(block_products.products(x[-1:], [matrix.data], kind)[0], expected[-1:])
 
 
-@ALL
+@EACH
 @pytest.mark.parametrize("byte", [0x00, 0xFF, 0x80, 0x7F])
 @pytest.mark.parametrize("code", [-127, 127, 0])
-def test_the_largest_codes_of_both_sides_overflow_nothing(kind, byte, code):
+def test_the_largest_codes_of_both_sides_overflow_nothing(unit, kind, byte, code):
     """All bytes of the blocks are alike, and all codes of the activations; the scales are 1, so that no rounding hides a wrong integer."""
     data = same_bytes(kind, byte)
-    for rows in (1, 5):
-        x = of_code(kind, rows, code)
+    for tokens in (1, 5, 17):
+        x = of_code(kind, tokens, code)
         q, scale, sums = rounded(x, kind)
         assert (np.delete(q, (0, 256), axis=1) == code).all()
         assert (scale == bool(code)).all()
-        expected = definition.product(q, scale, sums, data, kind)
-        assert_same_bits(block_products.products(x, [data], kind)[0], expected)
+        with on(unit):
+            found = block_products.products(x, [data], kind)[0]
+        assert_same_bits(found, definition.product(q, scale, sums, data, kind))
 
 
 @ALL
@@ -84,34 +113,17 @@ def test_a_number_that_is_not_finite_makes_its_row_nan(kind):
     assert np.isnan(blocks.matmuls_as_llama_cpp(x[2:3], (matrix.data, kind))[0]).all()
 
 
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("kind", [Q4_K, Q6_K, Q8_0], ids=lambda kind: kind.name)
-def test_threads_do_not_change_a_bit(monkeypatch, kind):
-    monkeypatch.setattr(amx, "unit", lambda: None)
+def test_threads_do_not_change_a_bit(unit, kind):
     rng = np.random.default_rng(0)
     matrix = random_blocks(rng, kind, 200, 2048 // kind.block)
     x = activations(rng, 130, 2048)
     expected = definition.product(*rounded(x, kind), matrix.data, kind)
     for count in (1, 4):
-        with threads(count):
-            assert_same_bits(blocks.matmuls_as_llama_cpp(x, (matrix.data, kind))[0], expected)
-            assert_same_bits(blocks.matmuls_as_llama_cpp(x[:1], (matrix.data, kind))[0], expected[:1])
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="takes access to a page away as Linux does")
-@ALL
-def test_nothing_after_the_last_block_is_read(kind):
-    """It lies at the end of a page, and the next page may not be touched."""
-    pages = mmap.mmap(-1, 5 * mmap.PAGESIZE)
-    whole = np.frombuffer(pages, np.uint8)
-    matrix = random_blocks(np.random.default_rng(0), kind, 5, 3)
-    data = whole[4 * mmap.PAGESIZE - matrix.data.size : 4 * mmap.PAGESIZE].reshape(matrix.data.shape)
-    data[:] = matrix.data
-    guard = ctypes.c_void_p(whole.ctypes.data + 4 * mmap.PAGESIZE)
-    assert ctypes.CDLL(None).mprotect(guard, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-    x = activations(np.random.default_rng(1), 3, matrix.shape[1])
-    for rows in (1, 3):
-        expected = blocks.matmuls_as_llama_cpp(x[:rows], (matrix.data, kind))[0]
-        assert_same_bits(blocks.matmuls_as_llama_cpp(x[:rows], (data, kind))[0], expected)
+        with on(unit, alone=False), threads(count):
+            for tokens in (1, 130):
+                assert_same_bits(block_products.products(x[:tokens], [matrix.data], kind)[0], expected[:tokens])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -146,3 +158,54 @@ def test_a_plan_takes_each_run_once(kind):
     assert sorted(plan.order) == list(range(plan.weights // 16))
     assert plan.unit * plan.units == plan.weights
     assert max(map(abs, plan.code_range)) <= 128
+
+
+# --- matrix tiles -------------------------------------------------------------------------------------------------------------------------
+
+
+@EACH
+def test_the_end_of_a_row_is_added_once(unit, kind):
+    """What is beyond it may be anything: a second infinity of the last block would not show, but one times a scale of 0 is NaN."""
+    if kind in (MXFP4, NVFP4):
+        pytest.skip("no infinite scales")
+    rng = np.random.default_rng(0)
+    matrix = random_blocks(rng, kind, 40, 3)
+    data = matrix.data.copy()
+    data.view(FORMATS[kind.name].layout)["d"][17, 2] = 0x7C00
+    x = activations(rng, 17, matrix.shape[1])
+    with on(unit):
+        found = block_products.products(x, [data], kind)[0]
+    expected = definition.product(*rounded(x, kind), data, kind)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    assert_same_bits(found[~np.isnan(found)], expected[~np.isnan(expected)])
+    assert np.isinf(found).any()
+
+
+def test_few_tokens_and_processors_without_tiles_use_vectors(monkeypatch):
+    used = []
+    monkeypatch.setattr(block_products, "launch", lambda kernel, *_: used.append(kernel))
+    data = random_blocks(np.random.default_rng(0), Q8_0, 3, 2).data
+    for unit, tokens in ((amx.PLAIN, block_tiles.LEAST), (amx.PLAIN, block_tiles.LEAST - 1), (None, 99)):
+        monkeypatch.setattr(amx, "unit", lambda unit=unit: unit)
+        block_products.products(np.ones((tokens, 64), np.float32), [data, data], Q8_0)
+    ways = [block_tiles.products, block_products._products, block_products._products]
+    assert used == [kernel for way in ways for kernel in (block_products._arrange, way, way)]
+
+
+@ALL
+def test_planes_are_as_many_as_the_weights_need(kind):
+    """All codes times all scales that a block can hold."""
+    record = FORMATS[kind.name]
+    plan = PLANS[kind.name]
+    everything = np.random.default_rng(0).integers(0, 256, (4000, kind.block_bytes), np.uint8)
+    codes = np.concatenate([definition._integers(everything, part) for part in record.codes], axis=1)
+    if record.scale.integers:
+        codes = codes * np.repeat(definition._integers(everything, record.scale.integers)[:, list(record.scale.lanes)], 16, axis=1)
+    assert plan.planes == (1 if codes.min() >= -128 and codes.max() <= 127 else 2)
+
+
+def test_both_sides_are_multiplied_with_their_signs():
+    """Compiled for a processor with tiles, and read: ternary weights have no sign, and another instruction."""
+    matrix = types.Array(from_dtype(FORMATS["Q4_K"].layout), 2, "C", readonly=True)
+    lines = assembly(lowered(block_tiles._multiply, (types.uint64, matrix, *[types.intp] * 5), "avx512-vnni"), X86, "sapphirerapids", "")
+    assert {line[0] for line in lines if line and line[0].startswith("tdp")} == {"tdpbssd"}

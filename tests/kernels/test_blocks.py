@@ -1,9 +1,5 @@
 """Matmuls by matrices in block types: the bits of float32 matrices, and llama.cpp's roundings of activations against its own recordings."""
 
-import ctypes
-import mmap
-import sys
-
 import numpy as np
 import pytest
 from block_samples import MODELS, random_blocks, recorded
@@ -62,24 +58,6 @@ def test_a_weight_that_is_not_finite_reaches_the_result(kind):
     for rows in (1, 3):
         out = kernels.matmul(np.ones((rows, blocks.shape[1]), np.float32), data, kind)
         assert (np.isnan(out) == (np.arange(40) == 33)).all()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="takes access to a page away as Linux does")
-@pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
-def test_nothing_after_the_last_block_is_read(kind):
-    """It lies at the end of a page, at an odd address or not, and the next page may not be touched."""
-    pages = mmap.mmap(-1, 5 * mmap.PAGESIZE)
-    whole = np.frombuffer(pages, np.uint8)
-    blocks = random_blocks(np.random.default_rng(0), kind, 5, 3)
-    data = whole[4 * mmap.PAGESIZE - blocks.data.size : 4 * mmap.PAGESIZE].reshape(blocks.data.shape)
-    data[:] = blocks.data
-    guard = ctypes.c_void_p(whole.ctypes.data + 4 * mmap.PAGESIZE)
-    assert ctypes.CDLL(None).mprotect(guard, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-    expected = widen.float32(blocks)
-    assert_same_bits(kernels.embed(data, kind, np.arange(5)), expected)
-    x = np.random.default_rng(1).standard_normal((2, blocks.shape[1])).astype(np.float32)
-    for rows in (1, 2):
-        assert_same_bits(kernels.matmul(x[:rows], data, kind), cpu.matmul(x[:rows], expected))
 
 
 # --- llama.cpp's own matmuls ----------------------------------------------------------------------------------------------------------

@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FunctionType
 
 import numba
 import numpy as np
 import pytest
+from child import run_python
 from numba import prange
 from numba.core import types
 from numba.core.registry import cpu_target
@@ -142,17 +144,6 @@ def test_recompiling_reads_nothing(cache):
     assert run_once(1) == (2, 1)
 
 
-def test_numbas_own_cache_is_never_read(cache):
-    """One that mixes up two types, as earlier versions could leave behind."""
-    old = numba.njit(cache=True)(add_one)
-    old(1), old(0.5)
-    one, two = sorted(cache.rglob("*.nbc"))
-    ours = one.read_bytes()
-    one.write_bytes(two.read_bytes())
-    two.write_bytes(ours)
-    assert [run_once(1), run_once(0.5)] == [(2, 0), (1.5, 0)]
-
-
 # --- damage ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -181,14 +172,9 @@ def assert_compiled_and_replaced(file, whole, problem):
     ("damage", "problem"),
     [
         (lambda whole: b"", "begins with"),
-        (lambda whole: whole[:1], "begins with"),
         (lambda whole: whole[:500], "damaged"),
-        (lambda whole: whole[: whole.index(b"\n", 100) + 20], "damaged"),
-        (lambda whole: whole[:-1], "damaged"),
         (lambda whole: whole + b"\0", "damaged"),
         (lambda whole: whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2), "damaged"),
-        (lambda whole: bytes(len(whole)), "begins with"),
-        (lambda whole: np.random.default_rng(0).bytes(len(whole)), "begins with"),
         (lambda whole: whole.replace(b"(int64)", b"(int32)"), "damaged"),
     ],
 )
@@ -248,23 +234,6 @@ def test_an_entry_that_cannot_be_unpickled_is_not_run(pair):
     key, whole = json.loads(disk_cache.read(one)[0]), one.read_bytes()
     forge(one, key, b"no pickle")
     assert_compiled_and_replaced(one, whole, "it cannot be read")
-
-
-def test_an_entry_in_the_folder_of_another_state_is_named(pair):
-    one, _, _ = pair
-    key, code = json.loads(disk_cache.read(one)[0]), disk_cache.read(one)[1]
-    forge(one, key | {"state": key["state"] | {"numba": "0.1"}}, code)
-    (problem,) = filter(None, problems())
-    assert problem.startswith("its key is that of compiled-")
-
-
-def test_entries_of_other_states_must_be_whole(pair, monkeypatch):
-    one, _, unpickled = pair
-    monkeypatch.setattr(numba.config, "OPT", 1)
-    assert problems() == ["", ""]
-    one.write_bytes(one.read_bytes()[:-1])
-    assert sorted(problems()) == ["", "it is damaged: its SHA-256 is not the recorded one"]
-    assert unpickled == []
 
 
 def test_a_whole_file_of_another_state_under_this_ones_name_is_not_run(pair, monkeypatch):
@@ -500,6 +469,35 @@ def test_edits_of_what_a_kernel_calls_are_noticed_and_versions_share_nothing(tmp
     scalar.write_text(text, "utf-8")
     edited, compiled = process(ROUNDED, tmp_path / "two", **cache)[0]
     assert (edited, int(compiled) > 0) == (one, True)
+
+
+RACE = """
+import random, sys
+import numpy as np
+from numba.core import event
+from bitnet_np.kernels import cpu, launching
+class Listener(event.Listener):
+    count = 0
+    def on_start(self, event): Listener.count += 1
+    def on_end(self, event): pass
+table, seed = np.arange(-64, 64, dtype=np.float32).reshape(8, 16), int(sys.argv[1])  # float16 and bfloat16 hold these numbers
+kinds = {"float32": table, "float16": table.astype(np.float16), "bfloat16": (table.view(np.uint32) >> 16).astype(np.uint16)}
+cases = [(kind, small) for kind in kinds for small in (0, 1 << 15)]
+with event.install_listener("numba:compile", Listener()):
+    for kind, launching.SMALL in random.Random(seed).sample(cases, len(cases)):
+        assert (cpu.embed(kinds[kind], np.array([3, 0, 7])) == table[[3, 0, 7]]).all(), kind
+print(Listener.count)
+"""
+
+
+def test_processes_that_fill_one_cache_at_once_mix_nothing_up(tmp_path, monkeypatch):
+    """Each compiles the same kernels in an order of its own. The next process compiles none, and every entry is what it says."""
+    with ThreadPoolExecutor(4) as pool:
+        compiled = list(pool.map(lambda seed: int(run_python(RACE, seed, NUMBA_CACHE_DIR=str(tmp_path))), range(4)))
+    assert min(compiled) > 0
+    assert run_python(RACE, 0, NUMBA_CACHE_DIR=str(tmp_path)) == "0\n"
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    assert {entry.problem for entry in cache_check.check(recompile=True)} == {""}
 
 
 # --- a Numba that is not known --------------------------------------------------------------------------------------------------------

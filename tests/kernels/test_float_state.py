@@ -1,15 +1,14 @@
 """Public functions compute in the default state of floating-point arithmetic, on every thread, and leave each thread as it was."""
 
 import hashlib
-import os
 import platform
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import models
 import numpy as np
 import pytest
+from child import run_python
 
 import bitnet_np as bn
 from bitnet_np.base.errors import UnsupportedError
@@ -171,12 +170,7 @@ assert are_flushed()
 
 @pytest.mark.skipif(not X86 or sys.platform != "linux", reason="sets the register as Linux lays it out on x86-64")
 def test_a_state_set_before_or_after_the_import_and_threads_started_in_it():
-    command = [sys.executable, "-c", PROGRAM]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NUMBA_NUM_THREADS": "2"}
-    ways = ("before", "after")
-    started = [subprocess.Popen([*command, way], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for way in ways]
-    finished = [process.communicate(timeout=300) for process in started]
     least = (np.arange(1 << 16, dtype=np.int32) * 500 + 7).view(np.float32).reshape(64, -1)
     expected = [bn.forward_full(MODEL, TOKENS), cpu.silu_gate(least, least + np.float32(1))]
     lines = "".join(hashlib.sha256(array).hexdigest() + "\n" for array in expected)
-    assert [(out.decode(), errors) for out, errors in finished] == [(lines, b"")] * 2
+    assert [run_python(PROGRAM, way) for way in ("before", "after")] == [lines] * 2

@@ -1,26 +1,13 @@
 """The features that kernels are compiled for: ARM's products of bytes as the system reports them, and never more than Numba's settings."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import llvmlite.binding as llvm
 import pytest
+from child import run_python
 from numba.core import codegen, config
 
-import bitnet_np
 from bitnet_np.kernels import processor
 
 # the line "Features" of /proc/cpuinfo
-GRAVITON_3 = (
-    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 sm3 sm4 asimddp sha512 sve "
-    "asimdfhm dit uscat ilrcpc flagm ssbs paca pacg dcpodp svei8mm svebf16 i8mm bf16 dgh rng"
-)
-APPLE_M1 = (  # under Linux
-    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 asimddp sha512 asimdfhm "
-    "dit uscat ilrcpc flagm ssbs sb paca pacg dcpodp flagm2 frint"
-)
 RASPBERRY_PI_4 = "fp asimd evtstrm crc32 cpuid"
 RASPBERRY_PI_5 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"
 
@@ -33,8 +20,6 @@ def cpuinfo(*cores: str) -> str:
 @pytest.mark.parametrize(
     ("cores", "expected"),
     [
-        ([GRAVITON_3] * 2, True),
-        ([APPLE_M1] * 8, True),
         ([RASPBERRY_PI_5] * 4, True),
         ([RASPBERRY_PI_4] * 4, False),
         ([RASPBERRY_PI_4, RASPBERRY_PI_5], False),  # a thread may move from one core to another
@@ -105,8 +90,5 @@ def test_without_avx_in_numba_kernels_are_compiled_without_it():
         "out = cpu.ternary_matmul(np.ones((1, 64), np.int8), np.ones(1, np.float32), weights.codes, weights.scale, 16); "
         "print(processor.instruction_path(), (out == 1).all())"
     )
-    environment = {**os.environ, "NUMBA_ENABLE_AVX": "0", "PYTHONPATH": str(Path(bitnet_np.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-1000:]
-    assert done.stdout.split()[0] in ("ssse3", "generic")
-    assert done.stdout.split()[1] == "True"
+    path, right = run_python(program, NUMBA_ENABLE_AVX="0").split()
+    assert (path in ("ssse3", "generic"), right) == (True, "True")

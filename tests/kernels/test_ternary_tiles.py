@@ -1,14 +1,13 @@
 """Ternary products of many tokens: on matrix tiles, the processor's or their plain twin, and on vectors, with codes unpacked once."""
 
 import ctypes
-import os
-import subprocess
 import sys
 from unittest import mock
 
 import numpy as np
 import pytest
 from assembly import X86, assembly, lowered
+from child import run_python
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds
@@ -150,13 +149,7 @@ product = lambda: cpu.ternary_matmul(q, scale, weights.codes, weights.scale, 320
 
 
 def run(program):
-    root = os.path.dirname(os.path.dirname(os.path.dirname(packing.__file__)))
-    environment = {**os.environ, "PYTHONPATH": root, "NUMBA_NUM_THREADS": "2"}
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + program], env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return run_python(BEGIN + program).splitlines()
 
 
 VECTORS = """

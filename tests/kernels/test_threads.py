@@ -1,13 +1,9 @@
 """Python threads may call at once, whichever of Numba's threading layers is there; one of them aborts if it is entered twice."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-import bitnet_np
+from child import run_python
 
 PROGRAM = """
 import hashlib, threading
@@ -35,13 +31,13 @@ print(numba.threading_layer(), len(found), all(found))
 
 @pytest.mark.parametrize("layer", ["workqueue", "omp"])
 def test_python_threads_may_call_at_once(layer):
-    root = Path(bitnet_np.__file__).parents[1]
-    env = {**os.environ, "NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2", "PYTHONPATH": str(root)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=600, check=False)
-    if "No threading layer could be loaded" in done.stderr:
-        pytest.skip(f"no {layer} here")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [layer, "20", "True"]
+    try:
+        found = run_python(PROGRAM, NUMBA_THREADING_LAYER=layer)
+    except AssertionError as error:
+        if "No threading layer could be loaded" in str(error):
+            pytest.skip(f"no {layer} here")
+        raise
+    assert found.split() == [layer, "20", "True"]
 
 
 BESIDE = """
@@ -81,7 +77,4 @@ print(same, sums)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the layer by default, OpenMP on Linux")
 def test_a_parallel_kernel_of_the_users_may_run_meanwhile_on_the_layer_by_default():
-    env = {name: value for name, value in os.environ.items() if name != "NUMBA_THREADING_LAYER"}
-    env |= {"NUMBA_NUM_THREADS": "2", "PYTHONPATH": str(Path(bitnet_np.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", BESIDE], env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert (done.returncode, done.stdout) == (0, "True {65536.0}\n"), done.stderr
+    assert run_python(BESIDE, NUMBA_THREADING_LAYER="default") == "True {65536.0}\n"

@@ -1,6 +1,5 @@
 """The definition's view of a model: float64 tables and unpacked matrices, which the kernels refuse."""
 
-import gguf_models
 import numpy as np
 import pytest
 from family_models import drawn
@@ -13,11 +12,6 @@ from bitnet_np.model import packing, widen
 from bitnet_np.model.dense import dense_view
 from bitnet_np.model.records import MATRICES
 from bitnet_np.testing.models import random_model
-
-
-@pytest.fixture
-def write(tmp_path):
-    return gguf_models.writer(tmp_path)
 
 
 def test_the_dense_form_is_what_the_file_says(write):

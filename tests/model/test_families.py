@@ -2,7 +2,6 @@
 
 import json
 
-import family_models
 import numpy as np
 import pytest
 from family_models import assert_refused, drawn
@@ -19,11 +18,6 @@ from bitnet_np.model.records import Linear
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 TYPES = ["ternary", "float32", "float16", "bfloat16", "Q8_0", "Q4_K", "TQ2_0"]
-
-
-@pytest.fixture
-def written(tmp_path):
-    return family_models.writer(tmp_path)
 
 
 def one_scale(model):

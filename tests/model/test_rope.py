@@ -2,7 +2,6 @@
 
 from fractions import Fraction
 
-import gguf_models
 import numpy as np
 import pytest
 from family_models import drawn
@@ -16,11 +15,6 @@ from bitnet_np.model.records import Yarn
 from bitnet_np.model.rope import LARGEST_ANGLE, longrope_magnitude, rope_frequencies, yarn_factors, yarn_magnitude
 from bitnet_np.testing.gguf_bytes import UINT32, number
 from bitnet_np.testing.models import random_model
-
-
-@pytest.fixture
-def write(tmp_path):
-    return gguf_models.writer(tmp_path)
 
 
 @pytest.mark.parametrize("base", [10000.0, 500000.0, 1e6, 1.0, 2.0, 0.5, float(np.float32(123.456))])

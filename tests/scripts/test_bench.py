@@ -107,18 +107,6 @@ def test_fractions_are_of_the_same_rounds_peak():
     assert results.fractions(case, 1, 10, "int8") == []
 
 
-def test_tables_line_up():
-    text = report.render(report.Table("title", ["", "n", "long name"], [["a", "1", "2.5"], ["longer", "10", "-"]], ["a note"]))
-    assert text.splitlines() == [
-        "title",
-        "         n  long name",
-        "------  --  ---------",
-        "a        1        2.5",
-        "longer  10          -",
-        "a note",
-    ]
-
-
 # --- checks before timing -------------------------------------------------------------------------------------------------------------
 
 
@@ -185,15 +173,6 @@ def test_peaks_are_checked_sums():
     assert len(ways) == 4
     assert found["fma"] > 0
     assert ("tiles" in found) == (amx.unit() is not None)
-
-
-def test_the_twin_of_matrix_tiles_has_a_peak_too(monkeypatch):
-    """So that its benchmark is run, and its sums checked, where there are no tiles."""
-    monkeypatch.setattr(amx, "unit", lambda: amx.PLAIN)
-    assert peaks.tile_products(2, steps=3) > 0
-    monkeypatch.setattr(amx, "WIDTH", 63)
-    with pytest.raises(CheckError, match="products of tiles"):
-        peaks.tile_products(2, steps=3)
 
 
 def test_fractions_are_of_the_instructions_in_use(monkeypatch):
@@ -335,21 +314,10 @@ def test_arguments_that_are_refused(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_lists_keep_their_order_once():
-    assert bench.parser().parse_args(["decode", "--threads", "2,1,2"]).threads == (2, 1)
-
-
 def test_more_threads_than_there_are_is_refused(quick, capsys):
     most = numba.config.NUMBA_NUM_THREADS
     assert bench.main(["decode", "--threads", str(most + 1)]) == 2
     assert f"Numba has {most} here" in capsys.readouterr().err
-
-
-def test_peers_for_what_has_none_are_refused(capsys):
-    assert bench.main(["batch", "--vs", "llama-cpp"]) == 2
-    assert "--vs is for decode and prefill, not for batch" in capsys.readouterr().err
-    assert bench.main(["batch", "--as", "llama.cpp"]) == 2
-    assert "--as is for decode and prefill, not for batch" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path, capsys):
@@ -480,14 +448,6 @@ def test_a_llama_bench_runs_beside_us(quick, fake_bench, tmp_path, capsys):
     runs = (tmp_path / "theirs.gguf.log").read_text().splitlines()
     assert {"4 0 1", "8 0 1", "0 2 1"} <= set(runs)
     assert "x ik-llama: ik-llama's seconds / ours" in capsys.readouterr().out
-
-
-@needs_shebangs
-def test_a_llama_bench_gets_our_file_by_default(quick, fake_bench):
-    code, found = quick("prefill", "--vs", f"bitnet-cpp={fake_bench()}")
-    assert code == 0
-    assert found["peers"]["bitnet-cpp"].startswith("bitnet.cpp abc123")
-    assert found["peers"]["bitnet-cpp"].endswith(found["model"]["path"])
 
 
 @pytest.mark.parametrize("program", ["", "=/nowhere/llama-bench", f"={sys.executable}"])

@@ -45,11 +45,6 @@ def test_the_text_is_always_the_same():
     assert hashlib.sha256("\0".join(asked).encode()).hexdigest() == "1adf5ffab15d669df34a5edb72bc63555223d585bdfc4a7dd165f7a7b92891d5"
 
 
-def test_every_seed_and_index_tells_something_else():
-    assert len({made.text for seed in (0, 1) for made in documents("train", 200, seed) if made.kind == "story"}) > 100
-    assert document("train", 0, 5) == document("train", 0, 5) != document("train", 1, 5)
-
-
 def test_no_combination_is_in_both_splits():
     seen, kept = ({c for made in documents(split, 3000) for c in made.combinations} for split in ("train", "held-out"))
     assert not any(map(held_out, seen))
@@ -63,12 +58,6 @@ def test_grading():
     question = Question("sum", "How many?", "7")
     assert all(map(question.right, (" 7", "7\nQ: Who", " 7.", "7 ")))
     assert not any(map(question.right, ("", " 17", " 7 8", "\n7", " seven")))
-
-
-def test_a_prompt_is_the_beginning_of_its_text():
-    for made in documents("train", 200):
-        for question in made.questions[:1]:
-            assert made.text.startswith(made.prompt(question) + " " + question.answer)
 
 
 # --- tokens ---------------------------------------------------------------------------------------------------------------------------

@@ -81,3 +81,21 @@ def recorded(name: str) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
             yield file.tensors[f"blk.{n}.ffn_down.weight"], nodes[f"ffn_sub_norm-{n}"], nodes[f"l_out-{n}"] - nodes[f"ffn_inp-{n}"]
     head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
     yield file.tensors[head], nodes["result_norm"], nodes["logits"]
+
+
+def arm_layout(matrix: np.ndarray) -> np.ndarray:
+    """I2_S as bitnet.cpp writes it on ARM, weight by weight: 64 of them in 16 bytes."""
+    flat = matrix.reshape(-1) + 1
+    out = np.zeros(flat.size // 4, np.uint8)
+    for e, code in enumerate(flat):
+        out[e // 64 * 16 + e % 16] |= code << (6 - 2 * (e % 64 // 16))
+    return out
+
+
+def four_row_layout(matrix: np.ndarray) -> np.ndarray:
+    """I2_S with one column of four rows in a byte."""
+    n, m = matrix.shape
+    out = np.zeros(n * m // 4, np.uint8)
+    for (row, column), weight in np.ndenumerate(matrix):
+        out[row // 4 * m + column] |= (weight + 1) << (6 - 2 * (row % 4))
+    return out

@@ -10,9 +10,10 @@ from types import ModuleType
 from unittest import mock
 
 import numpy as np
+from block_samples import random_blocks
 from numpy.typing import NDArray
 
-from bitnet_np.base.tensor_types import Q4_K
+from bitnet_np.base.tensor_types import BLOCK_TYPES
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.forward_pass import forward, forward_full
 from bitnet_np.kernels import (
@@ -91,8 +92,8 @@ def same(function: object, *arguments: object) -> None:
         assert theirs.tobytes() == ours.tobytes(), function
 
 
-def operations(rng: np.random.Generator) -> None:
-    """Every operation on one random width."""
+def operations(rng: np.random.Generator, number: int) -> None:
+    """Every operation on one random width, and on one type of blocks."""
     r, width, n = int(rng.integers(1, 10)), int(rng.integers(1, 301)), int(rng.integers(1, 80))
     x, y = rng.standard_normal((2, r, width)).astype(np.float32)
     gain = rng.standard_normal(width).astype(np.float32)
@@ -108,13 +109,15 @@ def operations(rng: np.random.Generator) -> None:
     for unit, way in ((None, ternary_tiles), (None, ternary_product), (amx.PLAIN, ternary_tiles), (amx.unit(), ternary_tiles)):
         with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(way, "LEAST", 1):
             same(cpu.ternary_matmul, *cpu.quantize(x), weights.codes, weights.scale, n)
-    per_row = int(rng.integers(1, 6))
-    wide = rng.standard_normal((r, 256 * per_row)).astype(np.float32)
-    data = rng.integers(0, 56, (n, per_row * Q4_K.block_bytes), np.uint8)  # scales are float16 of moderate size
+    kind = BLOCK_TYPES[number % len(BLOCK_TYPES)]
+    matrix = random_blocks(rng, kind, n, int(rng.integers(1, 6)))
+    data, wide = matrix.data, rng.standard_normal((r, matrix.shape[1])).astype(np.float32)
     for unit in (None, amx.PLAIN, amx.unit()):
         with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(block_tiles, "LEAST", 1):
-            same(block_products.products, wide, (data, data[: n // 2 + 1], data), Q4_K)
-    same(blocks.matmul, wide, data, Q4_K)
+            same(block_products.products, wide, (data, data[: n // 2 + 1], data), kind)
+    for few in (wide, wide[:1]):
+        same(blocks.matmul, few, data, kind)
+    same(blocks.embed, data, kind, rng.integers(0, n, r))
     table, many = rng.standard_normal((n, width)).astype(np.float32), rng.standard_normal((70, width)).astype(np.float32)
     for stored in (table, table.astype(np.float16), (table.view(np.uint32) >> 16).astype(np.uint16)):
         same(cpu.matmul, x, stored)
@@ -122,7 +125,7 @@ def operations(rng: np.random.Generator) -> None:
         same(cpu.embed, stored, rng.integers(0, n, r))
 
 
-def attentions(rng: np.random.Generator) -> None:
+def attentions(rng: np.random.Generator, number: int) -> None:
     """Attention over ragged batches, odd heads and rings."""
     kv, group, width, capacity = int(rng.integers(1, 4)), int(rng.integers(1, 6)), 2 * int(rng.integers(1, 66)), int(rng.integers(1, 200))
     counts = rng.integers(1, min(capacity, 20) + 1, int(rng.integers(1, 4)))
@@ -141,7 +144,7 @@ def attentions(rng: np.random.Generator) -> None:
     same(cpu.attend_masked, q, k, v, slot, position, mask)
 
 
-def caches(rng: np.random.Generator) -> None:
+def caches(rng: np.random.Generator, number: int) -> None:
     """Chunks through a guarded cache, a ring or not, with a fork on the way: the bits of the whole sequence."""
     heads, ring = int(rng.integers(1, 4)), bool(rng.integers(2))
     window = int(rng.integers(1, 40))
@@ -165,7 +168,7 @@ def main(rounds: int) -> None:
     for number in range(rounds):
         launching.SMALL = 0 if number % 2 else 1 << 15  # shared out among threads, and not
         for check in (operations, attentions, caches):
-            check(rng)
+            check(rng, number)
             _pages.clear()
     print(f"{rounds} rounds")
 

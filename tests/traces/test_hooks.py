@@ -1,16 +1,14 @@
-"""Recording models that run in transformers or mlx-lm: with modules that have the same protocols, and with the real ones where they are."""
+"""Recording models that run in transformers or mlx-lm, by modules of the same protocols. scripts/real_engines.py runs the real ones."""
 
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from foreign_arrays import Bfloat16, Tensor
+from foreign_arrays import Tensor
 from models import random_model
 from recorder import record_all
 
 from bitnet_np.base.errors import OptionError, ShapeError
-from bitnet_np.files.load import load
 from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.formats import read_any
@@ -342,13 +340,6 @@ def test_a_head_that_is_no_module():
     assert Key("result_output", None) not in trace.points
 
 
-def test_bfloat16_of_mlx_is_widened():
-    engine = FakeModel(MlxModule, MODELS["llama"], Bfloat16)
-    with record_mlx(engine) as trace:
-        engine()
-    np.testing.assert_array_equal(trace.points[Key("l_out", 0)], engine.points[Key("l_out", 0)])
-
-
 def test_several_sequences_and_other_objects_are_refused(fake):
     record, kind, wrap = fake
     engine = FakeModel(kind, MODELS["llama"], lambda array: wrap(np.concatenate([array, array])))
@@ -370,103 +361,3 @@ def test_a_recording_is_written_and_read_again(engine, tmp_path, name):
     assert set(again.points) == set(written) == set(trace.points)
     np.testing.assert_array_equal(again.tokens, IDS)
     assert check_trace(MODELS["llama"], IDS, again).verdict == Verdict.SAME_BITS
-
-
-# --- the real ones ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=["llama", "qwen3", "phi3", "gpt2", "gpt_neox"])
-def real(request, tmp_path_factory):
-    """A random model of transformers in float32, and its folder."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"max_position_embeddings": 64, "tie_word_embeddings": request.param in ("qwen3", "gpt_neox")}
-    if request.param in ("llama", "qwen3"):
-        sizes |= {"num_key_value_heads": 2, "head_dim": 8}
-    if request.param == "phi3":
-        sizes |= {"num_key_value_heads": 2, "pad_token_id": 0}
-    if request.param == "gpt2":
-        sizes = {"vocab_size": 48, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 64}
-    if request.param == "gpt_neox":
-        sizes |= {"hidden_act": "gelu_new", "use_parallel_residual": False}
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(request.param, **sizes)).float().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.mul_(1 if "norm" in name or "ln_" in name else 5)
-    folder = tmp_path_factory.mktemp(request.param)
-    model.save_pretrained(folder)
-    return model, folder, request.param
-
-
-def test_transformers_in_float32_is_right_at_every_module(real):
-    torch = sys.modules["torch"]
-    model, folder, _ = real
-    ours = load(folder)
-    with torch.no_grad():
-        with record_transformers(model) as whole:
-            model(torch.tensor(IDS[None]))
-        with record_transformers(model) as steps:
-            out = model(torch.tensor(IDS[None, :3]), use_cache=True)
-            for i in range(3, len(IDS)):
-                out = model(torch.tensor(IDS[None, i : i + 1]), past_key_values=out.past_key_values, use_cache=True)
-        with record_transformers(model) as generated:
-            prompt = torch.tensor(IDS[None])
-            ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False)[0].numpy()
-    for trace, tokens in ((whole, IDS), (steps, IDS), (generated, ids[:-1])):
-        report = check_trace(ours, tokens, trace)
-        assert report.verdict == Verdict.ROUNDING, report.reason
-        last = {"result_output"} if trace is generated else set()
-        assert {key.name for key in report.missing} == last
-    assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_the_hidden_states_of_transformers_are_read_as_what_they_are(real, tmp_path):
-    torch = sys.modules["torch"]
-    model, folder, _ = real
-    ours = load(folder)
-    with torch.no_grad():
-        out = model(torch.tensor(IDS[None]), output_hidden_states=True)
-    torch.save({"hidden_states": out.hidden_states, "logits": out.logits}, tmp_path / "t.pt")
-    trace = read_any(tmp_path / "t.pt", tokens=IDS, config=ours.config)
-    assert len(trace.points) == 4
-    report = check_trace(ours, IDS, trace)
-    assert report.verdict == Verdict.ROUNDING, report.reason
-
-
-def test_bfloat16_of_transformers_stays_what_it_is(real):
-    torch, transformers = sys.modules["torch"], sys.modules["transformers"]
-    _, folder, _ = real
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    with torch.no_grad(), record_transformers(model) as trace:
-        model(torch.tensor(IDS[None]))
-    for array in trace.points.values():
-        assert array.dtype == np.float32
-        assert not (array.view(np.uint32) & 0xFFFF).any()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_mlx_is_recorded(real, dtype):
-    mlx, mlx_lm = pytest.importorskip("mlx.core"), pytest.importorskip("mlx_lm.utils")
-    cache = pytest.importorskip("mlx_lm.models.cache")
-    _, folder, name = real
-    if name.startswith("gpt"):
-        pytest.skip("mlx-lm computes other GELUs")
-    mlx.set_default_device(mlx.cpu)
-    model, _ = mlx_lm.load_model(folder)
-    model.set_dtype(getattr(mlx, dtype))
-    kinds = [type(module) for _, module in model.named_modules()]
-    with record_mlx(model) as whole:
-        model(mlx.array(IDS[None]))
-    past = cache.make_prompt_cache(model)
-    with record_mlx(model) as steps:
-        for part in (slice(0, 3), slice(3, 4), slice(4, 6)):
-            model(mlx.array(IDS[None, part]), cache=past)
-    assert [type(module) for _, module in model.named_modules()] == kinds
-    for trace in (whole, steps):
-        if dtype == "bfloat16":
-            assert not any((array.view(np.uint32) & 0xFFFF).any() for array in trace.points.values())
-            continue
-        report = check_trace(load(folder), IDS, trace)
-        assert report.verdict == Verdict.ROUNDING, report.reason
-        assert not report.missing

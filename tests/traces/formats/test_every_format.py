@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from damage import EDITS, damaged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_files import (
@@ -133,11 +134,6 @@ def test_a_truncated_file_is_refused_wherever_it_ends(samples, tmp_path, format)
                 read_contents(tmp_path / "f", samples[format] | {name: raw + b"\0"}, format)
 
 
-EDITS = st.lists(
-    st.tuples(st.sampled_from(["flip", "set", "cut", "insert"]), st.floats(0, 1), st.binary(min_size=1, max_size=9)), min_size=1, max_size=4
-)
-
-
 @pytest.mark.parametrize("format", [*DAMAGED, *PARTIAL])
 def test_a_mutated_file_is_read_or_refused(samples, tmp_path_factory, format):
     folder = tmp_path_factory.mktemp("mutated")
@@ -146,18 +142,8 @@ def test_a_mutated_file_is_read_or_refused(samples, tmp_path_factory, format):
     @given(EDITS, st.integers(0, 20), st.booleans())
     def check(edits, which, near_the_start):
         name = sorted(samples[format])[which % len(samples[format])]
-        raw = bytearray(samples[format][name])
-        for what, where, new in edits:
-            at = int(where * (min(len(raw), 200) if near_the_start else len(raw)))
-            if what == "flip":
-                raw[at : at + 1] = bytes(b ^ new[0] for b in raw[at : at + 1])
-            elif what == "set":
-                raw[at : at + len(new)] = new
-            elif what == "cut":
-                del raw[at : at + new[0]]
-            else:
-                raw[at:at] = new
+        raw = damaged(samples[format][name], edits, 200 if near_the_start else None)
         with suppress(Error):  # any other exception fails the test
-            read_contents(folder / "f", samples[format] | {name: bytes(raw)}, format)
+            read_contents(folder / "f", samples[format] | {name: raw}, format)
 
     check()
