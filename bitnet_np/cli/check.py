@@ -1,6 +1,7 @@
 """`bitnet-np check`: judge another engine's dump or a running server, or with no arguments the embedded recording of bitnet.cpp."""
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from ..judge.findings import closer_summary
 from ..judge.logits import Judgement, judge
 from ..judge.partial import check_partial, check_records
 from ..judge.precision import FLOAT32
-from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, heat_map, plot, table_rows
+from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, heat_map, next_step, plot, table_rows
 from ..judge.sequences import judge_sequences, read_dump
 from ..judge.verdict import Verdict
 from ..model.families import FAMILIES
@@ -29,7 +30,7 @@ from ..traces.formats import FORMATS, bitnet_rs, detect, eval_callback
 from . import check_server, progress
 from .arguments import add_model_and_tokens, add_model_options, add_profile_arguments, profile_of
 from .inputs import Inputs, opened
-from .printing import print_json, printable, table
+from .printing import coloured, fitted, outcome, print_json, printable, table, width
 
 SUMMARY = "Judge another engine's dump, or a running server; without arguments, the embedded recording of bitnet.cpp."
 LARGEST_TABLE = 12  # lines of wrong tensors; the rest is only counted
@@ -150,15 +151,15 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
         tables = {name: {row: j.as_dict() for row, j in rows.items()} for name, rows in judgements.items()}
         print_json({"fine": fine, "dialects": tables, "known_bits": bits})
         return 0 if fine else 1
+    broken = "the kernels are broken on this machine, see bitnet-np selftest"
+    print(outcome(fine, f": {'the kernels on this machine compute what is known' if fine else broken}\n"))
     print("The embedded model (BitNet b1.58, 3 layers, random weights) against logits recorded from bitnet.cpp.\n")
-    print("exact: the definition, no float16 anywhere. bitnet.cpp rounds its KV cache, queries, probabilities and head")
-    print("input to float16, so this is how far its logits are from the model's definition:\n")
+    print("exact: the definition, no float16 anywhere. bitnet.cpp rounds its KV cache, queries, probabilities and head input to float16:\n")
     print(table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in judgements["exact"].items()]))
     print("\nbitnet.cpp: the same forward with those roundings:\n")
     print(table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in judgements["bitnet.cpp"].items()]))
     for name, ok in bits.items():
-        print(f"\n{name}: {'the bits known for every machine' if ok else 'NOT the bits known for every machine'}", end="")
-    print(f"\n\n{'fine' if fine else 'NOT FINE: the kernels are broken on this machine, see bitnet-np selftest'}")
+        print(f"\n{name}: {'the bits known for every machine' if ok else 'NOT the bits known for every machine'}")
     return 0 if fine else 1
 
 
@@ -173,10 +174,11 @@ def show(arguments: argparse.Namespace, report: Report, heading: str, details: D
             part.write_text(report.html(details, _about(arguments, files)), "utf-8")
     if arguments.plot is not None:
         plot(report, arguments.plot, details)
+    progress.clear()  # of a search that ended early
     if arguments.json:
         print_json(report.as_dict())
     else:
-        print("\n\n".join([printable(heading), *_paragraphs(report)]))
+        print(_printed(report, heading, width()))
     return report.verdict.exit_code
 
 
@@ -190,9 +192,18 @@ def _about(arguments: argparse.Namespace, files: Mapping[str, Path]) -> dict[str
     return facts | machine.facts()
 
 
-def _paragraphs(report: Report) -> Iterator[str]:
-    logits = report.logits
-    yield f"{report.verdict.text}\n{printable(report.reason)}"
+def _printed(report: Report, heading: str, columns: int | None) -> str:
+    """The report for people, PASS or FAIL first, in so many columns; None: in lines as long as they are."""
+    verdict = report.verdict
+    text = fitted("\n\n".join(_paragraphs(report, heading, columns)), columns)
+    text = re.sub(r"(?m)(?<= )[X!](?= |$)", lambda sign: coloured(sign[0], False), text) if columns else text
+    return outcome(not verdict.exit_code, text.removeprefix(verdict.outcome))
+
+
+def _paragraphs(report: Report, heading: str, columns: int | None) -> Iterator[str]:
+    logits, step = report.logits, next_step(report)
+    reason = f"{printable(report.reason)}\n{f'next: {step}{chr(10)}' if step else ''}{printable(heading)}"
+    yield f"{report.verdict.outcome} ({report.verdict}): {report.verdict.text}\n{reason}"
     if report.sequences:
         lines = [f"  sequence {b}: {printable(one.said)}" for b, one in enumerate(report.sequences)]
         yield "\n".join(["every sequence:", *lines, f"what follows is on sequence {report.sequence}"])
@@ -203,12 +214,10 @@ def _paragraphs(report: Report) -> Iterator[str]:
     if logits is not None and logits.verdict != Verdict.INVALID:
         yield table(JUDGEMENT_HEADER, [_judgement_row("logits", logits)])
     if len(report.operations) > 1:
-        yield heat_map(report)
+        yield heat_map(report, columns)
         bad = [o for o in report.operations if o.verdict >= Verdict.WRONG]
         if bad:
             more = f"\nand {len(bad) - LARGEST_TABLE} more" if len(bad) > LARGEST_TABLE else ""
             yield table(TABLE_HEADER, table_rows(bad[:LARGEST_TABLE])) + more
         if summary := closer_summary(report):
             yield f"RMS errors, in units of 2^-24 of a tensor's RMS:\n{table(CLOSER_HEADER, closer_rows(report))}\n{summary}"
-    elif report.verdict == Verdict.WRONG and not report.operations and (logits is None or logits.explanation is None):
-        yield "dump intermediate tensors too, attn_norm to l_out of each layer, and the operation at fault can be named"

@@ -77,5 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     report = compare_traces(ours, theirs, arguments.partial, details)
     if arguments.by_receipt is not None:
         report = _by_receipt(arguments.by_receipt, ours, theirs, report)
+    if report.first_wrong is not None:
+        report = replace(report, notes=(*report.notes, "`bitnet-np check MODEL` judges the dump by its model and names known mistakes"))
     files = {"reference": arguments.ours, "dump": arguments.theirs}
     return show(arguments, report, f"{theirs.origin} against {ours.origin}", details, files)

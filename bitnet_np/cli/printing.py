@@ -2,7 +2,11 @@
 
 import json
 import math
+import os
+import shutil
+import sys
 from collections.abc import Collection, Sequence
+from textwrap import wrap
 
 from ..files.gguf_file import Value
 
@@ -28,6 +32,34 @@ def _cell(value: object) -> str:
 def printable(text: str) -> str:
     """Text of a file, with characters that could garble a terminal escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def width() -> int | None:
+    """Columns of the terminal that standard output is; None where it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def fitted(text: str, columns: int | None) -> str:
+    """Text for so many columns: a longer line goes on below, indented by two more. None: as it is."""
+    if columns is None:
+        return text
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        lines += wrap(line, max(columns, 20), subsequent_indent=indent, break_on_hyphens=False) or [""]
+    return "\n".join(lines)
+
+
+def coloured(text: str, passed: bool) -> str:
+    """Text in bold green or red on a terminal, unless NO_COLOR is set (no-color.org)."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return f"\033[1;{32 if passed else 31}m{text}\033[0m"
+
+
+def outcome(passed: bool, text: str) -> str:
+    """The first line of a report: PASS or FAIL, then why."""
+    return f"{coloured('PASS' if passed else 'FAIL', passed)}{text}"
 
 
 def plain(value: Value | dict | list | None) -> str | int | float | None:

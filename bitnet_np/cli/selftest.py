@@ -18,7 +18,7 @@ from ..kernels.processor import cpu_features, instruction_path
 from ..testing import fixtures, selftest
 from . import progress
 from .arguments import add_threads_argument
-from .printing import print_json, table
+from .printing import outcome, print_json, table
 
 SUMMARY = "Compare every kernel and small models with their known bits, and check every compiled kernel on disk."
 
@@ -67,14 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
         cache = {"folder": folder, "entries": len(entries), "bad": [{**entry._asdict(), "file": str(entry.file)} for entry in bad]}
         print_json(machine | {"fine": fine, "kernels": dict(results), "cache": cache, "seconds": seconds})
         return 0 if fine else 1
+    print(outcome(fine, f": {'all as known' if fine else 'this machine computes something else'}, {seconds:.1f} s\n"))
     _print_results(machine, results, "as known")
     place = f"in {folder}" if folder else "as this version of Numba is not known"
-    print(f"compiled kernels on disk: {len(entries)}, {len(bad)} of them bad, {place}")
+    print(f"\ncompiled kernels on disk: {len(entries)}, {len(bad)} of them bad, {place}")
     for entry in bad:
         print(f"\nfile       {entry.file}\nfunction   {entry.function}\nsignature  {entry.signature}\nproblem    {entry.problem}")
     if bad:
         print("\nbitnet-np selftest --clear-cache deletes them all")
-    print(f"\n{'all as known' if fine else 'NOT FINE'}, {seconds:.1f} s")
     return 0 if fine else 1
 
 
@@ -95,7 +95,7 @@ def _machine() -> dict[str, Any]:
 def _print_results(machine: dict[str, Any], results: list[tuple[str, bool]], fine: str) -> None:
     facts = [(key, " ".join(value) if isinstance(value, list) else str(value)) for key, value in machine.items()]
     print(table(("machine", ""), facts) + "\n")
-    print(table(("kernel", "bits"), [(name, fine if ok else "DIFFER") for name, ok in results]) + "\n")
+    print(table(("kernel", "bits"), [(name, fine if ok else "DIFFER") for name, ok in results]))
 
 
 def _run_against(name: str, as_json: bool) -> int:
@@ -106,8 +106,8 @@ def _run_against(name: str, as_json: bool) -> int:
     if as_json:
         print_json(_machine() | {"fine": fine, "against": name, "kernels": dict(results), "seconds": seconds})
     else:
+        print(outcome(fine, f": {'all the same' if fine else 'kernels and contract differ'}, {seconds:.1f} s\n"))
         _print_results(_machine(), results, "the same")
-        print(f"{'all the same' if fine else 'NOT FINE'}, {seconds:.1f} s")
     return 0 if fine else 1
 
 

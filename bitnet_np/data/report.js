@@ -27,7 +27,7 @@ function table(header, rows, numeric) {
 }
 
 // The frame of both charts: 560 x 220, the plot from (52, 14) to (548, 178).
-const HIGHEST = 6; // decimal logarithm of the largest error in units of the limit that a chart tells from larger ones
+const HIGHEST = 10; // decimal logarithm: a larger error, in units of the limit, says that the limit is nearly 0
 const LEFT = 52, RIGHT = 548, TOP = 14, BOTTOM = 178;
 function chart(title, across, ...inside) {
   return make("svg", { viewBox: "0 0 560 220", role: "img", "aria-label": title },
@@ -66,10 +66,13 @@ function byPosition(detail) {
 }
 
 function histogram(detail) {
-  const counts = detail.histogram, most = Math.max(1, ...counts), width = (RIGHT - LEFT) / counts.length;
+  const size = (data.bins[1] - data.bins[0]) / detail.histogram.length, used = detail.histogram.map((n, i) => (n ? i : -1)).filter((i) => i >= 0);
+  const low = Math.min(-2, Math.floor(data.bins[0] + size * (used[0] ?? 0))), high = Math.max(2, Math.ceil(data.bins[0] + size * ((used.at(-1) ?? 0) + 1)));
+  const counts = detail.histogram.slice(Math.round((low - data.bins[0]) / size), Math.round((high - data.bins[0]) / size));
+  const most = Math.max(1, ...counts), width = (RIGHT - LEFT) / counts.length;
   const inside = [];
   const y = (n) => (n === 0 ? BOTTOM : BOTTOM - (Math.log10(n + 1) / Math.log10(most + 1)) * (BOTTOM - TOP));
-  const limit = LEFT + ((0 - data.bins[0]) / (data.bins[1] - data.bins[0])) * (RIGHT - LEFT);
+  const limit = LEFT - (low / (high - low)) * (RIGHT - LEFT);
   counts.forEach((n, i) => {
     if (n === 0) return;
     const left = LEFT + i * width;
@@ -78,8 +81,8 @@ function histogram(detail) {
   for (const n of new Set([1, Math.round(Math.sqrt(most)), most])) {
     inside.push(make("text", { x: LEFT - 8, y: y(n) + 4, "text-anchor": "end" }, n >= 10000 ? n.toExponential(0).replace("e+", "e") : String(n)));
   }
-  for (let n = data.bins[0]; n <= data.bins[1]; n += 2) {
-    const x = LEFT + ((n - data.bins[0]) / (data.bins[1] - data.bins[0])) * (RIGHT - LEFT);
+  for (let n = low; n <= high; n += high - low > 8 ? 2 : 1) {
+    const x = LEFT + ((n - low) / (high - low)) * (RIGHT - LEFT);
     inside.push(make("text", { x, y: BOTTOM + 16, "text-anchor": "middle" }, power(n)));
   }
   inside.push(make("line", { class: "limit", x1: limit, x2: limit, y1: TOP, y2: BOTTOM }), make("text", { class: "limited", x: limit, y: TOP - 4, "text-anchor": "middle" }, detail.each ? "limit" : "RMS limit"));
@@ -128,7 +131,8 @@ function choose(id, scroll) {
 
 // Arrow keys go from tensor to tensor; Tab goes past the heat map.
 const cells = buttons.filter((button) => button.classList.contains("cell"));
-cells.forEach((button, i) => { button.tabIndex = i === 0 ? 0 : -1; });
+const shown = cells.find((button) => !button.closest("tr").hidden) ?? cells[0];
+cells.forEach((button) => { button.tabIndex = button === shown ? 0 : -1; });
 function neighbour(button, key) {
   const row = button.closest("tr"), column = button.closest("td").cellIndex;
   const sideways = key === "ArrowRight" ? 1 : key === "ArrowLeft" ? -1 : 0;
@@ -136,7 +140,7 @@ function neighbour(button, key) {
   for (let r = row.rowIndex + down, c = column + sideways; ; r += down, c += sideways) {
     const line = row.closest("table").rows[r];
     if (!line || c < 1 || c >= line.cells.length) return null;
-    const next = line.cells[c].querySelector("button");
+    const next = line.hidden ? null : line.cells[c].querySelector("button");
     if (next) return next;
   }
 }
@@ -152,9 +156,26 @@ for (const button of cells) {
     choose(next.dataset.id, false);
   });
 }
+// Layers that look alike are one row until its button opens them.
+function open(toggle, wide) {
+  toggle.setAttribute("aria-expanded", String(wide));
+  for (let row = toggle.closest("tr").nextElementSibling; row && "fold" in row.dataset; row = row.nextElementSibling) row.hidden = !wide;
+}
+for (const toggle of document.querySelectorAll(".toggle")) {
+  toggle.addEventListener("click", () => open(toggle, toggle.getAttribute("aria-expanded") === "false"));
+}
 let wanted = "";
 try { wanted = decodeURIComponent(location.hash.slice(1)); } catch { /* no name of a tensor */ }
 const start = Object.hasOwn(data.tensors, wanted) ? wanted : data.start;
 show(start);
 const active = cells.find((button) => button.dataset.id === start);
-if (active) for (const other of cells) other.tabIndex = other === active ? 0 : -1;
+if (active && (start === wanted || !active.closest("tr").hidden)) {
+  for (let row = active.closest("tr"); "fold" in row.dataset; row = row.previousElementSibling) {
+    const toggle = row.previousElementSibling.querySelector(".toggle");
+    if (toggle) open(toggle, true);
+  }
+  for (const other of cells) other.tabIndex = other === active ? 0 : -1;
+  const frame = active.closest(".scroll"), at = active.getBoundingClientRect(), edge = frame.getBoundingClientRect();
+  frame.scrollLeft += at.left - edge.left - frame.clientWidth / 2; // the first wrong cell in the middle, where the map is wider than the page
+  frame.scrollTop += at.top - edge.top - frame.clientHeight / 2;
+}

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import listed
 from ..traces.points import Key
+from .detail import FAR
 from .logits import DIFFERENT, Reach, limits, shape_hint
 from .operations import Expected, U
 from .report import OperationVerdict
@@ -69,7 +70,7 @@ def noise(expected: Expected) -> float:
 
 def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
     """Verdict, reason, and the largest error as a part of its bound, by the three tests of operations.py."""
-    ratio, worst, flipped = 0.0, "", 0
+    ratio, farthest, worst, flipped = 0.0, 0.0, "", 0
     count, squares, along, size, spread = 0, 0.0, 0.0, 0.0, 0.0
     step = max(1, _BLOCK // theirs.shape[1])  # rows at a time: logits are large, and a dozen arrays of their shape larger
     for begin in range(0, len(theirs), step):
@@ -77,9 +78,11 @@ def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
         off = theirs[begin : begin + step] - value
         error = np.abs(off)
         share = error / most
-        if share.max() > ratio:
-            t, i = np.unravel_index(int(share.argmax()), share.shape)
-            ratio = float(share[t, i])
+        ratio = max(ratio, float(share.max()))
+        rank = np.minimum(share, FAR) + np.where(share > FAR, error, 0)
+        if rank.max() > farthest:
+            t, i = np.unravel_index(int(rank.argmax()), rank.shape)
+            farthest = float(rank[t, i])
             worst = f"{theirs[begin + t, i]:.6g} at position {begin + t}, element {i}, expected {value[t, i]:.6g} +- {most[t, i]:.2g}"
         flipped += int((error > bound).any(axis=1).sum())
         firm = (reach == 0) & (square > 0)

@@ -18,10 +18,12 @@ Array = NDArray[np.float64]
 MOST_WORST = 8
 MOST_POSITIONS = 256
 MOST_ATTEMPTS = 8
-BINS = np.linspace(-6, 4, 41)
+BINS = np.linspace(-6, 10, 65)
 """Edges of the histogram: decimal logarithms of |error| / limit. Smaller and larger errors are counted in the outer bins."""
 
-_FAR = 1e4  # from so many limits on, errors are told apart by their size alone
+FAR = 1e4
+"""From so many limits on, errors are told apart by their size alone: where a limit is nearly 0, any error is many of it."""
+
 _BLOCK = 1 << 20  # numbers at a time: a bound of all logits of a large model would be gigabytes
 
 
@@ -113,7 +115,7 @@ def _detail(
         error = np.abs(b - a)
         share = error / np.maximum(most, np.finfo(np.float64).tiny)
         errors[rows] = share.max(axis=1) if each else np.sqrt((share**2).mean(axis=1))
-        rank = np.minimum(share, _FAR) + np.where(share > _FAR, error, 0)  # where the limit is nearly 0, the largest error is the worst
+        rank = np.minimum(share, FAR) + np.where(share > FAR, error, 0)  # where the limit is nearly 0, the largest error is the worst
         for i in np.argpartition(-rank, min(MOST_WORST, rank.size) - 1, axis=None)[:MOST_WORST]:
             t, n = divmod(int(i), width)
             position = begin + t if numbers is None else int(numbers[begin + t])

@@ -24,7 +24,9 @@ from .verdict import Verdict
 LOGITS_ID = "logits"
 """The name of the logits as such on the page. result_output is the head's operation."""
 
+_FOLDED = 4  # from so many layers on that look alike, they are one row, which opens
 _MOST_CAUSES = 12  # rows of causes; those after them are on the panels of their tensors
+_MEANT = 1e10  # a larger ratio says that the limit is nearly 0, not how large the error is
 _NOT_IN_DUMP = 40  # names of missing tensors that are listed; the rest is only counted
 
 
@@ -36,12 +38,13 @@ def page(report: Findings, details: Details | None = None, about: Mapping[str, s
     style, script = (files("bitnet_np").joinpath("data", name).read_text("utf-8") for name in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    title = f"{report.verdict.outcome} ({report.verdict}): {_headline(report)}"
     body = "\n".join(_body(report, details or Details(), about or {}))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{report.verdict}: {escape(_headline(report))}</title>\n<style>\n{style}{_colours()}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{style}{_colours()}</style>\n</head>\n<body>\n"
         f"{body}\n<script>{script}</script>\n</body>\n</html>\n"
     )
 
@@ -54,7 +57,7 @@ def fragment(report: Findings) -> str:
 .{scope} .cell,.{scope} .swatch{{display:inline-block;width:20px;text-align:center;background:var(--fill);font-family:monospace}}
 .{scope} .swatch{{margin-right:5px}}"""
     return (
-        f'<div class="{scope}"><style>{style}</style><p><b>{report.verdict}</b> {escape(_headline(report))}</p>'
+        f'<div class="{scope}"><style>{style}</style><p><b>{report.verdict.outcome} ({report.verdict})</b> {escape(_headline(report))}</p>'
         f"{''.join(_map(report, clickable=False))}</div>"
     )
 
@@ -65,7 +68,7 @@ def fragment(report: Findings) -> str:
 def _body(report: Findings, details: Details, about: Mapping[str, str]) -> Iterator[str]:
     tensors = _tensors(report, details)
     yield "<main>\n<header>"
-    yield f'<span class="badge v{int(report.verdict)}">{report.verdict}</span>'
+    yield f'<span class="badge v{int(report.verdict)}">{report.verdict.outcome}</span> <b>{report.verdict}</b>'
     headline, *rest = _headline(report).split("; ")
     yield f"<h1>{escape(headline)}</h1>"
     yield "".join(f'<p class="soft">{escape(text)}</p>' for text in (*rest, report.verdict.text))
@@ -81,9 +84,10 @@ def _body(report: Findings, details: Details, about: Mapping[str, str]) -> Itera
         yield "<h2>Notes</h2>" + "".join(f"<p>{escape(note)}</p>" for note in report.notes)
     if report.operations:
         yield '<h2>Every tensor</h2><p class="soft screen">Choose one to see its numbers: by mouse, or with Tab and the arrow keys.</p>'
-        yield from _map(report, clickable=True)
-    yield '<noscript><p class="soft">The numbers of single tensors need JavaScript.</p></noscript>'
-    yield '<article class="panel" id="panel" aria-live="polite" hidden></article>'
+        yield '<div class="beside"><div>' + "".join(_map(report, clickable=True)) + "</div>"
+    yield "<noscript><style>tr[hidden]{display:table-row}</style>"
+    yield '<p class="soft">The numbers of single tensors need JavaScript.</p></noscript>'
+    yield '<article class="panel" id="panel" aria-live="polite" hidden></article>' + "</div>" * bool(report.operations)
     if summary := closer_summary(report):
         yield f'<p class="soft">{escape(summary[0].upper() + summary[1:])}.</p>'
     if report.missing:
@@ -117,47 +121,64 @@ def _causes(report: Findings) -> Iterator[str]:
 def _map(report: Findings, clickable: bool) -> Iterator[str]:
     """The heat map: tensors outside layers as a row of chips above or below, layers down and operations across."""
     judged = {o.key: o for o in report.operations}
-    outside = [o for o in report.operations if o.key.layer is None]
-    before = [o for o in outside if o.key.name in ("inp_embd", "inpL", "inp_scaled", "grad_token_embd")]
-    after = [_chip(str(o.key), o.key.name, o.verdict, o.bound_ratio, clickable) for o in outside if o not in before]
+    outside = {
+        o.key.name: _chip(str(o.key), o.key.name, o.verdict, o.bound_ratio, clickable) for o in report.operations if o.key.layer is None
+    }
+    before = [outside.pop(name) for name in ("inp_embd", "inpL", "inp_scaled", "grad_token_embd") if name in outside]
+    after = [*outside.values()]
     if report.logits is not None:
         after.append(_chip(LOGITS_ID, "logits as such", report.logits.verdict, None, clickable))
     if before:
-        yield f'<div class="chips">{"".join(_chip(str(o.key), o.key.name, o.verdict, o.bound_ratio, clickable) for o in before)}</div>'
+        yield f'<div class="chips">{"".join(before)}</div>'
     names, layers = report.layout()
     if layers:
         header = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
         yield f'<div class="scroll"><table class="map"><thead><tr><th></th>{header}</tr></thead><tbody>'
-        for n in layers:
-            cells = "".join(f"<td>{_cell(judged.get(Key(name, n)), clickable)}</td>" for name in names)
-            yield f'<tr><th scope="row">layer {n}</th>{cells}</tr>'
+        for alike in _alike([[judged.get(Key(name, n)) for name in names] for n in layers]):
+            folded = clickable and len(alike) >= _FOLDED
+            if folded:
+                first, last = (next(o for o in row if o).key.layer for row in (alike[0], alike[-1]))
+                worst = [max(filter(None, column), key=lambda o: o.bound_ratio or 0, default=None) for column in zip(*alike, strict=True)]
+                toggle = f'<button type="button" class="toggle" aria-expanded="false">layers {first} to {last}</button>'
+                yield f'<tr><th scope="row">{toggle}</th>{"".join(f"<td>{_cell(o, False)}</td>" for o in worst)}</tr>'
+            for row in alike:
+                label = f'<th scope="row">layer {next(o for o in row if o).key.layer}</th>'
+                yield f"<tr{' data-fold hidden' * folded}>{label}{''.join(f'<td>{_cell(o, clickable)}</td>' for o in row)}</tr>"
         yield "</tbody></table></div>"
     if after:
         yield f'<div class="chips">{"".join(after)}</div>'
 
 
+def _alike(rows: list[list[OperationVerdict | None]]) -> Iterator[list[list[OperationVerdict | None]]]:
+    """Runs of layers with the same signs; a layer with a wrong tensor stands alone."""
+    signs = [[None if o is None else o.verdict for o in row] for row in rows]
+    wrong = [any(verdict is not None and verdict.exit_code for verdict in row) for row in signs]
+    start = 0
+    for i in range(1, len(rows) + 1):
+        if i == len(rows) or wrong[i] or wrong[start] or signs[i] != signs[start]:
+            yield rows[start:i]
+            start = i
+
+
 def _cell(o: OperationVerdict | None, clickable: bool) -> str:
     if o is None:
         return '<span class="empty" title="not in the dump"></span>'
-    said = f"{o.place}: {o.verdict}" + ("" if o.bound_ratio is None else f", {_times(o.bound_ratio)} of the limit")
-    opened = f'button type="button" data-id="{escape(str(o.key))}"' if clickable else "span"
-    closed = "button" if clickable else "span"
     look = f'class="cell v{int(o.verdict)}" style="{_heat(o.bound_ratio)}"'
-    return f'<{opened} {look} title="{escape(said)}" aria-label="{escape(said)}">{_symbol(o.verdict)}</{closed}>'
+    return _button(str(o.key), look, o.place, o.verdict, o.bound_ratio, SYMBOLS[o.verdict], clickable)
 
 
 def _chip(name: str, text: str, verdict: Verdict, ratio: float | None, clickable: bool) -> str:
-    said = f"{text}: {verdict}" + ("" if ratio is None else f", {_times(ratio)} of the limit")
-    opened = f'button type="button" data-id="{escape(name)}"' if clickable else "span"
-    return f'<{opened} class="chip" title="{escape(said)}">{_swatch(verdict)}{escape(text)}</{"button" if clickable else "span"}>'
+    return _button(name, 'class="chip"', text, verdict, ratio, _swatch(verdict) + escape(text), clickable)
+
+
+def _button(name: str, look: str, text: str, verdict: Verdict, ratio: float | None, inside: str, clickable: bool) -> str:
+    said = escape(f"{text}: {verdict}" + ("" if ratio is None else f", {_times(ratio)} of the limit"))
+    opened = f'button type="button" data-id="{escape(name)}" aria-label="{said}"' if clickable else "span"
+    return f'<{opened} {look} title="{said}">{inside}</{"button" if clickable else "span"}>'
 
 
 def _swatch(verdict: Verdict) -> str:
-    return f'<span class="swatch v{int(verdict)}" aria-hidden="true">{_symbol(verdict)}</span>'
-
-
-def _symbol(verdict: Verdict) -> str:
-    return escape(SYMBOLS[verdict])
+    return f'<span class="swatch v{int(verdict)}" aria-hidden="true">{SYMBOLS[verdict]}</span>'
 
 
 def _table(rows: Sequence[tuple[str, str]], header: tuple[str, str] | None = None, mono: int | None = None) -> str:
@@ -190,7 +211,7 @@ def _operation(o: OperationVerdict, details: Details) -> dict[str, Any]:
         [text for text in (o.hypothesis, o.reason, across, untried) if text],
         {
             "largest error": o.max_error,
-            "largest error, of its limit": o.bound_ratio,
+            "largest error, of its limit": None if (o.bound_ratio or 0) > _MEANT else o.bound_ratio,
             "NMSE": o.nmse,
             "best common factor": o.scale,
             "cosine": o.cosine,
@@ -198,7 +219,6 @@ def _operation(o: OperationVerdict, details: Details) -> dict[str, Any]:
             "our RMS error from float64, in 2^-24 of the RMS": o.ours_rms,
             "their RMS error from float64": o.theirs_rms,
         },
-        details.tensors.get(o.key),
         details,
         o.key,
     )
@@ -222,22 +242,16 @@ def _logits(j: Judgement, details: Details) -> dict[str, Any]:
             "same largest logit, share of positions": j.top1,
             "overlap of the five largest": j.top5,
         },
-        details.logits,
         details,
         None,
     )
 
 
 def _item(
-    verdict: Verdict,
-    place: str,
-    what: str,
-    lines: list[str],
-    numbers: Mapping[str, float | None],
-    detail: Detail | None,
-    details: Details,
-    key: Key | None,
+    verdict: Verdict, place: str, what: str, lines: list[str], numbers: Mapping[str, float | None], details: Details, key: Key | None
 ) -> dict[str, Any]:
+    """What the panel shows of a tensor, or without a key of the logits as such."""
+    detail = details.logits if key is None else details.tensors.get(key)
     return {
         "verdict": str(verdict),
         "level": int(verdict),
@@ -288,6 +302,8 @@ def _plural(n: int, noun: str) -> str:
 
 
 def _times(ratio: float) -> str:
+    if ratio > _MEANT:
+        return f"over {_MEANT:.0e}"
     return f"{ratio:.2g}" if ratio == 0 or -4 < log10(ratio) < 5 else f"{ratio:.0e}"
 
 
@@ -297,16 +313,16 @@ def _heat(ratio: float | None) -> str:
     return f"--heat:{30 + 70 * min(1.0, part):.0f}%"
 
 
+_COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#f0e442", "#d55e00", "#cc79a7")
+"""Of the verdicts from best to worst: Okabe and Ito's palette, which colour-blind readers tell apart."""
+
+
 def _colours(scope: str = "") -> str:
-    """CSS of the classes v0, v1, ... of the verdicts: green to yellow where the exit code is 0, then red, then violet."""
-    right = [verdict for verdict in Verdict if verdict.exit_code == 0]
+    """CSS of the classes v0, v1, ... of the verdicts."""
     rules = []
-    for verdict in Verdict:
-        wrong = verdict not in right
-        hue = 155 - 115 * right.index(verdict) / max(1, len(right) - 1) if not wrong else {1: 2}.get(verdict.exit_code, 280)
-        strong = f"{hue:.0f} {78 if wrong else 55}%"
-        light, dark, solid = (74, 38, 40) if wrong else (80, 26, 30)
+    for verdict, colour in zip(Verdict, _COLOURS, strict=True):
         name = f"{scope} .v{int(verdict)}"
-        rules.append(f"{name}{{--fill:hsl({strong} {light}%);--edge:hsl({hue:.0f} 40% 55%);--solid:hsl({strong} {solid}%);--on:#fff}}")
-        rules.append(f"@media screen and (prefers-color-scheme:dark){{{name}{{--fill:hsl({strong} {dark}%)}}}}")
+        on = "#fff" if verdict == Verdict.SAME_BITS else "#000"
+        rules.append(f"{name}{{--fill:color-mix(in srgb,{colour} 50%,white);--edge:{colour};--solid:{colour};--on:{on}}}")
+        rules.append(f"@media screen and (prefers-color-scheme:dark){{{name}{{--fill:color-mix(in srgb,{colour} 50%,black)}}}}")
     return "\n".join(rules) + "\n"

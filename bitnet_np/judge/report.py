@@ -100,19 +100,36 @@ def _errors(operations: Sequence[OperationVerdict]) -> list[tuple[float, float]]
     return [(o.ours_rms, o.theirs_rms) for o in operations if o.ours_rms is not None and o.theirs_rms is not None]
 
 
+def next_step(report: Findings) -> str:
+    """What to do next about a wrong dump whose cause is not known; empty where it is, or where the reason says it."""
+    first, logits = report.first_wrong, report.logits
+    known = first is not None and (first.hypothesis or len(first.across) != 1)
+    if report.verdict != Verdict.WRONG or known or (logits is not None and logits.explanation):
+        return ""
+    if first is None:
+        names = listed(report.missing, 6) if report.operations and report.missing else "attn_norm to l_out of each layer"
+        return f"dump intermediate tensors too, {names}, and the operation at fault can be named"
+    if first.worst is None:
+        return "dump whole tensors: this format holds a part of each"
+    if first.key.name == "kqv_out" and Key("kq", first.key.layer) not in {o.key for o in report.operations}:
+        return f"dump kq-{first.key.layer} and kq_soft_max-{first.key.layer} too, which tell scores, softmax and values apart"
+    return f"every input of {first.place} is in the dump, so the bug is in this operation; --html shows its worst numbers"
+
+
 LEGEND = "= same bits   . rounding   ~ flips   n narrower   X WRONG   ! INVALID   (blank: not in the dump)"
 
 
-def heat_map(report: Report) -> str:
-    """The verdicts as a text of layers down and operations across, a sign for each tensor."""
+def heat_map(report: Report, columns: int | None = None) -> str:
+    """The verdicts as a text of layers down and operations across, a sign for each tensor. columns: those of the terminal, if it is one."""
     signs = {o.key: SYMBOLS[o.verdict] for o in report.operations}
     (names, layers), lines = report.layout(), []
     whole = [f"{key.name} {sign}" for key, sign in signs.items() if key.layer is None]
-    if layers:
-        tall = max(map(len, names))
-        padded = [name.rjust(tall) for name in names]
+    fit = len(names) if columns is None else max(1, (columns - 8) // 2)
+    for part in (names[i : i + fit] for i in range(0, len(names), fit or 1)):
+        tall = max(map(len, part))
+        padded = [name.rjust(tall) for name in part]
         lines += [" " * 9 + " ".join(name[i] for name in padded) for i in range(tall)]
-        lines += [f"layer {n:>2} " + " ".join(signs.get(Key(name, n), " ") for name in names) for n in layers]
+        lines += [f"layer {n:>2} " + " ".join(signs.get(Key(name, n), " ") for name in part) for n in layers]
     return "\n".join([*lines, *(["", "   ".join(whole)] if whole else []), "", LEGEND])
 
 

@@ -25,21 +25,26 @@ class Verdict(IntEnum):
         return _MEANINGS[self]
 
     @property
+    def outcome(self) -> str:
+        """PASS or FAIL, as exit codes say it: FAIL where rounding does not explain the difference, or nothing can be compared."""
+        return "FAIL" if self.exit_code else "PASS"
+
+    @property
     def rank(self) -> tuple[bool, int]:
         """The order among several sequences: WRONG of one is the worst, so that INVALID of another does not hide it."""
         return self == Verdict.WRONG, self
 
     @property
     def exit_code(self) -> int:
-        """0: fine. 1: a difference that roundings do not explain. 2: nothing to compare."""
+        """0: correct. 1: a difference that rounding does not explain. 2: nothing to compare."""
         return {Verdict.WRONG: 1, Verdict.INVALID: 2}.get(self, 0)
 
 
 _MEANINGS = {
     Verdict.SAME_BITS: "same bits",
-    Verdict.ROUNDING: "rounding: float32 sums in another order",
-    Verdict.FLIPS: "close: as far as flipped int8 codes or float16 roundings reach",
-    Verdict.NARROW: "narrower: right but for roundings to fewer bits that nobody declared",
-    Verdict.WRONG: "WRONG: more than roundings explain",
-    Verdict.INVALID: "INVALID: cannot be compared",
+    Verdict.ROUNDING: "differs only by float32 rounding: sums in another order",
+    Verdict.FLIPS: "differs no more than flipped int8 codes or float16 rounding explain",
+    Verdict.NARROW: "correct, apart from undeclared narrow-type rounding",
+    Verdict.WRONG: "differs by more than rounding explains",
+    Verdict.INVALID: "cannot be compared",
 }

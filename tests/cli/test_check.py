@@ -16,6 +16,7 @@ from bitnet_np.engine.forward_pass import compute_logits, forward_full
 from bitnet_np.engine.machine import digest_of
 from bitnet_np.files import embedded
 from bitnet_np.judge.logits import Judgement
+from bitnet_np.judge.report import Report, next_step
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing import selftest
 from bitnet_np.traces.record import record_trace
@@ -30,7 +31,7 @@ def test_check_judges_the_embedded_recording(run):
     assert [row[-1] for row in rows] == ["FLIPS"] * 8 + ["ROUNDING"] * 6 + ["FLIPS"] * 2
     assert out.count("tokens      max error  mean error      NMSE  scale") == 2
     assert out.count("the bits known for every machine") == 2
-    assert out.endswith("\n\nfine\n")
+    assert out.startswith("PASS: the kernels on this machine compute what is known\n")
     result = run("check", "--json")
     assert result["fine"] is True
     assert result["known_bits"] == {"forward, exact": True, "forward, bitnet.cpp": True}
@@ -43,7 +44,7 @@ def test_check_fails_where_the_kernels_do(run, monkeypatch):
     monkeypatch.setattr(selftest, "known_bits", dict)
     out = run("check", code=1)
     assert "forward, exact: NOT the bits known for every machine" in out
-    assert "NOT FINE: the kernels are broken on this machine" in out
+    assert "FAIL: the kernels are broken on this machine" in out
     assert run("check", "--json", code=1)["fine"] is False
 
 
@@ -57,7 +58,7 @@ def test_check_fails_where_roundings_that_are_followed_do_not_agree(run, monkeyp
     monkeypatch.setattr(selftest, "run", lambda beginning: [("forward, exact", True)])
     out = run("check", code=1)
     assert out.count("  FLIPS\n") == 16
-    assert out.endswith("NOT FINE: the kernels are broken on this machine, see bitnet-np selftest\n")
+    assert out.startswith("FAIL: the kernels are broken on this machine, see bitnet-np selftest\n")
 
 
 def test_check_compiles_no_kernel_that_a_forward_pass_does_not_use(run, monkeypatch):
@@ -101,7 +102,9 @@ def test_check_judges_a_dump(run, model, tmp_path, change, code, verdict):
     assert set(result["logits"]) == {field.name for field in fields(Judgement)} | {"meaning"}
     assert result["logits"]["verdict"] == verdict
     out = run(*arguments, code=code)
-    assert out.startswith(f"{theirs} against {TINY}, types read off the dump\n\n{result['meaning']}\n{result['reason']}\n")
+    first = f"{'FAIL' if code else 'PASS'} ({verdict}): {result['meaning']}"
+    step = f"next: {next_step(Report(Verdict.WRONG, ''))}\n" if code == 1 and not result["logits"]["explanation"] else ""
+    assert out.startswith(f"{first}\n{result['reason']}\n{step}{theirs} against {TINY}, types read off the dump\n")
     assert bool(re.search(rf"\nlogits .* {verdict}\n", out)) == (verdict != "INVALID")
 
 
@@ -212,6 +215,26 @@ def test_logits_alone_are_written_as_html_and_drawn(run, model, tmp_path):
     run("check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs, *written, code=1)
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
     assert "1.05 times what it should be" in (tmp_path / "r.html").read_text("utf-8")
+
+
+def test_a_report_on_a_terminal_fits_it_and_is_coloured(run, model, tmp_path, monkeypatch):
+    """What is printed elsewhere has neither. A bar of a search that ended early is gone."""
+    theirs = tmp_path / "theirs.npz"
+    record_trace(model, TOKENS, theirs)
+    arrays = dict(np.load(theirs))
+    np.savez(theirs, **arrays | {"kqv_out-1": 2 * arrays["kqv_out-1"]})
+    arguments = ["check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs]
+    plain = run(*arguments, code=1)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    out = run(*arguments, code=1)
+    assert out.startswith("\033[1;31mFAIL\033[0m (WRONG): ")
+    shown = re.sub(r"\033\[[\d;]*m", "", out)
+    assert max(map(len, shown.splitlines())) <= 40 < max(map(len, plain.splitlines()))
+    assert "\033[1;31mX\033[0m" in out
+    assert "\033" not in plain
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ def theirs(ours, tmp_path):
 
 def test_equal_dumps_have_the_same_bits(run, ours, theirs):
     lines = run("compare", ours, theirs()).splitlines()
-    assert lines[0] == f"{ours.with_name('theirs.npz')} (npz) against {ours} (npz)"
-    assert lines[2:4] == ["same bits", "4 tensors compared"]
+    assert lines[:2] == ["PASS (SAME_BITS): same bits", "4 tensors compared"]
+    assert lines[2] == f"{ours.with_name('theirs.npz')} (npz) against {ours} (npz)"
     assert LEGEND in lines
     assert "result_output =" in lines
 
@@ -45,8 +45,9 @@ def test_a_wrong_tensor_is_named_with_its_numbers(run, ours, theirs):
     with np.load(ours) as archive:
         path = theirs(**{"l_out-1": 2 * archive["l_out-1"]})
     lines = run("compare", ours, path, code=1).splitlines()
-    assert lines[2] == "WRONG: more than roundings explain"
-    assert lines[3].startswith("layer 1 l_out: NMSE 1 at position ")
+    assert lines[0] == "FAIL (WRONG): differs by more than rounding explains"
+    assert lines[1].startswith("layer 1 l_out: NMSE 1 at position ")
+    assert "note: `bitnet-np check MODEL` judges the dump by its model and names known mistakes" in lines
     assert "layer  1 X" in lines
     (row,) = (line.split() for line in lines if line.startswith("layer 1 l_out  WRONG"))
     assert row[-3:] == ["1", "2", "1"]  # NMSE, scale, cosine

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from bitnet_np.cli.printing import plain, print_json, printable, table
+from bitnet_np.cli.printing import fitted, outcome, plain, print_json, printable, table
 
 
 def test_text_lines_up_on_the_left_and_numbers_on_the_right():
@@ -15,6 +15,30 @@ def test_text_lines_up_on_the_left_and_numbers_on_the_right():
     )
     assert table(("name", "value"), [("a", "1"), ("b", "long text")]) == "name  value\na     1\nb     long text"
     assert table(("name", "value"), []).split() == ["name", "value"]
+
+
+def test_lines_fit_a_terminal_and_stay_as_they_are_elsewhere():
+    text = "note: " + "word " * 20 + "end\n\n  indented " + "x" * 50
+    assert fitted(text, None) == text
+    lines = fitted(text, 40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert [line[:4] for line in lines] == ["note", "  wo", "  wo", "", "  in", "    "]
+    assert "".join(fitted(text, 40).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("environment", "colour"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_the_outcome_has_a_colour_on_a_terminal_alone(monkeypatch, environment, colour):
+    """As no-color.org says: an empty NO_COLOR forbids nothing."""
+    assert outcome(True, ": fine") == "PASS: fine"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert outcome(True, ": fine") == ("\033[1;32mPASS\033[0m: fine" if colour else "PASS: fine")
+    assert outcome(False, "") == ("\033[1;31mFAIL\033[0m" if colour else "FAIL")
 
 
 def test_names_from_files_cannot_garble_a_table():

@@ -44,9 +44,9 @@ def test_where_the_bound_is_nearly_zero_the_largest_error_is_the_worst():
 
 def test_the_histogram_counts_errors_by_the_logarithm_of_their_part_of_the_bound():
     value = np.zeros((1, 6))
-    detail = collected(value, np.array([[0.0, 1e-9, 0.15, 1.2, 15.0, 1e9]]), 1.0)
+    detail = collected(value, np.array([[0.0, 1e-9, 0.15, 1.2, 15.0, 1e11]]), 1.0)
     counts = dict(zip(BINS[:-1].round(6), detail.histogram, strict=True))
-    assert {edge: n for edge, n in counts.items() if n} == {-6.0: 1, -1.0: 1, 0.0: 1, 1.0: 1, 3.75: 1}
+    assert {edge: n for edge, n in counts.items() if n} == {-6.0: 1, -1.0: 1, 0.0: 1, 1.0: 1, 9.75: 1}
     assert detail.exact == 1
 
 

@@ -36,7 +36,8 @@ class Page(HTMLParser):
         if tag not in VOID:
             self.open.append((tag, dict(attributes)))
         if tag == "button":
-            self.buttons[dict(attributes)["data-id"]] = dict(attributes)
+            named = dict(attributes)
+            self.buttons |= {named["data-id"]: named} if "data-id" in named else {}
         for name, value in attributes:
             assert not name.startswith("on")
             assert name not in ("src", "href"), value
@@ -69,7 +70,7 @@ def test_the_page_says_the_verdict_the_cause_and_where_it_comes_from(faulty):
     parsed = Page(text)
     words = " ".join(" ".join(parsed.text).split())
     assert "At layer 1 ffn_out: SiLU(gate) * up instead of relu(gate)^2 * up" in words
-    assert "WRONG: more than roundings explain" in words
+    assert "differs by more than rounding explains" in words
     assert "Cause what is different where SiLU(gate) * up instead of relu(gate)^2 * up layer 1 ffn_out" in words
     assert "SHA-256 of the dump 0123abcd" in words
     assert f"Not in the dump: {len(report.missing)} tensors" in words
@@ -93,6 +94,27 @@ def test_every_tensor_has_a_button_with_its_verdict_and_its_numbers(faulty):
     attempts = parsed.data["tensors"]["ffn_out-1"]["attempts"]
     assert attempts[0][0] == report.first_wrong.hypothesis
     assert parsed.data["tensors"]["ffn_out-1"]["tried"] == details.tried[Key("ffn_out", 1)]
+
+
+def test_the_title_and_the_badge_say_fail_or_pass(faulty):
+    text = faulty[2]
+    assert "<title>FAIL (WRONG): At layer 1 ffn_out: SiLU(gate)" in text
+    assert re.search('<span class="badge v4">FAIL</span> <b>WRONG</b>', text)
+    assert "<title>PASS (ROUNDING): " in Report(Verdict.ROUNDING, "fine").html()
+
+
+def test_layers_that_look_alike_are_one_row():
+    """From four on; a layer with a wrong tensor stands alone, and every tensor still has its button."""
+    ratios = {n: 0.1 * n for n in range(12)} | {5: 1e35}
+    verdicts = {5: Verdict.WRONG, 11: Verdict.SAME_BITS}
+    rows = [OperationVerdict(Key("Qcur", n), verdicts.get(n, Verdict.ROUNDING), bound_ratio=r) for n, r in ratios.items()]
+    parsed = Page(Report(Verdict.WRONG, "", tuple(rows), rows[5]).html())
+    words = [word for word in parsed.text if word.startswith("layer")]
+    assert words == ["layers 0 to 4", *(f"layer {n}" for n in range(6)), "layers 6 to 10", *(f"layer {n}" for n in range(6, 12))]
+    assert set(parsed.buttons) == {f"Qcur-{n}" for n in range(12)}
+    assert parsed.buttons["Qcur-5"]["title"] == "layer 5 Qcur: WRONG, over 1e+10 of the limit"  # the limit is nearly 0
+    assert "largest error, of its limit" not in dict(parsed.data["tensors"]["Qcur-5"]["numbers"])
+    assert Report(Verdict.WRONG, "", tuple(rows)).html().count("<tr data-fold hidden>") == 10
 
 
 def test_nothing_is_fetched_and_no_other_script_may_run(faulty):
@@ -173,7 +195,7 @@ def test_a_notebook_shows_the_headline_and_the_heat_map(faulty):
     report, _, _ = faulty
     parsed = Page(report._repr_html_())
     words = " ".join(" ".join(parsed.text).split())
-    assert words.startswith("WRONG At layer 1 ffn_out: SiLU(gate)")
+    assert words.startswith("FAIL (WRONG) At layer 1 ffn_out: SiLU(gate)")
     assert len(re.findall(r'class="cell ', report._repr_html_())) == sum(o.key.layer is not None for o in report.operations)
     assert "script" not in parsed.tags
     assert "button" not in parsed.tags
@@ -224,6 +246,17 @@ def test_tensors_are_chosen_by_clicks_and_by_arrow_keys(faulty, tmp_path):
     (tmp_path / "r.html").write_text(without_policy, "utf-8")
     title = re.search("<title>(.*?)</title>", document(tmp_path / "r.html", tmp_path))[1]
     assert title == "WRONG logits as such | ffn_gate-0 | ROUNDING layer 0 ffn_gate | 1 | #ffn_gate-0"
+
+
+@needs_browser
+def test_a_folded_layer_opens_by_its_button_and_by_the_address_of_its_tensor(tmp_path):
+    rows = tuple(OperationVerdict(Key("Qcur", n), Verdict.ROUNDING, bound_ratio=0.1) for n in range(9))
+    text = Report(Verdict.ROUNDING, "", rows).html()
+    click = "<script>document.querySelector('.toggle').click();</script></body>"
+    (tmp_path / "r.html").write_text(re.sub("<meta http-equiv[^>]*>", "", text).replace("</body>", click), "utf-8")
+    (tmp_path / "plain.html").write_text(text, "utf-8")
+    pages = [document(tmp_path / name, tmp_path, at) for name, at in (("plain.html", ""), ("plain.html", "Qcur-7"), ("r.html", ""))]
+    assert [page.count('<tr data-fold="" hidden') for page in pages] == [9, 0, 0]
 
 
 @needs_browser

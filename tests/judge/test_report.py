@@ -12,7 +12,7 @@ from bitnet_np.base.errors import OptionError
 from bitnet_np.judge.detail import Details
 from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.logits import Judgement
-from bitnet_np.judge.report import LEGEND, OperationVerdict, Report, check_plot, heat_map, plot
+from bitnet_np.judge.report import LEGEND, OperationVerdict, Report, check_plot, heat_map, next_step, plot
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import LAYER_NAMES, Key, key_of
@@ -72,6 +72,33 @@ def test_the_heat_map_has_a_sign_for_every_tensor():
         "",
         LEGEND,
     ]
+
+
+def test_a_heat_map_fits_a_terminal():
+    """Columns that do not fit go below, with their own names."""
+    keys = [Key(name, n) for name in ("Qcur", "Kcur", "Vcur", "l_out") for n in (0, 12)]
+    lines = heat_map(Report(Verdict.WRONG, "", tuple(OperationVerdict(key, Verdict.WRONG) for key in keys)), 14).splitlines()[:-2]
+    assert max(map(len, lines)) <= 14
+    assert [line for line in lines if line.startswith("layer")] == ["layer  0 X X X", "layer 12 X X X", "layer  0 X", "layer 12 X"]
+
+
+def test_a_wrong_dump_without_a_cause_says_what_to_do_next():
+    def step(*operations, missing=(), **fields):
+        first = next((o for o in operations if o.verdict == Verdict.WRONG), None)
+        return next_step(Report(fields.pop("verdict", Verdict.WRONG), "", operations, first, missing, **fields))
+
+    def wrong(name, **fields):
+        key = Key(name, 1)
+        return OperationVerdict(key, Verdict.WRONG, **{"across": (key,), "worst": (0, 0)} | fields)
+
+    right = OperationVerdict(Key("kq", 1), Verdict.ROUNDING)
+    assert step().startswith("dump intermediate tensors too, attn_norm to l_out of each layer")
+    assert step(right, missing=(Key("l_out", 1),)).startswith("dump intermediate tensors too, l_out-1, and")
+    assert step(wrong("kqv_out")).startswith("dump kq-1 and kq_soft_max-1 too")
+    assert step(wrong("kqv_out"), right).startswith("every input of layer 1 kqv_out is in the dump")
+    assert step(wrong("Qcur", worst=None)).startswith("dump whole tensors")
+    assert step(wrong("Qcur", hypothesis="transposed")) == step(wrong("Qcur", across=())) == step(verdict=Verdict.INVALID) == ""
+    assert step(logits=Judgement(Verdict.WRONG, "", explanation="the mask is missing")) == ""
 
 
 def test_reprs_are_short():
