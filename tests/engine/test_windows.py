@@ -53,6 +53,18 @@ def test_a_ring_needs_a_window_in_every_layer(change):
         ring(random_model(0, **SMALL, **change))
 
 
+@pytest.mark.parametrize("length", [0, 280, 300])
+def test_a_part_of_a_ring_is_forked_as_if_the_rest_had_never_been(length):
+    """Nothing past its end, whatever the source has in those places."""
+    model = windowed(8)
+    cache = ring(model, 2, 400)
+    forward(model, np.arange(300)[None] % model.config.vocab, cache, slots=[0], last_only=True)
+    cache.fork(0, [1], length)
+    cache.truncate(0, length)
+    np.testing.assert_array_equal(cache.k[:, 1], cache.k[:, 0])
+    np.testing.assert_array_equal(cache.v[:, 1], cache.v[:, 0])
+
+
 def test_a_ring_says_what_it_has_forgotten():
     cache = ring(windowed(64), 2, 400)
     forward(windowed(64), np.ones((1, 300), int), cache, slots=[0])
