@@ -10,8 +10,8 @@ from numba import prange
 
 from bitnet_np.kernels import launching
 from bitnet_np.kernels.cache.disk_cache import is_known
-from bitnet_np.kernels.cache.taking import PIECES
 from bitnet_np.kernels.fast.emit import emitted
+from bitnet_np.kernels.fast.taking import PIECES
 from bitnet_np.kernels.launching import SMALL, launch, parallel
 
 pytestmark = pytest.mark.skipif(not is_known(), reason="another version of Numba, which deals")

@@ -5,7 +5,7 @@ caller, where all of it is optimised again; a parallel loop adds two more. Our k
 only the library of the function that Python calls, the outermost, is optimised and becomes machine code. The others are its parts: they are
 linked into it as they were lowered. Compiling takes less than half the time, and what runs is as fast.
 
-Parallel loops run as taking.py says.
+Parallel loops run as fast/taking.py says.
 
 This needs private parts of Numba, so disk_cache.py imports it for the versions that it knows.
 """
@@ -20,7 +20,7 @@ from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined
 from numba.core.registry import CPUDispatcher
 from numba.np.ufunc import parallel
 
-from . import taking
+from ..fast import taking
 
 _outermost = ""  # the qualified name of the function being compiled, which is its library's; for holders of the compiler's lock
 

@@ -17,8 +17,8 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.np.ufunc import parallel
 
-from ..fast import float_control
-from ..fast.emit import I8, I64, Emitter, constant
+from . import float_control
+from .emit import I8, I64, Emitter, constant
 
 PIECES = 32
 """Of a share. A thread waits for a piece at most, and a piece costs 0.1 microseconds beside its work."""
