@@ -552,8 +552,8 @@ class _Judge:
             operation = self.by_key[key]
             if changed and key in changed:
                 values[key] = changed[key](_Lazy(values, self, across))
-                if not np.isfinite(values[key]).all():
-                    raise FloatingPointError(f"{key} is not finite")
+                if values[key].size != self.dump.sizes[key] or not np.isfinite(values[key]).all():
+                    raise FloatingPointError(f"{key} is not finite, or of another size")
             elif self.cache is not None and key.name == "kqv_out":
                 values[key] = as_rounded(self.model, self.dialect, operation, self.cache)(values)
             else:

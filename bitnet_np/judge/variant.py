@@ -17,7 +17,7 @@ from ..engine.tokens import Tokens
 from ..kernels import cpu
 from ..model.records import MATRICES, Layer, Linear, Model, Ternary
 from ..traces.points import Key
-from .graph import EMBEDDING, TOKENS
+from .graph import EMBEDDING, LOGITS, TOKENS
 
 Floats = NDArray[np.float32]
 
@@ -84,10 +84,10 @@ def variant_logits(variant: Variant, tokens: ArrayLike, last_only: bool = False)
     return logits if last_only else logits[:, -ids.shape[1] :]
 
 
-def with_computed(base: Variant, text: str, computes: Mapping[Key, Computed], ids: NDArray[np.int64]) -> Variant:
+def with_computed(base: Variant, text: str, computes: Mapping[Key, Computed], ids: NDArray[np.int64] | None = None) -> Variant:
     """The variant that computes some tensors otherwise, from the tensors before them in float64, [T, width] each.
 
-    ids: the token ids [T] of the one sequence that it is run on, or more of them.
+    ids: the token ids [T] of the one sequence that it is run on, or more of them; None where no embedding is computed otherwise.
     """
     values: dict[Key, NDArray] = {}
 
@@ -95,12 +95,14 @@ def with_computed(base: Variant, text: str, computes: Mapping[Key, Computed], id
         key = Key(name, layer)
         if key == EMBEDDING:
             values.clear()
-            values[TOKENS] = ids[: len(x)]
+            values[TOKENS] = np.empty(0) if ids is None else ids[: len(x)]
         compute = computes.get(key)
         if compute is not None:
             y = np.ascontiguousarray(compute(values), x.dtype)
             x = y.reshape(x.shape) if y.size == x.size else np.full_like(x, np.nan)
         values[key] = x.reshape(len(x), -1).astype(np.float64)
+        if key == LOGITS:
+            values.clear()  # many variants are kept
         return x
 
     return replace(base, text=text, edit=edit)

@@ -248,9 +248,9 @@ def _gate_faults() -> Iterator[Fault]:
         return lambda e, n: activation(e.at("ffn_gate", n)) * e.at("ffn_up", n)
 
     yield one("gate and up swapped", "weights.other_matrix", ffn_gate=of("ffn_up"), ffn_up=of("ffn_gate"))
-    yield one("SiLU for relu squared", "activation.silu", ffn_out=gated(silu))
-    yield all_layers("SiLU for relu squared, every layer", "activation.silu", 0, ffn_out=gated(silu))
-    yield one("relu not squared", "activation.relu", ffn_out=gated(lambda x: np.maximum(x, 0)))
+    yield one("SiLU for relu squared", "activation.other", ffn_out=gated(silu))
+    yield all_layers("SiLU for relu squared, every layer", "activation.other", 0, ffn_out=gated(silu))
+    yield one("relu not squared", "activation.other", ffn_out=gated(lambda x: np.maximum(x, 0)))
     yield one("up not multiplied in", "activation.no_up", ffn_out=lambda e, n: np.maximum(e.at("ffn_gate", n), 0) ** 2)
 
 

@@ -16,6 +16,7 @@ from bitnet_np.engine.forward_pass import forward_full, run_whole
 from bitnet_np.engine.network import Runtime
 from bitnet_np.engine.tokens import check_tokens
 from bitnet_np.judge.honest_engines import other_choices
+from bitnet_np.judge.mistakes.catalogue import engines
 from bitnet_np.judge.mistakes.experts import MISTAKES
 from bitnet_np.judge.precision import FLOAT32, Precision
 from bitnet_np.judge.trace import judge_trace
@@ -31,7 +32,7 @@ MODELS = {
     "qwen2moe": random_model(4, family="qwen2moe", ffn=48),
 }
 DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "judging.md", "fault")}
-MISTAKEN = [(name, m) for name, model in MODELS.items() for m in MISTAKES if m.engine is not None and m.when(model, EXACT)]
+MISTAKEN = [(name, m) for name, model in MODELS.items() for m in MISTAKES if m.everywhere is not None and m.when(model, EXACT)]
 
 
 FAULTS = {fault.name: (model, fault) for model, fault in mutations.others()}
@@ -68,11 +69,6 @@ SWAP = np.array([0, 3, 2, 1, 4], np.int32)
 """Experts 1 and 3 in each other's place."""
 
 
-def engines(model, mistake):
-    made = mistake.engine(Variant("", model, EXACT))
-    return [made] if isinstance(made, Variant) else [variant for _, variant in made]
-
-
 def dump_of(variant):
     points = {}
     runtime = Runtime(variant.model, EXACT, variant.ops, variant.edit)
@@ -88,11 +84,9 @@ def dump_of(variant):
 def test_engines_with_a_mistake_are_found_out(name, mistake):
     """By a full dump, where its shapes are those of the model, and by the residual stream alone."""
     model = MODELS[name]
-    for variant in engines(model, mistake):
+    for variant in engines([mistake], Variant("", model, EXACT)):
         points = dump_of(variant)
         for chosen in (points, {key: x for key, x in points.items() if key.name in ("ffn_inp", "l_out")}):
-            if mistake.id == "experts.count" and chosen is points:
-                continue
             report = judge_trace(model, trace(chosen, TOKENS), TOKENS)
             assert report.verdict is Verdict.WRONG
             assert report.first_wrong.mistake == mistake.id, report.reason
@@ -100,7 +94,7 @@ def test_engines_with_a_mistake_are_found_out(name, mistake):
 
 
 def test_another_number_of_experts_is_said():
-    points = dump_of(engines(MODELS["mixtral"], next(m for m in MISTAKES if m.id == "experts.count"))[0])
+    points = dump_of(Variant("", MODELS["mixtral"], EXACT).with_config(experts_used=1))
     report = judge_trace(MODELS["mixtral"], trace(points, TOKENS), TOKENS)
     assert report.verdict is Verdict.INVALID
     assert "ffn_moe_topk: its shape is [12, 1], expected [12, 2]" in report.reason
@@ -193,7 +187,7 @@ def test_numbers_that_are_no_experts_are_invalid(bad):
 def test_logits_alone_name_a_mistake():
     model = MODELS["qwen2moe"]
     tokens = np.arange(40) * 7 % 50
-    variant = engines(model, next(m for m in MISTAKES if m.id == "experts.shared_missing"))[0]
+    (variant,) = engines([m for m in MISTAKES if m.id == "experts.shared_missing"], Variant("", model, EXACT))
     report = check(model, tokens, variant_logits(variant, tokens[None])[0])
     assert report.verdict is Verdict.WRONG
     assert "the shared expert is missing" in report.reason

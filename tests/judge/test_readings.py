@@ -63,9 +63,9 @@ def _bfloat16(x):
         (lambda m: {"position": np.r_[0:8, 0:9]}, "positions restart at position 8"),
         (lambda m: {"position": np.r_[0:8, 9:18]}, "positions from 8 on are too large by 1"),
         (lambda m: {"position": np.full(T, 5)}, "every token is rotated as position 5"),
-        (lambda m: {"frequency": _based(m, 123400.0)}, "RoPE's base is 123400 instead of"),
+        (lambda m: {"frequency": _based(m, 123400.0)}, "the frequency base is 123400 instead of"),
         (lambda m: {"frequency": _based(m, m.config.rope_base**0.5)}, "the exponent of the frequencies is halved"),
-        (lambda m: {"frequency": _based(m, m.config.rope_base**0.8)}, "RoPE's base is"),
+        (lambda m: {"frequency": _based(m, m.config.rope_base**0.8)}, "the frequency base is"),
         (lambda m: {"frequency": m.rope_frequency * 0.3}, "the angles are 0.3 times what is right"),
         (
             lambda m: {"frequency": m.rope_frequency * (np.arange(m.rope_frequency.size) < 5)},
@@ -148,7 +148,7 @@ def _without(columns):
         ("ffn_down", lambda w: _without(slice(-32, None))(w), "the last 32 inputs are not summed"),
         ("ffn_down", lambda w: _without(slice(-1, None))(w), "the last input is not summed"),
         ("Qcur", lambda w: _without(slice(0, 8))(w), "the first 8 inputs are not summed"),
-        ("ffn_down", lambda w: w.reshape(w.shape[::-1]).T, "the weight matrix is read column by column, not row by row"),
+        ("ffn_down", lambda w: w.reshape(w.shape[::-1]).T, "read column by column, not row by row"),
     ],
 )
 def test_matrices_read_in_part_are_told(family, name, change, says):
@@ -169,7 +169,7 @@ def test_weights_of_other_layers_are_recognised_in_every_family():
     before = LLAMA.layers[LAYER - 1].ffn_down
     x = layer_points("llama")["ffn_out"]
     wrong = x @ widen.float32(before.weights).astype(np.float64).T + before.bias
-    assert judged("llama", "ffn_down", wrong) == "the weights of the previous layer are used"
+    assert judged("llama", "ffn_down", wrong) == "the weights of layer 0 are used"
 
 
 def test_weight_scales_of_others_are_named():
@@ -834,7 +834,7 @@ def test_a_known_mistake_is_not_given_up_for_a_fitted_factor():
 def test_norms_of_the_next_layer_are_recognised():
     x = POINTS["llama"][Key("l_out", LAYER - 1)].astype(np.float64)
     wrong = spec.rms_norm(x, LLAMA.layers[LAYER + 1].attn_norm, LLAMA.config.eps)
-    assert judged("llama", "attn_norm", wrong) == "the weight of the next layer is used"
+    assert judged("llama", "attn_norm", wrong) == "the weight of layer 2 is used"
 
 
 def test_an_exact_engine_declared_as_bitnet_cpp_is_told_so():

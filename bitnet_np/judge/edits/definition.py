@@ -14,9 +14,7 @@ from ...model.families import NORMS
 from ...model.records import Linear, Ternary, with_rope_of
 from ...traces.points import FIELDS
 from .. import operations as op
-from ..graph import EMBEDDING, LOGITS, NORM, POSITIONS, SCALED, Place
-from ..mistakes.experts import PRODUCTS
-from ..mistakes.norms import HEAD_NORMS
+from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POSITIONS, SCALED, Place
 from .expression import Array, Node, constant, tensor
 
 _ACTIVATIONS = {"relu2": "relu^2", "silu": "SiLU", "gelu_gate": "GELU by tanh", "gelu": "GELU", "gelu_tanh": "GELU by tanh"}
@@ -32,13 +30,13 @@ def expression(place: Place) -> Node | None:
     if name in _WHOLE:
         return _WHOLE[name](place, *inputs)
     if name in FIELDS:
-        return _linear(place, inputs[0])
+        return matrix_product(place, inputs[0], place.linear)
     if name in (*NORMS, *_POST_NORMS) or name.endswith("_in"):
         return _norm(place, inputs[0])
     if name in HEAD_NORMS:
         return _of_heads(place, inputs[0])
-    if name in PRODUCTS:
-        linears = [getattr(expert, PRODUCTS[name]) for expert in place.layer.experts]  # type: ignore[union-attr]
+    if name in OF_EXPERTS:
+        linears = [getattr(expert, OF_EXPERTS[name]) for expert in place.layer.experts]  # type: ignore[union-attr]
         dialect = place.dialect
         return Node("opaque", tuple(inputs), "the experts' products", lambda x, chosen: op.of_experts(linears, dialect, x, chosen).value)
     return None
@@ -163,8 +161,9 @@ def matrix_of(linear: Linear) -> Array:
     return _wide(op.dense(weights)) if isinstance(weights, Ternary) else _dense(weights)
 
 
-def _linear(place: Place, x: Node) -> Node:
-    linear, dialect = place.linear, place.dialect
+def matrix_product(place: Place, x: Node, linear: Linear) -> Node:
+    """The product of an input with a matrix of the layers, its scale and its bias."""
+    dialect = place.dialect
     weights, matrix = linear.weights, constant("the matrix", partial(matrix_of, linear))
     scale = (float(weights.scale) if isinstance(weights, Ternary) else 1.0) * (1.0 if linear.scale is None else float(linear.scale))
     if op.reads_codes(linear, dialect):
@@ -198,7 +197,7 @@ def _rotation(place: Place, x: Node) -> Node:
     model = with_rope_of(place.model, place.key.layer)
     c = model.config
     exponents = constant("the exponents", -np.arange(c.rope_pairs) / max(c.rope_pairs, 1))
-    frequency = Node("power", (constant("RoPE's base", c.rope_base), exponents), "the frequencies")
+    frequency = Node("power", (constant("the frequency base", c.rope_base), exponents), "the frequencies")
     if model.rope_factors is not None:
         frequency = _quotient("the divided frequencies", frequency, constant("the factors of the frequencies", _wide(model.rope_factors)))
     position = Node("positions", noun="positions")
@@ -265,7 +264,7 @@ def _residual(place: Place, h: Node, *branches: Node) -> Node:
     scale = place.config.residual_scale
     if scale != 1:
         factor = constant("the residual scale", scale)
-        branches = tuple(_product(f"the scaled {branch.noun}", branch, factor) for branch in branches)
+        branches = tuple(_product(branch.noun, branch, factor) for branch in branches)
     return _sum("the sum", replace(h, noun=f"the residual, {h.noun},"), *branches)
 
 

@@ -10,11 +10,9 @@ import numpy as np
 from ...model.families import NORMS
 from ...model.records import Linear
 from ...traces.points import FIELDS, POINTS, Key
-from ..graph import TOKENS, operations
-from ..mistakes.mistake import Site
-from ..mistakes.norms import HEAD_NORMS
+from ..graph import HEAD_NORMS, TOKENS, Place, layer_input, operations
 from . import functions
-from .definition import expression, matrix_of
+from .definition import expression, matrix_of, matrix_product
 from .expression import Array, Node, constant, mapped, nodes, reads, replaced, tensor
 
 Edits = Iterator[tuple[str, Node]]
@@ -42,7 +40,8 @@ def _each(tree: Node, change: Callable[[Node], Edits]) -> Edits:
 
 def _is(noun: str) -> str:
     """A noun with its verb."""
-    return f"{noun} are" if noun.endswith("s") and not noun.endswith("bias") else f"{noun} is"
+    head = noun.split(" of ")[0]
+    return f"{noun} are" if head.endswith("s") and not head.endswith("bias") else f"{noun} is"
 
 
 def _name(node: Node) -> str:
@@ -53,21 +52,32 @@ def _name(node: Node) -> str:
 # --- steps ------------------------------------------------------------------------------------------------------------------------------
 
 
-def left_out(place: Site, tree: Node) -> Edits:
+def left_out(place: Place, tree: Node) -> Edits:
     """A step that is not there, or an operand of one."""
 
     def change(node: Node) -> Edits:
         if node.kind in functions.OF_ONE or node.kind == "rounded":
-            yield f"{_is(_name(node))} left out", node.inputs[0]
+            yield f"{_is(_name(node)) if node.kind != 'rounded' else f'the rounding of {node.noun} is'} left out", node.inputs[0]
         for i, operand in enumerate(node.inputs) if node.kind in _BINARY else ():
             rest = (*node.inputs[:i], *node.inputs[i + 1 :])
             if i or (node.kind in ("sum", "product") and any(map(reads, rest))):
-                yield f"{_is(operand.noun)} left out", rest[0] if len(rest) == 1 else node.over(*rest)
+                how = "not divided out" if node.kind == "quotient" else "left out"
+                yield f"{_is(operand.noun)} {how}", rest[0] if len(rest) == 1 else node.over(*rest)
 
-    return _each(tree, change)
+    yield from _each(tree, change)
+    leaves = [node for node, _ in nodes(tree) if node.kind == "tensor"]
+    if len(leaves) == 1 and leaves[0].what != TOKENS:
+        yield "everything is left out", leaves[0]
 
 
-def twice(place: Site, tree: Node) -> Edits:
+def centred(place: Place, tree: Node) -> Edits:
+    """Numbers whose mean is subtracted from them."""
+    for node in dict.fromkeys(node.inputs[0] for node, _ in nodes(tree) if node.kind == "reduction"):
+        mean = Node("reduction", (node,), "the mean", "mean")
+        yield f"the mean is subtracted from {node.noun}", replaced(tree, node, Node("difference", (node, mean), node.noun))
+
+
+def twice(place: Place, tree: Node) -> Edits:
     """A step that is done twice."""
 
     def change(node: Node) -> Edits:
@@ -82,7 +92,7 @@ def twice(place: Site, tree: Node) -> Edits:
         yield "it is done twice", replaced(tree, leaves[0], tree)
 
 
-def inverted(place: Site, tree: Node) -> Edits:
+def inverted(place: Place, tree: Node) -> Edits:
     """The opposite of a step."""
 
     def change(node: Node) -> Edits:
@@ -104,7 +114,7 @@ def inverted(place: Site, tree: Node) -> Edits:
     yield "the sign is flipped", Node("product", (tree, constant("-1", -1.0)))
 
 
-def moved(place: Site, tree: Node) -> Edits:
+def moved(place: Place, tree: Node) -> Edits:
     """A step that comes before the one it follows, or first of all."""
 
     def change(outer: Node) -> Edits:
@@ -130,7 +140,7 @@ def _said(node: Node) -> str:
     return _name(node) if node.kind in functions.OF_ONE else node.inputs[1].noun
 
 
-def other_function(place: Site, tree: Node) -> Edits:
+def other_function(place: Place, tree: Node) -> Edits:
     """Another function of the same table."""
 
     def change(node: Node) -> Edits:
@@ -147,7 +157,7 @@ def other_function(place: Site, tree: Node) -> Edits:
 # --- operands ---------------------------------------------------------------------------------------------------------------------------
 
 
-def exchanged(place: Site, tree: Node) -> Edits:
+def exchanged(place: Place, tree: Node) -> Edits:
     """Two tensors in each other's place, or one of them in both."""
     leaves = [node for node, _ in nodes(tree) if node.kind == "tensor"]
     for i, a in enumerate(leaves):
@@ -163,23 +173,23 @@ def _with_both(tree: Node, a: Node, b: Node) -> Node:
     return replaced(replaced(replaced(tree, a, held), b, a), held, b)
 
 
-def other_tensor(place: Site, tree: Node) -> Edits:
+def other_tensor(place: Place, tree: Node) -> Edits:
     """Another tensor of its shape in the place of one: a layer's input, what a norm read, what the layer before gave."""
     for leaf, parents in nodes(tree):
         for key in _beside(place, leaf.what) if leaf.kind == "tensor" else ():
-            yield f"{_near(key, place)} is read instead of {leaf.what.name}", replaced(tree, leaf, tensor(key))
+            yield f"{_near(key, place)} is read instead of {leaf.noun.rstrip(',')}", replaced(tree, leaf, tensor(key))
             for parent in parents if len(parents) > 1 else ():
                 new = parent.over(*(tensor(key) if child is leaf else child for child in parent.inputs))
                 yield f"{parent.noun} is that of {_near(key, place)}", replaced(tree, parent, new)
 
 
-def added(place: Site, tree: Node) -> Edits:
+def added(place: Place, tree: Node) -> Edits:
     """A tensor of the same shape that is added."""
     for key in _beside(place, place.key):
         yield f"{_near(key, place)} is added", Node("sum", (tree, tensor(key)))
 
 
-def _beside(place: Site, other: Key) -> Iterator[Key]:
+def _beside(place: Place, other: Key) -> Iterator[Key]:
     """Yields the tensors of the same shape that an engine has at hand: those around the layers, of its layer and of the one before."""
     axes, layer = _AXES.get(other.name), place.key.layer
     for operation in operations(place.model, place.dialect):
@@ -191,18 +201,20 @@ def _beside(place: Site, other: Key) -> Iterator[Key]:
             yield key
 
 
-def _near(key: Key, place: Site) -> str:
+def _near(key: Key, place: Place) -> str:
+    if place.key.layer is not None and key == layer_input(place.model, place.key.layer):
+        return "the layer's input"
     return key.name if key.layer in (None, place.key.layer) else f"{key.name} of layer {key.layer}"
 
 
-def other_weight(place: Site, tree: Node) -> Edits:
+def other_weight(place: Place, tree: Node) -> Edits:
     """A weight of another layer, or of another step."""
     for node, _ in nodes(tree):
         for noun, value in _others(place, node) if node.kind == "constant" else ():
             yield f"{noun} instead of {node.noun}", replaced(tree, node, constant(node.noun, value))
 
 
-def _others(place: Site, node: Node) -> Iterator[tuple[str, object]]:
+def _others(place: Place, node: Node) -> Iterator[tuple[str, object]]:
     """Yields what else of the model has the shape of a constant, in words."""
     field = _field(place)
     layers = [(f"that of layer {n}", layer) for n, layer in enumerate(place.model.layers) if n != place.key.layer and place.layer]
@@ -221,7 +233,19 @@ def _others(place: Site, node: Node) -> Iterator[tuple[str, object]]:
                 yield noun, value
 
 
-def _field(place: Site) -> str:
+def other_product(place: Place, tree: Node) -> Edits:
+    """The matrix, scale and bias of another product."""
+    if place.layer is None or place.key.name not in FIELDS:
+        return
+    others = [(name, getattr(place.layer, field)) for name, field in FIELDS.items() if name != place.key.name]
+    layers = enumerate(place.model.layers)
+    others += [(f"layer {n}", getattr(layer, FIELDS[place.key.name])) for n, layer in layers if n != place.key.layer]
+    for noun, linear in others:
+        if linear is not None and linear.shape == place.linear.shape:
+            yield f"the weights of {noun} are used", matrix_product(place, tensor(place.operation.inputs[0]), linear)
+
+
+def _field(place: Place) -> str:
     name = place.key.name
     return FIELDS.get(name, HEAD_NORMS.get(name, name))
 
@@ -235,7 +259,7 @@ def _part(linear: Linear, noun: str) -> object:
     return lambda: matrix_of(linear)
 
 
-def by_one(place: Site, tree: Node) -> Edits:
+def by_one(place: Place, tree: Node) -> Edits:
     """A weight that is one too large or too small, as where an engine adds 1 itself, or the file has done it."""
     for node, _ in nodes(tree):
         if node.kind == "constant" and np.ndim(node.value) and not callable(node.value):
@@ -245,7 +269,7 @@ def by_one(place: Site, tree: Node) -> Edits:
             yield f"1 is added to {node.noun}", replaced(tree, node, Node("sum", (node, constant("1", 1.0)), node.noun))
 
 
-def zero(place: Site, tree: Node) -> Edits:
+def zero(place: Place, tree: Node) -> Edits:
     """A tensor that is not there."""
     for node, _ in nodes(tree):
         if node.kind == "tensor" and node.what != TOKENS:
@@ -255,7 +279,7 @@ def zero(place: Site, tree: Node) -> Edits:
 # --- order ------------------------------------------------------------------------------------------------------------------------------
 
 
-def order(place: Site, tree: Node) -> Edits:
+def order(place: Place, tree: Node) -> Edits:
     """Things along an axis in another order."""
     for node, _ in nodes(tree):
         for axis, noun in _axes_of(node, tree):
@@ -290,7 +314,7 @@ def _axes_of(node: Node, tree: Node) -> Iterator[tuple[int, str]]:
         yield 1, "elements of the result"
 
 
-def transposed(place: Site, tree: Node) -> Edits:
+def transposed(place: Place, tree: Node) -> Edits:
     """A matrix, or heads, read along the other axis."""
     for node, _ in nodes(tree):
         if node.kind == "constant" and node.noun in ("the matrix", "the head's matrix"):
@@ -308,7 +332,7 @@ def transposed(place: Site, tree: Node) -> Edits:
 # --- attention and rotation -------------------------------------------------------------------------------------------------------------
 
 
-def heads(place: Site, tree: Node) -> Edits:
+def heads(place: Place, tree: Node) -> Edits:
     """A query head that reads the keys and values of another group."""
     if all(node.kind != "grouped" for node, _ in nodes(tree)):
         return
@@ -331,7 +355,7 @@ def _with_head(x: Array, head: int, source: int) -> Array:
     return x
 
 
-def turns(place: Site, tree: Node) -> Edits:
+def turns(place: Place, tree: Node) -> Edits:
     """Another use of sines and cosines, and the other layout of pairs."""
 
     def change(node: Node) -> Edits:
@@ -340,11 +364,16 @@ def turns(place: Site, tree: Node) -> Edits:
             for words in functions.TURNS:
                 yield words, replace(node, what=(layout, words))
             other, said = (
-                ("adjacent", "pairs are adjacent, not halves") if layout == "halves" else ("halves", "pairs are halves, not adjacent")
+                ("adjacent", f"pairs are interleaved {_ADJACENT} instead of halves {_HALVES}")
+                if layout == "halves"
+                else ("halves", f"pairs are halves {_HALVES} instead of adjacent {_ADJACENT}")
             )
             yield said, replace(node, what=(other, "right"))
 
     return _each(tree, change)
+
+
+_HALVES, _ADJACENT = "(i, i + K/2)", "(2i, 2i+1)"
 
 
 class _Positions(NamedTuple):
@@ -368,13 +397,14 @@ _POSITIONS = (
 )
 
 
-def positions(place: Site, tree: Node) -> Edits:
+def positions(place: Place, tree: Node) -> Edits:
     """Other positions of the tokens."""
 
     def change(node: Node) -> Edits:
         if node.kind != "positions":
             return
         yield "positions are in the opposite order", Node("order", (node,), node.noun, ("in the opposite order", 0))
+        yield "the last token is one position too far", Node("opaque", (node,), node.noun, lambda t: t + (t == len(t) - 1))
         yield "positions are all the last one", Node("order", (node,), node.noun, ("all the last one", 0))
         for words, rule in _POSITIONS:
             for n in range(1, max(place.length, 2)):
@@ -386,7 +416,7 @@ def positions(place: Site, tree: Node) -> Edits:
 # --- numbers and types ------------------------------------------------------------------------------------------------------------------
 
 
-def rounded(place: Site, tree: Node) -> Edits:
+def rounded(place: Place, tree: Node) -> Edits:
     """Numbers that are kept in fewer bits: both operands of products, or the numbers between two steps."""
     products = [node for node, _ in nodes(tree) if node.kind in _PRODUCTS]
     for kind in functions.TYPES:
@@ -416,7 +446,7 @@ def _candidates(noun: str, right: float) -> tuple[float, ...]:
     """Numbers between which another one lies. Behind a rounding the error is no smooth function of it, so those are the likely ones."""
     if noun == "the largest code":
         return _CODES
-    wide = (1e-8, 1e-6, 1e-4, 1e-2, *_RELATIVE, 1e4, 1e6) if noun in ("epsilon", "RoPE's base") else _RELATIVE
+    wide = (1e-8, 1e-6, 1e-4, 1e-2, *_RELATIVE, 1e4, 1e6) if noun in ("epsilon", "the frequency base") else _RELATIVE
     return tuple(right * x for x in wide)
 
 
@@ -428,7 +458,7 @@ class Family(NamedTuple):
     of: Callable[[float], Node]
 
 
-def numbers(place: Site, tree: Node) -> Iterator[Family]:
+def numbers(place: Place, tree: Node) -> Iterator[Family]:
     """Another number in the place of one of the model's."""
     for node, _ in nodes(tree):
         if node.is_number:
@@ -440,7 +470,7 @@ def numbers(place: Site, tree: Node) -> Iterator[Family]:
             yield Family(f"{node.noun} is {{number:.6g}} instead of {right:.6g}", _candidates(node.noun, right), with_number)
 
 
-def factors(place: Site, tree: Node) -> Iterator[Family]:
+def factors(place: Place, tree: Node) -> Iterator[Family]:
     """A value between two steps that is multiplied by a number."""
     for node, parents in nodes(tree):
         if node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS):
@@ -452,7 +482,7 @@ def factors(place: Site, tree: Node) -> Iterator[Family]:
             yield Family(f"{_is(noun)} {{number:.6g}} times what is right", _RELATIVE, times)
 
 
-def shifts(place: Site, tree: Node) -> Iterator[Family]:
+def shifts(place: Place, tree: Node) -> Iterator[Family]:
     """A number that is added to a value between two steps."""
     for node, parents in nodes(tree):
         if node.kind in _VALUES and node.kind != "outer":
@@ -464,7 +494,7 @@ def shifts(place: Site, tree: Node) -> Iterator[Family]:
             yield Family(f"{{number:.6g}} is added to {noun}", (*np.geomspace(-10, -0.01, 5), *np.geomspace(0.01, 10, 5)), shifted)
 
 
-def limits(place: Site, tree: Node) -> Iterator[Family]:
+def limits(place: Place, tree: Node) -> Iterator[Family]:
     """A value between two steps that is clipped."""
     for node, parents in nodes(tree):
         if node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS):
@@ -477,11 +507,12 @@ def limits(place: Site, tree: Node) -> Iterator[Family]:
                 yield Family(f"{_is(noun)} clipped {words} {{number:.4g}}", tuple(np.geomspace(0.01, 100, 10)), clipped)
 
 
-KINDS: dict[str, Callable[[Site, Node], Edits]] = {
+KINDS: dict[str, Callable[[Place, Node], Edits]] = {
     "left_out": left_out,
     "other_function": other_function,
     "inverted": inverted,
     "twice": twice,
+    "centred": centred,
     "moved": moved,
     "exchanged": exchanged,
     "by_one": by_one,
@@ -491,13 +522,19 @@ KINDS: dict[str, Callable[[Site, Node], Edits]] = {
     "transposed": transposed,
     "order": order,
     "other_weight": other_weight,
+    "other_product": other_product,
     "other_tensor": other_tensor,
     "added": added,
     "zero": zero,
     "rounded": rounded,
 }
 """Kinds of edits, the likelier first."""
-FAMILIES: dict[str, Callable[[Site, Node], Iterator[Family]]] = {"numbers": numbers, "factors": factors, "shifts": shifts, "limits": limits}
+FAMILIES: dict[str, Callable[[Place, Node], Iterator[Family]]] = {
+    "numbers": numbers,
+    "factors": factors,
+    "shifts": shifts,
+    "limits": limits,
+}
 """Kinds of edits with a number."""
 
 
@@ -507,14 +544,14 @@ def described(kind: str) -> str:
     return (function.__doc__ or "").strip().removesuffix(".")
 
 
-def families(kind: str, place: Site) -> Iterator[Family]:
+def families(kind: str, place: Place) -> Iterator[Family]:
     """Yields the edits of an operation with a number, of one kind."""
     tree = expression(place)
     if tree is not None:
         yield from FAMILIES[kind](place, tree)
 
 
-def edits(kind: str, place: Site) -> Edits:
+def edits(kind: str, place: Place) -> Edits:
     """Yields the edits of an operation, of one kind."""
     tree = expression(place)
     if tree is not None:

@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 from ... import spec
 from ...engine import cache_types
 from ...engine.dialects import EXACT, Dialect
-from ...kernels import cpu
 from ...model.records import Model
-from ...traces.points import Key
 from .. import operations as op
 from ..roundings import NARROW, to_float16
-from ..variant import Floats, Variant
+from ..variant import Variant
+from .edited import named
 from .mistake import Array, Compute, Computes, Engines, Mistake, Site, Values, alike
-from .rope import rotates
 
 Round = Callable[[Array], Array]
 Sees = Callable[[NDArray, NDArray], NDArray[np.bool_]]
@@ -137,10 +135,6 @@ def _scale(scale: Callable[[Site], float]) -> Callable[[Site], Compute]:
     return lambda site: seeing(site, partial(causal, window_of(site)), scale=scale(site))
 
 
-def _raw(site: Site) -> list[Key]:
-    return [Key(name, site.index) for name in ("Qcur", "Kcur", "Vcur")]
-
-
 def _windowed(mask: Callable[[int], Sees]) -> Callable[[Site], Computes]:
     """A mistake that only layers with a window can make."""
 
@@ -150,6 +144,10 @@ def _windowed(mask: Callable[[int], Sees]) -> Callable[[Site], Computes]:
             yield {"window": limit}, seeing(site, mask(limit))
 
     return compute
+
+
+def _rotates(model: Model, dialect: Dialect) -> bool:
+    return model.config.rope != "none"
 
 
 def _has_window(model: Model, dialect: Dialect) -> bool:
@@ -168,23 +166,6 @@ def _masked_after(site: Site) -> Compute:
 
 def _added_ones(site: Site) -> Compute:
     return with_mask(site, lambda i, j: causal(window_of(site), i, j).astype(np.float64))
-
-
-def _heads_last(site: Site) -> Compute:
-    c = site.config
-
-    def compute(q: Array, k: Array, v: Array) -> Array:
-        return right(site, q, k, v).reshape(len(q), c.heads, c.head_dim).transpose(0, 2, 1).reshape(len(q), -1)
-
-    return site.of(compute)
-
-
-def _unrotated(site: Site) -> Compute:
-    return lambda values: right(site, *(values[key] for key in _raw(site)))
-
-
-def _keys_unrotated(site: Site) -> Compute:
-    return lambda values: right(site, values[site.operation.inputs[0]], *(values[key] for key in _raw(site)[1:]))
 
 
 def _values_rotated(site: Site) -> Compute:
@@ -257,19 +238,6 @@ def _float16_scaled(site: Site) -> Computes:
 # --- whole engines --------------------------------------------------------------------------------------------------------------------
 
 
-def _attends(change: Callable[..., Floats]) -> Callable[[Variant], Variant]:
-    """Engines with other attention kernels: change(attend, q, *rest)."""
-    return lambda base: base.with_operations(**{name: partial(change, getattr(cpu, name)) for name in ("attend", "attend_float16")})
-
-
-def _root(q: Floats) -> np.float32:
-    return np.float32(q.shape[2] ** 0.5)
-
-
-def _engine_no_window(base: Variant) -> Variant | None:
-    return None if base.model.config.window is None else base.with_config(window=None)
-
-
 def _engine_window_layers(base: Variant) -> Engines:
     c = base.model.config
     for how, by in (("later", 1), ("earlier", -1)) if c.window is not None and c.window_layers else ():
@@ -278,39 +246,31 @@ def _engine_window_layers(base: Variant) -> Engines:
             yield {"how": how}, base.with_config(**moved)
 
 
-def _engine_in_turn(base: Variant) -> Variant | None:
-    c = base.model.config
-    order = np.argsort(np.arange(c.heads) % c.kv_heads, kind="stable")
-
-    def reordered(attend: Callable[..., Floats], q: Floats, *rest: object) -> Floats:
-        out = np.empty_like(q)
-        out[:, order] = attend(np.ascontiguousarray(q[:, order]), *rest)
-        return out
-
-    return _attends(reordered)(base) if 1 < c.kv_heads < c.heads else None
-
-
 _by_window = _windowed(lambda limit: lambda i, j: j <= i)
-_unscaled = _attends(lambda attend, q, *rest: attend(q * _root(q), *rest))
-_by_width = _attends(lambda attend, q, *rest: attend(q / _root(q), *rest))
 _ONE_LAYER = "the layers with the window are one layer {how} than in the model"
 _IN_TURN = "dealt out in turn (h % G) instead of in groups"
 WHOLE_ENGINE = (
+    *named(
+        "attention",
+        AT,
+        ("unscaled", "left_out: the score scale is left out", "scores are not scaled by 1/sqrt(K)", ""),
+        ("divided_by_width", "twice: the score scale is applied twice", "scores are divided by K instead of its root", ""),
+    ),
     *alike(
         "attention",
         AT,
-        ("unscaled", "scores are not scaled by 1/sqrt(K)", _scale(lambda site: 1.0), _unscaled),
-        ("divided_by_width", "scores are divided by K instead of its root", _scale(lambda site: 1 / site.config.head_dim), _by_width),
+        ("no_window", "the window is missing: all tokens before are seen", _by_window),
+        ("heads_in_turn", f"key-value heads are {_IN_TURN}", _heads(_in_turn, _in_turn)),
+        everywhere="",
     ),
-    Mistake("attention.no_window", "the window is missing: all tokens before are seen", AT, _has_window, _by_window, _engine_no_window),
     Mistake("attention.window_layers", _ONE_LAYER, when=_has_window, engine=_engine_window_layers),
-    Mistake("attention.heads_in_turn", f"key-value heads are {_IN_TURN}", AT, compute=_heads(_in_turn, _in_turn), engine=_engine_in_turn),
 )
 _FLOAT16 = "float16 roundings"
 _OF_GGML = "keys and values{queries} are rounded to {kind}, as in a KV cache of ggml: declare it (--precision kv={kind})"
 _AS_BITNET_CPP = f"{_FLOAT16}: declare the dialect bitnet.cpp (--as bitnet.cpp)"
 _SCALED = f"{_FLOAT16}, of queries that are scaled already: declare them (--as llama.cpp-f16kv)"
 _FIRST_LOST = "keys and values of the first token are lost, or it is not fed, as a BOS that is missing"
+_RAW_KEYS = "other_tensor: Kcur is read instead of Kcur_rope"
 OTHERS = (
     Mistake("dialect.no_float16", f"{_FLOAT16} are not there: declare the dialect exact", AT, compute=_not_float16, fault=False),
     *alike(
@@ -350,24 +310,23 @@ OTHERS = (
         ("first_head", "every query head reads the first key-value head", _heads(_first_head, _first_head)),
         ("heads_reversed", "key-value heads are in the opposite order", _heads(_reversed, _reversed)),
         ("divided_by_model_width", "scores are divided by the root of the model width", _scale(lambda site: site.config.width**-0.5)),
-        ("multiplied", "scores are multiplied by sqrt(K)", _scale(lambda site: site.config.head_dim**0.5)),
-        ("transposed", "heads and head width are transposed in the output", _heads_last),
     ),
-    *alike(
+    *named(
         "attention",
         AT,
-        ("unrotated", "queries and keys are not rotated", _unrotated),
-        ("keys_unrotated", "keys are not rotated", _keys_unrotated),
-        ("values_rotated", "values are rotated too, as if they were keys", _values_rotated),
-        when=rotates,
+        ("multiplied", "inverted: the score scale is divided by instead of multiplied", "scores are multiplied by sqrt(K)"),
+        ("transposed", "transposed: heads and their elements are transposed", "heads and head width are transposed in the output"),
+        ("unrotated", f"{_RAW_KEYS} + other_tensor: Qcur is read instead of Qcur_rope", "queries and keys are not rotated"),
+        ("keys_unrotated", _RAW_KEYS, "keys are not rotated"),
     ),
+    Mistake("attention.values_rotated", "values are rotated too, as if they were keys", AT, _rotates, _values_rotated),
     Mistake("cache.ggml", _OF_GGML, AT, compute=_ggml_cache, fault=False),
     Mistake("cache.narrow", "keys and values are rounded, as a cache of {kind} does", AT, compute=_narrow_cache, fault=False),
-    *alike(
+    *named(
         "attention",
         AT,
-        ("values_are_keys", "values are the keys", _of_right(lambda q, k, v: (q, k, k))),
-        ("keys_values_swapped", "keys and values are swapped", _of_right(lambda q, k, v: (q, v, k))),
+        ("values_are_keys", "exchanged: Kcur{x} is read instead of Vcur", "values are the keys"),
+        ("keys_values_swapped", "exchanged: Vcur and Kcur{x} are exchanged", "keys and values are swapped"),
     ),
     Mistake("cache.first_lost", _FIRST_LOST, AT, compute=_mask(lambda w: lambda i, j: causal(w, i, j) & ((j > 0) | (i == 0)))),
     *alike(

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from ...base.errors import listed
 from ...engine.dialects import DIALECTS, Dialect
 from ...model.records import Model
-from ...traces.points import Key
-from ..graph import Operation
-from ..variant import Variant
+from ...traces.points import FIELDS, Key
+from ..graph import HEAD_NORMS, Operation, operations
+from ..variant import Variant, with_computed
 from . import anywhere, attention, conversions, edited, experts, gates, hidden, layers, matrices, norms, pooling, quantiser, rope, switches
 from .mistake import Array, Cause, Compute, Fit, Mistake, Numbers, Site, Sought, cause
 
@@ -86,7 +86,7 @@ def at_operation(
     model: Model, dialect: Dialect, operation: Operation, mistakes: Sequence[Mistake] = CATALOGUE, length: int = 0
 ) -> Iterator[Attempt]:
     """Yields every one of some mistakes that an operation can make, but for those whose number is sought."""
-    site = Site(model, dialect, operation, length)
+    site = Site(model, dialect, operation, length=length)
     for mistake in mistakes:
         if mistake.compute is not None and site.name in mistake.at and mistake.when(model, dialect):
             for numbers, compute in _each(mistake.compute(site)):
@@ -101,13 +101,13 @@ def as_rounded(model: Model, dialect: Dialect, operation: Operation, cause: Caus
 
 def in_engine(base: Variant) -> Iterator[Variant]:
     """Yields whole engines with each known mistake: those of the quantiser, also in other dialects, and then the others."""
-    yield from _engines(quantiser.MISTAKES, base)
+    yield from engines(quantiser.MISTAKES, base)
     for dialect in DIALECTS.values():
         if dialect != base.dialect:
-            for variant in _engines(quantiser.MISTAKES, replace(base, dialect=dialect)):
+            for variant in engines(quantiser.MISTAKES, replace(base, dialect=dialect)):
                 yield replace(variant, text=f"{variant.text}, in the dialect {dialect.name}")
     for group in ENGINES:
-        yield from _engines(group, base)
+        yield from engines(group, base)
 
 
 @dataclass(frozen=True)
@@ -214,15 +214,38 @@ def _where(keys: Sequence[Key], last: Key, several: bool) -> str:
 
 def hidden_engines(base: Variant) -> Iterator[Variant]:
     """Yields whole engines with each hidden mistake that is no change of single operations."""
-    yield from _engines(HIDDEN, base)
+    yield from engines(HIDDEN, base)
 
 
-def _engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:
+def engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:
     for mistake in mistakes:
+        if mistake.everywhere is not None:
+            yield from _everywhere(mistake, mistake.everywhere, base)
         if mistake.engine is not None and mistake.when(base.model, base.dialect):
             for numbers, variant in _each(mistake.engine(base)):
                 named = cause(mistake, numbers, numbers.get("where", ""))
                 yield replace(variant, text=named.text, mistake=named.id)
+
+
+def _everywhere(mistake: Mistake, where: str, base: Variant) -> Iterator[Variant]:
+    """Yields whole engines that make a mistake in every operation that can make it, or in those of each name."""
+    known: dict[str, dict[Key, Compute]] = {}
+    for operation in operations(base.model, base.dialect):
+        place = where.format(name=_name_of(operation.key)) if operation.key.layer is not None or "{" not in where else _AT_THE_END
+        for attempt in at_operation(base.model, base.dialect, operation, [mistake]):
+            known.setdefault(place + attempt.cause.text, {})[operation.key] = attempt.compute
+    for text, computes in known.items():
+        yield replace(with_computed(base, text, computes), mistake=mistake.id, weak=mistake.weak)
+
+
+_AT_THE_END = "at result_norm: "
+
+
+def _name_of(key: Key) -> str:
+    """The name of what an operation computes with, as files have it: that of its matrix or norm."""
+    if key.name.endswith("_in"):
+        return f"the norm inside {FIELDS[key.name.removesuffix('_in')]}"
+    return FIELDS.get(key.name, HEAD_NORMS.get(key.name, key.name))
 
 
 def fitted(fit: Fit) -> Iterator[tuple[Cause, Array]]:

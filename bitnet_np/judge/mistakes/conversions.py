@@ -9,11 +9,11 @@ import numpy as np
 from ...model import widen
 from ...model.records import Linear, Table, Ternary
 from .. import operations as op
-from ..graph import FIELDS, LOGITS
+from ..graph import FIELDS, LOGITS, OF_EXPERTS
 from ..narrow import rounded
 from ..precision import DIGITS, HEADS, NARROW_FLOATS
 from ..roundings import to_digits
-from . import experts, norms
+from . import norms
 from .mistake import Array, Compute, Computes, Mistake, Site
 
 CODE_TYPES = {
@@ -25,7 +25,7 @@ CODE_TYPES = {
 }
 
 MATRICES_AT = (*FIELDS, LOGITS.name)
-AT = (*MATRICES_AT, *experts.PRODUCTS, *norms.AT)
+AT = (*MATRICES_AT, *OF_EXPERTS, *norms.AT)
 
 
 def _converted(x: Array, kind: str) -> Array:
@@ -39,13 +39,9 @@ def _matrices(site: Site) -> Computes:
 
 def _narrow(site: Site, biases: bool = True) -> Computes:
     if site.name in norms.AT:
-        gain = norms.gain_of(site)
-        for kind in NARROW_FLOATS:
-            narrow = _converted(gain, kind)
-            if not np.array_equal(narrow, gain):
-                yield {"kind": kind}, norms.weighted(site, narrow)
+        yield from norms.narrow(site)
         return
-    if site.name in experts.PRODUCTS:
+    if site.name in OF_EXPERTS:
         yield from _of_experts(site)
         return
     linear, weights = site.linear, site.linear.weights
@@ -58,7 +54,7 @@ def _narrow(site: Site, biases: bool = True) -> Computes:
 def _of_experts(site: Site) -> Computes:
     """Products with the converted matrices of experts."""
     assert site.layer is not None
-    linears: list[Linear] = [getattr(expert, experts.PRODUCTS[site.name]) for expert in site.layer.experts]
+    linears: list[Linear] = [getattr(expert, OF_EXPERTS[site.name]) for expert in site.layer.experts]
     matrices = [widen.float32(x.weights).astype(np.float64) for x in linears if not isinstance(x.weights, Ternary)]
     if len(matrices) < len(linears):
         return

@@ -1,15 +1,17 @@
-"""Mistakes that nobody listed: any edit of the definition's expression of an operation (edits/)."""
+"""Mistakes that are edits of the definition's expression of an operation (edits/): those with names of their own, and any others."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
-import numpy as np
-
+from ...engine.dialects import Dialect
+from ...model.records import Model
 from ...traces.points import FIELDS, LAYER_NAMES
 from ..edits import kinds
-from ..edits.expression import Node, value_of
+from ..edits.expression import Node
 from ..graph import EMBEDDING, LOGITS, NORM, POSITIONS, SCALED
-from .mistake import Array, Compute, Computes, Mistake, Site, Sought, Values
+from .mistake import Compute, Computes, Mistake, Numbers, Site, Sought, always
 
 AT = (
     *(key.name for key in (EMBEDDING, POSITIONS, SCALED)),
@@ -17,25 +19,83 @@ AT = (
     *(f"{name}_in" for name in FIELDS),
     *(key.name for key in (NORM, LOGITS)),
 )
+EACH = "at {name} of every layer: "
+"""Where whole engines make a mistake that is in the tensors of one name: see Mistake.everywhere."""
+
+Values = Callable[[Site], Iterator[tuple[Numbers, float]]]
+"""The wrong numbers that engines have in the place of one of the model's, with what the text says of them."""
 
 
-def _compute(site: Site, tree: Node) -> Compute:
-    """The operation by an expression; NaN where that gives no tensor of its shape."""
+def named(subject: str, at: tuple[str, ...], *rows: Sequence[Any], **common: Any) -> tuple[Mistake, ...]:
+    """Edits that are well-known mistakes, by a table: the rest of an id, the edit, a text, and `everywhere` where whole engines make it.
 
-    def compute(values: Values) -> Array:
-        inputs = site.inputs(values)
-        try:
-            y = np.asarray(value_of(tree, values.__getitem__, len(inputs[0])))
-        except (ValueError, IndexError):  # shapes that do not go together
-            y = np.empty(0)
-        return y if y.ndim == 2 and len(y) == len(inputs[0]) else np.full((len(inputs[0]), 1), np.nan)
+    An edit is its kind and its words, with braces for what differs: {a} for one word, {A} for several; two edits are joined by " + ".
+    {kind} for float16 or bfloat16. The text may have the same braces. common: other fields of Mistake, the same for all.
+    """
+    return tuple(
+        Mistake(f"{subject}.{id}", text, at, compute=partial(recognised, edit), **dict(zip(("everywhere",), rest, strict=False)), **common)
+        for id, edit, text, *rest in rows
+    )
 
-    return compute
+
+def numbered(
+    subject: str,
+    at: tuple[str, ...],
+    *rows: tuple[str, str, str, Values],
+    when: Callable[[Model, Dialect], bool] = always,
+    **common: Any,
+) -> tuple[Mistake, ...]:
+    """The same of numbers of the model: the rest of an id, the noun of the number, a text, and the wrong numbers."""
+    return tuple(
+        Mistake(f"{subject}.{id}", text, at, when, partial(_with_numbers, noun, values), **common) for id, noun, text, values in rows
+    )
+
+
+def recognised(edit: str, site: Site) -> Computes:
+    """The edits of a site that have these words, with what stands for the braces."""
+    first, *others = edit.split(" + ")
+    kind, words = first.split(": ", 1)
+    known = list(_matching(words, site.edits(kind)))
+    for more in others:
+        kind, words = more.split(": ", 1)
+        known = [
+            ({**numbers, **added}, edited)
+            for numbers, tree in known
+            for added, edited in _matching(words, kinds.KINDS[kind](site, tree))
+            if all(numbers.get(name, value) == value for name, value in added.items())
+        ]
+    for numbers, tree in known:
+        yield numbers, site.edited(tree)
+
+
+def _matching(words: str, edits: Any) -> Iterator[tuple[Numbers, Node]]:
+    parts = re.split(r"(\{\w+\})", words)
+    pattern = "".join(
+        re.escape(part) if part[:1] != "{" else f"(?P<{part[1:-1]}>{_BRACES.get(part, '.+' if part[1].isupper() else '[^ ]*')})"
+        for part in parts
+    )
+    for said, tree in edits:
+        match = re.fullmatch(pattern, said)
+        if match is not None:
+            yield match.groupdict(), tree
+
+
+_BRACES = {"{kind}": "b?float16"}
+
+
+def _with_numbers(noun: str, values: Values, site: Site) -> Computes:
+    families = [family for family in kinds.families("numbers", site) if family.words.startswith(f"{noun} is ")]
+    for family in families:
+        for numbers, value in values(site):
+            yield numbers, site.edited(family.of(value))
+
+
+# --- those without a name -----------------------------------------------------------------------------------------------------------------
 
 
 def _edits(kind: str, site: Site) -> Computes:
-    for words, tree in kinds.edits(kind, site):
-        yield {"what": words}, _compute(site, tree)
+    for words, tree in site.edits(kind):
+        yield {"what": words}, site.edited(tree)
 
 
 def _families(kind: str, site: Site) -> Iterator[Sought]:
@@ -44,7 +104,7 @@ def _families(kind: str, site: Site) -> Iterator[Sought]:
 
 
 def _with_number(site: Site, family: kinds.Family, number: float) -> Compute:
-    return _compute(site, family.of(number))
+    return site.edited(family.of(number))
 
 
 MISTAKES: tuple[Mistake, ...] = (

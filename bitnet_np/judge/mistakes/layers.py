@@ -2,21 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import spec
 from ...engine.dialects import Dialect
 from ...model import widen
 from ...model.records import Model
-from ...traces.points import Key
 from .. import operations as op
-from ..roundings import to_float16
 from ..variant import Variant
-from .mistake import Array, Compute, Engines, Mistake, Site, Values, alike
+from .edited import named
+from .mistake import Array, Compute, Engines, Mistake, Site
 
 RESIDUALS = ("ffn_inp", "l_out")
 HEAD = ("result_output",)
@@ -35,61 +32,39 @@ def _is_sequential(model: Model, dialect: Dialect) -> bool:
     return not model.config.parallel_residual
 
 
-def _of_two(function: Callable[[Array, Array], Array]) -> Callable[[Site], Compute | None]:
-    """A mistake in the sum of a residual and one branch."""
-    return lambda site: site.of(function) if len(site.operation.inputs) == 2 else None
+def _skipped(site: Site) -> Compute:
+    return lambda values: values[site.layer_input]
 
 
-def _with_layer_input(function: Callable[[Array, Array, Array], Array]) -> Callable[[Site], Compute | None]:
-    """A mistake in the same sum, with the layer's input: function(the input, the residual, the branch)."""
-
-    def compute(site: Site) -> Compute | None:
-        two = len(site.operation.inputs) == 2
-        return (lambda values: function(values[site.layer_input], *site.inputs(values))) if two else None
-
-    return compute
-
-
-def _normed_residual(site: Site) -> Compute | None:
-    name = "attn_norm" if site.name == "ffn_inp" else "ffn_norm"
-    if len(site.operation.inputs) != 2 or getattr(site.layer, name) is None:
-        return None
-    return lambda values: values[Key(name, site.index)] + values[site.operation.inputs[1]]
-
-
-def _sum_of_branches(site: Site) -> Compute:
-    return site.of(lambda residual, *branches: np.sum(branches, axis=0))
-
-
-_BEHIND = ("l_out",)
 _SKIPPED = "the layer's output is the layer's input: the layer is skipped"
+_NORMED = "other_tensor: {x}_norm is read instead of the residual, {h}"
 _RESIDUALS = (
-    Mistake("residual.missing", "the residual is missing", RESIDUALS, compute=_sum_of_branches),
-    *alike(
+    *named("residual", RESIDUALS, ("missing", "left_out: the residual, {h}, is left out", "the residual is missing")),
+    *named(
         "residual",
-        _BEHIND,
-        ("no_attention", "attention's branch is missing", lambda site: site.of(lambda h, ffn, attention: h + ffn)),
-        ("no_feed_forward", "the feed-forward's branch is missing", lambda site: site.of(lambda h, ffn, attention: h + attention)),
+        ("l_out",),
+        ("no_attention", "left_out: attn_{x} is left out", "attention's branch is missing"),
+        ("no_feed_forward", "left_out: ffn_{x} is left out", "the feed-forward's branch is missing"),
         when=_is_parallel,
     ),
-    *alike(
+    *named(
         "residual",
         RESIDUALS,
-        ("alone", "the branch is missing, only the residual comes through", _of_two(lambda a, b: a)),
-        ("normed", "the residual is the normed input", _normed_residual),
-        ("subtracted", "the residual is subtracted", _of_two(lambda a, b: b - a)),
-        ("branch_subtracted", "the branch is subtracted", _of_two(lambda a, b: a - b)),
-        ("twice", "the residual is added twice", _of_two(lambda a, b: 2 * a + b)),
+        ("alone", "left_out: {branch} is left out", "the branch is missing, only the residual comes through"),
+        ("normed", _NORMED, "the residual is the normed input"),
+        ("subtracted", "inverted: the residual, {h}, is subtracted", "the residual is subtracted"),
+        ("branch_subtracted", "inverted: {branch} is subtracted", "the branch is subtracted"),
+        ("twice", "twice: the residual, {h}, is applied twice", "the residual is added twice"),
         when=_is_sequential,
     ),
-    *alike(
+    *named(
         "residual",
-        _BEHIND,
-        ("layer_input", "the residual is the layer's input", _with_layer_input(lambda h, a, b: h + b)),
-        ("layer_input_too", "the layer's input is added once more", _with_layer_input(lambda h, a, b: h + (a + b))),
+        ("l_out",),
+        ("layer_input", "other_tensor: the layer's input is read instead of the residual, {h}", "the residual is the layer's input"),
+        ("layer_input_too", "added: the layer's input is added", "the layer's input is added once more"),
         when=_is_sequential,
     ),
-    Mistake("layers.skipped", _SKIPPED, RESIDUALS, _is_sequential, _with_layer_input(lambda h, a, b: h)),
+    Mistake("layers.skipped", _SKIPPED, RESIDUALS, _is_sequential, _skipped),
 )
 
 
@@ -100,56 +75,13 @@ def _table(site: Site) -> Array:
     return widen.float32(site.model.head).astype(np.float64)
 
 
-def _logits(site: Site, x: Array, table: Array) -> Array:
-    """Logits of another input [T, M], or by another table [V, M]."""
-    bias = site.linear.bias
-    return site.finished(x @ table.T + (0.0 if bias is None else bias.astype(np.float64)))
-
-
-def _of_input(change: Callable[[Array], Array], site: Site) -> Compute:
-    """The head, with its input changed."""
-    table = _table(site)
-    return site.of(lambda x: _logits(site, change(x), table))
-
-
-def _by_table(site: Site, table: Array) -> Compute:
-    """The head, by another table."""
-    return site.of(lambda x: _logits(site, x, table))
-
-
-def _norm_skipped(site: Site) -> Compute:
-    table = _table(site)
-
-    def compute(values: Values) -> Array:
-        return _logits(site, values[Key("l_out", len(site.model.layers) - 1)], table)
-
-    return compute
-
-
-def _in_codes(x: Array) -> Array:
-    q, scale = spec.quantize(x)
-    return q / scale
-
-
-def _float16_input(site: Site) -> Compute | None:
-    return None if site.dialect.in_float16 else _of_input(to_float16, site)
-
-
-def _float32_input(site: Site) -> Compute | None:
-    return _by_table(site, _table(site)) if site.dialect.in_float16 and not site.dialect.ggml_activations else None
-
-
-def _column_by_column(site: Site) -> Compute:
-    table = _table(site)
-    return _by_table(site, table.reshape(table.shape[::-1]).T)
-
-
 def _untied(model: Model, dialect: Dialect) -> bool:
     return model.output is not None
 
 
 def _tied(site: Site) -> Compute:
-    return _by_table(site, widen.float32(site.model.token_embd).astype(np.float64))
+    tied = replace(site.model, output=None)
+    return site.of(lambda x: op.head(tied, site.dialect, x).value)
 
 
 def _engine_tied(base: Variant) -> Variant | None:
@@ -177,12 +109,22 @@ def _scaled_embedding(site: Site) -> Compute:
 _FLOAT16 = "the head's input is rounded to float16: declare the dialect bitnet.cpp (--as bitnet.cpp)"
 _FLOAT32 = "the head's input is not rounded to float16: declare the dialect exact"
 _COLUMNS = "the head's matrix is read column by column, not row by row: [D, V] for [V, D]"
+_UNNORMED = "other_tensor: l_out of layer {n} is read instead of result_norm"
 _ENDS = (
-    Mistake("head.unnormed", "the final norm is skipped", HEAD, compute=_norm_skipped),
-    Mistake("head.int8", "the head's input is quantised to int8", HEAD, compute=partial(_of_input, _in_codes)),
-    Mistake("dialect.head_float16", _FLOAT16, HEAD, compute=_float16_input, fault=False),
-    Mistake("dialect.head_not_float16", _FLOAT32, HEAD, compute=_float32_input, fault=False),
-    Mistake("head.column_by_column", _COLUMNS, HEAD, compute=_column_by_column),
+    *named(
+        "head",
+        HEAD,
+        ("unnormed", _UNNORMED, "the final norm is skipped: l_out of layer {n} is read"),
+        ("int8", "rounded: result_norm: rounded to int8 with a scale for each row", "the head's input is quantised to int8"),
+        ("column_by_column", "transposed: the head's matrix is read column by column, as if it were transposed", _COLUMNS),
+    ),
+    *named(
+        "dialect",
+        HEAD,
+        ("head_float16", "rounded: result_norm: rounded to float16", _FLOAT16),
+        ("head_not_float16", "left_out: the rounding of the head's input is left out", _FLOAT32),
+        fault=False,
+    ),
     Mistake("embedding.scaled", "embeddings are scaled by the root of the width", EMBEDDING, compute=_scaled_embedding),
 )
 

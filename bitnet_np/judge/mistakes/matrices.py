@@ -1,6 +1,6 @@
 """Mistakes in products: scales, codes, weights, biases, inputs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...engine.dialects import EXACT, LLAMA_CPP, Dialect
-from ...model import packing, widen
-from ...model.records import GATE_UP, MATRICES, QKV, Layer, Linear, Model, Ternary, Weights
-from ...traces.points import Key
+from ...model import packing
+from ...model.records import GATE_UP, MATRICES, QKV, Layer, Linear, Model, Ternary
 from .. import operations as op
 from ..graph import FIELDS
 from ..roundings import NARROW, to_float16
 from ..variant import Variant, scale_of, times
+from .edited import EACH, named
 from .mistake import Array, Compute, Computes, Engines, Mistake, Numbers, Site, alike
-from .quantiser import plain_ternary, quantises
+from .quantiser import plain_ternary
 
 AT = tuple(FIELDS)
 _LAYOUT_128 = [6, 4, 2, 0]  # where a byte of I2_S has its four codes
@@ -27,12 +27,6 @@ _LAYOUT_128 = [6, 4, 2, 0]  # where a byte of I2_S has its four codes
 def every(name: str) -> Numbers:
     """The prefix of a whole engine's mistake: the field of the layers that has it."""
     return {"where": f"at {name} of every layer: "}
-
-
-def in_fields(base: Variant, names: Iterable[str], change: Callable[[Any], Any]) -> Engines:
-    """Yields engines in which one of these fields is changed in every layer that has it."""
-    for name in base.present(tuple(names)):
-        yield every(name), base.with_field(name, change)
 
 
 def right(site: Site, x: Array) -> Array:
@@ -45,27 +39,11 @@ def after(site: Site, change: Callable[[Array], Array]) -> Compute:
     return site.of(lambda x: change(right(site, x)))
 
 
-# --- biases ---------------------------------------------------------------------------------------------------------------------------
-
-
-def _has_bias(model: Model, dialect: Dialect) -> bool:
-    return any(getattr(layer, name) is not None and getattr(layer, name).bias is not None for layer in model.layers for name in MATRICES)
-
-
-def _bias_times(factor: float, site: Site) -> Compute | None:
-    """The product minus `factor` times its bias."""
-    bias = site.linear.bias
-    return None if bias is None else after(site, lambda y: y - factor * bias)
-
-
-def _without_bias(base: Variant) -> Engines:
-    biased = (name for name in base.present(MATRICES) if getattr(base.model.layers[0], name).bias is not None)
-    return in_fields(base, biased, partial(replace, bias=None))
-
-
-BIASES = (
-    Mistake("bias.missing", "the bias is missing", AT, _has_bias, partial(_bias_times, 1.0), _without_bias),
-    Mistake("bias.subtracted", "the bias is subtracted", AT, _has_bias, partial(_bias_times, 2.0)),
+BIASES = named(
+    "bias",
+    AT,
+    ("missing", "left_out: the bias is left out", "the bias is missing", EACH),
+    ("subtracted", "inverted: the bias is subtracted", "the bias is subtracted"),
 )
 
 
@@ -108,24 +86,6 @@ def _ternary(sums: Sums) -> Callable[[Site], Compute | None]:
 def _by_matrix(matrix: Callable[[Ternary], NDArray]) -> Callable[[Site], Compute | None]:
     """A mistake that takes another matrix for a ternary one."""
     return _ternary(lambda site, weights, q, scale: q @ matrix(weights).T.astype(np.float64))
-
-
-def _rescaled(factor: Callable[[Array, float], Array | float]) -> Callable[[Site], Compute | None]:
-    """A mistake that multiplies products by factor(the activations' steps per unit [T, 1], the weights' scale)."""
-
-    def compute(site: Site) -> Compute | None:
-        weights = plain_ternary(site)
-        if weights is None:
-            return None
-
-        def product(x: Array) -> Array:
-            q, scale = spec.quantize(x)
-            w_scale = float(weights.scale)
-            return q @ op.dense(weights).T.astype(np.float64) / scale * w_scale * factor(scale, w_scale)
-
-        return site.of(product)
-
-    return compute
 
 
 def _first(*norms: NDArray | None) -> NDArray | None:
@@ -184,24 +144,28 @@ def _borrowed_scales(base: Variant) -> Engines:
 
 
 SCALES = (
-    *alike(
+    *named(
         "scale",
         AT,
-        ("missing", "the weight scale is missing", _rescaled(lambda scale, w: 1 / w), partial(_engine_scales, lambda s: 1.0)),
-        (
-            "inverted",
-            "the weight scale divides instead of multiplying",
-            _rescaled(lambda scale, w: w**-2),
-            partial(_engine_scales, lambda s: 1 / s),
-        ),
+        ("missing", "left_out: the weight scale is left out", "the weight scale is missing"),
+        engine=partial(_engine_scales, lambda s: 1.0),
+    ),
+    *named(
+        "scale",
+        AT,
+        ("inverted", "inverted: the weight scale is divided by instead of multiplied", "the weight scale divides instead of multiplying"),
+        engine=partial(_engine_scales, lambda s: 1 / s),
     ),
     Mistake("scale.borrowed", "the weight scale of {other} is used", engine=_borrowed_scales),
-    *alike(
+    *named(
         "activation_scale",
         AT,
-        ("missing", "the activation scale is not divided out", _rescaled(lambda scale, w: scale)),
-        ("inverted", "the activation scale multiplies instead of dividing", _rescaled(lambda scale, w: scale * scale)),
-        when=quantises,
+        ("missing", "left_out: the activation scale is not divided out", "the activation scale is not divided out"),
+        (
+            "inverted",
+            "inverted: the activation scale is multiplied instead of divided by",
+            "the activation scale multiplies instead of dividing",
+        ),
     ),
 )
 
@@ -261,49 +225,6 @@ def by_matrix(site: Site, other: Linear) -> Compute:
     return site.of(lambda x: op.product(x, other, site.dialect).value)
 
 
-def _misread_as(weights: Weights, matrix: NDArray) -> Weights:
-    """Weights of the same kind that are another matrix."""
-    if isinstance(weights, Ternary):
-        return packing.pack(np.ascontiguousarray(matrix).astype(np.int8), float(weights.scale))
-    return np.ascontiguousarray(matrix)
-
-
-def _transposed(square: bool, site: Site) -> Compute | None:
-    linear = site.linear
-    if (linear.shape[0] == linear.shape[1]) != square:
-        return None
-
-    def compute(x: Array) -> Array:
-        weights = linear.weights
-        matrix = op.dense(weights) if isinstance(weights, Ternary) else widen.float32(weights)
-        other = _misread_as(weights, matrix.reshape(matrix.shape[::-1]).T)
-        return op.product(x, replace(linear, weights=other), site.dialect).value
-
-    return site.of(compute)
-
-
-def _other_matrix(site: Site) -> Computes:
-    for other, field in FIELDS.items():
-        linear: Linear | None = getattr(site.layer, field)
-        if other != site.name and linear is not None and linear.shape == site.linear.shape:
-            yield {"other": other}, by_matrix(site, linear)
-
-
-def _other_layer(site: Site) -> Computes:
-    for which, layer in site.neighbours():
-        yield {"which": which}, by_matrix(site, getattr(layer, FIELDS[site.name]))
-
-
-def _norm_skipped(site: Site) -> Computes:
-    source = site.operation.inputs[0].name
-    before = {"attn_norm": site.layer_input, "attn_sub_norm": Key("kqv_out", site.index), "ffn_sub_norm": Key("ffn_out", site.index)}
-    if not site.config.parallel_residual:
-        before["ffn_norm"] = Key("ffn_inp", site.index)
-    if source in before:
-        raw = before[source]
-        yield {"input": "the layer input" if source == "attn_norm" else raw.name, "norm": source}, lambda values: right(site, values[raw])
-
-
 def _rotated(site: Site) -> Compute:
     return after(site, lambda y: op.rope(site.model, site.dialect, y).value)
 
@@ -328,19 +249,19 @@ def _rotates(model: Model, dialect: Dialect) -> bool:
 
 
 _PAIRS = "rows of the weights are in the order of {order}: Hugging Face's order taken for Meta's, or the reverse"
+_TRANSPOSED = "the weight matrix is transposed: read column by column, not row by row"
 _DUMPED = "it is after {}: dumped from a buffer that was {} in place"
 WEIGHTS = (
     Mistake("input.narrow", "the input is rounded to {kind}", AT, compute=_narrowed, fault=False),
-    *alike(
+    *named(
         "weights",
         AT,
-        ("transposed", "the weight matrix is transposed", partial(_transposed, True)),
-        ("column_by_column", "the weight matrix is read column by column, not row by row", partial(_transposed, False)),
-        ("other_matrix", "the weights of {other} are used", _other_matrix),
-        ("other_layer", "the weights of the {which} layer are used", _other_layer),
+        ("transposed", "transposed: the matrix is read column by column, as if it were transposed", _TRANSPOSED),
+        ("other_layer", "other_product: the weights of layer {n} are used", "the weights of layer {n} are used"),
+        ("other_matrix", "other_product: the weights of {other} are used", "the weights of {other} are used"),
     ),
     Mistake("weights.rows_of_pairs", _PAIRS, ("Qcur", "Kcur"), _rotates, _rows_of_pairs),
-    Mistake("input.unnormed", "the input is {input}, {norm} is skipped", AT, compute=_norm_skipped),
+    *named("input", AT, ("unnormed", "other_tensor: {input} is read instead of {x}_norm", "the input is {input}, {x}_norm is skipped")),
     Mistake("dump.rotated", _DUMPED.format("RoPE", "rotated"), ("Qcur", "Kcur"), _rotates, _rotated),
     Mistake("dump.activated", _DUMPED.format("the activation function", "activated"), ("ffn_gate",), compute=_activated),
 )

@@ -14,6 +14,8 @@ from ... import spec
 from ...engine.dialects import Dialect
 from ...model.records import Layer, Model, with_rope_of
 from ...traces.points import Key
+from ..edits import kinds
+from ..edits.expression import Node, value_of
 from ..graph import Place, layer_input
 from ..variant import Variant
 
@@ -52,9 +54,10 @@ class Mistake:
     whole engines can. when: whether a model in a dialect can make it. compute: one operation with it, in float64. engine: a whole engine
     with it, in every layer. fitted: a tensor with it, its numbers fitted to the other engine's. Each of these gives one result, or several
     with the numbers of the text, or none. fault: False for a rounding that engines do on purpose.
+    everywhere: whole engines with it compute it in every operation of `at`: what stands in front of its text then, with a brace for the
+    name where they have it in the tensors of one name. weak: such an engine changes less than float16 does, before codes flip.
     search: one operation with it by the number of the text, which is sought between the numbers of `grid`; or several, each with a text of
-    its own. together: it is in a function
-    that all operations share, and is tried in all at once alone. apart: it is in one tensor, and its
+    its own. together: it is in a function that all operations share, and is tried in all at once alone. apart: it is in one tensor, and its
     number is not sought in several names at once.
     """
 
@@ -65,6 +68,8 @@ class Mistake:
     compute: Callable[[Site], Compute | Iterable[tuple[Numbers, Compute]] | None] | None = field(default=None, repr=False)
     engine: Callable[[Variant], Variant | Iterable[tuple[Numbers, Variant]] | None] | None = field(default=None, repr=False)
     fitted: Callable[[Fit], Array | Iterable[tuple[Numbers, Array]] | None] | None = field(default=None, repr=False)
+    everywhere: str | None = None
+    weak: bool = False
     fault: bool = True
     search: Callable[[Site], Callable[[float], Compute] | Iterable[Sought] | None] | None = field(default=None, repr=False)
     grid: Sequence[float] = ()
@@ -104,8 +109,6 @@ def cause(mistake: Mistake, numbers: Numbers, prefix: str = "") -> Cause:
 class Site(Place):
     """An operation that may have a mistake in it."""
 
-    length: int = 0  # of the sequence, where mistakes at single positions are tried
-
     @property
     def borders(self) -> Sequence[int]:
         """Positions at which a later chunk may begin, lengths of windows and prefixes."""
@@ -136,6 +139,29 @@ class Site(Place):
         for step, text in ((-1, "previous"), (1, "next")):
             if 0 <= self.index + step < len(self.model.layers):
                 yield text, self.model.layers[self.index + step]
+
+    @cached_property
+    def _edits(self) -> dict[str, list[tuple[str, Node]]]:
+        return {}
+
+    def edits(self, kind: str) -> list[tuple[str, Node]]:
+        """The edits of the operation of one kind: in words, and the expression with each."""
+        if kind not in self._edits:
+            self._edits[kind] = list(kinds.edits(kind, self))
+        return self._edits[kind]
+
+    def edited(self, tree: Node) -> Compute:
+        """The operation by an expression; NaN where that gives no tensor of its shape."""
+
+        def compute(values: Values) -> Array:
+            inputs = self.inputs(values)
+            try:
+                y = np.asarray(value_of(tree, values.__getitem__, len(inputs[0])))
+            except (ValueError, IndexError):  # shapes that do not go together
+                y = np.empty(0)
+            return y if y.ndim == 2 and len(y) == len(inputs[0]) else np.full((len(inputs[0]), 1), np.nan)
+
+        return compute
 
     def inputs(self, values: Values) -> list[Array]:
         return [values[key] for key in self.operation.inputs]

@@ -243,15 +243,16 @@ def _fewer_bits(site: Site) -> Computes:
 
 
 def _narrow_model(site: Site) -> Computes:
+    if site.name in norms.AT:
+        yield from norms.narrow(site)
+        return
     for kind in NARROW_FLOATS:
         rounded = partial(to_digits, digits=DIGITS[kind])
         if site.name == EMBEDDING.name:
             yield {"kind": kind}, _embedded(site, rounded)
-        elif site.name not in norms.AT:
+        else:
             matrix = partial(_dense, site.linear)
             yield {"kind": kind}, _by(site, lambda matrix=matrix, rounded=rounded: rounded(matrix()), rounded)
-        elif not norms.is_layer_norm(site):
-            yield {"kind": kind}, norms.weighted(site, rounded(norms.gain_of(site)))
 
 
 def _input_in_blocks(site: Site) -> Computes:

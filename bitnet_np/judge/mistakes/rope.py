@@ -1,7 +1,6 @@
 """Mistakes in RoPE. Those of `ACROSS` are searched for where none of the others explains queries or keys."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -9,94 +8,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
-from ...engine.dialects import BITNET_CPP, EXACT, Dialect
-from ...kernels import cpu
-from ...model.records import Model, with_rope_of
-from ...model.rope import rope_frequencies
+from ...engine.dialects import BITNET_CPP, EXACT
+from ...model.records import with_rope_of
 from .. import operations as op
 from .. import roundings
 from ..precision import DIGITS, NARROW_FLOATS
-from ..variant import Floats, Variant
-from .mistake import Array, Compute, Computes, Engines, Mistake, Numbers, Site, alike
+from .edited import named, numbered
+from .mistake import Array, Compute, Computes, Mistake, Numbers, Site, alike
 
 AT = ("Qcur_rope", "Kcur_rope")
 BASES = (1e4, 5e5, 1e6)
-IN_ROPE: Numbers = {"where": "in RoPE: "}
+_IN_ROPE = "in RoPE: "
 PERIODS = (1, 2, 4, 8, 16, 32, 64)
 """Lengths of chunks after which positions restart. Any others are read off a dump of queries or keys."""
-
-
-def rotates(model: Model, dialect: Dialect) -> bool:
-    """Whether the model has RoPE."""
-    return model.config.rope != "none"
-
-
-def _has_local_layers(model: Model, dialect: Dialect) -> bool:
-    return bool(model.config.local_layers)
 
 
 # --- one rotation ---------------------------------------------------------------------------------------------------------------------
 
 
-def rotated(
-    site: Site,
-    x: Array,
-    position: NDArray,
-    *,
-    base: float | None = None,
-    pairs: str | None = None,
-    whole: bool = False,
-    factors: bool = True,
-    scaling: bool = True,
-    magnitude: bool = True,
-) -> Array:
-    """RoPE with other positions, another base or kind of pairs; whole: of all of each head; the others: False leaves them out."""
+def rotated(site: Site, x: Array, position: NDArray, whole: bool = False) -> Array:
+    """RoPE with other positions. whole: of all of each head, without the factors of its frequencies."""
     model = site.turning
     c = model.config
-    divisors: Any = 1.0 if model.rope_factors is None or not factors else model.rope_factors.astype(np.float64)
-    turned = spec.rope(
-        x.reshape(len(x), -1, c.head_dim),
-        position / (c.rope_scaling if scaling else 1.0),
-        c.rope_base if base is None else base,
-        c.rope if pairs is None else pairs,
-        None if whole else c.rope_width,
-        divisors,
-        c.rope_magnitude if magnitude else 1.0,
-    )
-    return turned.reshape(x.shape)
+    divisors: Any = 1.0 if model.rope_factors is None or whole else model.rope_factors.astype(np.float64)
+    heads, width = x.reshape(len(x), -1, c.head_dim), None if whole else c.rope_width
+    return spec.rope(heads, position / c.rope_scaling, c.rope_base, c.rope, width, divisors, c.rope_magnitude).reshape(x.shape)
 
 
-def _at(site: Site, positions: Callable[..., NDArray], **options: Any) -> Compute:
+def _at(site: Site, positions: Callable[..., NDArray], whole: bool = False) -> Compute:
     """RoPE by positions(tokens' own positions)."""
-    return site.of(lambda x: rotated(site, x, positions(np.arange(len(x))), **options))
+    return site.of(lambda x: rotated(site, x, positions(np.arange(len(x))), whole))
 
 
-def _positions(positions: Callable[..., NDArray]) -> Callable[[Site], Compute]:
-    """A mistake in positions."""
-    return lambda site: _at(site, positions)
-
-
-def _without(setting: Callable[[Site], Any], nothing: Any, **options: Any) -> Callable[[Site], Compute | None]:
-    """A mistake that leaves out a setting of the model, if that is not `nothing`. options: see rotated."""
-    return lambda site: None if setting(site) == nothing else _at(site, lambda t: t, **options)
-
-
-Turn = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
-
-
-def _turn(a: Array, b: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
-    return a * cos - b * sin, a * sin + b * cos
-
-
-def _turned_in_place(a: Array, b: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
-    first = a * cos - b * sin
-    return first, first * sin + b * cos
-
-
-def _by_angles(
-    site: Site, of_angle: Callable[..., Array] = lambda a: a, of_turn: Callable[[Array], Array] = lambda a: a, turn: Turn = _turn
-) -> Compute:
-    """RoPE by other angles [T, 1, J] or [T, H, J], other sines and cosines, or another use of these."""
+def _by_angles(site: Site, of_angle: Callable[..., Array] = lambda a: a, of_turn: Callable[[Array], Array] = lambda a: a) -> Compute:
+    """RoPE by other angles [T, 1, J] or [T, H, J], or other sines and cosines."""
 
     def compute(x: Array) -> Array:
         c = site.config
@@ -104,25 +49,11 @@ def _by_angles(
         cos, sin = (c.rope_magnitude * of_turn(f(angle)) for f in (np.cos, np.sin))
         out = x.reshape(len(x), -1, c.head_dim).copy()
         first, second = op.pair_slices(c)
-        out[..., first], out[..., second] = turn(out[..., first].copy(), out[..., second].copy(), cos, sin)
+        a, b = out[..., first].copy(), out[..., second].copy()
+        out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
         return out.reshape(x.shape)
 
     return site.of(compute)
-
-
-_PAIRS = {
-    "halves": "pairs are interleaved (2i, 2i+1) instead of halves (i, i + K/2)",
-    "adjacent": "pairs are halves (i, i + K/2) instead of adjacent (2i, 2i+1)",
-}
-
-
-def _other_pairs(right: str) -> str:
-    return "adjacent" if right == "halves" else "halves"
-
-
-def _wrong_pairs(site: Site) -> Computes:
-    right = site.config.rope
-    yield {"pairs": _PAIRS[right]}, _at(site, lambda t: t, pairs=_other_pairs(right))
 
 
 def _other_angles(site: Site) -> Computes:
@@ -132,11 +63,26 @@ def _other_angles(site: Site) -> Computes:
             yield {"how": how, "name": dialect.name}, site.of(lambda x, d=dialect: op.rope(site.turning, d, x).value)
 
 
-def _bases(site: Site) -> Computes:
+def _bases(site: Site) -> Iterator[tuple[Numbers, float]]:
     right = site.turning.config.rope_base
     for value in BASES:
         if value != right:
-            yield {"value": value, "right": right}, _at(site, lambda t: t, base=value)
+            yield {"value": value, "right": right}, value
+
+
+def _exponents(site: Site) -> Iterator[tuple[Numbers, float]]:
+    base = site.turning.config.rope_base
+    yield {"how": "is halved: -i / K"}, base**0.5
+    yield {"how": "is doubled: -4i / K"}, base**2
+
+
+def _no_magnitude(site: Site) -> Iterator[tuple[Numbers, float]]:
+    if site.config.rope_magnitude != 1:
+        yield {}, 1.0
+
+
+def _whole_head(site: Site) -> Compute | None:
+    return None if site.config.rope_width is None else _at(site, lambda t: t, whole=True)
 
 
 def _other_layers(site: Site) -> Computes:
@@ -151,15 +97,9 @@ def _scaled_local(site: Site) -> Compute | None:
     return _at(site, lambda t: 1 / scaling * t) if scaling != 1 and site.index in site.config.local_layers else None
 
 
-def _exponents(site: Site) -> Computes:
-    base = site.turning.config.rope_base
-    for how, other in (("is halved: -i / K", base**0.5), ("is doubled: -4i / K", base**2)):
-        yield {"how": how}, _at(site, lambda t: t, base=other)
-
-
-def _narrow(which: str, site: Site) -> Computes:
+def _narrow(site: Site) -> Computes:
     for kind in NARROW_FLOATS:
-        yield {"kind": kind}, _by_angles(site, **{which: partial(roundings.to_digits, digits=DIGITS[kind])})  # type: ignore[arg-type]
+        yield {"kind": kind}, _by_angles(site, of_turn=partial(roundings.to_digits, digits=DIGITS[kind]))
 
 
 def _restarts(site: Site) -> Computes:
@@ -174,137 +114,63 @@ def _whole_row(site: Site) -> Compute:
     return site.of(lambda x: spec.rope(x[:, None, :], np.arange(len(x)), site.turning.config.rope_base)[:, 0])
 
 
-# --- whole engines --------------------------------------------------------------------------------------------------------------------
-
-
-def _turns(base: Variant, factors: NDArray[np.float32] | None, **changes: Any) -> Variant:
-    """The engine with other Config numbers that RoPE's frequencies follow from."""
-    changed = base.with_config(**changes)
-    c = changed.model.config
-    frequency = rope_frequencies(c.rope_base, 2 * c.rope_pairs, factors, c.rope_scaling)
-    return changed.with_model(rope_frequency=frequency, rope_factors=factors)
-
-
-def _where(able: Callable[[Model], bool], change: Callable[[Variant], Variant]) -> Callable[[Variant], Engines]:
-    """Engines of the models that can make a mistake."""
-
-    def engine(base: Variant) -> Engines:
-        if able(base.model):
-            yield IN_ROPE, change(base)
-
-    return engine
-
-
-def _ropes(change: Callable[..., Floats]) -> Callable[[Variant], Engines]:
-    """Engines with other RoPE kernels: change(rope, x, cos, sin)."""
-    kernels = {name: partial(change, getattr(cpu, name)) for name in ("rope", "rope_adjacent")}
-    return _where(lambda model: model.config.rope != "none", lambda base: base.with_operations(**kernels))
-
-
-def _engine_pairs(base: Variant) -> Engines:
-    kind = base.model.config.rope
-    if kind != "none":
-        yield {**IN_ROPE, "pairs": _PAIRS[kind]}, _turns(base, base.model.rope_factors, rope=_other_pairs(kind))
-
-
-def _engine_bases(base: Variant) -> Engines:
-    c = base.model.config
-    for value in BASES if c.rope != "none" else ():
-        if value != c.rope_base:
-            yield {**IN_ROPE, "value": value, "right": c.rope_base}, _turns(base, base.model.rope_factors, rope_base=value)
-
-
-def _engine_other_layers(base: Variant) -> Engines:
-    local = base.model.config.local_layers
-    if local:
-        yield {**IN_ROPE, "which": "global"}, base.with_config(local_layers=())
-        yield {**IN_ROPE, "which": "local"}, replace(base, model=with_rope_of(base.model, local[0]))
-
-
-def _engine_scaled_local(base: Variant) -> Engines:
-    scaling, frequency = base.model.config.rope_scaling, base.model.local_rope_frequency
-    if scaling != 1 and frequency is not None:
-        yield IN_ROPE, base.with_model(local_rope_frequency=frequency / scaling)
-
-
-_engine_unscaled = _where(
-    lambda model: model.config.rope != "none" and model.config.rope_scaling != 1,
-    lambda base: _turns(base, base.model.rope_factors, rope_scaling=1.0),
-)
-_engine_whole_head = _where(
-    lambda model: model.config.rope != "none" and 2 * model.config.rope_pairs < model.config.head_dim,
-    lambda base: _turns(base, None, rope_width=None),
-)
-_engine_no_factors = _where(lambda model: model.rope_factors is not None, lambda base: _turns(base, None))
-_engine_no_magnitude = _where(lambda model: model.config.rope_magnitude != 1, lambda base: base.with_config(rope_magnitude=1.0))
-
-_unscaled = _without(lambda site: site.turning.config.rope_scaling, 1, scaling=False)
-_no_magnitude = _without(lambda site: site.config.rope_magnitude, 1, magnitude=False)
-_whole_head = _without(lambda site: site.config.rope_width, None, whole=True, factors=False)
-
-
-def _no_factors(site: Site) -> Compute | None:
-    return None if site.turning.rope_factors is None else _at(site, lambda t: t, factors=False)
-
-
 _OTHER_LAYERS = "queries and keys are rotated as in {which} layers"
+_EXPONENT = "the exponent of the frequencies {how} instead of -2i / K"
+_ANGLES = "angles {how}: declare the dialect {name} (--as {name})"
+_NO_FACTORS = "left_out: the factors of the frequencies are not divided out"
+_FORWARD = "turns: the second of each pair is turned with the first one's new value"
 MISTAKES = (
-    *alike(
+    *named(
         "rope",
         AT,
-        ("pairs", "{pairs}", _wrong_pairs, _engine_pairs),
-        ("missing", "the rotation is missing", lambda site: site.of(lambda x: x), _ropes(lambda rope, x, cos, sin: x)),
+        ("pairs", "turns: pairs are {X}", "pairs are {X}", _IN_ROPE),
+        ("missing", "left_out: everything is left out", "the rotation is missing", _IN_ROPE),
         (
             "backwards",
+            "turns: the sine has the wrong sign: the rotation turns the other way",
             "the rotation turns the other way",
-            _positions(lambda t: -1 * t),
-            _ropes(lambda rope, x, cos, sin: rope(x, cos, -sin)),
+            _IN_ROPE,
         ),
-        when=rotates,
-    ),
-    Mistake("rope.other_layers", _OTHER_LAYERS, AT, _has_local_layers, _other_layers, _engine_other_layers),
-    Mistake("rope.scaled_local", "positions are scaled in local layers, too", AT, _has_local_layers, _scaled_local, _engine_scaled_local),
-    *alike(
-        "rope",
-        AT,
-        ("base", "the frequency base is {value:g} instead of {right:g}", _bases, _engine_bases),
-        ("unscaled", "positions are not scaled", _unscaled, _engine_unscaled),
-        ("factors", "the factors of the frequencies are not applied", _no_factors, _engine_no_factors),
-        ("magnitude", "cosines and sines are not multiplied by RoPE's magnitude", _no_magnitude, _engine_no_magnitude),
-        ("whole_head", "all of each head is rotated, not a part", _whole_head, _engine_whole_head),
-        ("position_plus_1", "positions are too large by one", _positions(lambda t: t + 1)),
-        ("position_minus_1", "positions are too small by one", _positions(lambda t: t - 1)),
-        ("twice", "the rotation is applied twice", _positions(lambda t: 2 * t)),
-        ("last_position", "every token is rotated as the last position", _positions(lambda t: np.full(len(t), len(t) - 1.0))),
-        when=rotates,
-    ),
-    Mistake("dialect.angles", "angles {how}: declare the dialect {name} (--as {name})", AT, rotates, _other_angles, fault=False),
-    *alike(
-        "rope",
-        AT,
-        ("exponent", "the exponent of the frequencies {how} instead of -2i / K", _exponents),
-        ("sin_cos_swapped", "sine and cosine are swapped", lambda site: _by_angles(site, turn=lambda a, b, c, s: _turn(a, b, s, c))),
+        ("unscaled", "left_out: the position scale is not divided out", "positions are not scaled", _IN_ROPE),
         (
-            "in_place",
-            "the second number of a pair is turned with the first one's new value",
-            partial(_by_angles, turn=_turned_in_place),
+            "factors",
+            "left_out: the factors of the frequencies are not divided out",
+            "the factors of the frequencies are not applied",
+            _IN_ROPE,
         ),
-        when=rotates,
+        ("position_plus_1", "positions: positions are too large by 1", "positions are too large by one"),
+        ("position_minus_1", "positions: positions are too small by 1", "positions are too small by one"),
+        ("twice", "twice: it is done twice", "the rotation is applied twice"),
+        ("last_position", "positions: positions are all the last one", "every token is rotated as the last position"),
+        ("fed_twice", "positions: the last token is one position too far", "the last token is one position too far: it was fed twice"),
+        ("sin_cos_swapped", "turns: sines and cosines are exchanged", "sine and cosine are swapped"),
+        ("in_place", _FORWARD, "the second number of a pair is turned with the first one's new value"),
     ),
-    Mistake("rope.narrow_angles", "angles are rounded to {kind}", AT, rotates, partial(_narrow, "of_angle"), fault=False),
-    Mistake("rope.narrow_turns", "sines and cosines are rounded to {kind}", AT, rotates, partial(_narrow, "of_turn"), fault=False),
+    *numbered(
+        "rope",
+        AT,
+        ("base", "the frequency base", "the frequency base is {value:g} instead of {right:g}", _bases),
+        ("magnitude", "RoPE's magnitude", "cosines and sines are not multiplied by RoPE's magnitude", _no_magnitude),
+        everywhere=_IN_ROPE,
+    ),
+    *alike(
+        "rope",
+        AT,
+        ("other_layers", "queries and keys are rotated as in {which} layers", _other_layers),
+        ("scaled_local", "positions are scaled in local layers, too", _scaled_local),
+        ("whole_head", "all of each head is rotated, not a part", _whole_head),
+        everywhere=_IN_ROPE,
+    ),
+    Mistake("dialect.angles", _ANGLES, AT, compute=_other_angles, fault=False),
+    *numbered("rope", AT, ("exponent", "the frequency base", "the exponent of the frequencies {how} instead of -2i / K", _exponents)),
     *alike(
         "rope",
         AT,
         ("whole_row", "one head width serves all heads: frequencies run over the whole row", _whole_row),
-        (
-            "fed_twice",
-            "the last token is one position too far: it was fed twice",
-            _positions(lambda t: t + (t == len(t) - 1.0)),
-        ),
         ("restarts", "positions restart every {period} tokens", _restarts),
-        when=rotates,
     ),
+    *named("rope", AT, ("narrow_angles", "rounded: the angles: rounded to {kind}", "angles are rounded to {kind}"), fault=False),
+    Mistake("rope.narrow_turns", "sines and cosines are rounded to {kind}", AT, compute=_narrow, fault=False),
 )
 
 
@@ -374,8 +240,8 @@ def _frequencies(site: Site) -> Computes:
 
 _BY_HEAD = "every token is rotated by the number of the head instead of its position"
 ACROSS = (
-    Mistake("turns.later", "positions from {b} on are too {which} by {n}", AT, rotates, _later, together=True),
-    Mistake("turns.heads", "heads are left out of the rotation: {how}", AT, rotates, _heads),
-    Mistake("turns.head_numbers", _BY_HEAD, AT, rotates, _head_numbers, together=True),
-    Mistake("turns.pairs", "frequencies are others: {how}", AT, rotates, _frequencies),
+    Mistake("turns.later", "positions from {b} on are too {which} by {n}", AT, compute=_later, together=True),
+    Mistake("turns.heads", "heads are left out of the rotation: {how}", AT, compute=_heads),
+    Mistake("turns.head_numbers", _BY_HEAD, AT, compute=_head_numbers, together=True),
+    Mistake("turns.pairs", "frequencies are others: {how}", AT, compute=_frequencies),
 )

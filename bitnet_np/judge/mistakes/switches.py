@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..graph import LOGITS, SCALED, operations
-from ..variant import Variant
-from .mistake import Computes, Engines, Mistake, Site
+from .mistake import Computes, Mistake, Site
 
 
 def _missing(field: str, text: str, at: tuple[str, ...], without: Any) -> Mistake:
@@ -20,12 +19,7 @@ def _missing(field: str, text: str, at: tuple[str, ...], without: Any) -> Mistak
             evaluate = others.get(site.operation.key)  # None: a model without the setting has no such operation
             yield {"value": value}, site.of(lambda *inputs: inputs[0] if evaluate is None else evaluate(*inputs).value)
 
-    def in_engine(base: Variant) -> Engines:
-        value = getattr(base.model.config, field)
-        if value != without:
-            yield {"value": value}, base.with_config(**{field: without})
-
-    return Mistake(f"switch.{field}", text, at, compute=at_operation, engine=in_engine)
+    return Mistake(f"switch.{field}", text, at, compute=at_operation, everywhere="")
 
 
 MISTAKES = (

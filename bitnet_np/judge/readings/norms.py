@@ -11,8 +11,7 @@ import numpy as np
 from ...model.families import NORMS
 from ...traces.points import Key
 from .. import operations as op
-from ..graph import FIELDS, layer_input, operations
-from ..mistakes.norms import HEAD_NORMS
+from ..graph import FIELDS, HEAD_NORMS, layer_input, operations
 from ..roundings import to_bfloat16, to_float16
 from .wrong import FEW, Array, Wrong, runs
 

@@ -6,9 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...traces.points import POOLED
-from ..graph import FIELDS
+from ..graph import FIELDS, HEAD_NORMS
 from ..mistakes.mistake import Cause
-from ..mistakes.norms import HEAD_NORMS
 from . import (
     activations,
     attention,
