@@ -206,6 +206,21 @@ def test_a_position_where_roundings_reach_far_has_a_limit_of_its_own():
     assert mean == pytest.approx((2 + 3**0.5) * 1e-3)
 
 
+@pytest.mark.parametrize(
+    ("reach", "reached"),
+    [
+        (None, "rounding alone reaches 0.01"),
+        (Reach(1e-3, np.full(6, 1e-3)), "float16 rounding alone reaches 0.005"),
+        (Reach(1e-3, np.array([0, 0, 0, 0, 3e-3, 0]), name="the precision kv=q8_0"), "the precision kv=q8_0 alone reaches 0.012"),
+    ],
+)
+def test_a_pass_tells_the_worst_position_and_its_limit(reach, reached):
+    theirs = OURS * (1 + 1e-5)
+    theirs[4] = noisy(1e-3)[4]
+    judgement = judge(OURS, theirs, reach)
+    assert judgement.reason == f"worst NMSE {judgement.nmse:.2g}; {reached}; scales agree"
+
+
 @pytest.mark.parametrize(("by_chance", "verdict"), [(0.0, WRONG), (0.03, FLIPS)])
 def test_factors_that_roundings_make_by_chance_are_no_fault(by_chance, verdict):
     noise = noisy(1e-3) - OURS
