@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--recompile",
         action="store_true",
-        help="compile every signature in the cache anew, in memory, and compare the machine code; it takes as long as a first run. "
-        "Without it each entry is read: its checksum must hold, and its code be for the function, signature, sources and machine in its key",
+        help="compile every signature in the cache anew, in memory, and compare the machine code; it takes as long as a first run. Without "
+        "it each entry is read: its checksum must hold, and its code be for the function, signature, sources and machine in its key",
     )
     group.add_argument(
         "--fixtures",

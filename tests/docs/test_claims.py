@@ -16,8 +16,7 @@ from bitnet_np.traces.points import LAYER_NAMES, MEANINGS, RECORDED, SCORES, mea
 from scripts import mutations
 
 DOCS = pages.ROOT / "docs"
-VERDICTS, VALIDATION = DOCS / "verdicts.md", DOCS / "validation.md"
-MODELS, COMMANDS = DOCS / "models.md", DOCS / "commands.md"
+VERDICTS, VALIDATION, MODELS, COMMANDS = (DOCS / f"{name}.md" for name in ("verdicts", "validation", "models", "commands"))
 
 
 PARSERS = build_parser().commands
