@@ -67,7 +67,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=N",
-        help=f"replace a setting of the file: {', '.join(OVERRIDABLE)}; KEY=none ignores a key of the file that is not known; repeatable. "
+        help=f"replace a setting of the file: {', '.join(OVERRIDABLE)}; KEY=none ignores an unknown key of the file; repeatable. "
         "Both values are reported on standard error",
     )
     parser.add_argument("--allow-beyond-context", action="store_true", help="allow more tokens than the model was trained for")
@@ -83,7 +83,7 @@ def add_computing_arguments(parser: argparse.ArgumentParser, device: bool = True
         dest="dialect",
         choices=DIALECTS,
         default="exact",
-        help="the engine whose roundings are followed (default exact: no engine's, the definition)",
+        help="the engine whose roundings to follow (default exact: the definition)",
     )
     parser.add_argument("--precision", metavar="kv=TYPE", help=f"the type of the KV cache: {', '.join(CACHES)} (default float32)")
     add_model_options(parser)
@@ -94,7 +94,7 @@ def add_computing_arguments(parser: argparse.ArgumentParser, device: bool = True
         choices=get_args(Device),
         default="cpu",
         help="where to compute: cpu (default), cuda (an NVIDIA GPU, extra `cuda`), auto (a GPU if there is one) or numpy (the contract in "
-        "plain NumPy, without kernels: slow, to compare them with); the bits are the same",
+        "plain NumPy, without kernels: slow, for comparisons); the bits are the same",
     )
     parser.add_argument(
         "--metrics", type=Path, metavar="F.json", help="count and time every operation: JSON to this file, a table to standard error"

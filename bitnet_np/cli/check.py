@@ -152,7 +152,7 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
         print_json({"fine": fine, "dialects": tables, "known_bits": bits})
         return 0 if fine else 1
     broken = "the kernels are broken on this machine, see bitnet-np selftest"
-    print(outcome(fine, f": {'the kernels on this machine compute what is known' if fine else broken}\n"))
+    print(outcome(fine, f": {'the kernels on this machine give the known results' if fine else broken}\n"))
     print("The embedded model (BitNet b1.58, 3 layers, random weights) against logits recorded from bitnet.cpp.\n")
     print("exact: the definition, no float16 anywhere. bitnet.cpp rounds its KV cache, queries, probabilities and head input to float16:\n")
     print(table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in judgements["exact"].items()]))

@@ -21,7 +21,7 @@ _MOST = 1 << 12  # tokens to predict, and log-probabilities at each
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --endpoint and the options that only it has."""
     parser.add_argument(
-        "--endpoint", metavar="URL", help="judge a running server: llama-server, or an OpenAI-style one that names tokens by ids, as vLLM"
+        "--endpoint", metavar="URL", help="judge a running server: llama-server, or an OpenAI-style one with token ids, such as vLLM"
     )
     parser.add_argument("--predict", type=int, default=16, metavar="N", help="with --endpoint: tokens to generate greedily (default 16)")
     parser.add_argument(

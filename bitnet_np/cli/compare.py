@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by-receipt",
         type=Path,
         metavar="F.json",
-        help="read a parity receipt: WRONG if the logits of a position that passed there do not keep its thresholds any more",
+        help="read a parity receipt: WRONG if a position that passed there now misses its thresholds",
     )
     add_report_arguments(parser)
 

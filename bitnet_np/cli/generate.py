@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n",
         type=int,
         metavar="N",
-        help=f"most tokens to generate (default {TOKENS}, with the demo model {embedded.DEMO_TOKENS}, or what fits the context)",
+        help=f"most tokens to generate (default {TOKENS}, {embedded.DEMO_TOKENS} with the demo model, or what fits the context)",
     )
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="sampling temperature; 0 (default) is greedy")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K most likely tokens (default 0: all)")

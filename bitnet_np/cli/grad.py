@@ -13,7 +13,7 @@ from .arguments import add_format_argument, add_model_and_tokens, add_model_opti
 from .inputs import opened
 from .printing import print_json, table
 
-SUMMARY = "Loss of token ids and its gradients."
+SUMMARY = "Compute the loss of token ids and its gradients."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

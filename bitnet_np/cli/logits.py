@@ -15,7 +15,7 @@ from .arguments import add_computing_arguments, add_model_and_tokens, check_out,
 from .inputs import opened
 from .printing import print_json, table
 
-SUMMARY = "Reference logits of token ids."
+SUMMARY = "Compute reference logits of token ids."
 TOP = 5
 MODE_VARIABLE = "BITNET_NP_MODE"
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode",
         choices=get_args(Mode),
         help="compute whole sequences at once (parallel), through a KV cache (incremental), or as their length suggests (auto); the bits "
-        f"are the same (default: that of the environment variable {MODE_VARIABLE}, or auto)",
+        f"are the same (default: the environment variable {MODE_VARIABLE}, or auto)",
     )
     parser.add_argument(
         "--parallel-threshold",

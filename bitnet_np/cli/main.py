@@ -26,7 +26,7 @@ from .parser import Parser
 from .printing import printable, table
 
 EXIT_CODES = (
-    "Exit codes: 0 fine, 1 a difference that roundings do not explain, 2 invalid input, 129, 130 and 143 ended by SIGHUP, "
+    "Exit codes: 0 fine, 1 a difference that rounding does not explain, 2 invalid input, 129, 130 and 143 ended by SIGHUP, "
     "Ctrl-C and SIGTERM, 141 output closed by its reader."
 )
 

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--window", type=int, default=0, metavar="N", help="each query sees only the last N keys, its own included")
     parser.add_argument("--block", type=int, default=0, metavar="N", help="each query sees only keys of its own block of N positions")
-    parser.add_argument("--sinks", type=int, default=0, metavar="N", help="the first N keys are visible besides those of a window or block")
+    parser.add_argument("--sinks", type=int, default=0, metavar="N", help="with --window or --block: the first N keys are visible, too")
     parser.add_argument("--prefix", type=int, default=0, metavar="N", help="every query sees the first N keys")
     parser.add_argument("--bool", action="store_true", help="print 1 for a visible key and 0 for a hidden one, instead of 0 and -inf")
 

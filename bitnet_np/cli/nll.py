@@ -19,7 +19,7 @@ from .cluster import add_cluster_arguments, connected
 from .inputs import Inputs, opened
 from .printing import print_json
 
-SUMMARY = "Mean negative log-likelihood and perplexity of a text."
+SUMMARY = "Compute the mean negative log-likelihood and perplexity of a text."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

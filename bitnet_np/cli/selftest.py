@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--recompile",
         action="store_true",
-        help="compile every signature in the cache anew, in memory, and compare machine code: as long as a first run. Without it entries "
-        "are read: the checksum must hold, and the code be of its function and signature, of these sources and this machine",
+        help="compile every signature in the cache anew, in memory, and compare the machine code; it takes as long as a first run. Without "
+        "it each entry is read: its checksum must hold, and its code be for the function, signature, sources and machine in its key",
     )
     group.add_argument(
         "--fixtures",
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--against",
         choices=("contract",),
-        help="compare the kernels not with their known bits but with the contract in plain NumPy: operations, and whole small models",
+        help="compare the kernels and whole small models with the contract in plain NumPy instead of their known bits",
     )
     group.add_argument("--clear-cache", action="store_true", help="delete the compiled kernels of this installation, and do nothing else")
 

@@ -22,8 +22,8 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     ways.add_argument(
         "--speculate",
         action=argparse.BooleanOptionalAction,
-        help="draft tokens that followed the same ones before, and check several in one pass: faster where text repeats, the same tokens "
-        "(default: for one prompt on the CPU, unless the model is so small that keeping count of drafts takes noticeable time)",
+        help="draft tokens that followed the same ones before, and check several in one pass: the same tokens, faster where text repeats "
+        "(default: for one prompt on the CPU, unless the model is so small that drafting slows it down)",
     )
     ways.add_argument(
         "--draft", type=Path, metavar="MODEL", help="speculate with the tokens that this model drafts; its vocabulary must be the same"

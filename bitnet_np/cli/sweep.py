@@ -14,14 +14,14 @@ from . import progress
 from .cluster import add_cluster_arguments, connected
 from .printing import printable, table
 
-SUMMARY = "Logits, likelihoods and verdicts of many models and texts, as a plan lists them."
+SUMMARY = "Compute logits, likelihoods and verdicts of many models and texts, as a plan lists them."
 LARGEST_TABLE = 20  # rows that are not OK; the rest is only counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="models, tokens, and what to do with each pair")
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder of the results; a sweep that was stopped goes on")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder of the results; there a stopped sweep goes on")
     parser.add_argument("--allow-commands", action="store_true", help="run the commands of engines that the plan names")
     parser.add_argument("--retry-failed", action="store_true", help="compute rows again that ended in ERROR, TIMEOUT or KILLED")
     add_cluster_arguments(parser, "the rows")

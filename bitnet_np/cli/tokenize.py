@@ -8,7 +8,7 @@ from .arguments import add_model_and_tokens
 from .inputs import token_ids
 from .printing import print_json, table
 
-SUMMARY = "Token ids of a text, or the text of token ids, piece by piece."
+SUMMARY = "Show the token ids of a text, or the text of token ids, piece by piece."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -79,7 +79,7 @@ def judge_dump(
     singly = any(len(o.across) > 1 for o in operations.operations)  # else they were tried at the wrong operation
     of_logits = logits.judged(precision or operations.precision, search, singly, alone=operations.first_wrong is None)
     if operations.verdict == Verdict.NARROW and of_logits.verdict == Verdict.WRONG and not search:
-        of_logits = replace(of_logits, verdict=Verdict.NARROW, reason=f"what narrower operations make of them: {of_logits.reason}")
+        of_logits = replace(of_logits, verdict=Verdict.NARROW, reason=f"they follow from narrower operations: {of_logits.reason}")
     return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(of_logits)
 
 
@@ -119,7 +119,7 @@ class _Rows(NamedTuple):
         if trace.positions is not None:
             return cls(theirs, trace.positions, convert, False, ())
         if len(theirs) == 1 < length:
-            note = f"one row of {key.name} for {length} tokens: taken as that of the last position, {length - 1}"
+            note = f"one row of {key.name} for {length} tokens: taken for the last position, {length - 1}"
             return cls(theirs, np.array([length - 1]), convert, False, (note,))
         return cls(theirs, np.arange(length), convert, True, ())
 

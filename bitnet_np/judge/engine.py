@@ -167,14 +167,14 @@ def _undeclared(
             continue
         honest = [centre, *(x for variant in roundings(dialect) if (x := logits(variant)) is not None)]
         if judge(a, b, reach_of(a, honest, base)).verdict <= Verdict.FLIPS:
-            return replace(judged, verdict=Verdict.NARROW, reason=f"as far as roundings reach in {dialect.text}"), ""
+            return replace(judged, verdict=Verdict.NARROW, reason=f"no farther than rounding reaches in {dialect.text}"), ""
         for cached in () if ids is None else _with_caches(dialect, ids):
             if target.explained_by(logits(cached), target.away) is not None:
                 return replace(judged, verdict=Verdict.NARROW, reason=f"{cached.text}; in {dialect.text}"), ""
     for precision in _PRECISIONS:
         x = logits(in_precision(base, precision))
         if x is not None and judge(a, b, reach_of(a, [x], base, precision)).verdict <= Verdict.FLIPS:
-            return judged, f"an engine of the precision {precision} may be as far: declare it if it is one"
+            return judged, f"the precision {precision} would explain it: declare it if your engine has it"
     return judged, ""
 
 

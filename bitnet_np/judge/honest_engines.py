@@ -165,7 +165,7 @@ def reach_of(ours: NDArray, runs: list[Floats], base: Variant, precision: Precis
     """The distance of honest engines' runs from ours: [P, V] each."""
     nmse = np.array([position_nmse(ours, run) for run in runs])
     scale = max(float(np.abs(position_scale(ours, run) - 1).max()) for run in runs)
-    name = "float16 roundings" if precision == FLOAT32 else f"roundings of {precision}"
+    name = "float16 rounding" if precision == FLOAT32 else f"the precision {precision}"
     return Reach(max(float(nmse.mean(axis=1).max()), FLOOR), nmse.max(axis=0), scale, name, one_scale(base.model, base.dialect))
 
 

@@ -50,7 +50,7 @@ class Reach:
     nmse: float  # mean over positions of the run that went farthest
     positions: Array  # [P] farthest of all runs at each of the first P positions
     scale: float = 0.0  # largest distance of the best common factor from 1
-    name: str = "float16 roundings"  # whose reach it is, plural
+    name: str = "float16 rounding"  # what reaches so far, singular
     one_scale: bool = False  # the head's input is quantised, with one scale for all of it: without flips a factor is what roundings change
     choices: Array | None = None  # [P] of a run in which each choice between nearly equal experts falls the other way
 
@@ -178,27 +178,27 @@ def _beyond_rounding(
     n: _Numbers, reach: Reach | None, worst: Array, mean: float, vocab: int, place: Callable[[int | np.intp], str]
 ) -> tuple[Verdict, str]:
     """WRONG or FLIPS, and why, of logits that differ by more than float32 sums in another order. worst, mean: see `limits`."""
-    reached = "roundings reach" if reach is None else f"{reach.name} on this model reach"
+    reached = f"{'rounding' if reach is None else reach.name} alone reaches"
     off = int(np.abs(n.scale - 1).argmax())
     factor = abs(n.scale[off] - 1) > SCALE_LIMIT + (2 * reach.scale if reach is not None else 0)
     excess = n.nmse / worst
-    over, outlier = int(excess.argmax()), int(n.outlier.argmax())
+    over, outlier, high = int(excess.argmax()), int(n.outlier.argmax()), int(n.nmse.argmax())
     if factor and excess[over] > 1 and (n.rescaled <= worst).all():
-        return Verdict.WRONG, f"logits are {n.scale[off]:.4g} times ours at position {place(off)}, and right but for that"
+        return Verdict.WRONG, f"logits are {n.scale[off]:.4g} times ours at position {place(off)}, and correct otherwise"
     if excess[over] > 1:
-        return Verdict.WRONG, f"NMSE is {n.nmse[over]:.2g} at position {place(over)}, {reached} {worst[over]:.2g}"
+        return Verdict.WRONG, f"NMSE is {n.nmse[over]:.2g} at position {place(over)}; {reached} {worst[over]:.2g}"
     if n.nmse.mean() > mean:
-        return Verdict.WRONG, f"NMSE is {n.nmse.mean():.2g} on average over positions, {reached} {mean:.2g}"
+        return Verdict.WRONG, f"NMSE is {n.nmse.mean():.2g} on average over positions; {reached} {mean:.2g}"
     if factor:
         return Verdict.WRONG, f"logits are {n.scale[off]:.4g} times ours at position {place(off)}"
     if vocab >= _ENOUGH and n.outlier[outlier] > 1:
         what = f"logit {n.where[outlier]} of position {place(outlier)} is off by {n.largest[outlier]:.3g}"
-        return Verdict.WRONG, f"{what}, half of the others by less than {n.typical[outlier]:.2g}"
+        return Verdict.WRONG, f"{what}, and half of all logits there by less than {n.typical[outlier]:.2g}"
     if vocab >= _ENOUGH and not (reach is not None and reach.one_scale):
         fitted = np.flatnonzero((n.largest > ROUNDING_LIMIT * n.spread) & (n.left < SYSTEMATIC))
         if fitted.size:
-            return Verdict.WRONG, f"at position {place(fitted[0])} a factor and a constant are all that is wrong: no rounding does that"
-    return Verdict.FLIPS, f"NMSE of no position exceeds {n.nmse.max():.2g}, {reached} {worst.min():.2g}; scales agree"
+            return Verdict.WRONG, f"only a factor and a constant are wrong at position {place(fitted[0])}: no rounding does that"
+    return Verdict.FLIPS, f"worst NMSE {n.nmse[high]:.2g}; {reached} {worst[high]:.2g}; scales agree"
 
 
 def position_scale(ours: NDArray, theirs: NDArray) -> Array:

@@ -129,7 +129,7 @@ def check_partial(
         names = ", ".join(map(str, list(theirs)[:5]))
         return Report(Verdict.INVALID, f"{trace.origin} has no tensor of this model's forward pass; it has {names}")
     known, of = sum(len(t.values) for t in theirs.values()), sum(t.shape[0] * t.shape[1] for t in theirs.values())
-    seen = f"{known} of {of} numbers are known, and sums: an error between the printed numbers that leaves the sum is not seen"
+    seen = f"the dump has {known} of {of} numbers, and sums: an error between the printed numbers that keeps the sum is not seen"
     return ours.report(verdicts, theirs, f"{len(verdicts)} tensors, as far as they were printed", seen)
 
 
@@ -153,7 +153,7 @@ def _judged_numbers(tokens: int, theirs: PartialTensor, ours: _Numbers, runs: li
         place = (
             f"{theirs.values[worst]:.4f} at position {tokens - ours.shape[0] + row}, element {column}, expected {ours.values[worst]:.4f}"
         )
-        verdict, reason = Verdict.WRONG, f"{place}; NMSE {nmse:.2g} of the known numbers, roundings reach {most:.2g}"
+        verdict, reason = Verdict.WRONG, f"{place}; NMSE {nmse:.2g} of the printed numbers; rounding alone reaches {most:.2g}"
     elif sum_error > sum_limit:
         verdict, reason = Verdict.WRONG, f"the sum of its numbers is {theirs.sum:.6g}, expected {ours.sum:.6g} +- {sum_limit:.2g}"
     else:
@@ -180,10 +180,10 @@ def check_records(
             theirs.setdefault(record.key, []).append(record)
     by_key = ours.verdicts(theirs, lambda known, array: array.astype(np.float32), _judged_records)
     if not by_key:
-        return Report(Verdict.INVALID, f"no record is of a tensor of this model's forward pass, as {records[0].name!r}")
+        return Report(Verdict.INVALID, f"no record names a tensor of this model's forward pass; the first has {records[0].name!r}")
     judged = sum(len(theirs[key]) for key in by_key)
     others = [f"{len(records) - judged} of {len(records)} records are of other tensors"] if judged < len(records) else []
-    no_values = "records hold no values: an error that leaves a tensor's RMS is not seen"
+    no_values = "records hold no values: an error that keeps a tensor's RMS is not seen"
     return ours.report(tuple(by_key.values()), theirs, f"{len(by_key)} tensors, by their RMS", no_values, *others)
 
 
@@ -208,7 +208,7 @@ def _judged_records(records: list[Fingerprint], ours: Tensor, runs: list[Tensor]
     nmse = float(np.mean([e**2 for e, *_ in errors])) / power
     ratio = float(np.sqrt(nmse / most))
     if nmse > most:
-        reason = f"RMS {record.rms:.6g} in {record.name}, expected {rms:.6g}; roundings reach {np.sqrt(most * power):.2g}"
+        reason = f"RMS {record.rms:.6g} in {record.name}, expected {rms:.6g}; rounding alone reaches {np.sqrt(most * power):.2g}"
         return OperationVerdict(key, Verdict.WRONG, reason, (key,), error, ratio, nmse)
     right = Verdict.SAME_BITS if same else Verdict.ROUNDING if nmse <= ROUNDING_ACROSS else Verdict.FLIPS
     return OperationVerdict(key, right, "", (key,), error, ratio, nmse)

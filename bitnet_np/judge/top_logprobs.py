@@ -134,7 +134,7 @@ def _what_is_judged(table: _Table) -> str:
     first, last, n = int(table.positions[0]), int(table.positions[-1]), int(table.present.sum())
     return (
         f"{n} log-probabilities of positions {first} to {last} are judged, the most probable at each; "
-        "of all other tokens only that they are not more probable"
+        "all other tokens must not be more probable"
     )
 
 
@@ -221,4 +221,4 @@ def _affine(a: Floats, b: Floats, judged: Judgement) -> str | None:
         return f"logits are {middle:.4g} times ours, as with a temperature of {1 / middle:.3g}" if alike else None
     sums = [np.exp(values.astype(np.float64)).sum(axis=1) for values in (a, b)]
     over = "only the listed tokens" if np.abs(sums[1] - 1).max() < _SUM < 1 - sums[0].min() else "other numbers than all logits"
-    return f"right but for a constant at each position: the probabilities are normalised over {over}"
+    return f"correct apart from a constant at each position: the probabilities are normalised over {over}"

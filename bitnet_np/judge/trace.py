@@ -140,9 +140,9 @@ def _reason_without_fault(verdicts: Sequence[OperationVerdict]) -> str:
     """The reason where nothing is wrong: the first operation that rounds to fewer bits, if one does."""
     narrow = [o for o in verdicts if o.verdict == Verdict.NARROW]
     if not narrow:
-        return f"{len(verdicts)} tensors, each within what its own inputs allow"
-    first, more = narrow[0], f", and so in {len(narrow) - 1} more" if len(narrow) > 1 else ""
-    return f"{first.place}: {first.hypothesis}{more}; the other {len(verdicts) - len(narrow)} tensors are within what inputs allow"
+        return f"{len(verdicts)} tensors, each within the bound for its own inputs"
+    first, more = narrow[0], f" (and {len(narrow) - 1} more)" if len(narrow) > 1 else ""
+    return f"{first.place}{more}: {first.hypothesis}; the other {len(verdicts) - len(narrow)} tensors are within their bounds"
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class _Types:
         narrow = {kind: n for kind, n in count.items() if n and kind != "float32"}
         notes = [f"judged as {kind}, read off the dump: {n} of {len(self.read)} tensors" for kind, n in narrow.items()]
         if self.precision.kv != "float32":
-            notes.append(f"a KV cache of {self.precision.kv} is assumed, as the first attention shows it")
+            notes.append(f"a KV cache of {self.precision.kv} is assumed: the first attention shows it")
         return notes
 
 
@@ -259,7 +259,7 @@ def _reason(first_wrong: OperationVerdict) -> str:
     if len(across) > 1:
         several = len({k.layer for k in across if k.layer is not None}) > 1
         names = "l_out of every layer" if several else ", ".join(k.name for k in across[:-1])
-        reason += f"; {len(across)} operations lie between it and what the dump has: to tell which, dump {names}"
+        reason += f"; {len(across)} operations lie between it and the tensors of the dump: to tell which is wrong, dump {names}"
     return reason
 
 

@@ -1,7 +1,7 @@
 """A small engine with a bug, for the judge to find: running it writes its tensors to the folder dump/.
 
 This is BitNet b1.58 in NumPy, run on the demo model in the package. In layer 3 alone, the gate of the feed-forward goes through SiLU
-instead of squared ReLU. Each tensor is saved under the name that docs/judging.md gives it.
+instead of squared ReLU. Each tensor is saved under the name that docs/verdicts.md gives it.
 
 tests/test_engine.py tests it with pytest, right and with its bug.
 """

@@ -31,7 +31,7 @@ def test_check_judges_the_embedded_recording(run):
     assert [row[-1] for row in rows] == ["FLIPS"] * 8 + ["ROUNDING"] * 6 + ["FLIPS"] * 2
     assert out.count("tokens      max error  mean error      NMSE  scale") == 2
     assert out.count("the bits known for every machine") == 2
-    assert out.startswith("PASS: the kernels on this machine compute what is known\n")
+    assert out.startswith("PASS: the kernels on this machine give the known results\n")
     result = run("check", "--json")
     assert result["fine"] is True
     assert result["known_bits"] == {"forward, exact": True, "forward, bitnet.cpp": True}

@@ -16,7 +16,7 @@ from bitnet_np.traces.points import LAYER_NAMES, MEANINGS, RECORDED, SCORES, mea
 from scripts import mutations
 
 DOCS = pages.ROOT / "docs"
-JUDGING, MODELS, COMMANDS = DOCS / "judging.md", DOCS / "models.md", DOCS / "commands.md"
+VERDICTS, VALIDATION, MODELS, COMMANDS = (DOCS / f"{name}.md" for name in ("verdicts", "validation", "models", "commands"))
 
 
 PARSERS = build_parser().commands
@@ -40,19 +40,19 @@ def test_every_command_has_a_row_and_every_argument_a_help(name):
 
 
 def test_the_exit_codes_of_verdicts():
-    codes = {name: int(row[-1]) for row in pages.table(JUDGING, "verdict") for name in re.findall("`(\\w+)`", row[0])}
+    codes = {name: int(row[-1]) for row in pages.table(VERDICTS, "verdict") for name in re.findall("`(\\w+)`", row[0])}
     assert codes == {verdict.name: verdict.exit_code for verdict in Verdict}
     assert [row[0] for row in pages.table(COMMANDS, "code")] == ["0", "1", "2", "129, 143", "130", "141"]
 
 
 def test_the_table_of_names_is_that_of_the_points():
-    rows = {name.strip("`"): (axes.strip("[]").replace(",", ""), text) for name, axes, text in pages.table(JUDGING, "name")}
+    rows = {name.strip("`"): (axes.strip("[]").replace(",", ""), text) for name, axes, text in pages.table(VERDICTS, "name")}
     assert rows == {f"{name}{'-N' * (name in LAYER_NAMES)}": said for name, said in MEANINGS.items()}
     assert all(meaning(name) for name in (*RECORDED, *SCORES, "log_probs"))
 
 
 def test_the_table_of_formats_is_that_of_the_registry():
-    rows = {name.strip("`"): (judged, written) for name, _, judged, written in pages.table(JUDGING, "format")}
+    rows = {name.strip("`"): (judged, written) for name, _, judged, written in pages.table(VERDICTS, "format")}
     said = {True: "yes", False: "no"}
     # bare numbers have no reader in the table: read_any gives them the shape that they lack
     expected = {name: (said[bool(f.read or f.read_trace or name == "raw")], said[f.writer is not None]) for name, f in FORMATS.items()}
@@ -72,7 +72,7 @@ def test_the_architectures_and_types_are_those_of_the_code():
 def test_the_table_of_faults_has_every_fault():
     """tests/judge/test_trace.py compares the other columns, where each fault is judged."""
     every = [*mutations.faults(), *(fault for _, fault in mutations.others())]
-    assert [row[0] for row in pages.table(JUDGING, "fault")] == [fault.name for fault in every]
+    assert [row[0] for row in pages.table(VALIDATION, "fault")] == [fault.name for fault in every]
 
 
 def test_the_table_of_known_mistakes_is_the_catalogue():

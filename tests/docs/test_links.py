@@ -67,9 +67,9 @@ def test_the_two_commands_are_found_as_ci_finds_them():
 @pytest.mark.parametrize(
     ("target", "problem"),
     [
-        ("docs/judging.md#what-a-verdict-means", None),
+        ("docs/verdicts.md#what-a-verdict-means", None),
         ("#start", None),
-        ("docs/judging.md#no-such-heading", "docs/judging.md has no heading #no-such-heading"),
+        ("docs/verdicts.md#no-such-heading", "docs/verdicts.md has no heading #no-such-heading"),
         ("docs/nothing.md", "docs/nothing.md is not there"),
         ("../elsewhere", "../elsewhere is not there"),
         ("https://example.org", None),

@@ -60,7 +60,7 @@ def test_one_row_of_logits_is_taken_for_the_last():
     logits = recorded()[LOGITS]
     report = check_trace(MODEL, TOKENS, trace({LOGITS: logits[-1:]}), EXACT)
     assert (report.verdict, report.logits.compared, report.logits.positions) == (Verdict.SAME_BITS, (16,), 1)
-    assert report.notes == ("one row of result_output for 17 tokens: taken as that of the last position, 16",)
+    assert report.notes == ("one row of result_output for 17 tokens: taken for the last position, 16",)
     for key, values in ((LOGITS, logits), (Key("log_probs", None), log_softmax(logits))):
         report = check_trace(MODEL, TOKENS, trace({key: values[5:6]}), EXACT)
         assert report.verdict is Verdict.WRONG
@@ -82,7 +82,7 @@ def test_one_row_of_logits_does_not_keep_the_other_tensors_from_being_judged(key
     report = check_trace(MODEL, TOKENS, trace(others | {key: row}), EXACT)
     assert report.logits.verdict is Verdict.SAME_BITS
     assert (report.verdict, len(report.operations)) == (Verdict.SAME_BITS, len(others))
-    assert report.notes == (f"one row of {key.name} for 17 tokens: taken as that of the last position, 16",)
+    assert report.notes == (f"one row of {key.name} for 17 tokens: taken for the last position, 16",)
     bad, _ = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
     wrong = {k: v for k, v in bad.items() if k != LOGITS}
     report = check_trace(MODEL, TOKENS, trace(wrong | {key: row}), EXACT)

@@ -31,7 +31,7 @@ MODELS = {
     "mixtral": random_model(4, family="llama", experts=5, experts_used=2, ffn=48),
     "qwen2moe": random_model(4, family="qwen2moe", ffn=48),
 }
-DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "judging.md", "fault")}
+DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "validation.md", "fault")}
 MISTAKEN = [(name, m) for name, model in MODELS.items() for m in MISTAKES if m.everywhere is not None and m.when(model, EXACT)]
 
 

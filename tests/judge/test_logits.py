@@ -201,9 +201,11 @@ def test_a_measured_reach_sets_the_limits(positions):
 
 
 def test_a_position_where_roundings_reach_far_has_a_limit_of_its_own():
-    worst, mean = limits(Reach(1e-3, np.array([1e-4, 2e-3])), 3)
+    worst, mean = limits(reach := Reach(1e-3, np.array([1e-4, 2e-3])), 3)
     assert worst.tolist() == [5e-3, 8e-3, 5e-3]
     assert mean == pytest.approx((2 + 3**0.5) * 1e-3)
+    for measured, said in ((None, "rounding alone reaches 0.01"), (reach, "float16 rounding alone reaches 0.008")):
+        assert judge(OURS, with_value(OURS, 1, noisy(1e-3)[1]), measured).reason == f"worst NMSE 0.001; {said}; scales agree"
 
 
 @pytest.mark.parametrize(("by_chance", "verdict"), [(0.0, WRONG), (0.03, FLIPS)])

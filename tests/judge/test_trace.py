@@ -22,7 +22,7 @@ from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import TOP_EXPERTS, Key
 from scripts import mutations
 
-DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "judging.md", "fault")}
+DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "validation.md", "fault")}
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------------------------
