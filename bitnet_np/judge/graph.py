@@ -1,6 +1,6 @@
 """The operations of a forward pass: each recorded tensor, and how it is computed from others."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -58,6 +58,13 @@ class Place:
     @property
     def key(self) -> Key:
         return self.operation.key
+
+    @property
+    def borders(self) -> Sequence[int]:
+        """Positions at which a later chunk may begin, lengths of windows and prefixes; a few where the length is not known."""
+        if not self.length:
+            return [2, 4, 8, 16, 32, 64]
+        return [b for b in (*range(1, 33), 40, 48, 64, 96, 128, 256, 512) if b < self.length]
 
     @property
     def config(self) -> Config:

@@ -287,7 +287,7 @@ def _dump_faults() -> Iterator[Fault]:
     yield logits("logits permuted", "read.other_rows", lambda x: np.roll(x, 7, axis=1))
     yield logits("one logit wrong", "read.one_number", _one_wrong)
     rolled = on_dump(_set(Key("kqv_out", LAYER), lambda x: np.roll(x, c.head_dim, axis=1)))
-    yield Fault("heads permuted in a dump", "kqv_out", rolled, mistake="heads.moved")
+    yield Fault("heads permuted in a dump", "kqv_out", rolled, mistake="edit.order")
     yield logits("vocabulary cut short", "", lambda x: x[:, :-8])
     yield Fault("NaN in one tensor", "", on_dump(_set(Key("ffn_out", LAYER), _with_nan)))
     yield logits("all logits zero", "", np.zeros_like)

@@ -24,8 +24,8 @@ from bitnet_np.model import widen
 from bitnet_np.traces.points import Key
 
 NAMED = (
-    "weights.other_rows", "sums.left_out", "blocks.misread", "masks.prefix", "edit.positions", "edit.twice", "edit.order",
-    "tokens.others", "scores.factor", "layers.order",
+    "weights.other_rows", "sums.left_out", "blocks.misread", "edit.masks", "edit.positions", "edit.twice", "edit.order",
+    "tokens.others", "edit.numbers", "layers.order",
 )  # fmt: skip
 IDS = np.array([5, 17, 3, 40, 8, 22, 9])
 SHAPE = {"n_layers": 2, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 48, "tied": False}
@@ -125,7 +125,7 @@ PLANTED = {
     ),
     "temperature": (
         lambda name, x, here: x * 0.7 if name == "Qcur_rope" else None,
-        "at kqv_out: scores are 0.7 times what they should be",
+        "at kqv_out: the score scale is 0.175 instead of 0.25",
     ),
     "last rows": (
         lambda name, x, here: np.where(np.arange(64) < 48, x, np.roll(x, 16, axis=1)) if name == "ffn_down" else None,

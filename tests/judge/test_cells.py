@@ -76,7 +76,7 @@ def test_many_cells_are_counted():
 
 def test_cells_before_a_chunk_are_a_cache_that_it_does_not_see():
     late = np.arange(T) >= 10
-    text = "from position 10 on no token sees those before: a later chunk does not see the cache"
+    text = "positions 0 to 9 are not read by positions 10 to 16: the mask, or slots of the cache that are lost"
     assert said(VISIBLE & ~(late[:, None] & ~late)) == text
 
 
@@ -86,9 +86,3 @@ def test_a_cell_that_is_lost_is_named_beside_weights_that_are_rough():
     counts[9, 4] = 0
     text = "values are not summed that a token must see: position 9 does not read position 4; the mask, or slots of a cache that are lost"
     assert said(counts) == text
-
-
-def test_outputs_of_three_heads_in_turn_are_told():
-    right = POINTS["kqv_out"].reshape(T, C.heads, C.head_dim)
-    text = read("llama", "kqv_out", right[:, [0, 2, 3, 1]].reshape(T, -1))
-    assert text == "the output of head 1 is that of head 2, and 2 more are others'"

@@ -86,7 +86,7 @@ def of_opposite_keys(q, k, v):
     [
         ("bitnet", "attn_norm", by_magnitudes, slice(None), "the squared mean magnitude instead of the mean square"),
         ("bitnet", "attn_norm", by_magnitudes, slice(9, None), "at positions 9 to 13 of 14: the squared mean magnitude instead of"),
-        ("bitnet", "kqv_out", of_opposite_keys, slice(None), "keys are those of the next key-value head"),
+        ("bitnet", "kqv_out", of_opposite_keys, slice(None), "keys, but not values, are in the opposite order"),
         ("granite", "ffn_out", lambda g, u: g * np.tanh(np.logaddexp(0, g)) * u, slice(None), "Mish"),
     ],
 )

@@ -54,7 +54,11 @@ def test_an_engine_without_a_change_has_our_bits():
     ("mistake", "keys", "says"),
     [
         ("norm.weight_missing", [Key("ffn_norm", 1)], "at ffn_norm of layer 1: the norm's weight is missing"),
-        ("attention.last_only", [Key("kqv_out", 2)], "at kqv_out of layer 2: only the last 2 tokens are seen"),
+        (
+            "attention.last_only",
+            [Key("kqv_out", 2)],
+            "at kqv_out of layer 2: only the last 2 tokens are seen, as in a window, or in a ring of so many slots",
+        ),
         ("rope.position_plus_1", [Key("Qcur_rope", n) for n in range(3)], "at Qcur_rope of every layer: positions are too large by one"),
         (
             "rope.whole_row",

@@ -221,10 +221,10 @@ def _attention(place: Place, q: Node, k: Node, v: Node) -> Node:
     scale = constant("the score scale", op.score_scale(c))
     scores = _capped(_product("the scores", Node("scores", (q, k), "the products q.k"), scale), c.score_cap, "the scores' cap")
     window = c.window_of(place.key.layer)  # type: ignore[arg-type]
-    masked = Node("mask", (scores,), "the masked scores", window or 0)
-    largest = Node("reduction", (masked,), "the largest score", "largest number")
+    masked = Node("mask", (scores,), "the masked scores", (window or 0, "", 0))
+    largest = Node("largest of", (masked,), "the largest score", -1)
     e = Node("exponential", (Node("difference", (masked, largest), "the scores below the largest"),), "the exponentials", "exp")
-    p = _quotient("the probabilities", e, Node("softmax sum", (e,), "the softmax's sum"))
+    p = _quotient("the probabilities", e, Node("softmax sum", (e,), "the softmax's sum", -1))
     if place.dialect.in_float16:
         p = Node("rounded", (p,), "the probabilities", "float16")
     return Node("joined", (Node("weighted", (p, v), "the sums of values"),), "the heads")

@@ -196,6 +196,10 @@ ORDERS: dict[str, Callable[[Array, int], Array]] = {
     "in the opposite order": lambda x, axis: np.flip(x, axis),
     "shifted by one, the one before in the place of each": lambda x, axis: np.roll(x, 1, axis),
     "shifted by one, the next one in the place of each": lambda x, axis: np.roll(x, -1, axis),
+    "those before in the place of each but the first": lambda x, axis: np.take(x, np.maximum(np.arange(x.shape[axis]) - 1, 0), axis),
+    "those behind in the place of each but the last": (
+        lambda x, axis: np.take(x, np.minimum(np.arange(x.shape[axis]) + 1, x.shape[axis] - 1), axis)
+    ),
     "with their halves exchanged": lambda x, axis: np.roll(x, x.shape[axis] // 2, axis),
     "interleaved: those of the second half between those of the first": lambda x, axis: _relaid(x, axis, 2),
     "those of even numbers before those of odd ones": lambda x, axis: _relaid(x, axis, max(x.shape[axis] // 2, 1)),
@@ -242,13 +246,93 @@ def _rotate(x: Array, angle: Array, magnitude: Any, what: tuple[str, str]) -> Ar
     return out
 
 
-def _mask(scores: Array, what: int) -> Array:
-    """Scores of what a query must not see are minus infinity. what: the window, 0 where there is none."""
-    return scores + spec.causal_mask(scores.shape[-2], scores.shape[-1], window=what or None)
+Sees = Callable[[NDArray, NDArray, float, int], NDArray]
+"""The rule of a mask: query i [T, 1], key j [T], the window, and a number -> True where i sees j."""
 
 
-def _softmax_sum(x: Array) -> Array:
-    return np.maximum(x.sum(axis=-1, keepdims=True), 1e-300)
+def causal(i: NDArray, j: NDArray, window: float) -> NDArray:
+    """Whether query i sees key j."""
+    return (j <= i) & (j > i - window)
+
+
+MASKS: dict[str, Sees] = {
+    "the mask is missing: tokens see the future": lambda i, j, w, n: j > i - w,
+    "the mask is off by one: a token sees the next one": lambda i, j, w, n: (j <= i + 1) & (j > i - w),
+    "the mask is off by one: a token does not see itself": lambda i, j, w, n: (causal(i, j, w) & (j < i)) | (i + j == 0),
+    "the mask is transposed: a token sees those behind it, not those before": lambda i, j, w, n: j >= i,
+    "each token sees itself only": lambda i, j, w, n: j == i,
+    "no token sees the one before it": lambda i, j, w, n: causal(i, j, w) & (j != i - 1),
+    "keys and values of the first token are lost, or it is not fed, as a BOS that is missing": (
+        lambda i, j, w, n: causal(i, j, w) & ((j > 0) | (i == 0))
+    ),
+    "the window is missing: all tokens before are seen": lambda i, j, w, n: j <= i,
+    "the window is too long by one: it does not count the token itself": lambda i, j, w, n: causal(i, j, w + 1),
+    "the window is too short by one": lambda i, j, w, n: causal(i, j, w - 1),
+    "blocks as long as the window are seen instead of a window": lambda i, j, w, n: (j <= i) & (j // min(w, 1e9) == i // min(w, 1e9)),
+    "the first {n} tokens are seen by all, as a prefix is": lambda i, j, w, n: causal(i, j, w) | (j < n),
+    "only the last {n} tokens are seen, as in a window, or in a ring of so many slots": lambda i, j, w, n: causal(i, j, min(w, n)),
+    "only the first {n} tokens and as many last ones are seen": lambda i, j, w, n: causal(i, j, w) & ((j < n) | (j > i - n)),
+    "only the last {n} tokens and the first are seen: a window with a sink": lambda i, j, w, n: causal(i, j, w) & ((j < 1) | (j > i - n)),
+    "only the last {n} tokens and the first 4 are seen: a window with sinks": lambda i, j, w, n: causal(i, j, w) & ((j < 4) | (j > i - n)),
+    "position {p} is not seen by later tokens, as padding is": lambda i, j, w, n: causal(i, j, w) & ((j != n - 1) | (j == i)),
+    "positions {p} and {n} are not seen by later tokens, as padding is": (
+        lambda i, j, w, n: causal(i, j, w) & ((j < n - 1) | (j > n) | (j == i))
+    ),
+    "tokens from position {n} on see each other's future: a later chunk is not masked inside": (
+        lambda i, j, w, n: causal(i, j, w) | ((i >= n) & (j >= n))
+    ),
+    "tokens see the future within their chunk of {n}": lambda i, j, w, n: causal(i, j, w) | (i // n == j // n),
+    "the mask of a later chunk, from position {n} on, is that of a chunk that begins at 0": (
+        lambda i, j, w, n: np.where(i >= n, causal(i - n, j, w), causal(i, j, w))
+    ),
+    "tokens from position {n} on do not see those before: the cache is lost at the border of a chunk": (
+        lambda i, j, w, n: causal(i, j, w) & ((i < n) | (j >= n))
+    ),
+    "tokens see their own chunk of {n} alone": lambda i, j, w, n: causal(i, j, w) & (i // n == j // n),
+    "tokens from position {n} on see those before it alone, not their own chunk": (
+        lambda i, j, w, n: causal(i, j, w) & ((i < n) | (j < n))
+    ),
+    "keys are seen {n} positions late": lambda i, j, w, n: causal(i, j, w) & ((j <= i - n) | (j == 0)),
+    "tokens see the next {n} too": lambda i, j, w, n: (j <= i + n) & (j > i - w),
+}
+"""Rules of who sees whom. The braces are a number of tokens n, and the position p before it."""
+FILLS: dict[str, Callable[[Array, NDArray, NDArray, NDArray, int], Array]] = {
+    "masked scores are 0 instead of minus infinity": lambda scores, seen, i, j, n: np.where(seen, scores, 0),
+    "the mask is 1 and 0, and added": lambda scores, seen, i, j, n: scores + seen,
+    "{n} is subtracted from masked scores instead of infinity: a soft mask": lambda scores, seen, i, j, n: np.where(
+        seen, scores, scores - n
+    ),
+    "a ring of {n} slots wraps: the keys and values of older tokens are overwritten by newer ones": (
+        lambda scores, seen, i, j, n: np.where((j <= i) & (j > i - n), scores + np.log(1.0 + j // n), -np.inf)
+    ),
+    "only the {n} largest scores of each query count": lambda scores, seen, i, j, n: _largest_scores(np.where(seen, scores, -np.inf), n),
+}
+"""What masks make of scores, by who sees whom."""
+
+
+def _largest_scores(scores: Array, count: int) -> Array:
+    least = np.sort(scores, axis=-1)[..., -min(count, scores.shape[-1]), None]
+    return np.where(scores >= least, scores, -np.inf)
+
+
+def _mask(scores: Array, what: tuple[int, str, int]) -> Array:
+    """Scores of what a query must not see are minus infinity. what: the window, 0 where there is none; a rule, "" for the right one, and
+    its number."""
+    window, rule, n = what
+    i, j, w = np.arange(scores.shape[-2])[:, None], np.arange(scores.shape[-1]), window or np.inf
+    if rule in FILLS:
+        return FILLS[rule](scores, causal(i, j, w), i, j, n)
+    return np.where(MASKS[rule](i, j, w, n) if rule else causal(i, j, w), scores, -np.inf)
+
+
+def _largest_of(x: Array, what: Any) -> Array:
+    """The largest score, of each query or along other axes, kept finite where a query sees nothing."""
+    largest = x.max(axis=what, keepdims=True)
+    return np.where(np.isfinite(largest), largest, 0)
+
+
+def _softmax_sum(x: Array, what: Any = -1) -> Array:
+    return np.maximum(x.sum(axis=what, keepdims=True), 1e-300)
 
 
 def _taken(x: Array, experts: Array) -> Array:
@@ -284,6 +368,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "grouped": lambda kv, what: spec.by_query_head(kv, what),
     "scores": lambda q, k: np.einsum("thk,shk->hts", q, k),
     "mask": _mask,
+    "largest of": _largest_of,
     "softmax sum": _softmax_sum,
     "weighted": lambda p, v: np.einsum("hts,shk->thk", p, v),
     "taken": _taken,

@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...model.families import NORMS
 from ...model.records import Linear
@@ -26,7 +27,7 @@ _SAYS = {
     "product": "{} divided by instead of multiplied",
     "quotient": "{} multiplied instead of divided by",
 }
-_VALUES = (*_BINARY, "matmul", "scores", "weighted", "mixed", "opaque", "rows", "taken", "dot", "rotation", "power", "outer")
+_VALUES = (*_BINARY, "matmul", "scores", "weighted", "mixed", "opaque", "rows", "taken", "dot", "rotation", "power", "outer", "softmax sum")
 """Kinds of nodes whose value is a step of its own, not the form of another one's."""
 _AXES = {point.name: point.axes for point in POINTS}
 
@@ -334,25 +335,73 @@ def transposed(place: Place, tree: Node) -> Edits:
 
 def heads(place: Place, tree: Node) -> Edits:
     """A query head that reads the keys and values of another group."""
-    if all(node.kind != "grouped" for node, _ in nodes(tree)):
-        return
     size = place.config.heads // place.config.kv_heads
-    for head in range(place.config.heads):
+    own = np.arange(place.config.heads) // size
+    for head in range(place.config.heads) if any(node.kind == "grouped" for node, _ in nodes(tree)) else ():
         for group in range(place.config.kv_heads):
             if group != head // size:
-                change = partial(_of_grouped, partial(_with_head, head=head, source=group * size))
-                yield f"query head {head} reads key-value head {group} instead of {head // size}", mapped(tree, change)
+                words = f"query head {head} reads key-value head {group} instead of {head // size}"
+                yield words, mapped(tree, partial(_grouped, np.where(np.arange(own.size) == head, group, own), ""))
 
 
-def _of_grouped(change: Callable[[Array], Array], node: Node) -> Node:
-    return Node("opaque", (node,), node.noun, change) if node.kind == "grouped" else node
+def groups(place: Place, tree: Node) -> Edits:
+    """Key-value heads that all query heads read by another rule."""
+    if all(node.kind != "grouped" for node, _ in nodes(tree)):
+        return
+    heads, count = np.arange(place.config.heads), place.config.kv_heads
+    own = heads // (place.config.heads // count)
+    rules = (
+        ("are dealt out in turn (h % G) instead of in groups", heads % count),
+        ("are in the opposite order", count - 1 - own),
+        ("are those of the next key-value head", (own + 1) % count),
+        ("are those of the last key-value head", 0 * own + count - 1),
+    )
+    yield "every query head reads the first key-value head", mapped(tree, partial(_grouped, 0 * own, ""))
+    for words, source in rules:
+        yield f"key-value heads {words}", mapped(tree, partial(_grouped, source, ""))
+        for which, other in (("keys", "values"), ("values", "keys")):
+            yield f"{which}, but not {other}, {words}", mapped(tree, partial(_grouped, source, which))
 
 
-def _with_head(x: Array, head: int, source: int) -> Array:
-    """Keys or values of each query head [S, H, K], with those of another one for one of them."""
-    x = x.copy()
-    x[:, head] = x[:, source]
-    return x
+def _grouped(source: NDArray, which: str, node: Node) -> Node:
+    """Keys or values, or both, by the key-value head of each query head."""
+    if node.kind != "grouped" or not node.noun.endswith(which):
+        return node
+    return Node("opaque", node.inputs, node.noun, lambda kv: kv[:, source])
+
+
+def masks(place: Place, tree: Node) -> Edits:
+    """Other tokens that a token sees, and what a mask makes of the scores of others."""
+    for node, _ in nodes(tree):
+        if node.kind != "mask":
+            continue
+        for words in (*functions.MASKS, *functions.FILLS):
+            for n in place.borders if "{" in words else (0,):
+                yield words.format(n=n, p=n - 1), replaced(tree, node, replace(node, what=(node.what[0], words, n)))
+        seen = Node("mask", (Node("product", (node.inputs[0], constant("0", 0.0))),), "the mask", node.what)
+        for p in (p for p, _ in nodes(tree) if p.noun == "the probabilities" and p.kind == "quotient"):
+            hidden = Node("opaque", (p, seen), p.noun, lambda p, seen: np.where(seen == 0, p, 0))
+            late = replaced(replaced(tree, p, hidden), node, node.inputs[0])
+            yield "the mask is applied after the softmax: weights no longer add up to 1", late
+
+
+def softmaxes(place: Place, tree: Node) -> Edits:
+    """A softmax over other axes, with a sink, or of one position's sum for the next."""
+    for total, _ in nodes(tree):
+        if total.kind != "softmax sum":
+            continue
+        (e,) = total.inputs
+        for axis, words in ((0, "over the heads"), (1, "over the queries"), ((0, 1, 2), "over everything at once")):
+
+            def along(node: Node, axis: object = axis) -> Node:
+                return replace(node, what=axis) if node.kind in ("softmax sum", "largest of") else node
+
+            yield f"the softmax is taken {words}, not over the keys of each query", mapped(tree, along)
+        largest = e.inputs[0].inputs[1]
+        sink = Node("opaque", (total, largest), total.noun, lambda total, largest: total + np.exp(-largest))
+        yield "a score of 0 stands beside the keys: an attention sink", replaced(tree, total, sink)
+        before = Node("opaque", (total,), total.noun, lambda total: np.concatenate([total[:, :1], total[:, :-1]], axis=1))
+        yield "exponentials are divided by the sum of the position before", replaced(tree, total, before)
 
 
 def turns(place: Place, tree: Node) -> Edits:
@@ -507,6 +556,21 @@ def limits(place: Place, tree: Node) -> Iterator[Family]:
                 yield Family(f"{_is(noun)} clipped {words} {{number:.4g}}", tuple(np.geomspace(0.01, 100, 10)), clipped)
 
 
+def caps(place: Place, tree: Node) -> Iterator[Family]:
+    """Numbers that are capped softly: c tanh(x / c)."""
+    for node, parents in nodes(tree):
+        if node.noun == "the scores" or not parents:
+
+            def capped(cap: float, node: Node = node) -> Node:
+                number = constant("the cap", cap)
+                return replaced(
+                    tree, node, Node("product", (Node("curve", (Node("quotient", (node, number)),), "", "tanh"), number), node.noun)
+                )
+
+            yield Family(f"{_is(node.noun if parents else 'the result')} soft-capped at {{number:.4g}}", _CAPS, capped)
+
+
+_CAPS = tuple(np.geomspace(0.05, 500, 13))
 KINDS: dict[str, Callable[[Place, Node], Edits]] = {
     "left_out": left_out,
     "other_function": other_function,
@@ -517,6 +581,9 @@ KINDS: dict[str, Callable[[Place, Node], Edits]] = {
     "exchanged": exchanged,
     "by_one": by_one,
     "turns": turns,
+    "masks": masks,
+    "softmaxes": softmaxes,
+    "groups": groups,
     "heads": heads,
     "positions": positions,
     "transposed": transposed,
@@ -534,6 +601,7 @@ FAMILIES: dict[str, Callable[[Place, Node], Iterator[Family]]] = {
     "factors": factors,
     "shifts": shifts,
     "limits": limits,
+    "caps": caps,
 }
 """Kinds of edits with a number."""
 

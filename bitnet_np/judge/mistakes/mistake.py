@@ -110,11 +110,6 @@ class Site(Place):
     """An operation that may have a mistake in it."""
 
     @property
-    def borders(self) -> Sequence[int]:
-        """Positions at which a later chunk may begin, lengths of windows and prefixes."""
-        return [b for b in (*range(1, 33), 40, 48, 64, 96, 128, 256, 512) if b < self.length]
-
-    @property
     def name(self) -> str:
         return self.key.name
 

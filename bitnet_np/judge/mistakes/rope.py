@@ -195,9 +195,7 @@ def _heads(site: Site) -> Computes:
         "the first head is": head == 0,
         "the last head is": head == count - 1,
         "the first half of the heads is": head < count // 2,
-        "the second half of the heads is": head >= count // 2,
         "even heads are": head % 2 == 0,
-        "odd heads are": head % 2 == 1,
     }
     for words, part in parts.items():
         for other, turned in (("only {} rotated", part), ("{} not rotated", ~part)):

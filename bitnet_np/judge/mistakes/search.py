@@ -70,7 +70,14 @@ class Search:
 
         every: list[Trial | Numbered] = [*named, *numbered]
         order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
-        for mistake in sorted(every, key=lambda m: (not m.widest, order[m.id])):  # a function that all operations share is likeliest
+        later = {operation.key: len(span) - i for i, operation in enumerate(span)}
+
+        def likely(mistake: Trial | Numbered) -> tuple[bool, int, int]:
+            """A function that all operations share is likeliest; of numbers those that the fewest steps have changed since."""
+            steps = max(later[key] for key in mistake.computes) if isinstance(mistake, Numbered) else 0
+            return not mistake.widest, order[mistake.id], steps
+
+        for mistake in sorted(every, key=likely):
             if self.work < 0:
                 self.left_out += 1
                 continue

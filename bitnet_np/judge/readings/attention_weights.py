@@ -140,7 +140,7 @@ def _wrong_weights(own: Attention) -> str:
     if solved.known and (away := float(np.abs(solved.weights - solved.right).max())) < _COARSE:
         return f"attention's weights are right to {away:.1g}: scores or probabilities are rounded, or the exponential is coarse"
     if solved.known:
-        text = _temperature(solved) or _by_distance(solved) or _by_element(solved) or _in_tiles(solved) or _by_position(solved)
+        text = _by_distance(solved) or _by_element(solved) or _by_position(solved)
         if text is not None:
             return text
     sums = solved.weights.sum(axis=-1)
@@ -166,14 +166,6 @@ def _reads(solved: _Solved) -> str | None:
             where = f"position {i} does not read {runs('position', positions[lost])}"
             return f"values are not summed that a token must see: {where}; the mask, or slots of a cache that are lost"
     return None
-
-
-def _temperature(solved: _Solved) -> str | None:
-    """The common factor of all scores, if one explains these weights."""
-    factors = solved.fitted(solved.scores[None], solved.logs)
-    if factors is None or abs(factors[0] - 1) < 1e-3:
-        return None
-    return f"scores are {factors[0]:.5g} times what they should be"
 
 
 def _by_position(solved: _Solved) -> str | None:
@@ -214,24 +206,3 @@ def _by_element(solved: _Solved) -> str | None:
     if np.abs(factors[off]).max() < _COARSE:
         return f"{elements} of {len(factors)} {verb} left out of q . k"
     return f"{elements} of {len(factors)} {verb} multiplied by {listed([f'{x:.3g}' for x in factors[off]], FEW)} in q . k"
-
-
-def _in_tiles(solved: _Solved) -> str | None:
-    """The number of keys that share a wrong factor, as tiles of flash attention whose sums are joined wrongly."""
-    away = solved.logs - solved.centred(solved.scores)
-    if np.abs(away).max() < _LEAST_LOG:
-        return None
-    for size in (128, 64, 32, 16, 8, 4):
-        tile = solved.positions // size
-        if tile[-1] == 0:
-            continue
-        left, pairs = 0.0, 0
-        for n in range(tile[-1] + 1):
-            inside = solved.usable & (tile == n)
-            count = inside.sum(axis=-1, keepdims=True)
-            mean = np.where(inside, away, 0).sum(axis=-1, keepdims=True) / np.maximum(count, 1)
-            left += float((np.where(inside, away - mean, 0) ** 2).sum())
-            pairs += int(np.maximum(count - 1, 0).sum())
-        if pairs >= _LEAST and left <= _LEFT * (away * away).sum():
-            return f"keys count by factors of their own in tiles of {size}: sums of tiles are joined without the change of their maximum"
-    return None

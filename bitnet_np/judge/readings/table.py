@@ -77,11 +77,7 @@ READINGS = (
     Reading("rotation", ROTATIONS, rotations.rotation),
     Reading("normed", (), norms.normed),
     Reading("factors", (), elements.factors),
-    Reading("moved_heads", ("kqv_out",), attention.moved_heads),
     Reading("heads", ("kqv_out",), attention.other_heads),
-    Reading("other_layers", ("kqv_out",), attention.other_layers),
-    Reading("score_cap", ("kqv_out",), attention.score_cap),
-    Reading("attention_rule", ("kqv_out",), attention.other_rule),
     Reading("cells", ("kqv_out",), cells.cells),
     Reading("clipped", (), elements.clipped),
     Reading("soft_capped", (), elements.soft_capped),
@@ -115,7 +111,7 @@ _OF_PARTS = {
 """Readings of the wrong rows or elements alone."""
 _OF_NUMBERS = {"clipped", "soft_capped", "grid", "columns"}
 """Readings of the wrong rows alone that look at a tensor's own numbers, whatever its operation is."""
-_OF_INPUTS = {"norm", "terms", "activation", "attention_rule", "clipped", "dropped", "grid", "rows", "stride", "columns"}
+_OF_INPUTS = {"norm", "terms", "activation", "clipped", "dropped", "grid", "rows", "stride", "columns"}
 """Readings of an input that is solved for: by a square matrix other weights would give some input too, but none that these explain."""
 LOOSE = tuple(f"read.{reading.id}" for reading in LOOSE_READINGS)
 """Causes that a mistake in a part of the tensor comes before."""
