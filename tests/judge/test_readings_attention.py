@@ -11,7 +11,6 @@ from bitnet_np.judge.operations import pair_slices
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.roundings import to_digits, to_q8_0
 from bitnet_np.judge.trace import judge_trace
-from bitnet_np.model.records import Yarn
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 
@@ -120,10 +119,9 @@ def by_parts(size, angle=None):
             lambda: by_frequencies(FREQUENCY / np.linspace(1, 8, HALF).clip(1.5) * 1.5),
             "low frequencies are scaled, as Llama 3 or yarn does",
         ),
-        (lambda: by_frequencies(40000.0 ** (-PAIRS / HALF), begin=10), "from position 10 on the frequency base is about 4e+04 instead of"),
-        (lambda: by_frequencies(to_digits(FREQUENCY, 8)), "frequencies are rounded to bfloat16"),
+        (lambda: by_frequencies(to_digits(FREQUENCY, 8)), "the divided frequencies: rounded to bfloat16"),
         (lambda: by_frequencies(FREQUENCY * (PAIRS != 4)), "pair 4 of each head is not rotated"),
-        (lambda: by_frequencies(np.pi / 180 * FREQUENCY), "angles are multiplied by pi / 180: one unit is taken for another"),
+        (lambda: by_frequencies(np.pi / 180 * FREQUENCY), "the angles are 0.0174533 times what is right"),
         (lambda: by_frequencies(180 / np.pi * FREQUENCY), "angles are multiplied by 180 / pi: one unit is taken for another"),
         (
             lambda: by_frequencies(FREQUENCY * np.where(PAIRS == 3, 1.3, 1)),
@@ -150,35 +148,26 @@ def by_parts(size, angle=None):
             lambda: rotated(lambda a, b, cos, sin: a * abs(cos) - b * sin, lambda a, b, cos, sin: a * sin + b * abs(cos)),
             "cosines have lost their sign",
         ),
-        (lambda: partly(HALF), f"the first {HALF} elements of each head are rotated, not {2 * HALF}"),
+        (lambda: partly(HALF), "frequencies are others: the exponent of the frequencies is divided by half the head's width"),
         (lambda: rotated(right_first, lambda a, b, cos, sin: b * cos - a * sin), "the sine has the wrong sign in the second of each pair"),
         (lambda: rotated(lambda a, b, cos, sin: a * cos + b * sin, right_second), "the sine has the wrong sign in the first of each pair"),
         (
             lambda: rotated(lambda a, b, cos, sin: a * cos + b * sin, lambda a, b, cos, sin: b * cos - a * sin),
-            "pairs are rotated backwards: the sine has the wrong sign",
+            "the rotation turns the other way",
         ),
         (
             lambda: rotated(lambda a, b, cos, sin: a * sin - b * cos, lambda a, b, cos, sin: a * cos + b * sin),
-            "sines and cosines are exchanged",
+            "sine and cosine are swapped",
         ),
-        (lambda: rotated(lambda a, b, cos, sin: a * cos, lambda a, b, cos, sin: b * cos), "elements are multiplied by cosines alone"),
+        (lambda: rotated(lambda a, b, cos, sin: a * cos, lambda a, b, cos, sin: b * cos), "the sine terms are missing"),
         (
             lambda: rotated(right_first, lambda a, b, cos, sin: (a * cos - b * sin) * sin + b * cos),
-            "the second of each pair is computed from the first one's result",
+            "the second number of a pair is turned with the first one's new value",
         ),
     ],
 )
 def test_rotations_by_another_rule_are_named(wrong, says):
-    assert read("llama", "Qcur_rope", wrong()).startswith(says)
-
-
-def test_a_magnitude_of_yarn_that_is_applied_twice_is_named():
-    model = random_model(
-        7, family="qwen3", yarn=Yarn(4.0, 16), rope_magnitude=1.2, n_layers=1, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24
-    )
-    points, key = without_codes(recorded(model, IDS["llama"])), Key("Qcur_rope", 0)
-    said = read_off(model, IDS["llama"], points, key, 1.2 * points[key].astype(np.float64))
-    assert said == "cosines and sines are multiplied by RoPE's magnitude twice"
+    assert judged("llama", "Qcur_rope", wrong()).startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -444,19 +433,25 @@ SCALED = random_model(3, family="llama", rope_scaling=4.0, n_layers=2, vocab=90,
 SCALED_POINTS = without_codes(recorded(SCALED, IDS["llama"]))
 
 
+def test_a_base_that_changes_at_a_position_is_read_off():
+    wrong = by_frequencies(40000.0 ** (-PAIRS / HALF), begin=10)
+    assert read("llama", "Qcur_rope", wrong).startswith("from position 10 on the frequency base is about 4e+04 instead of")
+
+
 @pytest.mark.parametrize(
     ("factors", "says"),
     [
-        (lambda f: 1 / f, "frequencies are multiplied by the model's factors, not divided"),
-        (lambda f: f[::-1], "the model's frequency factors are in the opposite order"),
-        (lambda f: 1.0, "the model's frequency factors are not applied"),
+        (lambda f: 1 / f, "the factors of the frequencies are multiplied instead of divided by"),
+        (lambda f: f[::-1], "the elements of the factors of the frequencies are in the opposite order"),
+        (lambda f: 1.0, "the factors of the frequencies are not applied"),
     ],
 )
 def test_factors_of_frequencies_are_named(factors, says):
     c = SCALED.config
     x = SCALED_POINTS[Key("Qcur", LAYER)].astype(np.float64).reshape(T, -1, c.head_dim)
     wrong = spec.rope(x, np.arange(T) / c.rope_scaling, c.rope_base, c.rope, None, factors(SCALED.rope_factors.astype(np.float64)))
-    assert read_off(SCALED, IDS["llama"], SCALED_POINTS, Key("Qcur_rope", LAYER), wrong.reshape(T, -1)) == says
+    report = judge_trace(SCALED, with_tensor(SCALED_POINTS, Key("Qcur_rope", LAYER), wrong.reshape(T, -1)), IDS["llama"], precision=FLOAT32)
+    assert report.first_wrong.hypothesis == says
 
 
 @pytest.mark.parametrize(

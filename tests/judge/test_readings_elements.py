@@ -6,7 +6,7 @@ from dumps import MODEL, TOKENS, recorded, with_tensor, without_codes
 from wrong_tensors import read_off
 
 from bitnet_np import EXACT, spec
-from bitnet_np.judge import graph, operations
+from bitnet_np.judge import graph
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.readings import places
 from bitnet_np.judge.readings.table import cause_of
@@ -37,6 +37,14 @@ def said(family, name, theirs):
     return read_off(MODELS[family], IDS[family], POINTS[family], key_of(name), theirs)
 
 
+def judged(family, name, theirs):
+    """What the whole judge says, with the noise that another engine's sums have."""
+    noisy = theirs * (1 + 1e-7 * np.random.default_rng(1).standard_normal(theirs.shape))
+    report = judge_trace(MODELS[family], with_tensor(POINTS[family], key_of(name), noisy), IDS[family], precision=FLOAT32)
+    assert report.first_wrong.key == key_of(name)
+    return report.first_wrong.hypothesis or ""
+
+
 # --- norms ----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -64,66 +72,56 @@ def _root_of(x):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (normed(X, G, eps=0.123), f"epsilon is about 0.123 instead of {EPS:.3g}"),
-        (normed(X, G, root=X * (96 / 80) ** 0.5), "the sum of squares is divided by 80 instead of the width of 96"),
-        (normed(X, G, root=X[:, :48]), "the mean square is of elements 0 to 47, the first half, alone"),
-        (normed(X, G, root=X[:, :-5]), "the mean square is without the last 5 elements"),
-        (normed(X, G, power=0.4), "the mean square is taken to the power 0.4 instead of 0.5"),
-        (normed(X, G * G, root=X * G, eps=0), "the norm is taken twice"),
-        (normed(X, G, root=X * G), "the weight is applied before the norm"),
-        (normed(X, 1 + G), "1 is added to the weight"),
-        (normed(X, LLAMA.layers[0].attn_norm), "the weight of layer 0 attn_norm is used"),
-        (normed(X, np.random.default_rng(5).permutation(G)), "the weight's elements are in another order"),
-        (normed(X, np.tile(G[:48], 2)), "the weight of elements 48 to 95 is that of elements 0 to 47"),
-        (normed(X, 1 + np.sin(np.arange(96)) / 2), "the weight is none of this model's norms"),
-        (normed(X, G.astype(np.float16)), "the weight is rounded to float16"),
-        (normed(X, np.where(np.arange(96) < 8, 1, G)), "the weight is missing at elements 0 to 7"),
+        (normed(X, G, eps=0.123), f"epsilon is 0.123 instead of {EPS:.3g}"),
+        (normed(X, G, root=X[:, :48]), "the mean square of the first half instead of"),
+        (normed(X, G, root=X[:, :64]), "the mean square of whole groups of 64 numbers instead of"),
+        (normed(X, G, power=0.4), "the root mean square is to the power 0.4 instead of 0.5"),
+        (normed(X, G * G, root=X * G, eps=0), "it is done twice"),
+        (normed(X, G, root=X * G), "the norm's weight is applied to ffn_inp first"),
+        (normed(X, 1 + G), "1 is added to the norm's weight"),
+        (normed(X, LLAMA.layers[0].attn_norm), "that of layer 0's attn_norm instead of the norm's weight"),
+        (normed(X, G.astype(np.float16)), "weights are rounded to float16"),
+        (normed(X, np.where(np.arange(96) < 8, 1, G)), "at elements 0 to 7 of 96: the norm's weight is missing"),
         (normed(X, G, eps=EPS) * np.sqrt(np.mean(X**2, axis=1, keepdims=True)) / 3, "all positions are divided by the same number"),
         (X * G * _inverse_root(np.mean(X**2, axis=1, keepdims=True) + EPS), "the inverse root is an approximation"),
         (X, "the norm is missing: its input comes out unchanged"),
-        (normed(points("llama", "attn_o_out"), G), "its input is layer 1 attn_o_out instead of layer 1 ffn_inp"),
+        (normed(points("llama", "attn_o_out"), G), "attn_o_out is read instead of ffn_inp"),
         (normed(X - X.mean(axis=1, keepdims=True), G), "the mean is subtracted, as in LayerNorm"),
-        (normed(X, to_bfloat16(G)), "the weight is rounded to bfloat16"),
-        (normed(X, G * G), "the weight is applied twice"),
-        (normed(X, 1 / G), "rows are divided by the weight, not multiplied"),
-        (normed(X, G, root=X * 96**0.5), "the sum of squares is not divided by the width of 96"),
-        (
-            normed(X, G, root=X * (96 / 80) ** 0.5, eps=0.123),
-            "the sum of squares is divided by 80 instead of the width of 96, and epsilon is",
-        ),
-        (normed(X, G, root=X[:, :-5] * (91 / 96) ** 0.5), "the sum of squares is without the last 5 elements"),
-        (normed(X, G, root=X[:, ::2]), "the mean square is of every second element alone"),
-        (normed(X, G, root=X[:, ::4]), "the mean square is of every fourth element alone"),
-        (normed(X, G, power=1), "it divides by the mean square, without the root"),
-        (normed(X, G, root=X - X.mean(axis=1, keepdims=True)), "it divides by the standard deviation: the mean is subtracted in the root"),
-        (X * G / np.abs(X).mean(axis=1, keepdims=True), "it divides by the mean magnitude, not the root mean square"),
-        (X * G / np.abs(X).max(axis=1, keepdims=True), "it divides by the largest magnitude, not the root mean square"),
-        (X * G / np.sqrt(np.mean(X * X) + EPS), "all positions are divided by the same number, that of all together"),
-        (X * G / _root_of(X[:1]), "all positions are divided by the root mean square of the first one"),
-        (X * G / _root_of(X[-1:]), "all positions are divided by the root mean square of the last one"),
-        (X * G / _root_of(np.roll(X, 1, axis=0)), "each position is divided by the root mean square of the previous one"),
-        (X * G / _root_of(np.roll(X, -1, axis=0)), "each position is divided by the root mean square of the next one"),
+        (normed(X, to_bfloat16(G)), "weights are rounded to bfloat16"),
+        (normed(X, G * G), "the norm's weight is applied twice"),
+        (normed(X, 1 / G), "the norm's weight is divided by instead of multiplied"),
+        (normed(X, G, root=X * 96**0.5), "the sum of squares is not divided by the width"),
+        (normed(X, G, root=X[:, :64] * (64 / 96) ** 0.5), "the mean square with the sum of whole groups of 64 numbers instead of"),
+        (normed(X, G, root=X[:, ::2]), "the mean square of every second number instead of"),
+        (normed(X, G, root=X[:, ::4]), "the mean square of every fourth number instead of"),
+        (normed(X, G, power=1), "the norm divides by the mean square, without the root"),
+        (normed(X, G, root=X - X.mean(axis=1, keepdims=True)), "the variance instead of the mean square"),
+        (X * G / np.abs(X).mean(axis=1, keepdims=True), "the squared mean magnitude instead of the mean square"),
+        (X * G / np.abs(X).max(axis=1, keepdims=True), "the squared largest magnitude instead of the mean square"),
+        (X * G / np.sqrt(np.mean(X * X) + EPS), "the mean square of all tokens instead of the mean square"),
+        (X * G / _root_of(X[:1]), "the mean square of the first token instead of"),
+        (X * G / _root_of(X[-1:]), "the mean square of the last token instead of"),
+        (X * G / _root_of(np.roll(X, 1, axis=0)), "the mean square of the token before instead of"),
+        (X * G / _root_of(np.roll(X, -1, axis=0)), "the mean square of the token after instead of"),
         (X * G * np.linspace(0.2, 3, T)[:, None] ** 2, "each position is divided by a number of its own that is not its root mean square"),
-        (X * G / (_root_of(X) + 0.1), "epsilon is outside the root, about 0.1"),
         (X * G, "the norm is missing, only its weight is applied"),
-        (normed(X.reshape(-1, 48), 1).reshape(X.shape) * G, "the norm is taken over each half by itself"),
+        (normed(X.reshape(-1, 48), 1).reshape(X.shape) * G, "the mean square of each of 2 parts instead of"),
     ],
 )
 def test_norms_are_read_off(wrong, says):
-    assert said("llama", "ffn_norm", wrong).startswith(says)
+    assert judged("llama", "ffn_norm", wrong).startswith(says)
 
 
 GPT2 = random_model(5, family="gpt2", n_layers=2, vocab=90, width=96, heads=4, kv_heads=4, head_dim=24, ffn=120)
 GPT2_POINTS = without_codes(recorded(GPT2, IDS["llama"]))
 
 
-def test_a_mean_that_is_not_subtracted_and_biases_that_are_added_are_told():
+def test_biases_that_are_added_are_told():
     layer, x = GPT2.layers[LAYER], GPT2_POINTS[Key("ffn_inp", LAYER)].astype(np.float64)
 
     def told(name, wrong):
         return read_off(GPT2, IDS["llama"], GPT2_POINTS, Key(name, LAYER), wrong)
 
-    assert told("ffn_norm", normed(x, layer.ffn_norm) + layer.ffn_norm_bias) == "the mean is not subtracted"
     assert told("ffn_inp", x + layer.ffn_norm_bias) == "ffn_norm's bias is added to every position"
     assert told("ffn_inp", x - layer.attn_output.bias) == "attn_output's bias is subtracted from, or missing in, every position"
 
@@ -134,23 +132,17 @@ def test_a_weight_of_unknown_size_tells_no_divisor():
 
 def test_norms_over_groups_are_told():
     x, gain = points("bitnet", "kqv_out"), MODEL.layers[LAYER].attn_sub_norm.astype(np.float64)
-    size = MODEL.config.head_dim
-    wrong = normed(x.reshape(-1, size), 1).reshape(x.shape) * gain
-    assert said("bitnet", "attn_sub_norm", wrong) == "the norm is taken over each head by itself"
-
-
-def test_norms_of_queries_are_read_off():
+    wrong = normed(x.reshape(-1, MODEL.config.head_dim), 1).reshape(x.shape) * gain
+    assert judged("bitnet", "attn_sub_norm", wrong) == "the mean square of each of 4 parts instead of the mean square"
     x, gain = points("qwen3", "Qcur"), QWEN3.layers[LAYER].attn_q_norm.astype(np.float64)
-    rows = operations.rope(QWEN3, EXACT, x).value.reshape(-1, gain.size)
-    assert said("qwen3", "Qcur_normed", normed(rows, gain).reshape(x.shape)) == "its input is rotated already: RoPE comes before the norm"
     whole = x / np.sqrt(np.mean(x**2, axis=1, keepdims=True) + QWEN3.config.eps) * np.tile(gain, x.shape[1] // gain.size)
-    assert said("qwen3", "Qcur_normed", whole) == "the mean square is of all heads together, not of each"
+    assert judged("qwen3", "Qcur_normed", whole) == "the mean square of all heads instead of the mean square"
 
 
 def test_a_norm_that_leaves_out_a_head_is_told():
     x, right = points("qwen3", "Qcur"), points("qwen3", "Qcur_normed")
     wrong = np.where(np.arange(x.shape[1]) >= 3 * QWEN3.config.head_dim, x, right)
-    assert said("qwen3", "Qcur_normed", wrong) == "at elements 72 to 95: the norm is missing: its input comes out unchanged"
+    assert judged("qwen3", "Qcur_normed", wrong) == "at head 3 of 4: the norm is missing: its input comes out unchanged"
 
 
 def test_a_layer_that_runs_twice_is_told_at_the_norm_behind_it():
@@ -159,55 +151,41 @@ def test_a_layer_that_runs_twice_is_told_at_the_norm_behind_it():
         if operation.key.layer == 2:
             values[operation.key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
     wrong = normed(values[Key("l_out", 2)], LLAMA.output_norm, EPS)
-    assert said("llama", "result_norm", wrong) == "its input is the output of layer 2 run twice"
+    assert judged("llama", "result_norm", wrong) == "the last layer runs twice"
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda x: normed(x, 1.0, EPS), "a norm is applied to it, without a weight: each position is divided by its root mean square"),
+        (lambda x: normed(x, 1.0, EPS), "a norm without a weight is applied to it"),
         (lambda x: normed(x, LLAMA.layers[LAYER].ffn_norm, EPS), "a norm is applied to it, with the weight of layer 1 ffn_norm"),
         (lambda x: x / np.linalg.norm(x, axis=1, keepdims=True), "each position is divided by its length"),
     ],
 )
 def test_a_norm_where_none_belongs_is_named(wrong, says):
-    assert said("llama", "l_out", wrong(points("llama", "l_out"))) == says
+    assert judged("llama", "l_out", wrong(points("llama", "l_out"))) == says
 
 
 # --- sums -----------------------------------------------------------------------------------------------------------------------------
 
 
+X_OUT, BRANCH = points("llama", "ffn_inp"), points("llama", "ffn_down")
+
+
 @pytest.mark.parametrize(
-    ("terms", "says"),
+    ("wrong", "says"),
     [
-        ({"ffn_inp": 1, "ffn_down": 0.5}, "it is ffn_inp + 0.5 ffn_down"),
-        ({"ffn_inp": 1, "ffn_down": 1, "attn_o_out": 1}, "it is ffn_inp + ffn_down + attn_o_out"),
-        ({"ffn_norm": 1, "ffn_down": -1}, "it is -ffn_down + ffn_norm"),
-        ({"ffn_inp": 1.234, "ffn_down": 1}, "it is 1.234 ffn_inp + ffn_down"),
+        (X_OUT + 0.5 * BRANCH, "ffn_down is 0.5 times what is right"),
+        (X_OUT + BRANCH + points("llama", "attn_o_out"), "attn_o_out is added"),
+        (1.234 * X_OUT + BRANCH, "the residual, ffn_inp, is 1.234 times what is right"),
+        (X_OUT + BRANCH * (np.arange(T) < T - 1)[:, None], "at position 16 of 17: the branch is missing"),
+        (BRANCH + X_OUT * (np.arange(96) < 48), "at elements 48 to 95 of 96: the residual is missing"),
+        (np.roll(X_OUT, 1, axis=0) + BRANCH, "rows of the residual, ffn_inp, are shifted by one, the one before in the place"),
+        (np.roll(X_OUT, -1, axis=0) + BRANCH, "rows of the residual, ffn_inp, are shifted by one, the next one in the place"),
     ],
 )
-def test_the_terms_of_residual_sums_are_told(terms, says):
-    wrong = sum(factor * points("llama", name) for name, factor in terms.items())
-    assert said("llama", "l_out", wrong) == f"{says} instead of ffn_inp + ffn_down"
-
-
-def test_a_residual_that_is_not_added_to_one_row_is_told():
-    wrong = points("llama", "ffn_inp") + points("llama", "ffn_down") * (np.arange(T) < T - 1)[:, None]
-    assert said("llama", "l_out", wrong) == f"position {T - 1} has the numbers of layer {LAYER} ffn_inp"
-
-
-def test_residuals_of_some_elements_and_of_normed_inputs_are_told():
-    x, y = points("llama", "ffn_inp"), points("llama", "ffn_down")
-    half = said("llama", "l_out", y + x * (np.arange(96) < 48))
-    assert half == "at elements 48 to 95: it is ffn_down instead of ffn_inp + ffn_down"
-    normed_input = said("llama", "l_out", x / np.sqrt((x * x).mean(axis=1, keepdims=True)) + y)
-    assert normed_input.startswith("it is ffn_down + ffn_inp divided by its root mean square instead of")
-
-
-@pytest.mark.parametrize(("by", "which"), [(1, "before"), (-1, "after")])
-def test_residuals_of_another_token_are_told(by, which):
-    wrong = np.roll(points("llama", "ffn_inp"), by, axis=0) + points("llama", "ffn_down")
-    assert said("llama", "l_out", wrong).startswith(f"it is ffn_down + ffn_inp of the token {which} instead of")
+def test_wrong_sums_are_told(wrong, says):
+    assert judged("llama", "l_out", wrong).startswith(says)
 
 
 # --- activations ----------------------------------------------------------------------------------------------------------------------
@@ -228,41 +206,38 @@ def _interleaved(function, first=0):
     ("wrong", "says"),
     [
         (np.logaddexp(0, GATE) * UP, "softplus(gate) * up instead of SiLU(gate) * up"),
-        (_silu(GATE, 1.3) * UP, "gate * sigmoid(1.3 gate) * up instead of"),
-        (_silu(GATE) * (UP + 1), "SiLU(gate) * (up + 1) instead of"),
-        (np.where(GATE > 0, GATE, 0.2 * GATE) * UP, "leaky_relu(gate), with a slope of 0.2, * up instead of"),
-        (_interleaved(_silu), "SiLU(even elements of gate and up in a row) * the odd ones instead of"),
-        (_silu(np.clip(GATE, -0.8, 0.8)) * UP, "gate is clipped to -0.8..0.8"),
-        (_silu(_silu(GATE)) * UP, "the activation is applied twice instead of SiLU(gate) * up"),
-        (_silu(GATE) * _silu(UP), "the activation is applied to gate and up instead of SiLU(gate) * up"),
-        (_silu(GATE) * np.maximum(UP, 0), "SiLU(gate) * relu(up) instead of"),
+        (_silu(GATE, 1.3) * UP, "gate * sigmoid(1.3 gate) * up"),
+        (_silu(GATE) * (UP + 1), "1 is added to ffn_up"),
+        (np.where(GATE > 0, GATE, 0.2 * GATE) * UP, "negative gates are multiplied by 0.2, relu is leaky"),
+        (_interleaved(_silu), "ffn_gate and ffn_up are the even elements and the others of both in a row"),
+        (_silu(np.clip(GATE, -0.8, 0.8)) * UP, "ffn_gate is clipped beyond 0.8"),
+        (_silu(_silu(GATE)) * UP, "SiLU is applied twice"),
+        (_silu(GATE) * _silu(UP), "SiLU is applied to ffn_up too"),
+        (_silu(GATE) * np.maximum(UP, 0), "relu is applied to ffn_up too"),
         (GATE / (1 + np.exp(GATE)) * UP, "SiLU with the sign lost in the sigmoid(gate) * up instead of"),
-        (np.where(np.arange(120) < 100, _silu(GATE), GATE) * UP, "at elements 100 to 119: gate * up instead of"),
+        (
+            np.where(np.arange(120) < 100, _silu(GATE), GATE) * UP,
+            "at elements 100 to 119 of 120: the gate is not activated: gate * up instead of",
+        ),
         (_silu(GATE) * (1 + 0.02 * np.sin(3 * GATE)) * UP, "the activation is approximated: it is off by up to 0.0"),
         ((np.sin(GATE) + GATE**2) * UP, "it is another function of gate, times up instead of SiLU(gate) * up: "),
-        (np.where(GATE < 1, 0, _silu(GATE)) * UP, "the activation is 0 where gate is below 0.99"),
         (spec.gelu_tanh(GATE) * UP, "GELU(gate) * up instead of"),
-        (_silu(GATE, 1.702) * UP, "quick GELU(gate) * up instead of"),
+        (_silu(GATE, 1.702) * UP, "gate * sigmoid(1.702 gate) * up instead of"),
         (GATE * np.clip(GATE / 6 + 0.5, 0, 1) * UP, "hard SiLU(gate) * up instead of"),
-        (np.where(GATE > 0, GATE, 0.2 * GATE) ** 2 * UP, "leaky_relu(gate)^2, with a slope of 0.2, * up instead of"),
-        (np.logaddexp(0, 2 * GATE) / 2 * UP, "softplus(2 gate) / 2 * up instead of"),
-        (_silu(np.minimum(GATE, 0.6)) * UP, "gate is clipped to at most 0.6"),
-        (_silu(GATE) * np.clip(UP, -0.5, 0.5), "up is clipped to -0.5..0.5"),
-        (_silu(np.minimum(GATE, 0.6)) * np.clip(UP, -0.6, 0.6), "gate is clipped to at most 0.6, and up to -0.6..0.6"),
-        (_silu(np.clip(GATE, -0.6, 0.6)) * np.clip(UP, -0.6, 0.6), "gate and up are clipped to -0.6..0.6"),
-        (_silu(0.7 * np.tanh(GATE / 0.7)) * UP, "gate is soft-capped at 0.7"),
-        (np.minimum(_silu(GATE), _silu(0.5)) * UP, "gate is clipped to at most 0.5"),
-        (_silu(GATE + UP), "SiLU(gate + up) instead of"),
-        (_interleaved(_silu, 1), "SiLU(odd elements of gate and up in a row) * the even ones instead of"),
-        (_silu(GATE) * np.roll(UP, 1, axis=1), "SiLU(gate) * up of the element before instead of"),
-        (_silu(GATE) * np.roll(UP, -1, axis=1), "SiLU(gate) * up of the element after instead of"),
-        (_silu(GATE) * np.roll(UP, 60, axis=1), "SiLU(gate) * up of the other half instead of"),
-        (_silu(GATE) * np.roll(UP, 1, axis=0), "SiLU(gate) * up of the token before instead of"),
-        (_silu(np.roll(GATE, 1, axis=0)) * UP, "SiLU(gate of the token before) * up instead of"),
+        (_silu(np.minimum(GATE, 0.6)) * UP, "ffn_gate is clipped above 0.6"),
+        (_silu(GATE) * np.clip(UP, -0.5, 0.5), "ffn_up is clipped beyond 0.5"),
+        (_silu(0.7 * np.tanh(GATE / 0.7)) * UP, "ffn_gate is soft-capped at 0.7"),
+        (np.minimum(_silu(GATE), _silu(0.5)) * UP, "ffn_gate is clipped above 0.5"),
+        (_interleaved(_silu, 1), "ffn_gate and ffn_up are the odd elements and the others of both in a row"),
+        (_silu(GATE) * np.roll(UP, 1, axis=1), "elements of ffn_up are shifted by one, the one before"),
+        (_silu(GATE) * np.roll(UP, -1, axis=1), "elements of ffn_up are shifted by one, the next one"),
+        (_silu(GATE) * np.roll(UP, 60, axis=1), "elements of ffn_up are with their halves exchanged"),
+        (_silu(GATE) * np.roll(UP, 1, axis=0), "rows of ffn_up are shifted by one, the one before"),
+        (_silu(np.roll(GATE, 1, axis=0)) * UP, "rows of ffn_gate are shifted by one, the one before"),
     ],
 )
 def test_activations_are_read_off(wrong, says):
-    assert said("llama", "ffn_out", wrong).startswith(says)
+    assert judged("llama", "ffn_out", wrong).startswith(says)
 
 
 # --- elements -------------------------------------------------------------------------------------------------------------------------

@@ -105,16 +105,16 @@ def _norm(place: Place, x: Node) -> Node:
     name, c = place.key.name, place.config
     if name.endswith("_in"):
         linear = getattr(place.layer, FIELDS[name.removesuffix("_in")])
-        return _rms(x, linear.norm, linear.norm_eps or c.eps)
+        return rms(x, linear.norm, linear.norm_eps or c.eps)
     gain, bias = gain_of(place), None
     if place.layer is None:
         bias = place.model.output_norm_bias
     elif name in ("attn_norm", "ffn_norm"):
         bias = getattr(place.layer, f"{name}_bias")
     if c.norm == "rms" or name.endswith("sub_norm"):
-        return _rms(x, gain, c.eps)
+        return rms(x, gain, c.eps)
     centred = Node("difference", (x, Node("reduction", (x,), "the mean", "mean")), "the numbers without their mean")
-    y = _rms(centred, gain, c.eps)
+    y = rms(centred, gain, c.eps)
     return y if bias is None else _sum("the sum with the bias", y, constant("the norm's bias", _wide(bias)))
 
 
@@ -129,7 +129,8 @@ def gain_of(place: Place) -> NDArray:
 _POST_NORMS = {"attn_post_norm": "post_attention_norm", "ffn_post_norm": "post_ffw_norm"}
 
 
-def _rms(x: Node, gain: NDArray, eps: float) -> Node:
+def rms(x: Node, gain: NDArray, eps: float) -> Node:
+    """The RMS norm of rows."""
     square = _sum("the mean square with epsilon", Node("reduction", (x,), "the mean square", "mean square"), constant("epsilon", eps))
     normed = _quotient("the normed numbers", x, Node("root", (square,), "the root mean square", "root"))
     return _product("the weighted numbers", normed, constant("the norm's weight", _wide(gain)))
@@ -143,9 +144,9 @@ def _count(place: Place) -> int:
 def _of_heads(place: Place, x: Node) -> Node:
     gain = gain_of(place)
     if place.config.joint_qk_norms:
-        return _rms(x, gain, place.config.eps)
+        return rms(x, gain, place.config.eps)
     heads = Node("heads", (x,), x.noun, _count(place) * place.config.head_dim // gain.size)
-    return Node("joined", (_rms(heads, gain, place.config.eps),), "the heads")
+    return Node("joined", (rms(heads, gain, place.config.eps),), "the heads")
 
 
 # --- products ---------------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The steps that expressions are made of, and the tables of steps that one may be mistaken for another."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,13 @@ def _in_groups(size: int, function: Callable[[Array], Array]) -> Function:
     return reduced
 
 
+def _of_groups(size: int, whole: bool, x: Array) -> Array:
+    """The mean square of the numbers that fill registers of this size, without the rest; whole: divided by the width all the same."""
+    width = x.shape[-1]
+    kept = np.square(x[..., : width // size * size])
+    return kept.sum(axis=-1, keepdims=True) / width if whole else _by_row(lambda part: part.mean(axis=-1))(kept)
+
+
 def _in_parts(count: int, function: Callable[[Array], Array]) -> Function:
     return lambda x: _in_groups(max(x.shape[-1] // count, 1), function)(x)
 
@@ -133,6 +141,11 @@ REDUCTIONS: dict[str, Function] = {
     "mean square of all heads": _of_all_heads,
     "mean square of the token before": _of_row_before(_mean_square),
     "largest magnitude of the token before": _of_row_before(_largest),
+    "mean square of the token after": lambda x: np.roll(_mean_square(x)[..., None], -1, axis=0),
+    "mean square of the last token": lambda x: np.broadcast_to(_mean_square(x)[-1:, ..., None], (*x.shape[:-1], 1)),
+    "mean square of every fourth number": _of_part(slice(None, None, 4)),
+    **{f"mean square of whole groups of {n} numbers": partial(_of_groups, n, False) for n in (4, 8, 16, 32, 64)},
+    **{f"mean square with the sum of whole groups of {n} numbers": partial(_of_groups, n, True) for n in (4, 8, 16, 32, 64)},
     "mean square of the first token": lambda x: np.broadcast_to(_mean_square(x)[:1, ..., None], (*x.shape[:-1], 1)),
     **{f"mean square of each of {count} parts": _in_parts(count, _mean_square) for count in (2, 4, 8, 16)},
     **{f"mean square of each {size} numbers": _in_groups(size, _mean_square) for size in (8, 16, 32, 64, 128, 256)},

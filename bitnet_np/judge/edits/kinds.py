@@ -13,7 +13,7 @@ from ...model.records import Linear
 from ...traces.points import FIELDS, POINTS, Key
 from ..graph import HEAD_NORMS, TOKENS, Place, layer_input, operations
 from . import functions
-from .definition import expression, matrix_of, matrix_product
+from .definition import expression, matrix_of, matrix_product, rms
 from .expression import Array, Node, constant, mapped, nodes, reads, replaced, tensor
 
 Edits = Iterator[tuple[str, Node]]
@@ -167,6 +167,20 @@ def exchanged(place: Place, tree: Node) -> Edits:
                 yield f"{a.what.name} and {b.what.name} are exchanged", _with_both(tree, a, b)
                 yield f"{a.what.name} is read instead of {b.what.name}", replaced(tree, b, a)
                 yield f"{b.what.name} is read instead of {a.what.name}", replaced(tree, a, b)
+                one, other = sorted((a, b), key=lambda leaf: place.operation.inputs.index(leaf.what))
+                for first, words in ((0, "even"), (1, "odd")):
+                    said = f"{one.what.name} and {other.what.name} are the {words} elements and the others of both in a row"
+                    yield said, _with_parts(tree, one, other, partial(_every_second, first), partial(_every_second, 1 - first))
+
+
+def _every_second(first: int, a: Array, b: Array) -> Array:
+    return np.concatenate([a, b], axis=1)[:, first::2]
+
+
+def _with_parts(tree: Node, a: Node, b: Node, of_a: Callable[..., Array], of_b: Callable[..., Array]) -> Node:
+    """Both tensors exchanged for functions of both."""
+    one, other = (Node("opaque", (replace(a), replace(b)), x.noun, function) for x, function in ((a, of_a), (b, of_b)))
+    return replaced(replaced(tree, a, one), b, other)
 
 
 def _with_both(tree: Node, a: Node, b: Node) -> Node:
@@ -222,6 +236,8 @@ def _others(place: Place, node: Node) -> Iterator[tuple[str, object]]:
     if node.noun == "the norm's weight":
         here = [(f"that of {name}", getattr(place.layer, name)) for name in (*NORMS, *HEAD_NORMS.values()) if place.layer and name != field]
         here += [("that of result_norm", place.model.output_norm)] if place.layer else []
+        near = [(n, layer) for n, layer in enumerate(place.model.layers) if place.layer and abs(n - (place.key.layer or 0)) == 1]
+        here += [(f"that of layer {n}'s {name}", getattr(layer, name)) for n, layer in near for name in NORMS if name != field]
         last = place.model.layers[-1]
         here += [] if place.layer else [(f"that of the last layer's {name}", getattr(last, name)) for name in NORMS]
         for noun, value in [*here, *((noun, getattr(layer, field, None)) for noun, layer in layers)]:
@@ -258,6 +274,29 @@ def _part(linear: Linear, noun: str) -> object:
         own = getattr(linear.weights, "scale", None)
         return float(1.0 if own is None else own) * float(1.0 if linear.scale is None else linear.scale)
     return lambda: matrix_of(linear)
+
+
+def normed(place: Place, tree: Node) -> Edits:
+    """A norm of the result, where none belongs."""
+    eps, n = place.config.eps, place.key.layer
+    yield "a norm without a weight is applied to it", rms(tree, np.ones(1), eps)
+    square = Node("reduction", (tree,), "the sum of squares", "sum of squares")
+    yield "each position is divided by its length", Node("quotient", (tree, Node("root", (square,), "the length", "root")), "the direction")
+    near = [(i, layer) for i, layer in enumerate(place.model.layers) if n is None or abs(i - n) <= 1]
+    weights = [(f"layer {i} {name}", getattr(layer, name)) for i, layer in near for name in NORMS]
+    for noun, weight in (*weights, ("result_norm", place.model.output_norm)):
+        if weight is not None:
+            yield f"a norm is applied to it, with the weight of {noun}", rms(tree, weight, eps)
+
+
+def applied(place: Place, tree: Node) -> Edits:
+    """A function that is applied to another operand too."""
+    leaves = [node for node, _ in nodes(tree) if node.kind == "tensor"]
+    for node, _ in nodes(tree):
+        for leaf in leaves if node.kind == "activation" else ():
+            if leaf is not node.inputs[0]:
+                for name in dict.fromkeys((node.what, "relu")):
+                    yield f"{name} is applied to {leaf.noun} too", replaced(tree, leaf, replace(node, inputs=(leaf,), what=name))
 
 
 def by_one(place: Place, tree: Node) -> Edits:
@@ -522,7 +561,7 @@ def numbers(place: Place, tree: Node) -> Iterator[Family]:
 def factors(place: Place, tree: Node) -> Iterator[Family]:
     """A value between two steps that is multiplied by a number."""
     for node, parents in nodes(tree):
-        if node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS):
+        if node.kind in (*_VALUES, "reduction") or (node.kind == "tensor" and node.what != TOKENS):
             noun = node.noun if parents else "everything"
 
             def times(number: float, node: Node = node) -> Node:
@@ -556,10 +595,21 @@ def limits(place: Place, tree: Node) -> Iterator[Family]:
                 yield Family(f"{_is(noun)} clipped {words} {{number:.4g}}", tuple(np.geomspace(0.01, 100, 10)), clipped)
 
 
+def powers(place: Place, tree: Node) -> Iterator[Family]:
+    """Another power in the place of a root."""
+    for node, _ in nodes(tree):
+        if node.kind == "root":
+
+            def to_power(number: float, node: Node = node) -> Node:
+                return replaced(tree, node, Node("power", (node.inputs[0], constant("the power", number)), node.noun))
+
+            yield Family(f"{node.noun} is to the power {{number:.4g}} instead of 0.5", (0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9), to_power)
+
+
 def caps(place: Place, tree: Node) -> Iterator[Family]:
     """Numbers that are capped softly: c tanh(x / c)."""
     for node, parents in nodes(tree):
-        if node.noun == "the scores" or not parents:
+        if node.noun == "the scores" or not parents or any(parent.kind == "activation" for parent in parents):
 
             def capped(cap: float, node: Node = node) -> Node:
                 number = constant("the cap", cap)
@@ -592,6 +642,8 @@ KINDS: dict[str, Callable[[Place, Node], Edits]] = {
     "other_product": other_product,
     "other_tensor": other_tensor,
     "added": added,
+    "normed": normed,
+    "applied": applied,
     "zero": zero,
     "rounded": rounded,
 }
@@ -602,6 +654,7 @@ FAMILIES: dict[str, Callable[[Place, Node], Iterator[Family]]] = {
     "shifts": shifts,
     "limits": limits,
     "caps": caps,
+    "powers": powers,
 }
 """Kinds of edits with a number."""
 

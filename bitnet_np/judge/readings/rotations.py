@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from ... import spec
 from ...model.records import Model
 from .. import operations as op
-from ..precision import DIGITS, NARROW_FLOATS
-from ..roundings import to_digits
 from .search import best_number
 from .wrong import FEW, ROWS, Array, Wrong, explained, in_runs, numbered, rough, runs
 
@@ -40,12 +38,6 @@ def rotation(wrong: Wrong) -> str | None:
         if (used == np.arange(len(before)) % period).all():
             return f"positions restart every {period} tokens"
         return f"positions are {_sequence(used)} instead of 0 to {len(before) - 1}"
-    some = wrong.first(ROWS)
-    heads = some.inputs[0].reshape(len(turn), -1, c.head_dim)
-    for kind in NARROW_FLOATS:
-        angle = np.multiply.outer(np.arange(len(turn)), to_digits(frequency, DIGITS[kind]))
-        if some.accounts(spec.rotate(heads, angle, c.rope).reshape(len(turn), -1)):
-            return f"frequencies are rounded to {kind}"
     fitted = _frequencies(turn)
     if fitted is None or not explains(np.multiply.outer(np.arange(len(turn)), fitted)):
         return None
@@ -65,9 +57,6 @@ def _other_rule(wrong: Wrong) -> str | None:
         rotated[..., : 2 * c.rope_pairs] *= c.rope_magnitude
         if some.accounts(rotated.reshape(len(x), -1)):
             return text
-    factors = _factors(some, x)
-    if factors is not None:
-        return factors
     begin = int(some.places.any(axis=1).argmax())
     if begin > 1:  # position 0 is not turned
 
@@ -81,21 +70,6 @@ def _other_rule(wrong: Wrong) -> str | None:
         if factor is not None and not np.isclose(factor, 1, rtol=2e-3):
             return f"from position {begin} on the frequency base is about {c.rope_base * factor:.4g} instead of {c.rope_base:g}"
     return None
-
-
-def _factors(wrong: Wrong, x: Array) -> str | None:
-    """The factors of cosines and of sines, where they differ."""
-    c, own = wrong.config, slice(0, 2 * wrong.config.rope_pairs)
-    angle = np.multiply.outer(np.arange(len(x)), wrong.model.rope_frequency)
-    forth, back = (c.rope_magnitude * spec.rotate(x, turn, c.rope)[..., own] for turn in (angle, -angle))
-    by_cosine, by_sine = (forth + back) / 2, (forth - back) / 2
-    theirs = wrong.theirs.reshape(x.shape)[..., own]
-    (of_cosine, of_sine), *_ = np.linalg.lstsq(np.stack([by_cosine.ravel(), by_sine.ravel()], axis=1), theirs.ravel(), rcond=None)
-    turned = x.copy()
-    turned[..., own] = of_cosine * by_cosine + of_sine * by_sine
-    if not wrong.accounts(turned.reshape(len(x), -1)):
-        return None
-    return f"cosines are {of_cosine:.4g} times and sines {of_sine:.4g} times what they should be"
 
 
 def _rules(x: Array, position: Array, wrong: Wrong) -> Iterator[tuple[str, Array]]:
@@ -113,40 +87,20 @@ def _rules(x: Array, position: Array, wrong: Wrong) -> Iterator[tuple[str, Array
                 yield f"each {part} elements of a head are rotated by themselves, with frequencies that are {frequencies}", rotated
     for text, times in (("2 pi", 2 * np.pi), ("pi / 180", np.pi / 180), ("180 / pi", 180 / np.pi)):
         yield f"angles are multiplied by {text}: one unit is taken for another", spec.rotate(x, times * angle, c.rope)
-    if c.rope_magnitude != 1:  # `_other_rule` multiplies by the magnitude
-        yield "cosines and sines are multiplied by RoPE's magnitude twice", spec.rotate(x, angle, c.rope, c.rope_magnitude)
-    first, second = op.pair_slices(c)
-    for text, one, other in _terms(x[..., first], x[..., second], angle[:, None], c.rope):
-        rotated = x.copy()
-        rotated[..., first], rotated[..., second] = one, other
-        yield text, rotated
-    if wrong.model.rope_factors is not None:
-        factors = wrong.model.rope_factors.astype(np.float64)
-        for text, others in (
-            ("frequencies are multiplied by the model's factors, not divided", 1 / factors),
-            ("the model's frequency factors are in the opposite order", factors[::-1]),
-            ("the model's frequency factors are not applied", 1.0),
-        ):
-            yield text, spec.rope(x, position, c.rope_base, c.rope, own, others)
+    layout = "adjacent pairs" if c.rope == "halves" else "halves of a head"
+    turned = _laid_out(x, angle[:, None], c.rope, *op.pair_slices(c))
+    yield f"cosines and sines are laid out for {layout}, but pairs are not", turned
 
 
-def _terms(a: Array, b: Array, angle: Array, rope: str) -> Iterator[tuple[str, Array, Array]]:
-    """Yields pairs (a, b) [T, H, J] turned with wrong terms, in words."""
-    cos, sin = np.cos(angle), np.sin(angle)
-    one, other = a * cos - b * sin, a * sin + b * cos
-    yield "the sine has the wrong sign in the second of each pair", one, b * cos - a * sin
-    yield "the sine has the wrong sign in the first of each pair", a * cos + b * sin, other
-    yield "pairs are rotated backwards: the sine has the wrong sign", a * cos + b * sin, b * cos - a * sin
-    yield "cosines have lost their sign", a * np.abs(cos) - b * sin, a * sin + b * np.abs(cos)
-    yield "sines and cosines are exchanged", a * sin - b * cos, a * cos + b * sin
-    yield "elements are multiplied by cosines alone: the sine terms are missing", a * cos, b * cos
-    yield "the second of each pair is computed from the first one's result", one, one * sin + b * cos
+def _laid_out(x: Array, angle: Array, rope: str, first: slice, second: slice) -> Array:
+    """Heads [T, H, K] turned by cosines and sines [T, 1, J] that are laid out for the other kind of pairs."""
     pairs = np.arange(2 * angle.shape[-1])  # the pair that each element's angle is laid out for
     pairs = pairs // 2 if rope == "halves" else pairs % angle.shape[-1]
     of_a, of_b = np.split(pairs, 2) if rope == "halves" else (pairs[::2], pairs[1::2])
-    cosines, sines = ((f(angle[..., of_a]), f(angle[..., of_b])) for f in (np.cos, np.sin))
-    layout = "adjacent pairs" if rope == "halves" else "halves of a head"
-    yield f"cosines and sines are laid out for {layout}, but pairs are not", a * cosines[0] - b * sines[0], b * cosines[1] + a * sines[1]
+    a, b, turned = x[..., first], x[..., second], x.copy()
+    turned[..., first] = a * np.cos(angle[..., of_a]) - b * np.sin(angle[..., of_a])
+    turned[..., second] = b * np.cos(angle[..., of_b]) + a * np.sin(angle[..., of_b])
+    return turned
 
 
 def _by_head(wrong: Wrong, before: NDArray, after: NDArray) -> str | None:

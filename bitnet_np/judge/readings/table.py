@@ -21,7 +21,6 @@ from . import (
     matrices,
     norms,
     places,
-    residuals,
     rotations,
     sampling,
 )
@@ -29,7 +28,7 @@ from .wrong import Wrong, runs
 
 PRODUCTS = (*FIELDS, "result_output")
 ROTATIONS = ("Qcur_rope", "Kcur_rope")
-BY_ELEMENT = (*activations.AT, *residuals.AT, *HEAD_NORMS)
+BY_ELEMENT = (*activations.AT, "ffn_inp", "l_out", *HEAD_NORMS)
 
 
 class Reading(NamedTuple):
@@ -48,8 +47,6 @@ FACTS = (
 
 READINGS = (
     Reading("norm", norms.AT, norms.norm),
-    Reading("terms", residuals.AT, residuals.terms),
-    Reading("activation", activations.AT, activations.activation),
     Reading("other_rows", PRODUCTS, matrices.other_rows),
     Reading("misread", tuple(FIELDS), matrices.misread),
     Reading("cut_short", PRODUCTS, matrices.cut_short),
@@ -75,7 +72,6 @@ READINGS = (
     Reading("misread_rows", ("inp_embd",), embedding.misread_rows),
     Reading("sinusoids", ("inp_embd",), embedding.sinusoids),
     Reading("rotation", ROTATIONS, rotations.rotation),
-    Reading("normed", (), norms.normed),
     Reading("factors", (), elements.factors),
     Reading("heads", ("kqv_out",), attention.other_heads),
     Reading("cells", ("kqv_out",), cells.cells),
@@ -99,8 +95,6 @@ LOOSE_READINGS = (
 
 _OF_PARTS = {
     "norm",
-    "terms",
-    "activation",
     "cut_short",
     "weighted_inputs",
     "misread_blocks",
@@ -111,7 +105,7 @@ _OF_PARTS = {
 """Readings of the wrong rows or elements alone."""
 _OF_NUMBERS = {"clipped", "soft_capped", "grid", "columns"}
 """Readings of the wrong rows alone that look at a tensor's own numbers, whatever its operation is."""
-_OF_INPUTS = {"norm", "terms", "activation", "clipped", "dropped", "grid", "rows", "stride", "columns"}
+_OF_INPUTS = {"norm", "clipped", "dropped", "grid", "rows", "stride", "columns"}
 """Readings of an input that is solved for: by a square matrix other weights would give some input too, but none that these explain."""
 LOOSE = tuple(f"read.{reading.id}" for reading in LOOSE_READINGS)
 """Causes that a mistake in a part of the tensor comes before."""
