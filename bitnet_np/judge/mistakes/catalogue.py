@@ -218,6 +218,7 @@ def hidden_engines(base: Variant) -> Iterator[Variant]:
 
 
 def engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:
+    """Yields whole engines with each of some mistakes that a whole engine can make."""
     for mistake in mistakes:
         if mistake.everywhere is not None:
             yield from _everywhere(mistake, mistake.everywhere, base)

@@ -1,7 +1,7 @@
 """Mistakes that are edits of the definition's expression of an operation (edits/): those with names of their own, and any others."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,8 +33,8 @@ def named(subject: str, at: tuple[str, ...], *rows: Sequence[Any], **common: Any
     {kind} for float16 or bfloat16. The text may have the same braces. common: other fields of Mistake, the same for all.
     """
     return tuple(
-        Mistake(f"{subject}.{id}", text, at, compute=partial(recognised, edit), **dict(zip(("everywhere",), rest, strict=False)), **common)
-        for id, edit, text, *rest in rows
+        Mistake(f"{subject}.{id}", text, at, compute=partial(recognised, edit), everywhere=where[0] if where else None, **common)
+        for id, edit, text, *where in rows
     )
 
 
@@ -68,7 +68,8 @@ def recognised(edit: str, site: Site) -> Computes:
         yield numbers, site.edited(tree)
 
 
-def _matching(words: str, edits: Any) -> Iterator[tuple[Numbers, Node]]:
+def _matching(words: str, edits: Iterable[tuple[str, Node]]) -> Iterator[tuple[Numbers, Node]]:
+    """Yields the edits that are said so: what stands for the braces of the words, and the expression."""
     parts = re.split(r"(\{\w+\})", words)
     pattern = "".join(
         re.escape(part) if part[:1] != "{" else f"(?P<{part[1:-1]}>{_BRACES.get(part, '.+' if part[1].isupper() else '[^ ]*')})"
