@@ -24,7 +24,7 @@ from bitnet_np.model import widen
 from bitnet_np.traces.points import Key
 
 NAMED = (
-    "weights.other_rows", "sums.left_out", "blocks.misread", "edit.masks", "edit.positions", "edit.twice", "edit.order",
+    "edit.rows", "edit.inputs", "edit.misread", "edit.masks", "edit.positions", "edit.twice", "edit.order",
     "tokens.others", "edit.numbers", "layers.order",
 )  # fmt: skip
 IDS = np.array([5, 17, 3, 40, 8, 22, 9])

@@ -119,14 +119,42 @@ def test_a_number_that_is_another_is_found_at_any_operation(name, number, factor
     assert report.first_wrong.hypothesis
 
 
-@pytest.mark.parametrize("most", [7, 63, 128, 255])
-def test_codes_of_other_bits_are_named(most):
-    def change(x):
-        w = MODELS["bitnet"].layers[1].attn_v
-        steps = most / np.maximum(np.abs(x).max(axis=1, keepdims=True), 1e-5)
-        return np.rint(x * steps) @ op.dense(w.weights).T.astype(np.float64) / steps * float(w.weights.scale)
+def steps_of(most, x):
+    return most / np.maximum(np.abs(x).max(axis=1, keepdims=True), 1e-5)
 
-    assert re.search(rf"\b{most}\b", planted(MODELS["bitnet"], "Vcur", change))
+
+def with_zero_point(x):
+    low = x.min(axis=1, keepdims=True)
+    steps = 255 / (x.max(axis=1, keepdims=True) - low)
+    zero = np.rint(-low * steps)
+    return np.clip(np.rint(x * steps) + zero, 0, 255) - zero, steps
+
+
+def before(steps):
+    return np.concatenate([steps[:1], steps[:-1]])
+
+
+@pytest.mark.parametrize(
+    ("quantise", "says"),
+    [
+        *((lambda x, most=most: (np.rint(x * steps_of(most, x)), steps_of(most, x)), rf"\b{most}\b") for most in (7, 63, 128, 255)),
+        (with_zero_point, "codes of 0 to 255 with a zero point instead of int8 codes"),
+        (lambda x: (np.clip(np.rint(x * steps_of(127, x)), -100, 100), steps_of(127, x)), "the codes are clipped beyond 100"),
+        (lambda x: (np.rint(x * steps_of(127, x)) + 3, steps_of(127, x)), "3 is added to the codes"),
+        (
+            lambda x: (np.rint(x * steps_of(127, x)), before(steps_of(127, x))),
+            "codes stand for, .*: the largest magnitude of the token before",
+        ),
+        (lambda x: (np.rint(x * 127 / np.abs(x).max(axis=0)), 127 / np.abs(x).max(axis=0)), "the largest magnitude of each column"),
+        (lambda x: (np.ceil(x * steps_of(127, x)), steps_of(127, x)), "rounding up instead of rounding to the nearest"),
+    ],
+)
+def test_codes_of_another_quantiser_are_named(quantise, says):
+    def change(x):
+        (codes, steps), w = quantise(x), MODELS["bitnet"].layers[1].attn_v
+        return codes / steps @ op.dense(w.weights).T.astype(np.float64) * float(w.weights.scale)
+
+    assert re.search(says, planted(MODELS["bitnet"], "Vcur", change))
 
 
 def float_engine(model, operands):

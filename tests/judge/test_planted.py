@@ -100,7 +100,7 @@ def said_of(model, points, key):
 
 
 def test_each_text_is_said_of_a_dump_with_its_mistake():
-    unsaid, instead = said_texts.patterns("mistakes"), {}
+    unsaid, instead = said_texts.patterns(*said_texts.MISTAKES), {}
     for name, make in MODELS.items():
         planter, tried = Planter(make()), dict.fromkeys(unsaid, 0)
         for operation in planter.places:

@@ -9,19 +9,21 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 SAID = set[str]()  # filled by tests/judge/conftest.py
+READINGS = ("readings/*.py",)
+MISTAKES = ("mistakes/*.py", "edits/blocks.py", "edits/orders.py", "edits/weights.py")
 
 
 def never_said(said: Iterable[str]) -> list[str]:
     """The texts of readings and of known mistakes that are in nothing that was said: file, line and text."""
     everything = "\n".join(said)
-    return [place for folder in ("readings", "mistakes") for place, text in patterns(folder).items() if not text.search(everything)]
+    return [place for place, text in patterns(*READINGS, *MISTAKES).items() if not text.search(everything)]
 
 
-def patterns(folder: str) -> dict[str, re.Pattern[str]]:
-    """The texts of two words or more in the source of a folder of the judge: file, line and text -> what finds it where it is said."""
+def patterns(*files: str) -> dict[str, re.Pattern[str]]:
+    """The texts of two words or more in sources of the judge: file, line and text -> what finds it where it is said."""
     return {
         f"{path.name}:{line}: {'...'.join(parts)}": re.compile(".*?".join(map(re.escape, parts)))
-        for path in sorted((TESTS.parent / "bitnet_np" / "judge" / folder).glob("*.py"))
+        for path in sorted(path for file in files for path in (TESTS.parent / "bitnet_np" / "judge").glob(file))
         for line, parts in _texts(ast.parse(path.read_text("utf-8")))
     }
 

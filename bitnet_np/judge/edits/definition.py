@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...model import widen
 from ...model.families import NORMS
-from ...model.records import Linear, Ternary, with_rope_of
+from ...model.records import Blocks, Linear, Ternary, with_rope_of
 from ...traces.points import FIELDS
 from .. import operations as op
 from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POSITIONS, SCALED, Place
+from ..roundings import MINIMUM_TYPES, matrix_input, minimums, rounded_sums
 from .expression import Array, Node, constant, tensor
 
 _ACTIVATIONS = {"relu2": "relu^2", "silu": "SiLU", "gelu_gate": "GELU by tanh", "gelu": "GELU", "gelu_tanh": "GELU by tanh"}
@@ -80,10 +82,7 @@ def _head(place: Place, x: Node) -> Node:
     c, model = place.config, place.model
     if place.dialect.in_float16:
         x = Node("rounded", (x,), "the head's input", "float16")
-    if place.dialect.ggml_activations:
-        y = Node("opaque", (x,), "the products", lambda x: op.matmul(x, model.head, False, place.dialect).value)
-    else:
-        y = Node("matmul", (x, constant("the head's matrix", lambda: _dense(model.head))), "the products")
+    y = _multiplied(place, x, model.head, "the head's matrix")
     if model.output_bias is not None:
         y = _sum("the sum with the bias", y, constant("the head's bias", _wide(model.output_bias)))
     if c.logit_scale != 1:
@@ -152,8 +151,8 @@ def _of_heads(place: Place, x: Node) -> Node:
 # --- products ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _dense(table: object) -> Array:
-    return np.concatenate([x for _, x in op.row_blocks(table)])  # type: ignore[arg-type]
+def _dense(table: Any) -> Array:
+    return np.concatenate([x for _, x in op.row_blocks(table)])
 
 
 def matrix_of(linear: Linear) -> Array:
@@ -164,25 +163,34 @@ def matrix_of(linear: Linear) -> Array:
 
 def matrix_product(place: Place, x: Node, linear: Linear) -> Node:
     """The product of an input with a matrix of the layers, its scale and its bias."""
-    dialect = place.dialect
-    weights, matrix = linear.weights, constant("the matrix", partial(matrix_of, linear))
-    scale = (float(weights.scale) if isinstance(weights, Ternary) else 1.0) * (1.0 if linear.scale is None else float(linear.scale))
-    if op.reads_codes(linear, dialect):
+    weights, scale = linear.weights, 1.0 if linear.scale is None else float(linear.scale)
+    if op.reads_codes(linear, place.dialect):
+        scale *= float(weights.scale) if isinstance(weights, Ternary) else 1.0
         steps = _steps(x)
-        y = _quotient("the products of numbers", Node("matmul", (_codes(x, steps), matrix), "the sums of codes"), steps)
-    elif dialect.ggml_activations:
-        table = weights.blocks if isinstance(weights, Ternary) else weights
-        y = Node("opaque", (x,), "the products", lambda x: op.matmul(x, table, False, dialect).value)  # type: ignore[arg-type]
-        scale = 1.0 if linear.scale is None else float(linear.scale)
+        numbers = _quotient("the numbers that codes stand for", _codes(x, steps), steps)
+        y = Node("matmul", (numbers, constant("the matrix", partial(matrix_of, linear))), "the products")
     else:
-        y = Node("matmul", (x, matrix), "the products")
+        y = _multiplied(place, x, weights.blocks if isinstance(weights, Ternary) else weights, "the matrix")
     if scale != 1:
         y = _product("the scaled products", y, constant("the weight scale", scale))
     return y if linear.bias is None else _sum("the sum with the bias", y, constant("the bias", _wide(linear.bias)))
 
 
+def _multiplied(place: Place, x: Node, table: Any, noun: str) -> Node:
+    """The product of x, rounded as in the dialect, with a table."""
+    if place.dialect.ggml_activations:
+        x = Node("opaque", (x,), "the numbers in blocks", partial(matrix_input, table=table))
+    y = Node("matmul", (x, constant(noun, partial(_dense, table))), "the products")
+    if place.dialect.ggml_activations and isinstance(table, Blocks) and table.type in MINIMUM_TYPES:
+        sums = Node("opaque", x.inputs, "the rounded sums", rounded_sums)
+        rest = Node("matmul", (sums, constant("the minimums", partial(minimums, table))), "the products with minimums")
+        y = _sum("the products with those of minimums", y, rest)
+    return y
+
+
 def _codes(x: Node, steps: Node) -> Node:
-    return Node("rounding", (_product("the numbers in steps", x, steps),), "the codes", "rounding to the nearest")
+    rounded = Node("rounding", (_product("the numbers in steps", x, steps),), "the rounded numbers", "rounding to the nearest")
+    return Node("cut", (rounded, steps.inputs[0]), "the codes")
 
 
 def _steps(x: Node) -> Node:

@@ -113,7 +113,12 @@ def _of_all_heads(x: Array) -> Array:
 
 
 def _of_row_before(function: Callable[[Array], Array]) -> Function:
-    return lambda x: np.roll(function(x)[..., None], 1, axis=0)
+    """The reduction of the row before, of the first row its own."""
+    return lambda x: function(np.concatenate([x[:1], x[:-1]]))[..., None]
+
+
+def _of_first_row(function: Callable[[Array], Array]) -> Function:
+    return lambda x: np.broadcast_to(function(x)[:1, ..., None], (*x.shape[:-1], 1))
 
 
 REDUCTIONS: dict[str, Function] = {
@@ -125,6 +130,7 @@ REDUCTIONS: dict[str, Function] = {
     "mean magnitude": _by_row(lambda x: np.abs(x).mean(axis=-1)),
     "squared mean magnitude": _by_row(lambda x: np.abs(x).mean(axis=-1) ** 2),
     "squared largest magnitude": _by_row(lambda x: _largest(x) ** 2),
+    "root mean square": _by_row(lambda x: np.sqrt(_mean_square(x))),
     "sum of squares": _by_row(lambda x: np.square(x).sum(axis=-1)),
     "variance": _by_row(lambda x: x.var(axis=-1)),
     "sum of squares over the width less one": _by_row(lambda x: np.square(x).sum(axis=-1) / max(x.shape[-1] - 1, 1)),
@@ -146,7 +152,12 @@ REDUCTIONS: dict[str, Function] = {
     "mean square of every fourth number": _of_part(slice(None, None, 4)),
     **{f"mean square of whole groups of {n} numbers": partial(_of_groups, n, False) for n in (4, 8, 16, 32, 64)},
     **{f"mean square with the sum of whole groups of {n} numbers": partial(_of_groups, n, True) for n in (4, 8, 16, 32, 64)},
-    "mean square of the first token": lambda x: np.broadcast_to(_mean_square(x)[:1, ..., None], (*x.shape[:-1], 1)),
+    "mean square of the first token": _of_first_row(_mean_square),
+    "largest magnitude of the first token": _of_first_row(_largest),
+    "largest magnitude of the first half": lambda x: _by_row(_largest)(x[..., : x.shape[-1] // 2]),
+    "largest magnitude of every second number": lambda x: _by_row(_largest)(x[..., ::2]),
+    "largest magnitude but for outliers, 1 %": _by_row(lambda x: np.percentile(np.abs(x), 99, axis=-1)),
+    "largest magnitude of each column": lambda x: np.abs(x).max(axis=0, keepdims=True),
     **{f"mean square of each of {count} parts": _in_parts(count, _mean_square) for count in (2, 4, 8, 16)},
     **{f"mean square of each {size} numbers": _in_groups(size, _mean_square) for size in (8, 16, 32, 64, 128, 256)},
     **{f"largest magnitude of each {size} numbers": _in_groups(size, _largest) for size in (8, 16, 32, 64, 128, 256)},
@@ -194,6 +205,21 @@ TYPES: dict[str, Function] = {
 """Types that engines keep numbers in, inside an operation or between two."""
 
 
+def _with_zero_point(x: Array, subtracted: bool) -> Array:
+    """What codes of 0 to 255 stand for, the least and the largest number of each row at their ends."""
+    low, high = x.min(axis=1, keepdims=True), x.max(axis=1, keepdims=True)
+    steps = 255 / (high - low)
+    zero = np.rint(-low * steps)
+    return (np.clip(np.rint(x * steps) + zero, 0, 255) - zero * subtracted) / steps
+
+
+QUANTISERS: dict[str, Function] = {
+    "codes of 0 to 255 with a zero point": partial(_with_zero_point, subtracted=True),
+    "codes of 0 to 255 with a zero point that is not subtracted": partial(_with_zero_point, subtracted=False),
+}
+"""Quantisers whose codes stand for other numbers."""
+
+
 # --- order ------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +249,16 @@ ORDERS: dict[str, Callable[[Array, int], Array]] = {
     ),
 }
 """Orders of the things along an axis, which an index that is computed wrongly gives."""
+
+
+ONLY: dict[str, slice] = {"all positions but the first": slice(1, None), "all positions but the last": slice(None, -1)}
+"""Positions that lack what the others have."""
+
+
+def _only(x: Array, instead: Array, what: str) -> Array:
+    y = x.copy()
+    y[ONLY[what]] = instead[ONLY[what]]
+    return y
 
 
 # --- steps --------------------------------------------------------------------------------------------------------------------------------
@@ -371,6 +407,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "order": lambda x, what: ORDERS[what[0]](x, what[1]),
     "clipped": lambda x, limit: np.clip(x, -limit, limit),
     "clipped above": np.minimum,
+    "only": _only,
+    "cut": lambda codes, most: np.clip(codes, -most - 1, most),
     "zero": lambda x: 0 * x,
     "heads": lambda x, what: x.reshape(len(x), what, -1),
     "joined": lambda x: x.reshape(len(x), -1),

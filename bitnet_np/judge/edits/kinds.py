@@ -12,7 +12,8 @@ from ...model.families import NORMS
 from ...model.records import Linear
 from ...traces.points import FIELDS, POINTS, Key
 from ..graph import HEAD_NORMS, TOKENS, Place, layer_input, operations
-from . import functions
+from ..precision import NARROW_FLOATS
+from . import functions, weights
 from .definition import expression, matrix_of, matrix_product, rms
 from .expression import Array, Node, constant, mapped, nodes, reads, replaced, tensor
 
@@ -27,7 +28,10 @@ _SAYS = {
     "product": "{} divided by instead of multiplied",
     "quotient": "{} multiplied instead of divided by",
 }
-_VALUES = (*_BINARY, "matmul", "scores", "weighted", "mixed", "opaque", "rows", "taken", "dot", "rotation", "power", "outer", "softmax sum")
+_VALUES = (
+    *_BINARY,
+    *("matmul", "scores", "weighted", "mixed", "opaque", "rows", "taken", "dot", "cut", "rotation", "power", "outer", "softmax sum"),
+)
 """Kinds of nodes whose value is a step of its own, not the form of another one's."""
 _AXES = {point.name: point.axes for point in POINTS}
 
@@ -69,6 +73,18 @@ def left_out(place: Place, tree: Node) -> Edits:
     leaves = [node for node, _ in nodes(tree) if node.kind == "tensor"]
     if len(leaves) == 1 and leaves[0].what != TOKENS:
         yield "everything is left out", leaves[0]
+
+
+def sometimes(place: Place, tree: Node) -> Edits:
+    """A weight that is not added at some positions."""
+
+    def change(node: Node) -> Edits:
+        for i, operand in enumerate(node.inputs) if node.kind == "sum" else ():
+            rest = Node("sum", (*node.inputs[:i], *node.inputs[i + 1 :]))
+            for words in functions.ONLY if operand.kind == "constant" else ():
+                yield f"{_is(operand.noun)} left out at {words}", Node("only", (node, rest), node.noun, words)
+
+    return _each(tree, change)
 
 
 def centred(place: Place, tree: Node) -> Edits:
@@ -151,8 +167,20 @@ def other_function(place: Place, tree: Node) -> Edits:
         for name in functions.REDUCTIONS if node.kind == "reduction" else ():
             if name != node.what:
                 yield f"the {name} instead of the {node.what}", replace(node, what=name)
+        for name, function in functions.QUANTISERS.items() if node.noun == "the numbers that codes stand for" else ():
+            leaf = next(leaf for leaf, _ in nodes(node) if leaf.kind == "tensor")
+            yield f"{name} instead of int8 codes", Node("opaque", (leaf,), node.noun, function)
 
     return _each(tree, change)
+
+
+def one_use(place: Place, tree: Node) -> Edits:
+    """A value that is another one in one of its uses, as a scale by which numbers are made codes, and another by which they are read."""
+    for node, parents in nodes(tree):
+        for words, other in other_function(place, node) if node.inputs and len(parents) > 1 else ():
+            for parent in parents:
+                new = parent.over(*(other if child is node else child for child in parent.inputs))
+                yield f"{parent.noun}, {node.noun} in them: {words}", replaced(tree, parent, new)
 
 
 # --- operands ---------------------------------------------------------------------------------------------------------------------------
@@ -229,6 +257,15 @@ def other_weight(place: Place, tree: Node) -> Edits:
             yield f"{noun} instead of {node.noun}", replaced(tree, node, constant(node.noun, value))
 
 
+def _linears(place: Place) -> Iterator[tuple[str, Linear]]:
+    """Yields the other matrices of a layer, and its own of other layers, in words."""
+    own = place.key.name
+    others = [(name, getattr(place.layer, field)) for name, field in FIELDS.items() if name != own]
+    layers = enumerate(place.model.layers)
+    others += [(f"layer {n}", getattr(layer, FIELDS[own])) for n, layer in layers if n != place.key.layer]
+    yield from ((noun, linear) for noun, linear in others if linear is not None)
+
+
 def _others(place: Place, node: Node) -> Iterator[tuple[str, object]]:
     """Yields what else of the model has the shape of a constant, in words."""
     field = _field(place)
@@ -244,21 +281,16 @@ def _others(place: Place, node: Node) -> Iterator[tuple[str, object]]:
             if value is not None and value.shape == node.value.shape:
                 yield noun, value.astype(np.float64)
     elif node.noun in ("the matrix", "the bias", "the weight scale"):
-        linears = [(f"that of {name}", getattr(place.layer, name)) for name in FIELDS.values() if name != field]
-        for noun, linear in [*linears, *((noun, getattr(layer, field)) for noun, layer in layers)]:
-            if linear is not None and linear.shape == place.linear.shape and (value := _part(linear, node.noun)) is not None:
-                yield noun, value
+        for noun, linear in _linears(place):
+            alike = linear.shape == place.linear.shape or node.noun == "the weight scale"
+            if alike and (value := _part(linear, node.noun)) is not None:
+                yield f"that of {noun}", value
 
 
 def other_product(place: Place, tree: Node) -> Edits:
     """The matrix, scale and bias of another product."""
-    if place.layer is None or place.key.name not in FIELDS:
-        return
-    others = [(name, getattr(place.layer, field)) for name, field in FIELDS.items() if name != place.key.name]
-    layers = enumerate(place.model.layers)
-    others += [(f"layer {n}", getattr(layer, FIELDS[place.key.name])) for n, layer in layers if n != place.key.layer]
-    for noun, linear in others:
-        if linear is not None and linear.shape == place.linear.shape:
+    for noun, linear in _linears(place) if place.layer is not None and place.key.name in FIELDS else ():
+        if linear.shape == place.linear.shape:
             yield f"the weights of {noun} are used", matrix_product(place, tensor(place.operation.inputs[0]), linear)
 
 
@@ -367,6 +399,26 @@ def transposed(place: Place, tree: Node) -> Edits:
             yield f"{node.noun} is read column by column, as if it were transposed", replaced(tree, node, constant(node.noun, other))
         if node.kind == "joined":
             yield "heads and their elements are transposed", replaced(tree, node, replace(node, kind="heads last"))
+
+
+_MATRICES = ("the matrix", "the head's matrix")
+_TABLES = (*_MATRICES, "the embedding's table")
+
+
+def _of_matrices(changes: Callable[[Place], weights.Changes], nouns: tuple[str, ...] = _MATRICES) -> Callable[[Place, Node], Edits]:
+    """A kind of edits: what a matrix may be taken for."""
+
+    def edited(place: Place, tree: Node) -> Edits:
+        for node, _ in nodes(tree):
+            for words, change in changes(place) if node.kind == "constant" and node.noun in nouns else ():
+                yield words, replaced(tree, node, constant(node.noun, partial(_changed, change, node.value)))
+
+    edited.__doc__ = changes.__doc__
+    return edited
+
+
+def _changed(change: functions.Function, value: Callable[[], Array]) -> Array:
+    return change(value())
 
 
 # --- attention and rotation -------------------------------------------------------------------------------------------------------------
@@ -522,6 +574,25 @@ def rounded(place: Place, tree: Node) -> Edits:
                 yield f"{node.noun if parents else 'the result'}: rounded to {kind}", replaced(tree, node, narrow(node))
 
 
+def narrow_inputs(place: Place, tree: Node) -> Edits:
+    """The input of a product in fewer bits, as one function gives it to all of them."""
+    for node, _ in nodes(tree) if place.key.name in FIELDS else ():
+        for words, narrow in weights.in_fewer_bits(place.linear.shape[1]) if node.kind == "tensor" else ():
+            if any(said in words for said in ("bits,", "q8_0", "one scale")):
+                yield f"the input is {words}", replaced(tree, node, Node("opaque", (node,), node.noun, narrow))
+
+
+def narrow_weights(place: Place, tree: Node) -> Edits:
+    """All weights of a model in a narrow type."""
+
+    def narrow(node: Node, kind: str) -> Node:
+        return Node("rounded", (node,), node.noun, kind) if node.kind == "constant" and not node.is_number else node
+
+    for kind in NARROW_FLOATS:
+        if any(node.kind == "constant" and not node.is_number for node, _ in nodes(tree)):
+            yield f"all weights are rounded to {kind}", mapped(tree, partial(narrow, kind=kind))
+
+
 _PRODUCTS = ("matmul", "scores", "weighted")
 _NOT_ROUNDED = ("heads", "joined", "mask", "rounded", "positions", "grouped")
 _RELATIVE = (*np.geomspace(0.01, 0.9, 6), *np.geomspace(1.1, 100, 6))
@@ -556,6 +627,17 @@ def numbers(place: Place, tree: Node) -> Iterator[Family]:
                 return replaced(tree, node, constant(node.noun, number))
 
             yield Family(f"{node.noun} is {{number:.6g}} instead of {right:.6g}", _candidates(node.noun, right), with_number)
+
+
+def measures(place: Place, tree: Node) -> Iterator[Family]:
+    """Activations that are scaled by a number times their mean, not by the largest."""
+    for node, _ in nodes(tree):
+        for name in ("mean magnitude", "root mean square") if node.what == "largest magnitude" else ():
+
+            def with_number(number: float, node: Node = node, name: str = name) -> Node:
+                return replaced(tree, node, Node("product", (replace(node, what=name), constant("the factor", number)), node.noun))
+
+            yield Family(f"{{number:.4g}} times the {name} instead of the {node.what}", tuple(np.geomspace(0.5, 16, 10)), with_number)
 
 
 def factors(place: Place, tree: Node) -> Iterator[Family]:
@@ -625,6 +707,7 @@ KINDS: dict[str, Callable[[Place, Node], Edits]] = {
     "left_out": left_out,
     "other_function": other_function,
     "inverted": inverted,
+    "sometimes": sometimes,
     "twice": twice,
     "centred": centred,
     "moved": moved,
@@ -638,8 +721,17 @@ KINDS: dict[str, Callable[[Place, Node], Edits]] = {
     "positions": positions,
     "transposed": transposed,
     "order": order,
+    "one_use": one_use,
     "other_weight": other_weight,
     "other_product": other_product,
+    "inputs": _of_matrices(weights.inputs),
+    "rows": _of_matrices(weights.rows),
+    "codes": _of_matrices(weights.codes),
+    "narrow_weights": narrow_weights,
+    "fewer_bits": _of_matrices(weights.fewer_bits, _TABLES),
+    "narrow_inputs": narrow_inputs,
+    "misread": _of_matrices(weights.misread, _TABLES),
+    "reordered": _of_matrices(weights.reordered, _TABLES),
     "other_tensor": other_tensor,
     "added": added,
     "normed": normed,
@@ -648,8 +740,13 @@ KINDS: dict[str, Callable[[Place, Node], Edits]] = {
     "rounded": rounded,
 }
 """Kinds of edits, the likelier first."""
+NARROW = ("rounded", "narrow_weights", "narrow_inputs")
+"""Kinds that engines do on purpose."""
+TOGETHER = ("narrow_weights", "narrow_inputs", "reordered")
+"""Kinds that are tried in all operations at once, which share a function."""
 FAMILIES: dict[str, Callable[[Place, Node], Iterator[Family]]] = {
     "numbers": numbers,
+    "measures": measures,
     "factors": factors,
     "shifts": shifts,
     "limits": limits,

@@ -7,9 +7,7 @@ norms.py        norms                                 rope.py        RoPE
 attention.py    masks, heads, scores, the KV cache    gates.py       activation functions
 layers.py       residuals, embedding, head, layers    anywhere.py    mistakes that any operation can make
 caches.py       masks and caches, without scores      hidden.py      mistakes behind tensors that are not in a dump
-products.py     products, without their inputs        search.py      the search across several operations
-blocks.py       ggml's block types                    conversions.py weights of fewer bits
-orders.py       wrong orders of a row's weights       switches.py    factors and caps that are not applied
-experts.py      layers with experts                   pooling.py     pooled outputs
-edited.py       any edit of the definition
+conversions.py  weights of fewer bits                 search.py      the search across several operations
+experts.py      layers with experts                   switches.py    factors and caps that are not applied
+edited.py       any edit of the definition            pooling.py     pooled outputs
 """

@@ -1,8 +1,6 @@
 """Weights that an engine converted to a type of fewer bits."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -15,14 +13,6 @@ from ..precision import DIGITS, HEADS, NARROW_FLOATS
 from ..roundings import to_digits
 from . import norms
 from .mistake import Array, Compute, Computes, Mistake, Site
-
-CODE_TYPES = {
-    "int8": "int8, one scale for each row",
-    "int4": "int4, one scale for each row",
-    "q8_0": "q8_0",
-    "q4_0": "q4_0",
-    "q6_K": "q6_K",
-}
 
 MATRICES_AT = (*FIELDS, LOGITS.name)
 AT = (*MATRICES_AT, *OF_EXPERTS, *norms.AT)
@@ -78,42 +68,6 @@ def _product(site: Site, linear: Linear, table: Table, kind: str, biases: bool) 
         return site.finished(x @ narrow.T * scale + (_converted(bias, kind) if biases and kind in NARROW_FLOATS else bias))
 
     return site.of(compute)
-
-
-def in_fewer_bits(width: int) -> Iterator[tuple[str, Callable[[Array], Array]]]:
-    """Yields narrow types in words, and functions that round rows of weights [n, M] to them."""
-    for digits in range(11, 1, -1):
-        yield f"rounded to {digits} significant bits", partial(to_digits, digits=digits)
-        yield f"cut to {digits} significant bits, not rounded", partial(_cut, digits=digits)
-    for kind, words in CODE_TYPES.items():
-        yield f"rounded to {words}", partial(rounded, kind=kind)
-    for bits, most in ((8, 127), (4, 7)):
-        for size in (16, 32, 64, 128, 256):
-            if width % size == 0:
-                yield f"rounded to {bits} bits, one scale for each {size} of them", partial(_in_groups, size=size, most=most)
-    for group, count in ((4, 2), (4, 1), (2, 1), (8, 4)):
-        if width % group == 0:
-            yield f"pruned: of each {group} only the {count} largest are left", partial(_largest, group=group, count=count)
-
-
-def _largest(x: Array, group: int, count: int) -> Array:
-    """x with zeros for all but the `count` largest of each group."""
-    cut = x.reshape(len(x), -1, group)
-    least = np.sort(np.abs(cut), axis=2)[:, :, -count, None]
-    return np.where(np.abs(cut) >= least, cut, 0).reshape(x.shape)
-
-
-def _cut(x: Array, digits: int) -> Array:
-    """x cut to this many significant bits."""
-    fraction, exponent = np.frexp(x)
-    return np.ldexp(np.trunc(np.ldexp(fraction, digits)), exponent - digits)
-
-
-def _in_groups(x: Array, size: int, most: int) -> Array:
-    """x in codes of -most to most, in steps of the largest of `size` numbers / most."""
-    cut = x.reshape(len(x), -1, size)
-    step = np.abs(cut).max(axis=2, keepdims=True) / most
-    return (np.rint(cut / np.where(step == 0, 1, step)) * step).reshape(x.shape)
 
 
 MISTAKES = (

@@ -109,7 +109,17 @@ def _with_number(site: Site, family: kinds.Family, number: float) -> Compute:
 
 
 MISTAKES: tuple[Mistake, ...] = (
-    *(Mistake(f"edit.{kind}", "{what}", AT, compute=partial(_edits, kind), fault=kind != "rounded") for kind in kinds.KINDS),
+    *(
+        Mistake(
+            f"edit.{kind}",
+            "{what}",
+            AT,
+            compute=partial(_edits, kind),
+            fault=kind not in kinds.NARROW,
+            together=kind in kinds.TOGETHER,
+        )
+        for kind in kinds.KINDS
+    ),
     *(Mistake(f"edit.{kind}", "{what}", AT, search=partial(_families, kind), apart=kind != "numbers") for kind in kinds.FAMILIES),
 )
 """One entry for each kind of edit: its sentences bring their own nouns."""

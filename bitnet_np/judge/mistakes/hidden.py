@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ...traces.points import Key
 from .. import operations as op
 from ..graph import EMBEDDING, NORM, operations
-from . import caches, gates, products, rope
+from . import caches, gates, rope
 from .layers import embedded
 from .mistake import Array, Compute, Computes, Mistake, Site, Values
 
@@ -142,6 +142,5 @@ MISTAKES: tuple[Mistake, ...] = (
     *rope.ACROSS,
     *caches.MISTAKES,
     *_GATES,
-    *products.MISTAKES,
 )
 """All of them, the cheap ones first: trying them ends where work does."""

@@ -44,24 +44,14 @@ def _with_quantizer(quantize: Quantizer, site: Site) -> Compute | None:
     if site.name in SCALES:
         return site.of(lambda x: quantize(x)[1])
     weights = plain_ternary(site)
-    return None if weights is None else quantised_by(site, weights, quantize)
-
-
-def quantised_by(site: Site, weights: Ternary, quantize: Quantizer) -> Compute:
-    """The product of a ternary matrix with codes of another quantiser."""
+    if weights is None:
+        return None
 
     def product(x: Array) -> Array:
         codes, scale = quantize(x)
         return codes @ op.dense(weights).T.astype(np.float64) / scale * float(weights.scale)
 
     return site.of(product)
-
-
-def in_groups(x: Array, size: int) -> Array:
-    """Activations [T, M] as int8 codes give them back, with a scale for each `size` inputs."""
-    cut = x.reshape(len(x), -1, size)
-    step = np.maximum(np.abs(cut).max(axis=2, keepdims=True), 1e-5) / 127
-    return (np.rint(cut / step) * step).reshape(x.shape)
 
 
 def _truncated(x: Array) -> tuple[Array, Array]:

@@ -3,13 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.block_formats import FORMATS
-from ...model.records import Blocks
 from .. import operations as op
-from ..mistakes.conversions import CODE_TYPES
+from ..edits.weights import CODE_TYPES
 from ..narrow import rounded
 from ..roundings import to_digits
-from .blocks import misreadings
 from .product import accounts
 from .wrong import FEW, ROWS, Array, Wrong, matched
 
@@ -89,10 +86,6 @@ def misread_rows(wrong: Wrong) -> str | None:
         if is_it(rounded(right, kind)):
             return f"numbers are rounded to {words}"
     table = wrong.model.token_embd
-    if isinstance(table, Blocks) and table.type.name in FORMATS:
-        for text, rows in misreadings(table, np.asarray(wrong.inputs[0], np.int64)[:ROWS]):
-            if is_it(rows):
-                return text
     if isinstance(table, np.ndarray):
         places = np.add.outer(np.asarray(wrong.inputs[0], np.int64)[:ROWS], np.arange(table.shape[1]) * len(table))
         if is_it(table.reshape(-1)[places].astype(np.float64)):

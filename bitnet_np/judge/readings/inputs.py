@@ -1,18 +1,20 @@
-"""Inputs of a product that are left out of its sums, or are summed with a factor."""
+"""Wrong products that are linear in what is wrong: factors of inputs and of blocks, changed matrices, another input."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...model.records import Ternary
 from ..graph import operations
 from .product import Product, of_product, token_sizes
-from .wrong import FEW, ROWS, Array, Wrong, every, numbered, runs
+from .wrong import FEW, ROWS, Array, Indices, Wrong, every, numbered, runs
 
-_MOST_GROUPS = 256
+_MOST_UNKNOWNS = 1024
+_EQUATIONS = 4  # for each unknown
+_SEEN = 1e-9  # of the largest share in outputs: the factor of an input of less is taken to be right
+_SAME = 0.02  # of the largest factor: two that are so near are one
 _MOST_WEIGHTS = 2 * 10**7  # of a matrix whose input is solved for
 _WORST_CONDITION = 1e8  # of its Gram matrix
 _RECOVERED = 1e-9  # NMSE of a solved input
@@ -20,49 +22,68 @@ _RECOVERED = 1e-9  # NMSE of a solved input
 
 @of_product
 def weighted_inputs(wrong: Wrong, product: Product) -> str | None:
-    """The inputs that sums leave out, or take twice: blocks, every n-th input, or a part of each block, with one factor in all rows."""
-    for labels in _groupings(product.width):
-        count = int(labels.max()) + 1
-        if count > _MOST_GROUPS or 4 * count > product.theirs.size:
-            continue
-        parts = _sums(product, labels, count)  # [groups, T * n]
-        gram = parts @ parts.T
-        fit = np.linalg.lstsq(gram, parts @ product.theirs.ravel(), rcond=1e-10)[0].astype(np.float64)
-        if product.accounts((fit @ parts).reshape(product.theirs.shape)):
-            return _described(fit, labels)
+    """The inputs that sums leave out, or take with a factor, the same in all rows: by least squares, each or in groups.
+
+    Outputs are linear in the factors. Their Gram matrix is the product, number by number, of those of inputs and of columns.
+    """
+    x, matrix, places = product.inputs, product.matrix, np.arange(product.width)
+    gram = (x.T @ x) * (matrix.T @ matrix)
+    error = ((x.T @ product.error) * matrix.T).sum(axis=1)
+    size = -(-product.width // min(_MOST_UNKNOWNS, max(product.theirs.size // _EQUATIONS, 1)))
+    for labels in (places // size, places % -(-product.width // size))[: 1 + (size > 1)]:
+        groups = np.eye(int(labels.max()) + 1)[labels]  # [M, groups]
+        grouped = groups.T @ gram @ groups
+        seen = _SEEN * np.trace(grouped) * np.eye(len(grouped))
+        away: Array = np.linalg.solve(grouped + seen, groups.T @ error)[labels]
+        if product.accounts(x * (1 + away) @ matrix.T):
+            return _described(product, away)
     return None
 
 
-def _groupings(width: int) -> Iterator[NDArray[np.int64]]:
-    """Yields the group of each input [M]: places in a period of inputs, then blocks, the fewest groups first."""
-    places = np.arange(width)
-    sizes = [n for n in (2, 4, 8, 16, 32, 64, 128, 256) if n < width]
-    for count in (2, 4, 8, 16, 32):
-        for period in sizes:
-            if period % count == 0:
-                yield places % period // (period // count)
-    for size in reversed(sizes):
-        yield places // size
-
-
-def _sums(product: Product, labels: NDArray[np.int64], count: int) -> Array:
-    return np.stack([(product.inputs[:, labels == g] @ product.matrix[:, labels == g].T).ravel() for g in range(count)])
-
-
-def _described(fit: Array, labels: NDArray[np.int64]) -> str | None:
-    off = np.abs(fit - 1) > 1e-3
-    if not off.any() or off.all():
+def _described(product: Product, away: Array) -> str | None:
+    """Factors of inputs, given less 1, in words; None where one of all would do."""
+    off = np.abs(away) > _SAME * np.abs(away).max()
+    if off.all():
         return None
-    factors = fit[off]
-    inputs = np.flatnonzero(off[labels])
-    whole = every(inputs, labels.size, "input")
-    if np.abs(factors).max() < 1e-3:
-        return f"{whole} are not summed"
-    if np.abs(factors - 2).max() < 1e-3:
-        return f"{whole} are summed twice"
-    if np.ptp(factors) < 1e-3 * np.abs(factors).max():
-        return f"{whole} are multiplied by {factors[0]:.4g}"
-    return f"{whole} are multiplied by factors of their own: {', '.join(f'{f:.3g}' for f in factors[:FEW])}"
+    where, factors = np.flatnonzero(off), 1 + away[off]
+    inputs = f"{every(where, product.width, 'input')} {'is' if where.size == 1 else 'are'}"
+    for factor, said in ((0.0, "not summed"), (2.0, "summed twice"), (float(np.median(factors)), "multiplied by {:.4g}")):
+        if product.accounts(product.inputs * np.where(off, factor, 1) @ product.matrix.T):
+            return f"{inputs} {said.format(factor)}"
+    some = list(dict.fromkeys(f"{f:.3g}" for f in factors))
+    return f"{inputs} multiplied by factors of their own: {', '.join(some[:FEW])}"
+
+
+@of_product
+def block_factors(wrong: Wrong, product: Product) -> str | None:
+    """Blocks of weights whose scales, or whose zero points, are others: fitted to each row, where tokens are more than blocks."""
+    for size in (256, 128, 64, 32, 16):
+        count = product.width // size
+        if isinstance(product.table, Ternary) or product.width % size or count < 2:
+            continue
+        cut = product.inputs.reshape(len(product.inputs), count, size)
+        for zero_points in (False, True):
+            if count * (1 + zero_points) + 2 > product.independent:
+                continue
+            design = np.einsum("tkb,nkb->ntk", cut, product.matrix.reshape(-1, count, size))
+            if zero_points:
+                design = np.concatenate([design, np.broadcast_to(cut.sum(axis=2), design.shape)], axis=2)
+            fits = np.einsum("nkt,tn->nk", np.linalg.pinv(design, rcond=1e-9), product.theirs)
+            if product.accounts(np.einsum("ntk,nk->tn", design, fits)):
+                return _of_blocks(size, fits, count, product.rows)
+    return None
+
+
+def _of_blocks(size: int, fits: Array, count: int, rows: Indices) -> str | None:
+    away = np.abs(fits[:, :count] - 1).max(axis=1)
+    worst = int(away.argmax())
+    if fits.shape[1] > count and away[worst] < 1e-3:
+        return f"a number is added to all weights of a block of {size}: minimums or zero points are misread"
+    if np.ptp(fits[:, :count]) < 1e-3:
+        return None  # one factor for everything: known mistakes
+    factors = ", ".join(f"{f:.3g}" for f in np.round(fits[worst, :count][:FEW], 6) + 0.0) + (", ..." if count > FEW else "")
+    zero_points = ", and other minimums or zero points" if fits.shape[1] > count else ""
+    return f"blocks of {size} weights have other scales: {factors} times the right ones in row {rows[worst]}{zero_points}"
 
 
 @of_product
@@ -99,10 +120,6 @@ def _one_pattern(product: Product, amounts: Array, pattern: Array, wrong: Wrong)
     bias = wrong.linear.bias
     totals = product.inputs.sum(axis=1)
     if _alike(pattern, product.matrix.sum(axis=1)):
-        added = amounts * (pattern @ product.matrix.sum(axis=1)) / (product.matrix.sum(axis=1) ** 2).sum()
-        codes = added * product.steps[:, 0]
-        if np.ptp(codes) < 1e-3 * np.abs(codes).max() and (product.steps != 1).any():
-            return f"{codes.mean():.4g} is added to all codes of the input, and not corrected by the sums of rows"
         return "a number is added to all inputs of a token: an offset that is not corrected by the sums of rows"
     if _alike(amounts, totals):
         return "a number is added to all weights of a row: a zero point, or an offset of codes"
@@ -125,7 +142,7 @@ def recovered(wrong: Wrong) -> Wrong | None:
     height, width = linear.shape
     if height < width or height * width > _MOST_WEIGHTS:
         return None
-    product = Product.of(wrong, np.arange(min(len(x), ROWS)), height)
+    product = Product.of(wrong, np.arange(min(len(x), ROWS)), np.arange(height))
     if product is None or not product.error.any():
         return None
     gram = product.matrix.T @ product.matrix

@@ -5,93 +5,34 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import spec
 from ...engine.dialects import Dialect
-from ...model import widen
-from ...model.records import MATRICES, Linear, Ternary
-from .. import operations as op
+from ...model.records import MATRICES, Linear
 from ..graph import FIELDS
-from ..roundings import matrix_input
-from .product import Product
-from .wrong import FEW, ROWS, Array, Wrong, every, explained, matched, numbered, runs
-
-_FOLLOWED = 8  # tokens whose sums are followed input by input
-
-
-def cut_short(wrong: Wrong) -> str | None:
-    """The inputs that a sum leaves out at its end or beginning, as a loop over whole vectors does that forgets the rest."""
-    product = wrong.product
-    if product is None:
-        return None
-    inputs, matrix, theirs, width = product.inputs, product.matrix, product.theirs, product.width
-    late, early = np.zeros(width), np.zeros(width)  # squared errors of sums that stop behind each input, or begin behind it
-    for token in np.argsort(-np.abs(product.error).sum(axis=1))[:_FOLLOWED]:  # several: inputs of one may be 0
-        sums = np.cumsum(inputs[token] * matrix, axis=1)  # [n, M]
-        late += ((sums - theirs[token][:, None]) ** 2).sum(axis=0)
-        early += ((sums[:, -1:] - sums - theirs[token][:, None]) ** 2).sum(axis=0)
-    ends, begins = int(late.argmin()) + 1, int(early.argmin()) + 1
-    for part, missing in ((slice(0, ends), (ends, width)), (slice(begins, None), (0, begins))):
-        if missing[0] < missing[1] and explained(inputs[:, part] @ matrix[:, part].T, theirs, wrong.noise):
-            one = missing[1] - missing[0] == 1
-            return f"{runs('input', np.arange(*missing))} of {width} {'is' if one else 'are'} not summed"
-    return None
-
-
-def shared_scales(wrong: Wrong) -> str | None:
-    """Activation scales that are another token's, such as one for each chunk of a prompt."""
-    first = np.arange(min(len(wrong.theirs), ROWS))
-    product = Product.of(wrong, first) if op.reads_codes(wrong.linear, wrong.dialect) else None
-    if product is None:
-        return None
-    x, steps, theirs = product.raw, product.steps[:, 0], product.theirs
-    owner = np.empty(len(x), int)
-    for t in range(len(x)):
-        rescaled = np.clip(np.rint(x[t] * steps[:, None]), -128, 127) / steps[:, None] @ product.matrix.T  # [T, n]: by each token's scale
-        away = ((rescaled - theirs[t]) ** 2).sum(axis=1)
-        owner[t] = t if away[t] <= matched(wrong.noise) * (theirs[t] ** 2).sum() else int(away.argmin())
-        if away[owner[t]] > matched(wrong.noise) * (theirs[t] ** 2).sum():
-            return None
-    if (owner == np.arange(len(x))).all():
-        return None
-    cuts = np.flatnonzero(np.diff(owner)) + 1
-    chunks = [run for run in np.split(np.arange(len(x)), cuts) if run.size > 1]
-    if chunks:
-        shared = ", ".join(f"{run[0]} to {run[-1]}" for run in chunks[:FEW])
-        return f"one activation scale serves several tokens, such as all of a chunk, instead of one for each: positions {shared}"
-    t = int((owner != np.arange(len(x))).argmax())
-    return f"activation scales are another token's: position {t} has that of position {owner[t]}"
+from .product import Product, multiplied, unscaled
+from .wrong import FEW, Array, Wrong, every, matched, numbered, runs
 
 
 def misread(wrong: Wrong) -> str | None:
-    """The block of a row of weights that was read from elsewhere, if one was. Products of int8 codes show it: they are integers."""
+    """The block of a row of weights that was read from elsewhere, if one was."""
     columns = np.flatnonzero(wrong.places.any(axis=0))
     marked = np.zeros(wrong.places.shape, bool)
     marked[:, columns] = True
     if columns.size > FEW or not wrong.is_right_outside(marked):
         return None
-    linear, x, theirs = wrong.linear, wrong.inputs[0], wrong.theirs
-    somewhere = f"only {numbered('element', columns)} of each position: rows of the weights are misread, the others are right"
-    weights = linear.weights
-    if not isinstance(weights, Ternary) or not op.reads_codes(linear, wrong.dialect):
-        return somewhere
-    matrix = op.dense(weights).astype(np.float64)
-    q, scale = spec.quantize(x)
-    factor = float(weights.scale) * (1.0 if linear.scale is None else float(linear.scale)) / scale[:, 0]
     row = int(columns[0])
-    product = theirs[:, row] - (0.0 if linear.bias is None else float(linear.bias[row]))
-    for block in (128, 64, 32, 16):
-        blocks = matrix.shape[1] // block
-        cut = matrix[:, : blocks * block].reshape(len(matrix), blocks, block)
-        parts = np.einsum("tbm,nbm->nbt", q[:, : blocks * block].reshape(len(q), blocks, block), cut[[row]])[0]  # [blocks, T]
-        missing = product / factor - q @ matrix[row]  # what the misread block adds
-        for b in range(blocks):
-            others = [(r, b) for r in (row - 1, row + 1) if 0 <= r < len(matrix)] + [(row, c) for c in (b - 1, b + 1) if 0 <= c < blocks]
-            for r, c in others:
-                changed = q[:, b * block : (b + 1) * block] @ cut[r, c] - parts[b]
-                if np.abs(changed - missing).max() <= 0.25:  # sums of integers
-                    where = f"row {r}" if r != row else f"weights {c * block} to {(c + 1) * block - 1}"
-                    return f"weights {b * block} to {(b + 1) * block - 1} of row {row} are read from {where}"
-    return somewhere
+    product = Product.of(wrong, rows=columns[:1])
+    assert product is not None  # only logits are capped
+    for size in (128, 64, 32, 16):
+        for begin in range(0, product.width - size + 1, size):
+            at = slice(begin, begin + size)
+            left = product.inputs[:, at] @ product.matrix[0, at]
+            for r, c in ((row - 1, begin), (row + 1, begin), (row, begin - size), (row, begin + size)):
+                if 0 <= r < wrong.linear.shape[0] and 0 <= c <= product.width - size:
+                    read = product.inputs[:, at] @ unscaled(wrong.linear, np.array([r]))[0][0, c : c + size]
+                    if product.accounts(product.right + (read - left)[:, None]):
+                        where = f"row {r}" if r != row else f"weights {c} to {c + size - 1}"
+                        return f"weights {begin} to {begin + size - 1} of row {row} are read from {where}"
+    return f"only {numbered('element', columns)} of each position: rows of the weights are misread, the others are right"
 
 
 # --- another bias than a product's own ----------------------------------------------------------------------------------------------------
@@ -102,33 +43,25 @@ _LEAST = 4  # positions: their mean is the bias that was added
 
 
 def other_bias(wrong: Wrong) -> str | None:
-    """The bias that was added, if it is its own several times, or that of another matrix."""
-    column = (wrong.theirs - wrong.value).mean(axis=0)
-    bias = wrong.linear.bias
-    if bias is not None:
-        products = wrong.value - bias
-        if bias.size >= len(products) and wrong.accounts(products + bias[: len(products), None]):
-            return "the bias is added along the wrong axis: its element is that of the position"
-        factor = float(((wrong.theirs - bias) * products).sum() / max((products**2).sum(), 1e-300))
-        if wrong.accounts(factor * products + bias):
-            return f"products are {factor:.5g} times what they should be, the bias is right"
-    if len(wrong.theirs) < _LEAST or not wrong.accounts(wrong.value + column):
+    """The bias that was added, if it is its own in part or in another order, or that of another matrix."""
+    column, bias, count = (wrong.theirs - wrong.value).mean(axis=0), wrong.linear.bias, len(wrong.theirs)
+    if bias is not None and bias.size >= count and wrong.accounts(wrong.value - bias + bias[:count, None]):
+        return "the bias is added along the wrong axis: its element is that of the position"
+    if count < _LEAST or not wrong.accounts(wrong.value + column):
         return None
     own = np.zeros_like(column) if bias is None else bias.astype(np.float64)
     if own.any():
-        times = float((column + own) @ own / (own @ own))
-        if wrong.accounts(wrong.value + (times - 1) * own):
-            return "the bias is added twice" if abs(times - 2) < 1e-3 else f"the bias is added {times:.4g} times"
-        missing = np.isclose(column, -own, rtol=1e-3, atol=1e-4 * np.abs(own).max()) & (np.abs(own) > 1e-3 * np.abs(own).max())
+        size = np.abs(own).max()
+        missing = np.isclose(column, -own, rtol=1e-3, atol=1e-4 * size) & (np.abs(own) > 1e-3 * size)
         if wrong.accounts(wrong.value - np.where(missing, own, 0)):
             return f"the bias is missing at {runs('element', np.flatnonzero(missing))}"
+        times = float((column + own) @ own / (own @ own))
+        if wrong.accounts(wrong.value + (times - 1) * own):
+            return f"the bias is added {times:.4g} times"
         for by in _OFFSETS:
-            moved = np.roll(own, -by)
-            moved[slice(-by, None) if by > 0 else slice(None, -by)] = 0
-            if wrong.accounts(wrong.value - own + moved):
+            if np.allclose(_moved(own, by), column + own, rtol=1e-3, atol=1e-3 * size):
                 return f"the bias is read {abs(by)} element{'s' * (abs(by) > 1)} too {'late' if by > 0 else 'early'}"
-        added = np.sort(column + own)
-        if wrong.accounts(wrong.value + column) and np.allclose(added, np.sort(own), rtol=1e-3, atol=1e-3 * np.abs(own).max()):
+        if np.allclose(np.sort(column + own), np.sort(own), rtol=1e-3, atol=1e-3 * size):
             return "the bias's elements are in another order"
     for name, other in _biases(wrong):
         if own.any() and wrong.accounts(wrong.value - own + other):
@@ -136,6 +69,13 @@ def other_bias(wrong: Wrong) -> str | None:
         if wrong.accounts(wrong.value + other):
             return f"the bias of {name} is added" + (" too" if own.any() else ": it has none of its own")
     return None
+
+
+def _moved(bias: Array, by: int) -> Array:
+    """The elements `by` places further on, and 0 behind the last."""
+    moved = np.roll(bias, -by)
+    moved[slice(-by, None) if by > 0 else slice(None, -by)] = 0
+    return moved
 
 
 def unwritten(wrong: Wrong) -> str | None:
@@ -246,17 +186,9 @@ def _candidates(wrong: Wrong) -> Iterator[tuple[str, Linear]]:
 
 def _products(x: Array, linear: Linear, dialect: Dialect) -> Array:
     """The products without a bias, in float32: many matrices are looked through."""
-    weights, scale = linear.weights, 1.0 if linear.scale is None else float(linear.scale)
-    if op.reads_codes(linear, dialect):
-        codes, steps = spec.quantize(x)
-        x = codes / steps
-    elif dialect.ggml_activations and not isinstance(weights, Ternary):
-        x = matrix_input(x, weights)
-    if isinstance(weights, Ternary):
-        matrix, scale = op.dense(weights), scale * float(weights.scale)
-    else:
-        matrix = widen.float32(weights)
-    return (x.astype(np.float32) @ matrix.T).astype(np.float64) * scale
+    matrix, scale = unscaled(linear, np.arange(linear.shape[0]))
+    inputs, _ = multiplied(x, linear, dialect)
+    return (inputs.astype(np.float32) @ matrix.astype(np.float32).T).astype(np.float64) * scale
 
 
 def _nearest(products: Array, target: Array, noise: float) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

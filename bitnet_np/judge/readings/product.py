@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ... import spec
+from ...engine.dialects import Dialect
 from ...model import widen
-from ...model.records import Config, Table, Ternary
+from ...model.records import Config, Linear, Table, Ternary
 from .. import operations as op
-from ..roundings import to_float16
-from .wrong import ROWS, Array, Wrong, matched
+from ..roundings import matrix_input, to_float16
+from .wrong import ROWS, Array, Indices, Wrong, matched
 
 _OUTPUTS = 64  # columns looked at
 _CAPPED = 0.9  # of the cap: beyond it roundings of logits are many of what was capped
@@ -29,42 +29,28 @@ class Product:
     inputs: Array  # the numbers that are multiplied [T, M]: int8 codes divided by their steps where the matrix takes codes
     steps: Array  # [T, 1], int8 steps per unit of the input; 1 where it takes no codes
     matrix: Array  # [n, M]
-    tokens: NDArray[np.int64]  # [T], their positions
-    rows: NDArray[np.int64]  # [n], of the whole matrix
+    tokens: Indices  # [T], their positions
+    rows: Indices  # [n], of the whole matrix
     theirs: Array  # [T, n]
     scale: float  # that theirs were divided by
     table: Table | Ternary
     noise: float
 
     @classmethod
-    def of(cls, wrong: Wrong, tokens: NDArray[np.int64] | None = None, outputs: int = _OUTPUTS) -> Product | None:
-        """Some outputs of a wrong product, and tokens unless they are given, spread over all. None where a dialect rounds inputs by the
-        type of the matrix."""
-        linear, dialect = wrong.linear, wrong.dialect
-        rows = _spread(linear.shape[0], outputs)
+    def of(cls, wrong: Wrong, tokens: Indices | None = None, rows: Indices | None = None) -> Product | None:
+        """Outputs of a wrong product, spread over all unless they are given. None where a cap leaves too little of logits."""
+        linear = wrong.linear
+        rows = _spread(linear.shape[0], _OUTPUTS) if rows is None else rows
         tokens = _spread(len(wrong.theirs), ROWS) if tokens is None else tokens
-        raw = x = wrong.inputs[0][tokens]
-        steps = np.ones((len(tokens), 1))
-        if op.reads_codes(linear, dialect):
-            codes, steps = spec.quantize(x)
-            x = codes / steps
-        elif wrong.layer is None:  # the head
-            x = to_float16(x) if dialect.in_float16 else x
-        elif dialect.ggml_activations:
-            return None
-        scale = 1.0 if linear.scale is None else float(linear.scale)
-        weights = linear.weights
-        if isinstance(weights, Ternary):
-            scale *= float(weights.scale)
-            matrix = op.dense(weights)[rows].astype(np.float64)
-        else:
-            matrix = widen.take(weights, rows).astype(np.float64)
+        raw = wrong.inputs[0][tokens]
+        inputs, steps = multiplied(raw, linear, wrong.dialect, wrong.layer is None)
+        matrix, scale = unscaled(linear, rows)
         bias = 0.0 if linear.bias is None else linear.bias[rows].astype(np.float64)
         finished = wrong.theirs[np.ix_(tokens, rows)]
         theirs = _unfinished(wrong.config, finished) if wrong.layer is None else finished
         if theirs is None:
             return None
-        return cls(raw, x, steps, matrix, tokens, rows, (theirs - bias) / scale, scale, weights, wrong.noise)
+        return cls(raw, inputs, steps, matrix, tokens, rows, (theirs - bias) / scale, scale, linear.weights, wrong.noise)
 
     @cached_property
     def right(self) -> Array:
@@ -90,15 +76,33 @@ class Product:
         """Whether computed numbers are theirs, and leave next to nothing of the error."""
         return accounts(computed, self.theirs, self.right, self.noise)
 
-    def is_by(self, change: Callable[[Product], Array]) -> bool:
-        """Whether theirs are the products of another matrix [n, M], which `change` makes of this record's."""
-        return all(product.accounts(product.inputs @ change(product).T) for product in (self.few, self))
-
     @cached_property
     def few(self) -> Product:
         """The outputs that are most wrong: most other matrices are refused by these alone."""
         worst = np.argsort(-((self.error / token_sizes(self.theirs, self.right)) ** 2).sum(axis=0))[:8]
         return replace(self, matrix=self.matrix[worst], rows=self.rows[worst], theirs=self.theirs[:, worst])
+
+
+def multiplied(x: Array, linear: Linear, dialect: Dialect, is_head: bool = False) -> tuple[Array, Array]:
+    """The numbers that a matrix multiplies [T, M], and their int8 steps per unit [T, 1], 1 where it takes no codes."""
+    weights = linear.weights
+    if op.reads_codes(linear, dialect):
+        codes, steps = spec.quantize(x)
+        return codes / steps, steps
+    x = to_float16(x) if is_head and dialect.in_float16 else x
+    if dialect.ggml_activations:
+        table = weights.blocks if isinstance(weights, Ternary) else weights
+        assert table is not None  # it takes codes else
+        x = matrix_input(x, table)
+    return x, np.ones((len(x), 1))
+
+
+def unscaled(linear: Linear, rows: Indices) -> tuple[Array, float]:
+    """Rows of a matrix [n, M], and the scale of their products."""
+    weights, scale = linear.weights, 1.0 if linear.scale is None else float(linear.scale)
+    if isinstance(weights, Ternary):
+        return op.dense(weights)[rows].astype(np.float64), scale * float(weights.scale)
+    return widen.take(weights, rows).astype(np.float64), scale
 
 
 def of_product(read: Callable[[Wrong, Product], str | None]) -> Callable[[Wrong], str | None]:
@@ -134,5 +138,5 @@ def token_sizes(*tensors: Array) -> Array:
     return np.where(size == 0, 1, size)
 
 
-def _spread(count: int, most: int) -> NDArray[np.int64]:
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+def _spread(count: int, most: int) -> Indices:
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))

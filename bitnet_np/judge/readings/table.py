@@ -12,7 +12,6 @@ from . import (
     activations,
     attention,
     attention_weights,
-    blocks,
     cells,
     codes,
     elements,
@@ -49,14 +48,8 @@ READINGS = (
     Reading("norm", norms.AT, norms.norm),
     Reading("other_rows", PRODUCTS, matrices.other_rows),
     Reading("misread", tuple(FIELDS), matrices.misread),
-    Reading("cut_short", PRODUCTS, matrices.cut_short),
-    Reading("other_values", tuple(FIELDS), codes.other_values),
-    Reading("other_codes", tuple(FIELDS), codes.other_codes),
-    Reading("shared_scales", tuple(FIELDS), matrices.shared_scales),
     Reading("unwritten", tuple(FIELDS), matrices.unwritten),
     Reading("weighted_inputs", PRODUCTS, inputs.weighted_inputs),
-    Reading("misread_blocks", PRODUCTS, blocks.misread_blocks),
-    Reading("rounded_weights", PRODUCTS, codes.rounded_weights),
     Reading("narrow_sums", tuple(FIELDS), codes.narrow_sums),
     Reading("narrow_partial_sums", PRODUCTS, codes.narrow_partial_sums),
     Reading("activation_scales", tuple(FIELDS), codes.activation_scales),
@@ -67,7 +60,7 @@ READINGS = (
     Reading("other_bias", tuple(FIELDS), matrices.other_bias),
     Reading("constants", (), elements.constants),
     Reading("low_rank", PRODUCTS, inputs.low_rank),
-    Reading("block_factors", PRODUCTS, blocks.block_factors),
+    Reading("block_factors", PRODUCTS, inputs.block_factors),
     Reading("other_tokens", ("inp_embd",), embedding.other_tokens),
     Reading("misread_rows", ("inp_embd",), embedding.misread_rows),
     Reading("sinusoids", ("inp_embd",), embedding.sinusoids),
@@ -95,11 +88,7 @@ LOOSE_READINGS = (
 
 _OF_PARTS = {
     "norm",
-    "cut_short",
     "weighted_inputs",
-    "misread_blocks",
-    "rounded_weights",
-    "other_codes",
     "other_bias",
 }
 """Readings of the wrong rows or elements alone."""

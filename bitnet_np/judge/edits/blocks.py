@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...kernels.block_formats import FORMATS, RUN, Bits, Digit, Factor, Flags, Format, Integers
 from ...model.records import Blocks
-from .mistake import Array
+from .functions import Array
 from .orders import orders
 
 Codes = NDArray[np.int64]
@@ -106,13 +106,6 @@ def _planes(raw: Bytes, form: Format) -> tuple[Codes, ...]:
     count = max(len(codes.parts) for codes in form.codes)
     planes = (np.concatenate([_part(raw, codes.parts[i]) for codes in form.codes], axis=-1).reshape(len(raw), -1) for i in range(count))
     return tuple(np.where(plane > 127, plane - 256, plane) if form.codes[0].signed else plane for plane in planes)
-
-
-def misreadings(form: Format, width: int) -> Iterator[tuple[str, Misreading]]:
-    """Yields the ways to read a row of `width` weights with one thing wrong, but for zero points, in words and as functions."""
-    yield from _other_codes(form)
-    yield from _other_factors(form)
-    yield from other_orders(form, width)
 
 
 def other_numbers(form: Format, width: int) -> Iterator[tuple[str, Misreading]]:

@@ -1,0 +1,178 @@
+"""What a matrix may be taken for: inputs that sums leave out, rows of others, codes, blocks and bits that are misread.
+
+Each function gives changes in words, and as functions of the matrix [N, M].
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...kernels.block_formats import FORMATS, Format
+from ...model.records import Blocks, Ternary
+from ..graph import EMBEDDING, Place
+from ..narrow import rounded
+from ..roundings import to_digits
+from . import blocks
+from .functions import Array, Function
+from .orders import orders
+
+Changes = Iterator[tuple[str, Function]]
+Ways = Callable[[Format, int], Iterator[tuple[str, blocks.Misreading]]]
+
+_TAILS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def inputs(place: Place) -> Changes:
+    """Inputs that sums leave out, or take twice."""
+    for words, part in _parts(place.linear.shape[1]):
+        for factor, said in ((0.0, "not summed"), (2.0, "summed twice")):
+            yield f"{words} {said}", partial(np.multiply, np.where(part, factor, 1.0))
+
+
+def _parts(width: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Yields parts of the inputs in words, and where they are [M]."""
+    place = np.arange(width)
+    for count in (n for n in _TAILS if n < width):
+        yield ("the last input is" if count == 1 else f"the last {count} inputs are"), place >= width - count
+        yield ("the first input is" if count == 1 else f"the first {count} inputs are"), place < count
+    for which, part in (("second", place >= width // 2), ("first", place < width // 2)):
+        yield f"the {which} half of the inputs is", part
+    for first, which in ((1, "odd"), (0, "even")):
+        yield f"every second input, those of {which} numbers, is", place % 2 == first
+    for size in (16, 32, 64, 128):
+        for every in (2, 3, 4, 8):
+            if every * size <= width:
+                nth = {2: "second", 3: "third"}.get(every, f"{every}th")
+                yield f"every {nth} block of {size} inputs is", place // size % every == every - 1
+        for block in range(min(width // size, 8)):
+            yield f"inputs {block * size} to {block * size + size - 1} are", place // size == block
+
+
+def rows(place: Place) -> Changes:
+    """Outputs that are those of other rows, or of none."""
+    for words, source in _sources(place):
+        yield f"weights of other rows are used: {words}", partial(np.take, indices=source, axis=0)
+    for count in (n for n in _TAILS if n < place.linear.shape[0]):
+        yield f"the last {count} outputs are 0", partial(_without_last, count)
+
+
+def _sources(place: Place) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Yields the row that each output [N] is computed with, in words."""
+    n = place.linear.shape[0]
+    row = np.arange(n)
+    for shift in (2, 4, 8, 16):
+        for sign, which in ((1, "before"), (-1, "behind")):
+            yield f"rows are shifted by {shift}: the row {shift} {which} stands in the place of each", (row - sign * shift) % n
+    for count in _TAILS:
+        if 2 * count <= n:
+            yield f"the last {count} outputs repeat the {count} before", np.where(row >= n - count, row - count, row)
+    if place.key.name in ("Qcur", "Kcur", "Vcur"):
+        yield from _heads(row, place.config.head_dim)
+
+
+def _heads(row: NDArray[np.int64], width: int) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    count = min(row.size // width, 16)
+    for a in range(count):
+        for b in range(count):
+            if a != b:
+                yield f"the rows of head {a} are those of head {b}", np.where(row // width == a, row + (b - a) * width, row)
+            if a < b:
+                to = np.arange(row.size // width)
+                to[[a, b]] = b, a
+                yield f"the rows of heads {a} and {b} are exchanged", to[row // width] * width + row % width
+
+
+def _without_last(count: int, matrix: Array) -> Array:
+    return np.where(np.arange(len(matrix))[:, None] >= len(matrix) - count, 0.0, matrix)
+
+
+def codes(place: Place) -> Changes:
+    """Ternary codes 0, 1, 2 that are taken for other numbers than -1, 0, +1."""
+    if isinstance(place.linear.weights, Ternary):
+        for meaning in (*product((-1, 0, 1), repeat=3), (-2, -1, 0)):
+            words = ", ".join(f"{n:+d}" if n else "0" for n in meaning)
+            yield f"codes 0, 1, 2 are read as {words} instead of -1, 0, +1", partial(_taken_for, np.array(meaning, np.float64))
+
+
+def _taken_for(numbers: Array, matrix: Array) -> Array:
+    return numbers[matrix.astype(np.int64) + 1]
+
+
+def misread(place: Place) -> Changes:
+    """Blocks of weights of which codes, scales or minimums are misread."""
+    return _misread(place, blocks.other_numbers)
+
+
+def reordered(place: Place) -> Changes:
+    """Weights that are read in another order, as an engine has one reader for all tables of a type."""
+    if place.key.name != EMBEDDING.name and not isinstance(place.linear.weights, Blocks):
+        for order, source in orders(place.linear.shape[1]):
+            yield f"weights of each row are read in another order: {order}", partial(np.take, indices=source, axis=1)
+    yield from _misread(place, blocks.other_orders)
+
+
+def _misread(place: Place, ways: Ways) -> Changes:
+    table = place.model.token_embd if place.key.name == EMBEDDING.name else place.linear.weights
+    if isinstance(table, Blocks) and table.type.name in FORMATS:
+        for how, misreading in ways(FORMATS[table.type.name], table.shape[1]):
+            yield f"{table.type.name}: {how}", partial(_read, misreading, table)
+
+
+def _read(misreading: blocks.Misreading, table: Blocks, matrix: Array) -> Array:
+    return misreading(blocks.whole_table(table))
+
+
+def fewer_bits(place: Place) -> Changes:
+    """Weights that are converted to fewer bits."""
+    embeds = place.key.name == EMBEDDING.name
+    if embeds or not isinstance(place.linear.weights, Ternary):
+        for text, narrow in in_fewer_bits((place.model.token_embd if embeds else place.linear).shape[1]):
+            yield f"weights are {text}", narrow
+
+
+CODE_TYPES = {
+    "int8": "int8, one scale for each row",
+    "int4": "int4, one scale for each row",
+    "q8_0": "q8_0",
+    "q4_0": "q4_0",
+    "q6_K": "q6_K",
+}
+
+
+def in_fewer_bits(width: int) -> Iterator[tuple[str, Callable[[Array], Array]]]:
+    """Yields narrow types in words, and functions that round rows of weights [n, M] to them."""
+    for digits in range(11, 1, -1):
+        yield f"rounded to {digits} significant bits", partial(to_digits, digits=digits)
+        yield f"cut to {digits} significant bits, not rounded", partial(_cut, digits=digits)
+    for kind, words in CODE_TYPES.items():
+        yield f"rounded to {words}", partial(rounded, kind=kind)
+    for bits, most in ((8, 127), (4, 7)):
+        for size in (16, 32, 64, 128, 256):
+            if width % size == 0:
+                yield f"rounded to {bits} bits, one scale for each {size} of them", partial(_in_groups, size=size, most=most)
+    for group, count in ((4, 2), (4, 1), (2, 1), (8, 4)):
+        if width % group == 0:
+            yield f"pruned: of each {group} only the {count} largest are left", partial(_largest, group=group, count=count)
+
+
+def _largest(x: Array, group: int, count: int) -> Array:
+    """x with zeros for all but the `count` largest of each group."""
+    cut = x.reshape(len(x), -1, group)
+    least = np.sort(np.abs(cut), axis=2)[:, :, -count, None]
+    return np.where(np.abs(cut) >= least, cut, 0).reshape(x.shape)
+
+
+def _cut(x: Array, digits: int) -> Array:
+    """x cut to this many significant bits."""
+    fraction, exponent = np.frexp(x)
+    return np.ldexp(np.trunc(np.ldexp(fraction, digits)), exponent - digits)
+
+
+def _in_groups(x: Array, size: int, most: int) -> Array:
+    """x in codes of -most to most, in steps of the largest of `size` numbers / most."""
+    cut = x.reshape(len(x), -1, size)
+    step = np.abs(cut).max(axis=2, keepdims=True) / most
+    return (np.rint(cut / np.where(step == 0, 1, step)) * step).reshape(x.shape)
