@@ -545,10 +545,10 @@ class _Judge:
         right: the result without changes, if it is known: operations before the first change need not run again. Raises
         FloatingPointError if a change gives no finite numbers.
         """
-        values = _Lazy({}, self, across)
         first = next((i for i, k in enumerate(across) if changed and k in changed), 0) if right else 0
-        values |= {k: right[k] for k in across[:first]} if right else {}
-        for key in across[first:]:
+        later = across[first:]
+        values = _Lazy({k: x for k, x in right.items() if k not in later} if right else {}, self, across)
+        for key in later:
             operation = self.by_key[key]
             if changed and key in changed:
                 values[key] = changed[key](_Lazy(values, self, across))

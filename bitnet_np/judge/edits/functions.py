@@ -89,7 +89,7 @@ def _of_groups(size: int, whole: bool, x: Array) -> Array:
     """The mean square of the numbers that fill registers of this size, without the rest; whole: divided by the width all the same."""
     width = x.shape[-1]
     kept = np.square(x[..., : width // size * size])
-    return kept.sum(axis=-1, keepdims=True) / width if whole else _by_row(lambda part: part.mean(axis=-1))(kept)
+    return kept.sum(axis=-1, keepdims=True) / (width if whole else max(kept.shape[-1], 1))
 
 
 def _in_parts(count: int, function: Callable[[Array], Array]) -> Function:

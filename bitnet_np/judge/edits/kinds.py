@@ -14,7 +14,7 @@ from ...traces.points import FIELDS, POINTS, Key
 from ..graph import HEAD_NORMS, TOKENS, Place, layer_input, operations
 from ..precision import NARROW_FLOATS
 from . import functions, weights
-from .definition import expression, matrix_of, matrix_product, rms
+from .definition import matrix_of, matrix_product, rms
 from .expression import Array, Node, constant, mapped, nodes, reads, replaced, tensor
 
 Edits = Iterator[tuple[str, Node]]
@@ -760,17 +760,3 @@ def described(kind: str) -> str:
     """A kind of edits, in one sentence."""
     function = {**KINDS, **FAMILIES}[kind]
     return (function.__doc__ or "").strip().removesuffix(".")
-
-
-def families(kind: str, place: Place) -> Iterator[Family]:
-    """Yields the edits of an operation with a number, of one kind."""
-    tree = expression(place)
-    if tree is not None:
-        yield from FAMILIES[kind](place, tree)
-
-
-def edits(kind: str, place: Place) -> Edits:
-    """Yields the edits of an operation, of one kind."""
-    tree = expression(place)
-    if tree is not None:
-        yield from KINDS[kind](place, tree)

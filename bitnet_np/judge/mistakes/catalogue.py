@@ -165,14 +165,15 @@ class Numbered:
 
 def numbered_mistakes(model: Model, dialect: Dialect, span: Sequence[Operation], singly: bool) -> Iterator[Numbered]:
     """Yields the hidden mistakes of some operations whose numbers are sought, placed as trials are."""
+    sites = [Site(model, dialect, operation) for operation in span]
     for mistake in HIDDEN:
         known: dict[str, dict[Key, Sought]] = {}
-        for operation in span:
-            if mistake.search is not None and operation.key.name in mistake.at and mistake.when(model, dialect):
-                result = mistake.search(Site(model, dialect, operation))
+        for site in sites:
+            if mistake.search is not None and site.name in mistake.at and mistake.when(model, dialect):
+                result = mistake.search(site)
                 every = [Sought(mistake.text, mistake.grid, result)] if callable(result) else result or ()
                 for sought in every:
-                    known.setdefault(sought.text, {})[operation.key] = sought
+                    known.setdefault(sought.text, {})[site.key] = sought
         for places, keys, where, widest in _placed(list(known.values()), span[-1].key, singly):
             if mistake.apart and len({key.name for key in keys}) > 1:
                 continue

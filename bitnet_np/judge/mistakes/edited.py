@@ -85,7 +85,7 @@ _BRACES = {"{kind}": "b?float16"}
 
 
 def _with_numbers(noun: str, values: Values, site: Site) -> Computes:
-    families = [family for family in kinds.families("numbers", site) if family.words.startswith(f"{noun} is ")]
+    families = [family for family in site.families("numbers") if family.words.startswith(f"{noun} is ")]
     for family in families:
         for numbers, value in values(site):
             yield numbers, site.edited(family.of(value))
@@ -100,7 +100,7 @@ def _edits(kind: str, site: Site) -> Computes:
 
 
 def _families(kind: str, site: Site) -> Iterator[Sought]:
-    for family in kinds.families(kind, site):
+    for family in site.families(kind):
         yield Sought(family.words, family.grid, partial(_with_number, site, family))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,8 @@ from ...engine.dialects import Dialect
 from ...model.records import Layer, Model, with_rope_of
 from ...traces.points import Key
 from ..edits import kinds
-from ..edits.expression import Node, value_of
+from ..edits.definition import expression
+from ..edits.expression import Node, value_of, values_of
 from ..graph import Place, layer_input
 from ..variant import Variant
 
@@ -105,6 +107,28 @@ def cause(mistake: Mistake, numbers: Numbers, prefix: str = "") -> Cause:
     return Cause(prefix + mistake.text.format(**numbers), mistake.id, mistake.fault, numbers.get("kind", ""))
 
 
+class _Right:
+    """The steps of an operation without a mistake: an edit computes again only what follows it."""
+
+    def __init__(self, tree: Node):
+        self._tree = tree
+        self._inputs: list[Array] = []
+        self._steps: dict[Node, Any] | None = None
+
+    def steps(self, inputs: list[Array], values: Values) -> Mapping[Node, Any]:
+        """The values of small steps, from the second time on that the same inputs come; else nothing."""
+        if len(inputs) != len(self._inputs) or not all(map(operator.is_, inputs, self._inputs)):
+            self._inputs, self._steps = inputs, None
+            return {}
+        if self._steps is None:
+            steps = values_of(self._tree, values.__getitem__, len(inputs[0]))
+            self._steps = {node: x for node, x in steps.items() if np.size(x) <= _SMALL}
+        return self._steps
+
+
+_SMALL = 1 << 20  # numbers of a step that are kept
+
+
 @dataclass(frozen=True)
 class Site(Place):
     """An operation that may have a mistake in it."""
@@ -136,14 +160,28 @@ class Site(Place):
                 yield text, self.model.layers[self.index + step]
 
     @cached_property
+    def tree(self) -> Node | None:
+        """The operation as an expression; None where it has none."""
+        return expression(self)
+
+    @cached_property
     def _edits(self) -> dict[str, list[tuple[str, Node]]]:
         return {}
 
     def edits(self, kind: str) -> list[tuple[str, Node]]:
         """The edits of the operation of one kind: in words, and the expression with each."""
         if kind not in self._edits:
-            self._edits[kind] = list(kinds.edits(kind, self))
+            self._edits[kind] = [] if self.tree is None else list(kinds.KINDS[kind](self, self.tree))
         return self._edits[kind]
+
+    def families(self, kind: str) -> Iterator[kinds.Family]:
+        """The edits of the operation with a number, of one kind."""
+        return iter(()) if self.tree is None else kinds.FAMILIES[kind](self, self.tree)
+
+    @cached_property
+    def _right(self) -> _Right:
+        assert self.tree is not None
+        return _Right(self.tree)
 
     def edited(self, tree: Node) -> Compute:
         """The operation by an expression; NaN where that gives no tensor of its shape."""
@@ -151,7 +189,7 @@ class Site(Place):
         def compute(values: Values) -> Array:
             inputs = self.inputs(values)
             try:
-                y = np.asarray(value_of(tree, values.__getitem__, len(inputs[0])))
+                y = np.asarray(value_of(tree, values.__getitem__, len(inputs[0]), self._right.steps(inputs, values)))
             except (ValueError, IndexError):  # shapes that do not go together
                 y = np.empty(0)
             return y if y.ndim == 2 and len(y) == len(inputs[0]) else np.full((len(inputs[0]), 1), np.nan)
