@@ -7,4 +7,5 @@ progress.py      progress of long work, reported to functions that the caller pa
 whole_file.py    files that appear only when they are complete
 mapped.py        pages of memory-mapped files, given back
 tensor_types.py  ggml's tensor types, as a table
+blas.py          the threads of NumPy's matrix products
 """

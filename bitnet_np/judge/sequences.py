@@ -1,12 +1,14 @@
 """Several sequences: each is judged by itself, and one report says of all of them."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.blas import one_thread
 from ..base.errors import ShapeError
 from ..base.progress import Bars, no_bars
 from ..engine.forward_pass import run_whole
@@ -22,6 +24,8 @@ from .dump import has_logits, judge_dump
 from .precision import Precision
 from .report import Report
 from .verdict import Verdict
+
+_SMALL = 10**8  # multiply-adds, some milliseconds: threads of products that small wait longer than they multiply
 
 
 def read_dump(
@@ -66,7 +70,12 @@ def judge_sequences(
     if last:
         traces = [replace(trace, positions=np.array([one.ids.size - 1])) for one, trace in zip(sequences, traces, strict=True)]
     every = [details and Details() for _ in sequences]
-    reports = [judge_dump(runtime, one, trace, bars, some, precision) for one, trace, some in zip(sequences, traces, every, strict=True)]
+    c = runtime.model.config
+    work = max(one.ids.size for one in sequences) * c.width * max(c.ffn, c.vocab)  # multiply-adds of the largest product
+    with one_thread() if work <= _SMALL else nullcontext():
+        reports = [
+            judge_dump(runtime, one, trace, bars, some, precision) for one, trace, some in zip(sequences, traces, every, strict=True)
+        ]
     if len(reports) > 1:
         _name_mixed(runtime, sequences, traces, reports)
     report = reports[0] if len(reports) == 1 else Report.of_sequences(reports, notes)
