@@ -1,8 +1,8 @@
 """Every example of the documentation is run as a reader would run it, and prints what is shown.
 
 A page is a session: its `console` and `python` blocks run from top to bottom in one folder and one namespace. In a console block, `$`
-begins a command and what follows is its output, where a line `...` stands for any lines. Blocks of `sh` hold what is not run here, because
-it takes long or needs another machine: their commands and options must exist.
+begins a command and what follows is its output, where a line `...` stands for any lines. An `output` block is what the Python before it
+prints. Blocks of `sh` hold what is not run here, because it takes long or needs another machine: their commands and options must exist.
 """
 
 import inspect
@@ -22,7 +22,7 @@ import pytest
 from bitnet_np.cli.main import build_parser, main
 from pytest_bitnet_np import Oracle
 
-RUNNABLE = ("console", "python")
+RUNNABLE = ("console", "python", "output")
 README = pages.ROOT / "README.md"
 ORACLE = Oracle("a test of a page", None, {})  # the plugin's fixture
 
@@ -51,12 +51,16 @@ class Session:
         self.capsys, self.monkeypatch = capsys, monkeypatch
         self.names = {"__name__": "page"}
         self.code = 0  # of the last command
+        self.printed = ""  # by the last block of Python
 
     def run(self, block):
         if block.language == "python":
             exec(compile("\n" * block.line + block.code, str(block), "exec"), self.names)
             self.run_tests()
-            self.capsys.readouterr()
+            self.printed = self.capsys.readouterr().out
+            return
+        if block.language == "output":
+            assert as_shown(block.code, self.printed), f"{block}:\n{self.printed}"
             return
         assert block.code.startswith("$ "), block
         for step in re.split(r"^\$ ", block.code, flags=re.MULTILINE)[1:]:
@@ -91,6 +95,8 @@ LEFT = {
     "docs/training.md": lambda names: names["exported"].shape == names["parameters"]["blk.0.attn_q.weight"].shape,
 }
 """What must be so when the last block of a page has run."""
+STARTS = {"docs/tutorial.md": "examples/tested_engine"}
+"""The folders in which pages say that they start."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=pages.name)
@@ -99,6 +105,8 @@ def test_a_page_does_what_it_shows(page, folder, capsys, monkeypatch):
     pytest.importorskip("jinja2")
     session = Session(capsys, monkeypatch)
     capsys.readouterr()
+    monkeypatch.chdir(STARTS.get(pages.name(page), "."))
+    monkeypatch.syspath_prepend(Path.cwd())
     for block in pages.blocks(page, *RUNNABLE):
         session.run(block)
     assert LEFT.get(pages.name(page), lambda names: True)(session.names)
@@ -199,3 +207,7 @@ def test_a_session_notices_a_wrong_example(folder, capsys, monkeypatch):
             session.run(pages.Block(README, 1, "console", f"$ bitnet-np mask 2 2 --bool\n{wrong}"))
     with pytest.raises(AssertionError, match="no"):
         session.run(pages.Block(README, 1, "python", "def test_it():\n    assert False, 'no'\n"))
+    session.run(pages.Block(README, 1, "python", "print(1)\n"))
+    session.run(pages.Block(README, 1, "output", "1\n"))
+    with pytest.raises(AssertionError, match=r"README\.md:1:\n +1"):
+        session.run(pages.Block(README, 1, "output", "2\n"))
