@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,17 +70,23 @@ def nodes(tree: Node) -> list[tuple[Node, list[Node]]]:
     return [(node, parents[node]) for node in reversed(order)]
 
 
+def _folded(node: Node, made: dict[Node, Any], make: Callable[[Node, list[Any]], Any]) -> Any:
+    """What `make` gives for a node and for what it gave for its inputs; each node once.
+
+    A closure that calls itself would keep all values until Python looks for cycles: gigabytes, in a long search.
+    """
+    if node not in made:
+        made[node] = make(node, [_folded(child, made, make) for child in node.inputs])
+    return made[node]
+
+
 def mapped(tree: Node, change: Callable[[Node], Node], made: Mapping[Node, Node] | None = None) -> Node:
     """The tree with change(node) in the place of every node, whose inputs are changed before. made: what stands for some of its nodes."""
-    known = dict(made or {})
 
-    def visit(node: Node) -> Node:
-        if node not in known:
-            inputs = tuple(map(visit, node.inputs))
-            known[node] = change(node if inputs == node.inputs else node.over(*inputs))
-        return known[node]
+    def changed(node: Node, inputs: list[Node]) -> Node:
+        return change(node if tuple(inputs) == node.inputs else node.over(*inputs))
 
-    return visit(tree)
+    return _folded(tree, dict(made or {}), changed)
 
 
 def replaced(tree: Node, old: Node, new: Node) -> Node:
@@ -90,13 +97,7 @@ def replaced(tree: Node, old: Node, new: Node) -> Node:
 def values_of(tree: Node, leaf: Leaf, rows: int, known: Mapping[Node, Any] | None = None) -> dict[Node, Any]:
     """The values of all steps of an expression of these tensors, for so many tokens. known: those of steps that need not run again."""
     values = dict(known or {})
-
-    def visit(node: Node) -> Any:
-        if node not in values:
-            values[node] = _value(node, leaf, rows, [visit(child) for child in node.inputs])
-        return values[node]
-
-    visit(tree)
+    _folded(tree, values, partial(_value, leaf, rows))
     return values
 
 
@@ -105,7 +106,7 @@ def value_of(tree: Node, leaf: Leaf, rows: int, known: Mapping[Node, Any] | None
     return values_of(tree, leaf, rows, known)[tree]
 
 
-def _value(node: Node, leaf: Leaf, rows: int, inputs: list[Any]) -> Any:
+def _value(leaf: Leaf, rows: int, node: Node, inputs: list[Any]) -> Any:
     if node.kind == "tensor":
         return leaf(node.what)
     if node.kind == "constant":
