@@ -58,8 +58,9 @@ def judge_dump(
     bars: Bars = no_bars,
     details: Details | None = None,
     precision: Precision | None = None,
+    search: bool = True,
 ) -> Report:
-    """check_trace for a checked runtime and the checked tokens of one sequence."""
+    """check_trace for a checked runtime and the checked tokens of one sequence. search: try known mistakes on logits as such."""
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
     if key is None:
         return judge_operations(runtime, tokens, trace, bars("judging operations"), details, precision)
@@ -67,7 +68,7 @@ def judge_dump(
     if not others.points:
         logits = _Logits(runtime, tokens.ids[0], run_whole(runtime, tokens)[0], rows, bars, details)
         judged_as = precision or _read_off(rows.theirs)
-        return Report.of_logits(logits.judged(judged_as), (*rows.notes, *_note(precision, judged_as)))
+        return Report.of_logits(logits.judged(judged_as, search), (*rows.notes, *_note(precision, judged_as)))
     compared, every = compare(runtime, tokens, trace)
     logits = _Logits(runtime, tokens.ids[0], every[0], rows, bars, details)
     is_operation = key == LOGITS and rows.whole and invalid(every[0], rows.theirs) is None  # from the dump's result_norm
@@ -75,7 +76,7 @@ def judge_dump(
         compared.leave_out(key)
     judged = trace if is_operation else others
     operations = judge_operations(runtime, tokens, judged, bars("judging operations"), details, precision, compared)
-    search = _unexplained(operations)  # what logits alone would show, more tensors must not hide
+    search = search and _unexplained(operations)  # what logits alone would show, more tensors must not hide
     singly = any(len(o.across) > 1 for o in operations.operations)  # else they were tried at the wrong operation
     of_logits = logits.judged(precision or operations.precision, search, singly, alone=operations.first_wrong is None)
     if operations.verdict == Verdict.NARROW and of_logits.verdict == Verdict.WRONG and not search:
@@ -175,12 +176,12 @@ def _first(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     return few[: late[0]] if late.size else few
 
 
-def has_logits(trace: Trace, ours: Floats, reach: float | None) -> bool:
-    """Whether the logits of a trace are ours [T, V] but for roundings. reach: the mean NMSE of roundings, where it was measured."""
+def has_logits(trace: Trace, ours: Floats) -> bool:
+    """Whether the logits of a trace are ours [T, V], or near them: those of other tokens are not."""
     rows = _Rows.of(trace, LOGITS if LOGITS in trace.points else LOG_PROBS, len(ours))
     if rows.theirs.shape != (len(rows.positions), ours.shape[1]) or rows.positions.max() >= len(ours):
         return False
-    return bool(position_nmse(rows.convert(ours[rows.positions]), rows.theirs).mean() <= 5 * (reach or FLIPS_LIMIT))
+    return bool(position_nmse(rows.convert(ours[rows.positions]), rows.theirs).mean() <= 5 * FLIPS_LIMIT)
 
 
 def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -20,7 +20,8 @@ from ..traces.formats.arrays import Labelled
 from ..traces.formats.batches import Batch
 from ..traces.points import Key, Trace
 from .detail import Details
-from .dump import has_logits, judge_dump
+from .dump import LOG_PROBS, has_logits, judge_dump
+from .graph import LOGITS
 from .precision import Precision
 from .report import Report
 from .verdict import Verdict
@@ -73,11 +74,13 @@ def judge_sequences(
     c = runtime.model.config
     work = max(one.ids.size for one in sequences) * c.width * max(c.ffn, c.vocab)  # multiply-adds of the largest product
     with one_thread() if work <= _SMALL else nullcontext():
+        mixed = _mixed(runtime, sequences, traces)
         reports = [
-            judge_dump(runtime, one, trace, bars, some, precision) for one, trace, some in zip(sequences, traces, every, strict=True)
+            judge_dump(runtime, one, trace, bars, some, precision, search=b not in mixed)
+            for b, (one, trace, some) in enumerate(zip(sequences, traces, every, strict=True))
         ]
-    if len(reports) > 1:
-        _name_mixed(runtime, sequences, traces, reports)
+    for b, a in mixed.items():
+        reports[b] = _of_another(reports[b], a)
     report = reports[0] if len(reports) == 1 else Report.of_sequences(reports, notes)
     if details is not None and (collected := every[report.sequence or 0]) is not None:
         details.take(collected)
@@ -107,12 +110,19 @@ def _is_left(runtime: Runtime, sequences: Sequence[Tokens], batch: Batch) -> boo
     return sum(votes) > len(votes) / 2
 
 
-def _name_mixed(runtime: Runtime, sequences: Sequence[Tokens], traces: Sequence[Trace], reports: list[Report]) -> None:
-    """Say in the report on a sequence whose wrong logits nothing explains that they are those of another one, if they are."""
-    wrong = {b: j for b, r in enumerate(reports) if (j := r.logits) and j.verdict == Verdict.WRONG and not j.explanation}
-    for a, tokens in enumerate(sequences if wrong else ()):
-        ours = run_whole(runtime, tokens)[0]
-        for b in [b for b, j in wrong.items() if a != b and has_logits(traces[b], ours, j.reach)]:
-            cause, logits = f"it has the logits of sequence {a}", wrong.pop(b)
-            logits = replace(logits, reason=f"{cause}; {logits.reason}", explanation=cause)
-            reports[b] = replace(reports[b], reason=f"{cause}; {reports[b].reason}", logits=logits)
+def _mixed(runtime: Runtime, sequences: Sequence[Tokens], traces: Sequence[Trace]) -> dict[int, int]:
+    """The sequences that have the logits of another one -> that one."""
+    if len(sequences) == 1:
+        return {}
+    ours = [run_whole(runtime, tokens)[0] for tokens in sequences]
+    wrong = [b for b, trace in enumerate(traces) if {LOGITS, LOG_PROBS} & trace.points.keys() and not has_logits(trace, ours[b])]
+    return {b: a for b in wrong for a in range(len(ours)) if has_logits(traces[b], ours[a])}
+
+
+def _of_another(report: Report, sequence: int) -> Report:
+    """The report on a sequence that has the logits of another one."""
+    logits, cause = report.logits, f"it has the logits of sequence {sequence}"
+    if logits is None or logits.verdict != Verdict.WRONG:
+        return report
+    logits = replace(logits, reason=f"{cause}; {logits.reason}", explanation=cause)
+    return replace(report, reason=f"{cause}; {report.reason}", logits=logits)

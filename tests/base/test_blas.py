@@ -59,7 +59,7 @@ def test_the_last_of_several_python_threads_gives_them_back():
 def test_a_small_model_is_judged_on_one_thread(monkeypatch, small, threads):
     model, seen = random_model(0), []
     monkeypatch.setattr(sequences, "_SMALL", small)
-    monkeypatch.setattr(sequences, "judge_dump", lambda *args: seen.append(BLAS.in_use()) or judge_dump(*args))
+    monkeypatch.setattr(sequences, "judge_dump", lambda *args, **_: seen.append(BLAS.in_use()) or judge_dump(*args))
     assert bn.check(model, [1, 2, 3], np.asarray(bn.forward_full(model, [[1, 2, 3]])[0])).verdict == bn.Verdict.SAME_BITS
     assert seen == [threads]
     assert BLAS.in_use() == 2
