@@ -47,8 +47,14 @@ def logits_of(variant, ids):
 
 def judge_by(base, ids):
     """A function that judges other logits for these tokens by those of our engine `base`."""
-    own = logits_of(base, ids)
-    return lambda theirs: judge_logits(own, theirs, base, lambda variant: logits_of(variant, ids))
+    own, known = logits_of(base, ids), {}
+
+    def run(variant):
+        if variant.text not in known:  # which no two variants share
+            known[variant.text] = logits_of(variant, ids)
+        return known[variant.text]
+
+    return lambda theirs: judge_logits(own, theirs, base, run)
 
 
 def judged(theirs, n=17, **how):
