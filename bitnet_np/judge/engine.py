@@ -173,13 +173,16 @@ def _undeclared(
                 return replace(judged, verdict=Verdict.NARROW, reason=f"{cached.text}; in {dialect.text}"), ""
     for precision in _PRECISIONS:
         x = logits(in_precision(base, precision))
-        if x is not None and judge(a, b, reach_of(a, [x], base, precision)).verdict <= Verdict.FLIPS:
+        if x is None or _distances(x, a, b).mean() > _NEARER * target.away.mean():
+            continue  # a coarse type reaches far, but only an engine that has it errs in its direction
+        if judge(a, b, reach_of(a, [x], base, precision)).verdict <= Verdict.FLIPS:
             return judged, f"the precision {precision} would explain it: declare it if your engine has it"
     return judged, ""
 
 
 _PRECISIONS = tuple(Precision(**kinds) for kinds in ({"kv": "q8_0"}, {"act": "bfloat16"}, {"kv": "q4_0"}))
 """Precisions that logits alone do not show, finest first."""
+_NEARER = 0.8  # of their distance from ours, to the logits in a precision that is named
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ from spec_faults import SMALL_FAULTS, definition, model, ours, tokens
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, forward_full
 from bitnet_np.base.errors import NonFiniteError
 from bitnet_np.judge.engine import judge_logits
+from bitnet_np.judge.honest_engines import in_precision
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
+from bitnet_np.judge.precision import Precision
 from bitnet_np.judge.variant import Variant, scaled
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
@@ -135,3 +137,15 @@ def test_another_large_error_is_no_scale():
     noise = np.random.default_rng(2).standard_normal(right.shape).astype(np.float32) * right.std() / 2
     judgement = judge_by(base, ids)(right + noise)
     assert (judgement.verdict, judgement.explanation) == (WRONG, None)
+
+
+def test_a_precision_is_named_only_where_logits_err_in_its_direction():
+    """The error of a cache of 4 bits is large, so its reach alone would excuse most bugs."""
+    model, ids = random_model(3, family="llama", n_layers=2, width=96, heads=3, kv_heads=3, head_dim=32, vocab=300), TOKENS_OF_300
+    base = Variant("ours", model, EXACT)
+    own, cached = logits_of(base, ids), logits_of(in_precision(base, Precision(kv="q4_0")), ids)
+    judged_by = judge_by(base, ids)
+    assert "the precision kv=q4_0 would explain it" in judged_by(cached).reason
+    as_large = judged_by(own + (cached - own)[:, ::-1])
+    assert as_large.verdict == Verdict.WRONG
+    assert "would explain it" not in as_large.reason
