@@ -355,6 +355,19 @@ def test_narrow_partial_sums_are_named(digits, lanes, says):
     assert wrong[0].startswith(says)
 
 
+@pytest.mark.parametrize(
+    ("begin", "says"),
+    [
+        (0, "the weights of attn_q are used in the place of rows 0 to 47"),
+        (48, "weights of other rows are used, of attn_q: rows 0 to 47 have the numbers of rows 48 to 95"),
+    ],
+)
+def test_rows_of_another_matrix_of_the_layer_are_named(begin, says):
+    other = LLAMA.layers[1].attn_q
+    wrong = said_of(LLAMA, "Kcur", lambda x, value, w: (x @ dense(other).T + other.bias)[:, begin : begin + 48])
+    assert wrong == (says, "read.other_rows")
+
+
 def test_a_number_that_is_added_to_all_inputs_is_told():
     added = np.random.default_rng(4).uniform(1, 2, (20, 1))
     wrong = said_of(LLAMA, "ffn_up", lambda x, value, w: value + added * dense(w).sum(axis=1))

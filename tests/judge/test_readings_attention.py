@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from dumps import MODEL, recorded, with_tensor, without_codes
-from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, layer_points, read_off
+from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, layer_points, read, read_off
 
 from bitnet_np import EXACT, spec
 from bitnet_np.judge import graph
@@ -420,6 +420,11 @@ START = f"from position {BEGIN} on "
 )
 def test_attention_by_another_rule_is_named(wrong, says):
     assert says in judged("llama", "kqv_out", wrong())
+
+
+def test_coarse_weights_are_named():
+    noise = np.random.default_rng(0).standard_normal((C.heads, T, T))
+    assert read("llama", "kqv_out", by_weights(softmax(scores_of() + 3e-3 * noise))).startswith("attention's weights are right to 0.00")
 
 
 SCALED = random_model(3, family="llama", rope_scaling=4.0, n_layers=2, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
