@@ -224,7 +224,7 @@ class _Target:
 
     def fitted(self) -> Cause | None:
         """The mistake in the last operation, with numbers fitted to theirs, that makes them of ours but for roundings."""
-        for cause, array in fitted(Fit(self.b.astype(np.float64), self.a.astype(np.float64), None, ())):
+        for cause, array in fitted(Fit(self.b.astype(np.float64), self.a.astype(np.float64), ())):
             if not np.isfinite(array).all() or position_nmse(array, self.b).mean() > self.away.mean() / _CLOSER:
                 continue
             if self.made_by(array.astype(np.float32)):

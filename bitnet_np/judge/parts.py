@@ -111,7 +111,7 @@ class _Nearest:
 
     def fitted(self) -> Cause | None:
         """The closest of the mistakes whose numbers are fitted to the part."""
-        for candidate, array in fitted(Fit(self._theirs, self._value, None, ())):
+        for candidate, array in fitted(Fit(self._theirs, self._value, ())):
             if candidate.id not in OF_ROWS and array.shape == self._theirs.shape:
                 self.compare(candidate, array)
         return self.cause

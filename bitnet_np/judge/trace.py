@@ -586,7 +586,7 @@ class _Judge:
             def with_fitted() -> Iterator[tuple[Cause, Array]]:
                 if cause is None or 4 * best > noise:
                     known = ratios(self.model, self.by_key[across[-1]]) if len(across) == 1 else ()
-                    yield from fitted(Fit(theirs, value, self._previous(across[-1]), known))
+                    yield from fitted(Fit(theirs, value, known))
 
             for candidate, array in chain(self._mistaken(across, singly=least == 0), with_fitted()):
                 if array.shape != theirs.shape or not np.isfinite(array).all() or relative_error(array, value) < least:
@@ -667,9 +667,6 @@ class _Judge:
 
     def _cost(self, key: Key) -> int:
         return self.dump.sizes[key] * (self.model.config.width if key.layer is not None else self.model.config.vocab)
-
-    def _previous(self, key: Key) -> Array | None:
-        return None if not key.layer else self.theirs.get(Key(key.name, key.layer - 1))
 
 
 class _Theirs(Mapping[Key, Array]):

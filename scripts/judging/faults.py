@@ -237,7 +237,7 @@ def _matrix_faults() -> Iterator[Fault]:
     yield changed("sign of a matrix flipped", "ffn_down", "any.sign", lambda y, *_: -y)
     yield one("weights of the layer before", "weights.other_layer", attn_o_out=other)
     yield changed("scale off by 1e-4", "Vcur", "any.factor", lambda y, *_: y * f32(1.0001))
-    yield changed("a bias where there is none", "Qcur", "read.constants", lambda y, *_: y + f32(0.01))
+    yield changed("a bias where there is none", "Qcur", "read.fitted", lambda y, *_: y + f32(0.01))
 
 
 def _gate_faults() -> Iterator[Fault]:

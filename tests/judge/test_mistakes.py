@@ -105,18 +105,13 @@ def test_fitted_mistakes_name_what_was_done():
         "any.factor": 1.25 * value,
         "scale.of_matrix": 1.5 * value,
         "any.moved": np.roll(value, 1, axis=0),
-        "any.rows_reversed": value[::-1],
         "any.one_token": np.broadcast_to(value[0], value.shape),
-        "any.stale": value + 1,
-        "any.columns_reversed": value[:, ::-1],
         "any.bias": value + rng.standard_normal(64),
         "any.factor_by_token": value * rng.uniform(1, 2, (5, 1)),
-        "any.blocks_reversed": value.reshape(5, 4, 16)[:, ::-1].reshape(5, 64),
-        "any.blocks_transposed": value.reshape(5, 4, 16).transpose(0, 2, 1).reshape(5, 64),
     }
     for id, theirs in done.items():
-        left = {cause.id: np.abs(array - theirs).max() for cause, array in fitted(Fit(theirs, value, value + 1, named))}
-        candidates = fitted(Fit(theirs, value, value + 1, named))
+        left = {cause.id: np.abs(array - theirs).max() for cause, array in fitted(Fit(theirs, value, named))}
+        candidates = fitted(Fit(theirs, value, named))
         assert min(np.abs(array - theirs).max() for cause, array in candidates if cause.id == id) < 1e-12, (id, left)
 
 

@@ -82,4 +82,4 @@ def test_largest_number_of_float16_is_named_where_numbers_are_clipped_to_it():
     key = Key("ffn_out", LAYER)
     up = POINTS["llama"] | {Key("ffn_up", LAYER): (POINTS["llama"][Key("ffn_up", LAYER)] * scale).astype(np.float32)}
     clipped = np.clip(value * scale, -65504.0, 65504.0)
-    assert read_off(LLAMA, IDS["llama"], up, key, clipped) == "numbers are clipped to -65504..65504: float16 has no larger ones"
+    assert read_off(LLAMA, IDS["llama"], up, key, clipped) == "the result is clipped beyond 65504"

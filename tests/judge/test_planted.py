@@ -89,7 +89,7 @@ class Planter:
             for trial in map(numbered.trial, NUMBERS):
                 yield trial.cause.text, trial.computes[operation.key]
         value = self.values[operation.key]
-        for cause, array in fitted(Fit(value, value, self.values.get(Key(operation.key.name, 0)), ())):
+        for cause, array in fitted(Fit(value, value, ())):
             yield cause.text, lambda values, array=array: array
 
 

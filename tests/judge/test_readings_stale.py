@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, layer_points, read
+from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, layer_points
 
 from bitnet_np import EXACT
 from bitnet_np.judge import graph
@@ -43,18 +43,22 @@ def before(name):
 @pytest.mark.parametrize(
     ("name", "changed", "says"),
     [
-        ("ffn_out", {"ffn_gate": before("ffn_gate")}, "ffn_gate is that of the layer before: its buffer was not written in this layer"),
-        ("ffn_inp", {"l_out": chunk}, f"l_out is from position {BEGIN} on that of position 0 on: the rows of an earlier chunk"),
+        ("ffn_out", {"ffn_gate": before("ffn_gate")}, "ffn_gate of layer 0 is read instead of ffn_gate"),
+        (
+            "ffn_inp",
+            {"l_out": chunk},
+            f"the residual, l_out, is from position {BEGIN} on that of position 0 on: the rows of an earlier chunk",
+        ),
         ("Vcur", {"attn_norm": late(1, flat=True)}, "attn_norm is read 1 element too late"),
         ("ffn_up", {"ffn_norm": early}, "ffn_norm is read 2 elements too early"),
         ("Vcur", {"attn_norm": late(4, flat=False)}, "attn_norm is read 4 elements too late, with zeros at the end of a row"),
     ],
 )
 def test_the_input_that_was_read_is_named(name, changed, says):
-    assert read("llama", name, computed(name, **changed)) == says
+    assert judged("llama", name, computed(name, **changed)) == says
 
 
 def test_the_right_input_is_not_called_another():
     assert IDS["llama"].size == T
     noise = np.random.default_rng(0).standard_normal(computed("ffn_inp").shape)
-    assert "chunk" not in read("llama", "ffn_inp", computed("ffn_inp") + noise)
+    assert "chunk" not in judged("llama", "ffn_inp", computed("ffn_inp") + noise)

@@ -261,6 +261,19 @@ def _only(x: Array, instead: Array, what: str) -> Array:
     return y
 
 
+def late(by: int, by_row: bool, x: Array) -> Array:
+    """The elements `by` places further on in the whole array, or in each row, and zeros behind the last."""
+    rows = x if by_row else x.reshape(1, -1)
+    read = np.roll(rows, -by, axis=1)
+    read[:, slice(-by, None) if by > 0 else slice(None, -by)] = 0
+    return read.reshape(x.shape)
+
+
+def from_chunk(begin: int, x: Array) -> Array:
+    """The rows of a chunk that begins here, where an earlier one's still stand."""
+    return np.concatenate([x[:begin], x[: max(len(x) - begin, 0)]])
+
+
 # --- steps --------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +305,18 @@ def _rotate(x: Array, angle: Array, magnitude: Any, what: tuple[str, str]) -> Ar
     a, b, (first, second) = _pairs(x, layout, angle.shape[-1])
     out = x.copy()
     out[..., first], out[..., second] = TURNS[turn](a, b, magnitude * np.cos(angle), magnitude * np.sin(angle))
+    return out
+
+
+def laid_out(layout: str, x: Array, angle: Array, magnitude: Any) -> Array:
+    """Pairs of each head [T, H, K], turned by cosines and sines of angles [T, J] that are laid out for the other kind of pairs."""
+    a, b, (first, second) = _pairs(x, layout, angle.shape[-1])
+    pairs = np.arange(2 * angle.shape[-1])  # the pair that each element's angle is laid out for
+    of = pairs // 2 if layout == "halves" else pairs % angle.shape[-1]
+    out = x.copy()
+    for places, other, own, sign in ((first, b, a, -1), (second, a, b, 1)):
+        turned = angle[:, None, of[places]]
+        out[..., places] = magnitude * (own * np.cos(turned) + sign * other * np.sin(turned))
     return out
 
 
@@ -372,6 +397,12 @@ def _mask(scores: Array, what: tuple[int, str, int]) -> Array:
     if rule in FILLS:
         return FILLS[rule](scores, causal(i, j, w), i, j, n)
     return np.where(MASKS[rule](i, j, w, n) if rule else causal(i, j, w), scores, -np.inf)
+
+
+def alibi(base: float, scores: Array) -> Array:
+    """Scores [H, T, S] less slopes of the heads times the distance of query and key. The slopes are powers of a number."""
+    slopes = base ** np.arange(1, len(scores) + 1)[:, None, None]
+    return scores - slopes * (np.arange(scores.shape[1])[:, None] - np.arange(scores.shape[2]))
 
 
 def _largest_of(x: Array, what: Any) -> Array:

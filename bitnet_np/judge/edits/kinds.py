@@ -226,6 +226,29 @@ def other_tensor(place: Place, tree: Node) -> Edits:
                 yield f"{parent.noun} is that of {_near(key, place)}", replaced(tree, parent, new)
 
 
+def elsewhere(place: Place, tree: Node) -> Edits:
+    """A tensor that is read at an offset, or from the rows of an earlier chunk."""
+    for node, _ in nodes(tree):
+        for words, read in _readers(place, node):
+            yield f"{_is(node.noun)} {words}", replaced(tree, node, Node("opaque", (node,), node.noun, read))
+
+
+def _readers(place: Place, node: Node) -> Iterator[tuple[str, functions.Function]]:
+    is_tensor = node.kind == "tensor" and node.what != TOKENS
+    for n in (n for n in place.borders if is_tensor and 2 * n >= place.length):
+        yield f"from position {n} on that of position 0 on: the rows of an earlier chunk", partial(functions.from_chunk, n)
+    for by in weights.OFFSETS if is_tensor or _is_vector(node) else ():
+        words = f"read {abs(by)} element{'s' * (abs(by) > 1)} too {'late' if by > 0 else 'early'}"
+        yield words, partial(functions.late, by, False)
+        if is_tensor:
+            yield f"{words}, with zeros at the end of a row", partial(functions.late, by, True)
+
+
+def _is_vector(node: Node) -> bool:
+    """Whether it is a vector of the model, such as a bias."""
+    return node.kind == "constant" and np.ndim(node.value) == 1 and not callable(node.value)
+
+
 def added(place: Place, tree: Node) -> Edits:
     """A tensor of the same shape that is added."""
     for key in _beside(place, place.key):
@@ -342,9 +365,9 @@ def by_one(place: Place, tree: Node) -> Edits:
 
 
 def zero(place: Place, tree: Node) -> Edits:
-    """A tensor that is not there."""
+    """A tensor that is not there, or a product that is not written."""
     for node, _ in nodes(tree):
-        if node.kind == "tensor" and node.what != TOKENS:
+        if node.kind == "matmul" or (node.kind == "tensor" and node.what != TOKENS):
             yield f"{_is(node.noun)} all 0", replaced(tree, node, Node("zero", (node,), node.noun))
 
 
@@ -373,7 +396,7 @@ def _axes_of(node: Node, tree: Node) -> Iterator[tuple[int, str]]:
     elif node.kind == "tensor" and node.what != TOKENS:
         yield 0, f"rows of {node.noun}"
         yield 1, f"elements of {node.noun}"
-    elif node.kind == "constant" and np.ndim(node.value) == 1 and not callable(node.value):
+    elif _is_vector(node):
         yield 0, f"the elements of {node.noun}"
     elif node.kind == "constant" and node.noun in ("the matrix", "the head's matrix"):
         yield 0, f"rows of {node.noun}"
@@ -389,7 +412,7 @@ def _axes_of(node: Node, tree: Node) -> Iterator[tuple[int, str]]:
 def transposed(place: Place, tree: Node) -> Edits:
     """A matrix, or heads, read along the other axis."""
     for node, _ in nodes(tree):
-        if node.kind == "constant" and node.noun in ("the matrix", "the head's matrix"):
+        if node.kind == "constant" and node.noun in _TABLES:
             read = node.value
 
             def other(read: Callable[[], Array] = read) -> Array:
@@ -424,15 +447,24 @@ def _changed(change: functions.Function, value: Callable[[], Array]) -> Array:
 # --- attention and rotation -------------------------------------------------------------------------------------------------------------
 
 
+_FEW_HEADS = 8  # of those whose queries may be exchanged
+
+
 def heads(place: Place, tree: Node) -> Edits:
-    """A query head that reads the keys and values of another group."""
-    size = place.config.heads // place.config.kv_heads
-    own = np.arange(place.config.heads) // size
-    for head in range(place.config.heads) if any(node.kind == "grouped" for node, _ in nodes(tree)) else ():
-        for group in range(place.config.kv_heads):
-            if group != head // size:
-                words = f"query head {head} reads key-value head {group} instead of {head // size}"
-                yield words, mapped(tree, partial(_grouped, np.where(np.arange(own.size) == head, group, own), ""))
+    """A query head that reads the keys and values of another group, or has the queries of another head."""
+    c, own = place.config, np.arange(place.config.heads)
+    size = c.heads // c.kv_heads
+    for queries in (node for node, _ in nodes(tree) if node.kind == "heads" and node.noun == "the queries"):
+        for head in range(c.heads):
+            for group in range(c.kv_heads):
+                if group != head // size:
+                    words = f"query head {head} reads key-value head {group} instead of {head // size}"
+                    yield words, mapped(tree, partial(_grouped, np.where(own == head, group, own // size), ""))
+            for other in range(min(c.heads, _FEW_HEADS)):
+                if other != head < _FEW_HEADS:
+                    taken = partial(np.take, indices=np.where(own == head, other, own), axis=1)
+                    words = f"query head {head} has the queries of head {other}"
+                    yield words, replaced(tree, queries, Node("opaque", (queries,), queries.noun, taken))
 
 
 def groups(place: Place, tree: Node) -> Edits:
@@ -459,6 +491,17 @@ def _grouped(source: NDArray, which: str, node: Node) -> Node:
     if node.kind != "grouped" or not node.noun.endswith(which):
         return node
     return Node("opaque", node.inputs, node.noun, lambda kv: kv[:, source])
+
+
+def elements(place: Place, tree: Node) -> Edits:
+    """Elements of a head that the products of queries and keys leave out."""
+    for node, _ in nodes(tree):
+        for words, part in weights.parts(place.config.head_dim) if node.kind == "scores" else ():
+            queries = Node("product", (node.inputs[0], constant(words, np.where(part, 0.0, 1.0))), "the queries")
+            yield (
+                f"of each head {words.replace('input', 'element')} not summed in q . k",
+                replaced(tree, node, node.over(queries, node.inputs[1])),
+            )
 
 
 def masks(place: Place, tree: Node) -> Edits:
@@ -509,8 +552,19 @@ def turns(place: Place, tree: Node) -> Edits:
                 else ("halves", f"pairs are halves {_HALVES} instead of adjacent {_ADJACENT}")
             )
             yield said, replace(node, what=(other, "right"))
+            apart = "adjacent pairs" if layout == "halves" else "halves of a head"
+            laid_out = Node("opaque", node.inputs, node.noun, partial(functions.laid_out, layout))
+            yield f"cosines and sines are laid out for {apart}, but pairs are not", laid_out
 
-    return _each(tree, change)
+    yield from _each(tree, change)
+    found = {node.kind: node for node, _ in nodes(tree)}
+    for n in (2, 4) if "rotation" in found else ():
+        whole, outer, count = found["heads"], found["outer"], place.config.head_dim // n // 2
+        cut = replaced(tree, whole, replace(whole, what=n * whole.what))
+        said = f"each {2 * count} elements of a head are rotated by themselves, with frequencies that are"
+        yield f"{said} the first of the head's", cut
+        narrow = found["power"].over(found["power"].inputs[0], constant("the exponents", -np.arange(count) / max(count, 1)))
+        yield f"{said} those of a head as wide", replaced(cut, outer, outer.over(outer.inputs[0], narrow))
 
 
 _HALVES, _ADJACENT = "(i, i + K/2)", "(2i, 2i+1)"
@@ -545,6 +599,9 @@ def positions(place: Place, tree: Node) -> Edits:
             return
         yield "positions are in the opposite order", Node("order", (node,), node.noun, ("in the opposite order", 0))
         yield "the last token is one position too far", Node("opaque", (node,), node.noun, lambda t: t + (t == len(t) - 1))
+        count = place.config.heads if place.key.name.startswith("Q") else place.config.kv_heads
+        of_heads = Node("opaque", (node,), node.noun, lambda t: np.broadcast_to(np.arange(count), (len(t), count)))
+        yield "every token is rotated by the number of the head instead of its position", of_heads
         yield "positions are all the last one", Node("order", (node,), node.noun, ("all the last one", 0))
         for words, rule in _POSITIONS:
             for n in range(1, max(place.length, 2)):
@@ -596,6 +653,8 @@ def narrow_weights(place: Place, tree: Node) -> Edits:
 _PRODUCTS = ("matmul", "scores", "weighted")
 _NOT_ROUNDED = ("heads", "joined", "mask", "rounded", "positions", "grouped")
 _RELATIVE = (*np.geomspace(0.01, 0.9, 6), *np.geomspace(1.1, 100, 6))
+_UNITS = tuple(sorted((*_RELATIVE, np.pi / 180, 2 * np.pi, 180 / np.pi)))
+"""The same for angles, with units that are taken for others."""
 
 
 _CODES = (7.0, 8.0, 15.0, 31.0, 63.0, 64.0, 126.0, 127.0, 127.5, 128.0, 254.0, 255.0, 256.0, 511.0, 32767.0)
@@ -643,13 +702,14 @@ def measures(place: Place, tree: Node) -> Iterator[Family]:
 def factors(place: Place, tree: Node) -> Iterator[Family]:
     """A value between two steps that is multiplied by a number."""
     for node, parents in nodes(tree):
-        if node.kind in (*_VALUES, "reduction") or (node.kind == "tensor" and node.what != TOKENS):
+        is_bias = _is_vector(node) and node.noun.endswith("bias")
+        if node.kind in (*_VALUES, "reduction") or (node.kind == "tensor" and node.what != TOKENS) or is_bias:
             noun = node.noun if parents else "everything"
 
             def times(number: float, node: Node = node) -> Node:
                 return replaced(tree, node, Node("product", (node, constant("the factor", number)), node.noun))
 
-            yield Family(f"{_is(noun)} {{number:.6g}} times what is right", _RELATIVE, times)
+            yield Family(f"{_is(noun)} {{number:.6g}} times what is right", _UNITS if node.kind == "outer" else _RELATIVE, times)
 
 
 def shifts(place: Place, tree: Node) -> Iterator[Family]:
@@ -674,7 +734,29 @@ def limits(place: Place, tree: Node) -> Iterator[Family]:
                 def clipped(number: float, node: Node = node, kind: str = kind) -> Node:
                     return replaced(tree, node, Node(kind, (node, constant("the limit", number)), node.noun))
 
-                yield Family(f"{_is(noun)} clipped {words} {{number:.4g}}", tuple(np.geomspace(0.01, 100, 10)), clipped)
+                yield Family(f"{_is(noun)} clipped {words} {{number:.6g}}", _LIMITS, clipped)
+
+
+def slopes(place: Place, tree: Node) -> Iterator[Family]:
+    """A bias of scores that grows with the distance of query and key, as ALiBi has."""
+    for node, _ in nodes(tree):
+        if node.kind == "mask":
+
+            def biased(base: float, node: Node = node) -> Node:
+                return replaced(tree, node, node.over(Node("opaque", node.inputs, "the scores", partial(functions.alibi, base))))
+
+            yield Family("scores have a bias that grows with distance, as ALiBi: head h has the slope {number:.4g}^h", _SLOPES, biased)
+
+
+def fixed(place: Place, tree: Node) -> Iterator[Family]:
+    """One number in the place of the one that each position has."""
+    for node, _ in nodes(tree):
+        if node.kind == "root":
+
+            def with_number(number: float, node: Node = node) -> Node:
+                return replaced(tree, node, constant(node.noun, number))
+
+            yield Family(f"{node.noun} is taken for {{number:.6g}} at every position", tuple(np.geomspace(1e-3, 1e3, 13)), with_number)
 
 
 def powers(place: Place, tree: Node) -> Iterator[Family]:
@@ -702,7 +784,10 @@ def caps(place: Place, tree: Node) -> Iterator[Family]:
             yield Family(f"{_is(node.noun if parents else 'the result')} soft-capped at {{number:.4g}}", _CAPS, capped)
 
 
+_SLOPES = tuple(np.linspace(0.05, 0.95, 19))
 _CAPS = tuple(np.geomspace(0.05, 500, 13))
+_LIMITS = (*np.geomspace(0.01, 100, 10), 448.0, 57344.0, 65504.0)
+"""Limits, with the largest numbers of fp8 and float16 among them."""
 KINDS: dict[str, Callable[[Place, Node], Edits]] = {
     "left_out": left_out,
     "other_function": other_function,
@@ -718,6 +803,7 @@ KINDS: dict[str, Callable[[Place, Node], Edits]] = {
     "softmaxes": softmaxes,
     "groups": groups,
     "heads": heads,
+    "elements": elements,
     "positions": positions,
     "transposed": transposed,
     "order": order,
@@ -733,6 +819,7 @@ KINDS: dict[str, Callable[[Place, Node], Edits]] = {
     "misread": _of_matrices(weights.misread, _TABLES),
     "reordered": _of_matrices(weights.reordered, _TABLES),
     "other_tensor": other_tensor,
+    "elsewhere": elsewhere,
     "added": added,
     "normed": normed,
     "applied": applied,
@@ -752,6 +839,8 @@ FAMILIES: dict[str, Callable[[Place, Node], Iterator[Family]]] = {
     "limits": limits,
     "caps": caps,
     "powers": powers,
+    "fixed": fixed,
+    "slopes": slopes,
 }
 """Kinds of edits with a number."""
 

@@ -16,23 +16,24 @@ from ..graph import EMBEDDING, Place
 from ..narrow import rounded
 from ..roundings import to_digits
 from . import blocks
-from .functions import Array, Function
+from .functions import Array, Function, late
 from .orders import orders
 
 Changes = Iterator[tuple[str, Function]]
 Ways = Callable[[Format, int], Iterator[tuple[str, blocks.Misreading]]]
 
 _TAILS = (1, 2, 4, 8, 16, 32, 64)
+OFFSETS = (1, -1, 2, -2, 4, -4, 8, -8)  # elements
 
 
 def inputs(place: Place) -> Changes:
     """Inputs that sums leave out, or take twice."""
-    for words, part in _parts(place.linear.shape[1]):
+    for words, part in parts(place.linear.shape[1]):
         for factor, said in ((0.0, "not summed"), (2.0, "summed twice")):
             yield f"{words} {said}", partial(np.multiply, np.where(part, factor, 1.0))
 
 
-def _parts(width: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def parts(width: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yields parts of the inputs in words, and where they are [M]."""
     place = np.arange(width)
     for count in (n for n in _TAILS if n < width):
@@ -111,6 +112,9 @@ def reordered(place: Place) -> Changes:
     if place.key.name != EMBEDDING.name and not isinstance(place.linear.weights, Blocks):
         for order, source in orders(place.linear.shape[1]):
             yield f"weights of each row are read in another order: {order}", partial(np.take, indices=source, axis=1)
+    for by in OFFSETS:
+        side = "late" if by > 0 else "early"
+        yield f"rows are read {abs(by)} element{'s' * (abs(by) > 1)} too {side}: an offset in the table", partial(late, by, False)
     yield from _misread(place, blocks.other_orders)
 
 

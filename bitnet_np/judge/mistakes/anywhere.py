@@ -68,19 +68,6 @@ def _of_one_token(fit: Fit) -> Fitted:
             yield {"which": which}, np.broadcast_to(row, fit.value.shape)
 
 
-def _stale(fit: Fit) -> Fitted:
-    if fit.earlier is not None and fit.earlier.shape == fit.value.shape:
-        yield {}, fit.earlier
-
-
-def _pieces(fit: Fit) -> Iterator[tuple[int, Array]]:
-    """Blocks of a row, [T, blocks, size]."""
-    width = fit.value.shape[1]
-    for size in (16, 32, 64, 128):
-        if width % size == 0 and width > size:
-            yield size, fit.value.reshape(len(fit.value), -1, size)
-
-
 def _bias(fit: Fit) -> Fitted:
     if len(fit.value) > 3:
         yield {}, fit.value + (fit.theirs - fit.value).mean(axis=0)
@@ -99,20 +86,7 @@ MISTAKES = (
     _named("scale.of_layer", "the weight scale of the {which} layer is used"),
     Mistake("any.factor", TOO_LARGE, fitted=_factor),
     Mistake("any.moved", "every row is that of the {which} token", fitted=_moved),
-    Mistake("any.rows_reversed", "rows are in the opposite order", fitted=lambda fit: fit.value[::-1]),
     Mistake("any.one_token", "every row is that of the {which} token", fitted=_of_one_token),
-    Mistake("any.stale", "it is the same tensor of the previous layer: stale", fitted=_stale),
-    Mistake(
-        "any.blocks_reversed",
-        "blocks of {size} are in the opposite order",
-        fitted=lambda fit: [({"size": size}, cut[:, ::-1].reshape(fit.value.shape)) for size, cut in _pieces(fit)],
-    ),
-    Mistake(
-        "any.blocks_transposed",
-        "rows and columns of blocks of {size} are transposed",
-        fitted=lambda fit: [({"size": size}, cut.transpose(0, 2, 1).reshape(fit.value.shape)) for size, cut in _pieces(fit)],
-    ),
-    Mistake("any.columns_reversed", "columns are in the opposite order", fitted=lambda fit: fit.value[:, ::-1]),
     Mistake("any.bias", "a constant is added to each column: a bias", fitted=_bias),
     Mistake("any.factor_by_token", "each position is wrong by a factor of its own: a scale", fitted=_factor_by_token),
 )
@@ -120,5 +94,5 @@ MISTAKES = (
 VAGUE = ("any.bias", "any.factor_by_token", "read.permuted")
 """Causes that stand only where no reading says more."""
 
-OF_ROWS = ("any.moved", "any.rows_reversed", "any.one_token", "any.bias", "any.factor_by_token")
+OF_ROWS = ("any.moved", "any.one_token", "any.bias", "any.factor_by_token")
 """Causes that compare rows with each other, or fit a number to each: some rows alone are no evidence for them."""

@@ -215,5 +215,4 @@ class Fit:
 
     theirs: Array
     value: Array
-    earlier: Array | None  # the same tensor of the layer before, if the dump has it
     ratios: Sequence[tuple[str, Numbers, float]]  # id of a mistake, its numbers, the factor by which it makes everything wrong

@@ -71,6 +71,8 @@ def _of_others(scales: Array, right: Array) -> str | None:
     if away.min(axis=1).max() > 1e-6:
         return None
     owner = away.argmin(axis=1)
+    if (owner == np.arange(len(owner))).all():
+        return None
     runs = np.split(np.arange(len(owner)), np.flatnonzero(np.diff(owner)) + 1)
     chunks = [f"{run[0]} to {run[-1]}" for run in runs if run.size > 1]
     if chunks:

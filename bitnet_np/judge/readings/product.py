@@ -29,10 +29,7 @@ class Product:
     inputs: Array  # the numbers that are multiplied [T, M]: int8 codes divided by their steps where the matrix takes codes
     steps: Array  # [T, 1], int8 steps per unit of the input; 1 where it takes no codes
     matrix: Array  # [n, M]
-    tokens: Indices  # [T], their positions
-    rows: Indices  # [n], of the whole matrix
     theirs: Array  # [T, n]
-    scale: float  # that theirs were divided by
     table: Table | Ternary
     noise: float
 
@@ -50,7 +47,7 @@ class Product:
         theirs = _unfinished(wrong.config, finished) if wrong.layer is None else finished
         if theirs is None:
             return None
-        return cls(raw, inputs, steps, matrix, tokens, rows, (theirs - bias) / scale, scale, linear.weights, wrong.noise)
+        return cls(raw, inputs, steps, matrix, (theirs - bias) / scale, linear.weights, wrong.noise)
 
     @cached_property
     def right(self) -> Array:
@@ -80,7 +77,7 @@ class Product:
     def few(self) -> Product:
         """The outputs that are most wrong: most other matrices are refused by these alone."""
         worst = np.argsort(-((self.error / token_sizes(self.theirs, self.right)) ** 2).sum(axis=0))[:8]
-        return replace(self, matrix=self.matrix[worst], rows=self.rows[worst], theirs=self.theirs[:, worst])
+        return replace(self, matrix=self.matrix[worst], theirs=self.theirs[:, worst])
 
 
 def multiplied(x: Array, linear: Linear, dialect: Dialect, is_head: bool = False) -> tuple[Array, Array]:

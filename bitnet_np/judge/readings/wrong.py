@@ -52,11 +52,6 @@ class Wrong(Place):
         cut = {name: getattr(self, name)[which] for name in ("value", "theirs", "places")}
         return replace(self, inputs=[x[which] for x in self.inputs], **cut)
 
-    def columns(self, which: Indices) -> "Wrong":
-        """The same of some columns alone, for operations that compute each element from the same elements of their inputs."""
-        cut = {name: getattr(self, name)[:, which] for name in ("value", "theirs", "places")}
-        return replace(self, inputs=[x[:, which] for x in self.inputs], **cut)
-
     def accounts(self, computed: NDArray) -> bool:
         """Whether computed numbers are theirs, and far closer than the right ones, which may be close themselves."""
         if not np.isfinite(computed).all() or not explained(computed, self.theirs, self.noise):
