@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ Leaf = Callable[[Key], Array]
 class Node:
     """A step of an operation. Nodes are the same if they are one object, so an edit shares all that it leaves alone.
 
-    kind: a function of functions.py, "tensor", "constant" or "positions" (of the tokens). noun: what its value is called. what: the
-    option of the function, such as the name of an activation; of a tensor its key. value: that of a constant, or what gives it.
+    kind: a function of functions.py, "tensor", "constant", "positions" (of the tokens), or "later": the node that `value` gives. noun: what
+    its value is called. what: the option of the function, such as the name of an activation; of a tensor its key. value: that of a
+    constant, or what gives it.
     """
 
     kind: str
@@ -33,7 +35,7 @@ class Node:
 
     def over(self, *inputs: Node) -> Node:
         """The same step of other inputs."""
-        return replace(self, inputs=inputs)
+        return Node(self.kind, inputs, self.noun, self.what, self.value)
 
     @property
     def is_number(self) -> bool:
@@ -53,6 +55,7 @@ def constant(noun: str, value: Any) -> Node:
 
 def nodes(tree: Node) -> list[tuple[Node, list[Node]]]:
     """All nodes of a tree with the nodes that read them, each once, a node before its inputs."""
+    tree = _made(tree)
     parents: dict[Node, list[Node]] = {tree: []}
     order: list[Node] = []
 
@@ -69,22 +72,28 @@ def nodes(tree: Node) -> list[tuple[Node, list[Node]]]:
     return [(node, parents[node]) for node in reversed(order)]
 
 
+def _made(node: Node) -> Node:
+    """A node that is made when it is needed."""
+    return _made(node.value()) if node.kind == "later" else node
+
+
 def mapped(tree: Node, change: Callable[[Node], Node]) -> Node:
     """The tree with change(node) in the place of every node, whose inputs are changed before."""
     made: dict[Node, Node] = {}
 
     def visit(node: Node) -> Node:
         if node not in made:
-            inputs = tuple(map(visit, node.inputs))
-            made[node] = change(node if inputs == node.inputs else node.over(*inputs))
+            own = _made(node)
+            inputs = tuple(map(visit, own.inputs))
+            made[node] = change(own if inputs == own.inputs else own.over(*inputs))
         return made[node]
 
     return visit(tree)
 
 
 def replaced(tree: Node, old: Node, new: Node) -> Node:
-    """The tree with a node exchanged wherever it stands."""
-    return mapped(tree, lambda node: new if node is old else node)
+    """The tree with a node exchanged wherever it stands. It is made when it is needed, as most edits are named only."""
+    return Node("later", noun=tree.noun, value=cache(lambda: mapped(tree, lambda node: new if node is old else node)))
 
 
 def value_of(tree: Node, leaf: Leaf, rows: int) -> Array:
@@ -93,7 +102,8 @@ def value_of(tree: Node, leaf: Leaf, rows: int) -> Array:
 
     def visit(node: Node) -> Any:
         if node not in known:
-            known[node] = _value(node, leaf, rows, [visit(child) for child in node.inputs])
+            own = _made(node)
+            known[node] = _value(own, leaf, rows, [visit(child) for child in own.inputs])
         return known[node]
 
     return visit(tree)
