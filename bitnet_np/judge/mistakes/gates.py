@@ -52,7 +52,7 @@ MISTAKES = (
         "activation",
         AT,
         ("narrow_value", _VALUE, f"the activation's value is {_TABLE}"),
-        ("narrow", f"{_INPUT} + {_VALUE}", f"the activation's input and value are {_TABLE}"),
+        ("narrow", f"rounded: ffn_{{x}}gate: rounded to {{kind}} + {_VALUE}", f"the activation's input and value are {_TABLE}"),
         ("narrow_input", _INPUT, f"the activation's input, ffn_{{x}}, is {_TABLE}"),
         fault=False,
     ),

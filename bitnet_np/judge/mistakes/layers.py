@@ -33,7 +33,7 @@ _RESIDUALS = (
         RESIDUALS,
         ("missing", "left_out: the residual, {h}, is left out", "the residual is missing"),
         ("branch_missing", "left_out: {branch} is left out", "the branch {branch} is missing"),
-        ("normed", _NORMED, "the residual is the normed input"),
+        ("normed", _NORMED, "the residual is the normed input, {x}_norm"),
         ("subtracted", "inverted: the residual, {h}, is subtracted", "the residual is subtracted"),
         ("branch_subtracted", "inverted: {branch} is subtracted", "the branch {branch} is subtracted"),
         ("twice", "twice: the residual, {h}, is applied twice", "the residual is added twice"),
