@@ -11,6 +11,7 @@ from ...engine import cache_types
 from ...engine.dialects import Dialect
 from ...model.records import Model
 from .. import operations as op
+from ..roundings import NARROW
 from ..variant import Variant
 from .edited import named, numbered
 from .mistake import Array, Compute, Computes, Engines, Mistake, Numbers, Site
@@ -45,6 +46,11 @@ def _model_width(site: Site) -> Iterator[tuple[Numbers, float]]:
 
 def _values_rotated(site: Site) -> Compute:
     return site.of(lambda q, k, v: right(site, q, k, op.rope(site.model, site.dialect, v).value))
+
+
+def _narrow_cache(site: Site) -> Computes:
+    for kind, narrow in NARROW.items():
+        yield {"kind": kind}, site.of(lambda q, k, v, narrow=narrow: right(site, q, narrow(k), narrow(v)))
 
 
 def _ggml_cache(site: Site) -> Computes:
@@ -102,7 +108,6 @@ _ONE_LAYER = "the layers with the window are one layer {how} than in the model"
 _FLOAT16 = {True: ": declare the dialect bitnet.cpp (--as bitnet.cpp)", False: " are not there: declare the dialect exact"}
 _OF_GGML = "keys and values{queries} are rounded to {kind}, as in a KV cache of ggml: declare it (--precision kv={kind})"
 _SCALED = "float16 roundings, of queries that are scaled already: declare them (--as llama.cpp-f16kv)"
-_NARROW = "rounded: Kcur{x}: rounded to {kind} + rounded: Vcur: rounded to {kind}"
 _RAW_KEYS = "other_tensor: Kcur{x} is read instead of Kcur_rope"
 _MOVED = "order: rows of Vcur are {0} + order: rows of Kcur{{x}} are {0}"
 _BEFORE, _NEXT = (f"shifted by one, the {which} in the place of each" for which in ("one before", "next one"))
@@ -141,7 +146,7 @@ MISTAKES = (
     ),
     Mistake("attention.values_rotated", "values are rotated too, as if they were keys", AT, _rotates, _values_rotated),
     Mistake("cache.ggml", _OF_GGML, AT, compute=_ggml_cache, fault=False),
-    *named("cache", AT, ("narrow", _NARROW, "keys and values are rounded, as a cache of {kind} does"), fault=False),
+    Mistake("cache.narrow", "keys and values are rounded, as a cache of {kind} does", AT, compute=_narrow_cache, fault=False),
     Mistake("dialect.float16", "float16 roundings{how}", AT, engine=other_dialects("in_float16", _FLOAT16, "float16"), fault=False),
     Mistake("cache.float16_scaled", _SCALED, AT, compute=_float16_scaled, fault=False),
 )
