@@ -31,7 +31,7 @@ from .graph import Operation, operations
 from .honest_engines import FLOOR, dialects, in_precision, other_choices, reach_of, roundings, with_choices
 from .logits import Judgement, Reach, judge, position_nmse
 from .mistakes.attention import CACHE_ROUNDINGS
-from .mistakes.catalogue import Trial, fitted, hidden_engines, in_engine, trials
+from .mistakes.catalogue import HIDDEN, Trial, engines, fitted, in_engine, trials
 from .mistakes.mistake import Cause, Fit
 from .mistakes.search import OVERHEAD, Explanation, Search
 from .precision import FLOAT32, Precision
@@ -257,9 +257,9 @@ class _Target:
                 return Explanation(np.inf, False)
             return Explanation(float(_distances(x, self.a, self.b).mean()), self.explained_by(x, self.away) is not None)
 
-        engines = list(hidden_engines(base))
-        if len(engines) * work < _HIDDEN_WORK:
-            cause = self.nearest(((engine, Cause(engine.text, engine.mistake)) for engine in engines), self.away)
+        whole = list(engines(HIDDEN, base))
+        if len(whole) * work < _HIDDEN_WORK:
+            cause = self.nearest(((engine, Cause(engine.text, engine.mistake)) for engine in whole), self.away)
             if cause is not None:
                 return cause
         search = Search(base.model, base.dialect, len(ids), _HIDDEN_WORK)

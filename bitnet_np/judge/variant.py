@@ -98,6 +98,7 @@ def with_computed(base: Variant, text: str, computes: Mapping[Key, Computed], id
             values[TOKENS] = np.empty(0) if ids is None else ids[: len(x)]
         compute = computes.get(key)
         if compute is not None:
+            values[key] = x.reshape(len(x), -1).astype(np.float64)  # right: it may be changed afterwards
             y = np.ascontiguousarray(compute(values), x.dtype)
             x = y.reshape(x.shape) if y.size == x.size else np.full_like(x, np.nan)
         values[key] = x.reshape(len(x), -1).astype(np.float64)

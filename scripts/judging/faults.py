@@ -152,7 +152,7 @@ def _norm_faults() -> Iterator[Fault]:
     yield one("ffn_norm is a LayerNorm", "norm.mean_subtracted", ffn_norm=norm("ffn_norm", "ffn_norm", centre=True))
     yield one("epsilon 1e-3 in ffn_norm", "norm.epsilon", ffn_norm=norm("ffn_norm", "ffn_norm", 1e-3))
     yield one("epsilon 1e-6 in attn_norm", "norm.epsilon", attn_norm=norm("attn_norm", "attn_norm", 1e-6))
-    yield one("attn_norm with ffn_norm's weight", "norm.other_norm", attn_norm=norm("attn_norm", "ffn_norm"))
+    yield one("attn_norm with ffn_norm's weight", "norm.other_weight", attn_norm=norm("attn_norm", "ffn_norm"))
 
 
 def _rope_faults() -> Iterator[Fault]:
@@ -177,12 +177,12 @@ def _attention_faults() -> Iterator[Fault]:
     def attend(name: str, mistake: str, **options: Any) -> Fault:
         return one(name, mistake, kqv_out=lambda e, n: e.attend(n, **options))
 
-    yield attend("no mask", "attention.no_mask", allowed=lambda i, j: j + 0 * i >= 0)
-    yield attend("mask off by one, sees the next", "attention.sees_next", allowed=lambda i, j: j <= i + 1)
-    yield attend("mask off by one, blind to itself", "attention.blind_to_itself", allowed=lambda i, j: (j < i) | (i + j == 0))
+    yield attend("no mask", "attention.mask", allowed=lambda i, j: j + 0 * i >= 0)
+    yield attend("mask off by one, sees the next", "attention.mask", allowed=lambda i, j: j <= i + 1)
+    yield attend("mask off by one, blind to itself", "attention.mask", allowed=lambda i, j: (j < i) | (i + j == 0))
     yield attend("window of 8 where there is none", "attention.last_only", allowed=lambda i, j: (j <= i) & (j > i - 8))
     yield attend("KV heads dealt in turn", "attention.heads_in_turn", groups=by_turn)
-    yield attend("KV heads in the opposite order", "attention.heads_reversed", groups=reverse)
+    yield attend("KV heads in the opposite order", "attention.groups", groups=reverse)
     yield attend("scores not scaled", "attention.unscaled", scale=1.0)
     yield attend("scores divided by K", "attention.divided_by_width", scale=1 / c.head_dim)
     yield attend("keys and values swapped", "attention.keys_values_swapped", k="Vcur", v="Kcur_rope")
@@ -231,11 +231,11 @@ def _matrix_faults() -> Iterator[Fault]:
     yield one("activations not quantised", "quantiser.none", ffn_gate=_unquantized)
     yield one("codes not shifted to -1..1", "codes.unshifted", Kcur=_unshifted)
     yield one("codes truncated, not rounded", "quantiser.truncated", ffn_down=truncated)
-    yield one("I2_S read as 64/16", "codes.layout_64_16", Qcur=_relaid)
+    yield one("I2_S read as 64/16", "codes.layout", Qcur=_relaid)
     yield one("one block's codes misread", "read.misread", ffn_gate=_misread)
     yield one("weight transposed", "weights.transposed", attn_o_out=_transposed_weight)
     yield changed("sign of a matrix flipped", "ffn_down", "any.sign", lambda y, *_: -y)
-    yield one("weights of the layer before", "weights.other_layer", attn_o_out=other)
+    yield one("weights of the layer before", "weights.others", attn_o_out=other)
     yield changed("scale off by 1e-4", "Vcur", "any.factor", lambda y, *_: y * f32(1.0001))
     yield changed("a bias where there is none", "Qcur", "read.fitted", lambda y, *_: y + f32(0.01))
 
@@ -247,7 +247,7 @@ def _gate_faults() -> Iterator[Fault]:
     def gated(activation: Callable[[Floats], Floats]) -> Step:
         return lambda e, n: activation(e.at("ffn_gate", n)) * e.at("ffn_up", n)
 
-    yield one("gate and up swapped", "weights.other_matrix", ffn_gate=of("ffn_up"), ffn_up=of("ffn_gate"))
+    yield one("gate and up swapped", "weights.others", ffn_gate=of("ffn_up"), ffn_up=of("ffn_gate"))
     yield one("SiLU for relu squared", "activation.other", ffn_out=gated(silu))
     yield all_layers("SiLU for relu squared, every layer", "activation.other", 0, ffn_out=gated(silu))
     yield one("relu not squared", "activation.other", ffn_out=gated(lambda x: np.maximum(x, 0)))

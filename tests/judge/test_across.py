@@ -14,7 +14,7 @@ from bitnet_np.engine.tokens import check_tokens
 from bitnet_np.judge import trace as judging
 from bitnet_np.judge.graph import operations
 from bitnet_np.judge.mistakes import catalogue, search
-from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, at_operation, hidden_engines, numbered_mistakes
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, engines, trials
 from bitnet_np.judge.mistakes.mistake import Cause
 from bitnet_np.judge.mistakes.search import nearest_number, with_alike
 from bitnet_np.judge.trace import judge_trace
@@ -25,7 +25,7 @@ from bitnet_np.traces.points import Key
 
 NAMED = (
     "edit.rows", "edit.inputs", "edit.misread", "edit.masks", "edit.positions", "edit.twice", "edit.order",
-    "tokens.others", "edit.numbers", "layers.order",
+    "edit.tokens", "edit.numbers", "layers.order",
 )  # fmt: skip
 IDS = np.array([5, 17, 3, 40, 8, 22, 9])
 SHAPE = {"n_layers": 2, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 48, "tied": False}
@@ -121,7 +121,7 @@ PLANTED = {
     ),
     "reversed": (
         lambda name, x, here: x[::-1] if name == "inp_embd" else None,
-        "at inp_embd: other rows are embedded: tokens are in the opposite order",
+        "at inp_embd: tokens are in the opposite order",
     ),
     "temperature": (
         lambda name, x, here: x * 0.7 if name == "Qcur_rope" else None,
@@ -186,10 +186,9 @@ def test_every_hidden_mistake_is_tried_somewhere_and_named(monkeypatch):
     ids = set()
     for ours in drawn:
         span = list(operations(ours, EXACT))
-        attempts = [a.cause for o in span for a in at_operation(ours, EXACT, o, HIDDEN, 7)]
-        attempts += [m.trial(2.0).cause for m in numbered_mistakes(ours, EXACT, span, singly=False)]
-        ids |= {cause.id for cause in attempts} | {variant.mistake for variant in hidden_engines(Variant("", ours, EXACT))}
-        assert not any("{" in cause.text for cause in attempts)
+        attempts = [trial.with_number(2.0) if trial.grid else trial for trial in trials(ours, EXACT, span, False, HIDDEN, 7)]
+        ids |= {attempt.cause.id for attempt in attempts} | {variant.mistake for variant in engines(HIDDEN, Variant("", ours, EXACT))}
+        assert not any("{" in attempt.cause.text for attempt in attempts)
     assert ids == {mistake.id for mistake in HIDDEN}
     assert not ids & {mistake.id for mistake in CATALOGUE}
     assert len(ids) == len(HIDDEN)

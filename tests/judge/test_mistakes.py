@@ -14,9 +14,8 @@ from bitnet_np import spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge.graph import operations
 from bitnet_np.judge.logits import judge
-from bitnet_np.judge.mistakes.catalogue import CATALOGUE, ENGINES, at_operation, fitted, in_engine
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, at_operation, fitted, in_engine
 from bitnet_np.judge.mistakes.mistake import Fit
-from bitnet_np.judge.mistakes.quantiser import MISTAKES as QUANTISER
 from bitnet_np.judge.roundings import NARROW
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant
@@ -36,7 +35,7 @@ def models():
     drawn = [random_model(0, family=family, **SHAPE | scaled.get(family, {})) for family in ARCHITECTURES]
     drawn += [random_model(1, family="gptneox", rope_width=8, parallel_residual=True, **SHAPE | {"kv_heads": 4})]
     drawn += [random_model(2, family="gpt2", activation="gelu", **SHAPE | {"window": None})]
-    drawn += [random_model(2, family="llama", weights="ternary", inner_norms=True, rope_scaling=2.0, **SHAPE)]
+    drawn += [random_model(2, family="llama", weights="ternary", inner_norms=True, rope_scaling=2.0, **SHAPE | {"ffn": 128})]
     drawn += [random_model(2, family="qwen3", yarn=Yarn(4.0, 16), rope_magnitude=1.2, pooling="mean", **SHAPE | {"head_dim": 12})]
     return drawn
 
@@ -65,10 +64,9 @@ def test_ids_are_told_apart():
 
 def test_every_entry_is_tried_somewhere():
     at_one, in_whole = tried()
-    assert {m.id for m in CATALOGUE if m.compute} == set(at_one)
-    assert {m.id for m in CATALOGUE if m.engine or m.everywhere is not None} == set(in_whole)
-    assert {m.id for m in CATALOGUE} == {m.id for m in CATALOGUE if m.compute or m.engine or m.fitted}
-    assert {m.id for group in (QUANTISER, *ENGINES) for m in group if m.engine or m.everywhere is not None} == set(in_whole)
+    assert {m.id for m in CATALOGUE if m.at} == set(at_one)
+    assert {m.id for m in CATALOGUE if m.is_of_engines} == set(in_whole)
+    assert all(m.at or m.fitted or m.is_of_engines for m in CATALOGUE)
 
 
 def test_texts_have_their_numbers():
@@ -259,7 +257,7 @@ MISTAKES = {  # family, the tensor that is wrong, how it is computed, what the j
     ),
     "norm without bias": ("gpt2", "attn_norm", lambda m, p: p["attn_norm"] - m.layers[1].attn_norm_bias, "the norm's bias is missing"),
     "no bias": ("qwen2", "Vcur", lambda m, p: p["Vcur"] - m.layers[1].attn_v.bias, "the bias is missing"),
-    "attention's branch": ("gptneox", "l_out", lambda m, p: p["l_out"] - p["attn_o_out"], "attention's branch is missing"),
+    "attention's branch": ("gptneox", "l_out", lambda m, p: p["l_out"] - p["attn_o_out"], "the branch attn_o_out is missing"),
 }
 
 

@@ -19,7 +19,7 @@ from bitnet_np.engine.dialects import BITNET_CPP
 from bitnet_np.judge import engine
 from bitnet_np.judge import trace as judging
 from bitnet_np.judge.graph import TOKENS, Operation, operations
-from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, at_operation, fitted, hidden_engines, numbered_mistakes
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, at_operation, engines, fitted
 from bitnet_np.judge.mistakes.mistake import Fit
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.trace import judge_trace
@@ -33,7 +33,7 @@ NUMBERS = (0.3, 2.5)  # of mistakes whose number is sought
 TRIES = 4  # places of a model where a text is tried that is not said at the first
 SHAPE = {"n_layers": 3, "width": 48, "ffn": 48, "heads": 6, "kv_heads": 3, "head_dim": 8, "vocab": 300, "tied": False}
 MODELS = {
-    "bitnet": lambda: random_model(3, inner_norms=True, **SHAPE),
+    "bitnet": lambda: random_model(3, inner_norms=True, **SHAPE | {"ffn": 128}),
     "blocks": lambda: random_model(
         0, family="qwen3", weights="Q8_0", yarn=Yarn(4.0, 16), rope_magnitude=1.2, **SHAPE | {"width": 96, "ffn": 64, "head_dim": 16}
     ),
@@ -84,10 +84,10 @@ class Planter:
     def attempts(self, operation):
         """Yields the texts of all mistakes that an operation can make, with what it puts out then."""
         for attempt in at_operation(self.model, EXACT, operation, (*CATALOGUE, *HIDDEN), len(IDS)):
-            yield attempt.cause.text, attempt.compute
-        for numbered in numbered_mistakes(self.model, EXACT, [operation], singly=False):
-            for trial in map(numbered.trial, NUMBERS):
-                yield trial.cause.text, trial.computes[operation.key]
+            if not attempt.grid:
+                yield attempt.cause.text, attempt.compute
+            for number in NUMBERS if attempt.grid else ():
+                yield attempt.cause.text.format(number=number), attempt.compute(number)
         value = self.values[operation.key]
         for cause, array in fitted(Fit(value, value, ())):
             yield cause.text, lambda values, array=array: array
@@ -124,7 +124,7 @@ def test_each_text_is_said_of_a_dump_with_its_mistake():
 def test_an_order_of_layers_is_named_from_logits_alone(monkeypatch, text):
     monkeypatch.setattr(engine, "trials", lambda *arguments, **options: ())  # mistakes of single operations, which take seconds
     base = Variant("ours", random_model(5, **SHAPE | {"n_layers": 4}), EXACT)
-    other = next(variant for variant in hidden_engines(base) if variant.text == f"layers run in another order: {text}")
+    other = next(variant for variant in engines(HIDDEN, base) if variant.text == f"layers run in another order: {text}")
     judged = engine.judge_logits(logits_of(base, IDS), logits_of(other, IDS), base, lambda variant: logits_of(variant, IDS), ids=IDS)
     assert judged.explanation == other.text
 

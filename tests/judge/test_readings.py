@@ -83,7 +83,7 @@ def test_frequencies_of_the_next_pair_are_told():
     c, j = MODEL.config, MODEL.rope_frequency.size
     shifted = c.rope_base ** (-(np.arange(j) + 1) / j)
     assert judged("bitnet", "Qcur_rope", turned("bitnet", frequency=shifted)) == (
-        "frequencies are others: each pair of a head is turned by the frequency of the next pair"
+        "the frequencies are those behind in the place of each but the last"
     )
 
 

@@ -41,7 +41,7 @@ POSITION = np.broadcast_to(np.arange(T)[:, None], (T, C.heads))
 @pytest.mark.parametrize(
     ("position", "says"),
     [
-        (POSITION * (np.arange(C.heads) == 0), "heads are left out of the rotation: only the first head is rotated"),
+        (POSITION * (np.arange(C.heads) == 0), "of the heads only the first one is rotated"),
         (POSITION * (np.arange(C.heads) != 2), "at head 2 of 4: the rotation is missing"),
         (np.broadcast_to(np.arange(C.heads), (T, C.heads)), "every token is rotated by the number of the head instead of its position"),
         (POSITION + (np.arange(C.heads) == 3), "at head 3 of 4: positions are too large by one"),
@@ -140,7 +140,7 @@ def by_parts(size, angle=None):
             lambda: rotated(lambda a, b, cos, sin: a * abs(cos) - b * sin, lambda a, b, cos, sin: a * sin + b * abs(cos)),
             "cosines have lost their sign",
         ),
-        (lambda: partly(HALF), "frequencies are others: the exponent of the frequencies is divided by half the head's width"),
+        (lambda: partly(HALF), "the first 12 elements of each head are rotated, not 24"),
         (lambda: rotated(right_first, lambda a, b, cos, sin: b * cos - a * sin), "the sine has the wrong sign in the second of each pair"),
         (lambda: rotated(lambda a, b, cos, sin: a * cos + b * sin, right_second), "the sine has the wrong sign in the first of each pair"),
         (
@@ -177,12 +177,9 @@ def test_caches_of_other_layers_and_capped_scores_are_named(options, says):
 
 def test_outputs_of_heads_in_other_places_are_named():
     right = layer_points("llama")["kqv_out"].reshape(T, C.heads, C.head_dim)
-    assert (
-        judged("llama", "kqv_out", right[:, [0, 1, 2, 2]].reshape(T, -1))
-        == "heads are in other places: the output of head 3 is that of head 2"
-    )
+    assert judged("llama", "kqv_out", right[:, [0, 1, 2, 2]].reshape(T, -1)) == "the output of head 3 is that of head 2"
     said = judged("llama", "kqv_out", right[:, [0, 2, 1, 3]].reshape(T, -1))
-    assert said == "heads are in other places: the outputs of heads 1 and 2 are exchanged"
+    assert said == "the outputs of heads 1 and 2 are exchanged"
 
 
 def test_a_mask_after_the_softmax_is_named():
@@ -455,8 +452,8 @@ def test_factors_of_frequencies_are_named(factors, says):
 @pytest.mark.parametrize(
     ("rope", "keys", "says"),
     [
-        ("halves", "Kcur_normed", "keys are not rotated"),
-        ("halves", "Kcur", "keys are neither normed nor rotated"),
+        ("halves", "Kcur_normed", "keys are not rotated: Kcur_normed is read"),
+        ("halves", "Kcur", "keys are not rotated: Kcur is read"),
         ("none", "Kcur", "Kcur is read instead of Kcur_normed"),
     ],
 )

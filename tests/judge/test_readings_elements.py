@@ -79,7 +79,7 @@ def _root_of(x):
         (normed(X, G * G, root=X * G, eps=0), "it is done twice"),
         (normed(X, G, root=X * G), "the norm's weight is applied to ffn_inp first"),
         (normed(X, 1 + G), "1 is added to the norm's weight"),
-        (normed(X, LLAMA.layers[0].attn_norm), "that of layer 0's attn_norm instead of the norm's weight"),
+        (normed(X, LLAMA.layers[0].attn_norm), "the weight of layer 0's attn_norm is used"),
         (normed(X, G.astype(np.float16)), "weights are rounded to float16"),
         (normed(X, np.where(np.arange(96) < 8, 1, G)), "at elements 0 to 7 of 96: the norm's weight is missing"),
         (
@@ -177,7 +177,7 @@ X_OUT, BRANCH = points("llama", "ffn_inp"), points("llama", "ffn_down")
         (X_OUT + 0.5 * BRANCH, "ffn_down is 0.5 times what is right"),
         (X_OUT + BRANCH + points("llama", "attn_o_out"), "attn_o_out is added"),
         (1.234 * X_OUT + BRANCH, "the residual, ffn_inp, is 1.234 times what is right"),
-        (X_OUT + BRANCH * (np.arange(T) < T - 1)[:, None], "at position 16 of 17: the branch is missing"),
+        (X_OUT + BRANCH * (np.arange(T) < T - 1)[:, None], "at position 16 of 17: the branch ffn_down is missing"),
         (BRANCH + X_OUT * (np.arange(96) < 48), "at elements 48 to 95 of 96: the residual is missing"),
         (np.roll(X_OUT, 1, axis=0) + BRANCH, "rows of the residual, ffn_inp, are shifted by one, the one before in the place"),
         (np.roll(X_OUT, -1, axis=0) + BRANCH, "rows of the residual, ffn_inp, are shifted by one, the next one in the place"),
@@ -205,9 +205,9 @@ def _interleaved(function, first=0):
     ("wrong", "says"),
     [
         (np.logaddexp(0, GATE) * UP, "softplus(gate) * up instead of SiLU(gate) * up"),
-        (_silu(GATE, 1.3) * UP, "gate * sigmoid(1.3 gate) * up"),
+        (_silu(GATE, 1.3) * UP, "x * sigmoid(1.3 x) instead of SiLU"),
         (_silu(GATE) * (UP + 1), "1 is added to ffn_up"),
-        (np.where(GATE > 0, GATE, 0.2 * GATE) * UP, "negative gates are multiplied by 0.2, relu is leaky"),
+        (np.where(GATE > 0, GATE, 0.2 * GATE) * UP, "leaky relu with negative numbers times 0.2 instead of SiLU"),
         (_interleaved(_silu), "ffn_gate and ffn_up are the even elements and the others of both in a row"),
         (_silu(np.clip(GATE, -0.8, 0.8)) * UP, "ffn_gate is clipped beyond 0.8"),
         (_silu(_silu(GATE)) * UP, "SiLU is applied twice"),
@@ -216,7 +216,7 @@ def _interleaved(function, first=0):
         (GATE / (1 + np.exp(GATE)) * UP, "SiLU with the sign lost in the sigmoid(gate) * up instead of"),
         (
             np.where(np.arange(120) < 100, _silu(GATE), GATE) * UP,
-            "at elements 100 to 119 of 120: the gate is not activated: gate * up instead of",
+            "at elements 100 to 119 of 120: gate * up instead of",
         ),
         (_silu(GATE) * (1 + 0.02 * np.sin(3 * GATE)) * UP, "the activation is approximated: it is off by up to 0.0"),
         ((np.sin(GATE) + GATE**2) * UP, "it is another function of gate, times up instead of SiLU(gate) * up: "),

@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...engine.dialects import Dialect
 from ...model import widen
 from ...model.families import NORMS
 from ...model.records import Blocks, Linear, Ternary, with_rope_of
 from ...traces.points import FIELDS
 from .. import operations as op
-from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POSITIONS, SCALED, Place
+from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED, Place
 from ..roundings import MINIMUM_TYPES, matrix_input, minimums, rounded_sums
 from .expression import Array, Node, constant, tensor
 
-_ACTIVATIONS = {"relu2": "relu^2", "silu": "SiLU", "gelu_gate": "GELU by tanh", "gelu": "GELU", "gelu_tanh": "GELU by tanh"}
+_TANH = "GELU's approximation by tanh"
+ACTIVATIONS = {"relu2": "relu^2", "silu": "SiLU", "gelu_gate": _TANH, "gelu": "the exact GELU", "gelu_tanh": _TANH}
+"""The names of the functions that Config.activation stands for."""
+_POOLS = {"mean": "the mean of all tokens", "cls": "the first token", "last": "the last token"}
 
 
 def expression(place: Place) -> Node | None:
@@ -39,9 +43,13 @@ def expression(place: Place) -> Node | None:
         return _of_heads(place, inputs[0])
     if name in OF_EXPERTS:
         linears = [getattr(expert, OF_EXPERTS[name]) for expert in place.layer.experts]  # type: ignore[union-attr]
-        dialect = place.dialect
-        return Node("opaque", tuple(inputs), "the experts' products", lambda x, chosen: op.of_experts(linears, dialect, x, chosen).value)
+        products = partial(_of_experts, place.dialect)
+        return Node("opaque", (Node("linears", (), "the experts' matrices", linears), *inputs), "the experts' products", products)
     return None
+
+
+def _of_experts(dialect: Dialect, linears: list[Linear], x: Array, chosen: Array) -> Array:
+    return op.of_experts(linears, dialect, x, chosen).value
 
 
 def _wide(array: NDArray) -> Array:
@@ -212,10 +220,10 @@ def _rotation(place: Place, x: Node) -> Node:
     position = Node("positions", noun="positions")
     if c.rope_scaling != 1:
         position = _quotient("the scaled positions", position, constant("the position scale", c.rope_scaling))
-    angles = Node("outer", (position, frequency), "the angles")
+    turns = Node("circle", (Node("outer", (position, frequency), "the angles"),), "sines and cosines")
     heads = Node("heads", (x,), x.noun, _count(place))
     magnitude = constant("RoPE's magnitude", c.rope_magnitude)
-    return Node("joined", (Node("rotation", (heads, angles, magnitude), "the rotated heads", (c.rope, "right")),), "the heads")
+    return Node("joined", (Node("rotation", (heads, turns, magnitude), "the rotated heads", (c.rope, "right")),), "the heads")
 
 
 def _attention(place: Place, q: Node, k: Node, v: Node) -> Node:
@@ -243,7 +251,7 @@ def _attention(place: Place, q: Node, k: Node, v: Node) -> Node:
 
 
 def _activation(place: Place, gate: Node, up: Node | None = None) -> Node:
-    y = Node("activation", (gate,), "the activation", _ACTIVATIONS[place.config.activation])
+    y = Node("activation", (gate,), "the activation", ACTIVATIONS[place.config.activation])
     return y if up is None else _product("the product with up", y, up)
 
 
@@ -260,6 +268,11 @@ def _expert_weights(place: Place, logits: Node, chosen: Node) -> Node:
     if not place.config.normalized_experts:
         return taken
     return _quotient("the weights", taken, Node("reduction", (taken,), "the sum of the token's experts", "sum"))
+
+
+def _mixed(place: Place, y: Node, weights: Node) -> Node:
+    results, factors = Node("slots", (y, weights), "the results of experts"), Node("column", (weights,), "the weights of experts")
+    return Node("total", (_product("the weighted results", results, factors),), "the sum of experts", "sum")
 
 
 def _shared_expert(place: Place, y: Node, x: Node) -> Node:
@@ -282,6 +295,7 @@ _WHOLE: dict[str, Callable[..., Node]] = {
     POSITIONS.name: _positions,
     SCALED.name: _scaled,
     NORM.name: _norm,
+    POOLED.name: lambda place, x: Node("pooled", (x,), "the pooled row", _POOLS[place.config.pooling]),
     LOGITS.name: _head,
     "Qcur_rope": _rotation,
     "Kcur_rope": _rotation,
@@ -289,7 +303,7 @@ _WHOLE: dict[str, Callable[..., Node]] = {
     "ffn_out": _activation,
     "ffn_moe_swiglu": _activation,
     "ffn_moe_weights": _expert_weights,
-    "ffn_moe_out": lambda place, y, weights: Node("mixed", (y, weights), "the mixed results"),
+    "ffn_moe_out": _mixed,
     "ffn_shexp_out": _shared_expert,
     "ffn_inp": _residual,
     "l_out": _residual,

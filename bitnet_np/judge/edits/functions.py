@@ -24,8 +24,8 @@ def _softplus(x: Array) -> Array:
 ACTIVATIONS: dict[str, Function] = {
     "SiLU": lambda x: x * spec.sigmoid(x),
     "relu^2": lambda x: np.maximum(x, 0) ** 2,
-    "GELU": spec.gelu,
-    "GELU by tanh": spec.gelu_tanh,
+    "the exact GELU": spec.gelu,
+    "GELU's approximation by tanh": spec.gelu_tanh,
     "relu": lambda x: np.maximum(x, 0),
     "sigmoid": spec.sigmoid,
     "tanh": np.tanh,
@@ -40,8 +40,16 @@ ACTIVATIONS: dict[str, Function] = {
     "hard SiLU": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
     "abs": np.abs,
     "exp": np.exp,
+    "nothing": lambda x: x,
 }
 """Activation functions. Each may stand in the place of another."""
+_SLOPES = tuple(np.geomspace(0.01, 100, 10))
+WITH_NUMBERS: dict[str, tuple[Callable[[Array, float], Array], tuple[float, ...]]] = {
+    "x * sigmoid({number:.4g} x)": (lambda x, slope: x * spec.sigmoid(slope * x), _SLOPES),
+    "relu^{number:.4g}": (lambda x, power: np.maximum(x, 0) ** power, tuple(np.geomspace(0.25, 6, 15))),
+    "leaky relu with negative numbers times {number:.4g}": (lambda x, slope: np.where(x > 0, x, slope * x), _SLOPES),
+}
+"""Activation functions with a number, and numbers between which it lies."""
 ROOTS: dict[str, Function] = {"root": np.sqrt, "nothing": lambda x: x}
 CURVES: dict[str, Function] = {"tanh": np.tanh, "sigmoid": spec.sigmoid, "clipping to -1..1": lambda x: np.clip(x, -1, 1)}
 EXPONENTIALS: dict[str, Function] = {"exp": np.exp, "exp2": np.exp2, "sigmoid": spec.sigmoid, "softplus": _softplus}
@@ -55,6 +63,17 @@ ROUNDINGS: dict[str, Function] = {
     "adding a half and truncation": lambda x: np.trunc(x + 0.5),
     "no rounding": lambda x: x,
 }
+TOTALS: dict[str, Function] = {
+    "sum": lambda x: x.sum(axis=1),
+    "mean": lambda x: x.mean(axis=1),
+    "first": lambda x: x[:, 0],
+    "last": lambda x: x[:, -1],
+}
+POOLS: dict[str, Function] = {
+    "the mean of all tokens": lambda x: x.mean(axis=0, keepdims=True),
+    "the first token": lambda x: x[:1],
+    "the last token": lambda x: x[-1:],
+}
 OF_ONE: dict[str, dict[str, Function]] = {
     "activation": ACTIVATIONS,
     "root": ROOTS,
@@ -62,8 +81,10 @@ OF_ONE: dict[str, dict[str, Function]] = {
     "exponential": EXPONENTIALS,
     "sigmoid": SIGMOIDS,
     "rounding": ROUNDINGS,
+    "total": TOTALS,
+    "pooled": POOLS,
 }
-"""Tables of functions of single numbers, by the kind of their nodes."""
+"""Tables of functions of single numbers, of the results of a token's experts, or of all tokens, by the kind of their nodes."""
 
 
 def _by_row(function: Callable[[Array], Array]) -> Function:
@@ -297,14 +318,13 @@ TURNS: dict[str, Callable[[Array, Array, Array, Array], tuple[Array, Array]]] = 
 """Uses of sine and cosine in a rotation."""
 
 
-def _rotate(x: Array, angle: Array, magnitude: Any, what: tuple[str, str]) -> Array:
-    """Pairs of each head [T, H, K], turned by angles [T, J] or [T, H, J]."""
+def _rotate(x: Array, turns: Array, magnitude: Any, what: tuple[str, str]) -> Array:
+    """Pairs of each head [T, H, K], turned by the cosines and sines [2, T, J] or [2, T, H, J] of angles."""
     layout, turn = what
-    angle = angle[:, None, :] if angle.ndim == 2 else angle
-    angle = angle[..., : x.shape[-1] // 2]
-    a, b, (first, second) = _pairs(x, layout, angle.shape[-1])
+    cos, sin = magnitude * (turns[:, :, None] if turns.ndim == 3 else turns)[..., : x.shape[-1] // 2]
+    a, b, (first, second) = _pairs(x, layout, cos.shape[-1])
     out = x.copy()
-    out[..., first], out[..., second] = TURNS[turn](a, b, magnitude * np.cos(angle), magnitude * np.sin(angle))
+    out[..., first], out[..., second] = TURNS[turn](a, b, cos, sin)
     return out
 
 
@@ -419,10 +439,6 @@ def _taken(x: Array, experts: Array) -> Array:
     return np.take_along_axis(x, experts.astype(np.intp), axis=-1)
 
 
-def _mixed(y: Array, weights: Array) -> Array:
-    return spec.mix(y.reshape(*weights.shape, -1), weights)
-
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sum": lambda *terms: sum(terms[1:], terms[0]),
     "difference": lambda a, b: a - b,
@@ -432,6 +448,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "at least": np.maximum,
     "matmul": lambda x, matrix: x @ matrix.T,
     "opaque": lambda *inputs, what: what(*inputs),
+    "linears": lambda what: what,
     **{kind: (lambda x, what, table=table: table[what](x)) for kind, table in OF_ONE.items()},
     "reduction": lambda x, what: REDUCTIONS[what](x),
     "rounded": lambda x, what: TYPES[what](x),
@@ -446,6 +463,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "heads last": lambda x: x.swapaxes(1, 2).reshape(len(x), -1),
     "rows": lambda table, ids: table[ids.astype(np.intp) % len(table)],
     "outer": np.multiply.outer,
+    "circle": lambda angle: np.stack([np.cos(angle), np.sin(angle)]),
     "rotation": _rotate,
     "grouped": lambda kv, what: spec.by_query_head(kv, what),
     "scores": lambda q, k: np.einsum("thk,shk->hts", q, k),
@@ -454,7 +472,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "softmax sum": _softmax_sum,
     "weighted": lambda p, v: np.einsum("hts,shk->thk", p, v),
     "taken": _taken,
-    "mixed": _mixed,
+    "slots": lambda y, weights: y.reshape(*weights.shape, -1),
+    "column": lambda x: x[..., None],
     "dot": lambda x, gain: (x @ gain)[:, None],
 }
 """The functions of nodes, by their kind. what: the option of a node, where it has one."""

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...model.families import NORMS
-from ...model.records import Linear
+from ...model.records import Linear, Ternary
 from ...traces.points import FIELDS, POINTS, Key
 from ..graph import HEAD_NORMS, TOKENS, Place, layer_input, operations
 from ..precision import NARROW_FLOATS
-from . import functions, weights
+from . import caches, functions, weights
 from .definition import matrix_of, matrix_product, rms
 from .expression import Array, Node, constant, mapped, nodes, reads, replaced, tensor
 
@@ -30,7 +30,7 @@ _SAYS = {
 }
 _VALUES = (
     *_BINARY,
-    *("matmul", "scores", "weighted", "mixed", "opaque", "rows", "taken", "dot", "cut", "rotation", "power", "outer", "softmax sum"),
+    *("matmul", "scores", "weighted", "total", "opaque", "rows", "taken", "dot", "cut", "rotation", "power", "outer", "softmax sum"),
 )
 """Kinds of nodes whose value is a step of its own, not the form of another one's."""
 _AXES = {point.name: point.axes for point in POINTS}
@@ -371,11 +371,43 @@ def zero(place: Place, tree: Node) -> Edits:
             yield f"{_is(node.noun)} all 0", replaced(tree, node, Node("zero", (node,), node.noun))
 
 
+def tokens(place: Place, tree: Node) -> Edits:
+    """Other tokens than those of the text."""
+    for node, _ in nodes(tree):
+        for words, change in _other_tokens(place) if node.what == TOKENS else ():
+            yield words, replaced(tree, node, Node("opaque", (node,), node.noun, change))
+
+
+def _other_tokens(place: Place) -> Iterator[tuple[str, Callable[[NDArray], NDArray]]]:
+    yield "tokens are in the opposite order", np.flip
+    for bits in (7, 8, 15, 16):
+        if place.config.vocab > 1 << bits:
+            yield f"token ids are kept in {bits} bits", partial(np.bitwise_and, (1 << bits) - 1)
+    for shift in (1, -1, 2, 3, -2, -3):
+        yield f"token ids are off by {shift}", partial(np.add, shift)
+    for shift, which in ((1, "before"), (-1, "behind")):
+        yield f"every position has the token {which}", partial(np.roll, shift=shift)
+    for a in range(min(place.length, 32) - 1):
+        yield f"the tokens of positions {a} and {a + 1} are exchanged", partial(_with_tokens, {a: a + 1, a + 1: a})
+        yield f"position {a} has token 0", partial(_with_tokens, {a: None})
+        yield f"position {a + 1} has the token of position {a}", partial(_with_tokens, {a + 1: a})
+
+
+def _with_tokens(new: dict[int, int | None], ids: NDArray) -> NDArray:
+    """The tokens with those of some positions at others, or with token 0."""
+    return np.array([(0 if new[i] is None else ids[new[i]]) if i in new else token for i, token in enumerate(ids)])
+
+
 # --- order ------------------------------------------------------------------------------------------------------------------------------
 
 
 def order(place: Place, tree: Node) -> Edits:
     """Things along an axis in another order."""
+    if place.key.name in ("Qcur", "Kcur"):
+        heads = Node("heads", (tree,), tree.noun, place.linear.shape[0] // place.config.head_dim)
+        for words in functions.ORDERS:
+            within = Node("joined", (Node("order", (heads,), tree.noun, (words, 2)),), tree.noun)
+            yield f"the elements of each head of the result are {words}", within
     for node, _ in nodes(tree):
         for axis, noun in _axes_of(node, tree):
             for words in functions.ORDERS:
@@ -401,6 +433,8 @@ def _axes_of(node: Node, tree: Node) -> Iterator[tuple[int, str]]:
     elif node.kind == "constant" and node.noun in ("the matrix", "the head's matrix"):
         yield 0, f"rows of {node.noun}"
         yield 1, f"columns of {node.noun}"
+    elif node.kind == "outer":
+        yield 1, "the frequencies"
     elif node.kind in ("rotation", "weighted"):
         yield 1, "the heads of the result"
         yield 2, "the elements of each head of the result"
@@ -431,17 +465,41 @@ _TABLES = (*_MATRICES, "the embedding's table")
 def _of_matrices(changes: Callable[[Place], weights.Changes], nouns: tuple[str, ...] = _MATRICES) -> Callable[[Place, Node], Edits]:
     """A kind of edits: what a matrix may be taken for."""
 
+    @wraps(changes)
     def edited(place: Place, tree: Node) -> Edits:
         for node, _ in nodes(tree):
             for words, change in changes(place) if node.kind == "constant" and node.noun in nouns else ():
                 yield words, replaced(tree, node, constant(node.noun, partial(_changed, change, node.value)))
 
-    edited.__doc__ = changes.__doc__
     return edited
+
+
+_of_tables = partial(_of_matrices, nouns=_TABLES)
 
 
 def _changed(change: functions.Function, value: Callable[[], Array]) -> Array:
     return change(value())
+
+
+def sums(place: Place, tree: Node) -> Edits:
+    """Sums of products with codes that are kept in fewer bits than they need."""
+    for node, _ in nodes(tree):
+        if node.kind == "matmul" and node.inputs[0].noun == "the numbers that codes stand for":
+            numbers, matrix = node.inputs
+            codes, steps = numbers.inputs
+            total = node.over(codes, matrix)
+            others = {
+                "are kept in float16": Node("rounded", (total,), node.noun, "float16"),
+                "wrap around in 16 bits": Node("opaque", (total, codes), node.noun, _wrapped),
+            }
+            for words, other in others.items():
+                yield f"sums {words}", replaced(tree, node, Node("quotient", (other, steps), node.noun))
+
+
+def _wrapped(total: Array, codes: Array) -> Array:
+    """Sums with weights 0, 1, 2 for -1, 0, +1 in 16 bits, from which those of codes are subtracted afterwards."""
+    more = codes.sum(axis=1, keepdims=True)
+    return (total + more + 32768) % 65536 - 32768 - more
 
 
 # --- attention and rotation -------------------------------------------------------------------------------------------------------------
@@ -577,6 +635,10 @@ class _Positions(NamedTuple):
     rule: Callable[[np.ndarray, int], np.ndarray]
 
 
+def _later(by: int, t: np.ndarray, n: int) -> np.ndarray:
+    return t + by * (t >= n)
+
+
 _POSITIONS = (
     _Positions("positions are too large by {n}", lambda t, n: t + n),
     _Positions("positions are too small by {n}", lambda t, n: t - n),
@@ -584,10 +646,13 @@ _POSITIONS = (
     _Positions("positions restart at position {n}", lambda t, n: np.where(t >= n, t - n, t)),
     _Positions("positions stop at {n}", lambda t, n: np.minimum(t, n)),
     _Positions("{n} tokens have each position", lambda t, n: t // n),
-    _Positions("positions from {n} on are too large by one", lambda t, n: t + (t >= n)),
-    _Positions("positions from {n} on are too small by one", lambda t, n: t - (t >= n)),
     _Positions("every token is rotated as position {n}", lambda t, n: 0 * t + n),
     _Positions("no position is below {n}", np.maximum),
+)
+_LATER = tuple(
+    _Positions(f"positions from {{n}} on are too {which} by {by}", partial(_later, sign * by))
+    for by in (1, 2, 4, 8)
+    for sign, which in ((1, "large"), (-1, "small"))
 )
 
 
@@ -603,11 +668,52 @@ def positions(place: Place, tree: Node) -> Edits:
         of_heads = Node("opaque", (node,), node.noun, lambda t: np.broadcast_to(np.arange(count), (len(t), count)))
         yield "every token is rotated by the number of the head instead of its position", of_heads
         yield "positions are all the last one", Node("order", (node,), node.noun, ("all the last one", 0))
-        for words, rule in _POSITIONS:
-            for n in range(1, max(place.length, 2)):
+        each = [(rule, range(1, max(place.length, 2))) for rule in _POSITIONS] + [(rule, place.borders) for rule in _LATER]
+        for (words, rule), numbers in each:
+            for n in numbers:
                 yield words.format(n=n), Node("opaque", (node,), node.noun, lambda t, rule=rule, n=n: rule(t, n))
 
     return _each(tree, change)
+
+
+_PARTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "the first one": lambda i: i == 0,
+    "the last one": lambda i: i == i.size - 1,
+    "the first half": lambda i: i < i.size // 2,
+    "the second half": lambda i: i >= i.size // 2,
+    "every second one, from the first on,": lambda i: i % 2 == 0,
+}
+
+
+def unturned(place: Place, tree: Node) -> Edits:
+    """Heads, or pairs of each head, that are not rotated, and angles by the numbers of heads instead of positions."""
+    for node, _ in nodes(tree):
+        if node.kind != "rotation" or node.inputs[1].kind != "circle":
+            continue
+        angles, heads = node.inputs[1].inputs[0], np.arange(node.inputs[0].what)
+        for part, of in _PARTS.items():
+            of_pairs = of(np.arange(place.config.rope_pairs))
+            for things, turned in (("the heads", of(heads)[:, None]), ("the pairs of each head", of_pairs)):
+                for words, left in (("only {} is rotated", turned), ("{} is not rotated", ~turned)):
+                    some = Node("opaque", (angles,), angles.noun, partial(_of_part, left))
+                    yield f"of {things} {words.format(part)}", replaced(tree, angles, some)
+        by_head = Node("opaque", (angles, angles.inputs[1]), angles.noun, partial(_by_head, heads))
+        yield "every token is rotated by the number of the head instead of its position", replaced(tree, angles, by_head)
+        if heads.size > 1:
+            half = heads.size * place.config.head_dim // 2
+            power = next(other for other, _ in nodes(tree) if other.kind == "power")
+            of_row = power.over(power.inputs[0], constant("the exponents", -np.arange(half) / half))
+            row = replaced(tree, angles.inputs[1], of_row)
+            whole = mapped(row, lambda node: replace(node, what=1) if node.kind == "heads" else node)
+            yield "one head width serves all heads: frequencies run over the whole row", whole
+
+
+def _by_head(heads: NDArray[np.int64], angles: Array, frequencies: Array) -> Array:
+    return 0 * angles[:, None] + heads[:, None] * frequencies
+
+
+def _of_part(turned: NDArray[np.bool_], angles: Array) -> Array:
+    return angles[:, None] * turned if turned.ndim == 2 else angles * turned
 
 
 # --- numbers and types ------------------------------------------------------------------------------------------------------------------
@@ -643,15 +749,21 @@ def narrow_weights(place: Place, tree: Node) -> Edits:
     """All weights of a model in a narrow type."""
 
     def narrow(node: Node, kind: str) -> Node:
+        if node.kind == "linears" and all(not isinstance(linear.weights, Ternary) for linear in node.what):
+            return Node("opaque", (node,), node.noun, partial(_narrow, kind))
         return Node("rounded", (node,), node.noun, kind) if node.kind == "constant" and not node.is_number else node
 
     for kind in NARROW_FLOATS:
-        if any(node.kind == "constant" and not node.is_number for node, _ in nodes(tree)):
+        if any(node.kind in ("constant", "linears") and not node.is_number for node, _ in nodes(tree)):
             yield f"all weights are rounded to {kind}", mapped(tree, partial(narrow, kind=kind))
 
 
+def _narrow(kind: str, linears: list[Linear]) -> list[Linear]:
+    return [replace(linear, weights=functions.TYPES[kind](matrix_of(linear)).astype(np.float32)) for linear in linears]
+
+
 _PRODUCTS = ("matmul", "scores", "weighted")
-_NOT_ROUNDED = ("heads", "joined", "mask", "rounded", "positions", "grouped")
+_NOT_ROUNDED = ("linears", "heads", "joined", "mask", "rounded", "positions", "grouped")
 _RELATIVE = (*np.geomspace(0.01, 0.9, 6), *np.geomspace(1.1, 100, 6))
 _UNITS = tuple(sorted((*_RELATIVE, np.pi / 180, 2 * np.pi, 180 / np.pi)))
 """The same for angles, with units that are taken for others."""
@@ -676,171 +788,139 @@ class Family(NamedTuple):
     of: Callable[[float], Node]
 
 
-def numbers(place: Place, tree: Node) -> Iterator[Family]:
+Numbered = Iterator[tuple[str, tuple[float, ...], Node, Callable[[Node], Node]]]
+"""Words, numbers, a node, and what stands in its place with a number."""
+
+
+def _step(kind: str, node: Node, number: Node, what: object = None) -> Node:
+    return Node(kind, (node, number), node.noun, what)
+
+
+def numbers(tree: Node) -> Numbered:
     """Another number in the place of one of the model's."""
     for node, _ in nodes(tree):
         if node.is_number:
             right = float(node.value)
-
-            def with_number(number: float, node: Node = node) -> Node:
-                return replaced(tree, node, constant(node.noun, number))
-
-            yield Family(f"{node.noun} is {{number:.6g}} instead of {right:.6g}", _candidates(node.noun, right), with_number)
+            words = f"{node.noun} is {{number:.6g}} instead of {right:.6g}"
+            yield words, _candidates(node.noun, right), node, lambda number: number
 
 
-def measures(place: Place, tree: Node) -> Iterator[Family]:
+def measures(tree: Node) -> Numbered:
     """Activations that are scaled by a number times their mean, not by the largest."""
     for node, _ in nodes(tree):
         for name in ("mean magnitude", "root mean square") if node.what == "largest magnitude" else ():
-
-            def with_number(number: float, node: Node = node, name: str = name) -> Node:
-                return replaced(tree, node, Node("product", (replace(node, what=name), constant("the factor", number)), node.noun))
-
-            yield Family(f"{{number:.4g}} times the {name} instead of the {node.what}", tuple(np.geomspace(0.5, 16, 10)), with_number)
+            words = f"{{number:.4g}} times the {name} instead of the {node.what}"
+            yield words, tuple(np.geomspace(0.5, 16, 10)), node, partial(_step, "product", replace(node, what=name))
 
 
-def factors(place: Place, tree: Node) -> Iterator[Family]:
+def factors(tree: Node) -> Numbered:
     """A value between two steps that is multiplied by a number."""
     for node, parents in nodes(tree):
         is_bias = _is_vector(node) and node.noun.endswith("bias")
         if node.kind in (*_VALUES, "reduction") or (node.kind == "tensor" and node.what != TOKENS) or is_bias:
             noun = node.noun if parents else "everything"
-
-            def times(number: float, node: Node = node) -> Node:
-                return replaced(tree, node, Node("product", (node, constant("the factor", number)), node.noun))
-
-            yield Family(f"{_is(noun)} {{number:.6g}} times what is right", _UNITS if node.kind == "outer" else _RELATIVE, times)
+            grid = _UNITS if node.kind == "outer" else _RELATIVE
+            yield f"{_is(noun)} {{number:.6g}} times what is right", grid, node, partial(_step, "product", node)
 
 
-def shifts(place: Place, tree: Node) -> Iterator[Family]:
+def shifts(tree: Node) -> Numbered:
     """A number that is added to a value between two steps."""
     for node, parents in nodes(tree):
         if node.kind in _VALUES and node.kind != "outer":
-
-            def shifted(number: float, node: Node = node) -> Node:
-                return replaced(tree, node, Node("sum", (node, constant("the number", number)), node.noun))
-
             noun = node.noun if parents else "every number"
-            yield Family(f"{{number:.6g}} is added to {noun}", (*np.geomspace(-10, -0.01, 5), *np.geomspace(0.01, 10, 5)), shifted)
+            yield f"{{number:.6g}} is added to {noun}", _SHIFTS, node, partial(_step, "sum", node)
 
 
-def limits(place: Place, tree: Node) -> Iterator[Family]:
+def limits(tree: Node) -> Numbered:
     """A value between two steps that is clipped."""
     for node, parents in nodes(tree):
         if node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS):
             noun = node.noun if parents else "the result"
             for kind, words in (("clipped", "beyond"), ("clipped above", "above")):
-
-                def clipped(number: float, node: Node = node, kind: str = kind) -> Node:
-                    return replaced(tree, node, Node(kind, (node, constant("the limit", number)), node.noun))
-
-                yield Family(f"{_is(noun)} clipped {words} {{number:.6g}}", _LIMITS, clipped)
+                yield f"{_is(noun)} clipped {words} {{number:.6g}}", _LIMITS, node, partial(_step, kind, node)
 
 
-def slopes(place: Place, tree: Node) -> Iterator[Family]:
+def alibi(tree: Node) -> Numbered:
     """A bias of scores that grows with the distance of query and key, as ALiBi has."""
+    words = "scores have a bias that grows with distance, as ALiBi: head h has the slope {number:.4g}^h"
     for node, _ in nodes(tree):
         if node.kind == "mask":
-
-            def biased(base: float, node: Node = node) -> Node:
-                return replaced(tree, node, node.over(Node("opaque", node.inputs, "the scores", partial(functions.alibi, base))))
-
-            yield Family("scores have a bias that grows with distance, as ALiBi: head h has the slope {number:.4g}^h", _SLOPES, biased)
+            yield words, _SLOPES, node, partial(_biased, node)
 
 
-def fixed(place: Place, tree: Node) -> Iterator[Family]:
+def _biased(mask: Node, base: Node) -> Node:
+    return mask.over(Node("opaque", (base, *mask.inputs), "the scores", functions.alibi))
+
+
+def fixed(tree: Node) -> Numbered:
     """One number in the place of the one that each position has."""
     for node, _ in nodes(tree):
         if node.kind == "root":
-
-            def with_number(number: float, node: Node = node) -> Node:
-                return replaced(tree, node, constant(node.noun, number))
-
-            yield Family(f"{node.noun} is taken for {{number:.6g}} at every position", tuple(np.geomspace(1e-3, 1e3, 13)), with_number)
+            words = f"{node.noun} is taken for {{number:.6g}} at every position"
+            yield words, tuple(np.geomspace(1e-3, 1e3, 13)), node, lambda number: number
 
 
-def powers(place: Place, tree: Node) -> Iterator[Family]:
+def powers(tree: Node) -> Numbered:
     """Another power in the place of a root."""
     for node, _ in nodes(tree):
         if node.kind == "root":
-
-            def to_power(number: float, node: Node = node) -> Node:
-                return replaced(tree, node, Node("power", (node.inputs[0], constant("the power", number)), node.noun))
-
-            yield Family(f"{node.noun} is to the power {{number:.4g}} instead of 0.5", (0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9), to_power)
+            words = f"{node.noun} is to the power {{number:.4g}} instead of 0.5"
+            yield words, (0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9), node, partial(_step, "power", node.inputs[0])
 
 
-def caps(place: Place, tree: Node) -> Iterator[Family]:
+def slopes(tree: Node) -> Numbered:
+    """An activation function of a table with a number in it."""
+    for node, _ in nodes(tree):
+        for name, (function, grid) in functions.WITH_NUMBERS.items() if node.kind == "activation" else ():
+            yield f"{name} instead of {node.what}", grid, node, partial(_step, "opaque", node.inputs[0], what=function)
+
+
+def caps(tree: Node) -> Numbered:
     """Numbers that are capped softly: c tanh(x / c)."""
     for node, parents in nodes(tree):
         if node.noun == "the scores" or not parents or any(parent.kind == "activation" for parent in parents):
-
-            def capped(cap: float, node: Node = node) -> Node:
-                number = constant("the cap", cap)
-                return replaced(
-                    tree, node, Node("product", (Node("curve", (Node("quotient", (node, number)),), "", "tanh"), number), node.noun)
-                )
-
-            yield Family(f"{_is(node.noun if parents else 'the result')} soft-capped at {{number:.4g}}", _CAPS, capped)
+            words = f"{_is(node.noun if parents else 'the result')} soft-capped at {{number:.4g}}"
+            yield words, _CAPS, node, partial(_soft_capped, node)
 
 
+def _soft_capped(node: Node, cap: Node) -> Node:
+    return Node("product", (Node("curve", (Node("quotient", (node, cap)),), "", "tanh"), cap), node.noun)
+
+
+_SHIFTS = (*np.geomspace(-10, -0.01, 5), *np.geomspace(0.01, 10, 5))
 _SLOPES = tuple(np.linspace(0.05, 0.95, 19))
 _CAPS = tuple(np.geomspace(0.05, 500, 13))
 _LIMITS = (*np.geomspace(0.01, 100, 10), 448.0, 57344.0, 65504.0)
 """Limits, with the largest numbers of fp8 and float16 among them."""
-KINDS: dict[str, Callable[[Place, Node], Edits]] = {
-    "left_out": left_out,
-    "other_function": other_function,
-    "inverted": inverted,
-    "sometimes": sometimes,
-    "twice": twice,
-    "centred": centred,
-    "moved": moved,
-    "exchanged": exchanged,
-    "by_one": by_one,
-    "turns": turns,
-    "masks": masks,
-    "softmaxes": softmaxes,
-    "groups": groups,
-    "heads": heads,
-    "elements": elements,
-    "positions": positions,
-    "transposed": transposed,
-    "order": order,
-    "one_use": one_use,
-    "other_weight": other_weight,
-    "other_product": other_product,
-    "inputs": _of_matrices(weights.inputs),
-    "rows": _of_matrices(weights.rows),
-    "codes": _of_matrices(weights.codes),
-    "narrow_weights": narrow_weights,
-    "fewer_bits": _of_matrices(weights.fewer_bits, _TABLES),
-    "narrow_inputs": narrow_inputs,
-    "misread": _of_matrices(weights.misread, _TABLES),
-    "reordered": _of_matrices(weights.reordered, _TABLES),
-    "other_tensor": other_tensor,
-    "elsewhere": elsewhere,
-    "added": added,
-    "normed": normed,
-    "applied": applied,
-    "zero": zero,
-    "rounded": rounded,
-}
+_IN_ORDER = (
+    *(tokens, left_out, other_function, inverted, sometimes, twice, centred, moved, exchanged, by_one, turns),
+    *(
+        masks,
+        caches.cached,
+        caches.outputs,
+        softmaxes,
+        groups,
+        heads,
+        elements,
+        caches.tiles,
+        positions,
+        unturned,
+        transposed,
+        order,
+        one_use,
+    ),
+    *(other_weight, other_product, *map(_of_matrices, (weights.inputs, weights.rows, weights.codes)), sums, narrow_weights),
+    *(_of_tables(weights.fewer_bits), narrow_inputs, _of_tables(weights.misread), _of_tables(weights.reordered)),
+    *(other_tensor, elsewhere, added, normed, applied, zero, rounded),
+)
+KINDS: dict[str, Callable[[Place, Node], Edits]] = {kind.__name__: kind for kind in _IN_ORDER}
 """Kinds of edits, the likelier first."""
 NARROW = ("rounded", "narrow_weights", "narrow_inputs")
 """Kinds that engines do on purpose."""
 TOGETHER = ("narrow_weights", "narrow_inputs", "reordered")
 """Kinds that are tried in all operations at once, which share a function."""
-FAMILIES: dict[str, Callable[[Place, Node], Iterator[Family]]] = {
-    "numbers": numbers,
-    "measures": measures,
-    "factors": factors,
-    "shifts": shifts,
-    "limits": limits,
-    "caps": caps,
-    "powers": powers,
-    "fixed": fixed,
-    "slopes": slopes,
+FAMILIES: dict[str, Callable[[Node], Numbered]] = {
+    kind.__name__: kind for kind in (numbers, measures, factors, shifts, limits, caps, powers, fixed, slopes, alibi)
 }
 """Kinds of edits with a number."""
 
@@ -849,3 +929,13 @@ def described(kind: str) -> str:
     """A kind of edits, in one sentence."""
     function = {**KINDS, **FAMILIES}[kind]
     return (function.__doc__ or "").strip().removesuffix(".")
+
+
+def families(kind: str, tree: Node) -> Iterator[Family]:
+    """Yields the edits of an expression with a number, of one kind."""
+    for words, grid, node, of in FAMILIES[kind](tree):
+        yield Family(words, grid, partial(_with_number, tree, node, of))
+
+
+def _with_number(tree: Node, node: Node, of: Callable[[Node], Node], number: float) -> Node:
+    return replaced(tree, node, of(constant("the number", number)))

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.block_formats import FORMATS, Format
+from ...model import packing
 from ...model.records import Blocks, Ternary
 from ..graph import EMBEDDING, Place
 from ..narrow import rounded
@@ -91,15 +92,24 @@ def _without_last(count: int, matrix: Array) -> Array:
 
 
 def codes(place: Place) -> Changes:
-    """Ternary codes 0, 1, 2 that are taken for other numbers than -1, 0, +1."""
-    if isinstance(place.linear.weights, Ternary):
-        for meaning in (*product((-1, 0, 1), repeat=3), (-2, -1, 0)):
+    """Ternary codes 0, 1, 2 that are taken for other numbers than -1, 0, +1, or read in another layout of I2_S."""
+    weights = place.linear.weights
+    if isinstance(weights, Ternary):
+        for layout in packing.I2S_LAYOUTS:
+            if layout != packing.I2S_DEFAULT and weights.shape[0] % 4 == weights.shape[1] % packing.BLOCK == 0:
+                yield f"I2_S is read in the layout {layout}", partial(_in_layout, layout, weights)
+        for meaning in (*product((-1, 0, 1), repeat=3), (0, 1, 2), (-2, -1, 0)):
             words = ", ".join(f"{n:+d}" if n else "0" for n in meaning)
             yield f"codes 0, 1, 2 are read as {words} instead of -1, 0, +1", partial(_taken_for, np.array(meaning, np.float64))
 
 
 def _taken_for(numbers: Array, matrix: Array) -> Array:
     return numbers[matrix.astype(np.int64) + 1]
+
+
+def _in_layout(layout: str, weights: Ternary, matrix: Array) -> Array:
+    data = packing.I2S_LAYOUTS[layout](packing.to_i2s(weights), weights.shape)
+    return packing.unpack(packing.from_i2s(data, weights.scale, weights.shape)).astype(np.float64)
 
 
 def misread(place: Place) -> Changes:

@@ -5,13 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ...engine.dialects import Dialect
-from ...model.records import Model
 from ...traces.points import FIELDS, LAYER_NAMES
 from ..edits import kinds
 from ..edits.expression import Node
 from ..graph import EMBEDDING, LOGITS, NORM, POSITIONS, SCALED
-from .mistake import Compute, Computes, Mistake, Numbers, Site, Sought, always
+from .mistake import Computes, Mistake, Numbers, Site
 
 AT = (
     *(key.name for key in (EMBEDDING, POSITIONS, SCALED)),
@@ -29,25 +27,27 @@ Values = Callable[[Site], Iterator[tuple[Numbers, float]]]
 def named(subject: str, at: tuple[str, ...], *rows: Sequence[Any], **common: Any) -> tuple[Mistake, ...]:
     """Edits that are well-known mistakes, by a table: the rest of an id, the edit, a text, and `everywhere` where whole engines make it.
 
-    An edit is its kind and its words, with braces for what differs: {a} for one word, {A} for several; two edits are joined by " + ".
-    {kind} for float16 or bfloat16. The text may have the same braces. common: other fields of Mistake, the same for all.
+    An edit is its kind and its words, with braces for what differs: {a} for one word, {A} for several, {W} for several without a number;
+    two edits are joined by " + ". {kind} for the name of a narrow type. The text may have the same braces; without one it is the edit's
+    words. common: other fields of Mistake, the same for all.
     """
     return tuple(
-        Mistake(f"{subject}.{id}", text, at, compute=partial(recognised, edit), everywhere=where[0] if where else None, **common)
+        Mistake(
+            f"{subject}.{id}",
+            text or edit.split(": ", 1)[1],
+            at,
+            compute=partial(recognised, edit),
+            everywhere=where[0] if where else None,
+            **common,
+        )
         for id, edit, text, *where in rows
     )
 
 
-def numbered(
-    subject: str,
-    at: tuple[str, ...],
-    *rows: tuple[str, str, str, Values],
-    when: Callable[[Model, Dialect], bool] = always,
-    **common: Any,
-) -> tuple[Mistake, ...]:
+def numbered(subject: str, at: tuple[str, ...], *rows: tuple[str, str, str, Values], **common: Any) -> tuple[Mistake, ...]:
     """The same of numbers of the model: the rest of an id, the noun of the number, a text, and the wrong numbers."""
     return tuple(
-        Mistake(f"{subject}.{id}", text, at, when, partial(_with_numbers, noun, values), **common) for id, noun, text, values in rows
+        Mistake(f"{subject}.{id}", text, at, compute=partial(_with_numbers, noun, values), **common) for id, noun, text, values in rows
     )
 
 
@@ -81,7 +81,7 @@ def _matching(words: str, edits: Iterable[tuple[str, Node]]) -> Iterator[tuple[N
             yield match.groupdict(), tree
 
 
-_BRACES = {"{kind}": "b?float16"}
+_BRACES = {"{W}": r"[^\d]+", "{kind}": r"b?float16|q\d_\w|int\d"}
 
 
 def _with_numbers(noun: str, values: Values, site: Site) -> Computes:
@@ -99,15 +99,6 @@ def _edits(kind: str, site: Site) -> Computes:
         yield {"what": words}, site.edited(tree)
 
 
-def _families(kind: str, site: Site) -> Iterator[Sought]:
-    for family in site.families(kind):
-        yield Sought(family.words, family.grid, partial(_with_number, site, family))
-
-
-def _with_number(site: Site, family: kinds.Family, number: float) -> Compute:
-    return site.edited(family.of(number))
-
-
 MISTAKES: tuple[Mistake, ...] = (
     *(
         Mistake(
@@ -120,6 +111,6 @@ MISTAKES: tuple[Mistake, ...] = (
         )
         for kind in kinds.KINDS
     ),
-    *(Mistake(f"edit.{kind}", "{what}", AT, search=partial(_families, kind), apart=kind != "numbers") for kind in kinds.FAMILIES),
+    *(Mistake(f"edit.{kind}", "{what}", AT, family=kind, apart=kind != "numbers") for kind in kinds.FAMILIES),
 )
 """One entry for each kind of edit: its sentences bring their own nouns."""

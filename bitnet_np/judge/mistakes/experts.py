@@ -1,19 +1,16 @@
 """Mistakes in layers with experts: which are taken, how their results are weighted, and the shared one."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ... import spec
 from ...engine.dialects import Dialect
-from ...model.records import Linear, Model
+from ...model.records import Model
 from ...traces.points import Key
-from .. import operations as op
-from ..graph import OF_EXPERTS
+from ..graph import OF_EXPERTS, operations
+from ..variant import Variant
 from .edited import named
-from .mistake import Array, Compute, Computes, Mistake, Site, Values, alike
+from .mistake import Array, Computes, Engines, Mistake, Site, Values
 
 WEIGHTS = ("ffn_moe_weights",)
 OUTPUT = ("ffn_moe_out",)
@@ -27,108 +24,79 @@ def _has_shared(model: Model, dialect: Dialect) -> bool:
     return model.config.shared_ffn > 0
 
 
-def _normalized(site: Site) -> Compute:
-    """Weights that are divided by their sum."""
-    return site.of(lambda logits, experts: spec.expert_weights(logits, experts.astype(np.intp), True))
-
-
-def _weighted_by(function: Callable[[NDArray], NDArray], normalized: bool | None = None) -> Callable[[Site], Compute]:
-    """Weights that are another function of the logits than softmax. normalized: None has them as the model has."""
-
-    def weights(logits: NDArray, experts: NDArray, divided: bool) -> NDArray:
-        y = function(np.take_along_axis(logits, experts.astype(np.intp), axis=1))
-        return y / y.sum(axis=1, keepdims=True) if divided else y
-
-    return lambda site: site.of(partial(weights, divided=site.config.normalized_experts if normalized is None else normalized))
-
-
-def _counts(model: Model) -> list[int]:
+def _counted(base: Variant) -> Engines:
     """Other numbers of experts that engines take."""
-    c = model.config
-    return [k for k in dict.fromkeys((1, c.experts_used - 1, c.experts_used + 1, c.experts)) if 0 < k <= c.experts and k != c.experts_used]
+    c = base.model.config
+    for taken in dict.fromkeys((1, c.experts_used - 1, c.experts_used + 1, c.experts)):
+        if 0 < taken <= c.experts and taken != c.experts_used:
+            yield {"taken": taken, "right": c.experts_used}, base.with_config(experts_used=taken)
 
 
 def _other_count(site: Site) -> Computes:
-    c, n, layer = site.config, site.index, site.layer
-    assert layer is not None
-    source = site.layer_input if c.parallel_residual else Key("ffn_inp", n)
-    source = source if layer.ffn_norm is None else Key("ffn_norm", n)
-
-    def computed(taken: int, values: Values) -> Array:
-        x, logits = values[source], values[Key("ffn_moe_logits", n)]
-        experts = spec.top_experts(logits, taken)
-        gate, up = (_products(site, name, x, experts) for name in ("ffn_gate", "ffn_up"))
-        y = _products(site, "ffn_down", spec.ACTIVATIONS[c.activation](gate, up), experts)
-        return op.mix(y, spec.expert_weights(logits, experts, c.normalized_experts)).value
-
-    for taken in _counts(site.model):
-        yield {"taken": taken, "right": c.experts_used}, partial(computed, taken)
+    for numbers, engine in _counted(Variant("", site.model, site.dialect)):
+        yield numbers, partial(_mixed, engine, site)
 
 
-def _products(site: Site, name: str, x: Array, experts: NDArray, order: Sequence[int] | None = None) -> Array:
-    """Each slot's product with the matrix `name` of its expert; with an order, of the expert that is in its place there."""
-    assert site.layer is not None
-    linears: list[Linear] = [getattr(expert, name) for expert in site.layer.experts]
-    return op.of_experts(linears if order is None else [linears[e] for e in order], site.dialect, x, experts).value
+def _mixed(engine: Variant, site: Site, values: Values) -> Array:
+    """What another engine makes of the experts of a layer and the router's logits."""
+    own: dict[Key, Array] = {}
+    for operation in operations(engine.model, engine.dialect):
+        key = operation.key
+        if key.layer == site.index and key.name.startswith("ffn_moe_") and key.name != "ffn_moe_logits":
+            own[key] = operation.evaluate(*(own[k] if k in own else values[k] for k in operation.inputs)).value
+    return own[site.key]
 
 
-def _orders(model: Model) -> Iterator[tuple[str, list[int]]]:
+def _orders(base: Variant) -> Iterator[tuple[str, list[int]]]:
     """Orders in which engines have put experts: backwards, off by one, and by their numbers as texts (0, 1, 10, 11, 2)."""
-    numbers = list(range(model.config.experts))
-    orders = {
-        "backwards": numbers[::-1],
-        "each in the place of the next": numbers[-1:] + numbers[:-1],
-        "each in the place of the previous": numbers[1:] + numbers[:1],
-        "sorted by their numbers as texts": sorted(numbers, key=str),
-    }
-    for text, order in orders.items():
-        if order != numbers and order not in [earlier for name, earlier in orders.items() if name < text]:
-            yield text, order
+    numbers = list(range(base.model.config.experts))
+    yield "backwards", numbers[::-1]
+    yield "each in the place of the next", numbers[-1:] + numbers[:-1]
+    yield "each in the place of the previous", numbers[1:] + numbers[:1]
+    yield "sorted by their numbers as texts", sorted(numbers, key=str)
 
 
-def _permuted(site: Site) -> Computes:
-    for text, order in _orders(site.model):
-        yield {"order": text}, site.of(partial(_permuted_products, site, order))
+def _permuted(base: Variant) -> Engines:
+    tried: list[list[int]] = [sorted(range(base.model.config.experts))]
+    for text, order in _orders(base):
+        if order not in tried:
+            tried.append(order)
+            layers = (replace(layer, experts=tuple(layer.experts[e] for e in order)) for layer in base.model.layers)
+            yield {"order": text}, base.with_model(layers=tuple(layers))
 
 
-def _permuted_products(site: Site, order: Sequence[int], x: Array, experts: Array) -> Array:
-    return _products(site, OF_EXPERTS[site.name], x, experts, order)
-
-
-def _reduced(how: Callable[..., NDArray]) -> Callable[[Site], Compute]:
-    """A mistake in how the results of a token's experts become one."""
-    return lambda site: site.of(lambda y, weights: how(y.reshape(*weights.shape, -1), axis=1))
-
-
-def _without_shared(site: Site) -> Compute:
-    c, left = site.config, [key for key in site.operation.inputs if key.name != "ffn_shexp_out"]
-    return lambda values: op.add_scaled(c.residual_scale, *(values[key] for key in left)).value
-
-
+_SUM = "left_out: the sum of the token's experts is not divided out"
+_PLAIN = "left_out: the largest logit is left out + left_out: the softmax's sum is not divided out"
 _NOT_DIVIDED = "the weights of a token's experts are not divided by their sum"
 _DIVIDED = "the weights of a token's experts are divided by their sum, as by a softmax over their logits alone"
 _UNGATED = "the shared expert is not multiplied by the sigmoid of its gate"
+_SIGMOIDS = "the weights are sigmoids of the logits, not their softmax"
 _RAW = "the weights are the logits of the router themselves: the softmax is missing"
-_ORDER = "experts are in another order: {order}"
+_UNWEIGHTED = "left_out: the weights of experts are left out"
 MISTAKES = (
-    *named("experts", WEIGHTS, ("not_normalised", "left_out: the sum of the token's experts is not divided out", _NOT_DIVIDED, "")),
-    Mistake("experts.normalised", _DIVIDED, WEIGHTS, _does_not_normalize, _normalized, everywhere=""),
-    *alike(
+    *named("experts", WEIGHTS, ("not_normalised", _SUM, _NOT_DIVIDED, "")),
+    Mistake("experts.normalised", _DIVIDED, WEIGHTS, _does_not_normalize, engine=lambda base: base.with_config(normalized_experts=True)),
+    *named(
         "experts",
         WEIGHTS,
-        ("sigmoid", "the weights are sigmoids of the logits, not their softmax", _weighted_by(spec.sigmoid)),
-        ("raw", _RAW, _weighted_by(lambda logits: logits, normalized=False)),
-        everywhere="",
+        ("sigmoid", f"other_function: sigmoid instead of exp + {_PLAIN}", _SIGMOIDS, ""),
+        ("raw", f"left_out: exp is left out + {_PLAIN}", _RAW, ""),
+        ("raw_undivided", f"left_out: exp is left out + {_PLAIN} + {_SUM}", f"{_RAW}, and their sum is not divided out", ""),
     ),
-    Mistake("experts.permuted", _ORDER, tuple(OF_EXPERTS), compute=_permuted, everywhere=""),
-    *alike(
+    Mistake("experts.permuted", "experts are in another order: {order}", tuple(OF_EXPERTS), engine=_permuted),
+    Mistake("experts.count", "a token takes {taken} experts, not {right}", OUTPUT, compute=_other_count, engine=_counted),
+    *named(
         "experts",
         OUTPUT,
-        ("count", "a token takes {taken} experts, not {right}", _other_count),
-        ("averaged", "the results of experts are averaged, without weights", _reduced(np.mean)),
-        ("unweighted", "the results of experts are added without weights", _reduced(np.sum)),
-        everywhere="",
+        ("averaged", f"{_UNWEIGHTED} + other_function: mean instead of sum", "the results of experts are averaged, without weights", ""),
+        ("unweighted", _UNWEIGHTED, "the results of experts are added without weights", ""),
     ),
-    Mistake("experts.shared_missing", "the shared expert is missing", ("l_out",), _has_shared, _without_shared, everywhere=""),
+    Mistake(
+        "experts.shared_missing",
+        "the shared expert is missing",
+        ("l_out",),
+        _has_shared,
+        engine=lambda base: base.with_field("ffn_gate_inp_shexp", lambda gate: None),
+    ),
     *named("experts", ("ffn_shexp_out",), ("shared_ungated", "left_out: the gate is left out", _UNGATED, "")),
 )

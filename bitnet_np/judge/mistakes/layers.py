@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...engine.dialects import Dialect
-from ...model import widen
 from ...model.records import Model
-from .. import operations as op
+from ..graph import POOLED
 from ..variant import Variant
 from .edited import named
-from .mistake import Array, Compute, Engines, Mistake, Site
+from .mistake import Engines, Mistake
+from .switches import other_dialects
 
 RESIDUALS = ("ffn_inp", "l_out")
 HEAD = ("result_output",)
@@ -24,90 +24,45 @@ _FEW_LAYERS = 8  # any two of which may be exchanged; of more only neighbours
 # --- residuals ------------------------------------------------------------------------------------------------------------------------
 
 
-def _is_parallel(model: Model, dialect: Dialect) -> bool:
-    return model.config.parallel_residual
-
-
-def _is_sequential(model: Model, dialect: Dialect) -> bool:
-    return not model.config.parallel_residual
-
-
-def _skipped(site: Site) -> Compute:
-    return lambda values: values[site.layer_input]
-
-
-_SKIPPED = "the layer's output is the layer's input: the layer is skipped"
 _NORMED = "other_tensor: {x}_norm is read instead of the residual, {h}"
+_SKIPPED = "the layer's output is the layer's input: the layer is skipped"
+_LAYERS_INPUT = "other_tensor: the layer's input is read instead of the residual, {h}"
 _RESIDUALS = (
-    *named("residual", RESIDUALS, ("missing", "left_out: the residual, {h}, is left out", "the residual is missing")),
-    *named(
-        "residual",
-        ("l_out",),
-        ("no_attention", "left_out: attn_{x} is left out", "attention's branch is missing"),
-        ("no_feed_forward", "left_out: ffn_{x} is left out", "the feed-forward's branch is missing"),
-        when=_is_parallel,
-    ),
     *named(
         "residual",
         RESIDUALS,
-        ("alone", "left_out: {branch} is left out", "the branch is missing, only the residual comes through"),
-        ("normed", _NORMED, "the residual is the normed input"),
+        ("missing", "left_out: the residual, {h}, is left out", "the residual is missing"),
+        ("branch_missing", "left_out: {branch} is left out", "the branch {branch} is missing"),
+        ("normed", _NORMED, "the residual is the normed input, {x}_norm"),
         ("subtracted", "inverted: the residual, {h}, is subtracted", "the residual is subtracted"),
-        ("branch_subtracted", "inverted: {branch} is subtracted", "the branch is subtracted"),
+        ("branch_subtracted", "inverted: {branch} is subtracted", "the branch {branch} is subtracted"),
         ("twice", "twice: the residual, {h}, is applied twice", "the residual is added twice"),
-        when=_is_sequential,
-    ),
-    *named(
-        "residual",
-        ("l_out",),
-        ("layer_input", "other_tensor: the layer's input is read instead of the residual, {h}", "the residual is the layer's input"),
+        ("layer_input", _LAYERS_INPUT, "the residual is the layer's input"),
         ("layer_input_too", "added: the layer's input is added", "the layer's input is added once more"),
-        when=_is_sequential,
     ),
-    Mistake("layers.skipped", _SKIPPED, RESIDUALS, _is_sequential, _skipped),
+    Mistake("layers.skipped", _SKIPPED, ("l_out",), compute=lambda site: lambda values: values[site.layer_input]),
 )
 
 
 # --- head and embedding ---------------------------------------------------------------------------------------------------------------
 
 
-def _table(site: Site) -> Array:
-    return widen.float32(site.model.head).astype(np.float64)
-
-
 def _untied(model: Model, dialect: Dialect) -> bool:
     return model.output is not None
 
 
-def _tied(site: Site) -> Compute:
-    tied = replace(site.model, output=None)
-    return site.of(lambda x: op.head(tied, site.dialect, x).value)
-
-
-def _engine_tied(base: Variant) -> Variant | None:
+def _tied(base: Variant) -> Variant | None:
     return None if base.model.output is None else base.with_model(output=None)
 
 
-def _head_as_embedding(site: Site) -> Compute:
-    table = _table(site)
-    return site.of(lambda tokens: table[tokens.astype(np.intp)])
-
-
-def _engine_head_as_embedding(base: Variant) -> Variant | None:
+def _head_as_embedding(base: Variant) -> Variant | None:
     return None if base.model.output is None else base.with_model(token_embd=base.model.output)
 
 
-def embedded(site: Site, change: Callable[..., NDArray[np.int64]]) -> Compute:
-    """The embedding of other tokens."""
-    return site.of(lambda tokens: op.embed(site.model, change(tokens.astype(np.int64)) % site.config.vocab).value)
-
-
-def _scaled_embedding(site: Site) -> Compute:
-    return site.of(lambda tokens: op.embed(site.model, tokens.astype(np.int64)).value * site.config.width**0.5)
-
-
-_FLOAT16 = "the head's input is rounded to float16: declare the dialect bitnet.cpp (--as bitnet.cpp)"
-_FLOAT32 = "the head's input is not rounded to float16: declare the dialect exact"
+_FLOAT16 = {
+    True: "rounded to float16: declare the dialect bitnet.cpp (--as bitnet.cpp)",
+    False: "not rounded to float16: declare the dialect exact",
+}
 _COLUMNS = "the head's matrix is read column by column, not row by row: [D, V] for [V, D]"
 _UNNORMED = "other_tensor: l_out of layer {n} is read instead of result_norm"
 _ENDS = (
@@ -118,14 +73,20 @@ _ENDS = (
         ("int8", "rounded: result_norm: rounded to int8 with a scale for each row", "the head's input is quantised to int8"),
         ("column_by_column", "transposed: the head's matrix is read column by column, as if it were transposed", _COLUMNS),
     ),
+    Mistake("dialect.head", "the head's input is {how}", HEAD, engine=other_dialects("in_float16", _FLOAT16), fault=False),
     *named(
-        "dialect",
-        HEAD,
-        ("head_float16", "rounded: result_norm: rounded to float16", _FLOAT16),
-        ("head_not_float16", "left_out: the rounding of the head's input is left out", _FLOAT32),
-        fault=False,
+        "pooling",
+        (POOLED.name,),
+        ("other_rows", "other_function: {A}", ""),
+        ("before_norm", _UNNORMED, "rows in front of the final norm are pooled: l_out of layer {n}"),
+        ("unit", "normed: each position is divided by its length", "it is divided by its length: normalised after pooling"),
     ),
-    Mistake("embedding.scaled", "embeddings are scaled by the root of the width", EMBEDDING, compute=_scaled_embedding),
+    Mistake(
+        "embedding.scaled",
+        "embeddings are scaled by the root of the width",
+        EMBEDDING,
+        compute=lambda site: lambda values: values[site.key] * site.config.width**0.5,
+    ),
 )
 
 
@@ -185,34 +146,25 @@ def _fed(feed: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Callable[[Va
     return lambda base: replace(base, feed=feed)
 
 
-def _shifted(id: str, size: str, by: int) -> Mistake:
-    """Token ids that are all off by a number."""
-
-    def engine(base: Variant) -> Variant:
-        return _fed(lambda ids: (ids + by) % base.model.config.vocab)(base)
-
-    text = f"token ids are too {size} by one"
-    return Mistake(f"tokens.{id}", text, EMBEDDING, compute=lambda site: embedded(site, lambda ids: ids + by), engine=engine)
+def _shifted(by: int) -> Callable[[Variant], Variant]:
+    return lambda base: replace(base, feed=lambda ids: (ids + by) % base.model.config.vocab)
 
 
 _FIRST_TWICE = "the first token is fed twice, as a BOS that is there already"
 _PROMPT_TWICE = "the cache holds the same prompt already: it was not cleared after a first run"
-PROMPTS = (
-    _shifted("plus_1", "large", 1),
-    _shifted("minus_1", "small", -1),
+_NOT_THE_FILES = "the file has one of its own"
+_AS_HEAD = f"the embedding is read from the head's matrix, {_NOT_THE_FILES}"
+MISTAKES = (
+    Mistake("table.missing", "{name} is missing", engine=_engine_no_table),
+    Mistake("head.tied", f"the head is tied to the embedding, {_NOT_THE_FILES}", HEAD, _untied, engine=_tied),
+    Mistake("embedding.tied", _AS_HEAD, EMBEDDING, _untied, engine=_head_as_embedding),
+    *_RESIDUALS,
+    *_ENDS,
+    Mistake("layers.left_out", "the {which} layer is skipped", engine=_engine_skipped),
+    Mistake("residual.other_kind", "the feed-forward reads {read} instead of {right}", engine=_engine_other_residual),
+    *named("tokens", EMBEDDING, ("plus_1", "tokens: token ids are off by 1", "token ids are too large by one"), engine=_shifted(1)),
+    *named("tokens", EMBEDDING, ("minus_1", "tokens: token ids are off by -1", "token ids are too small by one"), engine=_shifted(-1)),
     Mistake("tokens.first_twice", _FIRST_TWICE, engine=_fed(lambda ids: np.hstack([ids[:, :1], ids]))),
     Mistake("tokens.prompt_twice", _PROMPT_TWICE, engine=_fed(lambda ids: np.hstack([ids, ids]))),
 )
-_NOT_THE_FILES = "the file has one of its own"
-_AS_HEAD = f"the embedding is read from the head's matrix, {_NOT_THE_FILES}"
-TABLES = (
-    Mistake("table.missing", "{name} is missing", engine=_engine_no_table),
-    Mistake("head.tied", f"the head is tied to the embedding, {_NOT_THE_FILES}", HEAD, _untied, _tied, _engine_tied),
-    Mistake("embedding.tied", _AS_HEAD, EMBEDDING, _untied, _head_as_embedding, _engine_head_as_embedding),
-)
-LAYERS = (
-    Mistake("layers.left_out", "the {which} layer is skipped", engine=_engine_skipped),
-    Mistake("residual.other_kind", "the feed-forward reads {read} instead of {right}", engine=_engine_other_residual),
-)
 ORDERS = (Mistake("layers.order", "layers run in another order: {how}", engine=_engine_orders),)
-OPERATIONS = (*_RESIDUALS, *_ENDS)

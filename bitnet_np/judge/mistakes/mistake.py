@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import spec
 from ...engine.dialects import Dialect
-from ...model.records import Layer, Model, with_rope_of
+from ...model.records import Model, with_rope_of
 from ...traces.points import Key
 from ..edits import kinds
 from ..edits.definition import expression
 from ..edits.expression import Node, value_of, values_of
-from ..graph import Place, layer_input
+from ..graph import Place, layer_input, operation_of
 from ..variant import Variant
 
 Array = NDArray[np.float64]
@@ -34,15 +33,6 @@ Computes = Iterator[tuple[Numbers, Compute]]
 Engines = Iterator[tuple[Numbers, Variant]]
 
 
-@dataclass(frozen=True)
-class Sought:
-    """A mistake of one operation by a number that is sought."""
-
-    text: str  # with a brace for the number
-    grid: Sequence[float]  # numbers between which it lies
-    compute: Callable[[float], Compute] = field(repr=False)
-
-
 def always(model: Model, dialect: Dialect) -> bool:
     """True: every model can make the mistake."""
     return True
@@ -54,13 +44,14 @@ class Mistake:
 
     text: for people, with braces for numbers that differ from place to place. at: the tensors whose operation can make it; empty if only
     whole engines can. when: whether a model in a dialect can make it. compute: one operation with it, in float64. engine: a whole engine
-    with it, in every layer. fitted: a tensor with it, its numbers fitted to the other engine's. Each of these gives one result, or several
-    with the numbers of the text, or none. fault: False for a rounding that engines do on purpose.
-    everywhere: whole engines with it compute it in every operation of `at`: what stands in front of its text then, with a brace for the
-    name where they have it in the tensors of one name. weak: such an engine changes less than float16 does, before codes flip.
-    search: one operation with it by the number of the text, which is sought between the numbers of `grid`; or several, each with a text of
-    its own. together: it is in a function that all operations share, and is tried in all at once alone. apart: it is in one tensor, and its
-    number is not sought in several names at once.
+    with it, in every layer; without `compute` its operations are those with the mistake. fitted: a tensor with it, its numbers fitted to
+    the other engine's. Each of these gives one result, or several with the numbers of the text, or none. fault: False for a rounding that
+    engines do on purpose.
+    everywhere: what stands in front of its text where a whole engine makes it, with a brace for the name where it is in the tensors of one
+    name; without `engine` such an engine computes it in every operation of `at`. weak: whether such an engine changes less than float16
+    does, before codes flip. family: the kind of edits with a number that is sought, instead of a result. together: it is in a function that
+    all operations share, and is tried in all at once alone. apart: it is in one tensor, and its number is not sought in several names at
+    once.
     """
 
     id: str
@@ -71,22 +62,16 @@ class Mistake:
     engine: Callable[[Variant], Variant | Iterable[tuple[Numbers, Variant]] | None] | None = field(default=None, repr=False)
     fitted: Callable[[Fit], Array | Iterable[tuple[Numbers, Array]] | None] | None = field(default=None, repr=False)
     everywhere: str | None = None
-    weak: bool = False
+    weak: Callable[[Site], bool] = field(default=lambda site: False, repr=False)
     fault: bool = True
-    search: Callable[[Site], Callable[[float], Compute] | Iterable[Sought] | None] | None = field(default=None, repr=False)
-    grid: Sequence[float] = ()
+    family: str = ""
     together: bool = False
     apart: bool = False
 
-
-def alike(subject: str, at: tuple[str, ...], *rows: Sequence[Any], **common: Any) -> tuple[Mistake, ...]:
-    """The mistakes of a table: rows of the rest of an id, a text, and what `compute` and, where it has one, `engine` are.
-
-    subject: the beginning of their ids. common: other fields, the same for all.
-    """
-    return tuple(
-        Mistake(f"{subject}.{id}", text, at, **dict(zip(("compute", "engine"), made, strict=False)), **common) for id, text, *made in rows
-    )
+    @property
+    def is_of_engines(self) -> bool:
+        """Whether whole engines are tried with it."""
+        return self.fault and (self.engine is not None or self.everywhere is not None)
 
 
 @dataclass(frozen=True)
@@ -153,12 +138,6 @@ class Site(Place):
         """The input tensor of its layer."""
         return layer_input(self.model, self.index)
 
-    def neighbours(self) -> Iterator[tuple[str, Layer]]:
-        """Yields "previous" and "next" with the layers before and after."""
-        for step, text in ((-1, "previous"), (1, "next")):
-            if 0 <= self.index + step < len(self.model.layers):
-                yield text, self.model.layers[self.index + step]
-
     @cached_property
     def tree(self) -> Node | None:
         """The operation as an expression; None where it has none."""
@@ -176,7 +155,7 @@ class Site(Place):
 
     def families(self, kind: str) -> Iterator[kinds.Family]:
         """The edits of the operation with a number, of one kind."""
-        return iter(()) if self.tree is None else kinds.FAMILIES[kind](self, self.tree)
+        return iter(()) if self.tree is None else kinds.families(kind, self.tree)
 
     @cached_property
     def _right(self) -> _Right:
@@ -192,17 +171,19 @@ class Site(Place):
                 y = np.asarray(value_of(tree, values.__getitem__, len(inputs[0]), self._right.steps(inputs, values)))
             except (ValueError, IndexError):  # shapes that do not go together
                 y = np.empty(0)
-            return y if y.ndim == 2 and len(y) == len(inputs[0]) else np.full((len(inputs[0]), 1), np.nan)
+            return y if y.ndim == 2 else np.full((len(inputs[0]), 1), np.nan)
 
         return compute
 
+    def otherwise(self, engine: Variant) -> Compute:
+        """The operation in another engine, which leaves the input as it is where it does not have that operation."""
+        other = operation_of(engine.model, engine.dialect, self.key)
+        if other is None:
+            return lambda values: values[self.operation.inputs[0]]
+        return lambda values: other.evaluate(*(values[key] for key in other.inputs)).value
+
     def inputs(self, values: Values) -> list[Array]:
         return [values[key] for key in self.operation.inputs]
-
-    def finished(self, y: Array) -> Array:
-        """What the operation makes of the products of its matrix: logits are scaled and capped."""
-        c = self.config
-        return y if self.layer is not None or c.plain_logits else spec.soft_cap(y / c.logit_scale, c.logit_cap)
 
     def of(self, function: Callable[..., Array]) -> Compute:
         """The Compute of a function of the operation's inputs."""

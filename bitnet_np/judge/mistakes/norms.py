@@ -4,26 +4,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...engine.dialects import Dialect
 from ...model.families import NORMS
-from ...model.records import Model
 from ...traces.points import FIELDS
 from ..graph import HEAD_NORMS
-from .edited import EACH, named, numbered, recognised
-from .mistake import Computes, Numbers, Site
+from .edited import EACH, named, numbered
+from .mistake import Numbers, Site
 
 AT = (*NORMS, "attn_post_norm", "ffn_post_norm", *HEAD_NORMS, *(f"{name}_in" for name in FIELDS), "result_norm")
 EPSILONS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
 _EVERY = "in every norm: "
-
-
-def narrow(site: Site) -> Computes:
-    """The norm with its weight in a type of 16 bits."""
-    return recognised("rounded: the norm's weight: rounded to {kind}", site)
-
-
-def _has_layer_norm(model: Model, dialect: Dialect) -> bool:
-    return model.config.norm == "layer"
 
 
 def _other_epsilons(site: Site) -> Iterator[tuple[Numbers, float]]:
@@ -37,64 +26,35 @@ _BIAS = "left_out: the norm's bias is left out"
 _NO_MEAN = "left_out: the mean is left out"
 _AS_RMS, _AS_LAYER_NORM = "the mean is not subtracted, as in RMSNorm", "the mean is subtracted, as in LayerNorm"
 _UNCHANGED = "the norm is missing: its input comes out unchanged"
-EPSILON = (
-    *numbered(
-        "norm", AT, ("epsilon", "epsilon", "epsilon is {value:g} instead of {right:.3g}", _other_epsilons), everywhere=_EVERY, weak=True
-    ),
-    *named("norm", AT, ("epsilon_outside", "moved: root comes before epsilon", "epsilon is outside the root", _EVERY), weak=True),
-)
-WEIGHTS = named(
-    "norm",
-    AT,
-    ("weight_missing", "left_out: the norm's weight is left out", "the norm's weight is missing", EACH),
-    ("bias_missing", _BIAS, "the norm's bias is missing", EACH),
-)
-MISSING = (
-    *named("norm", AT, ("missing", "left_out: everything is left out", _UNCHANGED, EACH)),
+_SUM = "other_function: the sum of squares instead of the mean square"
+_LESS_ONE = "other_function: the sum of squares over the width less one instead of the mean square"
+_EPSILON = "epsilon is {value:g} instead of {right:.3g}"
+MISTAKES = (
+    *numbered("norm", AT, ("epsilon", "epsilon", _EPSILON, _other_epsilons), everywhere=_EVERY, weak=lambda site: True),
     *named(
         "norm",
         AT,
+        ("epsilon_outside", "moved: root comes before epsilon", "epsilon is outside the root", _EVERY),
+        weak=lambda site: True,
+    ),
+    *named(
+        "norm",
+        AT,
+        ("weight_missing", "left_out: the norm's weight is left out", "the norm's weight is missing", EACH),
+        ("bias_missing", _BIAS, "the norm's bias is missing", EACH),
+        ("missing", "left_out: everything is left out", _UNCHANGED, EACH),
         ("mean_not_subtracted", _NO_MEAN, _AS_RMS, _EVERY),
         ("no_mean_no_bias", f"{_NO_MEAN} + {_BIAS}", f"{_AS_RMS}, and its bias is missing", _EVERY),
-        when=_has_layer_norm,
-    ),
-    *named("norm", AT, ("mean_subtracted", "centred: the mean is subtracted from {X}", _AS_LAYER_NORM, _EVERY)),
-)
-OTHERS = (
-    *named(
-        "norm",
-        AT,
+        ("mean_subtracted", "centred: the mean is subtracted from {X}", _AS_LAYER_NORM, _EVERY),
         ("weight_alone", "left_out: the root mean square is not divided out", "the norm is missing, only its weight is applied"),
-        ("weight_plus_one", "by_one: 1 is added to the norm's weight", "1 is added to the norm's weight"),
-        ("weight_twice", "twice: the norm's weight is applied twice", "the norm's weight is applied twice"),
-        (
-            "sum_not_mean",
-            "other_function: the sum of squares instead of the mean square",
-            "the sum of squares is not divided by the width",
-        ),
-        (
-            "width_less_one",
-            "other_function: the sum of squares over the width less one instead of the mean square",
-            "the sum of squares is divided by the width less one",
-        ),
+        ("weight_plus_one", "by_one: 1 is added to the norm's weight", ""),
+        ("weight_twice", "twice: the norm's weight is applied twice", ""),
+        ("sum_not_mean", _SUM, "the sum of squares is not divided by the width"),
+        ("width_less_one", _LESS_ONE, "the sum of squares is divided by the width less one"),
         ("no_root", "left_out: root is left out", "the norm divides by the mean square, without the root"),
-        ("other_layer", "other_weight: that of layer {n} instead of the norm's weight", "the weight of layer {n} is used"),
-        (
-            "layers_weight",
-            "other_weight: that of the last layer's {name} instead of the norm's weight",
-            "the weight of the last layer's {name} is used",
-        ),
-        ("other_norm", "other_weight: that of {name} instead of the norm's weight", "the weight of {name} is used"),
+        ("other_weight", "other_weight: that of {A} instead of the norm's weight", "the weight of {A} is used"),
     ),
-    *named(
-        "norm",
-        ("ffn_norm",),
-        (
-            "before_attention",
-            "other_tensor: the layer's input is read instead of ffn_inp",
-            "its input is the layer's, not the sum with attention",
-        ),
-    ),
+    *named("norm", ("ffn_norm",), ("before_attention", "other_tensor: the layer's input is read instead of ffn_inp", "")),
     *named(
         "layers",
         ("result_norm",),

@@ -11,7 +11,7 @@ from ...engine.dialects import Dialect
 from ...model.records import Model
 from ...traces.points import Key
 from ..graph import Operation
-from .catalogue import HIDDEN, Numbered, Trial, numbered_mistakes, trials
+from .catalogue import HIDDEN, Trial, trials
 from .mistake import Cause
 
 OVERHEAD = 2 * 10**5
@@ -45,8 +45,7 @@ class Search:
     length: int  # of the sequence
     work: float  # that may still be done, in multiply-adds
     left_out: int = 0  # mistakes that were not tried, because of it
-    _known: set[str] = field(default_factory=set)  # texts of those that explained a tensor before
-    _numbers: dict[str, float] = field(default_factory=dict)  # and the numbers of others, by their text without it
+    _known: dict[str, float | None] = field(default_factory=dict)  # texts of those that explained a tensor before, and their numbers
 
     def cause(
         self, span: Sequence[Operation], singly: bool, explain: Explain, cost: Callable[[Collection[Key]], float], now: float
@@ -55,48 +54,47 @@ class Search:
 
         span, singly: see catalogue.trials. cost: multiply-adds of a trial that changes these tensors. now: NMSE without a mistake.
         """
-        named = list(trials(self.model, self.dialect, span, singly, HIDDEN, self.length))
-        numbered = list(numbered_mistakes(self.model, self.dialect, span, singly))
-        again = [trial for trial in named if trial.cause.text in self._known]
-        again += [mistake.trial(number) for mistake in numbered if (number := self._numbers.get(mistake.text)) is not None]
-        for before in again:
+        every = list(trials(self.model, self.dialect, span, singly, HIDDEN, self.length))
+        for trial in (trial for trial in every if trial.cause.text in self._known):
+            number = self._known[trial.cause.text]
+            before = trial if number is None else trial.with_number(number)
             if explain(before).fits:
                 return before.cause
         fits: list[tuple[float, Cause]] = []
+        texts: dict[Cause, tuple[str, float | None]] = {}
 
         def tried(trial: Trial) -> Explanation:
             self.work -= cost(trial.computes)
             return explain(trial)
 
-        every: list[Trial | Numbered] = [*named, *numbered]
         order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
         later = {operation.key: len(span) - i for i, operation in enumerate(span)}
 
-        def likely(mistake: Trial | Numbered) -> tuple[bool, int, int]:
+        def likely(trial: Trial) -> tuple[bool, int, int]:
             """A function that all operations share is likeliest; of numbers those that the fewest steps have changed since."""
-            steps = max(later[key] for key in mistake.computes) if isinstance(mistake, Numbered) else 0
-            return not mistake.widest, order[mistake.id], steps
+            steps = max(later[key] for key in trial.computes) if trial.grid else 0
+            return not trial.widest, order[trial.cause.id], steps
 
-        for mistake in sorted(every, key=likely):
+        for trial in sorted(every, key=likely):
             if self.work < 0:
                 self.left_out += 1
                 continue
-            trial = mistake if isinstance(mistake, Trial) else _nearest(mistake, tried, now)
-            if trial is None:
+            number = _nearest(trial, tried, now) if trial.grid else None
+            if trial.grid and number is None:
                 continue
-            left, explained = tried(trial)
+            one = trial if number is None else trial.with_number(number)
+            left, explained = tried(one)
             if explained:
-                fits.append((left, trial.cause))
-                if trial.number is not None and isinstance(mistake, Numbered):
-                    self._numbers[mistake.text] = trial.number
+                fits.append((left, one.cause))
+                texts[one.cause] = trial.cause.text, number
                 if left <= _EXACT:
                     break
         if not fits:
             return None
         least = min(left for left, _ in fits)
-        cause = next(cause for left, cause in fits if left <= _ALIKE * least + _EXACT)
-        self._known.add(cause.text)
-        return with_alike(cause, least, fits)
+        found = next(cause for left, cause in fits if left <= _ALIKE * least + _EXACT)
+        self._known.update([texts[found]])
+        return with_alike(found, least, fits)
 
     def notes(self) -> list[str]:
         """What was not tried, in words."""
@@ -107,14 +105,14 @@ class Search:
         ]
 
 
-def _nearest(mistake: Numbered, tried: Explain, now: float) -> Trial | None:
-    """The mistake with the number that leaves least of the error `now`, if it leaves little."""
-    number = nearest_number(lambda x: tried(mistake.trial(x)).left, mistake.grid, _STEPS, _WORTH * now)
+def _nearest(trial: Trial, tried: Explain, now: float) -> float | None:
+    """The number of a mistake that leaves least of the error `now`, if it leaves little."""
+    number = nearest_number(lambda x: tried(trial.with_number(x)).left, trial.grid, _STEPS, _WORTH * now)
     if number is None:
         return None
-    least = tried(mistake.trial(number)).left
+    least = tried(trial.with_number(number)).left
     plain = (float(f"{number:.{digits}g}") for digits in range(1, _DIGITS))
-    return mistake.trial(next((x for x in plain if tried(mistake.trial(x)).left <= least), number))
+    return next((x for x in plain if tried(trial.with_number(x)).left <= least), number)
 
 
 def with_alike(cause: Cause, left: float, fits: Sequence[tuple[float, Cause]]) -> Cause:

@@ -1,25 +1,38 @@
-"""Factors and caps of a model that an engine does not apply."""
+"""Settings of a model or a dialect that an engine has otherwise: factors and caps that it does not apply, roundings of another dialect."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..graph import LOGITS, SCALED, operations
-from .mistake import Computes, Mistake, Site
+from ...engine.dialects import DIALECTS
+from ..graph import LOGITS, SCALED
+from ..variant import Variant
+from .mistake import Engines, Mistake
+
+
+def other_dialects(field: str, words: Mapping[bool, str] | None = None, kind: str = "") -> Callable[[Variant], Engines]:
+    """Engines with the setting of another dialect. words: what is said of it, by its value. kind: the type that it rounds to."""
+
+    def engine(base: Variant) -> Engines:
+        for dialect in DIALECTS.values():
+            value = getattr(dialect, field)
+            if value != getattr(base.dialect, field):
+                how = "" if words is None else words[value]
+                numbers = {"name": dialect.name, "how": how, "kind": kind if value else ""}
+                yield numbers, replace(base, dialect=replace(base.dialect, **{field: value}))
+
+    return engine
 
 
 def _missing(field: str, text: str, at: tuple[str, ...], without: Any) -> Mistake:
     """A model's setting that is left out. without: the value of the setting in models that have none."""
 
-    def at_operation(site: Site) -> Computes:
-        value = getattr(site.config, field)
+    def engine(base: Variant) -> Engines:
+        value = getattr(base.model.config, field)
         if value != without:
-            plain = replace(site.model, config=replace(site.config, **{field: without}))
-            scores = () if site.operation.key.layer is None else (site.index,)
-            others = {o.key: o.evaluate for o in operations(plain, site.dialect, scores=scores)}
-            evaluate = others.get(site.operation.key)  # None: a model without the setting has no such operation
-            yield {"value": value}, site.of(lambda *inputs: inputs[0] if evaluate is None else evaluate(*inputs).value)
+            yield {"value": value}, base.with_config(**{field: without})
 
-    return Mistake(f"switch.{field}", text, at, compute=at_operation, everywhere="")
+    return Mistake(f"switch.{field}", text, at, engine=engine)
 
 
 MISTAKES = (

@@ -7,7 +7,7 @@ import numpy as np
 
 from ... import spec
 from ..edits.expression import Node, constant, tensor, value_of
-from ..edits.kinds import Family, caps, limits
+from ..edits.kinds import Family, families
 from ..edits.weights import in_fewer_bits
 from ..graph import EMBEDDING, LOGITS, TOKENS
 from ..mistakes.search import nearest_number
@@ -62,8 +62,8 @@ def _edits(wrong: Wrong, result: Node) -> Iterator[tuple[str, Node]]:
 
 
 def _families(wrong: Wrong, result: Node) -> Iterator[Family]:
-    yield from limits(wrong, result)
-    yield from caps(wrong, result)
+    for kind in ("limits", "caps"):
+        yield from families(kind, result)
     if wrong.key == EMBEDDING:
         for words, table in _TABLES.items():
             yield Family(f"{words} of positions are added, times {{number:.4g}}", _AMOUNTS, _with(result, Node("positions"), table))

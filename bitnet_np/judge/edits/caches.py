@@ -1,0 +1,112 @@
+"""What attention may read instead of its keys and values, as from a cache, and heads that come out in other places."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import spec
+from ...model.records import with_rope_of
+from ...traces.points import Key
+from ..graph import Place
+from .expression import Array, Node, mapped, nodes, replaced, tensor
+
+Edits = Iterator[tuple[str, Node]]
+Leaves = tuple[tuple[str, tuple[Node, ...]], ...]
+
+_TURNS = (1, 2, 3, 4, 8, -1, -2, -3, -4, -8)  # positions
+_TILES = (2, 4, 8, 16, 32, 64)  # keys
+_FEW_HEADS = 16
+
+
+def cached(place: Place, tree: Node) -> Edits:
+    """Keys and values of another layer, lost, or cached before they were rotated, of all tokens or for those of a later chunk."""
+    if place.key.name != "kqv_out" or place.key.layer is None:
+        return
+    k, v = (next(node for node, _ in nodes(tree) if node.what == key) for key in place.operation.inputs[1:])
+    leaves: Leaves = (("keys and values", (k, v)), ("keys", (k,)), ("values", (v,)))
+    for what, some in leaves:
+        for n in range(len(place.model.layers)):
+            if n != place.key.layer:
+                other = {leaf: tensor(Key(leaf.what.name, n)) for leaf in some}
+                yield f"{what} of layer {n} are read: the cache of another layer", _with(tree, other)
+        for b in place.borders:
+            lost = {leaf: _changed(leaf, partial(_lost, b - 1)) for leaf in some}
+            yield f"{what} of position {b - 1} are 0: a slot of the cache that was not written", _with(tree, lost)
+    for b in place.borders:
+        for words, new in _pasts(place, k, v, b):
+            yield words, Node("opaque", (tree, _with(tree, new)), tree.noun, partial(_joined, b))
+
+
+def _pasts(place: Place, k: Node, v: Node, border: int) -> Iterator[tuple[str, Mapping[Node, Node]]]:
+    """Yields what tokens behind a border may read instead of the keys and values before it, in words."""
+    lost = {leaf: _changed(leaf, lambda x: np.where(np.arange(len(x))[:, None] < border, 0, x)) for leaf in (k, v)}
+    yield f"keys and values before position {border} are 0 for tokens behind it: the cache of a later chunk is empty", lost
+    if not k.what.name.endswith("_rope"):
+        return
+    is_normed = place.layer is not None and place.layer.attn_k_norm is not None
+    raw = tensor(Key("Kcur_normed" if is_normed else "Kcur", place.key.layer))
+    past = Node("opaque", (k, raw), k.noun, lambda turned, raw: _joined(border, raw, turned))
+    yield f"keys before position {border} are not rotated for tokens behind it: they are cached before RoPE", {k: past}
+    for n in (n for n in _TURNS if abs(n) <= border):
+        turned = {k: _changed(k, partial(_turned, place, border, n))}
+        yield f"keys before position {border} are rotated by {n} positions more than they should be, for tokens behind it", turned
+
+
+def _turned(place: Place, border: int, by: int, k: Array) -> Array:
+    angle = by * with_rope_of(place.model, place.key.layer).rope_frequency[None].astype(np.float64)
+    heads = k.reshape(len(k), -1, place.config.head_dim)
+    return _joined(border, spec.rotate(heads, angle, place.config.rope).reshape(k.shape), k)
+
+
+def _joined(border: int, before: Array, behind: Array) -> Array:
+    return np.concatenate([before[:border], behind[border:]])
+
+
+def _lost(position: int, x: Array) -> Array:
+    return np.where(np.arange(len(x))[:, None] == position, 0, x)
+
+
+def _changed(node: Node, change: Callable[[Array], Array]) -> Node:
+    return Node("opaque", (node,), node.noun, change)
+
+
+def _with(tree: Node, new: Mapping[Node, Node]) -> Node:
+    """The expression with several nodes exchanged."""
+    return mapped(tree, lambda node: new.get(node, node))
+
+
+def outputs(place: Place, tree: Node) -> Edits:
+    """The output of a head in the place of another one's."""
+    heads = np.arange(place.config.heads)
+    for node in (node for node, _ in nodes(tree) if node.kind == "weighted"):
+        for a in range(min(heads.size, _FEW_HEADS)):
+            for b in range(min(heads.size, _FEW_HEADS)):
+                ways = [(f"the output of head {a} is that of head {b}", np.where(heads == a, b, heads))] if a != b else []
+                if a < b:
+                    both = np.where(heads == a, b, np.where(heads == b, a, heads))
+                    ways.append((f"the outputs of heads {a} and {b} are exchanged", both))
+                for words, source in ways:
+                    yield words, replaced(tree, node, _changed(node, partial(np.take, indices=source, axis=1)))
+
+
+def tiles(place: Place, tree: Node) -> Edits:
+    """Flash attention whose sums are not corrected when a later tile of keys has a larger score."""
+    for largest in (node for node, _ in nodes(tree) if node.kind == "largest of"):
+        for size in _TILES:
+            for every, words in ((True, f"between tiles of {size} keys"), (False, f"at key {size}")):
+                running = Node("opaque", largest.inputs, largest.noun, partial(_uncorrected, size, every))
+                yield f"flash attention: the running maximum is not corrected {words}", replaced(tree, largest, running)
+
+
+def _uncorrected(size: int, every: bool, scores: Array) -> Array:
+    """The largest score before the end of each key's tile [H, T, S]; NaN where all keys are in one tile."""
+    count = scores.shape[-1]
+    if count <= size:
+        return np.full_like(scores, np.nan)
+    running: NDArray = np.maximum.accumulate(scores, axis=-1)
+    tile = np.arange(count) // size
+    ends = np.minimum((tile + 1) * size, count) - 1
+    used = running[..., ends] if every else np.where(tile == 0, running[..., [size - 1]], running[..., [-1]])
+    return np.where(np.isfinite(used), used, 0)
