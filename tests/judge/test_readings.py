@@ -165,8 +165,9 @@ def test_weights_of_other_layers_are_recognised_in_every_family():
 
 def test_weight_scales_of_others_are_named():
     layer = MODEL.layers[LAYER]
-    wrong = product("bitnet", "Qcur") * float(layer.attn_v.weights.scale) / float(layer.attn_q.weights.scale)
-    assert judged("bitnet", "Qcur", wrong).startswith("the weight scale of attn_v is used: everything is ")
+    for name, own, says in (("Qcur", layer.attn_q, ""), ("ffn_down", layer.ffn_down, ": everything is ")):
+        wrong = product("bitnet", name) * float(layer.attn_v.weights.scale) / float(own.weights.scale)
+        assert judged("bitnet", name, wrong).startswith(f"the weight scale of attn_v is used{says}")
 
 
 def _chunked(x):
