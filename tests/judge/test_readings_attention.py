@@ -140,7 +140,7 @@ def by_parts(size, angle=None):
             lambda: rotated(lambda a, b, cos, sin: a * abs(cos) - b * sin, lambda a, b, cos, sin: a * sin + b * abs(cos)),
             "cosines have lost their sign",
         ),
-        (lambda: partly(HALF), "the first 12 elements of each head are rotated, not 24"),
+        (lambda: partly(HALF), "pairs 6 to 11 of each head are not rotated"),
         (lambda: rotated(right_first, lambda a, b, cos, sin: b * cos - a * sin), "the sine has the wrong sign in the second of each pair"),
         (lambda: rotated(lambda a, b, cos, sin: a * cos + b * sin, right_second), "the sine has the wrong sign in the first of each pair"),
         (

@@ -328,15 +328,15 @@ def _rotate(x: Array, turns: Array, magnitude: Any, what: tuple[str, str]) -> Ar
     return out
 
 
-def laid_out(layout: str, x: Array, angle: Array, magnitude: Any) -> Array:
-    """Pairs of each head [T, H, K], turned by cosines and sines of angles [T, J] that are laid out for the other kind of pairs."""
-    a, b, (first, second) = _pairs(x, layout, angle.shape[-1])
-    pairs = np.arange(2 * angle.shape[-1])  # the pair that each element's angle is laid out for
-    of = pairs // 2 if layout == "halves" else pairs % angle.shape[-1]
+def laid_out(layout: str, x: Array, turns: Array, magnitude: Any) -> Array:
+    """Pairs of each head [T, H, K], turned by cosines and sines [2, T, J] that are laid out for the other kind of pairs."""
+    count = turns.shape[-1]
+    a, b, (first, second) = _pairs(x, layout, count)
+    pairs = np.arange(2 * count)  # the pair that the cosine of each element is laid out for
+    cos, sin = magnitude * turns[:, :, None, pairs // 2 if layout == "halves" else pairs % count]
     out = x.copy()
     for places, other, own, sign in ((first, b, a, -1), (second, a, b, 1)):
-        turned = angle[:, None, of[places]]
-        out[..., places] = magnitude * (own * np.cos(turned) + sign * other * np.sin(turned))
+        out[..., places] = own * cos[..., places] + sign * other * sin[..., places]
     return out
 
 
