@@ -5,7 +5,7 @@ Derived bounds do not hold across several operations, because int8 codes flip. T
 tensor between them rounded to float16: how far that reaches, on their own numbers, is the measure (logits.limits).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -53,7 +53,7 @@ from .mistakes.mistake import Cause, Compute, Fit
 from .mistakes.search import OVERHEAD, Explanation, Search, with_alike
 from .narrow import Storage
 from .operations import U, next_experts
-from .parts import InParts
+from .parts import InParts, Part
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
 from .readings.places import overwritten, permuted, rounded
 from .readings.table import LOOSE, PLACES, cause_of, facts_of
@@ -338,7 +338,7 @@ class _Judge:
     def _searched(self, wrong: Wrong, across: tuple[Key, ...], most: float, parts: InParts) -> Cause | None:
         """The cause of a wrong tensor: plain to see, or a mistake that gives its numbers, or those of its largest part."""
         plain = self._stored(wrong.value, wrong.theirs) or self._overwritten(wrong.key) or facts_of(wrong)
-        whole = plain or self._hidden(across, wrong.theirs, most)
+        whole = plain or self._hidden(across, wrong.theirs, most, parts)
         return whole or parts.known() or self._hidden_in_parts(across, wrong.theirs, most, parts)
 
     def _is_flash_attention(self, operation: Operation, theirs: Array) -> bool:
@@ -615,16 +615,22 @@ class _Judge:
                 yield trial.cause, self._values(across, trial.computes, right)[across[-1]]
 
     def _hidden_in_parts(self, across: tuple[Key, ...], theirs: Array, most: float, parts: InParts) -> Cause | None:
-        """The hidden mistake that explains the largest part of a wrong tensor, if one does."""
+        """The hidden mistake by a number that explains the largest part of a wrong tensor, if one does. Others are compared with parts as
+        they are tried on the whole."""
         for part in parts:
-            cause = self._hidden(across, part.cut(theirs), most, part.cut)
+            cause = self._hidden(across, part.cut(theirs), most, part=part)
             if cause is not None:
                 return part.named(cause)
         return None
 
-    def _hidden(self, across: tuple[Key, ...], theirs: Array, most: float, cut: Callable[[Array], Array] = lambda x: x) -> Cause | None:
-        """The hidden mistake that explains some operations, if one does. cut: the part of the last tensor that `theirs` is."""
-        last = across[-1]
+    def _hidden(
+        self, across: tuple[Key, ...], theirs: Array, most: float, parts: InParts | None = None, part: Part | None = None
+    ) -> Cause | None:
+        """The hidden mistake that explains some operations, if one does.
+
+        parts: what compares those without a number with some rows or heads alone. part: the part of the last tensor that `theirs` is.
+        """
+        last, cut = across[-1], (lambda x: x) if part is None else part.cut
         right = self._values(across)
         shape, now = right[last].shape, relative_error(cut(right[last]), theirs)
 
@@ -634,6 +640,8 @@ class _Judge:
             except FloatingPointError:
                 return Explanation(np.inf, False)
             left = relative_error(cut(array), theirs) if array.shape == shape else np.inf
+            if parts is not None and trial.number is None and array.shape == shape:
+                parts.compare(trial.cause, array)
             if self.details is not None and np.isfinite(left):
                 self.details.attempt(last, trial.cause.text, left)
             return Explanation(left, left <= min(most, now / 10))
@@ -643,7 +651,7 @@ class _Judge:
             return sum(self._cost(k) + OVERHEAD for k in across[first:])
 
         with np.errstate(all="ignore"):
-            return self.search.cause([self.by_key[k] for k in across], True, explain, cost, now)
+            return self.search.cause([self.by_key[k] for k in across], True, explain, cost, now, numbers_only=part is not None)
 
     def _read_last(self, across: tuple[Key, ...], theirs: Array, most: float) -> Cause | None:
         """The cause that shows in the last operation, with its inputs computed as right, or in the branch that is its last term."""

@@ -81,9 +81,20 @@ def of_opposite_keys(q, k, v):
     return spec.attend(q, k[:, ::-1], v, spec.causal_mask(T, T)).reshape(T, -1)
 
 
+def of_averaged_tiles(q, k, v):
+    """Attention to the first 8 keys, and to those from there on, averaged by the later queries."""
+    c = MODELS["bitnet"].config
+    q, k, v = (heads_of(MODELS["bitnet"], x, count) for x, count in ((q, c.heads), (k, c.kv_heads), (v, c.kv_heads)))
+    mask = spec.causal_mask(T, T)
+    first = spec.attend(q, k[:8], v[:8], mask[:, :8])
+    second = spec.attend(q[8:], k[8:], v[8:], mask[8:, 8:])
+    return np.concatenate([first[:8], (first[8:] + second) / 2]).reshape(T, -1)
+
+
 @pytest.mark.parametrize(
     ("family", "name", "change", "rows", "says"),
     [
+        ("bitnet", "kqv_out", of_averaged_tiles, slice(None), "the results for tiles of 8 keys are averaged, not weighted by"),
         ("bitnet", "attn_norm", by_magnitudes, slice(None), "the squared mean magnitude instead of the mean square"),
         ("bitnet", "attn_norm", by_magnitudes, slice(9, None), "at positions 9 to 13 of 14: the squared mean magnitude instead of"),
         ("bitnet", "kqv_out", of_opposite_keys, slice(None), "keys, but not values, are in the opposite order"),

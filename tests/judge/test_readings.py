@@ -593,7 +593,7 @@ def test_values_of_another_sequence_are_told_where_heads_are_narrow():
         np.arange(points[Key("kqv_out", 1)].shape[1])
     )
     said = read_off(model, ids, points, Key("kqv_out", LAYER), wrong)
-    assert said.startswith("values are summed that a token must not see, or that are not of this sequence: the mask, or a cache slot of")
+    assert said.startswith("outputs are no sums of the values that tokens see: ")
 
 
 def test_values_of_another_sequence_are_counted():
@@ -673,7 +673,7 @@ def test_nothing_is_said_of_what_nothing_explains():
         expected = operation.evaluate(*inputs)
         theirs = expected.value + rng.standard_normal(expected.value.shape)
         cause = cause_of(Wrong(LLAMA, EXACT, operation, inputs, expected.value, theirs, np.ones(theirs.shape, bool), 0.0, POINTS["llama"]))
-        assert cause is None or "values are summed that a token must not see, or that are not of this sequence" in cause.text, operation.key
+        assert cause is None or "no sums of the values that tokens see" in cause.text, operation.key
 
 
 # --- where wrong numbers are ----------------------------------------------------------------------------------------------------------

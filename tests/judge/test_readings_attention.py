@@ -480,6 +480,12 @@ def test_token_that_is_read_is_told_though_values_depend_on_each_other():
     assert said == "position 9 is read by position 5, which must not see it: the mask"
 
 
+def test_right_positions_are_not_said_to_be_others():
+    """Angles that are a little off, as of tables in bfloat16."""
+    said = judged("llama", "Qcur_rope", by_frequencies(FREQUENCY * (1 + 2e-5 * np.cos(3 * PAIRS))))
+    assert "positions are" not in said, said
+
+
 def test_cosines_laid_out_for_adjacent_pairs_are_named():
     """In a model whose pairs are halves of a head."""
     c, frequency = MODEL.config, MODEL.rope_frequency.astype(np.float64)

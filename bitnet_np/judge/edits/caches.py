@@ -92,12 +92,26 @@ def outputs(place: Place, tree: Node) -> Edits:
 
 
 def tiles(place: Place, tree: Node) -> Edits:
-    """Flash attention whose sums are not corrected when a later tile of keys has a larger score."""
+    """Flash attention whose sums are not corrected when a later tile of keys has a larger score, or are averaged."""
     for largest in (node for node, _ in nodes(tree) if node.kind == "largest of"):
         for size in _TILES:
             for every, words in ((True, f"between tiles of {size} keys"), (False, f"at key {size}")):
                 running = Node("opaque", largest.inputs, largest.noun, partial(_uncorrected, size, every))
                 yield f"flash attention: the running maximum is not corrected {words}", replaced(tree, largest, running)
+    for total in (node for node, _ in nodes(tree) if node.kind == "softmax sum"):
+        for size in _TILES:
+            for every, words in ((True, f"tiles of {size} keys"), (False, f"keys before and from {size} on")):
+                own = Node("opaque", total.inputs, total.noun, partial(_own_sums, size, every))
+                yield f"the results for {words} are averaged, not weighted by their sums of exponentials", replaced(tree, total, own)
+
+
+def _own_sums(size: int, every: bool, exponentials: Array) -> Array:
+    """The sum of the exponentials [H, T, S] of each key's own tile, times the number of tiles that a query sees."""
+    tile = np.arange(exponentials.shape[-1]) // size
+    starts = np.flatnonzero(np.diff(tile if every else np.minimum(tile, 1), prepend=-1))
+    sums = np.add.reduceat(exponentials, starts, axis=-1)
+    own = np.repeat(sums, np.diff(starts, append=len(tile)), axis=-1)
+    return np.where(own > 0, own * np.count_nonzero(sums, axis=-1, keepdims=True), 1)
 
 
 def _uncorrected(size: int, every: bool, scores: Array) -> Array:

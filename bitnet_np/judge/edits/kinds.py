@@ -14,7 +14,7 @@ from ...traces.points import FIELDS, POINTS, Key
 from ..graph import HEAD_NORMS, TOKENS, Place, layer_input, operations
 from ..precision import NARROW_FLOATS
 from . import caches, functions, weights
-from .definition import matrix_of, matrix_product, rms
+from .definition import expression, matrix_of, matrix_product, rms
 from .expression import Array, Node, constant, mapped, nodes, reads, replaced, tensor
 
 Edits = Iterator[tuple[str, Node]]
@@ -352,6 +352,25 @@ def applied(place: Place, tree: Node) -> Edits:
             if leaf is not node.inputs[0]:
                 for name in dict.fromkeys((node.what, "relu")):
                     yield f"{name} is applied to {leaf.noun} too", replaced(tree, leaf, replace(node, inputs=(leaf,), what=name))
+
+
+def swapped(place: Place, tree: Node) -> Edits:
+    """Two operations in the opposite order, seen behind either of them."""
+    single = [o for o in operations(place.model, place.dialect) if len(o.inputs) == 1 and o.key.layer == place.key.layer]
+    steps = {o.key: o for o in single if o.key.name not in FIELDS and not o.key.name.endswith(("_codes", "_scale"))}
+    for second in steps.values():
+        first = steps.get(second.inputs[0])
+        if first is None or place.key not in (first.key, second.key):
+            continue
+        trees = [expression(replace(place, operation=operation)) for operation in (first, second)]
+        if trees[0] is not None and trees[1] is not None:
+            early = _reading(trees[1], first.key, tensor(first.inputs[0]))
+            yield f"{second.key.name} comes before {first.key.name}", _reading(trees[0], first.inputs[0], early)
+
+
+def _reading(tree: Node, key: Key, source: Node) -> Node:
+    """An expression that reads something else in a tensor's place."""
+    return mapped(tree, lambda node: source if node.kind == "tensor" and node.what == key else node)
 
 
 def by_one(place: Place, tree: Node) -> Edits:
@@ -911,7 +930,7 @@ _IN_ORDER = (
     ),
     *(other_weight, other_product, *map(_of_matrices, (weights.inputs, weights.rows, weights.codes)), sums, narrow_weights),
     *(_of_tables(weights.fewer_bits), narrow_inputs, _of_tables(weights.misread), _of_tables(weights.reordered)),
-    *(other_tensor, elsewhere, added, normed, applied, zero, rounded),
+    *(other_tensor, elsewhere, swapped, added, normed, applied, zero, rounded),
 )
 KINDS: dict[str, Callable[[Place, Node], Edits]] = {kind.__name__: kind for kind in _IN_ORDER}
 """Kinds of edits, the likelier first."""

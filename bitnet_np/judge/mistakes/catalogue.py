@@ -105,11 +105,12 @@ class Trial:
     computes: Mapping[Key, Callable[..., Any]] = field(repr=False)  # as those of attempts
     widest: bool  # whether it is in all operations that can make it
     grid: Sequence[float] = ()
+    number: float | None = None  # the number that it was tried with, if that is sought
 
     def with_number(self, number: float) -> "Trial":
         """The mistake with its number."""
         named = replace(self.cause, text=self.cause.text.format(number=number))
-        return Trial(named, {key: compute(number) for key, compute in self.computes.items()}, self.widest)
+        return Trial(named, {key: compute(number) for key, compute in self.computes.items()}, self.widest, number=number)
 
 
 def trials(

@@ -1,23 +1,10 @@
-"""Mistakes that the search tries beside the edits of single operations: of whole layers, and norms that come after RoPE."""
+"""Mistakes that the search tries beside the edits of single operations: of whole layers."""
 
 from functools import partial
 
 from ...traces.points import Key
-from .. import operations as op
 from ..graph import NORM, operations
-from . import rope
 from .mistake import Array, Compute, Computes, Mistake, Site, Values
-
-
-def _normed_late(site: Site) -> Compute | None:
-    """Queries and keys that are rotated first and normed then."""
-    layer = site.layer
-    gain = None if layer is None else layer.attn_q_norm if site.name == "Qcur_rope" else layer.attn_k_norm
-    if gain is None:
-        return None
-    norm = op.rms_norm if site.config.joint_qk_norms else op.head_norm
-    raw = Key(site.name.removesuffix("_rope"), site.index)
-    return lambda values: norm(op.rope(site.model, site.dialect, values[raw]).value, gain, site.config.eps).value
 
 
 def _through(site: Site, n: int, source: Key, values: Values) -> Array:
@@ -50,6 +37,5 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake("layers.other", _OTHER_LAYER, ("l_out",), compute=_whole_layer),
     Mistake("layers.twice", "the layer runs twice", ("l_out",), compute=_runs_twice),
     Mistake("layers.last_twice", "the last layer runs twice", (NORM.name,), compute=_last_twice),
-    Mistake("norms.after_rope", "the norm of queries and keys comes after RoPE", rope.AT, compute=_normed_late),
 )
 """All of them, the cheap ones first: trying them ends where work does."""

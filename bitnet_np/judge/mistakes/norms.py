@@ -28,6 +28,7 @@ _AS_RMS, _AS_LAYER_NORM = "the mean is not subtracted, as in RMSNorm", "the mean
 _UNCHANGED = "the norm is missing: its input comes out unchanged"
 _SUM = "other_function: the sum of squares instead of the mean square"
 _LESS_ONE = "other_function: the sum of squares over the width less one instead of the mean square"
+_ROTATED = "its input is rotated already: RoPE comes before the norm"
 _EPSILON = "epsilon is {value:g} instead of {right:.3g}"
 MISTAKES = (
     *numbered("norm", AT, ("epsilon", "epsilon", _EPSILON, _other_epsilons), everywhere=_EVERY, weak=lambda site: True),
@@ -54,6 +55,7 @@ MISTAKES = (
         ("no_root", "left_out: root is left out", "the norm divides by the mean square, without the root"),
         ("other_weight", "other_weight: that of {A} instead of the norm's weight", "the weight of {A} is used"),
     ),
+    *named("norm", tuple(HEAD_NORMS), ("after_rope", "swapped: {A}_rope comes before {B}_normed", _ROTATED)),
     *named("norm", ("ffn_norm",), ("before_attention", "other_tensor: the layer's input is read instead of ffn_inp", "")),
     *named(
         "layers",

@@ -46,15 +46,23 @@ class Search:
     work: float  # that may still be done, in multiply-adds
     left_out: int = 0  # mistakes that were not tried, because of it
     _known: dict[str, float | None] = field(default_factory=dict)  # texts of those that explained a tensor before, and their numbers
+    _last: tuple[tuple[list[Key], bool], list[Trial]] = field(default=(([], False), []), repr=False)
 
     def cause(
-        self, span: Sequence[Operation], singly: bool, explain: Explain, cost: Callable[[Collection[Key]], float], now: float
+        self,
+        span: Sequence[Operation],
+        singly: bool,
+        explain: Explain,
+        cost: Callable[[Collection[Key]], float],
+        now: float,
+        numbers_only: bool = False,
     ) -> Cause | None:
         """The hidden mistake that leaves least, of those that fit; None if none does. What explained a tensor before is tried first.
 
         span, singly: see catalogue.trials. cost: multiply-adds of a trial that changes these tensors. now: NMSE without a mistake.
+        numbers_only: try those whose numbers are sought, as the others are known not to fit.
         """
-        every = list(trials(self.model, self.dialect, span, singly, HIDDEN, self.length))
+        every = [trial for trial in self._trials(span, singly) if trial.grid or not numbers_only]
         for trial in (trial for trial in every if trial.cause.text in self._known):
             number = self._known[trial.cause.text]
             before = trial if number is None else trial.with_number(number)
@@ -67,15 +75,7 @@ class Search:
             self.work -= cost(trial.computes)
             return explain(trial)
 
-        order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
-        later = {operation.key: len(span) - i for i, operation in enumerate(span)}
-
-        def likely(trial: Trial) -> tuple[bool, int, int]:
-            """A function that all operations share is likeliest; of numbers those that the fewest steps have changed since."""
-            steps = max(later[key] for key in trial.computes) if trial.grid else 0
-            return not trial.widest, order[trial.cause.id], steps
-
-        for trial in sorted(every, key=likely):
+        for trial in every:
             if self.work < 0:
                 self.left_out += 1
                 continue
@@ -95,6 +95,21 @@ class Search:
         found = next(cause for left, cause in fits if left <= _ALIKE * least + _EXACT)
         self._known.update([texts[found]])
         return with_alike(found, least, fits)
+
+    def _trials(self, span: Sequence[Operation], singly: bool) -> list[Trial]:
+        """Those of some operations, the likelier first; kept, as the parts of a tensor are searched one after the other."""
+        place = ([operation.key for operation in span], singly)
+        if self._last[0] != place:
+            order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
+            later = {operation.key: len(span) - i for i, operation in enumerate(span)}
+
+            def likely(trial: Trial) -> tuple[bool, int, int]:
+                """A function that all operations share is likeliest; of numbers those that the fewest steps have changed since."""
+                steps = max(later[key] for key in trial.computes) if trial.grid else 0
+                return not trial.widest, order[trial.cause.id], steps
+
+            self._last = place, sorted(trials(self.model, self.dialect, span, singly, HIDDEN, self.length), key=likely)
+        return self._last[1]
 
     def notes(self) -> list[str]:
         """What was not tried, in words."""

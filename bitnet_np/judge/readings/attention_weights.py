@@ -28,7 +28,7 @@ def foreign_values(wrong: Wrong) -> str | None:
     if most_outside < _COARSE:
         return f"values, or sums of them, are rounded: a part of {most_outside:.1g} is no sum of this sequence's values"
     if t < len(wrong.theirs):  # these tokens may have read later ones
-        return "values are summed that a token must not see, or that are not of this sequence: the mask, or a cache slot of another"
+        return "outputs are no sums of the values that tokens see: the mask lets others in, or values are changed or another sequence's"
     if min(ranks) == 0 or most >= min(t, c.head_dim - t):
         return None
     return f"values that are not of this sequence are summed too, {most} of them: a cache slot that was not cleared, or another's"

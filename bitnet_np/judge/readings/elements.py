@@ -77,7 +77,7 @@ def _factors_said(wrong: Wrong, factor: Array, what: str) -> str:
 
 
 def _only(off: Indices, numbers: Array) -> str:
-    return f"; {off.size} of {numbers.size} are wrong" if off.size < numbers.size else ""
+    return f"; {off.size} of {numbers.size} are wrong" if 0 < off.size < numbers.size else ""
 
 
 def _vectors(wrong: Wrong) -> list[tuple[str, Array]]:

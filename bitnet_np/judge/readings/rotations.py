@@ -26,7 +26,7 @@ def rotation(wrong: Wrong) -> str | None:
 
     frequency = model.rope_frequency
     used = _positions(turn, size, frequency)
-    if explains(np.multiply.outer(used, frequency)):
+    if (used != np.arange(len(used))).any() and explains(np.multiply.outer(used, frequency)):
         period = int((used == 0)[1:].argmax()) + 1
         if (used == np.arange(len(before)) % period).all():
             return f"positions restart every {period} tokens"
