@@ -6,6 +6,7 @@ scripts/mutations.py, which share no code with it.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -32,16 +33,25 @@ IDS = np.random.default_rng(0).permutation(300)[:9]
 NUMBERS = (0.3, 2.5)  # of mistakes whose number is sought
 TRIES = 4  # places of a model where a text is tried that is not said at the first
 SHAPE = {"n_layers": 3, "width": 48, "ffn": 48, "heads": 6, "kv_heads": 3, "head_dim": 8, "vocab": 300, "tied": False}
+BLOCKS = {"width": 256, "ffn": 256, "heads": 2, "kv_heads": 1, "head_dim": 128}
+
+
+def with_epsilon(eps, model):
+    """The model with an epsilon so large that its place shows."""
+    return replace(model, config=replace(model.config, eps=eps))
+
+
 MODELS = {
     "bitnet": lambda: random_model(3, inner_norms=True, **SHAPE | {"ffn": 128}),
     "blocks": lambda: random_model(
         0, family="qwen3", weights="Q8_0", yarn=Yarn(4.0, 16), rope_magnitude=1.2, **SHAPE | {"width": 96, "ffn": 64, "head_dim": 16}
     ),
-    "ternary llama": lambda: random_model(1, family="llama", weights="ternary", rope_scaling=2.0, **SHAPE),
+    "ternary llama": lambda: with_epsilon(0.05, random_model(1, family="llama", weights="ternary", rope_scaling=2.0, **SHAPE)),
     "biases": lambda: random_model(2, family="gpt2", activation="gelu", **SHAPE | {"kv_heads": 6}),
     "parallel": lambda: random_model(2, family="gptneox", parallel_residual=True, **SHAPE | {"kv_heads": 6}),
     "windows": lambda: random_model(1, family="gemma3", rope_scaling=4.0, window=4, **SHAPE),
     "experts": lambda: random_model(2, family="qwen3moe", experts=12, **SHAPE),
+    **{type: partial(random_model, 0, family="llama", weights=type, **SHAPE | BLOCKS) for type in ("Q5_K", "Q6_K", "IQ4_NL")},
 }
 
 
@@ -120,7 +130,7 @@ def test_each_text_is_said_of_a_dump_with_its_mistake():
     assert not [instead[place] for place in unsaid if place in instead]
 
 
-@pytest.mark.parametrize("text", ["layer 1 and layer 2 are exchanged", "layers run in the opposite order"])
+@pytest.mark.parametrize("text", ["layer 1 and layer 2 are exchanged", "layer 1 is skipped", "layers run in the opposite order"])
 def test_an_order_of_layers_is_named_from_logits_alone(monkeypatch, text):
     monkeypatch.setattr(engine, "trials", lambda *arguments, **options: ())  # mistakes of single operations, which take seconds
     base = Variant("ours", random_model(5, **SHAPE | {"n_layers": 4}), EXACT)
@@ -155,3 +165,11 @@ def test_how_angles_are_made_is_named(declared, theirs, says):
     points = {key: x for key, x in recorded(model, ids, dialect=theirs).items() if key.name in ("Kcur", "Kcur_rope")}
     report = judge_trace(model, trace(points), ids, declared, precision=FLOAT32)
     assert report.operations[-1].hypothesis == says
+
+
+def test_the_scale_of_another_layer_is_named():
+    model = MODELS["bitnet"]()
+    points, key = recorded(model, IDS), Key("ffn_down", 1)
+    ratio = float(model.layers[0].ffn_down.weights.scale) / float(model.layers[1].ffn_down.weights.scale)
+    said = said_of(model, points | {key: points[key] * np.float32(ratio)}, key)
+    assert said == f"the weight scale of the previous layer is used: everything is {ratio:.6g} times what it should be"

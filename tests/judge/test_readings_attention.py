@@ -480,6 +480,15 @@ def test_token_that_is_read_is_told_though_values_depend_on_each_other():
     assert said == "position 9 is read by position 5, which must not see it: the mask"
 
 
+def test_positions_without_a_rule_are_listed():
+    positions = np.random.default_rng(0).permutation(T)
+    x = layer_points("llama")["Qcur"].reshape(T, C.heads, C.head_dim)
+    angles = np.multiply.outer(positions, LLAMA.rope_frequency.astype(np.float64))
+    said = judged("llama", "Qcur_rope", spec.rotate(x, angles, C.rope).reshape(T, -1))
+    assert said.startswith(f"positions are {positions[0]}, {positions[1]}, ")
+    assert said.endswith(f", ... instead of 0 to {T - 1}")
+
+
 def test_right_positions_are_not_said_to_be_others():
     """Angles that are a little off, as of tables in bfloat16."""
     said = judged("llama", "Qcur_rope", by_frequencies(FREQUENCY * (1 + 2e-5 * np.cos(3 * PAIRS))))

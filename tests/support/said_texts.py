@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bitnet_np.judge.edits.kinds import KINDS
-
 TESTS = Path(__file__).parents[1]
 SAID = set[str]()  # filled by tests/judge/conftest.py
 READINGS = ("readings/*.py",)
@@ -32,6 +30,9 @@ def patterns(*files: str) -> dict[str, re.Pattern[str]]:
 
 def _texts(tree: ast.AST) -> Iterator[tuple[int, list[str]]]:
     """Yields the strings of a module that are neither docstrings nor annotations: the line, and what stands between the braces."""
+    from bitnet_np.judge.edits.functions import FUNCTIONS
+    from bitnet_np.judge.edits.kinds import KINDS
+
     nodes = list(ast.walk(tree))
     apart = [node.value for node in nodes if isinstance(node, ast.Expr)]
     apart += [node.returns for node in nodes if isinstance(node, ast.FunctionDef) and node.returns]
@@ -45,8 +46,8 @@ def _texts(tree: ast.AST) -> Iterator[tuple[int, list[str]]]:
             text = node.value
         else:
             continue
-        if text.partition(": ")[0] in KINDS:
-            continue  # the name of an edit, which a table gives another text
+        if text in FUNCTIONS or any(part.partition(": ")[0] in KINDS for part in text.split(" + ")):
+            continue  # a kind of step, or the name of an edit, which a table gives another text
         parts = re.split(r"\{[^}]*\}", text)
         if any(" " in part.strip() for part in parts):
             yield node.lineno, parts

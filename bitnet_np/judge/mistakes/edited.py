@@ -72,7 +72,7 @@ def _matching(words: str, edits: Iterable[tuple[str, Node]]) -> Iterator[tuple[N
     """Yields the edits that are said so: what stands for the braces of the words, and the expression."""
     parts = re.split(r"(\{\w+\})", words)
     pattern = "".join(
-        re.escape(part) if part[:1] != "{" else f"(?P<{part[1:-1]}>{_BRACES.get(part, '.+' if part[1].isupper() else '[^ ]*')})"
+        re.escape(part) if part[:1] != "{" else f"(?P<{part[1:-1]}>{_BRACES.get(part, _WORDS if part[1].isupper() else _WORD)})"
         for part in parts
     )
     for said, tree in edits:
@@ -81,6 +81,7 @@ def _matching(words: str, edits: Iterable[tuple[str, Node]]) -> Iterator[tuple[N
             yield match.groupdict(), tree
 
 
+_WORDS, _WORD = r".+", r"\S*"
 _BRACES = {"{W}": r"[^\d]+", "{kind}": r"b?float16|q\d_\w|int\d"}
 
 
