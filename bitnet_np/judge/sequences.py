@@ -112,11 +112,13 @@ def _is_left(runtime: Runtime, sequences: Sequence[Tokens], batch: Batch) -> boo
 
 def _mixed(runtime: Runtime, sequences: Sequence[Tokens], traces: Sequence[Trace]) -> dict[int, int]:
     """The sequences that have the logits of another one -> that one."""
-    if len(sequences) == 1:
+    some = [b for b, trace in enumerate(traces) if {LOGITS, LOG_PROBS} & trace.points.keys()]
+    if len(sequences) == 1 or not some:
         return {}
     ours = [run_whole(runtime, tokens)[0] for tokens in sequences]
-    wrong = [b for b, trace in enumerate(traces) if {LOGITS, LOG_PROBS} & trace.points.keys() and not has_logits(trace, ours[b])]
-    return {b: a for b in wrong for a in range(len(ours)) if has_logits(traces[b], ours[a])}
+    with np.errstate(all="ignore"):  # numbers that cannot be compared are refused later
+        wrong = [b for b in some if not has_logits(traces[b], ours[b])]
+        return {b: a for b in wrong for a in range(len(ours)) if has_logits(traces[b], ours[a])}
 
 
 def _of_another(report: Report, sequence: int) -> Report:

@@ -10,7 +10,7 @@ from ... import spec
 from ...model.records import with_rope_of
 from ...traces.points import Key
 from ..graph import Place
-from .expression import Array, Node, mapped, nodes, replaced, tensor
+from .expression import Array, Node, nodes, replaced, tensor, with_nodes
 
 Edits = Iterator[tuple[str, Node]]
 Leaves = tuple[tuple[str, tuple[Node, ...]], ...]
@@ -30,13 +30,13 @@ def cached(place: Place, tree: Node) -> Edits:
         for n in range(len(place.model.layers)):
             if n != place.key.layer:
                 other = {leaf: tensor(Key(leaf.what.name, n)) for leaf in some}
-                yield f"{what} of layer {n} are read: the cache of another layer", _with(tree, other)
+                yield f"{what} of layer {n} are read: the cache of another layer", with_nodes(tree, other)
         for b in place.borders:
             lost = {leaf: _changed(leaf, partial(_lost, b - 1)) for leaf in some}
-            yield f"{what} of position {b - 1} are 0: a slot of the cache that was not written", _with(tree, lost)
+            yield f"{what} of position {b - 1} are 0: a slot of the cache that was not written", with_nodes(tree, lost)
     for b in place.borders:
         for words, new in _pasts(place, k, v, b):
-            yield words, Node("opaque", (tree, _with(tree, new)), tree.noun, partial(_joined, b))
+            yield words, Node("opaque", (tree, with_nodes(tree, new)), tree.noun, partial(_joined, b))
 
 
 def _pasts(place: Place, k: Node, v: Node, border: int) -> Iterator[tuple[str, Mapping[Node, Node]]]:
@@ -70,11 +70,6 @@ def _lost(position: int, x: Array) -> Array:
 
 def _changed(node: Node, change: Callable[[Array], Array]) -> Node:
     return Node("opaque", (node,), node.noun, change)
-
-
-def _with(tree: Node, new: Mapping[Node, Node]) -> Node:
-    """The expression with several nodes exchanged."""
-    return mapped(tree, lambda node: new.get(node, node))
 
 
 def outputs(place: Place, tree: Node) -> Edits:

@@ -80,18 +80,23 @@ def _folded(node: Node, made: dict[Node, Any], make: Callable[[Node, list[Any]],
     return made[node]
 
 
-def mapped(tree: Node, change: Callable[[Node], Node], made: Mapping[Node, Node] | None = None) -> Node:
-    """The tree with change(node) in the place of every node, whose inputs are changed before. made: what stands for some of its nodes."""
+def _over(node: Node, inputs: list[Node]) -> Node:
+    return node if tuple(inputs) == node.inputs else node.over(*inputs)
 
-    def changed(node: Node, inputs: list[Node]) -> Node:
-        return change(node if tuple(inputs) == node.inputs else node.over(*inputs))
 
-    return _folded(tree, dict(made or {}), changed)
+def mapped(tree: Node, change: Callable[[Node], Node]) -> Node:
+    """The tree with change(node) in the place of every node, whose inputs are changed before."""
+    return _folded(tree, {}, lambda node, inputs: change(_over(node, inputs)))
+
+
+def with_nodes(tree: Node, new: Mapping[Node, Node]) -> Node:
+    """The tree with nodes exchanged wherever they stand. What stands for them may read them, or each other."""
+    return _folded(tree, dict(new), _over)
 
 
 def replaced(tree: Node, old: Node, new: Node) -> Node:
     """The tree with a node exchanged wherever it stands."""
-    return mapped(tree, lambda node: node, {old: new})
+    return with_nodes(tree, {old: new})
 
 
 def values_of(tree: Node, leaf: Leaf, rows: int, known: Mapping[Node, Any] | None = None) -> dict[Node, Any]:

@@ -15,7 +15,7 @@ from ..graph import HEAD_NORMS, TOKENS, Place, layer_input, operations
 from ..precision import NARROW_FLOATS
 from . import caches, functions, weights
 from .definition import expression, matrix_of, matrix_product, rms
-from .expression import Array, Node, constant, mapped, nodes, reads, replaced, tensor
+from .expression import Array, Node, constant, mapped, nodes, reads, replaced, tensor, with_nodes
 
 Edits = Iterator[tuple[str, Node]]
 """Edits of an expression: each in words, and the whole expression with it."""
@@ -192,7 +192,7 @@ def exchanged(place: Place, tree: Node) -> Edits:
     for i, a in enumerate(leaves):
         for b in leaves[i + 1 :]:
             if _AXES.get(a.what.name) == _AXES.get(b.what.name):
-                yield f"{a.what.name} and {b.what.name} are exchanged", _with_both(tree, a, b)
+                yield f"{a.what.name} and {b.what.name} are exchanged", with_nodes(tree, {a: b, b: a})
                 yield f"{a.what.name} is read instead of {b.what.name}", replaced(tree, b, a)
                 yield f"{b.what.name} is read instead of {a.what.name}", replaced(tree, a, b)
                 one, other = sorted((a, b), key=lambda leaf: place.operation.inputs.index(leaf.what))
@@ -207,13 +207,7 @@ def _every_second(first: int, a: Array, b: Array) -> Array:
 
 def _with_parts(tree: Node, a: Node, b: Node, of_a: Callable[..., Array], of_b: Callable[..., Array]) -> Node:
     """Both tensors exchanged for functions of both."""
-    one, other = (Node("opaque", (replace(a), replace(b)), x.noun, function) for x, function in ((a, of_a), (b, of_b)))
-    return replaced(replaced(tree, a, one), b, other)
-
-
-def _with_both(tree: Node, a: Node, b: Node) -> Node:
-    held = replace(a)
-    return replaced(replaced(replaced(tree, a, held), b, a), held, b)
+    return with_nodes(tree, {x: Node("opaque", (a, b), x.noun, function) for x, function in ((a, of_a), (b, of_b))})
 
 
 def other_tensor(place: Place, tree: Node) -> Edits:
