@@ -129,7 +129,7 @@ def catalogue() -> Iterator[tuple[str, str, str, str]]:
     for mistake in (*CATALOGUE, *HIDDEN):
         able = {m.config.architecture for m in models for dialect in DIALECTS.values() if mistake.when(m, dialect)}
         names = "any" if able == set(ARCHITECTURES) else ", ".join(name for name in ARCHITECTURES if name in able)
-        where = {"a tensor": mistake.at or mistake.fitted, "logits alone": mistake.is_of_engines}
+        where = {"a tensor": mistake.at, "logits alone": mistake.is_of_engines}
         kinds = ", ".join(how for how, made in where.items() if made) if mistake in CATALOGUE or mistake.engine else "several operations"
         text = described(mistake.id.removeprefix("edit.")) if mistake.id.startswith("edit.") else mistake.text
         yield mistake.id, text.replace("|", "\\|"), kinds, names

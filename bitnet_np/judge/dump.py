@@ -85,9 +85,9 @@ def judge_dump(
 
 
 def _unexplained(operations: Report) -> bool:
-    """Whether something is wrong that no operation explains, or is hidden in several operations judged together, or may be."""
+    """Whether something is hidden in several operations judged together, or may be."""
     if operations.first_wrong is not None:
-        return operations.first_wrong.hypothesis is None or len(operations.first_wrong.across) > 1
+        return len(operations.first_wrong.across) > 1
     return any(len(o.across) > 1 for o in operations.operations)
 
 

@@ -30,9 +30,10 @@ from .detail import Details
 from .graph import Operation, operations
 from .honest_engines import FLOOR, dialects, in_precision, other_choices, reach_of, roundings, with_choices
 from .logits import Judgement, Reach, judge, position_nmse
+from .mistakes.anywhere import fitted
 from .mistakes.attention import CACHE_ROUNDINGS
-from .mistakes.catalogue import HIDDEN, Trial, engines, fitted, in_engine, trials
-from .mistakes.mistake import Cause, Fit
+from .mistakes.catalogue import HIDDEN, Trial, engines, in_engine, trials
+from .mistakes.mistake import Cause
 from .mistakes.search import OVERHEAD, Explanation, Search
 from .precision import FLOAT32, Precision
 from .readings.table import PLACES, cause_of
@@ -96,9 +97,9 @@ def judge_logits(
     nearest = min(distances, key=lambda text: float(distances[text].mean()))
     ours_away = position_nmse(a, b)
     closest = f"closest to {nearest}" if distances[nearest].mean() < ours_away.mean() / _CLOSER else None
-    target, strong = _Target(base, logits, a, b, reach), judged.verdict == Verdict.WRONG
-    named = ((variant, variant.text) for variant in mistakes if strong or not variant.weak)
-    mistake = target.nearest(named, np.minimum(ours_away, distances[nearest]))
+    strong = judged.verdict == Verdict.WRONG
+    target = _Target(base, logits, a, b, reach, strong)
+    mistake = target.nearest(((variant, variant.text) for variant in mistakes), np.minimum(ours_away, distances[nearest]))
     if mistake is None and closest is None and len(a) >= _POSITIONS:
         mistake = _wrong_scale(base, scales, logits, a, b, reach.nmse, strong)
     undeclared = ""
@@ -194,6 +195,7 @@ class _Target:
     a: NDArray  # ours [P, V]
     b: NDArray  # theirs [P, V]
     reach: Reach
+    strong: bool  # theirs are farther from ours than roundings reach
 
     @cached_property
     def away(self) -> NDArray[np.float64]:
@@ -212,10 +214,16 @@ class _Target:
         return away if _explains(away, best) and self.made_by(x) else None
 
     def nearest(self, candidates: Iterable[tuple[Variant, _Named]], best: NDArray[np.float64]) -> _Named | None:
-        """What names the nearest of some variants that explain them. best: the distance [P] of the nearest run without a mistake."""
+        """What names the nearest of some variants that explain them. best: the distance [P] of the nearest run without a mistake.
+
+        An operation that is off by no more than roundings reach may flip the very codes that they flip: theirs have to be farther, then.
+        """
         found = None
         for variant, named in candidates:
-            away = self.explained_by(self.logits(variant), best)
+            x = self.logits(variant)
+            if x is not None and variant.edit is not None and not self.strong and position_nmse(self.a, x).mean() <= self.reach.nmse:
+                continue
+            away = self.explained_by(x, best)
             if away is not None:
                 found, best = named, away
                 if best.mean() < _EXACT * self.away.mean():
@@ -224,7 +232,7 @@ class _Target:
 
     def fitted(self) -> Cause | None:
         """The mistake in the last operation, with numbers fitted to theirs, that makes them of ours but for roundings."""
-        for cause, array in fitted(Fit(self.b.astype(np.float64), self.a.astype(np.float64), ())):
+        for cause, array in fitted(self.b.astype(np.float64), self.a.astype(np.float64)):
             if not np.isfinite(array).all() or position_nmse(array, self.b).mean() > self.away.mean() / _CLOSER:
                 continue
             if self.made_by(array.astype(np.float32)):
@@ -263,7 +271,7 @@ class _Target:
             if cause is not None:
                 return cause
         search = Search(base.model, base.dialect, len(ids), _HIDDEN_WORK)
-        return search.cause(span, False, explain, lambda changed: work, float(self.away.mean()))
+        return search.cause(span, False, explain, lambda trial: explain(trial).left, lambda changed: work, float(self.away.mean()))
 
     def read_head(self, ids: NDArray[np.int64], numbers: NDArray[np.int64]) -> Cause | None:
         """What readings see in the head, if its input is right. numbers: the positions of ours and theirs."""

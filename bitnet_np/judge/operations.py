@@ -32,7 +32,7 @@ from .. import spec
 from ..base.tensor_types import TERNARY_TYPES
 from ..engine.dialects import EXACT, Dialect
 from ..model import packing, widen
-from ..model.records import Blocks, Config, Linear, Model, Pooling, Table, Ternary
+from ..model.records import Blocks, Config, Linear, Model, Pooling, Table, Ternary, Weights
 from . import roundings
 from .roundings import to_float16
 
@@ -195,6 +195,16 @@ def _cached_dense(weights: Ternary) -> NDArray[np.float32]:
     matrix = packing.unpack(weights).astype(np.float32)
     matrix.flags.writeable = False
     return matrix
+
+
+def rows_of(weights: Weights, rows: NDArray[np.integer]) -> Array:
+    """Some rows [n, M] of a matrix in float64, without its scale."""
+    is_small = weights.shape[0] * weights.shape[1] <= _SMALL_MATRIX
+    if isinstance(weights, Ternary):
+        return (dense(weights)[rows] if is_small else packing.unpack_rows(weights, rows)).astype(np.float64)
+    if isinstance(weights, Blocks) and is_small:
+        return _cached_table(weights)[rows]
+    return widen.take(weights, rows).astype(np.float64)
 
 
 def ambiguous(exact: Array) -> NDArray[np.bool_]:

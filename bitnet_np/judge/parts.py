@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from ..model.records import Config
 from ..traces.points import HEADS, Key
 from .bounds import relative_error
-from .mistakes.anywhere import OF_ROWS
-from .mistakes.catalogue import fitted
-from .mistakes.mistake import Cause, Fit
+from .mistakes.anywhere import OF_ROWS, fitted
+from .mistakes.mistake import Cause
 from .readings.wrong import places_of
 
 Array = NDArray[np.float64]
@@ -111,7 +110,7 @@ class _Nearest:
 
     def fitted(self) -> Cause | None:
         """The closest of the mistakes whose numbers are fitted to the part."""
-        for candidate, array in fitted(Fit(self._theirs, self._value, ())):
+        for candidate, array in fitted(self._theirs, self._value):
             if candidate.id not in OF_ROWS and array.shape == self._theirs.shape:
                 self.compare(candidate, array)
         return self.cause

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -42,14 +43,14 @@ from .bounds import (
 from .detail import Details
 from .equivalence import KEYS, QUERIES, ROTATED, look_through
 from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
-from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
+from .graph import EMBEDDING, FIELDS, LOGITS, TOKENS, Operation, matrix_of, operations
 from .honest_engines import FLOOR, one_scale
 from .logits import Reach, judge, limits, same_bits
-from .mistakes.anywhere import VAGUE, ratios
+from .mistakes.anywhere import VAGUE, fitted
 from .mistakes.attention import CACHE_ROUNDINGS
-from .mistakes.catalogue import Trial, as_rounded, fitted, trials
+from .mistakes.catalogue import Trial, as_rounded, trials
 from .mistakes.layers import RESIDUALS
-from .mistakes.mistake import Cause, Compute, Fit
+from .mistakes.mistake import Cause, Compute
 from .mistakes.search import OVERHEAD, Explanation, Search, with_alike
 from .narrow import Storage
 from .operations import U, next_experts
@@ -61,6 +62,7 @@ from .readings.wrong import Wrong, matched
 from .report import OperationVerdict, Report
 from .roundings import to_digits, to_eleven_bits
 from .scores import by_position, rows_of
+from .screen import Screen
 from .verdict import Verdict
 
 Array = NDArray[np.float64]
@@ -585,10 +587,10 @@ class _Judge:
 
             def with_fitted() -> Iterator[tuple[Cause, Array]]:
                 if cause is None or 4 * best > noise:
-                    known = ratios(self.model, self.by_key[across[-1]]) if len(across) == 1 else ()
-                    yield from fitted(Fit(theirs, value, known))
+                    yield from fitted(theirs, value)
 
-            for candidate, array in chain(self._mistaken(across, singly=least == 0), with_fitted()):
+            screen = self._screen(across, value, theirs)
+            for candidate, array in chain(self._mistaken(across, least == 0, screen), with_fitted()):
                 if array.shape != theirs.shape or not np.isfinite(array).all() or relative_error(array, value) < least:
                     continue
                 left = relative_error(array, theirs)
@@ -605,14 +607,22 @@ class _Judge:
             return Cause("the right numbers in another order: columns are permuted", "read.permuted")
         return None if cause is None else with_alike(cause, 4 * best, fits)
 
-    def _mistaken(self, across: tuple[Key, ...], singly: bool) -> Iterator[tuple[Cause, Array]]:
+    def _mistaken(self, across: tuple[Key, ...], singly: bool, screen: Screen | None) -> Iterator[tuple[Cause, Array]]:
         """Yields the last tensor of `across` with each known mistake on the way to it. singly: also in one layer of several."""
-        right = self._values(across)
+        right, last = self._values(across), across[-1]
         every = list(trials(self.model, self.dialect, [self.by_key[k] for k in across], singly))
         for done, trial in enumerate(every, 1):
             self.progress(done, len(every))
+            if screen is not None and screen.refuses(trial.computes[last], right):
+                continue
             with suppress(FloatingPointError):
-                yield trial.cause, self._values(across, trial.computes, right)[across[-1]]
+                yield trial.cause, self._values(across, trial.computes, right)[last]
+
+    def _screen(self, across: tuple[Key, ...], value: Array, theirs: Array) -> Screen | None:
+        """The outputs at which mistakes in a large product are tried first."""
+        key = across[-1]
+        is_product = len(across) == 1 and (key.name in FIELDS or key == LOGITS) and value.shape == theirs.shape
+        return Screen.of(prod(matrix_of(self.model, key).shape), value, theirs) if is_product else None
 
     def _hidden_in_parts(self, across: tuple[Key, ...], theirs: Array, most: float, parts: InParts) -> Cause | None:
         """The hidden mistake by a number that explains the largest part of a wrong tensor, if one does. Others are compared with parts as
@@ -633,8 +643,15 @@ class _Judge:
         last, cut = across[-1], (lambda x: x) if part is None else part.cut
         right = self._values(across)
         shape, now = right[last].shape, relative_error(cut(right[last]), theirs)
+        screen = self._screen(across, right[last], theirs) if part is None else None
+
+        def near(trial: Trial) -> float:
+            left = None if screen is None else screen.left(trial.computes[last], right)
+            return explain(trial).left if left is None else left * now
 
         def explain(trial: Trial) -> Explanation:
+            if screen is not None and screen.refuses(trial.computes[last], right):
+                return Explanation(np.inf, False)
             try:
                 array = self._values(across, trial.computes, right)[last]
             except FloatingPointError:
@@ -647,11 +664,13 @@ class _Judge:
             return Explanation(left, left <= min(most, now / 10))
 
         def cost(changed: Collection[Key]) -> float:
+            if screen is not None:
+                return len(screen.columns) * self._cost(last) / shape[1] + OVERHEAD
             first = next(i for i, k in enumerate(across) if k in changed)
             return sum(self._cost(k) + OVERHEAD for k in across[first:])
 
         with np.errstate(all="ignore"):
-            return self.search.cause([self.by_key[k] for k in across], True, explain, cost, now, numbers_only=part is not None)
+            return self.search.cause([self.by_key[k] for k in across], True, explain, near, cost, now, numbers_only=part is not None)
 
     def _read_last(self, across: tuple[Key, ...], theirs: Array, most: float) -> Cause | None:
         """The cause that shows in the last operation, with its inputs computed as right, or in the branch that is its last term."""

@@ -37,7 +37,6 @@ class Variant:
     feed: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = (
         None  # token ids [B, T] -> [B, T or more] that are fed; logits of the last T
     )
-    weak: bool = False  # before codes flip it changes less than float16 does, and may flip the very codes that roundings flip
     mistake: str = ""  # the id in the catalogue, if it is a known mistake
 
     def with_operations(self, **operations: Callable[..., Any]) -> Variant:

@@ -57,6 +57,13 @@ def unpack(weights: Ternary) -> NDArray[np.int8]:
     return codes.transpose(0, 3, 1, 2, 4).reshape(-(-n // LANES) * LANES, -1)[:n, :m].astype(np.int8) - 1
 
 
+def unpack_rows(weights: Ternary, rows: NDArray[np.integer]) -> NDArray[np.int8]:
+    """Some rows [n, M] of it."""
+    m = weights.shape[1]
+    packed = weights.codes.reshape(-1, -(-m // LANES), LANES, 4)[rows // LANES, :, rows % LANES]  # row, step, byte
+    return (packed[:, :, None] >> _PLACES[:, None] & 3).reshape(len(rows), -1)[:, :m].astype(np.int8) - 1
+
+
 def from_i2s(codes: NDArray[np.uint8], scale: float | np.float32, shape: tuple[int, int]) -> Ternary:
     """The codes of an I2_S tensor [N * i2s_row_bytes(M)], with or without its trailer, packed. Raises ShapeError if there are too few."""
     size = shape[0] * i2s_row_bytes(shape[1])

@@ -47,7 +47,7 @@ SAYS = {
     "not quantised": "not quantised",
     "one scale for all tokens": "one activation scale for the whole tensor",
     "ffn_down's scale 5 % too large": "the scale of ffn_down is off, by a factor of about 1.05",
-    "attn_q with the scale of attn_k": "at attn_q of every layer: the weight scale of attn_k is used",
+    "attn_q with the scale of attn_k": "at Qcur of every layer: the weight scale of Kcur is used",
 }
 
 

@@ -7,15 +7,15 @@ from functools import cache
 import numpy as np
 import pytest
 from dumps import family_dump, recorded, with_tensor
-from engine_runs import BASE, TOKENS_OF_300, judge_by, logits_of
+from engine_runs import TOKENS_OF_300, judge_by, logits_of
 from models import random_model
 
 from bitnet_np import spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge.graph import operations
 from bitnet_np.judge.logits import judge
-from bitnet_np.judge.mistakes.catalogue import CATALOGUE, at_operation, fitted, in_engine
-from bitnet_np.judge.mistakes.mistake import Fit
+from bitnet_np.judge.mistakes.anywhere import fitted
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, at_operation, in_engine
 from bitnet_np.judge.roundings import NARROW
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant
@@ -66,7 +66,7 @@ def test_every_entry_is_tried_somewhere():
     at_one, in_whole = tried()
     assert {m.id for m in CATALOGUE if m.at} == set(at_one)
     assert {m.id for m in CATALOGUE if m.is_of_engines} == set(in_whole)
-    assert all(m.at or m.fitted or m.is_of_engines for m in CATALOGUE)
+    assert all(m.at or m.is_of_engines for m in CATALOGUE)
 
 
 def test_texts_have_their_numbers():
@@ -79,7 +79,7 @@ def test_a_mistake_is_called_the_same_in_a_trace_and_in_logits_alone():
     """The texts are equal but for the place in front and the dialect behind."""
     at_one, in_whole = tried()
     for id in at_one.keys() & in_whole.keys():
-        plain = {re.sub(r"^(at [^:]* of every layer|at result_norm|in [^:]*): ", "", text) for text in in_whole[id]}
+        plain = {re.sub(r"^(at|in) [^:]*: ", "", text) for text in in_whole[id]}
         plain = {text.split(", in the dialect")[0] for text in plain}
         assert plain & at_one[id], id
 
@@ -97,20 +97,18 @@ def test_no_mistake_is_tried_that_a_family_cannot_make(model):
 def test_fitted_mistakes_name_what_was_done():
     rng = np.random.default_rng(0)
     value = rng.standard_normal((5, 64))
-    named = (("scale.of_matrix", {"other": "attn_k"}, 1.5),)
     done = {
         "any.sign": -value,
         "any.factor": 1.25 * value,
-        "scale.of_matrix": 1.5 * value,
         "any.moved": np.roll(value, 1, axis=0),
         "any.one_token": np.broadcast_to(value[0], value.shape),
         "any.bias": value + rng.standard_normal(64),
         "any.factor_by_token": value * rng.uniform(1, 2, (5, 1)),
     }
     for id, theirs in done.items():
-        left = {cause.id: np.abs(array - theirs).max() for cause, array in fitted(Fit(theirs, value, named))}
-        candidates = fitted(Fit(theirs, value, named))
-        assert min(np.abs(array - theirs).max() for cause, array in candidates if cause.id == id) < 1e-12, (id, left)
+        assert min(np.abs(array - theirs).max() for cause, array in fitted(theirs, value) if cause.id == id) < 1e-12, id
+    texts = [cause.text for cause, _ in fitted(128 / 127 * value, value)]
+    assert "codes in steps of 1/128 are taken for 1/127: everything is 1.00787 times what it should be" in texts
 
 
 # --- whole engines --------------------------------------------------------------------------------------------------------------------
@@ -130,7 +128,7 @@ def mistakes_that_name_themselves(model):
             continue
         texts.append(mistake.text)
         judgement = judge_theirs(theirs)
-        assert judgement.verdict is Verdict.WRONG or mistake.weak, (mistake.text, judgement)
+        assert judgement.verdict in (Verdict.WRONG, Verdict.FLIPS), (mistake.text, judgement)
         if judgement.verdict is Verdict.FLIPS:
             continue
         if judgement.explanation.split(", in the dialect")[0] == mistake.text.split(", in the dialect")[0]:
@@ -148,33 +146,37 @@ def test_every_known_mistake_names_itself():
 
 
 FAMILY = {  # what the family adds to the shape, the least number of mistakes that change its logits, and some of them
-    "bitnet": ({}, 45, ("relu(gate)^2 * up instead of SiLU(gate) * up", "at attn_q of every layer: the weight scale is missing")),
+    "bitnet": (
+        {},
+        45,
+        ("at ffn_out of every layer: relu(gate)^2 * up instead of SiLU(gate) * up", "at Qcur of every layer: the weight scale is missing"),
+    ),
     "llama": (
         {"rope_scaling": 4.0},
         25,
         (
             "in RoPE: positions are not scaled",
             "in RoPE: the factors of the frequencies are not applied",
-            "at attn_v of every layer: the bias is missing",
+            "at Vcur of every layer: the bias is missing",
         ),
     ),
-    "qwen2": ({}, 20, ("at attn_q of every layer: the bias is missing", "output_bias is missing")),
+    "qwen2": ({}, 20, ("at Qcur of every layer: the bias is missing", "output_bias is missing")),
     "qwen3": (
         {"yarn": Yarn(4.0, 16), "rope_magnitude": 1.2},
         20,
         (
             "in RoPE: cosines and sines are not multiplied by RoPE's magnitude",
             "in RoPE: the factors of the frequencies are not applied",
-            "at attn_q_norm of every layer: the norm is missing: its input comes out unchanged",
-            "at attn_k_norm of every layer: the norm's weight is missing",
+            "at Qcur_normed of every layer: the norm is missing: its input comes out unchanged",
+            "at Kcur_normed of every layer: the norm's weight is missing",
         ),
     ),
     "gemma3": (
         {"rope_scaling": 4.0, "window": 3},
         20,
         (
-            "in RoPE: queries and keys are rotated as in global layers",
-            "in RoPE: queries and keys are rotated as in local layers",
+            "queries and keys are rotated as in global layers",
+            "queries and keys are rotated as in local layers",
             "in RoPE: positions are scaled in local layers, too",
             "the layers with the window are one layer later than in the model",
         ),
@@ -183,7 +185,7 @@ FAMILY = {  # what the family adds to the shape, the least number of mistakes th
         {"rope_width": 8, "parallel_residual": True},
         25,
         (
-            "in RoPE: all of each head is rotated, not a part",
+            "all of each head is rotated, not a part",
             "the feed-forward reads what attention's branch was added to instead of the layer's input",
             "in every norm: the mean is not subtracted, as in RMSNorm",
         ),
@@ -192,8 +194,8 @@ FAMILY = {  # what the family adds to the shape, the least number of mistakes th
         {},
         20,
         (
-            "position_embd is missing",
-            "the exact GELU instead of GELU's approximation by tanh",
+            "at inpL: position_embd is missing",
+            "at ffn_out of every layer: the exact GELU instead of GELU's approximation by tanh",
             "at ffn_norm of every layer: the norm's bias is missing",
         ),
     ),
@@ -208,15 +210,7 @@ def test_every_known_mistake_of_a_family_names_itself(family, inner_norms):
     texts = mistakes_that_name_themselves(random_model(3, family=family, inner_norms=inner_norms, **SMALL, **more))
     assert len(texts) >= least
     assert set(some) <= set(texts)
-    assert ("at the norm inside ffn_down of every layer: the norm is missing: its input comes out unchanged" in texts) == inner_norms
-
-
-def test_mistakes_that_a_norm_cancels_are_weak():
-    assert {m.text for m in in_engine(BASE) if m.weak and m.mistake == "scale.missing"} == {
-        f"at {name} of every layer: the weight scale is missing" for name in ("attn_v", "ffn_gate", "ffn_up")
-    }
-    silu = Variant("", random_model(0, family="bitnet"), EXACT)
-    assert "at ffn_gate of every layer: the weight scale is missing" in {m.text for m in in_engine(silu) if not m.weak}
+    assert ("at ffn_down_in of every layer: the norm is missing: its input comes out unchanged" in texts) == inner_norms
 
 
 # --- single operations of other families ----------------------------------------------------------------------------------------------
@@ -300,11 +294,11 @@ def test_weights_of_routers_and_experts_in_16_bits_are_no_fault(name):
 @pytest.mark.parametrize(
     ("family", "field", "without", "at", "says"),
     [
-        ("gemma2", "logit_cap", None, "result_output", "logits are not capped at 3"),
-        ("gemma2", "score_cap", None, "kqv_out", "scores are not capped at 2"),
-        ("gemma2", "embedding_scale", 1.0, "inp_scaled", "embeddings are not multiplied by 10"),
-        ("granite", "logit_scale", 1.0, "result_output", "logits are not divided by 2.5"),
-        ("granite", "residual_scale", 1.0, "ffn_inp", "outputs of branches are not multiplied by 0.375 before they are added"),
+        ("gemma2", "logit_cap", None, "result_output", "logits are not capped"),
+        ("gemma2", "score_cap", None, "kqv_out", "scores are not capped"),
+        ("gemma2", "embedding_scale", 1.0, "inp_scaled", "the embedding scale is left out"),
+        ("granite", "logit_scale", 1.0, "result_output", "the logit scale is not divided out"),
+        ("granite", "residual_scale", 1.0, "ffn_inp", "the residual scale is left out"),
         ("granite", "attention_scale", None, "kqv_out", "scores are multiplied by 1/sqrt(K) instead of 0.125"),
     ],
 )

@@ -1,7 +1,5 @@
 """What wrong numbers say by themselves: mistakes with a number in them, each made in one tensor of a recorded forward pass."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from dumps import MODEL, TOKENS, family_dump, only, recorded, trace, with_tensor, without_codes
@@ -165,9 +163,9 @@ def test_weights_of_other_layers_are_recognised_in_every_family():
 
 def test_weight_scales_of_others_are_named():
     layer = MODEL.layers[LAYER]
-    for name, own, says in (("Qcur", layer.attn_q, ""), ("ffn_down", layer.ffn_down, ": everything is ")):
+    for name, own in (("Qcur", layer.attn_q), ("ffn_down", layer.ffn_down)):
         wrong = product("bitnet", name) * float(layer.attn_v.weights.scale) / float(own.weights.scale)
-        assert judged("bitnet", name, wrong).startswith(f"the weight scale of attn_v is used{says}")
+        assert judged("bitnet", name, wrong).startswith("the weight scale of Vcur is used")
 
 
 def _chunked(x):
@@ -199,20 +197,6 @@ def _signed(x):
 )
 def test_quantisers_are_recognised(quantize, says):
     assert judged("bitnet", "Qcur", product("bitnet", "Qcur", quantize=quantize)).startswith(says)
-
-
-def test_weights_misread_are_placed_behind_a_scale_and_a_bias():
-    """A block of 16 weights of a row is taken from the row after it."""
-    model, ids, points = family_dump("bitnet")
-    linear = dataclasses.replace(model.layers[1].ffn_up, bias=np.linspace(-1, 1, model.config.ffn, dtype=np.float32))
-    model = dataclasses.replace(model, layers=(model.layers[0], dataclasses.replace(model.layers[1], ffn_up=linear)))
-    matrix = packing.unpack(linear.weights).astype(np.float64)
-    matrix[7, 32:48] = matrix[8, 32:48]
-    q, scale = spec.quantize(points[Key("ffn_norm", 1)].astype(np.float64))
-    key = Key("ffn_up", 1)
-    wrong = spec.ternary_matmul(q, scale, matrix, float(linear.weights.scale) * float(linear.scale)) + linear.bias
-    first_wrong = judge_trace(model, with_tensor(points, key, wrong), ids, precision=FLOAT32).first_wrong
-    assert (first_wrong.key, first_wrong.hypothesis) == (key, "weights 32 to 47 of row 7 are read from row 8")
 
 
 def test_a_wrong_row_of_other_weights_is_placed():
@@ -406,13 +390,10 @@ def test_types_without_kernels_are_judged_as_floats_are(name):
     ],
 )
 def test_narrow_accumulators_are_recognised(sums, says):
-    matrix, scale = packing.unpack(MODEL.layers[1].ffn_up.weights).astype(float), float(MODEL.layers[1].ffn_up.weights.scale)
-
-    def theirs(x, value, linear):
-        codes, steps = spec.quantize(x)
-        return sums(codes @ matrix.T) / steps * scale
-
-    assert said_of(MODEL, "ffn_up", theirs)[0] == says
+    linear, x = MODELS["bitnet"].layers[LAYER].ffn_up, layer_points("bitnet")["ffn_norm"]
+    codes, steps = spec.quantize(x.astype(np.float64))
+    wrong = sums(codes @ packing.unpack(linear.weights).astype(float).T) / steps * float(linear.weights.scale)
+    assert judged("bitnet", "ffn_up", wrong) == says
 
 
 def _clipped(scale):

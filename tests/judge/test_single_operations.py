@@ -63,7 +63,7 @@ def test_an_engine_without_a_change_has_our_bits():
         (
             "rope.whole_row",
             [Key(n, i) for n in ("Qcur_rope", "Kcur_rope") for i in range(3)],
-            "at Qcur_rope, Kcur_rope of every layer: one",
+            "in RoPE: one head width",
         ),
         ("residual.twice", [Key("l_out", 0)], "at l_out of layer 0: the residual is added twice"),
         ("head.int8", [LOGITS], "the head's input is quantised to int8"),
@@ -78,7 +78,7 @@ def test_a_mistake_of_single_operations_is_named_by_logits_alone(mistake, keys, 
 def test_a_mistake_in_queries_and_keys_is_named_by_the_outputs_of_layers():
     report = judged(engine_with("rope.whole_row", *ROTATED), "l_out")
     assert report.first_wrong.key == Key("l_out", 0)
-    assert report.first_wrong.hypothesis.startswith("at Qcur_rope, Kcur_rope: one head width serves all heads")
+    assert report.first_wrong.hypothesis.startswith("in RoPE: one head width serves all heads")
 
 
 @pytest.mark.parametrize(

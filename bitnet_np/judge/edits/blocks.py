@@ -66,10 +66,14 @@ Misreading = Callable[[Parts], Array]
 """Rows taken apart -> the weights [n, M] that they are taken for."""
 
 
+def parts_of(blocks: Blocks, rows: NDArray[np.int64]) -> Parts:
+    """Rows of a table, which is misread in many ways."""
+    return _cached_parts(blocks, rows.tobytes())
+
+
 @lru_cache(maxsize=16)
-def whole_table(blocks: Blocks) -> Parts:
-    """All rows of a table of a small model, which is misread in many ways."""
-    return Parts.of(blocks, np.arange(blocks.shape[0]))
+def _cached_parts(blocks: Blocks, rows: bytes) -> Parts:
+    return Parts.of(blocks, np.frombuffer(rows, np.int64))
 
 
 def _part(raw: Bytes, part: Bits | Flags | Digit) -> Codes:

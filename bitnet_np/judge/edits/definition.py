@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...engine.dialects import Dialect
-from ...model import widen
 from ...model.families import NORMS
-from ...model.records import Blocks, Linear, Ternary, with_rope_of
+from ...model.records import Blocks, Linear, Table, Ternary, with_rope_of
 from ...traces.points import FIELDS
 from .. import operations as op
 from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED, Place
 from ..roundings import MINIMUM_TYPES, matrix_input, minimums, rounded_sums
-from .expression import Array, Node, constant, tensor
+from .expression import Array, Matrix, Node, constant, tensor
 
 _TANH = "GELU's approximation by tanh"
 ACTIVATIONS = {"relu2": "relu^2", "silu": "SiLU", "gelu_gate": _TANH, "gelu": "the exact GELU", "gelu_tanh": _TANH}
@@ -27,7 +26,7 @@ _POOLS = {"mean": "the mean of all tokens", "cls": "the first token", "last": "t
 
 
 def expression(place: Place) -> Node | None:
-    """The expression of an operation; None for those that have none: integers, and attention's scores as they are dumped."""
+    """The expression of an operation; None for integers, which have none."""
     name, inputs = place.key.name, [tensor(key) for key in place.operation.inputs]
     if name.endswith("_codes"):
         return _codes(inputs[0], _steps(inputs[0]))
@@ -72,13 +71,13 @@ def _quotient(noun: str, a: Node, b: Node) -> Node:
 
 
 def _embedding(place: Place, tokens: Node) -> Node:
-    return Node("rows", (constant("the embedding's table", lambda: _wide(widen.float32(place.model.token_embd))), tokens), "the embedding")
+    return Node("rows", (constant("the embedding's table", _table(place.model.token_embd)), tokens), "the embedding")
 
 
 def _positions(place: Place, x: Node) -> Node:
     assert place.model.position_embd is not None
     learned = place.model.position_embd
-    table = constant("the table of positions", lambda: _wide(widen.float32(learned)))
+    table = constant("the table of positions", _table(learned))
     return _sum("the sum", x, Node("rows", (table, Node("positions", noun="positions")), "the rows of positions"))
 
 
@@ -159,14 +158,13 @@ def _of_heads(place: Place, x: Node) -> Node:
 # --- products ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _dense(table: Any) -> Array:
-    return np.concatenate([x for _, x in op.row_blocks(table)])
+def _table(table: Table) -> Matrix:
+    return Matrix(table.shape, lambda rows: op.rows_of(table, rows))
 
 
-def matrix_of(linear: Linear) -> Array:
-    """The matrix [N, M] of a linear in float64, without scale and bias."""
-    weights = linear.weights
-    return _wide(op.dense(weights)) if isinstance(weights, Ternary) else _dense(weights)
+def matrix_of(linear: Linear) -> Matrix:
+    """The matrix [N, M] of a linear, without scale and bias."""
+    return Matrix(linear.shape, lambda rows: op.rows_of(linear.weights, rows))
 
 
 def matrix_product(place: Place, x: Node, linear: Linear) -> Node:
@@ -176,7 +174,7 @@ def matrix_product(place: Place, x: Node, linear: Linear) -> Node:
         scale *= float(weights.scale) if isinstance(weights, Ternary) else 1.0
         steps = _steps(x)
         numbers = _quotient("the numbers that codes stand for", _codes(x, steps), steps)
-        y = Node("matmul", (numbers, constant("the matrix", partial(matrix_of, linear))), "the products")
+        y = Node("matmul", (numbers, constant("the matrix", matrix_of(linear))), "the products")
     else:
         y = _multiplied(place, x, weights.blocks if isinstance(weights, Ternary) else weights, "the matrix")
     if scale != 1:
@@ -188,10 +186,10 @@ def _multiplied(place: Place, x: Node, table: Any, noun: str) -> Node:
     """The product of x, rounded as in the dialect, with a table."""
     if place.dialect.ggml_activations:
         x = Node("opaque", (x,), "the numbers in blocks", partial(matrix_input, table=table))
-    y = Node("matmul", (x, constant(noun, partial(_dense, table))), "the products")
+    y = Node("matmul", (x, constant(noun, _table(table))), "the products")
     if place.dialect.ggml_activations and isinstance(table, Blocks) and table.type in MINIMUM_TYPES:
         sums = Node("opaque", x.inputs, "the rounded sums", rounded_sums)
-        rest = Node("matmul", (sums, constant("the minimums", partial(minimums, table))), "the products with minimums")
+        rest = Node("matmul", (sums, constant("the minimums", minimums(table))), "the products with minimums")
         y = _sum("the products with those of minimums", y, rest)
     return y
 
@@ -226,25 +224,49 @@ def _rotation(place: Place, x: Node) -> Node:
     return Node("joined", (Node("rotation", (heads, turns, magnitude), "the rotated heads", (c.rope, "right")),), "the heads")
 
 
-def _attention(place: Place, q: Node, k: Node, v: Node) -> Node:
+def _stored(place: Place, x: Node) -> Node:
+    return Node("rounded", (x,), x.noun, "float16") if place.dialect.in_float16 else x
+
+
+def _shared(place: Place, x: Node, noun: str) -> Node:
+    """Keys or values by the heads of the queries that read them."""
+    heads = Node("heads", (_stored(place, x),), f"the {noun}", place.config.kv_heads)
+    return Node("grouped", (heads,), f"the heads of {noun}", place.config.heads)
+
+
+def _scores(place: Place, q: Node, k: Node) -> Node:
+    """The scores [H, T, T] of what a query sees; those of what it does not are minus infinity."""
     c = place.config
-    if place.dialect.in_float16:
-        q, k, v = (Node("rounded", (x,), x.noun, "float16") for x in (q, k, v))
-    q = Node("heads", (q,), "the queries", c.heads)
-    k, v = (
-        Node("grouped", (Node("heads", (x,), noun, c.kv_heads),), f"the heads of {noun[4:]}", c.heads)
-        for x, noun in ((k, "the keys"), (v, "the values"))
+    q = Node("heads", (_stored(place, q),), "the queries", c.heads)
+    products = Node("scores", (q, _shared(place, k, "keys")), "the products q.k")
+    return _masked(
+        place, _capped(_product("the scores", products, constant("the score scale", op.score_scale(c))), c.score_cap, "the scores' cap")
     )
-    scale = constant("the score scale", op.score_scale(c))
-    scores = _capped(_product("the scores", Node("scores", (q, k), "the products q.k"), scale), c.score_cap, "the scores' cap")
-    window = c.window_of(place.key.layer)  # type: ignore[arg-type]
-    masked = Node("mask", (scores,), "the masked scores", (window or 0, "", 0))
+
+
+def _masked(place: Place, scores: Node) -> Node:
+    window = place.config.window_of(place.key.layer)  # type: ignore[arg-type]
+    return Node("mask", (scores,), "the masked scores", (window or 0, "", 0))
+
+
+def _attention_weights(masked: Node) -> Node:
     largest = Node("largest of", (masked,), "the largest score", -1)
     e = Node("exponential", (Node("difference", (masked, largest), "the scores below the largest"),), "the exponentials", "exp")
-    p = _quotient("the probabilities", e, Node("softmax sum", (e,), "the softmax's sum", -1))
-    if place.dialect.in_float16:
-        p = Node("rounded", (p,), "the probabilities", "float16")
-    return Node("joined", (Node("weighted", (p, v), "the sums of values"),), "the heads")
+    return _quotient("the probabilities", e, Node("softmax sum", (e,), "the softmax's sum", -1))
+
+
+def _attention(place: Place, q: Node, k: Node, v: Node) -> Node:
+    p = _stored(place, _attention_weights(_scores(place, q, k)))
+    return Node("joined", (Node("weighted", (p, _shared(place, v, "values")), "the sums of values"),), "the heads")
+
+
+def _dumped_scores(place: Place, q: Node, k: Node) -> Node:
+    return Node("opaque", (_scores(place, q, k),), "the scores as they are dumped", lambda s: op.by_query(np.where(np.isfinite(s), s, 0)))
+
+
+def _dumped_weights(place: Place, scores: Node) -> Node:
+    weights = _attention_weights(_masked(place, Node("opaque", (scores,), "the scores", op.by_head)))
+    return Node("opaque", (weights,), "the probabilities as they are dumped", op.by_query)
 
 
 # --- the feed-forward -------------------------------------------------------------------------------------------------------------------
@@ -299,6 +321,8 @@ _WHOLE: dict[str, Callable[..., Node]] = {
     LOGITS.name: _head,
     "Qcur_rope": _rotation,
     "Kcur_rope": _rotation,
+    "kq": _dumped_scores,
+    "kq_soft_max": _dumped_weights,
     "kqv_out": _attention,
     "ffn_out": _activation,
     "ffn_moe_swiglu": _activation,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ class Node:
     """A step of an operation. Nodes are the same if they are one object, so an edit shares all that it leaves alone.
 
     kind: a function of functions.py, "tensor", "constant" or "positions" (of the tokens). noun: what its value is called. what: the
-    option of the function, such as the name of an activation; of a tensor its key. value: that of a constant, or what gives it.
+    option of the function, such as the name of an activation; of a tensor its key. value: that of a constant.
     """
 
     kind: str
@@ -39,7 +39,56 @@ class Node:
     @property
     def is_number(self) -> bool:
         """Whether it is a single number of the model."""
-        return self.kind == "constant" and np.ndim(self.value) == 0 and not callable(self.value)
+        return self.kind == "constant" and np.ndim(self.value) == 0 and not self.is_matrix
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix of the model."""
+        return isinstance(self.value, Matrix)
+
+
+_MOST = 1 << 28  # numbers of a matrix that are read at once: 2 GB
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """A matrix [N, M] of the model in float64, of which all rows are read, or some. Large models have no room for all of them at once.
+
+    rows: indices [n] -> [n, M].
+    """
+
+    shape: tuple[int, int]
+    rows: Callable[[NDArray[np.integer]], Array] = field(repr=False)
+    in_parts: bool = True  # whether some rows are read without the others
+
+    @cached_property
+    def all(self) -> NDArray[np.intp]:
+        """The indices of all rows."""
+        return np.arange(self.shape[0])
+
+    def whole(self) -> Array:
+        """All rows. Raises ValueError if they take gigabytes."""
+        if self.shape[0] * self.shape[1] > _MOST:
+            raise ValueError(f"a matrix {list(self.shape)} is too large to be taken for another as a whole")
+        return self.rows(self.all)
+
+    def product(self, x: Array) -> Array:
+        """x [T, M] times the matrix, [T, N], some rows at a time."""
+        step = max(1, _BLOCK // self.shape[1]) if self.in_parts else self.shape[0]
+        return np.concatenate([x @ self.rows(self.all[i : i + step]).T for i in range(0, self.shape[0], step)], axis=1)
+
+    def by_row(self, change: Callable[[Array], Array]) -> Matrix:
+        """The matrix with every row changed by itself."""
+        return replace(self, rows=lambda which: change(self.rows(which)))
+
+    def moved(self, source: NDArray[np.integer]) -> Matrix:
+        """The matrix of these rows."""
+        return replace(self, shape=(len(source), self.shape[1]), rows=lambda which: self.rows(source[which]))
+
+    def changed(self, change: Callable[[Array], Array]) -> Matrix:
+        """The matrix of this shape that a function makes of all of it."""
+        return Matrix(self.shape, lambda which: change(self.whole())[which], in_parts=False)
 
 
 def tensor(key: Key) -> Node:
@@ -47,8 +96,8 @@ def tensor(key: Key) -> Node:
     return Node("tensor", noun=key.name, what=key)
 
 
-def constant(noun: str, value: Any) -> Node:
-    """A number or an array of the model; an array may be given as a function, which is called when it is needed."""
+def constant(noun: str, value: float | NDArray | Matrix) -> Node:
+    """A number, an array or a matrix of the model."""
     return Node("constant", noun=noun, value=value)
 
 
@@ -115,10 +164,30 @@ def _value(leaf: Leaf, rows: int, node: Node, inputs: list[Any]) -> Any:
     if node.kind == "tensor":
         return leaf(node.what)
     if node.kind == "constant":
-        return node.value() if callable(node.value) else node.value
+        return node.value
     if node.kind == "positions":
         return np.arange(rows, dtype=np.float64)
+    if node.kind == "rows" and isinstance(inputs[0], Matrix):
+        return inputs[0].rows(inputs[1].astype(np.intp) % inputs[0].shape[0])
+    if node.kind == "matmul" and isinstance(inputs[1], Matrix):
+        return inputs[1].product(inputs[0])
+    inputs = [x.whole() if isinstance(x, Matrix) else x for x in inputs]
     return functions.FUNCTIONS[node.kind](*inputs, **({} if node.what is None else {"what": node.what}))
+
+
+_BY_ELEMENT = ("sum", "difference", "product", "quotient", "curve", "clipped", "clipped above", "by element")
+
+
+def at_columns(tree: Node, columns: NDArray[np.integer]) -> Node:
+    """The expression of some elements of its result, [T, n]: of a product with a matrix only these rows of it are read."""
+    if tree.kind in _BY_ELEMENT:
+        return tree.over(*(at_columns(child, columns) for child in tree.inputs))
+    if tree.kind == "rounded" and tree.what in functions.FLOATS:
+        return tree.over(at_columns(tree.inputs[0], columns))
+    if tree.kind == "matmul" and tree.inputs[1].is_matrix:
+        x, matrix = tree.inputs
+        return tree.over(x, constant(matrix.noun, matrix.value.moved(columns)))
+    return Node("columns", (tree,), tree.noun, columns)
 
 
 def reads(tree: Node) -> bool:

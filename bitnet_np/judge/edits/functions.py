@@ -211,13 +211,17 @@ def _truncated(x: Array) -> Array:
     return np.ldexp(np.trunc(np.ldexp(fraction, 11)), exponent - 11)
 
 
-TYPES: dict[str, Function] = {
+FLOATS: dict[str, Function] = {
     "bfloat16": to_bfloat16,
     "float16": to_float16,
     "TF32": _digits(11),
     "TF32, by truncation": _truncated,
     "e4m3": _digits(4, 2.0**-6, 448.0),
     "e5m2": _digits(3, 2.0**-14, 57344.0),
+}
+"""Types to which each number is rounded by itself."""
+TYPES: dict[str, Function] = {
+    **FLOATS,
     "int8 with a scale for each row": lambda x: _top(x, 127, -1),
     "int8 with one scale": lambda x: _top(x, 127, None),
     "Q8_0": lambda x: to_q8_0(x.reshape(len(x), -1)).reshape(x.shape),
@@ -448,6 +452,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "at least": np.maximum,
     "matmul": lambda x, matrix: x @ matrix.T,
     "opaque": lambda *inputs, what: what(*inputs),
+    "by element": lambda x, what: what(x),
     "linears": lambda what: what,
     **{kind: (lambda x, what, table=table: table[what](x)) for kind, table in OF_ONE.items()},
     "reduction": lambda x, what: REDUCTIONS[what](x),
@@ -462,6 +467,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "joined": lambda x: x.reshape(len(x), -1),
     "heads last": lambda x: x.swapaxes(1, 2).reshape(len(x), -1),
     "rows": lambda table, ids: table[ids.astype(np.intp) % len(table)],
+    "columns": lambda x, what: x if np.ndim(x) == 0 or np.shape(x)[-1] == 1 else x[..., what],
     "outer": np.multiply.outer,
     "circle": lambda angle: np.stack([np.cos(angle), np.sin(angle)]),
     "rotation": _rotate,

@@ -15,7 +15,7 @@ from ..graph import HEAD_NORMS, TOKENS, Place, layer_input, operations
 from ..precision import NARROW_FLOATS
 from . import caches, functions, weights
 from .definition import expression, matrix_of, matrix_product, rms
-from .expression import Array, Node, constant, mapped, nodes, reads, replaced, tensor, with_nodes
+from .expression import Array, Matrix, Node, constant, mapped, nodes, reads, replaced, tensor, with_nodes
 
 Edits = Iterator[tuple[str, Node]]
 """Edits of an expression: each in words, and the whole expression with it."""
@@ -240,7 +240,7 @@ def _readers(place: Place, node: Node) -> Iterator[tuple[str, functions.Function
 
 def _is_vector(node: Node) -> bool:
     """Whether it is a vector of the model, such as a bias."""
-    return node.kind == "constant" and np.ndim(node.value) == 1 and not callable(node.value)
+    return node.kind == "constant" and np.ndim(node.value) == 1
 
 
 def added(place: Place, tree: Node) -> Edits:
@@ -283,7 +283,7 @@ def _linears(place: Place) -> Iterator[tuple[str, Linear]]:
     yield from ((noun, linear) for noun, linear in others if linear is not None)
 
 
-def _others(place: Place, node: Node) -> Iterator[tuple[str, object]]:
+def _others(place: Place, node: Node) -> Iterator[tuple[str, float | NDArray | Matrix]]:
     """Yields what else of the model has the shape of a constant, in words."""
     field = _field(place)
     layers = [(f"that of layer {n}", layer) for n, layer in enumerate(place.model.layers) if n != place.key.layer and place.layer]
@@ -316,13 +316,13 @@ def _field(place: Place) -> str:
     return FIELDS.get(name, HEAD_NORMS.get(name, name))
 
 
-def _part(linear: Linear, noun: str) -> object:
+def _part(linear: Linear, noun: str) -> float | NDArray | Matrix | None:
     if noun == "the bias":
         return None if linear.bias is None else linear.bias.astype(np.float64)
     if noun == "the weight scale":
         own = getattr(linear.weights, "scale", None)
         return float(1.0 if own is None else own) * float(1.0 if linear.scale is None else linear.scale)
-    return lambda: matrix_of(linear)
+    return matrix_of(linear)
 
 
 def normed(place: Place, tree: Node) -> Edits:
@@ -370,7 +370,7 @@ def _reading(tree: Node, key: Key, source: Node) -> Node:
 def by_one(place: Place, tree: Node) -> Edits:
     """A weight that is one too large or too small, as where an engine adds 1 itself, or the file has done it."""
     for node, _ in nodes(tree):
-        if node.kind == "constant" and np.ndim(node.value) and not callable(node.value):
+        if _is_vector(node):
             for words, kind in (("1 is added to", "sum"), ("1 is subtracted from", "difference")):
                 yield f"{words} {node.noun}", replaced(tree, node, Node(kind, (node, constant("1", 1.0)), node.noun))
         if node.kind == "tensor" and node.what.name == "ffn_up":
@@ -423,8 +423,17 @@ def order(place: Place, tree: Node) -> Edits:
             yield f"the elements of each head of the result are {words}", within
     for node, _ in nodes(tree):
         for axis, noun in _axes_of(node, tree):
-            for words in functions.ORDERS:
-                yield f"{noun} are {words}", replaced(tree, node, Node("order", (node,), node.noun, (words, axis)))
+            for words, order in functions.ORDERS.items():
+                other = Node("order", (node,), node.noun, (words, axis))
+                if node.is_matrix and axis:
+                    other = constant(node.noun, node.value.by_row(partial(_in_order, order)))
+                elif node.is_matrix:
+                    other = constant(node.noun, node.value.moved(order(node.value.all[:, None], 0)[:, 0]))
+                yield f"{noun} are {words}", replaced(tree, node, other)
+
+
+def _in_order(order: Callable[[Array, int], Array], rows: Array) -> Array:
+    return order(rows, 1)
 
 
 def _axes_of(node: Node, tree: Node) -> Iterator[tuple[int, str]]:
@@ -460,12 +469,7 @@ def transposed(place: Place, tree: Node) -> Edits:
     """A matrix, or heads, read along the other axis."""
     for node, _ in nodes(tree):
         if node.kind == "constant" and node.noun in _TABLES:
-            read = node.value
-
-            def other(read: Callable[[], Array] = read) -> Array:
-                matrix = read()
-                return matrix.reshape(matrix.shape[::-1]).T
-
+            other = node.value.changed(lambda matrix: matrix.reshape(matrix.shape[::-1]).T)
             yield f"{node.noun} is read column by column, as if it were transposed", replaced(tree, node, constant(node.noun, other))
         if node.kind == "joined":
             yield "heads and their elements are transposed", replaced(tree, node, replace(node, kind="heads last"))
@@ -482,16 +486,12 @@ def _of_matrices(changes: Callable[[Place], weights.Changes], nouns: tuple[str, 
     def edited(place: Place, tree: Node) -> Edits:
         for node, _ in nodes(tree):
             for words, change in changes(place) if node.kind == "constant" and node.noun in nouns else ():
-                yield words, replaced(tree, node, constant(node.noun, partial(_changed, change, node.value)))
+                yield words, replaced(tree, node, constant(node.noun, change(node.value)))
 
     return edited
 
 
 _of_tables = partial(_of_matrices, nouns=_TABLES)
-
-
-def _changed(change: functions.Function, value: Callable[[], Array]) -> Array:
-    return change(value())
 
 
 def sums(place: Place, tree: Node) -> Edits:
@@ -501,18 +501,27 @@ def sums(place: Place, tree: Node) -> Edits:
             numbers, matrix = node.inputs
             codes, steps = numbers.inputs
             total = node.over(codes, matrix)
-            others = {
-                "are kept in float16": Node("rounded", (total,), node.noun, "float16"),
-                "wrap around in 16 bits": Node("opaque", (total, codes), node.noun, _wrapped),
-            }
-            for words, other in others.items():
+            others = [("are kept in float16", Node("rounded", (total,), node.noun, "float16"))]
+            others += [("wrap around in 16 bits", Node("opaque", (total, codes), node.noun, _wrapped_unsigned))]
+            for bits in range(8, 25):
+                half = 1 << bits - 1
+                ways = (
+                    (f"wrap around in {bits} bits: a narrow accumulator", partial(_wrapped, half)),
+                    (f"are cut at {-half} and {half - 1}: a narrow accumulator saturates", partial(np.clip, a_min=-half, a_max=half - 1)),
+                )
+                others += [(words, Node("by element", (total,), node.noun, way)) for words, way in ways]
+            for words, other in others:
                 yield f"sums {words}", replaced(tree, node, Node("quotient", (other, steps), node.noun))
 
 
-def _wrapped(total: Array, codes: Array) -> Array:
+def _wrapped(half: int, total: Array) -> Array:
+    return (total + half) % (2 * half) - half
+
+
+def _wrapped_unsigned(total: Array, codes: Array) -> Array:
     """Sums with weights 0, 1, 2 for -1, 0, +1 in 16 bits, from which those of codes are subtracted afterwards."""
     more = codes.sum(axis=1, keepdims=True)
-    return (total + more + 32768) % 65536 - 32768 - more
+    return _wrapped(32768, total + more) - more
 
 
 # --- attention and rotation -------------------------------------------------------------------------------------------------------------
@@ -736,9 +745,7 @@ def rounded(place: Place, tree: Node) -> Edits:
     """Numbers that are kept in fewer bits: both operands of products, or the numbers between two steps."""
     products = [node for node, _ in nodes(tree) if node.kind in _PRODUCTS]
     for kind in functions.TYPES:
-
-        def narrow(node: Node, kind: str = kind) -> Node:
-            return Node("rounded", (node,), node.noun, kind)
+        narrow = partial(_rounded, kind=kind)
 
         def of_operands(node: Node, narrow: Callable[[Node], Node] = narrow) -> Node:
             return node.over(*map(narrow, node.inputs)) if node.kind in _PRODUCTS else node
@@ -748,6 +755,12 @@ def rounded(place: Place, tree: Node) -> Edits:
         for node, parents in nodes(tree):
             if node.kind not in _NOT_ROUNDED and not node.is_number and node.what != TOKENS:
                 yield f"{node.noun if parents else 'the result'}: rounded to {kind}", replaced(tree, node, narrow(node))
+
+
+def _rounded(node: Node, kind: str) -> Node:
+    if node.is_matrix and kind != "int8 with one scale":
+        return constant(node.noun, node.value.by_row(functions.TYPES[kind]))
+    return Node("rounded", (node,), node.noun, kind)
 
 
 def narrow_inputs(place: Place, tree: Node) -> Edits:
@@ -764,7 +777,7 @@ def narrow_weights(place: Place, tree: Node) -> Edits:
     def narrow(node: Node, kind: str) -> Node:
         if node.kind == "linears" and all(not isinstance(linear.weights, Ternary) for linear in node.what):
             return Node("opaque", (node,), node.noun, partial(_narrow, kind))
-        return Node("rounded", (node,), node.noun, kind) if node.kind == "constant" and not node.is_number else node
+        return _rounded(node, kind) if node.kind == "constant" and not node.is_number else node
 
     for kind in NARROW_FLOATS:
         if any(node.kind in ("constant", "linears") and not node.is_number for node, _ in nodes(tree)):
@@ -772,7 +785,7 @@ def narrow_weights(place: Place, tree: Node) -> Edits:
 
 
 def _narrow(kind: str, linears: list[Linear]) -> list[Linear]:
-    return [replace(linear, weights=functions.TYPES[kind](matrix_of(linear)).astype(np.float32)) for linear in linears]
+    return [replace(linear, weights=functions.TYPES[kind](matrix_of(linear).whole()).astype(np.float32)) for linear in linears]
 
 
 _PRODUCTS = ("matmul", "scores", "weighted")

@@ -17,10 +17,11 @@ from ..graph import EMBEDDING, Place
 from ..narrow import rounded
 from ..roundings import to_digits
 from . import blocks
-from .functions import Array, Function, late
+from .expression import Matrix
+from .functions import Array, Function
 from .orders import orders
 
-Changes = Iterator[tuple[str, Function]]
+Changes = Iterator[tuple[str, Callable[[Matrix], Matrix]]]
 Ways = Callable[[Format, int], Iterator[tuple[str, blocks.Misreading]]]
 
 _TAILS = (1, 2, 4, 8, 16, 32, 64)
@@ -31,7 +32,15 @@ def inputs(place: Place) -> Changes:
     """Inputs that sums leave out, or take twice."""
     for words, part in parts(place.linear.shape[1]):
         for factor, said in ((0.0, "not summed"), (2.0, "summed twice")):
-            yield f"{words} {said}", partial(np.multiply, np.where(part, factor, 1.0))
+            yield f"{words} {said}", _by_row(partial(np.multiply, np.where(part, factor, 1.0)))
+
+
+def _by_row(change: Function) -> Callable[[Matrix], Matrix]:
+    return lambda matrix: matrix.by_row(change)
+
+
+def _of_whole(change: Function) -> Callable[[Matrix], Matrix]:
+    return lambda matrix: matrix.changed(change)
 
 
 def parts(width: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
@@ -56,7 +65,7 @@ def parts(width: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
 def rows(place: Place) -> Changes:
     """Outputs that are those of other rows, or of none."""
     for words, source in _sources(place):
-        yield f"weights of other rows are used: {words}", partial(np.take, indices=source, axis=0)
+        yield f"weights of other rows are used: {words}", partial(Matrix.moved, source=source)
     for count in (n for n in _TAILS if n < place.linear.shape[0]):
         yield f"the last {count} outputs are 0", partial(_without_last, count)
 
@@ -87,8 +96,8 @@ def _heads(row: NDArray[np.int64], width: int) -> Iterator[tuple[str, NDArray[np
                 yield f"the rows of heads {a} and {b} are exchanged", to[row // width] * width + row % width
 
 
-def _without_last(count: int, matrix: Array) -> Array:
-    return np.where(np.arange(len(matrix))[:, None] >= len(matrix) - count, 0.0, matrix)
+def _without_last(count: int, matrix: Matrix) -> Matrix:
+    return Matrix(matrix.shape, lambda rows: np.where(rows[:, None] >= matrix.shape[0] - count, 0.0, matrix.rows(rows)))
 
 
 def codes(place: Place) -> Changes:
@@ -97,10 +106,10 @@ def codes(place: Place) -> Changes:
     if isinstance(weights, Ternary):
         for layout in packing.I2S_LAYOUTS:
             if layout != packing.I2S_DEFAULT and weights.shape[0] % 4 == weights.shape[1] % packing.BLOCK == 0:
-                yield f"I2_S is read in the layout {layout}", partial(_in_layout, layout, weights)
+                yield f"I2_S is read in the layout {layout}", _of_whole(partial(_in_layout, layout, weights))
         for meaning in (*product((-1, 0, 1), repeat=3), (0, 1, 2), (-2, -1, 0)):
             words = ", ".join(f"{n:+d}" if n else "0" for n in meaning)
-            yield f"codes 0, 1, 2 are read as {words} instead of -1, 0, +1", partial(_taken_for, np.array(meaning, np.float64))
+            yield f"codes 0, 1, 2 are read as {words} instead of -1, 0, +1", _by_row(partial(_taken_for, np.array(meaning, np.float64)))
 
 
 def _taken_for(numbers: Array, matrix: Array) -> Array:
@@ -121,11 +130,24 @@ def reordered(place: Place) -> Changes:
     """Weights that are read in another order, as an engine has one reader for all tables of a type."""
     if place.key.name != EMBEDDING.name and not isinstance(place.linear.weights, Blocks):
         for order, source in orders(place.linear.shape[1]):
-            yield f"weights of each row are read in another order: {order}", partial(np.take, indices=source, axis=1)
+            yield f"weights of each row are read in another order: {order}", _by_row(partial(np.take, indices=source, axis=1))
     for by in OFFSETS:
-        side = "late" if by > 0 else "early"
-        yield f"rows are read {abs(by)} element{'s' * (abs(by) > 1)} too {side}: an offset in the table", partial(late, by, False)
+        words = f"{abs(by)} element{'s' * (abs(by) > 1)} too {'late' if by > 0 else 'early'}"
+        yield f"rows are read {words}: an offset in the table", partial(_late, by)
     yield from _misread(place, blocks.other_orders)
+
+
+def _late(by: int, matrix: Matrix) -> Matrix:
+    """The weights `by` places further on in the whole matrix, and zeros behind the last."""
+    count, step = matrix.shape[0], 1 if by > 0 else -1
+
+    def read(rows: NDArray[np.integer]) -> Array:
+        near = np.where(((rows + step >= 0) & (rows + step < count))[:, None], matrix.rows((rows + step) % count), 0.0)
+        pair = (matrix.rows(rows), near) if by > 0 else (near, matrix.rows(rows))
+        begin = by if by > 0 else matrix.shape[1] + by
+        return np.hstack(pair)[:, begin : begin + matrix.shape[1]]
+
+    return Matrix(matrix.shape, read)
 
 
 def _misread(place: Place, ways: Ways) -> Changes:
@@ -135,8 +157,8 @@ def _misread(place: Place, ways: Ways) -> Changes:
             yield f"{table.type.name}: {how}", partial(_read, misreading, table)
 
 
-def _read(misreading: blocks.Misreading, table: Blocks, matrix: Array) -> Array:
-    return misreading(blocks.whole_table(table))
+def _read(misreading: blocks.Misreading, table: Blocks, matrix: Matrix) -> Matrix:
+    return Matrix(table.shape, lambda rows: misreading(blocks.parts_of(table, rows.astype(np.int64))))
 
 
 def fewer_bits(place: Place) -> Changes:
@@ -144,7 +166,7 @@ def fewer_bits(place: Place) -> Changes:
     embeds = place.key.name == EMBEDDING.name
     if embeds or not isinstance(place.linear.weights, Ternary):
         for text, narrow in in_fewer_bits((place.model.token_embd if embeds else place.linear).shape[1]):
-            yield f"weights are {text}", narrow
+            yield f"weights are {text}", _by_row(narrow)
 
 
 CODE_TYPES = {

@@ -1,96 +1,44 @@
 """Mistakes that any operation can make: its output against the expected one. Their numbers are fitted to the other engine's."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
-from ...model.records import Linear, Model, Ternary
-from ..graph import FIELDS, Operation
-from .mistake import Array, Fit, Mistake, Numbers
-
-Fitted = Iterator[tuple[Numbers, Array]]
-
-TOO_LARGE = "everything is {ratio:.6g} times what it should be"
+from .mistake import Array, Cause
 
 
-def ratios(model: Model, operation: Operation) -> Sequence[tuple[str, Numbers, float]]:
-    """The factors by which an operation's result is wrong if one scale is taken for another, with a mistake's id and its numbers."""
-    name, n = operation.key
-    if name not in FIELDS or n is None:
-        return ()
-
-    def scale(layer: int, field: str) -> float | None:
-        linear: Linear | None = getattr(model.layers[layer], field)
-        return float(linear.weights.scale) if linear is not None and isinstance(linear.weights, Ternary) else None
-
-    own = scale(n, FIELDS[name])
-    if own is None or getattr(model.layers[n], FIELDS[name]).bias is not None:
-        return ()
-    scales: list[tuple[str, Numbers, float | None]] = [("scale.of_matrix", {"other": field}, scale(n, field)) for field in FIELDS.values()]
-    for step, which in ((-1, "previous"), (1, "next")):
-        if 0 <= n + step < len(model.layers):
-            scales.append(("scale.of_layer", {"which": which}, scale(n + step, FIELDS[name])))
-    return [
-        ("activation_scale.128", {"steps": 127, "others": 128}, 127 / 128),
-        ("activation_scale.128", {"steps": 128, "others": 127}, 128 / 127),
-        *((id, numbers, other / own) for id, numbers, other in scales if other is not None),
-    ]
-
-
-def _named(id: str, text: str) -> Mistake:
-    """A mistake that multiplies by one of Fit.ratios."""
-
-    def fitted(fit: Fit) -> Fitted:
-        for name, numbers, ratio in fit.ratios:
-            if name == id:
-                yield {**numbers, "ratio": ratio}, ratio * fit.value
-
-    return Mistake(id, f"{text}: {TOO_LARGE}", fitted=fitted)
-
-
-def _factor(fit: Fit) -> Fitted:
-    ratio = float((fit.theirs * fit.value).sum() / max((fit.value * fit.value).sum(), 1e-300))
-    yield {"ratio": ratio}, ratio * fit.value
-
-
-def _moved(fit: Fit) -> Fitted:
-    if len(fit.value) > 2:
+def fitted(theirs: Array, value: Array) -> Iterator[tuple[Cause, Array]]:
+    """Yields each mistake with its result, the numbers fitted to theirs, where there is enough to fit them to. [T, width] each."""
+    square = max(float((value * value).sum()), 1e-300)
+    yield Cause("the sign is flipped", "any.sign"), -value
+    ratio = float((theirs * value).sum()) / square
+    yield Cause(_factor_said(ratio), "any.factor"), ratio * value
+    if len(value) > 2:
         for shift, which in ((1, "previous"), (-1, "next")):
-            rows = np.roll(fit.value, shift, axis=0)
+            rows = np.roll(value, shift, axis=0)
             end = 0 if shift == 1 else -1
-            rows[end] = fit.theirs[end]
-            yield {"which": which}, rows
+            rows[end] = theirs[end]
+            yield Cause(f"every row is that of the {which} token", "any.moved"), rows
+    if len(value) > 1:
+        for row, which in ((value[-1], "last"), (value[0], "first")):
+            yield Cause(f"every row is that of the {which} token", "any.one_token"), np.broadcast_to(row, value.shape)
+    if len(value) > 3:
+        yield Cause("a constant is added to each column: a bias", "any.bias"), value + (theirs - value).mean(axis=0)
+    if value.shape[1] > 3:
+        squares = np.maximum((value * value).sum(axis=1, keepdims=True), 1e-300)
+        factors = (theirs * value).sum(axis=1, keepdims=True) / squares
+        yield Cause("each position is wrong by a factor of its own: a scale", "any.factor_by_token"), factors * value
 
 
-def _of_one_token(fit: Fit) -> Fitted:
-    if len(fit.value) > 1:
-        for which, row in (("last", fit.value[-1]), ("first", fit.value[0])):
-            yield {"which": which}, np.broadcast_to(row, fit.value.shape)
+def _factor_said(ratio: float) -> str:
+    """A factor in words, with what it comes from if that is known."""
+    for steps, others in ((127, 128), (128, 127)):
+        if abs(ratio - steps / others) < _SURE:
+            return f"codes in steps of 1/{steps} are taken for 1/{others}: everything is {ratio:.6g} times what it should be"
+    return f"everything is {ratio:.6g} times what it should be"
 
 
-def _bias(fit: Fit) -> Fitted:
-    if len(fit.value) > 3:
-        yield {}, fit.value + (fit.theirs - fit.value).mean(axis=0)
-
-
-def _factor_by_token(fit: Fit) -> Fitted:
-    if fit.value.shape[1] > 3:
-        squares = (fit.value * fit.value).sum(axis=1, keepdims=True)
-        yield {}, (fit.theirs * fit.value).sum(axis=1, keepdims=True) / np.maximum(squares, 1e-300) * fit.value
-
-
-MISTAKES = (
-    Mistake("any.sign", "the sign is flipped", fitted=lambda fit: -fit.value),
-    _named("activation_scale.128", "codes in steps of 1/{steps} are taken for 1/{others}"),
-    _named("scale.of_matrix", "the weight scale of {other} is used"),
-    _named("scale.of_layer", "the weight scale of the {which} layer is used"),
-    Mistake("any.factor", TOO_LARGE, fitted=_factor),
-    Mistake("any.moved", "every row is that of the {which} token", fitted=_moved),
-    Mistake("any.one_token", "every row is that of the {which} token", fitted=_of_one_token),
-    Mistake("any.bias", "a constant is added to each column: a bias", fitted=_bias),
-    Mistake("any.factor_by_token", "each position is wrong by a factor of its own: a scale", fitted=_factor_by_token),
-)
-
+_SURE = 1e-5  # of a factor: a hundred roundings of float32
 VAGUE = ("any.bias", "any.factor_by_token", "read.permuted")
 """Causes that stand only where no reading says more."""
 

@@ -116,10 +116,11 @@ MISTAKES = (
     *named(
         "attention",
         AT,
-        ("unscaled", "left_out: the score scale is left out", "scores are not scaled by 1/sqrt(K)", ""),
-        ("divided_by_width", "twice: the score scale is applied twice", "scores are divided by K instead of its root", ""),
-        ("no_window", "masks: the window is missing{X}", "", ""),
-        ("heads_in_turn", "groups: key-value heads are dealt out{X}", "", ""),
+        ("unscaled", "left_out: the score scale is left out", "scores are not scaled by 1/sqrt(K)"),
+        ("divided_by_width", "twice: the score scale is applied twice", "scores are divided by K instead of its root"),
+        ("no_window", "masks: the window is missing{X}", ""),
+        ("heads_in_turn", "groups: key-value heads are dealt out{X}", ""),
+        likely=True,
     ),
     Mistake("attention.window_layers", _ONE_LAYER, when=_has_window, engine=_engine_window_layers),
     *named(

@@ -12,12 +12,12 @@ from typing import Any
 from ...base.errors import listed
 from ...engine.dialects import DIALECTS, Dialect
 from ...model.records import Model
-from ...traces.points import FIELDS, Key
+from ...traces.points import Key
 from ..edits import kinds
-from ..graph import HEAD_NORMS, Operation, operations
+from ..graph import Operation, operations
 from ..variant import Variant, with_computed
-from . import anywhere, attention, edited, experts, gates, hidden, layers, matrices, norms, quantiser, rope, switches
-from .mistake import Array, Cause, Compute, Computes, Fit, Mistake, Numbers, Site, cause
+from . import attention, edited, experts, gates, hidden, layers, matrices, norms, quantiser, rope, switches
+from .mistake import Cause, Compute, Computes, Mistake, Numbers, Site, cause
 
 CATALOGUE: tuple[Mistake, ...] = (
     *switches.MISTAKES,
@@ -29,7 +29,6 @@ CATALOGUE: tuple[Mistake, ...] = (
     *gates.MISTAKES,
     *experts.MISTAKES,
     *layers.MISTAKES,
-    *anywhere.MISTAKES,
 )
 """All known mistakes. Of two that fit a tensor alike the first one stands."""
 
@@ -88,13 +87,16 @@ def as_rounded(model: Model, dialect: Dialect, operation: Operation, cause: Caus
 
 
 def in_engine(base: Variant) -> Iterator[Variant]:
-    """Yields whole engines with each known mistake: those of the quantiser, also in other dialects, and then the others."""
+    """Yields whole engines with each likely mistake: those of the quantiser, also in other dialects, and then the others."""
     yield from engines(quantiser.MISTAKES, base)
     for dialect in DIALECTS.values():
         if dialect != base.dialect:
             for variant in engines(quantiser.MISTAKES, replace(base, dialect=dialect)):
                 yield replace(variant, text=f"{variant.text}, in the dialect {dialect.name}")
     yield from engines([mistake for mistake in CATALOGUE if mistake not in quantiser.MISTAKES], base)
+    span, likely = list(operations(base.model, base.dialect)), [mistake for mistake in CATALOGUE if mistake.likely]
+    for trial in trials(base.model, base.dialect, span, False, likely):
+        yield replace(with_computed(base, trial.cause.text, trial.computes), mistake=trial.cause.id)
 
 
 @dataclass(frozen=True)
@@ -150,61 +152,32 @@ def _placed(
         if groups and len(in_layers) < len(places) and len({key.name for key in in_layers}) > 1:
             groups.append(in_layers)  # the embedding and the head may have code of their own
         for i, keys in enumerate(groups if mistake.together and groups else (*groups, *names.values())):
-            yield places, keys, _where(keys, last, several=len({k.layer for k in keys}) > 1), i == 0 or mistake.apart
+            where = _where(keys, last, several=len({k.layer for k in keys}) > 1, in_layers=i == 1 and len(groups) > 1)
+            yield places, keys, where, i == 0 or mistake.apart
         if singly and not mistake.together:
             alone += [(places, key) for keys in names.values() if len(keys) > 1 for key in keys]
     for places, key in alone:
         yield places, [key], "" if key == last else f"at {key.name} of layer {key.layer}: ", False
 
 
-def _where(keys: Sequence[Key], last: Key, several: bool) -> str:
-    """The place of a mistake, to be put in front of its text. several: it is in more than one layer."""
+def _where(keys: Sequence[Key], last: Key, several: bool, in_layers: bool) -> str:
+    """The place of a mistake, to be put in front of its text. several: it is in more than one layer. in_layers: and nowhere else."""
     if list(keys) == [last]:
         return ""
     names = list(dict.fromkeys(key.name for key in keys))
+    for noun, at in _SHARED.items() if len(names) > 1 else ():
+        if set(names) <= set(at):
+            return f"in {noun}{' of the layers' * in_layers}: "
     return f"at {listed(names)}{' of every layer' if several else ''}: "
 
 
+_SHARED = {"every norm": norms.AT, "RoPE": rope.AT}
+"""Functions that operations of several names share."""
+
+
 def engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:
-    """Yields whole engines with each of some mistakes that a whole engine can make."""
+    """Yields whole engines with each of some mistakes that are of the whole engine: another model, dialect or kernel."""
     for mistake in mistakes:
-        if not mistake.is_of_engines:
-            continue
-        if mistake.engine is None:
-            yield from _everywhere(mistake, base)
-        elif mistake.when(base.model, base.dialect):
+        if mistake.engine is not None and mistake.fault and mistake.when(base.model, base.dialect):
             for numbers, variant in _each(mistake.engine(base)):
-                yield replace(variant, text=cause(mistake, numbers, mistake.everywhere or "").text, mistake=mistake.id)
-
-
-def _everywhere(mistake: Mistake, base: Variant) -> Iterator[Variant]:
-    """Yields whole engines that make a mistake in every operation that can make it, or in those of each name."""
-    known: dict[str, dict[Key, Compute]] = {}
-    weak: dict[str, bool] = {}
-    where = mistake.everywhere or ""
-    for operation in operations(base.model, base.dialect):
-        place = where.format(name=_name_of(operation.key)) if operation.key.layer is not None or "{" not in where else _AT_THE_END
-        for attempt in at_operation(base.model, base.dialect, operation, [mistake]):
-            text = place + attempt.cause.text
-            known.setdefault(text, {})[operation.key] = attempt.compute
-            weak[text] = mistake.weak(Site(base.model, base.dialect, operation))
-    for text, computes in known.items():
-        yield replace(with_computed(base, text, computes), mistake=mistake.id, weak=weak[text])
-
-
-_AT_THE_END = "at result_norm: "
-
-
-def _name_of(key: Key) -> str:
-    """The name of what an operation computes with, as files have it: that of its matrix or norm."""
-    if key.name.endswith("_in"):
-        return f"the norm inside {FIELDS[key.name.removesuffix('_in')]}"
-    return FIELDS.get(key.name, HEAD_NORMS.get(key.name, key.name))
-
-
-def fitted(fit: Fit) -> Iterator[tuple[Cause, Array]]:
-    """Yields the mistakes that any operation can make, with numbers fitted to the other engine's tensor."""
-    for mistake in anywhere.MISTAKES:
-        if mistake.fitted is not None:
-            for numbers, array in _each(mistake.fitted(fit)):
-                yield cause(mistake, numbers), array
+                yield replace(variant, text=cause(mistake, numbers).text, mistake=mistake.id)

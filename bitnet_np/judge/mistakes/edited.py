@@ -1,7 +1,7 @@
 """Mistakes that are edits of the definition's expression of an operation (edits/): those with names of their own, and any others."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,30 +17,20 @@ AT = (
     *(f"{name}_in" for name in FIELDS),
     *(key.name for key in (NORM, LOGITS)),
 )
-EACH = "at {name} of every layer: "
-"""Where whole engines make a mistake that is in the tensors of one name: see Mistake.everywhere."""
-
 Values = Callable[[Site], Iterator[tuple[Numbers, float]]]
 """The wrong numbers that engines have in the place of one of the model's, with what the text says of them."""
 
 
-def named(subject: str, at: tuple[str, ...], *rows: Sequence[Any], **common: Any) -> tuple[Mistake, ...]:
-    """Edits that are well-known mistakes, by a table: the rest of an id, the edit, a text, and `everywhere` where whole engines make it.
+def named(subject: str, at: tuple[str, ...], *rows: tuple[str, str, str], **common: Any) -> tuple[Mistake, ...]:
+    """Edits that are well-known mistakes, by a table: the rest of an id, the edit, and a text.
 
     An edit is its kind and its words, with braces for what differs: {a} for one word, {A} for several, {W} for several without a number;
     two edits are joined by " + ". {kind} for the name of a narrow type. The text may have the same braces; without one it is the edit's
     words. common: other fields of Mistake, the same for all.
     """
     return tuple(
-        Mistake(
-            f"{subject}.{id}",
-            text or edit.split(": ", 1)[1],
-            at,
-            compute=partial(recognised, edit),
-            everywhere=where[0] if where else None,
-            **common,
-        )
-        for id, edit, text, *where in rows
+        Mistake(f"{subject}.{id}", text or edit.split(": ", 1)[1], at, compute=partial(recognised, edit), **common)
+        for id, edit, text in rows
     )
 
 

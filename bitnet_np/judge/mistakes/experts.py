@@ -74,22 +74,24 @@ _SIGMOIDS = "the weights are sigmoids of the logits, not their softmax"
 _RAW = "the weights are the logits of the router themselves: the softmax is missing"
 _UNWEIGHTED = "left_out: the weights of experts are left out"
 MISTAKES = (
-    *named("experts", WEIGHTS, ("not_normalised", _SUM, _NOT_DIVIDED, "")),
+    *named("experts", WEIGHTS, ("not_normalised", _SUM, _NOT_DIVIDED), likely=True),
     Mistake("experts.normalised", _DIVIDED, WEIGHTS, _does_not_normalize, engine=lambda base: base.with_config(normalized_experts=True)),
     *named(
         "experts",
         WEIGHTS,
-        ("sigmoid", f"other_function: sigmoid instead of exp + {_PLAIN}", _SIGMOIDS, ""),
-        ("raw", f"left_out: exp is left out + {_PLAIN}", _RAW, ""),
-        ("raw_undivided", f"left_out: exp is left out + {_PLAIN} + {_SUM}", f"{_RAW}, and their sum is not divided out", ""),
+        ("sigmoid", f"other_function: sigmoid instead of exp + {_PLAIN}", _SIGMOIDS),
+        ("raw", f"left_out: exp is left out + {_PLAIN}", _RAW),
+        ("raw_undivided", f"left_out: exp is left out + {_PLAIN} + {_SUM}", f"{_RAW}, and their sum is not divided out"),
+        likely=True,
     ),
     Mistake("experts.permuted", "experts are in another order: {order}", tuple(OF_EXPERTS), engine=_permuted),
     Mistake("experts.count", "a token takes {taken} experts, not {right}", OUTPUT, compute=_other_count, engine=_counted),
     *named(
         "experts",
         OUTPUT,
-        ("averaged", f"{_UNWEIGHTED} + other_function: mean instead of sum", "the results of experts are averaged, without weights", ""),
-        ("unweighted", _UNWEIGHTED, "the results of experts are added without weights", ""),
+        ("averaged", f"{_UNWEIGHTED} + other_function: mean instead of sum", "the results of experts are averaged, without weights"),
+        ("unweighted", _UNWEIGHTED, "the results of experts are added without weights"),
+        likely=True,
     ),
     Mistake(
         "experts.shared_missing",
@@ -98,5 +100,5 @@ MISTAKES = (
         _has_shared,
         engine=lambda base: base.with_field("ffn_gate_inp_shexp", lambda gate: None),
     ),
-    *named("experts", ("ffn_shexp_out",), ("shared_ungated", "left_out: the gate is left out", _UNGATED, "")),
+    *named("experts", ("ffn_shexp_out",), ("shared_ungated", "left_out: the gate is left out", _UNGATED), likely=True),
 )

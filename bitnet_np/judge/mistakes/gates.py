@@ -37,13 +37,13 @@ _VALUE = "rounded: the activation: rounded to {kind}"
 _INPUT = "rounded: ffn_{x}: rounded to {kind}"
 _TABLE = "rounded to {kind}, as in a table of it"
 MISTAKES = (
-    Mistake("activation.other", "{wrong} instead of {right}", AT, compute=_other, everywhere=""),
+    Mistake("activation.other", "{wrong} instead of {right}", AT, compute=_other, likely=True),
+    *named("activation", AT, ("swapped", _SWAP, _SWAPPED), likely=True),
     *named(
         "activation",
         AT,
         ("no_gate", "left_out: the activation is left out", "the gate is missing, up comes out alone"),
         ("no_up", "left_out: ffn_{x}up is left out", "up is not multiplied in"),
-        ("swapped", _SWAP, _SWAPPED, ""),
         ("swapped_other", f"{_SWAP} + other_function: {{Wrong}} instead of {{Right}}", f"{_SWAPPED}, and {{Wrong}} is for {{Right}}"),
         ("of_product", _OF_PRODUCT, "{Right} of (gate * up) instead of {Right} of the gate, times up"),
         ("other_of_product", f"{_OF_PRODUCT} + other_function: {{Wrong}} instead of {{Right}}", "{Wrong} of (gate * up)"),

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...engine.dialects import Dialect
 from ...model.records import Model
-from ..graph import POOLED
+from ..graph import POOLED, POSITIONS
 from ..variant import Variant
 from .edited import named
 from .mistake import Engines, Mistake
@@ -93,12 +93,6 @@ _ENDS = (
 # --- whole engines --------------------------------------------------------------------------------------------------------------------
 
 
-def _engine_no_table(base: Variant) -> Engines:
-    for name in ("output_bias", "position_embd"):
-        if getattr(base.model, name) is not None:
-            yield {"name": name}, base.with_model(**{name: None})
-
-
 def _with_layers(base: Variant, order: Sequence[int]) -> Variant:
     """The engine that runs these layers, one after another."""
     config = base.model.config
@@ -155,7 +149,13 @@ _PROMPT_TWICE = "the cache holds the same prompt already: it was not cleared aft
 _NOT_THE_FILES = "the file has one of its own"
 _AS_HEAD = f"the embedding is read from the head's matrix, {_NOT_THE_FILES}"
 MISTAKES = (
-    Mistake("table.missing", "{name} is missing", engine=_engine_no_table),
+    *named(
+        "table",
+        (POSITIONS.name, *HEAD),
+        ("positions", "left_out: the rows of positions are left out", "position_embd is missing"),
+        ("output_bias", "left_out: the head's bias is left out", "output_bias is missing"),
+        likely=True,
+    ),
     Mistake("head.tied", f"the head is tied to the embedding, {_NOT_THE_FILES}", HEAD, _untied, engine=_tied),
     Mistake("embedding.tied", _AS_HEAD, EMBEDDING, _untied, engine=_head_as_embedding),
     *_RESIDUALS,

@@ -1,83 +1,24 @@
 """Mistakes in products: scales, codes, weights, biases, inputs."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
-
-import numpy as np
+from collections.abc import Callable
 
 from ... import spec
 from ...engine.dialects import Dialect
 from ...model.records import Model
 from .. import operations as op
 from ..graph import FIELDS, LOGITS, OF_EXPERTS
-from ..variant import scale_of
 from . import norms
-from .edited import EACH, named
-from .mistake import Array, Compute, Computes, Mistake, Numbers, Site
+from .edited import named
+from .mistake import Array, Compute, Mistake, Site
 from .switches import other_dialects
 
 AT = tuple(FIELDS)
-_QUERIES_KEYS = ("Qcur", "Kcur")
+_QUERIES_KEYS, _FUSED, _GATED = ("Qcur", "Kcur"), ("Qcur", "Kcur", "Vcur"), ("ffn_gate", "ffn_up")
 
 
 def _after(site: Site, change: Callable[[Array], Array]) -> Compute:
     """The right product, changed afterwards."""
     return lambda values: change(values[site.key])
-
-
-# --- scales ---------------------------------------------------------------------------------------------------------------------------
-
-
-def _is_cancelled(site: Site) -> bool:
-    """Whether a norm behind a matrix divides its scale out, all but epsilon's share."""
-    w, name = site.layer, FIELDS[site.name]
-    assert w is not None
-    norms = {"attn_q": w.attn_q_norm, "attn_k": w.attn_k_norm, "attn_output": w.post_attention_norm, "ffn_down": w.post_ffw_norm}
-    norms["attn_v"] = next((x for x in (w.attn_sub_norm, w.attn_output.norm, w.post_attention_norm) if x is not None), None)
-    if site.config.gated and w.ffn_down is not None:
-        norms["ffn_up"] = next((x for x in (w.ffn_sub_norm, w.ffn_down.norm, w.post_ffw_norm) if x is not None), None)
-    if site.config.activation == "relu2":
-        norms["ffn_gate"] = norms.get("ffn_up")
-    return norms.get(name) is not None and site.linear.bias is None
-
-
-def _by_scale(others: Callable[[Site, float], Iterator[tuple[Numbers, float]]], site: Site) -> Computes:
-    """Products with another scale of the matrix, where it has one."""
-    own = scale_of(site.linear)
-    if own is not None:
-        for numbers, other in others(site, own):
-            yield numbers, _after(site, partial(_scaled, site, other / own))
-
-
-def _scaled(site: Site, factor: float, y: Array) -> Array:
-    bias = 0.0 if site.linear.bias is None else site.linear.bias.astype(np.float64)
-    return (y - bias) * factor + bias
-
-
-def _borrowed(site: Site, own: float) -> Iterator[tuple[Numbers, float]]:
-    """Yields the scales of matrices that engines often fuse with one."""
-    for group in (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up")):
-        for other in group if FIELDS[site.name] in group else ():
-            linear = getattr(site.layer, other)
-            if other != FIELDS[site.name] and linear is not None and (scale := scale_of(linear)) is not None:
-                yield {"other": other}, scale
-
-
-def _scale(id: str, text: str, others: Callable[[Site, float], Iterator[tuple[Numbers, float]]]) -> Mistake:
-    return Mistake(f"scale.{id}", text, AT, compute=partial(_by_scale, others), everywhere=EACH, weak=_is_cancelled)
-
-
-SCALES = (
-    _scale("missing", "the weight scale is missing", lambda site, own: iter([({}, 1.0)])),
-    _scale("inverted", "the weight scale divides instead of multiplying", lambda site, own: iter([({}, 1 / own)])),
-    _scale("borrowed", "the weight scale of {other} is used", _borrowed),
-    *named(
-        "activation_scale",
-        AT,
-        ("missing", "left_out: the activation scale is not divided out", ""),
-        ("inverted", "inverted: the activation scale is multiplied instead of divided by", ""),
-    ),
-)
 
 
 # --- codes, inputs, weights -----------------------------------------------------------------------------------------------------------
@@ -100,16 +41,28 @@ _NARROW = "weights are rounded to {kind}"
 _OF_HEADS = "order: the elements of each head of the result are"
 _TRANSPOSED = "the weight matrix is transposed: read column by column, not row by row"
 _DUMPED = "it is after {}: dumped from a buffer that was {} in place"
+_BORROWED = "other_weight: that of {} instead of the weight scale"
 _ANOTHER = "activations are rounded as in another dialect: declare {name}"
 MISTAKES = (
-    *named(
-        "bias",
-        AT,
-        ("missing", "left_out: the bias is left out", "the bias is missing", EACH),
-        ("subtracted", "inverted: the bias is subtracted", "the bias is subtracted"),
-    ),
+    *named("bias", AT, ("missing", "left_out: the bias is left out", "the bias is missing"), likely=True),
+    *named("bias", AT, ("subtracted", "inverted: the bias is subtracted", "the bias is subtracted")),
     Mistake("dialect.activations", _ANOTHER, AT, engine=other_dialects("ggml_activations"), fault=False),
-    *SCALES,
+    *named(
+        "scale",
+        AT,
+        ("missing", "left_out: the weight scale is left out", "the weight scale is missing"),
+        ("inverted", "inverted: the weight scale is divided by instead of multiplied", "the weight scale divides instead of multiplying"),
+        likely=True,
+    ),
+    *named("scale", _FUSED, ("fused", _BORROWED.format("{x}cur"), "the weight scale of {x}cur is used"), likely=True, apart=True),
+    *named("scale", _GATED, ("gated", _BORROWED.format("ffn_{x}"), "the weight scale of ffn_{x} is used"), likely=True, apart=True),
+    *named("scale", AT, ("other", _BORROWED.format("{A}"), "the weight scale of {A} is used")),
+    *named(
+        "activation_scale",
+        AT,
+        ("missing", "left_out: the activation scale is not divided out", ""),
+        ("inverted", "inverted: the activation scale is multiplied instead of divided by", ""),
+    ),
     *named(
         "codes",
         AT,

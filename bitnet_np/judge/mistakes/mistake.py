@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from ...model.records import Model, with_rope_of
 from ...traces.points import Key
 from ..edits import kinds
 from ..edits.definition import expression
-from ..edits.expression import Node, value_of, values_of
+from ..edits.expression import Node, at_columns, value_of, values_of
 from ..graph import Place, layer_input, operation_of
 from ..variant import Variant
 
@@ -27,7 +27,7 @@ Compute = Callable[[Values], Array]
 """The tensors of a forward pass -> the output of an operation with a mistake in it."""
 
 Numbers = Mapping[str, Any]
-"""The values for the braces of a text. "where" is put in front of the text of a whole engine's mistake."""
+"""The values for the braces of a text."""
 
 Computes = Iterator[tuple[Numbers, Compute]]
 Engines = Iterator[tuple[Numbers, Variant]]
@@ -44,14 +44,10 @@ class Mistake:
 
     text: for people, with braces for numbers that differ from place to place. at: the tensors whose operation can make it; empty if only
     whole engines can. when: whether a model in a dialect can make it. compute: one operation with it, in float64. engine: a whole engine
-    with it, in every layer; without `compute` its operations are those with the mistake. fitted: a tensor with it, its numbers fitted to
-    the other engine's. Each of these gives one result, or several with the numbers of the text, or none. fault: False for a rounding that
-    engines do on purpose.
-    everywhere: what stands in front of its text where a whole engine makes it, with a brace for the name where it is in the tensors of one
-    name; without `engine` such an engine computes it in every operation of `at`. weak: whether such an engine changes less than float16
-    does, before codes flip. family: the kind of edits with a number that is sought, instead of a result. together: it is in a function that
-    all operations share, and is tried in all at once alone. apart: it is in one tensor, and its number is not sought in several names at
-    once.
+    with it, in every layer; without `compute` its operations are those with the mistake. Both give one result, or several with the numbers
+    of the text, or none. fault: False for a rounding that engines do on purpose. likely: on logits alone it is tried first, and on models
+    of any size. family: the kind of edits with a number that is sought, instead of a result. together: it is in a function that all
+    operations share, and is tried in all at once alone. apart: it is in one tensor, and its number is not sought in several names at once.
     """
 
     id: str
@@ -60,10 +56,8 @@ class Mistake:
     when: Callable[[Model, Dialect], bool] = always
     compute: Callable[[Site], Compute | Iterable[tuple[Numbers, Compute]] | None] | None = field(default=None, repr=False)
     engine: Callable[[Variant], Variant | Iterable[tuple[Numbers, Variant]] | None] | None = field(default=None, repr=False)
-    fitted: Callable[[Fit], Array | Iterable[tuple[Numbers, Array]] | None] | None = field(default=None, repr=False)
-    everywhere: str | None = None
-    weak: Callable[[Site], bool] = field(default=lambda site: False, repr=False)
     fault: bool = True
+    likely: bool = False
     family: str = ""
     together: bool = False
     apart: bool = False
@@ -71,7 +65,7 @@ class Mistake:
     @property
     def is_of_engines(self) -> bool:
         """Whether whole engines are tried with it."""
-        return self.fault and (self.engine is not None or self.everywhere is not None)
+        return self.fault and (self.engine is not None or self.likely)
 
 
 @dataclass(frozen=True)
@@ -87,9 +81,9 @@ class Cause:
         return self.text
 
 
-def cause(mistake: Mistake, numbers: Numbers, prefix: str = "") -> Cause:
+def cause(mistake: Mistake, numbers: Numbers) -> Cause:
     """The Cause of a mistake, with its numbers in the text."""
-    return Cause(prefix + mistake.text.format(**numbers), mistake.id, mistake.fault, numbers.get("kind", ""))
+    return Cause(mistake.text.format(**numbers), mistake.id, mistake.fault, numbers.get("kind", ""))
 
 
 class _Right:
@@ -101,13 +95,14 @@ class _Right:
         self._steps: dict[Node, Any] | None = None
 
     def steps(self, inputs: list[Array], values: Values) -> Mapping[Node, Any]:
-        """The values of small steps, from the second time on that the same inputs come; else nothing."""
+        """The values of steps that are small or no larger than the result, from the second time on that the same inputs come."""
         if len(inputs) != len(self._inputs) or not all(map(operator.is_, inputs, self._inputs)):
             self._inputs, self._steps = inputs, None
             return {}
         if self._steps is None:
             steps = values_of(self._tree, values.__getitem__, len(inputs[0]))
-            self._steps = {node: x for node, x in steps.items() if np.size(x) <= _SMALL}
+            most = max(_SMALL, np.size(steps[self._tree]))
+            self._steps = {node: x for node, x in steps.items() if np.size(x) <= most}
         return self._steps
 
 
@@ -162,18 +157,18 @@ class Site(Place):
         assert self.tree is not None
         return _Right(self.tree)
 
-    def edited(self, tree: Node) -> Compute:
-        """The operation by an expression; NaN where that gives no tensor of its shape."""
+    def value(self, tree: Node, values: Values) -> Array:
+        """The value of an expression in the place of the operation's; NaN where that gives no tensor of its shape."""
+        inputs = self.inputs(values)
+        try:
+            y = np.asarray(value_of(tree, values.__getitem__, len(inputs[0]), self._right.steps(inputs, values)))
+        except (ValueError, IndexError):  # shapes that do not go together
+            y = np.empty(0)
+        return y if y.ndim == 2 else np.full((len(inputs[0]), 1), np.nan)
 
-        def compute(values: Values) -> Array:
-            inputs = self.inputs(values)
-            try:
-                y = np.asarray(value_of(tree, values.__getitem__, len(inputs[0]), self._right.steps(inputs, values)))
-            except (ValueError, IndexError):  # shapes that do not go together
-                y = np.empty(0)
-            return y if y.ndim == 2 else np.full((len(inputs[0]), 1), np.nan)
-
-        return compute
+    def edited(self, tree: Node) -> Edited:
+        """The operation by an expression."""
+        return Edited(self, tree)
 
     def otherwise(self, engine: Variant) -> Compute:
         """The operation in another engine, which leaves the input as it is where it does not have that operation."""
@@ -191,9 +186,15 @@ class Site(Place):
 
 
 @dataclass(frozen=True)
-class Fit:
-    """A tensor of another engine beside what it should be, [T, width] each."""
+class Edited:
+    """The Compute of an edit."""
 
-    theirs: Array
-    value: Array
-    ratios: Sequence[tuple[str, Numbers, float]]  # id of a mistake, its numbers, the factor by which it makes everything wrong
+    site: Site
+    tree: Node
+
+    def __call__(self, values: Values) -> Array:
+        return self.site.value(self.tree, values)
+
+    def at(self, columns: NDArray[np.intp], values: Values) -> Array:
+        """Some elements of the result alone, [T, n]."""
+        return self.site.value(at_columns(self.tree, columns), values)

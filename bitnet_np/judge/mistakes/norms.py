@@ -7,12 +7,11 @@ import numpy as np
 from ...model.families import NORMS
 from ...traces.points import FIELDS
 from ..graph import HEAD_NORMS
-from .edited import EACH, named, numbered
+from .edited import named, numbered
 from .mistake import Numbers, Site
 
 AT = (*NORMS, "attn_post_norm", "ffn_post_norm", *HEAD_NORMS, *(f"{name}_in" for name in FIELDS), "result_norm")
 EPSILONS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
-_EVERY = "in every norm: "
 
 
 def _other_epsilons(site: Site) -> Iterator[tuple[Numbers, float]]:
@@ -31,22 +30,28 @@ _LESS_ONE = "other_function: the sum of squares over the width less one instead 
 _ROTATED = "its input is rotated already: RoPE comes before the norm"
 _EPSILON = "epsilon is {value:g} instead of {right:.3g}"
 MISTAKES = (
-    *numbered("norm", AT, ("epsilon", "epsilon", _EPSILON, _other_epsilons), everywhere=_EVERY, weak=lambda site: True),
+    *numbered("norm", AT, ("epsilon", "epsilon", _EPSILON, _other_epsilons), likely=True, together=True),
     *named(
         "norm",
         AT,
-        ("epsilon_outside", "moved: root comes before epsilon", "epsilon is outside the root", _EVERY),
-        weak=lambda site: True,
+        ("epsilon_outside", "moved: root comes before epsilon", "epsilon is outside the root"),
+        ("mean_not_subtracted", _NO_MEAN, _AS_RMS),
+        ("no_mean_no_bias", f"{_NO_MEAN} + {_BIAS}", f"{_AS_RMS}, and its bias is missing"),
+        ("mean_subtracted", "centred: the mean is subtracted from {X}", _AS_LAYER_NORM),
+        likely=True,
+        together=True,
     ),
     *named(
         "norm",
         AT,
-        ("weight_missing", "left_out: the norm's weight is left out", "the norm's weight is missing", EACH),
-        ("bias_missing", _BIAS, "the norm's bias is missing", EACH),
-        ("missing", "left_out: everything is left out", _UNCHANGED, EACH),
-        ("mean_not_subtracted", _NO_MEAN, _AS_RMS, _EVERY),
-        ("no_mean_no_bias", f"{_NO_MEAN} + {_BIAS}", f"{_AS_RMS}, and its bias is missing", _EVERY),
-        ("mean_subtracted", "centred: the mean is subtracted from {X}", _AS_LAYER_NORM, _EVERY),
+        ("weight_missing", "left_out: the norm's weight is left out", "the norm's weight is missing"),
+        ("bias_missing", _BIAS, "the norm's bias is missing"),
+        ("missing", "left_out: everything is left out", _UNCHANGED),
+        likely=True,
+    ),
+    *named(
+        "norm",
+        AT,
         ("weight_alone", "left_out: the root mean square is not divided out", "the norm is missing, only its weight is applied"),
         ("weight_plus_one", "by_one: 1 is added to the norm's weight", ""),
         ("weight_twice", "twice: the norm's weight is applied twice", ""),

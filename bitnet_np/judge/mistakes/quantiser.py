@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from ... import spec
 from ...engine.dialects import Dialect
 from ...kernels import cpu
-from ...model.records import MATRICES, Model, Ternary
+from ...model.records import MATRICES, Model
 from ...traces.points import MAY_BE_QUANTIZED
 from .. import operations as op
+from ..edits.expression import Node, nodes, replaced, tensor
 from ..graph import FIELDS
 from ..variant import Floats, Variant
 from .mistake import Array, Compute, Mistake, Site
@@ -48,15 +49,16 @@ def _with_quantizer(quantize: Quantizer, site: Site) -> Compute | None:
     """The codes, their scale, or the product of a ternary matrix, with another quantiser."""
     if site.name in (*CODES, *SCALES):
         return site.of(lambda x: quantize(x.astype(np.float32))[site.name in SCALES].astype(np.float64))
-    linear, weights = site.linear, site.linear.weights
-    if not isinstance(weights, Ternary) or linear.bias is not None or linear.scale is not None:
+    numbers = [node for node, _ in nodes(site.tree) if node.noun == "the numbers that codes stand for"] if site.tree else []
+    if not numbers or site.tree is None:
         return None
+    others = Node("opaque", (tensor(site.operation.inputs[0]),), numbers[0].noun, partial(_dequantised, quantize))
+    return site.edited(replaced(site.tree, numbers[0], others))
 
-    def product(x: Array) -> Array:
-        codes, scale = (part.astype(np.float64) for part in quantize(x.astype(np.float32)))
-        return codes @ op.dense(weights).T.astype(np.float64) / scale * float(weights.scale)
 
-    return site.of(product)
+def _dequantised(quantize: Quantizer, x: Array) -> Array:
+    codes, scale = (part.astype(np.float64) for part in quantize(x.astype(np.float32)))
+    return codes / scale
 
 
 def _engine(quantize: Quantizer, base: Variant) -> Variant:

@@ -12,7 +12,6 @@ from .switches import other_dialects
 
 AT = ("Qcur_rope", "Kcur_rope")
 BASES = (1e4, 5e5, 1e6)
-_IN_ROPE = "in RoPE: "
 
 
 def _bases(site: Site) -> Iterator[tuple[Numbers, float]]:
@@ -61,16 +60,16 @@ MISTAKES = (
     *named(
         "rope",
         AT,
-        ("pairs", "turns: pairs are {X}", "pairs are {X}", _IN_ROPE),
-        ("missing", "left_out: everything is left out", "the rotation is missing", _IN_ROPE),
-        ("backwards", f"turns: the sine has the wrong sign: {_BACKWARDS}", _BACKWARDS, _IN_ROPE),
-        ("unscaled", "left_out: the position scale is not divided out", "positions are not scaled", _IN_ROPE),
-        (
-            "factors",
-            "left_out: the factors of the frequencies are not divided out",
-            "the factors of the frequencies are not applied",
-            _IN_ROPE,
-        ),
+        ("pairs", "turns: pairs are {X}", ""),
+        ("missing", "left_out: everything is left out", "the rotation is missing"),
+        ("backwards", f"turns: the sine has the wrong sign: {_BACKWARDS}", _BACKWARDS),
+        ("unscaled", "left_out: the position scale is not divided out", "positions are not scaled"),
+        ("factors", "left_out: the factors of the frequencies are not divided out", "the factors of the frequencies are not applied"),
+        likely=True,
+    ),
+    *named(
+        "rope",
+        AT,
         ("position_plus_1", "positions: positions are too large by 1", "positions are too large by one"),
         ("position_minus_1", "positions: positions are too small by 1", "positions are too small by one"),
         ("twice", "twice: it is done twice", "the rotation is applied twice"),
@@ -86,11 +85,11 @@ MISTAKES = (
         AT,
         ("base", "the frequency base", "the frequency base is {value:g} instead of {right:g}", _bases),
         ("magnitude", "RoPE's magnitude", "cosines and sines are not multiplied by RoPE's magnitude", _no_magnitude),
-        everywhere=_IN_ROPE,
+        likely=True,
     ),
-    Mistake("rope.other_layers", "queries and keys are rotated as in {which} layers", AT, engine=_other_layers, everywhere=_IN_ROPE),
-    Mistake("rope.scaled_local", "positions are scaled in local layers, too", AT, compute=_scaled_local, everywhere=_IN_ROPE),
-    Mistake("rope.whole_head", "all of each head is rotated, not a part", AT, engine=_whole_head, everywhere=_IN_ROPE),
+    Mistake("rope.other_layers", "queries and keys are rotated as in {which} layers", AT, engine=_other_layers),
+    Mistake("rope.scaled_local", "positions are scaled in local layers, too", AT, compute=_scaled_local, likely=True),
+    Mistake("rope.whole_head", "all of each head is rotated, not a part", AT, engine=_whole_head),
     Mistake("dialect.angles", _ANGLES, AT, engine=other_dialects("stepped_angles", _STEPPED), fault=False),
     *numbered("rope", AT, ("exponent", "the frequency base", "the exponent of the frequencies {how} instead of -2i / K", _exponents)),
     *named(

@@ -53,13 +53,15 @@ class Search:
         span: Sequence[Operation],
         singly: bool,
         explain: Explain,
+        near: Callable[[Trial], float],
         cost: Callable[[Collection[Key]], float],
         now: float,
         numbers_only: bool = False,
     ) -> Cause | None:
         """The hidden mistake that leaves least, of those that fit; None if none does. What explained a tensor before is tried first.
 
-        span, singly: see catalogue.trials. cost: multiply-adds of a trial that changes these tensors. now: NMSE without a mistake.
+        span, singly: see catalogue.trials. near: what a trial leaves, about, by which numbers are sought. cost: multiply-adds of a trial
+        that changes these tensors. now: NMSE without a mistake.
         numbers_only: try those whose numbers are sought, as the others are known not to fit.
         """
         every = [trial for trial in self._trials(span, singly) if trial.grid or not numbers_only]
@@ -75,11 +77,15 @@ class Search:
             self.work -= cost(trial.computes)
             return explain(trial)
 
+        def about(trial: Trial) -> float:
+            self.work -= cost(trial.computes)
+            return near(trial)
+
         for trial in every:
             if self.work < 0:
                 self.left_out += 1
                 continue
-            number = _nearest(trial, tried, now) if trial.grid else None
+            number = _nearest(trial, about, now) if trial.grid else None
             if trial.grid and number is None:
                 continue
             one = trial if number is None else trial.with_number(number)
@@ -120,14 +126,14 @@ class Search:
         ]
 
 
-def _nearest(trial: Trial, tried: Explain, now: float) -> float | None:
+def _nearest(trial: Trial, near: Callable[[Trial], float], now: float) -> float | None:
     """The number of a mistake that leaves least of the error `now`, if it leaves little."""
-    number = nearest_number(lambda x: tried(trial.with_number(x)).left, trial.grid, _STEPS, _WORTH * now)
+    number = nearest_number(lambda x: near(trial.with_number(x)), trial.grid, _STEPS, _WORTH * now)
     if number is None:
         return None
-    least = tried(trial.with_number(number)).left
+    least = near(trial.with_number(number))
     plain = (float(f"{number:.{digits}g}") for digits in range(1, _DIGITS))
-    return next((x for x in plain if tried(trial.with_number(x)).left <= least), number)
+    return next((x for x in plain if near(trial.with_number(x)) <= least), number)
 
 
 def with_alike(cause: Cause, left: float, fits: Sequence[tuple[float, Cause]]) -> Cause:

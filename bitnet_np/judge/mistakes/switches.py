@@ -1,13 +1,13 @@
 """Settings of a model or a dialect that an engine has otherwise: factors and caps that it does not apply, roundings of another dialect."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ...engine.dialects import DIALECTS
 from ..graph import LOGITS, SCALED
 from ..variant import Variant
-from .mistake import Engines, Mistake
+from .edited import named, numbered
+from .mistake import Engines, Numbers, Site
 
 
 def other_dialects(field: str, words: Mapping[bool, str] | None = None, kind: str = "") -> Callable[[Variant], Engines]:
@@ -24,22 +24,23 @@ def other_dialects(field: str, words: Mapping[bool, str] | None = None, kind: st
     return engine
 
 
-def _missing(field: str, text: str, at: tuple[str, ...], without: Any) -> Mistake:
-    """A model's setting that is left out. without: the value of the setting in models that have none."""
-
-    def engine(base: Variant) -> Engines:
-        value = getattr(base.model.config, field)
-        if value != without:
-            yield {"value": value}, base.with_config(**{field: without})
-
-    return Mistake(f"switch.{field}", text, at, engine=engine)
+def _by_width(site: Site) -> Iterator[tuple[Numbers, float]]:
+    if site.config.attention_scale is not None:
+        yield {"value": site.config.attention_scale}, site.config.head_dim**-0.5
 
 
+_AT_ATTENTION = ("kq", "kqv_out")
+_OWN_SCALE = "scores are multiplied by 1/sqrt(K) instead of {value:.4g}"
 MISTAKES = (
-    _missing("logit_cap", "logits are not capped at {value:.4g}", (LOGITS.name,), None),
-    _missing("logit_scale", "logits are not divided by {value:.4g}", (LOGITS.name,), 1.0),
-    _missing("embedding_scale", "embeddings are not multiplied by {value:.4g}", (SCALED.name,), 1.0),
-    _missing("residual_scale", "outputs of branches are not multiplied by {value:.4g} before they are added", ("ffn_inp", "l_out"), 1.0),
-    _missing("score_cap", "scores are not capped at {value:.4g}", ("kq", "kqv_out"), None),
-    _missing("attention_scale", "scores are multiplied by 1/sqrt(K) instead of {value:.4g}", ("kq", "kqv_out"), None),
+    *named(
+        "switch",
+        (LOGITS.name, SCALED.name, "ffn_inp", "l_out"),
+        ("logit_scale", "left_out: the logit scale is not divided out", ""),
+        ("embedding_scale", "left_out: the embedding scale is left out", ""),
+        ("residual_scale", "left_out: the residual scale is left out", ""),
+        likely=True,
+    ),
+    *named("switch", (LOGITS.name,), ("logit_cap", "left_out: tanh is left out", "logits are not capped"), likely=True),
+    *named("switch", _AT_ATTENTION, ("score_cap", "left_out: tanh is left out", "scores are not capped"), likely=True),
+    *numbered("switch", _AT_ATTENTION, ("attention_scale", "the score scale", _OWN_SCALE, _by_width), likely=True),
 )
