@@ -14,7 +14,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
-from assembly import ARM, X86, assembly, lowered
+from assembly import ARM, AVX2, AVX512, SSE4, X86, assembly, lowered
 from block_samples import same_bytes
 from models import SHAPE, random_model, random_tokens
 from numba import njit, types
@@ -32,10 +32,6 @@ from bitnet_np.kernels.fast.block_bytes import CHUNKS
 from bitnet_np.kernels.ternary_product import Matrix, Product
 from bitnet_np.model import packing
 from bitnet_np.testing import selftest
-
-SSE4 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
-AVX2 = SSE4 + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
-AVX512 = AVX2 + ",+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
 
 DOTS = (
     "ternary",
