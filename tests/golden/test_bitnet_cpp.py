@@ -1,7 +1,8 @@
 """bitnet.cpp as an outside witness: what spec.py and the kernels could be wrong about together, it would not be. See data/README.md.
 
 It rounds to float16 where the definition does not, so there are three comparisons: its dialect with its logits, which agree to the last
-units of float32; the definition with its logits, within what those roundings do; and node by node, each fed with bitnet.cpp's own input. Whole sequences stand for every path: properties/test_same_bits.py has the same bits of all.
+units of float32; the definition with its logits, within what those roundings do; and node by node, each fed with bitnet.cpp's own input.
+Whole sequences stand for every path: properties/test_same_bits.py has the bits of all.
 """
 
 from pathlib import Path

@@ -40,6 +40,7 @@ TIE = 1e-9
 DOUBT = 1e-3
 """The same for float32, in a number up to 127 with the roundings of all layers before it: those move it by some 1e-6 of itself."""
 
+
 class Loaded(NamedTuple):
     """A folder read. A `Ternary` keeps its scale in float32; `definition` has the scale that the file implies, in float64."""
 
