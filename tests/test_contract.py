@@ -288,6 +288,14 @@ def test_an_operation_has_the_bits_of_the_kernel(name, edges, seed):
     assert same(*results)
 
 
+@pytest.mark.parametrize("kind", ALL_BLOCK_TYPES, ids=lambda kind: kind.name)
+def test_every_type_of_blocks_has_the_bits_of_the_kernels(kind):
+    """The draws above leave out some of them."""
+    x, data = Draw(np.random.default_rng(0)).numbers(2, 512), random_table(np.random.default_rng(1), kind.name, 5, 512).data
+    for ask in (lambda ops: ops.embed_blocks(data, kind, np.arange(5)), lambda ops: ops.matmul_blocks(x, data, kind)):
+        assert same(ask(contract), ask(cpu))
+
+
 @pytest.mark.parametrize("name", ["matmul", "matmul_blocks", "matmuls_blocks_as_llama_cpp", "ternary_matmul", "attend", "attend_float16"])
 def test_what_is_computed_together_changes_no_bit(monkeypatch, name):
     """Some outputs or rows at a time, because of the memory that they take."""

@@ -10,7 +10,7 @@ kernels.py    single operations
 models.py     whole forwards, caches, decoding by a captured graph, refusals
 compiled.py   what the kernels that ran before have been compiled to
 
-A group of checks is a module. tests/gpu/test_cuda.py runs them in two processes.
+A group of checks is a module. tests/gpu/test_cuda.py runs them all in one process, which compiles each kernel once.
 """
 
 MODULES = ("kernels", "models", "compiled")

@@ -14,6 +14,7 @@ from bitnet_np.base.errors import CapacityError, NonFiniteError, OptionError, Sl
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.dialects import BITNET_CPP, DIALECTS, EXACT
 from bitnet_np.engine.forward_pass import forward, forward_full
+from bitnet_np.kernels.scalar import CHUNK
 from bitnet_np.kernels.storage import HostStorage
 from bitnet_np.model.records import frozen
 
@@ -41,6 +42,7 @@ def test_the_default_is_one_sequence_of_the_context_in_float32():
 @pytest.mark.skipif(not resident.STATM.exists(), reason="Linux tells what is resident")
 def test_the_default_capacity_of_an_absurd_context_takes_no_memory():
     model = random_model(0, context=1 << 20)
+    forward(model, [[1, 2, 3]], KVCache(model.config, capacity=3))  # compiles
     before = resident.of_process()
     cache = KVCache(model.config)
     assert cache.nbytes > 1 << 27
@@ -48,6 +50,48 @@ def test_the_default_capacity_of_an_absurd_context_takes_no_memory():
     cache.clear()
     assert not cache.k[:, 0, :8].any()
     assert resident.of_process() - before < 1 << 24
+
+
+# --- rings ----------------------------------------------------------------------------------------------------------------------------
+
+SMALL = {"width": 20, "ffn": 36, "heads": 2, "kv_heads": 1, "head_dim": 6, "vocab": 30, "context": 2000}
+
+
+@pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 66, 128, 129])
+def test_a_ring_is_as_small_as_it_says(window):
+    c = random_model(0, **SMALL, window=window).config
+    ring = KVCache(c, ring=True)
+    places = ring.k.shape[2]
+    assert places % CHUNK == 0
+    assert window <= places < window + 2 * CHUNK
+    assert ring.nbytes == 2 * 4 * c.n_layers * places * c.kv_width
+    assert KVCache(c, 1, 10, ring=True).k.shape[2] == 10
+
+
+@pytest.mark.parametrize("change", [{"window": None}, {"window": 4, "window_layers": (0,)}])
+def test_a_ring_needs_a_window_in_every_layer(change):
+    with pytest.raises(OptionError, match="a ring is for a model with a window in every layer"):
+        KVCache(random_model(0, **SMALL, **change).config, ring=True)
+
+
+@pytest.mark.parametrize("length", [0, 280, 300])
+def test_a_part_of_a_ring_is_forked_as_if_the_rest_had_never_been(length):
+    """Nothing past its end, whatever the source has in those places. (properties/test_cache_states.py hardly ever draws it.)"""
+    model = random_model(0, **SMALL, window=8)
+    cache = KVCache(model.config, 2, 400, ring=True)
+    forward(model, np.arange(300)[None] % model.config.vocab, cache, slots=[0], last_only=True)
+    cache.fork(0, [1], length)
+    cache.truncate(0, length)
+    np.testing.assert_array_equal(cache.k[:, 1], cache.k[:, 0])
+    np.testing.assert_array_equal(cache.v[:, 1], cache.v[:, 0])
+
+
+def test_a_ring_says_what_it_has_forgotten():
+    model = random_model(0, **SMALL, window=64)
+    cache = KVCache(model.config, 1, 400, ring=True)
+    forward(model, np.ones((1, 300), int), cache)
+    with pytest.raises(CapacityError, match="slot 0 has forgotten the positions before 172, and after 200 a window of 64 needs them"):
+        cache.truncate(0, 200)
 
 
 # --- float16 --------------------------------------------------------------------------------------------------------------------------

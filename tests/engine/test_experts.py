@@ -1,4 +1,4 @@
-"""Layers with experts: what files, folders and records say of them, and one answer in whatever groups rows are computed."""
+"""Layers with experts: what files, folders and records say of them. One answer in any groups of rows: properties/, test_network.py."""
 
 import json
 import re
@@ -9,12 +9,11 @@ import hf_models
 import numpy as np
 import pytest
 from family_models import assert_refused, drawn, rewrite
-from models import assert_same_bits, threads
+from models import assert_same_bits
 
 from bitnet_np.base.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.cli import main as cli
-from bitnet_np.engine import network
-from bitnet_np.engine.forward_pass import forward_full, forward_incremental
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
 from bitnet_np.gpu.device import place
@@ -30,22 +29,6 @@ TYPES = ("ternary", "float32", "float16", "bfloat16", "Q8_0", "Q4_K", "TQ2_0")
 
 def mixture(family="qwen3moe", weights="", **shape):
     return drawn(family, weights, **{**FAMILIES[family], **shape})
-
-
-# --- arithmetic -----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("weights", ["ternary", "float16", "Q4_K"])
-def test_a_row_has_the_same_bits_in_any_group(monkeypatch, weights):
-    """Alone, among others, in blocks of other sizes, on threads."""
-    model = mixture("qwen2moe", weights, context=300)
-    tokens = np.arange(200)[None] * 7 % 23
-    whole = forward_full(model, tokens)
-    assert_same_bits(forward_incremental(model, tokens, chunk=1), whole)
-    monkeypatch.setattr(network, "FFN_ROWS", 5)
-    assert_same_bits(forward_full(model, tokens), whole)
-    with threads(2):
-        assert_same_bits(forward_full(model, tokens), whole)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------------------------

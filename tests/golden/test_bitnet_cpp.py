@@ -2,6 +2,7 @@
 
 It rounds to float16 where the definition does not, so there are three comparisons: its dialect with its logits, which agree to the last
 units of float32; the definition with its logits, within what those roundings do; and node by node, each fed with bitnet.cpp's own input.
+Whole sequences stand for every path: properties/test_same_bits.py has the bits of all.
 """
 
 from pathlib import Path
@@ -13,9 +14,8 @@ from bounds import assert_within
 from models import assert_same_bits
 
 from bitnet_np import load, spec
-from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT
-from bitnet_np.engine.forward_pass import compute_logits, forward, forward_full, forward_incremental
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.kernels import cpu
 from bitnet_np.model.dense import dense_view
 
@@ -36,50 +36,25 @@ def golden():
 # --- logits ---------------------------------------------------------------------------------------------------------------------------
 
 
-def prefill_and_decode(model, tokens, dialect):
-    cache, half = KVCache(model.config, 3), tokens.shape[1] // 2
-    parts = [tokens[:, :half]] * (half > 0) + [tokens[:, t : t + 1] for t in range(half, tokens.shape[1])]
-    return np.concatenate([forward(model, part, cache, slots=[2], dialect=dialect) for part in parts], axis=1)
-
-
-def in_a_batch(model, tokens, dialect):
-    companions = np.roll(np.repeat(tokens, 3, axis=0), 1, axis=1)
-    companions[1] = tokens
-    return forward_full(model, companions, dialect=dialect)[1:2]
-
-
-PATHS = {
-    "full": forward_full,
-    "incremental": forward_incremental,
-    "chunks of 5": lambda model, tokens, dialect: forward_incremental(model, tokens, chunk=5, dialect=dialect),
-    "auto": lambda model, tokens, dialect: compute_logits(model, tokens, dialect=dialect),
-    "prefill and decode": prefill_and_decode,
-    "in a batch": in_a_batch,
-}
-
-
-@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 @pytest.mark.parametrize("against", ["decode", "prefill"])
 @pytest.mark.parametrize(("length", "limit"), [(1, 1e-6), (2, 1e-6), (17, 2e-6)])
-def test_its_dialect_gives_its_logits(model, golden, path, against, length, limit):
+def test_its_dialect_gives_its_logits(model, golden, against, length, limit):
     """To one or two units in the last place of logits up to 13.7."""
-    logits = path(model, golden[f"tokens_T{length}"][None], dialect=BITNET_CPP)[0]
+    logits = forward_full(model, golden[f"tokens_T{length}"][None], dialect=BITNET_CPP)[0]
     np.testing.assert_allclose(logits, golden[f"logits_{against}_T{length}"], rtol=0, atol=limit)
 
 
-@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
-def test_its_dialect_gives_its_logits_of_64_tokens_but_for_a_code_now_and_then(model, golden, path):
+def test_its_dialect_gives_its_logits_of_64_tokens_but_for_a_code_now_and_then(model, golden):
     """One of 300,000 int8 codes is on the other side of k + 0.5 here and there: logits of four tokens show it, by at most 1.3e-3."""
-    logits = path(model, golden["tokens_T64"][None], dialect=BITNET_CPP)[0]
+    logits = forward_full(model, golden["tokens_T64"][None], dialect=BITNET_CPP)[0]
     difference = np.abs(logits - golden["logits_decode_T64"]).max(axis=1)
     assert difference.max() <= 2e-3
     assert (difference <= 2e-6).sum() >= 60
 
 
-@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 @pytest.mark.parametrize("length", [1, 2, 17, 64])
-def test_the_definition_is_as_far_from_it_as_float16_roundings_make_it(model, golden, path, length):
-    logits, expected = path(model, golden[f"tokens_T{length}"][None], dialect=EXACT)[0], golden[f"logits_decode_T{length}"]
+def test_the_definition_is_as_far_from_it_as_float16_roundings_make_it(model, golden, length):
+    logits, expected = forward_full(model, golden[f"tokens_T{length}"][None], dialect=EXACT)[0], golden[f"logits_decode_T{length}"]
     difference = np.abs(logits - expected)
     assert difference.max() <= 0.45
     assert difference.mean() <= 0.07

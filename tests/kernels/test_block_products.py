@@ -6,14 +6,14 @@ from unittest import mock
 import numpy as np
 import pytest
 from assembly import X86, assembly, lowered
-from block_samples import MODELS, activations, of_code, random_blocks, recorded, rounded, same_bytes
+from block_samples import MODELS, VARIED, activations, of_code, random_blocks, recorded, rounded, same_bytes
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
 from numba import types
 from numba.np.numpy_support import from_dtype
 
-from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, GRID_TYPES, IQ4_XS, MXFP4, NVFP4, Q2_K, Q4_K, Q5_1, Q6_K, Q8_0, TQ2_0
+from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, GRID_TYPES, MXFP4, NVFP4, Q4_K, Q6_K, Q8_0
 from bitnet_np.contract import blocks as definition
 from bitnet_np.kernels import activations as roundings
 from bitnet_np.kernels import block_products, block_tiles, blocks, grids, launching
@@ -22,9 +22,6 @@ from bitnet_np.kernels.block_plans import PLANS
 from bitnet_np.kernels.fast import amx
 
 UNITS = {"vectors": None, "twin": amx.PLAIN, "processor": amx.PROCESSOR}
-VARIED = (Q5_1, Q8_0, Q2_K, Q4_K, Q6_K, TQ2_0, IQ4_XS, NVFP4)
-"""One or two planes, with and without small scales, either kind of minimum, and every size of a unit: enough for the twin."""
-
 ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
 EACH = pytest.mark.parametrize(
     ("unit", "kind"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
-from assembly import ARM, X86, assembly, lowered
+from assembly import ARM, AVX2, AVX512, SSE4, X86, assembly, lowered
 from block_samples import same_bytes
 from models import SHAPE, random_model, random_tokens
 from numba import njit, types
@@ -33,28 +33,18 @@ from bitnet_np.kernels.ternary_product import Matrix, Product
 from bitnet_np.model import packing
 from bitnet_np.testing import selftest
 
-SSE4 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
-AVX2 = SSE4 + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
-AVX512 = AVX2 + ",+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
-
-DOTS = (
-    "ternary",
-    "halves",
-    "weights",
-    "products",
-    "bytes",
-)  # byte dot products, float16 and tables of codes: what instructions are chosen for
-FORWARD = ("logits", *DOTS)
+BYTES = ("ternary", "bytes")  # byte dot products: each processor here has other instructions for them
+FORWARD = ("logits", "halves", "weights", "products", *BYTES)
 ALL = (*FORWARD, "masked", "backward")
 
 # name for Numba: its features, the path expected, whether registers are many, and what it computes. Compiling the kernels takes half a
-# minute: those that do not depend on the path run where they differ most from this processor's. The last two have no fused multiply-add:
-# each lane is a call.
+# minute: those of floats run where they differ most from this processor's. Tables of codes and float16 are widened on the first as here, on
+# the third as on the second, on the fourth as on the second and the last. The last two have no fused multiply-add: each lane is a call.
 PROCESSORS = {
-    "skylake-avx512": (AVX512, "avx512", True, DOTS),
+    "skylake-avx512": (AVX512, "avx512", True, BYTES),
     "haswell": (AVX2, "avx2", False, FORWARD),
-    "alderlake": (AVX2 + ",+avxvnni", "avx-vnni", False, DOTS),
-    "nehalem": (SSE4, "ssse3", False, DOTS),
+    "alderlake": (AVX2 + ",+avxvnni", "avx-vnni", False, BYTES),
+    "nehalem": (SSE4, "ssse3", False, BYTES),
     "generic": ("", "generic", False, ALL),
 }
 

@@ -1,4 +1,8 @@
-"""What kernels become in machine code of any processor: compiled and read, not run."""
+"""What kernels become in machine code of any processor, compiled and read, not run; and the features of lesser processors, which run.
+
+Tests that run kernels as such a processor does take its features from here: those of one name and features find each other's compiled
+kernels.
+"""
 
 from unittest import mock
 
@@ -10,6 +14,9 @@ from numba.core import codegen
 from bitnet_np.kernels.fast import emit
 
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+SSE4 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
+AVX2 = SSE4 + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
+AVX512 = AVX2 + ",+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
 
 
 class Lowered(BaseException):

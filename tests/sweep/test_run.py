@@ -22,7 +22,7 @@ from bitnet_np.sweep.process import DifferentBitsError
 from bitnet_np.sweep.run import sweep
 from bitnet_np.testing import selftest
 
-ENGINE = "import sys, numpy as np; x = np.load(sys.argv[1]); x[0] += float(sys.argv[3]); np.save(sys.argv[2], x)"
+ENGINE = "import sys, numpy as np; np.save(sys.argv[2], np.load(sys.argv[1]) * np.float32(sys.argv[3]))"  # a sign explains itself at once
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_engines_and_dumps_are_judged(tmp_path):
     logits = forward_full(load(TINY), [[1, 2, 3]])[0]
     np.save(tmp_path / "short.npy", logits)
     leaves = 'dump = "{dump}.npy"'
-    runs = [engine_run(ENGINE, str(tmp_path / "short.npy"), "{dump}.npy", error, more=leaves) for error in ("0", "3")]
+    runs = [engine_run(ENGINE, str(tmp_path / "short.npy"), "{dump}.npy", factor, more=leaves) for factor in ("1", "-1")]
     fails, sleeps = engine_run("raise SystemExit('no such kernel')"), engine_run("import time; time.sleep(60)", more="seconds = 0.3")
     check = '\n[[run]]\ndo = "check"\ntokens = ["short"]\ndump = "{tokens}.npy"\naccept = "SAME_BITS"\n'
     text = PLAN.partition("[[run]]")[0] + "".join([*runs, fails, sleeps, check])
