@@ -140,21 +140,6 @@ def dense(packed: NDArray[np.uint8], scale: np.float32, shape: tuple[int, int]) 
     return out
 
 
-@parallel
-def _dequantize(codes, scale, out):
-    for r in prange(out.shape[0]):
-        row, target = codes[r], out[r]
-        for i in range(row.size):
-            target[i] = np.float32(row[i]) / scale[r]
-
-
-def dequantize(codes: NDArray[np.int8], scale: Floats) -> Floats:  # [R, M], [R] -> [R, M]
-    """The numbers that codes stand for: code / scale."""
-    out = empty(codes.shape)
-    launch(_dequantize, codes.size, codes, scale, out)
-    return out
-
-
 # --- norms ----------------------------------------------------------------------------------------------------------------------------
 
 

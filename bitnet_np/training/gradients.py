@@ -276,7 +276,10 @@ class _Input:
 
     def values(self) -> Floats:
         """The numbers that the matrices multiply."""
-        return backward.dequantize(*self._stored) if isinstance(self._stored, tuple) else self._stored
+        if not isinstance(self._stored, tuple):
+            return self._stored
+        codes, scale = self._stored
+        return codes.astype(np.float32) / scale[:, None]
 
 
 # --- a layer --------------------------------------------------------------------------------------------------------------------------
