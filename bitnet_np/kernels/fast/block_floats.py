@@ -1,93 +1,25 @@
 """ggml's blocks as floats, 16 weights of block_formats.py's tables at a time."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial, reduce
 
 from llvmlite import ir
 from numba.core import cgutils
 from numba.np.numpy_support import from_dtype
 
-from ..block_formats import FORMATS, Bits, Digit, Factor, Flags, Format, Integers
+from ..block_formats import FORMATS, Bits, Factor, Format, Integers
 from . import emit
-from .emit import F32, I8, I16, I64, LANES, V16F32, V16I1, V16I16, V16I32, Emitter, Place, constant, emitted, first
+from .block_codes import joined_runs, load_lanes, widened
+from .emit import F32, I8, I64, LANES, V16F32, V16I16, V16I32, Emitter, Place, constant, emitted, first
 from .simd import widened_half
-
-# --- bytes ----------------------------------------------------------------------------------------------------------------------------
-
-
-def load_lanes(b: Emitter, block: ir.Value, at: list[int]) -> ir.Value:
-    """The bytes of a block at the offsets `at`. It reads nothing outside their range."""
-    least = min(at)
-    loaded = b.load(b.moved(block, least), ir.VectorType(I8, max(at) - least + 1))
-    return b.shuffled(loaded, [i - least for i in at])
-
-
-def bytes_of(values: Sequence[int]) -> ir.Value:
-    return constant(ir.VectorType(I8, len(values)), list(values))
-
-
-def digits(b: Emitter, codes: ir.Value, factors: list[int]) -> ir.Value:
-    """Digits of bytes in base 3: factors are 3^place. 16 bits hold every product."""
-    words = ir.VectorType(I16, codes.type.count)
-    below = b.and_(b.mul(b.zext(codes, words), factors), 255)
-    return b.trunc(b.lshr(b.mul(below, 3), 8), codes.type)
-
-
-def _part(b: Emitter, block: ir.Value, part: Bits | Flags | Digit) -> ir.Value:
-    if isinstance(part, Flags):
-        bits = b.bitcast(b.load(b.moved(block, part.at), I16), V16I1)
-        return b.select(bits, bytes_of([1 << part.place] * LANES), bytes_of([0] * LANES))
-    lanes = load_lanes(b, block, part.at)
-    if isinstance(part, Digit):
-        return digits(b, lanes, part.factor)
-    terms = []
-    for shift in sorted(set(part.shift)):  # few processors shift each byte by its own count
-        mask = [bits if own == shift else 0 for bits, own in zip(part.mask, part.shift, strict=True)]
-        terms.append(b.and_(b.lshr(lanes, shift), mask))
-    return b.shl(reduce(b.or_, terms), part.place)
-
-
-def _integer_bytes(b: Emitter, block: ir.Value, integers: Integers) -> ir.Value:
-    """Integers as bytes, in a quarter of the registers that int32 takes."""
-    joined = reduce(b.or_, [_part(b, block, part) for part in integers.parts])
-    if integers.bias:
-        joined = b.sub(joined, integers.bias)
-    return looked_up(b, joined, integers.table) if integers.table else joined
-
-
-def has_sign(integers: Integers) -> bool:
-    """Whether some may be negative."""
-    return bool(integers.bias or integers.signed or integers.table)
-
-
-def widened(b: Emitter, numbers: ir.Value, integers: Integers, wide: ir.VectorType = V16I32) -> ir.Value:
-    """Integers of more bits."""
-    return (b.sext if has_sign(integers) else b.zext)(numbers, wide)
-
-
-def looked_up(b: Emitter, places: ir.Value, table: Sequence[int]) -> ir.Value:
-    """The bytes of a table of 16 at these places: by an instruction, or by each bit of the places in turn."""
-    count = places.type.count
-    if count == emit.STEP and b.path.startswith("avx512"):
-        return b.named("llvm.x86.avx512.pshuf.b.512", places.type, bytes_of(list(table) * 4), places)
-    if b.path != "generic":
-        name = "llvm.aarch64.neon.tbl1.v16i8" if b.path.startswith("neon") else "llvm.x86.ssse3.pshuf.b.128"
-        numbers = bytes_of(table)
-        return b.joined([b.named(name, numbers.type, numbers, part) for part in b.slices(places, count // LANES)])
-    chosen = [bytes_of([number] * count) for number in table]
-    for bit in range(4):
-        is_set = b.icmp_unsigned("!=", b.and_(places, 1 << bit), constant(places.type, None))
-        chosen = [b.select(is_set, odd, even) for even, odd in zip(chosen[::2], chosen[1::2], strict=True)]
-    return chosen[0]
-
 
 # --- scales and minimums --------------------------------------------------------------------------------------------------------------
 
 
 def _integers(b: Emitter, block: ir.Value, integers: Integers) -> list[ir.Value]:
     """Integers as float32, 16 in each register."""
-    joined = b.slices(_integer_bytes(b, block, integers), integers.runs)
-    return [b.sitofp(widened(b, run, integers), V16F32) for run in joined]
+    runs = joined_runs(b, [(block, integers, run) for run in range(integers.runs)])
+    return [b.sitofp(widened(b, run, integers), V16F32) for run in b.slices(runs, integers.runs)]
 
 
 def _halves(b: Emitter, block: ir.Value, at: list[int]) -> ir.Value:
