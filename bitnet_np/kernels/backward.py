@@ -13,13 +13,13 @@ from numba import prange
 from numpy.typing import NDArray
 
 from .attention import NO_WINDOW, inverse_root
-from .attention_chunk import chunk_scores, chunk_values, exponentials, hide, maxima, visible
+from .attention_chunk import chunk_scores, chunk_values, exponentials, hide, maxima, visible, weighted_values
 from .fast.emit import LANES
-from .fast.simd import axpy_step, axpy_tail, fma, store_tile, tile_f32
+from .fast.simd import axpy_step, fma, store_tile, tile_f32
 from .launching import Floats, inlined, launch, parallel, read_only, serial
 from .scalar import CHUNK, WIDE_LANES, exp
 from .sums import fold_lanes, wide_dot
-from .tiles import SPAN, TOKENS, VALUE_COLUMNS, WIDE
+from .tiles import SPAN, TOKENS, WIDE
 from .workspace import empty
 
 PART = 256  # numbers of a row, or rows of a matrix, in one chain of a sum
@@ -259,21 +259,6 @@ def _head_rows(x, first, head, target):
 
 
 @serial
-def _transposed_values(p, rows, values, value_start, width, out):
-    """out[j] = sum over i < rows of p[i, j] * value i, one chain per element in order of i, for the CHUNK columns of p."""
-    for j in range(0, CHUNK, TOKENS):
-        for d in range(0, width, SPAN):
-            tile = tile_f32(TOKENS, VALUE_COLUMNS)
-            if width - d >= SPAN:
-                for i in range(rows):
-                    tile = axpy_step(tile, p, i * CHUNK + j, 1, TOKENS, values, value_start + i * width + d, SPAN)
-            else:
-                for i in range(rows):
-                    tile = axpy_tail(tile, p, i * CHUNK + j, 1, TOKENS, values, value_start + i * width + d, width - d)
-            store_tile(tile, out, j * out.shape[1] + d, out.shape[1])
-
-
-@serial
 def _add_part(part, count, out, first, head):
     """out[first + i, head] += part[i]."""
     for i in range(count):
@@ -336,9 +321,10 @@ def _attend_back_group(forward, first, end, g, gradients):
                         slope[j] = np.float32(np.float32(probability[j] * difference) * scale) if j < n_keys else np.float32(0.0)
                 chunk_values(ds[:padded], ends, keys, chunk * CHUNK * width, width, width, part)
                 _add_part(part, n, gradients.q, row, h)
-                _transposed_values(ds, n, queries, 0, width, part)
+                ends[:] = n
+                weighted_values(ds, CHUNK, 1, CHUNK, ends, queries, 0, width, width, part)
                 _add_part(part, n_keys, gradients.k, first + chunk * CHUNK, g)
-                _transposed_values(p[chunk], n, above, 0, width, part)
+                weighted_values(p[chunk], CHUNK, 1, CHUNK, ends, above, 0, width, width, part)
                 _add_part(part, n_keys, gradients.v, first + chunk * CHUNK, g)
 
 

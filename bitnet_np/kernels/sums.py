@@ -1,8 +1,8 @@
-"""Sums by the lane rule without tiles: those in float64, and the halving that ends other sums."""
+"""Sums by the lane rule without tiles: those in float64, and the halving that ends other sums. And the largest magnitude of a row."""
 
 import numpy as np
 
-from .fast.simd import multiply_add
+from .fast.simd import float_bits, multiply_add
 from .launching import inlined
 from .scalar import WIDE_LANES
 
@@ -38,3 +38,12 @@ def wide_dot(a, b, lanes):
         for lane in range(left.size):
             lanes[lane] = multiply_add(np.float64(left[lane]), np.float64(right[lane]), lanes[lane])
     return fold_lanes(lanes, WIDE_LANES)
+
+
+@inlined
+def largest_bits(row):
+    """The bits of the largest |x|: these order like the numbers, infinity and NaN, from 0x7F800000 on, above all of them."""
+    largest = np.int32(0)
+    for i in range(row.size):
+        largest = max(largest, np.int32(float_bits(row[i]) & 0x7FFFFFFF))
+    return largest
