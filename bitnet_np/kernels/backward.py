@@ -18,7 +18,7 @@ from .fast.emit import LANES
 from .fast.simd import axpy_step, fma, store_tile, tile_f32
 from .launching import Floats, inlined, launch, parallel, read_only, serial
 from .scalar import CHUNK, WIDE_LANES, exp
-from .sums import fold_lanes, wide_dot
+from .sums import wide_dot
 from .tiles import SPAN, TOKENS, WIDE
 from .workspace import empty
 
@@ -138,6 +138,11 @@ def dense(packed: NDArray[np.uint8], scale: np.float32, shape: tuple[int, int]) 
     out = empty(shape)
     launch(_dense, out.size, read_only(packed.view(np.uint32)), scale, out)
     return out
+
+
+def dequantize(codes: NDArray[np.int8], scale: Floats) -> Floats:  # [R, M], [R] -> [R, M]
+    """The numbers that codes stand for: code / scale."""
+    return codes.astype(np.float32) / scale[:, None]
 
 
 # --- norms ----------------------------------------------------------------------------------------------------------------------------
@@ -355,24 +360,16 @@ def attend_back(
 
 
 @parallel
-def _cross_entropy(logits, targets, factor, losses, largests):
+def _cross_entropy(logits, ones, targets, factor, losses, largests):
     for r in prange(logits.shape[0]):
-        row, lanes = logits[r], np.zeros(WIDE_LANES, np.float64)
+        row = logits[r]
         largest = np.float32(-np.inf)
         for i in range(row.size):
             largest = row[i] if row[i] > largest else largest
         target = row[targets[r]]
-        whole = row.size - row.size % WIDE_LANES
-        for i in range(0, whole, WIDE_LANES):
-            for lane in range(WIDE_LANES):
-                e = exp(np.float32(row[i + lane] - largest))
-                row[i + lane] = e
-                lanes[lane] += e
-        for lane in range(row.size - whole):
-            e = exp(np.float32(row[whole + lane] - largest))
-            row[whole + lane] = e
-            lanes[lane] += e
-        total = fold_lanes(lanes, WIDE_LANES)
+        for i in range(row.size):
+            row[i] = exp(np.float32(row[i] - largest))
+        total = wide_dot(row, ones, np.empty(WIDE_LANES, np.float64))
         losses[r], largests[r] = total, np.float64(largest) - np.float64(target)
         share = np.float32(np.float64(factor) / total)
         for i in range(row.size):
@@ -386,7 +383,8 @@ def cross_entropy_in_place(logits: Floats, targets: NDArray[np.int64], factor: f
     exp is the contract's, its sum is in float64; p = exp(logit - largest) * float32(factor / sum). The logarithm is the math library's.
     """
     sums, offset = np.empty(len(logits)), np.empty(len(logits))
-    launch(_cross_entropy, 16 * logits.size, logits, targets, np.float32(factor), sums, offset)
+    ones = np.ones(logits.shape[1], np.float32)
+    launch(_cross_entropy, 16 * logits.size, logits, ones, targets, np.float32(factor), sums, offset)
     return np.log(sums) + offset
 
 

@@ -139,6 +139,7 @@ def backward_cases() -> dict[str, Case]:
         "cross_entropy_in_place, losses": losses,
         "add_rows": add_rows,
         "quantize_weights": quantize_weights,
+        "dequantize": lambda: (backward.dequantize(*cpu.quantize(noise(39, 5, 161))),),
     }
 
 

@@ -276,10 +276,7 @@ class _Input:
 
     def values(self) -> Floats:
         """The numbers that the matrices multiply."""
-        if not isinstance(self._stored, tuple):
-            return self._stored
-        codes, scale = self._stored
-        return codes.astype(np.float32) / scale[:, None]
+        return backward.dequantize(*self._stored) if isinstance(self._stored, tuple) else self._stored
 
 
 # --- a layer --------------------------------------------------------------------------------------------------------------------------

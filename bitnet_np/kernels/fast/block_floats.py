@@ -1,7 +1,7 @@
 """ggml's blocks as floats, 16 weights of block_formats.py's tables at a time."""
 
 from collections.abc import Callable, Iterator
-from functools import partial, reduce
+from functools import reduce
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -49,33 +49,27 @@ def number_of_byte(b: Emitter, block: ir.Value, start: int, factor: Factor, run:
 def _factors(b: Emitter, block: ir.Value, block_format: Format) -> list[Callable[[int], ir.Value]]:
     """The scale and, if the type has one, the minimum, each as a function: number of a run of 16 weights -> its factor in all lanes."""
     factors = [factor for factor in (block_format.scale, block_format.minimum) if factor]
-    functions: list[Callable[[int], ir.Value]] = []
-    products: dict[Integers, ir.Value] = {}
-    for factor in factors:
+    products = {}
+    for integers in dict.fromkeys(factor.integers for factor in factors if factor.integers):
+        start = {lane: block_format.start(user) for user in factors if user.integers is integers for lane in user.lanes}
+        halves = _halves(b, block, [start[lane] for lane in range(LANES)])  # each lane has the float16 of the factor that uses it
+        products[integers] = _products(b, block, integers, halves)
+
+    def function(factor: Factor) -> Callable[[int], ir.Value]:
+        start, integers = block_format.start(factor), factor.integers
         if factor.table:
-            functions.append(partial(_from_table, b, block, block_format.start(factor), factor))
-        elif factor.integers is None:
-            functions.append(partial(_constant, _halves(b, block, [block_format.start(factor)] * LANES)))
-        else:
-            if factor.integers not in products:  # each lane has the float16 of the factor that uses it
-                start = {lane: block_format.start(user) for user in factors if user.integers is factor.integers for lane in user.lanes}
-                halves = _halves(b, block, [start[lane] for lane in range(LANES)])
-                products[factor.integers] = _products(b, block, factor.integers, halves)
-            functions.append(partial(_all_lanes, b, products[factor.integers], factor))
-    return functions
+            return lambda run: b.splat(number_of_byte(b, block, start, factor, run), V16F32)
+        if integers is None:
+            half = _halves(b, block, [start] * LANES)
+            return lambda run: half
+        return lambda run: _all_lanes(b, products[integers], factor, run)
 
-
-def _constant(value: ir.Value, run: int) -> ir.Value:
-    return value
+    return [function(factor) for factor in factors]
 
 
 def _all_lanes(b: Emitter, products: ir.Value, factor: Factor, run: int) -> ir.Value:
     product = b.load(b.gep(products, [constant(I64, factor.lanes[run])]), F32)
     return b.splat(b.fneg(product) if factor.negative else product, V16F32)
-
-
-def _from_table(b: Emitter, block: ir.Value, start: int, factor: Factor, run: int) -> ir.Value:
-    return b.splat(number_of_byte(b, block, start, factor, run), V16F32)
 
 
 # --- weights --------------------------------------------------------------------------------------------------------------------------
