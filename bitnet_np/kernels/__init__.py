@@ -15,13 +15,13 @@ sampling.py        the draw of a token
 certified.py       bounds on the logits of every token
 backward.py        the gradients of these operations
 activations.py     how llama.cpp rounds what it multiplies by a matrix
-packing.py         files' ternary layouts -> packed matrices
+packing.py         files' ternary layouts, masters, ternary blocks -> packed matrices
 checks.py          weights that are NaN, infinite or no ternary code
 storage.py         the memory of a KV cache
 
 WHAT THEY ARE MADE OF
 tiles.py           sizes of tiles of dot products on this processor
-sums.py            sums in float64
+sums.py            sums in float64, and the largest magnitude of a row
 attention_chunk.py what queries get from a chunk of keys
 float_products.py  many tokens times floats and blocks, widened a strip at a time
 ternary_product.py what ternary products share, and those of many tokens

@@ -11,6 +11,7 @@ from ..base.tensor_types import TensorType
 from .fast.simd import float_bits
 from .launching import Floats, launch, parallel, serial
 from .scalar import round_half_even, round_to_half
+from .sums import largest_bits
 
 Q8_K, Q8_0 = 256, 32  # numbers that share a scale
 
@@ -20,9 +21,7 @@ Q8_K, Q8_0 = 256, 32  # numbers that share a scale
 @serial
 def _largest(numbers):
     """The number of largest magnitude, the first of equal ones; NaN if one is not finite."""
-    largest = np.int32(0)  # the bits of magnitudes, which order like the numbers, with NaN above all
-    for i in range(numbers.size):
-        largest = max(largest, np.int32(float_bits(numbers[i]) & 0x7FFFFFFF))
+    largest = largest_bits(numbers)
     if largest >= 0x7F800000:
         return np.float32(np.nan)
     for number in numbers:

@@ -18,7 +18,7 @@ from .fast.simd import (
     store_tile,
     tile_f32,
 )
-from .launching import serial
+from .launching import inlined, serial
 from .scalar import CHUNK, exp, soft_cap
 from .tiles import ROWS, SPAN, TOKENS, VALUE_COLUMNS, dot_tile
 
@@ -106,17 +106,26 @@ def exponentials(scores, largest, out):
 
 
 @serial
-def chunk_values(p, ends, values, value_start, value_stride, width, out):
-    """out[i] = sum over keys of p[i, j] * value j, one chain per element in key order. Rows of `out` are padded to whole tiles."""
-    for i in range(0, p.shape[0], TOKENS):
-        n_i, n_keys = min(TOKENS, p.shape[0] - i), ends[i // TOKENS]
+def weighted_values(p, n, across, along, ends, values, value_start, value_stride, width, out):
+    """out[i] = sum over j of p[i * across + j * along] * value j, for i < n, one chain per element in order of j.
+
+    `ends` has the number of values for each tile. Rows of `out` are padded to whole tiles.
+    """
+    for i in range(0, n, TOKENS):
+        n_i, count, first = min(TOKENS, n - i), ends[i // TOKENS], i * across
         for d in range(0, width, SPAN):
             tile = tile_f32(TOKENS, VALUE_COLUMNS)
             start = value_start + d
             if width - d >= SPAN:
-                for j in range(n_keys):
-                    tile = axpy_step(tile, p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, SPAN)
+                for j in range(count):
+                    tile = axpy_step(tile, p, first + j * along, across, n_i, values, start + j * value_stride, SPAN)
             else:
-                for j in range(n_keys):
-                    tile = axpy_tail(tile, p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, width - d)
+                for j in range(count):
+                    tile = axpy_tail(tile, p, first + j * along, across, n_i, values, start + j * value_stride, width - d)
             store_tile(tile, out, i * out.shape[1] + d, out.shape[1])
+
+
+@inlined
+def chunk_values(p, ends, values, value_start, value_stride, width, out):
+    """out[i] = sum over keys of p[i, j] * value j, as `weighted_values`."""
+    weighted_values(p, p.shape[0], CHUNK, 1, ends, values, value_start, value_stride, width, out)

@@ -13,13 +13,13 @@ from numba import prange
 from numpy.typing import NDArray
 
 from .attention import NO_WINDOW, inverse_root
-from .attention_chunk import chunk_scores, chunk_values, exponentials, hide, maxima, visible
+from .attention_chunk import chunk_scores, chunk_values, exponentials, hide, maxima, visible, weighted_values
 from .fast.emit import LANES
-from .fast.simd import axpy_step, axpy_tail, fma, store_tile, tile_f32
+from .fast.simd import axpy_step, fma, store_tile, tile_f32
 from .launching import Floats, inlined, launch, parallel, read_only, serial
 from .scalar import CHUNK, WIDE_LANES, exp
-from .sums import fold_lanes, wide_dot
-from .tiles import SPAN, TOKENS, VALUE_COLUMNS, WIDE
+from .sums import wide_dot
+from .tiles import SPAN, TOKENS, WIDE
 from .workspace import empty
 
 PART = 256  # numbers of a row, or rows of a matrix, in one chain of a sum
@@ -140,19 +140,9 @@ def dense(packed: NDArray[np.uint8], scale: np.float32, shape: tuple[int, int]) 
     return out
 
 
-@parallel
-def _dequantize(codes, scale, out):
-    for r in prange(out.shape[0]):
-        row, target = codes[r], out[r]
-        for i in range(row.size):
-            target[i] = np.float32(row[i]) / scale[r]
-
-
 def dequantize(codes: NDArray[np.int8], scale: Floats) -> Floats:  # [R, M], [R] -> [R, M]
     """The numbers that codes stand for: code / scale."""
-    out = empty(codes.shape)
-    launch(_dequantize, codes.size, codes, scale, out)
-    return out
+    return codes.astype(np.float32) / scale[:, None]
 
 
 # --- norms ----------------------------------------------------------------------------------------------------------------------------
@@ -274,21 +264,6 @@ def _head_rows(x, first, head, target):
 
 
 @serial
-def _transposed_values(p, rows, values, value_start, width, out):
-    """out[j] = sum over i < rows of p[i, j] * value i, one chain per element in order of i, for the CHUNK columns of p."""
-    for j in range(0, CHUNK, TOKENS):
-        for d in range(0, width, SPAN):
-            tile = tile_f32(TOKENS, VALUE_COLUMNS)
-            if width - d >= SPAN:
-                for i in range(rows):
-                    tile = axpy_step(tile, p, i * CHUNK + j, 1, TOKENS, values, value_start + i * width + d, SPAN)
-            else:
-                for i in range(rows):
-                    tile = axpy_tail(tile, p, i * CHUNK + j, 1, TOKENS, values, value_start + i * width + d, width - d)
-            store_tile(tile, out, j * out.shape[1] + d, out.shape[1])
-
-
-@serial
 def _add_part(part, count, out, first, head):
     """out[first + i, head] += part[i]."""
     for i in range(count):
@@ -351,9 +326,10 @@ def _attend_back_group(forward, first, end, g, gradients):
                         slope[j] = np.float32(np.float32(probability[j] * difference) * scale) if j < n_keys else np.float32(0.0)
                 chunk_values(ds[:padded], ends, keys, chunk * CHUNK * width, width, width, part)
                 _add_part(part, n, gradients.q, row, h)
-                _transposed_values(ds, n, queries, 0, width, part)
+                ends[:] = n
+                weighted_values(ds, CHUNK, 1, CHUNK, ends, queries, 0, width, width, part)
                 _add_part(part, n_keys, gradients.k, first + chunk * CHUNK, g)
-                _transposed_values(p[chunk], n, above, 0, width, part)
+                weighted_values(p[chunk], CHUNK, 1, CHUNK, ends, above, 0, width, width, part)
                 _add_part(part, n_keys, gradients.v, first + chunk * CHUNK, g)
 
 
@@ -384,24 +360,16 @@ def attend_back(
 
 
 @parallel
-def _cross_entropy(logits, targets, factor, losses, largests):
+def _cross_entropy(logits, ones, targets, factor, losses, largests):
     for r in prange(logits.shape[0]):
-        row, lanes = logits[r], np.zeros(WIDE_LANES, np.float64)
+        row = logits[r]
         largest = np.float32(-np.inf)
         for i in range(row.size):
             largest = row[i] if row[i] > largest else largest
         target = row[targets[r]]
-        whole = row.size - row.size % WIDE_LANES
-        for i in range(0, whole, WIDE_LANES):
-            for lane in range(WIDE_LANES):
-                e = exp(np.float32(row[i + lane] - largest))
-                row[i + lane] = e
-                lanes[lane] += e
-        for lane in range(row.size - whole):
-            e = exp(np.float32(row[whole + lane] - largest))
-            row[whole + lane] = e
-            lanes[lane] += e
-        total = fold_lanes(lanes, WIDE_LANES)
+        for i in range(row.size):
+            row[i] = exp(np.float32(row[i] - largest))
+        total = wide_dot(row, ones, np.empty(WIDE_LANES, np.float64))
         losses[r], largests[r] = total, np.float64(largest) - np.float64(target)
         share = np.float32(np.float64(factor) / total)
         for i in range(row.size):
@@ -415,7 +383,8 @@ def cross_entropy_in_place(logits: Floats, targets: NDArray[np.int64], factor: f
     exp is the contract's, its sum is in float64; p = exp(logit - largest) * float32(factor / sum). The logarithm is the math library's.
     """
     sums, offset = np.empty(len(logits)), np.empty(len(logits))
-    launch(_cross_entropy, 16 * logits.size, logits, targets, np.float32(factor), sums, offset)
+    ones = np.ones(logits.shape[1], np.float32)
+    launch(_cross_entropy, 16 * logits.size, logits, ones, targets, np.float32(factor), sums, offset)
     return np.log(sums) + offset
 
 

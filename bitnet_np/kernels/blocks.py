@@ -18,7 +18,7 @@ from .block_formats import FORMATS
 from .fast.block_floats import dot_block
 from .fast.emit import LANES
 from .fast.simd import prefetch, store_sums, tile_f32
-from .launching import Floats, launch, parallel, read_only, rule, serial
+from .launching import Floats, launch, parallel, read_only, serial
 from .tiles import ROW_BLOCK, ROWS, rows_ahead
 from .workspace import empty
 
@@ -28,7 +28,8 @@ _CHECKED = 1 << 16  # blocks checked at a time, which bounds the memory
 _LARGE_POWER = 253  # the byte of MXFP4 that stands for 2^125, which times the largest code, 12, is infinite
 
 
-def _blocks(data: Bytes, kind: TensorType) -> NDArray[np.void]:  # -> [N, blocks of a row] records, the same memory
+def records(data: Bytes, kind: TensorType) -> NDArray[np.void]:  # -> [N, blocks of a row] records, the same memory
+    """The matrix as kernels take it."""
     return read_only(data.view(FORMATS[kind.name].layout))
 
 
@@ -44,7 +45,7 @@ def _embed(blocks, size, tokens, out):
 def embed(data: Bytes, kind: TensorType, tokens: NDArray[np.int64]) -> Floats:  # [V, bytes of a row], type, [R] -> [R, M]
     if kind in GRID_TYPES:
         return grids.embed(data, kind, tokens)
-    blocks = _blocks(data, kind)
+    blocks = records(data, kind)
     out = empty((tokens.size, blocks.shape[1] * kind.block))
     _embed(blocks, kind.block, tokens, out)
     return out
@@ -81,7 +82,7 @@ def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, b
     """x times the transposed matrix."""
     if kind in GRID_TYPES:
         return grids.matmul(x, data, kind)
-    out, blocks = empty((x.shape[0], data.shape[0])), _blocks(data, kind)
+    out, blocks = empty((x.shape[0], data.shape[0])), records(data, kind)
     work = x.size * data.shape[0] // 8
     if x.shape[0] == 1:
         launch(_matmul, work, read_only(data), blocks, kind.block, x, out)
@@ -125,7 +126,7 @@ def _has_non_finite(data: Bytes, kind: TensorType) -> bool:
     """The same for a block in each row."""
     if kind in GRID_TYPES:
         return bool((grids.scales(data, kind) & 0x7C00 == 0x7C00).any())
-    blocks = _blocks(data, kind)
+    blocks = records(data, kind)
     if kind is tensor_types.MXFP4:
         large = data[blocks["e"][:, 0] >= _LARGE_POWER]
         return large.size > 0 and not np.isfinite(embed(large, kind, np.arange(len(large)))).all()
@@ -137,55 +138,6 @@ def has_code_three(data: Bytes) -> bool:
 
     TQ1_0 has no such code: any byte has five base-3 digits. (13 of the 256 bytes are never written, and decode as their neighbours do.)
     """
-    blocks = _blocks(data, tensor_types.TQ2_0).reshape(-1)
+    blocks = records(data, tensor_types.TQ2_0).reshape(-1)
     parts = (blocks[start : start + _CHECKED]["qs"] for start in range(0, blocks.size, _CHECKED))
     return any(bool((codes & codes >> 1 & 0x55).any()) for codes in parts)
-
-
-# --- ternary types as I2_S ------------------------------------------------------------------------------------------------------------
-
-_ZEROS = 0b01010101  # four codes of 1, which stand for 0
-
-
-@rule
-def _digit(byte, power):
-    """A digit of a byte that holds a base-3 fraction of 256; power is 3^(digits before it)."""
-    below = np.uint32(np.uint32(byte * power) & np.uint32(255))
-    return np.uint32(np.uint32(below * np.uint32(3)) >> np.uint32(8))
-
-
-@serial
-def _pack_tq1_0(data, out):
-    """Digit n of byte i is weight 32 n + i in the first 32 bytes, 160 + 16 n + i in the next 16, 240 + 4 n + i in the last four."""
-    for block in range(data.size // 54):
-        source, first, second = data[54 * block :], out[64 * block :], out[64 * block + 32 :]
-        for i in range(32):
-            byte = np.uint32(source[i])
-            first[i] = _digit(byte, 1) << 6 | _digit(byte, 3) << 4 | _digit(byte, 9) << 2 | _digit(byte, 27)
-            second[i] = _digit(byte, 81) << 6
-        for i in range(16):
-            byte = np.uint32(source[32 + i])
-            second[i] |= _digit(byte, 1) << 4 | _digit(byte, 9) << 2 | _digit(byte, 81)
-            second[16 + i] |= _digit(byte, 3) << 4 | _digit(byte, 27) << 2
-        for i in range(16):
-            second[16 + i] |= _digit(np.uint32(source[48 + i % 4]), 3 ** (i // 4))
-        if source[52] == 0 and source[53] & 0x7F == 0:
-            first[:64] = _ZEROS
-
-
-@serial
-def _pack_tq2_0(data, out):
-    """A byte holds weights that are 32 apart, as in I2_S, but the first in its lowest bits."""
-    for block in range(data.size // 66):
-        source, target = data[66 * block :], out[64 * block :]
-        for i in range(64):
-            byte = source[i]
-            target[i] = byte << 6 | (byte & 0x0C) << 2 | byte >> 2 & 0x0C | byte >> 6
-        if source[64] == 0 and source[65] & 0x7F == 0:
-            target[:64] = _ZEROS
-
-
-def pack_ternary(data: Bytes, kind: TensorType, out: Bytes) -> None:  # [N, bytes of a row], TQ1_0 or TQ2_0, [at least N * M / 4]
-    """The codes of a matrix in I2_S's bytes, without the scales. Codes of blocks whose scale is 0 become zeros."""
-    pack = {tensor_types.TQ1_0: _pack_tq1_0, tensor_types.TQ2_0: _pack_tq2_0}[kind]
-    pack(read_only(data.reshape(-1)), out)

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from .fast.byte_dots import byte_offset, byte_step
 from .fast.emit import LANES, STEP
-from .fast.simd import bits_float, float_bits, fma, store_tile, tile_i32
+from .fast.simd import bits_float, fma, store_tile, tile_i32
 from .floats import widen_row
 from .launching import inlined, launch, parallel, read_only, serial
 from .processor import instruction_path
 from .scalar import WIDE_LANES, round_half_even
-from .sums import wide_dot
+from .sums import largest_bits, wide_dot
 from .workspace import empty, for_weights
 
 Floats = NDArray[np.float32]
@@ -52,10 +52,7 @@ def _quantize_row(row, rest, codes):
 
     Returns the step, and the lengths of the difference and of the row, rounded up.
     """
-    largest = np.int32(0)  # the bits of |row|
-    for i in range(row.size):
-        largest = max(largest, np.int32(float_bits(row[i]) & 0x7FFFFFFF))
-    step = np.float32(max(bits_float(largest), _TINY) / np.float32(127))
+    step = np.float32(max(bits_float(largest_bits(row)), _TINY) / np.float32(127))
     for i in range(row.size):
         code = round_half_even(np.float32(row[i] / step))
         rest[i] = fma(-step, code, row[i])

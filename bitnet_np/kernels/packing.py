@@ -1,13 +1,17 @@
 """Kernels that write ternary matrices in the order in which products stream them (../packing.py).
 
-They read the layouts of files, and the float weights that a model is trained with, its masters.
+They read the layouts of files: codes as they lie there, or weights, which they round. Such are the floats that a model is trained with, its
+masters, and ggml's blocks.
 """
 
 import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
+from ..base.tensor_types import TensorType
+from .blocks import Bytes, records
 from .fast.emit import LANES
+from .float_products import fill
 from .floats import widen_row
 from .launching import inlined, launch, parallel, read_only, serial
 from .workspace import for_weights
@@ -91,13 +95,15 @@ def from_quarters(data: NDArray[np.uint8], rows: int) -> tuple[NDArray[np.uint8]
 
 
 @parallel
-def _from_masters(masters, steps, packed):
-    n, m = masters.shape
-    for group in prange((n + LANES - 1) // LANES):
-        row, codes = np.empty(m, np.float32), np.ones((m + LANES - 1) // LANES * LANES, np.uint8)
-        for lane in range(min(LANES, n - group * LANES)):
-            widen_row(masters[group * LANES + lane], row)
-            for i in range(m):
+def _rounded(w, size, rows, steps, packed):
+    """w: the matrix [N, elements of a row], of which an element has `size` weights."""
+    n = w.shape[1]
+    for group in prange((rows + LANES - 1) // LANES):
+        row = np.empty((n * size + LANES - 1) // LANES * LANES, np.float32)
+        codes = np.empty(row.size, np.uint8)
+        for lane in range(min(LANES, rows - group * LANES)):
+            fill(w, (group * LANES + lane) * n, n, size, row, 0)
+            for i in range(row.size):
                 position = np.float64(row[i]) * steps
                 codes[i] = np.uint8(1) + np.uint8(position > 0.5) - np.uint8(position < -0.5)  # half to even, and the clamp
             _pack_row(codes.view(np.uint32), packed, group, lane)
@@ -106,7 +112,16 @@ def _from_masters(masters, steps, packed):
 def from_masters(masters: NDArray, steps: float) -> NDArray[np.uint8]:  # [N, M] float32, float16 or bfloat16's bits -> packed
     """The masters times `steps`, in float64, rounded half to even and cut to -1, 0, +1."""
     packed = _empty(masters.shape)
-    launch(_from_masters, masters.size, read_only(masters), steps, packed)
+    launch(_rounded, masters.size, read_only(masters), 1, len(masters), steps, packed)
+    return packed.view(np.uint8)
+
+
+def from_blocks(data: Bytes, kind: TensorType, steps: float) -> NDArray[np.uint8]:  # [N, bytes of a row], type -> packed
+    """`from_masters` of the weights of blocks."""
+    blocks = records(data, kind)
+    shape = len(blocks), blocks.shape[1] * kind.block
+    packed = _empty(shape)
+    launch(_rounded, shape[0] * shape[1], blocks, kind.block, len(blocks), steps, packed)
     return packed.view(np.uint8)
 
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from . import scalar
 from .fast.simd import fma
 from .launching import Floats, Kernel, elementwise, inlined, launch, parallel, read_only
-from .scalar import WIDE_LANES, cos_sin, exp
+from .scalar import WIDE_LANES, cos_sin
 from .sums import wide_dot
 from .workspace import empty
 
@@ -181,6 +181,7 @@ _silu_gate = elementwise(_each_times, scalar.silu, "_silu_gate")
 _gelu_gate = elementwise(_each_times, scalar.gelu_tanh, "_gelu_gate")
 _gelu = elementwise(_each, scalar.gelu, "_gelu")
 _gelu_tanh = elementwise(_each, scalar.gelu_tanh, "_gelu_tanh")
+_exponential = elementwise(_each, scalar.exp, "_exponential")
 
 
 def _result(kernel: Kernel, steps: int, *arrays: Floats) -> Floats:
@@ -235,14 +236,6 @@ def soft_cap(x: Floats, cap: np.float32) -> Floats:  # [R, V] -> [R, V]
 # --- sampling -------------------------------------------------------------------------------------------------------------------------
 
 
-@parallel
-def _exponential(x, out):
-    for i in prange(x.size):
-        out[i] = exp(x[i])
-
-
 def exponential(x: Floats) -> Floats:  # [V] -> [V]
     """e^x by the polynomial of the arithmetic contract."""
-    out = empty(x.shape)
-    launch(_exponential, 16 * x.size, x, out)
-    return out
+    return _result(_exponential, 16, x[None])[0]

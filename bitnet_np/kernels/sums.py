@@ -1,21 +1,10 @@
-"""Sums by the lane rule without tiles: those in float64, and the halving that ends other sums."""
+"""What is said of a whole row without tiles: sums in float64 by the lane rule, and the largest magnitude."""
 
 import numpy as np
 
-from .fast.simd import multiply_add
+from .fast.simd import float_bits, multiply_add
 from .launching import inlined
 from .scalar import WIDE_LANES
-
-
-@inlined
-def fold_lanes(lanes, count):
-    """The sum of `count` lanes, a power of two, by halving. The lanes are overwritten."""
-    half = count // 2
-    while half:
-        for i in range(half):
-            lanes[i] += lanes[i + half]
-        half //= 2
-    return lanes[0]
 
 
 @inlined
@@ -37,4 +26,18 @@ def wide_dot(a, b, lanes):
         left, right = a[start : start + WIDE_LANES], b[start : start + WIDE_LANES]
         for lane in range(left.size):
             lanes[lane] = multiply_add(np.float64(left[lane]), np.float64(right[lane]), lanes[lane])
-    return fold_lanes(lanes, WIDE_LANES)
+    half = WIDE_LANES // 2
+    while half:  # the lanes are added by halving
+        for i in range(half):
+            lanes[i] += lanes[i + half]
+        half //= 2
+    return lanes[0]
+
+
+@inlined
+def largest_bits(row):
+    """The bits of the largest |x|: these order like the numbers, infinity and NaN, from 0x7F800000 on, above all of them."""
+    largest = np.int32(0)
+    for i in range(row.size):
+        largest = max(largest, np.int32(float_bits(row[i]) & 0x7FFFFFFF))
+    return largest

@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 from . import ternary_product, ternary_tiles
 from .fast import amx
 from .fast.emit import LANES, STEP
-from .fast.simd import bits_float, float_bits, prefetch, tile_i32
+from .fast.simd import bits_float, prefetch, tile_i32
 from .fast.ternary_steps import join_planes, ternary_step, ternary_step_apart
 from .launching import Floats, inlined, launch, parallel, read_only
 from .scalar import round_half_even
+from .sums import largest_bits
 from .ternary_product import Product, blocks_of, matrix_of, row_sums, store_ternary, with_reciprocals
 from .tiles import STREAM, TOKENS, WIDE
 from .workspace import empty
@@ -24,9 +25,7 @@ _GROUPS = 4  # groups of 16 weight rows in a tile of few tokens
 def _quantize(x, codes, scale):
     for r in prange(x.shape[0]):
         row = x[r]
-        largest = np.int32(0)  # the bits of |x|: these order like the numbers, and NaN above all of them
-        for i in range(row.size):
-            largest = max(largest, np.int32(float_bits(row[i]) & 0x7FFFFFFF))
+        largest = largest_bits(row)
         if largest >= 0x7F800000:
             scale[r] = np.nan
             for i in range(row.size):

@@ -8,7 +8,6 @@ from ..base.tensor_types import TERNARY_TYPES, TQ2_0
 from ..kernels import blocks as block_kernels
 from ..kernels import packing as kernels
 from ..kernels.block_formats import FORMATS
-from . import packing
 from .records import Blocks, Ternary, frozen
 
 
@@ -34,8 +33,8 @@ def mean_magnitude(table: NDArray) -> float:  # [N, M] float32, float16 or bfloa
 def from_blocks(blocks: Blocks) -> Ternary | None:
     """A TQ1_0 or TQ2_0 matrix packed, if its blocks' scales that are not 0 are equal and positive.
 
-    A block with scale 0 becomes zeros. None for any other matrix or type. Raises FileFormatError for a TQ2_0 code of 3. Nothing is
-    widened: the result takes a quarter of a byte for each weight.
+    A block with scale 0 becomes zeros. None for any other matrix or type. Raises FileFormatError for a TQ2_0 code of 3. A few rows are
+    widened at a time: the result takes a quarter of a byte for each weight.
     """
     if blocks.type not in TERNARY_TYPES:
         return None
@@ -47,6 +46,5 @@ def from_blocks(blocks: Blocks) -> Ternary | None:
     if scales.size > 1 or not (np.isfinite(scales) & (scales > 0)).all():
         return None
     scale = np.float32(scales[0] if scales.size else 0)
-    codes = np.empty(records.size * 64, np.uint8)
-    block_kernels.pack_ternary(blocks.data, blocks.type, codes)
-    return packing.from_i2s(codes, scale, blocks.shape)
+    packed = kernels.from_blocks(blocks.data, blocks.type, 1 / float(scale) if scale else 0.0)
+    return frozen(Ternary(packed, scale, blocks.shape))

@@ -25,8 +25,8 @@ from ..engine.dialects import BITNET_CPP, EXACT, Dialect
 from ..engine.forward_pass import forward_full
 from ..files import embedded
 from ..files.load import load
-from ..kernels import activations, backward, blocks, certified, checks, cpu, launching
-from ..kernels.packing import from_i2s, from_masters, from_quarters, magnitude_sums
+from ..kernels import activations, backward, certified, checks, cpu, launching
+from ..kernels.packing import from_blocks, from_i2s, from_masters, from_quarters, magnitude_sums
 from ..kernels.sampling import drawn
 from ..model import packing
 from .model_cases import model_cases
@@ -146,11 +146,9 @@ def backward_cases() -> dict[str, Case]:
 def _ternary_blocks(kind: TensorType) -> tuple[NDArray, ...]:
     """Random codes of TQ1_0 or TQ2_0 packed, of which the last row's first block has the scale 0."""
     data = (np.abs(noise(46, 5, 3 * kind.block_bytes)) * 256).astype(np.uint8)
-    data.reshape(-1, kind.block_bytes)[:, -2:] = 1
-    data[-1, kind.block_bytes - 2 : kind.block_bytes] = 0
-    packed = np.zeros(data.size // kind.block_bytes * 64, np.uint8)
-    blocks.pack_ternary(data, kind, packed)
-    return (packed,)
+    scales = data.reshape(-1, kind.block_bytes)[:, -2:]
+    scales[:], scales[-3] = 1, 0
+    return (from_blocks(data, kind, 1 / float(scales[0].view(np.float16)[0])),)
 
 
 def _intervals(rows: int) -> tuple[NDArray, ...]:
@@ -187,8 +185,8 @@ def loading_cases() -> dict[str, Case]:
         "has_code_three": partial(_found, checks.has_code_three, codes[:-3], 3),
         "from_i2s": lambda: (from_i2s(codes, (131, 161)),),
         "from_quarters": lambda: tuple(np.asarray(part) for part in from_quarters(quarters, 37)),
-        "pack_ternary TQ1_0": partial(_ternary_blocks, TQ1_0),
-        "pack_ternary TQ2_0": partial(_ternary_blocks, TQ2_0),
+        "from_blocks TQ1_0": partial(_ternary_blocks, TQ1_0),
+        "from_blocks TQ2_0": partial(_ternary_blocks, TQ2_0),
         "intervals, 1 row": partial(_intervals, 1),
         "intervals, 5 rows": partial(_intervals, 5),
         "round_rows": lambda: (

@@ -139,28 +139,6 @@ def test_padding_is_never_seen():
     assert not out[1, 2:].any()
 
 
-def test_each_sequence_may_have_a_mask_of_its_own():
-    tokens = random_tokens(np.random.default_rng(5), MODEL, 2, 9)
-    both = np.stack([masks.causal(9, 9), masks.mask(9, 9, Pattern(prefix=4))])[:, None]
-    out = forward_full(MODEL, tokens, mask=both)
-    for b in range(2):
-        assert_same_bits(out[b], forward_full(MODEL, tokens[b : b + 1], mask=both[b, 0])[0])
-    assert_same_bits(out[0], forward_full(MODEL, tokens[:1])[0])
-
-
-def test_a_pass_by_a_mask_is_the_definitions():
-    """Layer by layer, from our own input of the layer: attention alone is compared, so that no int8 code can differ."""
-    tokens = random_tokens(np.random.default_rng(6), MODEL, 1, 70)
-    mask = masks.mask(70, 70, Pattern(window=9, prefix=5))
-    mask[11] = -INF
-    seen = {}
-    forward_full(MODEL, tokens, mask=mask, record=lambda name, layer, array: seen.setdefault((name, layer), array.copy()))
-    for layer in range(MODEL.config.n_layers):
-        q, k, v = (seen[name, layer].reshape(70, -1, 6) for name in ("Qcur_rope", "Kcur_rope", "Vcur"))
-        assert_within(seen["kqv_out", layer].reshape(q.shape), *bounds.attend_masked(q, k, v, mask))
-        assert not seen["kqv_out", layer][11].any()
-
-
 @pytest.mark.parametrize(
     ("mask", "options", "error", "message"),
     [

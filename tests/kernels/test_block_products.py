@@ -13,10 +13,10 @@ from models import assert_same_bits, seeds, threads
 from numba import types
 from numba.np.numpy_support import from_dtype
 
-from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, GRID_TYPES, MXFP4, NVFP4, Q4_K, Q6_K, Q8_0
+from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, MXFP4, NVFP4, Q4_K, Q6_K, Q8_0
 from bitnet_np.contract import blocks as definition
 from bitnet_np.kernels import activations as roundings
-from bitnet_np.kernels import block_products, block_tiles, blocks, grids, launching
+from bitnet_np.kernels import block_products, block_tiles, blocks, launching
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_plans import PLANS
 from bitnet_np.kernels.fast import amx
@@ -100,16 +100,6 @@ def test_scales_of_zero_and_not_finite_reach_their_rows_alone(kind, rows):
         assert np.isfinite(np.delete(found[1:-1], (17, 39), axis=1)).all()  # infinite units of both signs make row 39 NaN
 
 
-@pytest.mark.parametrize("kind", [Q4_K, Q8_0], ids=lambda kind: kind.name)
-def test_a_number_that_is_not_finite_makes_its_row_nan(kind):
-    rng = np.random.default_rng(0)
-    matrix = random_blocks(rng, kind, 40, 16)
-    x = activations(rng, 5, matrix.shape[1])
-    x[2, 300] = np.inf
-    assert (np.isnan(blocks.matmuls_as_llama_cpp(x, (matrix.data, kind))[0]) == (np.arange(5) == 2)[:, None]).all()
-    assert np.isnan(blocks.matmuls_as_llama_cpp(x[2:3], (matrix.data, kind))[0]).all()
-
-
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("kind", [Q4_K, Q6_K, Q8_0], ids=lambda kind: kind.name)
 def test_threads_do_not_change_a_bit(unit, kind):
@@ -139,22 +129,6 @@ def test_recordings_of_llama_cpp_are_met_as_nearly_as_by_floats(name):
     for kind, errors in integers.items():
         assert max(errors) < 2e-6
         assert max(errors) < max(floats[kind])
-
-
-@pytest.mark.parametrize("kind", GRID_TYPES, ids=lambda kind: kind.name)
-def test_types_of_a_grid_multiply_rounded_numbers_as_floats(kind):
-    rng = np.random.default_rng(0)
-    data = grids.with_scales(rng.integers(0, 256, (9, 2 * kind.block_bytes), np.uint8), kind, np.full(18, 0x2C00, np.uint16))
-    x = activations(rng, 3, 512)
-    assert_same_bits(blocks.matmuls_as_llama_cpp(x, (data, kind))[0], blocks.matmul(roundings.round_as_q8_k(x), data, kind))
-
-
-@ALL
-def test_a_plan_takes_each_run_once(kind):
-    plan = PLANS[kind.name]
-    assert sorted(plan.order) == list(range(plan.weights // 16))
-    assert plan.unit * plan.units == plan.weights
-    assert max(map(abs, plan.code_range)) <= 128
 
 
 # --- matrix tiles -------------------------------------------------------------------------------------------------------------------------

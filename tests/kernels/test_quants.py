@@ -219,16 +219,6 @@ def test_other_layouts_become_the_one_that_is_read(write, convert, seed, fours, 
     assert found.dtype == np.uint8
 
 
-@pytest.mark.parametrize(("write", "convert"), LAYOUTS)
-def test_counts_of_codes_cannot_tell_layouts_apart(write, convert):
-    """Why there is no guess: each layout holds the same codes in another order."""
-    matrix = np.random.default_rng(0).choice([-1, 0, 1], (8, 256), p=[0.1, 0.7, 0.2])
-    data = np.concatenate([write(matrix), np.zeros(packing.TRAILER, np.uint8)])
-    misread = packing.unpack(packing.from_i2s(data, 1.0, matrix.shape))
-    assert (misread != matrix).mean() > 0.3
-    np.testing.assert_array_equal(np.sort(misread, axis=None), np.sort(matrix, axis=None))
-
-
 @pytest.mark.parametrize("convert", [convert for _, convert in LAYOUTS])
 def test_bytes_that_do_not_fit_the_shape_are_refused(convert):
     with pytest.raises(ShapeError, match="expected 160"):

@@ -4,6 +4,7 @@ emit.py           LLVM IR in few words: registers, tiles of them, memory
 simd.py           one number, rows of numbers, tiles of dot products
 byte_dots.py      byte dot products: the instructions of each processor
 ternary_steps.py  ternary codes out of packed bytes, and their products
+block_codes.py    the integers in ggml's blocks, as bytes
 block_floats.py   ggml's blocks as floats
 block_bytes.py    their codes times bytes
 float_control.py  the register that controls floating-point arithmetic

@@ -10,17 +10,17 @@ block with its offset is at most 256 * 127 * 255 * 32 < 2^28 (IQ4_XS; Q6_K 256 *
 
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.np.numpy_support import from_dtype
 
-from ..block_formats import Bits, Digit, Factor, Flags, Integers
+from ..block_formats import Bits, Factor, Integers
 from ..block_plans import PLANS, REGISTER, Plan
-from .block_floats import bytes_of, digits, has_sign, load_lanes, looked_up, number_of_byte, widened
+from .block_codes import bits_of, bytes_of, has_sign, joined_runs, load_lanes, widened
+from .block_floats import number_of_byte
 from .byte_dots import broadcast_four, dot_bytes, instruction, own, sums_of_neighbours, word_products
-from .emit import F32, I16, I32, I64, LANES, STEP, V16F32, V16I16, V16I32, V32I16, V64I8, Emitter, Place, Strided, constant, emitted, first
+from .emit import F32, I32, I64, LANES, STEP, V16F32, V16I16, V16I32, V32I16, V64I8, Emitter, Place, Strided, constant, emitted, first
 from .simd import lower_and_upper, total, widened_half
 
 
@@ -31,73 +31,10 @@ def _plan(blocks: Place) -> Plan:
 # --- codes ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _word_shift(b: Emitter, codes: ir.Value, places: list[int]) -> ir.Value:
-    """Bytes shifted right by `places`, or left where that is negative, as words, because x86 cannot shift bytes: bits cross over."""
-    words = b.bitcast(codes, V32I16)
-    left, right = ([max(0, sign * place) for place in places[::2]] for sign in (-1, 1))
-    if any(right):
-        words = b.lshr(words, right)
-    if any(left):
-        words = b.shl(words, left)
-    return b.bitcast(words, V64I8)
-
-
-def _bits(b: Emitter, codes: ir.Value, shifts: list[int], masks: list[int], place: int) -> ir.Value:
-    """(byte >> shift & mask) << place for 64 bytes."""
-    if shifts[::2] != shifts[1::2]:  # each byte has its own, in some words
-        terms = []
-        for shift in sorted(set(shifts)):
-            its = [mask if other == shift else 0 for mask, other in zip(masks, shifts, strict=True)]
-            terms.append(_bits(b, codes, [shift] * STEP, its, place))
-        return reduce(b.or_, terms)
-    kept = [mask & 255 >> shift for mask, shift in zip(masks, shifts, strict=True)]
-    net = [shift - place for shift in shifts]
-    if min(net) < 0 < max(net):  # right and then left
-        return _word_shift(b, b.and_(_word_shift(b, codes, shifts), kept), [-place] * STEP)
-    if any(net):
-        codes = _word_shift(b, codes, net)
-    elif set(kept) == {255}:
-        return codes
-    return b.and_(codes, [mask << place for mask in kept])
-
-
-def _part(b: Emitter, pointers: Sequence[ir.Value], runs: Sequence[tuple[Integers, int]], number: int) -> ir.Value:
-    """One part of the codes of four runs, each in the block at its pointer."""
-    parts: list[tuple[ir.Value, Any, int]] = [
-        (pointer, codes.parts[number], 16 * run) for pointer, (codes, run) in zip(pointers, runs, strict=True)
-    ]
-    kind = parts[0][1]
-    if isinstance(kind, Flags):
-        bits = constant(I64, 0)
-        for i, (pointer, part, _) in enumerate(parts):
-            bits = b.or_(bits, b.shl(b.zext(b.load(b.moved(pointer, part.at), I16), I64), LANES * i))
-        flags = b.bitcast(bits, ir.VectorType(ir.IntType(1), STEP))
-        return b.select(flags, constant(V64I8, 1 << kind.place), constant(V64I8, 0))
-
-    def of_lanes(name: str) -> list[int]:
-        return [n for _, part, start in parts for n in getattr(part, name)[start : start + LANES]]
-
-    loaded = []
-    for pointer in dict.fromkeys(pointers):  # the runs of a block together
-        at = [offset for its, part, start in parts if its is pointer for offset in part.at[start : start + LANES]]
-        loaded.append(load_lanes(b, pointer, at))
-    codes = b.joined(loaded)
-    return (
-        digits(b, codes, of_lanes("factor"))
-        if isinstance(kind, Digit)
-        else _bits(b, codes, of_lanes("shift"), of_lanes("mask"), kind.place)
-    )
-
-
 def _codes(b: Emitter, plan: Plan, pointers: Sequence[ir.Value], number: int) -> ir.Value:
     """Register `number` of a chunk whose blocks are at `pointers`: 64 codes plus the plan's offset."""
     per_block, chosen = len(plan.runs), plan.order[4 * number : 4 * number + 4]
-    runs, places = [plan.runs[run % per_block] for run in chosen], [pointers[run // per_block] for run in chosen]
-    integers, offset = runs[0][0], plan.offset(b.path)
-    codes = reduce(b.or_, [_part(b, places, runs, part) for part in range(len(integers.parts))])
-    if integers.table:
-        return looked_up(b, codes, [n + offset for n in integers.table])
-    return b.xor(codes, offset) if integers.signed and offset else codes
+    return joined_runs(b, [(pointers[run // per_block], *plan.runs[run % per_block]) for run in chosen], plan.offset(b.path))
 
 
 # --- products of integers -------------------------------------------------------------------------------------------------------------
@@ -158,7 +95,7 @@ def _integers_of_blocks(b: Emitter, blocks: Sequence[ir.Value], integers: Intege
     terms = []
     for part in parts:
         codes = b.shuffled(windows, [LANES * block + at - least for block in range(len(blocks)) for at in part.at])
-        terms.append(_bits(b, codes, part.shift * len(blocks), part.mask * len(blocks), part.place))
+        terms.append(bits_of(b, codes, part.shift * len(blocks), part.mask * len(blocks), part.place))
     return b.sub(reduce(b.or_, terms), integers.bias)
 
 

@@ -1,93 +1,25 @@
 """ggml's blocks as floats, 16 weights of block_formats.py's tables at a time."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial, reduce
+from collections.abc import Callable, Iterator
+from functools import reduce
 
 from llvmlite import ir
 from numba.core import cgutils
 from numba.np.numpy_support import from_dtype
 
-from ..block_formats import FORMATS, Bits, Digit, Factor, Flags, Format, Integers
+from ..block_formats import FORMATS, Bits, Factor, Format, Integers
 from . import emit
-from .emit import F32, I8, I16, I64, LANES, V16F32, V16I1, V16I16, V16I32, Emitter, Place, constant, emitted, first
+from .block_codes import joined_runs, load_lanes, widened
+from .emit import F32, I8, I64, LANES, V16F32, V16I16, V16I32, Emitter, Place, constant, emitted, first
 from .simd import widened_half
-
-# --- bytes ----------------------------------------------------------------------------------------------------------------------------
-
-
-def load_lanes(b: Emitter, block: ir.Value, at: list[int]) -> ir.Value:
-    """The bytes of a block at the offsets `at`. It reads nothing outside their range."""
-    least = min(at)
-    loaded = b.load(b.moved(block, least), ir.VectorType(I8, max(at) - least + 1))
-    return b.shuffled(loaded, [i - least for i in at])
-
-
-def bytes_of(values: Sequence[int]) -> ir.Value:
-    return constant(ir.VectorType(I8, len(values)), list(values))
-
-
-def digits(b: Emitter, codes: ir.Value, factors: list[int]) -> ir.Value:
-    """Digits of bytes in base 3: factors are 3^place. 16 bits hold every product."""
-    words = ir.VectorType(I16, codes.type.count)
-    below = b.and_(b.mul(b.zext(codes, words), factors), 255)
-    return b.trunc(b.lshr(b.mul(below, 3), 8), codes.type)
-
-
-def _part(b: Emitter, block: ir.Value, part: Bits | Flags | Digit) -> ir.Value:
-    if isinstance(part, Flags):
-        bits = b.bitcast(b.load(b.moved(block, part.at), I16), V16I1)
-        return b.select(bits, bytes_of([1 << part.place] * LANES), bytes_of([0] * LANES))
-    lanes = load_lanes(b, block, part.at)
-    if isinstance(part, Digit):
-        return digits(b, lanes, part.factor)
-    terms = []
-    for shift in sorted(set(part.shift)):  # few processors shift each byte by its own count
-        mask = [bits if own == shift else 0 for bits, own in zip(part.mask, part.shift, strict=True)]
-        terms.append(b.and_(b.lshr(lanes, shift), mask))
-    return b.shl(reduce(b.or_, terms), part.place)
-
-
-def _integer_bytes(b: Emitter, block: ir.Value, integers: Integers) -> ir.Value:
-    """Integers as bytes, in a quarter of the registers that int32 takes."""
-    joined = reduce(b.or_, [_part(b, block, part) for part in integers.parts])
-    if integers.bias:
-        joined = b.sub(joined, integers.bias)
-    return looked_up(b, joined, integers.table) if integers.table else joined
-
-
-def has_sign(integers: Integers) -> bool:
-    """Whether some may be negative."""
-    return bool(integers.bias or integers.signed or integers.table)
-
-
-def widened(b: Emitter, numbers: ir.Value, integers: Integers, wide: ir.VectorType = V16I32) -> ir.Value:
-    """Integers of more bits."""
-    return (b.sext if has_sign(integers) else b.zext)(numbers, wide)
-
-
-def looked_up(b: Emitter, places: ir.Value, table: Sequence[int]) -> ir.Value:
-    """The bytes of a table of 16 at these places: by an instruction, or by each bit of the places in turn."""
-    count = places.type.count
-    if count == emit.STEP and b.path.startswith("avx512"):
-        return b.named("llvm.x86.avx512.pshuf.b.512", places.type, bytes_of(list(table) * 4), places)
-    if b.path != "generic":
-        name = "llvm.aarch64.neon.tbl1.v16i8" if b.path.startswith("neon") else "llvm.x86.ssse3.pshuf.b.128"
-        numbers = bytes_of(table)
-        return b.joined([b.named(name, numbers.type, numbers, part) for part in b.slices(places, count // LANES)])
-    chosen = [bytes_of([number] * count) for number in table]
-    for bit in range(4):
-        is_set = b.icmp_unsigned("!=", b.and_(places, 1 << bit), constant(places.type, None))
-        chosen = [b.select(is_set, odd, even) for even, odd in zip(chosen[::2], chosen[1::2], strict=True)]
-    return chosen[0]
-
 
 # --- scales and minimums --------------------------------------------------------------------------------------------------------------
 
 
 def _integers(b: Emitter, block: ir.Value, integers: Integers) -> list[ir.Value]:
     """Integers as float32, 16 in each register."""
-    joined = b.slices(_integer_bytes(b, block, integers), integers.runs)
-    return [b.sitofp(widened(b, run, integers), V16F32) for run in joined]
+    runs = joined_runs(b, [(block, integers, run) for run in range(integers.runs)])
+    return [b.sitofp(widened(b, run, integers), V16F32) for run in b.slices(runs, integers.runs)]
 
 
 def _halves(b: Emitter, block: ir.Value, at: list[int]) -> ir.Value:
@@ -117,33 +49,27 @@ def number_of_byte(b: Emitter, block: ir.Value, start: int, factor: Factor, run:
 def _factors(b: Emitter, block: ir.Value, block_format: Format) -> list[Callable[[int], ir.Value]]:
     """The scale and, if the type has one, the minimum, each as a function: number of a run of 16 weights -> its factor in all lanes."""
     factors = [factor for factor in (block_format.scale, block_format.minimum) if factor]
-    functions: list[Callable[[int], ir.Value]] = []
-    products: dict[Integers, ir.Value] = {}
-    for factor in factors:
+    products = {}
+    for integers in dict.fromkeys(factor.integers for factor in factors if factor.integers):
+        start = {lane: block_format.start(user) for user in factors if user.integers is integers for lane in user.lanes}
+        halves = _halves(b, block, [start[lane] for lane in range(LANES)])  # each lane has the float16 of the factor that uses it
+        products[integers] = _products(b, block, integers, halves)
+
+    def function(factor: Factor) -> Callable[[int], ir.Value]:
+        start, integers = block_format.start(factor), factor.integers
         if factor.table:
-            functions.append(partial(_from_table, b, block, block_format.start(factor), factor))
-        elif factor.integers is None:
-            functions.append(partial(_constant, _halves(b, block, [block_format.start(factor)] * LANES)))
-        else:
-            if factor.integers not in products:  # each lane has the float16 of the factor that uses it
-                start = {lane: block_format.start(user) for user in factors if user.integers is factor.integers for lane in user.lanes}
-                halves = _halves(b, block, [start[lane] for lane in range(LANES)])
-                products[factor.integers] = _products(b, block, factor.integers, halves)
-            functions.append(partial(_all_lanes, b, products[factor.integers], factor))
-    return functions
+            return lambda run: b.splat(number_of_byte(b, block, start, factor, run), V16F32)
+        if integers is None:
+            half = _halves(b, block, [start] * LANES)
+            return lambda run: half
+        return lambda run: _all_lanes(b, products[integers], factor, run)
 
-
-def _constant(value: ir.Value, run: int) -> ir.Value:
-    return value
+    return [function(factor) for factor in factors]
 
 
 def _all_lanes(b: Emitter, products: ir.Value, factor: Factor, run: int) -> ir.Value:
     product = b.load(b.gep(products, [constant(I64, factor.lanes[run])]), F32)
     return b.splat(b.fneg(product) if factor.negative else product, V16F32)
-
-
-def _from_table(b: Emitter, block: ir.Value, start: int, factor: Factor, run: int) -> ir.Value:
-    return b.splat(number_of_byte(b, block, start, factor, run), V16F32)
 
 
 # --- weights --------------------------------------------------------------------------------------------------------------------------
