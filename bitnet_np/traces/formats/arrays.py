@@ -74,50 +74,45 @@ class Labelled(NamedTuple):
     kind: str  # the format, for messages
 
     def trace(self, tokens: NDArray | None = None, config: Config | None = None) -> Trace:
-        """The trace of one sequence, see `collect`."""
-        return collect(self.arrays, self.path, self.kind, tokens, config)
+        """The trace of one sequence; labels that stand for nothing are ignored.
 
-
-def collect(arrays: Mapping[str, Array], path: Path, kind: str, tokens: NDArray | None, config: Config | None = None) -> Trace:
-    """The trace of a file's arrays by their labels (labels.py); labels that stand for nothing are ignored.
-
-    tokens, config: the token ids and the model, if they are known; they tell axes apart. Where labels have steps, a point is the rows of
-    all steps, one after another. Raises FileFormatError if there is no point, if a point is there twice, if a step is missing, or if the
-    file holds other tokens.
-    """
-    where = str(path)
-    meant = meanings(arrays, config, where)
-    parts: dict[Key | None, dict[int | None, Array]] = {}
-    again = []
-    for label, (key, step, second) in sorted(meant.items(), key=lambda item: item[1].second):
-        if step not in parts.setdefault(key, {}):
-            parts[key][step] = arrays[label]
-        elif second:
-            again.append(label)
-        else:
-            raise FileFormatError(f"{where}: {key or 'tokens'}{_at(step)} is there twice, expected each point once")
-    _check_steps(parts, where)
-    in_file = {step: checked_tokens(load(), where) for step, (_, load) in sorted(parts.pop(None, {}).items(), key=_by_step)}
-    ids = agreed_tokens(np.concatenate(list(in_file.values())) if in_file else None, tokens, where)
-    rows = _rows_of_steps(parts, where)
-    rows |= {step: len(part) for step, part in in_file.items()} | {None: None if ids is None else len(ids)}
-    entries: dict[Key, Entry] = {}
-    ignored = [label for label in arrays if label not in meant]
-    for key, by_step in parts.items():
-        assert key is not None
-        if None in by_step:
-            insert(entries, key, *by_step[None], rows[None], where, config)
-        elif key.name in SCORES:  # each step has more keys than the one before
-            ignored += [label for label, meaning in meant.items() if meaning.key == key]
-        else:
-            entries[key] = _joined(key, dict(sorted(by_step.items(), key=_by_step)), rows, where, config)
-    for label in again:
-        key, step, _ = meant[label]
-        assert key is not None
-        first, other = (_normal(key, array, rows[step], where, config) for array in (parts[key][step], arrays[label]))
-        if not np.array_equal(first, other, equal_nan=True):
-            raise FileFormatError(f"{where}: {shown(label)} is {key}{_at(step)} again, with other numbers, expected the same")
-    return finished(entries, path, kind, ids, ignored)
+        tokens, config: the token ids and the model, if they are known; they tell axes apart. Where labels have steps, a point is the rows
+        of all steps, one after another. Raises FileFormatError if there is no point, if a point is there twice, if a step is missing, or if
+        the file holds other tokens.
+        """
+        arrays, where = self.arrays, str(self.path)
+        meant = meanings(arrays, config, where)
+        parts: dict[Key | None, dict[int | None, Array]] = {}
+        again = []
+        for label, (key, step, second) in sorted(meant.items(), key=lambda item: item[1].second):
+            if step not in parts.setdefault(key, {}):
+                parts[key][step] = arrays[label]
+            elif second:
+                again.append(label)
+            else:
+                raise FileFormatError(f"{where}: {key or 'tokens'}{_at(step)} is there twice, expected each point once")
+        _check_steps(parts, where)
+        in_file = {step: checked_tokens(load(), where) for step, (_, load) in sorted(parts.pop(None, {}).items(), key=_by_step)}
+        ids = agreed_tokens(np.concatenate(list(in_file.values())) if in_file else None, tokens, where)
+        rows = _rows_of_steps(parts, where)
+        rows |= {step: len(part) for step, part in in_file.items()} | {None: None if ids is None else len(ids)}
+        entries: dict[Key, Entry] = {}
+        ignored = [label for label in arrays if label not in meant]
+        for key, by_step in parts.items():
+            assert key is not None
+            if None in by_step:
+                insert(entries, key, *by_step[None], rows[None], where, config)
+            elif key.name in SCORES:  # each step has more keys than the one before
+                ignored += [label for label, meaning in meant.items() if meaning.key == key]
+            else:
+                entries[key] = _joined(key, dict(sorted(by_step.items(), key=_by_step)), rows, where, config)
+        for label in again:
+            key, step, _ = meant[label]
+            assert key is not None
+            first, other = (_normal(key, array, rows[step], where, config) for array in (parts[key][step], arrays[label]))
+            if not np.array_equal(first, other, equal_nan=True):
+                raise FileFormatError(f"{where}: {shown(label)} is {key}{_at(step)} again, with other numbers, expected the same")
+        return finished(entries, self.path, self.kind, ids, ignored)
 
 
 def insert(

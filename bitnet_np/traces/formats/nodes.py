@@ -16,7 +16,7 @@ from ...base.errors import FileFormatError
 from ..normal_form import agreed_tokens, without_leading_ones
 from ..points import SCORES, Entry, Key, Trace, key_of, ours_of
 from .arrays import Header, finished, insert
-from .npz import Archive
+from .npz import read_archive
 
 _OURS = ours_of("ggml")
 _NODE = re.compile(r"s(0|[1-9][0-9]{0,8})\.([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?\.([A-Z_0-9]+)")
@@ -41,7 +41,7 @@ def is_node(label: str) -> bool:
 def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int = 0) -> Trace:
     """The points of one call of the engine, counted from 0: of its prefill, if that is the first."""
     path = Path(path)
-    arrays = Archive(path).arrays
+    arrays = read_archive(path)
     ids = agreed_tokens(arrays["tokens"][1]() if "tokens" in arrays else None, tokens, str(path))
     nodes: dict[Key, tuple[Header, Callable[[], NDArray]]] = {}
     ignored = []
