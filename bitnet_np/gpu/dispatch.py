@@ -5,7 +5,7 @@ for a whole command, and every operation of a forward pass runs there. A mask ar
 for each.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,13 +22,8 @@ MOST_SENT = 16384
 """Elements of the largest mask that is made by the CPU and sent to a GPU: BitNet-rs's rule."""
 
 
-class Choice(NamedTuple):
-    ops: Backend
-    reason: str  # for metrics
-
-
-def choose(device: Device = "auto") -> Choice:
-    """The backend of a device, for a whole command; "numpy" is the contract itself, on the CPU.
+def choose(device: Device = "auto") -> tuple[Backend, str]:
+    """The backend of a device, for a whole command, and why it is chosen; "numpy" is the contract itself, on the CPU.
 
     "auto" is a GPU, where there is one that can be used. That it is always faster is an assumption: no measurement supports a better rule
     yet.
@@ -36,15 +31,15 @@ def choose(device: Device = "auto") -> Choice:
     Raises what open_cuda does, for "cuda".
     """
     if device == "cpu":
-        return Choice(cpu, "the CPU was asked for")
+        return cpu, "the CPU was asked for"
     if device == "numpy":
-        return Choice(contract, "plain NumPy was asked for")
+        return contract, "plain NumPy was asked for"
     try:
-        return Choice(open_cuda(), "there is a GPU" if device == "auto" else "a GPU was asked for")
+        return open_cuda(), "there is a GPU" if device == "auto" else "a GPU was asked for"
     except OptionError as error:
         if device == "cuda":
             raise
-        return Choice(cpu, str(error))
+        return cpu, str(error)
 
 
 def make_mask(

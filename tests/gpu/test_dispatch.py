@@ -10,7 +10,7 @@ from bitnet_np import contract
 from bitnet_np.base.errors import MaskError, OptionError
 from bitnet_np.engine import masks
 from bitnet_np.gpu import dispatch
-from bitnet_np.gpu.dispatch import Choice, choose, make_mask
+from bitnet_np.gpu.dispatch import choose, make_mask
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels import masks as mask_kernels
 
@@ -18,16 +18,16 @@ from bitnet_np.kernels import masks as mask_kernels
 def test_a_command_goes_to_the_gpu_if_there_is_one(monkeypatch):
     gpu = object()
     monkeypatch.setattr(dispatch, "open_cuda", lambda: gpu)
-    assert choose() == Choice(gpu, "there is a GPU")
-    assert choose("cuda") == Choice(gpu, "a GPU was asked for")
-    assert choose("cpu") == Choice(cpu, "the CPU was asked for")
-    assert choose("numpy") == Choice(contract, "plain NumPy was asked for")
+    assert choose() == (gpu, "there is a GPU")
+    assert choose("cuda") == (gpu, "a GPU was asked for")
+    assert choose("cpu") == (cpu, "the CPU was asked for")
+    assert choose("numpy") == (contract, "plain NumPy was asked for")
 
     def none():
         raise OptionError("no CUDA: none here")
 
     monkeypatch.setattr(dispatch, "open_cuda", none)
-    assert choose("auto") == Choice(cpu, "no CUDA: none here")
+    assert choose("auto") == (cpu, "no CUDA: none here")
 
 
 class Elsewhere(SimpleNamespace):
