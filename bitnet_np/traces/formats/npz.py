@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, shown
-from .arrays import MAX_POINTS, Array, Labelled, damaged
+from ..points import Entry
+from .arrays import MAX_POINTS, Labelled, damaged
 from .labels import TOKENS
 from .npy import read_header
 from .output import LabelWriter
@@ -23,7 +24,7 @@ _UNNAMED = "arr_0"
 _UNSOUND = "no sound .npz"
 
 
-def read_archive(path: Path) -> dict[str, Array]:
+def read_archive(path: Path) -> dict[str, Entry]:
     """The arrays of an .npz, checked against their headers, by the names of its members."""
     with open(path, "rb") as file:  # a missing file raises OSError here; below, OSErrors come from damaged contents
         size = os.fstat(file.fileno()).st_size
@@ -32,7 +33,7 @@ def read_archive(path: Path) -> dict[str, Array]:
     infos = archive.infolist()
     if len(infos) > MAX_POINTS:
         raise FileFormatError(f"{path}: {len(infos)} members, expected {MAX_POINTS} at most")
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Entry] = {}
     for info in infos:
         label = info.filename.removesuffix(".npy")
         where = f"{path}: member {shown(info.filename)}"
@@ -44,7 +45,8 @@ def read_archive(path: Path) -> dict[str, Array]:
             sizes = f"{info.compress_size} bytes that unpack to {info.file_size}"
             raise FileFormatError(f"{where} has {sizes} in a file of {size}, expected at most {MAX_RATIO} times as many")
         with damaged(f"{where}: {_UNSOUND}"), archive.open(info) as stream:
-            arrays[label] = read_header(stream, info.file_size, where), partial(_load, archive, info, where)
+            header = read_header(stream, info.file_size, where)
+            arrays[label] = Entry(header.shape, header.dtype, partial(_load, archive, info, where))
     if (unpacked := sum(info.file_size for info in infos)) > max(MAX_SMALL, MAX_RATIO * size):
         raise FileFormatError(f"{path}: {size} bytes that unpack to {unpacked}, expected at most {MAX_RATIO} times as many")
     return arrays
