@@ -86,8 +86,8 @@ def costs() -> Costs:
             operations = sorted(metrics.operations.items())
             counted[f"{model_name}: {name}"] = {
                 "launches": dict(sorted(launches.items())),
-                "calls": {operation: counters.latency.calls for operation, counters in operations},
-                "bytes": {operation: counters.nbytes for operation, counters in operations},
+                "calls": {operation: counters.calls for operation, counters in operations},
+                "bytes": {operation: counters.bytes for operation, counters in operations},
             }
     return counted
 

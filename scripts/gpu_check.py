@@ -35,14 +35,13 @@ import numpy as np  # noqa: E402
 from bitnet_np import KVCache, Model, forward, forward_full, prefill  # noqa: E402
 from bitnet_np.base.errors import OptionError  # noqa: E402
 from bitnet_np.engine.cache import new_cache  # noqa: E402
-from bitnet_np.generation.generate import stepper  # noqa: E402
 from bitnet_np.gpu.device import open_cuda, place  # noqa: E402
 from bitnet_np.testing.models import random_model  # noqa: E402
 
 TINY = {"width": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 12, "vocab": 5, "context": 12}
 BITNET = {"width": 2560, "heads": 20, "kv_heads": 5, "head_dim": 128, "ffn": 6912, "vocab": 128256, "context": 4096}
 SHAPE, LAYERS, VOCAB = (TINY, 1, 5) if INTERPRET else (BITNET, 30, 2000)
-STARTS = (1, 2) if INTERPRET else (62, 126, 1022, 2046, 3990)  # positions from which some tokens are decoded, across chunks and graphs
+STARTS = (1, 2) if INTERPRET else (62, 126, 1022, 2046, 3990)  # positions from which some tokens are decoded, across chunks
 PROMPTS = (2,) if INTERPRET else (128, 512, 2048)
 BATCHES = (1, 2) if INTERPRET else (1, 2, 4, 8, 16)
 STEPS = 2 if INTERPRET else 20  # that are timed
@@ -94,9 +93,9 @@ def bits(on: Any) -> dict[str, Any]:
     for start in reversed(STARTS):
         for each in (own, cache):
             each.truncate(0, start)
-        ours, theirs = stepper(model, own), stepper(there, cache, on)
-        following = rng.integers(0, model.config.vocab, (4, 1))
-        equal[f"decoding from {start}"] = all(np.array_equal(ours(token), theirs(token)) for token in following)
+        following = rng.integers(0, model.config.vocab, (4, 1, 1))
+        steps = ((forward(model, token, own), forward(there, token, cache, ops=on)) for token in following)
+        equal[f"decoding from {start}"] = all(np.array_equal(ours, theirs) for ours, theirs in steps)
     return {"equal": equal} | ({} if all(equal.values()) else {"problem": f"logits differ from the CPU's: {equal}"})
 
 
@@ -115,10 +114,9 @@ def speed(on: Any) -> dict[str, Any]:
         for start in STARTS[:: len(STARTS) - 1]:
             cache = new_cache(there.config, batch, start + STEPS + 3, on)
             cache.lengths[:] = start  # of zeros: what is in the cache changes no time
-            step = stepper(there, cache, on)
-            tokens = np.zeros(batch, np.int64)
-            step(tokens)
-            seconds = timed(on, partial(step, tokens), STEPS)
+            step = partial(forward, there, np.zeros((batch, 1), np.int64), cache, last_only=True, ops=on)
+            step()
+            seconds = timed(on, step, STEPS)
             found[f"decoding {batch} from {start}"] = batch / seconds
     return {"tokens in a second": found}
 

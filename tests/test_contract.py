@@ -251,7 +251,7 @@ CASES = {
     "sigmoid_gate": lambda d: (x := d.rows(), d.numbers(len(x), 1)),
     "fill_mask": Draw.fill_mask,
 }
-WITHOUT_NUMBERS = {"storage", "upload", "empty", "resident", "to_host", "wait", "mark", "decoder"}
+WITHOUT_NUMBERS = {"storage", "upload", "empty", "resident", "to_host", "wait", "mark"}
 
 
 def same(ours, theirs):

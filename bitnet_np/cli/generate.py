@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ..base.errors import OptionError, ShapeError
 from ..files import embedded
-from ..generation.generate import HeadChoice, stream
+from ..generation.generate import stream
+from ..generation.prompts import HeadChoice
 from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
 from ..traces.token_files import parse_numbers

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..base.errors import EmptyInputError, Error, OptionError, shown
 from ..generation.batch import Completion, Request, generate_batch
-from ..generation.generate import certified_for, check_prompt
+from ..generation.prompts import certified_for, check_prompt
 from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
 from . import progress

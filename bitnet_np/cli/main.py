@@ -152,8 +152,8 @@ def _measured(arguments: argparse.Namespace) -> Iterator[None]:
     """Context of a command: sets the backend that it computes with, and reports its metrics afterwards if --metrics asks for them."""
     path: Path | None = getattr(arguments, "metrics", None)
     metrics = Metrics()
-    chosen = choose(getattr(arguments, "device", "cpu"))
-    arguments.ops = chosen.ops if path is None else metrics.ops(*chosen)
+    ops, reason = choose(getattr(arguments, "device", "cpu"))
+    arguments.ops = ops if path is None else metrics.ops(ops, reason)
     yield
     if path is not None:
         with whole_file(path) as part:

@@ -53,22 +53,26 @@ def run(arguments: argparse.Namespace) -> int:
         return _clear(arguments.json)
     if arguments.fixtures is not None:
         return _write_fixtures(arguments.fixtures, arguments.json)
-    if arguments.against is not None:
-        return _run_against(arguments.against, arguments.json)
-    start = time.perf_counter()
+    start, against = time.perf_counter(), arguments.against
     # first the cache as it is: whatever is damaged in it is replaced when the kernel runs
-    entries = list(cache_check.check(arguments.recompile, progress.bar("recompiling" if arguments.recompile else "reading")))
-    results = list(selftest.run())
+    bar = progress.bar("recompiling" if arguments.recompile else "reading")
+    entries = [] if against else list(cache_check.check(arguments.recompile, bar))
+    results = list(selftest.against(contract) if against else selftest.run())
     seconds, machine = time.perf_counter() - start, _machine()
     folder = str(cache_folder.folder()) if disk_cache.is_known() else None
     bad = [entry for entry in entries if entry.problem]
     fine = all(ok for _, ok in results) and not bad
     if arguments.json:
         cache = {"folder": folder, "entries": len(entries), "bad": [{**entry._asdict(), "file": str(entry.file)} for entry in bad]}
-        print_json(machine | {"fine": fine, "kernels": dict(results), "cache": cache, "seconds": seconds})
+        more = {"against": against} if against else {"cache": cache}
+        print_json(machine | {"fine": fine, "kernels": dict(results), "seconds": seconds} | more)
         return 0 if fine else 1
-    print(outcome(fine, f": {'all as known' if fine else 'this machine computes something else'}, {seconds:.1f} s\n"))
-    _print_results(machine, results, "as known")
+    same, other = ("the same", "kernels and contract differ") if against else ("as known", "this machine computes something else")
+    print(outcome(fine, f": {f'all {same}' if fine else other}, {seconds:.1f} s\n"))
+    print(table(("machine", ""), [(key, " ".join(value) if isinstance(value, list) else str(value)) for key, value in machine.items()]))
+    print("\n" + table(("kernel", "bits"), [(name, same if ok else "DIFFER") for name, ok in results]))
+    if against:
+        return 0 if fine else 1
     place = f"in {folder}" if folder else "as this version of Numba is not known"
     print(f"\ncompiled kernels on disk: {len(entries)}, {len(bad)} of them bad, {place}")
     for entry in bad:
@@ -90,25 +94,6 @@ def _machine() -> dict[str, Any]:
         "matrix_tiles": amx.why_absent() or "AMX",
         "features": sorted(cpu_features()),
     }
-
-
-def _print_results(machine: dict[str, Any], results: list[tuple[str, bool]], fine: str) -> None:
-    facts = [(key, " ".join(value) if isinstance(value, list) else str(value)) for key, value in machine.items()]
-    print(table(("machine", ""), facts) + "\n")
-    print(table(("kernel", "bits"), [(name, fine if ok else "DIFFER") for name, ok in results]))
-
-
-def _run_against(name: str, as_json: bool) -> int:
-    """Compare the kernels with the contract, and print the result of each case; returns the exit code."""
-    start = time.perf_counter()
-    results = list(selftest.against(contract))
-    seconds, fine = time.perf_counter() - start, all(ok for _, ok in results)
-    if as_json:
-        print_json(_machine() | {"fine": fine, "against": name, "kernels": dict(results), "seconds": seconds})
-    else:
-        print(outcome(fine, f": {'all the same' if fine else 'kernels and contract differ'}, {seconds:.1f} s\n"))
-        _print_results(_machine(), results, "the same")
-    return 0 if fine else 1
 
 
 def _clear(as_json: bool) -> int:

@@ -125,10 +125,6 @@ def mark(event: str, count: int = 1) -> None:
     """Nothing is counted here."""
 
 
-def decoder(model: object, cache: object, slots: NDArray) -> None:
-    """None: a token is a forward pass."""
-
-
 # --- tables ---------------------------------------------------------------------------------------------------------------------------
 
 

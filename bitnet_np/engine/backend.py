@@ -16,11 +16,6 @@ from ..base.tensor_types import TensorType
 
 Array = Any
 Record = TypeVar("Record")
-Decoder = Callable[[NDArray], NDArray]
-"""Appends a token to each of some slots of a cache: tokens [B], ids of the vocabulary -> logits [B, V].
-
-It raises what `forward` does, and leaves the cache as it was then.
-"""
 
 
 class Storage(Protocol):
@@ -88,12 +83,6 @@ class Backend(Protocol):
     def to_host(self, array: Array, /) -> NDArray: ...
     def wait(self) -> None: ...  # until all operations called so far are done
     def mark(self, event: str, count: int = 1, /) -> None: ...  # "forward", "layer", or "kv_write" with its number of positions
-
-    def decoder(self, model: Any, cache: Any, slots: NDArray, /) -> Decoder | None:
-        """The backend's own way to append tokens to these slots [B] of a cache in its storage, one each at a time; None if it has none.
-
-        The bits are those of `forward`.
-        """
 
     # --- tables ---
 

@@ -107,7 +107,8 @@ class KVCache:
             raise OptionError("KV cache: a ring is for a model with a window in every layer, this one has layers that see all positions")
         batch, self.capacity = _sizes(batch, config.context if capacity is None else capacity)
         self.window = config.window if ring else None
-        self.k, self.v = self._zeros((config.n_layers, batch, self._places(self.capacity), config.kv_heads, config.head_dim))
+        shape = config.n_layers, batch, self._places(self.capacity), config.kv_heads, config.head_dim
+        self.k, self.v = storage.zeros(shape, self.dtype)  # [L, B, S, G, K]
         self.lengths = np.zeros(batch, np.int64)
         self._oldest = np.zeros_like(self.lengths)  # the first position of each slot that is not overwritten
         self._written: set[int] = set()  # slots that a forward pass is writing to
@@ -321,7 +322,7 @@ class KVCache:
                     raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {batch} slots")
                 if self.lengths[slot] > capacity:
                     raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {capacity}")
-        k, v = self._zeros((self.k.shape[0], batch, self._places(capacity), *self.k.shape[3:]))
+        k, v = self.storage.zeros((self.k.shape[0], batch, self._places(capacity), *self.k.shape[3:]), self.dtype)
         lengths, oldest = np.zeros((2, batch), np.int64)
         slots = min(batch, self.batch)
         lengths[:slots], oldest[:slots] = np.minimum(self.lengths[:slots], capacity), self._oldest[:slots]
@@ -334,10 +335,6 @@ class KVCache:
         """Zero positions start..end of a slot in every layer."""
         for array in (self.k, self.v):
             self.storage.erase(array, slot, self._begin(start, end), end)
-
-    def _zeros(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """Keys and values [L, B, S, G, K]."""
-        return self.storage.zeros(shape, self.dtype)
 
 
 def new_cache(config: Config, batch: int, capacity: int | None, ops: Backend, dtype: DTypeLike = np.float32) -> KVCache:

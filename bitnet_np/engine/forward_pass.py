@@ -17,7 +17,6 @@ are checked once in each public function; the functions below take `Tokens` and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -359,15 +358,10 @@ def run_prefill(
     logits: list[tuple[int, Floats]] = []
     with cache.undone_on_error(slots, tokens.lengths):
         for part in tokens.blocks(block):
-            block_head = head if part.last.any() else _no_logits
+            block_head = head if part.last.any() else lambda x: np.zeros((len(x), 1), np.float32)  # whose logits are not needed
             rows = run_cached(runtime, part.tokens, cache, slots[part.active], last_only=True, head=block_head)
             logits += zip(part.active[part.last], rows[part.last], strict=True)
     return np.stack([row for _, row in sorted(logits, key=lambda item: item[0])])
-
-
-def _no_logits(x: Array) -> Floats:
-    """The head of blocks whose logits are not needed: zeros [R, 1]."""
-    return np.zeros((len(x), 1), np.float32)
 
 
 def _run_incremental(
@@ -417,13 +411,6 @@ def check_cache(config: Config, cache: KVCache) -> None:
         raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model")
 
 
-@dataclass(frozen=True)
-class _Mask:
-    """A mask that attention adds to its scores, as a record that a backend can upload."""
-
-    mask: Floats  # [1 or slots, T, S]
-
-
 def _whole_masked_attention(runtime: Runtime, mask: ArrayLike, tokens: Tokens, strict: bool) -> Attention:
     """Attention of whole sequences by a caller's mask. Raises MaskError, or UnsupportedError."""
     batch, length = tokens.ids.shape
@@ -445,13 +432,13 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
         by_slot = np.full((slots.max() + 1, *additive.shape[1:]), -np.inf, np.float32)
         by_slot[slots] = np.where(hidden, np.float32(-np.inf), additive)
         additive = by_slot
-    resident = runtime.ops.resident(_Mask(additive))
+    resident = runtime.ops.upload(additive)  # [1 or slots, T, S]
     begin = np.zeros(slots.max() + 1, np.int64)
     begin[slots] = start
 
     def attend(layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
         row = position - begin[slot] if start.any() else position
-        return runtime.ops.attend_masked(q, keys, values, slot, row, resident.mask, *runtime.scoring)  # it stands for the window, too
+        return runtime.ops.attend_masked(q, keys, values, slot, row, resident, *runtime.scoring)  # it stands for the window, too
 
     return attend
 

@@ -133,16 +133,6 @@ def causal(q_len: int, k_len: int, *, form: Form = "additive", dtype: DTypeLike 
     return mask(q_len, k_len, form=form, dtype=dtype)
 
 
-def causal_loop(q_len: int, k_len: int) -> NDArray[np.float32]:
-    """The definition of `causal`, to compare it with: BitNet-rs's nested loop, element by element. Slow."""
-    past_len = _size("k_len", k_len) - _size("q_len", q_len)
-    out = np.zeros((q_len, k_len), np.float32)
-    for i in range(q_len):
-        for j in range(past_len + i + 1, k_len):
-            out[i, j] = -np.inf
-    return out
-
-
 def rows(
     q_len: int,
     k_len: int,
@@ -196,14 +186,6 @@ def batch(
     return out
 
 
-def expand(one: NDArray, batch: int) -> NDArray:
-    """A mask [q, k] for each of `batch` sequences: [batch, 1, q, k], read-only, without copying. Raises MaskError for another shape."""
-    one = np.asarray(one)
-    if one.ndim != 2:
-        raise MaskError(f"mask has shape {one.shape}, expected [q, k]")
-    return np.broadcast_to(one, (_size("batch", batch, 1), 1, *one.shape))
-
-
 def part(whole: NDArray, q_len: int, k_len: int, *, past: int | None = None) -> NDArray:
     """The mask [q_len, k_len] that `mask` gives, as a read-only view of a larger one [N, N] of the same pattern: nothing is made.
 
@@ -217,16 +199,6 @@ def part(whole: NDArray, q_len: int, k_len: int, *, past: int | None = None) -> 
     view = whole[planned.past : planned.past + q_len, :k_len]
     view.flags.writeable = False
     return view
-
-
-def needs_mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, past: int | None = None, align: Align = "bottom_right") -> bool:
-    """Whether anything is hidden. A decode step, one query that sees all keys, needs no mask at all. Raises what `mask` does."""
-    planned = plan(q_len, k_len, pattern, past=past, align=align)
-    for position in range(planned.past, planned.past + q_len):
-        head, low, high = kernels.visible_keys.py_func(position, *pattern.numbers)
-        if max(head, high if low <= head else 0) < k_len:
-            return True
-    return False
 
 
 def as_additive(mask: NDArray, dtype: DTypeLike = np.float32) -> NDArray:

@@ -83,19 +83,19 @@ class Runtime:
 
     @property
     def scoring(self) -> tuple[np.float32 | None, np.float32 | None]:
-        """The scale and the cap of attention scores, None where the model states none."""
-        return scoring(self.model.config)
+        """The factor of q . k, None for 1 / sqrt(K), and the cap of the scores, None without one, as kernels take them."""
+        c = self.model.config
+        scale = None if c.attention_scale is None else np.float32(c.attention_scale)
+        return scale, None if c.score_cap is None else np.float32(c.score_cap)
 
     def rotations(self, position: NDArray[np.int64]) -> Rotations | None:
-        """Cosines and sines for positions [R]; None for a model without RoPE."""
-        return rotation_tables(self.ops, self.dialect, position, self.model) if self.model.config.rope != "none" else None
-
-
-def rotation_tables(ops: Backend, dialect: Dialect, position: NDArray[np.int64], model: Model) -> Rotations:  # [R] -> 2 x [R, J] each
-    """Cosines and sines for these positions, of every kind of layer that the model has."""
-    some = {n in model.config.local_layers: n for n in range(model.config.n_layers)}
-    turned = {local: with_rope_of(model, n) for local, n in some.items()}
-    return {local: rotations(ops, dialect.angles(position, like), like.config) for local, like in turned.items()}
+        """Cosines and sines for positions [R], of every kind of layer that the model has; None for a model without RoPE."""
+        c = self.model.config
+        if c.rope == "none":
+            return None
+        layers = {n in c.local_layers: n for n in range(c.n_layers)}  # one of each kind
+        turned = {local: with_rope_of(self.model, n) for local, n in layers.items()}
+        return {local: rotations(self.ops, self.dialect.angles(position, like), like.config) for local, like in turned.items()}
 
 
 @np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end
@@ -107,12 +107,6 @@ def rotations(ops: Backend, angle: NDArray[np.float64], c: Config) -> Rotation: 
         if c.rope_magnitude == 1
         else (ops.scaled(cos, np.float32(c.rope_magnitude)), ops.scaled(sin, np.float32(c.rope_magnitude)))
     )
-
-
-def scoring(c: Config) -> tuple[np.float32 | None, np.float32 | None]:
-    """The factor of q . k, None for 1 / sqrt(K), and the cap of the scores, None without one, as kernels take them."""
-    scale = None if c.attention_scale is None else np.float32(c.attention_scale)
-    return scale, None if c.score_cap is None else np.float32(c.score_cap)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end

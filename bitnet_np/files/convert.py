@@ -9,8 +9,9 @@ bit.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gguf
 import numpy as np
@@ -39,14 +40,6 @@ _OWN = ("general.architecture", "general.name", "general.file_type", "general.qu
 _ROTATED = ("attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias")
 
 
-class _Target(NamedTuple):
-    """The types that are asked for; None: as they are."""
-
-    matrix: TensorType | None
-    head: TensorType | None
-    rounding: bool  # a narrower float type may change numbers, and TQ1_0 and TQ2_0 the scales of ternary matrices
-
-
 @steady
 def convert(
     model: Model,
@@ -69,13 +62,13 @@ def convert(
     """
     metadata = _metadata(source, keep_type=matrix is None)
     permuted = is_permuted(model.config)
-    target = _Target(matrix, head, rounding)
+    encoded = partial(_encoded, model.config, matrix, head, rounding)
 
     def encode(name: str, weights: Weights) -> Stored:
-        tensor = _encoded(model.config, name, weights, target)
+        tensor = encoded(name, weights)
         if not (permuted and name.endswith(_ROTATED)):
             return tensor
-        return tensor._replace(make=lambda: _encoded(model.config, name, _permuted(weights, model.config), target).make())
+        return tensor._replace(make=lambda: encoded(name, _permuted(weights, model.config)).make())
 
     try:
         write_model(
@@ -114,25 +107,25 @@ def _permuted(weights: Weights, c: Config) -> Weights:
     return replace(weights, data=weights.data[order]) if isinstance(weights, Blocks) else weights[order]
 
 
-def _encoded(c: Config, name: str, weights: Weights, target: _Target) -> Stored:
-    """The tensor in the type that is asked for."""
+def _encoded(c: Config, matrix: TensorType | None, head: TensorType | None, rounding: bool, name: str, weights: Weights) -> Stored:
+    """The tensor in the type that is asked for; arguments as in `convert`."""
     if name in ("token_embd.weight", "output.weight"):
         assert not isinstance(weights, Ternary)
-        return stored(name, weights) if target.head is None else _floats(name, weights, target.head, target.rounding)
+        return stored(name, weights) if head is None else _floats(name, weights, head, rounding)
     if not name.startswith("blk.") or len(weights.shape) != 2 or name.endswith(".ffn_gate_inp.weight"):  # engines keep routers as they are
         return stored(name, weights)
     ternary = isinstance(weights, Ternary) or (isinstance(weights, Blocks) and weights.type in TERNARY_TYPES)
     if FAMILIES[c.architecture].ternary and not ternary:
         raise UnsupportedError(f"tensor {name} is not ternary, but all matrices of a GGUF file of architecture {c.architecture} are")
-    kind = target.matrix or (I2_S if isinstance(weights, Ternary) and weights.blocks is None else None)
+    kind = matrix or (I2_S if isinstance(weights, Ternary) and weights.blocks is None else None)
     if kind is None:
         return stored(name, weights)
     if kind in (I2_S, *TERNARY_TYPES):
-        return _ternary(name, weights, kind, target.rounding)
+        return _ternary(name, weights, kind, rounding)
     if ternary:
         raise UnsupportedError(f"tensor {name} is ternary and takes int8 activations: as {kind.name} it would be another model")
     assert not isinstance(weights, Ternary)
-    return _floats(name, weights, kind, target.rounding)
+    return _floats(name, weights, kind, rounding)
 
 
 def _ternary(name: str, weights: Weights, kind: TensorType, rounding: bool) -> Stored:

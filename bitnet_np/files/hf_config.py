@@ -8,12 +8,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.errors import FileFormatError, UnsupportedError, shown
 from ..model.families import FAMILIES, implied, windowed_layers
 from ..model.records import MATRICES, Config, LongRope, Yarn, window_fields
-from ..model.rope import longrope_magnitude, yarn_magnitude
+from ..model.rope import llama3_factors, longrope_magnitude, rope_frequencies, yarn_magnitude
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
 from .overrides import how_to_ignore
 from .source import of_file
@@ -40,15 +43,6 @@ class Quantization:
         )
 
 
-class Llama3Scaling(NamedTuple):
-    """The four numbers of rope.llama3_factors."""
-
-    factor: float
-    low: float
-    high: float
-    original: int
-
-
 @dataclass(frozen=True)
 class Recipe:
     """Everything that config.json says about the model."""
@@ -58,7 +52,7 @@ class Recipe:
     tied: bool  # the head is the embedding
     biases: tuple[str, ...]  # the matrices that have a bias, by their fields in model.Layer
     quantization: Quantization | None
-    llama3: Llama3Scaling | None
+    rope_factors: NDArray[np.float64] | None  # [J] Llama 3's, for which Config has no field
     part: TextPart | None  # how the text model lies in the folder of a larger one
 
 
@@ -136,14 +130,14 @@ def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
     keys.left |= {key: value for key, value in kind.defaults.items() if keys.left.get(key) is None}
     _check_inert(keys, kind)
     with of_file(path):
-        config, llama3 = _config(keys, model_type, kind)
+        config, rope_factors = _config(keys, model_type, kind)
     recipe = Recipe(
         config=config,
         kind=kind,
         biases=_biases(keys, model_type, config.architecture),
         tied=keys.take("tie_word_embeddings", bool, kind.tied),
         quantization=_quantization(keys, kind),
-        llama3=llama3,
+        rope_factors=rope_factors,
         part=part,
     )
     _check_neutral(keys)
@@ -206,8 +200,8 @@ def _check_inert(keys: _UnreadKeys, kind: ModelType) -> None:
     keys.take_fixed("is_bitnet_config", False, True)
 
 
-def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config, Llama3Scaling | None]:
-    """The numbers of the model, and a scaling of RoPE that Config has no field for."""
+def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config, NDArray[np.float64] | None]:
+    """The numbers of the model, and Llama 3's factors of RoPE's frequencies."""
 
     def take(key: str, expected: type[T], default: Any = _REQUIRED) -> T:
         return keys.take(kind.names.get(key, key), expected, default)
@@ -261,7 +255,8 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
     fields = _window(keys, kind, config) | _numbers(keys, config, kind) | _rope_layers(keys, config)
     config = replace(config, **fields)
     local = {} if local_base is None else {"local_layers": implied(config)["local_layers"]}
-    return replace(config, **local), llama3
+    factors = None if llama3 is None else llama3_factors(rope_frequencies(config.rope_base, 2 * config.rope_pairs), *llama3)
+    return replace(config, **local), factors
 
 
 def _experts(keys: _UnreadKeys, model_type: str) -> dict[str, Any]:
@@ -479,12 +474,14 @@ def _yarn(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
     return {"yarn": yarn, "rope_magnitude": magnitude}
 
 
-def _llama3(keys: _UnreadKeys) -> Llama3Scaling:
+def _llama3(keys: _UnreadKeys) -> tuple[float, float, float, int]:
+    """The numbers of rope.llama3_factors."""
     factor, low, high = (keys.take(name, float) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    scaling = Llama3Scaling(factor, low, high, keys.take("original_max_position_embeddings", int))
-    if not (0 < scaling.factor < float("inf") and 0 < scaling.low < scaling.high < float("inf") and scaling.original > 0):
+    original = keys.take("original_max_position_embeddings", int)
+    if not (0 < factor < float("inf") and 0 < low < high < float("inf") and original > 0):
+        scaling = f"factor {factor}, low {low}, high {high} and original {original}"
         raise FileFormatError(f"{keys.where} has the scaling {scaling}, expected positive numbers, low less than high")
-    return scaling
+    return factor, low, high, original
 
 
 _OLD_ROPE = {

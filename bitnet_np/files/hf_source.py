@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..base.errors import FileFormatError, NonFiniteError, UnsupportedError
 from ..kernels import cpu
 from ..kernels import packing as kernels
-from ..model import rope, ternarize, widen
+from ..model import ternarize, widen
 from ..model.records import Config, Expert, Linear, Ternary, Weights, frozen
 from ..text.hf_tokenizer import tokenizer_metadata
 from .hf_config import Recipe, read_recipe
@@ -106,10 +106,8 @@ class HFWeights:
 
     def rope_factors(self) -> NDArray[np.float32] | None:
         """Llama 3's, worked out from config.json; in float32, as a GGUF file has them."""
-        c, scaling = self.config, self._recipe.llama3
-        if scaling is None:
-            return None
-        return rope.llama3_factors(rope.rope_frequencies(c.rope_base, 2 * c.rope_pairs), *scaling).astype(np.float32)
+        factors = self._recipe.rope_factors
+        return None if factors is None else factors.astype(np.float32)
 
     def siblings(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
         """From one module, or from one for each."""

@@ -9,7 +9,7 @@ from ..kernels.float_state import steady
 from ..model import packing
 from ..model.families import FAMILIES, layer_matrices, layer_shapes
 from ..model.records import GATE_UP, QKV, Config, Expert, Layer, Model, frozen, shapes_of
-from ..model.rope import local_frequencies, model_frequencies, scaling_factors
+from ..model.rope import rope_fields, scaling_factors
 from .gguf_parts import open_parts
 from .gguf_source import GGUFSource
 from .hf_folder import open_folder
@@ -87,15 +87,13 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
     """The Model of all tensors, each of them taken once."""
     c = weights.config
     rope_factors = weights.rope_factors()
-    scaling = scaling_factors(c)
-    if scaling is not None and rope_factors is not None:
+    if rope_factors is not None and scaling_factors(c) is not None:
         kind = "YaRN" if c.longrope is None else "LongRoPE"
         raise UnsupportedError(
             f"{source.path}: RoPE's frequencies have factors of their own and are scaled by {kind}, expected one of both"
         )
-    rope_factors = rope_factors if scaling is None else scaling
     with of_file(source.path):
-        frequency, local_frequency = model_frequencies(c, rope_factors), local_frequencies(c)
+        parts = rope_fields(c, rope_factors)
     has = {
         "token_embd": True,
         "position_embd": FAMILIES[c.architecture].positions,
@@ -105,7 +103,6 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
         "output_bias": weights.has("output_bias"),
     }
     shapes = shapes_of(Model, c)
-    parts: dict[str, Any] = {}
     for name in (name for name in has if has[name]):
         parts[name] = weights.vector(name, *shapes[name]) if len(shapes[name]) == 1 else weights.table(name, shapes[name])
     layers, of_layer = [], layer_shapes(c)
@@ -113,7 +110,6 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
         layers.append(_build_layer(weights, of_layer, n))
         progress(n + 1, c.n_layers)
     weights.check_all_taken()
-    parts |= {"rope_frequency": frequency, "local_rope_frequency": local_frequency, "rope_factors": rope_factors}
     return frozen(Model(config=c, layers=tuple(layers), **parts))
 
 

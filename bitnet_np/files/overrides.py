@@ -7,7 +7,7 @@ from typing import Any
 
 from ..base.errors import Error, OptionError, shown
 from ..model.records import LONGEST_CONTEXT, Model
-from ..model.rope import local_frequencies, model_frequencies, scaling_factors
+from ..model.rope import rope_fields
 from .source import Source
 
 OVERRIDABLE: dict[str, type] = {
@@ -57,9 +57,6 @@ def overridden(model: Model, overrides: Mapping[str, Any]) -> Model:
         config = replace(model.config, **overrides)
         if model.position_embd is not None and config.context > model.position_embd.shape[0]:
             raise OptionError(f"the model has learned {model.position_embd.shape[0]} positions, not {config.context}")
-        scaling = scaling_factors(config)
-        factors = model.rope_factors if scaling is None else scaling
-        frequency, local = model_frequencies(config, factors), local_frequencies(config)
+        return replace(model, config=config, **rope_fields(config, model.rope_factors))
     except Error as error:
         raise OptionError(f"overrides {dict(overrides)}: {error}") from None
-    return replace(model, config=config, rope_frequency=frequency, local_rope_frequency=local, rope_factors=factors)

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..base.errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
 from ..base.validate import instance, integer, integers
-from ..engine.backend import Backend, Decoder
+from ..engine.backend import Backend
 from ..engine.cache import KVCache, new_cache
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import forward, forward_full, run_cached, run_prefill
@@ -27,7 +27,7 @@ from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Model
 from .certified import CertifiedHead
-from .generate import certified_for, check_prompt
+from .prompts import certified_for, check_prompt
 from .sampling import GREEDY, Sampling, choose, uniforms
 from .speculation import Costs, Proposals, Speculation, check_speculation
 
@@ -107,8 +107,8 @@ class Completion:
 
 
 @dataclass
-class _Sequence:
-    """A request in progress."""
+class Continuation:
+    """A request in progress, checked."""
 
     request: Request
     numbers: Iterator[float]
@@ -122,7 +122,7 @@ class _Sequence:
     first: float | None = None
 
     @classmethod
-    def of(cls, model: Model, request: Request, head: CertifiedHead | None) -> "_Sequence":
+    def of(cls, model: Model, request: Request, head: CertifiedHead | None) -> "Continuation":
         """A request, checked. Raises what `Batch.submit` does, except for ids and slots."""
         prompt = check_prompt(model, instance("request", request, Request).prompt, request.n, request.stop)
         certified_for(model, request.sampling, prompt.n, head or "exact")
@@ -167,10 +167,8 @@ class Batch:
         self._costs = Costs()
         self.cache = new_cache(model.config, slots, capacity, ops, dtype)
         self._free = list(range(self.cache.batch))
-        self._slots: list[int] = []  # of the step before, if each had one token
-        self._decoder: Decoder | None = None  # the backend's, for these slots
-        self._waiting: deque[_Sequence] = deque()
-        self._running: list[_Sequence] = []
+        self._waiting: deque[Continuation] = deque()
+        self._running: list[Continuation] = []
         self._ids: set[str | int] = set()
         self._intact = True  # no step was interrupted by an exception
 
@@ -186,9 +184,10 @@ class Batch:
         Raises what `stream` raises for an invalid prompt, n, seed or stop tokens, or for sampling that needs more logits than the head
         gives; OptionError for an id that is in use, CapacityError if prompt and n tokens do not fit a slot.
         """
-        self._wait(_Sequence.of(self._runtime.model, request, self.head))
+        self.queue(Continuation.of(self._runtime.model, request, self.head))
 
-    def _wait(self, sequence: _Sequence) -> None:
+    def queue(self, sequence: Continuation) -> None:
+        """`submit` for a checked request."""
         if sequence.request.id in self._ids:
             raise OptionError(f"the id {sequence.request.id!r} is in use, expected another one for each sequence")
         if sequence.positions() > self.cache.capacity:
@@ -239,7 +238,7 @@ class Batch:
         self._retire(sequence)
         return self._completion(sequence)
 
-    def _retire(self, sequence: _Sequence) -> None:
+    def _retire(self, sequence: Continuation) -> None:
         """Free the slot of a request that has ended."""
         self._running.remove(sequence)
         self._ids.remove(sequence.request.id)
@@ -250,66 +249,41 @@ class Batch:
         """The result of each running sequence."""
         drafting = [sequence for sequence in self._running if sequence.proposals]
         if not drafting:
-            return self._decoded(self._running) or self._forward(self._running)
+            return self._forward(self._running)
         start = time.perf_counter()
         for sequence in drafting:
             assert sequence.proposals
             drafts = sequence.proposals.next(self._costs, len(drafting))
             sequence.pending = [*sequence.pending, *drafts.tolist()]
-        results: dict[int, _Result] = dict(zip(map(id, drafting), self._check_drafts(drafting), strict=True))
+        results: dict[int, _Result] = dict(zip(map(id, drafting), self._forward(drafting), strict=True))
         rows = sum(len(sequence.pending) for sequence in drafting)
         self._costs.measured(rows, time.perf_counter() - start)
         others = [sequence for sequence in self._running if not sequence.proposals]
         results |= zip(map(id, others), self._forward(others), strict=True)
         return [results[id(sequence)] for sequence in self._running]
 
-    def _check_drafts(self, sequences: list[_Sequence]) -> list[NDArray[np.float32] | NonFiniteError]:
-        """The logits [1 + K, V] of the last token and the drafts of each sequence, or the error of its last token."""
-        tokens = Tokens(*pad([sequence.pending for sequence in sequences]))
-        slots = np.array([sequence.slot for sequence in sequences])
-        try:
-            logits = run_cached(self._runtime, tokens, self.cache, slots, head=self.head)
-        except NonFiniteError as error:
-            if len(sequences) > 1:
-                return [result for sequence in sequences for result in self._check_drafts([sequence])]
-            if len(sequences[0].pending) == 1:
-                return [error]
-            sequences[0].pending = sequences[0].pending[:1]  # the error may be a wrong draft's, which must change nothing
-            return self._check_drafts(sequences)
-        for sequence in sequences:
-            assert sequence.proposals
-            sequence.proposals.passed(np.array(sequence.pending[1:], np.int64))
-        return [rows[:length] for rows, length in zip(logits, tokens.lengths, strict=True)]
-
-    def _decoded(self, sequences: list[_Sequence]) -> Sequence[_Result] | None:
-        """The logits of sequences by the backend's own decoder; None where there is none, or one leaves float32's range."""
-        has_one_each = self.head is None and all(len(sequence.pending) == 1 for sequence in sequences)
-        slots = [sequence.slot for sequence in sequences] if has_one_each else []
-        if slots != self._slots:
-            self._slots = slots
-            self._decoder = self._runtime.ops.decoder(self._runtime.model, self.cache, np.array(slots)) if slots else None
-        if self._decoder is None:
-            return None
-        try:
-            return list(self._decoder(np.array([sequence.pending[0] for sequence in sequences])))
-        except NonFiniteError:
-            return None
-
-    def _forward(self, sequences: list[_Sequence]) -> list[NDArray[np.float32] | NonFiniteError]:
-        """The logits [V] of each sequence, or the error of one that leaves float32's range: the others do not suffer from it."""
+    def _forward(self, sequences: list[Continuation]) -> list[_Result]:
+        """The logits of sequences that all have drafts or all have none, or the error of one: the others do not suffer from it."""
         if not sequences:
             return []
         tokens = Tokens(*pad([sequence.pending for sequence in sequences]))
         slots = np.array([sequence.slot for sequence in sequences])
+        run = run_cached if sequences[0].proposals else run_prefill
         try:
-            logits = run_prefill(self._runtime, tokens, self.cache, slots, head=self.head)
+            logits = run(self._runtime, tokens, self.cache, slots, head=self.head)
         except NonFiniteError as error:
-            if len(sequences) == 1:
+            if len(sequences) > 1:
+                return [result for sequence in sequences for result in self._forward([sequence])]
+            if not sequences[0].proposals or len(sequences[0].pending) == 1:
                 return [error]
-            return [result for sequence in sequences for result in self._forward([sequence])]
-        return list(logits)
+            sequences[0].pending = sequences[0].pending[:1]  # the error may be a wrong draft's, which must change nothing
+            return self._forward(sequences)
+        for sequence in sequences:
+            if sequence.proposals:
+                sequence.proposals.passed(np.array(sequence.pending[1:], np.int64))
+        return [rows[:length] if logits.ndim == 3 else rows for rows, length in zip(logits, tokens.lengths, strict=True)]
 
-    def _advance(self, sequence: _Sequence, result: _Result) -> Completion | None:
+    def _advance(self, sequence: Continuation, result: _Result) -> Completion | None:
         """Choose the next token, and those after it that were drafted right. Returns the completion when the sequence ends here."""
         request, tokens = sequence.request, sequence.tokens
         if isinstance(result, NonFiniteError):
@@ -340,7 +314,7 @@ class Batch:
         sequence.pending = [token]
         return None
 
-    def _completion(self, sequence: _Sequence, error: str | None = None) -> Completion:
+    def _completion(self, sequence: Continuation, error: str | None = None) -> Completion:
         first = None if sequence.first is None else sequence.first - sequence.admitted
         return Completion(sequence.request, sequence.tokens, error, first, time.perf_counter() - sequence.admitted)
 
@@ -362,12 +336,12 @@ def generate_batch(
     Raises, on the call itself, what `Batch.submit` raises, what `stream` does for speculation, and OptionError for less than one slot.
     """
     Runtime(model, dialect, ops).checked()
-    sequences = [_Sequence.of(model, request, head) for request in requests]
+    sequences = [Continuation.of(model, request, head) for request in requests]
     needed = max((sequence.positions() for sequence in sequences), default=1)
     used = min(integer("slots", slots, 1), max(len(sequences), 1))
     batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head, speculation=speculation)
     for sequence in sequences:
-        batch._wait(sequence)
+        batch.queue(sequence)
     names = [sequence.request.id for sequence in sequences]
 
     def run() -> Iterator[Completion]:

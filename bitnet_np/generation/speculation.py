@@ -9,7 +9,6 @@ Sources: Leviathan, Kalman and Matias, "Fast Inference from Transformers via Spe
 of a pass; Saxena, "Prompt Lookup Decoding" (2023).
 """
 
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,10 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from ..base.errors import NonFiniteError, OptionError, TokenRangeError, UnsupportedError, shown
 from ..base.validate import instance, integer, integers
 from ..engine.backend import Backend
-from ..engine.cache import KVCache, new_cache
+from ..engine.cache import new_cache
 from ..engine.dialects import EXACT, Dialect
-from ..engine.forward_pass import run_cached, run_prefill
-from ..engine.network import Floats, Head, Runtime
+from ..engine.forward_pass import run_prefill
+from ..engine.network import Runtime
 from ..engine.tokens import Tokens
 from ..kernels import cpu
 from ..kernels.float_state import steady
@@ -251,41 +250,3 @@ class Proposals:
         self._without = 0 if len(drafts) else self._without + 1
         self._speculation.counter.passes += 1
         self._speculation.counter.drafted += len(drafts)
-
-
-class Speculator:
-    """A step of `stream` for one sequence: the next token [1] -> its logits [1, V], by a pass only if the token was not drafted."""
-
-    def __init__(self, runtime: Runtime, cache: KVCache, head: Head | None, proposals: Proposals):
-        self._runtime, self._cache, self._head, self._proposals = runtime, cache, head, proposals
-        self._costs = Costs()
-        self._rows: Floats | None = None  # logits of the last pass, [1 + K, V]
-
-    def __call__(self, tokens: Ids) -> Floats:
-        """Append a token. Raises what `forward` and Proposals.next raise."""
-        row = self._proposals.append(int(tokens[0]))
-        if row is None:
-            if self._proposals.rejected:
-                self._cache.rollback(0, self._proposals.rejected)
-            self._rows = None  # its memory is in the caches, and serves the next logits
-            self._rows, row = self._pass(tokens), 0
-        assert self._rows is not None
-        return self._rows[row : row + 1]
-
-    def _pass(self, tokens: Ids) -> Floats:
-        start = time.perf_counter()
-        drafts = self._proposals.next(self._costs)
-        try:
-            logits = self._logits(tokens, drafts)
-        except NonFiniteError:  # it may be a wrong draft's, which must change nothing
-            if not drafts.size:
-                raise
-            drafts = drafts[:0]
-            logits = self._logits(tokens, drafts)
-        self._costs.measured(1 + len(drafts), time.perf_counter() - start)
-        self._proposals.passed(drafts)
-        return logits
-
-    def _logits(self, tokens: Ids, drafts: Ids) -> Floats:
-        checked = Tokens.whole(np.concatenate([tokens, drafts])[None])
-        return run_cached(self._runtime, checked, self._cache, np.zeros(1, np.int64), head=self._head)[0]

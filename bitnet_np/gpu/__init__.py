@@ -4,6 +4,4 @@ dispatch.py    the choice of a device
 device.py      opens a GPU and places a model on it; imports no CUDA
 storage.py     the memory of a KV cache
 backend.py     the operations of a forward pass by the CPU's names, with the launch of each
-arrays.py      arrays on the device, and memory that is used again
-decoder.py     one more token of each sequence, as one launch of a captured graph
 """

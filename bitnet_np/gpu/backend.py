@@ -4,31 +4,60 @@ Methods check nothing, like the CPU's kernels: callers have checked the argument
 """
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 from numba import cuda
+from numba.cuda.cudadrv.driver import CudaAPIError
 from numpy.typing import DTypeLike, NDArray
 
-from ..base.errors import ShapeError, UnsupportedError
-from ..base.tensor_types import TensorType
-from ..engine.cache import KVCache
+from ..base.errors import CapacityError, Error, ShapeError, UnsupportedError
 from ..kernels import cpu
 from ..kernels.attention import chunks_touched, scale_and_cap
 from ..kernels.cuda import attention, floats, ternary
 from ..kernels.cuda import rows as row_kernels
 from ..kernels.scalar import CHUNK
-from ..model.records import Model, Ternary
-from .arrays import Arena, Codes, DeviceArray, DeviceTable, allocated, array_in
-from .decoder import GraphDecoder
+from ..model.records import Ternary
 from .device import NO_EXPERTS
 from .storage import DeviceStorage
 
+DeviceArray = Any  # Numba's DeviceNDArray; the records of a model type their arrays as NumPy's
 BLOCK = 256  # threads of a block of a kernel over single numbers
 _ALL = 1 << 30  # a window that holds all positions: no memory has room for so many
+NOT_PLACED = "a table is in the computer's memory, expected one on the device: upload the model (device.place)"
 _PARTS = 1 << 28  # bytes that the chunks of attention may take; more rows are computed one part after another
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """int8 activations [R, M], as quantize leaves them for ternary products."""
+
+    words: DeviceArray  # uint32 [R, words of a row], four codes each
+    row_sums: DeviceArray  # int32 [R]
+    width: int  # M
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceTable:
+    """A table of numbers."""
+
+    numbers: DeviceArray  # float32 [N, M], or int16: the bits of float16 and bfloat16
+    kind: str  # of floats.py
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.numbers.shape
+
+
+def _refused(error: type[Error], message: str) -> Any:
+    """An operation that the device has no kernel for."""
+
+    def operation(self: Any, *arguments: Any) -> Any:
+        raise error(message)
+
+    return operation
 
 
 class Cuda:
@@ -39,20 +68,28 @@ class Cuda:
     splits_rows = False
     most_positions = 65535 * CHUNK  # attention has a block for each chunk, along an axis of the grid that ends there
 
+    embed_blocks = matmul_blocks = matmuls_blocks_as_llama_cpp = _refused(ShapeError, NOT_PLACED)
+    top_experts = expert_weights = mix = sigmoid_gate = _refused(UnsupportedError, NO_EXPERTS)
+    attend_float16 = _refused(UnsupportedError, "the device has no attention with probabilities in float16, expected the dialect exact")
+
     def __init__(self, free_bytes: Callable[[], int]) -> None:
         self.free_bytes = free_bytes
         self.stream = cuda.stream()
-        self.arena = Arena()
         self._no_mask = self.zeros((1, 1, 1))
 
     # --- memory ---
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
-        return self.arena.empty(shape, dtype)
+        """A new array with arbitrary numbers. Raises CapacityError, with the bytes requested, if the device has no memory left."""
+        try:
+            return cuda.device_array(shape, dtype, stream=self.stream)
+        except CudaAPIError as error:
+            size = prod(shape) * np.dtype(dtype).itemsize
+            raise CapacityError(f"the device has no {size:,} bytes left: {error}") from error
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
         out = self.empty(shape, dtype)
-        self._each(row_kernels.fill, out.size, out.reshape(-1), np.dtype(dtype).type(0))
+        self.each(row_kernels.fill, out.size, out.reshape(-1), np.dtype(dtype).type(0))
         return out
 
     def mark(self, event: str, count: int = 1) -> None:
@@ -64,21 +101,14 @@ class Cuda:
     def storage(self) -> DeviceStorage:
         return DeviceStorage(self)
 
-    def decoder(self, model: Model, cache: KVCache, slots: NDArray[np.int64]) -> GraphDecoder:
-        return GraphDecoder(model, cache, self, slots)
-
     def upload(self, array: NDArray) -> DeviceArray:
-        """A copy on the device, in memory of its own: weights, tables, caches. Integers keep the `largest` of them, for attention."""
-        out = array_in(allocated(array.nbytes), array.shape, array.dtype)
-        self.overwrite(out, array)
+        """A copy on the device. Integers keep the `largest` of them, for attention."""
+        out = self.empty(array.shape, array.dtype)
+        if array.size:
+            out.copy_to_device(np.ascontiguousarray(array), stream=self.stream)
         if array.dtype == np.int64 and array.size:
             out.largest = int(array.max())
         return out
-
-    def overwrite(self, array: DeviceArray, values: NDArray) -> None:
-        """Replaces the values of an array on the device."""
-        if array.size:
-            array.copy_to_device(np.ascontiguousarray(values, array.dtype), stream=self.stream)
 
     def table(self, array: NDArray) -> DeviceTable:
         """A table [N, M] of float32, float16 or the bits of bfloat16."""
@@ -109,7 +139,7 @@ class Cuda:
     def _run(self, kernel: Any, grid: int | tuple[int, ...], threads: int, *arguments: Any) -> None:
         kernel[grid, threads, self.stream](*arguments)
 
-    def _each(self, kernel: Any, n: int, *arguments: Any) -> None:
+    def each(self, kernel: Any, n: int, *arguments: Any) -> None:
         """Launches a kernel with a thread for each of n numbers."""
         if n:
             self._run(kernel, -(-n // BLOCK), BLOCK, *arguments)
@@ -118,7 +148,7 @@ class Cuda:
         """The result of a kernel over the single numbers of arrays of one shape, and over numbers."""
         out = self.empty(arguments[0].shape)
         flat = (argument if np.isscalar(argument) else argument.reshape(-1) for argument in arguments)
-        self._each(kernel, out.size, *flat, out.reshape(-1))
+        self.each(kernel, out.size, *flat, out.reshape(-1))
         return out
 
     # --- embedding and float matmul ---
@@ -126,11 +156,8 @@ class Cuda:
     def embed(self, table: DeviceTable, tokens: DeviceArray) -> DeviceArray:
         _check_table(table)
         out = self.empty((tokens.size, table.shape[1]))
-        self._each(floats.embed(table.kind), out.size, table.numbers, tokens, out)
+        self.each(floats.embed(table.kind), out.size, table.numbers, tokens, out)
         return out
-
-    def embed_blocks(self, data: NDArray, kind: TensorType, tokens: DeviceArray) -> DeviceArray:
-        raise _not_placed(data)
 
     def matmul(self, x: DeviceArray, weights: DeviceTable) -> DeviceArray:
         _check_table(weights)
@@ -139,12 +166,6 @@ class Cuda:
         grid = -(-n // floats.ROWS), -(-present // tokens)
         self._run(floats.matmul(weights.kind, tokens), grid, floats.THREADS, weights.numbers, x, out)
         return out
-
-    def matmul_blocks(self, x: DeviceArray, data: NDArray, kind: TensorType) -> DeviceArray:
-        raise _not_placed(data)
-
-    def matmuls_blocks_as_llama_cpp(self, x: DeviceArray, *matrices: tuple[NDArray, TensorType]) -> list[DeviceArray]:
-        raise _not_placed(matrices[0][0])
 
     # --- norms and ternary matmul ---
 
@@ -194,7 +215,7 @@ class Cuda:
 
     def _rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, distance: int, step: int) -> DeviceArray:
         out = self.empty(x.shape)
-        self._each(row_kernels.rope, out.size, x, cos, sin, distance, step, out)
+        self.each(row_kernels.rope, out.size, x, cos, sin, distance, step, out)
         return out
 
     def attend(
@@ -210,19 +231,6 @@ class Cuda:
     ) -> DeviceArray:
         keys = position.largest + 1
         return self._attend(q, k, v, slot, position, None, keys, min(window or _ALL, _ALL), *scale_and_cap(q.shape[2], scale, cap))
-
-    def attend_float16(
-        self,
-        q: DeviceArray,
-        k: DeviceArray,
-        v: DeviceArray,
-        slot: DeviceArray,
-        position: DeviceArray,
-        window: int | None = None,
-        scale: np.float32 | None = None,
-        cap: np.float32 | None = None,
-    ) -> DeviceArray:
-        raise UnsupportedError("the device has no attention with probabilities in float16, expected the dialect exact")
 
     def attend_masked(
         self,
@@ -270,7 +278,7 @@ class Cuda:
 
     def add_bias(self, x: DeviceArray, bias: DeviceArray) -> DeviceArray:
         out = self.empty(x.shape)
-        self._each(row_kernels.add_bias, out.size, x, bias, out)
+        self.each(row_kernels.add_bias, out.size, x, bias, out)
         return out
 
     def scaled(self, x: DeviceArray, factor: np.float32) -> DeviceArray:
@@ -278,35 +286,13 @@ class Cuda:
 
     def take(self, x: DeviceArray, rows: DeviceArray) -> DeviceArray:
         out = self.empty((rows.size, *x.shape[1:]))
-        self._each(row_kernels.take, out.size, _matrix(x), rows, _matrix(out))
+        self.each(row_kernels.take, out.size, _matrix(x), rows, _matrix(out))
         return out
-
-    def put(self, x: DeviceArray, places: DeviceArray, out: DeviceArray) -> None:
-        """Copies the rows of x [B, ...] to their places in [R, ...]."""
-        slot = self.zeros((places.size,), np.int64)
-        self._each(row_kernels.spread, x.size, _matrix(x), slot, places, out.reshape(1, len(out), prod(out.shape[1:])))
 
     def spread(self, x: DeviceArray, slot: DeviceArray, position: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
         out = self.zeros((*shape, *x.shape[1:]))
-        self._each(row_kernels.spread, x.size, _matrix(x), slot, position, out.reshape(*shape, prod(x.shape[1:])))
+        self.each(row_kernels.spread, x.size, _matrix(x), slot, position, out.reshape(*shape, prod(x.shape[1:])))
         return out
-
-    def keep(
-        self, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, k_out: DeviceArray, v_out: DeviceArray
-    ) -> None:
-        """Copies keys and values [R, G, K] to their places in [B, S, G, K]. Numbers beyond float16 become NaN, which logits show."""
-        self._each(row_kernels.keep(k_out.dtype == np.int16), k.size, k, v, slot, position, k_out, v_out)
-
-    def erase(self, out: DeviceArray, slot: int, start: int, end: int) -> None:
-        """Writes zeros to positions start..end of a slot of [L, B, S, G, K]."""
-        flat = _of_positions(out)
-        self._each(row_kernels.erase, flat.shape[0] * (end - start) * flat.shape[3], flat, slot, start, end)
-
-    def carry(self, source: DeviceArray, slot: int, out: DeviceArray, target: int, start: int, end: int) -> None:
-        """Copies positions start..end of a slot of [L, B, S, G, K] to another slot, there or in [L, B', S', G, K]."""
-        flat = _of_positions(out)
-        count = flat.shape[0] * (end - start) * flat.shape[3]
-        self._each(row_kernels.carry, count, _of_positions(source), slot, flat, target, start, end)
 
     def relu2_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
         return self._flat(row_kernels.relu2_gate, gate, up)
@@ -326,20 +312,6 @@ class Cuda:
     def soft_cap(self, x: DeviceArray, cap: np.float32) -> DeviceArray:
         return self._flat(row_kernels.soft_cap, x, cap)
 
-    # --- experts, which `device.place` refuses ---
-
-    def top_experts(self, logits: DeviceArray, k: int) -> DeviceArray:
-        raise UnsupportedError(NO_EXPERTS)
-
-    def expert_weights(self, logits: DeviceArray, experts: DeviceArray, normalized: bool) -> DeviceArray:
-        raise UnsupportedError(NO_EXPERTS)
-
-    def mix(self, y: DeviceArray, weights: DeviceArray) -> DeviceArray:
-        raise UnsupportedError(NO_EXPERTS)
-
-    def sigmoid_gate(self, x: DeviceArray, gate: DeviceArray) -> DeviceArray:
-        raise UnsupportedError(NO_EXPERTS)
-
     # --- masks ---
 
     def fill_mask(
@@ -355,23 +327,14 @@ class Cuda:
         sinks: int,
     ) -> None:
         """The mask of kernels/masks.py: 0 and -infinity in float32 [B, Q, K]."""
-        self._each(row_kernels.fill_mask, out.size, first, queries, past, keys, window, prefix, block, sinks, out)
+        self.each(row_kernels.fill_mask, out.size, first, queries, past, keys, window, prefix, block, sinks, out)
 
 
 def _check_table(table: Any) -> None:
     if not isinstance(table, DeviceTable):
-        raise _not_placed(table)
-
-
-def _not_placed(table: Any) -> ShapeError:
-    return ShapeError(f"a table is {type(table).__name__}, expected one on the device: upload the model (device.place)")
+        raise ShapeError(NOT_PLACED)
 
 
 def _matrix(x: DeviceArray) -> DeviceArray:
     """[R, ...] -> [R, D]."""
     return x.reshape(len(x), prod(x.shape[1:]))
-
-
-def _of_positions(cache: DeviceArray) -> DeviceArray:
-    """[L, B, S, G, K] -> [L, B, S, G * K]."""
-    return cache.reshape(*cache.shape[:3], cache.shape[3] * cache.shape[4])

@@ -22,7 +22,6 @@ from ..engine.backend import Backend
 from ..model import widen
 from ..model.checks import check_model
 from ..model.records import Blocks, Layer, Linear, Model, Ternary
-from .storage import DeviceStorage
 
 if TYPE_CHECKING:
     from .backend import Cuda
@@ -33,8 +32,11 @@ NO_EXPERTS = "the model has experts, which the device has no kernels for: comput
 _HEADROOM = 1 << 28  # bytes besides the weights: for results, for code, and for the driver
 
 
-def open_cuda(number: int = 0) -> Cuda:
-    """The GPU of that number as a backend. Raises OptionError, with the reason: no package, driver or such device, or too old a device."""
+def open_cuda() -> Cuda:
+    """The first GPU as a backend; CUDA_VISIBLE_DEVICES says which is the first.
+
+    Raises OptionError, with the reason: no package, driver or device, or too old a device.
+    """
     if find_spec("numba_cuda") is None:
         raise OptionError(f"no CUDA: the package numba-cuda is not installed, expected the extra `cuda`: {INSTALL}")
     try:
@@ -51,23 +53,18 @@ def open_cuda(number: int = 0) -> Cuda:
             raise OptionError(f"no CUDA: the driver is there and libnvvm is not, expected that of {INSTALL} or of a toolkit in CUDA_HOME")
         why = " ".join(str(cuda.cuda_error()).split())
         raise OptionError(f"no CUDA device: {why} (expected an NVIDIA GPU and its driver)")
-    count = len(cuda.gpus)
-    if not 0 <= number < count:
-        raise OptionError(f"CUDA device is {number}, expected 0 to {count - 1} here")
-    cuda.select_device(number)
     config.CUDA_LOW_OCCUPANCY_WARNINGS = False  # about small grids, which a token's are
     gpu = cuda.get_current_device()
     if gpu.compute_capability < OLDEST:
         has, wants = (".".join(map(str, version)) for version in (gpu.compute_capability, OLDEST))
-        raise OptionError(f"CUDA device {number} has compute capability {has}, expected at least {wants}")
+        raise OptionError(f"the CUDA device has compute capability {has}, expected at least {wants}")
     free = lambda: int(cuda.current_context().get_memory_info().free)  # noqa: E731
     return Cuda(free)
 
 
 def device_of(ops: Backend) -> Cuda:
     """The device behind a backend, which may be wrapped to count what it does."""
-    storage = ops.storage()
-    assert isinstance(storage, DeviceStorage), "a backend whose arrays are not NumPy's"
+    storage: Any = ops.storage()
     return storage.on
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..base.errors import CapacityError
 from ..engine.backend import Array
+from ..kernels.cuda import rows as row_kernels
 from ..kernels.storage import nbytes_of
 
 if TYPE_CHECKING:
@@ -37,16 +39,19 @@ class DeviceStorage:
         return self.on.zeros(shape, kind), self.on.zeros(shape, kind)
 
     def write(self, layer: int, keys: Array, values: Array, slot: Array, position: Array, k: Array, v: Array) -> None:
-        self.on.keep(k, v, slot, position, keys, values)
+        self.on.each(row_kernels.keep(keys.dtype == np.int16), k.size, k, v, slot, position, keys, values)
 
     def readable(self, array: Array) -> Array:
         return array
 
     def erase(self, array: Array, slot: int, start: int, end: int) -> None:
-        self.on.erase(array, slot, start, end)
+        flat = _of_positions(array)
+        self.on.each(row_kernels.erase, flat.shape[0] * (end - start) * flat.shape[3], flat, slot, start, end)
 
     def carry(self, source: Array, slot: int, out: Array, target: int, start: int, end: int) -> None:
-        self.on.carry(source, slot, out, target, start, end)
+        flat = _of_positions(out)
+        count = flat.shape[0] * (end - start) * flat.shape[3]
+        self.on.each(row_kernels.carry, count, _of_positions(source), slot, flat, target, start, end)
 
     def held(self, array: Array, slot: int, start: int, end: int) -> Array:
         out = self.on.empty((array.shape[0], 1, end - start, *array.shape[3:]), array.dtype)
@@ -63,8 +68,15 @@ class DeviceStorage:
         slot: NDArray[np.int64],
         position: NDArray[np.int64],
     ) -> Array:
-        out = self.on.empty(q.shape)
+        on, out = self.on, self.on.empty(q.shape)
+        width = prod(q.shape[1:])
         for piece in pieces:
-            rows, *where = (self.on.upload(array[piece]) for array in (np.arange(slot.size), slot, position))
-            self.on.put(attend(*(self.on.take(array, rows) for array in (q, k, v)), *where), rows, out)
+            rows, *where = (on.upload(array[piece]) for array in (np.arange(slot.size), slot, position))
+            attended = attend(*(on.take(array, rows) for array in (q, k, v)), *where).reshape(piece.size, width)
+            on.each(row_kernels.spread, attended.size, attended, on.zeros((rows.size,), np.int64), rows, out.reshape(1, len(out), width))
         return out
+
+
+def _of_positions(cache: Array) -> Array:
+    """[L, B, S, G, K] -> [L, B, S, G * K]."""
+    return cache.reshape(*cache.shape[:3], cache.shape[3] * cache.shape[4])

@@ -17,9 +17,9 @@ from ..engine.tokens import Tokens, check_tokens, pad
 from ..kernels.float_state import steady
 from ..model.records import Config, Model
 from ..traces.arrays import as_numpy
-from ..traces.formats.arrays import Header, Labelled
+from ..traces.formats.arrays import Labelled
 from ..traces.formats.labels import direct
-from ..traces.points import Trace
+from ..traces.points import Entry, Trace
 from .detail import Details
 from .graph import LOGITS
 from .precision import FLOAT32, Precision
@@ -70,7 +70,7 @@ def check(
         content = read_dump(path_of(dump), sequences, model.config)
     else:
         arrays = _named(dump) if isinstance(dump, Mapping) else {LABEL: as_numpy("dump", dump)}
-        entries = {label: (Header(array.shape, array.dtype, False, 0), partial(_same, array)) for label, array in arrays.items()}
+        entries = {label: Entry(array.shape, array.dtype, partial(_same, array)) for label, array in arrays.items()}
         content = Labelled(entries, Path("dump"), "arrays in memory")
     return judge_sequences(runtime.checked(), sequences, content, bars, details, precision)
 

@@ -57,10 +57,6 @@ def mark(event: str, count: int = 1) -> None:
     """Hook for each "forward", each "layer", and the positions of each "kv_write". It does nothing here; metrics.py counts."""
 
 
-def decoder(model: object, cache: object, slots: NDArray) -> None:
-    """None: there is no faster way to decode than a forward pass."""
-
-
 def wait() -> None:
     """Does nothing: a kernel returns when it is done."""
 

@@ -70,14 +70,3 @@ def steady(function: Callable[P, R]) -> Callable[P, R]:
             exchange(before)
 
     return called
-
-
-def steadily(values: Iterator[R]) -> Iterator[R]:
-    """These values, each made in the default state. Between them the caller has its own."""
-    following = steady(values.__next__)
-    while True:
-        try:
-            value = following()
-        except StopIteration:
-            return
-        yield value

@@ -1,6 +1,7 @@
 """RoPE's frequencies: the radians per position by which each pair of a head turns, and the context that they allow."""
 
 from decimal import Decimal, localcontext
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,23 +32,24 @@ def rope_frequencies(base: float, width: int, factors: NDArray[np.float32] | Non
 def model_frequencies(config: Config, factors: NDArray[np.float32] | None) -> NDArray[np.float64]:  # [J]
     """RoPE's frequencies of a model, all scaling included. Raises UnsupportedError if not every angle of the context is exact."""
     frequencies = rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
-    check_angles(config, frequencies)
-    return frequencies
-
-
-def local_frequencies(config: Config) -> NDArray[np.float64] | None:  # [J]
-    """RoPE's frequencies in local layers, None where there are none. Raises UnsupportedError if not every angle of the context is exact."""
-    return model_frequencies(with_local_rope(config), None) if config.local_layers else None
-
-
-def check_angles(config: Config, frequencies: NDArray[np.float64]) -> None:
-    """Raises UnsupportedError if not every angle of the context can be computed exactly."""
     angle = config.context * frequencies.max(initial=0)
     if not angle <= LARGEST_ANGLE:
         raise UnsupportedError(
             f"RoPE's angles reach {angle:.3g} radians in the context, expected at most {LARGEST_ANGLE:.3g}; "
             f"the base is {config.rope_base}, the context {config.context}, positions are divided by {config.rope_scaling}"
         )
+    return frequencies
+
+
+def rope_fields(config: Config, own: NDArray[np.float32] | None) -> dict[str, Any]:
+    """The fields of a Model that say how its layers rotate. own: factors that its file has, where the Config does not scale frequencies.
+
+    Raises as `model_frequencies` does.
+    """
+    scaling = scaling_factors(config)
+    factors = own if scaling is None else scaling
+    local = model_frequencies(with_local_rope(config), None) if config.local_layers else None
+    return {"rope_factors": factors, "rope_frequency": model_frequencies(config, factors), "local_rope_frequency": local}
 
 
 def llama3_factors(frequencies: NDArray[np.float64], factor: float, low: float, high: float, original: int) -> NDArray[np.float64]:

@@ -1,8 +1,8 @@
 """Which API a server speaks."""
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from ..base.errors import ServerError, UnsupportedError
+from ..base.errors import UnsupportedError
 from .client import Client, RefusedError
 from .fields import member
 from .llama_server import LlamaServer
@@ -17,29 +17,20 @@ def server_at(client: Client) -> Server:
 
     Raises ServerError if it cannot be reached, UnsupportedError if it speaks neither API.
     """
-    reasons = []
-    for path, known in (("/props", _llama_server), ("/v1/models", _openai)):
-        try:
-            return known(client, client.get(path))
-        except RefusedError as refusal:
-            reasons.append(f"{path}: HTTP status {refusal.status}")
-        except _UnlikeError as error:
-            reasons.append(str(error))
-    raise UnsupportedError(f"{client.url}: neither llama-server ({reasons[0]}) nor an OpenAI-style server ({reasons[1]})")
-
-
-class _UnlikeError(ServerError):
-    """An answer that another kind of server gives."""
-
-
-def _llama_server(client: Client, props: object) -> Server:
-    if not isinstance(props, dict) or "default_generation_settings" not in props:
-        raise _UnlikeError("/props: no default_generation_settings")
-    return LlamaServer(client)
-
-
-def _openai(client: Client, models: object) -> Server:
+    props, reason = _answer(client, "/props")
+    if isinstance(props, dict) and "default_generation_settings" in props:
+        return LlamaServer(client)
+    models, other_reason = _answer(client, "/v1/models")
     data = models.get("data") if isinstance(models, dict) else None
-    if not isinstance(data, list) or not data:
-        raise _UnlikeError("/v1/models: no list of models")
-    return OpenAiServer(client, member("/v1/models: data[0]", data[0], "id", str))
+    if isinstance(data, list) and data:
+        return OpenAiServer(client, member("/v1/models: data[0]", data[0], "id", str))
+    neither = f"{reason or 'no default_generation_settings'}) nor an OpenAI-style server (/v1/models: {other_reason or 'no list of models'}"
+    raise UnsupportedError(f"{client.url}: neither llama-server (/props: {neither})")
+
+
+def _answer(client: Client, path: str) -> tuple[Any, str]:
+    """The JSON value at a path, or why the server refuses it."""
+    try:
+        return client.get(path), ""
+    except RefusedError as refusal:
+        return None, f"HTTP status {refusal.status}"

@@ -1,10 +1,9 @@
-"""The rows of a sweep as one table, in the plan's order: CSV, Parquet where pyarrow is there, and an HTML page."""
+"""The rows of a sweep as one table, in the plan's order: CSV, and an HTML page."""
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,12 @@ _MACHINE = ("host", "processor", "instruction path", "bitnet_np", "numba", "nump
 
 
 def write_tables(out: Path, rows: Sequence[Row], summary: Mapping[str, Any]) -> None:
-    """Write results.csv, results.parquet with pyarrow, and report.html to a folder. summary: counts and machines, for the page."""
+    """Write results.csv and report.html to a folder. summary: counts and machines, for the page."""
     table = [[row[name] for name in COLUMNS] + [row["result"].get(name) for name in RESULTS] for row in rows]
     with whole_file(out / "results.csv") as part, open(part, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow((*COLUMNS, *RESULTS))
         writer.writerows([_harmless(value) for value in line] for line in table)
-    if find_spec("pyarrow"):
-        _write_parquet(out / "results.parquet", table)
     with whole_file(out / "report.html") as part:
         part.write_text(page(rows, summary), "utf-8")
 
@@ -34,17 +31,6 @@ def write_tables(out: Path, rows: Sequence[Row], summary: Mapping[str, Any]) -> 
 def _harmless(value: Any) -> Any:
     """A value of a CSV file. Text that a spreadsheet would take for a formula gets an apostrophe in front."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-def _write_parquet(path: Path, table: Sequence[Sequence[Any]]) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    names = (*COLUMNS, *RESULTS)
-    kinds = [pyarrow.float64() if name == "mean_nll" else pyarrow.string() for name in names]
-    arrays = [pyarrow.array([line[i] for line in table], kind) for i, kind in enumerate(kinds)]
-    with whole_file(path) as part:
-        pyarrow.parquet.write_table(pyarrow.table(arrays, names=list(names)), part)
 
 
 def page(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:

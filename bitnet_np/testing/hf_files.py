@@ -19,7 +19,6 @@ from ..files.tensors import Tensor
 from ..model import packing, widen
 from ..model.dense import dense_view
 from ..model.records import MATRICES, Linear, Model, Ternary
-from ..model.rope import llama3_factors, rope_frequencies
 from .models import random_model
 
 FLOATS = ("BF16", "F32", "F16")
@@ -152,11 +151,8 @@ def exact_view(folder: Path, model: Model) -> Any:
     """The model of a folder for spec.forward, with the folder's scales and RoPE factors in float64: those of a Model are float32."""
     source, dense = open_folder(folder), dense_view(model)
     recipe = read_recipe(source.config_json, folder / "config.json")
-    c, llama3, factors = recipe.config, recipe.llama3, dense.rope_factors
-    if llama3 is not None:
-        frequencies = rope_frequencies(c.rope_base, 2 * c.rope_pairs)
-        factors = llama3_factors(frequencies, llama3.factor, llama3.low, llama3.high, llama3.original)
-    elif c.yarn is not None:
+    c, factors = recipe.config, dense.rope_factors if recipe.rope_factors is None else recipe.rope_factors
+    if c.yarn is not None:
         factors = spec.yarn_factors(c.rope_base, c.rope_pairs, c.yarn)
     elif c.longrope is not None:
         factors = np.array(c.longrope.short if model.config.context <= c.longrope.original else c.longrope.long)

@@ -18,7 +18,7 @@ from ..kernels.float_state import steady
 from ..model import packing, widen
 from ..model.families import FAMILIES, Family, implied, layer_shapes, windowed_layers
 from ..model.records import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of, window_fields
-from ..model.rope import local_frequencies, rope_frequencies, scaling_factors
+from ..model.rope import rope_fields
 from .noise import Noise
 
 Generator = np.random.Generator | Noise
@@ -126,21 +126,17 @@ class _Drawing:
         layers = tuple(self.layer() for _ in range(c.n_layers))
         token_embd, output_norm = self.float_table(c.vocab), self.vector(c.width)
         factors = self.rng.uniform(1, 8, c.rope_pairs).astype(np.float32) if family.rope_factors else None
-        scaling = scaling_factors(c)
-        factors = factors if scaling is None else scaling
         return frozen(
             Model(
                 config=c,
                 token_embd=token_embd,
                 layers=layers,
                 output_norm=output_norm,
-                rope_frequency=rope_frequencies(c.rope_base, 2 * c.rope_pairs, factors, c.rope_scaling),
-                local_rope_frequency=local_frequencies(c),
                 output=None if tied else self.float_table(c.vocab),
                 output_bias=self.vector(c.vocab, 0.0) if family.head_bias else None,
                 output_norm_bias=self.vector(c.width, 0.0) if c.norm == "layer" else None,
                 position_embd=self.float_table(c.context) if family.positions else None,
-                rope_factors=factors,
+                **rope_fields(c, factors),
             )
         )
 

@@ -12,7 +12,7 @@ from itertools import count, islice, product
 from math import prod, sqrt
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter
@@ -52,24 +52,12 @@ def released(activation: Activation = "relu2", eps: float = 1e-5, rope_base: flo
     return config
 
 
-class Tensor(NamedTuple):
-    """One row of the file's tensor table. `dims` are in NumPy's order, rows first."""
-
-    name: str
-    kind: TensorType
-    dims: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        return prod(self.dims)
-
-
-def tensor_table(c: Config) -> list[Tensor]:
-    """The tensors, with the names, types and order of the released file."""
+def tensor_table(c: Config) -> list[tuple[str, TensorType, tuple[int, ...]]]:
+    """Name, type and shape of the tensors, in the order of the released file."""
     shapes = layer_shapes(c)
     layer = [(field, I2_S if len(shapes[field]) == 2 else F32, shapes[field]) for field in RELEASED if field in shapes]
-    blocks = [Tensor(tensor_name(field, n), kind, dims) for n in range(c.n_layers) for field, kind, dims in layer]
-    return [Tensor("token_embd.weight", F16, (c.vocab, c.width)), *blocks, Tensor("output_norm.weight", F32, (c.width,))]
+    blocks = [(tensor_name(field, n), kind, shape) for n in range(c.n_layers) for field, kind, shape in layer]
+    return [("token_embd.weight", F16, (c.vocab, c.width)), *blocks, ("output_norm.weight", F32, (c.width,))]
 
 
 FOUR_CODES = np.array([a << 6 | b << 4 | c << 2 | d for a, b, c, d in product(range(3), repeat=4)], np.uint8)
@@ -104,14 +92,14 @@ def weights(c: Config, seed: int) -> Iterator[NDArray[Any]]:
     bits = np.random.PCG64(seed)
     phase = int(bits.random_raw()) / 2**64
     embedding = normal_table(3 / sqrt(c.width))
-    for index, tensor in enumerate(tensor_table(c)):
-        if tensor.kind is I2_S:
+    for index, (_, kind, shape) in enumerate(tensor_table(c)):
+        if kind is I2_S:
             jitter = 0.9 + 0.2 * ((phase + index * (sqrt(5) - 1) / 2) % 1.0)
             trailer = np.zeros(I2_S.trailer // 4, np.float32)
-            trailer[0] = jitter / sqrt(tensor.dims[1] * 2 / 3)
-            yield np.concatenate([draw(bits, TERNARY_BYTES, tensor.elements // 4), trailer.view(np.uint8)])
+            trailer[0] = jitter / sqrt(shape[1] * 2 / 3)
+            yield np.concatenate([draw(bits, TERNARY_BYTES, prod(shape) // 4), trailer.view(np.uint8)])
         else:
-            yield draw(bits, embedding if tensor.kind is F16 else GAINS, tensor.elements)
+            yield draw(bits, embedding if kind is F16 else GAINS, prod(shape))
 
 
 MOST_MERGES = 280_147  # the length of Llama 3's list, whose 127,744 merged tokens also split in several ways
@@ -190,12 +178,11 @@ def write_released(path: Path, c: Config, seed: int, *, progress: Callable[[int,
     """Write the file of a Config of `released`. `path` appears only when it is complete."""
     if seed < 0:
         raise OptionError(f"seed is {seed}, but must not be negative")
-    tensors = [(tensor.name, tensor.kind, tensor.dims) for tensor in tensor_table(c)]
     write_file(
         path,
         c.architecture,
         lambda writer: _write_metadata(writer, c, f"random, seed {seed}"),
-        tensors,
+        tensor_table(c),
         weights(c, seed),
         progress=progress,
     )

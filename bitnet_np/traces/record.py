@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -72,13 +71,10 @@ class Recorder:
         if name == "Qcur" + suffix:
             self._queries = self._heads(self._dialect.rounded(array))
         elif name == "Kcur" + suffix and self._queries is not None:
-            for scored, values in scores(self._queries, self._dialect.cached(self._heads(array)), self.names, **self._scoring(layer or 0)):
+            c, keys = self._config, self._dialect.cached(self._heads(array))
+            for scored, values in scores(self._queries, keys, self.names, c.window_of(layer or 0), c.attention_scale, c.score_cap):
                 self._add(Key(scored, layer), values)
             self._queries = None
-
-    def _scoring(self, layer: int) -> dict[str, Any]:
-        c = self._config
-        return {"window": c.window_of(layer), "scale": c.attention_scale, "cap": c.score_cap}
 
     def _heads(self, array: NDArray) -> Floats:
         return array.reshape(len(array), -1, self._config.head_dim)

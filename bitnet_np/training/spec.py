@@ -9,10 +9,8 @@ THE CONVENTION. Rounding has no useful derivative: training pretends that it has
 recipe ("The Era of 1-bit LLMs: Training Tips, Code and FAQ", Microsoft 2024, after Bengio, Léonard and Courville, arXiv 1308.3432) keeps
 master weights and uses `x + (quantize(x) - x).detach()` for activations and weights alike: the forward pass computes the quantised value,
 and the gradient passes as if nothing had happened, scale, rounding and clamp included (`int8`, `ternary`; transformers' AutoBitLinear does
-the same). So a matrix's gradient is dy^T quantize(x), and its input's is dy quantize(W).
-`ternary_differentiated` is the other choice for weights: only rounding passes as identity; the clamp and the absmean scale are
-differentiated, so that a weight beyond the clamp gets a gradient through the scale alone. With `smooth` quantisers nothing is pretended:
-the gradients are the loss's derivatives, and finite differences can check them.
+the same). So a matrix's gradient is dy^T quantize(x), and its input's is dy quantize(W). With `smooth` quantisers nothing is pretended: the
+gradients are the loss's derivatives, and finite differences can check them.
 
 Letters as in spec.py. `parameters` have the names of GGUF's tensors: token_embd.weight [V, D], blk.<n>.attn_q.weight [H*K, D] and so on,
 output_norm.weight [D], and output.weight [V, D] where the head is not the embedding.
@@ -54,22 +52,6 @@ def ternary(w: Array) -> tuple[Array, Back]:  # [N, M]
     """Weights as -1, 0, +1 times their absmean. The recipe's gradient: the identity, the scale taken as constant."""
     scale = absmean(w)
     return np.clip(np.rint(w / scale), -1, 1) * scale, lambda dy: dy
-
-
-def ternary_differentiated(w: Array, rint: Callable[[Array], Array] = np.rint) -> tuple[Array, Back]:  # [N, M]
-    """The value of `ternary`; rounding passes as the identity, clamp and scale are differentiated.
-
-    s clip(w / s, -1, 1) changes with w inside the clamp, with s as code - w / s there, and with s as the code itself beyond it.
-    """
-    scale = absmean(w)
-    inside = np.abs(w / scale) <= 1
-    codes = np.clip(rint(w / scale), -1, 1)
-
-    def back(dy: Array) -> Array:
-        through_scale = np.sum(dy * (codes - inside * w / scale)) * (np.abs(w).mean() > 1e-5)
-        return dy * inside + through_scale * np.sign(w) / w.size
-
-    return codes * scale, back
 
 
 # --- operations: value, back ----------------------------------------------------------------------------------------------------------

@@ -252,7 +252,7 @@ def use_dump(folder: Path, n: int) -> None:
     """Read every point of a dump, with its format detected or declared."""
     name = folder.name
     entries = list(folder.iterdir())
-    path = entries[0] if len(entries) == 1 and name not in ("npy", "aprt", "bitnet-rs", "steps", "steps-in-names") else folder
+    path = entries[0] if len(entries) == 1 and name not in ("npy", "aprt", "steps", "steps-in-names") else folder
     if name.startswith("bitnet-rs"):
         bitnet_rs.read(path)
     if name == "eval-callback":

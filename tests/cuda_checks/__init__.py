@@ -7,7 +7,7 @@
 __main__.py   the command: one line of JSON for each check, with its name, its seconds and its problem
 common.py     the list of checks, arrays, comparisons
 kernels.py    single operations
-models.py     whole forwards, caches, decoding by a captured graph, refusals
+models.py     whole forwards, caches, decoding, refusals
 compiled.py   what the kernels that ran before have been compiled to
 
 A group of checks is a module. tests/gpu/test_cuda.py runs them all in one process, which compiles each kernel once.

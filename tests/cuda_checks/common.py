@@ -7,13 +7,9 @@ import numpy as np
 from models import assert_same_bits
 from numpy.typing import NDArray
 
-from bitnet_np.gpu import arrays
 from bitnet_np.gpu.backend import Cuda
 
 GPU = "ptx.driver" not in sys.modules  # else the device is the interpreter: shapes must be small
-ROUNDED = arrays.rounded
-if not GPU:  # so that it refuses the first byte past an array
-    arrays.rounded = lambda size: max(1, size)
 CHECKS: dict[str, Callable[[], None]] = {}
 GROUPS: dict[str, list[str]] = {}  # names of checks, by their module's name
 

@@ -8,9 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from bitnet_np.engine.masks import Pattern, mask
-from bitnet_np.gpu import backend
+from bitnet_np.gpu import backend, dispatch
 from bitnet_np.gpu.device import open_cuda
-from bitnet_np.gpu.dispatch import Above, make_mask
 from bitnet_np.kernels import cpu, masks
 from bitnet_np.model import packing
 from bitnet_np.testing import selftest
@@ -202,13 +201,13 @@ def attend_masked() -> None:
 @check
 def keep_erase_carry() -> None:
     """Writes keys and values to their places in a ring, erases some and copies some."""
-    slot, position = np.array([0, 2, 2]), np.array([3, 6, 9])
+    storage, slot, position = on.storage(), np.array([0, 2, 2]), np.array([3, 6, 9])
     k, v = normal(3, 2, 6), normal(3, 2, 6, seed=1)
     k[1, 0, 5], v[0, 0, 0], v[2, 1, 1] = 70000, 1e-6, 65519.9  # beyond float16, below its normal numbers, and its largest
     for dtype in (np.float32, np.int16):
         caches = [np.zeros((2, 3, 5, 2, 6), dtype) for _ in range(2)]
         uploaded = [on.upload(array) for array in caches]
-        on.keep(on.upload(k), on.upload(v), on.upload(slot), on.upload(position), *(array[1] for array in uploaded))
+        storage.write(1, *(array[1] for array in uploaded), on.upload(slot), on.upload(position), on.upload(k), on.upload(v))
         for array, new in zip(caches, (k, v), strict=True):
             with np.errstate(over="ignore"):
                 half = new.astype(np.float16)
@@ -216,9 +215,9 @@ def keep_erase_carry() -> None:
             array[1, slot, position % 5] = new if dtype == np.float32 else half.view(np.int16)
         for array, theirs in zip(caches, uploaded, strict=True):
             np.testing.assert_array_equal(on.to_host(theirs), array)
-        on.carry(uploaded[0], 2, uploaded[1], 1, 6, 10)
+        storage.carry(uploaded[0], 2, uploaded[1], 1, 6, 10)
         caches[1][:, 1, np.arange(6, 10) % 5] = caches[0][:, 2, np.arange(6, 10) % 5]
-        on.erase(uploaded[1], 2, 4, 7)
+        storage.erase(uploaded[1], 2, 4, 7)
         caches[1][:, 2, [4, 0, 1]] = 0
         np.testing.assert_array_equal(on.to_host(uploaded[1]), caches[1])
 
@@ -237,6 +236,7 @@ def fill_mask() -> None:
         masks.fill_mask(ours, 0, queries, past, keys, *pattern)
         on.fill_mask(out, 0, on.upload(queries), on.upload(past), on.upload(keys), *pattern)
         same(on, out, ours)
-    for limit in (0, 100):  # where the policy says
-        made = make_mask(3, 5, Pattern(window=2), ops=on, policy=Above(("q_len", "k_len"), limit))
-        same(on, made, mask(3, 5, Pattern(window=2)))
+    for most in (0, 100):  # filled there, or sent
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(dispatch, "MOST_SENT", most)
+            same(on, dispatch.make_mask(3, 5, Pattern(window=2), ops=on), mask(3, 5, Pattern(window=2)))

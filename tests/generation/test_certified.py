@@ -14,7 +14,7 @@ from models import as_table, assert_same_bits, random_model, random_tokens, seed
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Sampling, generate
 from bitnet_np.base.errors import NonFiniteError, OptionError, UnsupportedError
 from bitnet_np.generation.certified import LARGEST_K, WIDEST, certify
-from bitnet_np.generation.generate import certified_for
+from bitnet_np.generation.prompts import certified_for
 from bitnet_np.kernels import cpu
 
 

@@ -3,7 +3,6 @@
 Batches with drafts are in properties/test_batches.py.
 """
 
-from importlib import import_module
 from unittest import mock
 
 import numpy as np
@@ -14,7 +13,7 @@ from models import assert_same_bits, dialects, random_model, random_tokens, seed
 
 from bitnet_np.base.errors import NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.engine import forward_pass
-from bitnet_np.engine.cache import new_cache
+from bitnet_np.engine.cache import KVCache, new_cache
 from bitnet_np.generation import batch as batch_module
 from bitnet_np.generation import speculation
 from bitnet_np.generation.batch import Request, generate_batch
@@ -23,7 +22,6 @@ from bitnet_np.generation.generate import generate, stream
 from bitnet_np.generation.sampling import GREEDY, Sampling, choose
 from bitnet_np.generation.speculation import Costs, DraftModel, Proposals, Speculation, prompt_lookup
 
-module = import_module("bitnet_np.generation.generate")  # the package's attribute of this name is the function
 ANY = Sampling(temperature=20.0)  # flat enough that a random model says something new with nearly every token
 
 
@@ -47,8 +45,9 @@ def watched(run):
         return caches[-1]
 
     with (
-        mock.patch.object(module, "choose", mock.Mock(wraps=choose)) as chosen,
-        mock.patch.object(module, "new_cache", kept),
+        mock.patch.object(batch_module, "choose", mock.Mock(wraps=choose)) as chosen,
+        mock.patch.object(batch_module, "new_cache", kept),
+        mock.patch.object(KVCache, "clear"),  # at the end of the sequence
         mock.patch.object(Proposals, "_fastest", lambda self, costs, sequences, room: room),
     ):
         result = run()
@@ -185,7 +184,7 @@ def test_a_draft_that_leaves_the_range_of_numbers_is_as_none(model, always, batc
         return run_cached(runtime, tokens, cache, slots, *rest, **options)
 
     ours = Speculation(lambda tokens, most: [7] * most)
-    with mock.patch.object(speculation, "run_cached", overflowing), mock.patch.object(batch_module, "run_cached", overflowing):
+    with mock.patch.object(batch_module, "run_cached", overflowing):
         if batch:
             requests = [Request(i, [1, 2], 8) for i in range(2)]
             assert [[1, 2, *done.tokens] for done in generate_batch(model, requests, 2, speculation=ours)] == [expected] * 2

@@ -1,5 +1,7 @@
 """What wrong numbers say by themselves: mistakes with a number in them, each made in one tensor of a recorded forward pass."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from dumps import MODEL, TOKENS, family_dump, only, recorded, trace, with_tensor, without_codes
@@ -197,6 +199,20 @@ def _signed(x):
 )
 def test_quantisers_are_recognised(quantize, says):
     assert judged("bitnet", "Qcur", product("bitnet", "Qcur", quantize=quantize)).startswith(says)
+
+
+def test_weights_misread_are_placed_behind_a_scale_and_a_bias():
+    """A block of 16 weights of a row is taken from the row after it."""
+    model, ids, points = family_dump("bitnet")
+    linear = dataclasses.replace(model.layers[1].ffn_up, bias=np.linspace(-1, 1, model.config.ffn, dtype=np.float32))
+    model = dataclasses.replace(model, layers=(model.layers[0], dataclasses.replace(model.layers[1], ffn_up=linear)))
+    matrix = packing.unpack(linear.weights).astype(np.float64)
+    matrix[7, 32:48] = matrix[8, 32:48]
+    q, scale = spec.quantize(points[Key("ffn_norm", 1)].astype(np.float64))
+    key = Key("ffn_up", 1)
+    wrong = spec.ternary_matmul(q, scale, matrix, float(linear.weights.scale) * float(linear.scale)) + linear.bias
+    first_wrong = judge_trace(model, with_tensor(points, key, wrong), ids, precision=FLOAT32).first_wrong
+    assert (first_wrong.key, first_wrong.hypothesis) == (key, "weights 32 to 47 of row 7 are read from row 8")
 
 
 def test_a_wrong_row_of_other_weights_is_placed():

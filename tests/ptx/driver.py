@@ -86,19 +86,8 @@ class Function:
     is_loaded: bool = True
 
 
-@dataclass(eq=False)
-class Graph:
-    """What a stream has captured, in its order; `valid` until something is asked for that cannot be captured."""
-
-    runs: list[Callable[[], None]] = field(default_factory=list)
-    valid: bool = True
-
-
-@dataclass(eq=False)
 class Stream:
-    """A stream, which runs its work at once or captures it."""
-
-    capture: Graph | None = None
+    """A stream, which runs its work at once."""
 
 
 class LaunchConfig(ctypes.Structure):
@@ -226,31 +215,15 @@ class Driver:
         out[0] = 0
 
     def cuCtxSynchronize(self) -> None:
-        self._refuse_captured(*self._streams())
+        refuse(not self.contexts, "INVALID_CONTEXT")
 
-    # --- streams and graphs ---
-
-    def _streams(self) -> list[Stream]:
-        return [thing for thing in self._things.values() if isinstance(thing, Stream)]
-
-    def _refuse_captured(self, *streams: Stream) -> None:
-        """Refuses a call if one of these streams captures, and invalidates what it has captured."""
-        captures = [stream.capture for stream in streams if stream.capture]
-        for capture in captures:
-            capture.valid = False
-        refuse(bool(captures), "STREAM_CAPTURE_UNSUPPORTED")
+    # --- streams ---
 
     def submit(self, handle: int | None, run: Callable[[], None]) -> None:
-        """Runs it, or captures it if the stream captures. The legacy stream waits for all streams, so for it none may capture."""
+        """Runs it."""
         refuse(not self.contexts, "INVALID_CONTEXT")
-        stream = self.resolve(handle or 1, Stream)
-        if (handle or 1) == 1:
-            self._refuse_captured(*self._streams())
-        if stream.capture is None:
-            run()
-            return
-        refuse(not stream.capture.valid, "STREAM_CAPTURE_INVALIDATED")
-        stream.capture.runs.append(run)
+        self.resolve(handle or 1, Stream)
+        run()
 
     def cuStreamCreate(self, out: Out, flags: c_uint) -> None:
         out[0] = self.new(Stream())
@@ -259,37 +232,7 @@ class Driver:
         self.remove(stream, Stream)
 
     def cuStreamSynchronize(self, stream: c_void_p) -> None:
-        self._refuse_captured(self.resolve(stream or 1, Stream))
-
-    def cuStreamBeginCapture(self, stream: c_void_p, mode: c_int) -> None:
-        its = self.resolve(stream, Stream)
-        refuse(its.capture is not None, "ILLEGAL_STATE")
-        if mode != names.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED:
-            raise NotImplementedError("another mode, in which memory may not be allocated")
-        its.capture = Graph()
-
-    def cuStreamEndCapture(self, stream: c_void_p, out: Out) -> None:
-        its, out[0] = self.resolve(stream, Stream), None
-        capture, its.capture = its.capture, None
-        if capture is None:
-            raise Refused("ILLEGAL_STATE")
-        refuse(not capture.valid, "STREAM_CAPTURE_INVALIDATED")
-        out[0] = self.new(capture)
-
-    def cuGraphInstantiateWithFlags(self, out: Out, graph: c_void_p, flags: c_uint64) -> None:
-        out[0] = self.new(Graph(self.resolve(graph, Graph).runs))
-
-    def cuGraphDestroy(self, graph: c_void_p) -> None:
-        self.remove(graph, Graph)
-
-    def cuGraphLaunch(self, launchable: c_void_p, stream: c_void_p) -> None:
-        its = self.resolve(launchable, Graph)
-        self._refuse_captured(self.resolve(stream or 1, Stream))
-        for run in its.runs:
-            run()
-
-    def cuGraphExecDestroy(self, launchable: c_void_p) -> None:
-        self.remove(launchable, Graph)
+        self.resolve(stream or 1, Stream)
 
     # --- memory ---
 

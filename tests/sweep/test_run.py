@@ -146,10 +146,3 @@ def test_a_folder_belongs_to_one_sweep_until_its_process_ends(tmp_path):
         assert sorted(path.name for path in out.iterdir()) == ["lock"]
         other.kill()
     assert len(sweep(plan, out).rows) == len(plan.tasks)
-
-
-def test_the_table_is_written_as_parquet_too(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    summary = sweep(read_plan(written(tmp_path, PLAN)), tmp_path / "out")
-    table = parquet.read_table(tmp_path / "out" / "results.parquet").to_pylist()
-    assert [row["key"] for row in table] == [row["key"] for row in summary.rows]

@@ -9,8 +9,32 @@ from ...base.errors import listed
 from ...engine.dialects import Dialect
 from ...model.records import MATRICES, Linear
 from .elements import moved_said
-from .product import multiplied, unscaled
-from .wrong import Array, Wrong, matched, runs
+from .product import Product, multiplied, unscaled
+from .wrong import FEW, Array, Wrong, matched, runs
+
+
+def misread(wrong: Wrong) -> str | None:
+    """The block of a row of weights that was read from elsewhere, if one was."""
+    columns = np.flatnonzero(wrong.places.any(axis=0))
+    marked = np.zeros(wrong.places.shape, bool)
+    marked[:, columns] = True
+    if columns.size > FEW or not wrong.is_right_outside(marked):
+        return None
+    row = int(columns[0])
+    product = Product.of(wrong, rows=columns[:1])
+    assert product is not None  # only logits are capped
+    for size in (128, 64, 32, 16):
+        for begin in range(0, product.width - size + 1, size):
+            at = slice(begin, begin + size)
+            left = product.inputs[:, at] @ product.matrix[0, at]
+            for r, c in ((row - 1, begin), (row + 1, begin), (row, begin - size), (row, begin + size)):
+                if 0 <= r < wrong.linear.shape[0] and 0 <= c <= product.width - size:
+                    read = product.inputs[:, at] @ unscaled(wrong.linear, np.array([r]))[0][0, c : c + size]
+                    if product.accounts(product.right + (read - left)[:, None]):
+                        where = f"row {r}" if r != row else f"weights {c} to {c + size - 1}"
+                        return f"weights {begin} to {begin + size - 1} of row {row} are read from {where}"
+    return None
+
 
 _TOKENS = 16  # compared
 _LEAST_TOKENS = 4  # independent ones: fewer numbers may be near another row's by chance

@@ -29,6 +29,7 @@ FACTS = (
 
 READINGS = (
     Reading("other_rows", PRODUCTS, matrices.other_rows),
+    Reading("misread", tuple(FIELDS), matrices.misread),
     Reading("weighted_inputs", PRODUCTS, inputs.weighted_inputs),
     Reading("narrow_partial_sums", PRODUCTS, codes.narrow_partial_sums),
     Reading("activation_scales", tuple(FIELDS), codes.activation_scales),

@@ -7,7 +7,6 @@ one after another, but lm_head has the logits of the last token only. Scores are
 
 import os
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +45,7 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
             ignored.append(label)
             continue
         header = Header(_shape(key, count, len(ids), file), _FLOAT32, False, _HEADER)
-        insert(entries, key, header, partial(header.mapped, file), len(ids), str(file))
+        insert(entries, key, header.entry(file), len(ids), str(file))
     return finished(entries, path, "APRT", ids, ignored)
 
 

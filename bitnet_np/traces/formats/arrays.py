@@ -1,10 +1,11 @@
 """The trace of a file's arrays: points by their labels, in normal form, and the rows of steps of decoding joined."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,8 +53,12 @@ class Header(NamedTuple):
         """The array, given its bytes."""
         return data.view(self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
 
+    def entry(self, path: Path) -> Entry:
+        """The array in a file whose header was read before, which is mapped when it is asked for."""
+        return Entry(self.shape, self.dtype, partial(self.mapped, path))
+
     def mapped(self, path: Path) -> NDArray:
-        """The array, mapped from a file whose header was read before. Raises FileFormatError if the file has become shorter."""
+        """The array, mapped from that file. Raises FileFormatError if the file has become shorter."""
         if self.nbytes == 0:
             return np.empty(self.shape, self.dtype)
         try:
@@ -62,69 +67,59 @@ class Header(NamedTuple):
             raise FileFormatError(f"{path}: the file has changed since it was opened: {error}") from None
 
 
-Array: TypeAlias = tuple[Header, Callable[[], NDArray]]
-"""The header of an array in a file, and a function that reads or maps it."""
-
-
 class Labelled(NamedTuple):
     """A file's arrays by their labels (labels.py), of one sequence or of several."""
 
-    arrays: Mapping[str, Array]
+    arrays: Mapping[str, Entry]
     path: Path
     kind: str  # the format, for messages
 
     def trace(self, tokens: NDArray | None = None, config: Config | None = None) -> Trace:
-        """The trace of one sequence, see `collect`."""
-        return collect(self.arrays, self.path, self.kind, tokens, config)
+        """The trace of one sequence; labels that stand for nothing are ignored.
 
-
-def collect(arrays: Mapping[str, Array], path: Path, kind: str, tokens: NDArray | None, config: Config | None = None) -> Trace:
-    """The trace of a file's arrays by their labels (labels.py); labels that stand for nothing are ignored.
-
-    tokens, config: the token ids and the model, if they are known; they tell axes apart. Where labels have steps, a point is the rows of
-    all steps, one after another. Raises FileFormatError if there is no point, if a point is there twice, if a step is missing, or if the
-    file holds other tokens.
-    """
-    where = str(path)
-    meant = meanings(arrays, config, where)
-    parts: dict[Key | None, dict[int | None, Array]] = {}
-    again = []
-    for label, (key, step, second) in sorted(meant.items(), key=lambda item: item[1].second):
-        if step not in parts.setdefault(key, {}):
-            parts[key][step] = arrays[label]
-        elif second:
-            again.append(label)
-        else:
-            raise FileFormatError(f"{where}: {key or 'tokens'}{_at(step)} is there twice, expected each point once")
-    _check_steps(parts, where)
-    in_file = {step: checked_tokens(load(), where) for step, (_, load) in sorted(parts.pop(None, {}).items(), key=_by_step)}
-    ids = agreed_tokens(np.concatenate(list(in_file.values())) if in_file else None, tokens, where)
-    rows = _rows_of_steps(parts, where)
-    rows |= {step: len(part) for step, part in in_file.items()} | {None: None if ids is None else len(ids)}
-    entries: dict[Key, Entry] = {}
-    ignored = [label for label in arrays if label not in meant]
-    for key, by_step in parts.items():
-        assert key is not None
-        if None in by_step:
-            insert(entries, key, *by_step[None], rows[None], where, config)
-        elif key.name in SCORES:  # each step has more keys than the one before
-            ignored += [label for label, meaning in meant.items() if meaning.key == key]
-        else:
-            entries[key] = _joined(key, dict(sorted(by_step.items(), key=_by_step)), rows, where, config)
-    for label in again:
-        key, step, _ = meant[label]
-        assert key is not None
-        first, other = (_normal(key, array, rows[step], where, config) for array in (parts[key][step], arrays[label]))
-        if not np.array_equal(first, other, equal_nan=True):
-            raise FileFormatError(f"{where}: {shown(label)} is {key}{_at(step)} again, with other numbers, expected the same")
-    return finished(entries, path, kind, ids, ignored)
+        tokens, config: the token ids and the model, if they are known; they tell axes apart. Where labels have steps, a point is the rows
+        of all steps, one after another. Raises FileFormatError if there is no point, if a point is there twice, if a step is missing, or if
+        the file holds other tokens.
+        """
+        arrays, where = self.arrays, str(self.path)
+        meant = meanings(arrays, config, where)
+        parts: dict[Key | None, dict[int | None, Entry]] = {}
+        again = []
+        for label, (key, step, second) in sorted(meant.items(), key=lambda item: item[1].second):
+            if step not in parts.setdefault(key, {}):
+                parts[key][step] = arrays[label]
+            elif second:
+                again.append(label)
+            else:
+                raise FileFormatError(f"{where}: {key or 'tokens'}{_at(step)} is there twice, expected each point once")
+        _check_steps(parts, where)
+        in_file = {step: checked_tokens(entry.load(), where) for step, entry in sorted(parts.pop(None, {}).items(), key=_by_step)}
+        ids = agreed_tokens(np.concatenate(list(in_file.values())) if in_file else None, tokens, where)
+        rows = _rows_of_steps(parts, where)
+        rows |= {step: len(part) for step, part in in_file.items()} | {None: None if ids is None else len(ids)}
+        entries: dict[Key, Entry] = {}
+        ignored = [label for label in arrays if label not in meant]
+        for key, by_step in parts.items():
+            assert key is not None
+            if None in by_step:
+                insert(entries, key, by_step[None], rows[None], where, config)
+            elif key.name in SCORES:  # each step has more keys than the one before
+                ignored += [label for label, meaning in meant.items() if meaning.key == key]
+            else:
+                entries[key] = _joined(key, dict(sorted(by_step.items(), key=_by_step)), rows, where, config)
+        for label in again:
+            key, step, _ = meant[label]
+            assert key is not None
+            first, other = (_normal(key, array, rows[step], where, config) for array in (parts[key][step], arrays[label]))
+            if not np.array_equal(first, other, equal_nan=True):
+                raise FileFormatError(f"{where}: {shown(label)} is {key}{_at(step)} again, with other numbers, expected the same")
+        return finished(entries, self.path, self.kind, ids, ignored)
 
 
 def insert(
     entries: dict[Key, Entry],
     key: Key,
-    header: Header,
-    load: Callable[[], NDArray],
+    entry: Entry,
     rows: int | None,
     where: str,
     config: Config | None = None,
@@ -132,9 +127,9 @@ def insert(
     """Add a point in normal form to `entries`. Raises FileFormatError if it is there already."""
     if key in entries:
         raise FileFormatError(f"{where}: {key} is there twice, expected each point once")
-    form = normal_form(key, header.shape, rows, where, heads_of(key, config))
-    dtype = checked_dtype(key, header.dtype, where).newbyteorder("=")
-    entries[key] = Entry(form.shape, dtype, lambda: form.of(load()).astype(dtype, copy=False))
+    form = normal_form(key, entry.shape, rows, where, heads_of(key, config))
+    dtype = checked_dtype(key, entry.dtype, where).newbyteorder("=")
+    entries[key] = Entry(form.shape, dtype, lambda: form.of(entry.load()).astype(dtype, copy=False))
 
 
 def finished(entries: dict[Key, Entry], path: Path, kind: str, ids: NDArray[np.int64] | None, ignored: list[str]) -> Trace:
@@ -152,11 +147,11 @@ def _at(step: int | None) -> str:
     return "" if step is None else f" of step {step}"
 
 
-def _by_step(item: tuple[int | None, Array]) -> int:
+def _by_step(item: tuple[int | None, Entry]) -> int:
     return -1 if item[0] is None else item[0]
 
 
-def _check_steps(parts: Mapping[Key | None, Mapping[int | None, Array]], where: str) -> None:
+def _check_steps(parts: Mapping[Key | None, Mapping[int | None, Entry]], where: str) -> None:
     """Raises FileFormatError if a point is there both as a whole and by steps, or lacks a step from the first to the last of the dump."""
     numbers = {step for by_step in parts.values() for step in by_step if step is not None}
     for key, by_step in parts.items():
@@ -172,14 +167,14 @@ def _check_steps(parts: Mapping[Key | None, Mapping[int | None, Array]], where: 
             raise FileFormatError(f"{where}: {key or 'tokens'} has no step {missing}, expected each from {span}, the steps of the dump")
 
 
-def _rows_of_steps(parts: Mapping[Key | None, Mapping[int | None, Array]], where: str) -> dict[int | None, int | None]:
+def _rows_of_steps(parts: Mapping[Key | None, Mapping[int | None, Entry]], where: str) -> dict[int | None, int | None]:
     """The number of tokens of each step, by the points that cannot be read in two ways; None where there is no such point."""
     rows: dict[int | None, int | None] = {}
     for key, by_step in parts.items():
-        for step, (header, _) in by_step.items():
+        for step, entry in by_step.items():
             rows.setdefault(step, None)
-            if key is not None and key.name in _ROWS_AND_WIDTH and len(header.shape) > 1:
-                rows[step] = normal_form(key, header.shape, None, where).shape[0]
+            if key is not None and key.name in _ROWS_AND_WIDTH and len(entry.shape) > 1:
+                rows[step] = normal_form(key, entry.shape, None, where).shape[0]
     return rows
 
 
@@ -187,25 +182,24 @@ _ROWS_AND_WIDTH = {name for name, (axes, _) in MEANINGS.items() if axes == "T D"
 
 
 def _joined(
-    key: Key, by_step: Mapping[int | None, Array], rows: Mapping[int | None, int | None], where: str, config: Config | None
+    key: Key, by_step: Mapping[int | None, Entry], rows: Mapping[int | None, int | None], where: str, config: Config | None
 ) -> Entry:
     """The rows of all steps, one after another."""
-    forms = [normal_form(key, header.shape, rows[step], where, heads_of(key, config)) for step, (header, _) in by_step.items()]
-    dtypes = {checked_dtype(key, header.dtype, where).newbyteorder("=") for header, _ in by_step.values()}
+    forms = [normal_form(key, entry.shape, rows[step], where, heads_of(key, config)) for step, entry in by_step.items()]
+    dtypes = {checked_dtype(key, entry.dtype, where).newbyteorder("=") for entry in by_step.values()}
     widths = {form.shape[1:] for form in forms}
     if len(dtypes) > 1 or len(widths) > 1:
-        several = [f"{header.dtype} {list(header.shape)}" for header, _ in by_step.values()]
+        several = [f"{entry.dtype} {list(entry.shape)}" for entry in by_step.values()]
         raise FileFormatError(f"{where}: the steps of {key} are {', '.join(dict.fromkeys(several))}, expected one dtype and one width")
     (dtype,), (width,) = dtypes, widths
-    loads = [load for _, load in by_step.values()]
+    parts = list(by_step.values())
 
     def load() -> NDArray:
-        return np.concatenate([form.of(load()) for form, load in zip(forms, loads, strict=True)]).astype(dtype, copy=False)
+        return np.concatenate([form.of(part.load()) for form, part in zip(forms, parts, strict=True)]).astype(dtype, copy=False)
 
     return Entry((sum(form.shape[0] for form in forms), *width), dtype, load)
 
 
-def _normal(key: Key, array: Array, rows: int | None, where: str, config: Config | None) -> NDArray:
+def _normal(key: Key, entry: Entry, rows: int | None, where: str, config: Config | None) -> NDArray:
     """One array of a file, read, and in normal form."""
-    header, load = array
-    return normal_form(key, header.shape, rows, where, heads_of(key, config)).of(load())
+    return normal_form(key, entry.shape, rows, where, heads_of(key, config)).of(entry.load())

@@ -4,8 +4,8 @@ Writing them and comparing hashes needs the extra `interop`.
 
 BitNet-rs computes token by token, so a record is of one token: `seq` is its position, its shape is [1, 1, width], and [1, H, 1, t + 1] for
 attention. `layer` is -1 for embeddings and logits, and -2 for the output of all layers. Points that it has no name for have ours.
-Its files hold one indented record each, named `<name with / replaced by _>.trace`; its trace_diff.py reads line by line, so it needs the
-form with a record on each line. Its own dumps number all tokens of the layers 0 and keep the last.
+Its files hold one indented record each, named `<name with / replaced by _>.trace`; they are read, but not written: its trace_diff.py reads
+line by line, so it needs the form with a record on each line. Its own dumps number all tokens of the layers 0 and keep the last.
 """
 
 import json
@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.errors import FileFormatError, OptionError, shown
+from ...base.errors import FileFormatError, shown
 from ...base.extras import extra
 from ...files.safetensors_file import strict_json
 from ..points import LAYER_NAMES, MODEL_NAMES, SCORES, Key, ours_of
-from .arrays import MAX_POINTS
 from .output import Writer
 
 WHOLE_MODEL, ALL_LAYERS = -1, -2
@@ -154,10 +153,10 @@ def _record(value: Any, where: str) -> Fingerprint:
 # --- writing --------------------------------------------------------------------------------------------------------------------------
 
 
-def as_json(record: Fingerprint, indent: int | None = None) -> str:
+def as_json(record: Fingerprint) -> str:
     """A record as BitNet-rs writes it: unknown fields are left out, and a number that is not finite is null."""
     fields = {name: value for name, value in asdict(record).items() if value is not None}
-    return json.dumps(fields | {"rms": record.rms if math.isfinite(record.rms) else None}, indent=indent)
+    return json.dumps(fields | {"rms": record.rms if math.isfinite(record.rms) else None})
 
 
 class LinesWriter(Writer):
@@ -169,21 +168,3 @@ class LinesWriter(Writer):
 
     def put(self, key: Key, array: NDArray) -> None:
         self._file.writelines(as_json(record) + "\n" for record in fingerprints(key, array))
-
-
-class FilesWriter(Writer):
-    """A folder with an indented file for each record. Many: points times tokens."""
-
-    folder = True
-    _count = 0
-
-    def begin(self) -> None:
-        _blake3()
-
-    def put(self, key: Key, array: NDArray) -> None:
-        for record in fingerprints(key, array):
-            self._count += 1
-            if self._count > MAX_POINTS:
-                raise OptionError(f"{self.path}: more than {MAX_POINTS} files; choose layers or names, or the form with one record a line")
-            name = record.name.replace("/", "_").replace("\\", "_")
-            (self.part / f"{name}.trace").write_text(as_json(record, indent=2), "utf-8")

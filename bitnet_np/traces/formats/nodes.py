@@ -6,7 +6,7 @@ the graph, and padded with keys that do not exist; both are undone here.
 
 import os
 import re
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ...base.errors import FileFormatError
 from ..normal_form import agreed_tokens, without_leading_ones
 from ..points import SCORES, Entry, Key, Trace, key_of, ours_of
-from .arrays import Header, finished, insert
-from .npz import Archive
+from .arrays import finished, insert
+from .npz import read_archive
 
 _OURS = ours_of("ggml")
 _NODE = re.compile(r"s(0|[1-9][0-9]{0,8})\.([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?\.([A-Z_0-9]+)")
@@ -41,9 +41,9 @@ def is_node(label: str) -> bool:
 def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int = 0) -> Trace:
     """The points of one call of the engine, counted from 0: of its prefill, if that is the first."""
     path = Path(path)
-    arrays = Archive(path).arrays
-    ids = agreed_tokens(arrays["tokens"][1]() if "tokens" in arrays else None, tokens, str(path))
-    nodes: dict[Key, tuple[Header, Callable[[], NDArray]]] = {}
+    arrays = read_archive(path)
+    ids = agreed_tokens(arrays["tokens"].load() if "tokens" in arrays else None, tokens, str(path))
+    nodes: dict[Key, Entry] = {}
     ignored = []
     for label, array in arrays.items():
         node = node_of(label)
@@ -52,16 +52,16 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int 
         elif label != "tokens":
             ignored.append(label)
     entries: dict[Key, Entry] = {}
-    for key, (header, load) in nodes.items():
+    for key, entry in nodes.items():
         if key.name in SCORES:
             rope = nodes.get(Key("Qcur_rope", key.layer))
             if rope is None:  # the width of a head is not known then
                 ignored.append(f"s{call}.{key}")
             else:
-                _insert_scores(entries, key, header, load, rope[0].shape[-1], path)
+                _insert_scores(entries, key, entry, rope.shape[-1], path)
         else:
-            shape = _rows_first(header.shape, key, path)
-            insert(entries, key, header._replace(shape=shape), load, shape[0], str(path))
+            shape = _rows_first(entry.shape, key, path)
+            insert(entries, key, replace(entry, shape=shape), shape[0], str(path))
     return finished(entries, path, "nodes", ids, ignored)
 
 
@@ -74,15 +74,15 @@ def _rows_first(shape: tuple[int, ...], key: Key, path: Path) -> tuple[int, int]
     return left[0], int(np.prod(left[1:]))
 
 
-def _insert_scores(entries: dict[Key, Entry], key: Key, header: Header, load: Callable[[], NDArray], width: int, path: Path) -> None:
-    shape = without_leading_ones(header.shape, 3)
+def _insert_scores(entries: dict[Key, Entry], key: Key, entry: Entry, width: int, path: Path) -> None:
+    shape = without_leading_ones(entry.shape, 3)
     if len(shape) != 3 or 0 in shape or shape[2] < shape[1] or width < 1:
-        raise FileFormatError(f"{path}: {key} has shape {list(header.shape)}, expected [heads, tokens, keys], as many keys as tokens")
+        raise FileFormatError(f"{path}: {key} has shape {list(entry.shape)}, expected [heads, tokens, keys], as many keys as tokens")
     heads, rows, _ = shape
     scale = np.float32(1 / np.sqrt(width)) if key.name == "kq" else None
 
     def trimmed() -> NDArray:
-        scores = load().reshape(shape)[:, :, :rows]
+        scores = entry.load().reshape(shape)[:, :, :rows]
         return scores if scale is None else scores * scale
 
-    insert(entries, key, header._replace(shape=(heads, rows, rows)), trimmed, rows, str(path))
+    insert(entries, key, Entry((heads, rows, rows), entry.dtype, trimmed), rows, str(path))

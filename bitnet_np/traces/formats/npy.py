@@ -2,7 +2,6 @@
 
 import os
 import re
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -11,8 +10,8 @@ from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, shown
 from ...base.validate import check_exists
-from ..points import Key
-from .arrays import Array, Header, Labelled, damaged
+from ..points import Entry, Key
+from .arrays import Header, Labelled, damaged
 from .output import LabelWriter, Writer
 
 MAGIC = b"\x93NUMPY"
@@ -38,12 +37,11 @@ def read_header(stream: IO[bytes], size: int, where: str) -> Header:
     return header
 
 
-def mapped(path: Path) -> Array:
-    """The header of a .npy file, and a function that maps its array. Raises MissingFileError or FileFormatError."""
+def mapped(path: Path) -> Entry:
+    """The array in a .npy file. Raises MissingFileError or FileFormatError."""
     check_exists(path)
     with open(path, "rb") as file:
-        header = read_header(file, os.fstat(file.fileno()).st_size, str(path))
-    return header, partial(header.mapped, path)
+        return read_header(file, os.fstat(file.fileno()).st_size, str(path)).entry(path)
 
 
 def read_folder(path: str | os.PathLike[str]) -> Labelled:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, shown
-from .arrays import MAX_POINTS, Array, Labelled, damaged
+from ..points import Entry
+from .arrays import MAX_POINTS, Labelled, damaged
 from .labels import TOKENS
 from .npy import read_header
 from .output import LabelWriter
@@ -23,41 +24,41 @@ _UNNAMED = "arr_0"
 _UNSOUND = "no sound .npz"
 
 
-class Archive:
-    """An open .npz whose arrays have been checked against their headers."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with open(path, "rb") as file:  # a missing file raises OSError here; below, OSErrors come from damaged contents
-            size = os.fstat(file.fileno()).st_size
-        with damaged(f"{path}: {_UNSOUND}"):
-            self._zip = zipfile.ZipFile(path)
-        infos = self._zip.infolist()
-        if len(infos) > MAX_POINTS:
-            raise FileFormatError(f"{path}: {len(infos)} members, expected {MAX_POINTS} at most")
-        self.arrays: dict[str, Array] = {}
-        for info in infos:
-            label = info.filename.removesuffix(".npy")
-            where = f"{path}: member {shown(info.filename)}"
-            if label in self.arrays:
-                raise FileFormatError(f"{where} is there twice, expected each name once")
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 1:
-                raise FileFormatError(f"{where} is encrypted or compressed by method {info.compress_type}, expected 0 or 8")
-            if info.compress_size > size or info.file_size > max(MAX_SMALL, MAX_RATIO * info.compress_size):
-                sizes = f"{info.compress_size} bytes that unpack to {info.file_size}"
-                raise FileFormatError(f"{where} has {sizes} in a file of {size}, expected at most {MAX_RATIO} times as many")
-            with damaged(f"{where}: {_UNSOUND}"), self._zip.open(info) as stream:
-                self.arrays[label] = read_header(stream, info.file_size, where), partial(self._load, info, where)
-        if (unpacked := sum(info.file_size for info in infos)) > max(MAX_SMALL, MAX_RATIO * size):
-            raise FileFormatError(f"{path}: {size} bytes that unpack to {unpacked}, expected at most {MAX_RATIO} times as many")
-
-    def _load(self, info: zipfile.ZipInfo, where: str) -> NDArray:
-        with damaged(f"{where}: {_UNSOUND}"), self._zip.open(info) as stream:
+def read_archive(path: Path) -> dict[str, Entry]:
+    """The arrays of an .npz, checked against their headers, by the names of its members."""
+    with open(path, "rb") as file:  # a missing file raises OSError here; below, OSErrors come from damaged contents
+        size = os.fstat(file.fileno()).st_size
+    with damaged(f"{path}: {_UNSOUND}"):
+        archive = zipfile.ZipFile(path)
+    infos = archive.infolist()
+    if len(infos) > MAX_POINTS:
+        raise FileFormatError(f"{path}: {len(infos)} members, expected {MAX_POINTS} at most")
+    arrays: dict[str, Entry] = {}
+    for info in infos:
+        label = info.filename.removesuffix(".npy")
+        where = f"{path}: member {shown(info.filename)}"
+        if label in arrays:
+            raise FileFormatError(f"{where} is there twice, expected each name once")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 1:
+            raise FileFormatError(f"{where} is encrypted or compressed by method {info.compress_type}, expected 0 or 8")
+        if info.compress_size > size or info.file_size > max(MAX_SMALL, MAX_RATIO * info.compress_size):
+            sizes = f"{info.compress_size} bytes that unpack to {info.file_size}"
+            raise FileFormatError(f"{where} has {sizes} in a file of {size}, expected at most {MAX_RATIO} times as many")
+        with damaged(f"{where}: {_UNSOUND}"), archive.open(info) as stream:
             header = read_header(stream, info.file_size, where)
-            data = np.frombuffer(stream.read(), np.uint8)  # to the end, where the checksum is checked
-            if data.size != header.nbytes:
-                raise FileFormatError(f"{where} has {data.size} bytes of data, expected {header.nbytes}")
-            return header.array(data)
+            arrays[label] = Entry(header.shape, header.dtype, partial(_load, archive, info, where))
+    if (unpacked := sum(info.file_size for info in infos)) > max(MAX_SMALL, MAX_RATIO * size):
+        raise FileFormatError(f"{path}: {size} bytes that unpack to {unpacked}, expected at most {MAX_RATIO} times as many")
+    return arrays
+
+
+def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> NDArray:
+    with damaged(f"{where}: {_UNSOUND}"), archive.open(info) as stream:
+        header = read_header(stream, info.file_size, where)
+        data = np.frombuffer(stream.read(), np.uint8)  # to the end, where the checksum is checked
+        if data.size != header.nbytes:
+            raise FileFormatError(f"{where} has {data.size} bytes of data, expected {header.nbytes}")
+        return header.array(data)
 
 
 def read(path: str | os.PathLike[str]) -> Labelled:
@@ -66,7 +67,7 @@ def read(path: str | os.PathLike[str]) -> Labelled:
     A single array that np.savez was given without a name, which is called arr_0, is taken for logits.
     """
     path = Path(path)
-    arrays = Archive(path).arrays
+    arrays = read_archive(path)
     if set(arrays) - {TOKENS} == {_UNNAMED}:
         arrays["logits"] = arrays.pop(_UNNAMED)
     return Labelled(arrays, path, "npz")

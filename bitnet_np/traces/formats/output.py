@@ -18,10 +18,6 @@ from ..points import Key
 from .labels import TOKENS
 
 
-def _empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
-
-
 class Writer:
     """A context in which `add` writes points, each once. An exception leaves no file behind.
 
@@ -44,7 +40,8 @@ class Writer:
     def __enter__(self) -> Self:
         if not self.path.parent.is_dir():
             raise OptionError(f"{self.path}: there is no folder {self.path.parent}")
-        if self.path.exists() and not (_empty_folder(self.path) if self.folder else self.path.is_file()):
+        empty = self.path.is_dir() and not any(self.path.iterdir())
+        if self.path.exists() and not (empty if self.folder else self.path.is_file()):
             expected = "a name that is not taken" if self.folder else "a file or a name that is not taken"
             raise OptionError(f"{self.path} is there already, expected {expected}")
         try:

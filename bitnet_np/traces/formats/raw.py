@@ -1,7 +1,6 @@
 """Logits as bare float32 numbers, little-endian. The file does not say their shape."""
 
 import os
-from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -21,7 +20,7 @@ def read(path: str | os.PathLike[str], shape: tuple[int, ...]) -> Labelled:
         raise OptionError(f"{path}: shape is {list(shape)}, expected positive lengths")
     check_size(path, path.stat().st_size, 4 * prod(shape), f"float32 {list(shape)}")
     header = Header(tuple(shape), np.dtype("<f4"), False, 0)
-    return Labelled({"result_output": (header, partial(header.mapped, path))}, path, "raw float32")
+    return Labelled({"result_output": header.entry(path)}, path, "raw float32")
 
 
 class RawWriter(Writer):

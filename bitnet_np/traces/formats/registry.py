@@ -52,7 +52,7 @@ _TABLE = (
     Format("logits", "one .npy of logits", ".npy", npy.read_logits, npy.LogitsWriter),
     Format("raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", None, raw.RawWriter),
     Format("eval-callback", "text that llama-eval-callback printed: some numbers of each tensor", "", None, None),
-    Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, bitnet_rs.FilesWriter),
+    Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, None),
     Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, bitnet_rs.LinesWriter),
 )
 

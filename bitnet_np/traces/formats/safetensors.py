@@ -7,7 +7,7 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,20 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...files.safetensors_file import DTYPES, open_safetensors
+from ..points import Entry
 from .arrays import Header, Labelled
 from .output import LabelWriter
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 
 
-def _view(data: mmap.mmap, dtype: str, header: Header) -> Callable[[], NDArray]:
-    def load() -> NDArray:
-        raw = np.frombuffer(data, np.uint8, header.nbytes, header.offset)
-        if dtype == "BF16":
-            return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-        return header.array(raw)
-
-    return load
+def _load(data: mmap.mmap, dtype: str, header: Header) -> NDArray:
+    array = header.array(np.frombuffer(data, np.uint8, header.nbytes, header.offset))
+    return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else array
 
 
 def read(path: str | os.PathLike[str]) -> Labelled:
@@ -38,8 +34,7 @@ def read(path: str | os.PathLike[str]) -> Labelled:
     arrays = {}
     for name, (dtype, shape, offset, _) in tensors.items():
         header = Header(shape, DTYPES[dtype], False, offset)
-        converted = header._replace(dtype=np.dtype(np.float32)) if dtype == "BF16" else header
-        arrays[name] = converted, _view(data, dtype, header)
+        arrays[name] = Entry(shape, np.dtype(np.float32) if dtype == "BF16" else header.dtype, partial(_load, data, dtype, header))
     return Labelled(arrays, path, "safetensors")
 
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, UnsupportedError, shown
 from ...base.extras import extra
-from .arrays import MAX_POINTS, Array, Header, Labelled, damaged
+from ..points import Entry
+from .arrays import MAX_POINTS, Labelled, damaged
 
 PICKLE = "data.pkl"
 """The member of the archive that names the tensors."""
@@ -44,11 +45,11 @@ def read(path: str | os.PathLike[str]) -> Labelled:
     except Exception as error:  # torch raises nearly anything for a damaged file
         reason = shown((str(error) or type(error).__name__).splitlines()[0])
         raise FileFormatError(f"{path}: no file of tensors alone, as a dictionary of names and tensors: {reason}") from None
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Entry] = {}
     for label, tensor in _tensors(content, torch.Tensor, path):
         if label in arrays:
             raise FileFormatError(f"{path}: tensor {shown(label)} is there twice, expected each name once")
-        arrays[label] = _array(tensor, f"{path}: tensor {shown(label)}")
+        arrays[label] = _entry(tensor, f"{path}: tensor {shown(label)}")
     if set(arrays) == {""}:
         arrays = {"logits": arrays[""]}
     return Labelled(arrays, path, "torch")
@@ -91,7 +92,7 @@ def _tensors(content: Any, kind: type, path: Path) -> Iterator[tuple[str, Any]]:
             rest += [(f"{label}.{name}" if label else str(name), item, depth + 1) for name, item in items if isinstance(name, str | int)]
 
 
-def _array(tensor: Any, where: str) -> Array:
+def _entry(tensor: Any, where: str) -> Entry:
     """Shape and dtype of a tensor, and a function that gives its numbers. Raises FileFormatError if it claims more than the file has."""
     dtype = _DTYPES.get(str(tensor.dtype))
     if dtype is None or str(tensor.layout) != "torch.strided" or str(tensor.device) != "cpu":
@@ -105,7 +106,7 @@ def _array(tensor: Any, where: str) -> Array:
         plain = tensor.detach()
         return np.array((plain.float() if str(plain.dtype) == "torch.bfloat16" else plain).numpy())
 
-    return Header(tuple(tensor.shape), dtype, False, 0), load
+    return Entry(tuple(tensor.shape), dtype, load)
 
 
 _DTYPES: dict[str, np.dtype] = {

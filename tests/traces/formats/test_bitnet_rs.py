@@ -19,14 +19,12 @@ def blake3():
 
 
 def test_records_are_those_of_bitnet_rs(tmp_path, blake3):
-    written = write_trace(tmp_path / "t", "bitnet-rs")
-    names = {path.name for path in (tmp_path / "t").iterdir()}
-    assert {"t0_embeddings.trace", "t4_logits.trace", "t2_all_layers_out.trace", "t1_blk1_q_proj.trace", "t0_blk0_ffn_down.trace"} < names
-    assert len(names) == T * len(written)
+    written = write_trace(tmp_path / "t.jsonl", "bitnet-rs-lines")
+    lines = {record["name"]: record for record in map(json.loads, (tmp_path / "t.jsonl").read_text().splitlines())}
+    assert {"t0/embeddings", "t4/logits", "t2/all_layers_out", "t1/blk1/q_proj", "t0/blk0/ffn_down"} < lines.keys()
+    assert len(lines) == T * len(written)
     q = written[Key("Qcur", 1)]
-    text = (tmp_path / "t" / "t1_blk1_q_proj.trace").read_text()
-    assert text.startswith('{\n  "name": "t1/blk1/q_proj",\n  "shape": [')
-    assert json.loads(text) == {
+    assert lines["t1/blk1/q_proj"] == {
         "name": "t1/blk1/q_proj",
         "shape": [1, 1, 9],
         "dtype": "F32",
@@ -37,8 +35,8 @@ def test_records_are_those_of_bitnet_rs(tmp_path, blake3):
         "layer": 1,
         "stage": "q_proj",
     }
-    records = {(record.seq, record.layer, record.stage): record for record in bitnet_rs.read(tmp_path / "t")}
-    assert len(records) == len(names)
+    records = {(record.seq, record.layer, record.stage): record for record in bitnet_rs.read(tmp_path / "t.jsonl")}
+    assert len(records) == len(lines)
     assert records[4, -1, "logits"].key == LOGITS
     assert records[4, -2, "all_layers_out"].key == Key("result_norm", None)
     assert records[3, 0, "attn_norm_codes"].blake3 == blake3(written[Key("attn_norm_codes", 0)][3].astype("<f4").tobytes()).hexdigest()
@@ -46,27 +44,27 @@ def test_records_are_those_of_bitnet_rs(tmp_path, blake3):
     assert (probabilities.key, probabilities.shape) == (Key("kq_soft_max", 0), (1, 2, 1, 3))
     assert probabilities.blake3 == blake3(written[Key("kq_soft_max", 0)][:, 2, :3].tobytes()).hexdigest()
     assert np.isnan(records[1, 0, "l_out"].rms)
-    assert json.loads((tmp_path / "t" / "t1_blk0_l_out.trace").read_text())["rms"] is None
+    assert lines["t1/blk0/l_out"]["rms"] is None
 
 
 @pytest.mark.usefixtures("blake3")
-def test_lines_hold_the_same_records(tmp_path):
-    write_trace(tmp_path / "t", "bitnet-rs")
+def test_a_folder_holds_the_same_records(tmp_path):
     write_trace(tmp_path / "t.jsonl", "bitnet-rs-lines")
+    (tmp_path / "t").mkdir()
+    for line in (tmp_path / "t.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        (tmp_path / "t" / f"{record['name'].replace('/', '_')}.trace").write_text(json.dumps(record, indent=2))
     lines, files = ({repr(record) for record in bitnet_rs.read(tmp_path / name)} for name in ("t.jsonl", "t"))
     assert lines == files
-    for line in (tmp_path / "t.jsonl").read_text().splitlines():
-        assert json.loads(line)["num_elements"] > 0
     for name in ("t", "t.jsonl"):
         with pytest.raises(UnsupportedError, match="hashes and no values"):
             read_any(tmp_path / name)
 
 
-@pytest.mark.parametrize("format", ["bitnet-rs", "bitnet-rs-lines"])
-def test_without_blake3_the_extra_is_named(tmp_path, monkeypatch, format):
+def test_without_blake3_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "blake3", None)
     with pytest.raises(UnsupportedError, match=r"pip install 'bitnet_np\[interop\]'"):
-        write_trace(tmp_path / "t", format)
+        write_trace(tmp_path / "t.jsonl", "bitnet-rs-lines")
     assert not list(tmp_path.iterdir())
 
 
