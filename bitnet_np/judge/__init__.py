@@ -14,7 +14,8 @@ html.py         the report as one HTML file                   detail.py         
 check.py        `bitnet_np.check`: arrays of any library      top_logprobs.py    log-probabilities of a running server
 partial.py      tensors of which a part is known, or the RMS  receipt.py         BitNet-rs's parity receipts
 scores.py       attention scores of a dump, by position       sequences.py       dumps of several sequences, each judged by itself
-parts.py        mistakes in some rows, heads or elements      edits/         what any operation may do instead of what it should
+parts.py        mistakes in some rows, heads or elements      screen.py          large products, looked at in part first
+edits/          what any operation may do instead of what it should
 
 spec.py is the law for whole models, operations.py the law for one operation on given inputs. The judge shares no arithmetic with the
 kernels and dialects that it may have to judge; tests/judge/ ties them together.
