@@ -354,6 +354,8 @@ def run_prefill(
     runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], *, block: int = BLOCK, head: Head | None = None
 ) -> Floats:
     """`prefill` for checked arguments."""
+    if tokens.ids.shape[1] <= block:
+        return run_cached(runtime, tokens, cache, slots, last_only=True, head=head)
     check_context(runtime.model.config, cache.reserve(slots, tokens.lengths) + tokens.lengths)
     logits: list[tuple[int, Floats]] = []
     with cache.undone_on_error(slots, tokens.lengths):
