@@ -76,7 +76,7 @@ def judge_dump(
         compared.leave_out(key)
     judged = trace if is_operation else others
     operations = judge_operations(runtime, tokens, judged, bars("judging operations"), details, precision, compared)
-    search = search and _unexplained(operations)  # what logits alone would show, more tensors must not hide
+    search = search and _is_across(operations)  # what logits alone would show, more tensors must not hide
     singly = any(len(o.across) > 1 for o in operations.operations)  # else they were tried at the wrong operation
     of_logits = logits.judged(precision or operations.precision, search, singly, alone=operations.first_wrong is None)
     if operations.verdict == Verdict.NARROW and of_logits.verdict == Verdict.WRONG and not search:
@@ -84,11 +84,10 @@ def judge_dump(
     return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(of_logits)
 
 
-def _unexplained(operations: Report) -> bool:
-    """Whether something is hidden in several operations judged together, or may be."""
-    if operations.first_wrong is not None:
-        return len(operations.first_wrong.across) > 1
-    return any(len(o.across) > 1 for o in operations.operations)
+def _is_across(operations: Report) -> bool:
+    """Whether what is wrong is hidden in several operations judged together, or may be."""
+    some = operations.operations if operations.first_wrong is None else (operations.first_wrong,)
+    return any(len(o.across) > 1 for o in some)
 
 
 def _read_off(logits: NDArray) -> Precision | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...engine.dialects import Dialect
 from ...model.families import NORMS
-from ...model.records import Blocks, Linear, Table, Ternary, with_rope_of
+from ...model.records import Blocks, Linear, Ternary, Weights, with_rope_of
 from ...traces.points import FIELDS
 from .. import operations as op
 from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED, Place
@@ -158,13 +158,13 @@ def _of_heads(place: Place, x: Node) -> Node:
 # --- products ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _table(table: Table) -> Matrix:
-    return Matrix(table.shape, lambda rows: op.rows_of(table, rows))
+def _table(weights: Weights) -> Matrix:
+    return Matrix(weights.shape, lambda rows: op.rows_of(weights, rows))
 
 
 def matrix_of(linear: Linear) -> Matrix:
     """The matrix [N, M] of a linear, without scale and bias."""
-    return Matrix(linear.shape, lambda rows: op.rows_of(linear.weights, rows))
+    return _table(linear.weights)
 
 
 def matrix_product(place: Place, x: Node, linear: Linear) -> Node:
@@ -239,9 +239,8 @@ def _scores(place: Place, q: Node, k: Node) -> Node:
     c = place.config
     q = Node("heads", (_stored(place, q),), "the queries", c.heads)
     products = Node("scores", (q, _shared(place, k, "keys")), "the products q.k")
-    return _masked(
-        place, _capped(_product("the scores", products, constant("the score scale", op.score_scale(c))), c.score_cap, "the scores' cap")
-    )
+    scaled = _product("the scores", products, constant("the score scale", op.score_scale(c)))
+    return _masked(place, _capped(scaled, c.score_cap, "the scores' cap"))
 
 
 def _masked(place: Place, scores: Node) -> Node:

@@ -49,11 +49,13 @@ def _with_quantizer(quantize: Quantizer, site: Site) -> Compute | None:
     """The codes, their scale, or the product of a ternary matrix, with another quantiser."""
     if site.name in (*CODES, *SCALES):
         return site.of(lambda x: quantize(x.astype(np.float32))[site.name in SCALES].astype(np.float64))
-    numbers = [node for node, _ in nodes(site.tree) if node.noun == "the numbers that codes stand for"] if site.tree else []
-    if not numbers or site.tree is None:
-        return None
-    others = Node("opaque", (tensor(site.operation.inputs[0]),), numbers[0].noun, partial(_dequantised, quantize))
-    return site.edited(replaced(site.tree, numbers[0], others))
+    tree = site.tree
+    assert tree is not None  # it is a product
+    for node, _ in nodes(tree):
+        if node.noun == "the numbers that codes stand for":
+            others = Node("opaque", (tensor(site.operation.inputs[0]),), node.noun, partial(_dequantised, quantize))
+            return site.edited(replaced(tree, node, others))
+    return None
 
 
 def _dequantised(quantize: Quantizer, x: Array) -> Array:

@@ -10,7 +10,6 @@ import numpy as np
 
 from ... import spec
 from ...engine.dialects import Dialect
-from ...model import widen
 from ...model.records import Config, Linear, Table, Ternary
 from .. import operations as op
 from ..roundings import matrix_input, to_float16
@@ -97,9 +96,7 @@ def multiplied(x: Array, linear: Linear, dialect: Dialect, is_head: bool = False
 def unscaled(linear: Linear, rows: Indices) -> tuple[Array, float]:
     """Rows of a matrix [n, M], and the scale of their products."""
     weights, scale = linear.weights, 1.0 if linear.scale is None else float(linear.scale)
-    if isinstance(weights, Ternary):
-        return op.dense(weights)[rows].astype(np.float64), scale * float(weights.scale)
-    return widen.take(weights, rows).astype(np.float64), scale
+    return op.rows_of(weights, rows), scale * (float(weights.scale) if isinstance(weights, Ternary) else 1.0)
 
 
 def of_product(read: Callable[[Wrong, Product], str | None]) -> Callable[[Wrong], str | None]:
