@@ -83,7 +83,8 @@ def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
         if rank.max() > farthest:
             t, i = np.unravel_index(int(rank.argmax()), rank.shape)
             farthest = float(rank[t, i])
-            worst = f"{theirs[begin + t, i]:.6g} at position {begin + t}, element {i}, expected {value[t, i]:.6g} +- {most[t, i]:.2g}"
+            near = f" +- {most[t, i]:.2g}" if most[t, i] > TINY else " exactly"
+            worst = f"{theirs[begin + t, i]:.6g} at position {begin + t}, element {i}, expected {value[t, i]:.6g}{near}"
         flipped += int((error > bound).any(axis=1).sum())
         firm = (reach == 0) & (square > 0)
         off, value, square = off[firm], value[firm], square[firm]

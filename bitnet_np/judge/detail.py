@@ -24,6 +24,7 @@ BINS = np.linspace(-6, 10, 65)
 FAR = 1e4
 """From so many limits on, errors are told apart by their size alone: where a limit is nearly 0, any error is many of it."""
 
+_FIRM = 1e-3  # of a position's largest limit: how often an error is a smaller one says little
 _BLOCK = 1 << 20  # numbers at a time: a bound of all logits of a large model would be gigabytes
 
 
@@ -114,7 +115,9 @@ def _detail(
         most = np.broadcast_to(limit(rows), a.shape)
         error = np.abs(b - a)
         share = error / np.maximum(most, np.finfo(np.float64).tiny)
-        errors[rows] = share.max(axis=1) if each else np.sqrt((share**2).mean(axis=1))
+        firm = np.where(most >= _FIRM * most.max(axis=1, keepdims=True), share, 0).max(axis=1)
+        farthest = np.where(firm > 1, firm, share.max(axis=1))
+        errors[rows] = farthest if each else np.sqrt((share**2).mean(axis=1))
         rank = np.minimum(share, FAR) + np.where(share > FAR, error, 0)  # where the limit is nearly 0, the largest error is the worst
         for i in np.argpartition(-rank, min(MOST_WORST, rank.size) - 1, axis=None)[:MOST_WORST]:
             t, n = divmod(int(i), width)

@@ -13,8 +13,8 @@ Everything runs at the kernels' speed, with one operation or weight replaced. At
 limit of a dump of last positions.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import TypeVar
@@ -26,6 +26,7 @@ from ..base.errors import ContextLimitError, NonFiniteError, listed
 from ..base.progress import Progress, silent
 from ..model.records import MATRICES
 from ..traces.points import Key
+from .bounds import TINY
 from .detail import Details
 from .graph import Operation, operations
 from .honest_engines import FLOOR, dialects, in_precision, other_choices, reach_of, roundings, with_choices
@@ -33,8 +34,8 @@ from .logits import Judgement, Reach, judge, position_nmse
 from .mistakes.anywhere import fitted
 from .mistakes.attention import CACHE_ROUNDINGS
 from .mistakes.catalogue import HIDDEN, Trial, engines, in_engine, trials
-from .mistakes.mistake import Cause
-from .mistakes.search import OVERHEAD, Explanation, Search
+from .mistakes.mistake import Cause, Compute
+from .mistakes.search import OVERHEAD, Explanation, Nearest, Search
 from .precision import FLOAT32, Precision
 from .readings.table import PLACES, cause_of
 from .readings.wrong import Wrong
@@ -99,7 +100,8 @@ def judge_logits(
     closest = f"closest to {nearest}" if distances[nearest].mean() < ours_away.mean() / _CLOSER else None
     strong = judged.verdict == Verdict.WRONG
     target = _Target(base, logits, a, b, reach, strong)
-    mistake = target.nearest(((variant, variant.text) for variant in mistakes), np.minimum(ours_away, distances[nearest]))
+    known = target.nearest(((variant, _cause_of(variant), {}) for variant in mistakes), np.minimum(ours_away, distances[nearest]))
+    mistake = None if known is None else known.text
     if mistake is None and closest is None and len(a) >= _POSITIONS:
         mistake = _wrong_scale(base, scales, logits, a, b, reach.nmse, strong)
     undeclared = ""
@@ -110,6 +112,7 @@ def judge_logits(
         cause = target.fitted() or target.in_operations(ids)
         if cause is None and alone:
             cause = target.hidden(ids) or target.read_head(ids, positions)
+        cause = cause or target.nearly(ids)
         if cause is not None and not cause.fault and (precision is None or _is_of(cause, precision)):
             judged = replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}", explanation=cause.text)
         elif cause is not None:
@@ -121,11 +124,15 @@ def judge_logits(
     return replace(judged, reason=reason, explanation=closest)
 
 
+def _cause_of(engine: Variant) -> Cause:
+    return Cause(engine.text, engine.mistake)
+
+
 def _with_caches(base: Variant, ids: NDArray[np.int64]) -> Iterator[Variant]:
     """Yields the engine with each KV cache of ggml's."""
     attention = [operation for operation in _span(base) if operation.key.name == "kqv_out"]
     for trial in trials(base.model, base.dialect, attention, singly=False):
-        if trial.cause.id == "cache.ggml":
+        if trial.cause.id.startswith("cache.ggml"):
             yield with_computed(base, trial.cause.text, trial.computes, ids)
 
 
@@ -196,6 +203,8 @@ class _Target:
     b: NDArray  # theirs [P, V]
     reach: Reach
     strong: bool  # theirs are farther from ours than roundings reach
+    closest: Nearest = field(default_factory=Nearest, repr=False)
+    engines: dict[str, Variant] = field(default_factory=dict, repr=False)  # those with a mistake in the whole, by what is said of it
 
     @cached_property
     def away(self) -> NDArray[np.float64]:
@@ -213,22 +222,42 @@ class _Target:
         away = _distances(x, self.a, self.b)
         return away if _explains(away, best) and self.made_by(x) else None
 
-    def nearest(self, candidates: Iterable[tuple[Variant, _Named]], best: NDArray[np.float64]) -> _Named | None:
-        """What names the nearest of some variants that explain them. best: the distance [P] of the nearest run without a mistake.
+    def nearest(self, candidates: Iterable[tuple[Variant, Cause, Mapping[Key, Compute]]], best: NDArray[np.float64]) -> Cause | None:
+        """The mistake in the nearest of some variants that explain them. best: the distance [P] of the nearest run without a mistake.
 
-        An operation that is off by no more than roundings reach may flip the very codes that they flip: theirs have to be farther, then.
+        candidates: with the operations that a variant computes otherwise, none where all of it is another engine. An operation that is off
+        by no more than roundings reach may flip the very codes that they flip: theirs have to be farther, then.
         """
         found = None
-        for variant, named in candidates:
+        for variant, cause, computes in candidates:
             x = self.logits(variant)
             if x is not None and variant.edit is not None and not self.strong and position_nmse(self.a, x).mean() <= self.reach.nmse:
                 continue
             away = self.explained_by(x, best)
+            self.offer(x, variant, cause, computes)
             if away is not None:
-                found, best = named, away
+                found, best = cause, away
                 if best.mean() < _EXACT * self.away.mean():
                     break
         return found
+
+    def offer(self, x: Floats | None, variant: Variant, cause: Cause, computes: Mapping[Key, Compute]) -> None:
+        """Keep what comes closest."""
+        if x is not None:
+            self.closest.offer(float(_distances(x, self.a, self.b).mean()), cause, computes)
+            if variant.edit is None:
+                self.engines[cause.text] = variant
+
+    def nearly(self, ids: NDArray[np.int64]) -> Cause | None:
+        """The mistake that leaves little of the distance, with the rounding to fewer bits that explains the rest."""
+        engine = self.base if self.closest.cause is None else self.engines.get(self.closest.cause.text, self.base)
+
+        def left(computes: Mapping[Key, Compute]) -> float:
+            away = self.explained_by(self.logits(with_computed(engine, "", computes, ids)), self.away)
+            return np.inf if away is None else float(away.mean())
+
+        now = float(self.away.mean())
+        return self.closest.of(now, now, left, engine.model, engine.dialect, _span(engine))
 
     def fitted(self) -> Cause | None:
         """The mistake in the last operation, with numbers fitted to theirs, that makes them of ours but for roundings."""
@@ -248,7 +277,8 @@ class _Target:
         if len(every) * work > _MOST_WORK:
             return None
         self.logits.total += len(every)
-        return self.nearest(((with_computed(base, trial.cause.text, trial.computes, ids), trial.cause) for trial in every), self.away)
+        tried = ((with_computed(base, trial.cause.text, trial.computes, ids), trial.cause, trial.computes) for trial in every)
+        return self.nearest(tried, self.away)
 
     def hidden(self, ids: NDArray[np.int64]) -> Cause | None:
         """The mistake that is tried across operations only, if one makes theirs of ours."""
@@ -257,17 +287,20 @@ class _Target:
 
         def explain(trial: Trial) -> Explanation:
             self.logits.total += 1
+            variant = with_computed(base, trial.cause.text, trial.computes, ids)
             try:
-                x = self.logits(with_computed(base, trial.cause.text, trial.computes, ids))
+                x = self.logits(variant)
             except KeyError:  # it asks for a tensor of a later layer
                 x = None
             if x is None:
                 return Explanation(np.inf, False)
+            if trial.number is None:
+                self.offer(x, variant, trial.cause, trial.computes)
             return Explanation(float(_distances(x, self.a, self.b).mean()), self.explained_by(x, self.away) is not None)
 
         whole = list(engines(HIDDEN, base))
         if len(whole) * work < _HIDDEN_WORK:
-            cause = self.nearest(((engine, Cause(engine.text, engine.mistake)) for engine in whole), self.away)
+            cause = self.nearest(((engine, _cause_of(engine), {}) for engine in whole), self.away)
             if cause is not None:
                 return cause
         search = Search(base.model, base.dialect, len(ids), _HIDDEN_WORK)
@@ -300,7 +333,8 @@ def _work(base: Variant, rows: int) -> int:
 
 def _distances(x: Floats, a: NDArray, b: NDArray) -> NDArray[np.float64]:
     """Squared distances of theirs from a variant, in units of our spread, [P]."""
-    return position_nmse(x, b) * x.var(axis=1, dtype=np.float64) / a.var(axis=1, dtype=np.float64)
+    spread = np.maximum(x.var(axis=1, dtype=np.float64), TINY)  # logits that are all alike are far from any
+    return position_nmse(x, b) * spread / a.var(axis=1, dtype=np.float64)
 
 
 def _explains(away: NDArray[np.float64], others: NDArray[np.float64]) -> bool:

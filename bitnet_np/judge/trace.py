@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from ..base.errors import NonFiniteError
 from ..base.progress import Progress, silent
-from ..engine.cache_types import BLOCK
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
@@ -51,12 +50,12 @@ from .mistakes.attention import CACHE_ROUNDINGS
 from .mistakes.catalogue import Trial, as_rounded, trials
 from .mistakes.layers import RESIDUALS
 from .mistakes.mistake import Cause, Compute
-from .mistakes.search import OVERHEAD, Explanation, Search, with_alike
+from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, with_alike
 from .narrow import Storage
 from .operations import U, next_experts
 from .parts import InParts, Part
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
-from .readings.places import overwritten, permuted, rounded
+from .readings.places import overwritten, permuted
 from .readings.table import LOOSE, PLACES, cause_of, facts_of
 from .readings.wrong import Wrong, matched
 from .report import OperationVerdict, Report
@@ -70,7 +69,7 @@ Array = NDArray[np.float64]
 _MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
 _LITTLE_WORK = 3 * 10**7  # the same where the verdict is FLIPS, which may hide a small mistake
-_ROUNDED_CACHE = "keys and values are rounded, as in a cache of {kind}"
+_NEARLY_RIGHT = 0.01  # NMSE
 _HIDDEN_WORK = 2 * 10**10  # of all hidden mistakes that are tried on a dump: seconds
 
 
@@ -144,7 +143,8 @@ def _reason_without_fault(verdicts: Sequence[OperationVerdict]) -> str:
     if not narrow:
         return f"{len(verdicts)} tensors, each within the bound for its own inputs"
     first, more = narrow[0], f" (and {len(narrow) - 1} more)" if len(narrow) > 1 else ""
-    return f"{first.place}{more}: {first.hypothesis}; the other {len(verdicts) - len(narrow)} tensors are within their bounds"
+    others = len(verdicts) - len(narrow)
+    return f"{first.place}{more}: {first.hypothesis}" + (f"; the other {others} tensors are within their bounds" if others else "")
 
 
 @dataclass(frozen=True)
@@ -297,11 +297,13 @@ class _Judge:
         self.theirs = _Theirs(self.ids, self.dump.tensors)
         self.by_key = {o.key: o for o in self.graph}
         self.search = Search(self.model, self.dialect, len(self.ids), _HIDDEN_WORK)
+        self.nearest = Nearest()  # of the tensor that is judged
 
     def operation(self, operation: Operation) -> OperationVerdict:
         """The verdict on one tensor of the dump."""
         key = operation.key
         across = self._across(operation)
+        self.nearest = Nearest()
         if key in self.dump.same and self._same_inputs(across):
             return OperationVerdict(
                 key, Verdict.SAME_BITS, across=across, max_error=0.0, bound_ratio=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0
@@ -328,18 +330,16 @@ class _Judge:
         places = np.abs(theirs - value) > most_away
         parts = InParts.of(operation.key, self.model.config, places, value, theirs, matched(rough))
         cause = self._explain(across, value, theirs, matched(rough), noise=loose, rough=rough, parts=parts)
-        if cause is None and operation.key.name == "kqv_out" and not self.types.strict:
-            cause = self._behind_a_cache(operation, value, theirs)
         if cause is None or cause.id in VAGUE:
             wrong = self._wrong(operation, value, theirs, places, rough, self.theirs)
             cause = self._searched(wrong, across, matched(rough), parts) or cause_of(wrong) or cause
         if cause is None or cause.id in (*LOOSE, *PLACES):
-            cause = parts.fitted() or cause
+            cause = parts.fitted() or self._nearly(across, value, theirs, matched(rough)) or cause
         return self._caused(judged, cause)
 
     def _searched(self, wrong: Wrong, across: tuple[Key, ...], most: float, parts: InParts) -> Cause | None:
         """The cause of a wrong tensor: plain to see, or a mistake that gives its numbers, or those of its largest part."""
-        plain = self._stored(wrong.value, wrong.theirs) or self._overwritten(wrong.key) or facts_of(wrong)
+        plain = self._overwritten(wrong) or facts_of(wrong)
         whole = plain or self._hidden(across, wrong.theirs, most, parts)
         return whole or parts.known() or self._hidden_in_parts(across, wrong.theirs, most, parts)
 
@@ -353,30 +353,6 @@ class _Judge:
             is_summed_in_float16(self.model, layer, inputs, theirs)
             and within(operation.expected(storage._replace(precision=FLASH), *inputs), theirs)[0] != Verdict.WRONG
         )
-
-    def _behind_a_cache(self, operation: Operation, value: Array, theirs: Array) -> Cause | None:
-        """The mistake in attention that explains it together with a KV cache of 8 or 4 bits."""
-        storage, inputs = self.types.storage(operation), [self.theirs[k] for k in operation.inputs]
-        for kind in ("q8_0", "q4_0"):
-            assumed = storage._replace(precision=replace(storage.precision, kv=kind))
-            rough = noise(operation.expected(assumed, *inputs))
-            cause = self._explain((operation.key,), value, theirs, matched(rough), rough=rough)
-            if cause is not None and cause.fault and not cause.id.startswith(("any.", "read.")):  # which fit what a coarse cache leaves
-                return replace(cause, text=f"{cause.text}; and {_ROUNDED_CACHE.format(kind=kind)}")
-        return None
-
-    def _with_a_cache(self, across: tuple[Key, ...], theirs: Array, most: float) -> Cause | None:
-        """The mistake that explains `across` together with a KV cache of ggml's Q8_0, which is assumed from there on then."""
-        fits = self.model.config.head_dim % BLOCK == 0 and any(key.name == "kqv_out" for key in across)
-        if not fits or self.types.strict or self.cache is not None:
-            return None
-        self.cache = Cause("", "cache.ggml", False, "q8_0")
-        cause = self._explain(across, self._values(across)[across[-1]], theirs, most)
-        if cause is None or not cause.fault or cause.id in VAGUE:
-            self.cache = None
-            return None
-        self.types = self.types.with_cache("q8_0")
-        return replace(cause, text=f"{cause.text}; and {_ROUNDED_CACHE.format(kind='q8_0')}")
 
     def _several(self, across: tuple[Key, ...], theirs: Array) -> OperationVerdict:
         """Several operations at once, the last of which gives a tensor of the dump."""
@@ -405,7 +381,7 @@ class _Judge:
                     self._hidden(across, theirs, most) or self._read_last(across, theirs, most) or parts.known() or parts.fitted() or cause
                 )
             if cause is None or cause.id in VAGUE:
-                cause = self._with_a_cache(across, theirs, most) or cause
+                cause = self._nearly(across, value, theirs, most) or cause
             return self._caused(judged, cause)
         if verdict == Verdict.FLIPS and work <= _LITTLE_WORK:
             cause = self._explain(across, value, theirs, most, most / 2)
@@ -516,14 +492,11 @@ class _Judge:
         model, inputs = with_rope_of(self.model, operation.key.layer), [tensors[k] for k in operation.inputs]
         return Wrong(model, self.dialect, operation, inputs, value, theirs, places, noise, tensors)
 
-    def _stored(self, value: Array, theirs: Array) -> Cause | None:
-        """The type that a tensor is rounded to, where another one was declared."""
-        text = rounded(theirs, value) if self.types.strict else None
-        return None if text is None else Cause(text, "read.rounded")
-
-    def _overwritten(self, key: Key) -> Cause | None:
-        """A later tensor of the dump that stands in the place of this one."""
-        text = overwritten(key, self.dump.tensors, [o.key for o in self.graph])
+    def _overwritten(self, wrong: Wrong) -> Cause | None:
+        """A later tensor of the dump that stands in the place of this one. One that is nearly right is itself, and the later one a copy."""
+        if relative_error(wrong.value, wrong.theirs) < _NEARLY_RIGHT:
+            return None
+        text = overwritten(wrong.key, self.dump.tensors, [o.key for o in self.graph])
         return None if text is None else Cause(text, "read.overwritten")
 
     def _same_inputs(self, across: tuple[Key, ...]) -> bool:
@@ -585,15 +558,17 @@ class _Judge:
         fits: list[tuple[float, Cause]] = []
         with np.errstate(all="ignore"):
 
-            def with_fitted() -> Iterator[tuple[Cause, Array]]:
+            def with_fitted() -> Iterator[tuple[Cause, Array, None]]:
                 if cause is None or 4 * best > noise:
-                    yield from fitted(theirs, value)
+                    yield from ((candidate, array, None) for candidate, array in fitted(theirs, value))
 
             screen = self._screen(across, value, theirs)
-            for candidate, array in chain(self._mistaken(across, least == 0, screen), with_fitted()):
+            for candidate, array, computes in chain(self._mistaken(across, least == 0, screen), with_fitted()):
                 if array.shape != theirs.shape or not np.isfinite(array).all() or relative_error(array, value) < least:
                     continue
                 left = relative_error(array, theirs)
+                if computes is not None:
+                    self.nearest.offer(left, candidate, computes)
                 if self.details is not None:
                     self.details.attempt(across[-1], candidate.text, left)
                 if parts is not None:
@@ -607,8 +582,13 @@ class _Judge:
             return Cause("the right numbers in another order: columns are permuted", "read.permuted")
         return None if cause is None else with_alike(cause, 4 * best, fits)
 
-    def _mistaken(self, across: tuple[Key, ...], singly: bool, screen: Screen | None) -> Iterator[tuple[Cause, Array]]:
-        """Yields the last tensor of `across` with each known mistake on the way to it. singly: also in one layer of several."""
+    def _mistaken(
+        self, across: tuple[Key, ...], singly: bool, screen: Screen | None
+    ) -> Iterator[tuple[Cause, Array, Mapping[Key, Compute]]]:
+        """Yields the last tensor of `across` with each known mistake on the way to it, and the operations that make it.
+
+        singly: also in one layer of several.
+        """
         right, last = self._values(across), across[-1]
         every = list(trials(self.model, self.dialect, [self.by_key[k] for k in across], singly))
         for done, trial in enumerate(every, 1):
@@ -616,7 +596,7 @@ class _Judge:
             if screen is not None and screen.refuses(trial.computes[last], right):
                 continue
             with suppress(FloatingPointError):
-                yield trial.cause, self._values(across, trial.computes, right)[last]
+                yield trial.cause, self._values(across, trial.computes, right)[last], trial.computes
 
     def _screen(self, across: tuple[Key, ...], value: Array, theirs: Array) -> Screen | None:
         """The outputs at which mistakes in a large product are tried first."""
@@ -657,6 +637,8 @@ class _Judge:
             except FloatingPointError:
                 return Explanation(np.inf, False)
             left = relative_error(cut(array), theirs) if array.shape == shape else np.inf
+            if part is None and trial.number is None:
+                self.nearest.offer(left, trial.cause, trial.computes)
             if parts is not None and trial.number is None and array.shape == shape:
                 parts.compare(trial.cause, array)
             if self.details is not None and np.isfinite(left):
@@ -671,6 +653,21 @@ class _Judge:
 
         with np.errstate(all="ignore"):
             return self.search.cause([self.by_key[k] for k in across], True, explain, near, cost, now, numbers_only=part is not None)
+
+    def _nearly(self, across: tuple[Key, ...], value: Array, theirs: Array, most: float) -> Cause | None:
+        """The mistake that leaves next to nothing of an error, but more than roundings do, with the rounding that explains the rest."""
+        right, span = self._values(across), [self.by_key[k] for k in across]
+        screen = self._screen(across, value, theirs)
+
+        def left(computes: Mapping[Key, Compute]) -> float:
+            if screen is not None and screen.refuses(computes[across[-1]], right):
+                return np.inf
+            with suppress(FloatingPointError):
+                return relative_error(self._values(across, computes, right)[across[-1]], theirs)
+            return np.inf
+
+        with np.errstate(all="ignore"):
+            return self.nearest.of(relative_error(value, theirs), most, left, self.model, self.dialect, span)
 
     def _read_last(self, across: tuple[Key, ...], theirs: Array, most: float) -> Cause | None:
         """The cause that shows in the last operation, with its inputs computed as right, or in the branch that is its last term."""

@@ -15,7 +15,7 @@ from ..engine.forward_pass import run_whole
 from ..engine.network import Edit, Record, Runtime, ignore
 from ..engine.tokens import Tokens
 from ..kernels import cpu
-from ..model.records import MATRICES, Layer, Linear, Model, Ternary
+from ..model.records import MATRICES, Layer, Linear, Model
 from ..traces.points import Key
 from .graph import EMBEDDING, LOGITS, TOKENS
 
@@ -106,13 +106,6 @@ def with_computed(base: Variant, text: str, computes: Mapping[Key, Computed], id
         return x
 
     return replace(base, text=text, edit=edit)
-
-
-def scale_of(linear: Linear) -> float | None:
-    """The factor of a matrix's products, where there is one for the whole matrix; else None."""
-    if linear.scale is not None:
-        return float(linear.scale)
-    return float(linear.weights.scale) if isinstance(linear.weights, Ternary) else None
 
 
 def times(linear: Linear, factor: float) -> Linear:

@@ -80,14 +80,17 @@ def test_attempts_are_counted_and_the_nearest_stay():
 
 
 def test_a_judged_dump_has_a_detail_of_every_tensor_that_differs():
-    """The largest error of a tensor is that of its verdict."""
+    """Errors of positions are beyond limits where the verdict's is, and no larger: limits of nearly 0 count where no others are passed."""
     dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
     details = Details()
     report = check_trace(MODEL, ids, trace(dump), details=details)
     assert report == check_trace(MODEL, ids, trace(dump))
     for o in report.operations:
         if o.bound_ratio:
-            assert max(details.tensors[o.key].errors) == pytest.approx(o.bound_ratio, rel=1e-6)
+            largest = max(details.tensors[o.key].errors)
+            assert (largest > 1) == (o.bound_ratio > 1)
+            assert largest <= o.bound_ratio * (1 + 1e-6)
+            assert largest == pytest.approx(o.bound_ratio, rel=1e-6) or 1 < largest < 1e10
         assert o.key not in details.tensors or details.tensors[o.key].shape[0] == len(TOKENS)
     (worst,) = {
         e for e in details.tensors[Key("ffn_out", 1)].worst if abs(e.theirs - e.ours) == pytest.approx(report.first_wrong.max_error)

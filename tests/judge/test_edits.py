@@ -1,6 +1,7 @@
 """Edits of the definition: the expressions are the definition, and what an edit makes of one is named, in all of it or in a part."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from models import random_model
 from bitnet_np import spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge import operations as op
+from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.edits import kinds
 from bitnet_np.judge.edits.definition import expression
 from bitnet_np.judge.edits.expression import value_of
@@ -168,14 +170,16 @@ def test_codes_of_another_quantiser_are_named(quantise, says):
     assert re.search(says, planted(MODELS["bitnet"], "Vcur", change))
 
 
-def float_engine(model, operands):
-    """All tensors of an engine in float64 that rounds the operands of the matrices in its layers."""
+def float_engine(model, operands, faults=()):
+    """All tensors of an engine in float64 that rounds the operands of the matrices in its layers. faults: other models, by the tensors that
+    they compute in its place."""
     values = {TOKENS: IDS}
     for operation in operations(model, EXACT):
+        other = dict(faults).get(operation.key, model)
         inputs = [values[key] for key in operation.inputs]
-        y = operation.evaluate(*inputs).value
+        y = next(o for o in operations(other, EXACT) if o.key == operation.key).evaluate(*inputs).value
         if operation.key.name in FIELDS:
-            linear = matrix_of(model, operation.key)
+            linear = matrix_of(other, operation.key)
             y = operands(inputs[0]) @ operands(linear.weights.astype(np.float64)).T + (0 if linear.bias is None else linear.bias)
         values[operation.key] = y.astype(np.float32).astype(np.float64)
     return {key: x.astype(np.float32) for key, x in values.items() if key != TOKENS}
@@ -222,3 +226,40 @@ def test_operands_of_fewer_bits_are_narrow_and_no_fault():
     assert (report.verdict, report.operations[-1].key) == (Verdict.NARROW, key)
     assert "TF32" in report.operations[-1].hypothesis
     assert judge_trace(model, trace(inputs | {key: output.astype(np.float32)}), IDS, precision=FLOAT32).verdict is Verdict.WRONG
+
+
+FEWER_BITS_MODEL = random_model(3, family="qwen2", weights="float32", tied=False, **SMALL)
+
+
+def with_layer_1(**changes):
+    first, second = FEWER_BITS_MODEL.layers
+    return replace(
+        FEWER_BITS_MODEL, layers=(first, replace(second, **{name: change(getattr(second, name)) for name, change in changes.items()}))
+    )
+
+
+WITHOUT_BIAS = with_layer_1(attn_k=lambda linear: replace(linear, bias=None))
+UNSCALED = replace(FEWER_BITS_MODEL, config=replace(FEWER_BITS_MODEL.config, attention_scale=1.0))
+
+
+@pytest.mark.parametrize(
+    ("dumped", "operands", "bits", "key", "other", "says"),
+    [
+        ("all", to_bfloat16, "bfloat16", "Kcur", WITHOUT_BIAS, "the bias is missing"),
+        ("l_out", to_bfloat16, "bfloat16", "kqv_out", UNSCALED, "scores are not scaled by 1/sqrt(K)"),
+        ("result_output", cut, "TF32, by truncation", "ffn_norm", with_layer_1(ffn_norm=np.ones_like), "the norm's weight is missing"),
+    ],
+)
+def test_a_mistake_is_named_in_an_engine_of_fewer_bits(dumped, operands, bits, key, other, says):
+    points = float_engine(FEWER_BITS_MODEL, operands, {Key(key, 1): other})
+    report = check_trace(FEWER_BITS_MODEL, IDS, trace({k: x for k, x in points.items() if dumped in ("all", k.name)}))
+    assert report.verdict is Verdict.WRONG
+    assert f"{says}; and operands of products are rounded to {bits}" in report.reason
+
+
+@pytest.mark.parametrize("dumped", ["l_out", "result_output"])
+def test_engines_of_fewer_bits_in_matrices_alone_are_narrow_across_operations(dumped):
+    points = float_engine(FEWER_BITS_MODEL, to_bfloat16)
+    report = check_trace(FEWER_BITS_MODEL, IDS, trace({k: x for k, x in points.items() if dumped == k.name}))
+    assert report.verdict is Verdict.NARROW
+    assert "operands of products are rounded to bfloat16" in report.reason

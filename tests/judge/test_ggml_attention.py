@@ -128,7 +128,7 @@ def test_a_bug_behind_a_cache_is_named():
     report = check_trace(MODEL, IDS, Trace({key: x for key, x in recorded.items() if key.name == "l_out"}, None, "a dump"))
     assert report.verdict == Verdict.WRONG
     assert "the factors of the frequencies are not applied" in report.first_wrong.hypothesis
-    assert "as in a cache of q8_0" in report.first_wrong.hypothesis
+    assert "rounded to q8_0, as in a KV cache of ggml" in report.first_wrong.hypothesis
 
 
 def test_rounded_weights_are_not_taken_for_a_cache():

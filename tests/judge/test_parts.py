@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
+from dumps import with_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, layer_points, read_off
+from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, layer_points
 
 from bitnet_np import spec
+from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.readings.wrong import places_of, runs
+from bitnet_np.judge.trace import judge_trace
 from bitnet_np.traces.points import Key
 
 C = LLAMA.config
@@ -82,4 +85,6 @@ def test_largest_number_of_float16_is_named_where_numbers_are_clipped_to_it():
     key = Key("ffn_out", LAYER)
     up = POINTS["llama"] | {Key("ffn_up", LAYER): (POINTS["llama"][Key("ffn_up", LAYER)] * scale).astype(np.float32)}
     clipped = np.clip(value * scale, -65504.0, 65504.0)
-    assert read_off(LLAMA, IDS["llama"], up, key, clipped) == "the result is clipped beyond 65504"
+    report = judge_trace(LLAMA, with_tensor(up, key, clipped), IDS["llama"], precision=FLOAT32)
+    found = {verdict.key: verdict for verdict in report.operations}[key]
+    assert found.hypothesis == "the result is clipped beyond 65504"

@@ -266,17 +266,7 @@ SHUFFLED = np.random.default_rng(4).permutation(V.shape[1])
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (np.clip(V, -1, 1), "the result is clipped beyond 1"),
-        (np.clip(V, None, 1.5), "the result is clipped above 1.5"),
-        (np.maximum(V, 0), "negative numbers are set to 0"),
-        (2 * np.tanh(V / 2), "the result is soft-capped at 2"),
         (V * (np.random.default_rng(2).random(V.shape) > 0.1) / 0.9, "% of its numbers are 0, the others are 1.1111 times"),
-        (_fp8(V, 4), "its numbers are rounded to e4m3"),
-        (_fp8(V, 3), "its numbers are rounded to e5m2"),
-        (_fp8(V, 5), "its numbers are rounded to 5 significant bits"),
-        (_in_codes(V, 1), "its numbers are rounded to int8, one scale for each row"),
-        (_in_codes(V, None), "its numbers are rounded to int8 with one scale"),
-        (_in_codes(V.reshape(-1, 32), 1).reshape(V.shape), "its numbers are rounded to 8 bits, one scale for each 32 of them"),
         (np.roll(V, 5, axis=1), "elements are shifted by 5: element 5 has the numbers of element 0"),
         (np.roll(V, 48, axis=1), "the two halves of the elements are exchanged"),
         (V.reshape(T, 4, 2, 12).transpose(0, 1, 3, 2).reshape(V.shape), "the two halves of each 24 elements are interleaved"),
@@ -337,6 +327,23 @@ def _top(x, count):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
+        (np.clip(V, -1, 1), "the result is clipped beyond 1"),
+        (np.clip(V, None, 1.5), "the result is clipped above 1.5"),
+        (np.maximum(V, 0), "negative numbers are set to 0"),
+        (2 * np.tanh(V / 2), "the result is soft-capped at 2"),
+        (_fp8(V, 4), "the result: rounded to e4m3"),
+        (_fp8(V, 3), "the result: rounded to e5m2"),
+        (_in_codes(V, 1), "the result: rounded to int8 with a scale for each row"),
+        (_in_codes(V, None), "the result: rounded to int8 with one scale"),
+    ],
+)
+def test_results_behind_one_more_step_are_named(wrong, says):
+    assert judged("llama", "ffn_inp", wrong).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
         (lambda x: x - x.max(axis=1, keepdims=True), "the largest logit of each position is subtracted from all of them"),
         (_softmax, "they are probabilities: the softmax of the logits"),
         (lambda x: np.log(_softmax(x)), "they are logarithms of probabilities: the log-softmax of the logits"),
@@ -344,7 +351,7 @@ def _top(x, count):
     ],
 )
 def test_logits_that_a_sampler_has_changed_are_named(wrong, says):
-    assert said("llama", "result_output", wrong(points("llama", "result_output"))).startswith(says)
+    assert judged("llama", "result_output", wrong(points("llama", "result_output"))).startswith(says)
 
 
 def _sines(interleaved):
@@ -379,7 +386,7 @@ def test_rows_at_another_stride_are_named(stride):
 def test_sinusoids_are_named(interleaved):
     which = " in turn" if interleaved else ""
     wrong = points("llama", "inp_embd") + _sines(interleaved)
-    assert said("llama", "inp_embd", wrong) == f"sines and cosines{which} of positions are added, times 0.3"
+    assert judged("llama", "inp_embd", wrong) == f"sines and cosines{which} of positions are added, times 0.3"
 
 
 def test_penalties_are_named():
@@ -388,9 +395,9 @@ def test_penalties_are_named():
     for t, token in enumerate(IDS["llama"]):
         seen[t:, token] = True
     penalised = np.where(seen, np.where(wrong > 0, wrong / 1.3, wrong * 1.3), wrong)
-    assert said("llama", "result_output", penalised).startswith("a repetition penalty of 1.3 is on the logits of tokens that occurred")
-    assert said("llama", "result_output", wrong - 0.7 * seen).startswith("a presence penalty of 0.7 ")
-    whole = said("llama", "result_output", wrong - 0.7 * seen[-1])
+    assert judged("llama", "result_output", penalised).startswith("a repetition penalty of 1.3 is on the logits of tokens that occurred")
+    assert judged("llama", "result_output", wrong - 0.7 * seen).startswith("a presence penalty of 0.7 ")
+    whole = judged("llama", "result_output", wrong - 0.7 * seen[-1])
     assert whole.startswith("a presence penalty of 0.7 is on the logits of tokens that occur in the sequence")
 
 

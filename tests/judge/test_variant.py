@@ -5,7 +5,7 @@ import pytest
 from models import assert_same_bits, random_model
 
 from bitnet_np import BITNET_CPP, EXACT, forward_full
-from bitnet_np.judge.variant import Variant, scale_of, scaled, times, variant_logits
+from bitnet_np.judge.variant import Variant, scaled, times, variant_logits
 from bitnet_np.kernels import cpu
 
 MODEL = random_model(0, family="bitnet", tied=False)
@@ -57,15 +57,6 @@ def test_an_edit_is_what_the_pass_goes_on_with():
 
 def test_fields_that_a_family_lacks_are_not_present():
     assert BASE.present(("attn_q", "ffn_gate", "attn_q_norm", "attn_sub_norm")) == ["attn_q", "ffn_gate", "attn_sub_norm"]
-
-
-def test_scales_are_the_products_own_or_the_weights():
-    layer, plain = MODEL.layers[0], random_model(0, family="llama").layers[0]
-    assert layer.attn_q.scale is not None  # this family has both
-    assert scale_of(layer.attn_q) == float(layer.attn_q.scale)
-    packed = random_model(0).layers[0].attn_q
-    assert scale_of(packed) == float(packed.weights.scale)
-    assert scale_of(plain.attn_v) == (None if plain.attn_v.scale is None else float(plain.attn_v.scale))
 
 
 def test_a_factor_multiplies_the_scale_of_a_product():

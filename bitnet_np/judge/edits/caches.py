@@ -1,5 +1,6 @@
 """What attention may read instead of its keys and values, as from a cache, and heads that come out in other places."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -7,9 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
-from ...model.records import with_rope_of
+from ...engine import cache_types
+from ...model.records import Config, with_rope_of
 from ...traces.points import Key
 from ..graph import Place
+from ..operations import score_scale
+from ..roundings import NARROW
 from .expression import Array, Node, nodes, replaced, tensor, with_nodes
 
 Edits = Iterator[tuple[str, Node]]
@@ -119,3 +123,40 @@ def _uncorrected(size: int, every: bool, scores: Array) -> Array:
     ends = np.minimum((tile + 1) * size, count) - 1
     used = running[..., ends] if every else np.where(tile == 0, running[..., [size - 1]], running[..., [-1]])
     return np.where(np.isfinite(used), used, 0)
+
+
+def stored(place: Place, tree: Node) -> Edits:
+    """Keys and values in the type of a cache, and queries in the type that ggml multiplies those by."""
+    if place.key.name != "kqv_out":
+        return
+    q, *kv = (next(node for node, _ in nodes(tree) if node.what == key) for key in place.operation.inputs)
+    for kind, narrow in NARROW.items():
+        yield f"keys and values are rounded, as a cache of {kind} does", with_nodes(tree, {leaf: _changed(leaf, narrow) for leaf in kv})
+    head_dim = place.config.head_dim
+    for kind, of_queries in _GGML_QUERIES.items():
+        if kind == "bfloat16" or head_dim % cache_types.BLOCK == 0:
+            for scale in query_scales(place.config):
+                new = {leaf: _changed(leaf, partial(_kept, head_dim, kind, 1.0)) for leaf in kv}
+                new[q] = _changed(q, partial(_kept, head_dim, of_queries, scale))
+                which = "" if scale == 1 else ", and queries that are scaled already,"
+                yield f"keys and values{which} are rounded to {kind}, as in a KV cache of ggml", with_nodes(tree, new)
+
+
+_GGML_QUERIES = {"bfloat16": "bfloat16", "q8_0": "q8_0", "q4_0": "q8_0"}
+"""The type of a cache in ggml -> the type that it rounds queries to in order to multiply them."""
+
+
+def query_scales(config: Config) -> Iterator[float]:
+    """Yields the factors of queries before they are rounded: 1, and that of scores.
+
+    Some graphs scale queries before attention does, as llama.cpp's for Gemma and Phi. A power of two changes no rounding.
+    """
+    yield 1.0
+    if math.frexp(scale := score_scale(config))[0] != 0.5:
+        yield scale
+
+
+def _kept(head_dim: int, kind: str, scale: float, x: Array) -> Array:
+    """Rows of heads [T, HK] as a KV cache of this type gives them back, if they are scaled before."""
+    heads = np.ascontiguousarray(x * scale, np.float32).reshape(len(x), -1, head_dim)
+    return cache_types.rounded(heads, kind).reshape(x.shape).astype(np.float64) / scale

@@ -245,6 +245,35 @@ QUANTISERS: dict[str, Function] = {
 """Quantisers whose codes stand for other numbers."""
 
 
+def _sines(x: Array, positions: Array, factor: float) -> Array:
+    half = x.shape[1] // 2
+    angles = np.multiply.outer(positions, 10000.0 ** (-np.arange(half) / half))
+    return x + factor * np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
+
+def _in_turn(x: Array, positions: Array, factor: float) -> Array:
+    turned = _sines(0 * x, positions, factor).reshape(len(x), 2, -1)
+    return x + turned.swapaxes(1, 2).reshape(x.shape)
+
+
+TABLES: dict[str, Callable[[Array, Array, float], Array]] = {"sines and cosines": _sines, "sines and cosines in turn": _in_turn}
+"""Embeddings with the positions of the first transformers, times a number."""
+PENALTIES: dict[str, Callable[[Array, Array, float], Array]] = {
+    "repetition": lambda x, count, rate: np.where(count > 0, np.where(x > 0, x / rate, x * rate), x),
+    "presence": lambda x, count, amount: x - amount * (count > 0),
+    "frequency": lambda x, count, amount: x - amount * count,
+}
+"""What samplers do to the logits of tokens, by how often these are in the sequence, and a number."""
+
+
+def penalised(penalty: Callable[[Array, Array, float], Array], whole: bool, x: Array, ids: Array, number: float) -> Array:
+    """Logits [T, V] with a penalty on tokens that occurred up to each position, or in the whole sequence."""
+    count = np.zeros(x.shape)
+    for t, token in enumerate(ids.astype(np.intp)):
+        count[0 if whole else t :, token] += 1
+    return penalty(x, count, number)
+
+
 # --- order ------------------------------------------------------------------------------------------------------------------------------
 
 

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import spec
 from ...model.families import NORMS
 from ...model.records import Linear, Ternary
 from ...traces.points import FIELDS, POINTS, Key
-from ..graph import HEAD_NORMS, TOKENS, Place, layer_input, operations
+from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, TOKENS, Place, layer_input, operations
 from ..precision import NARROW_FLOATS
 from . import caches, functions, weights
 from .definition import expression, matrix_of, matrix_product, rms
@@ -382,6 +383,18 @@ def zero(place: Place, tree: Node) -> Edits:
     for node, _ in nodes(tree):
         if node.kind == "matmul" or (node.kind == "tensor" and node.what != TOKENS):
             yield f"{_is(node.noun)} all 0", replaced(tree, node, Node("zero", (node,), node.noun))
+
+
+def finished(place: Place, tree: Node) -> Edits:
+    """A result behind one more step: negative numbers cut off, or what a sampler makes of logits."""
+    yield "negative numbers are set to 0", Node("at least", (tree, constant("0", 0.0)))
+    if place.key == LOGITS:
+        largest = Node("reduction", (tree,), what="largest number")
+        shifted = Node("difference", (tree, largest))
+        yield "the largest logit of each position is subtracted from all of them, as before a softmax", shifted
+        probabilities = Node("opaque", (tree,), what=spec.softmax)
+        yield "they are probabilities: the softmax of the logits", probabilities
+        yield "they are logarithms of probabilities: the log-softmax of the logits", Node("opaque", (probabilities,), what=np.log)
 
 
 def tokens(place: Place, tree: Node) -> Edits:
@@ -822,7 +835,7 @@ def _step(kind: str, node: Node, number: Node, what: object = None) -> Node:
     return Node(kind, (node, number), node.noun, what)
 
 
-def numbers(tree: Node) -> Numbered:
+def numbers(place: Place, tree: Node) -> Numbered:
     """Another number in the place of one of the model's."""
     for node, _ in nodes(tree):
         if node.is_number:
@@ -831,7 +844,7 @@ def numbers(tree: Node) -> Numbered:
             yield words, _candidates(node.noun, right), node, lambda number: number
 
 
-def measures(tree: Node) -> Numbered:
+def measures(place: Place, tree: Node) -> Numbered:
     """Activations that are scaled by a number times their mean, not by the largest."""
     for node, _ in nodes(tree):
         for name in ("mean magnitude", "root mean square") if node.what == "largest magnitude" else ():
@@ -839,7 +852,7 @@ def measures(tree: Node) -> Numbered:
             yield words, tuple(np.geomspace(0.5, 16, 10)), node, partial(_step, "product", replace(node, what=name))
 
 
-def factors(tree: Node) -> Numbered:
+def factors(place: Place, tree: Node) -> Numbered:
     """A value between two steps that is multiplied by a number."""
     for node, parents in nodes(tree):
         is_bias = _is_vector(node) and node.noun.endswith("bias")
@@ -849,7 +862,7 @@ def factors(tree: Node) -> Numbered:
             yield f"{_is(noun)} {{number:.6g}} times what is right", grid, node, partial(_step, "product", node)
 
 
-def shifts(tree: Node) -> Numbered:
+def shifts(place: Place, tree: Node) -> Numbered:
     """A number that is added to a value between two steps."""
     for node, parents in nodes(tree):
         if node.kind in _VALUES and node.kind != "outer":
@@ -857,7 +870,7 @@ def shifts(tree: Node) -> Numbered:
             yield f"{{number:.6g}} is added to {noun}", _SHIFTS, node, partial(_step, "sum", node)
 
 
-def limits(tree: Node) -> Numbered:
+def limits(place: Place, tree: Node) -> Numbered:
     """A value between two steps that is clipped."""
     for node, parents in nodes(tree):
         if node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS):
@@ -866,7 +879,7 @@ def limits(tree: Node) -> Numbered:
                 yield f"{_is(noun)} clipped {words} {{number:.6g}}", _LIMITS, node, partial(_step, kind, node)
 
 
-def alibi(tree: Node) -> Numbered:
+def alibi(place: Place, tree: Node) -> Numbered:
     """A bias of scores that grows with the distance of query and key, as ALiBi has."""
     words = "scores have a bias that grows with distance, as ALiBi: head h has the slope {number:.4g}^h"
     for node, _ in nodes(tree):
@@ -878,7 +891,7 @@ def _biased(mask: Node, base: Node) -> Node:
     return mask.over(Node("opaque", (base, *mask.inputs), "the scores", functions.alibi))
 
 
-def fixed(tree: Node) -> Numbered:
+def fixed(place: Place, tree: Node) -> Numbered:
     """One number in the place of the one that each position has."""
     for node, _ in nodes(tree):
         if node.kind == "root":
@@ -886,7 +899,7 @@ def fixed(tree: Node) -> Numbered:
             yield words, tuple(np.geomspace(1e-3, 1e3, 13)), node, lambda number: number
 
 
-def powers(tree: Node) -> Numbered:
+def powers(place: Place, tree: Node) -> Numbered:
     """Another power in the place of a root."""
     for node, _ in nodes(tree):
         if node.kind == "root":
@@ -894,19 +907,38 @@ def powers(tree: Node) -> Numbered:
             yield words, (0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9), node, partial(_step, "power", node.inputs[0])
 
 
-def slopes(tree: Node) -> Numbered:
+def slopes(place: Place, tree: Node) -> Numbered:
     """An activation function of a table with a number in it."""
     for node, _ in nodes(tree):
         for name, (function, grid) in functions.WITH_NUMBERS.items() if node.kind == "activation" else ():
             yield f"{name} instead of {node.what}", grid, node, partial(_step, "opaque", node.inputs[0], what=function)
 
 
-def caps(tree: Node) -> Numbered:
+def caps(place: Place, tree: Node) -> Numbered:
     """Numbers that are capped softly: c tanh(x / c)."""
     for node, parents in nodes(tree):
         if node.noun == "the scores" or not parents or any(parent.kind == "activation" for parent in parents):
             words = f"{_is(node.noun if parents else 'the result')} soft-capped at {{number:.4g}}"
             yield words, _CAPS, node, partial(_soft_capped, node)
+
+
+def tables(place: Place, tree: Node) -> Numbered:
+    """Rows of positions that are added to the embedding, as the first transformers did."""
+    for words, table in functions.TABLES.items() if place.key == EMBEDDING else ():
+        step = partial(_of_two, tree, Node("positions"), table)
+        yield f"{words} of positions are added, times {{number:.4g}}", _AMOUNTS, tree, step
+
+
+def penalties(place: Place, tree: Node) -> Numbered:
+    """Logits of tokens that occurred, less likely, as a sampler makes them."""
+    for words, penalty in functions.PENALTIES.items() if place.key == LOGITS else ():
+        for which, whole in (("occurred up to each position", False), ("occur in the sequence", True)):
+            said = f"a {words} penalty of {{number:.4g}} is on the logits of tokens that {which}: logits before a sampler are expected"
+            yield said, _AMOUNTS, tree, partial(_of_two, tree, tensor(TOKENS), partial(functions.penalised, penalty, whole))
+
+
+def _of_two(result: Node, other: Node, function: Callable[..., Array], number: Node) -> Node:
+    return Node("opaque", (result, other, number), result.noun, function)
 
 
 def _soft_capped(node: Node, cap: Node) -> Node:
@@ -915,6 +947,7 @@ def _soft_capped(node: Node, cap: Node) -> Node:
 
 _SHIFTS = (*np.geomspace(-10, -0.01, 5), *np.geomspace(0.01, 10, 5))
 _SLOPES = tuple(np.linspace(0.05, 0.95, 19))
+_AMOUNTS = tuple(np.geomspace(0.01, 100, 17))
 _CAPS = tuple(np.geomspace(0.05, 500, 13))
 _LIMITS = (*np.geomspace(0.01, 100, 10), 448.0, 57344.0, 65504.0)
 """Limits, with the largest numbers of fp8 and float16 among them."""
@@ -937,16 +970,16 @@ _IN_ORDER = (
     ),
     *(other_weight, other_product, *map(_of_matrices, (weights.inputs, weights.rows, weights.codes)), sums, narrow_weights),
     *(_of_tables(weights.fewer_bits), narrow_inputs, _of_tables(weights.misread), _of_tables(weights.reordered)),
-    *(other_tensor, elsewhere, swapped, added, normed, applied, zero, rounded),
+    *(other_tensor, elsewhere, swapped, added, normed, applied, zero, finished, caches.stored, rounded),
 )
 KINDS: dict[str, Callable[[Place, Node], Edits]] = {kind.__name__: kind for kind in _IN_ORDER}
 """Kinds of edits, the likelier first."""
-NARROW = ("rounded", "narrow_weights", "narrow_inputs")
+NARROW = ("stored", "rounded", "narrow_weights", "narrow_inputs")
 """Kinds that engines do on purpose."""
 TOGETHER = ("narrow_weights", "narrow_inputs", "reordered")
 """Kinds that are tried in all operations at once, which share a function."""
-FAMILIES: dict[str, Callable[[Node], Numbered]] = {
-    kind.__name__: kind for kind in (numbers, measures, factors, shifts, limits, caps, powers, fixed, slopes, alibi)
+FAMILIES: dict[str, Callable[[Place, Node], Numbered]] = {
+    kind.__name__: kind for kind in (numbers, measures, factors, shifts, limits, caps, powers, fixed, slopes, alibi, tables, penalties)
 }
 """Kinds of edits with a number."""
 
@@ -957,9 +990,9 @@ def described(kind: str) -> str:
     return (function.__doc__ or "").strip().removesuffix(".")
 
 
-def families(kind: str, tree: Node) -> Iterator[Family]:
+def families(kind: str, place: Place, tree: Node) -> Iterator[Family]:
     """Yields the edits of an expression with a number, of one kind."""
-    for words, grid, node, of in FAMILIES[kind](tree):
+    for words, grid, node, of in FAMILIES[kind](place, tree):
         yield Family(words, grid, partial(_with_number, tree, node, of))
 
 

@@ -1,17 +1,12 @@
 """Mistakes in attention: masks, heads, scores, the keys and values read."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
-import numpy as np
-
-from ...engine import cache_types
 from ...engine.dialects import Dialect
 from ...model.records import Model
 from .. import operations as op
-from ..roundings import NARROW
+from ..edits.caches import query_scales
 from ..variant import Variant
 from .edited import named, numbered
 from .mistake import Array, Compute, Computes, Engines, Mistake, Numbers, Site
@@ -20,8 +15,6 @@ from .switches import other_dialects
 Round = Callable[[Array], Array]
 
 AT = ("kqv_out",)
-_GGML_QUERIES = {"bfloat16": "bfloat16", "q8_0": "q8_0", "q4_0": "q8_0"}
-"""The type of a cache in ggml -> the type that it rounds queries to in order to multiply them."""
 
 
 # --- one operation --------------------------------------------------------------------------------------------------------------------
@@ -48,46 +41,13 @@ def _values_rotated(site: Site) -> Compute:
     return site.of(lambda q, k, v: right(site, q, k, op.rope(site.model, site.dialect, v).value))
 
 
-def _narrow_cache(site: Site) -> Computes:
-    for kind, narrow in NARROW.items():
-        yield {"kind": kind}, site.of(lambda q, k, v, narrow=narrow: right(site, q, narrow(k), narrow(v)))
-
-
-def _ggml_cache(site: Site) -> Computes:
-    for kind, queries in _GGML_QUERIES.items():
-        if kind == "bfloat16" or site.config.head_dim % cache_types.BLOCK == 0:
-            narrow_q, narrow = (partial(_cached, site.config.head_dim, name) for name in (queries, kind))
-            for scale in _query_scales(site):
-
-                def compute(q: Array, k: Array, v: Array, scale: float = scale, of_q: Round = narrow_q, of_kv: Round = narrow) -> Array:
-                    return right(site, of_q(q * scale) / scale, of_kv(k), of_kv(v))
-
-                yield {"kind": kind, "queries": "" if scale == 1 else ", and queries that are scaled already,"}, site.of(compute)
-
-
-def _query_scales(site: Site) -> Iterator[float]:
-    """Yields the factors of queries before they are rounded: 1, and that of scores.
-
-    Some graphs scale queries before attention does, as llama.cpp's for Gemma and Phi. A power of two changes no rounding.
-    """
-    yield 1.0
-    if math.frexp(scale := op.score_scale(site.config))[0] != 0.5:
-        yield scale
-
-
-def _cached(head_dim: int, kind: str, x: Array) -> Array:
-    """Rows of heads [T, HK] as a KV cache of this type gives them back."""
-    heads = np.ascontiguousarray(x, np.float32).reshape(len(x), -1, head_dim)
-    return cache_types.rounded(heads, kind).reshape(x.shape).astype(np.float64)
-
-
 def _rounding(site: Site) -> Site:
     """The site in a dialect that rounds to float16."""
     return replace(site, dialect=replace(site.dialect, in_float16=True))
 
 
 def _float16_scaled(site: Site) -> Computes:
-    for scale in () if site.dialect.in_float16 else [*_query_scales(site)][1:]:
+    for scale in () if site.dialect.in_float16 else [*query_scales(site.config)][1:]:
         rounding = _rounding(site)
         unscaled = replace(rounding, model=replace(site.model, config=replace(site.config, attention_scale=1.0)))
         yield {"kind": "float16"}, site.of(lambda q, k, v, scale=scale, unscaled=unscaled: right(unscaled, q * scale, k, v))
@@ -106,7 +66,8 @@ def _engine_window_layers(base: Variant) -> Engines:
 
 _ONE_LAYER = "the layers with the window are one layer {how} than in the model"
 _FLOAT16 = {True: ": declare the dialect bitnet.cpp (--as bitnet.cpp)", False: " are not there: declare the dialect exact"}
-_OF_GGML = "keys and values{queries} are rounded to {kind}, as in a KV cache of ggml: declare it (--precision kv={kind})"
+_OF_GGML = "keys and values{} are rounded to {{kind}}, as in a KV cache of ggml"
+_SCALED_TOO, _DECLARE = ", and queries that are scaled already,", ": declare it (--precision kv={kind})"
 _SCALED = "float16 roundings, of queries that are scaled already: declare them (--as llama.cpp-f16kv)"
 _RAW_KEYS = "other_tensor: Kcur{x} is read instead of Kcur_rope"
 _MOVED = "order: rows of Vcur are {0} + order: rows of Kcur{{x}} are {0}"
@@ -146,8 +107,14 @@ MISTAKES = (
         ("divided_by_model_width", "the score scale", "scores are divided by the root of the model width", _model_width),
     ),
     Mistake("attention.values_rotated", "values are rotated too, as if they were keys", AT, _rotates, _values_rotated),
-    Mistake("cache.ggml", _OF_GGML, AT, compute=_ggml_cache, fault=False),
-    Mistake("cache.narrow", "keys and values are rounded, as a cache of {kind} does", AT, compute=_narrow_cache, fault=False),
+    *named(
+        "cache",
+        AT,
+        ("ggml", f"stored: {_OF_GGML.format('')}", f"{_OF_GGML.format('')}{_DECLARE}"),
+        ("ggml_scaled", f"stored: {_OF_GGML.format(_SCALED_TOO)}", f"{_OF_GGML.format(_SCALED_TOO)}{_DECLARE}"),
+        ("narrow", "stored: keys and values are rounded, as a cache of {kind} does", ""),
+        fault=False,
+    ),
     Mistake("dialect.float16", "float16 roundings{how}", AT, engine=other_dialects("in_float16", _FLOAT16, "float16"), fault=False),
     Mistake("cache.float16_scaled", _SCALED, AT, compute=_float16_scaled, fault=False),
 )

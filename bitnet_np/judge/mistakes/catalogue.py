@@ -12,12 +12,12 @@ from typing import Any
 from ...base.errors import listed
 from ...engine.dialects import DIALECTS, Dialect
 from ...model.records import Model
-from ...traces.points import Key
+from ...traces.points import SCORES, Key
 from ..edits import kinds
 from ..graph import Operation, operations
 from ..variant import Variant, with_computed
 from . import attention, edited, experts, gates, hidden, layers, matrices, norms, quantiser, rope, switches
-from .mistake import Cause, Compute, Computes, Mistake, Numbers, Site, cause
+from .mistake import Cause, Compute, Computes, Edited, Mistake, Numbers, Site, cause
 
 CATALOGUE: tuple[Mistake, ...] = (
     *switches.MISTAKES,
@@ -105,7 +105,7 @@ class Trial:
 
     cause: Cause
     computes: Mapping[Key, Callable[..., Any]] = field(repr=False)  # as those of attempts
-    widest: bool  # whether it is in all operations that can make it
+    widest: bool  # whether it is in all operations that share what can make it
     grid: Sequence[float] = ()
     number: float | None = None  # the number that it was tried with, if that is sought
 
@@ -136,6 +136,28 @@ def trials(
         yield Trial(replace(one.cause, text=where + one.cause.text), computes, widest, one.grid)
 
 
+def narrowed(
+    model: Model, dialect: Dialect, span: Sequence[Operation], mistaken: Mapping[Key, Callable[..., Any]]
+) -> Iterator[tuple[str, dict[Key, Callable[..., Any]]]]:
+    """Yields operations with a mistake in some of them, and with fewer bits in all that can have them, by what is said of the bits.
+
+    Of several operations only what some kinds of them share: an engine has one type for its products, or for what it stores.
+    """
+    every: dict[tuple[str, str], dict[Key, Callable[..., Any]]] = {}
+    for operation in span:
+        site, own = Site(model, dialect, operation), mistaken.get(operation.key)
+        tree = own.tree if isinstance(own, Edited) else site.tree if own is None else None
+        if tree is None:
+            continue
+        for kind in kinds.NARROW:
+            for words, narrow in kinds.KINDS[kind](site, tree):
+                every.setdefault((kind, words), {})[operation.key] = site.edited(narrow)
+    for (kind, words), computes in every.items():
+        groups = _groups(list(computes), narrow=True) if len(span) > 1 and kind != "stored" else [list(computes)]
+        for keys in groups:
+            yield words, {**mistaken, **{key: computes[key] for key in keys}}
+
+
 def _placed(
     known: Sequence[Mapping[Key, Attempt]], last: Key, singly: bool
 ) -> Iterator[tuple[Mapping[Key, Attempt], list[Key], str, bool]]:
@@ -147,17 +169,24 @@ def _placed(
         names: dict[str, list[Key]] = {}
         for key in places:
             names.setdefault(key.name, []).append(key)
-        groups = [list(places)] if len(names) > 1 and not mistake.apart else []
-        in_layers = [key for key in places if key.layer is not None]
-        if groups and len(in_layers) < len(places) and len({key.name for key in in_layers}) > 1:
-            groups.append(in_layers)  # the embedding and the head may have code of their own
+        groups = [] if mistake.apart else _groups(list(places), not mistake.fault)
         for i, keys in enumerate(groups if mistake.together and groups else (*groups, *names.values())):
-            where = _where(keys, last, several=len({k.layer for k in keys}) > 1, in_layers=i == 1 and len(groups) > 1)
-            yield places, keys, where, i == 0 or mistake.apart
+            in_layers = any(key.layer is None for key in places) and all(key.layer is not None for key in keys)
+            where = _where(keys, last, several=len({k.layer for k in keys}) > 1, in_layers=in_layers)
+            yield places, keys, where, i < max(len(groups), 1) or mistake.apart
         if singly and not mistake.together:
             alone += [(places, key) for keys in names.values() if len(keys) > 1 for key in keys]
     for places, key in alone:
         yield places, [key], "" if key == last else f"at {key.name} of layer {key.layer}: ", False
+
+
+def _groups(keys: list[Key], narrow: bool) -> list[list[Key]]:
+    """The operations of several names that may share what they do: all; those of the layers, where the embedding and the head have code of
+    their own; of roundings also both without attention, whose kernels have their own types."""
+    groups = [keys, [key for key in keys if key.layer is not None]]
+    if narrow:
+        groups += [[key for key in some if key.name not in (*attention.AT, *SCORES)] for some in groups]
+    return [some for i, some in enumerate(groups) if len({key.name for key in some}) > 1 and some not in groups[:i]]
 
 
 def _where(keys: Sequence[Key], last: Key, several: bool, in_layers: bool) -> str:

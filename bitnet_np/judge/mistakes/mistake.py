@@ -150,7 +150,7 @@ class Site(Place):
 
     def families(self, kind: str) -> Iterator[kinds.Family]:
         """The edits of the operation with a number, of one kind."""
-        return iter(()) if self.tree is None else kinds.families(kind, self.tree)
+        return iter(()) if self.tree is None else kinds.families(kind, self, self.tree)
 
     @cached_property
     def _right(self) -> _Right:

@@ -1,6 +1,6 @@
 """The search for the mistake that explains what comes out of several operations, where no tensor in between is known."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -11,8 +11,8 @@ from ...engine.dialects import Dialect
 from ...model.records import Model
 from ...traces.points import Key
 from ..graph import Operation
-from .catalogue import HIDDEN, Trial, trials
-from .mistake import Cause
+from .catalogue import HIDDEN, Trial, narrowed, trials
+from .mistake import Cause, Compute
 
 OVERHEAD = 2 * 10**5
 """Multiply-adds that take as long as what an operation does beside them."""
@@ -34,6 +34,47 @@ class Explanation(NamedTuple):
 
 
 Explain = Callable[[Trial], Explanation]
+
+_NEARLY = 1e-3  # of the error: what another mistake leaves by chance is far more
+_MUCH = 0.1  # the same where roundings to fewer bits explain the rest
+
+
+@dataclass
+class Nearest:
+    """The mistake without a number that leaves least of an error, be it more than roundings leave: an engine may have fewer bits, too."""
+
+    left: float = np.inf  # NMSE
+    cause: Cause | None = None
+    computes: Mapping[Key, Compute] = field(default_factory=dict, repr=False)
+
+    def offer(self, left: float, cause: Cause, computes: Mapping[Key, Compute]) -> None:
+        """Keep a mistake if it leaves less than the others did."""
+        if cause.fault and left < self.left:
+            self.left, self.cause, self.computes = left, cause, computes
+
+    def of(
+        self,
+        now: float,
+        most: float,
+        left: Callable[[Mapping[Key, Compute]], float],
+        model: Model,
+        dialect: Dialect,
+        span: Sequence[Operation],
+    ) -> Cause | None:
+        """The mistake with what explains the rest, if it leaves little of an error of this NMSE.
+
+        most: NMSE that is explained. left: what operations leave that are computed otherwise. span: those that may have fewer bits.
+        """
+        if self.cause is None or self.left > _MUCH * now:
+            return None
+        rests = [(left(computes), words) for words, computes in narrowed(model, dialect, span, self.computes)]
+        least, words = min(rests, default=(np.inf, ""))
+        if least <= most:
+            return replace(self.cause, text=f"{self.cause.text}; and {words}")
+        if self.left > _NEARLY * now:
+            return None
+        rest = f"what is left of the error, NMSE {self.left:.2g}, is no more than fewer bits leave"
+        return replace(self.cause, text=f"{self.cause.text}; {rest}")
 
 
 @dataclass

@@ -6,8 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.points import Key
-from ..precision import DIGITS, NARROW_FLOATS
-from ..roundings import to_digits
 from .wrong import FEW, Array, Wrong, numbered, rough, runs
 
 
@@ -26,20 +24,6 @@ def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> str |
             theirs = raw[other]
             if np.array_equal(numbers[:1].ravel(), theirs[:1].ravel()) and np.array_equal(numbers.ravel(), theirs.ravel()):
                 return f"it has the numbers of {other.place}: its buffer was written to again before it was dumped"
-    return None
-
-
-def rounded(theirs: Array, value: Array) -> str | None:
-    """The type, if all numbers are of a narrow float type and right but for that. Zeros and whole numbers do not count."""
-    informative = (theirs != 0) & (theirs != np.rint(theirs))
-    if informative.sum() < 32:
-        return None
-    for kind in NARROW_FLOATS:
-        digits = DIGITS[kind]
-        if (to_digits(theirs, digits) == theirs).all():
-            if ((theirs - value) ** 2).sum() <= (2.0 ** (1 - digits)) ** 2 * (value**2).sum():
-                return f"its numbers are rounded to {kind}, and right but for that"
-            return None
     return None
 
 

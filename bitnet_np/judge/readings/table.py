@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ...traces.points import POOLED
-from ..graph import FIELDS
+from ..graph import EMBEDDING, FIELDS
 from ..mistakes.mistake import Cause
-from . import activations, attention_weights, cells, codes, elements, embedding, inputs, matrices, places, results, rotations
+from . import activations, attention_weights, cells, codes, elements, embedding, inputs, matrices, places, rotations
 from .wrong import Wrong
 
 PRODUCTS = (*FIELDS, "result_output")
@@ -24,6 +24,8 @@ class Reading(NamedTuple):
 FACTS = (
     Reading("one_number", (), places.one_number),
     Reading("never_written", (), places.never_written),
+    Reading("other_tokens", (EMBEDDING.name,), embedding.other_tokens),
+    Reading("rows", (), elements.rows_of_others),
 )
 """Readings that need no hypothesis."""
 
@@ -33,14 +35,11 @@ READINGS = (
     Reading("weighted_inputs", PRODUCTS, inputs.weighted_inputs),
     Reading("narrow_partial_sums", PRODUCTS, codes.narrow_partial_sums),
     Reading("activation_scales", tuple(FIELDS), codes.activation_scales),
-    Reading("result", (), results.edited),
     Reading("fitted", (), elements.fitted),
     Reading("low_rank", PRODUCTS, inputs.low_rank),
-    Reading("other_tokens", ("inp_embd",), embedding.other_tokens),
     Reading("rotation", ROTATIONS, rotations.rotation),
     Reading("cells", ("kqv_out",), cells.cells),
     Reading("partial", (), elements.partial),
-    Reading("rows", (), elements.rows_of_others),
     Reading("stride", (), elements.other_stride),
     Reading("columns", (), elements.columns_of_others),
 )
