@@ -18,7 +18,6 @@ from bitnet_np.contract import f32
 from bitnet_np.kernels import cpu, launching, scalar, tiles
 from bitnet_np.kernels.fast import simd
 from bitnet_np.model import packing, widen
-from bitnet_np.model.rope import rope_frequencies
 
 TABLES = ["float32", "float16", "bfloat16"]
 
@@ -238,25 +237,6 @@ def test_rotations_are_rounded_once(seed, rows, half):
     for ours, exact in zip(cpu.rotations(angle), (np.cos(angle), np.sin(angle)), strict=True):
         assert ours.dtype == np.float32
         assert_within(ours, exact, U * np.abs(exact) + 2e-15)
-
-
-@given(
-    seed=seeds,
-    rows=row_counts,
-    heads=st.integers(1, 5),
-    head_dim=st.sampled_from([2, 4, 5, 6, 20, 64, 128]),
-    pairs=st.sampled_from([1, 2, 3, 10, 32, 64]),
-    form=st.sampled_from(["halves", "adjacent"]),
-)
-def test_rope_of_each_head_or_a_part_of_it(seed, rows, heads, head_dim, pairs, form):
-    rng = np.random.default_rng(seed)
-    pairs = min(pairs, head_dim // 2)
-    x, position = normal(rng, rows, heads, head_dim), rng.integers(0, 5000, rows)
-    cos, sin = cpu.rotations(np.multiply.outer(position, rope_frequencies(10000.0, 2 * pairs)))
-    out, expected = ((ops.rope if form == "halves" else ops.rope_adjacent)(x, cos, sin) for ops in (cpu, contract))
-    assert_same_bits(out, expected)
-    assert_same_bits(out[..., 2 * pairs :], x[..., 2 * pairs :])
-    assert_within(out, *bounds.rope(x, position, 10000.0, form, 2 * pairs))
 
 
 # --- gates ----------------------------------------------------------------------------------------------------------------------------
