@@ -9,11 +9,11 @@ from forward_paths import MODEL, TOKENS, bytes_of, filled_cache
 from models import assert_same_bits, random_model, random_tokens
 from recorder import WITH_CODES, Recorder
 
-from bitnet_np.base.errors import CapacityError, ContextLimitError, NonFiniteError, OptionError, ShapeError, SlotError
+from bitnet_np.base.errors import CapacityError, ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, SlotError
 from bitnet_np.engine import forward_pass, masks
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.dialects import DIALECTS
-from bitnet_np.engine.forward_pass import compute_logits, feed_forward, forward, forward_full, forward_incremental, forward_layer
+from bitnet_np.engine.forward_pass import compute_logits, feed_forward, forward, forward_full, forward_incremental, forward_layer, prefill
 from bitnet_np.engine.metrics import Metrics
 from bitnet_np.kernels import cpu
 
@@ -95,15 +95,17 @@ def test_options_are_checked():
         ([[1], [2]], {"slots": 1}, ShapeError, "slots has shape (), expected 1 axes"),
         ([[1]], {"slots": [2**64]}, ShapeError, "slots has a value beyond 64 bits"),
         ([[1]], {"slots": [1.0]}, ShapeError, "slots has dtype float64, expected integers"),
+        ([[]], {}, EmptyInputError, "Tokens cannot be empty"),
     ],
 )
 def test_what_does_not_fit_a_cache_is_refused_and_changes_nothing(tokens, options, error, message):
     cache = filled_cache(0, 3, 5)
     before = bytes_of(cache)
-    with pytest.raises(error) as raised:
-        forward(MODEL, tokens, cache, **options)
-    assert message in str(raised.value)
-    assert bytes_of(cache) == before
+    for run in (forward, prefill):
+        with pytest.raises(error) as raised:
+            run(MODEL, tokens, cache, **options)
+        assert message in str(raised.value)
+        assert bytes_of(cache) == before
 
 
 @pytest.mark.parametrize("change", [{"n_layers": 1}, {"kv_heads": 2}, {"head_dim": 4}])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from models import assert_same_bits, random_model, random_tokens
 
-from bitnet_np.base.errors import CapacityError, ContextLimitError, EmptyInputError, OptionError, ShapeError, SlotError, TokenRangeError
+from bitnet_np.base.errors import CapacityError, ContextLimitError, EmptyInputError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.engine import forward_pass
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.dialects import BITNET_CPP
@@ -61,15 +61,12 @@ def test_forward_batch_goes_on_from_a_cache():
     ("sequences", "options", "error", "message"),
     [
         ([], {}, EmptyInputError, "Empty batch provided"),
-        ([[1], []], {}, EmptyInputError, "Tokens cannot be empty: sequence 1 of the batch has length 0"),
-        ([[1], [20]], {}, TokenRangeError, "token 20 at position 0 of sequence 1"),
         ([[1]] * 3, {}, CapacityError, r"Batch size 3 exceeds KVCache capacity 2\. Make a KVCache with batch=3\."),
         ([[1], [2]], {"start": [0, 0, 0]}, ShapeError, r"start has shape \(3,\)"),
         ([[1], [2]], {"start": 0.5}, ShapeError, "start has dtype float64"),
         ([[1], [2]], {"start": 1}, OptionError, "start of sequence 0 is 1, expected 2: the positions its slot holds"),
         ([[1], [2]], {"start": [2, 0]}, OptionError, "start of sequence 1 is 0, expected 1: the positions its slot holds"),
         ([[1], [2]], {"start": 2, "slots": [0]}, ShapeError, r"slots has shape \(1,\)"),
-        ([[1], [2]], {"start": 0, "slots": [0, 2]}, SlotError, "slot 2 does not exist"),
     ],
 )
 def test_wrong_batches_are_refused_and_change_nothing(sequences, options, error, message):
@@ -93,14 +90,7 @@ def test_prompts_are_admitted_together_and_slots_used_again(passes):
     assert [completion.request.id for completion in done] == ["r0", "r1", "r2", "r3", "r4"]
     assert passes == [(2, 4 + 2), (2, 1 + 5), (2, 1 + 1), (2, 1 + 3), (1, 1)]
     assert [completion.tokens for completion in done] == [alone(request) for request in requests]
-
-
-@pytest.mark.parametrize("n", [0, 1, 4])
-def test_one_pass_for_a_prompt_and_one_for_each_token_but_the_last(passes, n):
-    (done,) = generate_batch(MODEL, [Request(0, [1, 2, 3], n)], 1)
-    assert passes == [(1, 3)] + [(1, 1)] * (n - 1)
-    assert len(done.tokens) == n
-    assert done.first is None if n == 0 else 0 < done.first <= done.seconds
+    assert all(0 < completion.first <= completion.seconds for completion in done)
 
 
 def test_requests_may_come_at_any_time():

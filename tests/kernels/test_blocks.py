@@ -5,7 +5,7 @@ import pytest
 from block_samples import MODELS, random_blocks, recorded
 from hypothesis import given
 from hypothesis import strategies as st
-from models import assert_same_bits, seeds, threads
+from models import assert_same_bits, seeds
 
 from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, Q4_1, Q5_K, Q8_0
 from bitnet_np.kernels import blocks as kernels
@@ -38,16 +38,6 @@ def test_wide_matrices_are_multiplied_strip_by_strip(kind):
     assert_same_bits(out, cpu.matmul(x, widen.float32(blocks)))
     for rows in (1, 5):
         assert_same_bits(kernels.matmul(x[:rows], blocks.data, kind), out[:rows])
-
-
-def test_threads_do_not_change_a_bit():
-    rng = np.random.default_rng(0)
-    blocks = random_blocks(rng, Q5_K, 200, 2)
-    x = rng.standard_normal((7, 512)).astype(np.float32)
-    expected = cpu.matmul(x, widen.float32(blocks))
-    with threads(4):
-        assert_same_bits(kernels.matmul(x, blocks.data, Q5_K), expected)
-        assert_same_bits(kernels.matmul(x[:1], blocks.data, Q5_K), expected[:1])
 
 
 @pytest.mark.parametrize("kind", [Q4_1, Q5_K], ids=lambda kind: kind.name)

@@ -222,18 +222,18 @@ def forge(file, key, code):
     disk_cache._write(file.with_name(disk_cache.file_name(key)), line, code)
 
 
-def test_code_of_another_signature_under_a_valid_checksum_is_not_run(pair):
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (lambda other: disk_cache.read(other)[1], "the signature of its code is (float64), expected (int64)"),
+        (lambda other: b"no pickle", "it cannot be read"),
+    ],
+)
+def test_other_code_under_a_valid_checksum_is_not_run(pair, code, problem):
     one, two, _ = pair
     key, whole = json.loads(disk_cache.read(one)[0]), one.read_bytes()
-    forge(one, key, disk_cache.read(two)[1])
-    assert_compiled_and_replaced(one, whole, "the signature of its code is (float64), expected (int64)")
-
-
-def test_an_entry_that_cannot_be_unpickled_is_not_run(pair):
-    one, _, _ = pair
-    key, whole = json.loads(disk_cache.read(one)[0]), one.read_bytes()
-    forge(one, key, b"no pickle")
-    assert_compiled_and_replaced(one, whole, "it cannot be read")
+    forge(one, key, code(two))
+    assert_compiled_and_replaced(one, whole, problem)
 
 
 def test_a_whole_file_of_another_state_under_this_ones_name_is_not_run(pair, monkeypatch):
@@ -259,10 +259,9 @@ def test_entries_of_a_program_that_is_not_here_must_be_whole(cache, monkeypatch)
 
 def test_an_entry_of_no_kernel_of_this_package_is_named(cache, monkeypatch):
     stranger = FunctionType(add_one.__code__, {"__name__": "bitnet_np.kernels.rows"})
-    monkeypatch.setattr(disk_cache, "DISPATCHERS", {})
     assert run_once(1, stranger) == (2, 0)
     assert problems() == [""]
-    disk_cache.DISPATCHERS.clear()
+    monkeypatch.setattr(disk_cache, "DISPATCHERS", {})
     assert problems() == ["there is no such kernel"]
 
 

@@ -276,19 +276,23 @@ def test_llama_cpp_gets_the_same_file_where_it_is_not_ternary(quick, fake_llama,
     assert digests["8 tokens"] != digest(forward_full(model, ids, last_only=True))
 
 
-def test_a_peer_with_logits_of_nan_or_all_the_same_is_no_peer(quick, fake_llama, capsys):
-    for logits in ("float('nan'), 1.0, 2.0, 3.0", "1.0, 1.0, 1.0, 1.0"):
-        fake_llama.write_text(FAKE_LLAMA.replace("0.0, 1.0, 2.0, 3.0", logits))
-        assert quick("decode", "--vs", "llama-cpp") == (2, None)
-        assert "not finite, or all the same" in capsys.readouterr().err
-
-
-def test_a_peer_that_dies_is_told(quick, fake_llama, capsys):
-    died = 'import os, sys; print("out of luck", file=sys.stderr, flush=True); os._exit(3)'
-    fake_llama.write_text(FAKE_LLAMA.replace("time.sleep(0.001)", died))
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("0.0, 1.0, 2.0, 3.0", "float('nan'), 1.0, 2.0, 3.0", ["not finite, or all the same"]),
+        ("0.0, 1.0, 2.0, 3.0", "1.0, 1.0, 1.0, 1.0", ["not finite, or all the same"]),
+        (
+            "time.sleep(0.001)",
+            'import os, sys; print("out of luck", file=sys.stderr, flush=True); os._exit(3)',
+            ["exit code 3: ", "out of luck"],
+        ),
+    ],
+)
+def test_a_peer_whose_logits_are_wrong_or_that_dies_is_no_peer(quick, fake_llama, capsys, old, new, said):
+    fake_llama.write_text(FAKE_LLAMA.replace(old, new))
     assert quick("decode", "--vs", "llama-cpp") == (2, None)
-    assert "exit code 3: " in (message := capsys.readouterr().err)
-    assert "out of luck" in message
+    message = capsys.readouterr().err
+    assert all(text in message for text in said)
 
 
 # --- the command ----------------------------------------------------------------------------------------------------------------------

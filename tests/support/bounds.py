@@ -4,10 +4,14 @@ The bounds count roundings: k of them, one after the other, are at most gamma(k)
 where u = 2^-24 is half a unit in the last place of float32. No bound is fitted to the kernels' results.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_np import spec
+from bitnet_np.model import widen
 
 U = 2.0**-24
 Bounded = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -134,6 +138,15 @@ def attend_masked(q: NDArray, k: NDArray, v: NDArray, mask: NDArray) -> Bounded:
     return spec.attend(q, k, v, mask), (2 * eta * (1 + 2 * eta) + U) * spec.attend(q, k, np.abs(v), mask)
 
 
+def attend_float16(q: NDArray, k: NDArray, v: NDArray, slot: NDArray, position: NDArray, *how: Any) -> Bounded:
+    """As `attend`, and each probability is rounded once more, to float16: those below its normal numbers to a multiple of 2^-24."""
+    expected, bound = attend(q, k, v, slot, position, *how)
+    absolute, _ = attend(q, k, np.abs(wide(v)[0]), slot, position, *how)
+    values = [np.abs(wide(v[s, : p + 1])[0]).sum(axis=0) for s, p in zip(slot, position, strict=True)]
+    subnormal = 2.0**-25 * np.repeat(values, q.shape[1] // k.shape[2], axis=1)
+    return expected, (1 + 2.0**-11) * bound + 2.0**-11 * absolute + subnormal
+
+
 def relu2_gate(gate: NDArray, up: NDArray) -> Bounded:
     """Two roundings: the square and the product."""
     expected = spec.relu2_gate(*wide(gate, up))
@@ -142,10 +155,10 @@ def relu2_gate(gate: NDArray, up: NDArray) -> Bounded:
 
 def silu_gate(gate: NDArray, up: NDArray) -> Bounded:
     """Five roundings: exp to 0.92 units (1.84 u), a sum, a division, a product. Below float32's normal numbers a product is a multiple of
-    2^-149, and its rounding up to half of that.
+    2^-149, and its rounding up to half of that. Below -80 exp leaves float32's range.
     """
     expected = spec.silu_gate(*wide(gate, up))
-    return expected, gamma(5) * np.abs(expected) + 2.0**-150
+    return expected, np.where(gate < -80, np.inf, gamma(5) * np.abs(expected) + 2.0**-150)
 
 
 def gelu(x: NDArray) -> Bounded:
@@ -159,10 +172,15 @@ def gelu(x: NDArray) -> Bounded:
 
 
 def gelu_tanh(x: NDArray) -> Bounded:
-    """The roundings of exp, a sum and a division. Those of exp's argument, three, are a factor of the result where it is small."""
+    """The roundings of exp, a sum and a division. Those of exp's argument, three, are a factor of the result where it is small.
+
+    Below -9 exp leaves float32's range.
+    """
     (x,) = wide(x)
-    expected = x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))  # as spec.gelu_tanh, but nothing cancels
-    return expected, gamma(5) * np.abs(expected) + 4 * U * np.abs(expected) * np.sqrt(8 / np.pi) * np.abs(x + 0.044715 * x**3)
+    with np.errstate(over="ignore"):
+        expected = x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))  # as spec.gelu_tanh, but nothing cancels
+    bound = gamma(5) * np.abs(expected) + 4 * U * np.abs(expected) * np.sqrt(8 / np.pi) * np.abs(x + 0.044715 * x**3)
+    return expected, np.where(x < -9, np.inf, bound)
 
 
 def gelu_gate(gate: NDArray, up: NDArray) -> Bounded:
@@ -170,3 +188,48 @@ def gelu_gate(gate: NDArray, up: NDArray) -> Bounded:
     (up,) = wide(up)
     expected, bound = gelu_tanh(gate)
     return expected * up, (bound + gamma(1) * np.abs(expected)) * np.abs(up) * (1 + gamma(1))
+
+
+def expert_weights(logits: NDArray, experts: NDArray, normalized: bool) -> Bounded:
+    """A difference of logits is rounded once, exp to 0.92 units; sums of 128 and two divisions follow. Numbers below 1e-37 may be lost."""
+    expected = spec.expert_weights(*wide(logits), experts, normalized)
+    spread = np.ptp(wide(logits)[0], axis=1, keepdims=True)
+    return expected, (gamma(140) + 2 * U * spread) * np.abs(expected) + 1e-37
+
+
+def mix(y: NDArray, weights: NDArray) -> Bounded:
+    """A chain of as many multiply-adds as there are experts."""
+    y, weights = wide(y, weights)
+    return spec.mix(y, weights), gamma(y.shape[1]) * spec.mix(np.abs(y), np.abs(weights)) + 2.0**-149
+
+
+def sigmoid_gate(y: NDArray, gate: NDArray) -> Bounded:
+    """Five roundings, as in `silu_gate`, and one for the argument's sign."""
+    y, gate = wide(y, gate)
+    expected = y * spec.sigmoid(gate)
+    return expected, np.where(gate < -80, np.inf, gamma(6) * np.abs(expected) + 2.0**-149)
+
+
+def widened(*arrays: NDArray) -> list[NDArray[np.float32]]:
+    """Tables of any type, and keys and values in float16."""
+    return [widen.float32(array.view(np.float16) if array.dtype == np.int16 else array) for array in arrays]
+
+
+OF_OPERATIONS: dict[str, Callable[..., Bounded]] = {
+    "rms_norm": rms_norm,
+    "layer_norm": lambda x, gain, bias, eps: layer_norm(x, gain, 0.0 if bias is None else bias, eps),
+    "matmul": lambda x, table: matmul(x, *widened(table)),
+    "attend": lambda q, k, v, *rest: attend(q, *widened(k, v), *rest),
+    "attend_float16": lambda q, k, v, *rest: attend_float16(q, *widened(k, v), *rest),
+    "relu2_gate": relu2_gate,
+    "silu_gate": silu_gate,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "gelu_gate": gelu_gate,
+    "soft_cap": lambda x, cap: soft_cap(x, float(cap)),
+    "top_experts": lambda logits, k: (spec.top_experts(*wide(logits), k), 0),
+    "expert_weights": expert_weights,
+    "mix": mix,
+    "sigmoid_gate": sigmoid_gate,
+}
+"""The bound of an operation of a backend, by its name, for its arguments."""

@@ -6,33 +6,19 @@ python tests/support/guarded.py [ROUNDS]
 import ctypes
 import mmap
 import sys
-from types import ModuleType
+from contextlib import ExitStack
 from unittest import mock
 
 import numpy as np
 from block_samples import VARIED, random_blocks
 from numpy.typing import NDArray
+from operation_draws import CASES, Draw
 
 from bitnet_np.base.tensor_types import BLOCK_TYPES, Q4_K
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.forward_pass import forward, forward_full
-from bitnet_np.kernels import (
-    attention,
-    block_products,
-    block_tiles,
-    blocks,
-    cpu,
-    float_products,
-    floats,
-    launching,
-    masks,
-    rows,
-    ternary,
-    ternary_product,
-    ternary_tiles,
-)
+from bitnet_np.kernels import block_products, block_tiles, blocks, cpu, launching, ternary_product, ternary_tiles, workspace
 from bitnet_np.kernels.fast import amx
-from bitnet_np.model import packing
 from bitnet_np.testing.models import random_model
 
 _pages: list[mmap.mmap] = []
@@ -63,91 +49,40 @@ def guarded(value: object) -> object:
     return copy
 
 
-RESULTS: tuple[ModuleType, ...] = (  # modules that allocate results
-    attention,
-    block_products,
-    block_tiles,
-    blocks,
-    float_products,
-    floats,
-    masks,
-    rows,
-    ternary,
-)
-
-
 def same(function: object, *arguments: object) -> None:
     """Run a kernel on guarded arrays with guarded results, and compare its bits with those on ordinary ones."""
     expected = function(*arguments)  # type: ignore[operator]
-    before = [module.empty for module in RESULTS]
-    for module in RESULTS:
-        module.empty = empty  # type: ignore[attr-defined]
-    try:
+    with ExitStack() as stack:
+        for name, module in sys.modules.items():
+            if name.startswith("bitnet_np.kernels.") and getattr(module, "empty", None) is workspace.empty and module is not workspace:
+                stack.enter_context(mock.patch.object(module, "empty", empty))
         results = function(*map(guarded, arguments))  # type: ignore[operator]
-    finally:
-        for module, own in zip(RESULTS, before, strict=True):
-            module.empty = own  # type: ignore[attr-defined]
     pairs = zip(results, expected, strict=True) if isinstance(expected, tuple | list) else [(results, expected)]
     for theirs, ours in pairs:
         assert theirs.tobytes() == ours.tobytes(), function
 
 
 def operations(rng: np.random.Generator, number: int) -> None:
-    """Every operation on one random width, and on one type of blocks."""
-    r, width, n = int(rng.integers(1, 10)), int(rng.integers(1, 301)), int(rng.integers(1, 80))
-    x, y = rng.standard_normal((2, r, width)).astype(np.float32)
-    gain = rng.standard_normal(width).astype(np.float32)
-    same(cpu.rms_norm, x, gain, 1e-5)
-    same(cpu.layer_norm, x, gain, y[0], 1e-5)
-    same(cpu.quantize, x)
-    for gate in (cpu.relu2_gate, cpu.silu_gate, cpu.add):
-        same(gate, x, y)
-    for single in (cpu.gelu, cpu.gelu_tanh):
-        same(single, x)
-    same(cpu.exponential, gain)
-    weights = packing.pack(rng.integers(-1, 2, (n, width)).astype(np.int8), 0.5)
+    """Every operation; ternary products by each way; and those of one type of blocks on each unit."""
+    for name, case in CASES.items():
+        if "blocks" not in name and name != "fill_mask":  # which writes to its argument
+            same(getattr(cpu, name), *case(Draw(rng)))
+    q, scale, *weights = CASES["ternary_matmul"](Draw(rng))
     for unit, way in ((None, ternary_tiles), (None, ternary_product), (amx.PLAIN, ternary_tiles), (amx.unit(), ternary_tiles)):
         with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(way, "LEAST", 1):
-            same(cpu.ternary_matmul, *cpu.quantize(x), weights.codes, weights.scale, n)
+            same(cpu.ternary_matmul, q, scale, *weights)
     kind = BLOCK_TYPES[number % len(BLOCK_TYPES)]
+    r, n = int(rng.integers(1, 10)), int(rng.integers(1, 80))
     matrix = random_blocks(rng, kind, n, int(rng.integers(1, 6)))
-    data, wide = matrix.data, rng.standard_normal((r, matrix.shape[1])).astype(np.float32)
-    for unit in (None, amx.unit(), *([amx.PLAIN] if kind in VARIED else [])):
-        # the twin's kernels for several threads are compiled for one type: what they share out is not the type's
-        small = launching.SMALL if unit is not amx.PLAIN or kind is Q4_K else 1 << 60
-        with (
-            mock.patch.multiple(amx, unit=lambda unit=unit: unit),
-            mock.patch.object(block_tiles, "LEAST", 1),
-            mock.patch.object(launching, "SMALL", small),
-        ):
-            same(block_products.products, wide, (data, data[: n // 2 + 1], data), kind)
-    for few in (wide, wide[:1]):
-        same(blocks.matmul, few, data, kind)
+    data, x = matrix.data, rng.standard_normal((r, matrix.shape[1])).astype(np.float32)
+    # for several threads they are compiled of one type: what they share out is not the type's
+    with mock.patch.object(launching, "SMALL", launching.SMALL if kind is Q4_K else 1 << 60):
+        for unit in (None, amx.unit(), *([amx.PLAIN] if kind in VARIED else [])):
+            with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(block_tiles, "LEAST", 1):
+                same(block_products.products, x, (data, data[: n // 2 + 1], data), kind)
+        for few in (x, x[:1]):
+            same(blocks.matmul, few, data, kind)
     same(blocks.embed, data, kind, rng.integers(0, n, r))
-    table, many = rng.standard_normal((n, width)).astype(np.float32), rng.standard_normal((70, width)).astype(np.float32)
-    for stored in (table, table.astype(np.float16), (table.view(np.uint32) >> 16).astype(np.uint16)):
-        same(cpu.matmul, x, stored)
-        same(cpu.matmul, many, stored)
-        same(cpu.embed, stored, rng.integers(0, n, r))
-
-
-def attentions(rng: np.random.Generator, number: int) -> None:
-    """Attention over ragged batches, odd heads and rings."""
-    kv, group, width, capacity = int(rng.integers(1, 4)), int(rng.integers(1, 6)), 2 * int(rng.integers(1, 66)), int(rng.integers(1, 200))
-    counts = rng.integers(1, min(capacity, 20) + 1, int(rng.integers(1, 4)))
-    starts = [int(rng.integers(0, capacity - count + 1)) for count in counts]
-    slot = np.repeat(np.arange(len(counts)), counts)
-    position = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
-    q = rng.standard_normal((len(slot), kv * group, width)).astype(np.float32)
-    k, v = rng.standard_normal((2, len(counts), capacity, kv, width)).astype(np.float32)
-    angle = rng.uniform(0, 9, (len(slot), width // 2))
-    for rope in (cpu.rope, cpu.rope_adjacent):
-        same(rope, q, *cpu.rotations(angle))
-    for window in (None, int(rng.integers(1, capacity + 1))):
-        same(cpu.attend, q, k, v, slot, position, window)
-        same(cpu.attend, q, *(x.astype(np.float16).view(np.int16) for x in (k, v)), slot, position, window)
-    mask = np.where(rng.random((1, capacity, capacity)) < 0.7, 0, -np.inf).astype(np.float32)
-    same(cpu.attend_masked, q, k, v, slot, position, mask)
 
 
 def caches(rng: np.random.Generator, number: int) -> None:
@@ -173,7 +108,7 @@ def main(rounds: int) -> None:
     rng = np.random.default_rng(0)
     for number in range(rounds):
         launching.SMALL = 0 if number % 2 else 1 << 15  # shared out among threads, and not
-        for check in (operations, attentions, caches):
+        for check in (operations, caches):
             check(rng, number)
             _pages.clear()
     print(f"{rounds} rounds")

@@ -1,12 +1,13 @@
 """The self-test runs every kernel that Python may call, and finds each of them wrong.
 
-What threads share is computed by its variant for one thread here: to compile both takes minutes. `python tests/support/kernel_calls.py` and
-`bitnet-np selftest` compile both.
+What threads share is computed by its variant for one thread here, but for one test: to compile both takes minutes.
+`python tests/support/kernel_calls.py` and `bitnet-np selftest` compile both.
 """
 
 import kernel_calls
 import pytest
 
+from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, Q4_K, Q8_0
 from bitnet_np.kernels.cache import disk_cache
 from bitnet_np.testing import selftest
 
@@ -27,6 +28,16 @@ def test_every_kernel_is_run_both_ways(found):
 
 def test_the_cases_give_the_known_bits_with_every_call_watched(found):
     assert found.digests == selftest.known_bits()
+
+
+def test_what_threads_share_gives_the_known_bits():
+    """Of ggml's types one of each size of a block: rows are shared out alike, whatever their type."""
+    others = {f"blocks {kind.name}" for kind in ALL_BLOCK_TYPES if kind not in (Q4_K, Q8_0)}
+    known = selftest.known_bits()
+    with selftest.all_alone(False):
+        for name, compute in selftest.cases().items():
+            if name.removesuffix(", many rows") not in others and not name.startswith("model"):  # whole models run alone
+                assert selftest.digest(*compute()) == known[name], name
 
 
 def test_every_kernel_is_found_wrong(found):
