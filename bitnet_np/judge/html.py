@@ -206,7 +206,7 @@ def _tensors(report: Findings, details: Details) -> dict[str, dict[str, Any]]:
 
 def _operation(o: OperationVerdict, details: Details) -> dict[str, Any]:
     across = f"judged together with {listed(o.across[:-1], 6)}, which the dump does not have" if len(o.across) > 1 else ""
-    untried = "" if o.tried else "known mistakes were not tried: that many operations of a model this large are too much work"
+    untried = "" if o.tried else "known mistakes were not tried: too much work for so many operations of so large a model"
     return _item(
         o.verdict,
         o.place,
@@ -214,7 +214,7 @@ def _operation(o: OperationVerdict, details: Details) -> dict[str, Any]:
         [text for text in (o.hypothesis, o.reason, across, untried) if text],
         {
             "largest error": o.max_error,
-            "largest error, of its limit": None if (o.bound_ratio or 0) > MEANT else o.bound_ratio,
+            "largest error / limit": None if (o.bound_ratio or 0) > MEANT else o.bound_ratio,
             "NMSE": o.nmse,
             "best common factor": o.scale,
             "cosine": o.cosine,
@@ -242,8 +242,8 @@ def _logits(j: Judgement, details: Details) -> dict[str, Any]:
             "mean NMSE that roundings reach": j.reach,
             "factor farthest from 1": j.scale,
             "largest KL divergence, nats": j.kl,
-            "same largest logit, share of positions": j.top1,
-            "overlap of the five largest": j.top5,
+            "share of positions with the same largest logit": j.top1,
+            "share of the five largest logits in common": j.top5,
         },
         details,
         None,

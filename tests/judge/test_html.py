@@ -114,7 +114,7 @@ def test_layers_that_look_alike_are_one_row():
     assert words == ["layers 0 to 4", *(f"layer {n}" for n in range(6)), "layers 6 to 10", *(f"layer {n}" for n in range(6, 12))]
     assert set(parsed.buttons) == {f"Qcur-{n}" for n in range(12)}
     assert parsed.buttons["Qcur-5"]["title"] == "layer 5 Qcur: WRONG, over 1e+10 of the limit"  # the limit is nearly 0
-    assert "largest error, of its limit" not in dict(parsed.data["tensors"]["Qcur-5"]["numbers"])
+    assert "largest error / limit" not in dict(parsed.data["tensors"]["Qcur-5"]["numbers"])
     assert Report(Verdict.WRONG, "", tuple(rows)).html().count("<tr data-fold hidden>") == 10
 
 
