@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="sample among the fewest tokens whose probabilities add up to P (default 1: all)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the numbers to sample with (default 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed for sampling (default 0)")
     parser.add_argument(
         "--uniforms", metavar="0.1,0.7", help="numbers from 0 to 1 to sample with instead of the seed's, one for each token"
     )

@@ -26,11 +26,11 @@ function table(header, rows, numeric) {
     make("table", { class: "plain" }, make("thead", {}, cells(header, "th")), make("tbody", {}, ...rows.map((row) => cells(row, "td")))));
 }
 
-// The frame of both charts: 560 x 220, the plot from (52, 14) to (548, 178).
+// The frame of both charts: 220 high, and on a phone not as wide, so that its letters stay large.
 const HIGHEST = 10; // decimal logarithm: a larger error, in units of the limit, says that the limit is nearly 0
-const LEFT = 52, RIGHT = 548, TOP = 14, BOTTOM = 178;
+const LEFT = 52, RIGHT = matchMedia("(max-width: 600px)").matches ? 328 : 548, TOP = 14, BOTTOM = 178;
 function chart(title, across, ...inside) {
-  return make("svg", { viewBox: "0 0 560 220", role: "img", "aria-label": title },
+  return make("svg", { viewBox: `0 0 ${RIGHT + 12} 220`, role: "img", "aria-label": title },
     make("line", { class: "axis", x1: LEFT, x2: RIGHT, y1: BOTTOM, y2: BOTTOM }), make("line", { class: "axis", x1: LEFT, x2: LEFT, y1: TOP, y2: BOTTOM }),
     ...inside, make("text", { x: (LEFT + RIGHT) / 2, y: 214, "text-anchor": "middle" }, across));
 }
@@ -176,6 +176,6 @@ if (active && (start === wanted || !active.closest("tr").hidden)) {
   }
   for (const other of cells) other.tabIndex = other === active ? 0 : -1;
   const frame = active.closest(".scroll"), at = active.getBoundingClientRect(), edge = frame.getBoundingClientRect();
-  frame.scrollLeft += at.left - edge.left - frame.clientWidth / 2; // the first wrong cell in the middle, where the map is wider than the page
-  frame.scrollTop += at.top - edge.top - frame.clientHeight / 2;
+  if (at.right > edge.right) frame.scrollLeft += at.left - edge.left - frame.clientWidth / 2; // the first wrong cell in the middle, where
+  if (at.bottom > edge.bottom) frame.scrollTop += at.top - edge.top - frame.clientHeight / 2; // the map is larger than its frame
 }

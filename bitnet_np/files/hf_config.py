@@ -510,6 +510,10 @@ def _quantization(keys: _UnreadKeys, kind: ModelType) -> Quantization | None:
     Files from before there were two classes (Falcon3-1.58's, HF1BitLLM's) name neither class nor mode. They are bitlinear, offline, which
     is also transformers' default. A mode without a class is ambiguous, and refused.
     """
+    for groups in (keys.left.get("quantization"), keys.left.get("quantization_config")):
+        if isinstance(groups, dict) and "group_size" in groups and "quant_method" not in groups:
+            advice = "`mlx_lm.convert --dequantize` writes a folder that is"
+            raise UnsupportedError(f"{keys.where}: weights that mlx-lm quantised in groups are not read; {advice}")
     values: dict | None = keys.take("quantization_config", dict, None)
     if values is None:
         return Quantization(packed=False, divides=False, inner_norms=False, norm_eps=1e-6, skipped=("lm_head",)) if kind.masters else None

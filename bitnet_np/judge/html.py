@@ -24,9 +24,12 @@ from .verdict import Verdict
 LOGITS_ID = "logits"
 """The name of the logits as such on the page. result_output is the head's operation."""
 
+FIRST = ("inp_embd", "inpL", "inp_scaled", "grad_token_embd")
+"""Tensors of the whole model that stand before the layers; all others of it stand behind."""
+
 _FOLDED = 4  # from so many layers on that look alike, they are one row, which opens
 _MOST_CAUSES = 12  # rows of causes; those after them are on the panels of their tensors
-_MEANT = 1e10  # a larger ratio says that the limit is nearly 0, not how large the error is
+MEANT = 1e10  # a larger ratio says that the limit is nearly 0, not how large the error is
 _NOT_IN_DUMP = 40  # names of missing tensors that are listed; the rest is only counted
 
 
@@ -103,8 +106,8 @@ def _body(report: Findings, details: Details, about: Mapping[str, str]) -> Itera
 
 def _headline(report: Findings) -> str:
     """The reason without the verdict in front, which stands beside it."""
-    reason, prefix = report.reason, f"{report.verdict} at "
-    return (f"At {reason.removeprefix(prefix)}" if reason.startswith(prefix) else reason) or report.verdict.text
+    reason = report.reason.removeprefix(f"{report.verdict} ") or report.verdict.text
+    return f"At {reason[3:]}" if reason.startswith("at ") else reason
 
 
 def _causes(report: Findings) -> Iterator[str]:
@@ -124,7 +127,7 @@ def _map(report: Findings, clickable: bool) -> Iterator[str]:
     outside = {
         o.key.name: _chip(str(o.key), o.key.name, o.verdict, o.bound_ratio, clickable) for o in report.operations if o.key.layer is None
     }
-    before = [outside.pop(name) for name in ("inp_embd", "inpL", "inp_scaled", "grad_token_embd") if name in outside]
+    before = [outside.pop(name) for name in FIRST if name in outside]
     after = [*outside.values()]
     if report.logits is not None:
         after.append(_chip(LOGITS_ID, "logits as such", report.logits.verdict, None, clickable))
@@ -203,7 +206,7 @@ def _tensors(report: Findings, details: Details) -> dict[str, dict[str, Any]]:
 
 def _operation(o: OperationVerdict, details: Details) -> dict[str, Any]:
     across = f"judged together with {listed(o.across[:-1], 6)}, which the dump does not have" if len(o.across) > 1 else ""
-    untried = "" if o.tried else "known mistakes were not tried: that many operations of a model this large are too much work"
+    untried = "" if o.tried else "known mistakes were not tried: too much work for so many operations of so large a model"
     return _item(
         o.verdict,
         o.place,
@@ -211,7 +214,7 @@ def _operation(o: OperationVerdict, details: Details) -> dict[str, Any]:
         [text for text in (o.hypothesis, o.reason, across, untried) if text],
         {
             "largest error": o.max_error,
-            "largest error, of its limit": None if (o.bound_ratio or 0) > _MEANT else o.bound_ratio,
+            "largest error / limit": None if (o.bound_ratio or 0) > MEANT else o.bound_ratio,
             "NMSE": o.nmse,
             "best common factor": o.scale,
             "cosine": o.cosine,
@@ -239,8 +242,8 @@ def _logits(j: Judgement, details: Details) -> dict[str, Any]:
             "mean NMSE that roundings reach": j.reach,
             "factor farthest from 1": j.scale,
             "largest KL divergence, nats": j.kl,
-            "same largest logit, share of positions": j.top1,
-            "overlap of the five largest": j.top5,
+            "share of positions with the same largest logit": j.top1,
+            "share of the five largest logits in common": j.top5,
         },
         details,
         None,
@@ -302,8 +305,8 @@ def _plural(n: int, noun: str) -> str:
 
 
 def _times(ratio: float) -> str:
-    if ratio > _MEANT:
-        return f"over {_MEANT:.0e}"
+    if ratio > MEANT:
+        return f"over {MEANT:.0e}"
     return f"{ratio:.2g}" if ratio == 0 or -4 < log10(ratio) < 5 else f"{ratio:.0e}"
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import ceil, floor
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -14,7 +15,7 @@ from ..base.whole_file import whole_file
 from ..traces.points import Key
 from .detail import Detail, Details
 from .findings import SYMBOLS, Findings, OperationVerdict
-from .html import fragment, page
+from .html import FIRST, MEANT, fragment, page
 from .logits import Judgement
 from .verdict import Verdict
 
@@ -133,17 +134,26 @@ def heat_map(report: Report, columns: int | None = None) -> str:
     return "\n".join([*lines, *(["", "   ".join(whole)] if whole else []), "", LEGEND])
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     """matplotlib, drawing into files and never a window. Raises UnsupportedError that says how to install it."""
     extra("matplotlib", "plots", "a plot").use("Agg")
     return extra("matplotlib.pyplot", "plots", "a plot")
 
 
 def check_plot(path: Path) -> None:
-    """Check that `plot` can write such a file, before anything is computed. Raises UnsupportedError or OptionError."""
-    known = _pyplot().FigureCanvasBase.get_supported_filetypes()
+    """Check that `save` can write such a file, before anything is computed. Raises UnsupportedError or OptionError."""
+    known = pyplot().FigureCanvasBase.get_supported_filetypes()
     if path.suffix[1:].lower() not in known:
         raise OptionError(f"{path}: expected a name that ends in one of .{', .'.join(sorted(known))}")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure to a picture file, and close it."""
+    try:
+        with whole_file(path) as part:
+            figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
+    finally:
+        pyplot().close(figure)
 
 
 def plot(report: Report, path: Path, details: Details | None = None) -> None:
@@ -155,39 +165,43 @@ def plot(report: Report, path: Path, details: Details | None = None) -> None:
     logits = details.logits if details is not None else None
     if not report.operations and logits is None:
         raise OptionError(f"{path}: nothing to draw, {report.verdict}: {shortened(report.reason)}")
-    pyplot = _pyplot()
-    figure = _heat_map(report) if report.operations or logits is None else _positions(report, logits)
-    try:
-        with whole_file(path) as part:
-            figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
-    finally:
-        pyplot.close(figure)
+    save(_heat_map(report) if report.operations or logits is None else _positions(report, logits), path)
 
 
 def _heat_map(report: Report) -> Any:
-    """The figure of the heat map."""
+    """The figure of the heat map. A tensor of the whole model is a column of one colour, before or behind those of the layers."""
     from matplotlib.colors import LogNorm
 
-    names, layers = report.layout()
-    ratios = {o.key: max(o.bound_ratio or 0.0, 1e-4) for o in report.operations}
-    grid = [[ratios.get(Key(name, n), float("nan")) for name in names] for n in layers]
-    figure, axes = _pyplot().subplots(figsize=(max(6.4, 2 + 0.45 * len(names)), 2.4 + 0.25 * len(layers)), layout="constrained")
-    shown = axes.imshow(grid or [[float("nan")]], aspect="auto", cmap="RdYlGn_r", norm=LogNorm(1e-4, 1e4))
-    axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
-    axes.set_yticks(range(len(layers)), [str(n) for n in layers])
-    axes.set_ylabel("layer")
-    for o in report.operations:
-        if o.verdict >= Verdict.WRONG and o.key.layer is not None:
-            axes.text(names.index(o.key.name), layers.index(o.key.layer), SYMBOLS[o.verdict], ha="center", va="center")
-    figure.colorbar(shown, label="largest error / bound")
+    (names, layers), judged = report.layout(), {o.key: o for o in report.operations}
+    whole = [key.name for key in judged if key.layer is None]
+    before, after = ([name for name in whole if (name in FIRST) == first] for first in (True, False))
+    columns, rows = [*before, *names, *after], layers or [0]
+    cells = [[judged.get(Key(name, None if name in whole else n)) for name in columns] for n in rows]
+    grid = [[float("nan") if o is None else max(o.bound_ratio or 0.0, 1e-4) for o in row] for row in cells]
+    figure, axes = pyplot().subplots(figsize=(max(6.4, 2 + 0.45 * len(columns)), 2.4 + 0.25 * len(layers)), layout="constrained")
+    shown = axes.imshow(grid, aspect="auto", cmap="RdYlBu_r", norm=LogNorm(1e-4, 1e4))  # colours that all readers tell apart
+    axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right")
+    axes.set_yticks(range(len(layers)), layers)
+    axes.set_ylabel("layer" * bool(layers))
+    for edge in (len(before), len(before) + len(names)):
+        axes.axvline(edge - 0.5, color="white", linewidth=4)
+    for y, row in enumerate(cells):
+        for x, o in enumerate(row):
+            if o is not None and o.verdict >= Verdict.WRONG and (o.key.layer is not None or y == len(rows) // 2):
+                axes.text(x, y, SYMBOLS[o.verdict], ha="center", va="center")
+    figure.colorbar(shown, label="largest error / bound", format="{x:g}")
     _title(figure, report)
     return figure
 
 
 def _positions(report: Report, logits: Detail) -> Any:
     """The figure of the logits' RMS error at each position, in units of the limit."""
-    figure, axes = _pyplot().subplots(figsize=(6.4, 3.6), layout="constrained")
-    axes.semilogy(logits.positions, np.maximum(logits.errors, 1e-6), marker="." if len(logits.positions) <= 64 else "", linewidth=1.2)
+    figure, axes = pyplot().subplots(figsize=(6.4, 3.6), layout="constrained")
+    errors = np.clip(logits.errors, 1e-6, 1e12)
+    axes.semilogy(logits.positions, errors, marker="." if len(logits.positions) <= 64 else "", linewidth=1.2)
+    low, high = np.log10(errors.min()), np.log10(errors.max())
+    axes.set_ylim(10.0 ** min(-1, floor(low)), 10.0 ** max(1, ceil(high)))  # whole powers of ten
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.axhline(1.0, color="tab:red", linestyle="--", linewidth=1.0, label="limit")
     axes.set_xlabel("position")
     axes.set_ylabel("RMS error of the logits / limit")
@@ -204,8 +218,9 @@ def _title(figure: Any, report: Report) -> None:
 
 
 def table_rows(operations: Sequence[OperationVerdict]) -> list[tuple]:
-    """A row for each tensor: place, verdict, largest error, its part of the bound, NMSE, scale, cosine."""
-    return [(o.place, o.verdict.name, o.max_error, o.bound_ratio, o.nmse, o.scale, o.cosine) for o in operations]
+    """A row for each tensor: place, verdict, largest error, its part of the bound unless that is nearly 0, NMSE, scale, cosine."""
+    parts = [None if (o.bound_ratio or 0) > MEANT else o.bound_ratio for o in operations]
+    return [(o.place, o.verdict.name, o.max_error, part, o.nmse, o.scale, o.cosine) for o, part in zip(operations, parts, strict=True)]
 
 
 TABLE_HEADER = ("tensor", "verdict", "max error", "of bound", "NMSE", "scale", "cosine")

@@ -50,8 +50,10 @@ def test_every_page_can_be_reached_from_the_first():
     assert [pages.name(page) for page in pages.PAGES if page not in reached] == []
 
 
-def test_the_first_page_is_short():
+def test_the_first_page_is_short_with_a_small_picture():
+    pictures = [README.parent / path for path in re.findall(r"!\[[^]]+\]\(([^)]+)\)", pages.text(README))]
     assert len(README.read_bytes()) <= 10_240
+    assert [picture.name for picture in pictures if picture.stat().st_size < 100_000] == ["report.png"]
 
 
 def test_a_verdict_that_names_a_bug_is_on_the_first_screen():

@@ -55,6 +55,7 @@ def test_links_of_the_description_lead_out_of_the_index(published):
     home = dict(entry.split(", ") for entry in metadata.get_all("Project-URL"))["Homepage"]
     targets = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
     assert f"{home}/blob/main/docs/judging.md" in targets
+    assert f"{home.replace('github.com', 'raw.githubusercontent.com')}/main/docs/report.png" in targets  # /blob/ is a page about it
     assert [target for target in targets if not target.startswith("https://")] == []
 
 

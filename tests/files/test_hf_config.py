@@ -16,6 +16,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 LISTS = {"rope_type": "longrope", "short_factor": [1] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 16}
 ONLINE = "bitnet_online_mha_tied"
+MLX = ("quantization", "quantization_config")  # mlx-lm writes both
 
 
 def quantized(linear="autobitlinear", mode="offline", **keys):
@@ -36,6 +37,7 @@ LLAMA3 = FAMILIES["llama_llama3_biases"]["rope_parameters"]
         (OFFLINE, quantized(mode="online"), FileFormatError, "q_proj.weight has shape [16, 64], expected [64, 64]"),
         (OFFLINE, quantized(quant_method="gptq"), UnsupportedError, "quant_method is 'gptq'"),
         (OFFLINE, quantized(bits=2), UnsupportedError, "quantization_config: 'bits' = 2 is a setting"),
+        *((LLAMA, {key: {"group_size": 64, "bits": 4}}, UnsupportedError, "mlx_lm.convert --dequantize") for key in MLX),
         (OFFLINE, quantized(use_rms_norm=True), FileFormatError, "q_proj.rms_norm.weight is missing"),
         (OFFLINE, quantized(modules_to_not_convert=[]), UnsupportedError, "the head, too, would be quantised"),
         (OFFLINE, quantized(modules_to_not_convert=["(a+)+"]), UnsupportedError, "expected plain names"),

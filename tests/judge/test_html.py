@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -113,7 +114,7 @@ def test_layers_that_look_alike_are_one_row():
     assert words == ["layers 0 to 4", *(f"layer {n}" for n in range(6)), "layers 6 to 10", *(f"layer {n}" for n in range(6, 12))]
     assert set(parsed.buttons) == {f"Qcur-{n}" for n in range(12)}
     assert parsed.buttons["Qcur-5"]["title"] == "layer 5 Qcur: WRONG, over 1e+10 of the limit"  # the limit is nearly 0
-    assert "largest error, of its limit" not in dict(parsed.data["tensors"]["Qcur-5"]["numbers"])
+    assert "largest error / limit" not in dict(parsed.data["tensors"]["Qcur-5"]["numbers"])
     assert Report(Verdict.WRONG, "", tuple(rows)).html().count("<tr data-fold hidden>") == 10
 
 
@@ -257,6 +258,26 @@ def test_a_folded_layer_opens_by_its_button_and_by_the_address_of_its_tensor(tmp
     (tmp_path / "plain.html").write_text(text, "utf-8")
     pages = [document(tmp_path / name, tmp_path, at) for name, at in (("plain.html", ""), ("plain.html", "Qcur-7"), ("r.html", ""))]
     assert [page.count('<tr data-fold="" hidden') for page in pages] == [9, 0, 0]
+
+
+@needs_browser
+def test_the_page_fits_a_phone_and_shows_numbers_beside_the_map_on_a_screen(faulty, tmp_path):
+    """With 43 layers. On every width nothing but the map scrolls sideways, and the first wrong cell is seen at once."""
+    report, details, _ = faulty
+    right = [OperationVerdict(Key(o.key.name, n), Verdict.ROUNDING) for o in report.operations if o.key.layer == 0 for n in range(10, 50)]
+    text = replace(report, operations=(*report.operations, *right)).html(details)
+    measure = """<script>
+    const at = (name) => document.querySelector(name).getBoundingClientRect();
+    const cell = at('.cell[aria-pressed="true"]'), label = at(".map tbody th"), frame = at("div:has(> .map)"), numbers = at("#panel");
+    parent.postMessage([innerWidth, document.body.scrollWidth <= innerWidth, label.right <= cell.left && cell.right <= frame.right,
+      numbers.left >= frame.right && numbers.top < frame.bottom, at(".map").width <= frame.width], "*");
+    </script></body>"""
+    (tmp_path / "r.html").write_text(re.sub("<meta http-equiv[^>]*>", "", text).replace("</body>", measure), "utf-8")
+    frames = "".join(f'<iframe src="r.html" style="width:{width}px;height:800px;border:0"></iframe>' for width in (400, 1000, 1600))
+    listen = "<script>onmessage = (event) => { document.title += JSON.stringify(event.data); }</script>"
+    (tmp_path / "all.html").write_text(f"<title></title>{listen}{frames}", "utf-8")
+    measured = re.findall(r"\[.*?\]", re.search("<title>(.*?)</title>", document(tmp_path / "all.html", tmp_path))[1])
+    assert sorted(map(json.loads, measured)) == [[400, True, True, False, False], [1000, *[True] * 4], [1600, *[True] * 4]]
 
 
 @needs_browser

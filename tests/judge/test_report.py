@@ -12,7 +12,7 @@ from bitnet_np.base.errors import OptionError
 from bitnet_np.judge.detail import Details
 from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.logits import Judgement
-from bitnet_np.judge.report import LEGEND, OperationVerdict, Report, check_plot, heat_map, next_step, plot
+from bitnet_np.judge.report import LEGEND, OperationVerdict, Report, check_plot, heat_map, next_step, plot, table_rows
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import LAYER_NAMES, Key, key_of
@@ -31,6 +31,7 @@ def test_report_for_people_and_machines(tmp_path):
     assert "key" not in plain["first_wrong"]
     assert all(key_of(label) for o in plain["operations"] for label in o["across"])
     assert plain["verdict"] == "WRONG"
+    assert [row[3] for row in table_rows([replace(report.first_wrong, bound_ratio=x) for x in (1e9, 1e38)])] == [1e9, None]
     pytest.importorskip("matplotlib")
     plot(report, tmp_path / "map.png")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
@@ -141,6 +142,21 @@ def test_no_picture_clips_its_title(tmp_path, monkeypatch, kind, reason):
     assert all(box.y0 >= axes.get_window_extent().y1 for axes in figure.axes)
 
 
+def test_the_picture_has_every_tensor_and_plain_numbers(tmp_path, monkeypatch):
+    """Tensors of the whole model too, a column each; the sign of a wrong one stands once."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    ratios = {Key("result_norm", None): 9.0, Key("l_out", 0): 0.5, Key("l_out", 1): 0.25, Key("inp_embd", None): 0.0}
+    operations = (OperationVerdict(key, Verdict.WRONG if x > 1 else Verdict.ROUNDING, bound_ratio=x) for key, x in ratios.items())
+    plot(Report(Verdict.WRONG, "", tuple(operations)), tmp_path / "x.png")
+    axes, scale = drawn[0].axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["inp_embd", "l_out", "result_norm"]
+    np.testing.assert_array_equal(axes.images[0].get_array(), [[1e-4, 0.5, 9.0], [1e-4, 0.25, 9.0]])
+    assert [(text.get_text(), text.get_position()) for text in axes.texts] == [("X", (2, 1))]
+    assert {"0.0001", "0.01", "1", "100", "10000"} <= {label.get_text() for label in scale.get_yticklabels()}
+
+
 def test_logits_alone_are_drawn_against_their_limit(tmp_path, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     drawn = []
@@ -153,6 +169,7 @@ def test_logits_alone_are_drawn_against_their_limit(tmp_path, monkeypatch):
     np.testing.assert_array_equal(errors.get_xdata(), [0, 1, 2, 3, 4, 9])
     np.testing.assert_allclose(errors.get_ydata(), np.sqrt((0.2 * ours**2).mean(axis=1) * 0.2 / ours.var(axis=1)) * 10, rtol=1e-6)
     assert list(limit.get_ydata()) == [1.0, 1.0]
+    assert [label.get_text() for label in drawn[0].axes[0].get_yticklabels()] == ["0.01", "0.1", "1", "10", "100"]
 
 
 def test_a_report_with_nothing_to_draw_is_refused(tmp_path):

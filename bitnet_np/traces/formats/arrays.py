@@ -1,6 +1,6 @@
 """The trace of a file's arrays: points by their labels, in normal form, and the rows of steps of decoding joined."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from math import prod
@@ -81,7 +81,7 @@ class Labelled(NamedTuple):
         of all steps, one after another. Raises FileFormatError if there is no point, if a point is there twice, if a step is missing, or if
         the file holds other tokens.
         """
-        arrays, where = self.arrays, str(self.path)
+        arrays, where = _unstacked(self.arrays, config), str(self.path)
         meant = meanings(arrays, config, where)
         parts: dict[Key | None, dict[int | None, Entry]] = {}
         again = []
@@ -114,6 +114,20 @@ class Labelled(NamedTuple):
             if not np.array_equal(first, other, equal_nan=True):
                 raise FileFormatError(f"{where}: {shown(label)} is {key}{_at(step)} again, with other numbers, expected the same")
         return finished(entries, self.path, self.kind, ids, ignored)
+
+
+def _unstacked(arrays: Mapping[str, Entry], config: Config | None) -> Mapping[str, Entry]:
+    """The arrays of a file; of a stack of hidden_states alone, [layers + 1, T, D] or [layers + 1, 1, T, D], each by its label."""
+    if config is None or len(arrays) != 1:
+        return arrays
+    (entry,) = arrays.values()
+    if len(entry.shape) < 3 or (entry.shape[0], entry.shape[-1]) != (config.n_layers + 1, config.width):
+        return arrays
+    return {f"hidden_states.{n}": Entry(entry.shape[1:], entry.dtype, _part(entry, n)) for n in range(config.n_layers + 1)}
+
+
+def _part(entry: Entry, n: int) -> Callable[[], NDArray]:
+    return lambda: entry.load()[n]
 
 
 def insert(

@@ -6,7 +6,7 @@ A label is one of these:
 * the path of a module, such as model.layers.0.mlp.down_proj, which stands for its output. It may end in .output or .input, and in .0
   where the output is a tuple. Modules are named as in transformers and mlx-lm, in Meta's Llama and tinygrad, or as GGUF names weights;
 * hidden_states.N, as transformers gives them with output_hidden_states: the embedding, the outputs of the layers, and in place of the
-  last one's the final norm;
+  last one's the final norm. A tuple of them that was saved by itself has numbers alone, arr_N or layer_N;
 * the name of a GGUF tensor, which stands for its gradient;
 * any of these with the number of a step, as step-17/l_out-3 or l_out-3.step-17: the rows that the engine computed in that step.
 """
@@ -47,7 +47,7 @@ _BEHIND_SUB_NORMS = {point.takes: point.name for point in POINTS if point.name.e
 
 _STEP = re.compile(r"(?:step-([0-9]{1,9})/)?(.+?)(?:\.step-([0-9]{1,9}))?", re.DOTALL)
 _PREFIX = re.compile(r"(?:(?:module|_orig_mod|base_model|language_model|text_model|model|transformer|gpt_neox)\.)*")
-_LAYER = re.compile(r"(?:layers|h|blk)\.(0|[1-9][0-9]{0,5})(?:\.(.+))?")
+_LAYER = re.compile(r"(?:(?:layers|h|blk)\.|layer_)(0|[1-9][0-9]{0,5})(?:\.(.+))?")
 _END = re.compile(r"\.(input|output)(?:\.0)?$|\.0$")
 _HIDDEN = re.compile(r"hidden_states\.(0|[1-9][0-9]{0,5})")
 _EMBEDDING = Key("inp_embd", None)
@@ -122,6 +122,11 @@ def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[s
     highest of hidden_states is taken for the final norm: all of them, from 0, must be there. Raises FileFormatError.
     """
     split = {label: _split(text) for label, text in told_apart(labels).items()}
+    numbers = () if config is None else range(config.n_layers + 1)
+    for prefix in ("", "arr_", "layer_"):  # a tuple of hidden states by itself: all of them
+        names = {f"{prefix}{n}": f"hidden_states.{n}" for n in numbers}
+        if names.keys() <= {label for label, _ in split.values()}:
+            split = {whole: (names.get(label, label), step) for whole, (label, step) in split.items()}
     direct_keys = {label: direct(label) for label, _ in split.values()}
     if config is not None and FAMILIES[config.architecture].scales_embedding:  # the module multiplies
         scaled = {label for label in direct_keys if side_of(label) is not None and direct_keys[label] == _EMBEDDING}

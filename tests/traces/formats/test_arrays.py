@@ -123,3 +123,16 @@ def test_a_single_array_without_a_name_is_logits(tmp_path):
     np.savez(tmp_path / "u.npz", logits, logits)
     with pytest.raises(FileFormatError, match="it has 'arr_0', 'arr_1'"):
         read_any(tmp_path / "u.npz")
+
+
+@pytest.mark.parametrize("batch", [(), (1,)])
+def test_a_stack_of_hidden_states_is_taken_apart(tmp_path, batch):
+    """np.save of all that a forward pass with output_hidden_states gave."""
+    config = random_model(0, n_layers=2).config
+    stack = np.random.default_rng(2).standard_normal((3, *batch, 5, config.width), np.float32)
+    np.save(tmp_path / "t.npy", stack)
+    points = read_any(tmp_path / "t.npy", config=config).points
+    assert list(map(str, points)) == ["inp_embd", "l_out-0", "result_norm"]
+    np.testing.assert_array_equal(points[Key("l_out", 0)], stack[1].reshape(5, -1))
+    with pytest.raises(FileFormatError, match="'result_output' has shape"):
+        read_any(tmp_path / "t.npy", config=random_model(0, n_layers=3).config)

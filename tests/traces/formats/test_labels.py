@@ -119,6 +119,10 @@ def test_hidden_states():
     assert [meaning(label, *states)[0] for label in states] == expected
     config = random_model(0, n_layers=3).config
     assert [meaning(label, config=config)[0] for label in states] == expected
+    for alone in ("{}", "arr_{}", "layer_{}"):  # a tuple in a file of its own
+        names = [alone.format(n) for n in range(4)]
+        assert [meaning(name, *names, config=config)[0] for name in names] == expected
+    assert [meaning(f"layer_{n}", config=config)[0] for n in range(3)] == ["l_out-0", "l_out-1", "l_out-2"]
     assert meaning("hidden_states.0", config=random_model(0, family="gpt2", n_layers=3).config)[0] == "inpL"
     with pytest.raises(FileFormatError, match=r"f: hidden_states \[0, 2\], expected all from 0 on"):
         meaning("hidden_states.0", "hidden_states.2")
