@@ -127,9 +127,10 @@ def _uncorrected(size: int, every: bool, scores: Array) -> Array:
 
 def stored(place: Place, tree: Node) -> Edits:
     """Keys and values in the type of a cache, and queries in the type that ggml multiplies those by."""
-    if place.key.name != "kqv_out":
-        return
-    q, *kv = (next(node for node, _ in nodes(tree) if node.what == key) for key in place.operation.inputs)
+    leaves = {node.what: node for node, _ in nodes(tree) if node.kind == "tensor"}
+    if place.key.name != "kqv_out" or any(key not in leaves for key in place.operation.inputs):
+        return  # another tensor may stand in the place of one
+    q, *kv = (leaves[key] for key in place.operation.inputs)
     for kind, narrow in NARROW.items():
         yield f"keys and values are rounded, as a cache of {kind} does", with_nodes(tree, {leaf: _changed(leaf, narrow) for leaf in kv})
     head_dim = place.config.head_dim
