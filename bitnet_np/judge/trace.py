@@ -69,7 +69,6 @@ Array = NDArray[np.float64]
 _MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
 _LITTLE_WORK = 3 * 10**7  # the same where the verdict is FLIPS, which may hide a small mistake
-_NEARLY_RIGHT = 0.01  # NMSE
 _HIDDEN_WORK = 2 * 10**10  # of all hidden mistakes that are tried on a dump: seconds
 
 
@@ -493,10 +492,9 @@ class _Judge:
         return Wrong(model, self.dialect, operation, inputs, value, theirs, places, noise, tensors)
 
     def _overwritten(self, wrong: Wrong) -> Cause | None:
-        """A later tensor of the dump that stands in the place of this one. One that is nearly right is itself, and the later one a copy."""
-        if relative_error(wrong.value, wrong.theirs) < _NEARLY_RIGHT:
-            return None
-        text = overwritten(wrong.key, self.dump.tensors, [o.key for o in self.graph])
+        """A later tensor of the dump that stands in the place of this one."""
+        order = [o.key for o in self.graph]
+        text = None if wrong.is_nearly_right else overwritten(wrong.key, self.dump.tensors, order)
         return None if text is None else Cause(text, "read.overwritten")
 
     def _same_inputs(self, across: tuple[Key, ...]) -> bool:

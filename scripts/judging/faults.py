@@ -167,7 +167,7 @@ def _rope_faults() -> Iterator[Fault]:
     yield rope("RoPE turns the other way", "Kcur", "rope.backwards", sign=-1)
     yield one("keys not rotated", "rope.missing", Kcur_rope=lambda e, n: e.at("Kcur", n))
     restarted = {f"{name}cur_rope": partial(_restarted, name=f"{name}cur") for name in "QK"}
-    yield all_layers("RoPE restarts on a filled cache", "read.rotation", 0, **restarted)
+    yield all_layers("RoPE restarts on a filled cache", "edit.positions", 0, **restarted)
 
 
 def _attention_faults() -> Iterator[Fault]:
@@ -237,7 +237,7 @@ def _matrix_faults() -> Iterator[Fault]:
     yield changed("sign of a matrix flipped", "ffn_down", "any.sign", lambda y, *_: -y)
     yield one("weights of the layer before", "weights.others", attn_o_out=other)
     yield changed("scale off by 1e-4", "Vcur", "any.factor", lambda y, *_: y * f32(1.0001))
-    yield changed("a bias where there is none", "Qcur", "read.fitted", lambda y, *_: y + f32(0.01))
+    yield changed("a bias where there is none", "Qcur", "edit.shifts", lambda y, *_: y + f32(0.01))
 
 
 def _gate_faults() -> Iterator[Fault]:

@@ -24,6 +24,8 @@ def activation_scales(wrong: Wrong, product: Product) -> str | None:
     """The rule that a quantiser's scales follow: other tokens', one for all, a floor, another number of steps."""
     if not op.reads_codes(wrong.linear, wrong.dialect) or not isinstance(product.table, Ternary):
         return None
+    if np.median((product.error**2).sum(axis=0) / (product.right**2).sum(axis=0)) <= matched(wrong.noise):
+        return None  # a scale is in all outputs
     right = product.steps[:, 0]
     scales, tokens = right.copy(), np.flatnonzero((product.error**2).sum(axis=1) > 1e-6 * (product.right**2).sum(axis=1))
     for t in tokens:

@@ -102,7 +102,7 @@ def rows_of_others(wrong: Wrong) -> str | None:
     if source is not None:
         return moved_said(source, "position")
     rows = np.flatnonzero(wrong.places.any(axis=1))
-    for key, other in wrong.beside():
+    for key, other in wrong.beside() if not wrong.is_nearly_right else ():
         computed = wrong.value.copy()
         computed[rows] = other[rows]
         if wrong.accounts(computed):

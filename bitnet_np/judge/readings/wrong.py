@@ -20,6 +20,7 @@ Indices = NDArray[np.intp]
 
 _SURE = 1e-6  # NMSE left by a reading that explains: float32 noise, squared, with room for a flipped code
 _CLOSER, _CLOSER_NARROW = 0.01, 0.1  # of the error, left by a reading that explains; the second of numbers of narrow types
+_NEARLY_RIGHT = 0.01  # NMSE
 _NOISY = 8  # times the noise: a mistake's own roundings are not those of the right operation
 FEW = 4  # columns, or listed numbers
 ROWS = 64  # tokens looked at
@@ -58,6 +59,11 @@ class Wrong(Place):
             return False
         closer = _CLOSER_NARROW if self.noise else _CLOSER
         return bool(((computed - self.theirs) ** 2).sum() <= closer * ((self.value - self.theirs) ** 2).sum())
+
+    @property
+    def is_nearly_right(self) -> bool:
+        """Whether it is itself but for a small error: another tensor with its numbers is a copy of it then."""
+        return bool(((self.value - self.theirs) ** 2).sum() < _NEARLY_RIGHT * (self.theirs**2).sum())
 
     def is_right_outside(self, marked: NDArray[np.bool_]) -> bool:
         """Whether the rest is right: in narrow types a small error of all numbers is beyond the bound in a few."""
