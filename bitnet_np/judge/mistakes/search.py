@@ -36,6 +36,7 @@ class Explanation(NamedTuple):
 Explain = Callable[[Trial], Explanation]
 
 _NEARLY = 1e-3  # of the error: what another mistake leaves by chance is far more
+_LESS = 0.999  # of what another mistake leaves
 _MUCH = 0.1  # the same where roundings to fewer bits explain the rest
 
 
@@ -48,8 +49,8 @@ class Nearest:
     computes: Mapping[Key, Compute] = field(default_factory=dict, repr=False)
 
     def offer(self, left: float, cause: Cause, computes: Mapping[Key, Compute]) -> None:
-        """Keep a mistake if it leaves less than the others did."""
-        if cause.fault and left < self.left:
+        """Keep a mistake if it leaves less than the others did. Of two that do the same the first one stands."""
+        if cause.fault and left < _LESS * self.left:
             self.left, self.cause, self.computes = left, cause, computes
 
     def of(
