@@ -41,15 +41,10 @@ def _values_rotated(site: Site) -> Compute:
     return site.of(lambda q, k, v: right(site, q, k, op.rope(site.model, site.dialect, v).value))
 
 
-def _rounding(site: Site) -> Site:
-    """The site in a dialect that rounds to float16."""
-    return replace(site, dialect=replace(site.dialect, in_float16=True))
-
-
 def _float16_scaled(site: Site) -> Computes:
     for scale in () if site.dialect.in_float16 else [*query_scales(site.config)][1:]:
-        rounding = _rounding(site)
-        unscaled = replace(rounding, model=replace(site.model, config=replace(site.config, attention_scale=1.0)))
+        rounding = replace(site.dialect, in_float16=True)
+        unscaled = replace(site, dialect=rounding, model=replace(site.model, config=replace(site.config, attention_scale=1.0)))
         yield {"kind": "float16"}, site.of(lambda q, k, v, scale=scale, unscaled=unscaled: right(unscaled, q * scale, k, v))
 
 
