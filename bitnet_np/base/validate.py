@@ -41,6 +41,13 @@ def number(name: str, value: Any) -> float:
         raise OptionError(f"{name} is {shown(value)}, expected a number that float64 can hold") from None
 
 
+def positive(name: str, value: Any, error: type[Error] = OptionError) -> float:
+    """`value` as a float above 0 that is finite. Raises `error`, and OptionError for what is no number."""
+    if not 0 < number(name, value) < float("inf"):
+        raise error(f"{name} is {value}, expected a positive number")
+    return float(value)
+
+
 def instance(name: str, value: Any, kind: type[T]) -> T:
     """`value`, if it is of the class `kind`. Raises OptionError."""
     if not isinstance(value, kind):

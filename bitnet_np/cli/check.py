@@ -8,6 +8,7 @@ from pathlib import Path
 from numpy.typing import NDArray
 
 from ..base.errors import OptionError, listed
+from ..base.validate import positive
 from ..base.whole_file import whole_file
 from ..engine import machine
 from ..engine.dialects import BITNET_CPP, DIALECTS, EXACT
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --html and --plot, which `details_of` checks and `show` obeys."""
+    parser.add_argument("--effort", type=float, default=1.0, metavar="X", help="try X times as many mistakes where trying them takes long")
     parser.add_argument("--html", type=Path, metavar="F.html", help="write the report as one HTML file, with the numbers of each tensor")
     parser.add_argument("--plot", type=Path, metavar="F.png", help="draw the heat map to this picture file (extra `plots`)")
 
@@ -119,8 +121,8 @@ def _judged(inputs: Inputs, details: Details | None) -> Report:
         return check_records(inputs.model(), rows[0], records, profile.dialect, profile.precision or FLOAT32)
     tokens = check_tokens(config, *pad(rows))
     dump = read_dump(path, tokens, config, name, _bare_shape(path, config.vocab, rows) if name == "raw" else None)
-    runtime = Runtime(inputs.model(), profile.dialect).checked()
-    return judge_sequences(runtime, tokens, dump, progress.bar, details, profile.precision, arguments.last)
+    runtime, effort = Runtime(inputs.model(), profile.dialect).checked(), positive("--effort", arguments.effort)
+    return judge_sequences(runtime, tokens, dump, progress.bar, details, profile.precision, arguments.last, effort)
 
 
 def _bare_shape(path: Path, vocab: int, rows: list[NDArray]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import OptionError, TokenRangeError, shown
 from ..base.progress import Bars, no_bars
-from ..base.validate import instance, integers, path_of
+from ..base.validate import instance, integers, path_of, positive
 from ..engine.dialects import DIALECTS, EXACT, Dialect
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens, check_tokens, pad
@@ -39,6 +39,7 @@ def check(
     *,
     bars: Bars = no_bars,
     details: Details | None = None,
+    effort: float = 1.0,
 ) -> Report:
     """Judge what another engine computed for these tokens, as `bitnet-np check` does: by limits that are measured on the model.
 
@@ -53,6 +54,7 @@ def check(
     Arrays, those of tokens too, may be NumPy's, torch's, MLX's or JAX's, or nested lists. dialect: the engine whose roundings are
     followed, or its name. precision: the types that the engine keeps numbers in, as a Precision or as text, "act=bf16,kv=q8_0"; None reads
     them off the dump, "exact" reads nothing off. bars: what is told how far the work is. details: collects an HTML report's numbers.
+    effort: how many times as many mistakes may be tried as by default, where these take long: notes say what was left out.
 
     Of several sequences the report is on the worst one, and names it: WRONG is worse than INVALID there. `report.sequences` has the report
     on each.
@@ -72,7 +74,7 @@ def check(
         arrays = _named(dump) if isinstance(dump, Mapping) else {LABEL: as_numpy("dump", dump)}
         entries = {label: Entry(array.shape, array.dtype, partial(_same, array)) for label, array in arrays.items()}
         content = Labelled(entries, Path("dump"), "arrays in memory")
-    return judge_sequences(runtime.checked(), sequences, content, bars, details, precision)
+    return judge_sequences(runtime.checked(), sequences, content, bars, details, precision, effort=positive("effort", effort))
 
 
 def _sequences(config: Config, tokens: Any) -> Tokens:

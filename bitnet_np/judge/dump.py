@@ -59,23 +59,27 @@ def judge_dump(
     details: Details | None = None,
     precision: Precision | None = None,
     search: bool = True,
+    effort: float = 1.0,
 ) -> Report:
-    """check_trace for a checked runtime and the checked tokens of one sequence. search: try known mistakes on logits as such."""
+    """check_trace for a checked runtime and the checked tokens of one sequence.
+
+    search: try known mistakes on logits as such. effort: see check.
+    """
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
     if key is None:
-        return judge_operations(runtime, tokens, trace, bars("judging operations"), details, precision)
+        return judge_operations(runtime, tokens, trace, bars("judging operations"), details, precision, effort=effort)
     rows, others = _Rows.of(trace, key, tokens.ids.shape[1]), trace.without(key)
     if not others.points:
-        logits = _Logits(runtime, tokens.ids[0], run_whole(runtime, tokens)[0], rows, bars, details)
+        logits = _Logits(runtime, tokens.ids[0], run_whole(runtime, tokens)[0], rows, bars, details, effort)
         judged_as = precision or _read_off(rows.theirs)
         return Report.of_logits(logits.judged(judged_as, search), (*rows.notes, *_note(precision, judged_as)))
     compared, every = compare(runtime, tokens, trace)
-    logits = _Logits(runtime, tokens.ids[0], every[0], rows, bars, details)
+    logits = _Logits(runtime, tokens.ids[0], every[0], rows, bars, details, effort)
     is_operation = key == LOGITS and rows.whole and invalid(every[0], rows.theirs) is None  # from the dump's result_norm
     if not is_operation:
         compared.leave_out(key)
     judged = trace if is_operation else others
-    operations = judge_operations(runtime, tokens, judged, bars("judging operations"), details, precision, compared)
+    operations = judge_operations(runtime, tokens, judged, bars("judging operations"), details, precision, compared, effort)
     search = search and _is_across(operations)  # what logits alone would show, more tensors must not hide
     singly = any(len(o.across) > 1 for o in operations.operations)  # else they were tried at the wrong operation
     of_logits = logits.judged(precision or operations.precision, search, singly, alone=operations.first_wrong is None)
@@ -133,6 +137,7 @@ class _Logits(NamedTuple):
     rows: _Rows
     bars: Bars
     details: Details | None
+    effort: float
 
     def judged(self, precision: Precision | None, search: bool = True, singly: bool = True, alone: bool = True) -> Judgement:
         """The verdict on them. search: try known mistakes too. singly: also those of single operations. alone: no other tensor of the dump
@@ -148,7 +153,7 @@ class _Logits(NamedTuple):
         ours = rows.convert(every if rows.whole else every[rows.positions])
         base, search = Variant("ours", self.runtime.model, self.runtime.dialect), search and nearest == last
         bar, ids = self.bars("trying known mistakes"), self.ids if singly else None
-        judged = judge_logits(ours, rows.theirs, base, run, search, bar, rows.positions, self.details, precision, ids, alone)
+        judged = judge_logits(ours, rows.theirs, base, run, search, bar, rows.positions, self.details, precision, ids, alone, self.effort)
         if not rows.notes:
             return judged
         judged = replace(judged, compared=(last,))

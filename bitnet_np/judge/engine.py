@@ -33,7 +33,7 @@ from .honest_engines import FLOOR, dialects, in_precision, other_choices, reach_
 from .logits import Judgement, Reach, judge, position_nmse
 from .mistakes.anywhere import fitted
 from .mistakes.attention import CACHE_ROUNDINGS
-from .mistakes.catalogue import HIDDEN, Trial, engines, in_engine, trials
+from .mistakes.catalogue import HIDDEN, Trial, engines, in_engine, narrowed, trials
 from .mistakes.mistake import Cause, Compute
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search
 from .precision import FLOAT32, Precision
@@ -67,6 +67,7 @@ def judge_logits(
     precision: Precision | None = None,
     ids: NDArray[np.int64] | None = None,
     alone: bool = True,
+    effort: float = 1.0,
 ) -> Judgement:
     """Judge their logits by what roundings and known mistakes make of the model.
 
@@ -74,6 +75,7 @@ def judge_logits(
     `run(base)`. search: try the known mistakes too. numbers, details: see logits.judge. precision: None tries the dialects and the narrow
     types that nobody declared. ids: the token ids of the one sequence that `run` takes; None: mistakes of single operations are not tried.
     alone: whether no other tensor shows what is wrong; mistakes that are tried across operations only are not tried on logits else.
+    effort: see check.
     Raises nothing for what the dump holds: see logits.judge.
     """
     judged = judge(ours, theirs, None, numbers, details)
@@ -99,8 +101,10 @@ def judge_logits(
     ours_away = position_nmse(a, b)
     closest = f"closest to {nearest}" if distances[nearest].mean() < ours_away.mean() / _CLOSER else None
     strong = judged.verdict == Verdict.WRONG
-    target = _Target(base, logits, a, b, reach, strong)
-    known = target.nearest(((variant, _cause_of(variant), {}) for variant in mistakes), np.minimum(ours_away, distances[nearest]))
+    target = _Target(base, logits, a, b, reach, strong, effort)
+    known = target.nearest(
+        ((variant, Cause(variant.text, variant.mistake), {}) for variant in mistakes), np.minimum(ours_away, distances[nearest])
+    )
     mistake = None if known is None else known.text
     if mistake is None and closest is None and len(a) >= _POSITIONS:
         mistake = _wrong_scale(base, scales, logits, a, b, reach.nmse, strong)
@@ -120,12 +124,8 @@ def judge_logits(
     progress(logits.total, logits.total)
     if mistake is not None:
         return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
-    reason = "; ".join(filter(None, (judged.reason, closest, undeclared)))
+    reason = "; ".join(filter(None, (judged.reason, closest, undeclared, *target.untried)))
     return replace(judged, reason=reason, explanation=closest)
-
-
-def _cause_of(engine: Variant) -> Cause:
-    return Cause(engine.text, engine.mistake)
 
 
 def _with_caches(base: Variant, ids: NDArray[np.int64]) -> Iterator[Variant]:
@@ -203,7 +203,9 @@ class _Target:
     b: NDArray  # theirs [P, V]
     reach: Reach
     strong: bool  # theirs are farther from ours than roundings reach
+    effort: float  # times the work that mistakes may take
     closest: Nearest = field(default_factory=Nearest, repr=False)
+    untried: list[str] = field(default_factory=list, repr=False)  # what took too much work, in words
     engines: dict[str, Variant] = field(default_factory=dict, repr=False)  # those with a mistake in the whole, by what is said of it
 
     @cached_property
@@ -257,7 +259,7 @@ class _Target:
             return np.inf if away is None else float(away.mean())
 
         now = float(self.away.mean())
-        return self.closest.of(now, now, left, engine.model, engine.dialect, _span(engine))
+        return self.closest.of(now, now, left, narrowed(engine.model, engine.dialect, _span(engine), self.closest.computes))
 
     def fitted(self) -> Cause | None:
         """The mistake in the last operation, with numbers fitted to theirs, that makes them of ours but for roundings."""
@@ -271,10 +273,12 @@ class _Target:
     def in_operations(self, ids: NDArray[np.int64]) -> Cause | None:
         """The mistake of some operations, or of a single one, that makes theirs of ours but for roundings."""
         base, span, work = self.base, _span(self.base), _work(self.base, len(self.a))
-        every = list(trials(base.model, base.dialect, span, singly=True))
-        if len(every) * work > _MOST_WORK:
+        every, most = list(trials(base.model, base.dialect, span, singly=True)), self.effort * _MOST_WORK
+        if len(every) * work > most:
+            least = 1.1 * len(every) * work / _MOST_WORK
+            self.untried.append(f"mistakes in one layer alone were not tried on logits: --effort {least:.2g} tries them")
             every = list(trials(base.model, base.dialect, span, singly=False))
-        if len(every) * work > _MOST_WORK:
+        if len(every) * work > most:
             return None
         self.logits.total += len(every)
         tried = ((with_computed(base, trial.cause.text, trial.computes, ids), trial.cause, trial.computes) for trial in every)
@@ -299,12 +303,14 @@ class _Target:
             return Explanation(float(_distances(x, self.a, self.b).mean()), self.explained_by(x, self.away) is not None)
 
         whole = list(engines(HIDDEN, base))
-        if len(whole) * work < _HIDDEN_WORK:
-            cause = self.nearest(((engine, _cause_of(engine), {}) for engine in whole), self.away)
+        if len(whole) * work < self.effort * _HIDDEN_WORK:
+            cause = self.nearest(((engine, Cause(engine.text, engine.mistake), {}) for engine in whole), self.away)
             if cause is not None:
                 return cause
-        search = Search(base.model, base.dialect, len(ids), _HIDDEN_WORK)
-        return search.cause(span, False, explain, lambda trial: explain(trial).left, lambda changed: work, float(self.away.mean()))
+        search = Search(base.model, base.dialect, len(ids), self.effort * _HIDDEN_WORK)
+        cause = search.cause(span, False, explain, lambda trial: explain(trial).left, lambda changed: work, float(self.away.mean()))
+        self.untried.extend(search.notes())
+        return cause
 
     def read_head(self, ids: NDArray[np.int64], numbers: NDArray[np.int64]) -> Cause | None:
         """What readings see in the head, if its input is right. numbers: the positions of ours and theirs."""

@@ -46,11 +46,12 @@ def judge_sequences(
     details: Details | None = None,
     precision: Precision | None = None,
     last: bool = False,
+    effort: float = 1.0,
 ) -> Report:
     """The report on a dump of the sequences in `tokens`, for a checked runtime.
 
     last: the dump holds logits of the last position of each, and nothing else. details: collects the numbers of the sequence that
-    the report is on. Raises ShapeError for a Trace, which holds one sequence, of several.
+    the report is on. effort: see check. Raises ShapeError for a Trace, which holds one sequence, of several.
     """
     sequences = [Tokens.whole(ids[None, :n]) for ids, n in zip(*tokens, strict=True)]
     if isinstance(dump, Trace) and len(sequences) > 1:
@@ -76,7 +77,7 @@ def judge_sequences(
     with one_thread() if work <= _SMALL else nullcontext():
         mixed = _mixed(runtime, sequences, traces)
         reports = [
-            judge_dump(runtime, one, trace, bars, some, precision, search=b not in mixed)
+            judge_dump(runtime, one, trace, bars, some, precision, b not in mixed, effort)
             for b, (one, trace, some) in enumerate(zip(sequences, traces, every, strict=True))
         ]
     for b, a in mixed.items():

@@ -47,7 +47,7 @@ from .honest_engines import FLOOR, one_scale
 from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import VAGUE, fitted
 from .mistakes.attention import CACHE_ROUNDINGS
-from .mistakes.catalogue import Trial, as_rounded, trials
+from .mistakes.catalogue import Trial, as_rounded, narrowed, trials
 from .mistakes.layers import RESIDUALS
 from .mistakes.mistake import Cause, Compute
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, with_alike
@@ -98,8 +98,12 @@ def judge_operations(
     details: Details | None = None,
     precision: Precision | None = None,
     compared: "Compared | None" = None,
+    effort: float = 1.0,
 ) -> Report:
-    """judge_trace for a checked runtime and checked tokens of one sequence. compared: what `compare` made of the trace, if it is known."""
+    """judge_trace for a checked runtime and checked tokens of one sequence.
+
+    compared: what `compare` made of the trace, if it is known. effort: see check.
+    """
     model, dialect, ids = runtime.model, runtime.dialect, tokens.ids[0]
     if trace.tokens is not None and not np.array_equal(trace.tokens, ids):
         return Report(Verdict.INVALID, f"{trace.origin} was made with other token ids: {list(trace.tokens[:8])}, expected {list(ids[:8])}")
@@ -115,7 +119,7 @@ def judge_operations(
     types = _Types.of(precision, dump.tensors, dump.same)
     seen = look_through(model, dump.first, dump.tensors)
     graph = list(operations(model, dialect, seen.start, scored)) if seen.start else graph
-    judge = _Judge(model, dialect, graph, ids, replace(dump, tensors=seen.tensors), types, progress, details, seen.start)
+    judge = _Judge(model, dialect, graph, ids, replace(dump, tensors=seen.tensors), types, progress, details, seen.start, effort)
     verdicts = []
     for i, operation in enumerate(graph):
         if dump.problems.get(operation.key):
@@ -272,7 +276,7 @@ def _untried(verdict: OperationVerdict) -> str:
     more = "; then all names of the first layer that is wrong" if len(layers) > 1 else ""
     return (
         f"{verdict.place}: known mistakes were not tried, {len(verdict.across)} operations of a model this large are too much work. "
-        f"Record what lies between, as `bitnet-np trace{which} --names {names}` does{more}"
+        f"Record what lies between, as `bitnet-np trace{which} --names {names}` does{more}; or try them all the same, with --effort"
     )
 
 
@@ -289,13 +293,14 @@ class _Judge:
     progress: Progress
     details: Details | None = None
     start: int = 0  # the position of the first token
+    effort: float = 1.0  # times the work that mistakes may take
     in_vain: int = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
     cache: Cause | None = None  # the KV cache that a tensor has shown, assumed from there on
 
     def __post_init__(self) -> None:
         self.theirs = _Theirs(self.ids, self.dump.tensors)
         self.by_key = {o.key: o for o in self.graph}
-        self.search = Search(self.model, self.dialect, len(self.ids), _HIDDEN_WORK)
+        self.search = Search(self.model, self.dialect, len(self.ids), self.effort * _HIDDEN_WORK)
         self.nearest = Nearest()  # of the tensor that is judged
 
     def operation(self, operation: Operation) -> OperationVerdict:
@@ -369,7 +374,7 @@ class _Judge:
         most = 0.0 if reach is None else reach.nmse
         work = sum(self._cost(k) for k in across)
         if verdict == Verdict.WRONG:
-            if work > _MOST_WORK or self.in_vain > _MOST_IN_VAIN:
+            if work > self.effort * _MOST_WORK or self.in_vain > self.effort * _MOST_IN_VAIN:
                 return replace(judged, tried=False)
             places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
             parts = InParts.of(key, self.model.config, places, value, theirs, most)
@@ -382,7 +387,7 @@ class _Judge:
             if cause is None or cause.id in VAGUE:
                 cause = self._nearly(across, value, theirs, most) or cause
             return self._caused(judged, cause)
-        if verdict == Verdict.FLIPS and work <= _LITTLE_WORK:
+        if verdict == Verdict.FLIPS and work <= self.effort * _LITTLE_WORK:
             cause = self._explain(across, value, theirs, most, most / 2)
             if cause is not None and cause.fault:
                 return replace(judged.explained(cause), verdict=Verdict.WRONG)
@@ -665,7 +670,9 @@ class _Judge:
             return np.inf
 
         with np.errstate(all="ignore"):
-            return self.nearest.of(relative_error(value, theirs), most, left, self.model, self.dialect, span)
+            return self.nearest.of(
+                relative_error(value, theirs), most, left, narrowed(self.model, self.dialect, span, self.nearest.computes)
+            )
 
     def _read_last(self, across: tuple[Key, ...], theirs: Array, most: float) -> Cause | None:
         """The cause that shows in the last operation, with its inputs computed as right, or in the branch that is its last term."""

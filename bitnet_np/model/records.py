@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import ShapeError, UnsupportedError, shown
 from ..base.tensor_types import TensorType
-from ..base.validate import integer, number
+from ..base.validate import integer, number, positive
 
 Activation = Literal["relu2", "silu", "gelu_gate", "gelu", "gelu_tanh"]
 """The feed-forward's: relu(gate)^2 * up, silu(gate) * up, or the GELU by tanh of the gate, times up; without a gate the exact GELU (erf) or
@@ -61,8 +61,7 @@ class Yarn:
     def __post_init__(self) -> None:
         integer("YaRN's original context", self.original, 1, error=UnsupportedError)
         for name in ("factor", "fast", "slow"):
-            if not 0 < number(f"YaRN's {name}", getattr(self, name)) < np.inf:
-                raise UnsupportedError(f"YaRN's {name} is {getattr(self, name)}, expected a positive number")
+            positive(f"YaRN's {name}", getattr(self, name), UnsupportedError)
         if not self.fast > self.slow:
             raise UnsupportedError(f"YaRN's fast and slow are {self.fast} and {self.slow}, expected the first to be larger")
 
@@ -178,8 +177,7 @@ class Config:
         factors = ("embedding_scale", "residual_scale", "logit_scale")
         optional = (name for name in ("attention_scale", "score_cap", "logit_cap", "local_rope_base") if getattr(self, name) is not None)
         for name in ("eps", "rope_base", "rope_scaling", "rope_magnitude", *factors, *optional):
-            if not 0 < number(name, getattr(self, name)) < np.inf:
-                raise UnsupportedError(f"{name} is {getattr(self, name)}, expected a positive number")
+            positive(name, getattr(self, name), UnsupportedError)
         if self.yarn is not None and (self.rope == "none" or self.rope_scaling != 1 or self.rope_base <= 1):
             raise UnsupportedError(
                 f"YaRN in a model with rope {self.rope!r}, rope_base {self.rope_base} and rope_scaling {self.rope_scaling}, "

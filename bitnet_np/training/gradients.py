@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import ContextLimitError, NonFiniteError, OptionError, ShapeError, UnsupportedError
 from ..base.tensor_types import TERNARY_TYPES
-from ..base.validate import instance, number
+from ..base.validate import instance, positive
 from ..engine.network import rotations
 from ..engine.tokens import check_tokens
 from ..kernels import backward, cpu
@@ -73,8 +73,8 @@ def loss_and_gradients(
         raise ShapeError(f"sequence {int(counts.argmin())} has {counts.min()} token, expected at least 2: one to predict and one before it")
     if counts.max() > config.context:
         raise ContextLimitError(f"sequence {int(counts.argmax())} has {counts.max()} tokens, the model's context is {config.context}")
-    if divisor is not None and not 0 < number("divisor", divisor) < np.inf:
-        raise OptionError(f"divisor is {divisor}, expected a positive number")
+    if divisor is not None:
+        positive("divisor", divisor)
     batch = _Batch.of(config, ids, counts, tables.pop(FACTORS, None))
     quantised = {name: _matrix(table, weights) for name, table in tables.items() if _is_matrix(name, table.shape)}
     return _run(config, tables, quantised, batch, recompute, 1 / (len(batch.tokens) if divisor is None else divisor))

@@ -1,14 +1,15 @@
 """Logits alone: mistakes of a whole engine are found and named, also those that change less than roundings do."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from engine_runs import BASE, DEEP, DEEP_TOKENS, TOKENS_OF_300, judge_by, judged, llama_of, logits_of
 from spec_faults import SMALL_FAULTS, definition, model, ours, tokens
 
-from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, forward_full
-from bitnet_np.base.errors import NonFiniteError
+from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, check, forward_full
+from bitnet_np.base.errors import NonFiniteError, OptionError
 from bitnet_np.judge.engine import judge_logits
 from bitnet_np.judge.honest_engines import in_precision
 from bitnet_np.judge.logits import judge
@@ -149,3 +150,16 @@ def test_a_precision_is_named_only_where_logits_err_in_its_direction():
     as_large = judged_by(own + (cached - own)[:, ::-1])
     assert as_large.verdict == Verdict.WRONG
     assert "would explain it" not in as_large.reason
+
+
+def test_what_takes_too_much_work_is_said_and_tried_with_more_effort():
+    model = random_model(0, family="llama", n_layers=2, width=32, ffn=32, heads=2, kv_heads=1, head_dim=16, vocab=40)
+    ids = np.arange(6)
+    other = replace(model.layers[1], ffn_norm=np.ones_like(model.layers[1].ffn_norm))
+    theirs = forward_full(replace(model, layers=(model.layers[0], other)), ids[None])[0]
+    little = check(model, ids, theirs, effort=1e-4)
+    assert "were not tried on logits: --effort" in little.reason
+    needed = float(re.search(r"--effort (\S+)", little.reason)[1])
+    assert "the norm's weight is missing" in check(model, ids, theirs, effort=max(needed, 1.0)).reason
+    with pytest.raises(OptionError, match="effort is nan, expected a positive number"):
+        check(model, ids, theirs, effort=float("nan"))

@@ -1,6 +1,6 @@
 """The search for the mistake that explains what comes out of several operations, where no tensor in between is known."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from ...engine.dialects import Dialect
 from ...model.records import Model
 from ...traces.points import Key
 from ..graph import Operation
-from .catalogue import HIDDEN, Trial, narrowed, trials
+from .catalogue import HIDDEN, Trial, trials
 from .mistake import Cause, Compute
 
 OVERHEAD = 2 * 10**5
@@ -34,6 +34,8 @@ class Explanation(NamedTuple):
 
 
 Explain = Callable[[Trial], Explanation]
+Computes = Mapping[Key, Compute]
+"""Operations that are computed otherwise."""
 
 _NEARLY = 1e-3  # of the error: what another mistake leaves by chance is far more
 _LESS = 0.999  # of what another mistake leaves
@@ -46,29 +48,21 @@ class Nearest:
 
     left: float = np.inf  # NMSE
     cause: Cause | None = None
-    computes: Mapping[Key, Compute] = field(default_factory=dict, repr=False)
+    computes: Computes = field(default_factory=dict, repr=False)
 
-    def offer(self, left: float, cause: Cause, computes: Mapping[Key, Compute]) -> None:
+    def offer(self, left: float, cause: Cause, computes: Computes) -> None:
         """Keep a mistake if it leaves less than the others did. Of two that do the same the first one stands."""
         if cause.fault and left < _LESS * self.left:
             self.left, self.cause, self.computes = left, cause, computes
 
-    def of(
-        self,
-        now: float,
-        most: float,
-        left: Callable[[Mapping[Key, Compute]], float],
-        model: Model,
-        dialect: Dialect,
-        span: Sequence[Operation],
-    ) -> Cause | None:
+    def of(self, now: float, most: float, left: Callable[[Computes], float], narrower: Iterable[tuple[str, Computes]]) -> Cause | None:
         """The mistake with what explains the rest, if it leaves little of an error of this NMSE.
 
-        most: NMSE that is explained. left: what operations leave that are computed otherwise. span: those that may have fewer bits.
+        most: NMSE that is explained. left: what operations leave that are computed otherwise. narrower: this mistake with fewer bits, too.
         """
         if self.cause is None or self.left > _MUCH * now:
             return None
-        rests = [(left(computes), words) for words, computes in narrowed(model, dialect, span, self.computes)]
+        rests = [(left(computes), words) for words, computes in narrower]
         least, words = min(rests, default=(np.inf, ""))
         if least <= most:
             return replace(self.cause, text=f"{self.cause.text}; and {words}")
@@ -164,7 +158,8 @@ class Search:
         if not self.left_out:
             return []
         return [
-            f"{self.left_out} known mistakes were not tried across operations: too much work. A dump of more tensors needs fewer trials"
+            f"{self.left_out} known mistakes were not tried across operations: too much work. "
+            "--effort 10 tries more of them, and a dump of more tensors needs fewer"
         ]
 
 
