@@ -61,7 +61,7 @@ def _engine_window_layers(base: Variant) -> Engines:
 
 _ONE_LAYER = "the layers with the window are one layer {how} than in the model"
 _FLOAT16 = {True: ": declare the dialect bitnet.cpp (--as bitnet.cpp)", False: " are not there: declare the dialect exact"}
-_OF_GGML = "keys and values{} are rounded to {{kind}}, as in a KV cache of ggml"
+_OF_GGML = "are rounded to {kind}, as in a KV cache of ggml"
 _SCALED_TOO, _DECLARE = ", and queries that are scaled already,", ": declare it (--precision kv={kind})"
 _SCALED = "float16 roundings, of queries that are scaled already: declare them (--as llama.cpp-f16kv)"
 _RAW_KEYS = "other_tensor: Kcur{x} is read instead of Kcur_rope"
@@ -105,8 +105,8 @@ MISTAKES = (
     *named(
         "cache",
         AT,
-        ("ggml", f"stored: {_OF_GGML.format('')}", f"{_OF_GGML.format('')}{_DECLARE}"),
-        ("ggml_scaled", f"stored: {_OF_GGML.format(_SCALED_TOO)}", f"{_OF_GGML.format(_SCALED_TOO)}{_DECLARE}"),
+        ("ggml", f"stored: keys and values {_OF_GGML}", f"keys and values {_OF_GGML}{_DECLARE}"),
+        ("ggml_scaled", f"stored: keys and values{_SCALED_TOO} {_OF_GGML}", f"keys and values{_SCALED_TOO} {_OF_GGML}{_DECLARE}"),
         ("narrow", "stored: keys and values are rounded, as a cache of {kind} does", ""),
         fault=False,
     ),
