@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=FORMATS, help="format of the dump (default: recognised by its content)")
     parser.add_argument("--last", action="store_true", help="the dump holds logits of the last position only")
+    parser.add_argument("--effort", type=float, default=1.0, metavar="X", help="try X times as many mistakes where trying them takes long")
     add_report_arguments(parser)
     check_server.add_arguments(parser)
     add_profile_arguments(parser)
@@ -63,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --html and --plot, which `details_of` checks and `show` obeys."""
-    parser.add_argument("--effort", type=float, default=1.0, metavar="X", help="try X times as many mistakes where trying them takes long")
     parser.add_argument("--html", type=Path, metavar="F.html", help="write the report as one HTML file, with the numbers of each tensor")
     parser.add_argument("--plot", type=Path, metavar="F.png", help="draw the heat map to this picture file (extra `plots`)")
 
