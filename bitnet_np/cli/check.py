@@ -104,7 +104,7 @@ def _declared(arguments: argparse.Namespace) -> str:
 def _judged(inputs: Inputs, details: Details | None) -> Report:
     """The report on the dump of one sequence, or of several."""
     arguments, config, rows = inputs.arguments, inputs.source.config(), inputs.sequences()
-    profile = profile_of(arguments)
+    profile, effort = profile_of(arguments), positive("--effort", arguments.effort)
     path: Path = arguments.theirs
     name = arguments.format or detect(path)
     if arguments.last and name not in ("logits", "raw"):
@@ -121,7 +121,7 @@ def _judged(inputs: Inputs, details: Details | None) -> Report:
         return check_records(inputs.model(), rows[0], records, profile.dialect, profile.precision or FLOAT32)
     tokens = check_tokens(config, *pad(rows))
     dump = read_dump(path, tokens, config, name, _bare_shape(path, config.vocab, rows) if name == "raw" else None)
-    runtime, effort = Runtime(inputs.model(), profile.dialect).checked(), positive("--effort", arguments.effort)
+    runtime = Runtime(inputs.model(), profile.dialect).checked()
     return judge_sequences(runtime, tokens, dump, progress.bar, details, profile.precision, arguments.last, effort)
 
 
