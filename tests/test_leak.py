@@ -22,8 +22,8 @@ from bitnet_np.generation.generate import stream
 from bitnet_np.generation.sampling import Sampling
 from bitnet_np.kernels import workspace
 
-MODEL = random_model(0, width=64, ffn=96, vocab=64, context=4096)
-RING = random_model(0, width=20, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, context=4096, window=70)
+MODEL = random_model(0, width=256, ffn=256, vocab=64, context=4096)
+RING = random_model(0, width=256, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, context=4096, window=70)
 KILOBYTE, MEGABYTE = 1 << 10, 1 << 20
 TOKENS = random_tokens(np.random.default_rng(0), MODEL, 2, 40)
 
@@ -40,7 +40,7 @@ def stateless(step):
 
 def decode_steps(n):
     """In a cache as large as it will be, so that it does not count."""
-    cache = KVCache(MODEL.config, 2, 2100)
+    cache = KVCache(MODEL.config, 2, 60)
     cache.k.fill(0)
     cache.v.fill(0)
     for _ in range(n):
@@ -53,7 +53,7 @@ def ring_steps(n):
     """Round and round, with a prompt of several rounds now and then."""
     cache = KVCache(RING.config, 2, 4096, ring=True)
     for i in range(n):
-        if i % 1000 == 0:
+        if i % 300 == 0:
             cache.clear()
             forward(RING, np.ones((2, 300), int), cache)
         forward(RING, [[1], [2]], cache)
@@ -104,15 +104,15 @@ def cached_masks(n):
 
 
 WORK = {  # with so many steps that one array of a step, kept each time, is more than a megabyte
-    "whole passes": (stateless(lambda i: forward_full(MODEL, TOKENS)), 100),
-    "masked passes": (stateless(lambda i: forward_full(MODEL, TOKENS, mask=masks.causal(40, 40))), 100),
+    "whole passes": (stateless(lambda i: forward_full(MODEL, TOKENS)), 40),
+    "masked passes": (stateless(lambda i: forward_full(MODEL, TOKENS, mask=masks.causal(40, 40))), 40),
     "loads": (stateless(lambda i: load(TINY)), 60),
-    "decode steps": (decode_steps, 3000),
-    "ring steps": (ring_steps, 2000),
-    "measured passes": (measured_passes, 100),
-    "failed passes": (failed_passes, 100),
-    "requests": (requests, 250),
-    "cached masks": (cached_masks, 1000),
+    "decode steps": (decode_steps, 600),
+    "ring steps": (ring_steps, 600),
+    "measured passes": (measured_passes, 40),
+    "failed passes": (failed_passes, 40),
+    "requests": (requests, 150),
+    "cached masks": (cached_masks, 400),
 }
 
 

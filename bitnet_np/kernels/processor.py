@@ -11,6 +11,8 @@ from pathlib import Path
 import llvmlite.binding as llvm
 from numba.core import codegen, config
 
+_HOST_FEATURES = codegen.get_host_cpu_features()  # LLVM looks for them anew, and each step of a kernel that is compiled asks
+
 
 def architecture() -> str:
     """The architecture of this process, "x86_64" or "aarch64" among others.
@@ -23,7 +25,7 @@ def architecture() -> str:
 
 def cpu_features() -> frozenset[str]:
     """The processor features that Numba compiles for. NUMBA_CPU_NAME alone does not change them: set NUMBA_CPU_FEATURES with it."""
-    text = codegen.get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    text = _HOST_FEATURES if config.CPU_FEATURES is None else config.CPU_FEATURES
     return frozenset(part[1:] for part in text.split(",") if part.startswith("+"))
 
 
@@ -75,9 +77,8 @@ def _add_reported() -> None:
     """
     if architecture() != "aarch64" or config.CPU_FEATURES is not None or config.CPU_NAME is not None:
         return
-    features = [feature for feature in codegen.get_host_cpu_features().split(",") if feature]
-    if f"+{_DOT_PRODUCTS}" not in features and _reports_dot_products():
-        config.CPU_FEATURES = ",".join([*features, f"+{_DOT_PRODUCTS}"])
+    if _DOT_PRODUCTS not in cpu_features() and _reports_dot_products():
+        config.CPU_FEATURES = ",".join(filter(None, (_HOST_FEATURES, f"+{_DOT_PRODUCTS}")))
 
 
 _add_reported()

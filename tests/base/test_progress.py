@@ -1,6 +1,6 @@
 """Progress: the library prints nothing, and tells a caller who asks."""
 
-from dumps import FAULTS, MODEL, TOKENS, only
+from dumps import FAULTS, MODEL, TOKENS, only, trace
 
 from bitnet_np.base.progress import no_bars, silent
 from bitnet_np.engine.dialects import EXACT
@@ -13,7 +13,7 @@ def test_the_library_prints_nothing(capfd):
     no_bars("reading")(2, 2)
     token_nll(MODEL, TOKENS)
     dump, ids = FAULTS["SiLU for relu squared, every layer"].make(MODEL, TOKENS)
-    check_trace(MODEL, ids, only(dump, "l_out", "result_output"))
+    check_trace(MODEL, ids, trace(dump))
     assert capfd.readouterr() == ("", "")
 
 

@@ -23,9 +23,10 @@ from bitnet_np.kernels.fast import amx
 
 UNITS = {"vectors": None, "twin": amx.PLAIN, "processor": amx.PROCESSOR}
 ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+KINDS = {"vectors": BLOCK_TYPES, "twin": VARIED if amx.why_absent() else (Q4_K, Q8_0), "processor": VARIED}  # the twin where it stands in
 EACH = pytest.mark.parametrize(
     ("unit", "kind"),
-    [(unit, kind) for unit in UNITS for kind in (VARIED if unit == "twin" else BLOCK_TYPES)],
+    [(unit, kind) for unit in UNITS for kind in KINDS[unit]],
     ids=lambda part: getattr(part, "name", part),
 )
 

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -33,19 +34,18 @@ from bitnet_np.kernels.ternary_product import Matrix, Product
 from bitnet_np.model import packing
 from bitnet_np.testing import selftest
 
-BYTES = ("ternary", "bytes")  # byte dot products: each processor here has other instructions for them
-FORWARD = ("logits", "halves", "weights", "products", *BYTES)
-ALL = (*FORWARD, "masked", "backward")
+FORWARD = ("logits", "halves", "weights", "products")
 
-# name for Numba: its features, the path expected, whether registers are many, and what it computes. Compiling the kernels takes half a
-# minute: those of floats run where they differ most from this processor's. Tables of codes and float16 are widened on the first as here, on
-# the third as on the second, on the fourth as on the second and the last. The last two have no fused multiply-add: each lane is a call.
+# name for Numba: its features, the path expected, whether registers are many, and what it computes. Compiling takes most of the time, so
+# each path of byte dot products has one type with signed codes and one without. Those of floats run where they differ most from this
+# processor's. Tables of codes and float16 are widened on the first as here, on the third as on the second, on the fourth as on the second
+# and the last. The last two have no fused multiply-add: each lane is a call.
 PROCESSORS = {
-    "skylake-avx512": (AVX512, "avx512", True, BYTES),
-    "haswell": (AVX2, "avx2", False, FORWARD),
-    "alderlake": (AVX2 + ",+avxvnni", "avx-vnni", False, BYTES),
-    "nehalem": (SSE4, "ssse3", False, BYTES),
-    "generic": ("", "generic", False, ALL),
+    "skylake-avx512": (AVX512, "avx512", True, ("ternary", "Q4_K", "Q8_0")),
+    "haswell": (AVX2, "avx2", False, (*FORWARD, "ternary", "Q5_1", "Q6_K")),
+    "alderlake": (AVX2 + ",+avxvnni", "avx-vnni", False, ("ternary", "Q5_1", "Q8_0")),
+    "nehalem": (SSE4, "ssse3", False, ("ternary", "Q4_K", "Q6_K")),
+    "generic": ("", "generic", False, (*FORWARD, "ternary", "Q4_K", "Q8_0", "masked", "backward")),
 }
 
 
@@ -123,9 +123,8 @@ PARTS = {
     "halves": halves,
     "weights": lambda: {kind.name: digest(blocks.embed(random_blocks(kind), kind, np.arange(40))) for kind in DIFFERENT_TYPES},
     "products": lambda: [digest(blocks.matmul(random_floats((rows, 512)), random_blocks(Q5_K), Q5_K)) for rows in (1, 7)],
-    "bytes": lambda: {kind.name: byte_products(kind) for kind in (Q5_1, Q8_0, Q4_K, Q6_K)},
     "backward": lambda: {name: selftest.digest(*compute()) for name, compute in selftest.backward_cases().items()},
-}
+} | {kind.name: partial(byte_products, kind) for kind in (Q5_1, Q8_0, Q4_K, Q6_K)}
 
 
 def fingerprint(names):
@@ -167,7 +166,7 @@ def processes():
 
 @pytest.fixture(scope="module")
 def expected():
-    return fingerprint(ALL)
+    return fingerprint(PARTS)
 
 
 @x86

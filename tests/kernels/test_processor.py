@@ -3,7 +3,7 @@
 import llvmlite.binding as llvm
 import pytest
 from child import run_python
-from numba.core import codegen, config
+from numba.core import config
 
 from bitnet_np.kernels import processor
 
@@ -38,7 +38,7 @@ def test_the_flags_of_x86_are_no_features_of_arm():
 def arm(monkeypatch):
     """A Linux on ARM whose features LLVM lists without dot products, as it does."""
     monkeypatch.setattr(processor, "architecture", lambda: "aarch64")
-    monkeypatch.setattr(codegen, "get_host_cpu_features", lambda: "+neon,+fp-armv8,-sve")
+    monkeypatch.setattr(processor, "_HOST_FEATURES", "+neon,+fp-armv8,-sve")
     monkeypatch.setattr(config, "CPU_NAME", None)
     monkeypatch.setattr(config, "CPU_FEATURES", None)
 

@@ -14,8 +14,8 @@ from bitnet_np.model.records import Blocks, frozen
 
 LLAMA_CPP = Path(__file__).parents[1] / "data" / "llamacpp"
 VARIED = (Q5_1, Q8_0, Q2_K, Q4_K, Q6_K, TQ2_0, IQ4_XS, NVFP4)
-"""One or two planes, with and without small scales, either kind of minimum, and every size of a unit: enough for the twin of matrix tiles,
-whose kernels take a second or more to compile for each type."""
+"""One or two planes, with and without small scales, either kind of minimum, and every size of a unit: enough for matrix tiles, whose
+kernels take a second or more to compile for each type."""
 
 
 def random_blocks(rng: np.random.Generator, kind: TensorType, n: int, per_row: int) -> Blocks:

@@ -77,7 +77,7 @@ def operations(rng: np.random.Generator, number: int) -> None:
     data, x = matrix.data, rng.standard_normal((r, matrix.shape[1])).astype(np.float32)
     # for several threads they are compiled of one type: what they share out is not the type's
     with mock.patch.object(launching, "SMALL", launching.SMALL if kind is Q4_K else 1 << 60):
-        for unit in (None, amx.unit(), *([amx.PLAIN] if kind in VARIED else [])):
+        for unit in (None, *([amx.PLAIN if amx.unit() is None else amx.unit()] if kind in VARIED else [])):
             with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(block_tiles, "LEAST", 1):
                 same(block_products.products, x, (data, data[: n // 2 + 1], data), kind)
         for few in (x, x[:1]):
