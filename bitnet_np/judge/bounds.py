@@ -86,7 +86,7 @@ def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
             near = f" +- {most[t, i]:.2g}" if most[t, i] > TINY else " exactly"
             worst = f"{theirs[begin + t, i]:.6g} at position {begin + t}, element {i}, expected {value[t, i]:.6g}{near}"
         flipped += int((error > bound).any(axis=1).sum())
-        firm = (reach == 0) & (square > 0)
+        firm = (reach == 0) & (square > TINY**2)  # smaller ones may be flushed to zero
         off, value, square = off[firm], value[firm], square[firm]
         count += off.size
         with np.errstate(over="ignore"):  # numbers near float32's largest, for which no factor is reported

@@ -50,7 +50,7 @@ class Expected(NamedTuple):
     steps: float | Array  # rounded terms of a sum
     reach: float | Array = 0.0  # change that ambiguous roundings of inputs can make
     common: float = 6.0  # roundings, in units of u, that all elements can share
-    worst: float | Array = 0.0  # what roundings to narrow types add (narrow.py): the sum of their sizes, and of their squares
+    worst: float | Array = 0.0  # what larger roundings add, such as to narrow types: the sum of their sizes, and of their squares
     square: float | Array = 0.0
     shared: float = 1.0  # elements that have these roundings in common, about
 
@@ -284,14 +284,20 @@ def visible_scores(model: Model, dialect: Dialect, layer: int, q: Array, k: Arra
 
 
 def probabilities(model: Model, layer: int, scores: Array) -> Expected:
-    """The softmax of scores [T, H * T]. An error of a score changes its probability by as much, relatively, and the others by their sum."""
+    """The softmax of scores [T, H * T]. An error of a score changes its probability by as much, relatively, and the others by their sum.
+
+    The exponent is rounded four times at most: the difference from the largest score, its product with log2(e), that constant, and the
+    reduction of its range. Each is relative to the difference, so it grows with it, unlike roundings of a sum, which partly cancel.
+    """
     t = len(scores)
     sees = spec.causal_mask(t, t, window=model.config.window_of(layer)) == 0
     s = np.where(sees, by_head(scores), -np.inf)
     p = spec.softmax(s)
     away = np.where(sees, s.max(axis=-1, keepdims=True) - s, 0)
-    steps = 4 * away.max(axis=-1, keepdims=True) + np.minimum(sees.sum(axis=-1), 36)[:, None] + 8
-    return Expected(by_query(p), by_query(p), by_query(np.broadcast_to(steps, p.shape)))
+    total, square = ((p**n * away**n).sum(axis=-1, keepdims=True) for n in (1, 2))
+    worst, squares = 4 * U * p * (away + total), 4 * (U * p) ** 2 * (away**2 + square)
+    steps = np.broadcast_to(np.minimum(sees.sum(axis=-1), 36)[:, None] + 8, p.shape)
+    return Expected(by_query(p), by_query(p), by_query(steps), worst=by_query(worst), square=by_query(squares))
 
 
 def by_query(x: Array) -> Array:

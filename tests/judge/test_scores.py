@@ -60,6 +60,18 @@ def test_right_scores_are_the_same_bits_or_roundings(family):
     assert {KQ, SOFT_MAX} <= {o.key for o in report.operations}
 
 
+@pytest.mark.parametrize("size", [30, 1300])
+def test_probabilities_below_float32_are_roundings(size):
+    """Some are subnormal there, or 0; exactly they are neither."""
+    points, normal = dict(DUMPS["llama"]), np.random.default_rng(0).standard_normal(DUMPS["llama"][KQ].shape)
+    hidden = spec.causal_mask(T, T, window=5) < 0
+    s = np.where(hidden, -np.inf, size * normal).astype(np.float32)
+    e = np.exp(s - s.max(axis=-1, keepdims=True))
+    points |= {KQ: s, SOFT_MAX: e / e.sum(axis=-1, keepdims=True)}
+    verdicts = {o.key: o.verdict for o in judged("llama", points).operations}
+    assert verdicts[SOFT_MAX] == Verdict.ROUNDING
+
+
 def test_scores_of_bfloat16_are_judged_as_such():
     points = float32("llama")
     for n in range(2):
