@@ -251,15 +251,19 @@ class _Target:
                 self.engines[cause.text] = variant
 
     def nearly(self, ids: NDArray[np.int64]) -> Cause | None:
-        """The mistake that leaves little of the distance, with the rounding to fewer bits that explains the rest."""
-        engine = self.base if self.closest.cause is None else self.engines.get(self.closest.cause.text, self.base)
-
-        def left(computes: Mapping[Key, Compute]) -> float:
-            away = self.explained_by(self.logits(with_computed(engine, "", computes, ids)), self.away)
-            return np.inf if away is None else float(away.mean())
-
+        """What leaves little of the distance, with the rounding to fewer bits that explains the rest."""
         now = float(self.away.mean())
-        return self.closest.of(now, now, left, narrowed(engine.model, engine.dialect, _span(engine), self.closest.computes))
+        for near in self.closest.kept():
+            engine = self.engines.get(near.cause.text, self.base)
+
+            def left(computes: Mapping[Key, Compute], engine: Variant = engine) -> float:
+                away = self.explained_by(self.logits(with_computed(engine, "", computes, ids)), self.away)
+                return np.inf if away is None else float(away.mean())
+
+            cause = near.with_rest(now, now, left, narrowed(engine.model, engine.dialect, _span(engine), near.computes))
+            if cause is not None:
+                return cause
+        return None
 
     def fitted(self) -> Cause | None:
         """The mistake in the last operation, with numbers fitted to theirs, that makes them of ours but for roundings."""

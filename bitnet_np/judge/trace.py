@@ -567,7 +567,11 @@ class _Judge:
 
             screen = self._screen(across, value, theirs)
             for candidate, array, computes in chain(self._mistaken(across, least == 0, screen), with_fitted()):
-                if array.shape != theirs.shape or not np.isfinite(array).all() or relative_error(array, value) < least:
+                if (
+                    array.shape != theirs.shape
+                    or not np.isfinite(array).all()
+                    or (candidate.fault and relative_error(array, value) < least)
+                ):
                     continue
                 left = relative_error(array, theirs)
                 if computes is not None:
@@ -669,10 +673,10 @@ class _Judge:
                 return relative_error(self._values(across, computes, right)[across[-1]], theirs)
             return np.inf
 
+        now = relative_error(value, theirs)
         with np.errstate(all="ignore"):
-            return self.nearest.of(
-                relative_error(value, theirs), most, left, narrowed(self.model, self.dialect, span, self.nearest.computes)
-            )
+            causes = (n.with_rest(now, most, left, narrowed(self.model, self.dialect, span, n.computes)) for n in self.nearest.kept())
+            return next((cause for cause in causes if cause is not None), None)
 
     def _read_last(self, across: tuple[Key, ...], theirs: Array, most: float) -> Cause | None:
         """The cause that shows in the last operation, with its inputs computed as right, or in the branch that is its last term."""

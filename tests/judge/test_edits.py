@@ -20,7 +20,7 @@ from bitnet_np.judge.edits.expression import value_of
 from bitnet_np.judge.graph import FIELDS, TOKENS, Place, matrix_of, operations
 from bitnet_np.judge.mistakes.mistake import Site
 from bitnet_np.judge.precision import FLOAT32
-from bitnet_np.judge.roundings import to_bfloat16
+from bitnet_np.judge.roundings import NARROW, to_bfloat16
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES
@@ -170,13 +170,15 @@ def test_codes_of_another_quantiser_are_named(quantise, says):
     assert re.search(says, planted(MODELS["bitnet"], "Vcur", change))
 
 
-def float_engine(model, operands, faults=()):
+def float_engine(model, operands, faults=(), cache=None):
     """All tensors of an engine in float64 that rounds the operands of the matrices in its layers. faults: other models, by the tensors that
-    they compute in its place."""
+    they compute in its place. cache: what becomes of keys and values."""
     values = {TOKENS: IDS}
     for operation in operations(model, EXACT):
         other = dict(faults).get(operation.key, model)
         inputs = [values[key] for key in operation.inputs]
+        if cache is not None and operation.key.name == "kqv_out":
+            inputs = [inputs[0], *map(cache, inputs[1:])]
         y = next(o for o in operations(other, EXACT) if o.key == operation.key).evaluate(*inputs).value
         if operation.key.name in FIELDS:
             linear = matrix_of(other, operation.key)
@@ -255,6 +257,15 @@ def test_a_mistake_is_named_in_an_engine_of_fewer_bits(dumped, operands, bits, k
     report = check_trace(FEWER_BITS_MODEL, IDS, trace({k: x for k, x in points.items() if dumped in ("all", k.name)}))
     assert report.verdict is Verdict.WRONG
     assert f"{says}; and operands of products are rounded to {bits}" in report.reason
+
+
+@pytest.mark.parametrize("in_cache", ["float16", "q8_0"])
+def test_operands_and_a_cache_of_fewer_bits_are_narrow_across_operations(in_cache):
+    points = float_engine(FEWER_BITS_MODEL, cut, cache=NARROW[in_cache])
+    report = check_trace(FEWER_BITS_MODEL, IDS, trace({k: x for k, x in points.items() if k.name in ("l_out", "result_output")}))
+    assert report.verdict is Verdict.NARROW, report.reason
+    assert "operands of products are rounded to" in report.operations[0].hypothesis
+    assert ("cache of q8_0" in report.operations[0].hypothesis) == (in_cache == "q8_0")
 
 
 @pytest.mark.parametrize("dumped", ["l_out", "result_output"])
