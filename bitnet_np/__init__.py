@@ -1,10 +1,12 @@
 """bitnet_np: a reference implementation of BitNet b1.58 inference. A GGUF file and token ids in, logits one can trust out."""
 
+import sys
+
 from .kernels.float_state import default_state
 
 with default_state():  # constants are rounded when their modules are imported
     from . import contract
-    from .base.errors import Error
+    from .base.errors import Error, UnsupportedError
     from .engine import masks
     from .engine.cache import KVCache
     from .engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
@@ -24,6 +26,9 @@ with default_state():  # constants are rounded when their modules are imported
     from .judge.report import Report
     from .judge.verdict import Verdict
     from .model.records import Blocks, Config, Expert, Layer, Linear, Model, Ternary
+
+if not getattr(sys, "_is_gil_enabled", lambda: True)():  # asked last: an extension that needs the GIL has turned it on
+    raise UnsupportedError("this Python runs without the GIL, with which alone bitnet_np is tested: start it with PYTHON_GIL=1")
 
 __version__ = "0.1.0"
 

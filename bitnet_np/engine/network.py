@@ -140,7 +140,7 @@ def run_layers(
     if last_only and len(h) > len(rows.last):
         h = ops.take(h, rows.last)
     parts = (ALL,) if last_only else way.attention
-    h = _in_parts(parts, h, lambda x, _: whole.norm("result_norm", "", x, model.output_norm, model.output_norm_bias)[1])
+    h = _in_parts(way, parts, h, lambda x, _: whole.norm("result_norm", "", x, model.output_norm, model.output_norm_bias)[1])
     h = dialect.rounded(h)
     if head is not None:
         logits = head(dialect.matrix_input(h, model.head))
@@ -215,10 +215,11 @@ class _Step:
         c, ops = self.runtime.model.config, self.runtime.ops
         return name, self.note(name, ops.rms_norm(x, gain, c.eps) if c.norm == "rms" else ops.layer_norm(x, gain, bias, c.eps))
 
-    def added(self, h: Array, branch: Array) -> Array:
-        """The residual stream with the output of a branch."""
+    def added(self, h: Array, branch: Array, in_place: bool) -> Array:
+        """The residual stream with the output of a branch. in_place: in the memory of h, which the pass alone has."""
         scale, ops = self.runtime.model.config.residual_scale, self.runtime.ops
-        return ops.add(h, branch if scale == 1 else ops.scaled(branch, np.float32(scale)))
+        branch = branch if scale == 1 else ops.scaled(branch, np.float32(scale))
+        return np.add(h, branch, out=h) if in_place else ops.add(h, branch)
 
     def sub_norm(self, name: str, source: str, x: Array, gain: Floats | None) -> tuple[str, Array]:
         """Name and tensor that a branch's last matrix reads: behind BitNet's RMS norm in front of it, if there is one."""
@@ -233,52 +234,47 @@ class _Step:
         ops, c = self.runtime.ops, self.runtime.model.config
         return self.note(name, ops.rms_norm(x.reshape(-1, gain.size), gain, c.eps).reshape(x.shape))
 
-    def linears(self, source: str, x: Array, codes: _Codes | None = None, /, **outputs: Linear) -> list[Array]:
-        """Products of matrices that read the same tensor, by the names of their outputs: [R, M] -> [R, N] each.
-
-        codes: those of the tensor, where other matrices read them too.
-        """
-        shared = _Codes(self, source, x) if codes is None else codes
+    def linears(self, source: _Input, /, **outputs: Linear) -> list[Array]:
+        """Products of matrices that read the same tensor, by the names of their outputs: [R, M] -> [R, N] each."""
         weights = [w.weights for w in outputs.values() if w.norm is None]
-        together = self._together(x, weights, shared) if len(weights) == len(outputs) > 1 else None
+        together = self._together(source, weights) if len(weights) == len(outputs) > 1 else None
         if together is None:
-            return [self._finished(name, w, self._product(name, x, w, shared)) for name, w in outputs.items()]
+            return [self._finished(name, w, self._product(name, source, w)) for name, w in outputs.items()]
         return [self._finished(name, w, y) for (name, w), y in zip(outputs.items(), together, strict=True)]
 
-    def _together(self, x: Array, weights: Sequence[Weights], codes: _Codes) -> list[Array] | None:
-        """The products of x with several matrices by one call of the backend; None if it has no call for such matrices."""
+    def _together(self, source: _Input, weights: Sequence[Weights]) -> list[Array] | None:
+        """The products of a tensor with several matrices by one call of the backend; None if it has no call for such matrices."""
         ops, dialect = self.runtime.ops, self.runtime.dialect
         ternary = [w for w in weights if _takes_codes(w, dialect)]
         if len(ternary) == len(weights):
-            return ops.ternary_matmuls(*codes(), *((w.codes, w.scale, w.shape[0]) for w in ternary))
+            return ops.ternary_matmuls(*source.codes(), *((w.codes, w.scale, w.shape[0]) for w in ternary))
         if ternary or not dialect.ggml_activations:
             return None
         blocks = [w for w in map(_stored, weights) if isinstance(w, Blocks)]
-        return ops.matmuls_blocks_as_llama_cpp(x, *((w.data, w.type) for w in blocks)) if len(blocks) == len(weights) else None
+        return ops.matmuls_blocks_as_llama_cpp(source.x, *((w.data, w.type) for w in blocks)) if len(blocks) == len(weights) else None
 
-    def _product(self, name: str, x: Array, w: Linear, shared: _Codes) -> Array:
-        """x times the matrix of w, behind its own norm if it has one."""
-        if w.norm is None:
-            return _product(x, w.weights, shared, self.runtime)
-        eps = w.norm_eps or self.runtime.model.config.eps
-        x = self.note(name + "_in", self.runtime.ops.rms_norm(x, w.norm, eps))
-        return _product(x, w.weights, _Codes(self, name + "_in", x), self.runtime)
+    def _product(self, name: str, source: _Input, w: Linear) -> Array:
+        """A tensor times the matrix of w, behind its own norm if it has one."""
+        if w.norm is not None:
+            eps = w.norm_eps or self.runtime.model.config.eps
+            source = _Input(self, name + "_in", self.note(name + "_in", self.runtime.ops.rms_norm(source.x, w.norm, eps)))
+        return _product(source.x, w.weights, source.codes, self.runtime)
 
     def _finished(self, name: str, w: Linear, y: Array) -> Array:
         """A product with its scale and bias."""
         return self.note(name, _with_scale_and_bias(w, y, self.runtime.ops))
 
 
-class _Codes:
-    """A tensor as int8 codes and steps per unit, one for each row: computed once, when the first matrix needs them."""
+class _Input:
+    """A tensor that matrices read, and its int8 codes and steps per unit, one for each row: computed once, when the first needs them."""
 
     def __init__(self, step: _Step, name: str, x: Array) -> None:
-        self._step, self._name, self._x = step, name, x
+        self._step, self._name, self.x = step, name, x
         self._codes: tuple[Array, Array] | None = None
 
-    def __call__(self) -> tuple[Array, Array]:
+    def codes(self) -> tuple[Array, Array]:
         if self._codes is None:
-            self._codes = codes, scale = self._step.runtime.ops.quantize(self._x)
+            self._codes = codes, scale = self._step.runtime.ops.quantize(self.x)
             self._step.see(self._name + "_codes", codes)
             self._step.see(self._name + "_scale", scale)
         return self._codes
@@ -290,14 +286,15 @@ class _Way:
 
     attend: Attend
     rotations: Rotations | None
-    splits: bool  # whether rows may be split
+    splits: bool  # whether rows may be split, and what a branch makes of them takes their place
     attention: Sequence[Part]
     feed_forward: Sequence[Part]
 
     @classmethod
     def of(cls, step: _Step, rows: int, rotations: Rotations | None, attend: Attend) -> _Way:
         """All rows at once where tensors are observed, a ring wraps, or a backend does not split rows (Backend.splits_rows)."""
-        c, splits = step.runtime.model.config, step.runtime.ops.splits_rows and not (step.observed or attend.pieces)
+        c = step.runtime.model.config
+        splits = rows > 1 and step.runtime.ops.splits_rows and not (step.observed or attend.pieces)
         experts = max(1, c.experts // max(1, c.experts_used))
         attention, feed_forward = (_parts(rows, size if splits else rows) for size in (ATTENTION_ROWS, FFN_ROWS * experts))
         return cls(attend, rotations, splits, attention, feed_forward)
@@ -308,9 +305,9 @@ def _parts(rows: int, size: int) -> Sequence[Part]:
     return tuple(slice(start, start + size) for start in range(0, rows, size)) if rows > size else (ALL,)
 
 
-def _in_parts(parts: Sequence[Part], h: Array, branch: Callable[[Array, Part], Array]) -> Array:
-    """What a branch makes of h [R, D]: several parts one after another, into h itself."""
-    if len(parts) == 1:
+def _in_parts(way: _Way, parts: Sequence[Part], h: Array, branch: Callable[[Array, Part], Array]) -> Array:
+    """What a branch makes of h [R, D]: one part after another, into h itself where rows may be split."""
+    if not way.splits:
         return branch(h, parts[0])
     for part in parts:
         h[part] = branch(h[part], part)
@@ -330,22 +327,22 @@ def _layer(step: _Step, h: Array, way: _Way, last: Array | None = None) -> Array
         for part in way.attention:
             way.attend(step.layer, *_queries_keys_values(step, w, some(h, part), way, part, queries=False), part)
     if few is not None:
-        h, way = step.runtime.ops.take(h, few), replace(way, attention=(few,), feed_forward=(few,))
+        h, way = step.runtime.ops.take(h, few), replace(way, splits=False, attention=(few,), feed_forward=(few,))
 
     def attended(x: Array, part: Part) -> Array:
         return _attention(step, w, x, way, part, keys=not apart)
 
     def fed(x: Array) -> Array:
-        return step.added(x, _feed_forward(step, w, x))
+        return step.added(x, _feed_forward(step, w, x), way.splits)
 
     def both(x: Array, part: Part) -> Array:
         branch = attended(x, part)
-        return step.note("l_out", step.added(fed(x), branch))
+        return step.note("l_out", step.added(fed(x), branch, way.splits))
 
     if parallel:
-        return _in_parts(way.feed_forward, h, both)
-    h = _in_parts(way.attention, h, lambda x, part: step.note("ffn_inp", step.added(x, attended(x, part))))
-    return _in_parts(way.feed_forward, h, lambda x, _: step.note("l_out", fed(x)))
+        return _in_parts(way, way.feed_forward, h, both)
+    h = _in_parts(way, way.attention, h, lambda x, part: step.note("ffn_inp", step.added(x, attended(x, part), way.splits)))
+    return _in_parts(way, way.feed_forward, h, lambda x, _: step.note("l_out", fed(x)))
 
 
 def _attention(step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, keys: bool) -> Array:
@@ -353,8 +350,8 @@ def _attention(step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, keys: 
     assert step.layer is not None
     x = way.attend(step.layer, *_queries_keys_values(step, w, h, way, part, keys=keys), part)
     x = step.note("kqv_out", x.reshape(len(x), -1))
-    source, x = step.sub_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm)
-    (x,) = step.linears(source, x, attn_o_out=w.attn_output)
+    source = _Input(step, *step.sub_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm))
+    (x,) = step.linears(source, attn_o_out=w.attn_output)
     return step.norm("attn_post_norm", "attn_o_out", x, w.post_attention_norm)[1]
 
 
@@ -364,9 +361,9 @@ def _queries_keys_values(
     """What attention reads: [R, D] -> [R, H, K], [R, G, K], [R, G, K], with None for what is not asked for."""
     c, dialect, ops = step.runtime.model.config, step.runtime.dialect, step.runtime.ops
     assert step.layer is not None
-    source, x = step.norm("attn_norm", "attn_inp", h, w.attn_norm, w.attn_norm_bias)
+    source = _Input(step, *step.norm("attn_norm", "attn_inp", h, w.attn_norm, w.attn_norm_bias))
     asked = ({"Qcur": w.attn_q} if queries else {}) | ({"Kcur": w.attn_k, "Vcur": w.attn_v} if keys else {})
-    found = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, x, **asked)), strict=True))
+    found = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, **asked)), strict=True))
     q, k, v = map(found.get, ("Qcur", "Kcur", "Vcur"))
     q, k = step.head_norm("Qcur_normed", q, w.attn_q_norm), step.head_norm("Kcur_normed", k, w.attn_k_norm)
     if way.rotations is not None and c.rotates(step.layer):
@@ -382,49 +379,50 @@ def _queries_keys_values(
 
 def _feed_forward(step: _Step, w: Layer, h: Array) -> Array:
     """The feed-forward branch: [R, D] -> [R, D], without the residual."""
-    source, x = step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias)
-    codes = _Codes(step, source, x)
     if not w.experts:
-        return step.norm("ffn_post_norm", "ffn_down", _dense_feed_forward(step, w, source, x, codes), w.post_ffw_norm)[1]
-    y = _mixture(step, w, source, x, codes)
-    return y if w.ffn_gate_inp_shexp is None else step.runtime.ops.add(y, _shared_expert(step, w, source, x, codes))
+        y = _down(step, w, _activated(step, w, _Input(step, *step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias))))
+        return step.norm("ffn_post_norm", "ffn_down", y, w.post_ffw_norm)[1]
+    source = _Input(step, *step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias))
+    y = _mixture(step, w, source)
+    return y if w.ffn_gate_inp_shexp is None else step.runtime.ops.add(y, _shared_expert(step, w, source))
 
 
-def _dense_feed_forward(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Array:
-    """The feed-forward that every token takes: [R, D] -> [R, D]."""
-    assert w.ffn_down is not None
-    x = step.note("ffn_out", _activated(step, w, source, x, codes))
-    source, x = step.sub_norm("ffn_sub_norm", "ffn_out", x, w.ffn_sub_norm)
-    (x,) = step.linears(source, x, ffn_down=w.ffn_down)
-    return x
-
-
-def _activated(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Array:
+def _activated(step: _Step, w: Layer, source: _Input) -> Array:
     """The feed-forward's hidden numbers: [R, D] -> [R, F]."""
     assert w.ffn_up is not None
     activation, ops = step.runtime.model.config.activation, step.runtime.ops
     if w.ffn_gate is None:
-        (up,) = step.linears(source, x, codes, ffn_up=w.ffn_up)
+        (up,) = step.linears(source, ffn_up=w.ffn_up)
         return ops.gelu(up) if activation == "gelu" else _gelu_tanh(up, step.runtime.dialect, ops)
-    gate, up = step.linears(source, x, codes, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
+    gate, up = step.linears(source, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
+    del source  # and its memory, where nothing else reads it
     return _gated(activation, gate, up, step.runtime.dialect, ops)
+
+
+def _down(step: _Step, w: Layer, x: Array) -> Array:
+    """What the feed-forward's last matrix makes of its hidden numbers: [R, F] -> [R, D]."""
+    assert w.ffn_down is not None
+    x = step.note("ffn_out", x)
+    source = _Input(step, *step.sub_norm("ffn_sub_norm", "ffn_out", x, w.ffn_sub_norm))
+    del x  # and its memory
+    return step.linears(source, ffn_down=w.ffn_down)[0]
 
 
 # --- experts --------------------------------------------------------------------------------------------------------------------------
 
 
-def _mixture(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Array:
+def _mixture(step: _Step, w: Layer, source: _Input) -> Array:
     """The weighted sum of each token's experts: [R, D] -> [R, D].
 
     A slot is one of a token's experts: in tensors [R, k, F] of them, slot s of row r is that of expert number experts[r, s].
     """
     c, ops = step.runtime.model.config, step.runtime.ops
     assert w.ffn_gate_inp is not None
-    (logits,) = step.linears(source, x, codes, ffn_moe_logits=w.ffn_gate_inp)
+    (logits,) = step.linears(source, ffn_moe_logits=w.ffn_gate_inp)
     experts = step.note("ffn_moe_topk", ops.top_experts(logits, c.experts_used))
     weights = step.note("ffn_moe_weights", ops.expert_weights(logits, experts, c.normalized_experts))
     taken = _Slots(step.runtime, experts, w.experts)
-    gate, up = (step.note(f"ffn_moe_{name}", taken.products(x, codes, f"ffn_{name}")) for name in ("gate", "up"))
+    gate, up = (step.note(f"ffn_moe_{name}", taken.products(source.x, source.codes, f"ffn_{name}")) for name in ("gate", "up"))
     flat = (-1, gate.shape[2])
     hidden = _gated(c.activation, gate.reshape(flat), up.reshape(flat), step.runtime.dialect, ops).reshape(gate.shape)
     hidden = step.note("ffn_moe_swiglu", hidden).reshape(flat)
@@ -432,11 +430,11 @@ def _mixture(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Arr
     return step.note("ffn_moe_out", ops.mix(y, weights))
 
 
-def _shared_expert(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Array:
+def _shared_expert(step: _Step, w: Layer, source: _Input) -> Array:
     """The expert that every token takes, times the sigmoid of its gate: [R, D] -> [R, D]."""
     assert w.ffn_gate_inp_shexp is not None
-    y, ops = _dense_feed_forward(step, w, source, x, codes), step.runtime.ops
-    return step.note("ffn_shexp_out", ops.sigmoid_gate(y, ops.matmul(x, w.ffn_gate_inp_shexp[None])))
+    y, ops = _down(step, w, _activated(step, w, source)), step.runtime.ops
+    return step.note("ffn_shexp_out", ops.sigmoid_gate(y, ops.matmul(source.x, w.ffn_gate_inp_shexp[None])))
 
 
 class _Slots:

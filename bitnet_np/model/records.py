@@ -134,11 +134,12 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("vocab", "context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim"):
             integer(name, getattr(self, name), 1, error=ShapeError)
+        for name in ("experts", "shared_ffn"):
+            integer(name, getattr(self, name), 0, error=ShapeError)
+        integer("experts_used", self.experts_used, int(self.experts > 0), error=ShapeError)
         for name, most in _MOST.items():
             if getattr(self, name) > most:
                 raise UnsupportedError(f"{name} is {getattr(self, name)}, expected at most {most}")
-        for name, limit in (("experts", 0), ("shared_ffn", 0), ("experts_used", int(self.experts > 0))):
-            integer(name, getattr(self, name), limit, error=ShapeError)
         if self.experts_used > self.experts or (self.shared_ffn and not self.experts):
             raise ShapeError(f"experts_used is {self.experts_used} and shared_ffn {self.shared_ffn} in a model of {self.experts} experts")
         if self.experts and not self.gated:

@@ -1,8 +1,10 @@
 """Rows and windows on the workers of a Dask cluster. Dask schedules, retries and restarts; nothing of that is done here."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -22,6 +24,9 @@ from .tasks import KILLED, Outcome, Task, perform, tensor_digests
 
 DEATHS = 1
 """Workers of our own cluster that may die under a task before it is set aside. Tasks that were set aside run again, one at a time."""
+
+ANSWER = 10
+"""Seconds in which a scheduler must answer."""
 
 
 class Result(NamedTuple):
@@ -57,9 +62,11 @@ def connected(scheduler: str | None, workers: int | None) -> Iterator[Any]:
         if scheduler.startswith("tls:") and distributed.Security().get_connection_args("client").get("ssl_context") is None:
             raise ServerError(f"scheduler {scheduler}: Dask's configuration names no certificate for TLS, expected distributed.comm.tls")
         try:
-            client = distributed.Client(scheduler, timeout="10s", set_as_default=False)
+            with ThreadPoolExecutor(1) as pool:  # a notebook's thread has an event loop that runs
+                pool.submit(asyncio.run, _greeted(scheduler)).result()
+            client = distributed.Client(scheduler, timeout=ANSWER, set_as_default=False)
         except Exception as error:  # MemoryError too, where another server's bytes are taken for sizes
-            raise ServerError(f"scheduler {scheduler}: {error or type(error).__name__}") from None
+            raise ServerError(f"scheduler {scheduler}: {str(error) or type(error).__name__}") from None
         with client:
             yield _with_workers(client, scheduler)
         return
@@ -78,6 +85,13 @@ def connected(scheduler: str | None, workers: int | None) -> Iterator[Any]:
         distributed.Client(cluster, set_as_default=False) as client,
     ):
         yield client
+
+
+async def _greeted(address: str) -> None:
+    """Raises TimeoutError for a server that takes connections and says nothing: Dask's client would wait for its greeting for ever."""
+    distributed = _dask()
+    greeting = distributed.comm.connect(address, **distributed.Security().get_connection_args("client"))
+    (await asyncio.wait_for(greeting, ANSWER)).abort()
 
 
 def _with_workers(client: Any, scheduler: str) -> Any:

@@ -24,7 +24,7 @@ from bitnet_np.engine.forward_pass import forward_full, forward_incremental
 from bitnet_np.judge import graph
 from bitnet_np.judge.bounds import within
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.kernels import workspace
+from bitnet_np.kernels import cpu, workspace
 from bitnet_np.model.dense import dense_view
 from bitnet_np.model.records import frozen
 from bitnet_np.traces.points import Key
@@ -167,3 +167,18 @@ def test_an_overflow_is_reported_where_it_is():
                 path(model, [fine, sequence])
     with pytest.raises(NonFiniteError, match="sequence 1, position 3 "):
         forward_full(model, [fine, [5, 6, 8, 7]], last_only=True)
+
+
+def test_a_gate_runs_beside_the_residual_stream_alone(monkeypatch):
+    """What its matrices read is gone by then, and the stream has one array: branches are added in place."""
+    model, lent, gated = random_model(3, width=512, ffn=512, context=64), [], cpu.relu2_gate
+
+    def gate(*arrays):
+        lent.append(workspace.counts().lent - before)
+        return gated(*arrays)
+
+    monkeypatch.setattr(cpu, "relu2_gate", gate)
+    workspace.release()  # blocks of earlier tests, which may be larger than needed
+    before = workspace.counts().lent
+    forward_full(model, np.zeros((1, 64), int))
+    assert lent == [3 * 64 * 512 * 4] * model.config.n_layers  # the stream, gate and up

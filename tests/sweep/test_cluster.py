@@ -102,11 +102,13 @@ def test_tls_without_certificates_is_refused_before_anything_is_sent():
         pass
 
 
-@pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, struct.pack("<4Q", 1 << 40, 2, 1 << 39, 1 << 39)])
-def test_a_server_that_is_no_scheduler_is_refused(says):
-    """Bytes that Dask takes for the sizes of what follows are not believed."""
+@pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, struct.pack("<4Q", 1 << 40, 2, 1 << 39, 1 << 39), b""])
+def test_a_server_that_is_no_scheduler_is_refused(monkeypatch, says):
+    """Bytes that Dask takes for the sizes of what follows are not believed, and silence is not waited for."""
+    monkeypatch.setattr("bitnet_np.sweep.cluster.ANSWER", 3)
+    connections = []
     with socket.create_server(("127.0.0.1", 0)) as server:
-        answering = threading.Thread(target=lambda: server.accept()[0].sendall(says), daemon=True)
+        answering = threading.Thread(target=lambda: connections.append(server.accept()[0]) or connections[0].sendall(says), daemon=True)
         answering.start()
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ServerError, match=f"scheduler {address}: "), connected(address, None):

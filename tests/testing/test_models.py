@@ -90,7 +90,8 @@ def test_arguments_that_are_no_models_are_errors_of_ours():
     rng, made = random.Random(1), 0
     sizes = [0, -1, 1, 2, 3, 5, 16, 33, 64, 1.5, "x", None, []]
     for _ in range(300):
-        shape = {name: rng.choice(sizes) for name in rng.sample([*SHAPE, "experts", "nothing"], rng.choice([0, 1, 2]))}
+        names = [*SHAPE, "experts", "experts_used", "shared_ffn", "nothing"]
+        shape = {name: rng.choice(sizes) for name in rng.sample(names, rng.choice([0, 1, 2]))}
         family = rng.choice([*FAMILIES] * 3 + ["nothing", None, []])
         table, weights = (rng.choice(["float32"] * 6 + [first, "bfloat16", "Q8_0", "Q4_K", "nothing", 1, []]) for first in ("float16", ""))
         try:
