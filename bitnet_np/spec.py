@@ -7,8 +7,8 @@ Improve Transformer" (arXiv 2002.05202) for the SiLU gate, "Layer Normalization"
 1606.08415), "GPT-NeoX-20B" (arXiv 2204.06745) for parallel residuals and partial rotation, "Qwen3 Technical Report" (arXiv 2505.09388) for
 norms of queries and keys, "Mistral 7B" (arXiv 2310.06825) for windows of keys, "Language Models are Unsupervised Multitask Learners"
 (GPT-2) for learned positions, "2 OLMo 2 Furious" (arXiv 2501.00656) for norms after a branch, "Gemma" (arXiv 2403.08295) for the GELU gate,
-"Gemma 2" (arXiv 2408.00118) for soft caps, "Gemma 3" (arXiv 2503.19786) for two bases of RoPE, "MiniCPM" (arXiv 2404.06395) and Granite 3
-for scaled embeddings, branches and logits, "Mixtral of Experts" (arXiv 2401.04088) and Qwen2-MoE for experts.
+"Gemma 2" (arXiv 2408.00118) for soft caps, "Gemma 3" (arXiv 2503.19786) and OLMo 3 for layers with a RoPE of their own, "MiniCPM" (arXiv
+2404.06395) and Granite 3 for scaled embeddings, branches and logits, "Mixtral of Experts" (arXiv 2401.04088) and Qwen2-MoE for experts.
 
 Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G key-value heads, K head
 width, J rotated pairs of a head, F feed-forward width, E experts, k of a token, V vocabulary. `model` is any record with the fields of
@@ -176,7 +176,7 @@ def linear(c: Any, x: Array, w: Any) -> Array:  # [T, M] -> [T, N]
 def rotated(model: Any, n: int, x: Array) -> Array:  # [T, H, K] -> [T, H, K]; by RoPE of layer n, from position 0 on
     c, position = model.config, np.arange(len(x))
     if n in c.local_layers:
-        return rope(x, position, c.local_rope_base, c.rope, c.rope_width)
+        return rope(x, position, c.local_rope_base or c.rope_base, c.rope, c.rope_width)
     factors = 1.0 if model.rope_factors is None else model.rope_factors
     return rope(x, position / c.rope_scaling, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)
 

@@ -142,6 +142,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         buffers=_OLD_ROPE,
     ),
     "olmo2": ModelType({"silu": "olmo2"}, "Olmo2ForCausalLM", _OLMO_MODULES),
+    "olmo3": ModelType({"silu": "olmo2"}, "Olmo3ForCausalLM", _OLMO_MODULES, window="layers", rope_bases=(5e5, 5e5)),
     "gemma": ModelType(
         dict.fromkeys(("gelu", "gelu_pytorch_tanh"), "gemma"),
         "GemmaForCausalLM",
@@ -217,6 +218,16 @@ MODEL_TYPES: dict[str, ModelType] = {
         tied=True,
         transposed=True,
         buffers=("attn.bias", "attn.masked_bias"),
+    ),
+    "starcoder2": ModelType(
+        dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "starcoder2"),
+        "Starcoder2ForCausalLM",
+        HF_MODULES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        window="stated",
+        names={"layer_norm_eps": "norm_epsilon"},
+        inert={"use_bias": True, "norm_type": "layer_norm", "mlp_type": "default"},
+        tied=True,
+        ignored=("embedding_dropout", "residual_dropout"),
     ),
 }
 """By `model_type` of config.json. minicpm's class is in its folders. gpt_neox's `gelu` is the exact GELU, which no GGUF architecture has;
