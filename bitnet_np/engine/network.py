@@ -163,8 +163,8 @@ def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, a
 @np.errstate(over="ignore", invalid="ignore")
 def run_feed_forward(runtime: Runtime, n: int, h: Array, norm: bool, record: Record = ignore) -> Array:
     """The feed-forward branch of layer n by itself, without the residual: [R, D] -> [R, D]. norm: whether the norm in front of it runs."""
-    w = runtime.model.layers[n]
-    return _feed_forward(_Step(runtime, n, record), w if norm else replace(w, ffn_norm=None, ffn_norm_bias=None), h)
+    step, w = _Step(runtime, n, record), runtime.model.layers[n]
+    return _feed_forward(step, w, _feed_forward_input(step, w if norm else replace(w, attn_norm=None, ffn_norm=None), h))
 
 
 def check_finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
@@ -270,17 +270,17 @@ class _Step:
 
 
 class _Codes:
-    """A tensor as int8 codes and steps per unit, one for each row: computed once, when the first matrix needs them."""
+    """A tensor that matrices read, and its int8 codes and steps per unit, one for each row: computed when the first matrix needs them."""
 
     def __init__(self, step: _Step, name: str, x: Array) -> None:
-        self._step, self._name, self._x = step, name, x
+        self._step, self.name, self.x = step, name, x
         self._codes: tuple[Array, Array] | None = None
 
     def __call__(self) -> tuple[Array, Array]:
         if self._codes is None:
-            self._codes = codes, scale = self._step.runtime.ops.quantize(self._x)
-            self._step.see(self._name + "_codes", codes)
-            self._step.see(self._name + "_scale", scale)
+            self._codes = codes, scale = self._step.runtime.ops.quantize(self.x)
+            self._step.see(self.name + "_codes", codes)
+            self._step.see(self.name + "_scale", scale)
         return self._codes
 
 
@@ -323,35 +323,49 @@ def _layer(step: _Step, h: Array, way: _Way, last: Array | None = None) -> Array
     last: the rows [B] that are needed behind it. Where rows may be split and these are few, only theirs are computed: [B, D].
     """
     assert step.layer is not None
-    w, parallel = step.runtime.model.layers[step.layer], step.runtime.model.config.parallel_residual
+    c, w = step.runtime.model.config, step.runtime.model.layers[step.layer]
     few = last if last is not None and way.splits and 4 * len(last) <= len(h) else None  # of more, keys and values apart take longer
-    apart = few is not None or len(way.feed_forward if parallel else way.attention) > 1
+    apart = few is not None or len(way.feed_forward if c.parallel_residual else way.attention) > 1
     if apart:
         for part in way.attention:
-            way.attend(step.layer, *_queries_keys_values(step, w, some(h, part), way, part, queries=False), part)
+            read = _attention_input(step, w, some(h, part))
+            way.attend(step.layer, *_queries_keys_values(step, w, read, way, part, queries=False), part)
     if few is not None:
         h, way = step.runtime.ops.take(h, few), replace(way, attention=(few,), feed_forward=(few,))
 
-    def attended(x: Array, part: Part) -> Array:
-        return _attention(step, w, x, way, part, keys=not apart)
+    def attended(read: _Codes, part: Part) -> Array:
+        return _attention(step, w, read, way, part, keys=not apart)
 
-    def fed(x: Array) -> Array:
-        return step.added(x, _feed_forward(step, w, x))
+    def fed(x: Array, read: _Codes | None = None) -> Array:
+        return step.added(x, _feed_forward(step, w, read or _feed_forward_input(step, w, x)))
 
     def both(x: Array, part: Part) -> Array:
-        branch = attended(x, part)
-        return step.note("l_out", step.added(fed(x), branch))
+        read = _attention_input(step, w, x)
+        branch = attended(read, part)
+        return step.note("l_out", step.added(fed(x, read if c.shared_norm else None), branch))
 
-    if parallel:
+    if c.parallel_residual:
         return _in_parts(way.feed_forward, h, both)
-    h = _in_parts(way.attention, h, lambda x, part: step.note("ffn_inp", step.added(x, attended(x, part))))
+    h = _in_parts(way.attention, h, lambda x, part: step.note("ffn_inp", step.added(x, attended(_attention_input(step, w, x), part))))
     return _in_parts(way.feed_forward, h, lambda x, _: step.note("l_out", fed(x)))
 
 
-def _attention(step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, keys: bool) -> Array:
-    """The attention branch of some rows: [R, D] -> [R, D], without the residual. keys: whether theirs are still to be written."""
+def _attention_input(step: _Step, w: Layer, h: Array) -> _Codes:
+    """What attention's matrices read: [R, D], behind the norm in front of them."""
+    return _Codes(step, *step.norm("attn_norm", "attn_inp", h, w.attn_norm, w.attn_norm_bias))
+
+
+def _feed_forward_input(step: _Step, w: Layer, h: Array) -> _Codes:
+    """The same of the feed-forward's matrices."""
+    if step.runtime.model.config.shared_norm:
+        return _attention_input(step, w, h)
+    return _Codes(step, *step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias))
+
+
+def _attention(step: _Step, w: Layer, read: _Codes, way: _Way, part: Part, *, keys: bool) -> Array:
+    """The attention branch of some rows: [R, D], without the residual. keys: whether theirs are still to be written."""
     assert step.layer is not None
-    x = way.attend(step.layer, *_queries_keys_values(step, w, h, way, part, keys=keys), part)
+    x = way.attend(step.layer, *_queries_keys_values(step, w, read, way, part, keys=keys), part)
     x = step.note("kqv_out", x.reshape(len(x), -1))
     source, x = step.sub_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm)
     (x,) = step.linears(source, x, attn_o_out=w.attn_output)
@@ -359,14 +373,13 @@ def _attention(step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, keys: 
 
 
 def _queries_keys_values(
-    step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, queries: bool = True, keys: bool = True
+    step: _Step, w: Layer, read: _Codes, way: _Way, part: Part, *, queries: bool = True, keys: bool = True
 ) -> tuple[Array | None, Array | None, Array | None]:
     """What attention reads: [R, D] -> [R, H, K], [R, G, K], [R, G, K], with None for what is not asked for."""
     c, dialect, ops = step.runtime.model.config, step.runtime.dialect, step.runtime.ops
     assert step.layer is not None
-    source, x = step.norm("attn_norm", "attn_inp", h, w.attn_norm, w.attn_norm_bias)
     asked = ({"Qcur": w.attn_q} if queries else {}) | ({"Kcur": w.attn_k, "Vcur": w.attn_v} if keys else {})
-    found = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, x, **asked)), strict=True))
+    found = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(read.name, read.x, read, **asked)), strict=True))
     q, k, v = map(found.get, ("Qcur", "Kcur", "Vcur"))
     q, k = step.head_norm("Qcur_normed", q, w.attn_q_norm), step.head_norm("Kcur_normed", k, w.attn_k_norm)
     if way.rotations is not None and c.rotates(step.layer):
@@ -380,10 +393,9 @@ def _queries_keys_values(
     )
 
 
-def _feed_forward(step: _Step, w: Layer, h: Array) -> Array:
-    """The feed-forward branch: [R, D] -> [R, D], without the residual."""
-    source, x = step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias)
-    codes = _Codes(step, source, x)
+def _feed_forward(step: _Step, w: Layer, codes: _Codes) -> Array:
+    """The feed-forward branch, of what its matrices read: [R, D], without the residual."""
+    source, x = codes.name, codes.x
     if not w.experts:
         return step.norm("ffn_post_norm", "ffn_down", _dense_feed_forward(step, w, source, x, codes), w.post_ffw_norm)[1]
     y = _mixture(step, w, source, x, codes)

@@ -237,7 +237,9 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         **family.config,
         "activation": "gelu" if activation == "gelu" and not gated else family.config["activation"],
         "rope": "halves" if family.config["rope"] == "adjacent" else family.config["rope"],  # only GGUF's rows are permuted
-        "parallel_residual": keys.take("use_parallel_residual", bool, True) if family.chooses_residual else False,
+        "parallel_residual": keys.take("use_parallel_residual", bool, True)
+        if family.chooses_residual
+        else family.config.get("parallel_residual", False),
     }
     config = Config(
         architecture=architecture,

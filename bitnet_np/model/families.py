@@ -143,6 +143,15 @@ FAMILIES: dict[str, Family] = {
         scaling=False,
     ),
     "starcoder2": Family({"activation": "gelu_tanh", "norm": "layer", "rope": "halves"}, matrices=_UNGATED, biases=_UNGATED, windows=True),
+    "phi2": Family(
+        {"activation": "gelu_tanh", "norm": "layer", "rope": "halves", "parallel_residual": True, "shared_norm": True},
+        norms=("attn_norm",),
+        matrices=_UNGATED,
+        biases=_UNGATED,
+        partial_rope=True,
+        head_bias=True,
+        required=("rope_width",),
+    ),
 }
 ARCHITECTURES = tuple(FAMILIES)
 

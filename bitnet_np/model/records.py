@@ -116,6 +116,7 @@ class Config:
     local_layers: tuple[int, ...] = ()  # the layers whose RoPE is not scaled (Gemma 3, arXiv 2503.19786; OLMo 3)
     local_rope_base: float | None = None  # their base (Gemma 3); None: that of all layers
     parallel_residual: bool = False  # attention and feed-forward both read the layer's input
+    shared_norm: bool = False  # and behind the same norm, which is attention's (Phi)
     window: int | None = None  # the keys a query sees at most, its own the last of them (Mistral 7B, arXiv 2310.06825); None: all
     window_layers: tuple[int, ...] | None = None  # the layers that have this window; None: all
     joint_qk_norms: bool = False  # norms of queries and of keys are over all heads together (OLMo 2), not over each
@@ -143,6 +144,8 @@ class Config:
             raise ShapeError(f"experts_used is {self.experts_used} and shared_ffn {self.shared_ffn} in a model of {self.experts} experts")
         if self.experts and not self.gated:
             raise UnsupportedError(f"activation is {self.activation} in a model of experts, expected one with a gate")
+        if self.shared_norm and not self.parallel_residual:
+            raise UnsupportedError("shared_norm is True without parallel_residual, expected branches that read the same input")
         if self.heads % self.kv_heads:
             raise ShapeError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
         for name, choices in (("activation", Activation), ("norm", Norm), ("rope", Rope), ("pooling", Pooling)):

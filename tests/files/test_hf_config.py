@@ -208,6 +208,8 @@ LAYERS = "layer_types has sliding_attention, but no sliding_window is in use"
             "base is 10000.0 in global and 500000.0 in local layers",
         ),
         ("olmo3", {"sliding_window_pattern": 2}, UnsupportedError, "'sliding_window_pattern' = 2 is a setting"),
+        ("phi", {"qk_layernorm": True}, UnsupportedError, "qk_layernorm is True, supported are False"),
+        ("phi", {"partial_rotary_factor": None}, FileFormatError, "partial_rotary_factor is missing"),
         ("starcoder2", {"use_bias": False}, UnsupportedError, "use_bias is False, supported are True"),
         ("starcoder2", {"norm_type": "rms_norm"}, UnsupportedError, "norm_type is 'rms_norm', supported are 'layer_norm'"),
         ("mistral_window", {"sliding_window": 0}, ShapeError, "window is 0, expected 1 to 1048576"),

@@ -33,6 +33,7 @@ TENSORS = {
     "gpt2": 26,
     "starcoder2": 29,
     "olmo3": 63,
+    "phi2": 25,
 }
 """The recordings, and the number of tensors that are judged in each."""
 
