@@ -86,6 +86,7 @@ NEUTRAL: dict[str, Any] = {
     "expert_count": 0,
     "expert_used_count": 0,
     "expert_gating_func": 1,  # softmax
+    "use_parallel_residual": None,  # llama.cpp reads it for gptneox only; converters write true into files of stablelm without it
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.finetuned": None,
     "rope.scaling.original_context_length": None,  # llama.cpp reads it for yarn only; Llama 3's scaling is in rope_freqs.weight

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import FileFormatError, UnsupportedError, shown
 from ..model.families import FAMILIES, implied, windowed_layers
-from ..model.records import MATRICES, Config, LongRope, Yarn, window_fields
+from ..model.records import MATRICES, QKV, Config, LongRope, Yarn, window_fields
 from ..model.rope import llama3_factors, longrope_magnitude, rope_frequencies, yarn_magnitude
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
 from .overrides import how_to_ignore
@@ -502,6 +502,8 @@ _OLD_ROPE = {
 def _biases(keys: _UnreadKeys, model_type: str, architecture: str) -> tuple[str, ...]:
     """The matrices that have a bias, by their fields."""
     family = FAMILIES[architecture]
+    if model_type == "stablelm":
+        return QKV if keys.take("use_qkv_bias", bool, False) else ()
     if not family.optional_biases or model_type in ("mistral", "mixtral"):
         keys.take_fixed("attention_bias", model_type == "gpt_neox")
         keys.take_fixed("mlp_bias", False)

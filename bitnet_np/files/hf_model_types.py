@@ -231,6 +231,14 @@ MODEL_TYPES: dict[str, ModelType] = {
         inert={"qk_layernorm": False},
         buffers=_OLD_ROPE,
     ),
+    "stablelm": ModelType(
+        {"silu": "stablelm"},
+        "StableLmForCausalLM",
+        HF_MODULES,
+        whole_rope=False,
+        inert={"qk_layernorm": False, "use_parallel_residual": False},
+        buffers=_OLD_ROPE,
+    ),
     "starcoder2": ModelType(
         dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "starcoder2"),
         "Starcoder2ForCausalLM",

@@ -152,6 +152,9 @@ FAMILIES: dict[str, Family] = {
         head_bias=True,
         required=("rope_width",),
     ),
+    "stablelm": Family(
+        {"activation": "silu", "norm": "layer", "rope": "halves"}, optional_biases=QKV, partial_rope=True, required=("rope_width",)
+    ),
 }
 ARCHITECTURES = tuple(FAMILIES)
 

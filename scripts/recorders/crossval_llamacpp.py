@@ -153,6 +153,7 @@ RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", {"tied": True}),
     "olmo3": ("olmo2", _YARN | {"window": 3, "n_layers": 4, "window_layers": tuple(range(3))}),
     "phi2": ("phi2", {"rope_width": 8}),
+    "stablelm": ("stablelm", {"rope_width": 8}),
 }
 """The recordings: the family of each, and what its model has beside _SHAPE."""
 

@@ -125,6 +125,7 @@ NEUTRAL = {
     "expert_count": 0,
     "expert_used_count": 0,
     "expert_gating_func": 1,
+    "use_parallel_residual": True,
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.finetuned": True,
     "rope.scaling.original_context_length": 8192,

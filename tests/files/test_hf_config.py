@@ -208,6 +208,8 @@ LAYERS = "layer_types has sliding_attention, but no sliding_window is in use"
             "base is 10000.0 in global and 500000.0 in local layers",
         ),
         ("olmo3", {"sliding_window_pattern": 2}, UnsupportedError, "'sliding_window_pattern' = 2 is a setting"),
+        ("stablelm", {"use_parallel_residual": True}, UnsupportedError, "use_parallel_residual is True, supported are False"),
+        ("stablelm", {"use_qkv_bias": False}, UnsupportedError, "self_attn.q_proj.bias"),
         ("phi", {"qk_layernorm": True}, UnsupportedError, "qk_layernorm is True, supported are False"),
         ("phi", {"partial_rotary_factor": None}, FileFormatError, "partial_rotary_factor is missing"),
         ("starcoder2", {"use_bias": False}, UnsupportedError, "use_bias is False, supported are True"),

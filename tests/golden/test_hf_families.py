@@ -16,7 +16,7 @@ from bitnet_np.model.rope import llama3_factors, rope_frequencies
 
 DATA = Path(__file__).parents[1] / "data" / "hf_families"
 NAMES = ("llama_llama3_biases", "qwen2_linear", "qwen3_wide_heads", "qwen3_yarn", "gptneox_parallel", "gptneox_sequential", "gpt2")
-NAMES += ("granite", "smollm3", "olmo2", "gemma", "gemma2", "phi", "phi3_longrope", "mixtral", "qwen2_moe", "qwen3_moe")
+NAMES += ("granite", "smollm3", "olmo2", "gemma", "gemma2", "phi", "stablelm", "phi3_longrope", "mixtral", "qwen2_moe", "qwen3_moe")
 WINDOWS = {"gemma3": (6, (0,)), "mistral_window": (5, None), "qwen2_window": (6, (1,)), "qwen3_window": (7, (0,)), "phi3": (7, None)}
 WINDOWS |= {"olmo3": (6, (0, 1, 2)), "starcoder2": (6, None)}
 NAMES += tuple(WINDOWS)

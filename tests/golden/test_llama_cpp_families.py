@@ -34,6 +34,7 @@ TENSORS = {
     "starcoder2": 29,
     "olmo3": 63,
     "phi2": 25,
+    "stablelm": 31,
 }
 """The recordings, and the number of tensors that are judged in each."""
 
