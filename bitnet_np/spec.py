@@ -4,11 +4,12 @@ Sources: "The Era of 1-bit LLMs" (arXiv 2402.17764) for the ternary matmul on in
 2504.12285) for sub-norms and squared ReLU, RoFormer (arXiv 2104.09864) for the rotation, "Extending Context Window of Large Language Models
 via Position Interpolation" (arXiv 2306.15595) for scaled positions, "YaRN" (arXiv 2309.00071), "LLaMA" (arXiv 2302.13971), "GLU Variants
 Improve Transformer" (arXiv 2002.05202) for the SiLU gate, "Layer Normalization" (arXiv 1607.06450), "Gaussian Error Linear Units" (arXiv
-1606.08415), "GPT-NeoX-20B" (arXiv 2204.06745) for parallel residuals and partial rotation, "Qwen3 Technical Report" (arXiv 2505.09388) for
-norms of queries and keys, "Mistral 7B" (arXiv 2310.06825) for windows of keys, "Language Models are Unsupervised Multitask Learners"
-(GPT-2) for learned positions, "2 OLMo 2 Furious" (arXiv 2501.00656) for norms after a branch, "Gemma" (arXiv 2403.08295) for the GELU gate,
-"Gemma 2" (arXiv 2408.00118) for soft caps, "Gemma 3" (arXiv 2503.19786) for two bases of RoPE, "MiniCPM" (arXiv 2404.06395) and Granite 3
-for scaled embeddings, branches and logits, "Mixtral of Experts" (arXiv 2401.04088) and Qwen2-MoE for experts.
+1606.08415), "GPT-NeoX-20B" (arXiv 2204.06745) for parallel residuals and partial rotation, Phi for a norm that both branches share, "Qwen3
+Technical Report" (arXiv 2505.09388) for norms of queries and keys, "Mistral 7B" (arXiv 2310.06825) for windows of keys, "Language Models
+are Unsupervised Multitask Learners" (GPT-2) for learned positions, "2 OLMo 2 Furious" (arXiv 2501.00656) for norms after a branch, "Gemma"
+(arXiv 2403.08295) for the GELU gate, "Gemma 2" (arXiv 2408.00118) for soft caps, "Gemma 3" (arXiv 2503.19786) and OLMo 3 for layers with a
+RoPE of their own, "MiniCPM" (arXiv 2404.06395) and Granite 3 for scaled embeddings, branches and logits, "Mixtral of Experts" (arXiv
+2401.04088) and Qwen2-MoE for experts.
 
 Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G key-value heads, K head
 width, J rotated pairs of a head, F feed-forward width, E experts, k of a token, V vocabulary. `model` is any record with the fields of
@@ -176,7 +177,7 @@ def linear(c: Any, x: Array, w: Any) -> Array:  # [T, M] -> [T, N]
 def rotated(model: Any, n: int, x: Array) -> Array:  # [T, H, K] -> [T, H, K]; by RoPE of layer n, from position 0 on
     c, position = model.config, np.arange(len(x))
     if n in c.local_layers:
-        return rope(x, position, c.local_rope_base, c.rope, c.rope_width)
+        return rope(x, position, c.local_rope_base or c.rope_base, c.rope, c.rope_width)
     factors = 1.0 if model.rope_factors is None else model.rope_factors
     return rope(x, position / c.rope_scaling, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)
 
@@ -228,6 +229,8 @@ def dense(c: Any, w: Any, x: Array, note: Note) -> Array:  # [T, D] -> [T, D]; w
 def feed_forward(model: Any, n: int, h: Array, note: Note) -> Array:  # [T, D] -> [T, D]; the branch of layer n
     c, w = model.config, model.layers[n]
     x = h if w.ffn_norm is None else note("ffn_norm", norm(c, h, w.ffn_norm, w.ffn_norm_bias))
+    if c.shared_norm and w.attn_norm is not None:
+        x = norm(c, h, w.attn_norm, w.attn_norm_bias)  # attention's input again
     y: Any = mixture(c, w, x, note) if w.experts else 0.0
     y = y if w.ffn_up is None else y + dense(c, w, x, note)
     return y if w.post_ffw_norm is None else note("ffn_post_norm", norm(c, y, w.post_ffw_norm))

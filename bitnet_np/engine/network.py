@@ -164,7 +164,7 @@ def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, a
 def run_feed_forward(runtime: Runtime, n: int, h: Array, norm: bool, record: Record = ignore) -> Array:
     """The feed-forward branch of layer n by itself, without the residual: [R, D] -> [R, D]. norm: whether the norm in front of it runs."""
     w = runtime.model.layers[n]
-    return _feed_forward(_Step(runtime, n, record), w if norm else replace(w, ffn_norm=None, ffn_norm_bias=None), h)
+    return _feed_forward(_Step(runtime, n, record), w if norm else replace(w, attn_norm=None, ffn_norm=None), h)
 
 
 def check_finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
@@ -320,35 +320,51 @@ def _layer(step: _Step, h: Array, way: _Way, last: Array | None = None) -> Array
     last: the rows [B] that are needed behind it. Where rows may be split and these are few, only theirs are computed: [B, D].
     """
     assert step.layer is not None
-    w, parallel = step.runtime.model.layers[step.layer], step.runtime.model.config.parallel_residual
+    c, w = step.runtime.model.config, step.runtime.model.layers[step.layer]
     few = last if last is not None and way.splits and 4 * len(last) <= len(h) else None  # of more, keys and values apart take longer
-    apart = few is not None or len(way.feed_forward if parallel else way.attention) > 1
+    apart = few is not None or len(way.feed_forward if c.parallel_residual else way.attention) > 1
     if apart:
         for part in way.attention:
             way.attend(step.layer, *_queries_keys_values(step, w, some(h, part), way, part, queries=False), part)
     if few is not None:
         h, way = step.runtime.ops.take(h, few), replace(way, splits=False, attention=(few,), feed_forward=(few,))
 
-    def attended(x: Array, part: Part) -> Array:
-        return _attention(step, w, x, way, part, keys=not apart)
+    def attended(x: Array, part: Part, read: _Input | None = None) -> Array:
+        return _attention(step, w, x, way, part, keys=not apart, read=read)
 
-    def fed(x: Array) -> Array:
-        return step.added(x, _feed_forward(step, w, x), way.splits)
+    def fed(x: Array, read: _Input | None = None) -> Array:
+        return step.added(x, _feed_forward(step, w, x, read), way.splits)
 
     def both(x: Array, part: Part) -> Array:
-        branch = attended(x, part)
-        return step.note("l_out", step.added(fed(x), branch, way.splits))
+        read = _attention_input(step, w, x) if c.shared_norm else None
+        branch = attended(x, part, read)
+        return step.note("l_out", step.added(fed(x, read), branch, way.splits))
 
-    if parallel:
+    if c.parallel_residual:
         return _in_parts(way, way.feed_forward, h, both)
     h = _in_parts(way, way.attention, h, lambda x, part: step.note("ffn_inp", step.added(x, attended(x, part), way.splits)))
     return _in_parts(way, way.feed_forward, h, lambda x, _: step.note("l_out", fed(x)))
 
 
-def _attention(step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, keys: bool) -> Array:
-    """The attention branch of some rows: [R, D] -> [R, D], without the residual. keys: whether theirs are still to be written."""
+def _attention_input(step: _Step, w: Layer, h: Array) -> _Input:
+    """What attention's matrices read: [R, D], behind the norm in front of them."""
+    return _Input(step, *step.norm("attn_norm", "attn_inp", h, w.attn_norm, w.attn_norm_bias))
+
+
+def _feed_forward_input(step: _Step, w: Layer, h: Array) -> _Input:
+    """The same of the feed-forward's matrices."""
+    if step.runtime.model.config.shared_norm:
+        return _attention_input(step, w, h)
+    return _Input(step, *step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias))
+
+
+def _attention(step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, keys: bool, read: _Input | None) -> Array:
+    """The attention branch of some rows: [R, D] -> [R, D], without the residual.
+
+    keys: whether theirs are still to be written. read: what its matrices read, if that is known.
+    """
     assert step.layer is not None
-    x = way.attend(step.layer, *_queries_keys_values(step, w, h, way, part, keys=keys), part)
+    x = way.attend(step.layer, *_queries_keys_values(step, w, h, way, part, keys=keys, read=read), part)
     x = step.note("kqv_out", x.reshape(len(x), -1))
     source = _Input(step, *step.sub_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm))
     (x,) = step.linears(source, attn_o_out=w.attn_output)
@@ -356,12 +372,12 @@ def _attention(step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, keys: 
 
 
 def _queries_keys_values(
-    step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, queries: bool = True, keys: bool = True
+    step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, queries: bool = True, keys: bool = True, read: _Input | None = None
 ) -> tuple[Array | None, Array | None, Array | None]:
     """What attention reads: [R, D] -> [R, H, K], [R, G, K], [R, G, K], with None for what is not asked for."""
     c, dialect, ops = step.runtime.model.config, step.runtime.dialect, step.runtime.ops
     assert step.layer is not None
-    source = _Input(step, *step.norm("attn_norm", "attn_inp", h, w.attn_norm, w.attn_norm_bias))
+    source = read or _attention_input(step, w, h)
     asked = ({"Qcur": w.attn_q} if queries else {}) | ({"Kcur": w.attn_k, "Vcur": w.attn_v} if keys else {})
     found = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, **asked)), strict=True))
     q, k, v = map(found.get, ("Qcur", "Kcur", "Vcur"))
@@ -377,12 +393,12 @@ def _queries_keys_values(
     )
 
 
-def _feed_forward(step: _Step, w: Layer, h: Array) -> Array:
-    """The feed-forward branch: [R, D] -> [R, D], without the residual."""
+def _feed_forward(step: _Step, w: Layer, h: Array, read: _Input | None = None) -> Array:
+    """The feed-forward branch: [R, D] -> [R, D], without the residual. read: what its matrices read, if that is known."""
     if not w.experts:
-        y = _down(step, w, _activated(step, w, _Input(step, *step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias))))
+        y = _down(step, w, _activated(step, w, read or _feed_forward_input(step, w, h)))
         return step.norm("ffn_post_norm", "ffn_down", y, w.post_ffw_norm)[1]
-    source = _Input(step, *step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias))
+    source = read or _feed_forward_input(step, w, h)
     y = _mixture(step, w, source)
     return y if w.ffn_gate_inp_shexp is None else step.runtime.ops.add(y, _shared_expert(step, w, source))
 

@@ -39,6 +39,7 @@ KEYS: dict[str, Key] = {
     "yarn_log": Key("rope.scaling.yarn_log_multiplier", float),
     "yarn_fast": Key("rope.scaling.yarn_beta_fast", float),
     "yarn_slow": Key("rope.scaling.yarn_beta_slow", float),
+    "yarn_stated": Key("rope.scaling.yarn_attn_factor", float),  # no field: with YaRN llama.cpp works it out anew
     "parallel_residual": Key("use_parallel_residual", bool),
     "window": Key("attention.sliding_window", int),  # of Llama and Qwen llama.cpp reads neither key, and attends to every position
     "window_layers": Key("attention.sliding_window_pattern", np.ndarray),
@@ -56,7 +57,7 @@ KEYS: dict[str, Key] = {
 }
 """By field of Config, or by a name of their own where Config has no such field."""
 
-YARN = ("yarn_original", "yarn_factor", "yarn_log", "yarn_fast", "yarn_slow")
+YARN = ("yarn_original", "yarn_factor", "yarn_log", "yarn_fast", "yarn_slow", "yarn_stated")
 """The keys of YaRN beside the factor."""
 
 EPSILON = {"rms": Key("attention.layer_norm_rms_epsilon", float), "layer": Key("attention.layer_norm_epsilon", float)}
@@ -85,6 +86,7 @@ NEUTRAL: dict[str, Any] = {
     "expert_count": 0,
     "expert_used_count": 0,
     "expert_gating_func": 1,  # softmax
+    "use_parallel_residual": None,  # llama.cpp reads it for gptneox only; converters write true into files of stablelm without it
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.finetuned": None,
     "rope.scaling.original_context_length": None,  # llama.cpp reads it for yarn only; Llama 3's scaling is in rope_freqs.weight

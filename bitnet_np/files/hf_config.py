@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import FileFormatError, UnsupportedError, shown
 from ..model.families import FAMILIES, implied, windowed_layers
-from ..model.records import MATRICES, Config, LongRope, Yarn, window_fields
+from ..model.records import MATRICES, QKV, Config, LongRope, Yarn, window_fields
 from ..model.rope import llama3_factors, longrope_magnitude, rope_frequencies, yarn_magnitude
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
 from .overrides import how_to_ignore
@@ -225,6 +225,10 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
     fraction, llama3 = rope.pop("fraction", 1.0), rope.pop("llama3", None)
     if not (fraction == 1 or (family.partial_rope and 0 < fraction < 1)):
         raise UnsupportedError(f"{keys.where}: partial_rotary_factor is {fraction}, which {model_type} cannot have")
+    if family.local_rope_base is None and local_base not in (None, rope["rope_base"]):
+        raise UnsupportedError(
+            f"{keys.where}: RoPE's base is {rope['rope_base']} in global and {local_base} in local layers, expected one in {model_type}"
+        )
     rotated, context = int(head_dim * fraction), take("max_position_embeddings", int)
     if rope.get("rope_magnitude", 1.0) is None:
         original = rope["longrope"].original
@@ -233,7 +237,9 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         **family.config,
         "activation": "gelu" if activation == "gelu" and not gated else family.config["activation"],
         "rope": "halves" if family.config["rope"] == "adjacent" else family.config["rope"],  # only GGUF's rows are permuted
-        "parallel_residual": keys.take("use_parallel_residual", bool, True) if family.chooses_residual else False,
+        "parallel_residual": keys.take("use_parallel_residual", bool, True)
+        if family.chooses_residual
+        else family.config.get("parallel_residual", False),
     }
     config = Config(
         architecture=architecture,
@@ -247,14 +253,14 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         head_dim=head_dim,
         eps=eps,
         rope_width=None if rotated == head_dim else rotated,
-        local_rope_base=local_base,
+        local_rope_base=None if family.local_rope_base is None else local_base,
         **rope | always | experts,
     )
     for key in kind.ignored:
         keys.left.pop(key, None)
     fields = _window(keys, kind, config) | _numbers(keys, config, kind) | _rope_layers(keys, config)
     config = replace(config, **fields)
-    local = {} if local_base is None else {"local_layers": implied(config)["local_layers"]}
+    local = {"local_layers": implied(config)["local_layers"]} if family.local_rope else {}
     factors = None if llama3 is None else llama3_factors(rope_frequencies(config.rope_base, 2 * config.rope_pairs), *llama3)
     return replace(config, **local), factors
 
@@ -356,7 +362,7 @@ def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any
         layers, missing = range(keys.take("max_window_layers", int, _FIRST_LAYER), n_layers), "no sliding_window is in use"
         window = window if keys.take("use_sliding_window", bool, False) else None
     else:
-        period: int | None = keys.take("sliding_window_pattern", int, None) if kind.rope_bases else None
+        period: int | None = keys.take("sliding_window_pattern", int, None) if config.local_rope_base else None
         if period == 0:
             raise FileFormatError(f"{keys.where}: sliding_window_pattern is 0, expected at least 1")
         keys.left.pop("_sliding_window_pattern", None)  # transformers writes it beside layer_types
@@ -496,6 +502,8 @@ _OLD_ROPE = {
 def _biases(keys: _UnreadKeys, model_type: str, architecture: str) -> tuple[str, ...]:
     """The matrices that have a bias, by their fields."""
     family = FAMILIES[architecture]
+    if model_type == "stablelm":
+        return QKV if keys.take("use_qkv_bias", bool, False) else ()
     if not family.optional_biases or model_type in ("mistral", "mixtral"):
         keys.take_fixed("attention_bias", model_type == "gpt_neox")
         keys.take_fixed("mlp_bias", False)

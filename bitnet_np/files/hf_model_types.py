@@ -18,6 +18,7 @@ class ModelType:
     embedding: str = "model.embed_tokens"
     norm: str = "model.norm"
     positions: str = ""  # the module of learned positions, if there are any
+    head_bias: bool = False  # the head has a bias
     file_head: str = ""  # the head's module in files, where that is another one than lm_head
     window: Literal["", "always", "stated", "switched", "layers"] = ""
     # where sliding_window is on: nowhere; everywhere, also if it is missing; everywhere if it is stated; if use_sliding_window says so;
@@ -70,6 +71,7 @@ _NEOX_MODULES = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
+_PHI_MODULES = HF_MODULES | {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 _MIXTRAL_MODULES = HF_MODULES | {"ffn_gate_inp": "block_sparse_moe.gate"}
 _MIXTRAL_EXPERTS = {f"ffn_{name}": f"block_sparse_moe.experts.{{}}.{w}" for name, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))}
 _MOE_MODULES = HF_MODULES | {
@@ -142,6 +144,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         buffers=_OLD_ROPE,
     ),
     "olmo2": ModelType({"silu": "olmo2"}, "Olmo2ForCausalLM", _OLMO_MODULES),
+    "olmo3": ModelType({"silu": "olmo2"}, "Olmo3ForCausalLM", _OLMO_MODULES, window="layers", rope_bases=(5e5, 5e5)),
     "gemma": ModelType(
         dict.fromkeys(("gelu", "gelu_pytorch_tanh"), "gemma"),
         "GemmaForCausalLM",
@@ -217,6 +220,34 @@ MODEL_TYPES: dict[str, ModelType] = {
         tied=True,
         transposed=True,
         buffers=("attn.bias", "attn.masked_bias"),
+    ),
+    "phi": ModelType(
+        dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "phi2"),
+        "PhiForCausalLM",
+        _PHI_MODULES,
+        norm="model.final_layernorm",
+        head_bias=True,
+        whole_rope=False,
+        inert={"qk_layernorm": False},
+        buffers=_OLD_ROPE,
+    ),
+    "stablelm": ModelType(
+        {"silu": "stablelm"},
+        "StableLmForCausalLM",
+        HF_MODULES,
+        whole_rope=False,
+        inert={"qk_layernorm": False, "use_parallel_residual": False},
+        buffers=_OLD_ROPE,
+    ),
+    "starcoder2": ModelType(
+        dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "starcoder2"),
+        "Starcoder2ForCausalLM",
+        HF_MODULES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        window="stated",
+        names={"layer_norm_eps": "norm_epsilon"},
+        inert={"use_bias": True, "norm_type": "layer_norm", "mlp_type": "default"},
+        tied=True,
+        ignored=("embedding_dropout", "residual_dropout"),
     ),
 }
 """By `model_type` of config.json. minicpm's class is in its folders. gpt_neox's `gelu` is the exact GELU, which no GGUF architecture has;

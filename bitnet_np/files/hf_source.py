@@ -89,8 +89,8 @@ class HFWeights:
         return self._modules[field] if layer is None else kind.layer.format(layer) + kind.modules[field]
 
     def has(self, field: str) -> bool:
-        """A head of its own unless the head is the embedding, and no bias of it."""
-        return field == "output" and not self._recipe.tied
+        """A head of its own unless the head is the embedding, and its bias where the model type has one."""
+        return not self._recipe.tied if field == "output" else self._recipe.kind.head_bias
 
     def vector(self, field: str, size: int, layer: int | None = None) -> NDArray[np.float32]:
         """From <module>.weight, or .bias for a field that ends in _bias."""

@@ -187,8 +187,12 @@ class _Layer:
         if w.ffn_norm is not None:
             yield self.one("ffn_norm", (h,), _norm(self.model.config, w.ffn_norm, w.ffn_norm_bias), narrow.norm)
             (source,) = self.at("ffn_norm")
-        readers = [linear for name, linear in w.linears() if name.startswith(("ffn_gate", "ffn_up")) and linear.norm is None]
-        if any(op.reads_codes(linear, self.dialect) for linear in readers):
+        has_codes = False
+        if self.model.config.shared_norm and w.attn_norm is not None:
+            (source,) = self.at("attn_norm")
+            has_codes = self.quantizes(w.attn_q, w.attn_k, w.attn_v)
+        readers = [linear for name, linear in w.linears() if name.startswith(("ffn_gate", "ffn_up"))]
+        if self.quantizes(*readers) and not has_codes:
             yield from self.quantized(source)
         if w.experts:
             yield from self.mixture(w, source)
@@ -255,7 +259,7 @@ class _Layer:
 
     def linears(self, source: Key, **outputs: Linear) -> Iterator[Operation]:
         """The operations of matrices that read the same tensor."""
-        if any(op.reads_codes(w, self.dialect) and w.norm is None for w in outputs.values()):
+        if self.quantizes(*outputs.values()):
             yield from self.quantized(source)
         for name, w in outputs.items():
             yield from self.linear(name, source, w)
@@ -268,6 +272,10 @@ class _Layer:
                 yield from self.quantized(inner)
             source = inner
         yield self.one(name, (source,), lambda x: op.product(x, w, self.dialect), partial(narrow.product, linear=w, dialect=self.dialect))
+
+    def quantizes(self, *readers: Linear) -> bool:
+        """Whether some of these matrices take the codes of what they all read."""
+        return any(op.reads_codes(w, self.dialect) and w.norm is None for w in readers)
 
     def quantized(self, source: Key) -> Iterator[Operation]:
         name = source.name if source.layer == self.n else "attn_inp"

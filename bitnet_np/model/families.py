@@ -43,7 +43,8 @@ class Family:
     scales_embedding: bool = False  # the embedding is multiplied by the root of the width
     inner_norms: bool = False  # blk.<n>.<matrix>_norm_in.weight may norm a matrix's input
     fused: tuple[str, ...] = ()  # the tensors of FUSED that the family's files have
-    local_rope_base: float | None = None  # RoPE's base in layers with the window, if the file states none; None: that of all layers
+    local_rope: bool = False  # RoPE is not scaled in layers with the window
+    local_rope_base: float | None = None  # RoPE's base in them, if the file states none; None: that of all layers
     wide_scale: int = 0  # a model of so many layers has the attention scale 1 / sqrt(D / H), all others 1 / sqrt(K)
     expert_width: bool = False  # a file states the width of an expert beside that of a feed-forward, which no layer has
 
@@ -96,6 +97,9 @@ FAMILIES: dict[str, Family] = {
         {"activation": "silu", "norm": "rms", "rope": "halves", "joint_qk_norms": True},
         norms=("post_attention_norm", "post_ffw_norm"),
         head_norms=_HEAD_NORMS,
+        windows=True,  # OLMo 3's, whose files have this architecture, too
+        window_period=4,
+        local_rope=True,
     ),
     "gemma": Family(_GEMMA, scales_embedding=True),
     "gemma2": Family(
@@ -116,6 +120,7 @@ FAMILIES: dict[str, Family] = {
         window_period=6,
         numbers=("logit_cap", "local_rope_base"),
         scales_embedding=True,
+        local_rope=True,
         local_rope_base=10000.0,
         wide_scale=62,
     ),
@@ -137,6 +142,19 @@ FAMILIES: dict[str, Family] = {
         positions=True,
         scaling=False,
     ),
+    "starcoder2": Family({"activation": "gelu_tanh", "norm": "layer", "rope": "halves"}, matrices=_UNGATED, biases=_UNGATED, windows=True),
+    "phi2": Family(
+        {"activation": "gelu_tanh", "norm": "layer", "rope": "halves", "parallel_residual": True, "shared_norm": True},
+        norms=("attn_norm",),
+        matrices=_UNGATED,
+        biases=_UNGATED,
+        partial_rope=True,
+        head_bias=True,
+        required=("rope_width",),
+    ),
+    "stablelm": Family(
+        {"activation": "silu", "norm": "layer", "rope": "halves"}, optional_biases=QKV, partial_rope=True, required=("rope_width",)
+    ),
 }
 ARCHITECTURES = tuple(FAMILIES)
 
@@ -149,7 +167,7 @@ def implied(c: Config) -> dict[str, Any]:
         fields["embedding_scale"] = c.width**0.5
     if family.rope_period:
         fields["rope_layers"] = tuple(n for n in range(c.n_layers) if (n + 1) % family.rope_period)
-    if family.local_rope_base is not None:
+    if family.local_rope:
         fields["local_layers"] = tuple(n for n in range(c.n_layers) if c.window_of(n) is not None)
     if family.wide_scale:
         fields["attention_scale"] = (c.width // c.heads) ** -0.5 if c.n_layers == family.wide_scale else None

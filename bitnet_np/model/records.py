@@ -113,9 +113,10 @@ class Config:
     yarn: Yarn | None = None  # the scaling of frequencies that Model.rope_factors follows from; None: they are the file's own
     longrope: LongRope | None = None  # the same of LongRoPE: the context says which list they are
     rope_magnitude: float = 1.0  # multiplies RoPE's cosines and sines
-    local_layers: tuple[int, ...] = ()  # the layers whose RoPE has a base of its own and no scaling (Gemma 3, arXiv 2503.19786)
-    local_rope_base: float | None = None  # that base
+    local_layers: tuple[int, ...] = ()  # the layers whose RoPE is not scaled (Gemma 3, arXiv 2503.19786; OLMo 3)
+    local_rope_base: float | None = None  # their base (Gemma 3); None: that of all layers
     parallel_residual: bool = False  # attention and feed-forward both read the layer's input
+    shared_norm: bool = False  # and behind the same norm, which is attention's (Phi)
     window: int | None = None  # the keys a query sees at most, its own the last of them (Mistral 7B, arXiv 2310.06825); None: all
     window_layers: tuple[int, ...] | None = None  # the layers that have this window; None: all
     joint_qk_norms: bool = False  # norms of queries and of keys are over all heads together (OLMo 2), not over each
@@ -144,6 +145,8 @@ class Config:
             raise ShapeError(f"experts_used is {self.experts_used} and shared_ffn {self.shared_ffn} in a model of {self.experts} experts")
         if self.experts and not self.gated:
             raise UnsupportedError(f"activation is {self.activation} in a model of experts, expected one with a gate")
+        if self.shared_norm and not self.parallel_residual:
+            raise UnsupportedError("shared_norm is True without parallel_residual, expected branches that read the same input")
         if self.heads % self.kv_heads:
             raise ShapeError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
         for name, choices in (("activation", Activation), ("norm", Norm), ("rope", Rope), ("pooling", Pooling)):
@@ -164,11 +167,8 @@ class Config:
             raise UnsupportedError(
                 f"local_rope_base is {self.local_rope_base} in a model with YaRN or LongRoPE, expected linear scaling or none"
             )
-        if self.local_layers and (self.local_rope_base is None or self.rope == "none"):
-            raise ShapeError(
-                f"local_layers are {self.local_layers} with local_rope_base {self.local_rope_base} and rope {self.rope!r}, "
-                "expected a base and RoPE"
-            )
+        if self.local_layers and self.rope == "none":
+            raise ShapeError(f"local_layers are {self.local_layers} with rope {self.rope!r}, expected RoPE")
         if self.window is not None:
             integer("window", self.window, 1, LONGEST_CONTEXT, ShapeError)
         for name in ("window_layers", "rope_layers", "local_layers"):
@@ -416,9 +416,9 @@ def window_fields(window: int | None, layers: Sequence[int], n_layers: int) -> d
 
 
 def with_local_rope(config: Config) -> Config:
-    """The Config of a model all of whose layers turn as the local ones of this one do: by a base of their own, without scaling."""
-    assert config.local_rope_base is not None
-    return replace(config, rope_base=config.local_rope_base, rope_scaling=1.0, local_layers=())
+    """The Config of a model all of whose layers turn as the local ones of this one do: by their base, without scaling."""
+    plain: dict[str, Any] = {"rope_scaling": 1.0, "yarn": None, "longrope": None, "rope_magnitude": 1.0}
+    return replace(config, rope_base=config.local_rope_base or config.rope_base, local_layers=(), **plain)
 
 
 def with_rope_of(model: Model, layer: int | None) -> Model:

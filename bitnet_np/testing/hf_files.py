@@ -72,6 +72,9 @@ def _named(recipe: Recipe, model: Model) -> Iterator[tuple[str, NDArray]]:
         yield kind.norm + ".bias", model.output_norm_bias
     if not recipe.tied:
         yield "lm_head.weight", widen.float32(model.head)
+    if kind.head_bias:
+        assert model.output_bias is not None
+        yield "lm_head.bias", model.output_bias
     for n, layer in enumerate(model.layers):
         path, fields = kind.layer.format(n), present(layer)
         modules: dict[str, list[str]] = {}

@@ -98,7 +98,7 @@ def _config(family: str, shape: dict[str, Any]) -> Config:
         fields |= EXPERTS
     if "shared_ffn" in traits.required:
         fields["shared_ffn"] = shape.get("ffn", SHAPE["ffn"])
-    if traits.window_period:
+    if traits.local_rope_base is not None or "window" in traits.required:  # its files always have a window
         n_layers = shape.get("n_layers", SHAPE["n_layers"])
         layers = windowed_layers(family, n_layers)
         layers = layers[:-1] if len(layers) == n_layers > 1 else layers  # so that there are layers with and without the window

@@ -89,7 +89,7 @@ POINTS = (
     Point("attn_o_out", "T D", "output matrix of attention, before the residual", matrix="attn_output").named(
         ggml="attn_o_out.MUL_MAT",
         llama_cpp="attn_out.MUL_MAT",
-        module="self_attn.o_proj attention.wo attn_output attention.dense attn.c_proj",
+        module="self_attn.o_proj attention.wo attn_output attention.dense self_attn.dense attn.c_proj",
         takes="kqv_out",
         around="self_attn attention attn",
         aprt="attn_out",
@@ -130,7 +130,7 @@ POINTS = (
     ),
     Point("ffn_up", "T F", "up matrix", matrix="ffn_up").named(
         ggml="ffn_up.MUL_MAT",
-        module="mlp.up_proj feed_forward.w3 ffn_up mlp.dense_h_to_4h mlp.c_fc mlp.shared_expert.up_proj",
+        module="mlp.up_proj feed_forward.w3 ffn_up mlp.dense_h_to_4h mlp.c_fc mlp.fc1 mlp.shared_expert.up_proj",
         takes="ffn_norm",
         aprt="ffn_up",
     ),
@@ -143,7 +143,7 @@ POINTS = (
     Point("ffn_down", "T D", "down matrix, before the residual", matrix="ffn_down").named(
         ggml="ffn_down.MUL_MAT",
         llama_cpp="ffn_out.MUL_MAT ffn_down.ADD ffn_shexp.MUL_MAT",
-        module="mlp.down_proj feed_forward.w2 ffn_down mlp.dense_4h_to_h mlp.c_proj mlp.shared_expert.down_proj",
+        module="mlp.down_proj feed_forward.w2 ffn_down mlp.dense_4h_to_h mlp.c_proj mlp.fc2 mlp.shared_expert.down_proj",
         takes="ffn_out",
         around="mlp feed_forward block_sparse_moe",
         aprt="ffn_out",
@@ -156,7 +156,10 @@ POINTS = (
     ),
     Point("l_out", "T D", "output of the layer").named(ggml="l_out.ADD", module=".", takes=LAYER_INPUT, aprt="post_ffn_residual"),
     Point("result_norm", "T D", "final norm", whole=True).named(
-        ggml="result_norm.MUL", module="norm output_norm ln_f final_layer_norm", bitnet_rs="all_layers_out", aprt="final_norm"
+        ggml="result_norm.MUL",
+        module="norm output_norm ln_f final_layer_norm final_layernorm",
+        bitnet_rs="all_layers_out",
+        aprt="final_norm",
     ),
     Point(
         POOLED,

@@ -1,4 +1,4 @@
-"""A small engine of models with local layers (Gemma 3's RoPE and windows) and with YaRN, and bugs put into it, as `faults.py` has them."""
+"""A small engine of models with local layers (RoPE and windows of Gemma 3 and OLMo 3) and YaRN, and bugs put into it, as in `faults.py`."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -18,7 +18,9 @@ from .faults import LAYER, Fault
 
 LOCAL: dict[str, Any] = {"window": 5, "window_layers": (LAYER,), "local_layers": (LAYER,), "local_rope_base": 100.0, "rope_scaling": 4.0}
 TWO_BASES = random_model(4, family="qwen3moe", ffn=48, **LOCAL)
-STRETCHED = random_model(4, family="qwen3moe", ffn=48, yarn=Yarn(4.0, 512, fast=4.0), rope_magnitude=1.2)
+YARN: dict[str, Any] = {"yarn": Yarn(4.0, 512, fast=4.0), "rope_magnitude": 1.2}
+STRETCHED = random_model(4, family="qwen3moe", ffn=48, **YARN)
+PARTLY_STRETCHED = random_model(4, family="qwen3moe", ffn=48, **LOCAL | YARN | {"local_rope_base": None, "rope_scaling": 1.0})
 
 
 class RotationEngine(MixtureEngine):
@@ -42,7 +44,10 @@ class RotationEngine(MixtureEngine):
         local = self.number in self.believed("local_layers")
         scale = self.wrong.get("local_scale", 1.0) if local else self.believed("rope_scaling")
         width = self.model.config.head_dim
-        turned = super().rope(x, position / scale, base or self.believed("local_rope_base" if local else "rope_base"), pairs, sign)
+        base = base or (local and self.believed("local_rope_base")) or self.believed("rope_base")
+        turned = super().rope(x, position / scale, base, pairs, sign)
+        if local:
+            return turned
         if self.believed("yarn") is not None:
             turned = self.stretched(x.reshape(len(x), -1, width), position).reshape(x.shape)
         return turned * f32(self.believed("rope_magnitude"))
@@ -84,4 +89,5 @@ def rotation_faults() -> Iterator[tuple[Model, Fault]]:
     yield fault(STRETCHED, "YaRN's magnitude missing", "Qcur_rope", 0, "rope.magnitude", rope_magnitude=1.0)
     yield fault(STRETCHED, "YaRN's magnitude applied twice", "Qcur_rope", 0, "any.factor", rope_magnitude=1.44)
     yield fault(STRETCHED, "YaRN's factors missing", "Qcur_rope", 0, "rope.factors", yarn=None)
+    yield fault(PARTLY_STRETCHED, "YaRN in local layers, too", "Qcur_rope", LAYER, "rope.other_layers", local_layers=())
     yield fault(STRETCHED, "positions divided by YaRN's factor", "Qcur_rope", 0, "edit.order", yarn=None, rope_scaling=4.0)

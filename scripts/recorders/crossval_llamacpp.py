@@ -34,8 +34,8 @@ from bitnet_np.files.convert import convert
 from bitnet_np.files.load import load, open_model
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.model.families import FAMILIES
-from bitnet_np.model.records import LongRope, Yarn
+from bitnet_np.model.families import FAMILIES, windowed_layers
+from bitnet_np.model.records import LongRope, Yarn, window_fields
 from bitnet_np.model.rope import yarn_magnitude
 from bitnet_np.testing.models import random_model, write_gguf
 from bitnet_np.traces.points import Key, Trace
@@ -102,8 +102,10 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
         shape["parallel_residual"] = bool(seed // 2 % 2)
     if family.scaling and family.config["rope"] != "none":
         shape["rope_scaling"] = float(rng.choice([1.0, 2.0, 8.0]))
+        if family.local_rope:
+            shape["n_layers"] = 7
         if family.local_rope_base is not None:
-            shape |= {"n_layers": 7, "local_rope_base": [10000.0, 100.0][seed % 2]}
+            shape["local_rope_base"] = [10000.0, 100.0][seed % 2]
         elif family.longrope and seed % 4 == 3:  # llama.cpp's cache holds more than 16 tokens and fewer than 4096
             pairs = (shape.get("rope_width") or head_dim) // 2
             lists = rng.uniform(1, 8, (2, pairs)).astype(np.float32).tolist()
@@ -112,6 +114,8 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
         elif seed % 3 == 2:
             yarn = Yarn(2 * shape["rope_scaling"], 16, fast=8.0)
             shape |= {"rope_scaling": 1.0, "yarn": yarn, "rope_magnitude": yarn_magnitude(yarn.factor) * (1.25 if seed % 2 else 1.0)}
+    if family.local_rope and family.local_rope_base is None and seed % 4:  # OLMo 3's windows; OLMo 2 has none
+        shape |= window_fields(20, windowed_layers(architecture, 7), 7)
     table = kind if kind not in TERNARY else "float16"
     model = random_model(
         seed, family=architecture, weights=kind, table=table, tied=architecture in ("bitnet", "gpt2", "gemma", "gemma2"), **shape
@@ -146,6 +150,10 @@ RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3", {"window": 3, "n_layers": 6, "window_layers": tuple(range(5)), "rope_scaling": 4.0}),
     "gptneox": ("gptneox", {"kv_heads": 2, "rope_width": 8, "parallel_residual": True}),
     "gpt2": ("gpt2", {"kv_heads": 2, "tied": True}),
+    "starcoder2": ("starcoder2", {"tied": True}),
+    "olmo3": ("olmo2", _YARN | {"window": 3, "n_layers": 4, "window_layers": tuple(range(3))}),
+    "phi2": ("phi2", {"rope_width": 8}),
+    "stablelm": ("stablelm", {"rope_width": 8}),
 }
 """The recordings: the family of each, and what its model has beside _SHAPE."""
 

@@ -80,6 +80,7 @@ def other_families() -> None:
         ("gpt2", {}),
         ("granite", {}),
         ("olmo2", {}),
+        ("phi2", {}),
         ("gemma2", {"weights": "ternary"}),
     ):
         (model, placed), tokens = smallest(3, family=family, **more), rng(1).integers(0, 5, (1, 2))

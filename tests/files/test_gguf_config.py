@@ -125,6 +125,7 @@ NEUTRAL = {
     "expert_count": 0,
     "expert_used_count": 0,
     "expert_gating_func": 1,
+    "use_parallel_residual": True,
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.finetuned": True,
     "rope.scaling.original_context_length": 8192,
@@ -166,7 +167,7 @@ def test_which_layers_a_files_window_is_for(written, keys, expected):
     assert (config.window, config.window_layers) == expected
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "olmo2"])
 @pytest.mark.parametrize(("period", "without"), [(2, (1, 3)), (3, (2,)), (4, (3,)), (9, ()), (0, ())])
 def test_a_number_says_how_many_layers_there_are_to_one_without_the_window(written, family, period, without):
     """As llama.cpp reads it, of 5 layers; written again, the file says the same."""
@@ -174,7 +175,7 @@ def test_a_number_says_how_many_layers_there_are_to_one_without_the_window(writt
     found = load(written(drawn(family, n_layers=5), **keys))
     layers = tuple(n for n in range(5) if n not in without)
     assert (found.config.window, found.config.window_layers) == (7, layers if without else None)
-    assert found.config.local_layers == (layers if family == "gemma3" else ())
+    assert found.config.local_layers == (() if family == "gemma2" else layers)
     assert load(written(found)).config == found.config
 
 
@@ -185,6 +186,7 @@ def test_a_number_says_how_many_layers_there_are_to_one_without_the_window(writt
         ({"original_context_length": 16, "attn_factor": 1.5}, Yarn(4.0, 16), 1.5 * 1.138629436111989),
         ({"original_context_length": 16, "yarn_beta_fast": 8.0, "yarn_beta_slow": 2.0}, Yarn(4.0, 16, 8.0, 2.0), 1.138629436111989),
         ({"yarn_log_multiplier": 1.0}, Yarn(4.0, 64), 1.0),
+        ({"yarn_attn_factor": 1.5}, Yarn(4.0, 64), 1.138629436111989),
     ],
 )
 def test_yarn(written, tmp_path, keys, yarn, magnitude):

@@ -168,6 +168,10 @@ def test_longropes_magnitude(tmp_path, keys, magnitude):
         ("qwen3_window", {}, (7, (0,))),
         ("qwen3_window", {"layer_types": ["sliding_attention"] * 2}, (7, None)),
         ("qwen3_window", {"layer_types": None, "max_window_layers": 1}, (7, (1,))),
+        ("olmo3", {"sliding_window": "missing"}, (4096, (0, 1, 2))),
+        ("olmo3", {"layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, (6, (3,))),
+        ("starcoder2", {}, (6, None)),
+        ("starcoder2", {"sliding_window": "missing"}, (None, None)),
     ],
 )
 def test_which_layers_see_a_window(tmp_path, name, keys, expected):
@@ -176,6 +180,7 @@ def test_which_layers_see_a_window(tmp_path, name, keys, expected):
     config = {key: value for key, value in (config | keys).items() if value != "missing"}
     found = load(hf_models.write_folder(tmp_path, config, tensors)).config
     assert (found.window, found.window_layers) == expected
+    assert found.local_layers == (found.window_layers if name == "olmo3" else ())
 
 
 BASES = "rope_local_base_freq is 5.0, and rope_theta of local layers 100.0"
@@ -196,6 +201,19 @@ LAYERS = "layer_types has sliding_attention, but no sliding_window is in use"
         ("gemma3", {"rope_parameters": {"rope_theta": 1e4}}, UnsupportedError, "rope_parameters: 'rope_theta' = 10000.0 is a setting"),
         ("gemma3", {"model_type": "gemma3"}, FileFormatError, "text_config is missing"),
         ("gemma3", {"model_type": "gemma3", "text_config": {}}, UnsupportedError, "config.json: 'vocab_size' = 31 is a setting"),
+        (
+            "olmo3",
+            {"rope_theta": 10000.0, "rope_parameters": None},
+            UnsupportedError,
+            "base is 10000.0 in global and 500000.0 in local layers",
+        ),
+        ("olmo3", {"sliding_window_pattern": 2}, UnsupportedError, "'sliding_window_pattern' = 2 is a setting"),
+        ("stablelm", {"use_parallel_residual": True}, UnsupportedError, "use_parallel_residual is True, supported are False"),
+        ("stablelm", {"use_qkv_bias": False}, UnsupportedError, "self_attn.q_proj.bias"),
+        ("phi", {"qk_layernorm": True}, UnsupportedError, "qk_layernorm is True, supported are False"),
+        ("phi", {"partial_rotary_factor": None}, FileFormatError, "partial_rotary_factor is missing"),
+        ("starcoder2", {"use_bias": False}, UnsupportedError, "use_bias is False, supported are True"),
+        ("starcoder2", {"norm_type": "rms_norm"}, UnsupportedError, "norm_type is 'rms_norm', supported are 'layer_norm'"),
         ("mistral_window", {"sliding_window": 0}, ShapeError, "window is 0, expected 1 to 1048576"),
         ("mistral_window", {"layer_types": ["full_attention"] * 2}, UnsupportedError, "'layer_types' = "),
         ("mistral_window", {"attention_bias": True}, UnsupportedError, "attention_bias is True"),

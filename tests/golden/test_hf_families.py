@@ -16,8 +16,9 @@ from bitnet_np.model.rope import llama3_factors, rope_frequencies
 
 DATA = Path(__file__).parents[1] / "data" / "hf_families"
 NAMES = ("llama_llama3_biases", "qwen2_linear", "qwen3_wide_heads", "qwen3_yarn", "gptneox_parallel", "gptneox_sequential", "gpt2")
-NAMES += ("granite", "smollm3", "olmo2", "gemma", "gemma2", "phi3_longrope", "mixtral", "qwen2_moe", "qwen3_moe")
+NAMES += ("granite", "smollm3", "olmo2", "gemma", "gemma2", "phi", "stablelm", "phi3_longrope", "mixtral", "qwen2_moe", "qwen3_moe")
 WINDOWS = {"gemma3": (6, (0,)), "mistral_window": (5, None), "qwen2_window": (6, (1,)), "qwen3_window": (7, (0,)), "phi3": (7, None)}
+WINDOWS |= {"olmo3": (6, (0, 1, 2)), "starcoder2": (6, None)}
 NAMES += tuple(WINDOWS)
 
 
@@ -89,11 +90,12 @@ def test_the_windows_show(name, model, recorded):
         assert np.abs(other - recorded["logits_f64"]).max() > 1e-2
 
 
-@pytest.mark.parametrize("name", ["gemma3"], indirect=True)
-def test_both_bases_show(model, recorded):
+@pytest.mark.parametrize("name", ["gemma3", "olmo3"], indirect=True)
+def test_both_kinds_of_rope_show(model, recorded):
     """In which layers each is, and where positions are scaled."""
     everywhere, swapped = (replace(model, config=replace(model.config, local_layers=layers)) for layers in ((), (1,)))
-    scaled = replace(model, local_rope_frequency=model.local_rope_frequency / model.config.rope_scaling)
+    yarn = model.config.yarn is not None
+    scaled = replace(model, local_rope_frequency=model.rope_frequency if yarn else model.local_rope_frequency / model.config.rope_scaling)
     for other in (everywhere, swapped, scaled):
         assert np.abs(forward_full(other, recorded["tokens"]) - recorded["logits_f64"]).max() > 1e-2
 

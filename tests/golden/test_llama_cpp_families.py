@@ -31,6 +31,10 @@ TENSORS = {
     "gemma3": 112,
     "gptneox": 27,
     "gpt2": 26,
+    "starcoder2": 29,
+    "olmo3": 63,
+    "phi2": 25,
+    "stablelm": 31,
 }
 """The recordings, and the number of tensors that are judged in each."""
 

@@ -34,7 +34,8 @@ LONGROPE = LongRope(16, (1.0,) * 10, (2.0,) * 10)
         ({"longrope": LongRope(16, (1.0,) * 9, (1.0,) * 10)}, "LongRoPE's short list has 9 factors, expected 10"),
         ({"longrope": LONGROPE, "rope_scaling": 2.0}, "LongRoPE in a model with rope 'halves' that is scaled in another way, too"),
         ({"longrope": LONGROPE, "local_rope_base": 1.0}, "local_rope_base is 1.0 in a model with YaRN or LongRoPE"),
-        ({"local_layers": (0,)}, r"local_layers are \(0,\) with local_rope_base None and rope 'halves', expected a base and RoPE"),
+        ({"shared_norm": True}, "shared_norm is True without parallel_residual"),
+        ({"local_layers": (0,), "rope": "none"}, r"local_layers are \(0,\) with rope 'none', expected RoPE"),
         ({"local_layers": (1,), "local_rope_base": 100.0}, r"local_layers are \(1,\), expected numbers of 1 layers"),
     ],
 )

@@ -16,7 +16,12 @@ from bitnet_np.testing.models import write_gguf
 SHAPE = {"width": 256, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "vocab": 23, "context": 40, "n_layers": 2}
 SHAPE |= {"eps": float(np.float32(1e-5))}
 
-MORE = {"gptneox": {"rope_width": 16, "parallel_residual": True}, "phi3": {"rope_width": 48}}
+MORE = {
+    "gptneox": {"rope_width": 16, "parallel_residual": True},
+    "phi3": {"rope_width": 48},
+    "phi2": {"rope_width": 16},
+    "stablelm": {"rope_width": 16},
+}
 
 
 def drawn(family, weights="", **changes):

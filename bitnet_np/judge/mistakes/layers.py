@@ -129,7 +129,7 @@ def _engine_orders(base: Variant) -> Engines:
 
 def _engine_other_residual(base: Variant) -> Engines:
     config = base.model.config
-    if config.norm == "layer":
+    if config.norm == "layer" and not config.shared_norm:
         read = ("the layer's input", "what attention's branch was added to")
         read = read[::-1] if config.parallel_residual else read
         yield {"read": read[0], "right": read[1]}, base.with_config(parallel_residual=not config.parallel_residual)
