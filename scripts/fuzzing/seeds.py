@@ -257,6 +257,7 @@ def write_dumps(folder: Path) -> None:
         "model.layers.1.input.0": modules["hidden_states.1"],
     }
     np.savez(_made(folder / "modules") / "t.npz", **modules)
+    np.savetxt(_made(folder / "text") / "t.txt", points[Key("result_output", None)])
     (_made(folder / "eval-callback") / "t.txt").write_text(_PRINTED)
     graph = {"s0.attn_norm-0.MUL": (1, 1, tokens, 4), "s0.Qcur-0.ROPE": (1, tokens, 2, 2), "s0.kq-0.MUL_MAT": (1, 2, tokens, 32)}
     nodes: dict[str, Any] = {name: np.ones(shape, np.float32) for name, shape in graph.items()}
