@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ...base.errors import FileFormatError, shown
 from ...model.families import FAMILIES
 from ...model.records import Config
-from ..points import LAYER_INPUT, LINEAR_NAMES, POINT, POINTS, SCORES, Key, gradient_key, key_of
+from ..points import LAYER_INPUT, LINEAR_NAMES, POINT, POINTS, SCORES, TOP_EXPERTS, Key, gradient_key, key_of
 
 TOKENS = "tokens"
 """The label of the token ids."""
@@ -54,6 +54,7 @@ _HIDDEN = re.compile(r"hidden_states\.(0|[1-9][0-9]{0,5})")
 _EMBEDDING = Key("inp_embd", None)
 
 _CACHE = r"(?:cache|past_key_values)\.(?:layers\.N\.{0}s|{0}_cache\.N|N\.{1})"
+_ROUTER = r"(?:.*\.)?layers\.N\.(?:mlp|block_sparse_moe)\.gate(?:\.output)?"
 _RETURNED = {
     re.compile(label.replace("N", "(0|[1-9][0-9]{0,5})")): name
     for label, name in {
@@ -61,9 +62,11 @@ _RETURNED = {
         r"router_logits\.N": "ffn_moe_logits",
         _CACHE.format("key", 0): "Kcur_rope",
         _CACHE.format("value", 1): "Vcur",
+        _ROUTER + r"\.1": "ffn_moe_weights",
+        _ROUTER + r"\.2": TOP_EXPERTS,
     }.items()
 }
-"""What a model of transformers returns for each layer -> the point; keys of layers without RoPE are Kcur."""
+"""What a model of transformers returns for each layer, or its router behind the logits -> the point; keys that no RoPE turns are Kcur."""
 
 
 class Meaning(NamedTuple):
@@ -157,7 +160,7 @@ def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[s
             n = hidden[label]
             key = Key("result_norm", None) if n == last else layer_input(n, config)
         else:
-            key = _returned(label, config) or second(label, present, config)
+            key = returned(label, config) or second(label, present, config)
         if key is not None:
             table[whole] = Meaning(key, step, True)
     return table
@@ -201,18 +204,18 @@ def second(label: str, present: set[Key], config: Config | None) -> Key | None:
 
 def is_cached(label: str) -> bool:
     """Whether a label is that of the keys or values of transformers' cache."""
-    key = _returned(label, None)
+    key = returned(label, None)
     return key is not None and key.name in ("Kcur_rope", "Vcur")
 
 
 def is_scores(label: str) -> bool:
     """Whether a label is that of attention scores or probabilities."""
-    key = direct(label) or _returned(label, None)
+    key = direct(label) or returned(label, None)
     return key is not None and key.name in SCORES
 
 
-def _returned(label: str, config: Config | None) -> Key | None:
-    """The point of what a model of transformers returns for each layer."""
+def returned(label: str, config: Config | None) -> Key | None:
+    """The point of what a model of transformers, or its router, returns for each layer."""
     for pattern, name in _RETURNED.items():
         if (match := pattern.fullmatch(label)) is not None:
             layer = int(match[match.lastindex or 0])

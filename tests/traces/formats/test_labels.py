@@ -59,6 +59,8 @@ SECOND = {
     # what models of transformers return for each layer
     "attentions.1": "kq_soft_max-1",
     "router_logits.0": "ffn_moe_logits-0",
+    "model.layers.3.mlp.gate.1": "ffn_moe_weights-3",
+    "model.layers.3.block_sparse_moe.gate.output.2": "ffn_moe_topk-3",
     **dict.fromkeys(("cache.layers.2.keys", "past_key_values.key_cache.2", "past_key_values.2.0"), "Kcur_rope-2"),
     **dict.fromkeys(("past_key_values.layers.2.values", "past_key_values.value_cache.2", "past_key_values.2.1"), "Vcur-2"),
 }
