@@ -31,7 +31,7 @@ _FIRST = (2, 6)  # older ones can be made to run code in spite of weights_only: 
 _DEEPEST = 8  # containers within containers
 _ZIP = b"PK\x03\x04"
 _MAX_PICKLE = 1 << 24  # bytes
-_OUTPUT = re.compile(r"transformers\.(?:modeling_outputs|models\.[\w.]+)\.\w*Output\w*")  # a subclass of OrderedDict
+_OUTPUT = re.compile(r"transformers\.[\w.]+\.\w*Output\w*")  # a subclass of OrderedDict
 _CACHE = re.compile(r"transformers\.cache_utils\.Dynamic(?:Cache|Layer)")  # these hold the keys and values of all tokens
 _ALLOWING = Lock()
 """torch has one list of allowed names for all threads."""
@@ -52,10 +52,8 @@ def read(path: str | os.PathLike[str]) -> Labelled:
     try:
         with _ALLOWING, warnings.catch_warnings(action="ignore"):  # of a damaged file: it is an error, or its tensors are checked
             named = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-            with torch.serialization.safe_globals(_stand_ins(named, path)):
+            with torch.serialization.safe_globals(_stand_ins(named)):
                 content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except FileFormatError:
-        raise
     except Exception as error:  # torch raises nearly anything for a damaged file
         reason = shown((str(error) or type(error).__name__).splitlines()[0])
         raise FileFormatError(f"{path}: no file of tensors alone, as a dictionary of names and tensors: {reason}") from None
@@ -64,6 +62,8 @@ def read(path: str | os.PathLike[str]) -> Labelled:
         if label in arrays:
             raise FileFormatError(f"{path}: tensor {shown(label)} is there twice, expected each name once")
         arrays[label] = _entry(tensor, f"{path}: tensor {shown(label)}", is_cached(label))
+    if "sequences" in arrays:
+        raise FileFormatError(f"{path}: what `generate` returned, step by step, expected what one call of the model returned")
     if set(arrays) == {""}:
         arrays = {"logits": arrays[""]}
     return Labelled(arrays, path, "torch")
@@ -81,10 +81,8 @@ def _output(*fields: object) -> OrderedDict:
     return OrderedDict()
 
 
-def _stand_ins(names: list[str], path: Path) -> list[tuple[Any, str]]:
-    """What torch is to make in place of transformers' classes of these names. Raises FileFormatError for what `generate` returned."""
-    if any(name.startswith("transformers.generation.") for name in names):
-        raise FileFormatError(f"{path}: what `generate` returned, step by step, expected what one call of the model returned")
+def _stand_ins(names: list[str]) -> list[tuple[Any, str]]:
+    """What torch is to make in place of transformers' classes of these names."""
     ours = [name for name in names if name.startswith("transformers.")]
     return [(_output if _OUTPUT.fullmatch(name) else OrderedDict if _CACHE.fullmatch(name) else _Unread, name) for name in ours]
 

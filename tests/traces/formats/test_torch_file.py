@@ -152,9 +152,13 @@ def test_caches_that_do_not_hold_all_tokens_are_passed_over(returned):
     assert not keys & {"Kcur_rope-0", "Vcur-0"}
 
 
-def test_what_generate_returned_is_refused(returned):
+@pytest.mark.parametrize("form", [dict, None])
+def test_what_generate_returned_is_refused(torch, tmp_path, monkeypatch, form):
+    """Its logits are those of single steps, which would be taken for the last position's."""
+    kind = form or transformers_class(monkeypatch, "transformers.generation.utils", "GenerateDecoderOnlyOutput", Output)
+    torch.save(kind(sequences=torch.tensor([[1, 2, 3]]), logits=(torch.randn(1, 7), torch.randn(1, 7))), tmp_path / "t.pt")
     with pytest.raises(FileFormatError, match="what `generate` returned, step by step, expected what one call of the model returned"):
-        read_any(returned("transformers.generation.utils")[0])
+        read_any(tmp_path / "t.pt")
 
 
 def test_names_of_transformers_run_nothing(torch, tmp_path, monkeypatch):
