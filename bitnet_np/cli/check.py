@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from numpy.typing import NDArray
-
 from ..base.errors import OptionError, listed
 from ..base.validate import positive
 from ..base.whole_file import whole_file
@@ -107,8 +105,8 @@ def _judged(inputs: Inputs, details: Details | None) -> Report:
     profile, effort = profile_of(arguments), positive("--effort", arguments.effort)
     path: Path = arguments.theirs
     name = arguments.format or detect(path)
-    if arguments.last and name not in ("logits", "raw"):
-        raise OptionError(f"{path}: --last and a dump of format {name}, expected logits alone: .npy or bare float32")
+    if arguments.last and name not in ("logits", "raw", "text"):
+        raise OptionError(f"{path}: --last and a dump of format {name}, expected logits alone: .npy, bare float32 or text")
     partial = name == "eval-callback" or name.startswith("bitnet-rs")
     if partial and len(rows) > 1:
         raise OptionError(f"{path}: format {name} holds one sequence, and there are {len(rows)} sequences of tokens")
@@ -120,14 +118,9 @@ def _judged(inputs: Inputs, details: Details | None) -> Report:
         records = bitnet_rs.read(path)
         return check_records(inputs.model(), rows[0], records, profile.dialect, profile.precision or FLOAT32)
     tokens = check_tokens(config, *pad(rows))
-    dump = read_dump(path, tokens, config, name, _bare_shape(path, config.vocab, rows) if name == "raw" else None)
+    dump = read_dump(path, tokens, config, name)
     runtime = Runtime(inputs.model(), profile.dialect).checked()
     return judge_sequences(runtime, tokens, dump, progress.bar, details, profile.precision, arguments.last, effort)
-
-
-def _bare_shape(path: Path, vocab: int, rows: list[NDArray]) -> tuple[int, int]:
-    """The shape of the logits in a file of bare float32: of every token, or of the last of each sequence if it has that size."""
-    return (len(rows) if path.stat().st_size == 4 * vocab * len(rows) else sum(map(len, rows)), vocab)
 
 
 # The worst verdict on the recording that sound kernels can get: with its float16 roundings followed, all but long sequences agree.

@@ -18,6 +18,7 @@ from ..model.families import FAMILIES, implied, windowed_layers
 from ..model.records import MATRICES, QKV, Config, LongRope, Yarn, window_fields
 from ..model.rope import llama3_factors, longrope_magnitude, rope_frequencies, yarn_magnitude
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
+from .mlx_groups import Groups, read_groups
 from .overrides import how_to_ignore
 from .source import of_file
 
@@ -52,6 +53,7 @@ class Recipe:
     tied: bool  # the head is the embedding
     biases: tuple[str, ...]  # the matrices that have a bias, by their fields in model.Layer
     quantization: Quantization | None
+    groups: Groups | None  # weights are quantised in groups, by mlx-lm
     rope_factors: NDArray[np.float64] | None  # [J] Llama 3's, for which Config has no field
     part: TextPart | None  # how the text model lies in the folder of a larger one
 
@@ -136,6 +138,7 @@ def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
         kind=kind,
         biases=_biases(keys, model_type, config.architecture),
         tied=keys.take("tie_word_embeddings", bool, kind.tied),
+        groups=_groups(keys),  # before the other form of quantization_config
         quantization=_quantization(keys, kind),
         rope_factors=rope_factors,
         part=part,
@@ -512,16 +515,30 @@ def _biases(keys: _UnreadKeys, model_type: str, architecture: str) -> tuple[str,
     return tuple(name for name in MATRICES if (attention if name.startswith("attn") else mlp))
 
 
+def _groups(keys: _UnreadKeys) -> Groups | None:
+    """mlx-lm's quantization, which its folders have under two names."""
+    names = [name for name in ("quantization", "quantization_config") if keys.left.get(name) is not None]
+    values = [keys.left[name] for name in names]
+    if not names or (
+        names == ["quantization_config"]
+        and (not isinstance(values[0], dict) or "group_size" not in values[0] or "quant_method" in values[0])
+    ):
+        return None
+    if values[0] != values[-1]:
+        raise FileFormatError(
+            f"{keys.where}: quantization is {shown(values[0])} and quantization_config {shown(values[1])}, expected the same"
+        )
+    for name in names:
+        del keys.left[name]
+    return read_groups(f"{keys.where}: {names[0]}", values[0])
+
+
 def _quantization(keys: _UnreadKeys, kind: ModelType) -> Quantization | None:
     """BitNet's quantization_config. One linear_class divides by the scale that the other multiplies by.
 
     Files from before there were two classes (Falcon3-1.58's, HF1BitLLM's) name neither class nor mode. They are bitlinear, offline, which
     is also transformers' default. A mode without a class is ambiguous, and refused.
     """
-    for groups in (keys.left.get("quantization"), keys.left.get("quantization_config")):
-        if isinstance(groups, dict) and "group_size" in groups and "quant_method" not in groups:
-            advice = "`mlx_lm.convert --dequantize` writes a folder that is"
-            raise UnsupportedError(f"{keys.where}: weights that mlx-lm quantised in groups are not read; {advice}")
     values: dict | None = keys.take("quantization_config", dict, None)
     if values is None:
         return Quantization(packed=False, divides=False, inner_norms=False, norm_eps=1e-6, skipped=("lm_head",)) if kind.masters else None

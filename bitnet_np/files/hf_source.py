@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import FileFormatError, NonFiniteError, UnsupportedError
+from ..base.tensor_types import F32
 from ..kernels import cpu
 from ..kernels import packing as kernels
 from ..model import ternarize, widen
@@ -28,6 +29,7 @@ from ..text.hf_tokenizer import tokenizer_metadata
 from .hf_config import Recipe, read_recipe
 from .hf_folder import TYPES, Folder, read_json, read_text
 from .hf_model_types import FUSED_EXPERTS, FUSED_ROUTER, TextPart
+from .mlx_groups import GROUPED, Form, take_numbers
 from .overrides import check_has
 from .source import Shapes
 from .tensors import FLOATS, CheckedTensors, Tensor
@@ -89,20 +91,28 @@ class HFWeights:
         return self._modules[field] if layer is None else kind.layer.format(layer) + kind.modules[field]
 
     def has(self, field: str) -> bool:
-        """A head of its own unless the head is the embedding, and its bias where the model type has one."""
-        return not self._recipe.tied if field == "output" else self._recipe.kind.head_bias
+        """A head of its own unless the head is the embedding, and its bias where the model type has one. See mlx_groups for an embedding that
+        is two tables."""
+        if field != "output":
+            return self._recipe.kind.head_bias
+        return not self._recipe.tied or "lm_head.scales" in self._tensors
 
     def vector(self, field: str, size: int, layer: int | None = None) -> NDArray[np.float32]:
         """From <module>.weight, or .bias for a field that ends in _bias."""
         plain = field.removesuffix("_bias")
-        name = f"{self._module(plain, layer)}.{'weight' if plain == field else 'bias'}"
+        module = self._module(plain, layer)
+        if plain == field and (form := self._form(module)) is not None:  # the gate of a shared expert: a matrix of one row
+            return take_numbers(self._tensors, module, (1, size), form).reshape(size)
+        name = f"{module}.{'weight' if plain == field else 'bias'}"
         values = self._tensors.take_vector(name, size, row=field == "ffn_gate_inp_shexp")
         with np.errstate(invalid="ignore"):  # a signalling NaN, where the caller allows NaN
             return values + np.float32(1) if self._recipe.kind.add_one else values
 
     def table(self, field: str, shape: tuple[int, int]) -> NDArray:
-        """Floats, as they lie in the file, where they may be transposed, [D, V]."""
-        return self._tensors.upright(self._tensors.take(self._module(field) + ".weight", shape, shape[::-1]), shape)
+        """Floats, as they lie in the file, where they may be transposed, [D, V]; or those that groups stand for."""
+        if (form := self._form(module := self._module(field))) is not None:
+            return take_numbers(self._tensors, module, shape, form, rounded=field != "output")
+        return self._tensors.upright(self._tensors.take(module + ".weight", shape, shape[::-1]), shape)
 
     def rope_factors(self) -> NDArray[np.float32] | None:
         """Llama 3's, worked out from config.json; in float32, as a GGUF file has them."""
@@ -134,11 +144,16 @@ class HFWeights:
         return Linear(weights, bias, norm=norm, norm_eps=norm_eps)
 
     def experts(self, shapes: Mapping[str, tuple[int, int]], layer: int) -> tuple[Expert, ...]:
-        """From modules of each expert's own, or from two tensors of all experts, as transformers 5 has them in memory."""
+        """From modules of each expert's own, from mlx-lm's three tensors of all, or from the two that transformers 5 has in memory."""
         kind, count = self._recipe.kind, self.config.experts
         prefix = kind.layer.format(layer)
         fused = prefix + FUSED_EXPERTS
-        if fused + ".gate_up_proj" not in self._tensors:
+        block = kind.modules["ffn_gate_inp"].removesuffix("gate")
+        switched = {field: f"{prefix}{block}switch_mlp.{field.removeprefix('ffn_')}_proj" for field in shapes}
+        if switched["ffn_gate"] + ".weight" in self._tensors:
+            stacks = {field: self._floats(switched[field], count, *shape) for field, shape in shapes.items()}
+            every = [{field: stack[n] for field, stack in stacks.items()} for n in range(count)]
+        elif fused + ".gate_up_proj" not in self._tensors:
             modules = {field: prefix + module for field, module in kind.experts.items()}
             every = [{field: self._float_matrix(modules[field].format(n), *shape) for field, shape in shapes.items()} for n in range(count)]
         else:
@@ -152,9 +167,18 @@ class HFWeights:
         """Refuses a tensor that is none of the model type's."""
         self._tensors.check_all_taken(self.config.architecture)
 
+    def _form(self, module: str) -> Form | None:
+        """The form of a module's weights if they are quantised in groups."""
+        groups = self._recipe.groups
+        return None if groups is None or f"{module}.scales" not in self._tensors else groups.of(module)
+
+    def _floats(self, module: str, *shape: int) -> NDArray:
+        form = self._form(module)
+        return self._tensors.take_floats(module + ".weight", shape) if form is None else take_numbers(self._tensors, module, shape, form)
+
     def _float_matrix(self, module: str, n: int, m: int) -> NDArray:  # -> [N, M]
-        if not self._recipe.kind.transposed:
-            return self._tensors.take_floats(module + ".weight", (n, m))
+        if not self._recipe.kind.transposed or self._form(module) is not None:
+            return self._floats(module, n, m)
         return np.ascontiguousarray(self._tensors.take_floats(module + ".weight", (m, n)).T)
 
     def _fused(self, module: str, shapes: Shapes) -> dict[str, Linear]:
@@ -195,6 +219,9 @@ def _model_tensors(folder: Folder, recipe: Recipe) -> dict[str, Tensor]:
         embedding = tensors.get(kind.embedding + ".weight")
         if embedding is not None and not (head.type is embedding.type and np.array_equal(head.data, embedding.data)):
             raise FileFormatError(f"{folder.path}: tensor lm_head.weight is not {kind.embedding}.weight, but tie_word_embeddings is true")
+    scales = tensors.get(f"{kind.embedding}.scales")
+    if recipe.tied and recipe.groups is not None and scales is not None and scales.type is not F32:  # its rows and its products differ
+        tensors |= {f"lm_head.{end}": tensors[name] for end in GROUPED if (name := f"{kind.embedding}.{end}") in tensors}
     return tensors
 
 

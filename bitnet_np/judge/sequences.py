@@ -15,7 +15,7 @@ from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens
 from ..model.records import Config
-from ..traces.formats import read_any, read_arrays
+from ..traces.formats import FORMATS, detect, read_any, read_arrays
 from ..traces.formats.arrays import Labelled
 from ..traces.formats.batches import Batch
 from ..traces.points import Key, Trace
@@ -29,10 +29,10 @@ from .verdict import Verdict
 _SMALL = 10**8  # multiply-adds, some milliseconds: threads of products that small wait longer than they multiply
 
 
-def read_dump(
-    path: Path, tokens: Tokens, config: Config, format: str | None = None, shape: tuple[int, ...] | None = None
-) -> Trace | Labelled:
+def read_dump(path: Path, tokens: Tokens, config: Config, format: str | None = None) -> Trace | Labelled:
     """What a file or folder holds of these sequences. Raises what `read_any` does."""
+    format = format or detect(path)
+    shape = (-1, config.vocab) if format in FORMATS and FORMATS[format].read_bare else None
     if len(tokens.ids) == 1:
         return read_any(path, format, shape, tokens.ids[0], config)
     return read_arrays(path, format, shape)

@@ -7,19 +7,23 @@ from .client import Client, RefusedError
 from .fields import member
 from .llama_server import LlamaServer
 from .openai import OpenAiServer
+from .sglang import SglangServer
 
-Server: TypeAlias = LlamaServer | OpenAiServer
+Server: TypeAlias = LlamaServer | OpenAiServer  # SglangServer is one
 """What completes token ids: both have the fields `name` and `dialect`, and the methods `tokenize` and `complete`."""
 
 
 def server_at(client: Client) -> Server:
-    """The server at an address: llama-server if it has `/props`, else an OpenAI-style one if it has `/v1/models`.
+    """The server at an address: llama-server by `/props`, SGLang by `/get_model_info`, else an OpenAI-style one by `/v1/models`.
 
-    Raises ServerError if it cannot be reached, UnsupportedError if it speaks neither API.
+    Raises ServerError if it cannot be reached, UnsupportedError if it speaks none of these APIs.
     """
     props, reason = _answer(client, "/props")
     if isinstance(props, dict) and "default_generation_settings" in props:
         return LlamaServer(client)
+    info, _ = _answer(client, "/get_model_info")
+    if isinstance(info, dict) and "is_generation" in info:
+        return SglangServer(client, member("/get_model_info", info, "model_path", str))
     models, other_reason = _answer(client, "/v1/models")
     data = models.get("data") if isinstance(models, dict) else None
     if isinstance(data, list) and data:

@@ -19,6 +19,8 @@ from .fields import listed, logprob, member, of_type, prompt_length, token
 _WHERE = "/v1/completions"
 _REFUSALS = (400, 422)  # of a request that has a field the server does not know
 _AS_IDS = {"return_tokens_as_token_ids": True}
+_NO_PENALTY = {"repetition_penalty": 1.0}  # vLLM takes the one of the model's generation_config.json otherwise
+_TAKES_TEXTS = "expected a server that takes token ids as a prompt, as llama-server, vLLM and SGLang do"
 
 Entries = dict[int, float]  # log-probabilities by token id
 
@@ -50,14 +52,16 @@ class OpenAiServer:
         plain = {"model": self.model, "prompt": list(ids), "max_tokens": predict, "temperature": 0, "logprobs": k, "stream": False}
         most = most_bytes((len(ids) + predict + 1) * (k + 2))
         best: Completions | None = None
-        for extra in ({**_AS_IDS, "prompt_logprobs": k}, {**_AS_IDS, "echo": True}, {}):
+        for extra in ({**_AS_IDS, **_NO_PENALTY, "prompt_logprobs": k}, {**_AS_IDS, "echo": True}, {}):
             if best is not None and (extra == {} or (best.top[:1] and best.top[0].position < len(ids) - 1)):
                 break  # it has the prompt's positions, or nothing is left to ask for them
             try:
                 record = parse(self.client.post(_WHERE, {**plain, **extra}, most), ids, predict, k)
             except RefusedError as refusal:
-                if refusal.status not in _REFUSALS or (extra == {} and best is None):
+                if refusal.status not in _REFUSALS:
                     raise
+                if extra == {} and best is None:
+                    raise RefusedError(f"{refusal}; {_TAKES_TEXTS}", refusal.status) from None
                 continue
             if best is None or len(record.top) > len(best.top):
                 best = record

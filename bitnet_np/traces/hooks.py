@@ -3,7 +3,8 @@
 Neither framework is imported here. What is asked of a model is `named_modules`, of a torch module its hooks, and of a module of mlx that
 Python calls it. The points are those of traces/points.py that are inputs or outputs of modules, and rotated queries and keys: in
 transformers what `apply_rotary_pos_emb` of an attention's Python module gives, in mlx-lm what an attention's `rope` gives, called for the
-queries first. There are no attention scores.
+queries first. There are no attention scores. Of experts it is what routers, transformers' `experts` and mlx-lm's `switch_mlp` take and
+give: a token's experts are computed within one function.
 """
 
 import re
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from ..base.errors import OptionError, ShapeError, shown
 from .arrays import as_numpy
 from .formats import labels
-from .points import LAYER_INPUT, POINT, Key, Trace
+from .points import LAYER_INPUT, POINT, TOP_EXPERTS, Key, Trace
 
 Floats = NDArray[np.floating]
 _Take = Callable[[tuple[Any, ...], Any], None]
@@ -33,6 +34,7 @@ _FIRST_NORM, _FFN_NORM, _POSITIONS = "input_layernorm", "post_attention_layernor
 _INPUTS = {module for module, name in labels.INPUTS.items() if name != LAYER_INPUT and not POINT[name].module}
 """Modules whose input no module gives as its output."""
 _ATTENTION = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:self_attn|attention|attn)")
+_EXPERTS = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:mlp|block_sparse_moe)\.switch_mlp")
 _ROTATE = "apply_rotary_pos_emb"
 _ROTATED = ("Qcur_rope", "Kcur_rope")
 
@@ -55,7 +57,7 @@ class Recorded(Mapping[Key, Floats]):
         if array.ndim < 2 or array.size == 0:
             raise ShapeError(f"{key} has shape {list(array.shape)} in the model, expected [1, T, ...]")
         normed = self._rows.get(Key(key.name.removesuffix("_normed"), key.layer), [])
-        if array.ndim == 3 and normed and len(array) != len(normed[-1]) == array.shape[1]:
+        if array.ndim == 3 and normed and key.name.endswith("_normed") and len(array) != len(normed[-1]) == array.shape[1]:
             array = array.swapaxes(0, 1)  # some engines have the heads first there
         self._rows.setdefault(key, []).append(array.reshape(len(array), -1))
 
@@ -91,6 +93,7 @@ class _Place(NamedTuple):
     module: Any
     input: Key | None
     output: Key | None
+    behind: tuple[Key | None, ...] = ()  # what follows in the tuple that it gives
 
 
 @contextmanager
@@ -169,11 +172,20 @@ def record_mlx(model: Any) -> Iterator[Trace]:
         for layer, attention in _attentions(model):
             if hasattr(attention, "rope"):
                 takes.append((attention.rope, _taking_rotated(points, layer)))
+        for path, module in model.named_modules():
+            if (experts := _EXPERTS.fullmatch(path)) is not None:
+                takes.append((module, partial(_take_experts, points, int(experts[1]))))
         for module, take in takes:
             kind = module.__class__
             stack.callback(object.__setattr__, module, "__class__", kind)
             object.__setattr__(module, "__class__", _recording(kind, take))
         yield _trace(points, model)
+
+
+def _take_experts(points: Recorded, layer: int, arguments: tuple[Any, ...], output: Any) -> None:
+    """Record what each token's experts gave, [1, T, k, D], and which they are: arguments are x and [1, T, k]."""
+    for name, array in ((TOP_EXPERTS, arguments[1]), ("ffn_moe_down", output)):
+        points.add(Key(name, layer), _numbers(Key(name, layer), array))
 
 
 def _taking_rotated(points: Recorded, layer: int) -> _Take:
@@ -234,7 +246,7 @@ def _places(model: Any) -> list[_Place]:
         if taken is not None:
             given.add(taken)
         if taken is not None or path in outputs:
-            places.append(_Place(module, taken, outputs.get(path)))
+            places.append(_Place(module, taken, outputs.get(path), tuple(labels.returned(f"{path}.{i}", None) for i in (1, 2))))
     if not places:
         some = ", ".join(list(modules)[1:4]) or "none"
         raise OptionError(f"model is a {type(model).__name__} with the modules {some}, expected some such as model.layers.0.mlp.down_proj")
@@ -250,6 +262,9 @@ def _take(points: Recorded, place: _Place, arguments: tuple[Any, ...], output: A
     if place.output is not None:
         first = output[0] if isinstance(output, tuple | list) else output
         points.add(place.output, _numbers(place.output, getattr(first, "logits", first)))
+    for key, other in zip(place.behind, output[1:] if isinstance(output, tuple) else (), strict=False):
+        if key is not None:
+            points.add(key, _numbers(key, other))
 
 
 def _take_finished(points: Recorded, arguments: tuple[Any, ...], output: Any) -> None:
@@ -294,4 +309,5 @@ def _take_heads(points: Recorded, key: Key, heads: Any) -> None:
 def _numbers(key: Key, array: Any) -> Floats:
     """The numbers of a tensor, copied: the model may change it in place."""
     numbers = as_numpy(str(key), array)
-    return np.array(numbers, np.float64 if numbers.dtype == np.float64 else np.float32)
+    kinds = {np.dtype(np.float64): np.float64} if key.name != TOP_EXPERTS else {numbers.dtype: np.int32}
+    return np.array(numbers, kinds.get(numbers.dtype, np.float32))

@@ -21,6 +21,9 @@ _SIZE_KEYS += ("max_position_embeddings", "n_embd", "n_head", "n_inner", "n_posi
 _SIZE_KEYS += ("num_local_experts", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
 _KNOWN: dict[str, Any] = {key: value for config in CONFIGS.values() for key, value in config.items()} | {
     "quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
+    "quantization": {"group_size": 32, "bits": 4, "model.layers.0.mlp.gate": {"group_size": 32, "bits": 8}, "lm_head": False},
+    "group_size": 64,
+    "bits": 3,
     "linear_class": "bitlinear",
     "quantization_mode": "offline",
     "modules_to_not_convert": ["lm_head", "model.layers.0"],

@@ -3,6 +3,7 @@ format.
 """
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,8 @@ def _write_tokenizer(path: Path, spellings: list[str], kinds: list[int], keys: l
 
 _PLAIN = {"special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-CONFIGS = json.loads((Path(__file__).parents[2] / "tests" / "data" / "hf_families" / "configs.json").read_text("utf-8"))
+_DATA = Path(__file__).parents[2] / "tests" / "data"
+CONFIGS = json.loads((_DATA / "hf_families" / "configs.json").read_text("utf-8"))
 _SIZES: dict[str, Any] = {"vocab_size": 9, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
 _SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu"}
 _LONGROPE = {"rope_type": "longrope", "short_factor": [2.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
@@ -193,6 +195,8 @@ def write_folders(folder: Path) -> None:
     """Write hf-<name>: Hugging Face folders of every model type and form of ternary matrices, and two with a tokenizer."""
     for name, (config, how) in _FOLDERS.items():
         write_hf(folder / f"hf-{name}", config, **how)
+    for path in sorted((_DATA / "mlx").iterdir()):
+        shutil.copytree(path, folder / f"hf-mlx-{path.name}", ignore=shutil.ignore_patterns("*.npz"))
     ids = {spelling: i for i, spelling in enumerate([*BYTE_CHARACTERS, *_MERGED])}
     tokenizer: dict[str, Any] = {
         "added_tokens": [_PLAIN | {"id": len(ids), "content": "<s>", "special": True}, _PLAIN | {"id": len(ids) + 1, "content": "<user>"}],
@@ -257,6 +261,7 @@ def write_dumps(folder: Path) -> None:
         "model.layers.1.input.0": modules["hidden_states.1"],
     }
     np.savez(_made(folder / "modules") / "t.npz", **modules)
+    np.savetxt(_made(folder / "text") / "t.txt", points[Key("result_output", None)])
     (_made(folder / "eval-callback") / "t.txt").write_text(_PRINTED)
     graph = {"s0.attn_norm-0.MUL": (1, 1, tokens, 4), "s0.Qcur-0.ROPE": (1, tokens, 2, 2), "s0.kq-0.MUL_MAT": (1, 2, tokens, 32)}
     nodes: dict[str, Any] = {name: np.ones(shape, np.float32) for name, shape in graph.items()}

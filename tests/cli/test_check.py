@@ -114,9 +114,9 @@ def test_check_takes_bare_numbers(run, refused, model, tmp_path):
     batch = save_array(tmp_path / "ids.npy", ids)
     logits = forward_full(model, ids)
 
-    def judged(array, name, *options):
-        array.tofile(tmp_path / name)
-        result = run("check", TINY, "--theirs", tmp_path / name, "--json", *options)
+    def judged(array, name, *options, code=0):
+        array.tofile(tmp_path / name, "\n" * name.endswith(".txt"))
+        result = run("check", TINY, "--theirs", tmp_path / name, "--json", *options, code=code)
         return result["verdict"], result["logits"]["positions"]
 
     one = ["--tokens", with_commas(TOKENS)]
@@ -126,8 +126,13 @@ def test_check_takes_bare_numbers(run, refused, model, tmp_path):
     assert judged(logits[0, -1], "x.f32", *one, "--last") == ("SAME_BITS", 1)
     assert judged(logits, "x.f32", "--tokens-file", batch) == ("SAME_BITS", 17)
     assert judged(logits[:, -1], "x.f32", "--tokens-file", batch, "--last") == ("SAME_BITS", 1)
-    logits[0, :3].tofile(tmp_path / "x.f32")
-    message = "x.f32: 6144 bytes, expected 34816 for float32 [17, 512]"
+    assert judged(logits[0].astype(float), "x.txt", *one) == ("SAME_BITS", 17)
+    assert judged(logits[0, -1].astype(float), "x.txt", *one, "--last") == ("SAME_BITS", 1)
+    assert judged(logits.astype(float), "x.txt", "--tokens-file", batch) == ("SAME_BITS", 17)
+    assert judged(np.where(np.eye(17, 512), np.nan, logits[0]), "x.txt", *one, code=2) == ("INVALID", 0)
+    assert judged(logits[0, :3], "x.f32", *one, code=2) == ("INVALID", 0)
+    logits[0, :3, :-1].tofile(tmp_path / "x.f32")
+    message = "x.f32: 6132 bytes, expected 4096 for float32 [2, 512]"
     assert message in refused("check", TINY, *one, "--theirs", tmp_path / "x.f32")
     np.savez(tmp_path / "x.npz", result_output=logits[0])
     assert "expected logits alone" in refused("check", TINY, *one, "--theirs", tmp_path / "x.npz", "--last")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from command_line import TINY, TOKENS, needs_text, save_array, with_commas
 from completions import engine
-from fake_server import llama_server, serving, vllm
+from fake_server import llama_server, serving, sglang, vllm
 
 from bitnet_np import EXACT
 from bitnet_np.cli.check_server import tokenizer_difference
@@ -45,6 +45,14 @@ def test_a_vllm_is_judged_at_every_position(check, honest):
     result = check(vllm(honest), "--tokens", IDS, "--json")
     assert (result["verdict"], result["logits"]["compared"]) == ("SAME_BITS", list(range(20)))
     assert "OpenAI-style server at" in check(vllm(honest), "--tokens", IDS)
+
+
+def test_an_sglang_is_judged_at_every_position(check, honest, model):
+    result = check(sglang(honest), "--tokens", IDS, "--json")
+    assert (result["verdict"], result["logits"]["compared"]) == ("SAME_BITS", list(range(20)))
+    assert "SGLang at" in check(sglang(honest), "--tokens", IDS)
+    wrong = engine(Variant("", model, EXACT).with_config(activation="silu"))
+    assert "SiLU" in check(sglang(wrong), "--tokens", IDS, code=1)
 
 
 def test_a_server_with_a_bug_ends_with_1(check, model):

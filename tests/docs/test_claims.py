@@ -16,7 +16,9 @@ from bitnet_np.traces.points import LAYER_NAMES, MEANINGS, RECORDED, SCORES, mea
 from scripts import mutations
 
 DOCS = pages.ROOT / "docs"
-VERDICTS, VALIDATION, MODELS, COMMANDS = (DOCS / f"{name}.md" for name in ("verdicts", "validation", "models", "commands"))
+VERDICTS, VALIDATION, MODELS, COMMANDS, JUDGING = (
+    DOCS / f"{name}.md" for name in ("verdicts", "validation", "models", "commands", "judging")
+)
 
 
 PARSERS = build_parser().commands
@@ -54,10 +56,16 @@ def test_the_table_of_names_is_that_of_the_points():
 def test_the_table_of_formats_is_that_of_the_registry():
     rows = {name.strip("`"): (judged, written) for name, _, judged, written in pages.table(VERDICTS, "format")}
     said = {True: "yes", False: "no"}
-    # bare numbers have no reader in the table: read_any gives them the shape that they lack
-    expected = {name: (said[bool(f.read or f.read_trace or name == "raw")], said[f.writer is not None]) for name, f in FORMATS.items()}
+    expected = {name: (said[bool(f.read or f.read_trace or f.read_bare)], said[f.writer is not None]) for name, f in FORMATS.items()}
     in_part = {"eval-callback": "no", "bitnet-rs": "no", "bitnet-rs-lines": "yes"}  # they hold no whole tensors
     assert rows == expected | {name: ("in part", written) for name, written in in_part.items()}
+
+
+def test_what_people_bring_is_every_format_and_has_been_tried():
+    """Of each row a test is named; that the files are there test_links.py says."""
+    rows = pages.table(JUDGING, "what you bring")
+    assert set(FORMATS) <= set(re.findall("`([\\w-]+)`", " ".join(row[0] for row in rows)))
+    assert [row[0] for row in rows if not re.search(r"\(\.\./tests/[\w/]+/test_\w+\.py\)", row[2])] == []
 
 
 def test_the_architectures_and_types_are_those_of_the_code():

@@ -37,7 +37,7 @@ LLAMA3 = FAMILIES["llama_llama3_biases"]["rope_parameters"]
         (OFFLINE, quantized(mode="online"), FileFormatError, "q_proj.weight has shape [16, 64], expected [64, 64]"),
         (OFFLINE, quantized(quant_method="gptq"), UnsupportedError, "quant_method is 'gptq'"),
         (OFFLINE, quantized(bits=2), UnsupportedError, "quantization_config: 'bits' = 2 is a setting"),
-        *((LLAMA, {key: {"group_size": 64, "bits": 4}}, UnsupportedError, "mlx_lm.convert --dequantize") for key in MLX),
+        *((LLAMA, {key: {"group_size": 64, "bits": 7}}, FileFormatError, f"{key} is ") for key in MLX),
         (OFFLINE, quantized(use_rms_norm=True), FileFormatError, "q_proj.rms_norm.weight is missing"),
         (OFFLINE, quantized(modules_to_not_convert=[]), UnsupportedError, "the head, too, would be quantised"),
         (OFFLINE, quantized(modules_to_not_convert=["(a+)+"]), UnsupportedError, "expected plain names"),

@@ -1,6 +1,7 @@
 """Several sequences in one dump: each has the verdict that it has alone, in any layout of the dump."""
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 import bitnet_np as bn
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
+from bitnet_np.traces.formats.arrays import Labelled
+from bitnet_np.traces.formats.batches import Batch
+from bitnet_np.traces.points import Entry
 
 SMALL = random_model(3, family="llama", n_layers=1, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96)
 IDS = np.random.default_rng(0).integers(0, SMALL.config.vocab, (3, 9))
@@ -30,15 +34,18 @@ def laid_out(layout, lengths, change):
 
     def padded(array):
         rows = [(0, max(lengths) - len(array)), *[(0, 0)] * (array.ndim - 1)]
-        return np.pad(array, [r[::-1] for r in rows] if layout == "left" else rows, constant_values=np.nan)
+        return np.pad(array, [r[::-1] for r in rows] if "left" in layout else rows, constant_values=np.nan)
 
     every = {label: [change(b, label, points(b, n)[label]) for b, n in enumerate(lengths)] for label in points(0, lengths[0])}
-    return {label: np.concatenate(x) if layout == "end to end" else np.stack(list(map(padded, x))) for label, x in every.items()}
+    if layout == "end to end":
+        return {label: np.concatenate(x) for label, x in every.items()}
+    stacked = {label: np.stack(list(map(padded, x))) for label, x in every.items()}
+    return {label: x.reshape(-1, *x.shape[2:]) if "rows" in layout and x.ndim == 3 else x for label, x in stacked.items()}
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    layout=st.sampled_from(["left", "right", "end to end"]),
+    layout=st.sampled_from(["left", "right", "left, as rows", "right, as rows", "end to end"]),
     lengths=st.lists(st.integers(2, 9), min_size=3, max_size=3),
     label=st.sampled_from(LABELS),
     wrong=st.integers(0, 2),
@@ -70,6 +77,17 @@ def test_the_side_of_padding_is_found_although_every_sequence_is_wrong(layout):
     )
     assert [str(one.first_wrong.key) for one in report.sequences] == ["l_out-0"] * 2
     assert report.notes[-1].startswith(f"padding is taken to be {'in front of' if layout == 'left' else 'behind'} the tokens")
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_padded_attention_is_cut_on_both_axes(left):
+    """There are as many heads as tokens of the longest: the label tells them apart."""
+    scores = np.arange(2 * 4 * 4 * 4).reshape(2, 4, 4, 4)
+    entry = Entry(scores.shape, scores.dtype, lambda: scores)
+    part = Batch(Labelled({"attentions.0": entry}, Path("f"), "kind"), (4, 3), left).sequence(1).arrays["attentions.0"]
+    kept = slice(1, None) if left else slice(3)
+    np.testing.assert_array_equal(part.load(), scores[1][:, kept, kept])
+    assert part.shape == (4, 3, 3)
 
 
 def test_a_place_is_a_position_of_a_sequence():

@@ -1,7 +1,7 @@
 """Which API a server speaks is found out, or said not to be known."""
 
 import pytest
-from fake_server import MODELS, PROPS, serving
+from fake_server import MODELS, PROPS, SGLANG_INFO, serving
 
 from bitnet_np.base.errors import ServerError, UnsupportedError
 from bitnet_np.servers.client import client_of
@@ -16,6 +16,11 @@ def found(answers):
 def test_llama_server_is_known_by_its_props():
     server = found({"/props": PROPS, "/v1/models": MODELS})  # it has both
     assert (server.name, server.dialect) == ("llama-server", "llama.cpp")
+
+
+def test_sglang_is_known_by_its_model_info():
+    server = found({"/get_model_info": SGLANG_INFO, "/v1/models": MODELS})  # its completions name tokens by their texts
+    assert (server.name, server.dialect, server.model) == ("SGLang", None, "tiny")
 
 
 @pytest.mark.parametrize("props", [(404, {}, {}), (501, {}, {}), {"other": 1}, [1]])

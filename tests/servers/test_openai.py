@@ -29,6 +29,7 @@ def test_vllm_gives_the_positions_of_the_prompt():
     assert request["prompt"] == IDS
     assert (request["model"], request["max_tokens"], request["temperature"]) == ("tiny", 6, 0)
     assert (request["logprobs"], request["prompt_logprobs"], request["return_tokens_as_token_ids"]) == (5, 5, True)
+    assert request["repetition_penalty"] == 1  # else the model's own default, which changes what is chosen
 
 
 def strict(known, answer):
@@ -76,7 +77,7 @@ def test_the_form_of_chat_completions():
 
 
 def test_a_refusal_of_everything_is_passed_on():
-    with pytest.raises(RefusedError, match=r"HTTP status 400: 'no such model'"):
+    with pytest.raises(RefusedError, match=r"HTTP status 400: 'no such model'; expected a server that takes token ids as a prompt"):
         complete({"/v1/completions": (400, {"error": {"message": "no such model"}}, {})})
     with pytest.raises(RefusedError, match="HTTP status 500"):
         complete({"/v1/completions": (500, {}, {})})

@@ -64,6 +64,17 @@ def vllm_answer(completions):
     return {"object": "text_completion", "choices": [choice], "usage": {"prompt_tokens": completions.prompt}}
 
 
+def sglang_answer(completions):
+    """SGLang's answer of `/generate` with log-probabilities from the first token of the prompt on."""
+    tokens, prompt = completions.tokens.tolist(), completions.prompt
+    tops = [[[x, i, None] for i, x in zip(row.ids.tolist(), row.logprobs.tolist(), strict=True)] for row in completions.top]
+    ones = [[top[0][0], token, None] for top, token in zip(tops, tokens[1:], strict=True)]
+    meta = {"id": "0", "finish_reason": {"type": "length", "length": len(tokens) - prompt}, "prompt_tokens": prompt, "cached_tokens": 0}
+    meta |= {"input_token_logprobs": [[None, tokens[0], None], *ones[: prompt - 1]], "input_top_logprobs": [None, *tops[: prompt - 1]]}
+    meta |= {"output_token_logprobs": ones[prompt - 1 :], "output_top_logprobs": tops[prompt - 1 :]}
+    return {"text": "?", "output_ids": tokens[prompt:], "meta_info": meta | {"completion_tokens": len(tokens) - prompt, "e2e_latency": 0.1}}
+
+
 def changed(answer, path, value):
     """The answer with the value at a path replaced, or removed for `...`."""
     answer = at = copy.deepcopy(answer)

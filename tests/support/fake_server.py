@@ -6,9 +6,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import numpy as np
-from completions import completions_by, llama_answer, vllm_answer
+from completions import completions_by, llama_answer, sglang_answer, vllm_answer
 
 PROPS = {"default_generation_settings": {"n_ctx": 512}, "total_slots": 1}
+SGLANG_INFO = {"model_path": "tiny", "tokenizer_path": "tiny", "is_generation": True, "preferred_sampling_params": None}
 MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
 
 
@@ -83,6 +84,18 @@ def vllm(logits_of, tokenize=None, change=lambda answer: answer):
 
     routes = {"/v1/models": MODELS, "/v1/completions": complete}
     return routes | ({} if tokenize is None else {"/tokenize": lambda body: {"tokens": tokenize(body["prompt"])}})
+
+
+def sglang(logits_of):
+    """The answers of SGLang with this engine."""
+
+    def complete(body):
+        predict = body["sampling_params"]["max_new_tokens"]
+        return sglang_answer(
+            completions_by(logits_of, body["input_ids"], predict, body["top_logprobs_num"], first=body["logprob_start_len"])
+        )
+
+    return {"/get_model_info": SGLANG_INFO, "/generate": complete, "/v1/models": MODELS}
 
 
 def table_logits(vocab=40, seed=0):

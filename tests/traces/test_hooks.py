@@ -228,6 +228,44 @@ def test_decoded_tokens_are_appended(engine):
     assert check_trace(MODELS["llama"], IDS, trace).verdict == Verdict.SAME_BITS
 
 
+EXPERTS = random_model(0, family="qwen3moe", n_layers=2)
+ROUTED = ("ffn_moe_logits", "ffn_moe_weights", "ffn_moe_topk")
+
+
+@pytest.mark.parametrize("record", [record_transformers, record_mlx])
+def test_what_routers_and_experts_give_is_recorded(record):
+    """A prefill of as many tokens as a token has experts, and a step: rows are not taken for slots."""
+    points = {Key(name, layer): array.reshape(len(IDS), -1) for (name, layer), array in record_all(EXPERTS, IDS).items()}
+    torch, used = record is record_transformers, EXPERTS.config.experts_used
+    kind = TorchModule if torch else MlxModule
+    modules = {f"model.layers.{n}.mlp.{name}": kind() for n in range(2) for name in ("gate", "experts", "switch_mlp")}
+    model = kind()
+    model.named_modules = modules.items
+
+    def call(path, result, *arguments):
+        modules[path].result = result
+        modules[path](*arguments)
+
+    with record(model) as trace:
+        for rows in (slice(used), *(slice(t, t + 1) for t in range(used, len(IDS)))):
+            for n in range(2):
+                part = {key.name: x[rows] for key, x in points.items() if key.layer == n}
+                logits, weights, chosen = (part[name] for name in ROUTED)
+                chosen = Tensor(chosen.astype(np.int64)) if torch else chosen[None].astype(np.uint32)
+                if torch:
+                    call(f"model.layers.{n}.mlp.gate", (Tensor(logits), Tensor(weights), chosen), Tensor(part["ffn_norm"]))
+                    call(f"model.layers.{n}.mlp.experts", Tensor(part["ffn_moe_out"]), Tensor(part["ffn_norm"]), chosen, Tensor(weights))
+                else:
+                    call(f"model.layers.{n}.mlp.gate", logits[None], part["ffn_norm"][None])
+                    slots = part["ffn_moe_down"].reshape(1, len(logits), used, -1)
+                    call(f"model.layers.{n}.mlp.switch_mlp", slots, part["ffn_norm"][None], chosen)
+    recorded = {*ROUTED, "ffn_moe_out"} if torch else {"ffn_moe_logits", "ffn_moe_topk", "ffn_moe_down"}
+    assert {key.name for key in trace.points} == recorded
+    for key, array in trace.points.items():
+        np.testing.assert_array_equal(array, points[key])
+        assert array.dtype == points[key].dtype
+
+
 def test_a_wrong_module_is_named(engine):
     engine.points[Key("ffn_up", 1)] = engine.points[Key("ffn_gate", 1)]
     with engine.recording() as trace:

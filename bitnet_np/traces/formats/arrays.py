@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.errors import Error, FileFormatError, shown
+from ...base.errors import Error, FileFormatError, OptionError, shown
 from ...model.records import Config
 from ..normal_form import agreed_tokens, checked_dtype, checked_tokens, heads_of, normal_form
 from ..points import MEANINGS, SCORES, Entry, Key, Points, Trace
@@ -31,10 +31,20 @@ def damaged(what: str) -> Iterator[None]:
         raise FileFormatError(f"{what}: {shown(str(error) or type(error).__name__)}") from None
 
 
-def check_size(path: Path, size: int, expected: int, what: str) -> None:
+def check_size(path: Path, size: int, expected: int, what: str, unit: str = "bytes") -> None:
     """Raises FileFormatError for a file of another size than what it holds has."""
     if size != expected:
-        raise FileFormatError(f"{path}: {size} bytes, expected {expected} for {what}")
+        raise FileFormatError(f"{path}: {size} {unit}, expected {expected} for {what}")
+
+
+def bare_shape(path: Path, shape: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The shape of `count` numbers in a file that does not say it. A first length of -1 stands for as many rows as there are.
+
+    Raises OptionError for a shape of no array.
+    """
+    if not shape or min(shape[1:], default=1) < 1 or not (shape[0] > 0 or (shape[0] == -1 and len(shape) > 1)):
+        raise OptionError(f"{path}: shape is {list(shape)}, expected positive lengths, or -1 and those of a row")
+    return shape if shape[0] > 0 else (max(1, count // prod(shape[1:])), *shape[1:])
 
 
 class Header(NamedTuple):

@@ -7,6 +7,7 @@ A label is one of these:
   where the output is a tuple. Modules are named as in transformers and mlx-lm, in Meta's Llama and tinygrad, or as GGUF names weights;
 * hidden_states.N, as transformers gives them with output_hidden_states: the embedding, the outputs of the layers, and in place of the
   last one's the final norm. A tuple of them that was saved by itself has numbers alone, arr_N or layer_N;
+* attentions.N, router_logits.N and past_key_values.N.0 or .1, the keys and values of transformers' cache: what else its models return;
 * the name of a GGUF tensor, which stands for its gradient;
 * any of these with the number of a step, as step-17/l_out-3 or l_out-3.step-17: the rows that the engine computed in that step.
 """
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from ...base.errors import FileFormatError, shown
 from ...model.families import FAMILIES
 from ...model.records import Config
-from ..points import LAYER_INPUT, LINEAR_NAMES, POINT, POINTS, Key, gradient_key, key_of
+from ..points import LAYER_INPUT, LINEAR_NAMES, POINT, POINTS, SCORES, TOP_EXPERTS, Key, gradient_key, key_of
 
 TOKENS = "tokens"
 """The label of the token ids."""
@@ -51,6 +52,21 @@ _LAYER = re.compile(r"(?:(?:layers|h|blk)\.|layer_)(0|[1-9][0-9]{0,5})(?:\.(.+))
 _END = re.compile(r"\.(input|output)(?:\.0)?$|\.0$")
 _HIDDEN = re.compile(r"hidden_states\.(0|[1-9][0-9]{0,5})")
 _EMBEDDING = Key("inp_embd", None)
+
+_CACHE = r"(?:cache|past_key_values)\.(?:layers\.N\.{0}s|{0}_cache\.N|N\.{1})"
+_ROUTER = r"(?:.*\.)?layers\.N\.(?:mlp|block_sparse_moe)\.gate(?:\.output)?"
+_RETURNED = {
+    re.compile(label.replace("N", "(0|[1-9][0-9]{0,5})")): name
+    for label, name in {
+        r"attentions\.N": "kq_soft_max",
+        r"router_logits\.N": "ffn_moe_logits",
+        _CACHE.format("key", 0): "Kcur_rope",
+        _CACHE.format("value", 1): "Vcur",
+        _ROUTER + r"\.1": "ffn_moe_weights",
+        _ROUTER + r"\.2": TOP_EXPERTS,
+    }.items()
+}
+"""What a model of transformers returns for each layer, or its router behind the logits -> the point; keys that no RoPE turns are Kcur."""
 
 
 class Meaning(NamedTuple):
@@ -144,7 +160,7 @@ def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[s
             n = hidden[label]
             key = Key("result_norm", None) if n == last else layer_input(n, config)
         else:
-            key = second(label, present, config)
+            key = returned(label, config) or second(label, present, config)
         if key is not None:
             table[whole] = Meaning(key, step, True)
     return table
@@ -184,6 +200,28 @@ def second(label: str, present: set[Key], config: Config | None) -> Key | None:
         if norm in present if config is None else has_sub_norms(config):
             return norm
     return Key(name, side.layer)
+
+
+def is_cached(label: str) -> bool:
+    """Whether a label is that of the keys or values of transformers' cache."""
+    key = returned(label, None)
+    return key is not None and key.name in ("Kcur_rope", "Vcur")
+
+
+def is_scores(label: str) -> bool:
+    """Whether a label is that of attention scores or probabilities."""
+    key = direct(label) or returned(label, None)
+    return key is not None and key.name in SCORES
+
+
+def returned(label: str, config: Config | None) -> Key | None:
+    """The point of what a model of transformers, or its router, returns for each layer."""
+    for pattern, name in _RETURNED.items():
+        if (match := pattern.fullmatch(label)) is not None:
+            layer = int(match[match.lastindex or 0])
+            rotates = config is None or layer >= config.n_layers or config.rotates(layer)
+            return Key(name if rotates else name.removesuffix("_rope"), layer)
+    return None
 
 
 def _last_hidden(numbers: set[int], config: Config | None, where: str) -> int | None:

@@ -14,7 +14,7 @@ from ...base.validate import check_file, integer, path_of
 from ...model.records import Config
 from ..normal_form import agreed_tokens, checked_tokens
 from ..points import Trace
-from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, raw, safetensors, torch_file
+from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, raw, safetensors, text, torch_file
 from .arrays import Labelled, damaged
 from .output import Writer
 
@@ -29,6 +29,7 @@ class Format:
     read: Callable[[Path], Labelled] | None  # arrays by label
     writer: type[Writer] | None
     read_trace: Callable[[Path, NDArray[np.int64] | None], Trace] | None = None  # where it has no labels, or none but of one sequence
+    read_bare: Callable[[Path, tuple[int, ...] | None], Labelled] | None = None  # where a file holds the numbers of one array and no shape
 
 
 _START = 1 << 18
@@ -50,7 +51,8 @@ _TABLE = (
         lambda path, _: llama_logits.read(path),
     ),
     Format("logits", "one .npy of logits", ".npy", npy.read_logits, npy.LogitsWriter),
-    Format("raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", None, raw.RawWriter),
+    Format("raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", None, raw.RawWriter, None, raw.read),
+    Format("text", "logits as text, a row or a number a line", "", None, None, None, text.read),
     Format("eval-callback", "text that llama-eval-callback printed: some numbers of each tensor", "", None, None),
     Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, None),
     Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, bitnet_rs.LinesWriter),
@@ -74,8 +76,9 @@ def read_any(
 ) -> Trace:
     """The trace in a file or folder, whose format is detected if it is not given.
 
-    shape: of the logits in a file of bare numbers. tokens: those of the trace, for formats that do not hold them; where a file does, they
-    must be the same. config: of the model, if it is known; it tells tokens from heads, and which module's input is which point.
+    shape: of the logits in a file of bare numbers; a first length of -1 stands for as many rows as there are. tokens: those of the trace,
+    for formats that do not hold them; where a file does, they must be the same. config: of the model, if it is known; it tells tokens from
+    heads, and which module's input is which point.
 
     Raises FileFormatError for a damaged file, UnsupportedError for records that hold no values, OptionError for a format, shape or tokens
     that do not go with it, MissingFileError for none, and OSError if it cannot be opened.
@@ -94,12 +97,10 @@ def read_arrays(path: str | os.PathLike[str], format: str | None = None, shape: 
     name = format or detect(path, shape)
     if name not in FORMATS:
         raise OptionError(f"{path}: format is {shown(name)}, expected one of {', '.join(FORMATS)}")
-    if name == "raw":
-        if shape is None:
-            raise OptionError(f"{path}: bare float32 numbers, which need a shape")
-        if not isinstance(shape, Sequence):
+    if (read_bare := FORMATS[name].read_bare) is not None:
+        if shape is not None and not isinstance(shape, Sequence):
             raise OptionError(f"{path}: shape is {shown(shape)}, expected a sequence of lengths")
-        return raw.read(path, tuple(integer(f"{path}: a length of the shape", n, -(2**63)) for n in shape))
+        return read_bare(path, shape and tuple(integer(f"{path}: a length of the shape", n, -(2**63)) for n in shape))
     if shape is not None:
         raise OptionError(f"{path}: format {name} holds shapes, expected none to be given")
     read = FORMATS[name].read
@@ -128,7 +129,7 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         raise _unknown(path, f"a folder with {shown(sorted(names)[:5])}")
     with open(path, "rb") as file:
         head = file.read(_START)
-    if shape is not None:
+    if shape is not None and not text.is_numbers(head):
         return "raw"
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
         return _archive(path)
@@ -145,6 +146,8 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         return "logits"
     if eval_callback.is_printed(head):
         return "eval-callback"
+    if path.suffix in (".txt", ".csv") or text.is_numbers(head):
+        return "text"
     raise _unknown(path, "a GGUF file, which is a model" if head[:4] == b"GGUF" else f"a file that starts with {shown(head[:16])}")
 
 

@@ -1,13 +1,17 @@
 """Files of PyTorch's torch.save (.pt, .pth, .bin): read by torch itself, which must be installed, with weights_only=True.
 
-So nothing in a file is run. Tensors are mapped, not read, and none can be larger than the bytes it has in the file.
+So nothing in a file is run. Tensors are mapped, not read, and none can be larger than the bytes it has in the file. What a model of
+transformers returned is read, too: classes of transformers have stand-ins here, and nothing of transformers is imported.
 """
 
 import os
+import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,8 +19,10 @@ from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, UnsupportedError, shown
 from ...base.extras import extra
+from ..normal_form import without_leading_ones
 from ..points import Entry
 from .arrays import MAX_POINTS, Labelled, damaged
+from .labels import is_cached
 
 PICKLE = "data.pkl"
 """The member of the archive that names the tensors."""
@@ -25,13 +31,17 @@ _FIRST = (2, 6)  # older ones can be made to run code in spite of weights_only: 
 _DEEPEST = 8  # containers within containers
 _ZIP = b"PK\x03\x04"
 _MAX_PICKLE = 1 << 24  # bytes
+_OUTPUT = re.compile(r"transformers\.[\w.]+\.\w*Output\w*")  # a subclass of OrderedDict
+_CACHE = re.compile(r"transformers\.cache_utils\.Dynamic(?:Cache|Layer)")  # these hold the keys and values of all tokens
+_ALLOWING = Lock()
+"""torch has one list of allowed names for all threads."""
 
 
 def read(path: str | os.PathLike[str]) -> Labelled:
     """The arrays of a file with tensors in dictionaries, lists and tuples, whose keys and numbers make a label, joined by dots.
 
-    One tensor alone is taken for logits. bfloat16 is widened to float32, which is exact. Raises FileFormatError for a damaged file and for
-    one that holds more than tensors, UnsupportedError if torch is missing, or older than 2.6.
+    One tensor alone is taken for logits. bfloat16 is widened to float32, which is exact. Raises FileFormatError for a damaged file, for one
+    that holds more than tensors, and for what transformers' generate returned; UnsupportedError if torch is missing, or older than 2.6.
     """
     path = Path(path)
     _check_archive(path)
@@ -40,8 +50,10 @@ def read(path: str | os.PathLike[str]) -> Labelled:
     if version < _FIRST:
         raise UnsupportedError(f"{path}: torch is {torch.__version__}, expected 2.6 or later: older ones may run what a file says")
     try:
-        with warnings.catch_warnings(action="ignore"):  # of a damaged file: it is an error, or its tensors are checked
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with _ALLOWING, warnings.catch_warnings(action="ignore"):  # of a damaged file: it is an error, or its tensors are checked
+            named = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            with torch.serialization.safe_globals(_stand_ins(named)):
+                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises nearly anything for a damaged file
         reason = shown((str(error) or type(error).__name__).splitlines()[0])
         raise FileFormatError(f"{path}: no file of tensors alone, as a dictionary of names and tensors: {reason}") from None
@@ -49,10 +61,30 @@ def read(path: str | os.PathLike[str]) -> Labelled:
     for label, tensor in _tensors(content, torch.Tensor, path):
         if label in arrays:
             raise FileFormatError(f"{path}: tensor {shown(label)} is there twice, expected each name once")
-        arrays[label] = _entry(tensor, f"{path}: tensor {shown(label)}")
+        arrays[label] = _entry(tensor, f"{path}: tensor {shown(label)}", is_cached(label))
+    if "sequences" in arrays:
+        raise FileFormatError(f"{path}: what `generate` returned, step by step, expected what one call of the model returned")
     if set(arrays) == {""}:
         arrays = {"logits": arrays[""]}
     return Labelled(arrays, path, "torch")
+
+
+class _Unread:
+    """Stands for an object of transformers whose content is passed over."""
+
+    def __setstate__(self, state: object) -> None:
+        """Leave the object's state out."""
+
+
+def _output(*fields: object) -> OrderedDict:
+    """Stands for the class of what a model returns: its fields come again as the items that follow."""
+    return OrderedDict()
+
+
+def _stand_ins(names: list[str]) -> list[tuple[Any, str]]:
+    """What torch is to make in place of transformers' classes of these names."""
+    ours = [name for name in names if name.startswith("transformers.")]
+    return [(_output if _OUTPUT.fullmatch(name) else OrderedDict if _CACHE.fullmatch(name) else _Unread, name) for name in ours]
 
 
 def _check_archive(path: Path) -> None:
@@ -72,7 +104,7 @@ def _check_archive(path: Path) -> None:
             raise FileFormatError(f"{path}: member {shown(info.filename)} has {info.file_size} bytes, expected {_MAX_PICKLE} at most")
 
 
-def _tensors(content: Any, kind: type, path: Path) -> Iterator[tuple[str, Any]]:
+def _tensors(content: Any, kind: Any, path: Path) -> Iterator[tuple[str, Any]]:
     """Yields the tensors of nested containers by their labels; numbers, text and None are passed over."""
     rest: list[tuple[str, Any, int]] = [("", content, 0)]
     looked_at = 0
@@ -84,16 +116,22 @@ def _tensors(content: Any, kind: type, path: Path) -> Iterator[tuple[str, Any]]:
                 f"{path}: more than {2 * MAX_POINTS} values or {_DEEPEST} containers deep, expected a dictionary of tensors"
             )
         if isinstance(value, kind):
-            yield label, value
-        elif isinstance(value, Mapping | list | tuple):
-            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            if value.dim():  # else it is a number, as a loss is
+                yield label, value
+        elif isinstance(value, dict | list | tuple):
             if len(value) > MAX_POINTS:
                 raise FileFormatError(f"{path}: {shown(label)} has {len(value)} values, expected {MAX_POINTS} at most")
+            items: Iterable[tuple[Any, Any]] = enumerate(value)
+            if isinstance(value, dict):  # and of a stand-in the fields, which may have the names of methods
+                items = (getattr(value, "__dict__", {}) | dict(dict.items(value))).items()
             rest += [(f"{label}.{name}" if label else str(name), item, depth + 1) for name, item in items if isinstance(name, str | int)]
 
 
-def _entry(tensor: Any, where: str) -> Entry:
-    """Shape and dtype of a tensor, and a function that gives its numbers. Raises FileFormatError if it claims more than the file has."""
+def _entry(tensor: Any, where: str, cached: bool) -> Entry:
+    """Shape and dtype of a tensor, and a function that gives its numbers. Raises FileFormatError if it claims more than the file has.
+
+    cached: a cache's keys or values [B, G, T, K] become [B, T, GK], or [T, GK].
+    """
     dtype = _DTYPES.get(str(tensor.dtype))
     if dtype is None or str(tensor.layout) != "torch.strided" or str(tensor.device) != "cpu":
         expected = ", ".join(name.removeprefix("torch.") for name in _DTYPES)
@@ -102,11 +140,16 @@ def _entry(tensor: Any, where: str) -> Entry:
     if tensor.numel() * tensor.element_size() > held:
         raise FileFormatError(f"{where} has shape {list(tensor.shape)}, but {held} bytes in the file, fewer than its numbers take")
 
+    shape = tuple(tensor.shape)
+    if cached and len(shape) == 4:
+        tensor = tensor.transpose(1, 2)
+        shape = without_leading_ones((shape[0], shape[2], shape[1] * shape[3]), 2)
+
     def load() -> NDArray:
         plain = tensor.detach()
-        return np.array((plain.float() if str(plain.dtype) == "torch.bfloat16" else plain).numpy())
+        return np.array((plain.float() if str(plain.dtype) == "torch.bfloat16" else plain).numpy()).reshape(shape)
 
-    return Entry(tuple(tensor.shape), dtype, load)
+    return Entry(shape, dtype, load)
 
 
 _DTYPES: dict[str, np.dtype] = {

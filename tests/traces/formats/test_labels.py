@@ -1,5 +1,7 @@
 """Labels of dumps: our names, modules of other engines with their inputs and outputs, hidden states, and steps."""
 
+from dataclasses import replace
+
 import pytest
 from models import random_model
 
@@ -54,6 +56,13 @@ SECOND = {
     "model.layers.1.mlp.down_proj.input": "ffn_out-1",
     "layers.1.feed_forward.w2.input": "ffn_out-1",
     "lm_head.input": "result_norm",
+    # what models of transformers return for each layer
+    "attentions.1": "kq_soft_max-1",
+    "router_logits.0": "ffn_moe_logits-0",
+    "model.layers.3.mlp.gate.1": "ffn_moe_weights-3",
+    "model.layers.3.block_sparse_moe.gate.output.2": "ffn_moe_topk-3",
+    **dict.fromkeys(("cache.layers.2.keys", "past_key_values.key_cache.2", "past_key_values.2.0"), "Kcur_rope-2"),
+    **dict.fromkeys(("past_key_values.layers.2.values", "past_key_values.value_cache.2", "past_key_values.2.1"), "Vcur-2"),
 }
 NOTHING = [
     *("", "model", "layers", "layers.0x", "model.layers.01", "model.layers.0.", "model.layers.1000000", "layers.1.norm", "self_attn"),
@@ -100,6 +109,11 @@ def test_the_modules_of_every_supported_type_are_known(name):
         assert meaning(kind.layer.format(2) + module, *others) == (None if fused else (f"{point}-2", None, False))
     assert meaning(kind.embedding) == ("inp_embd", None, False)
     assert meaning(kind.norm) == ("result_norm", None, False)
+
+
+def test_cached_keys_of_layers_that_do_not_rotate_are_plain():
+    config = replace(random_model(0, family="smollm3").config, rope_layers=(0,))
+    assert [meaning(f"past_key_values.{n}.0", config=config)[0] for n in range(2)] == ["Kcur_rope-0", "Kcur-1"]
 
 
 def test_inputs_behind_sub_norms():

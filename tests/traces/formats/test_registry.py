@@ -47,7 +47,10 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
         ("r", {"format": "raw"}, "bare float32 numbers, which need a shape"),
         ("r", {"shape": (T, V + 1)}, "140 bytes, expected 160 for float32"),
         ("r", {"shape": (T, V, 2**60)}, "140 bytes, expected"),
-        ("r", {"shape": (-1, V)}, "expected positive lengths"),
+        ("r", {"shape": (-1, V + 1)}, "140 bytes, expected 128 for float32"),
+        ("r", {"shape": (-1, 2**60)}, "140 bytes, expected"),
+        ("r", {"shape": (-1,)}, "expected positive lengths"),
+        ("r", {"shape": (-2, V)}, "expected positive lengths"),
         ("r", {"shape": (0, V)}, "expected positive lengths"),
         ("r", {"shape": ()}, "expected positive lengths"),
     ]:

@@ -5,6 +5,7 @@ import pickletools
 import sys
 import types
 import zipfile
+from collections import OrderedDict
 from contextlib import suppress
 
 import numpy as np
@@ -84,6 +85,94 @@ def test_tensors_by_label(torch, tmp_path):
 def test_a_tensor_alone_is_logits(torch, tmp_path, suffix):
     torch.save(torch.ones(1, 5, 7, requires_grad=True), tmp_path / f"t{suffix}")
     assert read_any(tmp_path / f"t{suffix}").points[Key("result_output", None)].shape == (5, 7)
+
+
+def transformers_class(monkeypatch, module, name, base):
+    """A class of this name in a module that is there while a file is written, as transformers' classes are not when it is read."""
+    made = type(name, (base,), {"__module__": module})
+    monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**{name: made}))
+    return made
+
+
+class Output(OrderedDict):
+    """As transformers' ModelOutput: a field is an item and an attribute, and is pickled as an argument of the class, too."""
+
+    def __init__(self, *fields, **named):
+        super().__init__(**named)
+        self.__dict__.update(named)
+
+    def __reduce__(self):
+        return type(self), tuple(OrderedDict.values(self)), vars(self), None, iter(OrderedDict.items(self))
+
+
+class Cache:
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+
+
+@pytest.fixture
+def returned(torch, monkeypatch, tmp_path):
+    """What `torch.save` makes of what a model of two layers and experts returned, and the tensors in it."""
+
+    def make(module="transformers.modeling_outputs", layer="DynamicLayer"):
+        with monkeypatch.context() as patch:
+            kind = transformers_class(patch, module, "MoeCausalLMOutputWithPast", Output)
+            cache = transformers_class(patch, "transformers.cache_utils", "DynamicCache", Cache)
+            rows = {name: torch.randn(1, 4, 3, 5) for name in ("keys", "values")}  # as many heads as tokens is the hard case
+            sys.modules["transformers.cache_utils"] = types.SimpleNamespace(
+                DynamicCache=cache, **{layer: (layer_of := type(layer, (Cache,), {"__module__": "transformers.cache_utils"}))}
+            )
+            output = kind(
+                logits=torch.randn(1, 3, 7),
+                aux_loss=torch.tensor(1.0),
+                past_key_values=cache(layers=[layer_of(**rows, device=torch.device("cpu"))]),
+                attentions=(torch.rand(1, 4, 3, 3),),
+                router_logits=(torch.randn(3, 6), torch.randn(3, 6)),
+            )
+            torch.save(output, tmp_path / "out.pt")
+        return tmp_path / "out.pt", output, rows
+
+    return make
+
+
+@pytest.mark.parametrize("module", ["transformers.modeling_outputs", "transformers.models.gemma3.modeling_gemma3"])
+def test_what_a_model_of_transformers_returned(returned, module):
+    path, output, rows = returned(module)
+    points = {str(key): array for key, array in read_any(path).points.items()}
+    assert set(points) == {"result_output", "Kcur_rope-0", "Vcur-0", "kq_soft_max-0", "ffn_moe_logits-0", "ffn_moe_logits-1"}
+    np.testing.assert_array_equal(points["result_output"], output["logits"][0].numpy())
+    np.testing.assert_array_equal(points["ffn_moe_logits-1"], output["router_logits"][1].numpy())
+    np.testing.assert_array_equal(points["Kcur_rope-0"], rows["keys"][0].swapaxes(0, 1).reshape(3, 20).numpy())
+    np.testing.assert_array_equal(points["Vcur-0"], rows["values"][0].swapaxes(0, 1).reshape(3, 20).numpy())
+
+
+def test_caches_that_do_not_hold_all_tokens_are_passed_over(returned):
+    keys = {str(key) for key in read_any(returned(layer="DynamicSlidingWindowLayer")[0]).points}
+    assert "result_output" in keys
+    assert not keys & {"Kcur_rope-0", "Vcur-0"}
+
+
+@pytest.mark.parametrize("form", [dict, None])
+def test_what_generate_returned_is_refused(torch, tmp_path, monkeypatch, form):
+    """Its logits are those of single steps, which would be taken for the last position's."""
+    kind = form or transformers_class(monkeypatch, "transformers.generation.utils", "GenerateDecoderOnlyOutput", Output)
+    torch.save(kind(sequences=torch.tensor([[1, 2, 3]]), logits=(torch.randn(1, 7), torch.randn(1, 7))), tmp_path / "t.pt")
+    with pytest.raises(FileFormatError, match="what `generate` returned, step by step, expected what one call of the model returned"):
+        read_any(tmp_path / "t.pt")
+
+
+def test_names_of_transformers_run_nothing(torch, tmp_path, monkeypatch):
+    """A stand-in is called, whatever the name is, and fields may have the names of methods."""
+    ran = []
+    kind = transformers_class(monkeypatch, "transformers.modeling_outputs", "EvilOutput", Output)
+    kind.__init__ = lambda self, *fields: ran.append(fields)
+    output = kind()
+    vars(output).update(items=torch.ones(3, 4), keys=3, __len__=2)
+    output["l_out-0"] = torch.ones(3, 4)
+    torch.save(output, tmp_path / "t.pt")
+    ran.clear()
+    assert set(read_any(tmp_path / "t.pt").points) == {L_OUT}
+    assert ran == []
 
 
 class Evil:
