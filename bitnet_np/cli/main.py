@@ -130,7 +130,7 @@ def build_parser() -> Parser:
     return parser
 
 
-_FILES = ("metrics", "plot", "html", "receipt")
+_FILES = ("metrics", "plot", "html", "receipt", "save_all_logits")
 """The options that name a file to write, whatever the command, besides --out."""
 
 
@@ -142,9 +142,9 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
         for source in existing.values():
             inside = source.is_dir() and out.parent.samefile(source) and out.suffix in (".safetensors", ".json")  # of a model's folder
             if (inside or out.samefile(source)) and not getattr(arguments, "force", False):
-                raise OptionError(f"--{name} is {out}, which is read: {source}")
+                raise OptionError(f"--{name.replace('_', '-')} is {out}, which is read: {source}")
     for name in _FILES:
-        check_out(f"--{name}", getattr(arguments, name, None))
+        check_out(f"--{name.replace('_', '-')}", getattr(arguments, name, None))
 
 
 @contextmanager
