@@ -10,6 +10,7 @@ grad.py, inspect.py, logits.py, mask.py, nll.py, selftest.py, sweep.py, tokenize
 parser.py       the parser of arguments, which names what a mistyped word may have meant
 arguments.py    arguments that several commands share
 inputs.py       the model file of a command, and token ids from the command line and from files
+schemas.py      the JSON Schemas of what commands print
 printing.py     tables, JSON, text that is safe for a terminal
 progress.py     progress bars on standard error
 """

@@ -2,6 +2,7 @@
 
 import argparse
 from contextlib import suppress
+from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         "version": source.version,
         "supported": not problem,
         "problem": problem or None,
-        "config": vars(config) if config else None,
+        "config": asdict(config) if config else None,
         "kv_cache_bytes_per_token": cache,
         "types": {name: dict(zip(("tensors", "elements", "bytes"), entry, strict=True)) for name, entry in types.items()},
         "matrices": matrices,
