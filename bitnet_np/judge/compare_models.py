@@ -18,6 +18,7 @@ from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Model
 from ..traces.points import Key
+from .equivalence import KEYS, QUERIES, in_pairs
 from .graph import operations
 from .logits import kl_divergence
 
@@ -62,14 +63,16 @@ def compare_models(
 ) -> ModelDifference:
     """The difference of two models on sequences of token ids, [T] each; ours is taken as the original. names: of both, for messages.
 
-    Both models run side by side, some tokens at a time through KV caches, and each tensor is compared as soon as it is computed: memory
-    does not grow with the number of tokens. int8 codes, their scales and the numbers of experts are left out.
+    Both models run side by side, some tokens at a time through KV caches, and each tensor is compared as soon as it is computed: only the
+    caches grow with the number of tokens. int8 codes, their scales and the numbers of experts are left out. Where one model rotates
+    the halves of heads and the other adjacent numbers, as Llama's folders and GGUF files do, queries and keys are put in the same order.
 
     Raises ShapeError for models of different families or shapes, and what `forward` raises.
     """
-    differing = {name: (value, getattr(theirs.config, name)) for name, value in vars(ours.config).items()}
-    differing = {name: both for name, both in differing.items() if both[0] != both[1]}
-    wrong = [f"{name} is {differing[name][0]} and {differing[name][1]}" for name in _SHAPE if name in differing]
+    settings = {name: (value, getattr(theirs.config, name)) for name, value in vars(ours.config).items()}
+    differing = {name: both for name, both in settings.items() if not _equal(*both)}
+    rope = ["rope"] if "none" in differing.get("rope", ()) else []
+    wrong = [f"{name} is {differing[name][0]} and {differing[name][1]}" for name in (*_SHAPE, *rope) if name in differing]
     if wrong:
         raise ShapeError(f"{names[0]} and {names[1]} are models of different families or shapes, expected the same: {', '.join(wrong)}")
     runtimes = [Runtime(model, dialect, ops).checked() for model in (ours, theirs)]
@@ -88,11 +91,21 @@ def compare_models(
     return ModelDifference(_errors(runtimes[0], sums), kl, same_top, differing)
 
 
+def _equal(ours: object, theirs: object) -> bool:
+    """Whether a setting is the same. GGUF files have float32, config.json more digits."""
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return bool(np.float32(ours) == np.float32(theirs))
+    return ours == theirs
+
+
 def _compare_rows(
     runtimes: Sequence[Runtime], caches: Sequence[KVCache], ids: NDArray[np.int64], sums: dict[Key, NDArray[np.float64]]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """KL divergence and whether the top token is the same, of the next tokens [R], whose squared errors are added to `sums`."""
     kept: dict[Key, NDArray[np.float32]] = {}
+    ours, theirs = (runtime.model.config for runtime in runtimes)
+    order = np.empty(ours.head_dim, np.intp)  # the element of their heads that each of ours is
+    order[in_pairs(ours)] = in_pairs(theirs)
 
     def keep(name: str, layer: int | None, array: NDArray) -> None:
         if array.dtype == np.float32 and not name.endswith("_scale"):
@@ -102,6 +115,8 @@ def _compare_rows(
         one = kept.pop(Key(name, layer), None)
         if one is not None:
             wide = one.astype(np.float64)
+            if ours.rope != theirs.rope and name in (*QUERIES, *KEYS):
+                array = array.reshape(len(array), -1, ours.head_dim)[..., order].reshape(wide.shape)
             squares = np.array([np.square(array - wide).sum(), np.square(wide).sum()])
             sums[Key(name, layer)] = sums.get(Key(name, layer), 0) + squares
 

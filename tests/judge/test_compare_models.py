@@ -82,11 +82,31 @@ def test_a_model_is_the_same_as_itself_and_what_was_zero_is_infinitely_off():
     assert compare_models(zero, model, SEQUENCES).costliest[0].error == np.inf
 
 
+@pytest.mark.parametrize("partly", [None, 12])
+def test_queries_and_keys_are_put_in_one_order(partly):
+    """Of a folder, whose heads are rotated by halves, and its GGUF file, whose rows are permuted for adjacent pairs."""
+    ours = random_model(3, family="llama", weights="float32", rope="halves", rope_width=partly, **SHAPE)
+    pairs = ours.config.rope_pairs
+    order = np.concatenate([np.arange(2 * pairs).reshape(2, pairs).T.ravel(), np.arange(2 * pairs, ours.config.head_dim)])
+
+    def permuted(linear):
+        rows = np.arange(linear.weights.shape[0]).reshape(-1, ours.config.head_dim)[:, order].ravel()
+        return replace(linear, weights=linear.weights[rows], bias=None if linear.bias is None else linear.bias[rows])
+
+    layers = tuple(replace(w, attn_q=permuted(w.attn_q), attn_k=permuted(w.attn_k)) for w in ours.layers)
+    theirs = replace(ours, config=replace(ours.config, rope="adjacent"), layers=layers)
+    for found in (compare_models(ours, theirs, SEQUENCES), compare_models(theirs, ours, SEQUENCES)):
+        assert max(t.error for t in found.tensors) < 1e-5
+        assert [*found.settings] == ["rope"]
+
+
 def test_models_that_cannot_be_compared_are_refused():
     model = random_model(3, family="llama", **SHAPE)
     wrong = random_model(3, family="qwen3", **SHAPE | {"vocab": 24})
     with pytest.raises(ShapeError, match=r"a\.gguf and b\.gguf are models of .*: architecture is llama and qwen3, vocab is 23 and 24"):
         compare_models(model, wrong, SEQUENCES, names=("a.gguf", "b.gguf"))
+    with pytest.raises(ShapeError, match="rope is adjacent and none"):
+        compare_models(model, random_model(3, family="llama", rope="none", **SHAPE), SEQUENCES)
     shorter = replace(model, config=replace(model.config, context=8, eps=1e-6))
     assert compare_models(model, shorter, [[1, 2]]).settings == {"context": (64, 8), "eps": (1e-5, 1e-6)}
     for sequences, error in (
