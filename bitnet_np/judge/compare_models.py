@@ -69,13 +69,13 @@ def compare_models(
 
     Raises ShapeError for models of different families or shapes, and what `forward` raises.
     """
+    runtimes = [Runtime(model, dialect, ops).checked() for model in (ours, theirs)]
     settings = {name: (value, getattr(theirs.config, name)) for name, value in vars(ours.config).items()}
     differing = {name: both for name, both in settings.items() if not _equal(*both)}
     rope = ["rope"] if "none" in differing.get("rope", ()) else []
     wrong = [f"{name} is {differing[name][0]} and {differing[name][1]}" for name in (*_SHAPE, *rope) if name in differing]
     if wrong:
         raise ShapeError(f"{names[0]} and {names[1]} are models of different families or shapes, expected the same: {', '.join(wrong)}")
-    runtimes = [Runtime(model, dialect, ops).checked() for model in (ours, theirs)]
     tokens = check_tokens(ours.config, *pad(sequences))
     check_context(ours.config, tokens.lengths)
     check_context(theirs.config, tokens.lengths)

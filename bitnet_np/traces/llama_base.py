@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import ContextLimitError, FileFormatError, ShapeError, TokenRangeError
 from ..base.progress import Progress, silent
-from ..base.validate import integer, integers
+from ..base.validate import integer, integers, path_of
 from ..base.whole_file import whole_file
 from ..engine.backend import Backend
 from ..engine.cache import new_cache
@@ -75,7 +75,7 @@ def save_base(
     check_tokens(model.config, ids[None])
     chunks = ids[: len(ids) // size * size].reshape(-1, size)
     found = []
-    with whole_file(path) as part, open(part, "wb") as file:
+    with whole_file(path_of(path)) as part, open(part, "wb") as file:
         file.write(llama_logits.head(chunks, model.config.vocab))
         for done, chunk in enumerate(chunks, 1):
             for positions, logits in _second_half(runtime, chunk, bos):
@@ -100,7 +100,7 @@ def divergence(
     bos: as in `save_base`; it has to be what the base was made with. Raises FileFormatError for a damaged file, or one whose rows are no
     probabilities, ShapeError or ContextLimitError for a base of another vocabulary or a longer context, and what `forward` raises.
     """
-    runtime, base = Runtime(model, dialect, ops).checked(), llama_logits.contents(path)
+    runtime, base = Runtime(model, dialect, ops).checked(), llama_logits.contents(path_of(path))
     if base.vocab != model.config.vocab:
         raise ShapeError(f"{path} has a vocabulary of {base.vocab} tokens, the model has {model.config.vocab}, expected the same")
     if base.context > model.config.context:
