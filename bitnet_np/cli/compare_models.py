@@ -65,8 +65,8 @@ def _printed(difference: ModelDifference, heading: str, columns: int | None) -> 
     parts = [fitted("\n".join(lines), columns), "\n".join(_map(difference, columns))]
     rows = [(t.key.place, t.error, t.growth) for t in difference.costliest[:COSTLIEST]]
     if rows:
-        parts.append("Tensors in which the error grows most, over the largest error of what they are computed from:\n")
-        parts[-1] += table(("tensor", "error", "growth"), rows)
+        said = "Tensors in which the error grows most, over the largest error of what they are computed from:"
+        parts.append(f"{fitted(said, columns)}\n{table(('tensor', 'error', 'growth'), rows)}")
     return "\n\n".join(parts)
 
 

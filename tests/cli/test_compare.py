@@ -159,6 +159,13 @@ def test_two_models_are_compared_layer_by_layer(run, model, rounded):
     assert any(line.split() == [*first.key.place.split(), f"{first.error:.3g}", f"{first.growth:.3g}"] for line in lines)
 
 
+def test_the_tables_of_two_models_fit_the_terminal(run, rounded, monkeypatch):
+    monkeypatch.setattr("bitnet_np.cli.compare_models.width", lambda: 50)
+    lines = run("compare", TINY, rounded, "--models", "--tokens", "1,2").splitlines()
+    assert max(len(line) for line in lines if str(rounded.parent) not in line) <= 50
+    assert len([line for line in lines if line.startswith("layer  0 ")]) == 2  # 17 tensors, ten of them at a time
+
+
 def test_settings_that_differ_are_noted_and_infinite_errors_are_null(run, tmp_path, written):
     a, b = (random_model(3, family="qwen3", weights="float32", n_layers=1, eps=eps) for eps in (1e-5, 1e-6))
     down = a.layers[0].ffn_down
