@@ -10,9 +10,11 @@ from bitnet_np.engine import masks
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.generation.nll import token_nll
 from bitnet_np.judge.compare_dumps import compare_traces
+from bitnet_np.judge.compare_models import compare_models
 from bitnet_np.judge.dump import check_trace
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.formats import read_any
+from bitnet_np.traces.llama_base import divergence, save_base
 from bitnet_np.traces.points import Trace
 from bitnet_np.traces.record import Recorder
 from bitnet_np.training.gradients import quantize
@@ -70,6 +72,10 @@ CALLS = {
     "trace": lambda v: check_trace(MODEL, np.array([1]), v),
     "ids": lambda v: check_trace(MODEL, v if np.ndim(v) == 0 else 1.5, TRACE),
     "other trace": lambda v: compare_traces(TRACE, v),
+    "other model": lambda v: compare_models(MODEL, v, [[1]]),
+    "base": lambda v: divergence(MODEL, 1.5 if isinstance(v, str) else v),
+    "base's chunk": lambda v: save_base(MODEL, [1] * 8, "none.kld", context=[] if v is None else v),
+    "base's first token": lambda v: save_base(MODEL, [1] * 8, "none.kld", bos=[] if v is None else v),
     "model written": lambda v: write_model("none.gguf", v, {}),
 }
 

@@ -24,14 +24,23 @@ def add_model_argument(parser: argparse.ArgumentParser, metavar: str = "MODEL", 
     description = "a GGUF file or a Hugging Face folder, or its name at Hugging Face (ORG/NAME) or Ollama (NAME:TAG)"
     description += f" (default: {default})" if default else ""
     parser.add_argument("model", type=Path, nargs="?" if default else None, metavar=metavar, help=description)
-    parser.add_argument("--download", action="store_true", help="fetch MODEL from Hugging Face if it is not in the cache (extra `hub`)")
+    add_download_argument(parser)
+
+
+def add_download_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--download", action="store_true", help="fetch a model from Hugging Face if it is not in the cache (extra `hub`)")
 
 
 def add_model_and_tokens(
     parser: argparse.ArgumentParser, default: str = "", text: str = "--text", required: bool = True
 ) -> argparse._MutuallyExclusiveGroup:
-    """Add MODEL and the options for token ids, of which one may be given; text: the name of the one for a text. inputs.py reads them."""
+    """Add MODEL and the options for token ids."""
     add_model_argument(parser, default=default)
+    return add_token_arguments(parser, text, required)
+
+
+def add_token_arguments(parser: argparse.ArgumentParser, text: str = "--text", required: bool = True) -> argparse._MutuallyExclusiveGroup:
+    """Add the options for token ids, of which one may be given; text: the name of the one for a text. inputs.py reads them."""
     group = parser.add_mutually_exclusive_group(required=required)
     group.add_argument("--tokens", metavar="1,2,3", help="token ids between commas or blanks")
     group.add_argument(

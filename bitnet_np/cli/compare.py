@@ -1,6 +1,7 @@
-"""`bitnet-np compare`: two dumps in any format, without a model."""
+"""`bitnet-np compare`: two dumps in any format, without a model, or two models."""
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,26 @@ from ..judge.report import Report
 from ..judge.verdict import Verdict
 from ..traces.formats import FORMATS, read_any
 from ..traces.points import Trace
+from . import compare_models
 from .check import add_report_arguments, details_of, show
 
-SUMMARY = "Compare two dumps without a model."
+SUMMARY = "Compare two dumps without a model, or two models."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument("ours", type=Path, metavar="OURS", help="the dump taken as the reference")
-    parser.add_argument("theirs", type=Path, metavar="THEIRS", help="the dump to judge")
+    parser.add_argument("ours", type=Path, metavar="OURS", help="the dump, or with --models the model, taken as the reference")
+    parser.add_argument("theirs", type=Path, metavar="THEIRS", help="the one to compare with it")
+    _add_dump_arguments(parser)
+    add_report_arguments(parser)
+    parser.add_argument(
+        "--models", action="store_true", help="OURS and THEIRS are models of one family, such as an original and a quantised one"
+    )
+    compare_models.add_arguments(parser)
+
+
+def _add_dump_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only dumps have."""
     parser.add_argument("--format", choices=FORMATS, help="format of both dumps (default: recognised by their content)")
     parser.add_argument(
         "--partial",
@@ -37,7 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F.json",
         help="read a parity receipt: WRONG if a position that passed there now misses its thresholds",
     )
-    add_report_arguments(parser)
+
+
+def _given(arguments: argparse.Namespace, add: Callable[[argparse.ArgumentParser], None]) -> list[str]:
+    """The options that `add` offers and that have been given."""
+    parser = argparse.ArgumentParser()
+    add(parser)
+    return [action.option_strings[-1] for action in parser._actions if getattr(arguments, action.dest, action.default) != action.default]
 
 
 def _rows(option: str, ours: Trace, theirs: Trace) -> list[dict[str, Any]]:
@@ -68,6 +86,13 @@ def _by_receipt(path: Path, ours: Trace, theirs: Trace, report: Report) -> Repor
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; returns the exit code."""
+    given = _given(arguments, _add_dump_arguments if arguments.models else compare_models.add_arguments)
+    given += ["--html"] if arguments.models and arguments.html else []
+    if given:
+        kind, how = ("dumps", "without") if arguments.models else ("models", "with")
+        raise OptionError(f"{given[0]} is for {kind}, expected it {how} --models")
+    if arguments.models:
+        return compare_models.run(arguments)
     details = details_of(arguments)
     ours, theirs = (read_any(path, arguments.format) for path in (arguments.ours, arguments.theirs))
     if arguments.receipt is not None:

@@ -2,6 +2,7 @@
 
 import argparse
 from contextlib import suppress
+from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from ..model.records import Model
 from ..traces.points import POOLED, meaning
 from . import progress
 from .arguments import add_model_argument
-from .printing import plain, print_json, printable, table
+from .printing import plain, print_json, printable, short, table
 from .trace import show_layers
 
 SUMMARY = "Show what a model file holds and whether it is supported."
@@ -34,15 +35,6 @@ def _loaded(source: Source) -> tuple[Model | None, str]:
         return model_from(source, progress.bar("checking weights")), ""
     except Error as error:
         return None, str(error)
-
-
-def _short(value: object) -> str:
-    """A value as text; a number that is a float32 by the fewest digits that distinguish it from others."""
-    if isinstance(value, float):
-        with np.errstate(over="ignore"):
-            narrow = np.float32(value)
-        return str(narrow if float(narrow) == value else value)
-    return str(value)
 
 
 def _points(model: Model) -> list[tuple[str, list[int | None], tuple[int | str, ...], str, str]]:
@@ -83,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         "version": source.version,
         "supported": not problem,
         "problem": problem or None,
-        "config": vars(config) if config else None,
+        "config": asdict(config) if config else None,
         "kv_cache_bytes_per_token": cache,
         "types": {name: dict(zip(("tensors", "elements", "bytes"), entry, strict=True)) for name, entry in types.items()},
         "matrices": matrices,
@@ -100,14 +92,14 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{printable(str(source.path))}: {source.kind}, {source.size:,} bytes, {len(source.tensors)} tensors")
     print("supported: " + (f"no: {printable(problem)}" if problem else "yes") + "\n")
     if config:
-        rows = [(name, _short(value)) for name, value in vars(config).items()]
+        rows = [(name, short(value)) for name, value in vars(config).items()]
         print(table(("config", ""), [*rows, ("KV cache, bytes per token", str(cache))]) + "\n")
     print(table(("type", "tensors", "elements", "bytes"), [(name, *entry) for name, entry in types.items()]) + "\n")
     if matrices:
         print(table(("matrices of layers", "number"), list(matrices.items())) + "\n")
     if warnings:
         print("".join(f"warning: {warning}\n" for warning in warnings))
-    values = [(key, _short(v) if isinstance(v, float) else shown(v) if isinstance(v, str | int) else plain(v)) for key, v in keys.items()]
+    values = [(key, short(v) if isinstance(v, float) else shown(v) if isinstance(v, str | int) else plain(v)) for key, v in keys.items()]
     print(table(("key", "value"), values))
     if arguments.tensors:
         print("\n" + table(("tensor", "type", "shape", "bytes"), tensors))

@@ -24,6 +24,7 @@ from . import check, compare, convert, generate, grad, inspect, logits, mask, nl
 from .arguments import check_out
 from .parser import Parser
 from .printing import printable, table
+from .schemas import PrintSchema
 
 EXIT_CODES = (
     "Exit codes: 0 fine, 1 a difference that rounding does not explain, 2 invalid input, 129, 130 and 143 ended by SIGHUP, "
@@ -124,13 +125,14 @@ def build_parser() -> Parser:
         added = commands.add_parser(name, help=command.SUMMARY, description=command.SUMMARY)
         added.set_defaults(run=command.run)
         added.add_argument("--json", action="store_true", help="print JSON")
+        added.add_argument("--json-schema", action=PrintSchema, nargs=0, help="print the JSON Schema of that, and end")
         command.add_arguments(added)
         for action in (action for action in added._actions if action.type is Path):
             action.complete = _NAMES_OF_FILES  # type: ignore[attr-defined]
     return parser
 
 
-_FILES = ("metrics", "plot", "html", "receipt")
+_FILES = ("metrics", "plot", "html", "receipt", "save_all_logits")
 """The options that name a file to write, whatever the command, besides --out."""
 
 
@@ -142,9 +144,9 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
         for source in existing.values():
             inside = source.is_dir() and out.parent.samefile(source) and out.suffix in (".safetensors", ".json")  # of a model's folder
             if (inside or out.samefile(source)) and not getattr(arguments, "force", False):
-                raise OptionError(f"--{name} is {out}, which is read: {source}")
+                raise OptionError(f"--{name.replace('_', '-')} is {out}, which is read: {source}")
     for name in _FILES:
-        check_out(f"--{name}", getattr(arguments, name, None))
+        check_out(f"--{name.replace('_', '-')}", getattr(arguments, name, None))
 
 
 @contextmanager

@@ -13,18 +13,29 @@ from ..generation.nll import token_nll
 from ..sweep.cluster import cluster_nll
 from ..sweep.process import ModelFile
 from ..testing.selftest import digest
+from ..traces.llama_base import CONTEXT, Divergence, divergence, save_base
 from . import progress
 from .arguments import add_computing_arguments, add_model_and_tokens, check_out, dialect_of, save_npy
 from .cluster import add_cluster_arguments, connected
 from .inputs import Inputs, opened
 from .printing import print_json
 
-SUMMARY = "Compute the mean negative log-likelihood and perplexity of a text."
+SUMMARY = "Compute the mean negative log-likelihood and perplexity of a text, and the KL divergence from another model's predictions."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    add_model_and_tokens(parser)
+    group = add_model_and_tokens(parser)
+    group.add_argument(
+        "--kl-divergence-base",
+        type=Path,
+        metavar="F.kld",
+        help="compare with the predictions of another model, for the tokens in this file",
+    )
+    parser.add_argument(
+        "--save-all-logits", type=Path, metavar="F.kld", help="write the predictions, by chunks, to compare others with: llama.cpp's file"
+    )
+    parser.add_argument("--ctx-size", type=int, metavar="N", help=f"with --save-all-logits: tokens of a chunk (default {CONTEXT} at most)")
     parser.add_argument(
         "--stride", type=int, metavar="N", help="for texts longer than the context: number of tokens between the starts of windows"
     )
@@ -38,24 +49,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the mean and the perplexity, write the values to --out; returns the exit code."""
     check_out("--out", arguments.out, ".npy")
+    _check_chunked(arguments)
     inputs = opened(arguments)
-    ids = inputs.token_ids()
-    model = inputs.model()
-    how = {"stride": arguments.stride, "dialect": dialect_of(arguments), "progress": progress.bar("reading")}
-    if arguments.scheduler is None and arguments.workers is None:
-        values = token_nll(model, ids, ops=arguments.ops, **how)
+    ids = inputs.token_ids() if arguments.kl_divergence_base is None else None
+    model, path = inputs.model(), arguments.kl_divergence_base or arguments.save_all_logits
+    how: dict[str, Any] = {"dialect": dialect_of(arguments), "progress": progress.bar("reading")}
+    chunked = how | {"ops": arguments.ops, "bos": _bos(inputs)} if path is not None else {}
+    found = None
+    if ids is None:
+        found = divergence(model, path, **chunked)
+        values = found.nll
+    elif path is not None:
+        values = save_base(model, ids, path, context=arguments.ctx_size, **chunked)
+    elif arguments.scheduler is None and arguments.workers is None:
+        values = token_nll(model, ids, stride=arguments.stride, ops=arguments.ops, **how)
     else:
-        values = _on_cluster(inputs, ids, how)
+        values = _on_cluster(inputs, ids, how | {"stride": arguments.stride})
     if arguments.out is not None:
         save_npy(arguments.out, values)
-    mean = float(values.mean())
-    perplexity = float(np.exp(min(mean, 700.0)))
+    facts = _facts(values) | ({} if ids is None else {"tokens": len(ids)}) | (_compared(found) if found else {})
     if arguments.json:
-        print_json({"tokens": len(ids), "mean_nll": mean, "perplexity": perplexity, "sha256": digest(values)})
+        print_json(facts | {"sha256": digest(values)})
         return 0
-    print(f"mean negative log-likelihood  {mean:.6f} nats a token ({len(values)} predicted)")
-    print(f"perplexity                    {perplexity:.4f}")
+    print(f"mean negative log-likelihood  {facts['mean_nll']:.6f} nats a token ({len(values)} predicted)")
+    print(f"perplexity                    {facts['perplexity']:.4f}")
+    if found:
+        print(f"perplexity of the base        {facts['base']['perplexity']:.4f}")
+        print(f"KL divergence from the base   mean {facts['kl']['mean']:.6f}, largest {facts['kl']['max']:.6f} nats")
+        print(f"same token on top             {facts['same_top']:.2%}")
     return 0
+
+
+def _check_chunked(arguments: argparse.Namespace) -> None:
+    """Raises OptionError for options that do not go with the chunks of llama.cpp's file, or need it."""
+    chunked = [name for name in ("--kl-divergence-base", "--save-all-logits") if getattr(arguments, name[2:].replace("-", "_")) is not None]
+    given = [name for name in ("--stride", "--scheduler", "--workers") if getattr(arguments, name[2:]) is not None]
+    if chunked and len(chunked + given) > 1:
+        raise OptionError(f"{' and '.join([*chunked, *given])} exclude each other")
+    if arguments.ctx_size is not None and arguments.save_all_logits is None:
+        raise OptionError(f"--ctx-size is {arguments.ctx_size}, expected it with --save-all-logits alone")
+
+
+def _bos(inputs: Inputs) -> int | None:
+    """The token that llama.cpp puts in place of the first of a chunk; None where the model's file wants none, or has no vocabulary."""
+    if "tokenizer.ggml.model" not in inputs.source.metadata:
+        return None
+    tokenizer = inputs.tokenizer()
+    return tokenizer.bos if tokenizer.add_bos else None
+
+
+def _facts(values: NDArray[np.float64]) -> dict[str, Any]:
+    """The mean of negative log-likelihoods, and the perplexity that it is."""
+    mean = float(values.mean())
+    return {"mean_nll": mean, "perplexity": float(np.exp(min(mean, 700.0)))}
+
+
+def _compared(found: Divergence) -> dict[str, Any]:
+    """What is said of a comparison with a base."""
+    kl = {"mean": float(found.kl.mean()), "max": float(found.kl.max())}
+    return {"predicted": len(found.kl), "base": _facts(found.base_nll), "kl": kl, "same_top": float(found.same_top.mean())}
 
 
 def _on_cluster(inputs: Inputs, ids: NDArray, how: dict[str, Any]) -> NDArray[np.float64]:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Collection, Sequence
 from textwrap import wrap
 
+import numpy as np
+
 from ..files.gguf_file import Value
 
 
@@ -69,6 +71,15 @@ def plain(value: Value | dict | list | None) -> str | int | float | None:
     if not isinstance(value, str | int | float):
         return f"[{len(value)} values]"
     return value if isinstance(value, str) or math.isfinite(value) else str(value)
+
+
+def short(value: object) -> str:
+    """A value as text; a number that is a float32 by the fewest digits that distinguish it from others."""
+    if isinstance(value, float):
+        with np.errstate(over="ignore"):
+            narrow = np.float32(value)
+        return str(narrow if float(narrow) == value else value)
+    return str(value)
 
 
 def print_json(value: object) -> None:

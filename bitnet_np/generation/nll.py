@@ -90,12 +90,12 @@ def window_nll(
         part = ids[start : start + chunk]
         logits = run_cached(runtime, Tokens.whole(part[None]), cache, np.zeros(1, np.int64))[0]
         fresh = np.arange(max(start, known), min(start + len(part), len(ids) - 1))
-        out[fresh - known] = _nll(logits[fresh - start], ids[fresh + 1])
+        out[fresh - known] = nll_of(logits[fresh - start], ids[fresh + 1])
         progress(start + len(part), len(ids))
     return out
 
 
-def _nll(logits: NDArray[np.float32], target: NDArray[np.int64]) -> NDArray[np.float64]:
+def nll_of(logits: NDArray[np.float32], target: NDArray[np.int64]) -> NDArray[np.float64]:  # [R, V], [R] -> [R]
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=1, keepdims=True)
     return np.log(np.exp(wide).sum(axis=1)) - wide[np.arange(len(target)), target]

@@ -16,6 +16,7 @@ partial.py      tensors of which a part is known, or the RMS  receipt.py        
 scores.py       attention scores of a dump, by position       sequences.py       dumps of several sequences, each judged by itself
 parts.py        mistakes in some rows, heads or elements      screen.py          large products, looked at in part first
 edits/          what any operation may do instead of what it should
+compare_models.py   two models of a family, side by side
 
 spec.py is the law for whole models, operations.py the law for one operation on given inputs. The judge shares no arithmetic with the
 kernels and dialects that it may have to judge; tests/judge/ ties them together.

@@ -106,12 +106,19 @@ def _reordered(config: Config, order: NDArray[np.intp], x: NDArray) -> NDArray:
     return np.ascontiguousarray(heads[..., np.argsort(order)]).reshape(x.shape)
 
 
+def in_pairs(config: Config) -> NDArray[np.intp]:
+    """The elements of a head, [K]: the first numbers of all rotated pairs, the second ones, and those that are not rotated."""
+    first, second = pair_slices(config)
+    every = np.arange(config.head_dim)
+    return np.concatenate([every[first], every[second], every[2 * config.rope_pairs :]])
+
+
 def _named(config: Config, order: NDArray[np.intp]) -> str:
     """An order in words."""
     first, second = (np.arange(config.head_dim)[part] for part in pair_slices(config))
     rest = np.arange(2 * config.rope_pairs, config.head_dim)
     neighbours = np.concatenate([np.stack([first, second], axis=1).reshape(-1), rest])
-    half_apart = np.concatenate([first, second, rest])
+    half_apart = in_pairs(config)
     if config.rope == "halves" and (order == neighbours).all():
         return "in Meta's order (rotated pairs are neighbours, ours half a head apart)"
     if config.rope == "adjacent" and (order == half_apart).all():

@@ -90,11 +90,12 @@ class Findings:
         """Number of tensors by the side that is closer to float64."""
         return {side: sum(o.closer == side for o in self.operations) for side in ("ours", "theirs", "alike")}
 
-    def layout(self) -> tuple[list[str], list[int]]:
-        """The columns and the rows of a heat map: names of tensors of layers, numbers of layers."""
-        keys = [o.key for o in self.operations if o.key.layer is not None]
-        names = [name for name in (*LAYER_NAMES, *GRADIENTS) if any(key.name == name for key in keys)]
-        return names, sorted({key.layer for key in keys if key.layer is not None})
+
+def layout(tensors: Iterable[Key]) -> tuple[list[str], list[int]]:
+    """The columns and the rows of a heat map: names of tensors of layers, in the order they are computed, and numbers of layers."""
+    keys = {(key.name, key.layer) for key in tensors if key.layer is not None}
+    names = {name for name, _ in keys}
+    return [name for name in (*LAYER_NAMES, *GRADIENTS) if name in names], sorted({n for _, n in keys})
 
 
 def causes(operations: Iterable[OperationVerdict]) -> dict[str, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from typing import Any
 from ..base.errors import listed
 from ..traces.points import GRADIENTS, LOSS, MODEL_GRADIENTS, Key, meaning
 from .detail import BINS, Detail, Details
-from .findings import SYMBOLS, Findings, OperationVerdict, causes, closer_summary
+from .findings import SYMBOLS, Findings, OperationVerdict, causes, closer_summary, layout
 from .logits import Judgement
 from .verdict import Verdict
 
@@ -133,7 +133,7 @@ def _map(report: Findings, clickable: bool) -> Iterator[str]:
         after.append(_chip(LOGITS_ID, "logits as such", report.logits.verdict, None, clickable))
     if before:
         yield f'<div class="chips">{"".join(before)}</div>'
-    names, layers = report.layout()
+    names, layers = layout(o.key for o in report.operations)
     if layers:
         header = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
         yield f'<div class="scroll"><table class="map"><thead><tr><th></th>{header}</tr></thead><tbody>'

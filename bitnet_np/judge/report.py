@@ -14,7 +14,7 @@ from ..base.extras import extra
 from ..base.whole_file import whole_file
 from ..traces.points import Key
 from .detail import Detail, Details
-from .findings import SYMBOLS, Findings, OperationVerdict
+from .findings import SYMBOLS, Findings, OperationVerdict, layout
 from .html import FIRST, MEANT, fragment, page
 from .logits import Judgement
 from .verdict import Verdict
@@ -122,16 +122,20 @@ LEGEND = "= same bits   . rounding   ~ flips   n narrower   X WRONG   ! INVALID 
 
 def heat_map(report: Report, columns: int | None = None) -> str:
     """The verdicts as a text of layers down and operations across, a sign for each tensor. columns: those of the terminal, if it is one."""
-    signs = {o.key: SYMBOLS[o.verdict] for o in report.operations}
-    (names, layers), lines = report.layout(), []
-    whole = [f"{key.name} {sign}" for key, sign in signs.items() if key.layer is None]
-    fit = len(names) if columns is None else max(1, (columns - 8) // 2)
+    return "\n".join([*text_map({o.key: SYMBOLS[o.verdict] for o in report.operations}, columns), "", LEGEND])
+
+
+def text_map(cells: Mapping[Key, str], columns: int | None = None) -> list[str]:
+    """Lines with a short text for each tensor: layers down, operations across, then the tensors of the whole model."""
+    (names, layers), lines, size = layout(cells), [], max(map(len, cells.values()), default=1)
+    whole = [f"{key.name} {cell}" for key, cell in cells.items() if key.layer is None]
+    fit = len(names) if columns is None else max(1, (columns - 8) // (size + 1))
     for part in (names[i : i + fit] for i in range(0, len(names), fit or 1)):
         tall = max(map(len, part))
         padded = [name.rjust(tall) for name in part]
-        lines += [" " * 9 + " ".join(name[i] for name in padded) for i in range(tall)]
-        lines += [f"layer {n:>2} " + " ".join(signs.get(Key(name, n), " ") for name in part) for n in layers]
-    return "\n".join([*lines, *(["", "   ".join(whole)] if whole else []), "", LEGEND])
+        lines += [" " * 9 + " ".join(name[i].rjust(size) for name in padded) for i in range(tall)]
+        lines += [f"layer {n:>2} " + " ".join(cells.get(Key(name, n), "").rjust(size) for name in part) for n in layers]
+    return [*lines, *(["", "   ".join(whole)] if whole else [])]
 
 
 def pyplot() -> Any:
@@ -169,29 +173,38 @@ def plot(report: Report, path: Path, details: Details | None = None) -> None:
 
 
 def _heat_map(report: Report) -> Any:
-    """The figure of the heat map. A tensor of the whole model is a column of one colour, before or behind those of the layers."""
+    """The figure of the heat map, with signs on the tensors that are wrong."""
+    figure, cells = picture_map({o.key: o.bound_ratio or 0.0 for o in report.operations}, "largest error / bound", 1e-4, 1e4)
+    bad = {o.key: o for o in report.operations if o.verdict >= Verdict.WRONG}
+    for y, row in enumerate(cells):
+        for x, key in enumerate(row):
+            if key in bad and (key.layer is not None or y == len(cells) // 2):
+                figure.axes[0].text(x, y, SYMBOLS[bad[key].verdict], ha="center", va="center")
+    title(figure, report.said)
+    return figure
+
+
+def picture_map(values: Mapping[Key, float], label: str, least: float, most: float) -> tuple[Any, list[list[Key]]]:
+    """The figure of a number for each tensor, and the tensor of each cell: layers down, operations across, logarithmic colours between
+    `least` and `most`. A tensor of the whole model is a column of one colour, before or behind those of the layers.
+    """
     from matplotlib.colors import LogNorm
 
-    (names, layers), judged = report.layout(), {o.key: o for o in report.operations}
-    whole = [key.name for key in judged if key.layer is None]
+    names, layers = layout(values)
+    whole = [key.name for key in values if key.layer is None]
     before, after = ([name for name in whole if (name in FIRST) == first] for first in (True, False))
-    columns, rows = [*before, *names, *after], layers or [0]
-    cells = [[judged.get(Key(name, None if name in whole else n)) for name in columns] for n in rows]
-    grid = [[float("nan") if o is None else max(o.bound_ratio or 0.0, 1e-4) for o in row] for row in cells]
+    columns = [*before, *names, *after]
+    cells = [[Key(name, None if name in whole else n) for name in columns] for n in layers or [0]]
+    grid = [[max(values[key], least) if key in values else float("nan") for key in row] for row in cells]
     figure, axes = pyplot().subplots(figsize=(max(6.4, 2 + 0.45 * len(columns)), 2.4 + 0.25 * len(layers)), layout="constrained")
-    shown = axes.imshow(grid, aspect="auto", cmap="RdYlBu_r", norm=LogNorm(1e-4, 1e4))  # colours that all readers tell apart
+    shown = axes.imshow(grid, aspect="auto", cmap="RdYlBu_r", norm=LogNorm(least, most))  # colours that all readers tell apart
     axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right")
     axes.set_yticks(range(len(layers)), layers)
     axes.set_ylabel("layer" * bool(layers))
     for edge in (len(before), len(before) + len(names)):
         axes.axvline(edge - 0.5, color="white", linewidth=4)
-    for y, row in enumerate(cells):
-        for x, o in enumerate(row):
-            if o is not None and o.verdict >= Verdict.WRONG and (o.key.layer is not None or y == len(rows) // 2):
-                axes.text(x, y, SYMBOLS[o.verdict], ha="center", va="center")
-    figure.colorbar(shown, label="largest error / bound", format="{x:g}")
-    _title(figure, report)
-    return figure
+    figure.colorbar(shown, label=label, format="{x:g}")
+    return figure, cells
 
 
 def _positions(report: Report, logits: Detail) -> Any:
@@ -206,14 +219,14 @@ def _positions(report: Report, logits: Detail) -> Any:
     axes.set_xlabel("position")
     axes.set_ylabel("RMS error of the logits / limit")
     axes.legend(loc="best")
-    _title(figure, report)
+    title(figure, report.said)
     return figure
 
 
-def _title(figure: Any, report: Report) -> None:
-    """Put verdict and reason above a figure, in as many lines as its width takes; a reason of more than four is cut."""
+def title(figure: Any, text: str) -> None:
+    """Put a text above a figure, in as many lines as its width takes; of more than four the rest is cut."""
     letters = int(12.5 * figure.get_figwidth())  # an inch takes 14 letters of 8 points
-    lines = wrap(report.said, letters)
+    lines = wrap(text, letters)
     figure.suptitle("\n".join(lines[:4]) + "..." * (len(lines) > 4), fontsize=8)
 
 

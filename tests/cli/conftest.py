@@ -4,6 +4,7 @@ import json
 import re
 
 import numba
+import printed_json
 import pytest
 from command_line import TINY
 
@@ -36,12 +37,14 @@ def threads_stay():
 
 @pytest.fixture
 def printed(capsys):
-    """Runs a command that must end with `code`. Returns its standard output and error."""
+    """Runs a command that must end with `code`. Returns its standard output and error. With --json, its schema must accept the output."""
 
     def run_command(*arguments, code=0):
         assert main(list(map(str, arguments))) == code
         out, err = capsys.readouterr()
         assert "Traceback" not in err
+        if "--json" in arguments:
+            printed_json.check(arguments[0], out)
         return out, err
 
     return run_command

@@ -1,12 +1,21 @@
-"""`bitnet-np compare`: the verdict on two dumps, as it is printed, drawn and returned. The verdict itself: judge/test_compare_dumps.py."""
+"""`bitnet-np compare`: the verdict on two dumps, and the difference of two models, as they are printed, drawn and returned.
+
+The verdict and the numbers themselves: judge/test_compare_dumps.py and test_compare_models.py.
+"""
 
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from command_line import TINY, TOKENS, with_commas
 
 from bitnet_np.engine.machine import digest_of
+from bitnet_np.files.load import load
+from bitnet_np.judge.compare_models import compare_models
 from bitnet_np.judge.report import LEGEND
+from bitnet_np.testing.models import random_model
 from bitnet_np.traces.record import record_trace
 
 
@@ -118,3 +127,77 @@ def test_the_heat_map_is_drawn_to_a_picture(run, ours, theirs, tmp_path):
     pytest.importorskip("matplotlib")
     run("compare", ours, theirs(), "--plot", tmp_path / "map.png")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- two models -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rounded(run, tmp_path):
+    """The embedded model with scales rounded to float16."""
+    path = tmp_path / "rounded.gguf"
+    run("convert", TINY, path, "--type", "TQ2_0", "--allow-rounding")
+    return path
+
+
+def test_two_models_are_compared_layer_by_layer(run, model, rounded):
+    found = compare_models(model, load(rounded), [TOKENS])
+    result = run("compare", TINY, rounded, "--models", "--tokens", with_commas(TOKENS), "--json")
+    assert (result["ours"], result["theirs"], result["dialect"], result["tokens"]) == (TINY, str(rounded), "exact", 17)
+    assert result["kl"] == {"mean": found.kl.mean(), "max": found.kl.max()}
+    assert (result["same_top"], result["settings"]) == (found.same_top.mean(), {})
+    assert [*result["tensors"][1].values()] == ["attn_norm", 0, found.tensors[1].error, found.tensors[1].growth]
+    assert len(result["tensors"]) == len(found.tensors) == 3 + 17 * 3
+    lines = run("compare", TINY, rounded, "--models", "--tokens", with_commas(TOKENS)).splitlines()
+    assert lines[0] == f"{rounded} against {TINY}: 17 tokens, dialect exact"
+    assert lines[1].startswith(f"KL divergence of the logits: mean {found.kl.mean():.3g}, largest {found.kl.max():.3g} nats")
+    largest = max(t.error for t in found.tensors)
+    (unit,) = (float(line.split()[-1][:-1]) for line in lines if line.startswith("Relative errors, in units of "))
+    cells = [cell for line in lines if re.match("layer  [0-2] [ 0-9.]+$", line) for cell in line.split()[2:]]
+    assert (len(cells), max(map(float, cells))) == (51, round(largest / unit, 1 if largest < 9.95 * unit else 0))
+    first = found.costliest[0]
+    assert any(line.split() == [*first.key.place.split(), f"{first.error:.3g}", f"{first.growth:.3g}"] for line in lines)
+
+
+def test_the_tables_of_two_models_fit_the_terminal(run, rounded, monkeypatch):
+    monkeypatch.setattr("bitnet_np.cli.compare_models.width", lambda: 50)
+    lines = run("compare", TINY, rounded, "--models", "--tokens", "1,2").splitlines()
+    assert max(len(line) for line in lines if str(rounded.parent) not in line) <= 50
+    assert len([line for line in lines if line.startswith("layer  0 ")]) == 2  # 17 tensors, ten of them at a time
+
+
+def test_settings_that_differ_are_noted_and_infinite_errors_are_null(run, tmp_path, written):
+    a, b = (random_model(3, family="qwen3", weights="float32", n_layers=1, eps=eps) for eps in (1e-5, 1e-6))
+    down = a.layers[0].ffn_down
+    a = replace(a, layers=(replace(a.layers[0], ffn_down=replace(down, weights=0 * down.weights)),))
+    options = ("compare", written(a), written(b), "--models", "--tokens", "1,2")
+    assert "note: eps is 1e-05 and 1e-06" in run(*options).splitlines()
+    result = run(*options, "--json")
+    assert result["settings"] == {"eps": ["1e-05", "1e-06"]}
+    assert [t["error"] for t in result["tensors"] if t["tensor"] == "ffn_down"] == [None]
+
+
+def test_the_errors_of_two_models_are_drawn(run, rounded, tmp_path):
+    pytest.importorskip("matplotlib")
+    run("compare", "--models", TINY, rounded, "--tokens", "1,2", "--plot", tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    run("compare", "--models", TINY, TINY, "--tokens", "1,2", "--plot", tmp_path / "same.png")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--models"], "--models needs token ids: --tokens, --tokens-file or --text"),
+        (["--models", "--tokens", "1", "--html", "x.html"], "--html is for dumps, expected it without --models"),
+        (["--models", "--tokens", "1", "--partial"], "--partial is for dumps, expected it without --models"),
+        (["--tokens", "1"], "--tokens is for models, expected it with --models"),
+        (["--as", "llama.cpp"], "--as is for models, expected it with --models"),
+    ],
+)
+def test_options_of_dumps_and_of_models_are_told_apart(refused, options, message):
+    assert message in refused("compare", TINY, TINY, *options)
+
+
+def test_models_of_two_families_are_refused_by_their_names(refused, written):
+    other = written(random_model(3, family="llama"))
+    assert f"{TINY} and {other} are models of different families" in refused("compare", TINY, other, "--models", "--tokens", "1")

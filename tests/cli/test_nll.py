@@ -7,7 +7,9 @@ import pytest
 from command_line import TINY, TOKENS, save_array, with_commas
 
 from bitnet_np import BITNET_CPP
+from bitnet_np.files.load import load
 from bitnet_np.generation.nll import token_nll
+from bitnet_np.traces.llama_base import divergence, save_base
 
 
 def test_the_mean_and_the_perplexity_are_printed(run, model):
@@ -43,3 +45,44 @@ def test_a_text_longer_than_the_context_is_read_in_windows(run, model, tmp_path)
     file = save_array(tmp_path / "ids.npy", ids)
     result = run("nll", TINY, "--tokens-file", file, "--stride", 300, "--json")
     assert (result["tokens"], result["mean_nll"]) == (600, token_nll(model, ids, stride=300).mean())
+
+
+def test_a_model_is_compared_with_anothers_predictions(run, model, tokenizer, tmp_path):
+    base, rounded = tmp_path / "base.kld", tmp_path / "rounded.gguf"
+    run("convert", TINY, rounded, "--type", "TQ2_0", "--allow-rounding")
+    saved = run("nll", TINY, "--tokens", with_commas(TOKENS), "--save-all-logits", base, "--ctx-size", 8, "--json")
+    bos = tokenizer.bos if tokenizer.add_bos else None
+    assert bos is not None
+    values = save_base(model, TOKENS, tmp_path / "same.kld", context=8, bos=bos)
+    assert base.read_bytes() == (tmp_path / "same.kld").read_bytes()
+    assert (saved["tokens"], saved["mean_nll"]) == (17, values.mean())
+    found = divergence(load(rounded), base, bos=bos)
+    out = tmp_path / "nll.npy"
+    result = run("nll", rounded, "--kl-divergence-base", base, "--out", out, "--json")
+    np.testing.assert_array_equal(np.load(out), found.nll)
+    assert (result["predicted"], result["mean_nll"], result["base"]["mean_nll"]) == (6, found.nll.mean(), found.base_nll.mean())
+    assert (result["kl"], result["same_top"]) == ({"mean": found.kl.mean(), "max": found.kl.max()}, found.same_top.mean())
+    assert run("nll", rounded, "--kl-divergence-base", base).splitlines()[2:] == [
+        f"perplexity of the base        {np.exp(found.base_nll.mean()):.4f}",
+        f"KL divergence from the base   mean {found.kl.mean():.6f}, largest {found.kl.max():.6f} nats",
+        f"same token on top             {found.same_top.mean():.2%}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tokens", "1,2,3", "--save-all-logits", "x.kld", "--stride", "2"], "--save-all-logits and --stride exclude each other"),
+        (["--kl-divergence-base", TINY, "--workers", "2"], "--kl-divergence-base and --workers exclude each other"),
+        (["--kl-divergence-base", TINY, "--save-all-logits", "x.kld"], "--kl-divergence-base and --save-all-logits exclude each other"),
+        (["--tokens", "1,2,3", "--ctx-size", "3"], "--ctx-size is 3, expected it with --save-all-logits alone"),
+        (["--kl-divergence-base", TINY], "starts with b'GGUF"),
+        (
+            ["--tokens", "1,2,3", "--save-all-logits", "no/x.kld"],
+            "--save-all-logits is no/x.kld, expected a file in a folder that is there",
+        ),
+        (["--tokens", "1,2,3", "--save-all-logits", TINY], "--save-all-logits is "),
+    ],
+)
+def test_options_of_bases_that_do_not_go_together_are_refused(refused, options, message):
+    assert message in refused("nll", TINY, *options)

@@ -97,6 +97,8 @@ LEFT = {
 """What must be so when the last block of a page has run."""
 STARTS = {"docs/tutorial.md": "examples/tested_engine"}
 """The folders in which pages say that they start."""
+NOTEBOOKS = {"docs/tutorial.md": pages.ROOT / "examples" / "tested_engine" / "tutorial.ipynb"}
+"""The pages that are notebooks, too (test_site.py compares them): the cells are run in place of the blocks, without Jupyter."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=pages.name)
@@ -107,7 +109,8 @@ def test_a_page_does_what_it_shows(page, folder, capsys, monkeypatch):
     capsys.readouterr()
     monkeypatch.chdir(STARTS.get(pages.name(page), "."))
     monkeypatch.syspath_prepend(Path.cwd())
-    for block in pages.blocks(page, *RUNNABLE):
+    notebook = NOTEBOOKS.get(pages.name(page))
+    for block in pages.cells(notebook) if notebook else pages.blocks(page, *RUNNABLE):
         session.run(block)
     assert LEFT.get(pages.name(page), lambda names: True)(session.names)
 

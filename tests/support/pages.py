@@ -1,5 +1,6 @@
 """The documentation as the tests read it: pages, fenced blocks of code, tables, links."""
 
+import json
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -39,6 +40,17 @@ def blocks(page: Path, *languages: str) -> list[Block]:
     """The fenced blocks of a page in these languages, in order."""
     every = (Block(page, text(page)[: m.start()].count("\n") + 1, m[1], m[2]) for m in _FENCE.finditer(text(page)))
     return [block for block in every if block.language in languages]
+
+
+def cells(notebook: Path) -> list[Block]:
+    """The cells of a notebook as blocks of Python, each with a block of what it prints; the number of a cell stands for its line."""
+    every = enumerate(json.loads(text(notebook))["cells"], 1)
+    code = [
+        (n, cell["source"], [line for output in cell["outputs"] for line in output["text"]])
+        for n, cell in every
+        if cell["cell_type"] == "code"
+    ]
+    return [Block(notebook, n, kind, "".join(lines)) for n, *parts in code for kind, lines in zip(("python", "output"), parts, strict=True)]
 
 
 def prose(page: Path) -> str:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import printed_json
 import pytest
 from command_line import TINY, sha256
 from sweep_plans import PLAN, engine_run, written
@@ -105,7 +106,9 @@ def test_the_command_prints_rows_and_its_page_escapes_them(tmp_path, capsys):
     assert main(command) == 2
     assert "line 10: the plan runs commands" in capsys.readouterr().err
     assert main([*command, "--allow-commands", "--json"]) == 1
-    *rows, summary = map(json.loads, capsys.readouterr().out.splitlines())
+    out = capsys.readouterr().out
+    printed_json.check("sweep", out)
+    *rows, summary = map(json.loads, out.splitlines())
     assert [row["outcome"] for row in rows] == ["WRONG", "ERROR"]
     assert summary["outcomes"] == {"ERROR": 1, "WRONG": 1}
     assert main([*command, "--allow-commands"]) == 1

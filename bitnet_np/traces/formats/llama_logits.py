@@ -10,6 +10,7 @@ the file keeps the token of the text.
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,37 @@ RANGE = np.float32(16)
 _HEADER = 20
 
 
-def read(path: str | os.PathLike[str], chunk: int = 0) -> Trace:
-    """Log-probabilities [P, V] of one chunk: the point log_probs, at `positions`."""
+class Contents(NamedTuple):
+    """What the head of such a file says is in it. The size of the file agrees."""
+
+    path: Path
+    context: int
+    vocab: int
+    chunks: int
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """The positions of a chunk that it has rows of."""
+        return np.arange(self.context // 2, self.context - 1)
+
+    def tokens(self, chunk: int) -> NDArray[np.int64]:
+        """The token ids of a chunk, [n_ctx]. Raises FileFormatError for those that are not in the vocabulary."""
+        ids = checked_tokens(
+            Header((self.context,), np.dtype("<i4"), False, _HEADER + 4 * self.context * chunk).mapped(self.path), str(self.path)
+        )
+        if ids.max() >= self.vocab:
+            raise FileFormatError(f"{self.path}: token {ids.max()} in chunk {chunk}, expected less than n_vocab {self.vocab}")
+        return ids
+
+    def rows(self, chunk: int) -> NDArray[np.uint16]:
+        """The rows of a chunk, mapped from the file."""
+        shape = len(self.positions), _row_width(self.vocab)
+        before = _HEADER + 4 * self.context * self.chunks + 2 * chunk * shape[0] * shape[1]
+        return Header(shape, np.dtype("<u2"), False, before).mapped(self.path)
+
+
+def contents(path: str | os.PathLike[str]) -> Contents:
+    """The head of a file. Raises FileFormatError if it is damaged, or the file has another size."""
     path = Path(path)
     with open(path, "rb") as file:
         head, size = file.read(_HEADER), os.fstat(file.fileno()).st_size
@@ -35,27 +65,31 @@ def read(path: str | os.PathLike[str], chunk: int = 0) -> Trace:
     context, vocab, chunks = (int(n) for n in np.frombuffer(head, "<i4", 3, 8))
     if context < 3 or vocab < 1 or chunks < 1:
         raise FileFormatError(f"{path}: n_ctx {context}, n_vocab {vocab}, n_chunk {chunks}, expected at least 3, 1 and 1")
-    first, width = context // 2, _row_width(vocab)
-    rows = context - 1 - first
-    expected = _HEADER + 4 * context * chunks + 2 * chunks * rows * width
+    rows = context - 1 - context // 2
+    expected = _HEADER + 4 * context * chunks + 2 * chunks * rows * _row_width(vocab)
     check_size(path, size, expected, f"n_ctx {context}, n_vocab {vocab}, n_chunk {chunks}")
-    if not 0 <= chunk < chunks:
-        raise OptionError(f"{path}: chunk is {chunk}, the file has chunks 0 to {chunks - 1}")
-    start = _HEADER + 4 * context * chunks + 2 * chunk * rows * width
-    ids_header = Header((context,), np.dtype("<i4"), False, _HEADER + 4 * context * chunk)
-    rows_header = Header((rows, width), np.dtype("<u2"), False, start)
-    ids = checked_tokens(ids_header.mapped(path), str(path))
-    if ids.max() >= vocab:
-        raise FileFormatError(f"{path}: token {ids.max()} in chunk {chunk}, expected less than n_vocab {vocab}")
-    entry = Entry((rows, vocab), np.dtype(np.float32), lambda: decode(rows_header.mapped(path), vocab))
+    return Contents(path, context, vocab, chunks)
+
+
+def read(path: str | os.PathLike[str], chunk: int = 0) -> Trace:
+    """Log-probabilities [P, V] of one chunk: the point log_probs, at `positions`."""
+    of = contents(path)
+    if not 0 <= chunk < of.chunks:
+        raise OptionError(f"{path}: chunk is {chunk}, the file has chunks 0 to {of.chunks - 1}")
+    entry = Entry((len(of.positions), of.vocab), np.dtype(np.float32), lambda: decode(of.rows(chunk), of.vocab))
     return Trace(
         Points({Key("log_probs", None): entry}),
-        ids,
+        of.tokens(chunk),
         f"{path} (llama-logits, chunk {chunk})",
-        np.arange(first, context - 1),
-        notes={"chunk": chunk, "chunks": chunks},
+        of.positions,
+        notes={"chunk": chunk, "chunks": of.chunks},
         log_probs=as_stored,
     )
+
+
+def head(tokens: NDArray[np.int64], vocab: int) -> bytes:
+    """The beginning of a file of chunks of tokens [chunks, n_ctx], up to the first row."""
+    return MAGIC + np.array([tokens.shape[1], vocab, len(tokens), *tokens.ravel()], "<i4").tobytes()
 
 
 def _row_width(vocab: int) -> int:
@@ -106,5 +140,5 @@ class LlamaLogitsWriter(Writer):
         if not np.isfinite(array).all():
             raise ShapeError(f"{self.path}: logits have NaN or infinity in them, which this format cannot hold")
         with open(self.part, "xb") as file:
-            file.write(MAGIC + np.array([context, array.shape[1], 1, *self.tokens], "<i4").tobytes())
+            file.write(head(self.tokens[None], array.shape[1]))
             encode(array[context // 2 : context - 1]).tofile(file)
