@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from ..model.records import Config
 from ..traces.points import HEADS, Key
 from .bounds import relative_error
-from .mistakes.anywhere import OF_ROWS, fitted
 from .mistakes.mistake import Cause
 from .readings.wrong import places_of
 
@@ -79,20 +78,14 @@ class InParts:
         return (nearest.part for nearest in self._parts)
 
     def compare(self, candidate: Cause, array: Array) -> None:
-        """Compare a mistake that was made in the whole tensor. A rounding on purpose is made everywhere, or was not made; a factor for each
-        row fits too much."""
-        if candidate.fault and candidate.id not in OF_ROWS:
+        """Compare a mistake that was made in the whole tensor. A rounding on purpose is made everywhere, or was not made."""
+        if candidate.fault:
             for nearest in self._parts:
                 nearest.compare(candidate, nearest.part.cut(array))
 
     def known(self) -> Cause | None:
         """The closest mistake in the largest part that one explains."""
         return next((nearest.part.named(nearest.cause) for nearest in self._parts if nearest.cause is not None), None)
-
-    def fitted(self) -> Cause | None:
-        """The same of mistakes whose numbers are fitted to the part."""
-        causes = ((nearest.part, nearest.fitted()) for nearest in self._parts)
-        return next((part.named(cause) for part, cause in causes if cause is not None), None)
 
 
 class _Nearest:
@@ -107,10 +100,3 @@ class _Nearest:
         left = relative_error(array, self._theirs)
         if left < self._best:
             self._best, self.cause = left / 4, candidate  # of two that fit alike, the first one tried stands
-
-    def fitted(self) -> Cause | None:
-        """The closest of the mistakes whose numbers are fitted to the part."""
-        for candidate, array in fitted(self._theirs, self._value):
-            if candidate.id not in OF_ROWS and array.shape == self._theirs.shape:
-                self.compare(candidate, array)
-        return self.cause

@@ -60,7 +60,7 @@ def at_operation(
     """Yields every one of some mistakes that an operation can make."""
     site = Site(model, dialect, operation, length=length)
     for mistake in mistakes:
-        if site.name in mistake.at and mistake.when(model, dialect):
+        if site.name in mistake.at:
             for numbers, compute in _computes(mistake, site):
                 yield Attempt(mistake, cause(mistake, numbers), compute)
             for family in site.families(mistake.family) if mistake.family else ():
@@ -207,6 +207,6 @@ _SHARED = {"every norm": norms.AT, "RoPE": rope.AT}
 def engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:
     """Yields whole engines with each of some mistakes that are of the whole engine: another model, dialect or kernel."""
     for mistake in mistakes:
-        if mistake.engine is not None and mistake.fault and mistake.when(base.model, base.dialect):
+        if mistake.engine is not None and mistake.fault:
             for numbers, variant in _each(mistake.engine(base)):
                 yield replace(variant, text=cause(mistake, numbers).text, mistake=mistake.id)
