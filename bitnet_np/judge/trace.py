@@ -539,20 +539,20 @@ class _Judge:
         return _Case(across, [self.by_key[k] for k in across], value, theirs, most, right, screen, parts)
 
     def _made(self, case: "_Case", computes: Mapping[Key, Compute], screen: Screen | None) -> Array | None:
-        """The tensor with some operations computed otherwise; None if it is refused at some outputs, not finite, or of another shape."""
+        """The tensor with some operations computed otherwise; None if it is refused at some outputs, or gives no numbers of this shape."""
         if screen is not None and screen.refuses(computes[case.last], case.right):
             return None
         with suppress(FloatingPointError):
             array = self._values(case.across, computes, case.right)[case.last]
-            return array if array.shape == case.value.shape and np.isfinite(array).all() else None
+            return array if array.shape == case.value.shape else None
         return None
 
     def _explain(self, case: "_Case", least: float = 0.0, noise: float = 0.0) -> Cause | None:
         """The mistake that comes closest, if the NMSE it leaves is no more than roundings leave, and a tenth of that without it.
 
         least: NMSE by which it must change the right numbers. One that changes less may flip the very codes that roundings flip.
-        noise: NMSE of roundings alone. A known mistake that leaves no more is not given up for a fitted factor or constant, which takes
-        away roundings too.
+        noise: NMSE of roundings alone. A known mistake that leaves no more is not given up for a fitted factor, which takes away roundings
+        too.
         """
         best = min(case.most, case.now / 10)  # a mistake that explains little explains nothing
         cause: Cause | None = None

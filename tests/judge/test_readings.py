@@ -410,10 +410,6 @@ def _with_the_scale_of_another(x):
             "the activation scale's floor is wrong: the largest magnitude",
         ),
         (_clipped(lambda x: np.full((len(x), 1), 20.0)), "the activation scale is fixed: the largest magnitude is taken for at least 6.35"),
-        (
-            _clipped(lambda x: np.full((len(x), 1), 60.0)),
-            "one activation scale, 60 steps per unit, is used for all tokens, and codes are cut",
-        ),
         (_clipped(lambda x: 100 / _largest(x)), "activations are scaled to 100 steps instead of 127"),
         (_clipped(lambda x: np.linspace(60, 120, len(x))[:, None] / _largest(x)), "activation scales are wrong by factors from 0.47"),
         (_with_the_scale_of_another, "activation scales are another token's: position 5 has that of position 9"),

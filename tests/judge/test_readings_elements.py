@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from dumps import MODEL, TOKENS, recorded, with_tensor, without_codes
-from wrong_tensors import read_off
+from dumps import MODEL, recorded, with_tensor, without_codes
+from wrong_tensors import IDS, LAYER, LLAMA, POINTS, QWEN3, T, judged, layer_points, read, read_off
 
 from bitnet_np import EXACT, spec
 from bitnet_np.judge import graph
@@ -16,33 +16,9 @@ from bitnet_np.judge.trace import judge_trace
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 
-LAYER, T = 1, 17
-LLAMA = random_model(7, family="llama", n_layers=3, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
-QWEN3 = random_model(8, family="qwen3", n_layers=2, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
-MODELS = {"bitnet": MODEL, "llama": LLAMA, "qwen3": QWEN3}
-IDS = {"bitnet": TOKENS, "llama": np.random.default_rng(0).permutation(90)[:T], "qwen3": np.random.default_rng(1).permutation(90)[:T]}
-POINTS = {name: without_codes(recorded(MODELS[name], IDS[name])) for name in MODELS}
-HEADS = {"result_output", "result_norm", "inp_embd"}
 
-
-def key_of(name):
-    return Key(name, None if name in HEADS else LAYER)
-
-
-def points(family, name, layer=LAYER):
-    return POINTS[family][Key(name, None if name in HEADS else layer)].astype(np.float64)
-
-
-def said(family, name, theirs):
-    return read_off(MODELS[family], IDS[family], POINTS[family], key_of(name), theirs)
-
-
-def judged(family, name, theirs):
-    """What the whole judge says, with the noise that another engine's sums have."""
-    noisy = theirs * (1 + 1e-7 * np.random.default_rng(1).standard_normal(theirs.shape))
-    report = judge_trace(MODELS[family], with_tensor(POINTS[family], key_of(name), noisy), IDS[family], precision=FLOAT32)
-    assert report.first_wrong.key == key_of(name)
-    return report.first_wrong.hypothesis or ""
+def points(family, name):
+    return layer_points(family)[name]
 
 
 # --- norms ----------------------------------------------------------------------------------------------------------------------------
@@ -138,7 +114,7 @@ def test_a_norm_that_leaves_out_a_head_is_told():
 
 
 def test_a_layer_that_runs_twice_is_told_at_the_norm_behind_it():
-    values = {Key("l_out", 1): points("llama", "l_out", 2)}
+    values = {Key("l_out", 1): POINTS["llama"][Key("l_out", 2)].astype(np.float64)}
     for operation in graph.operations(LLAMA, EXACT):
         if operation.key.layer == 2:
             values[operation.key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
@@ -370,7 +346,7 @@ def test_rows_at_another_stride_are_named(stride):
     written = np.zeros(rows * max(stride, width) + width)
     for t in range(rows):
         written[t * stride : t * stride + width] = right[t]
-    assert said("llama", "attn_norm", written[: right.size].reshape(right.shape)) == f"rows begin {stride} numbers apart, not 96"
+    assert read("llama", "attn_norm", written[: right.size].reshape(right.shape)) == f"rows begin {stride} numbers apart, not 96"
 
 
 def test_penalties_are_named():
@@ -389,7 +365,7 @@ def test_penalties_are_named():
 @pytest.mark.parametrize("name", ["attn_norm", "ffn_norm", "ffn_inp", "l_out", "ffn_out", "inp_embd", "result_norm", "result_output"])
 def test_nothing_is_said_of_random_errors(name, size):
     right = points("llama", name)
-    assert said("llama", name, right + size * np.random.default_rng(3).standard_normal(right.shape)) == ""
+    assert read("llama", name, right + size * np.random.default_rng(3).standard_normal(right.shape)) == ""
 
 
 def test_readings_say_more_than_fitted_factors_and_constants():
