@@ -5,8 +5,7 @@ Writes llama/, a small random Llama, and llama.npz, what transformers computed w
 
 import numpy as np
 
-from bitnet_np import load
-from bitnet_np.judge.dump import check_trace
+from bitnet_np import check, load
 from bitnet_np.traces.hooks import record_transformers
 from bitnet_np.traces.record import write_trace
 
@@ -25,7 +24,7 @@ def main() -> int:
         out = model(torch.tensor(TOKENS[None, :4]), use_cache=True)  # prefill
         for i in range(4, len(TOKENS)):  # decode
             out = model(torch.tensor(TOKENS[None, i : i + 1]), past_key_values=out.past_key_values)
-    report = check_trace(load("llama"), TOKENS, trace)
+    report = check(load("llama"), TOKENS, trace)
     print(f"{report.verdict.name}: {report.reason}")
     write_trace(trace, "llama.npz", tokens=TOKENS)
     return 0

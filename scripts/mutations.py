@@ -26,7 +26,6 @@ from tqdm import tqdm
 from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, forward
 from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.engine.cache import KVCache
-from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.files import embedded
 from bitnet_np.judge.edits.kinds import described
 from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN
@@ -34,7 +33,6 @@ from bitnet_np.judge.precision import FLOAT32, Precision
 from bitnet_np.judge.report import Report
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key, Trace
 
@@ -121,18 +119,13 @@ def row(fault: Fault, report: Report) -> dict[str, object]:
     }
 
 
-def catalogue() -> Iterator[tuple[str, str, str, str]]:
-    """Every known mistake: id, text, the kinds of dump on which it is tried, and the families that can make it."""
-    shape: dict[str, Any] = {"width": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "window": 4, "n_layers": 2, "tied": False}
-    models = [random_model(0, family=family, **shape) for family in ARCHITECTURES]
-    models.append(random_model(1, family="gptneox", parallel_residual=True, **shape | {"kv_heads": 4}))
+def catalogue() -> Iterator[tuple[str, str, str]]:
+    """Every known mistake: id, text, and the kinds of dump on which it is tried."""
     for mistake in (*CATALOGUE, *HIDDEN):
-        able = {m.config.architecture for m in models for dialect in DIALECTS.values() if mistake.when(m, dialect)}
-        names = "any" if able == set(ARCHITECTURES) else ", ".join(name for name in ARCHITECTURES if name in able)
         where = {"a tensor": mistake.at, "logits alone": mistake.is_of_engines}
         kinds = ", ".join(how for how, made in where.items() if made) if mistake in CATALOGUE or mistake.engine else "several operations"
         text = described(mistake.id.removeprefix("edit.")) if mistake.id.startswith("edit.") else mistake.text
-        yield mistake.id, text.replace("|", "\\|"), kinds, names
+        yield mistake.id, text.replace("|", "\\|"), kinds
 
 
 # --- by precision ---------------------------------------------------------------------------------------------------------------------
@@ -227,7 +220,7 @@ def main(argv: list[str] | None = None) -> int:
     add_cluster_arguments(parser, "the cases")
     arguments = parser.parse_args(argv)
     if arguments.catalogue:
-        print("| mistake | it says | seen in | families |\n|---|---|---|---|")
+        print("| mistake | it says | seen in |\n|---|---|---|")
         for columns in catalogue():
             print(f"| {' | '.join(columns)} |")
         return 0

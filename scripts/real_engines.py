@@ -25,10 +25,9 @@ from judging.peers import Peer, installed
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bitnet_np import Model, load
+from bitnet_np import Model, check, load
 from bitnet_np.files.convert import convert
 from bitnet_np.files.source import Source
-from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.report import Report
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import Trace
@@ -178,7 +177,7 @@ def judged(model: Model, trace: Trace, tokens: NDArray[np.int64]) -> Iterator[tu
     """Yields the report on each dump that is made of a trace."""
     for name, points in DUMPS.items():
         part = {key: x for key, x in trace.points.items() if points is None or key.name in points}
-        yield name, check_trace(model, tokens, Trace(part, None, trace.origin))
+        yield name, check(model, tokens, Trace(part, None, trace.origin))
 
 
 def cause(report: Report) -> str:

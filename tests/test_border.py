@@ -11,7 +11,6 @@ from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.generation.nll import token_nll
 from bitnet_np.judge.compare_dumps import compare_traces
 from bitnet_np.judge.compare_models import compare_models
-from bitnet_np.judge.dump import check_trace
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.llama_base import divergence, save_base
@@ -69,8 +68,7 @@ CALLS = {
     "names": lambda v: Recorder(print, MODEL.config, names=[v] if v is None or isinstance(v, dict | list | np.ndarray) else v),
     "shape": lambda v: read_any(__file__, "raw", v),
     "lengths of a shape": lambda v: read_any(__file__, "raw", (v,)),
-    "trace": lambda v: check_trace(MODEL, np.array([1]), v),
-    "ids": lambda v: check_trace(MODEL, v if np.ndim(v) == 0 else 1.5, TRACE),
+    "tokens": lambda v: bn.check(MODEL, v if np.ndim(v) == 0 else 1.5, TRACE),
     "other trace": lambda v: compare_traces(TRACE, v),
     "other model": lambda v: compare_models(MODEL, v, [[1]]),
     "base": lambda v: divergence(MODEL, 1.5 if isinstance(v, str) else v),

@@ -1,6 +1,6 @@
 """Verdicts on another engine's numbers: same bits, rounding, or bug, and where.
 
-dump.py         dumps of one sequence: `check_trace`          compare_dumps.py   two dumps without a model
+dump.py         dumps of one sequence: `judge_dump`           compare_dumps.py   two dumps without a model
 trace.py        every operation from the dump's own inputs    engine.py          logits alone, against engines with mistakes
 graph.py        the operations of a model                     operations.py      the law for one operation, with its bound
 bounds.py       tensors against that law                      roundings.py       how engines round

@@ -7,15 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import TokenRangeError
 from ..base.progress import Bars, no_bars
-from ..base.validate import instance, integers
-from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
-from ..engine.tokens import Tokens, check_tokens
-from ..kernels.float_state import steady
-from ..model.records import Model
+from ..engine.tokens import Tokens
 from ..traces.points import Key, Trace
 from .detail import Details
 from .engine import judge_logits
@@ -31,26 +26,6 @@ LOG_PROBS = Key("log_probs", None)
 _MOST_POSITIONS = 64  # positions to try mistakes on: each mistake is a forward pass
 
 
-@steady
-def check_trace(
-    model: Model,
-    ids: NDArray[np.int64],
-    trace: Trace,
-    dialect: Dialect = EXACT,
-    bars: Bars = no_bars,
-    details: Details | None = None,
-    precision: Precision | None = None,
-) -> Report:
-    """The report on every operation of a dump, and on its logits or log-probabilities as such, where it has some.
-
-    ids: token ids [T] of the one sequence. details: see judge_trace. precision: where the engine keeps numbers in fewer bits; None reads it
-    off the dump.
-    Nothing that a dump holds raises an error. Raises what `forward_full` raises.
-    """
-    ids, trace = integers("ids", ids, 1, TokenRangeError), instance("trace", trace, Trace)
-    return judge_dump(Runtime(model, dialect).checked(), check_tokens(model.config, ids[None]), trace, bars, details, precision)
-
-
 def judge_dump(
     runtime: Runtime,
     tokens: Tokens,
@@ -61,9 +36,10 @@ def judge_dump(
     search: bool = True,
     effort: float = 1.0,
 ) -> Report:
-    """check_trace for a checked runtime and the checked tokens of one sequence.
+    """The report on every operation of a dump, and on its logits or log-probabilities as such, where it has some.
 
-    search: try known mistakes on logits as such. effort: see check.
+    runtime, tokens: checked; of one sequence. details: see judge_trace. precision: where the engine keeps numbers in fewer bits; None reads
+    it off the dump. search: try known mistakes on logits as such. effort: see check. Nothing that a dump holds raises an error.
     """
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
     if key is None:

@@ -33,9 +33,9 @@ from .honest_engines import FLOOR, dialects, in_precision, other_choices, reach_
 from .logits import Judgement, Reach, judge, position_nmse
 from .mistakes.anywhere import fitted
 from .mistakes.attention import CACHE_ROUNDINGS
-from .mistakes.catalogue import HIDDEN, Trial, engines, in_engine, narrowed, trials
+from .mistakes.catalogue import HIDDEN, Trial, cached_and_rounded, engines, in_engine, narrowed, trials
 from .mistakes.mistake import Cause, Compute
-from .mistakes.search import OVERHEAD, Explanation, Nearest, Search
+from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types
 from .precision import FLOAT32, Precision
 from .readings.table import PLACES, cause_of
 from .readings.wrong import Wrong
@@ -251,19 +251,18 @@ class _Target:
                 self.engines[cause.text] = variant
 
     def nearly(self, ids: NDArray[np.int64]) -> Cause | None:
-        """What leaves little of the distance, with the rounding to fewer bits that explains the rest."""
-        now = float(self.away.mean())
-        for near in self.closest.kept():
-            engine = self.engines.get(near.cause.text, self.base)
+        """The mistake that leaves little of the distance, with the rounding to fewer bits that explains the rest; or two such types."""
+        engine = self.base if self.closest.cause is None else self.engines.get(self.closest.cause.text, self.base)
 
-            def left(computes: Mapping[Key, Compute], engine: Variant = engine) -> float:
-                away = self.explained_by(self.logits(with_computed(engine, "", computes, ids)), self.away)
-                return np.inf if away is None else float(away.mean())
+        def left(computes: Mapping[Key, Compute]) -> float:
+            away = self.explained_by(self.logits(with_computed(engine, "", computes, ids)), self.away)
+            return np.inf if away is None else float(away.mean())
 
-            cause = near.with_rest(now, now, left, narrowed(engine.model, engine.dialect, _span(engine), near.computes))
-            if cause is not None:
-                return cause
-        return None
+        now, span = float(self.away.mean()), _span(engine)
+        found = self.closest.of(now, now, left, narrowed(engine.model, engine.dialect, span, self.closest.computes))
+        if found is not None or engine is not self.base:
+            return found
+        return in_types(cached_and_rounded(engine.model, engine.dialect, span), left, now, set())
 
     def fitted(self) -> Cause | None:
         """The mistake in the last operation, with numbers fitted to theirs, that makes them of ours but for roundings."""

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from ..model.records import Config
 from ..traces.points import HEADS, Key
 from .bounds import relative_error
-from .mistakes.anywhere import OF_ROWS, fitted
 from .mistakes.mistake import Cause
 from .readings.wrong import places_of
 
@@ -66,7 +65,11 @@ class InParts:
     """The known mistake that comes closest in each part of a wrong tensor."""
 
     def __init__(self, parts: Iterator[Part], value: Array, theirs: Array, most: float):
-        self._parts = [_Nearest(part, part.cut(value), part.cut(theirs), most) for part in parts]
+        self._parts = list(parts)
+        self._theirs = [part.cut(theirs) for part in self._parts]
+        # a mistake that explains little explains nothing
+        self._best = [min(most, relative_error(part.cut(value), x) / 10) for part, x in zip(self._parts, self._theirs, strict=True)]
+        self._causes: dict[int, Cause] = {}  # by the number of the part
 
     @classmethod
     def of(cls, key: Key, config: Config, places: NDArray[np.bool_], value: Array, theirs: Array, most: float) -> "InParts":
@@ -76,41 +79,15 @@ class InParts:
 
     def __iter__(self) -> Iterator[Part]:
         """The parts, the largest first."""
-        return (nearest.part for nearest in self._parts)
+        return iter(self._parts)
 
     def compare(self, candidate: Cause, array: Array) -> None:
-        """Compare a mistake that was made in the whole tensor. A rounding on purpose is made everywhere, or was not made; a factor for each
-        row fits too much."""
-        if candidate.fault and candidate.id not in OF_ROWS:
-            for nearest in self._parts:
-                nearest.compare(candidate, nearest.part.cut(array))
+        """Compare a mistake that was made in the whole tensor. A rounding on purpose is made everywhere, or was not made."""
+        for i, part in enumerate(self._parts if candidate.fault else ()):
+            left = relative_error(part.cut(array), self._theirs[i])
+            if left < self._best[i]:
+                self._best[i], self._causes[i] = left / 4, candidate  # of two that fit alike, the first one tried stands
 
     def known(self) -> Cause | None:
         """The closest mistake in the largest part that one explains."""
-        return next((nearest.part.named(nearest.cause) for nearest in self._parts if nearest.cause is not None), None)
-
-    def fitted(self) -> Cause | None:
-        """The same of mistakes whose numbers are fitted to the part."""
-        causes = ((nearest.part, nearest.fitted()) for nearest in self._parts)
-        return next((part.named(cause) for part, cause in causes if cause is not None), None)
-
-
-class _Nearest:
-    """The mistake that comes closest in one part."""
-
-    def __init__(self, part: Part, value: Array, theirs: Array, most: float):
-        self.part, self._value, self._theirs = part, value, theirs
-        self._best = min(most, relative_error(value, theirs) / 10)  # a mistake that explains little explains nothing
-        self.cause: Cause | None = None
-
-    def compare(self, candidate: Cause, array: Array) -> None:
-        left = relative_error(array, self._theirs)
-        if left < self._best:
-            self._best, self.cause = left / 4, candidate  # of two that fit alike, the first one tried stands
-
-    def fitted(self) -> Cause | None:
-        """The closest of the mistakes whose numbers are fitted to the part."""
-        for candidate, array in fitted(self._theirs, self._value):
-            if candidate.id not in OF_ROWS and array.shape == self._theirs.shape:
-                self.compare(candidate, array)
-        return self.cause
+        return next((part.named(self._causes[i]) for i, part in enumerate(self._parts) if i in self._causes), None)

@@ -7,9 +7,8 @@ tensor between them rounded to float16: how far that reaches, on their own numbe
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
 from math import prod
 from typing import Any
 
@@ -45,17 +44,17 @@ from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
 from .graph import EMBEDDING, FIELDS, LOGITS, TOKENS, Operation, matrix_of, operations
 from .honest_engines import FLOOR, one_scale
 from .logits import Reach, judge, limits, same_bits
-from .mistakes.anywhere import VAGUE, fitted
+from .mistakes.anywhere import fitted
 from .mistakes.attention import CACHE_ROUNDINGS
-from .mistakes.catalogue import Trial, as_rounded, narrowed, trials
+from .mistakes.catalogue import Trial, as_rounded, cached_and_rounded, narrowed, trials
 from .mistakes.layers import RESIDUALS
 from .mistakes.mistake import Cause, Compute
-from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, with_alike
+from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types, with_alike
 from .narrow import Storage
 from .operations import U, next_experts
 from .parts import InParts, Part
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
-from .readings.places import overwritten, permuted
+from .readings.places import overwritten
 from .readings.table import LOOSE, PLACES, cause_of, facts_of
 from .readings.wrong import Wrong, matched
 from .report import OperationVerdict, Report
@@ -298,16 +297,14 @@ class _Judge:
     cache: Cause | None = None  # the KV cache that a tensor has shown, assumed from there on
 
     def __post_init__(self) -> None:
-        self.theirs = _Theirs(self.ids, self.dump.tensors)
+        self.theirs = _Theirs({TOKENS: self.ids, **self.dump.tensors})
         self.by_key = {o.key: o for o in self.graph}
         self.search = Search(self.model, self.dialect, len(self.ids), self.effort * _HIDDEN_WORK)
-        self.nearest = Nearest()  # of the tensor that is judged
 
     def operation(self, operation: Operation) -> OperationVerdict:
         """The verdict on one tensor of the dump."""
         key = operation.key
         across = self._across(operation)
-        self.nearest = Nearest()
         if key in self.dump.same and self._same_inputs(across):
             return OperationVerdict(
                 key, Verdict.SAME_BITS, across=across, max_error=0.0, bound_ratio=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0
@@ -332,20 +329,19 @@ class _Judge:
         loose = dot(bound, bound) / max(dot(value, value), TINY)
         rough = noise(expected)
         places = np.abs(theirs - value) > most_away
-        parts = InParts.of(operation.key, self.model.config, places, value, theirs, matched(rough))
-        cause = self._explain(across, value, theirs, matched(rough), noise=loose, rough=rough, parts=parts)
-        if cause is None or cause.id in VAGUE:
+        case = self._case(across, value, theirs, matched(rough), places)
+        cause = self._explain(case, noise=loose)
+        if cause is None:
             wrong = self._wrong(operation, value, theirs, places, rough, self.theirs)
-            cause = self._searched(wrong, across, matched(rough), parts) or cause_of(wrong) or cause
+            cause = self._searched(case, wrong) or cause_of(wrong)
         if cause is None or cause.id in (*LOOSE, *PLACES):
-            cause = parts.fitted() or self._nearly(across, value, theirs, matched(rough)) or cause
+            cause = self._nearly(case) or cause
         return self._caused(judged, cause)
 
-    def _searched(self, wrong: Wrong, across: tuple[Key, ...], most: float, parts: InParts) -> Cause | None:
+    def _searched(self, case: "_Case", wrong: Wrong) -> Cause | None:
         """The cause of a wrong tensor: plain to see, or a mistake that gives its numbers, or those of its largest part."""
         plain = self._overwritten(wrong) or facts_of(wrong)
-        whole = plain or self._hidden(across, wrong.theirs, most, parts)
-        return whole or parts.known() or self._hidden_in_parts(across, wrong.theirs, most, parts)
+        return plain or self._hidden(case) or case.parts.known() or self._hidden_in_parts(case)
 
     def _is_flash_attention(self, operation: Operation, theirs: Array) -> bool:
         """Whether an output of attention that nobody declared is right but for the roundings of ggml's flash attention."""
@@ -377,18 +373,14 @@ class _Judge:
             if work > self.effort * _MOST_WORK or self.in_vain > self.effort * _MOST_IN_VAIN:
                 return replace(judged, tried=False)
             places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
-            parts = InParts.of(key, self.model.config, places, value, theirs, most)
-            cause = self._explain(across, value, theirs, most, parts=parts)
-            if cause is None or cause.id in VAGUE:
+            case = self._case(across, value, theirs, most, places)
+            cause = self._explain(case)
+            if cause is None:
                 self.in_vain += work
-                cause = (
-                    self._hidden(across, theirs, most) or self._read_last(across, theirs, most) or parts.known() or parts.fitted() or cause
-                )
-            if cause is None or cause.id in VAGUE:
-                cause = self._nearly(across, value, theirs, most) or cause
+                cause = self._hidden(case) or self._read_last(case) or case.parts.known() or self._nearly(case)
             return self._caused(judged, cause)
         if verdict == Verdict.FLIPS and work <= self.effort * _LITTLE_WORK:
-            cause = self._explain(across, value, theirs, most, most / 2)
+            cause = self._explain(self._case(across, value, theirs, most, np.zeros(value.shape, bool)), least=most / 2)
             if cause is not None and cause.fault:
                 return replace(judged.explained(cause), verdict=Verdict.WRONG)
         return judged
@@ -538,156 +530,122 @@ class _Judge:
                 values[key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
         return values
 
-    def _explain(
-        self,
-        across: tuple[Key, ...],
-        value: Array,
-        theirs: Array,
-        most: float,
-        least: float = 0.0,
-        noise: float = 0.0,
-        rough: float = 0.0,
-        parts: InParts | None = None,
-    ) -> Cause | None:
-        """The mistake that comes closest, if the NMSE it leaves is at most `most`, and a tenth of that without it.
+    def _case(self, across: tuple[Key, ...], value: Array, theirs: Array, most: float, places: NDArray[np.bool_]) -> "_Case":
+        """The search for the cause of a tensor that is wrong at these places. Of a large product some outputs are looked at first."""
+        key, right = across[-1], self._values(across)
+        is_product = len(across) == 1 and (key.name in FIELDS or key == LOGITS) and value.shape == theirs.shape
+        screen = Screen.of(prod(matrix_of(self.model, key).shape), value, theirs) if is_product else None
+        parts = InParts.of(key, self.model.config, places, value, theirs, most)
+        return _Case(across, [self.by_key[k] for k in across], value, theirs, most, right, screen, parts)
+
+    def _made(self, case: "_Case", computes: Mapping[Key, Compute], screen: Screen | None) -> Array | None:
+        """The tensor with some operations computed otherwise; None if it is refused at some outputs, or gives no numbers of this shape."""
+        if screen is not None and screen.refuses(computes[case.last], case.right):
+            return None
+        with suppress(FloatingPointError):
+            array = self._values(case.across, computes, case.right)[case.last]
+            return array if array.shape == case.value.shape else None
+        return None
+
+    def _explain(self, case: "_Case", least: float = 0.0, noise: float = 0.0) -> Cause | None:
+        """The mistake that comes closest, if the NMSE it leaves is no more than roundings leave, and a tenth of that without it.
 
         least: NMSE by which it must change the right numbers. One that changes less may flip the very codes that roundings flip.
-        noise: NMSE of roundings alone. A known mistake that leaves no more is not given up for a fitted factor or constant, which takes
-        away roundings too. rough: NMSE that narrow types make. parts: what compares mistakes with some rows or heads alone.
+        noise: NMSE of roundings alone. A known mistake that leaves no more is not given up for a fitted factor, which takes away roundings
+        too.
         """
-        now = relative_error(value, theirs)
-        best = min(most, now / 10)  # a mistake that explains little explains nothing
+        best = min(case.most, case.now / 10)  # a mistake that explains little explains nothing
         cause: Cause | None = None
         fits: list[tuple[float, Cause]] = []
+        every = list(trials(self.model, self.dialect, case.span, singly=least == 0))
+
+        def candidates() -> Iterator[tuple[Cause, Array | None, Mapping[Key, Compute] | None]]:
+            for done, trial in enumerate(every, 1):
+                self.progress(done, len(every))
+                yield trial.cause, self._made(case, trial.computes, case.screen), trial.computes
+            if cause is None or 4 * best > noise:
+                yield from ((candidate, array, None) for candidate, array in fitted(case.theirs, case.value))
+
         with np.errstate(all="ignore"):
-
-            def with_fitted() -> Iterator[tuple[Cause, Array, None]]:
-                if cause is None or 4 * best > noise:
-                    yield from ((candidate, array, None) for candidate, array in fitted(theirs, value))
-
-            screen = self._screen(across, value, theirs)
-            for candidate, array, computes in chain(self._mistaken(across, least == 0, screen), with_fitted()):
-                if (
-                    array.shape != theirs.shape
-                    or not np.isfinite(array).all()
-                    or (candidate.fault and relative_error(array, value) < least)
-                ):
+            for candidate, array, computes in candidates():
+                if array is None or (candidate.fault and relative_error(array, case.value) < least):
                     continue
-                left = relative_error(array, theirs)
-                if computes is not None:
-                    self.nearest.offer(left, candidate, computes)
-                if self.details is not None:
-                    self.details.attempt(across[-1], candidate.text, left)
-                if parts is not None:
-                    parts.compare(candidate, array)
-                coarse = candidate.kind in ("q8_0", "q4_0") and left < now / 20  # the numbers fall to other sides of its steps
-                if left <= most and len(across) > 1:
+                left = self._compared(case, candidate, array, computes)
+                coarse = candidate.kind in ("q8_0", "q4_0") and left < case.now / 20  # the numbers fall to other sides of its steps
+                if left <= case.most and len(case.across) > 1:
                     fits.append((left, candidate))
                 if left < best or (coarse and cause is None):
                     best, cause = left / 4, candidate  # of two that fit alike, the first one tried stands
-        if cause is None and now > matched(rough) and permuted(theirs, value, rough):
-            return Cause("the right numbers in another order: columns are permuted", "read.permuted")
         return None if cause is None else with_alike(cause, 4 * best, fits)
 
-    def _mistaken(
-        self, across: tuple[Key, ...], singly: bool, screen: Screen | None
-    ) -> Iterator[tuple[Cause, Array, Mapping[Key, Compute]]]:
-        """Yields the last tensor of `across` with each known mistake on the way to it, and the operations that make it.
+    def _compared(
+        self, case: "_Case", cause: Cause, array: Array, computes: Mapping[Key, Compute] | None = None, part: Part | None = None
+    ) -> float:
+        """What a mistake leaves of the error. computes: the operations that make it, None if it has a number or is fitted."""
+        left = relative_error(array, case.theirs) if part is None else relative_error(part.cut(array), part.cut(case.theirs))
+        if computes is not None and part is None:
+            case.nearest.offer(left, cause, computes)
+            case.parts.compare(cause, array)
+        if self.details is not None and np.isfinite(left):
+            self.details.attempt(case.last, cause.text, left)
+        return left
 
-        singly: also in one layer of several.
-        """
-        right, last = self._values(across), across[-1]
-        every = list(trials(self.model, self.dialect, [self.by_key[k] for k in across], singly))
-        for done, trial in enumerate(every, 1):
-            self.progress(done, len(every))
-            if screen is not None and screen.refuses(trial.computes[last], right):
-                continue
-            with suppress(FloatingPointError):
-                yield trial.cause, self._values(across, trial.computes, right)[last], trial.computes
-
-    def _screen(self, across: tuple[Key, ...], value: Array, theirs: Array) -> Screen | None:
-        """The outputs at which mistakes in a large product are tried first."""
-        key = across[-1]
-        is_product = len(across) == 1 and (key.name in FIELDS or key == LOGITS) and value.shape == theirs.shape
-        return Screen.of(prod(matrix_of(self.model, key).shape), value, theirs) if is_product else None
-
-    def _hidden_in_parts(self, across: tuple[Key, ...], theirs: Array, most: float, parts: InParts) -> Cause | None:
+    def _hidden_in_parts(self, case: "_Case") -> Cause | None:
         """The hidden mistake by a number that explains the largest part of a wrong tensor, if one does. Others are compared with parts as
         they are tried on the whole."""
-        for part in parts:
-            cause = self._hidden(across, part.cut(theirs), most, part=part)
+        for part in case.parts:
+            cause = self._hidden(case, part)
             if cause is not None:
                 return part.named(cause)
         return None
 
-    def _hidden(
-        self, across: tuple[Key, ...], theirs: Array, most: float, parts: InParts | None = None, part: Part | None = None
-    ) -> Cause | None:
-        """The hidden mistake that explains some operations, if one does.
-
-        parts: what compares those without a number with some rows or heads alone. part: the part of the last tensor that `theirs` is.
-        """
-        last, cut = across[-1], (lambda x: x) if part is None else part.cut
-        right = self._values(across)
-        shape, now = right[last].shape, relative_error(cut(right[last]), theirs)
-        screen = self._screen(across, right[last], theirs) if part is None else None
+    def _hidden(self, case: "_Case", part: Part | None = None) -> Cause | None:
+        """The hidden mistake that explains a wrong tensor, or a part of it, if one does."""
+        screen = case.screen if part is None else None
+        now = case.now if part is None else relative_error(part.cut(case.value), part.cut(case.theirs))
 
         def near(trial: Trial) -> float:
-            left = None if screen is None else screen.left(trial.computes[last], right)
+            left = None if screen is None else screen.left(trial.computes[case.last], case.right)
             return explain(trial).left if left is None else left * now
 
         def explain(trial: Trial) -> Explanation:
-            if screen is not None and screen.refuses(trial.computes[last], right):
+            array = self._made(case, trial.computes, screen)
+            if array is None:
                 return Explanation(np.inf, False)
-            try:
-                array = self._values(across, trial.computes, right)[last]
-            except FloatingPointError:
-                return Explanation(np.inf, False)
-            left = relative_error(cut(array), theirs) if array.shape == shape else np.inf
-            if part is None and trial.number is None:
-                self.nearest.offer(left, trial.cause, trial.computes)
-            if parts is not None and trial.number is None and array.shape == shape:
-                parts.compare(trial.cause, array)
-            if self.details is not None and np.isfinite(left):
-                self.details.attempt(last, trial.cause.text, left)
-            return Explanation(left, left <= min(most, now / 10))
+            left = self._compared(case, trial.cause, array, trial.computes if trial.number is None else None, part)
+            return Explanation(left, left <= min(case.most, now / 10))
 
         def cost(changed: Collection[Key]) -> float:
             if screen is not None:
-                return len(screen.columns) * self._cost(last) / shape[1] + OVERHEAD
-            first = next(i for i, k in enumerate(across) if k in changed)
-            return sum(self._cost(k) + OVERHEAD for k in across[first:])
+                return len(screen.columns) * self._cost(case.last) / case.value.shape[1] + OVERHEAD
+            first = next(i for i, k in enumerate(case.across) if k in changed)
+            return sum(self._cost(k) + OVERHEAD for k in case.across[first:])
 
         with np.errstate(all="ignore"):
-            return self.search.cause([self.by_key[k] for k in across], True, explain, near, cost, now, numbers_only=part is not None)
+            return self.search.cause(case.span, True, explain, near, cost, now, numbers_only=part is not None)
 
-    def _nearly(self, across: tuple[Key, ...], value: Array, theirs: Array, most: float) -> Cause | None:
+    def _nearly(self, case: "_Case") -> Cause | None:
         """The mistake that leaves next to nothing of an error, but more than roundings do, with the rounding that explains the rest."""
-        right, span = self._values(across), [self.by_key[k] for k in across]
-        screen = self._screen(across, value, theirs)
 
         def left(computes: Mapping[Key, Compute]) -> float:
-            if screen is not None and screen.refuses(computes[across[-1]], right):
-                return np.inf
-            with suppress(FloatingPointError):
-                return relative_error(self._values(across, computes, right)[across[-1]], theirs)
-            return np.inf
+            array = self._made(case, computes, case.screen)
+            return np.inf if array is None else relative_error(array, case.theirs)
 
-        now = relative_error(value, theirs)
         with np.errstate(all="ignore"):
-            causes = (n.with_rest(now, most, left, narrowed(self.model, self.dialect, span, n.computes)) for n in self.nearest.kept())
-            return next((cause for cause in causes if cause is not None), None)
+            narrower = narrowed(self.model, self.dialect, case.span, case.nearest.computes)
+            types = cached_and_rounded(self.model, self.dialect, case.span)
+            cause = case.nearest.of(case.now, case.most, left, narrower)
+            return cause or in_types(types, left, min(case.most, case.now / 10), self.search.types)
 
-    def _read_last(self, across: tuple[Key, ...], theirs: Array, most: float) -> Cause | None:
+    def _read_last(self, case: "_Case") -> Cause | None:
         """The cause that shows in the last operation, with its inputs computed as right, or in the branch that is its last term."""
-        right = self._values(across)
-        last = self.by_key[across[-1]]
-        cause = self._read(last, right, theirs, most)
+        right, theirs, last = case.right, case.theirs, case.span[-1]
+        cause = self._read(last, right, theirs, case.most)
         if cause is not None or last.key.name not in RESIDUALS or len(last.inputs) != 2 or last.inputs[1] not in right:
             return cause
         stream, branch = last.inputs
         output = (theirs - (right[stream] if stream in right else self.theirs[stream])) / self.model.config.residual_scale
-        cause = self._read(self.by_key[branch], right, output, most * dot(theirs, theirs) / max(dot(output, output), TINY))
+        cause = self._read(self.by_key[branch], right, output, case.most * dot(theirs, theirs) / max(dot(output, output), TINY))
         return cause and replace(cause, text=f"at {branch.name}: {cause.text}")
 
     def _read(self, operation: Operation, right: Mapping[Key, Array], theirs: Array, noise: float) -> Cause | None:
@@ -702,23 +660,36 @@ class _Judge:
         return self.dump.sizes[key] * (self.model.config.width if key.layer is not None else self.model.config.vocab)
 
 
-class _Theirs(Mapping[Key, Array]):
-    """Their tensors, and the tokens, in float64: one at a time, as all together are twice the dump."""
+@dataclass
+class _Case:
+    """A wrong tensor, and what the search for its cause keeps of it."""
 
-    def __init__(self, ids: NDArray[np.int64], tensors: Mapping[Key, NDArray]):
-        self._arrays = {TOKENS: ids, **tensors}
+    across: tuple[Key, ...]  # the operations that are judged together; the tensor's own is the last
+    span: list[Operation]  # the same
+    value: Array  # what it should be, [T, width]
+    theirs: Array
+    most: float  # NMSE that roundings leave
+    right: Mapping[Key, Array]  # what the operations give without a mistake
+    screen: Screen | None
+    parts: InParts
+    nearest: Nearest = field(default_factory=Nearest)
+
+    @property
+    def last(self) -> Key:
+        return self.across[-1]
+
+    @cached_property
+    def now(self) -> float:
+        """NMSE without a mistake."""
+        return relative_error(self.value, self.theirs)
+
+
+class _Theirs(dict[Key, NDArray]):
+    """Their tensors, and the tokens. They are read in float64: one at a time, as all together are twice the dump."""
 
     def __getitem__(self, key: Key) -> Array:
-        return self._arrays[key] if key == TOKENS else self._arrays[key].astype(np.float64)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._arrays
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
+        x = super().__getitem__(key)
+        return x if key == TOKENS else x.astype(np.float64)
 
 
 class _Lazy(dict):

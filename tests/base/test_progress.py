@@ -2,10 +2,9 @@
 
 from dumps import FAULTS, MODEL, TOKENS, only, trace
 
+from bitnet_np import check
 from bitnet_np.base.progress import no_bars, silent
-from bitnet_np.engine.dialects import EXACT
 from bitnet_np.generation.nll import token_nll
-from bitnet_np.judge.dump import check_trace
 
 
 def test_the_library_prints_nothing(capfd):
@@ -13,7 +12,7 @@ def test_the_library_prints_nothing(capfd):
     no_bars("reading")(2, 2)
     token_nll(MODEL, TOKENS)
     dump, ids = FAULTS["SiLU for relu squared, every layer"].make(MODEL, TOKENS)
-    check_trace(MODEL, ids, trace(dump))
+    check(MODEL, ids, trace(dump))
     assert capfd.readouterr() == ("", "")
 
 
@@ -25,7 +24,7 @@ def test_each_piece_of_work_has_a_bar_that_runs_to_its_end():
     def bars(label):
         return lambda done, total: reports.setdefault(label, []).append((done, total))
 
-    check_trace(MODEL, ids, only(dump, "result_output"), EXACT, bars)
+    check(MODEL, ids, only(dump, "result_output"), bars=bars)
     assert set(reports) == {"trying known mistakes"}
     for bar in reports.values():
         assert bar == sorted(bar)

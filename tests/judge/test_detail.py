@@ -8,7 +8,6 @@ from bitnet_np import check
 from bitnet_np.judge.bounds import position_errors
 from bitnet_np.judge.compare_dumps import compare_traces
 from bitnet_np.judge.detail import BINS, MOST_ATTEMPTS, MOST_POSITIONS, MOST_WORST, Details, Element
-from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.logits import FLIPS_LIMIT, position_nmse
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.dense import dense_view
@@ -83,8 +82,8 @@ def test_a_judged_dump_has_a_detail_of_every_tensor_that_differs():
     """Errors of positions are beyond limits where the verdict's is, and no larger: limits of nearly 0 count where no others are passed."""
     dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
     details = Details()
-    report = check_trace(MODEL, ids, trace(dump), details=details)
-    assert report == check_trace(MODEL, ids, trace(dump))
+    report = check(MODEL, ids, trace(dump), details=details)
+    assert report == check(MODEL, ids, trace(dump))
     for o in report.operations:
         if o.bound_ratio:
             largest = max(details.tensors[o.key].errors)
@@ -115,7 +114,7 @@ def test_the_limit_of_a_number_has_room_for_the_codes_that_may_flip():
         Key("Qcur", 0): (codes @ linear.matrix.T / step * linear.scale).astype(np.float32),
     }
     details = Details()
-    report = check_trace(MODEL, TOKENS, trace(points), details=details)
+    report = check(MODEL, TOKENS, trace(points), details=details)
     (flipped,) = [o for o in report.operations if o.key == Key("Qcur", 0)]
     assert flipped.verdict == Verdict.FLIPS
     assert {e.position for e in details.tensors[flipped.key].worst} == {t}
@@ -125,7 +124,7 @@ def test_the_limit_of_a_number_has_room_for_the_codes_that_may_flip():
 def test_several_operations_are_measured_by_the_reach_of_roundings():
     dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
     details = Details()
-    report = check_trace(MODEL, ids, only(dump, "l_out"), details=details)
+    report = check(MODEL, ids, only(dump, "l_out"), details=details)
     assert not details.tensors[report.first_wrong.key].each
     assert 1 < max(details.tensors[report.first_wrong.key].errors) <= report.first_wrong.bound_ratio  # which has the mean's limit in it
     assert details.attempts[report.first_wrong.key][0].text == report.first_wrong.hypothesis
@@ -134,7 +133,7 @@ def test_several_operations_are_measured_by_the_reach_of_roundings():
 def test_logits_are_measured_as_they_are_judged():
     dump, ids = FAULTS["SiLU for relu squared, every layer"].make(MODEL, TOKENS)
     details = Details()
-    report = check_trace(MODEL, ids, only(dump, "result_output"), details=details)
+    report = check(MODEL, ids, only(dump, "result_output"), details=details)
     ours = recorded()[LOGITS]
     ratio = np.array(details.logits.errors) ** 2 / position_nmse(ours, dump[LOGITS])
     assert 1 / ratio.max() > 2 * report.logits.reach

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import random_model
 
-from bitnet_np import spec
+from bitnet_np import check, spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge import operations as op
-from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.edits import kinds
 from bitnet_np.judge.edits.definition import expression
 from bitnet_np.judge.edits.expression import value_of
@@ -54,23 +53,17 @@ def test_expressions_are_the_operations(family, dialect):
         assert np.abs(own - values[operation.key]).max() <= most * np.abs(values[operation.key]).max(), operation.key
 
 
-def planted(model, name, change, rows=slice(None)):
-    """The report on a dump in which change(inputs, right output) is the output of an operation of layer 1 in some rows."""
+def planted(model, name, change):
+    """What is said of a dump in which change(inputs) is the output of an operation of layer 1."""
     points = recorded(model, IDS)
     key = Key(name, 1)
     operation = next(o for o in operations(model, EXACT) if o.key == key)
     inputs = [points[k].reshape(T, -1).astype(np.float64) for k in operation.inputs]
-    wrong = points[key].reshape(T, -1).copy()
-    wrong[rows] = change(*inputs)[rows]
-    dump = {k: x for k, x in points.items() if k.layer in (None, 0)} | {k: points[k] for k in operation.inputs} | {key: wrong}
-    report = judge_trace(model, trace({k: x for k, x in dump.items() if k.name != "result_output"}), IDS, precision=FLOAT32)
+    wrong = change(*inputs).astype(np.float32)
+    before = {k: x for k, x in points.items() if k.layer == 0 or k.name.startswith("inp")}
+    report = judge_trace(model, trace(before | {k: points[k] for k in operation.inputs} | {key: wrong}), IDS, precision=FLOAT32)
     assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, key)
     return report.first_wrong.hypothesis
-
-
-def by_magnitudes(x):
-    gain = MODELS["bitnet"].layers[1].attn_norm.astype(np.float64)
-    return x / np.sqrt(np.abs(x).mean(axis=1, keepdims=True) ** 2 + MODELS["bitnet"].config.eps) * gain
 
 
 def heads_of(model, x, count):
@@ -94,20 +87,18 @@ def of_averaged_tiles(q, k, v):
 
 
 @pytest.mark.parametrize(
-    ("family", "name", "change", "rows", "says"),
+    ("family", "name", "change", "says"),
     [
-        ("bitnet", "kqv_out", of_averaged_tiles, slice(None), "the results for tiles of 8 keys are averaged, not weighted by"),
-        ("bitnet", "attn_norm", by_magnitudes, slice(None), "the squared mean magnitude instead of the mean square"),
-        ("bitnet", "attn_norm", by_magnitudes, slice(9, None), "at positions 9 to 13 of 14: the squared mean magnitude instead of"),
-        ("bitnet", "kqv_out", of_opposite_keys, slice(None), "keys, but not values, are in the opposite order"),
-        ("granite", "ffn_out", lambda g, u: g * np.tanh(np.logaddexp(0, g)) * u, slice(None), "Mish"),
+        ("bitnet", "kqv_out", of_averaged_tiles, "the results for tiles of 8 keys are averaged, not weighted by"),
+        ("bitnet", "kqv_out", of_opposite_keys, "keys, but not values, are in the opposite order"),
+        ("granite", "ffn_out", lambda g, u: g * np.tanh(np.logaddexp(0, g)) * u, "Mish"),
     ],
 )
-def test_mistakes_that_nobody_listed_are_named(family, name, change, rows, says):
-    assert says in planted(MODELS[family], name, change, rows)
+def test_mistakes_that_nobody_listed_are_named(family, name, change, says):
+    assert says in planted(MODELS[family], name, change)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10)
 @given(name=st.sampled_from(sorted(MODELS)), number=st.integers(0, 999), factor=st.floats(1.5, 20))
 def test_a_number_that_is_another_is_found_at_any_operation(name, number, factor):
     """The number of any step of any operation, times any factor that changes the output, is blamed there, and something is said of it.
@@ -150,15 +141,15 @@ def before(steps):
 @pytest.mark.parametrize(
     ("quantise", "says"),
     [
-        *((lambda x, most=most: (np.rint(x * steps_of(most, x)), steps_of(most, x)), rf"\b{most}\b") for most in (7, 63, 128, 255)),
+        (lambda x: (np.rint(x * steps_of(255, x)), steps_of(255, x)), r"\b255\b"),
         (with_zero_point, "codes of 0 to 255 with a zero point instead of int8 codes"),
         (lambda x: (np.clip(np.rint(x * steps_of(127, x)), -100, 100), steps_of(127, x)), "the codes are clipped beyond 100"),
         (lambda x: (np.rint(x * steps_of(127, x)) + 3, steps_of(127, x)), "3 is added to the codes"),
+        (lambda x: (np.rint(x * 127 / np.abs(x).max(axis=0)), 127 / np.abs(x).max(axis=0)), "the largest magnitude of each column"),
         (
             lambda x: (np.rint(x * steps_of(127, x)), before(steps_of(127, x))),
             "codes stand for, .*: the largest magnitude of the token before",
         ),
-        (lambda x: (np.rint(x * 127 / np.abs(x).max(axis=0)), 127 / np.abs(x).max(axis=0)), "the largest magnitude of each column"),
         (lambda x: (np.ceil(x * steps_of(127, x)), steps_of(127, x)), "rounding up instead of rounding to the nearest"),
     ],
 )
@@ -254,23 +245,31 @@ UNSCALED = replace(FEWER_BITS_MODEL, config=replace(FEWER_BITS_MODEL.config, att
 )
 def test_a_mistake_is_named_in_an_engine_of_fewer_bits(dumped, operands, bits, key, other, says):
     points = float_engine(FEWER_BITS_MODEL, operands, {Key(key, 1): other})
-    report = check_trace(FEWER_BITS_MODEL, IDS, trace({k: x for k, x in points.items() if dumped in ("all", k.name)}))
+    report = check(FEWER_BITS_MODEL, IDS, trace({k: x for k, x in points.items() if dumped in ("all", k.name)}))
     assert report.verdict is Verdict.WRONG
     assert f"{says}; and operands of products are rounded to {bits}" in report.reason
 
 
+@pytest.mark.parametrize("operands", [to_bfloat16, cut])
 @pytest.mark.parametrize("in_cache", ["float16", "q8_0"])
-def test_operands_and_a_cache_of_fewer_bits_are_narrow_across_operations(in_cache):
-    points = float_engine(FEWER_BITS_MODEL, cut, cache=NARROW[in_cache])
-    report = check_trace(FEWER_BITS_MODEL, IDS, trace({k: x for k, x in points.items() if k.name in ("l_out", "result_output")}))
+def test_operands_and_a_cache_of_fewer_bits_are_narrow_across_operations(operands, in_cache):
+    points = float_engine(FEWER_BITS_MODEL, operands, cache=NARROW[in_cache])
+    report = check(FEWER_BITS_MODEL, IDS, trace({k: x for k, x in points.items() if k.name in ("l_out", "result_output")}))
     assert report.verdict is Verdict.NARROW, report.reason
     assert "operands of products are rounded to" in report.operations[0].hypothesis
     assert ("cache of q8_0" in report.operations[0].hypothesis) == (in_cache == "q8_0")
 
 
+def test_a_mistake_is_named_beside_roundings_of_no_known_type():
+    linear = FEWER_BITS_MODEL.layers[1].attn_k
+    noise = 1 + 3e-3 * np.random.default_rng(0).standard_normal((T, linear.shape[0]))
+    said = planted(FEWER_BITS_MODEL, "Kcur", lambda x: noise * (x @ linear.weights.T.astype(np.float64)))
+    assert said.startswith("the bias is missing; what is left of the error, NMSE ")
+
+
 @pytest.mark.parametrize("dumped", ["l_out", "result_output"])
 def test_engines_of_fewer_bits_in_matrices_alone_are_narrow_across_operations(dumped):
     points = float_engine(FEWER_BITS_MODEL, to_bfloat16)
-    report = check_trace(FEWER_BITS_MODEL, IDS, trace({k: x for k, x in points.items() if dumped == k.name}))
+    report = check(FEWER_BITS_MODEL, IDS, trace({k: x for k, x in points.items() if dumped == k.name}))
     assert report.verdict is Verdict.NARROW
     assert "operands of products are rounded to bfloat16" in report.reason

@@ -75,7 +75,7 @@ def test_what_changes_less_than_float16_is_no_more_than_close():
     assert (judgement.verdict, judgement.explanation[:25]) == (WRONG, "in every norm: epsilon is")
 
 
-@pytest.mark.parametrize("factor", [0.95, 1.03, 1.1])
+@pytest.mark.parametrize("factor", [0.95, 1.03])
 def test_a_wrong_scale_is_seen_through_float16(factor):
     """It changes the logits as much as the roundings beside it, or less."""
     theirs = logits_of(scaled(Variant("", DEEP, BITNET_CPP), "ffn_down", factor), DEEP_TOKENS)

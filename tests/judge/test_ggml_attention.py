@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from bitnet_np import check
 from bitnet_np.engine import cache_types
 from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.dialects import LLAMA_CPP
@@ -13,7 +14,6 @@ from bitnet_np.engine.forward_pass import run_whole
 from bitnet_np.engine.network import Runtime
 from bitnet_np.engine.tokens import Tokens
 from bitnet_np.judge import operations as op
-from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.ggml_attention import is_summed_in_float16
 from bitnet_np.judge.precision import FLASH, FLOAT32
 from bitnet_np.judge.roundings import to_bfloat16
@@ -102,11 +102,11 @@ def test_a_cache_is_recognised_behind_other_operations(names):
     attend, cause = ENGINES["q8_0"]
     trace = dump(attend)
     part = Trace({key: x for key, x in trace.points.items() if key.name in names}, None, "a dump")
-    report = check_trace(MODEL, IDS, part)
+    report = check(MODEL, IDS, part)
     assert report.verdict == Verdict.NARROW, report.reason
     assert "--precision kv=q8_0" in report.reason
     assert [o.mistake for o in report.operations if o.verdict == Verdict.NARROW] == ([cause] if len(names) > 1 else [])
-    assert check_trace(MODEL, IDS, part, precision=FLOAT32).verdict == Verdict.WRONG
+    assert check(MODEL, IDS, part, precision=FLOAT32).verdict == Verdict.WRONG
 
 
 def test_a_cache_is_recognised_by_the_logits_of_another_dialect():
@@ -114,7 +114,7 @@ def test_a_cache_is_recognised_by_the_logits_of_another_dialect():
     model = random_model(4, family="gemma2", heads=4, kv_heads=2, head_dim=32, n_layers=4, width=64, ffn=96, window=None)
     ops = Wrapped(cpu, attend=rounding("q8_0", "q8_0"))
     logits = run_whole(Runtime(model, LLAMA_CPP, ops=ops), Tokens.whole(IDS[None]))[0]
-    report = check_trace(model, IDS, Trace({Key("result_output", None): logits}, None, "a dump"))
+    report = check(model, IDS, Trace({Key("result_output", None): logits}, None, "a dump"))
     assert report.verdict == Verdict.NARROW, report.reason
     assert "declare it (--precision kv=q8_0); in the dialect llama.cpp" in report.reason
 
@@ -125,7 +125,7 @@ def test_a_bug_behind_a_cache_is_named():
     wrong = replace(MODEL, rope_frequency=rope_frequencies(MODEL.config.rope_base, MODEL.config.head_dim))
     runtime = Runtime(wrong, ops=Wrapped(cpu, attend=ENGINES["q8_0"][0]))
     run_whole(runtime, Tokens.whole(IDS[None]), lambda name, n, x: recorded.setdefault(Key(name, n), x.copy().reshape(len(IDS), -1)))
-    report = check_trace(MODEL, IDS, Trace({key: x for key, x in recorded.items() if key.name == "l_out"}, None, "a dump"))
+    report = check(MODEL, IDS, Trace({key: x for key, x in recorded.items() if key.name == "l_out"}, None, "a dump"))
     assert report.verdict == Verdict.WRONG
     assert "the factors of the frequencies are not applied" in report.first_wrong.hypothesis
     assert "rounded to q8_0, as in a KV cache of ggml" in report.first_wrong.hypothesis
@@ -140,7 +140,7 @@ def test_rounded_weights_are_not_taken_for_a_cache():
     recorded = {}
     model = replace(MODEL, layers=tuple(map(narrow, MODEL.layers)))
     run_whole(Runtime(model), Tokens.whole(IDS[None]), lambda name, n, x: recorded.setdefault(Key(name, n), x.copy().reshape(len(IDS), -1)))
-    report = check_trace(MODEL, IDS, Trace({key: x for key, x in recorded.items() if key.name == "l_out"}, None, "a dump"))
+    report = check(MODEL, IDS, Trace({key: x for key, x in recorded.items() if key.name == "l_out"}, None, "a dump"))
     assert report.verdict == Verdict.NARROW, report.reason
     assert {o.mistake for o in report.operations} == {"weights.narrow_matrices"}
 

@@ -55,7 +55,7 @@ def test_honest_variants_are_no_mistakes():
         assert judged(logits_of(variant, tokens(17))).verdict is FLIPS, variant.text
 
 
-@pytest.mark.parametrize("weights", ["Q4_K", "Q4_1", "Q8_0", "float16"])
+@pytest.mark.parametrize("weights", ["Q4_K", "Q4_1", "float16"])
 def test_dialects_are_no_fault_of_each_other(weights):
     """The logits of a dialect that was not declared are close, and it is named. A mistake beside it is still found."""
     model = llama_of(weights)
@@ -91,7 +91,7 @@ ENGINES = (
 
 
 @pytest.mark.parametrize("declared", [EXACT, LLAMA_CPP])
-@pytest.mark.parametrize(("seed", "layers"), [(3, 1), (4, 1), (7, 1), (3, 4)])
+@pytest.mark.parametrize(("seed", "layers"), [(7, 1), (3, 4)])
 def test_engines_of_a_llama_in_q4_k_m_are_left_alone(seed, layers, declared):
     """With K-quants and a head in Q6_K. In one layer little flips, so that the scale of the head's input is a factor of all logits."""
     shape = {"width": 256, "ffn": 512, "heads": 8, "kv_heads": 4, "head_dim": 32, "vocab": 300, "n_layers": layers, "tied": False}

@@ -183,7 +183,7 @@ def test_what_is_declared_is_not_read_off():
     model = random_model(3, head_dim=32)
     ids = np.random.default_rng(3).integers(0, model.config.vocab, 10)
     dump = Engine(model, ids, **KINDS["bfloat16"]).run()
-    check = partial(judged, model, ids, dump)
+    check = partial(judged, model, ids, {key: dump[key] for key in (Key("inp_embd", None), Key("attn_norm", 0))})
     assert check(precision=Precision(act="bfloat16")).verdict <= Verdict.FLIPS
     assert "judged in the declared precision: act=bfloat16" in check(precision=Precision(act="bfloat16")).notes
     strict = check(precision=Precision())

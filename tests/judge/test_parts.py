@@ -38,7 +38,7 @@ WHOLE = {
 """Mistakes of a whole tensor: the wrong tensor, and the cause in words."""
 
 
-@settings(max_examples=25)  # each has the whole search behind it
+@settings(max_examples=8)  # each has the whole search behind it
 @given(rows=st.sets(st.integers(2, T - 1), min_size=9, max_size=T - 4), name=st.sampled_from(sorted(WHOLE)))
 def test_mistake_in_some_rows_is_named_with_them(rows, name):
     wrong, words = WHOLE[name]
@@ -51,7 +51,7 @@ def test_mistake_in_some_rows_is_named_with_them(rows, name):
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(head=st.integers(0, C.heads - 1), rows=st.sets(st.integers(2, T - 1), min_size=2, max_size=T - 4))
 def test_mistake_in_a_head_of_some_rows_is_named_with_both(head, rows):
     rows = np.array(sorted(rows))

@@ -260,29 +260,11 @@ def by(change, name="ffn_up"):
     return name, lambda x, value, linear: value + x @ (change(dense(linear)) - dense(linear)).T
 
 
-def _low_rank(w, rank=2):
-    rng = np.random.default_rng(3)
-    return w + 0.1 * rng.standard_normal((len(w), rank)) @ rng.standard_normal((rank, w.shape[1]))
-
-
 def _scaled(columns, factor):
     def change(w):
         w = w.copy()
         w[:, columns] *= factor
         return w
-
-    return change
-
-
-def _blocks_moved(w):
-    return (w.reshape(len(w), -1, 32) + np.random.default_rng(3).uniform(0, 0.1, (len(w), w.shape[1] // 32, 1))).reshape(w.shape)
-
-
-def _requantised(most, size=None):
-    def change(w):
-        cut = w.reshape(len(w), -1, size or w.shape[1])
-        step = np.abs(cut).max(axis=2, keepdims=True) / most
-        return (np.rint(cut / step) * step).reshape(w.shape)
 
     return change
 
@@ -307,14 +289,6 @@ def _requantised(most, size=None):
         (_scaled(slice(1, None, 2), 0), "every second input from input 1, 48 of 96, are not summed"),
         (_scaled(np.arange(96) % 8 >= 4, 0), "inputs 4 to 7, 12 to 15, 20 to 23, 28 to 31 and 8 runs more, 48 of 96, are not summed"),
         (_scaled(slice(32, 96), np.repeat([2.0, 3.0], 32)), "inputs 32 to 95 of 96 are multiplied by factors of their own: 2, 3"),
-        (_low_rank, "the error has rank 2: of a low-rank matrix that is added or missing, as a LoRA adapter, or of zero points of blocks"),
-        (lambda w: _low_rank(w, 1), "the error has rank 1: one pattern of outputs, times another number at each position"),
-        (_scaled([7], np.random.default_rng(4).uniform(2, 3, (120, 1))), "only input 7 of 96 is summed with wrong weights"),
-        (lambda w: w + np.random.default_rng(4).uniform(0, 1, (120, 1)), "a number is added to all weights of a row: a zero point"),
-        (
-            _blocks_moved,
-            "the error has rank 3: of a low-rank matrix that is added or missing, as a LoRA adapter, or of zero points",
-        ),
     ],
 )
 def test_products_of_changed_weights_are_read(change, says):
@@ -328,7 +302,7 @@ def test_products_of_changed_weights_are_read(change, says):
         (lambda value, bias: value + 3 * bias, "the bias is 4 times what is right"),
         (lambda value, bias: value - bias + np.append(bias[1:], 0), "the bias is read 1 element too late"),
         (lambda value, bias: value - bias + bias[::-1], "the elements of the bias are in the opposite order"),
-        (lambda value, bias: value - bias * (np.arange(T) > 0)[:, None], "the bias is left out at all positions but the first"),
+        (lambda value, bias: value - bias * (np.arange(T) > 0)[:, None], "at positions 1 to 16 of 17: the bias is missing"),
         (lambda value, bias: value - bias + LLAMA.layers[0].ffn_up.bias, "that of layer 0 instead of the bias"),
         (
             lambda value, bias: np.where(np.arange(bias.size) % 8 == 3, bias, value),
@@ -367,12 +341,6 @@ def test_rows_of_another_matrix_of_the_layer_are_named(begin, says):
     other = LLAMA.layers[1].attn_q
     wrong = said_of(LLAMA, "Kcur", lambda x, value, w: (x @ dense(other).T + other.bias)[:, begin : begin + 48])
     assert wrong == (says, "read.other_rows")
-
-
-def test_a_number_that_is_added_to_all_inputs_is_told():
-    added = np.random.default_rng(4).uniform(1, 2, (20, 1))
-    wrong = said_of(LLAMA, "ffn_up", lambda x, value, w: value + added * dense(w).sum(axis=1))
-    assert wrong[0] == "a number is added to all inputs of a token: an offset that is not corrected by the sums of rows"
 
 
 def test_a_bias_where_none_belongs_is_named():
@@ -442,10 +410,6 @@ def _with_the_scale_of_another(x):
             "the activation scale's floor is wrong: the largest magnitude",
         ),
         (_clipped(lambda x: np.full((len(x), 1), 20.0)), "the activation scale is fixed: the largest magnitude is taken for at least 6.35"),
-        (
-            _clipped(lambda x: np.full((len(x), 1), 60.0)),
-            "one activation scale, 60 steps per unit, is used for all tokens, and codes are cut",
-        ),
         (_clipped(lambda x: 100 / _largest(x)), "activations are scaled to 100 steps instead of 127"),
         (_clipped(lambda x: np.linspace(60, 120, len(x))[:, None] / _largest(x)), "activation scales are wrong by factors from 0.47"),
         (_with_the_scale_of_another, "activation scales are another token's: position 5 has that of position 9"),
@@ -462,22 +426,9 @@ def test_activation_scales_are_fitted(quantize, says):
     assert says in said_of(MODEL, "ffn_up", theirs)[0]
 
 
-@pytest.mark.parametrize(
-    ("theirs", "says"),
-    [
-        (lambda ids, value, _: rows_of(ids % 256), "token ids are kept in 8 bits: position "),
-        (lambda ids, value, _: rows_of(np.where(ids > 200, 3, ids)), "all have the row of token 3"),
-        (lambda ids, value, _: rows_of(np.where(np.arange(20) > 4, ids, ids[::-1])), "position 0 has the token of position 19"),
-        (lambda ids, value, _: rows_of(np.minimum(ids + 1, 299)), "token ids are off by 1: position 0 has the row of token"),
-        (lambda ids, value, _: rows_of(np.where(np.arange(20) == 5, 299 - ids, ids)), "position 5 has the row of token "),
-        (
-            lambda ids, value, _: rows_of(np.r_[ids[:5], ids[4:-1]]),
-            "the token of position 4 is there twice: those from position 5 on are one place late",
-        ),
-    ],
-)
-def test_wrong_embeddings_are_read(theirs, says):
-    assert says in said_of(BLOCK_MODELS["Q5_0"], "inp_embd", theirs)[0]
+def test_wrong_embeddings_are_read():
+    said = said_of(BLOCK_MODELS["Q5_0"], "inp_embd", lambda ids, value, _: rows_of(np.where(np.arange(20) == 5, 299 - ids, ids)))
+    assert said[0] == f"position 5 has the row of token {299 - IDS_20[5]} instead of {IDS_20[5]}"
 
 
 def rows_of(ids):
@@ -614,7 +565,7 @@ def test_tensors_dumped_too_late_are_recognised():
     assert hypothesis == "it is after RoPE: dumped from a buffer that was rotated in place"
     gate = layer_points("llama")["ffn_gate"]
     assert judged("llama", "ffn_gate", gate / (1 + np.exp(-gate))).startswith("it is after the activation function")
-    dump = with_tensor(POINTS["llama"], Key("l_out", 0), POINTS["llama"][Key("l_out", 2)])
+    dump = trace(POINTS["llama"] | {Key("l_out", 0): POINTS["llama"][Key("l_out", 2)]})
     hypothesis = judge_trace(LLAMA, dump, IDS["llama"], precision=FLOAT32).first_wrong.hypothesis
     assert hypothesis == "it has the numbers of layer 2 l_out: its buffer was written to again before it was dumped"
 
@@ -655,8 +606,9 @@ def test_a_narrow_cache_is_no_mistake_across_operations():
                 self.t[Key(name, n)] = self.t[Key(name, n)].astype(np.float16).astype(np.float32)
             return super().attend(n, **options)
 
-    dump = Cached(MODEL, TOKENS).run()
-    assert judge_trace(MODEL, only(dump, "l_out", "result_output"), TOKENS, precision=FLOAT32).verdict == Verdict.FLIPS
+    ids = TOKENS[:7]
+    dump = only(Cached(MODEL, ids).run(), "l_out", "result_output")
+    assert judge_trace(MODEL, dump, ids, precision=FLOAT32).verdict == Verdict.FLIPS
 
 
 def test_nothing_is_said_of_what_nothing_explains():
@@ -688,7 +640,6 @@ def test_places_of_wrong_numbers(rows, columns, says):
     noise = np.random.default_rng(0).normal(0, 1, points[key].shape).astype(np.float32)
     mask = np.zeros(noise.shape, bool)
     mask[rows, columns] = True
-    points[key] = points[key] + noise * mask
-    first_wrong = judge_trace(MODEL, trace(points), TOKENS, precision=FLOAT32).first_wrong
+    first_wrong = judge_trace(MODEL, with_tensor(points, key, points[key] + noise * mask), TOKENS, precision=FLOAT32).first_wrong
     assert first_wrong.key == key
     assert first_wrong.hypothesis is None if says is None else says in first_wrong.hypothesis

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from dumps import LOGITS, recorded, trace, without_codes
 
-from bitnet_np import EXACT, forward_full
-from bitnet_np.judge.dump import check_trace
+from bitnet_np import EXACT, check, forward_full
 from bitnet_np.judge.graph import operations
 from bitnet_np.judge.mistakes.catalogue import at_operation, trials
 from bitnet_np.judge.variant import Variant, variant_logits, with_computed
@@ -43,7 +42,7 @@ def judged(variant, *names):
 
         variant_logits(replace(variant, edit=keep), IDS[None])
         points |= {key: x for key, x in seen.items() if key.name in names and key in ours}
-    return check_trace(MODEL, IDS, trace(points))
+    return check(MODEL, IDS, trace(points))
 
 
 def test_an_engine_without_a_change_has_our_bits():
@@ -91,7 +90,7 @@ def test_a_mistake_in_queries_and_keys_is_named_by_the_outputs_of_layers():
 )
 def test_another_prompt_is_named_by_logits_alone(prompt, says):
     logits = forward_full(MODEL, prompt[None])[0, -len(IDS) :]
-    assert check_trace(MODEL, IDS, trace({LOGITS: logits})).logits.explanation.startswith(says)
+    assert check(MODEL, IDS, trace({LOGITS: logits})).logits.explanation.startswith(says)
 
 
 def test_weights_of_fewer_bits_are_no_fault_by_logits_alone():

@@ -11,8 +11,8 @@ import pytest
 from child import run_python
 
 import bitnet_np as bn
+from bitnet_np import check
 from bitnet_np.base.errors import UnsupportedError
-from bitnet_np.judge.dump import check_trace
 from bitnet_np.kernels import cpu, float_state
 from bitnet_np.kernels.fast.float_control import DEFAULT
 from bitnet_np.testing.models import random_model
@@ -43,7 +43,7 @@ def subnormal(kernel, *others):
 
 
 def traced():
-    return check_trace(MODEL, TOKENS[0, :5], Trace(record_trace(MODEL, TOKENS[0, :5]).arrays, None, "own"))
+    return check(MODEL, TOKENS[0, :5], Trace(record_trace(MODEL, TOKENS[0, :5]).arrays, None, "own"))
 
 
 CALLS = {

@@ -15,17 +15,24 @@ from bitnet_np.traces.points import Key
 
 LAYER = 1
 LLAMA = random_model(7, family="llama", table="float16", n_layers=3, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
+QWEN3 = random_model(8, family="qwen3", n_layers=2, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
 MODELS = {"bitnet": MODEL, "llama": LLAMA}
-IDS = {"bitnet": TOKENS, "llama": np.random.default_rng(0).permutation(90)[:17]}
+EVERY = MODELS | {"qwen3": QWEN3}
 T = 17
-POINTS = {name: without_codes(recorded(MODELS[name], IDS[name])) for name in MODELS}
+IDS = {name: TOKENS if name == "bitnet" else np.random.default_rng(0).permutation(90)[:T] for name in EVERY}
+POINTS = {name: without_codes(recorded(EVERY[name], IDS[name])) for name in EVERY}
+
+
+def key_of(name):
+    """The tensor of the layer that a mistake is made in, or of the whole model."""
+    return Key(name, None if name in ("result_output", "result_norm", "inp_embd") else LAYER)
 
 
 def judged(family, name, wrong, dialect=EXACT):
     """What the judge says of a dump in which one tensor is `wrong`, with noise as the sums of another engine have it."""
-    key = Key(name, None if name == "result_output" else LAYER)
+    key = key_of(name)
     noise = 1 + 1e-7 * np.random.default_rng(1).standard_normal(wrong.shape)
-    report = judge_trace(MODELS[family], with_tensor(POINTS[family], key, wrong * noise), IDS[family], dialect, precision=FLOAT32)
+    report = judge_trace(EVERY[family], with_tensor(POINTS[family], key, wrong * noise), IDS[family], dialect, precision=FLOAT32)
     assert report.verdict == Verdict.WRONG
     assert report.first_wrong.key == key
     return report.first_wrong.hypothesis or ""
@@ -38,7 +45,7 @@ def layer_points(family):
 
 def read(family, name, wrong):
     """What is read off a wrong tensor of a family's dump."""
-    return read_off(MODELS[family], IDS[family], POINTS[family], Key(name, None if name in ("result_output", "inp_embd") else LAYER), wrong)
+    return read_off(EVERY[family], IDS[family], POINTS[family], key_of(name), wrong)
 
 
 def read_off(model, ids, points, key, wrong):

@@ -8,8 +8,8 @@ from foreign_arrays import Tensor
 from models import random_model
 from recorder import record_all
 
+from bitnet_np import check
 from bitnet_np.base.errors import OptionError, ShapeError
-from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.hooks import Recorded, record_mlx, record_transformers
@@ -176,7 +176,7 @@ def test_a_forward_pass_is_recorded_to_the_bit(fake, name):
     assert set(trace.points) == named
     for key in named:
         assert trace.points[key].tobytes() == engine.points[key].tobytes()
-    assert check_trace(MODELS[name], IDS, trace).verdict == Verdict.SAME_BITS
+    assert check(MODELS[name], IDS, trace).verdict == Verdict.SAME_BITS
 
 
 FUSED = {"self_attn.q_proj": None, "self_attn.k_proj": None, "mlp.gate_proj": None}
@@ -210,7 +210,7 @@ def test_matrices_of_one_module_are_told_apart(engine):
     with engine.recording() as trace:
         engine()
     assert set(trace.points) == named
-    assert check_trace(MODELS["llama"], IDS, trace).verdict == Verdict.SAME_BITS
+    assert check(MODELS["llama"], IDS, trace).verdict == Verdict.SAME_BITS
 
 
 def test_a_model_that_does_not_say_its_heads_is_refused(engine):
@@ -225,7 +225,7 @@ def test_decoded_tokens_are_appended(engine):
         assert trace.points[Key("l_out", 1)].shape[0] == 3
         for row in range(3, len(IDS)):
             engine(slice(row, row + 1))
-    assert check_trace(MODELS["llama"], IDS, trace).verdict == Verdict.SAME_BITS
+    assert check(MODELS["llama"], IDS, trace).verdict == Verdict.SAME_BITS
 
 
 EXPERTS = random_model(0, family="qwen3moe", n_layers=2)
@@ -270,7 +270,7 @@ def test_a_wrong_module_is_named(engine):
     engine.points[Key("ffn_up", 1)] = engine.points[Key("ffn_gate", 1)]
     with engine.recording() as trace:
         engine()
-    report = check_trace(MODELS["llama"], IDS, trace)
+    report = check(MODELS["llama"], IDS, trace)
     assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("ffn_up", 1))
 
 
@@ -348,7 +348,7 @@ def test_logits_of_some_positions_only_are_those_of_the_last(engine):
         engine(slice(4, 5))
         engine(slice(5, 6))
     np.testing.assert_array_equal(trace.points[Key("result_output", None)], engine.points[Key("result_output", None)][-1:])
-    report = check_trace(MODELS["llama"], IDS, trace)
+    report = check(MODELS["llama"], IDS, trace)
     assert report.verdict == report.logits.verdict == Verdict.SAME_BITS
 
 
@@ -398,4 +398,4 @@ def test_a_recording_is_written_and_read_again(engine, tmp_path, name):
     again = read_any(tmp_path / name)
     assert set(again.points) == set(written) == set(trace.points)
     np.testing.assert_array_equal(again.tokens, IDS)
-    assert check_trace(MODELS["llama"], IDS, again).verdict == Verdict.SAME_BITS
+    assert check(MODELS["llama"], IDS, again).verdict == Verdict.SAME_BITS

@@ -245,19 +245,6 @@ QUANTISERS: dict[str, Function] = {
 """Quantisers whose codes stand for other numbers."""
 
 
-def _sines(x: Array, positions: Array, factor: float) -> Array:
-    half = x.shape[1] // 2
-    angles = np.multiply.outer(positions, 10000.0 ** (-np.arange(half) / half))
-    return x + factor * np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-
-
-def _in_turn(x: Array, positions: Array, factor: float) -> Array:
-    turned = _sines(0 * x, positions, factor).reshape(len(x), 2, -1)
-    return x + turned.swapaxes(1, 2).reshape(x.shape)
-
-
-TABLES: dict[str, Callable[[Array, Array, float], Array]] = {"sines and cosines": _sines, "sines and cosines in turn": _in_turn}
-"""Embeddings with the positions of the first transformers, times a number."""
 PENALTIES: dict[str, Callable[[Array, Array, float], Array]] = {
     "repetition": lambda x, count, rate: np.where(count > 0, np.where(x > 0, x / rate, x * rate), x),
     "presence": lambda x, count, amount: x - amount * (count > 0),
@@ -303,16 +290,6 @@ ORDERS: dict[str, Callable[[Array, int], Array]] = {
     ),
 }
 """Orders of the things along an axis, which an index that is computed wrongly gives."""
-
-
-ONLY: dict[str, slice] = {"all positions but the first": slice(1, None), "all positions but the last": slice(None, -1)}
-"""Positions that lack what the others have."""
-
-
-def _only(x: Array, instead: Array, what: str) -> Array:
-    y = x.copy()
-    y[ONLY[what]] = instead[ONLY[what]]
-    return y
 
 
 def late(by: int, by_row: bool, x: Array) -> Array:
@@ -432,14 +409,8 @@ FILLS: dict[str, Callable[[Array, NDArray, NDArray, NDArray, int], Array]] = {
     "a ring of {n} slots wraps: the keys and values of older tokens are overwritten by newer ones": (
         lambda scores, seen, i, j, n: np.where((j <= i) & (j > i - n), scores + np.log(1.0 + j // n), -np.inf)
     ),
-    "only the {n} largest scores of each query count": lambda scores, seen, i, j, n: _largest_scores(np.where(seen, scores, -np.inf), n),
 }
 """What masks make of scores, by who sees whom."""
-
-
-def _largest_scores(scores: Array, count: int) -> Array:
-    least = np.sort(scores, axis=-1)[..., -min(count, scores.shape[-1]), None]
-    return np.where(scores >= least, scores, -np.inf)
 
 
 def _mask(scores: Array, what: tuple[int, str, int]) -> Array:
@@ -450,12 +421,6 @@ def _mask(scores: Array, what: tuple[int, str, int]) -> Array:
     if rule in FILLS:
         return FILLS[rule](scores, causal(i, j, w), i, j, n)
     return np.where(MASKS[rule](i, j, w, n) if rule else causal(i, j, w), scores, -np.inf)
-
-
-def alibi(base: float, scores: Array) -> Array:
-    """Scores [H, T, S] less slopes of the heads times the distance of query and key. The slopes are powers of a number."""
-    slopes = base ** np.arange(1, len(scores) + 1)[:, None, None]
-    return scores - slopes * (np.arange(scores.shape[1])[:, None] - np.arange(scores.shape[2]))
 
 
 def _largest_of(x: Array, what: Any) -> Array:
@@ -489,7 +454,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "order": lambda x, what: ORDERS[what[0]](x, what[1]),
     "clipped": lambda x, limit: np.clip(x, -limit, limit),
     "clipped above": np.minimum,
-    "only": _only,
     "cut": lambda codes, most: np.clip(codes, -most - 1, most),
     "zero": lambda x: 0 * x,
     "heads": lambda x, what: x.reshape(len(x), what, -1),

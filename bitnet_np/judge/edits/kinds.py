@@ -12,7 +12,7 @@ from ... import spec
 from ...model.families import NORMS
 from ...model.records import Linear, Ternary
 from ...traces.points import FIELDS, POINTS, Key
-from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, TOKENS, Place, layer_input, operations
+from ..graph import HEAD_NORMS, LOGITS, TOKENS, Place, layer_input, operations
 from ..precision import NARROW_FLOATS
 from . import caches, functions, weights
 from .definition import expression, matrix_of, matrix_product, rms
@@ -74,18 +74,6 @@ def left_out(place: Place, tree: Node) -> Edits:
     leaves = [node for node, _ in nodes(tree) if node.kind == "tensor"]
     if len(leaves) == 1 and leaves[0].what != TOKENS:
         yield "everything is left out", leaves[0]
-
-
-def sometimes(place: Place, tree: Node) -> Edits:
-    """A weight that is not added at some positions."""
-
-    def change(node: Node) -> Edits:
-        for i, operand in enumerate(node.inputs) if node.kind == "sum" else ():
-            rest = Node("sum", (*node.inputs[:i], *node.inputs[i + 1 :]))
-            for words in functions.ONLY if operand.kind == "constant" else ():
-                yield f"{_is(operand.noun)} left out at {words}", Node("only", (node, rest), node.noun, words)
-
-    return _each(tree, change)
 
 
 def centred(place: Place, tree: Node) -> Edits:
@@ -429,7 +417,7 @@ def _with_tokens(new: dict[int, int | None], ids: NDArray) -> NDArray:
 
 def order(place: Place, tree: Node) -> Edits:
     """Things along an axis in another order."""
-    if place.key.name in ("Qcur", "Kcur"):
+    if place.key.name in ("Qcur", "Kcur") and place.config.rope != "none":
         heads = Node("heads", (tree,), tree.noun, place.linear.shape[0] // place.config.head_dim)
         for words in functions.ORDERS:
             within = Node("joined", (Node("order", (heads,), tree.noun, (words, 2)),), tree.noun)
@@ -651,13 +639,11 @@ def turns(place: Place, tree: Node) -> Edits:
 
     yield from _each(tree, change)
     found = {node.kind: node for node, _ in nodes(tree)}
-    for n in (2, 4) if "rotation" in found else ():
-        whole, outer, count = found["heads"], found["outer"], place.config.head_dim // n // 2
-        cut = replaced(tree, whole, replace(whole, what=n * whole.what))
-        said = f"each {2 * count} elements of a head are rotated by themselves, with frequencies that are"
-        yield f"{said} the first of the head's", cut
-        narrow = found["power"].over(found["power"].inputs[0], constant("the exponents", -np.arange(count) / max(count, 1)))
-        yield f"{said} those of a head as wide", replaced(cut, outer, outer.over(outer.inputs[0], narrow))
+    if "rotation" in found and found["heads"].what > 1:
+        half = found["heads"].what * place.config.head_dim // 2
+        of_row = found["power"].over(found["power"].inputs[0], constant("the exponents", -np.arange(half) / half))
+        row = with_nodes(tree, {found["outer"].inputs[1]: of_row, found["heads"]: replace(found["heads"], what=1)})
+        yield "one head width serves all heads: frequencies run over the whole row", row
 
 
 _HALVES, _ADJACENT = "(i, i + K/2)", "(2i, 2i+1)"
@@ -711,47 +697,10 @@ def positions(place: Place, tree: Node) -> Edits:
     return _each(tree, change)
 
 
-_PARTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "the first one": lambda i: i == 0,
-    "the last one": lambda i: i == i.size - 1,
-    "the first half": lambda i: i < i.size // 2,
-    "the second half": lambda i: i >= i.size // 2,
-    "every second one, from the first on,": lambda i: i % 2 == 0,
-}
-
-
-def unturned(place: Place, tree: Node) -> Edits:
-    """Heads, or pairs of each head, that are not rotated, and angles by the numbers of heads instead of positions."""
-    for node, _ in nodes(tree):
-        if node.kind != "rotation" or node.inputs[1].kind != "circle":
-            continue
-        angles, heads = node.inputs[1].inputs[0], np.arange(node.inputs[0].what)
-        for part, of in _PARTS.items():
-            of_pairs = of(np.arange(place.config.rope_pairs))
-            for things, turned in (("the heads", of(heads)[:, None]), ("the pairs of each head", of_pairs)):
-                for words, left in (("only {} is rotated", turned), ("{} is not rotated", ~turned)):
-                    some = Node("opaque", (angles,), angles.noun, partial(_of_part, left))
-                    yield f"of {things} {words.format(part)}", replaced(tree, angles, some)
-        by_head = Node("opaque", (angles, angles.inputs[1]), angles.noun, partial(_by_head, heads))
-        yield "every token is rotated by the number of the head instead of its position", replaced(tree, angles, by_head)
-        if heads.size > 1:
-            half = heads.size * place.config.head_dim // 2
-            power = next(other for other, _ in nodes(tree) if other.kind == "power")
-            of_row = power.over(power.inputs[0], constant("the exponents", -np.arange(half) / half))
-            row = replaced(tree, angles.inputs[1], of_row)
-            whole = mapped(row, lambda node: replace(node, what=1) if node.kind == "heads" else node)
-            yield "one head width serves all heads: frequencies run over the whole row", whole
-
-
-def _by_head(heads: NDArray[np.int64], angles: Array, frequencies: Array) -> Array:
-    return 0 * angles[:, None] + heads[:, None] * frequencies
-
-
-def _of_part(turned: NDArray[np.bool_], angles: Array) -> Array:
-    return angles[:, None] * turned if turned.ndim == 2 else angles * turned
-
-
 # --- numbers and types ------------------------------------------------------------------------------------------------------------------
+
+
+OPERANDS = "operands of products"
 
 
 def rounded(place: Place, tree: Node) -> Edits:
@@ -764,7 +713,7 @@ def rounded(place: Place, tree: Node) -> Edits:
             return node.over(*map(narrow, node.inputs)) if node.kind in _PRODUCTS else node
 
         if products:
-            yield f"operands of products are rounded to {kind}", mapped(tree, of_operands)
+            yield f"{OPERANDS} are rounded to {kind}", mapped(tree, of_operands)
         for node, parents in nodes(tree):
             if node.kind not in _NOT_ROUNDED and not node.is_number and node.what != TOKENS:
                 yield f"{node.noun if parents else 'the result'}: rounded to {kind}", replaced(tree, node, narrow(node))
@@ -844,14 +793,6 @@ def numbers(place: Place, tree: Node) -> Numbered:
             yield words, _candidates(node.noun, right), node, lambda number: number
 
 
-def measures(place: Place, tree: Node) -> Numbered:
-    """Activations that are scaled by a number times their mean, not by the largest."""
-    for node, _ in nodes(tree):
-        for name in ("mean magnitude", "root mean square") if node.what == "largest magnitude" else ():
-            words = f"{{number:.4g}} times the {name} instead of the {node.what}"
-            yield words, tuple(np.geomspace(0.5, 16, 10)), node, partial(_step, "product", replace(node, what=name))
-
-
 def factors(place: Place, tree: Node) -> Numbered:
     """A value between two steps that is multiplied by a number."""
     for node, parents in nodes(tree):
@@ -879,34 +820,6 @@ def limits(place: Place, tree: Node) -> Numbered:
                 yield f"{_is(noun)} clipped {words} {{number:.6g}}", _LIMITS, node, partial(_step, kind, node)
 
 
-def alibi(place: Place, tree: Node) -> Numbered:
-    """A bias of scores that grows with the distance of query and key, as ALiBi has."""
-    words = "scores have a bias that grows with distance, as ALiBi: head h has the slope {number:.4g}^h"
-    for node, _ in nodes(tree):
-        if node.kind == "mask":
-            yield words, _SLOPES, node, partial(_biased, node)
-
-
-def _biased(mask: Node, base: Node) -> Node:
-    return mask.over(Node("opaque", (base, *mask.inputs), "the scores", functions.alibi))
-
-
-def fixed(place: Place, tree: Node) -> Numbered:
-    """One number in the place of the one that each position has."""
-    for node, _ in nodes(tree):
-        if node.kind == "root":
-            words = f"{node.noun} is taken for {{number:.6g}} at every position"
-            yield words, tuple(np.geomspace(1e-3, 1e3, 13)), node, lambda number: number
-
-
-def powers(place: Place, tree: Node) -> Numbered:
-    """Another power in the place of a root."""
-    for node, _ in nodes(tree):
-        if node.kind == "root":
-            words = f"{node.noun} is to the power {{number:.4g}} instead of 0.5"
-            yield words, (0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9), node, partial(_step, "power", node.inputs[0])
-
-
 def slopes(place: Place, tree: Node) -> Numbered:
     """An activation function of a table with a number in it."""
     for node, _ in nodes(tree):
@@ -920,13 +833,6 @@ def caps(place: Place, tree: Node) -> Numbered:
         if node.noun == "the scores" or not parents or any(parent.kind == "activation" for parent in parents):
             words = f"{_is(node.noun if parents else 'the result')} soft-capped at {{number:.4g}}"
             yield words, _CAPS, node, partial(_soft_capped, node)
-
-
-def tables(place: Place, tree: Node) -> Numbered:
-    """Rows of positions that are added to the embedding, as the first transformers did."""
-    for words, table in functions.TABLES.items() if place.key == EMBEDDING else ():
-        step = partial(_of_two, tree, Node("positions"), table)
-        yield f"{words} of positions are added, times {{number:.4g}}", _AMOUNTS, tree, step
 
 
 def penalties(place: Place, tree: Node) -> Numbered:
@@ -946,13 +852,12 @@ def _soft_capped(node: Node, cap: Node) -> Node:
 
 
 _SHIFTS = (*np.geomspace(-10, -0.01, 5), *np.geomspace(0.01, 10, 5))
-_SLOPES = tuple(np.linspace(0.05, 0.95, 19))
 _AMOUNTS = tuple(np.geomspace(0.01, 100, 17))
 _CAPS = tuple(np.geomspace(0.05, 500, 13))
 _LIMITS = (*np.geomspace(0.01, 100, 10), 448.0, 57344.0, 65504.0)
 """Limits, with the largest numbers of fp8 and float16 among them."""
 _IN_ORDER = (
-    *(tokens, left_out, other_function, inverted, sometimes, twice, centred, moved, exchanged, by_one, turns),
+    *(tokens, left_out, other_function, inverted, twice, centred, moved, exchanged, by_one, turns),
     *(
         masks,
         caches.cached,
@@ -963,7 +868,6 @@ _IN_ORDER = (
         elements,
         caches.tiles,
         positions,
-        unturned,
         transposed,
         order,
         one_use,
@@ -979,7 +883,7 @@ NARROW = ("stored", "rounded", "narrow_weights", "narrow_inputs")
 TOGETHER = ("narrow_weights", "narrow_inputs", "reordered")
 """Kinds that are tried in all operations at once, which share a function."""
 FAMILIES: dict[str, Callable[[Place, Node], Numbered]] = {
-    kind.__name__: kind for kind in (numbers, measures, factors, shifts, limits, caps, powers, fixed, slopes, alibi, tables, penalties)
+    kind.__name__: kind for kind in (numbers, factors, shifts, limits, caps, slopes, penalties)
 }
 """Kinds of edits with a number."""
 

@@ -189,16 +189,6 @@ def in_fewer_bits(width: int) -> Iterator[tuple[str, Callable[[Array], Array]]]:
         for size in (16, 32, 64, 128, 256):
             if width % size == 0:
                 yield f"rounded to {bits} bits, one scale for each {size} of them", partial(_in_groups, size=size, most=most)
-    for group, count in ((4, 2), (4, 1), (2, 1), (8, 4)):
-        if width % group == 0:
-            yield f"pruned: of each {group} only the {count} largest are left", partial(_largest, group=group, count=count)
-
-
-def _largest(x: Array, group: int, count: int) -> Array:
-    """x with zeros for all but the `count` largest of each group."""
-    cut = x.reshape(len(x), -1, group)
-    least = np.sort(np.abs(cut), axis=2)[:, :, -count, None]
-    return np.where(np.abs(cut) >= least, cut, 0).reshape(x.shape)
 
 
 def _cut(x: Array, digits: int) -> Array:

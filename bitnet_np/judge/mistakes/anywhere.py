@@ -22,12 +22,6 @@ def fitted(theirs: Array, value: Array) -> Iterator[tuple[Cause, Array]]:
     if len(value) > 1:
         for row, which in ((value[-1], "last"), (value[0], "first")):
             yield Cause(f"every row is that of the {which} token", "any.one_token"), np.broadcast_to(row, value.shape)
-    if len(value) > 3:
-        yield Cause("a constant is added to each column: a bias", "any.bias"), value + (theirs - value).mean(axis=0)
-    if value.shape[1] > 3:
-        squares = np.maximum((value * value).sum(axis=1, keepdims=True), 1e-300)
-        factors = (theirs * value).sum(axis=1, keepdims=True) / squares
-        yield Cause("each position is wrong by a factor of its own: a scale", "any.factor_by_token"), factors * value
 
 
 def _factor_said(ratio: float) -> str:
@@ -39,8 +33,3 @@ def _factor_said(ratio: float) -> str:
 
 
 _SURE = 1e-5  # of a factor: a hundred roundings of float32
-VAGUE = ("any.bias", "any.factor_by_token", "read.permuted")
-"""Causes that stand only where no reading says more."""
-
-OF_ROWS = ("any.moved", "any.one_token", "any.bias", "any.factor_by_token")
-"""Causes that compare rows with each other, or fit a number to each: some rows alone are no evidence for them."""

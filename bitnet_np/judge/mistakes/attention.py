@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ...engine.dialects import Dialect
-from ...model.records import Model
 from .. import operations as op
 from ..edits.caches import query_scales
 from ..variant import Variant
@@ -25,20 +23,13 @@ def right(site: Site, q: Array, k: Array, v: Array) -> Array:
     return op.attend(site.model, site.dialect, site.index, q, k, v).value
 
 
-def _rotates(model: Model, dialect: Dialect) -> bool:
-    return model.config.rope != "none"
-
-
-def _has_window(model: Model, dialect: Dialect) -> bool:
-    return model.config.window is not None
-
-
 def _model_width(site: Site) -> Iterator[tuple[Numbers, float]]:
     yield {}, site.config.width**-0.5
 
 
-def _values_rotated(site: Site) -> Compute:
-    return site.of(lambda q, k, v: right(site, q, k, op.rope(site.model, site.dialect, v).value))
+def _values_rotated(site: Site) -> Compute | None:
+    rotated = site.of(lambda q, k, v: right(site, q, k, op.rope(site.model, site.dialect, v).value))
+    return None if site.config.rope == "none" else rotated
 
 
 def _float16_scaled(site: Site) -> Computes:
@@ -78,7 +69,7 @@ MISTAKES = (
         ("heads_in_turn", "groups: key-value heads are dealt out{X}", ""),
         likely=True,
     ),
-    Mistake("attention.window_layers", _ONE_LAYER, when=_has_window, engine=_engine_window_layers),
+    Mistake("attention.window_layers", _ONE_LAYER, engine=_engine_window_layers),
     *named(
         "attention",
         AT,
@@ -101,7 +92,7 @@ MISTAKES = (
         AT,
         ("divided_by_model_width", "the score scale", "scores are divided by the root of the model width", _model_width),
     ),
-    Mistake("attention.values_rotated", "values are rotated too, as if they were keys", AT, _rotates, _values_rotated),
+    Mistake("attention.values_rotated", "values are rotated too, as if they were keys", AT, _values_rotated),
     *named(
         "cache",
         AT,

@@ -60,7 +60,7 @@ def at_operation(
     """Yields every one of some mistakes that an operation can make."""
     site = Site(model, dialect, operation, length=length)
     for mistake in mistakes:
-        if site.name in mistake.at and mistake.when(model, dialect):
+        if site.name in mistake.at:
             for numbers, compute in _computes(mistake, site):
                 yield Attempt(mistake, cause(mistake, numbers), compute)
             for family in site.families(mistake.family) if mistake.family else ():
@@ -136,26 +136,43 @@ def trials(
         yield Trial(replace(one.cause, text=where + one.cause.text), computes, widest, one.grid)
 
 
-def narrowed(
-    model: Model, dialect: Dialect, span: Sequence[Operation], mistaken: Mapping[Key, Callable[..., Any]]
-) -> Iterator[tuple[str, dict[Key, Callable[..., Any]]]]:
+Computed = Mapping[Key, Callable[..., Any]]
+"""Operations that are computed otherwise."""
+
+
+def narrowed(model: Model, dialect: Dialect, span: Sequence[Operation], mistaken: Computed) -> Iterator[tuple[str, Computed]]:
     """Yields operations with a mistake in some of them, and with fewer bits in all that can have them, by what is said of the bits.
 
     Of several operations only what some kinds of them share: an engine has one type for its products, or for what it stores.
     """
+    for (kind, words), computes in _in_fewer_bits(model, dialect, span, mistaken, kinds.NARROW).items():
+        groups = _groups(list(computes), narrow=True) if len(span) > 1 and kind != "stored" else [list(computes)]
+        for keys in groups:
+            yield words, {**mistaken, **{key: computes[key] for key in keys}}
+
+
+def cached_and_rounded(model: Model, dialect: Dialect, span: Sequence[Operation]) -> Iterator[tuple[tuple[str, str], Computed]]:
+    """Yields operations with a type of the KV cache and one of products, by what is said of both."""
+    for (_, cache), caches in _in_fewer_bits(model, dialect, span, {}, ("stored",)).items():
+        for (_, words), computes in _in_fewer_bits(model, dialect, span, caches, ("rounded",)).items():
+            for keys in _groups(list(computes), narrow=True) if words.startswith(kinds.OPERANDS) else ():
+                yield (words, cache), {**caches, **{key: computes[key] for key in keys}}
+
+
+def _in_fewer_bits(
+    model: Model, dialect: Dialect, span: Sequence[Operation], mistaken: Computed, narrow: Sequence[str]
+) -> dict[tuple[str, str], dict[Key, Callable[..., Any]]]:
+    """Each operation that can have fewer bits, by the kind of edit and what is said of it; on top of a mistake in some of them."""
     every: dict[tuple[str, str], dict[Key, Callable[..., Any]]] = {}
     for operation in span:
         site, own = Site(model, dialect, operation), mistaken.get(operation.key)
         tree = own.tree if isinstance(own, Edited) else site.tree if own is None else None
         if tree is None:
             continue
-        for kind in kinds.NARROW:
-            for words, narrow in kinds.KINDS[kind](site, tree):
-                every.setdefault((kind, words), {})[operation.key] = site.edited(narrow)
-    for (kind, words), computes in every.items():
-        groups = _groups(list(computes), narrow=True) if len(span) > 1 and kind != "stored" else [list(computes)]
-        for keys in groups:
-            yield words, {**mistaken, **{key: computes[key] for key in keys}}
+        for kind in narrow:
+            for words, edit in kinds.KINDS[kind](site, tree):
+                every.setdefault((kind, words), {})[operation.key] = site.edited(edit)
+    return every
 
 
 def _placed(
@@ -207,6 +224,6 @@ _SHARED = {"every norm": norms.AT, "RoPE": rope.AT}
 def engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:
     """Yields whole engines with each of some mistakes that are of the whole engine: another model, dialect or kernel."""
     for mistake in mistakes:
-        if mistake.engine is not None and mistake.fault and mistake.when(base.model, base.dialect):
+        if mistake.engine is not None and mistake.fault:
             for numbers, variant in _each(mistake.engine(base)):
                 yield replace(variant, text=cause(mistake, numbers).text, mistake=mistake.id)

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from ...engine.dialects import Dialect
-from ...model.records import Model
 from ...traces.points import Key
 from ..graph import OF_EXPERTS, operations
 from ..variant import Variant
@@ -16,12 +14,13 @@ WEIGHTS = ("ffn_moe_weights",)
 OUTPUT = ("ffn_moe_out",)
 
 
-def _does_not_normalize(model: Model, dialect: Dialect) -> bool:
-    return model.config.experts > model.config.experts_used > 0 and not model.config.normalized_experts
+def _normalized(base: Variant) -> Variant | None:
+    c = base.model.config
+    return None if c.normalized_experts or not c.has_choice else base.with_config(normalized_experts=True)
 
 
-def _has_shared(model: Model, dialect: Dialect) -> bool:
-    return model.config.shared_ffn > 0
+def _without_shared(base: Variant) -> Variant | None:
+    return base.with_field("ffn_gate_inp_shexp", lambda gate: None) if base.model.config.shared_ffn else None
 
 
 def _counted(base: Variant) -> Engines:
@@ -75,7 +74,7 @@ _RAW = "the weights are the logits of the router themselves: the softmax is miss
 _UNWEIGHTED = "left_out: the weights of experts are left out"
 MISTAKES = (
     *named("experts", WEIGHTS, ("not_normalised", _SUM, _NOT_DIVIDED), likely=True),
-    Mistake("experts.normalised", _DIVIDED, WEIGHTS, _does_not_normalize, engine=lambda base: base.with_config(normalized_experts=True)),
+    Mistake("experts.normalised", _DIVIDED, WEIGHTS, engine=_normalized),
     *named(
         "experts",
         WEIGHTS,
@@ -93,12 +92,6 @@ MISTAKES = (
         ("unweighted", _UNWEIGHTED, "the results of experts are added without weights"),
         likely=True,
     ),
-    Mistake(
-        "experts.shared_missing",
-        "the shared expert is missing",
-        ("l_out",),
-        _has_shared,
-        engine=lambda base: base.with_field("ffn_gate_inp_shexp", lambda gate: None),
-    ),
+    Mistake("experts.shared_missing", "the shared expert is missing", ("l_out",), engine=_without_shared),
     *named("experts", ("ffn_shexp_out",), ("shared_ungated", "left_out: the gate is left out", _UNGATED), likely=True),
 )

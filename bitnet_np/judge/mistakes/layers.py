@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.dialects import Dialect
-from ...model.records import Model
 from ..graph import POOLED, POSITIONS
 from ..variant import Variant
 from .edited import named
@@ -45,10 +43,6 @@ _RESIDUALS = (
 
 
 # --- head and embedding ---------------------------------------------------------------------------------------------------------------
-
-
-def _untied(model: Model, dialect: Dialect) -> bool:
-    return model.output is not None
 
 
 def _tied(base: Variant) -> Variant | None:
@@ -156,8 +150,8 @@ MISTAKES = (
         ("output_bias", "left_out: the head's bias is left out", "output_bias is missing"),
         likely=True,
     ),
-    Mistake("head.tied", f"the head is tied to the embedding, {_NOT_THE_FILES}", HEAD, _untied, engine=_tied),
-    Mistake("embedding.tied", _AS_HEAD, EMBEDDING, _untied, engine=_head_as_embedding),
+    Mistake("head.tied", f"the head is tied to the embedding, {_NOT_THE_FILES}", HEAD, engine=_tied),
+    Mistake("embedding.tied", _AS_HEAD, EMBEDDING, engine=_head_as_embedding),
     *_RESIDUALS,
     *_ENDS,
     Mistake("layers.left_out", "the {which} layer is skipped", engine=_engine_skipped),

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 
 from ... import spec
-from ...engine.dialects import Dialect
-from ...model.records import Model
 from .. import operations as op
 from ..graph import FIELDS, LOGITS, OF_EXPERTS
 from . import norms
@@ -24,16 +22,12 @@ def _after(site: Site, change: Callable[[Array], Array]) -> Compute:
 # --- codes, inputs, weights -----------------------------------------------------------------------------------------------------------
 
 
-def _rotated(site: Site) -> Compute:
-    return _after(site, lambda y: op.rope(site.model, site.dialect, y).value)
+def _rotated(site: Site) -> Compute | None:
+    return None if site.config.rope == "none" else _after(site, lambda y: op.rope(site.model, site.dialect, y).value)
 
 
 def _activated(site: Site) -> Compute:
     return _after(site, lambda y: spec.ACTIVATIONS[site.config.activation](y, 1.0))
-
-
-def _rotates(model: Model, dialect: Dialect) -> bool:
-    return model.config.rope != "none"
 
 
 _PAIRS = "rows of the weights are in the order of {}: Hugging Face's order taken for Meta's, or the reverse"
@@ -82,7 +76,6 @@ MISTAKES = (
         _QUERIES_KEYS,
         ("halves", f"{_OF_HEADS} those of even numbers before those of odd ones", _PAIRS.format("halves of a head")),
         ("pairs", f"{_OF_HEADS} interleaved: those of the second half between those of the first", _PAIRS.format("adjacent pairs")),
-        when=_rotates,
     ),
     *named(
         "weights",
@@ -94,6 +87,6 @@ MISTAKES = (
         fault=False,
     ),
     *named("input", AT, ("unnormed", "other_tensor: {input} is read instead of {x}_norm", "the input is {input}, {x}_norm is skipped")),
-    Mistake("dump.rotated", _DUMPED.format("RoPE", "rotated"), _QUERIES_KEYS, _rotates, _rotated),
+    Mistake("dump.rotated", _DUMPED.format("RoPE", "rotated"), _QUERIES_KEYS, _rotated),
     Mistake("dump.activated", _DUMPED.format("the activation function", "activated"), ("ffn_gate",), compute=_activated),
 )

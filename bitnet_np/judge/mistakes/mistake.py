@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.dialects import Dialect
 from ...model.records import Model, with_rope_of
 from ...traces.points import Key
 from ..edits import kinds
@@ -33,19 +32,14 @@ Computes = Iterator[tuple[Numbers, Compute]]
 Engines = Iterator[tuple[Numbers, Variant]]
 
 
-def always(model: Model, dialect: Dialect) -> bool:
-    """True: every model can make the mistake."""
-    return True
-
-
 @dataclass(frozen=True)
 class Mistake:
     """One entry of the catalogue.
 
     text: for people, with braces for numbers that differ from place to place. at: the tensors whose operation can make it; empty if only
-    whole engines can. when: whether a model in a dialect can make it. compute: one operation with it, in float64. engine: a whole engine
-    with it, in every layer; without `compute` its operations are those with the mistake. Both give one result, or several with the numbers
-    of the text, or none. fault: False for a rounding that engines do on purpose. likely: on logits alone it is tried first, and on models
+    whole engines can. compute: one operation with it, in float64. engine: a whole engine with it, in every layer; without `compute` its
+    operations are those with the mistake. Both give one result, or several with the numbers of the text, or none where the model cannot
+    make it. fault: False for a rounding that engines do on purpose. likely: on logits alone it is tried first, and on models
     of any size. family: the kind of edits with a number that is sought, instead of a result. together: it is in a function that all
     operations share, and is tried in all at once alone. apart: it is in one tensor, and its number is not sought in several names at once.
     """
@@ -53,7 +47,6 @@ class Mistake:
     id: str
     text: str
     at: tuple[str, ...] = ()
-    when: Callable[[Model, Dialect], bool] = always
     compute: Callable[[Site], Compute | Iterable[tuple[Numbers, Compute]] | None] | None = field(default=None, repr=False)
     engine: Callable[[Variant], Variant | Iterable[tuple[Numbers, Variant]] | None] | None = field(default=None, repr=False)
     fault: bool = True

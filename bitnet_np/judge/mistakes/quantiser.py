@@ -92,8 +92,9 @@ def _unquantised(base: Variant) -> Variant:
 
 
 def _mistake(id: str, text: str, quantize: Quantizer, engine: Callable[[Variant], Variant] | None = None) -> Mistake:
+    make = engine or partial(_engine, quantize)
     compute = partial(_with_quantizer, quantize)
-    return Mistake(f"quantiser.{id}", text, AT, quantises, compute, engine or partial(_engine, quantize))
+    return Mistake(f"quantiser.{id}", text, AT, compute, lambda base: make(base) if quantises(base.model, base.dialect) else None)
 
 
 _PER_TENSOR = "one activation scale for the whole tensor instead of one for each token"
@@ -115,5 +116,5 @@ MISTAKES = (
     _mistake("128", _STEPS.format(128), _quantizer(most=128)),
     *(_mistake(str(most), _STEPS.format(most), _quantizer(most=most, least=-most)) for most in (126, 63, 7)),
     _mistake("signed_largest", _SIGNED, _quantizer(size=np.asarray)),
-    Mistake("quantiser.reciprocal", "it is the reciprocal, absmax / 127", SCALES, quantises, _reciprocal),
+    Mistake("quantiser.reciprocal", "it is the reciprocal, absmax / 127", SCALES, _reciprocal),
 )

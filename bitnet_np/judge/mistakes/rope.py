@@ -78,7 +78,7 @@ MISTAKES = (
         ("sin_cos_swapped", "turns: sines and cosines are exchanged", "sine and cosine are swapped"),
         ("in_place", _FORWARD, "the second number of a pair is turned with the first one's new value"),
         ("before_norm", "swapped: {A}_rope comes before {B}_normed", "the norm of queries and keys comes after RoPE"),
-        ("whole_row", "unturned: one head width serves all heads{X}", ""),
+        ("whole_row", "turns: one head width serves all heads{X}", ""),
     ),
     *numbered(
         "rope",

@@ -40,53 +40,48 @@ Computes = Mapping[Key, Compute]
 _NEARLY = 1e-3  # of the error: what another mistake leaves by chance is far more
 _LESS = 0.999  # of what another mistake leaves
 _LITTLE = 0.02  # the same of a type of fewer bits, whose roundings fall to other sides here and there; the next types leave far more
-_HALF = 0.5  # the same of a type of fewer bits where another one explains the rest
 _MUCH = 0.1  # of a mistake, where roundings to fewer bits explain the rest
 
 
-class Near(NamedTuple):
-    """A mistake without a number, or numbers in fewer bits, and what is left of the error with it: more than roundings leave, perhaps."""
+@dataclass
+class Nearest:
+    """The mistake without a number that leaves least of an error, be it more than roundings leave: an engine may have fewer bits, too."""
 
-    left: float  # NMSE
-    cause: Cause
-    computes: Computes
+    left: float = np.inf  # NMSE
+    cause: Cause | None = None
+    computes: Computes = field(default_factory=dict, repr=False)
 
-    def with_rest(
-        self, now: float, most: float, left: Callable[[Computes], float], narrower: Iterable[tuple[str, Computes]]
-    ) -> Cause | None:
-        """The cause with what explains the rest, if it leaves little of an error of this NMSE.
+    def offer(self, left: float, cause: Cause, computes: Computes) -> None:
+        """Keep a mistake if it leaves less than the others did. Of two that do the same the first one stands."""
+        if cause.fault and left < _LESS * self.left:
+            self.left, self.cause, self.computes = left, cause, computes
 
-        most: NMSE that is explained. left: what operations leave that are computed otherwise. narrower: this one with fewer bits, too.
+    def of(self, now: float, most: float, left: Callable[[Computes], float], narrower: Iterable[tuple[str, Computes]]) -> Cause | None:
+        """The mistake with what explains the rest, if it leaves little of an error of this NMSE.
+
+        most: NMSE that is explained. left: what operations leave that are computed otherwise. narrower: this mistake with fewer bits, too.
         """
-        if self.left > (_MUCH if self.cause.fault else _HALF) * now:
+        if self.cause is None or self.left > _MUCH * now:
             return None
         rests = [(left(computes), words) for words, computes in narrower]
         least, words = min(rests, default=(np.inf, ""))
         if least <= most:
             return replace(self.cause, text=f"{self.cause.text}; and {words}")
-        if self.left > _NEARLY * now or not self.cause.fault:
+        if self.left > _NEARLY * now:
             return None
         rest = f"what is left of the error, NMSE {self.left:.2g}, is no more than fewer bits leave"
         return replace(self.cause, text=f"{self.cause.text}; {rest}")
 
 
-@dataclass
-class Nearest:
-    """The mistake that leaves least of an error, and the type of fewer bits that does: an engine may have both."""
-
-    mistake: Near | None = None
-    narrow: Near | None = None
-
-    def offer(self, left: float, cause: Cause, computes: Computes) -> None:
-        """Keep what leaves less than the others of its sort did. Of two that do the same the first one stands."""
-        sort = "mistake" if cause.fault else "narrow"
-        kept: Near | None = getattr(self, sort)
-        if left < _LESS * (np.inf if kept is None else kept.left):
-            setattr(self, sort, Near(left, cause, computes))
-
-    def kept(self) -> list[Near]:
-        """Both, the mistake first."""
-        return [near for near in (self.mistake, self.narrow) if near is not None]
+def in_types(
+    types: Iterable[tuple[tuple[str, str], Computes]], left: Callable[[Computes], float], most: float, known: set[str]
+) -> Cause | None:
+    """The two types of fewer bits that leave least of an error, if that is no more than `most`, an NMSE. They are known then."""
+    least, words = min(((left(computes), words) for words, computes in types), default=(np.inf, ("", "")))
+    if least > most:
+        return None
+    known.update(words)
+    return Cause(", and ".join(words), "edit.rounded", fault=False)
 
 
 @dataclass
@@ -99,7 +94,7 @@ class Search:
     work: float  # that may still be done, in multiply-adds
     left_out: int = 0  # mistakes that were not tried, because of it
     _known: dict[str, float | None] = field(default_factory=dict)  # texts of those that explained a tensor before, and their numbers
-    _types: set[str] = field(default_factory=set)  # the ends of texts of types of fewer bits among them: other operations have them, too
+    types: set[str] = field(default_factory=set)  # of fewer bits, in words, that explained a tensor before: other operations have them, too
     _last: tuple[tuple[list[Key], bool], list[Trial]] = field(default=(([], False), []), repr=False)
 
     def cause(
@@ -120,7 +115,7 @@ class Search:
         """
         every = [trial for trial in self._trials(span, singly) if trial.grid or not numbers_only]
         for trial in every:
-            if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self._types)):
+            if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self.types)):
                 number = self._known.get(trial.cause.text)
                 before = trial if number is None else trial.with_number(number)
                 if explain(before).fits:
@@ -156,7 +151,7 @@ class Search:
         found = next(cause for left, cause in fits if left <= _ALIKE * least + _EXACT)
         self._known.update([texts[found]])
         if not found.fault:
-            self._types.add(found.text.rsplit(": ", 1)[-1])
+            self.types.add(found.text.rsplit(": ", 1)[-1])
         return with_alike(found, least, fits)
 
     def _trials(self, span: Sequence[Operation], singly: bool) -> list[Trial]:

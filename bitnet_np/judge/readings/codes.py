@@ -94,12 +94,9 @@ def _rule(x: Array, scales: Array, every: bool) -> str:
     ideal = 127 / np.maximum(largest, 1e-300)
     if np.allclose(np.log2(scales), np.rint(np.log2(scales)), atol=1e-3) and (scales <= 2 * ideal).all() and (scales >= ideal / 2).all():
         return "activation scales are rounded to powers of two"
-    if _constant(scales):
-        floor = 127 / scales[0]
-        if (largest <= floor).all():
-            least = f"the largest magnitude is taken for at least {floor:.4g}"
-            return f"the activation scale is fixed: {least}" if every else f"the activation scale's floor is wrong: {least}"
-        return f"one activation scale, {scales[0]:.5g} steps per unit, is used for all tokens, and codes are cut"
+    if _constant(scales) and (largest <= (floor := 127 / scales[0])).all():
+        least = f"the largest magnitude is taken for at least {floor:.4g}"
+        return f"the activation scale is fixed: {least}" if every else f"the activation scale's floor is wrong: {least}"
     if _constant(scales * largest):
         return f"activations are scaled to {scales[0] * largest[0]:.4g} steps instead of 127"
     for name, measure in (("mean magnitude", np.abs(x).mean(axis=1)), ("root mean square", np.sqrt((x**2).mean(axis=1)))):

@@ -37,8 +37,6 @@ def fitted(wrong: Wrong) -> str | None:
     """The factor and the constant of everything, or those factors or constants that each element or each position has."""
     theirs, value = wrong.theirs, wrong.value
     slope, constant = np.polyfit(value.ravel(), theirs.ravel(), 1) if np.ptp(value) > 0 else (0.0, 0.0)
-    if theirs.size >= _LEAST and wrong.accounts(value + (theirs - value).mean()):
-        return f"{(theirs - value).mean():.5g} is added to every number"
     if theirs.size >= _LEAST and abs(slope) > 1e-6 and wrong.accounts(slope * value + constant):
         return f"everything is {slope:.5g} times what it should be, {'plus' if constant > 0 else 'minus'} {abs(constant):.5g}"
     for axis, what in ((0, "element"), (1, "position")):
@@ -54,8 +52,6 @@ def fitted(wrong: Wrong) -> str | None:
 
 def _constants_said(wrong: Wrong, added: Array, what: str) -> str:
     off = np.flatnonzero(np.abs(added) > _SAME * np.abs(added).max())
-    if np.allclose(added[off], added[off[0]], rtol=1e-3):
-        return f"{added[off].mean():.5g} is added to {runs(what, off)}" + (" of each position: a bias" if what == "element" else "")
     for name, vector in _vectors(wrong) if what == "element" else ():
         for right, verb in ((vector, "added to"), (-vector, "subtracted from, or missing in,")):
             if np.allclose(added, right, rtol=1e-3, atol=_SAME * np.abs(vector).max()):
@@ -65,9 +61,6 @@ def _constants_said(wrong: Wrong, added: Array, what: str) -> str:
 
 def _factors_said(wrong: Wrong, factor: Array, what: str) -> str:
     off = np.flatnonzero(np.abs(factor - 1) > _SAME)
-    if off.size and np.allclose(factor[off], factor[off[0]], rtol=_SAME):
-        verb, they = ("are", "they") if off.size > 1 else ("is", "it")
-        return f"{runs(what, off)} {verb} {factor[off].mean():.5g} times what {they} should be"
     for name, vector in _vectors(wrong) if what == "element" else ():
         for right, verb in ((vector, "multiplied"), (1 / np.where(vector == 0, np.inf, vector), "divided")):
             if np.allclose(factor, right, rtol=1e-3):

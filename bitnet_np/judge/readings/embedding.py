@@ -22,22 +22,8 @@ def other_tokens(wrong: Wrong) -> str | None:
     right = ids[positions]
     if (found < 0).any() or (found == right).any():
         return None
-    for bits in (8, 15, 16):
-        if (found == right % (1 << bits)).all():
-            return f"token ids are kept in {bits} bits: position {positions[0]} has the row of token {found[0]} instead of {right[0]}"
-    if (found == found[0]).all() and found.size > 1:
-        return f"wrong positions, {positions.size} of them, all have the row of token {found[0]}"
-    moved = positions - 1
-    if found.size > 1 and positions[-1] == len(ids) - 1 and (np.diff(positions) == 1).all() and (found == ids[moved]).all():
-        return f"the token of position {moved[0]} is there twice: those from position {positions[0]} on are one place late"
-    first = {int(token): t for t, token in reversed(list(enumerate(ids)))}
-    if all(int(token) in first for token in found):
-        moves = [f"position {p} has the token of position {first[int(token)]}" for p, token in zip(positions, found, strict=True)]
-    elif (found - right == found[0] - right[0]).all() and found.size > 1:
-        return f"token ids are off by {found[0] - right[0]}: position {positions[0]} has the row of token {found[0]} instead of {right[0]}"
-    else:
-        pairs = zip(positions, found, right, strict=True)
-        moves = [f"position {p} has the row of token {token} instead of {own}" for p, token, own in pairs]
+    pairs = zip(positions, found, right, strict=True)
+    moves = [f"position {p} has the row of token {token} instead of {own}" for p, token, own in pairs]
     return ", ".join(moves[:FEW]) + (f", and {len(moves) - FEW} more" if len(moves) > FEW else "")
 
 

@@ -6,14 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.points import Key
-from .wrong import FEW, Array, Wrong, numbered, rough, runs
+from .wrong import FEW, Wrong, numbered, rough, runs
 
 
-def permuted(theirs: Array, value: Array, noise: float = 0.0) -> bool:
-    """Whether a row has the right numbers in another order."""
-    loose = 4 * rough(noise)
-    size = float(np.abs(value).max())
-    return bool(np.allclose(np.sort(theirs, axis=1), np.sort(value, axis=1), rtol=max(1e-4, loose), atol=max(1e-6, loose * size)))
+def permuted(wrong: Wrong) -> str | None:
+    """Whether each row has the right numbers, in another order."""
+    theirs, value = np.sort(wrong.theirs, axis=1), np.sort(wrong.value, axis=1)
+    loose = 4 * rough(wrong.noise)
+    same = np.allclose(theirs, value, rtol=max(1e-4, loose), atol=max(1e-6, loose * np.abs(value[:, [0, -1]]).max()))
+    return "the right numbers in another order: columns are permuted" if same and not wrong.is_nearly_right else None
 
 
 def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> str | None:

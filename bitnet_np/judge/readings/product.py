@@ -63,11 +63,6 @@ class Product:
         """M."""
         return self.matrix.shape[1]
 
-    @property
-    def independent(self) -> int:
-        """The rank of the inputs: the numbers that their products with one row can tell."""
-        return int(np.linalg.matrix_rank(self.inputs, tol=1e-3 * np.linalg.norm(self.inputs, 2)))
-
     def accounts(self, computed: Array) -> bool:
         """Whether computed numbers are theirs, and leave next to nothing of the error."""
         return accounts(computed, self.theirs, self.right, self.noise)

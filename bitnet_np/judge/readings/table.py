@@ -24,19 +24,18 @@ class Reading(NamedTuple):
 FACTS = (
     Reading("one_number", (), places.one_number),
     Reading("never_written", (), places.never_written),
-    Reading("other_tokens", (EMBEDDING.name,), embedding.other_tokens),
     Reading("rows", (), elements.rows_of_others),
 )
 """Readings that need no hypothesis."""
 
 READINGS = (
+    Reading("other_tokens", (EMBEDDING.name,), embedding.other_tokens),
     Reading("other_rows", PRODUCTS, matrices.other_rows),
     Reading("misread", tuple(FIELDS), matrices.misread),
     Reading("weighted_inputs", PRODUCTS, inputs.weighted_inputs),
     Reading("narrow_partial_sums", PRODUCTS, codes.narrow_partial_sums),
     Reading("activation_scales", tuple(FIELDS), codes.activation_scales),
     Reading("fitted", (), elements.fitted),
-    Reading("low_rank", PRODUCTS, inputs.low_rank),
     Reading("rotation", ROTATIONS, rotations.rotation),
     Reading("cells", ("kqv_out",), cells.cells),
     Reading("partial", (), elements.partial),
@@ -50,6 +49,9 @@ LOOSE_READINGS = (
     Reading("function", activations.AT, activations.other_function),
 )
 """Readings that describe numbers which other causes may give too: whatever gives exactly these numbers comes before."""
+
+LAST = (Reading("permuted", (), places.permuted), Reading("places", (), places.few_places))
+"""Those that say least."""
 
 LOOSE = tuple(f"read.{reading.id}" for reading in LOOSE_READINGS)
 """Causes that a mistake in a part of the tensor comes before."""
@@ -66,7 +68,7 @@ def cause_of(wrong: Wrong) -> Cause | None:
     """The cause that a wrong tensor shows, or the places where it is wrong if they are few."""
     if not wrong.places.any() or wrong.key.name == POOLED:  # which has no rows of tokens
         return None
-    return facts_of(wrong) or _read(wrong, [*READINGS, *LOOSE_READINGS, Reading("places", (), places.few_places)])
+    return facts_of(wrong) or _read(wrong, [*READINGS, *LOOSE_READINGS, *LAST])
 
 
 def _read(wrong: Wrong, readings: Iterable[Reading]) -> Cause | None:
