@@ -243,7 +243,6 @@ YARN = {SCALING: "yarn", "rope.scaling.factor": 4.0}
         ("llama", {"logit_scale": 2.0}, UnsupportedError, f"llama.logit_scale = 2.0 {UNKNOWN}"),
         ("llama", {"embedding_scale": 2.0}, UnsupportedError, f"llama.embedding_scale = 2.0 {UNKNOWN}"),
         ("llama", {"attention.layer_norm_epsilon": 0.25}, UnsupportedError, f"llama.attention.layer_norm_epsilon = 0.25 {UNKNOWN}"),
-        ("llama", {"use_parallel_residual": True}, UnsupportedError, f"llama.use_parallel_residual = True {UNKNOWN}"),
         ("qwen3", {"expert_count": [0]}, UnsupportedError, f"qwen3.expert_count = {np.array([0], np.int32)!r} is a setting"),
         ("qwen3", {"expert_count": [0, 0]}, UnsupportedError, f"qwen3.expert_count = {np.array([0, 0], np.int32)!r} is a setting"),
         ("qwen3", {"pooling_type": 4}, UnsupportedError, "qwen3.pooling_type is 4, supported are 0 (none), 1 (mean), 2 (cls), 3 (last)"),
