@@ -1,4 +1,4 @@
-"""Wrong numbers in a few places, in another order, or of another tensor."""
+"""Wrong numbers in a few places, or of another tensor."""
 
 from collections.abc import Mapping
 
@@ -6,15 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.points import Key
-from .wrong import FEW, Wrong, numbered, rough, runs
-
-
-def permuted(wrong: Wrong) -> str | None:
-    """Whether each row has the right numbers, in another order."""
-    theirs, value = np.sort(wrong.theirs, axis=1), np.sort(wrong.value, axis=1)
-    loose = 4 * rough(wrong.noise)
-    same = np.allclose(theirs, value, rtol=max(1e-4, loose), atol=max(1e-6, loose * np.abs(value[:, [0, -1]]).max()))
-    return "the right numbers in another order: columns are permuted" if same and not wrong.is_nearly_right else None
+from .wrong import FEW, Wrong, numbered, runs
 
 
 def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> str | None:

@@ -50,9 +50,6 @@ LOOSE_READINGS = (
 )
 """Readings that describe numbers which other causes may give too: whatever gives exactly these numbers comes before."""
 
-LAST = (Reading("permuted", (), places.permuted), Reading("places", (), places.few_places))
-"""Those that say least."""
-
 LOOSE = tuple(f"read.{reading.id}" for reading in LOOSE_READINGS)
 """Causes that a mistake in a part of the tensor comes before."""
 PLACES = ("read.one_number", "read.places")
@@ -68,7 +65,7 @@ def cause_of(wrong: Wrong) -> Cause | None:
     """The cause that a wrong tensor shows, or the places where it is wrong if they are few."""
     if not wrong.places.any() or wrong.key.name == POOLED:  # which has no rows of tokens
         return None
-    return facts_of(wrong) or _read(wrong, [*READINGS, *LOOSE_READINGS, *LAST])
+    return facts_of(wrong) or _read(wrong, [*READINGS, *LOOSE_READINGS, Reading("places", (), places.few_places)])
 
 
 def _read(wrong: Wrong, readings: Iterable[Reading]) -> Cause | None:
