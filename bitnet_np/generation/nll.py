@@ -95,6 +95,14 @@ def window_nll(
     return out
 
 
+def log_probabilities(logits: NDArray[np.floating]) -> NDArray[np.float64]:  # [.., V] -> [.., V]
+    """The logarithm of the softmax."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=-1, keepdims=True)
+    wide -= np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    return wide
+
+
 def nll_of(logits: NDArray[np.float32], target: NDArray[np.int64]) -> NDArray[np.float64]:  # [R, V], [R] -> [R]
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=1, keepdims=True)

@@ -11,6 +11,7 @@ from ..base.progress import Bars, no_bars
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens
+from ..generation.nll import log_probabilities
 from ..traces.points import Key, Trace
 from .detail import Details
 from .engine import judge_logits
@@ -166,6 +167,4 @@ def has_logits(trace: Trace, ours: Floats) -> bool:
 
 def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Log-probabilities of logits [.., V], computed in float64."""
-    wide = x.astype(np.float64)
-    wide -= wide.max(axis=-1, keepdims=True)
-    return (wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))).astype(np.float32)
+    return log_probabilities(x).astype(np.float32)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import shortened
+from ..generation.nll import log_probabilities
 from ..kernels.float_state import steady
 from .detail import Details
 from .verdict import Verdict
@@ -296,8 +297,7 @@ def _largest(x: Array) -> NDArray[np.intp]:
 
 def kl_divergence(a: Array, b: Array) -> Array:  # [P, V], [P, V] -> [P]
     """Row by row sum p log(p / q), in nats, of the softmaxes p of a and q of b."""
-    p, q = (x - x.max(axis=1, keepdims=True) for x in (a, b))
-    p, q = (x - np.log(np.exp(x).sum(axis=1, keepdims=True)) for x in (p, q))
+    p, q = log_probabilities(a), log_probabilities(b)
     return np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0)
 
 

@@ -22,7 +22,7 @@ from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import run_cached, run_prefill
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens, check_context, check_tokens
-from ..generation.nll import CHUNK, nll_of
+from ..generation.nll import CHUNK, log_probabilities, nll_of
 from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Model
@@ -141,9 +141,7 @@ def _check_rows(stored: Array, positions: NDArray[np.int64], where: str) -> None
 
 def _compared(stored: Array, logits: NDArray[np.float32], target: NDArray[np.int64]) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
     """The fields of Divergence for some rows [R, V], and the tokens that follow, [R]."""
-    wide = logits.astype(np.float64)
-    wide -= wide.max(axis=1, keepdims=True)
-    wide -= np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    wide = log_probabilities(logits)
     kl = np.where(stored > _LEAST, np.exp(stored) * (stored - wide), 0).sum(axis=1)
     rows = np.arange(len(target))
     return -wide[rows, target], -stored[rows, target], kl, stored.argmax(axis=1) == logits.argmax(axis=1)
