@@ -45,6 +45,7 @@ Record = TypeVar("Record")
 device = "cpu"
 exact_only = False
 splits_rows = True
+repeats = False
 
 CHUNK = 64
 

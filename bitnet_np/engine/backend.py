@@ -74,6 +74,10 @@ class Backend(Protocol):
     def splits_rows(self) -> bool:
         """Whether many rows may go through a feed-forward some at a time, each part written in place."""
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a pass may be recorded and run again (repeats.py)."""
+
     # --- where arrays are ---
 
     def storage(self) -> Storage: ...
@@ -162,7 +166,7 @@ class Wrapped:
         unknown = operations.keys() - set(OPERATIONS)
         assert not unknown, f"no operations of a backend: {unknown}"
         self.device, self.exact_only = backend.device, backend.exact_only
-        self.splits_rows = False  # calls may be counted, and a mistake may depend on all rows
+        self.splits_rows = self.repeats = False  # calls may be counted, and a mistake may depend on all rows
         vars(self).update({name: getattr(backend, name) for name in OPERATIONS} | operations)
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: every operation is in the instance

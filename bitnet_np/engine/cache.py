@@ -16,6 +16,7 @@ from ..kernels.scalar import CHUNK
 from ..kernels.storage import HOST, nbytes_of
 from ..model.records import Config
 from .backend import Array, Backend, Storage
+from .repeats import Repeats
 from .tokens import Rows
 
 _LOCK = Lock()  # guards the sets of slots that passes are writing to; one for all caches, so that a cache can be copied and pickled
@@ -49,6 +50,7 @@ class Attend:
     mark: Callable[[str, int], None] = lambda event, count: None  # called with ("kv_write", positions) for each write
     pieces: Sequence[NDArray[np.intp]] = ()  # the rows to write and read at a time, if not all: then calls are for all rows
     host: Rows | None = None  # the rows in NumPy's arrays, where there are pieces
+    repeats: Repeats | None = None  # recordings of passes like this one, where it may have some
 
     def __call__(self, layer: int, q: Array | None, k: Array | None, v: Array | None, part: Part = ALL) -> Array:
         """Write k and v [R, G, K] of some rows, if given; then attend by their q [R, H, K], if given, to all that is written."""
@@ -112,6 +114,7 @@ class KVCache:
         self.lengths = np.zeros(batch, np.int64)
         self._oldest = np.zeros_like(self.lengths)  # the first position of each slot that is not overwritten
         self._written: set[int] = set()  # slots that a forward pass is writing to
+        self._repeats = Repeats()
 
     def __repr__(self) -> str:
         return f"<KVCache of {self.dtype}: {listed(self.lengths.tolist())} of {self.capacity} positions in {self.batch} slots>"
@@ -196,13 +199,17 @@ class KVCache:
             self.restore(saved)
             raise
 
-    def attending(self, rows: Rows, resident: Rows, attention: Attention, mark: Callable[[str, int], None]) -> Attend:
+    def attending(
+        self, rows: Rows, resident: Rows, attention: Attention, mark: Callable[[str, int], None], repeats: bool = False
+    ) -> Attend:
         """Attention of a pass over new rows, which are also `resident` in the storage's memory.
 
-        Writing keys and values raises NonFiniteError when a float16 cache cannot hold them. The caller changes `lengths`.
+        repeats: whether the pass may be recorded, or run by a recording, if it is for one row of each sequence. Writing keys and values
+        raises NonFiniteError when a float16 cache cannot hold them. The caller changes `lengths`.
         """
         pieces = self._pieces(rows.slot, rows.position)
-        return Attend(self.storage, self.k, self.v, resident, attention, mark, pieces, rows if pieces else None)
+        steps = self._repeats if repeats and rows.last.size == rows.slot.size else None
+        return Attend(self.storage, self.k, self.v, resident, attention, mark, pieces, rows if pieces else None, steps)
 
     def _pieces(self, slot: NDArray[np.int64], position: NDArray[np.int64]) -> list[NDArray[np.intp]]:
         """Indices of the rows to write and read at a time where a ring wraps: one chunk of each sequence. Empty where it does not wrap."""

@@ -344,7 +344,8 @@ def run_cached(
     with cache.appending(slots, tokens.lengths) as start:
         rows = Rows.of(runtime.model.config, tokens, slots, start)
         resident = ops.resident(rows)
-        attend = cache.attending(rows, resident, attention or runtime.attention, ops.mark)
+        repeats = ops.repeats and attention is None and record is ignore and runtime.edit is None
+        attend = cache.attending(rows, resident, attention or runtime.attention, ops.mark, repeats)
         logits = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only, head=head)
         logits = check_finite(logits if head else ops.to_host(logits), rows, last_only, head)
     return logits if last_only else rows.padded(logits, tokens.ids.shape)

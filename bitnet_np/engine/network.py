@@ -12,18 +12,21 @@ from functools import partial
 from typing import TypeGuard
 
 import numpy as np
+from numba import get_num_threads
 from numpy.typing import NDArray
 
 from ..base.errors import NonFiniteError, UnsupportedError
 from ..base.tensor_types import TERNARY_TYPES
 from ..base.validate import instance
 from ..kernels import cpu
+from ..kernels.attention import most_keys
 from ..model.checks import check_model
 from ..model.records import Activation, Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, with_rope_of
 from . import cache_types
 from .backend import Array, Backend
 from .cache import ALL, Attend, Part, some
 from .dialects import EXACT, Dialect
+from .repeats import Repeats
 from .tokens import Rows
 
 Floats = NDArray[np.float32]
@@ -134,9 +137,7 @@ def run_layers(
     if c.embedding_scale != 1:
         h = whole.note("inp_scaled", ops.scaled(h, np.float32(c.embedding_scale)))
     way = _Way.of(whole, len(h), rotations, attend)
-    for n in range(c.n_layers):
-        ops.mark("layer")
-        h = _layer(_Step(runtime, n, record), h, way, rows.last if last_only and n == c.n_layers - 1 else None)
+    h = _layers(whole, h, way, rows.last if last_only else None) if attend.repeats is None else _repeated(whole, h, way, attend.repeats)
     if last_only and len(h) > len(rows.last):
         h = ops.take(h, rows.last)
     parts = (ALL,) if last_only else way.attention
@@ -150,6 +151,30 @@ def run_layers(
         logits = logits if c.logit_scale == 1 else ops.scaled(logits, np.float32(1) / np.float32(c.logit_scale))
         logits = logits if c.logit_cap is None else ops.soft_cap(logits, np.float32(c.logit_cap))
     return whole.note("result_output", logits)
+
+
+def _layers(whole: _Step, h: Array, way: _Way, last: Array | None = None) -> Array:
+    """All layers: [R, D] -> [R, D]. last: as in _layer, behind the last one."""
+    count = whole.runtime.model.config.n_layers
+    for n in range(count):
+        whole.runtime.ops.mark("layer")
+        h = _layer(replace(whole, layer=n), h, way, last if n == count - 1 else None)
+    return h
+
+
+def _repeated(whole: _Step, h: Array, way: _Way, repeats: Repeats) -> Array:
+    """All layers for one more token of each sequence, by what was recorded of a pass like it."""
+    runtime, rows, kinds = whole.runtime, way.attend.rows, tuple(way.rotations or ())
+
+    def layers(h: Array, slot: Array, position: Array, *turns: Array) -> Array:
+        attend = replace(way.attend, rows=replace(rows, slot=slot, position=position))
+        rotations = dict(zip(kinds, zip(turns[::2], turns[1::2], strict=True), strict=True))
+        return _layers(whole, h, replace(way, attend=attend, rotations=rotations or None))
+
+    inputs = h, rows.slot, rows.position, *(turn for kind in kinds for turn in (way.rotations or {})[kind])
+    keys, values = way.attend.keys, way.attend.values
+    kind = runtime.dialect, len(h), get_num_threads(), id(keys), id(values)
+    return repeats.run(runtime.model, kind, most_keys(rows.position), layers, inputs, (keys, values))
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -294,7 +319,7 @@ class _Way:
     def of(cls, step: _Step, rows: int, rotations: Rotations | None, attend: Attend) -> _Way:
         """All rows at once where tensors are observed, a ring wraps, or a backend does not split rows (Backend.splits_rows)."""
         c = step.runtime.model.config
-        splits = rows > 1 and step.runtime.ops.splits_rows and not (step.observed or attend.pieces)
+        splits = rows > 1 and step.runtime.ops.splits_rows and not (step.observed or attend.pieces or attend.repeats)
         experts = max(1, c.experts // max(1, c.experts_used))
         attention, feed_forward = (_parts(rows, size if splits else rows) for size in (ATTENTION_ROWS, FFN_ROWS * experts))
         return cls(attend, rotations, splits, attention, feed_forward)
@@ -461,7 +486,7 @@ class _Slots:
 
     def __init__(self, runtime: Runtime, experts: NDArray[np.int32], weights: Sequence[Expert]) -> None:
         self._runtime, self._shape, self._weights = runtime, experts.shape, weights
-        flat = experts.reshape(-1)
+        flat = runtime.ops.to_host(experts).reshape(-1)
         order = np.argsort(flat, kind="stable")
         taken, starts = np.unique(flat[order], return_index=True)
         self._groups = list(zip(taken.tolist(), np.split(order, starts[1:]), strict=True))

@@ -66,6 +66,7 @@ class Cuda:
     device = "cuda"
     exact_only = True
     splits_rows = False
+    repeats = False
     most_positions = 65535 * CHUNK  # attention has a block for each chunk, along an axis of the grid that ends there
 
     embed_blocks = matmul_blocks = matmuls_blocks_as_llama_cpp = _refused(ShapeError, NOT_PLACED)

@@ -35,6 +35,7 @@ block_tiles.py     those on matrix tiles
 WHAT COMPILES AND RUNS THEM
 float_state.py     the default state of floating-point arithmetic, for public functions and threads
 launching.py       compiling kernels, and sharing them out among threads
+recording.py       the launches of a pass, to be run again by one call
 workspace.py       memory for results, kernels and weights
 processor.py       the features that Numba compiles for
 fast/              what builds LLVM IR: vector registers, byte dot products, matrix tiles

@@ -300,9 +300,9 @@ def attend(
     per_tile = rows_of_tile(len(q), heads, group, _MOST)
     window = window or NO_WINDOW
     scores = scale_and_cap(q.shape[2], scale, cap)
-    longest = _longest(position, window)
+    longest = most_keys(position, window)
     work = q.size * longest // 8
-    few = longest >= _LONG and len(q) * heads < 2 * get_num_threads()
+    few = longest > _LONG and len(q) * heads < 2 * get_num_threads()
     if few and tiles_of(slot, position, per_tile).size == len(q) + 1:
         chunks = chunks_touched(longest)
         values = empty((len(q), chunks, heads, -(-group // TOKENS) * TOKENS, -(-q.shape[2] // SPAN) * SPAN))
@@ -313,9 +313,9 @@ def attend(
     return out
 
 
-def _longest(position: NDArray[np.int64], window: int) -> int:
-    """The largest number of keys that a row sees."""
-    return min(int(position.max()) + 1, window)
+def most_keys(position: NDArray[np.int64], window: int = NO_WINDOW) -> int:
+    """No row sees more keys: a power of two, so that what follows from it is the same for many tokens one after the other, or `window`."""
+    return min(1 << int(position.max()).bit_length(), window)
 
 
 @lru_cache
@@ -388,5 +388,5 @@ def attend_float16(
     out = empty(q.shape)
     window = window or NO_WINDOW
     scores = scale_and_cap(q.shape[2], scale, cap)
-    launch(_attend_float16, q.size * _longest(position, window) // 8, q, k, v, slot, position, *scores, window, out)
+    launch(_attend_float16, q.size * most_keys(position, window) // 8, q, k, v, slot, position, *scores, window, out)
     return out

@@ -178,7 +178,7 @@ def _numbers(kind: TensorType, one_token: bool) -> tuple[Numbers, NDArray[np.int
         plan.width(one_token),
         offset,
     )
-    return numbers, np.array(plan.order)
+    return numbers, read_only(np.array(plan.order))
 
 
 def products(x: Floats, matrices: Sequence[Bytes], kind: TensorType) -> list[Floats]:

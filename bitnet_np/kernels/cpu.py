@@ -17,7 +17,7 @@ from .blocks import matmuls_as_llama_cpp as matmuls_blocks_as_llama_cpp
 from .checks import has_code_three, has_non_finite
 from .experts import expert_weights, mix, sigmoid_gate, top_experts
 from .floats import embed, matmul
-from .launching import Floats
+from .launching import Floats, looked_at
 from .masks import attend_masked, fill_mask
 from .rows import (
     add,
@@ -47,6 +47,7 @@ Record = TypeVar("Record")
 device = "cpu"
 exact_only = False
 splits_rows = True
+repeats = True
 
 
 def storage() -> HostStorage:
@@ -73,4 +74,5 @@ def resident(record: Record) -> Record:
 
 def to_host(array: Floats) -> Floats:
     """A result as a NumPy array."""
+    looked_at()
     return array

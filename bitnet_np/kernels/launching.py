@@ -4,15 +4,16 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .cache.disk_cache import compiled
+from .fast.calls import Calls
 from .float_state import default_state, is_default
 
 Floats = NDArray[np.float32]
@@ -66,6 +67,7 @@ def load_openmp(environment: MutableMapping[str, str]) -> None:
 
 load_openmp(os.environ)
 
+
 SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 _turn = threading.Lock()
 _threads_started = _forked = False
@@ -81,6 +83,23 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+class Observer(Protocol):
+    """Sees what a thread launches."""
+
+    def launched(self, kernel: Callable, arguments: tuple[Any, ...]) -> None:
+        """A function of a kernel was called."""
+
+    def looked_at(self) -> None:
+        """Python looks at a result, and may decide by it what is launched next."""
+
+
+class _ThisThread(threading.local):
+    observer: Observer | None = None
+
+
+_this_thread = _ThisThread()
+
+
 def launch(kernel: Kernel, work: int, *args: Any) -> None:
     """Run a kernel, on this thread alone when there is little to do: asking for fewer threads takes longer than a small kernel.
 
@@ -91,12 +110,44 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
     if not is_default():
         with default_state():
             launch(kernel, work, *args)
-    elif work <= SMALL or _forked:
-        kernel.alone(*args)
+        return
+    alone = work <= SMALL or _forked
+    function = kernel.alone if alone else kernel.shared
+    if alone:
+        function(*args)
     else:
         with _turn:
             _threads_started = True
-            kernel.shared(*args)
+            function(*args)
+    if _this_thread.observer is not None:
+        _this_thread.observer.launched(function, args)
+
+
+@contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Context in which an observer sees what this thread launches."""
+    _this_thread.observer = observer
+    try:
+        yield
+    finally:
+        _this_thread.observer = None
+
+
+def looked_at() -> None:
+    """Say that Python looks at a result of this thread's kernels."""
+    if _this_thread.observer is not None:
+        _this_thread.observer.looked_at()
+
+
+def launch_again(calls: Calls) -> bool:
+    """Run kernels that were launched before, in their order. Returns False, and runs none, in a forked child: they may share threads."""
+    global _threads_started
+    if _forked:
+        return False
+    with default_state(), _turn:
+        _threads_started = True
+        calls.run()
+    return True
 
 
 def read_only(array: NDArray) -> NDArray:

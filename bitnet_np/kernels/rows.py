@@ -1,5 +1,7 @@
 """Kernels that work on single rows or single numbers: norms, RoPE, residuals, gates."""
 
+from functools import lru_cache
+
 import numpy as np
 from numba import prange
 from numpy.typing import NDArray
@@ -54,10 +56,16 @@ def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floa
     The mean is in float64, the difference is rounded to float32, its squares are summed in float64. Then in float32: 1 / root, times the
     difference, times gain, plus bias. None for the bias means zeros.
     """
-    bias = np.zeros(x.shape[1], np.float32) if bias is None else bias
+    bias = _constants(x.shape[1], 0) if bias is None else bias
     out = empty(x.shape)
-    launch(_layer_norm, x.size, x, np.ones(x.shape[1], np.float32), read_only(gain), read_only(bias), np.float32(eps), out)
+    launch(_layer_norm, x.size, x, _constants(x.shape[1], 1), read_only(gain), read_only(bias), np.float32(eps), out)
     return out
+
+
+@lru_cache
+def _constants(count: int, value: float) -> Floats:
+    """The same number so many times; read-only."""
+    return read_only(np.full(count, value, np.float32))
 
 
 # --- positions ------------------------------------------------------------------------------------------------------------------------
@@ -134,12 +142,30 @@ def add(a: Floats, b: Floats) -> Floats:  # [R, D], [R, D] -> [R, D]
     return out
 
 
+@parallel
+def _add_bias(x, bias, out):
+    for r in prange(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[r, i] = x[r, i] + bias[i]
+
+
 def add_bias(x: Floats, bias: Floats) -> Floats:  # [R, N], [N] -> [R, N]
-    return x + bias
+    out = empty(x.shape)
+    launch(_add_bias, x.size, x, read_only(bias), out)
+    return out
+
+
+@parallel
+def _scaled(x, factor, out):
+    for r in prange(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[r, i] = x[r, i] * factor
 
 
 def scaled(x: Floats, factor: np.float32) -> Floats:  # [R, N] -> [R, N]
-    return x * factor
+    out = empty(x.shape)
+    launch(_scaled, x.size, x, np.float32(factor), out)
+    return out
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ import threading
 import weakref
 from bisect import bisect_left, insort_left
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
@@ -24,7 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 from .launching import serial
 
 LIMIT = 1 << 28  # bytes that a thread keeps for later; memory beyond that goes back to the system
-_SMALLEST, _LARGEST = 1 << 14, LIMIT >> 2  # bytes: below, NumPy's own allocation is as fast; above, filling takes longer than zeroing
+_LARGEST = LIMIT >> 2  # bytes: above, filling takes longer than zeroing
 _ALIGNMENT = 64  # a register of 512 bits never straddles two cache lines
 
 
@@ -48,10 +50,12 @@ class Counts:
 
 
 class _Pool(threading.local):
-    def __init__(self) -> None:
+    def __init__(self, smallest: int = 1 << 14) -> None:
         self.free: list[_Block] = []  # the smallest first
         self.returned: deque[_Block] = deque()  # free, too: whichever thread deletes an array appends to it, which needs no lock
         self.counts = Counts()
+        self.smallest = smallest  # bytes: below, NumPy's own allocation is as fast
+        self.made: list[_Block] | None = None  # all blocks, while they are to stay
 
 
 class _Loan:
@@ -72,6 +76,31 @@ class _Loan:
 _pool = _Pool()
 
 
+class Room(NamedTuple):
+    """Memory that some arrays have for themselves."""
+
+    blocks: list[_Block]
+    returned: deque[_Block]  # where their memory goes when they are deleted
+
+    def holds(self, array: NDArray) -> bool:
+        """Whether an array lies in it."""
+        owner = owner_of(array)
+        return isinstance(owner, _Loan) and owner.returned is self.returned
+
+    def clear(self) -> None:
+        """Fill it with zeros."""
+        for block in self.blocks:
+            block.memory[:] = 0
+
+
+def owner_of(array: NDArray) -> Any:
+    """The array or other object whose memory an array views."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    return owner
+
+
 def counts() -> Counts:
     """The counts of this thread, which go on counting."""
     return _pool.counts
@@ -88,10 +117,10 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
     """An array like that of np.empty, in memory that may have been used before."""
     dtype = np.dtype(dtype)
     size, tally = prod(shape) * dtype.itemsize, _pool.counts
-    if not _SMALLEST <= size <= _LARGEST:
+    if not _pool.smallest <= size <= _LARGEST:
         tally.fresh += 1
         return np.empty(shape, dtype)
-    step = 1 << (size - 1).bit_length() - 4
+    step = 1 << max(0, (size - 1).bit_length() - 4)
     block = _block(-(-size // step) * step, tally)  # eighths of a power of two, so that blocks fit again when there are some more rows
     tally.lent += block.size
     interface = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (block.address, False)}
@@ -112,7 +141,23 @@ def _block(size: int, tally: Counts) -> _Block:
         tally.kept -= free.pop().size
     tally.fresh += 1
     memory = np.empty(size + _ALIGNMENT, np.uint8)
-    return _Block(memory, -(-memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT, size)
+    block = _Block(memory, -(-memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT, size)
+    if _pool.made is not None:
+        _pool.made.append(block)
+    return block
+
+
+@contextmanager
+def apart() -> Iterator[Room]:
+    """Context in which arrays, small ones too, take turns in memory that nothing else is given, then or later."""
+    usual = vars(_pool).copy()  # of this thread
+    _pool.__init__(smallest=1)  # type: ignore[misc]
+    made: list[_Block] = []
+    _pool.made = made
+    try:
+        yield Room(made, _pool.returned)
+    finally:
+        vars(_pool).update(usual)
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from ..base.tensor_types import ALL_BLOCK_TYPES, TQ1_0, TQ2_0, TensorType
 from ..engine import masks
 from ..engine.backend import Backend
+from ..engine.cache import new_cache
 from ..engine.dialects import BITNET_CPP, EXACT, Dialect
-from ..engine.forward_pass import forward_full
+from ..engine.forward_pass import forward, forward_full
 from ..files import embedded
 from ..files.load import load
 from ..kernels import activations, backward, certified, checks, cpu, launching
@@ -238,6 +239,22 @@ def _forward(ops: Backend, dialect: Dialect) -> tuple[NDArray, ...]:
         return (forward_full(load(path), embedded.recording()["tokens_T64"][None], dialect=dialect, ops=ops),)
 
 
+def _token_by_token(ops: Backend) -> tuple[NDArray, ...]:
+    """Long enough that passes are recorded and run again (engine/repeats.py)."""
+    with embedded.model_path() as path:
+        model = load(path)
+    cache = new_cache(model.config, 1, 20, ops)
+    return tuple(forward(model, [[token]], cache, ops=ops) for token in embedded.recording()["tokens_T64"][:20])
+
+
+def _written(ops: Backend) -> tuple[NDArray, ...]:
+    """Keys and values of two sequences in a cache, of one of them in a ring."""
+    arrays = ops.storage().zeros((2, 160, 2, 64), np.float32)
+    slot, position = np.repeat([1, 0], 150), np.concatenate([np.arange(150), np.arange(100, 250)])
+    ops.storage().write(0, *arrays, slot, position, noise(63, 300, 2, 64), noise(64, 300, 2, 64))
+    return arrays
+
+
 def cases(ops: Any = cpu) -> dict[str, Case]:
     """Every case, by name: a function that computes its results. ops: a backend, which the cases of forward operations call."""
     named: dict[str, Case] = {}
@@ -278,6 +295,10 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "relu2_gate": lambda: (ops.relu2_gate(noise(15, 3, 161), noise(16, 3, 161)),),
         "forward, exact": partial(_forward, ops, EXACT),
         "forward, bitnet.cpp": partial(_forward, ops, BITNET_CPP),
+        "forward, token by token": partial(_token_by_token, ops),
+        "keys and values": partial(_written, ops),
+        "add_bias": lambda: (ops.add_bias(noise(54, 5, 161), noise(65, 161)),),
+        "scaled": lambda: (ops.scaled(noise(54, 5, 161), np.float32(0.3)),),
         "add": lambda: (ops.add(noise(54, 5, 161), noise(55, 5, 161)),),
         "attend, 1 row": lambda: (ops.attend(4 * noise(56, 1, 3, 20), *noise(57, 2, 1, 320, 1, 20), np.array([0]), np.array([299])),),
     }

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, dialects, family_shapes, lengths, padded, random_model, random_tokens, seeds, threads
 
-from bitnet_np.engine import forward_pass
+from bitnet_np.engine import forward_pass, repeats
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.engine.forward_pass import compute_logits, forward, forward_full, forward_incremental, prefill
@@ -25,12 +25,14 @@ SEVERAL_BLOCKS = {"width": 256, "ffn": 384, "vocab": 150}  # of rows, each with 
 
 
 @settings(max_examples=60)
-@given(shape=family_shapes(), seed=seeds, length=lengths, dialect=dialects())
-def test_decoding_token_by_token_equals_the_whole_sequence(shape, seed, length, dialect):
+@given(shape=family_shapes(), seed=seeds, length=lengths, dialect=dialects(), patience=st.sampled_from([0, repeats.PATIENCE]))
+def test_decoding_token_by_token_equals_the_whole_sequence(shape, seed, length, dialect, patience):
+    """By passes of their own, and by those that are recorded and run again."""
     model = random_model(seed, **shape)
     tokens = random_tokens(np.random.default_rng(seed), model, length)
     cache = KVCache(model.config, capacity=length)
-    decoded = [forward(model, [[token]], cache, dialect=dialect)[0] for token in tokens]
+    with mock.patch.object(repeats, "PATIENCE", patience):
+        decoded = [forward(model, [[token]], cache, dialect=dialect)[0] for token in tokens]
     assert_same_bits(np.concatenate(decoded), forward_full(model, tokens[None], dialect=dialect)[0])
 
 

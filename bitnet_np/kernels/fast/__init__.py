@@ -10,4 +10,5 @@ block_bytes.py    their codes times bytes
 float_control.py  the register that controls floating-point arithmetic
 amx.py            Intel's matrix tiles, and a plain twin
 taking.py         how threads share the work of a parallel loop
+calls.py          calls of compiled kernels from a list
 """

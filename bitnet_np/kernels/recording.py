@@ -1,0 +1,70 @@
+"""A pass that is recorded once and then run again for other inputs, by one compiled call.
+
+Between kernels a decoded token spends a tenth to a fifth of its time in Python, whose code and data the weights drive out of the caches.
+But one token is like the next: the same kernels on the same weights. So the launches of one pass are kept, with the memory that it worked
+in.
+
+A recording must hold all that the pass computes. What a kernel reads must be an input, the result of another launch, or constant, as a
+read-only array is. Python must not look at a result (launching.looked_at). A pass that breaks these rules is not recorded. What they do not
+see, such as an array that NumPy changes in place, a comparison shows (engine/repeats.py).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import launching, workspace
+from .fast.calls import Calls, UnknownArgumentError
+
+
+class Recording:
+    """The launches of one pass: `function` of some inputs, which are arrays, to an array.
+
+    state: arrays that every such pass reads and writes outside of its own memory. result: what the recorded pass gave. is_whole: whether
+    the launches are all that the pass did, as far as the rules show.
+    """
+
+    def __init__(self, function: Callable[..., NDArray], inputs: Sequence[NDArray], state: Sequence[NDArray]) -> None:
+        self.is_whole = True
+        self._inputs = [x.copy() for x in inputs]
+        self._shared = {id(workspace.owner_of(x)) for x in (*self._inputs, *state)}
+        self._kept: list[Any] = [*state]
+        self._calls = Calls()
+        with workspace.apart() as self._room, launching.observed(self):
+            self._result = function(*self._inputs)
+        self.result = self._result.copy()
+        self.is_whole = self.is_whole and self._room.holds(self._result)
+        if self.is_whole:
+            self._calls.close()
+
+    def launched(self, kernel: Callable, arguments: tuple[Any, ...]) -> None:
+        self.is_whole = self.is_whole and all(map(self._is_known, arguments))
+        if self.is_whole:
+            try:
+                self._calls.add(kernel, arguments)
+            except UnknownArgumentError:
+                self.is_whole = False
+
+    def looked_at(self) -> None:
+        self.is_whole = False
+
+    def _is_known(self, x: Any) -> bool:
+        """Whether an argument of a kernel is a number, or an array that only launches write, or nothing. Keeps constants."""
+        if isinstance(x, tuple):
+            return all(map(self._is_known, x))
+        if not isinstance(x, np.ndarray) or self._room.holds(x) or id(workspace.owner_of(x)) in self._shared:
+            return True
+        self._kept.append(x)
+        return not x.flags.writeable or x.size == 0
+
+    def again(self, inputs: Sequence[NDArray]) -> NDArray | None:
+        """The result for other inputs, of the same shapes; None in a forked child, where threads must not share kernels."""
+        for own, x in zip(self._inputs, inputs, strict=True):
+            own[...] = x
+        return self._result.copy() if launching.launch_again(self._calls) else None
+
+    def forget(self) -> None:
+        """Clear the memory of the pass, so that nothing is left in it that its launches do not write."""
+        self._room.clear()
