@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 import bitnet_np
 from bitnet_np import KVCache, Model, forward, forward_full, forward_incremental, stream
+from bitnet_np.engine.backend import Backend, Wrapped
 from bitnet_np.engine.dialects import EXACT
-from bitnet_np.kernels import block_tiles
+from bitnet_np.kernels import block_tiles, cpu
 
 from . import models
 from .report import Table, figure, percent, spread
@@ -81,7 +82,7 @@ def prefill(setup: Setup) -> Iterator[Case]:
 # --- decode ---------------------------------------------------------------------------------------------------------------------------
 
 
-def decode_case(bench: str, name: str, setup: Setup, batch: int, peer: bool = False) -> Case:
+def decode_case(bench: str, name: str, setup: Setup, batch: int, peer: bool = False, ops: Backend = cpu) -> Case:
     """The case of steps of one token for each of `batch` sequences, all logits of each step; the prompt is not timed."""
     model, n, dialect = setup.model, setup.steps, setup.dialect
     ids = tokens(setup.seed, model.config.vocab, batch, PROMPT + n)
@@ -92,7 +93,7 @@ def decode_case(bench: str, name: str, setup: Setup, batch: int, peer: bool = Fa
         forward(model, ids[:, :PROMPT], cache, last_only=True, dialect=dialect)
         for i in range(PROMPT, PROMPT + n):
             begin = time.perf_counter()
-            logits = forward(model, ids[:, i : i + 1], cache, last_only=True, dialect=dialect)
+            logits = forward(model, ids[:, i : i + 1], cache, last_only=True, dialect=dialect, ops=ops)
             yield time.perf_counter() - begin, logits
 
     def run(threads: int) -> Sample:
@@ -116,6 +117,7 @@ def decode_case(bench: str, name: str, setup: Setup, batch: int, peer: bool = Fa
 def decode(setup: Setup) -> Iterator[Case]:
     model, n = setup.model, setup.steps
     yield decode_case("decode", f"{n} after {PROMPT}", setup, 1, peer=True)
+    yield decode_case("decode", f"{n} after {PROMPT}, not recorded", setup, 1, ops=Wrapped(cpu))
     prompt = tokens(setup.seed, model.config.vocab, PROMPT).tolist()
 
     def greedy() -> tuple[float, list[int]]:
