@@ -295,7 +295,7 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "relu2_gate": lambda: (ops.relu2_gate(noise(15, 3, 161), noise(16, 3, 161)),),
         "forward, exact": partial(_forward, ops, EXACT),
         "forward, bitnet.cpp": partial(_forward, ops, BITNET_CPP),
-        "forward, token by token": partial(_token_by_token, ops),
+        "token by token": partial(_token_by_token, ops),
         "keys and values": partial(_written, ops),
         "add_bias": lambda: (ops.add_bias(noise(54, 5, 161), noise(65, 161)),),
         "scaled": lambda: (ops.scaled(noise(54, 5, 161), np.float32(0.3)),),
