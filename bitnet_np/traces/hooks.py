@@ -227,7 +227,7 @@ def _places(model: Any) -> list[_Place]:
     if not hasattr(model, "named_modules"):
         raise OptionError(f"model is {shown(model)}, expected a model of transformers or mlx-lm")
     modules = dict(model.named_modules())
-    names = labels.told_apart(modules)
+    names = labels.names_to_look_up(modules)
     outputs = {path: key for path in modules if (key := labels.direct(names[path])) is not None}
     outputs |= {path: _SCALED for path, key in outputs.items() if key == EMBEDDING and hasattr(modules[path], "embed_scale")}
     given = set(outputs.values())

@@ -74,15 +74,15 @@ def save_base(
         raise ShapeError(f"there are {len(ids)} tokens, expected at least a chunk of {size}")
     check_tokens(model.config, ids[None])
     chunks = ids[: len(ids) // size * size].reshape(-1, size)
-    found = []
+    values = []
     with whole_file(path_of(path)) as part, open(part, "wb") as file:
         file.write(llama_logits.head(chunks, model.config.vocab))
         for done, chunk in enumerate(chunks, 1):
             for positions, logits in _second_half(runtime, chunk, bos):
                 llama_logits.encode(logits).tofile(file)
-                found.append(nll_of(logits, chunk[positions + 1]))
+                values.append(nll_of(logits, chunk[positions + 1]))
             progress(done, len(chunks))
-    return np.concatenate(found)
+    return np.concatenate(values)
 
 
 @steady
@@ -100,7 +100,7 @@ def divergence(
     bos: as in `save_base`; it has to be what the base was made with. Raises FileFormatError for a damaged file, or one whose rows are no
     probabilities, ShapeError or ContextLimitError for a base of another vocabulary or a longer context, and what `forward` raises.
     """
-    runtime, base = Runtime(model, dialect, ops).checked(), llama_logits.contents(path_of(path))
+    runtime, base = Runtime(model, dialect, ops).checked(), llama_logits.open_chunks(path_of(path))
     if base.vocab != model.config.vocab:
         raise ShapeError(f"{path} has a vocabulary of {base.vocab} tokens, the model has {model.config.vocab}, expected the same")
     if base.context > model.config.context:

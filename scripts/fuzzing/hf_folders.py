@@ -115,7 +115,7 @@ def _tensors(raw: bytes) -> list[_Tensor]:
     ]
 
 
-def _together(tensors: list[_Tensor]) -> bytes:
+def _file_of(tensors: list[_Tensor]) -> bytes:
     """A file of tensors one after the other, whose sizes are those of their shapes even where their bytes are not."""
     table, at = {}, 0
     for tensor in tensors:
@@ -132,14 +132,14 @@ def _edit_tensors(files: Files, draw: random.Random) -> None:
     name = draw.choice(names or sorted(files))
     try:
         tensors = _tensors(files[name])
-        _together(tensors)
+        _file_of(tensors)
     except Exception:  # an earlier change damaged it
         return
     if not tensors:
         return
     i = draw.randrange(len(tensors))
     draw.choice((_edit_dtype, _edit_shape, _edit_name, _edit_data, _edit_data))(tensors, i, draw)
-    files[name] = _together(tensors)
+    files[name] = _file_of(tensors)
 
 
 def _edit_dtype(tensors: list[_Tensor], i: int, draw: random.Random) -> None:

@@ -106,7 +106,7 @@ def side_of(label: str) -> Side | None:
     return None
 
 
-def told_apart(paths: Iterable[str]) -> dict[str, str]:
+def names_to_look_up(paths: Iterable[str]) -> dict[str, str]:
     """Each label or module, and the one to look up for it.
 
     The norm `post_attention_layernorm` of a layer is the feed-forward's in Llama. In models that have a norm after the feed-forward, too,
@@ -137,7 +137,7 @@ def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[s
     config: the model's, if it is known. Without it, a module's input is taken to be behind a sub-norm if the dump has that norm, and the
     highest of hidden_states is taken for the final norm: all of them, from 0, must be there. Raises FileFormatError.
     """
-    split = {label: _split(text) for label, text in told_apart(labels).items()}
+    split = {label: _split(text) for label, text in names_to_look_up(labels).items()}
     numbers = () if config is None else range(config.n_layers + 1)
     for prefix in ("", "arr_", "layer_"):  # a tuple of hidden states by itself: all of them
         names = {f"{prefix}{n}": f"hidden_states.{n}" for n in numbers}
