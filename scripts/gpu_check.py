@@ -80,41 +80,41 @@ def placed(on: Any, layers: int, vocab: int) -> tuple[Model, Model]:
 
 def bits(on: Any) -> dict[str, Any]:
     """Logits of whole sequences, of a ragged batch, and of decoding from some positions on: equal to the CPU's?"""
-    (model, there), rng, equal = placed(on, min(LAYERS, 3), VOCAB), np.random.default_rng(1), dict[str, bool]()
+    (model, on_device), rng, equal = placed(on, min(LAYERS, 3), VOCAB), np.random.default_rng(1), dict[str, bool]()
     t = 2 if INTERPRET else 140
     tokens, lengths = rng.integers(0, model.config.vocab, (2, t)), [t, max(1, t // 3)]
-    equal["whole"] = bool(np.array_equal(forward_full(model, tokens, lengths), forward_full(there, tokens, lengths, ops=on)))
+    equal["whole"] = bool(np.array_equal(forward_full(model, tokens, lengths), forward_full(on_device, tokens, lengths, ops=on)))
     own, cache = KVCache(model.config, 2, t), new_cache(model.config, 2, t, on)
-    equal["ragged"] = bool(np.array_equal(forward(model, tokens, own, lengths), forward(there, tokens, cache, lengths, ops=on)))
+    equal["ragged"] = bool(np.array_equal(forward(model, tokens, own, lengths), forward(on_device, tokens, cache, lengths, ops=on)))
     own, cache = KVCache(model.config, 1), new_cache(model.config, 1, None, on)
     prompt = rng.integers(0, model.config.vocab, (1, STARTS[-1]))
     forward(model, prompt, own, last_only=True)
-    forward(there, prompt, cache, last_only=True, ops=on)
+    forward(on_device, prompt, cache, last_only=True, ops=on)
     for start in reversed(STARTS):
         for each in (own, cache):
             each.truncate(0, start)
         following = rng.integers(0, model.config.vocab, (4, 1, 1))
-        steps = ((forward(model, token, own), forward(there, token, cache, ops=on)) for token in following)
+        steps = ((forward(model, token, own), forward(on_device, token, cache, ops=on)) for token in following)
         equal[f"decoding from {start}"] = all(np.array_equal(ours, theirs) for ours, theirs in steps)
     return {"equal": equal} | ({} if all(equal.values()) else {"problem": f"logits differ from the CPU's: {equal}"})
 
 
-def read(on: Any, there: Model, n: int) -> None:
+def read(on: Any, on_device: Model, n: int) -> None:
     """Reads a prompt of n tokens."""
-    prefill(there, np.zeros((1, n), np.int64), new_cache(there.config, 1, n, on), ops=on)
+    prefill(on_device, np.zeros((1, n), np.int64), new_cache(on_device.config, 1, n, on), ops=on)
 
 
 def speed(on: Any) -> dict[str, Any]:
     """Tokens in a second: prompts, and decoding by batch and position."""
-    _, there = placed(on, LAYERS, SHAPE["vocab"])
+    _, on_device = placed(on, LAYERS, SHAPE["vocab"])
     found = {}
     for n in PROMPTS:
-        found[f"prompt of {n}"] = n / timed(on, partial(read, on, there, n), 1 if INTERPRET else 3)
+        found[f"prompt of {n}"] = n / timed(on, partial(read, on, on_device, n), 1 if INTERPRET else 3)
     for batch in BATCHES:
         for start in STARTS[:: len(STARTS) - 1]:
-            cache = new_cache(there.config, batch, start + STEPS + 3, on)
+            cache = new_cache(on_device.config, batch, start + STEPS + 3, on)
             cache.lengths[:] = start  # of zeros: what is in the cache changes no time
-            step = partial(forward, there, np.zeros((batch, 1), np.int64), cache, last_only=True, ops=on)
+            step = partial(forward, on_device, np.zeros((batch, 1), np.int64), cache, last_only=True, ops=on)
             step()
             seconds = timed(on, step, STEPS)
             found[f"decoding {batch} from {start}"] = batch / seconds

@@ -69,11 +69,11 @@ def unscaled_values(e: Engine, n: int) -> Floats:
 
 
 def honest() -> Iterator[tuple[str, Make]]:
-    for halves in (False, True):
-        kind = "bitnet.cpp's float16" if halves else "float32"
-        yield f"{kind}, BLAS", engine(halves=halves)
-        yield f"{kind}, rounded once", engine(halves=halves, dot=precise)
-        yield f"{kind}, sums of 8", engine(halves=halves, dot=accumulate(8))
+    for in_float16 in (False, True):
+        kind = "bitnet.cpp's float16" if in_float16 else "float32"
+        yield f"{kind}, BLAS", engine(in_float16=in_float16)
+        yield f"{kind}, rounded once", engine(in_float16=in_float16, dot=precise)
+        yield f"{kind}, sums of 8", engine(in_float16=in_float16, dot=accumulate(8))
     norm_names = {"attn_norm": None, "attn_sub_norm": "kqv_out", "ffn_norm": "ffn_inp", "ffn_sub_norm": "ffn_out"}
 
     def norm(name: str, source: str | None) -> Callable[[Engine, int], Floats]:
@@ -92,11 +92,11 @@ def faulty() -> Iterator[tuple[str, Make]]:
     }
     scales = [("ffn_down", "ffn_sub_norm", "ffn_down", factor) for factor in (1.02, 1.05, 1.1)]
     scales.append(("attn_o_out", "attn_sub_norm", "attn_output", 1.05))
-    for halves, end in ((False, ""), (True, ", float16 engine")):
+    for in_float16, end in ((False, ""), (True, ", float16 engine")):
         for name, how in quantisers.items():
-            yield name + end, engine(Quantizer, **how, halves=halves)
+            yield name + end, engine(Quantizer, **how, in_float16=in_float16)
         for scale in scales:
-            yield f"scale of {scale[2]} times {scale[3]}{end}", engine(faults=times(*scale), halves=halves)
+            yield f"scale of {scale[2]} times {scale[3]}{end}", engine(faults=times(*scale), in_float16=in_float16)
     gate: dict[str, Step] = {"ffn_out": lambda e, n: silu(e.at("ffn_gate", n)) * e.at("ffn_up", n)}
     late: dict[str, Step] = {"Kcur_rope": lambda e, n: e.rope(e.at("Kcur", n), np.arange(len(e.tokens)) + 1)}
     yield "scale of attn_v missing", engine(faults={"Vcur": unscaled_values})

@@ -41,7 +41,7 @@ from bitnet_np.traces.points import Key, Trace
 
 def honest(model: Model, tokens: NDArray[np.int64]) -> Iterator[tuple[str, dict[Key, Floats], Dialect]]:
     """Correct dumps, each computed in another way, with the dialect that it declares."""
-    for halves, dialect in ((False, EXACT), (True, BITNET_CPP)):
+    for in_float16, dialect in ((False, EXACT), (True, BITNET_CPP)):
         ways: dict[str, Callable[[Floats, Floats], Floats]] = {
             "float32 BLAS": lambda x, w: x @ w.T,
             "rounded once": precise,
@@ -49,7 +49,7 @@ def honest(model: Model, tokens: NDArray[np.int64]) -> Iterator[tuple[str, dict[
             "sums of 8": accumulate(8),
         }
         for name, dot in ways.items():
-            yield f"{dialect.name}, {name}", Engine(model, tokens, dot=dot, halves=halves).run(), dialect
+            yield f"{dialect.name}, {name}", Engine(model, tokens, dot=dot, in_float16=in_float16).run(), dialect
         for chunk in (1, 5):
             yield f"{dialect.name}, kernels in chunks of {chunk}", _kernels(model, tokens, chunk, dialect), dialect
 

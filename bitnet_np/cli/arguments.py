@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from ..base.errors import OptionError
 from ..base.whole_file import whole_file
-from ..engine.dialects import DIALECTS, EXACT, Dialect
+from ..engine.dialects import DIALECTS, Dialect
 from ..files.overrides import OVERRIDABLE
 from ..gpu.dispatch import Device
-from ..judge.precision import CACHES, PROFILES, Precision, Profile
+from ..judge.precision import CACHES, PROFILES, Profile, dialect_to_compute
 from ..model import packing
 from ..traces.formats import FORMATS
 
@@ -112,13 +112,7 @@ def add_computing_arguments(parser: argparse.ArgumentParser, device: bool = True
 
 def dialect_of(arguments: argparse.Namespace) -> Dialect:
     """The dialect that --as and --precision name, to compute in. Raises OptionError."""
-    dialect = DIALECTS[arguments.dialect]
-    if arguments.precision is None:
-        return dialect
-    precision = Precision.parse(arguments.precision)
-    if precision != Precision(kv=precision.kv):
-        raise OptionError(f"--precision is {arguments.precision!r}, expected kv=TYPE alone: other types are known to check only")
-    return dialect.with_cache(precision.kv)
+    return dialect_to_compute(arguments.dialect, arguments.precision)
 
 
 # --- what is judged -------------------------------------------------------------------------------------------------------------------
@@ -143,11 +137,7 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
 
 def profile_of(arguments: argparse.Namespace, default: str | None = None) -> Profile:
     """The dialect and precision that are declared, or a default one's by name. Raises OptionError."""
-    name = arguments.profile or default
-    profile = PROFILES[name] if name else Profile(EXACT, None)
-    if arguments.precision is None:
-        return profile
-    return Profile(profile.dialect, Precision.parse(arguments.precision, profile.precision))
+    return Profile.declared(arguments.profile or default, arguments.precision)
 
 
 # --- what is written ------------------------------------------------------------------------------------------------------------------

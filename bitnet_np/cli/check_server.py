@@ -75,5 +75,5 @@ def tokenizer_difference(ours: Sequence[int], theirs: Sequence[int], bos: int | 
     if list(ours) == [bos, *theirs]:
         return f"the server's tokenizer puts no BOS in front of the text, and the model's file says to: {bos}"
     at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-    here, there = (f"token {x[at]}" if at < len(x) else "no token" for x in (ours, theirs))
-    return f"the server's tokenizer gives {len(theirs)} token ids, ours {len(ours)}: at index {at} it has {there}, ours {here}"
+    their_token, our_token = (f"token {x[at]}" if at < len(x) else "no token" for x in (theirs, ours))
+    return f"the server's tokenizer gives {len(theirs)} token ids, ours {len(ours)}: at index {at} it has {their_token}, ours {our_token}"

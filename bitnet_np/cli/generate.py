@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import get_args
@@ -14,6 +15,7 @@ from ..files import embedded
 from ..generation.generate import stream
 from ..generation.prompts import HeadChoice
 from ..generation.sampling import Sampling
+from ..generation.speculation import Speculation
 from ..text.tokenizer import Tokenizer
 from ..traces.token_files import parse_numbers
 from . import generate_many as batch_command
@@ -75,6 +77,29 @@ def _prompt(inputs: Inputs, tokenizer: Tokenizer | None) -> NDArray:
     return ids
 
 
+def _stream(inputs: Inputs, ids: NDArray, most: int, stops: Collection[int]) -> tuple[Iterator[int], Speculation | None]:
+    """The new tokens, at most `most` where the arguments do not say how many, and how they are drafted."""
+    arguments = inputs.arguments
+    numbers = None if arguments.uniforms is None else parse_numbers("--uniforms", arguments.uniforms, float)
+    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
+    model = inputs.model()
+    speculation = speculation_of(inputs, slots=1, by_default=arguments.ops.device == "cpu" and pays(model))
+    tokens = stream(
+        model,
+        ids.tolist(),
+        max(1, min(most, model.config.context - len(ids))) if arguments.n is None else arguments.n,
+        sampling=sampling,
+        numbers=numbers,
+        seed=arguments.seed,
+        stop=stops,
+        dialect=dialect_of(arguments),
+        ops=arguments.ops,
+        head=arguments.head,
+        speculation=speculation,
+    )
+    return tokens, speculation
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print the continuation, token by token; returns the exit code."""
     with ExitStack() as stack:
@@ -90,23 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         tokenizer = inputs.tokenizer() if arguments.text is not None else None
         ids = _prompt(inputs, tokenizer)
         stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops
-        numbers = None if arguments.uniforms is None else parse_numbers("--uniforms", arguments.uniforms, float)
-        sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
-        model = inputs.model()
-        speculation = speculation_of(inputs, slots=1, by_default=arguments.ops.device == "cpu" and pays(model))
-        tokens = stream(
-            model,
-            ids.tolist(),
-            max(1, min(most, model.config.context - len(ids))) if arguments.n is None else arguments.n,
-            sampling=sampling,
-            numbers=numbers,
-            seed=arguments.seed,
-            stop=stops,
-            dialect=dialect_of(arguments),
-            ops=arguments.ops,
-            head=arguments.head,
-            speculation=speculation,
-        )
+        tokens, speculation = _stream(inputs, ids, most, stops)
         decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
         new: list[int] = []
         pieces: list[str] = []

@@ -16,7 +16,7 @@ from ..files.overrides import BEYOND, OVERRIDABLE, without_ignored
 from ..files.source import Source
 from ..gpu.device import device_of, place
 from ..kernels import cpu
-from ..model.contents import constant_matrices
+from ..model.matrix_facts import constant_matrices
 from ..model.records import Model
 from ..text.tokenizer import Tokenizer, tokenizer_from
 from ..traces.token_files import array_of_ids, check_ids, parse_numbers, read_sequences, read_token_ids

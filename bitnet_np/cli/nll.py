@@ -55,10 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     model, path = inputs.model(), arguments.kl_divergence_base or arguments.save_all_logits
     how: dict[str, Any] = {"dialect": dialect_of(arguments), "progress": progress.bar("reading")}
     chunked = how | {"ops": arguments.ops, "bos": _bos(inputs)} if path is not None else {}
-    found = None
+    compared = None
     if ids is None:
-        found = divergence(model, path, **chunked)
-        values = found.nll
+        compared = divergence(model, path, **chunked)
+        values = compared.nll
     elif path is not None:
         values = save_base(model, ids, path, context=arguments.ctx_size, **chunked)
     elif arguments.scheduler is None and arguments.workers is None:
@@ -67,13 +67,13 @@ def run(arguments: argparse.Namespace) -> int:
         values = _on_cluster(inputs, ids, how | {"stride": arguments.stride})
     if arguments.out is not None:
         save_npy(arguments.out, values)
-    facts = _facts(values) | ({} if ids is None else {"tokens": len(ids)}) | (_compared(found) if found else {})
+    facts = _facts(values) | ({} if ids is None else {"tokens": len(ids)}) | (_compared(compared) if compared else {})
     if arguments.json:
         print_json(facts | {"sha256": digest(values)})
         return 0
     print(f"mean negative log-likelihood  {facts['mean_nll']:.6f} nats a token ({len(values)} predicted)")
     print(f"perplexity                    {facts['perplexity']:.4f}")
-    if found:
+    if compared:
         print(f"perplexity of the base        {facts['base']['perplexity']:.4f}")
         print(f"KL divergence from the base   mean {facts['kl']['mean']:.6f}, largest {facts['kl']['max']:.6f} nats")
         print(f"same token on top             {facts['same_top']:.2%}")
@@ -104,10 +104,10 @@ def _facts(values: NDArray[np.float64]) -> dict[str, Any]:
     return {"mean_nll": mean, "perplexity": float(np.exp(min(mean, 700.0)))}
 
 
-def _compared(found: Divergence) -> dict[str, Any]:
+def _compared(compared: Divergence) -> dict[str, Any]:
     """What is said of a comparison with a base."""
-    kl = {"mean": float(found.kl.mean()), "max": float(found.kl.max())}
-    return {"predicted": len(found.kl), "base": _facts(found.base_nll), "kl": kl, "same_top": float(found.same_top.mean())}
+    kl = {"mean": float(compared.kl.mean()), "max": float(compared.kl.max())}
+    return {"predicted": len(compared.kl), "base": _facts(compared.base_nll), "kl": kl, "same_top": float(compared.same_top.mean())}
 
 
 def _on_cluster(inputs: Inputs, ids: NDArray, how: dict[str, Any]) -> NDArray[np.float64]:

@@ -72,8 +72,8 @@ def _read_keys(file: GGUFFile, architecture: str) -> dict[str, Any]:
                 f"{file.path}: {key} = {shown(value)} is a setting this package does not implement; {how_to_ignore(key)}"
             )
     required = (*REQUIRED, *family.required)
-    there = (field for field, key in keys.items() if field in required or prefix + key.name in file.metadata)
-    return {field: file.require(prefix + keys[field].name, keys[field].type) for field in there}
+    present = (field for field, key in keys.items() if field in required or prefix + key.name in file.metadata)
+    return {field: file.require(prefix + keys[field].name, keys[field].type) for field in present}
 
 
 def _is_neutral(key: str, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -39,20 +40,24 @@ class GGUFSource:
         check_has(self.path, key, key in self._file.metadata)
         return GGUFSource(replace(self._file, metadata={name: value for name, value in self.metadata.items() if name != key}))
 
+    @cached_property
+    def _config(self) -> Config:
+        return read_config(self._file)
+
     def config(self) -> Config:
         """From the metadata, and from the shape of the embedding."""
-        return read_config(self._file)
+        return self._config
 
     def weights(self, allow_nan: bool, i2s_layout: str) -> "GGUFWeights":
         """The tensors of the file. `i2s_layout` is one of packing.I2S_LAYOUTS."""
-        return GGUFWeights(self._file, allow_nan, i2s_layout)
+        return GGUFWeights(self._file, self._config, allow_nan, i2s_layout)
 
 
 class GGUFWeights:
     """The weights of a GGUF file as source.ModelWeights."""
 
-    def __init__(self, file: GGUFFile, allow_nan: bool, i2s_layout: str) -> None:
-        c = self.config = read_config(file)
+    def __init__(self, file: GGUFFile, c: Config, allow_nan: bool, i2s_layout: str) -> None:
+        self.config = c
         self._family = FAMILIES[c.architecture]
         self._tensors = CheckedTensors(file.path, file.tensors, allow_nan)
         self._i2s_layout = i2s_layout

@@ -276,7 +276,7 @@ def _fused(n: int, named: dict[str, Any], names: Sequence[str], encode: Encode) 
     """
     for name in names:
         parts = {field: named[field] for field in FUSED[name]}
-        why = _why_apart([encode(tensor_name(name, n), linear.weights) for linear in parts.values()], parts)
+        why = _why_not_fused([encode(tensor_name(name, n), linear.weights) for linear in parts.values()], parts)
         if why is None:
             named = {field: value for field, value in named.items() if field not in parts} | {name: list(parts.values())}
         elif name in parts:
@@ -284,7 +284,7 @@ def _fused(n: int, named: dict[str, Any], names: Sequence[str], encode: Encode) 
     return named
 
 
-def _why_apart(tensors: Sequence[Stored], linears: Mapping[str, Linear]) -> str | None:
+def _why_not_fused(tensors: Sequence[Stored], linears: Mapping[str, Linear]) -> str | None:
     """Why one tensor cannot hold the rows of these linears, by field; None if it can. tensors: each linear's matrix as it is written."""
     names = [field.rpartition("_")[2] for field in linears]
     if any(linear.norm is not None or linear.scale is not None for linear in linears.values()):

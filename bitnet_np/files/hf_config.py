@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import FileFormatError, UnsupportedError, shown
-from ..model.families import FAMILIES, implied, windowed_layers
+from ..model.families import FAMILIES, Family, implied, windowed_layers
 from ..model.records import MATRICES, QKV, Config, LongRope, Yarn, window_fields
 from ..model.rope import llama3_factors, longrope_magnitude, rope_frequencies, yarn_magnitude
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
@@ -221,18 +221,8 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
     gated = "ffn_gate" in family.matrices
     head_dim = _head_dim(keys, width, heads)
     eps = take("layer_norm_eps" if family.config["norm"] == "layer" else "rms_norm_eps", float)
-    local_base = None if kind.rope_bases is None else _local_rope_base(keys, kind.rope_bases[1])
-    rope: dict[str, Any] = {"rope_base": 10000.0}
-    if family.config["rope"] != "none":
-        rope = _rope(keys, kind, family.partial_rope and not kind.whole_rope)
-    fraction, llama3 = rope.pop("fraction", 1.0), rope.pop("llama3", None)
-    if not (fraction == 1 or (family.partial_rope and 0 < fraction < 1)):
-        raise UnsupportedError(f"{keys.where}: partial_rotary_factor is {fraction}, which {model_type} cannot have")
-    if family.local_rope_base is None and local_base not in (None, rope["rope_base"]):
-        raise UnsupportedError(
-            f"{keys.where}: RoPE's base is {rope['rope_base']} in global and {local_base} in local layers, expected one in {model_type}"
-        )
-    rotated, context = int(head_dim * fraction), take("max_position_embeddings", int)
+    rope, llama3 = _rotation(keys, model_type, kind, family, head_dim)
+    context = take("max_position_embeddings", int)
     if rope.get("rope_magnitude", 1.0) is None:
         original = rope["longrope"].original
         rope["rope_magnitude"] = longrope_magnitude(context / original, original)
@@ -255,8 +245,6 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         kv_heads=keys.take("num_key_value_heads", int, heads),
         head_dim=head_dim,
         eps=eps,
-        rope_width=None if rotated == head_dim else rotated,
-        local_rope_base=None if family.local_rope_base is None else local_base,
         **rope | always | experts,
     )
     for key in kind.ignored:
@@ -266,6 +254,25 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
     local = {"local_layers": implied(config)["local_layers"]} if family.local_rope else {}
     factors = None if llama3 is None else llama3_factors(rope_frequencies(config.rope_base, 2 * config.rope_pairs), *llama3)
     return replace(config, **local), factors
+
+
+def _rotation(keys: _UnreadKeys, model_type: str, kind: ModelType, family: Family, head_dim: int) -> tuple[dict[str, Any], Any]:
+    """The fields of a Config that say how a head is rotated, as in `_rope`, and the numbers of Llama 3's scaling."""
+    local_base = None if kind.rope_bases is None else _local_rope_base(keys, kind.rope_bases[1])
+    rope: dict[str, Any] = {"rope_base": 10000.0}
+    if family.config["rope"] != "none":
+        rope = _rope(keys, kind, family.partial_rope and not kind.whole_rope)
+    fraction, llama3 = rope.pop("fraction", 1.0), rope.pop("llama3", None)
+    if not (fraction == 1 or (family.partial_rope and 0 < fraction < 1)):
+        raise UnsupportedError(f"{keys.where}: partial_rotary_factor is {fraction}, which {model_type} cannot have")
+    if family.local_rope_base is not None:
+        rope["local_rope_base"] = local_base
+    elif local_base not in (None, rope["rope_base"]):
+        raise UnsupportedError(
+            f"{keys.where}: RoPE's base is {rope['rope_base']} in global and {local_base} in local layers, expected one in {model_type}"
+        )
+    rotated = int(head_dim * fraction)
+    return rope | ({} if rotated == head_dim else {"rope_width": rotated}), llama3
 
 
 def _experts(keys: _UnreadKeys, model_type: str) -> dict[str, Any]:

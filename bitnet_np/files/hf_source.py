@@ -66,20 +66,24 @@ class HFSource:
 
         return HFSource(replace(self._folder, config_json=pruned(self.keys, key.split("."))))
 
+    @cached_property
+    def _recipe(self) -> Recipe:
+        return read_recipe(self.keys, self.path / "config.json")
+
     def config(self) -> Config:
         """From config.json."""
-        return read_recipe(self.keys, self.path / "config.json").config
+        return self._recipe.config
 
     def weights(self, allow_nan: bool, i2s_layout: str) -> "HFWeights":
         """The tensors of the folder, none of which is I2_S."""
-        return HFWeights(self._folder, allow_nan)
+        return HFWeights(self._folder, self._recipe, allow_nan)
 
 
 class HFWeights:
     """The weights of a Hugging Face folder as source.ModelWeights."""
 
-    def __init__(self, folder: Folder, allow_nan: bool) -> None:
-        self._recipe = recipe = read_recipe(folder.config_json, folder.path / "config.json")
+    def __init__(self, folder: Folder, recipe: Recipe, allow_nan: bool) -> None:
+        self._recipe = recipe
         self.config = recipe.config
         self._tensors = CheckedTensors(folder.path, _model_tensors(folder, recipe), allow_nan)
         kind = recipe.kind

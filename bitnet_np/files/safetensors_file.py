@@ -7,6 +7,7 @@ and the data, without holes or overlaps. A file is not trusted: every count, len
 import json
 import mmap
 import os
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ DTYPES: dict[str, np.dtype] = {
     "U16": np.dtype("<u2"),
     "U8": np.dtype("u1"),
 }
+NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 _MAX_HEADER = 1 << 24
 _MAX_TENSORS = 1 << 16
 
@@ -46,6 +48,18 @@ def strict_json(text: bytes | str, where: str) -> Any:
         return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{where}: not JSON: {shown(str(error))}") from None
+
+
+def header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
+    """The start of a file of these tensors, by name, dtype and shape, in the order of their data, up to the first of them."""
+    table: dict[str, Any] = {"__metadata__": {"format": "np"}}
+    at = 0
+    for name, dtype, shape in tensors:
+        start, at = at, at + prod(shape) * DTYPES[dtype].itemsize
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, at]}
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # aligns the numbers
+    return len(text).to_bytes(8, "little") + text
 
 
 def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import FileFormatError, NonFiniteError, UnsupportedError
-from ..base.mapped import release_pages
+from ..base.file_pages import release_pages
 from ..base.tensor_types import BF16, F16, F32, F64, TensorType
 from ..kernels import cpu
 from ..model import widen

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import mapped
+from ..base import file_pages
 from ..base.errors import ShapeError, UnsupportedError
 from ..base.validate import integer
 from ..kernels import certified as kernels
@@ -31,7 +31,7 @@ Floats = NDArray[np.float32]
 LARGEST_K = 256
 """The largest k: for more logits than these, computing all is as fast."""
 
-WIDEST = (2**31 - 1) // (127 * 63)
+MOST_COLUMNS = (2**31 - 1) // (127 * 63)
 """The longest row: in longer ones a sum of products of codes might not fit 32 bits."""
 
 _LEVELS = 63  # of each int8 row of x: AVX2 adds two products of 255 * 63 in 16 bits
@@ -102,13 +102,13 @@ def certify(table: NDArray, k: int = 1) -> CertifiedHead:
     A table in a mapped file gives its pages back as it is copied: what the head reads of it later are the rows that could win.
 
     Raises OptionError for k outside 1..LARGEST_K or V, ShapeError for an array that is no table [V, D], UnsupportedError for another dtype
-    or rows longer than WIDEST.
+    or rows longer than MOST_COLUMNS.
     """
     if not isinstance(table, np.ndarray) or table.dtype not in (np.float32, np.float16, np.uint16):
         raise UnsupportedError(f"a certified head needs a float32, float16 or bfloat16 table, not {type(table).__name__}")
     if table.ndim != 2 or 0 in table.shape or not table.flags.c_contiguous:
         raise ShapeError(f"a certified head needs a table [V, D] whose rows are end to end, not one of shape {table.shape}")
-    if table.shape[1] > WIDEST:
-        raise UnsupportedError(f"a certified head cannot have rows of {table.shape[1]} numbers, expected at most {WIDEST}")
+    if table.shape[1] > MOST_COLUMNS:
+        raise UnsupportedError(f"a certified head cannot have rows of {table.shape[1]} numbers, expected at most {MOST_COLUMNS}")
     k = integer("k", k, 1, min(LARGEST_K, len(table)))
-    return CertifiedHead(table, k, kernels.copy(table, mapped.release))
+    return CertifiedHead(table, k, kernels.copy(table, file_pages.release))

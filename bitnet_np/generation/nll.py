@@ -1,5 +1,6 @@
 """Negative log-likelihood of a text: how surprised the model is by each token, given those before it."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from ..base.validate import integer, integers
 from ..engine.backend import Backend
 from ..engine.cache import new_cache
 from ..engine.dialects import EXACT, Dialect
-from ..engine.forward_pass import run_cached
+from ..engine.forward_pass import run_cached, run_prefill
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens, check_tokens
 from ..kernels import cpu
@@ -84,15 +85,23 @@ def window_nll(
     runtime: Runtime, ids: NDArray[np.int64], known: int, *, chunk: int = CHUNK, progress: Progress = silent
 ) -> NDArray[np.float64]:
     """-ln p of the tokens of one window [W], those after token `known`: float64 [W - 1 - known]. The arguments have been checked."""
-    out = np.empty(len(ids) - 1 - known)
-    cache = new_cache(runtime.model.config, 1, len(ids), runtime.ops)
-    for start in range(0, len(ids), chunk):
-        part = ids[start : start + chunk]
-        logits = run_cached(runtime, Tokens.whole(part[None]), cache, np.zeros(1, np.int64))[0]
-        fresh = np.arange(max(start, known), min(start + len(part), len(ids) - 1))
-        out[fresh - known] = nll_of(logits[fresh - start], ids[fresh + 1])
-        progress(start + len(part), len(ids))
-    return out
+    values = []
+    for positions, logits in logits_from(runtime, ids[:-1], known, chunk):
+        values.append(nll_of(logits, ids[positions + 1]))
+        progress(int(positions[-1]) + 1, len(ids))
+    return np.concatenate(values)
+
+
+def logits_from(
+    runtime: Runtime, ids: NDArray[np.int64], first: int, chunk: int = CHUNK
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """Yields positions [R] of a sequence [T], from `first` on, and their logits [R, V], `chunk` at a time. Arguments are checked."""
+    cache, slot = new_cache(runtime.model.config, 1, len(ids), runtime.ops), np.zeros(1, np.int64)
+    if first:
+        run_prefill(runtime, Tokens.whole(ids[None, :first]), cache, slot)
+    for start in range(first, len(ids), chunk):
+        positions = np.arange(start, min(start + chunk, len(ids)))
+        yield positions, run_cached(runtime, Tokens.whole(ids[None, positions]), cache, slot)[0]
 
 
 def log_probabilities(logits: NDArray[np.floating]) -> NDArray[np.float64]:  # [.., V] -> [.., V]

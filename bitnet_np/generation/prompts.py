@@ -9,7 +9,7 @@ from ..base.errors import ContextLimitError, EmptyInputError, OptionError, Token
 from ..base.validate import instance, integer, integers
 from ..engine.tokens import Tokens, check_tokens
 from ..model.records import Model
-from .certified import LARGEST_K, WIDEST, CertifiedHead, certify
+from .certified import LARGEST_K, MOST_COLUMNS, CertifiedHead, certify
 from .sampling import Sampling
 
 
@@ -65,8 +65,8 @@ def certified_for(model: Model, sampling: Sampling, n: int, head: CertifiedHead 
         why_not = "the model's output is no plain float table"
     elif not model.config.plain_logits:
         why_not = "the model's logits are scaled or capped, so that rounding may make two of them equal"
-    elif table.shape[1] > WIDEST:
-        why_not = f"the output has rows of {table.shape[1]} numbers, more than {WIDEST}"
+    elif table.shape[1] > MOST_COLUMNS:
+        why_not = f"the output has rows of {table.shape[1]} numbers, more than {MOST_COLUMNS}"
     elif not isinstance(head, CertifiedHead):
         return certify(table, min(k, len(table)))
     elif head.table is not table:

@@ -232,10 +232,10 @@ class Proposals:
 
     def _fastest(self, costs: Costs, sequences: int, room: int) -> int:
         """The number of drafts with the most expected tokens a second: 1 + p + ... + p^k of them in a pass over k + 1 rows."""
-        alone = costs.of(sequences)
-        if alone <= (1 - self._right) * costs.of(2 * sequences):
+        without = costs.of(sequences)
+        if without <= (1 - self._right) * costs.of(2 * sequences):
             return 0  # even with drafts without end, if a pass with more of them costs no less
-        best, fastest, expected, chance = 0, 1 / alone, 1.0, 1.0
+        best, fastest, expected, chance = 0, 1 / without, 1.0, 1.0
         for k in range(1, room + 1):
             chance *= self._right
             expected += chance

@@ -60,6 +60,18 @@ def _refused(error: type[Error], message: str) -> Any:
     return operation
 
 
+def _by_number(kernel: Any) -> Any:
+    """The operation of a kernel that takes single numbers: of arrays of one shape, and of float32 numbers beside them."""
+
+    def operation(self: "Cuda", *arguments: Any) -> DeviceArray:
+        out = self.empty(arguments[0].shape)
+        flat = (argument if np.isscalar(argument) else argument.reshape(-1) for argument in arguments)
+        self.each(kernel, out.size, *flat, out.reshape(-1))
+        return out
+
+    return operation
+
+
 class Cuda:
     """The backend of one GPU. free_bytes: a function that gives the bytes of memory that the device has left."""
 
@@ -72,6 +84,9 @@ class Cuda:
     embed_blocks = matmul_blocks = matmuls_blocks_as_llama_cpp = _refused(ShapeError, NOT_PLACED)
     top_experts = expert_weights = mix = sigmoid_gate = _refused(UnsupportedError, NO_EXPERTS)
     attend_float16 = _refused(UnsupportedError, "the device has no attention with probabilities in float16, expected the dialect exact")
+    add, scaled, soft_cap = map(_by_number, (row_kernels.add, row_kernels.scaled, row_kernels.soft_cap))
+    relu2_gate, silu_gate, gelu_gate = map(_by_number, (row_kernels.relu2_gate, row_kernels.silu_gate, row_kernels.gelu_gate))
+    gelu, gelu_tanh = map(_by_number, (row_kernels.gelu, row_kernels.gelu_tanh))
 
     def __init__(self, free_bytes: Callable[[], int]) -> None:
         self.free_bytes = free_bytes
@@ -144,13 +159,6 @@ class Cuda:
         """Launches a kernel with a thread for each of n numbers."""
         if n:
             self._run(kernel, -(-n // BLOCK), BLOCK, *arguments)
-
-    def _flat(self, kernel: Any, *arguments: Any) -> DeviceArray:
-        """The result of a kernel over the single numbers of arrays of one shape, and over numbers."""
-        out = self.empty(arguments[0].shape)
-        flat = (argument if np.isscalar(argument) else argument.reshape(-1) for argument in arguments)
-        self.each(kernel, out.size, *flat, out.reshape(-1))
-        return out
 
     # --- embedding and float matmul ---
 
@@ -272,18 +280,12 @@ class Cuda:
             self._run(fold, (present, heads), attention.THREADS, position, window, keys, *parts, out)
         return out
 
-    # --- residuals, gates, rows ---
-
-    def add(self, a: DeviceArray, b: DeviceArray) -> DeviceArray:
-        return self._flat(row_kernels.add, a, b)
+    # --- rows ---
 
     def add_bias(self, x: DeviceArray, bias: DeviceArray) -> DeviceArray:
         out = self.empty(x.shape)
         self.each(row_kernels.add_bias, out.size, x, bias, out)
         return out
-
-    def scaled(self, x: DeviceArray, factor: np.float32) -> DeviceArray:
-        return self._flat(row_kernels.scaled, x, np.float32(factor))
 
     def take(self, x: DeviceArray, rows: DeviceArray) -> DeviceArray:
         out = self.empty((rows.size, *x.shape[1:]))
@@ -294,24 +296,6 @@ class Cuda:
         out = self.zeros((*shape, *x.shape[1:]))
         self.each(row_kernels.spread, x.size, _matrix(x), slot, position, out.reshape(*shape, prod(x.shape[1:])))
         return out
-
-    def relu2_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
-        return self._flat(row_kernels.relu2_gate, gate, up)
-
-    def silu_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
-        return self._flat(row_kernels.silu_gate, gate, up)
-
-    def gelu(self, x: DeviceArray) -> DeviceArray:
-        return self._flat(row_kernels.gelu, x)
-
-    def gelu_tanh(self, x: DeviceArray) -> DeviceArray:
-        return self._flat(row_kernels.gelu_tanh, x)
-
-    def gelu_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
-        return self._flat(row_kernels.gelu_gate, gate, up)
-
-    def soft_cap(self, x: DeviceArray, cap: np.float32) -> DeviceArray:
-        return self._flat(row_kernels.soft_cap, x, cap)
 
     # --- masks ---
 

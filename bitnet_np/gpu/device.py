@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,14 +71,9 @@ def device_of(ops: Backend) -> Cuda:
 
 def bytes_needed(model: Model) -> int:
     """Bytes of the weights on a device: ggml's block types as float32."""
-    total = 0
-    records: list[Model | Layer] = [model, *model.layers]
-    for record in records:
-        for field in fields(record):
-            value = getattr(record, field.name)
-            parts = (value.weights, value.bias, value.norm) if isinstance(value, Linear) else (value,)
-            total += sum(map(_bytes, parts))
-    return total
+    values = (value for record in (model, *model.layers) for value in vars(record).values())
+    parts = ((value.weights, value.bias, value.norm) if isinstance(value, Linear) else (value,) for value in values)
+    return sum(map(_bytes, chain.from_iterable(parts)))
 
 
 def _bytes(value: Any) -> int:

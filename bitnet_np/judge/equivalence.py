@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.records import Config, Model, with_rope_of
-from ..traces.points import SLOTS, TOP_EXPERTS, Key
+from ..traces.points import POINTS, SLOTS, TOP_EXPERTS, Key
 from .operations import pair_slices
 
 Array = NDArray[np.float64]
 Tensors = Mapping[Key, NDArray]
 
-QUERIES = ("Qcur", "Qcur_normed", "Qcur_rope")
-KEYS = ("Kcur", "Kcur_normed", "Kcur_rope")
+QUERIES = tuple(point.name for point in POINTS if point.name.startswith("Qcur"))
+KEYS = tuple(point.name for point in POINTS if point.name.startswith("Kcur"))
 ROTATED = ("Qcur_rope", "Kcur_rope")
 _NEAR = 0.1  # of the RMS of an element: what narrow types and flipped codes leave
 _STARTS = 4096  # first positions tried at a time, to bound the memory

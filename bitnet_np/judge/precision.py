@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import OptionError, meant
 from ..engine import cache_types
-from ..engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
+from ..engine.dialects import BITNET_CPP, DIALECTS, EXACT, LLAMA_CPP, Dialect
 
 DIGITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 """Significant bits of each float type."""
@@ -85,6 +85,22 @@ class Profile:
 
     dialect: Dialect
     precision: Precision | None
+
+    @classmethod
+    def declared(cls, name: str | None, precision: str | None) -> Profile:
+        """That of a name, or the definition's, with the types of a text such as act=bf16,kv=q8_0. Raises OptionError."""
+        profile = PROFILES[name] if name else cls(EXACT, None)
+        return profile if precision is None else cls(profile.dialect, Precision.parse(precision, profile.precision))
+
+
+def dialect_to_compute(name: str, precision: str | None) -> Dialect:
+    """The dialect of a name, with the KV cache of a text such as kv=q8_0. Raises OptionError."""
+    if precision is None:
+        return DIALECTS[name]
+    parsed = Precision.parse(precision)
+    if parsed != Precision(kv=parsed.kv):
+        raise OptionError(f"--precision is {precision!r}, expected kv=TYPE alone: other types are known to check only")
+    return DIALECTS[name].with_cache(parsed.kv)
 
 
 FLASH = Precision(kv="float16", probs="float16", attn_acc="float16")

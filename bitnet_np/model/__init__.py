@@ -6,5 +6,5 @@ rope.py       RoPE's frequencies
 packing.py    the layouts of ternary matrices       ternarize.py  ternary matrices out of master weights and ggml's blocks
 widen.py      tables of numbers, as float32         dense.py      a model as the definition reads it
 checks.py     whether a Model's arrays are what its Config says
-contents.py   the kinds of a Model's matrices, and those whose weights are all equal
+matrix_facts.py  the kinds of a Model's matrices, and those whose weights are all equal
 """

@@ -25,14 +25,14 @@ from ..engine.tokens import check_tokens
 from ..files.load import open_model
 from ..files.source import Source
 from ..generation.nll import check_windows
-from ..judge.precision import PROFILES, Precision
+from ..judge.precision import PROFILES
 from ..judge.verdict import Verdict
 from ..model import packing
 from ..model.records import Config
 from ..text.tokenizer import tokenizer_from
 from ..traces.token_files import check_ids, read_token_ids
 from .process import ModelFile
-from .tasks import OPERATIONS, Task, replaced
+from .tasks import OPERATIONS, Task, profile_of, replaced
 
 MOST_ROWS = 1_000_000
 """Rows of a plan: Dask's scheduler holds them all."""
@@ -175,13 +175,10 @@ class _Reader:
         computed = do in ("logits", "nll")
         settings: dict[str, Any] = {"dialect": place.one_of(run, "as", DIALECTS if computed else PROFILES, "")}
         settings["precision"] = place.member(run, "precision", str, "")
-        if settings["precision"]:
-            try:
-                precision = Precision.parse(settings["precision"])
-            except Error as error:
-                raise place.error(str(error), "precision") from None
-            if computed and precision != Precision(kv=precision.kv):
-                raise place.error(f"precision is {settings['precision']!r}, expected kv=TYPE alone", "precision")
+        try:
+            profile_of(do, settings["dialect"], settings["precision"])
+        except Error as error:
+            raise place.error(str(error), "precision") from None
         if "at_most" in run:
             settings["at_most"] = number("at_most", place.member(run, "at_most", (int, float)))
         if not computed:

@@ -23,12 +23,12 @@ def write_tables(out: Path, rows: Sequence[Row], summary: Mapping[str, Any]) -> 
     with whole_file(out / "results.csv") as part, open(part, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow((*COLUMNS, *RESULTS))
-        writer.writerows([_harmless(value) for value in line] for line in table)
+        writer.writerows([_without_formula(value) for value in line] for line in table)
     with whole_file(out / "report.html") as part:
         part.write_text(page(rows, summary), "utf-8")
 
 
-def _harmless(value: Any) -> Any:
+def _without_formula(value: Any) -> Any:
     """A value of a CSV file. Text that a spreadsheet would take for a formula gets an apostrophe in front."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
-from ..engine.dialects import DIALECTS, Dialect
+from ..engine.dialects import EXACT
 from ..engine.forward_pass import compute_logits, forward_full
 from ..generation.nll import token_nll
 from ..judge.check import check
-from ..judge.precision import PROFILES, Precision, Profile
+from ..judge.precision import Profile, dialect_to_compute
 from ..judge.verdict import Verdict
 from ..kernels.float_state import steady
 from ..testing.selftest import digest
@@ -108,17 +108,15 @@ def tensor_digests(task: Task) -> list[tuple[str, str]]:
     return [*digests, ("logits", digest(logits))]
 
 
-def dialect_of(name: str, precision: str) -> Dialect:
-    """The dialect to compute in: of DIALECTS, with the KV cache of a precision such as kv=q8_0. Raises OptionError."""
-    dialect = DIALECTS[name or "exact"]
-    return dialect.with_cache(Precision.parse(precision).kv) if precision else dialect
+def profile_of(operation: str, dialect: str, precision: str) -> Profile:
+    """What a task computes in, or what is declared of the engine that it judges. Raises OptionError."""
+    if operation in ("logits", "nll"):
+        return Profile(dialect_to_compute(dialect or EXACT.name, precision or None), None)
+    return Profile.declared(dialect, precision or None)
 
 
 def _profile(task: Task) -> Profile:
-    if task.operation in ("logits", "nll"):
-        return Profile(dialect_of(task.dialect, task.precision), None)
-    profile = PROFILES[task.dialect] if task.dialect else Profile(DIALECTS["exact"], None)
-    return Profile(profile.dialect, Precision.parse(task.precision, profile.precision)) if task.precision else profile
+    return profile_of(task.operation, task.dialect, task.precision)
 
 
 def _logits(task: Task) -> tuple[str, dict[str, Any]]:

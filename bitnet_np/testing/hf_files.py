@@ -14,7 +14,7 @@ from .. import spec
 from ..files.gguf_writer import present
 from ..files.hf_config import Recipe, read_recipe
 from ..files.hf_folder import open_folder
-from ..files.safetensors_file import DTYPES
+from ..files.safetensors_file import DTYPES, NAMES, header
 from ..files.tensors import Tensor
 from ..model import packing, widen
 from ..model.dense import dense_view
@@ -23,8 +23,6 @@ from .models import random_model
 
 FLOATS = ("BF16", "F32", "F16")
 """The dtypes that a folder's floats may have."""
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "U16"}
 
 
 def folder_model(config: Mapping[str, Any], seed: int = 0) -> Model:
@@ -181,14 +179,10 @@ def _exact_scale(recipe: Recipe, tensors: Mapping[str, Tensor], module: str) -> 
 
 
 def safetensors(tensors: Mapping[str, NDArray]) -> bytes:
-    """A .safetensors file."""
-    table, at = {}, 0
-    for name, array in tensors.items():
-        table[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
-        at += array.nbytes
-    header = json.dumps(table).encode()
-    header += b" " * (-len(header) % 8)  # aligns the numbers
-    return len(header).to_bytes(8, "little") + header + b"".join(array.tobytes() for array in tensors.values())
+    """A .safetensors file, in which uint16 is bfloat16."""
+    names = NAMES | {DTYPES["BF16"]: "BF16"}
+    start = header((name, names[array.dtype], array.shape) for name, array in tensors.items())
+    return start + b"".join(array.tobytes() for array in tensors.values())
 
 
 def folder_files(config: Mapping[str, Any], tensors: Mapping[str, NDArray], shards: int = 1) -> dict[str, bytes]:

@@ -211,19 +211,19 @@ def _random_blocks(rng: Generator, kind: TensorType, n: int, m: int, spread: flo
     if kind in OF_NUMBER_42:
         data &= ~(data & 0xAA & data << 1)  # the code 3 becomes 1, so that the mean is 0
     records = data.view(FORMATS[kind.name].layout)
-    halves = FORMATS[kind.name].float16_fields
+    scale_fields = FORMATS[kind.name].float16_fields
 
     def weights(*scales: float) -> NDArray[np.float32]:
-        for half, scale in zip(halves, scales, strict=True):
-            records[half] = np.float16(scale).view(np.uint16)
+        for name, scale in zip(scale_fields, scales, strict=True):
+            records[name] = np.float16(scale).view(np.uint16)
         return widen.float32(Blocks(data, kind, (n, m)))
 
-    units = np.eye(len(halves))
+    units = np.eye(len(scale_fields))
     means = [float(weights(*unit).mean()) for unit in units]
-    balance = (1.0,) if len(halves) == 1 else (1.0, -means[0] / means[1])
+    balance = (1.0,) if len(scale_fields) == 1 else (1.0, -means[0] / means[1])
     size = spread / float(weights(*balance).std())
-    for half, factor in zip(halves, balance, strict=True):
-        records[half] = (size * factor * rng.uniform(0.7, 1.3, records.shape)).astype(np.float16).view(np.uint16)
+    for name, factor in zip(scale_fields, balance, strict=True):
+        records[name] = (size * factor * rng.uniform(0.7, 1.3, records.shape)).astype(np.float16).view(np.uint16)
     return data
 
 

@@ -159,7 +159,7 @@ def _intervals(rows: int) -> tuple[NDArray, ...]:
     return (*copy, *certified.intervals(copy, certified.Split(q, *np.abs(noise(49, 4, rows).astype(np.float64)))))
 
 
-def _found(check: Callable[[NDArray], bool], array: NDArray, wrong: Any) -> tuple[NDArray, ...]:
+def _answers(check: Callable[[NDArray], bool], array: NDArray, wrong: Any) -> tuple[NDArray, ...]:
     """What a check says of an array, and of the same with a wrong number in its first, a middle and its last place."""
     said = [check(array)]
     for place in (0, array.size // 2, array.size - 1):
@@ -177,13 +177,13 @@ def loading_cases() -> dict[str, Case]:
     """The cases of kernels that prepare weights, by name: packing, checks, and the int8 copy of a certified head."""
     named: dict[str, Case] = {}
     for name, wrong in (("float32", np.nan), ("float16", np.inf), ("bfloat16", 0xFF80)):
-        named[f"has_non_finite {name}"] = partial(_found, checks.has_non_finite, _tables(37, 161)[name], wrong)
+        named[f"has_non_finite {name}"] = partial(_answers, checks.has_non_finite, _tables(37, 161)[name], wrong)
         named[f"magnitude_sums {name}"] = partial(_one, magnitude_sums, _tables(137, 161)[name])
         named[f"from_masters {name}"] = partial(_one, from_masters, _tables(37, 161)[name], 2.0)
     codes = (np.abs(noise(50, 131 * 64)) * 256).astype(np.uint8) & np.uint8(0x55)
     quarters = (np.abs(noise(51, 10, 161)) * 256).astype(np.uint8) & np.uint8(0x55)
     named |= {
-        "has_code_three": partial(_found, checks.has_code_three, codes[:-3], 3),
+        "has_code_three": partial(_answers, checks.has_code_three, codes[:-3], 3),
         "from_i2s": lambda: (from_i2s(codes, (131, 161)),),
         "from_quarters": lambda: tuple(np.asarray(part) for part in from_quarters(quarters, 37)),
         "from_blocks TQ1_0": partial(_ternary_blocks, TQ1_0),
@@ -214,11 +214,11 @@ def _draws() -> tuple[NDArray, ...]:
 def _blocks(ops: Backend, kind: TensorType) -> tuple[NDArray, ...]:
     """Rows of a table in blocks, and its products with one row and with several."""
     data = random_table(Noise(2), kind.name, 37, 512).data
-    found = [ops.embed_blocks(data, kind, np.array([36, 0, 7]))]
+    results = [ops.embed_blocks(data, kind, np.array([36, 0, 7]))]
     for rows in (1, 7):
         x = noise(58, rows, 512)
-        found += [ops.matmul_blocks(x, data, kind), *ops.matmuls_blocks_as_llama_cpp(x, (data, kind), (data[5:], kind))]
-    return tuple(found)
+        results += [ops.matmul_blocks(x, data, kind), *ops.matmuls_blocks_as_llama_cpp(x, (data, kind), (data[5:], kind))]
+    return tuple(results)
 
 
 def _blocks_of_many_rows(ops: Backend, kind: TensorType) -> tuple[NDArray, ...]:
@@ -314,7 +314,7 @@ def cases_of_kernels() -> dict[str, Case]:
 
 
 @contextmanager
-def all_alone(alone: bool) -> Iterator[None]:
+def on_one_thread(alone: bool) -> Iterator[None]:
     """Let every kernel run on the calling thread alone, or let threads share every kernel, however small it is."""
     before = launching.SMALL
     launching.SMALL = sys.maxsize if alone else -1
@@ -338,13 +338,13 @@ def run(beginning: str = "") -> Iterator[tuple[str, bool]]:
     known = known_bits()
     for name, compute in cases().items():
         if name.startswith(beginning):
-            yield name, all(found == known.get(name) for found in digests(name, compute))
+            yield name, all(computed == known.get(name) for computed in digests(name, compute))
 
 
 def digests(name: str, compute: Case) -> Iterator[str]:
     """The digests of a case, one for each of its ways."""
     for alone in (True,) if name.startswith("model") else (True, False):
-        with all_alone(alone):
+        with on_one_thread(alone):
             yield digest(*compute())
 
 

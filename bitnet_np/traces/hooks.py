@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..base.errors import OptionError, ShapeError, shown
 from .arrays import as_numpy
 from .formats import labels
-from .points import LAYER_INPUT, POINT, TOP_EXPERTS, Key, Trace
+from .points import LAYER_INPUT, TOP_EXPERTS, Key, Trace
 
 Floats = NDArray[np.floating]
 _Take = Callable[[tuple[Any, ...], Any], None]
@@ -31,7 +31,7 @@ EMBEDDING, NORM, LOGITS = Key("inp_embd", None), Key("result_norm", None), Key("
 
 _SCALED = Key("inp_scaled", None)
 _FIRST_NORM, _FFN_NORM, _POSITIONS = "input_layernorm", "post_attention_layernorm", "wpe"
-_INPUTS = {module for module, name in labels.INPUTS.items() if name != LAYER_INPUT and not POINT[name].module}
+_INPUTS = {module for module, name in labels.INPUTS.items() if name != LAYER_INPUT and name not in labels.MODULES}
 """Modules whose input no module gives as its output."""
 _ATTENTION = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:self_attn|attention|attn)")
 _EXPERTS = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:mlp|block_sparse_moe)\.switch_mlp")
@@ -227,7 +227,7 @@ def _places(model: Any) -> list[_Place]:
     if not hasattr(model, "named_modules"):
         raise OptionError(f"model is {shown(model)}, expected a model of transformers or mlx-lm")
     modules = dict(model.named_modules())
-    names = labels.told_apart(modules)
+    names = labels.names_to_look_up(modules)
     outputs = {path: key for path in modules if (key := labels.direct(names[path])) is not None}
     outputs |= {path: _SCALED for path, key in outputs.items() if key == EMBEDDING and hasattr(modules[path], "embed_scale")}
     given = set(outputs.values())

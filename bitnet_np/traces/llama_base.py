@@ -17,12 +17,10 @@ from ..base.progress import Progress, silent
 from ..base.validate import integer, integers, path_of
 from ..base.whole_file import whole_file
 from ..engine.backend import Backend
-from ..engine.cache import new_cache
 from ..engine.dialects import EXACT, Dialect
-from ..engine.forward_pass import run_cached, run_prefill
 from ..engine.network import Runtime
-from ..engine.tokens import Tokens, check_context, check_tokens
-from ..generation.nll import CHUNK, log_probabilities, nll_of
+from ..engine.tokens import check_context, check_tokens
+from ..generation.nll import log_probabilities, logits_from, nll_of
 from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Model
@@ -74,15 +72,15 @@ def save_base(
         raise ShapeError(f"there are {len(ids)} tokens, expected at least a chunk of {size}")
     check_tokens(model.config, ids[None])
     chunks = ids[: len(ids) // size * size].reshape(-1, size)
-    found = []
+    values = []
     with whole_file(path_of(path)) as part, open(part, "wb") as file:
         file.write(llama_logits.head(chunks, model.config.vocab))
         for done, chunk in enumerate(chunks, 1):
             for positions, logits in _second_half(runtime, chunk, bos):
                 llama_logits.encode(logits).tofile(file)
-                found.append(nll_of(logits, chunk[positions + 1]))
+                values.append(nll_of(logits, chunk[positions + 1]))
             progress(done, len(chunks))
-    return np.concatenate(found)
+    return np.concatenate(values)
 
 
 @steady
@@ -100,7 +98,7 @@ def divergence(
     bos: as in `save_base`; it has to be what the base was made with. Raises FileFormatError for a damaged file, or one whose rows are no
     probabilities, ShapeError or ContextLimitError for a base of another vocabulary or a longer context, and what `forward` raises.
     """
-    runtime, base = Runtime(model, dialect, ops).checked(), llama_logits.contents(path_of(path))
+    runtime, base = Runtime(model, dialect, ops).checked(), llama_logits.open_chunks(path_of(path))
     if base.vocab != model.config.vocab:
         raise ShapeError(f"{path} has a vocabulary of {base.vocab} tokens, the model has {model.config.vocab}, expected the same")
     if base.context > model.config.context:
@@ -117,15 +115,12 @@ def divergence(
 
 
 def _second_half(runtime: Runtime, ids: NDArray[np.int64], bos: int | None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-    """Yields positions [R] and their logits [R, V], some at a time: from the middle of a chunk to the last that predicts a token of it."""
-    config, slot = runtime.model.config, np.zeros(1, np.int64)
+    """Positions [R] and their logits [R, V], some at a time: from the middle of a chunk to the last that predicts a token of it."""
+    config = runtime.model.config
     if bos is not None:
         ids = np.concatenate([[integer("bos", bos, 0, config.vocab - 1, TokenRangeError)], ids[1:]])
     check_context(config, np.array([len(ids)]))
-    cache, first = new_cache(config, 1, len(ids), runtime.ops), len(ids) // 2
-    run_prefill(runtime, Tokens.whole(ids[None, :first]), cache, slot)
-    for positions in np.split(np.arange(first, len(ids) - 1), range(CHUNK, len(ids) - 1 - first, CHUNK)):
-        yield positions, run_cached(runtime, Tokens.whole(ids[None, positions]), cache, slot)[0]
+    return logits_from(runtime, ids[:-1], len(ids) // 2)
 
 
 def _check_rows(stored: Array, positions: NDArray[np.int64], where: str) -> None:

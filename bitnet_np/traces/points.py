@@ -26,10 +26,10 @@ class Point(NamedTuple):
     meaning: str
     whole: bool = False  # whether it is the whole model's, and not a layer's
     codes: bool = False  # whether ternary matrices of some family take it, as int8 codes with scales
-    matrix: str = ""  # the field in model.Layer of the matrix whose product it is
+    weight: str = ""  # the field in model.Layer or model.Model of the matrix whose product it is, or of its norm's gain
     ggml: str = ""  # nodes of bitnet.cpp's graph: name.OPERATION, as one name stands for several nodes
     llama_cpp: str = ""  # nodes of llama.cpp's graphs, where they are others
-    module: str = ""  # modules whose output it is, by their names within the layer or the model: first in transformers' Llama and BitNet
+    module: str = ""  # modules whose output it is, within the layer or the model; transformers' and GGUF's follow from `weight`
     takes: str = ""  # the point that these modules take
     around: str = ""  # modules with these inside, which give the same
     bitnet_rs: str = ""  # BitNet-rs's tracepoints
@@ -44,34 +44,34 @@ LAYER_INPUT = "attn_inp"
 """The output of the layer before, or of the embedding: where codes are made of it they have this name."""
 
 POINTS = (
-    Point("inp_embd", "T D", "rows of the embedding for the tokens", whole=True).named(
-        ggml="inp_embd.GET_ROWS", module="embed_tokens tok_embeddings token_embd wte embed_in", bitnet_rs="embeddings", aprt="embedding"
+    Point("inp_embd", "T D", "rows of the embedding for the tokens", whole=True, weight="token_embd").named(
+        ggml="inp_embd.GET_ROWS", module="tok_embeddings", bitnet_rs="embeddings", aprt="embedding"
     ),
     Point("inpL", "T D", "inp_embd plus learned positions, in models that have them", whole=True).named(ggml="inpL.ADD"),
     Point("inp_scaled", "T D", "the embedding times its scale, in models that have one", whole=True).named(ggml="inp_scaled.SCALE"),
-    Point("attn_norm", "T D", "norm in front of attention, in models that have one", codes=True).named(
+    Point("attn_norm", "T D", "norm in front of attention, in models that have one", codes=True, weight="attn_norm").named(
         ggml="attn_norm.MUL",
-        module="input_layernorm ln_1 attention_norm attn_norm",
+        module="attention_norm",
         takes=LAYER_INPUT,
         bitnet_rs="attn_norm",
         aprt="attn_norm",
     ),
     Point(LAYER_INPUT, "", "the layer's input, in models without a norm in front of attention", codes=True),
-    Point("Qcur", "T HK", "queries: matrix product with scale and bias", matrix="attn_q").named(
-        ggml="Qcur.MUL_MAT", llama_cpp="Qcur.ADD", module="self_attn.q_proj attention.wq attn_q", takes="attn_norm", bitnet_rs="q_proj"
+    Point("Qcur", "T HK", "queries: matrix product with scale and bias", weight="attn_q").named(
+        ggml="Qcur.MUL_MAT", llama_cpp="Qcur.ADD", module="attention.wq", takes="attn_norm", bitnet_rs="q_proj"
     ),
-    Point("Kcur", "T GK", "keys: matrix product with scale and bias", matrix="attn_k").named(
-        ggml="Kcur.MUL_MAT", llama_cpp="Kcur.ADD", module="self_attn.k_proj attention.wk attn_k", takes="attn_norm"
+    Point("Kcur", "T GK", "keys: matrix product with scale and bias", weight="attn_k").named(
+        ggml="Kcur.MUL_MAT", llama_cpp="Kcur.ADD", module="attention.wk", takes="attn_norm"
     ),
-    Point("Vcur", "T GK", "values: matrix product with scale and bias", matrix="attn_v").named(
-        ggml="Vcur.MUL_MAT", llama_cpp="Vcur.ADD", module="self_attn.v_proj attention.wv attn_v", takes="attn_norm"
+    Point("Vcur", "T GK", "values: matrix product with scale and bias", weight="attn_v").named(
+        ggml="Vcur.MUL_MAT", llama_cpp="Vcur.ADD", module="attention.wv", takes="attn_norm"
     ),
-    Point("Qcur_normed", "T HK", "queries after their norm, of each head or of all together, in models that have one").named(
-        ggml="Qcur_normed.MUL", module="self_attn.q_norm attn_q_norm", takes="Qcur"
-    ),
-    Point("Kcur_normed", "T GK", "keys after their norm, of each head or of all together, in models that have one").named(
-        ggml="Kcur_normed.MUL", module="self_attn.k_norm attn_k_norm", takes="Kcur"
-    ),
+    Point(
+        "Qcur_normed", "T HK", "queries after their norm, of each head or of all together, in models that have one", weight="attn_q_norm"
+    ).named(ggml="Qcur_normed.MUL", takes="Qcur"),
+    Point(
+        "Kcur_normed", "T GK", "keys after their norm, of each head or of all together, in models that have one", weight="attn_k_norm"
+    ).named(ggml="Kcur_normed.MUL", takes="Kcur"),
     Point("Qcur_rope", "T HK", "queries after RoPE").named(ggml="Qcur.ROPE", aprt="q_post_rope"),
     Point("Kcur_rope", "T GK", "keys after RoPE").named(ggml="Kcur.ROPE", aprt="k_post_rope"),
     Point(
@@ -83,18 +83,18 @@ POINTS = (
     Point("kqv_out", "T HK", "output of attention, heads side by side", codes=True).named(
         ggml="kqv_out.CONT", llama_cpp="kqv_out.RESHAPE", aprt="attention"
     ),
-    Point("attn_sub_norm", "T HK", "norm of kqv_out, in models that have one", codes=True).named(
-        ggml="attn_sub_norm.MUL", module="self_attn.attn_sub_norm attn_sub_norm", takes="kqv_out"
+    Point("attn_sub_norm", "T HK", "norm of kqv_out, in models that have one", codes=True, weight="attn_sub_norm").named(
+        ggml="attn_sub_norm.MUL", takes="kqv_out"
     ),
-    Point("attn_o_out", "T D", "output matrix of attention, before the residual", matrix="attn_output").named(
+    Point("attn_o_out", "T D", "output matrix of attention, before the residual", weight="attn_output").named(
         ggml="attn_o_out.MUL_MAT",
         llama_cpp="attn_out.MUL_MAT",
-        module="self_attn.o_proj attention.wo attn_output attention.dense self_attn.dense attn.c_proj",
+        module="attention.wo",
         takes="kqv_out",
         around="self_attn attention attn",
         aprt="attn_out",
     ),
-    Point("attn_post_norm", "T D", "norm of attn_o_out, in models that have one").named(
+    Point("attn_post_norm", "T D", "norm of attn_o_out, in models that have one", weight="post_attention_norm").named(
         ggml="attn_post_norm.MUL", module="post_self_attn_layernorm"
     ),
     Point(
@@ -103,11 +103,11 @@ POINTS = (
         "attention's branch, times the residual scale, plus the layer's input; absent where attention and feed-forward run in parallel",
         codes=True,
     ).named(ggml="ffn_inp.ADD", aprt="post_attn_residual"),
-    Point("ffn_norm", "T D", "norm in front of the feed-forward, in models that have one", codes=True).named(
-        ggml="ffn_norm.MUL", module="post_attention_layernorm ln_2 ffn_norm pre_feedforward_layernorm", takes="ffn_inp", aprt="ffn_norm"
+    Point("ffn_norm", "T D", "norm in front of the feed-forward, in models that have one", codes=True, weight="ffn_norm").named(
+        ggml="ffn_norm.MUL", takes="ffn_inp", aprt="ffn_norm"
     ),
-    Point("ffn_moe_logits", "T E", "router's product, in models that have experts", matrix="ffn_gate_inp").named(
-        ggml="ffn_moe_logits.MUL_MAT", module="mlp.gate block_sparse_moe.gate ffn_gate_inp", takes="ffn_norm"
+    Point("ffn_moe_logits", "T E", "router's product, in models that have experts", weight="ffn_gate_inp").named(
+        ggml="ffn_moe_logits.MUL_MAT", takes="ffn_norm"
     ),
     Point(TOP_EXPERTS, "T k", "numbers of each token's experts, int32: those with the largest logits, largest first").named(
         ggml="ffn_moe_topk.VIEW"
@@ -122,28 +122,28 @@ POINTS = (
     Point("ffn_moe_out", "T D", "sum of their weights times ffn_moe_down").named(
         ggml="ffn_moe_out.ADD", llama_cpp="ffn_moe_out.CONT", module="mlp.experts block_sparse_moe.experts"
     ),
-    Point("ffn_gate", "T F", "gate matrix, before the activation function, in models that have a gate", matrix="ffn_gate").named(
+    Point("ffn_gate", "T F", "gate matrix, before the activation function, in models that have a gate", weight="ffn_gate").named(
         ggml="ffn_gate.MUL_MAT",
-        module="mlp.gate_proj feed_forward.w1 ffn_gate mlp.shared_expert.gate_proj",
+        module="feed_forward.w1",
         takes="ffn_norm",
         aprt="ffn_gate",
     ),
-    Point("ffn_up", "T F", "up matrix", matrix="ffn_up").named(
+    Point("ffn_up", "T F", "up matrix", weight="ffn_up").named(
         ggml="ffn_up.MUL_MAT",
-        module="mlp.up_proj feed_forward.w3 ffn_up mlp.dense_h_to_4h mlp.c_fc mlp.fc1 mlp.shared_expert.up_proj",
+        module="feed_forward.w3",
         takes="ffn_norm",
         aprt="ffn_up",
     ),
     Point("ffn_out", "T F", "relu(gate)^2 * up, SiLU(gate) * up, GELU(gate) * up, or GELU(up)", codes=True).named(
         ggml="ffn_out.MUL", llama_cpp="ffn_swiglu.SWIGLU ffn_swiglu.GLU ffn_gate_par.MUL", aprt="ffn_swigl"
     ),
-    Point("ffn_sub_norm", "T F", "norm of ffn_out, in models that have one", codes=True).named(
-        ggml="ffn_sub_norm.MUL", module="mlp.ffn_sub_norm ffn_sub_norm", takes="ffn_out"
+    Point("ffn_sub_norm", "T F", "norm of ffn_out, in models that have one", codes=True, weight="ffn_sub_norm").named(
+        ggml="ffn_sub_norm.MUL", takes="ffn_out"
     ),
-    Point("ffn_down", "T D", "down matrix, before the residual", matrix="ffn_down").named(
+    Point("ffn_down", "T D", "down matrix, before the residual", weight="ffn_down").named(
         ggml="ffn_down.MUL_MAT",
         llama_cpp="ffn_out.MUL_MAT ffn_down.ADD ffn_shexp.MUL_MAT",
-        module="mlp.down_proj feed_forward.w2 ffn_down mlp.dense_4h_to_h mlp.c_proj mlp.fc2 mlp.shared_expert.down_proj",
+        module="feed_forward.w2",
         takes="ffn_out",
         around="mlp feed_forward block_sparse_moe",
         aprt="ffn_out",
@@ -151,13 +151,10 @@ POINTS = (
     Point("ffn_shexp_out", "T D", "ffn_down times the sigmoid of its gate, in models that have a shared expert").named(
         ggml="ffn_shexp_out.MUL"
     ),
-    Point("ffn_post_norm", "T D", "norm of ffn_down, in models that have one").named(
-        ggml="ffn_post_norm.MUL", module="post_feedforward_layernorm"
-    ),
+    Point("ffn_post_norm", "T D", "norm of ffn_down, in models that have one", weight="post_ffw_norm").named(ggml="ffn_post_norm.MUL"),
     Point("l_out", "T D", "output of the layer").named(ggml="l_out.ADD", module=".", takes=LAYER_INPUT, aprt="post_ffn_residual"),
-    Point("result_norm", "T D", "final norm", whole=True).named(
+    Point("result_norm", "T D", "final norm", whole=True, weight="output_norm").named(
         ggml="result_norm.MUL",
-        module="norm output_norm ln_f final_layer_norm final_layernorm",
         bitnet_rs="all_layers_out",
         aprt="final_norm",
     ),
@@ -167,9 +164,8 @@ POINTS = (
         "mean of result_norm over all tokens, or that of the first (cls) or the last token, in models that state one",
         whole=True,
     ).named(ggml="result_embd_pooled.MUL_MAT result_embd_pooled.GET_ROWS"),
-    Point("result_output", "T V", "logits, scaled and capped where the model does that", whole=True).named(
+    Point("result_output", "T V", "logits, scaled and capped where the model does that", whole=True, weight="output").named(
         ggml="result_output.MUL_MAT",
-        module="lm_head output embed_out",
         takes="result_norm",
         around="logits",
         bitnet_rs="logits",
@@ -183,9 +179,9 @@ POINTS = (
 POINT = {point.name: point for point in POINTS}
 MEANINGS = {point.name: (point.axes, point.meaning) for point in POINTS if point.axes}
 """Axes and meaning of each point."""
-LINEAR_NAMES = tuple(point.name for point in POINTS if point.matrix in MATRICES)
+LINEAR_NAMES = tuple(point.name for point in POINTS if point.weight in MATRICES)
 """The outputs of a layer's matrices."""
-FIELDS = {name: POINT[name].matrix for name in (*LINEAR_NAMES, "ffn_moe_logits")}
+FIELDS = {name: POINT[name].weight for name in (*LINEAR_NAMES, "ffn_moe_logits")}
 """The output of each of a layer's matrices, the router's too -> the matrix's field in model.Layer."""
 QUANTIZED = NORMS
 """The inputs of the ternary matrices of a BitNet with sub-norms."""

@@ -11,7 +11,8 @@ from ..base.errors import OptionError, shown
 from ..base.validate import integer
 from ..engine.backend import Backend
 from ..engine.dialects import EXACT, Dialect
-from ..engine.forward_pass import forward_full
+from ..engine.forward_pass import run_whole
+from ..engine.network import Runtime
 from ..engine.tokens import check_tokens
 from ..kernels import cpu
 from ..kernels.float_state import steady
@@ -100,21 +101,14 @@ def scores(
     Each is computed in float64, head by head, and rounded to float32 once. Both are 0 where a query does not see a key.
     """
     length, heads, width = q.shape
-    visible = np.tri(length, dtype=bool)
-    if window is not None:
-        visible &= ~np.tri(length, k=-window, dtype=bool)
-    for name in SCORES:
-        if name not in names:
-            continue
+    mask = spec.causal_mask(length, length, window=window)
+    for name in (name for name in SCORES if name in names):
         out = np.empty((heads, length, length), np.float32)
         for head in range(heads):
             keys = k[:, head // (heads // k.shape[1])].astype(np.float64)
             products = q[:, head].astype(np.float64) @ keys.T
             values = spec.soft_cap(products / np.sqrt(width) if scale is None else products * scale, cap)
-            if name == "kq_soft_max":
-                values = np.exp(np.where(visible, values, -np.inf) - values.max(axis=1, keepdims=True, where=visible, initial=-np.inf))
-                values /= values.sum(axis=1, keepdims=True)
-            out[head] = np.where(visible, values, 0)
+            out[head] = np.where(mask == 0, spec.softmax(values + mask) if name == "kq_soft_max" else values, 0)
         yield name, out
 
 
@@ -138,20 +132,20 @@ def record_trace(
 
     Raises what `forward_full` raises, and OptionError for a point, layer or format that does not exist. Then no file is left.
     """
-    ids = np.asarray(tokens)
-    ids, _ = check_tokens(model.config, ids[None] if ids.ndim == 1 and ids.size else tokens)
-    if len(ids) != 1:
-        raise OptionError(f"tokens are {len(ids)} sequences, a trace is of one")
+    runtime, ids = Runtime(model, dialect, ops).checked(), np.asarray(tokens)
+    checked = check_tokens(model.config, ids[None] if ids.ndim == 1 and ids.size else tokens)
+    if len(checked.ids) != 1:
+        raise OptionError(f"tokens are {len(checked.ids)} sequences, a trace is of one")
     chosen, writer_of = writer_for(out, format)
     if names is None and writer_of.names is not None:
         names = writer_of.names - (set() if scores else set(SCORES))
-    writer = writer_of(out, ids[0])
+    writer = writer_of(out, checked.ids[0])
     recorder = Recorder(writer.add, model.config, layers=layers, names=names, scores=scores, dialect=dialect)
     if writer_of.names is not None and recorder.names - writer_of.names:
         missing = ", ".join(sorted(recorder.names - writer_of.names))
         raise OptionError(f"{out}: format {chosen} has no {missing}, only {', '.join(sorted(writer_of.names))}")
     with writer:
-        forward_full(model, ids, last_only=not recorder.needs_all_rows, dialect=dialect, ops=ops, record=recorder)
+        run_whole(runtime, checked, recorder, last_only=not recorder.needs_all_rows)
     return writer.written
 
 

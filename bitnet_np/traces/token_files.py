@@ -39,7 +39,7 @@ def read_sequences(path: Path) -> list[NDArray]:
 
 def _read(path: Path, of: Callable[[Any], _Ids]) -> _Ids:
     if path.suffix == ".npy":
-        return of(npy.mapped(path).load())
+        return of(npy.entry_of(path).load())
     if path.suffix not in (".json", ".txt"):
         raise OptionError(f"{path}: expected a name that ends in .npy, .json or .txt")
     try:

@@ -1,8 +1,8 @@
 """Training's forward and backward pass: loss and gradients of whole batches, in float32 kernels. spec.py says what they are.
 
-The forward pass is the model's own: the kernels, and so the bits, that an inference of the quantised model gives. Master weights are
-quantised as loading a Hugging Face folder does (ternarize.py), so that the loss is the exported model's. The backward pass is the straight-
-through estimator of the published recipe (spec.py, "THE CONVENTION").
+The forward pass is inference's own (network.py), of the model with quantised weights; an observer keeps the tensors that the backward pass
+needs. Master weights are quantised as loading a Hugging Face folder does (ternarize.py), so that the loss is the exported model's. The
+backward pass is the straight-through estimator of the published recipe (spec.py, "THE CONVENTION").
 
 Rows are the tokens that predict one, all but each sequence's last, end to end. Every sum over rows is over a sequence first, then over
 sequences in order: so gradients do not depend on how many threads there are, and a batch's are, to the bit, the sum of its sequences'.
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,15 +21,16 @@ from numpy.typing import ArrayLike, NDArray
 from ..base.errors import ContextLimitError, NonFiniteError, OptionError, ShapeError, UnsupportedError
 from ..base.tensor_types import TERNARY_TYPES
 from ..base.validate import instance, positive
-from ..engine.network import rotations
-from ..engine.tokens import check_tokens
+from ..engine.cache import Attend
+from ..engine.network import Runtime, run_layer
+from ..engine.tokens import Rows, Tokens, check_tokens
 from ..kernels import backward, cpu
 from ..kernels.float_state import steady
 from ..model import ternarize, widen
 from ..model.checks import check_model, ternary_flaws
 from ..model.families import FAMILIES, NORMS, Family, layer_shapes
-from ..model.records import Blocks, Config, Linear, Model, Ternary
-from ..model.rope import rope_frequencies, scaling_factors
+from ..model.records import GATE_UP, MATRICES, QKV, Blocks, Config, Layer, Linear, Model, Ternary
+from ..model.rope import rope_fields, scaling_factors
 
 Floats = NDArray[np.float32]
 Gradients = dict[str, Floats]
@@ -75,9 +76,10 @@ def loss_and_gradients(
         raise ContextLimitError(f"sequence {int(counts.argmax())} has {counts.max()} tokens, the model's context is {config.context}")
     if divisor is not None:
         positive("divisor", divisor)
-    batch = _Batch.of(config, ids, counts, tables.pop(FACTORS, None))
-    quantised = {name: _matrix(table, weights) for name, table in tables.items() if _is_matrix(name, table.shape)}
-    return _run(config, tables, quantised, batch, recompute, 1 / (len(batch.tokens) if divisor is None else divisor))
+    runtime = Runtime(_model(config, tables, weights))
+    batch = _Batch.of(runtime, ids, counts)
+    loss, gradients = _run(runtime, batch, recompute, 1 / (len(batch.targets) if divisor is None else divisor))
+    return loss, {name: gradients[name] for name in tables if name != FACTORS}
 
 
 # --- checked arguments ----------------------------------------------------------------------------------------------------------------
@@ -129,7 +131,6 @@ def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
 def _is_known(family: Family, config: Config) -> bool:
     """Whether there are gradients of all that the family does."""
     norms = family.norms in (NORMS, ("attn_norm", "ffn_norm")) and not family.head_norms and config.norm == "rms"
-    norms = norms and not config.local_layers
     factors = (config.embedding_scale, config.residual_scale, config.logit_scale) == (1, 1, 1)
     scores = (config.attention_scale, config.score_cap, config.logit_cap) == (None, None, None)
     layers = not config.experts and not config.local_layers
@@ -200,233 +201,156 @@ def quantize(master: Floats) -> Ternary:
 # --- the data of a pass ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """The rows of a batch, end to end."""
+def _model(c: Config, tables: Mapping[str, Any], weights: str) -> Model:
+    """The model of these parameters, as it is computed."""
 
-    tokens: NDArray[np.int64]  # [R]
-    targets: NDArray[np.int64]  # [R]
-    sequence: NDArray[np.int64]  # [R]
-    position: NDArray[np.int64]  # [R]
-    cuts: NDArray[np.int64]  # [B + 1] first rows, and the end
-    rotations: tuple[Floats, Floats]  # 2 x [R, J]
+    def linear(name: str) -> Linear:
+        value = tables[f"{name}.weight"]
+        ternary = weights == "ternary" and not isinstance(value, Ternary)
+        return Linear(quantize(value) if ternary else value, tables.get(f"{name}.bias"))
 
-    @classmethod
-    def of(cls, c: Config, ids: NDArray[np.int64], counts: NDArray[np.int64], factors: Floats | Ternary | None) -> "_Batch":
-        rows = counts - 1
-        cuts = np.concatenate([[0], rows.cumsum()])
-        sequence = np.repeat(np.arange(len(rows)), rows)
-        position = np.arange(cuts[-1]) - cuts[sequence]
-        width = 2 * c.rope_pairs
-        scaling = scaling_factors(c)
-        factors = factors if scaling is None else scaling
-        if isinstance(factors, np.ndarray):
-            frequencies = rope_frequencies(c.rope_base, width, factors, c.rope_scaling)
-        else:
-            frequencies = _frequencies(c.rope_base, width, c.rope_scaling)
-        angles = np.multiply.outer(np.arange(rows.max()), frequencies)
-        cos, sin = (table[position] for table in rotations(cpu, angles, c))
-        return cls(ids[sequence, position], ids[sequence, position + 1], sequence, position, cuts, (cos, sin))
+    def layer(n: int) -> Layer:
+        names = {field: f"blk.{n}.{field}" for field in layer_shapes(c)}
+        of_matrices = {field: linear(name) for field, name in names.items() if field in MATRICES}
+        for siblings in (QKV, GATE_UP):
+            if len({isinstance(of_matrices[field].weights, Ternary) for field in siblings}) > 1:
+                raise UnsupportedError("matrices that read the same input are ternary and not: expected one or the other")
+        fields: dict[str, Any] = {field: tables[f"{name}.weight"] for field, name in names.items() if field not in MATRICES}
+        return Layer(**fields | of_matrices)
+
+    return Model(
+        config=c,
+        token_embd=tables["token_embd.weight"],
+        layers=tuple(layer(n) for n in range(c.n_layers)),
+        output_norm=tables["output_norm.weight"],
+        output=tables.get("output.weight"),
+        **(rope_fields(c, tables[FACTORS]) if FACTORS in tables else _rope(c)),
+    )
 
 
 @lru_cache(maxsize=8)
-def _frequencies(base: float, width: int, scaling: float) -> NDArray[np.float64]:
-    return rope_frequencies(base, width, None, scaling)
+def _rope(c: Config) -> dict[str, Any]:
+    return rope_fields(c, None)
 
 
-@dataclass(frozen=True, eq=False)
-class _Matrix:
-    """A matrix of a layer as both passes need it."""
+@dataclass(frozen=True)
+class _Batch:
+    """The rows of a batch, end to end: all tokens but each sequence's last, which predict the ones after them."""
 
-    dense: Floats | None  # [N, M] dequantised; None: dequantised each time it is needed
-    ternary: Ternary | None = None  # the same for inputs of int8 codes
+    rows: Rows
+    targets: NDArray[np.int64]  # [R]
+    cuts: NDArray[np.int64]  # [B + 1] first rows, and the end
+    attend: Attend
+    rotations: Any  # of network.py
 
-    def values(self) -> Floats:  # [N, M]
-        if self.dense is not None:
-            return self.dense
-        assert self.ternary is not None
-        return _dense(self.ternary)
-
-
-def _matrix(value: Floats | Ternary, weights: str) -> _Matrix:
-    if isinstance(value, Ternary):
-        return _Matrix(None, value)
-    if weights == "none":
-        return _Matrix(value)
-    ternary = quantize(value)
-    return _Matrix(_dense(ternary), ternary)
-
-
-def _dense(weights: Ternary) -> Floats:
-    return backward.dense(weights.codes, weights.scale, weights.shape)
-
-
-class _Input:
-    """The input of matrices: numbers, or the codes they were quantised to. Only the smaller of the two is stored."""
-
-    def __init__(self, x: Floats, *matrices: _Matrix) -> None:
-        quantised = {matrix.ternary is not None for matrix in matrices}
-        if len(quantised) > 1:
-            raise UnsupportedError("matrices that read the same input are ternary and not: expected one or the other")
-        self._stored: Floats | tuple[NDArray[np.int8], Floats] = cpu.quantize(x) if quantised.pop() else x
-
-    def codes(self) -> tuple[NDArray[np.int8], Floats]:
-        assert isinstance(self._stored, tuple)
-        return self._stored
-
-    def values(self) -> Floats:
-        """The numbers that the matrices multiply."""
-        return backward.dequantize(*self._stored) if isinstance(self._stored, tuple) else self._stored
+    @classmethod
+    def of(cls, runtime: Runtime, ids: NDArray[np.int64], counts: NDArray[np.int64]) -> "_Batch":
+        c, (batch, longest) = runtime.model.config, (len(counts), int(counts.max()) - 1)
+        rows = Rows.of(c, Tokens(ids, counts - 1), np.arange(batch), np.zeros(batch, np.int64))
+        storage = runtime.ops.storage()
+        attend = Attend(storage, *storage.zeros((1, batch, longest, c.kv_heads, c.head_dim), np.float32), rows, runtime.attention)
+        targets, cuts = ids[rows.sequence, rows.position + 1], np.concatenate([[0], rows.last + 1])
+        return cls(rows, targets, cuts, attend, runtime.rotations(rows.position))
 
 
 # --- a layer --------------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    """The parameters of one layer."""
-
-    block: str  # blk.<n>.
-    window: int | None
-    gains: Mapping[str, Floats]
-    biases: Mapping[str, Floats]
-    matrices: Mapping[str, _Matrix]
-
-    def norm(self, c: Config, name: str, x: Floats) -> Floats:
-        """The norm of x, or x itself where the family has no such norm."""
-        return cpu.rms_norm(x, self.gains[name], c.eps) if name in self.gains else x
-
-    def linears(self, x: "_Input", *names: str) -> list[Floats]:  # [R, M] -> [R, N] each
-        """Products of matrices that read the same input."""
-        matrices = [self.matrices[name] for name in names]
-        ternary = [matrix.ternary for matrix in matrices if matrix.ternary is not None]
-        if ternary:
-            products = cpu.ternary_matmuls(*x.codes(), *((t.codes, t.scale, t.shape[0]) for t in ternary))
-        else:
-            products = [cpu.matmul(x.values(), matrix.values()) for matrix in matrices]
-        return [y + self.biases[name] if name in self.biases else y for name, y in zip(names, products, strict=True)]
+_KEPT = (*NORMS, "Qcur_rope", "Kcur_rope", "Vcur", "kqv_out", "ffn_inp", "ffn_gate", "ffn_up", "ffn_out")
+"""The tensors of a layer's forward pass that its backward pass needs; of the inputs of ternary matrices the codes and scales."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Activations:
-    """The tensors of a layer's forward pass that its backward pass needs."""
+def _forward(runtime: Runtime, n: int, h: Floats, batch: _Batch) -> tuple[Floats, dict[str, NDArray]]:
+    """Layer n: [R, D] -> [R, D], and the tensors that are kept, with its input as "attn_inp"."""
+    saved: dict[str, NDArray] = {"attn_inp": h}
 
-    h: Floats  # [R, D] the layer's input
-    attn_in: _Input  # [R, D]
-    q: Floats  # [R, H, K] rotated
-    k: Floats  # [R, G, K] rotated
-    v: Floats  # [R, G, K]
-    attended: Floats  # [R, H, K]
-    output_in: _Input  # [R, H*K]
-    middle: Floats  # [R, D] after the first residual
-    ffn_in: _Input  # [R, D]
-    gate: Floats  # [R, F]
-    up: Floats  # [R, F]
-    activated: Floats  # [R, F]
-    down_in: _Input  # [R, F]
+    def keep(name: str, layer: int | None, array: NDArray) -> None:
+        tensor, _, end = name.rpartition("_")
+        if end == "codes" and tensor in NORMS:
+            del saved[tensor]  # the codes take a quarter of its memory
+        if name in _KEPT or end in ("codes", "scale"):
+            saved[name] = array
+
+    return run_layer(runtime, n, h, batch.rotations, batch.attend, keep), saved
 
 
-def _forward(c: Config, w: _Layer, h: Floats, batch: _Batch) -> tuple[Floats, _Activations]:
-    """A layer: [R, D] -> [R, D]. The order of operations is network.py's."""
-    m = w.matrices
-    rope = cpu.rope if c.rope == "halves" else cpu.rope_adjacent
-    attn_in = _Input(w.norm(c, "attn_norm", h), m["attn_q"], m["attn_k"], m["attn_v"])
-    q, k, v = (y.reshape(len(h), -1, c.head_dim) for y in w.linears(attn_in, "attn_q", "attn_k", "attn_v"))
-    q, k = rope(q, *batch.rotations), rope(k, *batch.rotations)
-    keys_values = np.zeros((2, len(batch.cuts) - 1, int(batch.position.max()) + 1, *k.shape[1:]), np.float32)
-    keys_values[0, batch.sequence, batch.position] = k
-    keys_values[1, batch.sequence, batch.position] = v
-    attended = cpu.attend(q, keys_values[0], keys_values[1], batch.sequence, batch.position, w.window)
-    output_in = _Input(w.norm(c, "attn_sub_norm", attended.reshape(len(h), -1)), m["attn_output"])
-    middle = cpu.add(h, w.linears(output_in, "attn_output")[0])
-    ffn_in = _Input(w.norm(c, "ffn_norm", middle), m["ffn_gate"], m["ffn_up"])
-    gate, up = w.linears(ffn_in, "ffn_gate", "ffn_up")
-    activated = cpu.relu2_gate(gate, up) if c.activation == "relu2" else cpu.silu_gate(gate, up)
-    down_in = _Input(w.norm(c, "ffn_sub_norm", activated), m["ffn_down"])
-    out = cpu.add(middle, w.linears(down_in, "ffn_down")[0])
-    return out, _Activations(h, attn_in, q, k, v, attended, output_in, middle, ffn_in, gate, up, activated, down_in)
+def _dense(linear: Linear) -> Floats:  # -> [N, M]
+    w = linear.weights
+    assert not isinstance(w, Blocks)
+    return backward.dense(w.codes, w.scale, w.shape) if isinstance(w, Ternary) else w
 
 
-def _backward(c: Config, w: _Layer, saved: _Activations, dh: Floats, batch: _Batch, gradients: Gradients) -> Floats:
-    """The gradient at the layer's output -> at its input, [R, D]. Those of its parameters go into `gradients`."""
-    rows = len(dh)
+def _backward(runtime: Runtime, n: int, saved: Mapping[str, NDArray], dh: Floats, batch: _Batch, gradients: Gradients) -> Floats:
+    """The gradient at the output of layer n -> at its input, [R, D]. Those of its parameters go into `gradients`."""
+    c, w, rows = runtime.model.config, runtime.model.layers[n], len(dh)
 
-    def norm_back(name: str, x: Floats, dy: Floats) -> Floats:
-        if name not in w.gains:
+    def norm_back(name: str, source: str, dy: Floats) -> Floats:
+        gain = getattr(w, name)
+        if gain is None:
             return dy
-        dx, gradients[f"{w.block}{name}.weight"] = backward.rms_norm_back(x, w.gains[name], c.eps, dy, batch.cuts)
+        dx, gradients[f"blk.{n}.{name}.weight"] = backward.rms_norm_back(saved[source], gain, c.eps, dy, batch.cuts)
         return dx
 
-    def linears_back(x: _Input, **above: Floats) -> Floats:
-        """The gradient at the input of matrices that read it; above: by their names, the gradients of their outputs."""
-        values = x.values()
+    def linears_back(norm: str, source: str, **above: Floats) -> Floats:
+        """The gradient at the input of matrices that read it, which lies behind a norm or not; above: by their names, at their outputs."""
+        name = source if getattr(w, norm) is None else norm
+        codes = saved.get(f"{name}_codes")
+        values = saved[name] if codes is None else backward.dequantize(codes, saved[f"{name}_scale"])
         dx = None
-        for name, dy in above.items():
-            dx = backward.product(dy, w.matrices[name].values(), dx)
-            gradients[f"{w.block}{name}.weight"] = backward.transposed_product(dy, values, batch.cuts)
-            if name in w.biases:
-                gradients[f"{w.block}{name}.bias"] = backward.column_sums(dy, batch.cuts)
+        for field, dy in above.items():
+            linear = getattr(w, field)
+            dx = backward.product(dy, _dense(linear), dx)
+            gradients[f"blk.{n}.{field}.weight"] = backward.transposed_product(dy, values, batch.cuts)
+            if linear.bias is not None:
+                gradients[f"blk.{n}.{field}.bias"] = backward.column_sums(dy, batch.cuts)
         assert dx is not None
-        return dx
+        return norm_back(norm, source, dx)
 
     def turned_back(dy: Floats) -> Floats:
-        cos, sin = batch.rotations
+        cos, sin = batch.rotations[False]
         return (cpu.rope if c.rope == "halves" else cpu.rope_adjacent)(dy, cos, -sin).reshape(rows, -1)
 
-    dx = norm_back("ffn_sub_norm", saved.activated, linears_back(saved.down_in, ffn_down=dh))
+    q, k, v, attended = (saved[name].reshape(rows, -1, c.head_dim) for name in ("Qcur_rope", "Kcur_rope", "Vcur", "kqv_out"))
+    dx = linears_back("ffn_sub_norm", "ffn_out", ffn_down=dh)
     gate_back = backward.relu2_gate_back if c.activation == "relu2" else backward.silu_gate_back
-    dgate, dup = gate_back(saved.gate, saved.up, dx)
-    dh = cpu.add(dh, norm_back("ffn_norm", saved.middle, linears_back(saved.ffn_in, ffn_gate=dgate, ffn_up=dup)))
-    dx = norm_back("attn_sub_norm", saved.attended.reshape(rows, -1), linears_back(saved.output_in, attn_output=dh))
-    dq, dk, dv = backward.attend_back(saved.q, saved.k, saved.v, saved.attended, dx.reshape(saved.q.shape), batch.cuts, w.window)
-    dx = linears_back(saved.attn_in, attn_q=turned_back(dq), attn_k=turned_back(dk), attn_v=dv.reshape(rows, -1))
-    return cpu.add(dh, norm_back("attn_norm", saved.h, dx))
+    dgate, dup = gate_back(saved["ffn_gate"], saved["ffn_up"], dx)
+    dh = cpu.add(dh, linears_back("ffn_norm", "ffn_inp", ffn_gate=dgate, ffn_up=dup))
+    dx = linears_back("attn_sub_norm", "kqv_out", attn_output=dh)
+    dq, dk, dv = backward.attend_back(q, k, v, attended, dx.reshape(q.shape), batch.cuts, c.window_of(n))
+    dx = linears_back("attn_norm", "attn_inp", attn_q=turned_back(dq), attn_k=turned_back(dk), attn_v=dv.reshape(rows, -1))
+    return cpu.add(dh, dx)
 
 
 # --- the model ------------------------------------------------------------------------------------------------------------------------
 
 
-def _run(
-    c: Config, tables: Mapping[str, Floats | Ternary], quantised: Mapping[str, _Matrix], batch: _Batch, recompute: bool, factor: float
-) -> tuple[float, Gradients]:
-    def floats(name: str) -> Floats:
-        table = tables[name]
-        assert isinstance(table, np.ndarray)
-        return table
-
-    def layer(n: int) -> _Layer:
-        names = {name: f"blk.{n}.{name}.weight" for name in layer_shapes(c)}
-        gains = {name: floats(full) for name, full in names.items() if full not in quantised}
-        biases = {name: floats(bias) for name in names if (bias := f"blk.{n}.{name}.bias") in tables}
-        return _Layer(
-            f"blk.{n}.", c.window_of(n), gains, biases, {name: quantised[full] for name, full in names.items() if full in quantised}
-        )
-
-    gradients: Gradients = {}
-    layers = [layer(n) for n in range(c.n_layers)]
-    h = cpu.embed(floats("token_embd.weight"), batch.tokens)
-    stored: list[Floats | _Activations] = []
-    for w in layers:
-        out, saved = _forward(c, w, h, batch)
+def _run(runtime: Runtime, batch: _Batch, recompute: bool, factor: float) -> tuple[float, Gradients]:
+    model, gradients = runtime.model, Gradients()
+    assert isinstance(model.token_embd, np.ndarray)
+    assert isinstance(model.head, np.ndarray)
+    h = cpu.embed(model.token_embd, batch.rows.tokens)
+    stored: list[Floats | dict[str, NDArray]] = []
+    for n in range(model.config.n_layers):
+        out, saved = _forward(runtime, n, h, batch)
         stored.append(h if recompute else saved)
         h = out
 
-    name = "output.weight" if "output.weight" in tables else "token_embd.weight"
-    loss, dx, gradients[name] = _head(cpu.rms_norm(h, floats("output_norm.weight"), c.eps), floats(name), batch, factor)
-    dh, gradients["output_norm.weight"] = backward.rms_norm_back(h, floats("output_norm.weight"), c.eps, dx, batch.cuts)
-    for w in reversed(layers):
+    name, eps = "token_embd.weight" if model.output is None else "output.weight", model.config.eps
+    loss, dx, gradients[name] = _head(cpu.rms_norm(h, model.output_norm, eps), model.head, batch, factor)
+    dh, gradients["output_norm.weight"] = backward.rms_norm_back(h, model.output_norm, eps, dx, batch.cuts)
+    for n in reversed(range(model.config.n_layers)):
         last = stored.pop()
-        saved = _forward(c, w, last, batch)[1] if isinstance(last, np.ndarray) else last
-        dh = _backward(c, w, saved, dh, batch, gradients)
-    if name == "output.weight":
-        gradients["token_embd.weight"] = np.zeros_like(floats("token_embd.weight"))
-    backward.add_rows(gradients["token_embd.weight"], dh, batch.tokens, batch.cuts)
+        saved = _forward(runtime, n, last, batch)[1] if isinstance(last, np.ndarray) else last
+        dh = _backward(runtime, n, saved, dh, batch, gradients)
+    if model.output is not None:
+        gradients["token_embd.weight"] = np.zeros_like(model.token_embd)
+    backward.add_rows(gradients["token_embd.weight"], dh, batch.rows.tokens, batch.cuts)
     if not np.isfinite(loss):
         raise NonFiniteError(f"the loss is {loss}: the model leaves float32's range")
     for name, gradient in gradients.items():
         if cpu.has_non_finite(gradient):
             raise NonFiniteError(f"the gradient of {name} has NaN or infinity in it: the backward pass leaves float32's range")
-    return loss, {name: gradients[name] for name in tables}
+    return loss, gradients
 
 
 def _head(x: Floats, table: Floats, batch: _Batch, factor: float) -> tuple[float, Floats, Floats]:

@@ -2,8 +2,8 @@
 
 The loss is next-token cross-entropy, -sum over t of ln p(token t + 1 | tokens 0..t) / divisor, of the BitNet and Llama blocks of spec.py.
 Each operation gives its value and a function `back` from the loss's gradient with respect to that value to those with respect to its
-inputs (a vector-Jacobian product); the model runs forward through the values and backward through the `back`s. Gradients of
-parameters that are used twice, such as a tied embedding, add up.
+inputs (a vector-Jacobian product); the model runs forward through the values, in the order of spec.py, and then backward through the
+`back`s. Gradients of what is used twice, such as a tied embedding, add up.
 
 THE CONVENTION. Rounding has no useful derivative: training pretends that it has one, and this is a choice, not mathematics. The published
 recipe ("The Era of 1-bit LLMs: Training Tips, Code and FAQ", Microsoft 2024, after Bengio, Léonard and Courville, arXiv 1308.3432) keeps
@@ -17,6 +17,7 @@ output_norm.weight [D], and output.weight [V, D] where the head is not the embed
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,18 @@ def attend(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Back]:  # 
     return spec.attend(q, k, v, mask), back
 
 
+def add(a: Array, b: Array) -> tuple[Array, Back]:  # [T, D], [T, D] -> [T, D]
+    return a + b, lambda dy: (dy, dy)
+
+
+def add_bias(x: Array, bias: Array) -> tuple[Array, Back]:  # [T, N], [N] -> [T, N]
+    return x + bias, lambda dy: (dy, dy.sum(axis=0))
+
+
+def reshape(x: Array, shape: tuple[int, ...]) -> tuple[Array, Back]:
+    return x.reshape(shape), lambda dy: dy.reshape(x.shape)
+
+
 def relu2_gate(gate: Array, up: Array) -> tuple[Array, Back]:  # [T, F], [T, F] -> [T, F]
     positive = np.maximum(gate, 0)
     return spec.relu2_gate(gate, up), lambda dy: (dy * up * 2 * positive, dy * positive**2)
@@ -134,38 +147,32 @@ GATES = {"relu2": relu2_gate, "silu": silu_gate}
 # --- the model ------------------------------------------------------------------------------------------------------------------------
 
 
-class _Parameters:
-    """Parameters by name, and their gradients, which add up as the `back`s run."""
+@dataclass(eq=False)
+class _Value:
+    """A tensor, and the loss's gradient with respect to it, which adds up as the backward pass runs."""
 
-    def __init__(self, values: Mapping[str, Array], eps: float, activations: Quantizer, weights: Quantizer) -> None:
-        self.values, self.eps, self.activations, self.weights = values, eps, activations, weights
-        self.gradients = {name: np.zeros_like(value) for name, value in values.items()}
+    tensor: Array
+    gradient: Any = 0.0
 
-    def norm(self, name: str, x: Array) -> tuple[Array, Callable[[Array], Array]]:
-        """The norm with the gain <name>.weight; the identity where a family has no such norm."""
-        gain = f"{name}.weight"
-        if gain not in self.values:
-            return x, lambda dy: dy
-        y, back = rms_norm(x, self.values[gain], self.eps)
-        return y, lambda dy: self._accumulate(gain, *back(dy))
 
-    def linear(self, name: str, x: Array) -> tuple[Array, Callable[[Array], Array]]:
-        """The product with the matrix <name>.weight, and the bias <name>.bias where there is one."""
-        weight, bias = f"{name}.weight", f"{name}.bias"
-        y, back = linear(x, self.values[weight], self.activations, self.weights)
-        if bias not in self.values:
-            return y, lambda dy: self._accumulate(weight, *back(dy))
+class _Pass:
+    """A forward pass that can be run backward: each operation with its inputs and its result, in their order."""
 
-        def biased_back(dy: Array) -> Array:
-            self.gradients[bias] += dy.sum(axis=0)
-            return self._accumulate(weight, *back(dy))
+    def __init__(self) -> None:
+        self.steps: list[tuple[_Value, tuple[_Value, ...], Back]] = []
 
-        return y + self.values[bias], biased_back
+    def __call__(self, operation: Callable[..., tuple[Array, Back]], *inputs: _Value, **how: Any) -> _Value:
+        """The result of an operation of some values."""
+        tensor, back = operation(*(value.tensor for value in inputs), **how)
+        self.steps.append((_Value(tensor), inputs, back))
+        return self.steps[-1][0]
 
-    def _accumulate(self, name: str, dx: Array, gradient: Array) -> Array:
-        """Add to a parameter's gradient; returns the input's."""
-        self.gradients[name] += gradient
-        return dx
+    def backward(self) -> None:
+        """Let the gradient of the last result reach all that it was computed from."""
+        for result, inputs, back in reversed(self.steps):
+            gradients = back(result.gradient)
+            for value, gradient in zip(inputs, gradients if isinstance(gradients, tuple) else (gradients,), strict=True):
+                value.gradient = value.gradient + gradient
 
 
 def loss_and_gradients(
@@ -183,58 +190,39 @@ def loss_and_gradients(
     config: any record with the fields of model.Config. divisor: by default the T - 1 tokens that are predicted; with that of a whole
     batch, losses and gradients of its sequences add up to the batch's. factors: of RoPE's frequencies, [J].
     """
-    ids = np.asarray(tokens)
-    inputs, targets = ids[:-1], ids[1:]
-    head = "output.weight" if "output.weight" in parameters else "token_embd.weight"
-    p = _Parameters(parameters, config.eps, activations, weights)
-    h, embed_back = embed(parameters["token_embd.weight"], inputs)
-    backs = []  # of the layers: the gradient at a layer's output -> at its input
+    ids, run = np.asarray(tokens), _Pass()
+    values = {name: _Value(value) for name, value in parameters.items()}
+    h = run(embed, values["token_embd.weight"], tokens=ids[:-1])
     for n in range(config.n_layers):
-        h, layer_back = _layer(config, p, n, h, factors)
-        backs.append(layer_back)
-    x, norm_back = p.norm("output_norm", h)
-    logits, head_back = linear(x, parameters[head], smooth, smooth)  # the head is never quantised
-    loss, dlogits = cross_entropy(logits, targets, len(inputs) if divisor is None else divisor)
-
-    dx, gradient = head_back(dlogits)
-    p.gradients[head] += gradient
-    dh = norm_back(dx)
-    for layer_back in reversed(backs):
-        dh = layer_back(dh)
-    p.gradients["token_embd.weight"] += embed_back(dh)
-    return loss, p.gradients
+        h = _layer(config, run, values, n, h, factors, {"activations": activations, "weights": weights})
+    x = run(rms_norm, h, values["output_norm.weight"], eps=config.eps)
+    head = values.get("output.weight", values["token_embd.weight"])
+    logits = run(linear, x, head, activations=smooth, weights=smooth)  # the head is never quantised
+    loss, logits.gradient = cross_entropy(logits.tensor, ids[1:], len(ids) - 1 if divisor is None else divisor)
+    run.backward()
+    return loss, {name: np.zeros_like(value.tensor) + value.gradient for name, value in values.items()}
 
 
-def _layer(c: Any, p: _Parameters, n: int, h: Array, factors: Any) -> tuple[Array, Callable[[Array], Array]]:  # [T, D] -> [T, D]
-    t, block = len(h), f"blk.{n}."
+def _layer(c: Any, run: _Pass, values: Mapping[str, _Value], n: int, h: _Value, factors: Any, quantizers: Any) -> _Value:
+    """A layer [T, D] -> [T, D], in the order of spec.py."""
+    t = len(h.tensor)
 
-    def turn(x: Array) -> tuple[Array, Back]:
-        return rope(x, c.rope_base, c.rope, c.rope_width, factors, c.rope_scaling, c.rope_magnitude)
+    def norm(name: str, x: _Value) -> _Value:  # x itself where a family has no such norm
+        gain = values.get(f"blk.{n}.{name}.weight")
+        return x if gain is None else run(rms_norm, x, gain, eps=c.eps)
 
-    x, attn_norm_back = p.norm(block + "attn_norm", h)
-    q, q_back = p.linear(block + "attn_q", x)
-    k, k_back = p.linear(block + "attn_k", x)
-    v, v_back = p.linear(block + "attn_v", x)
-    q, q_turn_back = turn(q.reshape(t, c.heads, c.head_dim))
-    k, k_turn_back = turn(k.reshape(t, c.kv_heads, c.head_dim))
-    x, attend_back = attend(q, k, v.reshape(t, c.kv_heads, c.head_dim), spec.causal_mask(t, t, window=c.window_of(n)))
-    x, attn_sub_norm_back = p.norm(block + "attn_sub_norm", x.reshape(t, -1))
-    x, output_back = p.linear(block + "attn_output", x)
-    h = h + x
-    x, ffn_norm_back = p.norm(block + "ffn_norm", h)
-    gate, gate_back = p.linear(block + "ffn_gate", x)
-    up, up_back = p.linear(block + "ffn_up", x)
-    x, activation_back = GATES[c.activation](gate, up)
-    x, ffn_sub_norm_back = p.norm(block + "ffn_sub_norm", x)
-    x, down_back = p.linear(block + "ffn_down", x)
+    def product(name: str, x: _Value) -> _Value:  # with a bias where there is one
+        y, bias = run(linear, x, values[f"blk.{n}.{name}.weight"], **quantizers), values.get(f"blk.{n}.{name}.bias")
+        return y if bias is None else run(add_bias, y, bias)
 
-    def back(dh: Array) -> Array:
-        dgate, dup = activation_back(ffn_sub_norm_back(down_back(dh)))
-        dh = dh + ffn_norm_back(gate_back(dgate) + up_back(dup))
-        dx = attn_sub_norm_back(output_back(dh))
-        dq, dk, dv = attend_back(dx.reshape(t, c.heads, c.head_dim))
-        dq, dk = q_turn_back(dq), k_turn_back(dk)
-        dq, dk, dv = (d.reshape(t, -1) for d in (dq, dk, dv))
-        return dh + attn_norm_back(q_back(dq) + k_back(dk) + v_back(dv))
+    def turned(x: _Value) -> _Value:
+        how = {"base": c.rope_base, "pairs": c.rope, "width": c.rope_width, "scaling": c.rope_scaling, "magnitude": c.rope_magnitude}
+        return run(rope, x, factors=factors, **how)
 
-    return h + x, back
+    x = norm("attn_norm", h)
+    v, k, q = (run(reshape, product(name, x), shape=(t, -1, c.head_dim)) for name in ("attn_v", "attn_k", "attn_q"))
+    x = run(attend, turned(q), turned(k), v, mask=spec.causal_mask(t, t, window=c.window_of(n)))
+    h = run(add, h, product("attn_output", norm("attn_sub_norm", run(reshape, x, shape=(t, -1)))))
+    x = norm("ffn_norm", h)
+    x = run(GATES[c.activation], product("ffn_gate", x), product("ffn_up", x))
+    return run(add, h, product("ffn_down", norm("ffn_sub_norm", x)))

@@ -25,7 +25,7 @@ from .rounds import CheckError, Sample, timed
 # logical registers: 12 of AVX-512's 32, or 8 of the 16 of AVX2 and SSE
 _CHAINS = 12 if emit.is_wide() else 2 if instruction_path() == "ssse3" else 4
 _STEPS = 200_000  # of every chain in one burst: 5 to 25 ms
-_TOGETHER = 50  # steps whose sums fit words
+_STEPS_OF_A_WORD = 50  # steps whose sums fit words
 _BURSTS = 4
 _OPAQUE = {"x86_64": "=v,0", "aarch64": "=w,0"}.get(architecture())
 
@@ -58,9 +58,9 @@ def _fmas(b, tile, x, y):
 def _dot_loop(steps, code, x, out):
     for thread in prange(out.size):
         tile = simd.tile_i32(1, _CHAINS)
-        for _ in range(steps // _TOGETHER):
+        for _ in range(steps // _STEPS_OF_A_WORD):
             sums = byte_dots.open_sums(tile)
-            for _ in range(_TOGETHER):
+            for _ in range(_STEPS_OF_A_WORD):
                 sums = _dots(sums, code, x)
             tile = byte_dots.close_sums(tile, sums)
         totals = np.empty(emit.LANES, np.int32)

@@ -3,11 +3,10 @@
 import json
 import random
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 from bitnet_np.base.errors import Error
-from bitnet_np.files.safetensors_file import DTYPES
+from bitnet_np.files.safetensors_file import DTYPES, header
 from bitnet_np.testing.hf_files import FLOATS, folder_files, folder_model, folder_tensors
 
 from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes, edit_words
@@ -112,18 +111,13 @@ def _tensors(raw: bytes) -> list[_Tensor]:
     return [
         _Tensor(name, entry["dtype"], tuple(entry["shape"]), raw[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]])
         for name, entry in table.items()
+        if name != "__metadata__"
     ]
 
 
-def _together(tensors: list[_Tensor]) -> bytes:
+def _file_of(tensors: list[_Tensor]) -> bytes:
     """A file of tensors one after the other, whose sizes are those of their shapes even where their bytes are not."""
-    table, at = {}, 0
-    for tensor in tensors:
-        end = at + prod(tensor.shape) * DTYPES[tensor.dtype].itemsize
-        table[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [at, end]}
-        at = end
-    header = json.dumps(table).encode()
-    return len(header).to_bytes(8, "little") + header + b"".join(tensor.data for tensor in tensors)
+    return header((tensor.name, tensor.dtype, tensor.shape) for tensor in tensors) + b"".join(tensor.data for tensor in tensors)
 
 
 def _edit_tensors(files: Files, draw: random.Random) -> None:
@@ -132,14 +126,14 @@ def _edit_tensors(files: Files, draw: random.Random) -> None:
     name = draw.choice(names or sorted(files))
     try:
         tensors = _tensors(files[name])
-        _together(tensors)
+        _file_of(tensors)
     except Exception:  # an earlier change damaged it
         return
     if not tensors:
         return
     i = draw.randrange(len(tensors))
     draw.choice((_edit_dtype, _edit_shape, _edit_name, _edit_data, _edit_data))(tensors, i, draw)
-    files[name] = _together(tensors)
+    files[name] = _file_of(tensors)
 
 
 def _edit_dtype(tensors: list[_Tensor], i: int, draw: random.Random) -> None:

@@ -29,7 +29,7 @@ class Engine:
     faults: Mapping[str, Callable[["Engine", int], Floats]] = field(default_factory=dict)
     layers: tuple[int, ...] | None = None  # the layers with faults; None for all
     dot: Callable[[Floats, Floats], Floats] = lambda x, w: x @ w.T
-    halves: bool = False
+    in_float16: bool = False
     kept: Callable[[Floats], Floats] = lambda x: x  # the type of all tensors, also between the steps of one operation
     cached: Callable[[Floats], Floats] = lambda x: x  # the type of keys and values in the cache
     t: dict[Key, Floats] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Engine:
         return self.at("l_out", n - 1) if n else self.at("inp_embd", None)
 
     def half(self, x: Floats) -> Floats:
-        return float16(x) if self.halves else x
+        return float16(x) if self.in_float16 else x
 
     def head(self) -> Floats:
         return widen.float32(self.model.head)
@@ -102,7 +102,7 @@ class Engine:
     def rope(self, x: Floats, position: NDArray, base: float | None = None, pairs: str = "halves", sign: int = 1) -> Floats:
         k = self.model.config.head_dim
         frequency = (base or self.model.config.rope_base) ** (-np.arange(k // 2) / (k // 2))
-        if self.halves:  # stepped in float32, as ggml does
+        if self.in_float16:  # stepped in float32, as ggml does
             steps = np.full((len(position), k // 2), f32(frequency[1]))
             steps[:, 0] = position
             angle = np.multiply.accumulate(steps, axis=1).astype(np.float64)

@@ -190,7 +190,7 @@ def _attention_faults() -> Iterator[Fault]:
     yield Fault(
         "float16 roundings not declared",
         "kqv_out",
-        lambda model, tokens, **kind: (Engine(model, tokens, halves=True, **kind).run(), tokens),
+        lambda model, tokens, **kind: (Engine(model, tokens, in_float16=True, **kind).run(), tokens),
         0,
         mistake="dialect.float16",
     )

@@ -67,7 +67,7 @@ def _transformers(dtype: str, attention: str) -> Run:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention).eval()
         with torch.no_grad(), record_transformers(model) as trace:
             model(torch.tensor(tokens[None]))
-        return _in_memory(trace)
+        return _loaded(trace)
 
     return run
 
@@ -82,7 +82,7 @@ def _mlx(dtype: str) -> Run:
         model.update(tree_map(lambda x: x.astype(getattr(mx, dtype)), model.parameters()))
         with record_mlx(model) as trace:
             mx.eval(model(mx.array(tokens[None])))
-        return _in_memory(trace)
+        return _loaded(trace)
 
     return run
 
@@ -97,14 +97,14 @@ def _has_tinygrad() -> bool:
     return True
 
 
-def _tinygrad(halves: bool) -> Run:
-    """tinygrad's Transformer. halves: whether it rounds all weights to float16, as it does by default; activations are float32."""
+def _tinygrad(in_float16: bool) -> Run:
+    """tinygrad's Transformer. in_float16: whether it rounds all weights to float16, as it does by default; activations are float32."""
 
     def run(path: Path, tokens: NDArray[np.int64]) -> Trace:
         from tinygrad import Tensor
         from tinygrad.llm import model as llm
 
-        settings = {"HALF": int(halves)}
+        settings = {"HALF": int(in_float16)}
         llm.getenv = lambda name, default=0: settings.get(name, default)
         llm.function = lambda **options: lambda f: f  # blocks run step by step, not as compiled graphs
         model, _ = llm.Transformer.from_gguf(path)
@@ -118,7 +118,7 @@ def _tinygrad(halves: bool) -> Run:
             for block in model.blk:
                 x = block(x, 0)
             model.output(model.output_norm(x))
-        return _in_memory(trace)
+        return _loaded(trace)
 
     return run
 
@@ -132,6 +132,6 @@ def _llama_cpp(cache: str, flash: bool) -> Run:
     return run
 
 
-def _in_memory(trace: Trace) -> Trace:
+def _loaded(trace: Trace) -> Trace:
     """The trace with its arrays in memory."""
     return Trace({key: np.array(trace.points[key]) for key in trace.points}, None, trace.origin)

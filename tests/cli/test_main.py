@@ -209,7 +209,7 @@ def test_what_is_read_is_not_written_over(run, refused, tmp_path):
         (["logits", "--tokens", "1,2,3"], (3, 9, 9)),
         (["logits", "--tokens", "1,2,3", "--mode", "parallel"], (1, 3, 0)),
         (["generate", "--tokens", "1,2", "-n", "4"], (4, 12, 15)),
-        (["nll", "--tokens", "1,2,3"], (1, 3, 9)),
+        (["nll", "--tokens", "1,2,3"], (1, 3, 6)),  # the last token predicts none
     ],
 )
 def test_the_command_line_writes_and_prints_them(tmp_path, printed, arguments, expected):

@@ -18,8 +18,8 @@ from bitnet_np.base.errors import OptionError, UnsupportedError
 from bitnet_np.cli import main as cli
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.files.hf_config import read_recipe
-from bitnet_np.model.contents import kinds_of_matrices
 from bitnet_np.model.families import FAMILIES
+from bitnet_np.model.matrix_facts import kinds_of_matrices
 from bitnet_np.testing.hf_files import write_hf
 from bitnet_np.testing.models import write_gguf
 

@@ -13,7 +13,7 @@ from models import as_table, assert_same_bits, random_model, random_tokens, seed
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Sampling, generate
 from bitnet_np.base.errors import NonFiniteError, OptionError, UnsupportedError
-from bitnet_np.generation.certified import LARGEST_K, WIDEST, certify
+from bitnet_np.generation.certified import LARGEST_K, MOST_COLUMNS, certify
 from bitnet_np.generation.prompts import certified_for
 from bitnet_np.kernels import cpu
 
@@ -97,7 +97,7 @@ def test_where_nothing_can_be_proven_all_are_computed(bad):
     assert (head.counter.fallbacks, head.counter.rescored) == (2, 0)
 
 
-@pytest.mark.parametrize("width", [140_000, WIDEST])
+@pytest.mark.parametrize("width", [140_000, MOST_COLUMNS])
 def test_sums_beyond_32_bits_are_right(width):
     """Codes are stored 128 higher: their products with x reach further than those of the codes themselves."""
     table = np.outer([0.5, 1, 0.9], np.ones(width)).astype(np.float32)
@@ -109,12 +109,12 @@ def test_sums_beyond_32_bits_are_right(width):
 
 def test_wider_tables_are_refused(monkeypatch):
     monkeypatch.setattr(sys.modules[certified_for.__module__], "_PAYS_FROM", (0, 48))
-    table = np.ones((2, WIDEST + 1), np.float32)
-    with pytest.raises(UnsupportedError, match=f"rows of {WIDEST + 1} numbers, expected at most {WIDEST}"):
+    table = np.ones((2, MOST_COLUMNS + 1), np.float32)
+    with pytest.raises(UnsupportedError, match=f"rows of {MOST_COLUMNS + 1} numbers, expected at most {MOST_COLUMNS}"):
         certify(table)
     model = replace(random_model(0), output=table)
     assert certified_for(model, Sampling(), 1000) is None
-    with pytest.raises(OptionError, match=f"no certified head: the output has rows of {WIDEST + 1} numbers"):
+    with pytest.raises(OptionError, match=f"no certified head: the output has rows of {MOST_COLUMNS + 1} numbers"):
         certified_for(model, Sampling(), 1000, "certified")
 
 

@@ -176,7 +176,7 @@ def finds(cases: dict[str, selftest.Case], found: Seen, wrong: Signature, parame
 
     for case in found.callers[wrong]:
         try:
-            with watched(call), selftest.all_alone(wrong[0].endswith("_alone")):
+            with watched(call), selftest.on_one_thread(wrong[0].endswith("_alone")):
                 if selftest.digest(*cases[case]()) != found.digests[case]:
                     return case
         except Exception as error:

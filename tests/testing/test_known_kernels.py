@@ -34,7 +34,7 @@ def test_what_threads_share_gives_the_known_bits():
     """Of ggml's types one of each size of a block: rows are shared out alike, whatever their type."""
     others = {f"blocks {kind.name}" for kind in ALL_BLOCK_TYPES if kind not in (Q4_K, Q8_0)}
     known = selftest.known_bits()
-    with selftest.all_alone(False):
+    with selftest.on_one_thread(False):
         for name, compute in selftest.cases().items():
             if name.removesuffix(", many rows") not in others and not name.startswith("model"):  # whole models run alone
                 assert selftest.digest(*compute()) == known[name], name

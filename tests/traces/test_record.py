@@ -10,7 +10,7 @@ from recorder import record_all
 from bitnet_np import spec
 from bitnet_np.base.errors import EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT
-from bitnet_np.engine.forward_pass import forward_full
+from bitnet_np.engine.forward_pass import forward_full, run_whole
 from bitnet_np.files.embedded import model_path
 from bitnet_np.files.load import load
 from bitnet_np.traces.formats import read_any
@@ -67,7 +67,7 @@ def test_layers_and_names_choose(model, tokens, tmp_path):
 
 def test_logits_are_not_computed_for_all_positions_unless_asked_for(model, tokens, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("bitnet_np.traces.record.forward_full", lambda *_, **how: asked.append(how["last_only"]) or forward_full(*_, **how))
+    monkeypatch.setattr("bitnet_np.traces.record.run_whole", lambda *_, **how: asked.append(how["last_only"]) or run_whole(*_, **how))
     record_trace(model, tokens, tmp_path / "a.npz", names=["l_out"])
     record_trace(model, tokens, tmp_path / "b.npz", names=["result_output"])
     assert asked == [True, False]

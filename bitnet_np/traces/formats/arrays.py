@@ -65,9 +65,9 @@ class Header(NamedTuple):
 
     def entry(self, path: Path) -> Entry:
         """The array in a file whose header was read before, which is mapped when it is asked for."""
-        return Entry(self.shape, self.dtype, partial(self.mapped, path))
+        return Entry(self.shape, self.dtype, partial(self.map_from, path))
 
-    def mapped(self, path: Path) -> NDArray:
+    def map_from(self, path: Path) -> NDArray:
         """The array, mapped from that file. Raises FileFormatError if the file has become shorter."""
         if self.nbytes == 0:
             return np.empty(self.shape, self.dtype)

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...base.errors import FileFormatError, shown
+from ...files.hf_model_types import MODEL_TYPES, OTHER_CLASSES
 from ...model.families import FAMILIES
 from ...model.records import Config
 from ..points import LAYER_INPUT, LINEAR_NAMES, POINT, POINTS, SCORES, TOP_EXPERTS, Key, gradient_key, key_of
@@ -26,17 +27,33 @@ TOKENS = "tokens"
 
 _AFTER, _BEFORE = "post_feedforward_layernorm", "post_attention_layernorm"
 _AFTER_ATTENTION = "post_self_attn_layernorm"
+_FIELDS: dict[str, str] = {}
+"""The modules of transformers' models, by their names within the layer or the model -> the field of model.Layer or Model that they hold.
 
-_MODULES = {point.name: point.module.strip(".").split(" ") for point in POINTS if point.module}
+A name of several meanings has that of the first of MODEL_TYPES. Modules of several matrices are left out: they give no point.
+"""
+for _kind in (*MODEL_TYPES.values(), *OTHER_CLASSES.values()):
+    _whole = {"token_embd": _kind.embedding, "output_norm": _kind.norm, "output": _kind.file_head or "lm_head"}
+    _single = {field: module for field, module in _kind.modules.items() if [*_kind.modules.values()].count(module) == 1}
+    for _field, _module in (_single | {field: module.rpartition(".")[2] for field, module in _whole.items()}).items():
+        _FIELDS.setdefault(_module, _field)
+
+MODULES = {
+    point.name: [module for module, field in _FIELDS.items() if field == point.weight]
+    + [name.strip(".") for name in (*point.module.split(), *point.weight.split())]
+    for point in POINTS
+    if point.module or point.weight
+}
+"""The modules that give each point: of transformers' Llama and BitNet first, then others', and the name that GGUF has for the weight."""
 _AROUND = {point.name: point.around.split(" ") for point in POINTS if point.around}
-_USUAL = {other: usual for usual, *others in (*_MODULES.values(), *_AROUND.values()) for other in others}
+_USUAL = {other: usual for usual, *others in (*MODULES.values(), *_AROUND.values()) for other in others}
 """A module in some family or engine -> the same one in transformers' Llama and BitNet."""
 
-_OUTPUTS = {(usual, POINT[name].whole): name for name, (usual, *_) in _MODULES.items()}
-_OUTPUTS |= {(f"{_MODULES[name][0]}.rms_norm", False): f"{name}_in" for name in LINEAR_NAMES}
+_OUTPUTS = {(usual, POINT[name].whole): name for name, (usual, *_) in MODULES.items()}
+_OUTPUTS |= {(f"{MODULES[name][0]}.rms_norm", False): f"{name}_in" for name in LINEAR_NAMES}
 """A module, and whether it is the model's and not a layer's -> the point that it gives, if no module inside it gives the same."""
 
-INPUTS = {usual: POINT[name].takes for name, (usual, *_) in _MODULES.items() if POINT[name].takes}
+INPUTS = {usual: POINT[name].takes for name, (usual, *_) in MODULES.items() if POINT[name].takes}
 INPUTS |= {"self_attn": "attn_norm", "mlp": "ffn_norm"}
 """The points that modules take."""
 
@@ -106,7 +123,7 @@ def side_of(label: str) -> Side | None:
     return None
 
 
-def told_apart(paths: Iterable[str]) -> dict[str, str]:
+def names_to_look_up(paths: Iterable[str]) -> dict[str, str]:
     """Each label or module, and the one to look up for it.
 
     The norm `post_attention_layernorm` of a layer is the feed-forward's in Llama. In models that have a norm after the feed-forward, too,
@@ -137,7 +154,7 @@ def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[s
     config: the model's, if it is known. Without it, a module's input is taken to be behind a sub-norm if the dump has that norm, and the
     highest of hidden_states is taken for the final norm: all of them, from 0, must be there. Raises FileFormatError.
     """
-    split = {label: _split(text) for label, text in told_apart(labels).items()}
+    split = {label: _split(text) for label, text in names_to_look_up(labels).items()}
     numbers = () if config is None else range(config.n_layers + 1)
     for prefix in ("", "arr_", "layer_"):  # a tuple of hidden states by itself: all of them
         names = {f"{prefix}{n}": f"hidden_states.{n}" for n in numbers}

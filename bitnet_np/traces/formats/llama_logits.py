@@ -26,7 +26,7 @@ RANGE = np.float32(16)
 _HEADER = 20
 
 
-class Contents(NamedTuple):
+class Chunks(NamedTuple):
     """What the head of such a file says is in it. The size of the file agrees."""
 
     path: Path
@@ -42,7 +42,7 @@ class Contents(NamedTuple):
     def tokens(self, chunk: int) -> NDArray[np.int64]:
         """The token ids of a chunk, [n_ctx]. Raises FileFormatError for those that are not in the vocabulary."""
         ids = checked_tokens(
-            Header((self.context,), np.dtype("<i4"), False, _HEADER + 4 * self.context * chunk).mapped(self.path), str(self.path)
+            Header((self.context,), np.dtype("<i4"), False, _HEADER + 4 * self.context * chunk).map_from(self.path), str(self.path)
         )
         if ids.max() >= self.vocab:
             raise FileFormatError(f"{self.path}: token {ids.max()} in chunk {chunk}, expected less than n_vocab {self.vocab}")
@@ -52,10 +52,10 @@ class Contents(NamedTuple):
         """The rows of a chunk, mapped from the file."""
         shape = len(self.positions), _row_width(self.vocab)
         before = _HEADER + 4 * self.context * self.chunks + 2 * chunk * shape[0] * shape[1]
-        return Header(shape, np.dtype("<u2"), False, before).mapped(self.path)
+        return Header(shape, np.dtype("<u2"), False, before).map_from(self.path)
 
 
-def contents(path: str | os.PathLike[str]) -> Contents:
+def open_chunks(path: str | os.PathLike[str]) -> Chunks:
     """The head of a file. Raises FileFormatError if it is damaged, or the file has another size."""
     path = Path(path)
     with open(path, "rb") as file:
@@ -68,12 +68,12 @@ def contents(path: str | os.PathLike[str]) -> Contents:
     rows = context - 1 - context // 2
     expected = _HEADER + 4 * context * chunks + 2 * chunks * rows * _row_width(vocab)
     check_size(path, size, expected, f"n_ctx {context}, n_vocab {vocab}, n_chunk {chunks}")
-    return Contents(path, context, vocab, chunks)
+    return Chunks(path, context, vocab, chunks)
 
 
 def read(path: str | os.PathLike[str], chunk: int = 0) -> Trace:
     """Log-probabilities [P, V] of one chunk: the point log_probs, at `positions`."""
-    of = contents(path)
+    of = open_chunks(path)
     if not 0 <= chunk < of.chunks:
         raise OptionError(f"{path}: chunk is {chunk}, the file has chunks 0 to {of.chunks - 1}")
     entry = Entry((len(of.positions), of.vocab), np.dtype(np.float32), lambda: decode(of.rows(chunk), of.vocab))

@@ -37,7 +37,7 @@ def read_header(stream: IO[bytes], size: int, where: str) -> Header:
     return header
 
 
-def mapped(path: Path) -> Entry:
+def entry_of(path: Path) -> Entry:
     """The array in a .npy file. Raises MissingFileError or FileFormatError."""
     check_exists(path)
     with open(path, "rb") as file:
@@ -56,13 +56,13 @@ def read_folder(path: str | os.PathLike[str]) -> Labelled:
         files |= {inside + entry.name: Path(entry) for entry in os.scandir(folder) if entry.name.endswith(".npy") and entry.is_file()}
     if len(files) > MAX_FILES:
         raise FileFormatError(f"{path}: {len(files)} .npy files, expected {MAX_FILES} at most")
-    return Labelled({name.removesuffix(".npy"): mapped(file) for name, file in sorted(files.items())}, path, "folder of .npy")
+    return Labelled({name.removesuffix(".npy"): entry_of(file) for name, file in sorted(files.items())}, path, "folder of .npy")
 
 
 def read_logits(path: str | os.PathLike[str]) -> Labelled:
     """The array of one .npy of logits: [T, V], [1, T, V], or [V] of the last token."""
     path = Path(path)
-    return Labelled({"result_output": mapped(path)}, path, "logits in .npy")
+    return Labelled({"result_output": entry_of(path)}, path, "logits in .npy")
 
 
 class FolderWriter(LabelWriter):

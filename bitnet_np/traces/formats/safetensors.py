@@ -3,27 +3,24 @@
 Arrays are written from the widest numbers to the narrowest, so each is aligned.
 """
 
-import json
 import mmap
 import os
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...files.safetensors_file import DTYPES, open_safetensors
+from ...files.safetensors_file import DTYPES, NAMES, header, open_safetensors
 from ..points import Entry
 from .arrays import Header, Labelled
 from .output import LabelWriter
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 
-
-def _load(data: mmap.mmap, dtype: str, header: Header) -> NDArray:
-    array = header.array(np.frombuffer(data, np.uint8, header.nbytes, header.offset))
+def _load(data: mmap.mmap, dtype: str, place: Header) -> NDArray:
+    array = place.array(np.frombuffer(data, np.uint8, place.nbytes, place.offset))
     return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else array
 
 
@@ -33,8 +30,8 @@ def read(path: str | os.PathLike[str]) -> Labelled:
     data, tensors = open_safetensors(path)
     arrays = {}
     for name, (dtype, shape, offset, _) in tensors.items():
-        header = Header(shape, DTYPES[dtype], False, offset)
-        arrays[name] = Entry(shape, np.dtype(np.float32) if dtype == "BF16" else header.dtype, partial(_load, data, dtype, header))
+        place = Header(shape, DTYPES[dtype], False, offset)
+        arrays[name] = Entry(shape, np.dtype(np.float32) if dtype == "BF16" else place.dtype, partial(_load, data, dtype, place))
     return Labelled(arrays, path, "safetensors")
 
 
@@ -59,18 +56,9 @@ class SafetensorsWriter(LabelWriter):
         self._table.append((label, np.broadcast_to(np.zeros((), array.dtype), array.shape)))
 
     def finish(self) -> None:
-        header: dict[str, Any] = {"__metadata__": {"format": "np"}}
-        at = 0
-        for width in sorted(self._data, reverse=True):
-            for label, array in self._table:
-                if array.itemsize == width:
-                    size = array.size * width
-                    header[label] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [at, at + size]}
-                    at += size
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
+        widest_first = sorted(self._table, key=lambda item: -item[1].itemsize)
         with open(self.part, "xb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(header((label, NAMES[array.dtype], array.shape) for label, array in widest_first))
             for width in sorted(self._data, reverse=True):
                 self._data[width].seek(0)
                 shutil.copyfileobj(self._data[width], file, 1 << 20)

@@ -7,7 +7,7 @@ import pytest
 from models import random_model
 
 from bitnet_np.base.tensor_types import Q8_0
-from bitnet_np.model import contents, packing
+from bitnet_np.model import matrix_facts, packing
 from bitnet_np.model.records import Blocks, frozen
 from bitnet_np.testing.models import random_table
 
@@ -25,44 +25,44 @@ def with_matrix(weights):
 def test_a_ternary_matrix_of_one_weight(value, shape):
     matrix = np.full(shape, value, np.int8)
     expected = [f"layer 0 attn_q: every weight is {0.5 * value:g}"]
-    assert list(contents.constant_matrices(with_matrix(packing.pack(matrix, 0.5)))) == expected
+    assert list(matrix_facts.constant_matrices(with_matrix(packing.pack(matrix, 0.5)))) == expected
     for at in ((0, 0), (shape[0] - 1, shape[1] - 1)):
         other = matrix.copy()
         other[at] = (value + 2) % 3 - 1
-        assert list(contents.constant_matrices(with_matrix(packing.pack(other, 0.5)))) == []
-    assert list(contents.constant_matrices(with_matrix(packing.pack(other, 0)))) == ["layer 0 attn_q: every weight is 0"]
+        assert list(matrix_facts.constant_matrices(with_matrix(packing.pack(other, 0.5)))) == []
+    assert list(matrix_facts.constant_matrices(with_matrix(packing.pack(other, 0)))) == ["layer 0 attn_q: every weight is 0"]
 
 
 def test_codes_that_repeat_by_bytes_are_not_one_weight():
     weights = packing.pack(np.ones((16, 16), np.int8), 1)
     codes = np.full_like(weights.codes, 0b01100110)
-    assert list(contents.constant_matrices(with_matrix(frozen(replace(weights, codes=codes))))) == []
+    assert list(matrix_facts.constant_matrices(with_matrix(frozen(replace(weights, codes=codes))))) == []
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "Q8_0", "Q2_K"])
 def test_a_table_of_one_weight(kind, monkeypatch):
-    monkeypatch.setattr(contents, "_CHUNK", 1000)
+    monkeypatch.setattr(matrix_facts, "_CHUNK", 1000)
     table = random_table(np.random.default_rng(0), kind, 50, 256)
-    assert list(contents.constant_matrices(with_matrix(table))) == []
+    assert list(matrix_facts.constant_matrices(with_matrix(table))) == []
     data = (table.data if isinstance(table, Blocks) else table).copy()
     data[:] = 0
     zeros = replace(table, data=data) if isinstance(table, Blocks) else data
-    assert list(contents.constant_matrices(with_matrix(zeros))) == ["token_embd: every weight is 0"]
+    assert list(matrix_facts.constant_matrices(with_matrix(zeros))) == ["token_embd: every weight is 0"]
     data[-1] = (table.data if isinstance(table, Blocks) else table)[-1]
-    assert list(contents.constant_matrices(with_matrix(zeros))) == []
+    assert list(matrix_facts.constant_matrices(with_matrix(zeros))) == []
 
 
 def test_a_constant_is_named_by_its_number():
-    assert list(contents.constant_matrices(with_matrix(np.full((50, 256), 0.25, np.float16)))) == ["token_embd: every weight is 0.25"]
+    assert list(matrix_facts.constant_matrices(with_matrix(np.full((50, 256), 0.25, np.float16)))) == ["token_embd: every weight is 0.25"]
 
 
 def test_kinds_are_named_by_what_the_file_has():
     model = random_model(0)
     number = 7 * len(model.layers)
-    assert contents.kinds_of_matrices(model, ["F32", "I2_S"]) == {"ternary, packed in the file": number}
-    assert contents.kinds_of_matrices(model, ["BF16"]) == {"ternary, quantised at load from master weights": number}
+    assert matrix_facts.kinds_of_matrices(model, ["F32", "I2_S"]) == {"ternary, packed in the file": number}
+    assert matrix_facts.kinds_of_matrices(model, ["BF16"]) == {"ternary, quantised at load from master weights": number}
     floats = random_model(0, family="llama", weights="Q8_0", width=64, ffn=64, heads=2, kv_heads=1, head_dim=32)
-    assert contents.kinds_of_matrices(floats, [Q8_0.name]) == {"float (Q8_0)": 7 * len(floats.layers)}
+    assert matrix_facts.kinds_of_matrices(floats, [Q8_0.name]) == {"float (Q8_0)": 7 * len(floats.layers)}
     shape = {"width": 256, "ffn": 256, "head_dim": 64, "heads": 4, "kv_heads": 2}
-    (kind,) = contents.kinds_of_matrices(random_model(0, family="llama", table="float16", weights="IQ3_S", **shape), ["IQ3_S"])
+    (kind,) = matrix_facts.kinds_of_matrices(random_model(0, family="llama", table="float16", weights="IQ3_S", **shape), ["IQ3_S"])
     assert kind == "float (IQ3_S, decoded in each pass by gguf-py, which is slow)"

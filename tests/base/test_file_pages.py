@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import resident
 
-from bitnet_np.base import mapped
+from bitnet_np.base import file_pages
 
 PAGES = 64
 
@@ -27,7 +27,7 @@ def test_whole_pages_are_given_back_and_read_anew(path):
         table = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     assert table.tobytes() == expected
     assert resident.of_file(path) >= PAGES * mmap.PAGESIZE
-    mapped.release(table[100:].reshape(-1, 4))
+    file_pages.release(table[100:].reshape(-1, 4))
     assert resident.of_file(path) <= 2 * mmap.PAGESIZE
     assert table.tobytes() == expected
 
@@ -38,11 +38,11 @@ def test_pages_that_could_be_written_to_are_not_given_back(tmp_path):
     changed = np.memmap(path, mode="c")
     changed[:] = 1
     changed.flags.writeable = False
-    mapped.release(changed)
+    file_pages.release(changed)
     assert (changed == 1).all()
 
 
 def test_arrays_of_no_file_stay_as_they_are():
     for array in (np.ones(1 << 16), np.frombuffer(bytes([1]) * (1 << 16), np.uint8), np.ones((300, 300))[10:]):
-        mapped.release(array)
+        file_pages.release(array)
         assert (array == 1).all()
