@@ -262,12 +262,12 @@ class _Step:
     def linears(self, source: _Input, /, **outputs: Linear) -> list[Array]:
         """Products of matrices that read the same tensor, by the names of their outputs: [R, M] -> [R, N] each."""
         weights = [w.weights for w in outputs.values() if w.norm is None]
-        together = self._together(source, weights) if len(weights) == len(outputs) > 1 else None
-        if together is None:
+        joint = self._joint_products(source, weights) if len(weights) == len(outputs) > 1 else None
+        if joint is None:
             return [self._finished(name, w, self._product(name, source, w)) for name, w in outputs.items()]
-        return [self._finished(name, w, y) for (name, w), y in zip(outputs.items(), together, strict=True)]
+        return [self._finished(name, w, y) for (name, w), y in zip(outputs.items(), joint, strict=True)]
 
-    def _together(self, source: _Input, weights: Sequence[Weights]) -> list[Array] | None:
+    def _joint_products(self, source: _Input, weights: Sequence[Weights]) -> list[Array] | None:
         """The products of a tensor with several matrices by one call of the backend; None if it has no call for such matrices."""
         ops, dialect = self.runtime.ops, self.runtime.dialect
         ternary = [w for w in weights if _takes_codes(w, dialect)]
@@ -347,15 +347,15 @@ def _layer(step: _Step, h: Array, way: _Way, last: Array | None = None) -> Array
     assert step.layer is not None
     c, w = step.runtime.model.config, step.runtime.model.layers[step.layer]
     few = last if last is not None and way.splits and 4 * len(last) <= len(h) else None  # of more, keys and values apart take longer
-    apart = few is not None or len(way.feed_forward if c.parallel_residual else way.attention) > 1
-    if apart:
+    keys_first = few is not None or len(way.feed_forward if c.parallel_residual else way.attention) > 1
+    if keys_first:
         for part in way.attention:
             way.attend(step.layer, *_queries_keys_values(step, w, some(h, part), way, part, queries=False), part)
     if few is not None:
         h, way = step.runtime.ops.take(h, few), replace(way, splits=False, attention=(few,), feed_forward=(few,))
 
     def attended(x: Array, part: Part, read: _Input | None = None) -> Array:
-        return _attention(step, w, x, way, part, keys=not apart, read=read)
+        return _attention(step, w, x, way, part, keys=not keys_first, read=read)
 
     def fed(x: Array, read: _Input | None = None) -> Array:
         return step.added(x, _feed_forward(step, w, x, read), way.splits)
@@ -404,8 +404,8 @@ def _queries_keys_values(
     assert step.layer is not None
     source = read or _attention_input(step, w, h)
     asked = ({"Qcur": w.attn_q} if queries else {}) | ({"Kcur": w.attn_k, "Vcur": w.attn_v} if keys else {})
-    found = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, **asked)), strict=True))
-    q, k, v = map(found.get, ("Qcur", "Kcur", "Vcur"))
+    made = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, **asked)), strict=True))
+    q, k, v = map(made.get, ("Qcur", "Kcur", "Vcur"))
     q, k = step.head_norm("Qcur_normed", q, w.attn_q_norm), step.head_norm("Kcur_normed", k, w.attn_k_norm)
     if way.rotations is not None and c.rotates(step.layer):
         rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
