@@ -51,7 +51,7 @@ from .mistakes.layers import RESIDUALS
 from .mistakes.mistake import Cause, Compute
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types, with_alike
 from .narrow import Storage
-from .operations import U, next_experts
+from .operations import Expected, U, next_experts
 from .parts import InParts, Part
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
 from .readings.places import overwritten
@@ -68,7 +68,7 @@ Array = NDArray[np.float64]
 _MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
 _LITTLE_WORK = 3 * 10**7  # the same where the verdict is FLIPS, which may hide a small mistake
-_HIDDEN_WORK = 2 * 10**10  # of all hidden mistakes that are tried on a dump: seconds
+_HIDDEN_WORK = 2 * 10**10  # of all hidden mistakes that are tried on the first wrong tensor, and on all others together: seconds
 
 
 def judge_trace(
@@ -300,36 +300,36 @@ class _Judge:
         self.theirs = _Theirs({TOKENS: self.ids, **self.dump.tensors})
         self.by_key = {o.key: o for o in self.graph}
         self.search = Search(self.model, self.dialect, len(self.ids), self.effort * _HIDDEN_WORK)
+        self._ahead: dict[Key, OperationVerdict] = {}
+        self._wrong_ones: list[Key] | None = None  # from the first on that is searched; None before that
 
     def operation(self, operation: Operation) -> OperationVerdict:
         """The verdict on one tensor of the dump."""
         key = operation.key
         across = self._across(operation)
-        if key in self.dump.same and self._same_inputs(across):
+        if self._has_our_bits(across):
             return OperationVerdict(
                 key, Verdict.SAME_BITS, across=across, max_error=0.0, bound_ratio=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0
             )
-        theirs = self.theirs[key]
-        return self._several(across, theirs) if len(across) > 1 else self._one(operation, theirs)
+        judged = self._ahead.get(key)
+        if judged is not None:
+            return judged
+        return self._several(across, self.theirs[key]) if len(across) > 1 else self._one(operation, self.theirs[key])
 
     def _one(self, operation: Operation, theirs: Array) -> OperationVerdict:
-        """An operation whose inputs are in the dump."""
-        expected = operation.expected(self.types.storage(operation), *(self.theirs[k] for k in operation.inputs))
-        value, across = expected.value, (operation.key,)
-        verdict, reason, ratio = within(expected, theirs)
-        judged = statistics(operation.key, verdict, reason, across, ratio, value, theirs)
-        if self.details is not None:
-            self.details.numbers(operation.key, value, theirs, lambda rows: bound_of(expected, value.shape, rows)[0])
-        if verdict != Verdict.WRONG:
-            return replace(judged, **self._from_float64(operation, value, theirs))
+        """An operation whose inputs are in the dump, with the cause of what is wrong."""
+        judged, expected = self._by_bound(operation, theirs)
+        if judged.verdict != Verdict.WRONG:
+            return judged
         if self._is_flash_attention(operation, theirs):
-            self.types = replace(self.types, precision=FLASH)  # from here on
+            self._assume(replace(self.types, precision=FLASH))
             return replace(judged.explained(FLASH_CAUSE), verdict=Verdict.NARROW)
+        value = expected.value
         most_away, bound = bound_of(expected, value.shape)[:2]
         loose = dot(bound, bound) / max(dot(value, value), TINY)
         rough = noise(expected)
         places = np.abs(theirs - value) > most_away
-        case = self._case(across, value, theirs, matched(rough), places)
+        case = self._case(judged.across, value, theirs, matched(rough), places)
         cause = self._explain(case, noise=loose)
         if cause is None:
             wrong = self._wrong(operation, value, theirs, places, rough, self.theirs)
@@ -337,6 +337,18 @@ class _Judge:
         if cause is None or cause.id in (*LOOSE, *PLACES):
             cause = self._nearly(case) or cause
         return self._caused(judged, cause)
+
+    def _by_bound(self, operation: Operation, theirs: Array) -> tuple[OperationVerdict, Expected]:
+        """The verdict on an operation whose inputs are in the dump, and what is expected of it."""
+        expected = operation.expected(self.types.storage(operation), *(self.theirs[k] for k in operation.inputs))
+        value = expected.value
+        verdict, reason, ratio = within(expected, theirs)
+        judged = statistics(operation.key, verdict, reason, (operation.key,), ratio, value, theirs)
+        if self.details is not None:
+            self.details.numbers(operation.key, value, theirs, lambda rows: bound_of(expected, value.shape, rows)[0])
+        if verdict != Verdict.WRONG:
+            judged = replace(judged, **self._from_float64(operation, value, theirs))
+        return judged, expected
 
     def _searched(self, case: "_Case", wrong: Wrong) -> Cause | None:
         """The cause of a wrong tensor: plain to see, or a mistake that gives its numbers, or those of its largest part."""
@@ -355,21 +367,10 @@ class _Judge:
         )
 
     def _several(self, across: tuple[Key, ...], theirs: Array) -> OperationVerdict:
-        """Several operations at once, the last of which gives a tensor of the dump."""
-        key = across[-1]
-        value = self._nearest_choice(across, self._values(across)[key], theirs)
-        reach = self._reach(across, value) if position_errors(value, theirs).max() > ROUNDING_ACROSS else None
-        verdict, reason, ratio = close(value, theirs, reach)
-        if key == LOGITS and verdict == Verdict.FLIPS:  # single logits, factors and constants too
-            logits = judge(value.astype(np.float32), theirs, reach)
-            verdict, reason = max((verdict, reason), (logits.verdict, logits.reason))
-        judged = statistics(key, verdict, reason, across, ratio, value, theirs)
-        if self.details is not None:
-            most_nmse = ROUNDING_ACROSS if verdict == Verdict.ROUNDING else limits(reach, len(value))[0]
-            self.details.rows(key, value, theirs, most_nmse)
-        most = 0.0 if reach is None else reach.nmse
+        """Several operations at once, the last of which gives a tensor of the dump, with the cause of what is wrong."""
+        judged, value, most = self._by_reach(across, theirs)
         work = sum(self._cost(k) for k in across)
-        if verdict == Verdict.WRONG:
+        if judged.verdict == Verdict.WRONG:
             if work > self.effort * _MOST_WORK or self.in_vain > self.effort * _MOST_IN_VAIN:
                 return replace(judged, tried=False)
             places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
@@ -379,11 +380,25 @@ class _Judge:
                 self.in_vain += work
                 cause = self._hidden(case) or self._read_last(case) or case.parts.known() or self._nearly(case)
             return self._caused(judged, cause)
-        if verdict == Verdict.FLIPS and work <= self.effort * _LITTLE_WORK:
+        if judged.verdict == Verdict.FLIPS and work <= self.effort * _LITTLE_WORK:
             cause = self._explain(self._case(across, value, theirs, most, np.zeros(value.shape, bool)), least=most / 2)
             if cause is not None and cause.fault:
                 return replace(judged.explained(cause), verdict=Verdict.WRONG)
         return judged
+
+    def _by_reach(self, across: tuple[Key, ...], theirs: Array) -> tuple[OperationVerdict, Array, float]:
+        """The verdict on several operations at once, what their result should be, and the NMSE that roundings leave."""
+        key = across[-1]
+        value = self._nearest_choice(across, self._values(across)[key], theirs)
+        reach = self._reach(across, value) if position_errors(value, theirs).max() > ROUNDING_ACROSS else None
+        verdict, reason, ratio = close(value, theirs, reach)
+        if key == LOGITS and verdict == Verdict.FLIPS:  # single logits, factors and constants too
+            logits = judge(value.astype(np.float32), theirs, reach)
+            verdict, reason = max((verdict, reason), (logits.verdict, logits.reason))
+        if self.details is not None:
+            most_nmse = ROUNDING_ACROSS if verdict == Verdict.ROUNDING else limits(reach, len(value))[0]
+            self.details.rows(key, value, theirs, most_nmse)
+        return statistics(key, verdict, reason, across, ratio, value, theirs), value, 0.0 if reach is None else reach.nmse
 
     def _caused(self, judged: OperationVerdict, cause: Cause | None) -> OperationVerdict:
         """A wrong tensor with its cause: a rounding to fewer bits is no fault where nothing was declared, and assumed from there on."""
@@ -391,8 +406,45 @@ class _Judge:
         if cause is None or cause.fault or self.types.strict:
             return explained
         if cause.kind in CACHES and cause.id in CACHE_ROUNDINGS:
-            self.types, self.cache = self.types.with_cache(cause.kind), cause
+            self.cache = cause
+            self._assume(self.types.with_cache(cause.kind))
         return replace(explained, verdict=Verdict.NARROW)
+
+    def _assume(self, types: _Types) -> None:
+        """Judge by other types from here on."""
+        self.types = types
+        self._ahead.clear()
+
+    def _kept_for_later(self, key: Key) -> float:
+        """The work of the search that is kept for wrong tensors behind this one, so that these are explained whatever is wrong before them.
+
+        They have as much together as the first one that is searched, in equal shares. What one does not use goes on to the next.
+        """
+        if self._wrong_ones is None:
+            self._wrong_ones = self._look_ahead(key)
+            self.search.work += self.effort * _HIDDEN_WORK * (len(self._wrong_ones) > 1)
+        order = {other: i for i, other in enumerate(self.by_key)}
+        later = sum(order[other] > order[key] for other in self._wrong_ones)
+        return self.effort * _HIDDEN_WORK * later / max(len(self._wrong_ones) - 1, 1)
+
+    def _look_ahead(self, first: Key) -> list[Key]:
+        """The wrong tensors from the first one on. Verdicts on those behind it that need no cause are kept."""
+        wrong, order = [first], list(self.by_key)
+        for key in order[order.index(first) + 1 :]:
+            if self.dump.problems.get(key):
+                break
+            if key not in self.dump.tensors:
+                continue
+            across = self._across(self.by_key[key])
+            if self._has_our_bits(across):
+                continue
+            several, theirs = len(across) > 1, self.theirs[key]
+            judged = (self._by_reach(across, theirs) if several else self._by_bound(self.by_key[key], theirs))[0]
+            if judged.verdict == Verdict.WRONG:
+                wrong.append(key)
+            elif judged.verdict != Verdict.FLIPS or not several:
+                self._ahead[key] = judged
+        return wrong
 
     def _reach(self, across: tuple[Key, ...], value: Array) -> Reach | None:
         """The reach of roundings in every tensor of `across`; None if their numbers leave float32's range on the way."""
@@ -494,10 +546,10 @@ class _Judge:
         text = None if wrong.is_nearly_right else overwritten(wrong.key, self.dump.tensors, order)
         return None if text is None else Cause(text, "read.overwritten")
 
-    def _same_inputs(self, across: tuple[Key, ...]) -> bool:
-        """Whether all inputs of `across` have our bits too: equal outputs of other inputs would be a coincidence or a fake."""
+    def _has_our_bits(self, across: tuple[Key, ...]) -> bool:
+        """Whether a tensor and all inputs of `across` have our bits: equal outputs of other inputs would be a coincidence or a fake."""
         inputs = {k for key in across for k in self.by_key[key].inputs if k in self.dump.tensors}
-        return inputs <= self.dump.same
+        return inputs | {across[-1]} <= self.dump.same
 
     def _across(self, operation: Operation) -> tuple[Key, ...]:
         """The operations between what the dump has and this tensor, this one last."""
@@ -621,6 +673,7 @@ class _Judge:
             first = next(i for i, k in enumerate(case.across) if k in changed)
             return sum(self._cost(k) + OVERHEAD for k in case.across[first:])
 
+        self.search.kept = self._kept_for_later(case.last)
         with np.errstate(all="ignore"):
             return self.search.cause(case.span, True, explain, near, cost, now, numbers_only=part is not None)
 

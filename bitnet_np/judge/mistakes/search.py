@@ -92,6 +92,7 @@ class Search:
     dialect: Dialect
     length: int  # of the sequence
     work: float  # that may still be done, in multiply-adds
+    kept: float = 0.0  # of it, for tensors that come later
     left_out: int = 0  # mistakes that were not tried, because of it
     _known: dict[str, float | None] = field(default_factory=dict)  # texts of those that explained a tensor before, and their numbers
     types: set[str] = field(default_factory=set)  # of fewer bits, in words, that explained a tensor before: other operations have them, too
@@ -132,7 +133,7 @@ class Search:
             return near(trial)
 
         for trial in every:
-            if self.work < 0:
+            if self.work < self.kept:
                 self.left_out += 1
                 continue
             number = _nearest(trial, about, now) if trial.grid else None
