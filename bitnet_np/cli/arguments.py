@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import OptionError
 from ..base.whole_file import whole_file
-from ..engine.dialects import DIALECTS, EXACT, Dialect
+from ..engine.dialects import DIALECTS, Dialect
 from ..files.overrides import OVERRIDABLE
 from ..gpu.dispatch import Device
 from ..judge.precision import CACHES, PROFILES, Precision, Profile
@@ -143,11 +143,7 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
 
 def profile_of(arguments: argparse.Namespace, default: str | None = None) -> Profile:
     """The dialect and precision that are declared, or a default one's by name. Raises OptionError."""
-    name = arguments.profile or default
-    profile = PROFILES[name] if name else Profile(EXACT, None)
-    if arguments.precision is None:
-        return profile
-    return Profile(profile.dialect, Precision.parse(arguments.precision, profile.precision))
+    return Profile.of(arguments.profile or default, arguments.precision)
 
 
 # --- what is written ------------------------------------------------------------------------------------------------------------------

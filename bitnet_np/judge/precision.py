@@ -86,6 +86,12 @@ class Profile:
     dialect: Dialect
     precision: Precision | None
 
+    @classmethod
+    def of(cls, name: str | None, precision: str | None) -> Profile:
+        """The kind of this name, or the definition, with the types of a text such as kv=q8_0 where there is one. Raises OptionError."""
+        profile = PROFILES[name] if name else cls(EXACT, None)
+        return profile if precision is None else cls(profile.dialect, Precision.parse(precision, profile.precision))
+
 
 FLASH = Precision(kv="float16", probs="float16", attn_acc="float16")
 """Flash attention in ggml's CPU backend, llama.cpp's default there: it sums values in float16 where the cache is float16."""

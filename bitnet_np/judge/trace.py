@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import NonFiniteError
-from ..base.progress import Progress, silent
+from ..base.progress import Progress
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
@@ -52,6 +52,7 @@ from .mistakes.mistake import Cause, Compute
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types, with_alike
 from .narrow import Storage
 from .operations import Expected, U, next_experts
+from .options import DEFAULT, Options
 from .parts import InParts, Part
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
 from .readings.places import overwritten
@@ -76,32 +77,25 @@ def judge_trace(
     trace: Trace,
     tokens: Sequence[int] | NDArray,
     dialect: Dialect = EXACT,
-    progress: Progress = silent,
-    details: Details | None = None,
     precision: Precision | None = None,
+    details: Details | None = None,
 ) -> Report:
-    """Judge another engine's tensors for these tokens (one sequence), in the dialect and precision it is declared to follow.
-
-    details: what collects the worst numbers, errors by position and attempts of each tensor, if somebody wants them. precision: None reads
-    the types of tensors off their numbers, and takes other roundings to fewer bits for intended.
-    """
+    """Judge another engine's tensors for these tokens (one sequence), in the dialect and precision (see Options) that are declared."""
     runtime = Runtime(model, dialect).checked()
-    return judge_operations(runtime, check_tokens(model.config, np.asarray(tokens)[None]), trace, progress, details, precision)
+    options = Options(precision, details=details)
+    return judge_operations(runtime, check_tokens(model.config, np.asarray(tokens)[None]), trace, options)
 
 
 def judge_operations(
     runtime: Runtime,
     tokens: Tokens,
     trace: Trace,
-    progress: Progress = silent,
-    details: Details | None = None,
-    precision: Precision | None = None,
+    options: Options = DEFAULT,
     compared: "Compared | None" = None,
-    effort: float = 1.0,
 ) -> Report:
     """judge_trace for a checked runtime and checked tokens of one sequence.
 
-    compared: what `compare` made of the trace, if it is known. effort: see check.
+    compared: what `compare` made of the trace, if it is known.
     """
     model, dialect, ids = runtime.model, runtime.dialect, tokens.ids[0]
     if trace.tokens is not None and not np.array_equal(trace.tokens, ids):
@@ -115,10 +109,10 @@ def judge_operations(
     dump = compared or compare(runtime, tokens, trace)[0]
     missing = tuple(o.key for o in graph if o.key not in trace.points)
     invalid = tuple(OperationVerdict(key, Verdict.INVALID, dump.problems[key]) for key in common if dump.problems[key])
-    types = _Types.of(precision, dump.tensors, dump.same)
+    types, progress = _Types.of(options.precision, dump.tensors, dump.same), options.bars("judging operations")
     seen = look_through(model, dump.first, dump.tensors)
     graph = list(operations(model, dialect, seen.start, scored)) if seen.start else graph
-    judge = _Judge(model, dialect, graph, ids, replace(dump, tensors=seen.tensors), types, progress, details, seen.start, effort)
+    judge = _Judge(model, dialect, graph, ids, replace(dump, tensors=seen.tensors), types, progress, options, seen.start)
     verdicts = []
     for i, operation in enumerate(graph):
         if dump.problems.get(operation.key):
@@ -290,16 +284,15 @@ class _Judge:
     dump: Compared
     types: _Types
     progress: Progress
-    details: Details | None = None
+    options: Options
     start: int = 0  # the position of the first token
-    effort: float = 1.0  # times the work that mistakes may take
     in_vain: int = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
     cache: Cause | None = None  # the KV cache that a tensor has shown, assumed from there on
 
     def __post_init__(self) -> None:
         self.theirs = _Theirs({TOKENS: self.ids, **self.dump.tensors})
         self.by_key = {o.key: o for o in self.graph}
-        self.search = Search(self.model, self.dialect, len(self.ids), self.effort * _HIDDEN_WORK)
+        self.search = Search(self.model, self.dialect, len(self.ids), self.options.effort * _HIDDEN_WORK)
         self._ahead: dict[Key, OperationVerdict] = {}
         self._wrong_ones: list[Key] | None = None  # from the first on that is searched; None before that
 
@@ -344,8 +337,8 @@ class _Judge:
         value = expected.value
         verdict, reason, ratio = within(expected, theirs)
         judged = statistics(operation.key, verdict, reason, (operation.key,), ratio, value, theirs)
-        if self.details is not None:
-            self.details.numbers(operation.key, value, theirs, lambda rows: bound_of(expected, value.shape, rows)[0])
+        if self.options.details is not None:
+            self.options.details.numbers(operation.key, value, theirs, lambda rows: bound_of(expected, value.shape, rows)[0])
         if verdict != Verdict.WRONG:
             judged = replace(judged, **self._from_float64(operation, value, theirs))
         return judged, expected
@@ -371,7 +364,7 @@ class _Judge:
         judged, value, most = self._by_reach(across, theirs)
         work = sum(self._cost(k) for k in across)
         if judged.verdict == Verdict.WRONG:
-            if work > self.effort * _MOST_WORK or self.in_vain > self.effort * _MOST_IN_VAIN:
+            if work > self.options.effort * _MOST_WORK or self.in_vain > self.options.effort * _MOST_IN_VAIN:
                 return replace(judged, tried=False)
             places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
             case = self._case(across, value, theirs, most, places)
@@ -380,7 +373,7 @@ class _Judge:
                 self.in_vain += work
                 cause = self._hidden(case) or self._read_last(case) or case.parts.known() or self._nearly(case)
             return self._caused(judged, cause)
-        if judged.verdict == Verdict.FLIPS and work <= self.effort * _LITTLE_WORK:
+        if judged.verdict == Verdict.FLIPS and work <= self.options.effort * _LITTLE_WORK:
             cause = self._explain(self._case(across, value, theirs, most, np.zeros(value.shape, bool)), least=most / 2)
             if cause is not None and cause.fault:
                 return replace(judged.explained(cause), verdict=Verdict.WRONG)
@@ -395,9 +388,9 @@ class _Judge:
         if key == LOGITS and verdict == Verdict.FLIPS:  # single logits, factors and constants too
             logits = judge(value.astype(np.float32), theirs, reach)
             verdict, reason = max((verdict, reason), (logits.verdict, logits.reason))
-        if self.details is not None:
+        if self.options.details is not None:
             most_nmse = ROUNDING_ACROSS if verdict == Verdict.ROUNDING else limits(reach, len(value))[0]
-            self.details.rows(key, value, theirs, most_nmse)
+            self.options.details.rows(key, value, theirs, most_nmse)
         return statistics(key, verdict, reason, across, ratio, value, theirs), value, 0.0 if reach is None else reach.nmse
 
     def _caused(self, judged: OperationVerdict, cause: Cause | None) -> OperationVerdict:
@@ -422,10 +415,10 @@ class _Judge:
         """
         if self._wrong_ones is None:
             self._wrong_ones = self._look_ahead(key)
-            self.search.work += self.effort * _HIDDEN_WORK * (len(self._wrong_ones) > 1)
+            self.search.work += self.options.effort * _HIDDEN_WORK * (len(self._wrong_ones) > 1)
         order = {other: i for i, other in enumerate(self.by_key)}
         later = sum(order[other] > order[key] for other in self._wrong_ones)
-        return self.effort * _HIDDEN_WORK * later / max(len(self._wrong_ones) - 1, 1)
+        return self.options.effort * _HIDDEN_WORK * later / max(len(self._wrong_ones) - 1, 1)
 
     def _look_ahead(self, first: Key) -> list[Key]:
         """The wrong tensors from the first one on. Verdicts on those behind it that need no cause are kept."""
@@ -638,8 +631,8 @@ class _Judge:
         if computes is not None and part is None:
             case.nearest.offer(left, cause, computes)
             case.parts.compare(cause, array)
-        if self.details is not None and np.isfinite(left):
-            self.details.attempt(case.last, cause.text, left)
+        if self.options.details is not None and np.isfinite(left):
+            self.options.details.attempt(case.last, cause.text, left)
         return left
 
     def _hidden_in_parts(self, case: "_Case") -> Cause | None:
@@ -688,7 +681,10 @@ class _Judge:
             narrower = narrowed(self.model, self.dialect, case.span, case.nearest.computes)
             types = cached_and_rounded(self.model, self.dialect, case.span)
             cause = case.nearest.of(case.now, case.most, left, narrower)
-            return cause or in_types(types, left, min(case.most, case.now / 10), self.search.types)
+            if cause is None:
+                cause, words = in_types(types, left, min(case.most, case.now / 10))
+                self.search.types.update(words)
+            return cause
 
     def _read_last(self, case: "_Case") -> Cause | None:
         """The cause that shows in the last operation, with its inputs computed as right, or in the branch that is its last term."""

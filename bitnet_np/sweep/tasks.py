@@ -20,7 +20,7 @@ from ..engine.dialects import DIALECTS, Dialect
 from ..engine.forward_pass import compute_logits, forward_full
 from ..generation.nll import token_nll
 from ..judge.check import check
-from ..judge.precision import PROFILES, Precision, Profile
+from ..judge.precision import Precision, Profile
 from ..judge.verdict import Verdict
 from ..kernels.float_state import steady
 from ..testing.selftest import digest
@@ -117,8 +117,7 @@ def dialect_of(name: str, precision: str) -> Dialect:
 def _profile(task: Task) -> Profile:
     if task.operation in ("logits", "nll"):
         return Profile(dialect_of(task.dialect, task.precision), None)
-    profile = PROFILES[task.dialect] if task.dialect else Profile(DIALECTS["exact"], None)
-    return Profile(profile.dialect, Precision.parse(task.precision, profile.precision)) if task.precision else profile
+    return Profile.of(task.dialect, task.precision or None)
 
 
 def _logits(task: Task) -> tuple[str, dict[str, Any]]:

@@ -74,14 +74,11 @@ class Nearest:
 
 
 def in_types(
-    types: Iterable[tuple[tuple[str, str], Computes]], left: Callable[[Computes], float], most: float, known: set[str]
-) -> Cause | None:
-    """The two types of fewer bits that leave least of an error, if that is no more than `most`, an NMSE. They are known then."""
+    types: Iterable[tuple[tuple[str, str], Computes]], left: Callable[[Computes], float], most: float
+) -> tuple[Cause | None, tuple[str, ...]]:
+    """The two types of fewer bits that leave least of an error, if that is no more than `most`, an NMSE; and each of them in words."""
     least, words = min(((left(computes), words) for words, computes in types), default=(np.inf, ("", "")))
-    if least > most:
-        return None
-    known.update(words)
-    return Cause(", and ".join(words), "edit.rounded", fault=False)
+    return (None, ()) if least > most else (Cause(", and ".join(words), "edit.rounded", fault=False), words)
 
 
 @dataclass
