@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -114,12 +115,9 @@ def judge_operations(
     graph = list(operations(model, dialect, seen.start, scored)) if seen.start else graph
     judge = _Judge(model, dialect, graph, ids, replace(dump, tensors=seen.tensors), types, progress, options, seen.start)
     verdicts = []
-    for i, operation in enumerate(graph):
-        if dump.problems.get(operation.key):
-            break  # what comes before it may be its cause, and what comes behind has it in it
-        if operation.key in dump.tensors:
-            verdicts.append(judge.operation(operation))
-        progress(i + 1, len(graph))
+    for i, operation in enumerate(judge.judged, 1):
+        verdicts.append(judge.operation(operation))
+        progress(i, len(judge.judged))
     notes = [*judge.types.notes(), *seen.notes, *[_untried(o) for o in verdicts if not o.tried][:1], *judge.search.notes()]
     first_wrong = next((o for o in verdicts if o.verdict == Verdict.WRONG), None)
     if invalid:
@@ -292,6 +290,9 @@ class _Judge:
     def __post_init__(self) -> None:
         self.theirs = _Theirs({TOKENS: self.ids, **self.dump.tensors})
         self.by_key = {o.key: o for o in self.graph}
+        # what comes before a tensor that cannot be judged may be its cause, and what comes behind has it in it
+        sound = takewhile(lambda o: not self.dump.problems.get(o.key), self.graph)
+        self.judged = [o for o in sound if o.key in self.dump.tensors]
         self.search = Search(self.model, self.dialect, len(self.ids), self.options.effort * _HIDDEN_WORK)
         self._ahead: dict[Key, OperationVerdict] = {}
         self._wrong_ones: list[Key] | None = None  # from the first on that is searched; None before that
@@ -422,12 +423,8 @@ class _Judge:
 
     def _look_ahead(self, first: Key) -> list[Key]:
         """The wrong tensors from the first one on. Verdicts on those behind it that need no cause are kept."""
-        wrong, order = [first], list(self.by_key)
-        for key in order[order.index(first) + 1 :]:
-            if self.dump.problems.get(key):
-                break
-            if key not in self.dump.tensors:
-                continue
+        wrong, keys = [first], [operation.key for operation in self.judged]
+        for key in keys[keys.index(first) + 1 :]:
             across = self._across(self.by_key[key])
             if self._has_our_bits(across):
                 continue

@@ -16,7 +16,7 @@ from ...traces.points import SCORES, Key
 from ..edits import kinds
 from ..graph import Operation, operations
 from ..variant import Variant, with_computed
-from . import attention, edited, experts, gates, hidden, layers, matrices, norms, quantiser, rope, switches
+from . import attention, edited, experts, gates, layers, matrices, norms, quantiser, rope, switches
 from .mistake import Cause, Compute, Computes, Edited, Mistake, Numbers, Site, cause
 
 CATALOGUE: tuple[Mistake, ...] = (
@@ -32,7 +32,7 @@ CATALOGUE: tuple[Mistake, ...] = (
 )
 """All known mistakes. Of two that fit a tensor alike the first one stands."""
 
-HIDDEN: tuple[Mistake, ...] = (*hidden.MISTAKES, *layers.ORDERS, *edited.MISTAKES)
+HIDDEN: tuple[Mistake, ...] = (*layers.OTHERS, *edited.MISTAKES)
 """Mistakes that are searched for where none of the catalogue explains a tensor, at its operation or through several."""
 
 
