@@ -127,7 +127,7 @@ def judge_logits(
 def _with_caches(base: Variant, ids: NDArray[np.int64]) -> Iterator[Variant]:
     """Yields the engine with each KV cache of ggml's."""
     attention = [operation for operation in _span(base) if operation.key.name == "kqv_out"]
-    for trial in trials(base.model, base.dialect, attention, singly=False):
+    for trial in trials(attention, singly=False):
         if trial.cause.id.startswith("cache.ggml"):
             yield with_computed(base, trial.cause.text, trial.computes, ids)
 
@@ -256,10 +256,10 @@ class _Target:
             return np.inf if away is None else float(away.mean())
 
         now, span = float(self.away.mean()), _span(engine)
-        found = self.closest.of(now, now, left, narrowed(engine.model, engine.dialect, span, self.closest.computes))
+        found = self.closest.of(now, now, left, narrowed(span, self.closest.computes))
         if found is not None or engine is not self.base:
             return found
-        return in_types(cached_and_rounded(engine.model, engine.dialect, span), left, now)[0]
+        return in_types(cached_and_rounded(span), left, now)[0]
 
     def fitted(self) -> Cause | None:
         """The mistake in the last operation, with numbers fitted to theirs, that makes them of ours but for roundings."""
@@ -273,11 +273,11 @@ class _Target:
     def in_operations(self, ids: NDArray[np.int64]) -> Cause | None:
         """The mistake of some operations, or of a single one, that makes theirs of ours but for roundings."""
         base, span, work = self.base, _span(self.base), _work(self.base, len(self.a))
-        every, most = list(trials(base.model, base.dialect, span, singly=True)), self.effort * _MOST_WORK
+        every, most = list(trials(span, singly=True)), self.effort * _MOST_WORK
         if len(every) * work > most:
             least = 1.1 * len(every) * work / _MOST_WORK
             self.untried.append(f"mistakes in one layer alone were not tried on logits: --effort {least:.2g} tries them")
-            every = list(trials(base.model, base.dialect, span, singly=False))
+            every = list(trials(span, singly=False))
         if len(every) * work > most:
             return None
         self.logits.total += len(every)
@@ -307,7 +307,7 @@ class _Target:
             cause = self.nearest(((engine, Cause(engine.text, engine.mistake), {}) for engine in whole), self.away)
             if cause is not None:
                 return cause
-        search = Search(base.model, base.dialect, len(ids), self.effort * _HIDDEN_WORK)
+        search = Search(len(ids), self.effort * _HIDDEN_WORK)
         cause = search.cause(span, False, explain, lambda trial: explain(trial).left, lambda changed: work, float(self.away.mean()))
         self.untried.extend(search.notes())
         return cause
@@ -324,7 +324,7 @@ class _Target:
         if (position_nmse(value, self.a) > FLOOR).any():
             return None  # they are log-probabilities
         places, noise = np.abs(theirs - value) > np.sqrt(self.reach.nmse * (value**2).mean(axis=1, keepdims=True)), self.reach.nmse
-        cause = cause_of(Wrong(base.model, base.dialect, last, [points[last.inputs[0]]], value, theirs, places, noise, {}))
+        cause = cause_of(Wrong(base.model, base.dialect, last.key, [points[last.inputs[0]]], value, theirs, places, noise, {}))
         return None if cause is None or cause.id in PLACES else cause
 
 

@@ -293,7 +293,7 @@ class _Judge:
         # what comes before a tensor that cannot be judged may be its cause, and what comes behind has it in it
         sound = takewhile(lambda o: not self.dump.problems.get(o.key), self.graph)
         self.judged = [o for o in sound if o.key in self.dump.tensors]
-        self.search = Search(self.model, self.dialect, len(self.ids), self.options.effort * _HIDDEN_WORK)
+        self.search = Search(len(self.ids), self.options.effort * _HIDDEN_WORK)
         self._ahead: dict[Key, OperationVerdict] = {}
         self._wrong_ones: list[Key] | None = None  # from the first on that is searched; None before that
 
@@ -528,7 +528,7 @@ class _Judge:
     ) -> Wrong:
         """What readings look at: the output of an operation on these tensors."""
         model, inputs = with_rope_of(self.model, operation.key.layer), [tensors[k] for k in operation.inputs]
-        return Wrong(model, self.dialect, operation, inputs, value, theirs, places, noise, tensors)
+        return Wrong(model, self.dialect, operation.key, inputs, value, theirs, places, noise, tensors)
 
     def _overwritten(self, wrong: Wrong) -> Cause | None:
         """A later tensor of the dump that stands in the place of this one."""
@@ -567,7 +567,7 @@ class _Judge:
                 if values[key].size != self.dump.sizes[key] or not np.isfinite(values[key]).all():
                     raise FloatingPointError(f"{key} is not finite, or of another size")
             elif self.cache is not None and key.name == "kqv_out":
-                values[key] = as_rounded(self.model, self.dialect, operation, self.cache)(values)
+                values[key] = as_rounded(operation, self.cache)(values)
             else:
                 values[key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
         return values
@@ -599,7 +599,7 @@ class _Judge:
         best = min(case.most, case.now / 10)  # a mistake that explains little explains nothing
         cause: Cause | None = None
         fits: list[tuple[float, Cause]] = []
-        every = list(trials(self.model, self.dialect, case.span, singly=least == 0))
+        every = list(trials(case.span, singly=least == 0))
 
         def candidates() -> Iterator[tuple[Cause, Array | None, Mapping[Key, Compute] | None]]:
             for done, trial in enumerate(every, 1):
@@ -675,8 +675,8 @@ class _Judge:
             return np.inf if array is None else relative_error(array, case.theirs)
 
         with np.errstate(all="ignore"):
-            narrower = narrowed(self.model, self.dialect, case.span, case.nearest.computes)
-            types = cached_and_rounded(self.model, self.dialect, case.span)
+            narrower = narrowed(case.span, case.nearest.computes)
+            types = cached_and_rounded(case.span)
             cause = case.nearest.of(case.now, case.most, left, narrower)
             if cause is None:
                 cause, words = in_types(types, left, min(case.most, case.now / 10))

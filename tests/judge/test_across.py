@@ -207,7 +207,7 @@ def test_every_hidden_mistake_is_tried_somewhere_and_named(monkeypatch):
     ids = set()
     for ours in drawn:
         span = list(operations(ours, EXACT))
-        attempts = [trial.with_number(2.0) if trial.grid else trial for trial in trials(ours, EXACT, span, False, HIDDEN, 7)]
+        attempts = [trial.with_number(2.0) if trial.grid else trial for trial in trials(span, False, HIDDEN, 7)]
         ids |= {attempt.cause.id for attempt in attempts} | {variant.mistake for variant in engines(HIDDEN, Variant("", ours, EXACT))}
         assert not any("{" in attempt.cause.text for attempt in attempts)
     assert ids == {mistake.id for mistake in HIDDEN}

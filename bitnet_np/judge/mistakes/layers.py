@@ -190,7 +190,7 @@ def _runs_twice(site: Site) -> Compute:
 
 def _last_twice(site: Site) -> Compute:
     last = Key("l_out", len(site.model.layers) - 1)
-    return lambda values: site.operation.evaluate(_through(site, len(site.model.layers) - 1, last, values)).value
+    return lambda values: site.evaluate(_through(site, len(site.model.layers) - 1, last, values)).value
 
 
 _OTHER_LAYER = "the layer is computed with the weights of layer {n}: layers are exchanged, or one runs twice"

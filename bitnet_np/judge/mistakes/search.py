@@ -7,8 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.errors import listed
-from ...engine.dialects import Dialect
-from ...model.records import Model
 from ...traces.points import Key
 from ..graph import Operation
 from .catalogue import HIDDEN, Trial, trials
@@ -85,8 +83,6 @@ def in_types(
 class Search:
     """The search for hidden mistakes in one dump."""
 
-    model: Model
-    dialect: Dialect
     length: int  # of the sequence
     work: float  # that may still be done, in multiply-adds
     kept: float = 0.0  # of it, for tensors that come later
@@ -164,7 +160,7 @@ class Search:
                 steps = max(later[key] for key in trial.computes) if trial.grid else 0
                 return not trial.widest, order[trial.cause.id], steps
 
-            self._last = place, sorted(trials(self.model, self.dialect, span, singly, HIDDEN, self.length), key=likely)
+            self._last = place, sorted(trials(span, singly, HIDDEN, self.length), key=likely)
         return self._last[1]
 
     def notes(self) -> list[str]:
