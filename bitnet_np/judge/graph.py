@@ -1,6 +1,6 @@
 """The operations of a forward pass: each recorded tensor, and how it is computed from others."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -101,6 +101,14 @@ def operation_of(model: Model, dialect: Dialect, key: Key) -> Operation | None:
     n = key.layer
     some = operations(model, dialect) if n is None else _Layer(model, dialect, n, 0, scores=True).operations(model.layers[n])
     return next((operation for operation in some if operation.key == key), None)
+
+
+def evaluated(some: Iterable[Operation], given: Callable[[Key], NDArray]) -> dict[Key, NDArray]:
+    """What some operations give, one after another. given: the tensors that none of them gives."""
+    own: dict[Key, NDArray] = {}
+    for operation in some:
+        own[operation.key] = operation.evaluate(*(own[k] if k in own else given(k) for k in operation.inputs)).value
+    return own
 
 
 def layer_input(model: Model, n: int) -> Key:

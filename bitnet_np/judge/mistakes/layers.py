@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.points import Key
-from ..graph import NORM, POOLED, POSITIONS, operations
+from ..graph import NORM, POOLED, POSITIONS, evaluated, operations
 from ..variant import Variant
 from .edited import named
 from .mistake import Array, Compute, Computes, Engines, Mistake, Site, Values
@@ -170,12 +170,8 @@ MISTAKES = (
 
 def _through(site: Site, n: int, source: Key, values: Values) -> Array:
     """The output of layer n with a tensor as its input."""
-    own: dict[Key, Array] = {}
-    for operation in operations(site.model, site.dialect):
-        if operation.key.layer == n and not operation.key.name.endswith(("_codes", "_scale")):
-            inputs = [own[k] if k in own else values[source] for k in operation.inputs]
-            own[operation.key] = operation.evaluate(*inputs).value
-    return own[Key("l_out", n)]
+    every = (o for o in operations(site.model, site.dialect) if o.key.layer == n and not o.key.name.endswith(("_codes", "_scale")))
+    return evaluated(every, lambda key: values[source])[Key("l_out", n)]
 
 
 def _whole_layer(site: Site) -> Computes:
