@@ -18,6 +18,7 @@ from ..files import embedded
 from ..judge.detail import Details
 from ..judge.findings import closer_summary
 from ..judge.logits import Judgement, judge
+from ..judge.options import Options
 from ..judge.partial import check_partial, check_records
 from ..judge.precision import FLOAT32
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, heat_map, next_step, plot, table_rows
@@ -120,7 +121,7 @@ def _judged(inputs: Inputs, details: Details | None) -> Report:
     tokens = check_tokens(config, *pad(rows))
     dump = read_dump(path, tokens, config, name)
     runtime = Runtime(inputs.model(), profile.dialect).checked()
-    return judge_sequences(runtime, tokens, dump, progress.bar, details, profile.precision, arguments.last, effort)
+    return judge_sequences(runtime, tokens, dump, Options(profile.precision, effort, progress.bar, details), arguments.last)
 
 
 # The worst verdict on the recording that sound kernels can get: with its float16 roundings followed, all but long sequences agree.

@@ -12,6 +12,7 @@ equivalence.py  differences that change nothing               ggml_attention.py 
 findings.py     verdicts on tensors, and all of them          report.py          the Report, its tables and its heat map
 html.py         the report as one HTML file                   detail.py          worst numbers and errors by position, on request
 check.py        `bitnet_np.check`: arrays of any library      top_logprobs.py    log-probabilities of a running server
+options.py      what a caller asks of all of them
 partial.py      tensors of which a part is known, or the RMS  receipt.py         BitNet-rs's parity receipts
 scores.py       attention scores of a dump, by position       sequences.py       dumps of several sequences, each judged by itself
 parts.py        mistakes in some rows, heads or elements      screen.py          large products, looked at in part first

@@ -22,6 +22,7 @@ from ..traces.formats.labels import direct
 from ..traces.points import Entry, Trace
 from .detail import Details
 from .graph import LOGITS
+from .options import Options
 from .precision import FLOAT32, Precision
 from .report import Report
 from .sequences import judge_sequences, read_dump
@@ -64,7 +65,8 @@ def check(
     """
     model = instance("model", model, Model)
     sequences = _sequences(model.config, tokens)
-    runtime, precision = Runtime(model, _dialect(dialect)), _precision(precision)
+    runtime = Runtime(model, _dialect(dialect))
+    options = Options(_precision(precision), positive("effort", effort), bars, details)
     content: Trace | Labelled
     if isinstance(dump, Trace):
         content = dump
@@ -74,7 +76,7 @@ def check(
         arrays = _named(dump) if isinstance(dump, Mapping) else {LABEL: as_numpy("dump", dump)}
         entries = {label: Entry(array.shape, array.dtype, partial(_same, array)) for label, array in arrays.items()}
         content = Labelled(entries, Path("dump"), "arrays in memory")
-    return judge_sequences(runtime.checked(), sequences, content, bars, details, precision, effort=positive("effort", effort))
+    return judge_sequences(runtime.checked(), sequences, content, options)
 
 
 def _sequences(config: Config, tokens: Any) -> Tokens:

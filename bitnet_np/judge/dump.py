@@ -7,16 +7,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.progress import Bars, no_bars
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens
 from ..generation.nll import log_probabilities
 from ..traces.points import Key, Trace
-from .detail import Details
 from .engine import judge_logits
 from .graph import LOGITS
 from .logits import FLIPS_LIMIT, Judgement, invalid, position_nmse
+from .options import DEFAULT, Options
 from .precision import FLOAT32, Precision, storage_type
 from .report import Report
 from .trace import compare, judge_operations
@@ -31,32 +30,29 @@ def judge_dump(
     runtime: Runtime,
     tokens: Tokens,
     trace: Trace,
-    bars: Bars = no_bars,
-    details: Details | None = None,
-    precision: Precision | None = None,
+    options: Options = DEFAULT,
     search: bool = True,
-    effort: float = 1.0,
 ) -> Report:
     """The report on every operation of a dump, and on its logits or log-probabilities as such, where it has some.
 
-    runtime, tokens: checked; of one sequence. details: see judge_trace. precision: where the engine keeps numbers in fewer bits; None reads
-    it off the dump. search: try known mistakes on logits as such. effort: see check. Nothing that a dump holds raises an error.
+    runtime, tokens: checked; of one sequence. search: try known mistakes on logits as such. Nothing that a dump holds raises an error.
     """
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
     if key is None:
-        return judge_operations(runtime, tokens, trace, bars("judging operations"), details, precision, effort=effort)
+        return judge_operations(runtime, tokens, trace, options)
+    precision = options.precision
     rows, others = _Rows.of(trace, key, tokens.ids.shape[1]), trace.without(key)
     if not others.points:
-        logits = _Logits(runtime, tokens.ids[0], run_whole(runtime, tokens)[0], rows, bars, details, effort)
+        logits = _Logits(runtime, tokens.ids[0], run_whole(runtime, tokens)[0], rows, options)
         judged_as = precision or _read_off(rows.theirs)
         return Report.of_logits(logits.judged(judged_as, search), (*rows.notes, *_note(precision, judged_as)))
     compared, every = compare(runtime, tokens, trace)
-    logits = _Logits(runtime, tokens.ids[0], every[0], rows, bars, details, effort)
+    logits = _Logits(runtime, tokens.ids[0], every[0], rows, options)
     is_operation = key == LOGITS and rows.whole and invalid(every[0], rows.theirs) is None  # from the dump's result_norm
     if not is_operation:
         compared.leave_out(key)
     judged = trace if is_operation else others
-    operations = judge_operations(runtime, tokens, judged, bars("judging operations"), details, precision, compared, effort)
+    operations = judge_operations(runtime, tokens, judged, options, compared)
     search = search and _is_across(operations)  # what logits alone would show, more tensors must not hide
     singly = any(len(o.across) > 1 for o in operations.operations)  # else they were tried at the wrong operation
     of_logits = logits.judged(precision or operations.precision, search, singly, alone=operations.first_wrong is None)
@@ -112,9 +108,7 @@ class _Logits(NamedTuple):
     ids: NDArray[np.int64]
     every: Floats  # [T, V]
     rows: _Rows
-    bars: Bars
-    details: Details | None
-    effort: float
+    options: Options
 
     def judged(self, precision: Precision | None, search: bool = True, singly: bool = True, alone: bool = True) -> Judgement:
         """The verdict on them. search: try known mistakes too. singly: also those of single operations. alone: no other tensor of the dump
@@ -129,8 +123,8 @@ class _Logits(NamedTuple):
         nearest = _nearest_row(every, rows) if rows.notes else last  # a row of another position tells no mistake
         ours = rows.convert(every if rows.whole else every[rows.positions])
         base, search = Variant("ours", self.runtime.model, self.runtime.dialect), search and nearest == last
-        bar, ids = self.bars("trying known mistakes"), self.ids if singly else None
-        judged = judge_logits(ours, rows.theirs, base, run, search, bar, rows.positions, self.details, precision, ids, alone, self.effort)
+        ids, options = self.ids if singly else None, replace(self.options, precision=precision)
+        judged = judge_logits(ours, rows.theirs, base, run, options, search, rows.positions, ids, alone)
         if not rows.notes:
             return judged
         judged = replace(judged, compared=(last,))

@@ -23,11 +23,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import ContextLimitError, NonFiniteError, listed
-from ..base.progress import Progress, silent
 from ..model.records import MATRICES
 from ..traces.points import Key
 from .bounds import TINY
-from .detail import Details
 from .graph import Operation, operations
 from .honest_engines import FLOOR, dialects, in_precision, other_choices, reach_of, roundings, with_choices
 from .logits import Judgement, Reach, judge, position_nmse
@@ -36,6 +34,7 @@ from .mistakes.attention import CACHE_ROUNDINGS
 from .mistakes.catalogue import HIDDEN, Trial, cached_and_rounded, engines, in_engine, narrowed, trials
 from .mistakes.mistake import Cause, Compute
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types
+from .options import DEFAULT, Options
 from .precision import FLOAT32, Precision
 from .readings.table import PLACES, cause_of
 from .readings.wrong import Wrong
@@ -60,24 +59,21 @@ def judge_logits(
     theirs: ArrayLike,
     base: Variant,
     run: Run,
+    options: Options = DEFAULT,
     search: bool = True,
-    progress: Progress = silent,
     numbers: NDArray[np.int64] | None = None,
-    details: Details | None = None,
-    precision: Precision | None = None,
     ids: NDArray[np.int64] | None = None,
     alone: bool = True,
-    effort: float = 1.0,
 ) -> Judgement:
     """Judge their logits by what roundings and known mistakes make of the model.
 
     ours, theirs: [..., V]. run: logits of a variant, [P, V], the first P positions of `ours` (laid end to end) or all; ours are
-    `run(base)`. search: try the known mistakes too. numbers, details: see logits.judge. precision: None tries the dialects and the narrow
-    types that nobody declared. ids: the token ids of the one sequence that `run` takes; None: mistakes of single operations are not tried.
-    alone: whether no other tensor shows what is wrong; mistakes that are tried across operations only are not tried on logits else.
-    effort: see check.
-    Raises nothing for what the dump holds: see logits.judge.
+    `run(base)`. options: without a precision, the dialects and the narrow types that nobody declared are tried. search: try the known
+    mistakes too. numbers: see logits.judge. ids: the token ids of the one sequence that `run` takes; None: mistakes of single operations
+    are not tried. alone: whether no other tensor shows what is wrong; mistakes that are tried across operations only are not tried on
+    logits else. Raises nothing for what the dump holds: see logits.judge.
     """
+    precision, details = options.precision, options.details
     judged = judge(ours, theirs, None, numbers, details)
     if judged.verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.INVALID):
         return judged
@@ -86,7 +82,7 @@ def judge_logits(
     others = list(dialects(base))
     names = [name for name in base.present(MATRICES) if name != "attn_k"] if search else []  # scales of queries and keys do the same
     scales = [(name, [scaled(base, name, factor) for factor in (1 / _STEP, _STEP)]) for name in names]
-    logits = _Runs(run, theirs, progress, len(honest) + len(others) + len(mistakes) + 2 * len(scales), details)
+    logits = _Runs(run, theirs, options, len(honest) + len(others) + len(mistakes) + 2 * len(scales))
     runs = {variant.text: x for variant in honest if (x := logits(variant)) is not None}
     rows = len(next(iter(runs.values())))
     a, b = (np.asarray(x).reshape(-1, ours.shape[-1])[:rows] for x in (ours, theirs))
@@ -101,7 +97,7 @@ def judge_logits(
     ours_away = position_nmse(a, b)
     closest = f"closest to {nearest}" if distances[nearest].mean() < ours_away.mean() / _CLOSER else None
     strong = judged.verdict == Verdict.WRONG
-    target = _Target(base, logits, a, b, reach, strong, effort)
+    target = _Target(base, logits, a, b, reach, strong, options.effort)
     known = target.nearest(
         ((variant, Cause(variant.text, variant.mistake), {}) for variant in mistakes), np.minimum(ours_away, distances[nearest])
     )
@@ -121,7 +117,7 @@ def judge_logits(
             judged = replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}", explanation=cause.text)
         elif cause is not None:
             mistake = cause.text
-    progress(logits.total, logits.total)
+    logits.progress(logits.total, logits.total)
     if mistake is not None:
         return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
     reason = "; ".join(filter(None, (judged.reason, closest, undeclared, *target.untried)))
@@ -131,7 +127,7 @@ def judge_logits(
 def _with_caches(base: Variant, ids: NDArray[np.int64]) -> Iterator[Variant]:
     """Yields the engine with each KV cache of ggml's."""
     attention = [operation for operation in _span(base) if operation.key.name == "kqv_out"]
-    for trial in trials(base.model, base.dialect, attention, singly=False):
+    for trial in trials(attention, singly=False):
         if trial.cause.id.startswith("cache.ggml"):
             yield with_computed(base, trial.cause.text, trial.computes, ids)
 
@@ -144,8 +140,9 @@ def _is_of(cause: Cause, precision: Precision) -> bool:
 class _Runs:
     """Runs of variants of our engine, counted."""
 
-    def __init__(self, run: Run, theirs: ArrayLike, progress: Progress, total: int, details: Details | None) -> None:
-        self.run, self.theirs, self.progress, self.total, self.details = run, np.asarray(theirs), progress, total, details
+    def __init__(self, run: Run, theirs: ArrayLike, options: Options, total: int) -> None:
+        self.run, self.theirs, self.details, self.total = run, np.asarray(theirs), options.details, total
+        self.progress = options.bars("trying known mistakes")
         self.done = 0
 
     def __call__(self, variant: Variant) -> Floats | None:
@@ -259,10 +256,10 @@ class _Target:
             return np.inf if away is None else float(away.mean())
 
         now, span = float(self.away.mean()), _span(engine)
-        found = self.closest.of(now, now, left, narrowed(engine.model, engine.dialect, span, self.closest.computes))
+        found = self.closest.of(now, now, left, narrowed(span, self.closest.computes))
         if found is not None or engine is not self.base:
             return found
-        return in_types(cached_and_rounded(engine.model, engine.dialect, span), left, now, set())
+        return in_types(cached_and_rounded(span), left, now)[0]
 
     def fitted(self) -> Cause | None:
         """The mistake in the last operation, with numbers fitted to theirs, that makes them of ours but for roundings."""
@@ -276,11 +273,11 @@ class _Target:
     def in_operations(self, ids: NDArray[np.int64]) -> Cause | None:
         """The mistake of some operations, or of a single one, that makes theirs of ours but for roundings."""
         base, span, work = self.base, _span(self.base), _work(self.base, len(self.a))
-        every, most = list(trials(base.model, base.dialect, span, singly=True)), self.effort * _MOST_WORK
+        every, most = list(trials(span, singly=True)), self.effort * _MOST_WORK
         if len(every) * work > most:
             least = 1.1 * len(every) * work / _MOST_WORK
             self.untried.append(f"mistakes in one layer alone were not tried on logits: --effort {least:.2g} tries them")
-            every = list(trials(base.model, base.dialect, span, singly=False))
+            every = list(trials(span, singly=False))
         if len(every) * work > most:
             return None
         self.logits.total += len(every)
@@ -310,7 +307,7 @@ class _Target:
             cause = self.nearest(((engine, Cause(engine.text, engine.mistake), {}) for engine in whole), self.away)
             if cause is not None:
                 return cause
-        search = Search(base.model, base.dialect, len(ids), self.effort * _HIDDEN_WORK)
+        search = Search(len(ids), self.effort * _HIDDEN_WORK)
         cause = search.cause(span, False, explain, lambda trial: explain(trial).left, lambda changed: work, float(self.away.mean()))
         self.untried.extend(search.notes())
         return cause
@@ -327,7 +324,7 @@ class _Target:
         if (position_nmse(value, self.a) > FLOOR).any():
             return None  # they are log-probabilities
         places, noise = np.abs(theirs - value) > np.sqrt(self.reach.nmse * (value**2).mean(axis=1, keepdims=True)), self.reach.nmse
-        cause = cause_of(Wrong(base.model, base.dialect, last, [points[last.inputs[0]]], value, theirs, places, noise, {}))
+        cause = cause_of(Wrong(base.model, base.dialect, last.key, [points[last.inputs[0]]], value, theirs, places, noise, {}))
         return None if cause is None or cause.id in PLACES else cause
 
 

@@ -1,6 +1,6 @@
 """The operations of a forward pass: each recorded tensor, and how it is computed from others."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -32,32 +32,13 @@ def matrix_of(model: Model, key: Key) -> Linear:
 
 
 @dataclass(frozen=True)
-class Operation:
-    """One tensor of the forward pass, and how it is computed from others."""
-
-    key: Key
-    inputs: tuple[Key, ...]
-    evaluate: Callable[..., Expected] = field(repr=False)  # the inputs in float64 -> the expected tensor
-    allow: Allow = field(default=narrow.result, repr=False)  # what narrow types allow it
-
-    def expected(self, storage: Storage, *inputs: NDArray) -> Expected:
-        """The expected tensor with the bound of an engine that keeps its numbers in these types."""
-        expected = self.evaluate(*inputs)
-        return expected if storage.is_wide else expected._replace(**self.allow(storage, expected, *inputs)._asdict())
-
-
-@dataclass(frozen=True)
 class Place:
-    """One operation of a model in a dialect."""
+    """One tensor of a model in a dialect."""
 
-    model: Model
+    model: Model = field(repr=False)
     dialect: Dialect
-    operation: Operation
+    key: Key
     length: int = field(default=0, kw_only=True)  # of the sequence, where mistakes at single positions are tried
-
-    @property
-    def key(self) -> Key:
-        return self.operation.key
 
     @property
     def borders(self) -> Sequence[int]:
@@ -81,23 +62,38 @@ class Place:
         return matrix_of(self.model, self.key)
 
 
+@dataclass(frozen=True, eq=False)
+class Operation(Place):
+    """One tensor of the forward pass, and how it is computed from others."""
+
+    inputs: tuple[Key, ...]
+    evaluate: Callable[..., Expected] = field(repr=False)  # the inputs in float64 -> the expected tensor
+    allow: Allow = field(default=narrow.result, repr=False)  # what narrow types allow it
+
+    def expected(self, storage: Storage, *inputs: NDArray) -> Expected:
+        """The expected tensor with the bound of an engine that keeps its numbers in these types."""
+        expected = self.evaluate(*inputs)
+        return expected if storage.is_wide else expected._replace(**self.allow(storage, expected, *inputs)._asdict())
+
+
 def operations(model: Model, dialect: Dialect, start: int = 0, scores: Collection[int] = ()) -> Iterator[Operation]:
     """All operations of a model in the order they run. start: the position of the first token. scores: the layers with their attention's
     scores and probabilities, behind attention's output, which shows the type of a KV cache.
     """
-    yield Operation(EMBEDDING, (TOKENS,), partial(op.embed, model))
+    one = partial(Operation, model, dialect)
+    yield one(EMBEDDING, (TOKENS,), partial(op.embed, model))
     if model.position_embd is not None:
-        yield Operation(POSITIONS, (EMBEDDING,), partial(op.add_positions, model), narrow.add_positions)
+        yield one(POSITIONS, (EMBEDDING,), partial(op.add_positions, model), narrow.add_positions)
     if model.config.embedding_scale != 1:
         source = EMBEDDING if model.position_embd is None else POSITIONS
-        yield Operation(SCALED, (source,), partial(op.scaled_embedding, model.config), narrow.scaled_embedding)
+        yield one(SCALED, (source,), partial(op.scaled_embedding, model.config), narrow.scaled_embedding)
     for n, layer in enumerate(model.layers):
         yield from _Layer(model, dialect, n, start, n in scores).operations(layer)
     last = Key("l_out", len(model.layers) - 1)
-    yield Operation(NORM, (last,), _norm(model.config, model.output_norm, model.output_norm_bias), narrow.norm)
+    yield one(NORM, (last,), _norm(model.config, model.output_norm, model.output_norm_bias), narrow.norm)
     if model.config.pooling != "none":
-        yield Operation(POOLED, (NORM,), partial(op.pool, model.config.pooling), narrow.pool)
-    yield Operation(LOGITS, (NORM,), partial(op.head, model, dialect), partial(narrow.head, model=model, dialect=dialect))
+        yield one(POOLED, (NORM,), partial(op.pool, model.config.pooling), narrow.pool)
+    yield one(LOGITS, (NORM,), partial(op.head, model, dialect), partial(narrow.head, model=model, dialect=dialect))
 
 
 def operation_of(model: Model, dialect: Dialect, key: Key) -> Operation | None:
@@ -105,6 +101,14 @@ def operation_of(model: Model, dialect: Dialect, key: Key) -> Operation | None:
     n = key.layer
     some = operations(model, dialect) if n is None else _Layer(model, dialect, n, 0, scores=True).operations(model.layers[n])
     return next((operation for operation in some if operation.key == key), None)
+
+
+def evaluated(some: Iterable[Operation], given: Callable[[Key], NDArray]) -> dict[Key, NDArray]:
+    """What some operations give, one after another. given: the tensors that none of them gives."""
+    own: dict[Key, NDArray] = {}
+    for operation in some:
+        own[operation.key] = operation.evaluate(*(own[k] if k in own else given(k) for k in operation.inputs)).value
+    return own
 
 
 def layer_input(model: Model, n: int) -> Key:
@@ -133,7 +137,7 @@ class _Layer:
         return tuple(Key(name, self.n) for name in names)
 
     def one(self, name: str, inputs: tuple[Key, ...], evaluate: Callable[..., Expected], allow: Allow) -> Operation:
-        return Operation(Key(name, self.n), inputs, evaluate, allow)
+        return Operation(self.model, self.dialect, Key(name, self.n), inputs, evaluate, allow)
 
     def operations(self, w: Layer) -> Iterator[Operation]:
         c, h = self.model.config, layer_input(self.model, self.n)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from ..base.blas import one_thread
 from ..base.errors import ShapeError
-from ..base.progress import Bars, no_bars
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens
@@ -22,7 +21,7 @@ from ..traces.points import Key, Trace
 from .detail import Details
 from .dump import LOG_PROBS, has_logits, judge_dump
 from .graph import LOGITS
-from .precision import Precision
+from .options import DEFAULT, Options
 from .report import Report
 from .verdict import Verdict
 
@@ -42,16 +41,13 @@ def judge_sequences(
     runtime: Runtime,
     tokens: Tokens,
     dump: Trace | Labelled,
-    bars: Bars = no_bars,
-    details: Details | None = None,
-    precision: Precision | None = None,
+    options: Options = DEFAULT,
     last: bool = False,
-    effort: float = 1.0,
 ) -> Report:
     """The report on a dump of the sequences in `tokens`, for a checked runtime.
 
-    last: the dump holds logits of the last position of each, and nothing else. details: collects the numbers of the sequence that
-    the report is on. effort: see check. Raises ShapeError for a Trace, which holds one sequence, of several.
+    last: the dump holds logits of the last position of each, and nothing else. options.details collects the numbers of the sequence that
+    the report is on. Raises ShapeError for a Trace, which holds one sequence, of several.
     """
     sequences = [Tokens.whole(ids[None, :n]) for ids, n in zip(*tokens, strict=True)]
     if isinstance(dump, Trace) and len(sequences) > 1:
@@ -71,20 +67,20 @@ def judge_sequences(
         traces = [_trace(runtime, one, batch.sequence(b)) for b, one in enumerate(sequences)]
     if last:
         traces = [replace(trace, positions=np.array([one.ids.size - 1])) for one, trace in zip(sequences, traces, strict=True)]
-    every = [details and Details() for _ in sequences]
+    every = [options.details and Details() for _ in sequences]
     c = runtime.model.config
     work = max(one.ids.size for one in sequences) * c.width * max(c.ffn, c.vocab)  # multiply-adds of the largest product
     with one_thread() if work <= _SMALL else nullcontext():
         mixed = _mixed(runtime, sequences, traces)
         reports = [
-            judge_dump(runtime, one, trace, bars, some, precision, b not in mixed, effort)
+            judge_dump(runtime, one, trace, replace(options, details=some), b not in mixed)
             for b, (one, trace, some) in enumerate(zip(sequences, traces, every, strict=True))
         ]
     for b, a in mixed.items():
         reports[b] = _of_another(reports[b], a)
     report = reports[0] if len(reports) == 1 else Report.of_sequences(reports, notes)
-    if details is not None and (collected := every[report.sequence or 0]) is not None:
-        details.take(collected)
+    if options.details is not None and (collected := every[report.sequence or 0]) is not None:
+        options.details.take(collected)
     return report
 
 

@@ -23,6 +23,7 @@ from .dump import log_softmax
 from .engine import judge_logits
 from .honest_engines import in_precision, other_choices, reach_of, roundings, with_choices
 from .logits import FLIPS_LIMIT, Judgement, judge
+from .options import Options
 from .precision import FLASH, Precision
 from .report import Report
 from .variant import Variant, variant_logits
@@ -100,7 +101,7 @@ def check_completions(
 
     search = len(rows) >= 4 and int(table.present.sum()) >= _ENOUGH
     base = Variant("ours", model, dialect)
-    judged = judge_logits(a, b, base, run, search, bars("trying known mistakes"), table.positions, precision=precision)
+    judged = judge_logits(a, b, base, run, Options(precision, bars=bars), search, table.positions)
     if judged.verdict == Verdict.WRONG and judged.explanation is None:
         judged = _with_more_room(judged, a, b, base, run, table.positions)
     if judged.verdict != Verdict.INVALID:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import NonFiniteError
-from ..base.progress import Progress, silent
+from ..base.progress import Progress
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
@@ -51,7 +52,8 @@ from .mistakes.layers import RESIDUALS
 from .mistakes.mistake import Cause, Compute
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types, with_alike
 from .narrow import Storage
-from .operations import U, next_experts
+from .operations import Expected, U, next_experts
+from .options import DEFAULT, Options
 from .parts import InParts, Part
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
 from .readings.places import overwritten
@@ -68,7 +70,7 @@ Array = NDArray[np.float64]
 _MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
 _LITTLE_WORK = 3 * 10**7  # the same where the verdict is FLIPS, which may hide a small mistake
-_HIDDEN_WORK = 2 * 10**10  # of all hidden mistakes that are tried on a dump: seconds
+_HIDDEN_WORK = 2 * 10**10  # of all hidden mistakes that are tried on the first wrong tensor, and on all others together: seconds
 
 
 def judge_trace(
@@ -76,32 +78,25 @@ def judge_trace(
     trace: Trace,
     tokens: Sequence[int] | NDArray,
     dialect: Dialect = EXACT,
-    progress: Progress = silent,
-    details: Details | None = None,
     precision: Precision | None = None,
+    details: Details | None = None,
 ) -> Report:
-    """Judge another engine's tensors for these tokens (one sequence), in the dialect and precision it is declared to follow.
-
-    details: what collects the worst numbers, errors by position and attempts of each tensor, if somebody wants them. precision: None reads
-    the types of tensors off their numbers, and takes other roundings to fewer bits for intended.
-    """
+    """Judge another engine's tensors for these tokens (one sequence), in the dialect and precision (see Options) that are declared."""
     runtime = Runtime(model, dialect).checked()
-    return judge_operations(runtime, check_tokens(model.config, np.asarray(tokens)[None]), trace, progress, details, precision)
+    options = Options(precision, details=details)
+    return judge_operations(runtime, check_tokens(model.config, np.asarray(tokens)[None]), trace, options)
 
 
 def judge_operations(
     runtime: Runtime,
     tokens: Tokens,
     trace: Trace,
-    progress: Progress = silent,
-    details: Details | None = None,
-    precision: Precision | None = None,
+    options: Options = DEFAULT,
     compared: "Compared | None" = None,
-    effort: float = 1.0,
 ) -> Report:
     """judge_trace for a checked runtime and checked tokens of one sequence.
 
-    compared: what `compare` made of the trace, if it is known. effort: see check.
+    compared: what `compare` made of the trace, if it is known.
     """
     model, dialect, ids = runtime.model, runtime.dialect, tokens.ids[0]
     if trace.tokens is not None and not np.array_equal(trace.tokens, ids):
@@ -115,17 +110,14 @@ def judge_operations(
     dump = compared or compare(runtime, tokens, trace)[0]
     missing = tuple(o.key for o in graph if o.key not in trace.points)
     invalid = tuple(OperationVerdict(key, Verdict.INVALID, dump.problems[key]) for key in common if dump.problems[key])
-    types = _Types.of(precision, dump.tensors, dump.same)
+    types, progress = _Types.of(options.precision, dump.tensors, dump.same), options.bars("judging operations")
     seen = look_through(model, dump.first, dump.tensors)
     graph = list(operations(model, dialect, seen.start, scored)) if seen.start else graph
-    judge = _Judge(model, dialect, graph, ids, replace(dump, tensors=seen.tensors), types, progress, details, seen.start, effort)
+    judge = _Judge(model, dialect, graph, ids, replace(dump, tensors=seen.tensors), types, progress, options, seen.start)
     verdicts = []
-    for i, operation in enumerate(graph):
-        if dump.problems.get(operation.key):
-            break  # what comes before it may be its cause, and what comes behind has it in it
-        if operation.key in dump.tensors:
-            verdicts.append(judge.operation(operation))
-        progress(i + 1, len(graph))
+    for i, operation in enumerate(judge.judged, 1):
+        verdicts.append(judge.operation(operation))
+        progress(i, len(judge.judged))
     notes = [*judge.types.notes(), *seen.notes, *[_untried(o) for o in verdicts if not o.tried][:1], *judge.search.notes()]
     first_wrong = next((o for o in verdicts if o.verdict == Verdict.WRONG), None)
     if invalid:
@@ -290,46 +282,48 @@ class _Judge:
     dump: Compared
     types: _Types
     progress: Progress
-    details: Details | None = None
+    options: Options
     start: int = 0  # the position of the first token
-    effort: float = 1.0  # times the work that mistakes may take
     in_vain: int = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
     cache: Cause | None = None  # the KV cache that a tensor has shown, assumed from there on
 
     def __post_init__(self) -> None:
         self.theirs = _Theirs({TOKENS: self.ids, **self.dump.tensors})
         self.by_key = {o.key: o for o in self.graph}
-        self.search = Search(self.model, self.dialect, len(self.ids), self.effort * _HIDDEN_WORK)
+        # what comes before a tensor that cannot be judged may be its cause, and what comes behind has it in it
+        sound = takewhile(lambda o: not self.dump.problems.get(o.key), self.graph)
+        self.judged = [o for o in sound if o.key in self.dump.tensors]
+        self.search = Search(len(self.ids), self.options.effort * _HIDDEN_WORK)
+        self._ahead: dict[Key, OperationVerdict] = {}
+        self._wrong_ones: list[Key] | None = None  # from the first on that is searched; None before that
 
     def operation(self, operation: Operation) -> OperationVerdict:
         """The verdict on one tensor of the dump."""
         key = operation.key
         across = self._across(operation)
-        if key in self.dump.same and self._same_inputs(across):
+        if self._has_our_bits(across):
             return OperationVerdict(
                 key, Verdict.SAME_BITS, across=across, max_error=0.0, bound_ratio=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0
             )
-        theirs = self.theirs[key]
-        return self._several(across, theirs) if len(across) > 1 else self._one(operation, theirs)
+        judged = self._ahead.get(key)
+        if judged is not None:
+            return judged
+        return self._several(across, self.theirs[key]) if len(across) > 1 else self._one(operation, self.theirs[key])
 
     def _one(self, operation: Operation, theirs: Array) -> OperationVerdict:
-        """An operation whose inputs are in the dump."""
-        expected = operation.expected(self.types.storage(operation), *(self.theirs[k] for k in operation.inputs))
-        value, across = expected.value, (operation.key,)
-        verdict, reason, ratio = within(expected, theirs)
-        judged = statistics(operation.key, verdict, reason, across, ratio, value, theirs)
-        if self.details is not None:
-            self.details.numbers(operation.key, value, theirs, lambda rows: bound_of(expected, value.shape, rows)[0])
-        if verdict != Verdict.WRONG:
-            return replace(judged, **self._from_float64(operation, value, theirs))
+        """An operation whose inputs are in the dump, with the cause of what is wrong."""
+        judged, expected = self._by_bound(operation, theirs)
+        if judged.verdict != Verdict.WRONG:
+            return judged
         if self._is_flash_attention(operation, theirs):
-            self.types = replace(self.types, precision=FLASH)  # from here on
+            self._assume(replace(self.types, precision=FLASH))
             return replace(judged.explained(FLASH_CAUSE), verdict=Verdict.NARROW)
+        value = expected.value
         most_away, bound = bound_of(expected, value.shape)[:2]
         loose = dot(bound, bound) / max(dot(value, value), TINY)
         rough = noise(expected)
         places = np.abs(theirs - value) > most_away
-        case = self._case(across, value, theirs, matched(rough), places)
+        case = self._case(judged.across, value, theirs, matched(rough), places)
         cause = self._explain(case, noise=loose)
         if cause is None:
             wrong = self._wrong(operation, value, theirs, places, rough, self.theirs)
@@ -337,6 +331,18 @@ class _Judge:
         if cause is None or cause.id in (*LOOSE, *PLACES):
             cause = self._nearly(case) or cause
         return self._caused(judged, cause)
+
+    def _by_bound(self, operation: Operation, theirs: Array) -> tuple[OperationVerdict, Expected]:
+        """The verdict on an operation whose inputs are in the dump, and what is expected of it."""
+        expected = operation.expected(self.types.storage(operation), *(self.theirs[k] for k in operation.inputs))
+        value = expected.value
+        verdict, reason, ratio = within(expected, theirs)
+        judged = statistics(operation.key, verdict, reason, (operation.key,), ratio, value, theirs)
+        if self.options.details is not None:
+            self.options.details.numbers(operation.key, value, theirs, lambda rows: bound_of(expected, value.shape, rows)[0])
+        if verdict != Verdict.WRONG:
+            judged = replace(judged, **self._from_float64(operation, value, theirs))
+        return judged, expected
 
     def _searched(self, case: "_Case", wrong: Wrong) -> Cause | None:
         """The cause of a wrong tensor: plain to see, or a mistake that gives its numbers, or those of its largest part."""
@@ -355,22 +361,11 @@ class _Judge:
         )
 
     def _several(self, across: tuple[Key, ...], theirs: Array) -> OperationVerdict:
-        """Several operations at once, the last of which gives a tensor of the dump."""
-        key = across[-1]
-        value = self._nearest_choice(across, self._values(across)[key], theirs)
-        reach = self._reach(across, value) if position_errors(value, theirs).max() > ROUNDING_ACROSS else None
-        verdict, reason, ratio = close(value, theirs, reach)
-        if key == LOGITS and verdict == Verdict.FLIPS:  # single logits, factors and constants too
-            logits = judge(value.astype(np.float32), theirs, reach)
-            verdict, reason = max((verdict, reason), (logits.verdict, logits.reason))
-        judged = statistics(key, verdict, reason, across, ratio, value, theirs)
-        if self.details is not None:
-            most_nmse = ROUNDING_ACROSS if verdict == Verdict.ROUNDING else limits(reach, len(value))[0]
-            self.details.rows(key, value, theirs, most_nmse)
-        most = 0.0 if reach is None else reach.nmse
+        """Several operations at once, the last of which gives a tensor of the dump, with the cause of what is wrong."""
+        judged, value, most = self._by_reach(across, theirs)
         work = sum(self._cost(k) for k in across)
-        if verdict == Verdict.WRONG:
-            if work > self.effort * _MOST_WORK or self.in_vain > self.effort * _MOST_IN_VAIN:
+        if judged.verdict == Verdict.WRONG:
+            if work > self.options.effort * _MOST_WORK or self.in_vain > self.options.effort * _MOST_IN_VAIN:
                 return replace(judged, tried=False)
             places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
             case = self._case(across, value, theirs, most, places)
@@ -379,11 +374,25 @@ class _Judge:
                 self.in_vain += work
                 cause = self._hidden(case) or self._read_last(case) or case.parts.known() or self._nearly(case)
             return self._caused(judged, cause)
-        if verdict == Verdict.FLIPS and work <= self.effort * _LITTLE_WORK:
+        if judged.verdict == Verdict.FLIPS and work <= self.options.effort * _LITTLE_WORK:
             cause = self._explain(self._case(across, value, theirs, most, np.zeros(value.shape, bool)), least=most / 2)
             if cause is not None and cause.fault:
                 return replace(judged.explained(cause), verdict=Verdict.WRONG)
         return judged
+
+    def _by_reach(self, across: tuple[Key, ...], theirs: Array) -> tuple[OperationVerdict, Array, float]:
+        """The verdict on several operations at once, what their result should be, and the NMSE that roundings leave."""
+        key = across[-1]
+        value = self._nearest_choice(across, self._values(across)[key], theirs)
+        reach = self._reach(across, value) if position_errors(value, theirs).max() > ROUNDING_ACROSS else None
+        verdict, reason, ratio = close(value, theirs, reach)
+        if key == LOGITS and verdict == Verdict.FLIPS:  # single logits, factors and constants too
+            logits = judge(value.astype(np.float32), theirs, reach)
+            verdict, reason = max((verdict, reason), (logits.verdict, logits.reason))
+        if self.options.details is not None:
+            most_nmse = ROUNDING_ACROSS if verdict == Verdict.ROUNDING else limits(reach, len(value))[0]
+            self.options.details.rows(key, value, theirs, most_nmse)
+        return statistics(key, verdict, reason, across, ratio, value, theirs), value, 0.0 if reach is None else reach.nmse
 
     def _caused(self, judged: OperationVerdict, cause: Cause | None) -> OperationVerdict:
         """A wrong tensor with its cause: a rounding to fewer bits is no fault where nothing was declared, and assumed from there on."""
@@ -391,8 +400,41 @@ class _Judge:
         if cause is None or cause.fault or self.types.strict:
             return explained
         if cause.kind in CACHES and cause.id in CACHE_ROUNDINGS:
-            self.types, self.cache = self.types.with_cache(cause.kind), cause
+            self.cache = cause
+            self._assume(self.types.with_cache(cause.kind))
         return replace(explained, verdict=Verdict.NARROW)
+
+    def _assume(self, types: _Types) -> None:
+        """Judge by other types from here on."""
+        self.types = types
+        self._ahead.clear()
+
+    def _kept_for_later(self, key: Key) -> float:
+        """The work of the search that is kept for wrong tensors behind this one, so that these are explained whatever is wrong before them.
+
+        They have as much together as the first one that is searched, in equal shares. What one does not use goes on to the next.
+        """
+        if self._wrong_ones is None:
+            self._wrong_ones = self._look_ahead(key)
+            self.search.work += self.options.effort * _HIDDEN_WORK * (len(self._wrong_ones) > 1)
+        order = {other: i for i, other in enumerate(self.by_key)}
+        later = sum(order[other] > order[key] for other in self._wrong_ones)
+        return self.options.effort * _HIDDEN_WORK * later / max(len(self._wrong_ones) - 1, 1)
+
+    def _look_ahead(self, first: Key) -> list[Key]:
+        """The wrong tensors from the first one on. Verdicts on those behind it that need no cause are kept."""
+        wrong, keys = [first], [operation.key for operation in self.judged]
+        for key in keys[keys.index(first) + 1 :]:
+            across = self._across(self.by_key[key])
+            if self._has_our_bits(across):
+                continue
+            several, theirs = len(across) > 1, self.theirs[key]
+            judged = (self._by_reach(across, theirs) if several else self._by_bound(self.by_key[key], theirs))[0]
+            if judged.verdict == Verdict.WRONG:
+                wrong.append(key)
+            elif judged.verdict != Verdict.FLIPS or not several:
+                self._ahead[key] = judged
+        return wrong
 
     def _reach(self, across: tuple[Key, ...], value: Array) -> Reach | None:
         """The reach of roundings in every tensor of `across`; None if their numbers leave float32's range on the way."""
@@ -486,7 +528,7 @@ class _Judge:
     ) -> Wrong:
         """What readings look at: the output of an operation on these tensors."""
         model, inputs = with_rope_of(self.model, operation.key.layer), [tensors[k] for k in operation.inputs]
-        return Wrong(model, self.dialect, operation, inputs, value, theirs, places, noise, tensors)
+        return Wrong(model, self.dialect, operation.key, inputs, value, theirs, places, noise, tensors)
 
     def _overwritten(self, wrong: Wrong) -> Cause | None:
         """A later tensor of the dump that stands in the place of this one."""
@@ -494,10 +536,10 @@ class _Judge:
         text = None if wrong.is_nearly_right else overwritten(wrong.key, self.dump.tensors, order)
         return None if text is None else Cause(text, "read.overwritten")
 
-    def _same_inputs(self, across: tuple[Key, ...]) -> bool:
-        """Whether all inputs of `across` have our bits too: equal outputs of other inputs would be a coincidence or a fake."""
+    def _has_our_bits(self, across: tuple[Key, ...]) -> bool:
+        """Whether a tensor and all inputs of `across` have our bits: equal outputs of other inputs would be a coincidence or a fake."""
         inputs = {k for key in across for k in self.by_key[key].inputs if k in self.dump.tensors}
-        return inputs <= self.dump.same
+        return inputs | {across[-1]} <= self.dump.same
 
     def _across(self, operation: Operation) -> tuple[Key, ...]:
         """The operations between what the dump has and this tensor, this one last."""
@@ -525,7 +567,7 @@ class _Judge:
                 if values[key].size != self.dump.sizes[key] or not np.isfinite(values[key]).all():
                     raise FloatingPointError(f"{key} is not finite, or of another size")
             elif self.cache is not None and key.name == "kqv_out":
-                values[key] = as_rounded(self.model, self.dialect, operation, self.cache)(values)
+                values[key] = as_rounded(operation, self.cache)(values)
             else:
                 values[key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
         return values
@@ -557,7 +599,7 @@ class _Judge:
         best = min(case.most, case.now / 10)  # a mistake that explains little explains nothing
         cause: Cause | None = None
         fits: list[tuple[float, Cause]] = []
-        every = list(trials(self.model, self.dialect, case.span, singly=least == 0))
+        every = list(trials(case.span, singly=least == 0))
 
         def candidates() -> Iterator[tuple[Cause, Array | None, Mapping[Key, Compute] | None]]:
             for done, trial in enumerate(every, 1):
@@ -586,8 +628,8 @@ class _Judge:
         if computes is not None and part is None:
             case.nearest.offer(left, cause, computes)
             case.parts.compare(cause, array)
-        if self.details is not None and np.isfinite(left):
-            self.details.attempt(case.last, cause.text, left)
+        if self.options.details is not None and np.isfinite(left):
+            self.options.details.attempt(case.last, cause.text, left)
         return left
 
     def _hidden_in_parts(self, case: "_Case") -> Cause | None:
@@ -621,6 +663,7 @@ class _Judge:
             first = next(i for i, k in enumerate(case.across) if k in changed)
             return sum(self._cost(k) + OVERHEAD for k in case.across[first:])
 
+        self.search.kept = self._kept_for_later(case.last)
         with np.errstate(all="ignore"):
             return self.search.cause(case.span, True, explain, near, cost, now, numbers_only=part is not None)
 
@@ -632,10 +675,13 @@ class _Judge:
             return np.inf if array is None else relative_error(array, case.theirs)
 
         with np.errstate(all="ignore"):
-            narrower = narrowed(self.model, self.dialect, case.span, case.nearest.computes)
-            types = cached_and_rounded(self.model, self.dialect, case.span)
+            narrower = narrowed(case.span, case.nearest.computes)
+            types = cached_and_rounded(case.span)
             cause = case.nearest.of(case.now, case.most, left, narrower)
-            return cause or in_types(types, left, min(case.most, case.now / 10), self.search.types)
+            if cause is None:
+                cause, words = in_types(types, left, min(case.most, case.now / 10))
+                self.search.types.update(words)
+            return cause
 
     def _read_last(self, case: "_Case") -> Cause | None:
         """The cause that shows in the last operation, with its inputs computed as right, or in the branch that is its last term."""

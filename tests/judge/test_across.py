@@ -175,6 +175,24 @@ def test_what_is_not_tried_is_said(monkeypatch):
     assert any("known mistakes were not tried across operations" in note for note in report.notes)
 
 
+def test_a_mistake_is_named_whatever_is_wrong_before(monkeypatch):
+    """Random numbers in the first layer, which nothing explains, leave the last layer its share of the search."""
+    change, says = PLANTED["rows shifted"]
+    noise = np.random.default_rng(0).standard_normal((len(IDS), 64))
+
+    def both(name, x, here):
+        if "l_out" in here:  # from the second layer on
+            return change(name, x, here)
+        return noise if name == "l_out" else None
+
+    monkeypatch.setattr(judging, "_HIDDEN_WORK", 3 * 10**9)  # less than all that is tried on one tensor
+    for fault, layers, before in ((change, (1,), []), (both, (0, 1), [None])):
+        report = judge_trace(model(), trace(dumped(fault, layers)), IDS)
+        *others, named = [o.hypothesis for o in report.operations if o.verdict is Verdict.WRONG]
+        assert others == before
+        assert named.startswith(says)
+
+
 # --- the catalogue --------------------------------------------------------------------------------------------------------------------
 
 
@@ -189,7 +207,7 @@ def test_every_hidden_mistake_is_tried_somewhere_and_named(monkeypatch):
     ids = set()
     for ours in drawn:
         span = list(operations(ours, EXACT))
-        attempts = [trial.with_number(2.0) if trial.grid else trial for trial in trials(ours, EXACT, span, False, HIDDEN, 7)]
+        attempts = [trial.with_number(2.0) if trial.grid else trial for trial in trials(span, False, HIDDEN, 7)]
         ids |= {attempt.cause.id for attempt in attempts} | {variant.mistake for variant in engines(HIDDEN, Variant("", ours, EXACT))}
         assert not any("{" in attempt.cause.text for attempt in attempts)
     assert ids == {mistake.id for mistake in HIDDEN}

@@ -16,7 +16,7 @@ from bitnet_np.judge import operations as op
 from bitnet_np.judge.edits import kinds
 from bitnet_np.judge.edits.definition import expression
 from bitnet_np.judge.edits.expression import value_of
-from bitnet_np.judge.graph import FIELDS, TOKENS, Place, matrix_of, operations
+from bitnet_np.judge.graph import FIELDS, TOKENS, matrix_of, operations
 from bitnet_np.judge.mistakes.mistake import Site
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.roundings import NARROW, to_bfloat16
@@ -43,7 +43,7 @@ def test_expressions_are_the_operations(family, dialect):
     values = {TOKENS: np.random.default_rng(0).integers(0, model.config.vocab, 9)}
     for operation in operations(model, DIALECTS[dialect]):
         values[operation.key] = operation.evaluate(*(values[key] for key in operation.inputs)).value
-        tree = expression(Place(model, DIALECTS[dialect], operation))
+        tree = expression(operation)
         if tree is None:
             assert operation.key.name == TOP_EXPERTS, operation.key
             continue
@@ -108,7 +108,7 @@ def test_a_number_that_is_another_is_found_at_any_operation(name, number, factor
     model = MODELS[name]
     points = recorded(model, IDS)
     values = {key: x.reshape(T, -1).astype(np.float64) for key, x in points.items()} | {TOKENS: IDS}
-    places = [Site(model, EXACT, o) for o in operations(model, EXACT) if o.key.layer == 1 and not o.key.name.endswith("_codes")]
+    places = [Site.at(o) for o in operations(model, EXACT) if o.key.layer == 1 and not o.key.name.endswith("_codes")]
     families = [(place, family) for place in places for family in place.families("numbers") if "code" not in family.words]
     place, family = families[number % len(families)]
     right = float(family.words.rsplit(" ", 1)[1])
@@ -116,7 +116,7 @@ def test_a_number_that_is_another_is_found_at_any_operation(name, number, factor
     wrong = value_of(family.of(other), values.__getitem__, T)
     if np.abs(wrong - values[place.key]).max() < 1e-3 * np.abs(values[place.key]).max():
         return
-    kept = {key: points[key] for key in (*place.operation.inputs,) if key in points}
+    kept = {key: points[key] for key in place.inputs if key in points}
     report = judge_trace(model, trace(kept | {place.key: wrong.astype(np.float32)}), IDS, precision=FLOAT32)
     assert report.verdict is Verdict.WRONG
     assert report.first_wrong.key == place.key
@@ -211,8 +211,8 @@ def test_operands_of_fewer_bits_are_narrow_and_no_fault():
     points = recorded(model, IDS)
     key = Key("ffn_up", 1)
     operation = next(o for o in operations(model, EXACT) if o.key == key)
-    tree = expression(Site(model, EXACT, operation))
-    narrow = dict(kinds.rounded(Site(model, EXACT, operation), tree))["operands of products are rounded to TF32, by truncation"]
+    tree = expression(Site.at(operation))
+    narrow = dict(kinds.rounded(Site.at(operation), tree))["operands of products are rounded to TF32, by truncation"]
     output = value_of(narrow, {k: x.reshape(T, -1).astype(np.float64) for k, x in points.items()}.__getitem__, T)
     inputs = {k: points[k] for k in operation.inputs}
     report = judge_trace(model, trace(inputs | {key: output.astype(np.float32)}), IDS)

@@ -14,6 +14,7 @@ from bitnet_np.judge.engine import judge_logits
 from bitnet_np.judge.honest_engines import in_precision
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
+from bitnet_np.judge.options import Options
 from bitnet_np.judge.precision import Precision
 from bitnet_np.judge.variant import Variant, scaled
 from bitnet_np.judge.verdict import Verdict
@@ -104,7 +105,10 @@ def test_a_mistake_that_leaves_float32s_range_is_passed_over():
 
 def test_progress_is_told_to_the_end():
     steps = []
-    judged(definition(tokens(17), *SMALL_FAULTS["absmax to 126"][:2]), progress=lambda done, total: steps.append((done, total)))
+    judged(
+        definition(tokens(17), *SMALL_FAULTS["absmax to 126"][:2]),
+        options=Options(bars=lambda label: lambda done, total: steps.append((done, total))),
+    )
     assert steps[-1][0] == steps[-1][1] > 40
     assert [done for done, _ in steps] == sorted(done for done, _ in steps)
 

@@ -15,6 +15,7 @@ from bitnet_np.judge.engine import judge_logits
 from bitnet_np.judge.honest_engines import in_precision, roundings
 from bitnet_np.judge.logits import judge, position_nmse
 from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
+from bitnet_np.judge.options import Options
 from bitnet_np.judge.precision import FLASH, FLOAT32, Precision
 from bitnet_np.judge.roundings import to_eleven_bits as half
 from bitnet_np.judge.variant import Variant
@@ -122,7 +123,7 @@ def test_every_type_of_a_precision_has_a_reach(field, model, ops):
     assert run.dialect == EXACT
     assert position_nmse(own, logits_of(run, ids)).mean() > 1e-9
     theirs = logits_of(dataclasses.replace(base, ops=Wrapped(cpu, **ops)), ids)
-    judgement = judge_logits(own, theirs, base, lambda variant: logits_of(variant, ids), search=False, precision=precision)
+    judgement = judge_logits(own, theirs, base, lambda variant: logits_of(variant, ids), Options(precision), search=False)
     assert judgement.verdict <= FLIPS, judgement.reason
     same = in_precision(base, FLOAT32)
     np.testing.assert_array_equal(logits_of(same, ids), own)

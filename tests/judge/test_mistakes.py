@@ -47,7 +47,7 @@ def tried():
     for i, model in enumerate(models()):
         for dialect in DIALECTS.values() if i == 0 else (EXACT,):
             for operation in (o for o in operations(model, dialect) if o.key.layer in (None, 1)):
-                for attempt in at_operation(model, dialect, operation):
+                for attempt in at_operation(operation):
                     at_one.setdefault(attempt.cause.id, set()).add(attempt.cause.text)
             for variant in in_engine(Variant("ours", model, dialect)):
                 in_whole.setdefault(variant.mistake, set()).add(variant.text)

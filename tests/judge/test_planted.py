@@ -93,7 +93,7 @@ class Planter:
 
     def attempts(self, operation):
         """Yields the texts of all mistakes that an operation can make, with what it puts out then."""
-        for attempt in at_operation(self.model, EXACT, operation, (*CATALOGUE, *HIDDEN), len(IDS)):
+        for attempt in at_operation(operation, (*CATALOGUE, *HIDDEN), len(IDS)):
             if not attempt.grid:
                 yield attempt.cause.text, attempt.compute
             for number in NUMBERS if attempt.grid else ():

@@ -247,7 +247,7 @@ def said_of(model, name, theirs_of, layer=1, ids=IDS_20, tokens=20, x=None):
     theirs = theirs * (1 + 1e-7 * np.random.default_rng(1).standard_normal(theirs.shape))
     places = np.abs(theirs - expected.value) > 1e-5 * np.abs(expected.value).max()
     known = {graph.TOKENS: ids}
-    cause = cause_of(Wrong(model, EXACT, operation, [x], expected.value, theirs, places, 0.0, known))
+    cause = cause_of(Wrong(model, EXACT, operation.key, [x], expected.value, theirs, places, 0.0, known))
     return ("", "") if cause is None else (cause.text, cause.id)
 
 
@@ -619,7 +619,9 @@ def test_nothing_is_said_of_what_nothing_explains():
         inputs = [POINTS["llama"][key].astype(np.float64) for key in operation.inputs]
         expected = operation.evaluate(*inputs)
         theirs = expected.value + rng.standard_normal(expected.value.shape)
-        cause = cause_of(Wrong(LLAMA, EXACT, operation, inputs, expected.value, theirs, np.ones(theirs.shape, bool), 0.0, POINTS["llama"]))
+        cause = cause_of(
+            Wrong(LLAMA, EXACT, operation.key, inputs, expected.value, theirs, np.ones(theirs.shape, bool), 0.0, POINTS["llama"])
+        )
         assert cause is None or "no sums of the values that tokens see" in cause.text, operation.key
 
 

@@ -263,20 +263,18 @@ SHUFFLED = np.random.default_rng(4).permutation(V.shape[1])
 )
 def test_elements_are_read_off(wrong, says):
     """The tensor is one that has no readings of its own."""
-    operation = graph.Operation(Key("inpL", None), (), lambda: None)
     noise = 0 if "grid" in says or "bits" in says else 1e-7
     theirs = wrong * (1 + noise * np.random.default_rng(1).standard_normal(wrong.shape))
-    cause = cause_of(Wrong(LLAMA, EXACT, operation, [V], V, theirs, np.abs(theirs - V) > 1e-6, 0.0, {}))
+    cause = cause_of(Wrong(LLAMA, EXACT, Key("inpL", None), [V], V, theirs, np.abs(theirs - V) > 1e-6, 0.0, {}))
     assert cause is not None
     assert says in cause.text
 
 
 def test_elements_that_are_0_are_named_in_few_rows():
     """In more rows they would have a factor of their own, 0."""
-    operation = graph.Operation(Key("inpL", None), (), lambda: None)
     some = V[:3]
     theirs = 1.25 * some * ((COLUMNS < 10) | (COLUMNS > 19))
-    cause = cause_of(Wrong(LLAMA, EXACT, operation, [some], some, theirs, np.abs(theirs - some) > 1e-6, 0.0, {}))
+    cause = cause_of(Wrong(LLAMA, EXACT, Key("inpL", None), [some], some, theirs, np.abs(theirs - some) > 1e-6, 0.0, {}))
     assert cause.text == "10 % of its numbers are 0 (elements 10 to 19 of each position), the others are 1.25 times what they should be"
 
 
@@ -377,12 +375,11 @@ def test_readings_say_more_than_fitted_factors_and_constants():
 
 def test_one_number_beyond_the_bound_is_no_cause_where_all_are_a_little_wrong():
     """As in float16, whose roundings hide all but the worst number of a small bias."""
-    operation = graph.Operation(Key("inpL", None), (), lambda: None)
     error = np.full(V.shape, 1e-3)
     error[3, 5] = 2e-3
-    wrong = Wrong(LLAMA, EXACT, operation, [V], V, V + error, error > 1.5e-3, 1e-7, {})
+    wrong = Wrong(LLAMA, EXACT, Key("inpL", None), [V], V, V + error, error > 1.5e-3, 1e-7, {})
     assert places.one_number(wrong) is None
     assert places.few_places(wrong) is None
     alone = np.where(error > 1.5e-3, error, 0)
-    wrong = Wrong(LLAMA, EXACT, operation, [V], V, V + alone, error > 1.5e-3, 1e-7, {})
+    wrong = Wrong(LLAMA, EXACT, Key("inpL", None), [V], V, V + alone, error > 1.5e-3, 1e-7, {})
     assert places.one_number(wrong) == "one number alone is wrong: position 3, element 5"

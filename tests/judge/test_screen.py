@@ -29,7 +29,7 @@ def edits_of(model, values):
     """Yields each edit of a product of the second layer and of the head, with its result."""
     for operation in operations(model, EXACT):
         if operation.key.name in PRODUCTS and operation.key.layer in (None, 1):
-            for attempt in at_operation(model, EXACT, operation, (*CATALOGUE, *HIDDEN), len(IDS)):
+            for attempt in at_operation(operation, (*CATALOGUE, *HIDDEN), len(IDS)):
                 compute = attempt.compute(2.5) if attempt.grid else attempt.compute
                 if isinstance(compute, Edited):
                     try:

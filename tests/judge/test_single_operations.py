@@ -23,7 +23,7 @@ ROTATED = [Key(name, n) for name in ("Qcur_rope", "Kcur_rope") for n in range(3)
 
 def engine_with(mistake, *keys):
     """Our engine with a known mistake, by its id, in some operations."""
-    computes = {key: next(a.compute for a in at_operation(MODEL, EXACT, GRAPH[key]) if a.cause.id == mistake) for key in keys}
+    computes = {key: next(a.compute for a in at_operation(GRAPH[key]) if a.cause.id == mistake) for key in keys}
     return with_computed(BASE, mistake, computes, IDS)
 
 
@@ -95,14 +95,14 @@ def test_another_prompt_is_named_by_logits_alone(prompt, says):
 
 def test_weights_of_fewer_bits_are_no_fault_by_logits_alone():
     text = "weights are rounded to bfloat16"
-    attempts = {key: a.compute for key, o in GRAPH.items() for a in at_operation(MODEL, EXACT, o) if a.cause.text == text}
+    attempts = {key: a.compute for key, o in GRAPH.items() for a in at_operation(o) if a.cause.text == text}
     report = judged(with_computed(BASE, text, attempts, IDS))
     assert report.verdict == Verdict.NARROW
     assert text in report.reason
 
 
 def test_a_dump_from_a_wrong_buffer_is_no_cause_of_a_tensor_that_is_not_in_the_dump():
-    texts = [t.cause for t in trials(MODEL, EXACT, [GRAPH[Key(name, 0)] for name in ("Qcur", "Qcur_rope")], singly=True)]
+    texts = [t.cause for t in trials([GRAPH[Key(name, 0)] for name in ("Qcur", "Qcur_rope")], singly=True)]
     assert texts
     assert not [cause for cause in texts if cause.id == "dump.rotated"]
-    assert [c for c in (t.cause for t in trials(MODEL, EXACT, [GRAPH[Key("Qcur", 0)]], singly=True)) if c.id == "dump.rotated"]
+    assert [c for c in (t.cause for t in trials([GRAPH[Key("Qcur", 0)]], singly=True)) if c.id == "dump.rotated"]

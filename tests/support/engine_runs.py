@@ -58,5 +58,5 @@ def judge_by(base, ids):
 
 
 def judged(theirs, n=17, **how):
-    """The judgement of logits for the recording's n tokens, by the embedded model. how: options of judge_logits."""
+    """The judgement of logits for the recording's n tokens, by the embedded model. how: arguments of judge_logits."""
     return judge_logits(ours(n), theirs, BASE, lambda variant: logits_of(variant, tokens(n)), **how)

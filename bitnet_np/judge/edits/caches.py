@@ -11,7 +11,7 @@ from ... import spec
 from ...engine import cache_types
 from ...model.records import Config, with_rope_of
 from ...traces.points import Key
-from ..graph import Place
+from ..graph import Operation
 from ..operations import score_scale
 from ..roundings import NARROW
 from .expression import Array, Node, nodes, replaced, tensor, with_nodes
@@ -24,11 +24,11 @@ _TILES = (2, 4, 8, 16, 32, 64)  # keys
 _FEW_HEADS = 16
 
 
-def cached(place: Place, tree: Node) -> Edits:
+def cached(place: Operation, tree: Node) -> Edits:
     """Keys and values of another layer, lost, or cached before they were rotated, of all tokens or for those of a later chunk."""
     if place.key.name != "kqv_out" or place.key.layer is None:
         return
-    k, v = (next(node for node, _ in nodes(tree) if node.what == key) for key in place.operation.inputs[1:])
+    k, v = (next(node for node, _ in nodes(tree) if node.what == key) for key in place.inputs[1:])
     leaves: Leaves = (("keys and values", (k, v)), ("keys", (k,)), ("values", (v,)))
     for what, some in leaves:
         for n in range(len(place.model.layers)):
@@ -43,7 +43,7 @@ def cached(place: Place, tree: Node) -> Edits:
             yield words, Node("opaque", (tree, with_nodes(tree, new)), tree.noun, partial(_joined, b))
 
 
-def _pasts(place: Place, k: Node, v: Node, border: int) -> Iterator[tuple[str, Mapping[Node, Node]]]:
+def _pasts(place: Operation, k: Node, v: Node, border: int) -> Iterator[tuple[str, Mapping[Node, Node]]]:
     """Yields what tokens behind a border may read instead of the keys and values before it, in words."""
     lost = {leaf: _changed(leaf, lambda x: np.where(np.arange(len(x))[:, None] < border, 0, x)) for leaf in (k, v)}
     yield f"keys and values before position {border} are 0 for tokens behind it: the cache of a later chunk is empty", lost
@@ -58,7 +58,7 @@ def _pasts(place: Place, k: Node, v: Node, border: int) -> Iterator[tuple[str, M
         yield f"keys before position {border} are rotated by {n} positions more than they should be, for tokens behind it", turned
 
 
-def _turned(place: Place, border: int, by: int, k: Array) -> Array:
+def _turned(place: Operation, border: int, by: int, k: Array) -> Array:
     angle = by * with_rope_of(place.model, place.key.layer).rope_frequency[None].astype(np.float64)
     heads = k.reshape(len(k), -1, place.config.head_dim)
     return _joined(border, spec.rotate(heads, angle, place.config.rope).reshape(k.shape), k)
@@ -76,7 +76,7 @@ def _changed(node: Node, change: Callable[[Array], Array]) -> Node:
     return Node("opaque", (node,), node.noun, change)
 
 
-def outputs(place: Place, tree: Node) -> Edits:
+def outputs(place: Operation, tree: Node) -> Edits:
     """The output of a head in the place of another one's."""
     heads = np.arange(place.config.heads)
     for node in (node for node, _ in nodes(tree) if node.kind == "weighted"):
@@ -90,7 +90,7 @@ def outputs(place: Place, tree: Node) -> Edits:
                     yield words, replaced(tree, node, _changed(node, partial(np.take, indices=source, axis=1)))
 
 
-def tiles(place: Place, tree: Node) -> Edits:
+def tiles(place: Operation, tree: Node) -> Edits:
     """Flash attention whose sums are not corrected when a later tile of keys has a larger score, or are averaged."""
     for largest in (node for node, _ in nodes(tree) if node.kind == "largest of"):
         for size in _TILES:
@@ -125,12 +125,12 @@ def _uncorrected(size: int, every: bool, scores: Array) -> Array:
     return np.where(np.isfinite(used), used, 0)
 
 
-def stored(place: Place, tree: Node) -> Edits:
+def stored(place: Operation, tree: Node) -> Edits:
     """Keys and values in the type of a cache, and queries in the type that ggml multiplies those by."""
     leaves = {node.what: node for node, _ in nodes(tree) if node.kind == "tensor"}
-    if place.key.name != "kqv_out" or any(key not in leaves for key in place.operation.inputs):
+    if place.key.name != "kqv_out" or any(key not in leaves for key in place.inputs):
         return  # another tensor may stand in the place of one
-    q, *kv = (leaves[key] for key in place.operation.inputs)
+    q, *kv = (leaves[key] for key in place.inputs)
     for kind, narrow in NARROW.items():
         yield f"keys and values are rounded, as a cache of {kind} does", with_nodes(tree, {leaf: _changed(leaf, narrow) for leaf in kv})
     head_dim = place.config.head_dim

@@ -15,7 +15,7 @@ from ...model.families import NORMS
 from ...model.records import Blocks, Linear, Ternary, Weights, with_rope_of
 from ...traces.points import FIELDS
 from .. import operations as op
-from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED, Place
+from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED, Operation
 from ..roundings import MINIMUM_TYPES, matrix_input, minimums, rounded_sums
 from .expression import Array, Matrix, Node, constant, tensor
 
@@ -25,9 +25,9 @@ ACTIVATIONS = {"relu2": "relu^2", "silu": "SiLU", "gelu_gate": _TANH, "gelu": "t
 _POOLS = {"mean": "the mean of all tokens", "cls": "the first token", "last": "the last token"}
 
 
-def expression(place: Place) -> Node | None:
+def expression(place: Operation) -> Node | None:
     """The expression of an operation; None for integers, which have none."""
-    name, inputs = place.key.name, [tensor(key) for key in place.operation.inputs]
+    name, inputs = place.key.name, [tensor(key) for key in place.inputs]
     if name.endswith("_codes"):
         return _codes(inputs[0], _steps(inputs[0]))
     if name.endswith("_scale"):
@@ -70,22 +70,22 @@ def _quotient(noun: str, a: Node, b: Node) -> Node:
 # --- around the layers ------------------------------------------------------------------------------------------------------------------
 
 
-def _embedding(place: Place, tokens: Node) -> Node:
+def _embedding(place: Operation, tokens: Node) -> Node:
     return Node("rows", (constant("the embedding's table", _table(place.model.token_embd)), tokens), "the embedding")
 
 
-def _positions(place: Place, x: Node) -> Node:
+def _positions(place: Operation, x: Node) -> Node:
     assert place.model.position_embd is not None
     learned = place.model.position_embd
     table = constant("the table of positions", _table(learned))
     return _sum("the sum", x, Node("rows", (table, Node("positions", noun="positions")), "the rows of positions"))
 
 
-def _scaled(place: Place, x: Node) -> Node:
+def _scaled(place: Operation, x: Node) -> Node:
     return _product("the product", x, constant("the embedding scale", place.config.embedding_scale))
 
 
-def _head(place: Place, x: Node) -> Node:
+def _head(place: Operation, x: Node) -> Node:
     c, model = place.config, place.model
     if place.dialect.in_float16:
         x = Node("rounded", (x,), "the head's input", "float16")
@@ -107,7 +107,7 @@ def _capped(x: Node, cap: float | None, noun: str) -> Node:
 # --- norms ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _norm(place: Place, x: Node) -> Node:
+def _norm(place: Operation, x: Node) -> Node:
     name, c = place.key.name, place.config
     if name.endswith("_in"):
         linear = getattr(place.layer, FIELDS[name.removesuffix("_in")])
@@ -124,7 +124,7 @@ def _norm(place: Place, x: Node) -> Node:
     return y if bias is None else _sum("the sum with the bias", y, constant("the norm's bias", _wide(bias)))
 
 
-def gain_of(place: Place) -> NDArray:
+def gain_of(place: Operation) -> NDArray:
     """The weight of a norm."""
     name = place.key.name
     if place.layer is None:
@@ -142,12 +142,12 @@ def rms(x: Node, gain: NDArray, eps: float) -> Node:
     return _product("the weighted numbers", normed, constant("the norm's weight", _wide(gain)))
 
 
-def _count(place: Place) -> int:
+def _count(place: Operation) -> int:
     """The number of heads of queries, or of keys."""
     return place.config.heads if place.key.name.startswith("Q") else place.config.kv_heads
 
 
-def _of_heads(place: Place, x: Node) -> Node:
+def _of_heads(place: Operation, x: Node) -> Node:
     gain = gain_of(place)
     if place.config.joint_qk_norms:
         return rms(x, gain, place.config.eps)
@@ -167,7 +167,7 @@ def matrix_of(linear: Linear) -> Matrix:
     return _table(linear.weights)
 
 
-def matrix_product(place: Place, x: Node, linear: Linear) -> Node:
+def matrix_product(place: Operation, x: Node, linear: Linear) -> Node:
     """The product of an input with a matrix of the layers, its scale and its bias."""
     weights, scale = linear.weights, 1.0 if linear.scale is None else float(linear.scale)
     if op.reads_codes(linear, place.dialect):
@@ -182,7 +182,7 @@ def matrix_product(place: Place, x: Node, linear: Linear) -> Node:
     return y if linear.bias is None else _sum("the sum with the bias", y, constant("the bias", _wide(linear.bias)))
 
 
-def _multiplied(place: Place, x: Node, table: Any, noun: str) -> Node:
+def _multiplied(place: Operation, x: Node, table: Any, noun: str) -> Node:
     """The product of x, rounded as in the dialect, with a table."""
     if place.dialect.ggml_activations:
         x = Node("opaque", (x,), "the numbers in blocks", partial(matrix_input, table=table))
@@ -208,7 +208,7 @@ def _steps(x: Node) -> Node:
 # --- attention --------------------------------------------------------------------------------------------------------------------------
 
 
-def _rotation(place: Place, x: Node) -> Node:
+def _rotation(place: Operation, x: Node) -> Node:
     model = with_rope_of(place.model, place.key.layer)
     c = model.config
     exponents = constant("the exponents", -np.arange(c.rope_pairs) / max(c.rope_pairs, 1))
@@ -224,17 +224,17 @@ def _rotation(place: Place, x: Node) -> Node:
     return Node("joined", (Node("rotation", (heads, turns, magnitude), "the rotated heads", (c.rope, "right")),), "the heads")
 
 
-def _stored(place: Place, x: Node) -> Node:
+def _stored(place: Operation, x: Node) -> Node:
     return Node("rounded", (x,), x.noun, "float16") if place.dialect.in_float16 else x
 
 
-def _shared(place: Place, x: Node, noun: str) -> Node:
+def _shared(place: Operation, x: Node, noun: str) -> Node:
     """Keys or values by the heads of the queries that read them."""
     heads = Node("heads", (_stored(place, x),), f"the {noun}", place.config.kv_heads)
     return Node("grouped", (heads,), f"the heads of {noun}", place.config.heads)
 
 
-def _scores(place: Place, q: Node, k: Node) -> Node:
+def _scores(place: Operation, q: Node, k: Node) -> Node:
     """The scores [H, T, T] of what a query sees; those of what it does not are minus infinity."""
     c = place.config
     q = Node("heads", (_stored(place, q),), "the queries", c.heads)
@@ -243,7 +243,7 @@ def _scores(place: Place, q: Node, k: Node) -> Node:
     return _masked(place, _capped(scaled, c.score_cap, "the scores' cap"))
 
 
-def _masked(place: Place, scores: Node) -> Node:
+def _masked(place: Operation, scores: Node) -> Node:
     window = place.config.window_of(place.key.layer)  # type: ignore[arg-type]
     return Node("mask", (scores,), "the masked scores", (window or 0, "", 0))
 
@@ -254,16 +254,16 @@ def _attention_weights(masked: Node) -> Node:
     return _quotient("the probabilities", e, Node("softmax sum", (e,), "the softmax's sum", -1))
 
 
-def _attention(place: Place, q: Node, k: Node, v: Node) -> Node:
+def _attention(place: Operation, q: Node, k: Node, v: Node) -> Node:
     p = _stored(place, _attention_weights(_scores(place, q, k)))
     return Node("joined", (Node("weighted", (p, _shared(place, v, "values")), "the sums of values"),), "the heads")
 
 
-def _dumped_scores(place: Place, q: Node, k: Node) -> Node:
+def _dumped_scores(place: Operation, q: Node, k: Node) -> Node:
     return Node("opaque", (_scores(place, q, k),), "the scores as they are dumped", lambda s: op.by_query(np.where(np.isfinite(s), s, 0)))
 
 
-def _dumped_weights(place: Place, scores: Node) -> Node:
+def _dumped_weights(place: Operation, scores: Node) -> Node:
     weights = _attention_weights(_masked(place, Node("opaque", (scores,), "the scores", op.by_head)))
     return Node("opaque", (weights,), "the probabilities as they are dumped", op.by_query)
 
@@ -271,7 +271,7 @@ def _dumped_weights(place: Place, scores: Node) -> Node:
 # --- the feed-forward -------------------------------------------------------------------------------------------------------------------
 
 
-def _activation(place: Place, gate: Node, up: Node | None = None) -> Node:
+def _activation(place: Operation, gate: Node, up: Node | None = None) -> Node:
     y = Node("activation", (gate,), "the activation", ACTIVATIONS[place.config.activation])
     return y if up is None else _product("the product with up", y, up)
 
@@ -284,26 +284,26 @@ def _softmax(logits: Node) -> Node:
     return _quotient("the probabilities", e, Node("reduction", (e,), "the softmax's sum", "sum"))
 
 
-def _expert_weights(place: Place, logits: Node, chosen: Node) -> Node:
+def _expert_weights(place: Operation, logits: Node, chosen: Node) -> Node:
     taken = Node("taken", (_softmax(logits), chosen), "the probabilities of the token's experts")
     if not place.config.normalized_experts:
         return taken
     return _quotient("the weights", taken, Node("reduction", (taken,), "the sum of the token's experts", "sum"))
 
 
-def _mixed(place: Place, y: Node, weights: Node) -> Node:
+def _mixed(place: Operation, y: Node, weights: Node) -> Node:
     results, factors = Node("slots", (y, weights), "the results of experts"), Node("column", (weights,), "the weights of experts")
     return Node("total", (_product("the weighted results", results, factors),), "the sum of experts", "sum")
 
 
-def _shared_expert(place: Place, y: Node, x: Node) -> Node:
+def _shared_expert(place: Operation, y: Node, x: Node) -> Node:
     assert place.layer is not None
     assert place.layer.ffn_gate_inp_shexp is not None
     dot = Node("dot", (x, constant("the gate's weight", _wide(place.layer.ffn_gate_inp_shexp))), "the gate's product")
     return _product("the gated result", y, Node("sigmoid", (dot,), "the gate", "sigmoid"))
 
 
-def _residual(place: Place, h: Node, *branches: Node) -> Node:
+def _residual(place: Operation, h: Node, *branches: Node) -> Node:
     scale = place.config.residual_scale
     if scale != 1:
         factor = constant("the residual scale", scale)

@@ -12,7 +12,7 @@ from ... import spec
 from ...model.families import NORMS
 from ...model.records import Linear, Ternary
 from ...traces.points import FIELDS, POINTS, Key
-from ..graph import HEAD_NORMS, LOGITS, TOKENS, Place, layer_input, operations
+from ..graph import HEAD_NORMS, LOGITS, TOKENS, Operation, layer_input, operations
 from ..precision import NARROW_FLOATS
 from . import caches, functions, weights
 from .definition import expression, matrix_of, matrix_product, rms
@@ -58,7 +58,7 @@ def _name(node: Node) -> str:
 # --- steps ------------------------------------------------------------------------------------------------------------------------------
 
 
-def left_out(place: Place, tree: Node) -> Edits:
+def left_out(place: Operation, tree: Node) -> Edits:
     """A step that is not there, or an operand of one."""
 
     def change(node: Node) -> Edits:
@@ -76,14 +76,14 @@ def left_out(place: Place, tree: Node) -> Edits:
         yield "everything is left out", leaves[0]
 
 
-def centred(place: Place, tree: Node) -> Edits:
+def centred(place: Operation, tree: Node) -> Edits:
     """Numbers whose mean is subtracted from them."""
     for node in dict.fromkeys(node.inputs[0] for node, _ in nodes(tree) if node.kind == "reduction"):
         mean = Node("reduction", (node,), "the mean", "mean")
         yield f"the mean is subtracted from {node.noun}", replaced(tree, node, Node("difference", (node, mean), node.noun))
 
 
-def twice(place: Place, tree: Node) -> Edits:
+def twice(place: Operation, tree: Node) -> Edits:
     """A step that is done twice."""
 
     def change(node: Node) -> Edits:
@@ -98,7 +98,7 @@ def twice(place: Place, tree: Node) -> Edits:
         yield "it is done twice", replaced(tree, leaves[0], tree)
 
 
-def inverted(place: Place, tree: Node) -> Edits:
+def inverted(place: Operation, tree: Node) -> Edits:
     """The opposite of a step."""
 
     def change(node: Node) -> Edits:
@@ -120,7 +120,7 @@ def inverted(place: Place, tree: Node) -> Edits:
     yield "the sign is flipped", Node("product", (tree, constant("-1", -1.0)))
 
 
-def moved(place: Place, tree: Node) -> Edits:
+def moved(place: Operation, tree: Node) -> Edits:
     """A step that comes before the one it follows, or first of all."""
 
     def change(outer: Node) -> Edits:
@@ -146,7 +146,7 @@ def _said(node: Node) -> str:
     return _name(node) if node.kind in functions.OF_ONE else node.inputs[1].noun
 
 
-def other_function(place: Place, tree: Node) -> Edits:
+def other_function(place: Operation, tree: Node) -> Edits:
     """Another function of the same table."""
 
     def change(node: Node) -> Edits:
@@ -163,7 +163,7 @@ def other_function(place: Place, tree: Node) -> Edits:
     return _each(tree, change)
 
 
-def one_use(place: Place, tree: Node) -> Edits:
+def one_use(place: Operation, tree: Node) -> Edits:
     """A value that is another one in one of its uses, as a scale by which numbers are made codes, and another by which they are read."""
     for node, parents in nodes(tree):
         for words, other in other_function(place, node) if node.inputs and len(parents) > 1 else ():
@@ -175,7 +175,7 @@ def one_use(place: Place, tree: Node) -> Edits:
 # --- operands ---------------------------------------------------------------------------------------------------------------------------
 
 
-def exchanged(place: Place, tree: Node) -> Edits:
+def exchanged(place: Operation, tree: Node) -> Edits:
     """Two tensors in each other's place, or one of them in both."""
     leaves = [node for node, _ in nodes(tree) if node.kind == "tensor"]
     for i, a in enumerate(leaves):
@@ -184,7 +184,7 @@ def exchanged(place: Place, tree: Node) -> Edits:
                 yield f"{a.what.name} and {b.what.name} are exchanged", with_nodes(tree, {a: b, b: a})
                 yield f"{a.what.name} is read instead of {b.what.name}", replaced(tree, b, a)
                 yield f"{b.what.name} is read instead of {a.what.name}", replaced(tree, a, b)
-                one, other = sorted((a, b), key=lambda leaf: place.operation.inputs.index(leaf.what))
+                one, other = sorted((a, b), key=lambda leaf: place.inputs.index(leaf.what))
                 for first, words in ((0, "even"), (1, "odd")):
                     said = f"{one.what.name} and {other.what.name} are the {words} elements and the others of both in a row"
                     yield said, _with_parts(tree, one, other, partial(_every_second, first), partial(_every_second, 1 - first))
@@ -199,7 +199,7 @@ def _with_parts(tree: Node, a: Node, b: Node, of_a: Callable[..., Array], of_b: 
     return with_nodes(tree, {x: Node("opaque", (a, b), x.noun, function) for x, function in ((a, of_a), (b, of_b))})
 
 
-def other_tensor(place: Place, tree: Node) -> Edits:
+def other_tensor(place: Operation, tree: Node) -> Edits:
     """Another tensor of its shape in the place of one: a layer's input, what a norm read, what the layer before gave."""
     for leaf, parents in nodes(tree):
         for key in _beside(place, leaf.what) if leaf.kind == "tensor" else ():
@@ -209,14 +209,14 @@ def other_tensor(place: Place, tree: Node) -> Edits:
                 yield f"{parent.noun} is that of {_near(key, place)}", replaced(tree, parent, new)
 
 
-def elsewhere(place: Place, tree: Node) -> Edits:
+def elsewhere(place: Operation, tree: Node) -> Edits:
     """A tensor that is read at an offset, or from the rows of an earlier chunk."""
     for node, _ in nodes(tree):
         for words, read in _readers(place, node):
             yield f"{_is(node.noun)} {words}", replaced(tree, node, Node("opaque", (node,), node.noun, read))
 
 
-def _readers(place: Place, node: Node) -> Iterator[tuple[str, functions.Function]]:
+def _readers(place: Operation, node: Node) -> Iterator[tuple[str, functions.Function]]:
     is_tensor = node.kind == "tensor" and node.what != TOKENS
     for n in (n for n in place.borders if is_tensor and 2 * n >= place.length):
         yield f"from position {n} on that of position 0 on: the rows of an earlier chunk", partial(functions.from_chunk, n)
@@ -232,13 +232,13 @@ def _is_vector(node: Node) -> bool:
     return node.kind == "constant" and np.ndim(node.value) == 1
 
 
-def added(place: Place, tree: Node) -> Edits:
+def added(place: Operation, tree: Node) -> Edits:
     """A tensor of the same shape that is added."""
     for key in _beside(place, place.key):
         yield f"{_near(key, place)} is added", Node("sum", (tree, tensor(key)))
 
 
-def _beside(place: Place, other: Key) -> Iterator[Key]:
+def _beside(place: Operation, other: Key) -> Iterator[Key]:
     """Yields the tensors of the same shape that an engine has at hand: those around the layers, of its layer and of the one before."""
     axes, layer = _AXES.get(other.name), place.key.layer
     for operation in operations(place.model, place.dialect):
@@ -250,20 +250,20 @@ def _beside(place: Place, other: Key) -> Iterator[Key]:
             yield key
 
 
-def _near(key: Key, place: Place) -> str:
+def _near(key: Key, place: Operation) -> str:
     if place.key.layer is not None and key == layer_input(place.model, place.key.layer):
         return "the layer's input"
     return key.name if key.layer in (None, place.key.layer) else f"{key.name} of layer {key.layer}"
 
 
-def other_weight(place: Place, tree: Node) -> Edits:
+def other_weight(place: Operation, tree: Node) -> Edits:
     """A weight of another layer, or of another step."""
     for node, _ in nodes(tree):
         for noun, value in _others(place, node) if node.kind == "constant" else ():
             yield f"{noun} instead of {node.noun}", replaced(tree, node, constant(node.noun, value))
 
 
-def _linears(place: Place) -> Iterator[tuple[str, Linear]]:
+def _linears(place: Operation) -> Iterator[tuple[str, Linear]]:
     """Yields the other matrices of a layer, and its own of other layers, in words."""
     own = place.key.name
     others = [(name, getattr(place.layer, field)) for name, field in FIELDS.items() if name != own]
@@ -272,7 +272,7 @@ def _linears(place: Place) -> Iterator[tuple[str, Linear]]:
     yield from ((noun, linear) for noun, linear in others if linear is not None)
 
 
-def _others(place: Place, node: Node) -> Iterator[tuple[str, float | NDArray | Matrix]]:
+def _others(place: Operation, node: Node) -> Iterator[tuple[str, float | NDArray | Matrix]]:
     """Yields what else of the model has the shape of a constant, in words."""
     field = _field(place)
     layers = [(f"that of layer {n}", layer) for n, layer in enumerate(place.model.layers) if n != place.key.layer and place.layer]
@@ -293,14 +293,14 @@ def _others(place: Place, node: Node) -> Iterator[tuple[str, float | NDArray | M
                 yield f"that of {noun}", value
 
 
-def other_product(place: Place, tree: Node) -> Edits:
+def other_product(place: Operation, tree: Node) -> Edits:
     """The matrix, scale and bias of another product."""
     for noun, linear in _linears(place) if place.layer is not None and place.key.name in FIELDS else ():
         if linear.shape == place.linear.shape:
-            yield f"the weights of {noun} are used", matrix_product(place, tensor(place.operation.inputs[0]), linear)
+            yield f"the weights of {noun} are used", matrix_product(place, tensor(place.inputs[0]), linear)
 
 
-def _field(place: Place) -> str:
+def _field(place: Operation) -> str:
     name = place.key.name
     return FIELDS.get(name, HEAD_NORMS.get(name, name))
 
@@ -314,7 +314,7 @@ def _part(linear: Linear, noun: str) -> float | NDArray | Matrix | None:
     return matrix_of(linear)
 
 
-def normed(place: Place, tree: Node) -> Edits:
+def normed(place: Operation, tree: Node) -> Edits:
     """A norm of the result, where none belongs."""
     eps, n = place.config.eps, place.key.layer
     yield "a norm without a weight is applied to it", rms(tree, np.ones(1), eps)
@@ -327,7 +327,7 @@ def normed(place: Place, tree: Node) -> Edits:
             yield f"a norm is applied to it, with the weight of {noun}", rms(tree, weight, eps)
 
 
-def applied(place: Place, tree: Node) -> Edits:
+def applied(place: Operation, tree: Node) -> Edits:
     """A function that is applied to another operand too."""
     leaves = [node for node, _ in nodes(tree) if node.kind == "tensor"]
     for node, _ in nodes(tree):
@@ -337,7 +337,7 @@ def applied(place: Place, tree: Node) -> Edits:
                     yield f"{name} is applied to {leaf.noun} too", replaced(tree, leaf, replace(node, inputs=(leaf,), what=name))
 
 
-def swapped(place: Place, tree: Node) -> Edits:
+def swapped(place: Operation, tree: Node) -> Edits:
     """Two operations in the opposite order, seen behind either of them."""
     single = [o for o in operations(place.model, place.dialect) if len(o.inputs) == 1 and o.key.layer == place.key.layer]
     steps = {o.key: o for o in single if o.key.name not in FIELDS and not o.key.name.endswith(("_codes", "_scale"))}
@@ -345,7 +345,7 @@ def swapped(place: Place, tree: Node) -> Edits:
         first = steps.get(second.inputs[0])
         if first is None or place.key not in (first.key, second.key):
             continue
-        trees = [expression(replace(place, operation=operation)) for operation in (first, second)]
+        trees = [expression(operation) for operation in (first, second)]
         if trees[0] is not None and trees[1] is not None:
             early = _reading(trees[1], first.key, tensor(first.inputs[0]))
             yield f"{second.key.name} comes before {first.key.name}", _reading(trees[0], first.inputs[0], early)
@@ -356,7 +356,7 @@ def _reading(tree: Node, key: Key, source: Node) -> Node:
     return mapped(tree, lambda node: source if node.kind == "tensor" and node.what == key else node)
 
 
-def by_one(place: Place, tree: Node) -> Edits:
+def by_one(place: Operation, tree: Node) -> Edits:
     """A weight that is one too large or too small, as where an engine adds 1 itself, or the file has done it."""
     for node, _ in nodes(tree):
         if _is_vector(node):
@@ -366,14 +366,14 @@ def by_one(place: Place, tree: Node) -> Edits:
             yield f"1 is added to {node.noun}", replaced(tree, node, Node("sum", (node, constant("1", 1.0)), node.noun))
 
 
-def zero(place: Place, tree: Node) -> Edits:
+def zero(place: Operation, tree: Node) -> Edits:
     """A tensor that is not there, or a product that is not written."""
     for node, _ in nodes(tree):
         if node.kind == "matmul" or (node.kind == "tensor" and node.what != TOKENS):
             yield f"{_is(node.noun)} all 0", replaced(tree, node, Node("zero", (node,), node.noun))
 
 
-def finished(place: Place, tree: Node) -> Edits:
+def finished(place: Operation, tree: Node) -> Edits:
     """A result behind one more step: negative numbers cut off, or what a sampler makes of logits."""
     yield "negative numbers are set to 0", Node("at least", (tree, constant("0", 0.0)))
     if place.key == LOGITS:
@@ -385,14 +385,14 @@ def finished(place: Place, tree: Node) -> Edits:
         yield "they are logarithms of probabilities: the log-softmax of the logits", Node("opaque", (probabilities,), what=np.log)
 
 
-def tokens(place: Place, tree: Node) -> Edits:
+def tokens(place: Operation, tree: Node) -> Edits:
     """Other tokens than those of the text."""
     for node, _ in nodes(tree):
         for words, change in _other_tokens(place) if node.what == TOKENS else ():
             yield words, replaced(tree, node, Node("opaque", (node,), node.noun, change))
 
 
-def _other_tokens(place: Place) -> Iterator[tuple[str, Callable[[NDArray], NDArray]]]:
+def _other_tokens(place: Operation) -> Iterator[tuple[str, Callable[[NDArray], NDArray]]]:
     yield "tokens are in the opposite order", np.flip
     for bits in (7, 8, 15, 16):
         if place.config.vocab > 1 << bits:
@@ -415,7 +415,7 @@ def _with_tokens(new: dict[int, int | None], ids: NDArray) -> NDArray:
 # --- order ------------------------------------------------------------------------------------------------------------------------------
 
 
-def order(place: Place, tree: Node) -> Edits:
+def order(place: Operation, tree: Node) -> Edits:
     """Things along an axis in another order."""
     if place.key.name in ("Qcur", "Kcur") and place.config.rope != "none":
         heads = Node("heads", (tree,), tree.noun, place.linear.shape[0] // place.config.head_dim)
@@ -466,7 +466,7 @@ def _axes_of(node: Node, tree: Node) -> Iterator[tuple[int, str]]:
         yield 1, "elements of the result"
 
 
-def transposed(place: Place, tree: Node) -> Edits:
+def transposed(place: Operation, tree: Node) -> Edits:
     """A matrix, or heads, read along the other axis."""
     for node, _ in nodes(tree):
         if node.kind == "constant" and node.noun in _TABLES:
@@ -480,11 +480,11 @@ _MATRICES = ("the matrix", "the head's matrix")
 _TABLES = (*_MATRICES, "the embedding's table")
 
 
-def _of_matrices(changes: Callable[[Place], weights.Changes], nouns: tuple[str, ...] = _MATRICES) -> Callable[[Place, Node], Edits]:
+def _of_matrices(changes: Callable[[Operation], weights.Changes], nouns: tuple[str, ...] = _MATRICES) -> Callable[[Operation, Node], Edits]:
     """A kind of edits: what a matrix may be taken for."""
 
     @wraps(changes)
-    def edited(place: Place, tree: Node) -> Edits:
+    def edited(place: Operation, tree: Node) -> Edits:
         for node, _ in nodes(tree):
             for words, change in changes(place) if node.kind == "constant" and node.noun in nouns else ():
                 yield words, replaced(tree, node, constant(node.noun, change(node.value)))
@@ -495,7 +495,7 @@ def _of_matrices(changes: Callable[[Place], weights.Changes], nouns: tuple[str, 
 _of_tables = partial(_of_matrices, nouns=_TABLES)
 
 
-def sums(place: Place, tree: Node) -> Edits:
+def sums(place: Operation, tree: Node) -> Edits:
     """Sums of products with codes that are kept in fewer bits than they need."""
     for node, _ in nodes(tree):
         if node.kind == "matmul" and node.inputs[0].noun == "the numbers that codes stand for":
@@ -531,7 +531,7 @@ def _wrapped_unsigned(total: Array, codes: Array) -> Array:
 _FEW_HEADS = 8  # of those whose queries may be exchanged
 
 
-def heads(place: Place, tree: Node) -> Edits:
+def heads(place: Operation, tree: Node) -> Edits:
     """A query head that reads the keys and values of another group, or has the queries of another head."""
     c, own = place.config, np.arange(place.config.heads)
     size = c.heads // c.kv_heads
@@ -548,7 +548,7 @@ def heads(place: Place, tree: Node) -> Edits:
                     yield words, replaced(tree, queries, Node("opaque", (queries,), queries.noun, taken))
 
 
-def groups(place: Place, tree: Node) -> Edits:
+def groups(place: Operation, tree: Node) -> Edits:
     """Key-value heads that all query heads read by another rule."""
     if all(node.kind != "grouped" for node, _ in nodes(tree)):
         return
@@ -574,7 +574,7 @@ def _grouped(source: NDArray, which: str, node: Node) -> Node:
     return Node("opaque", node.inputs, node.noun, lambda kv: kv[:, source])
 
 
-def elements(place: Place, tree: Node) -> Edits:
+def elements(place: Operation, tree: Node) -> Edits:
     """Elements of a head that the products of queries and keys leave out."""
     for node, _ in nodes(tree):
         for words, part in weights.parts(place.config.head_dim) if node.kind == "scores" else ():
@@ -585,7 +585,7 @@ def elements(place: Place, tree: Node) -> Edits:
             )
 
 
-def masks(place: Place, tree: Node) -> Edits:
+def masks(place: Operation, tree: Node) -> Edits:
     """Other tokens that a token sees, and what a mask makes of the scores of others."""
     for node, _ in nodes(tree):
         if node.kind != "mask":
@@ -600,7 +600,7 @@ def masks(place: Place, tree: Node) -> Edits:
             yield "the mask is applied after the softmax: weights no longer add up to 1", late
 
 
-def softmaxes(place: Place, tree: Node) -> Edits:
+def softmaxes(place: Operation, tree: Node) -> Edits:
     """A softmax over other axes, with a sink, or of one position's sum for the next."""
     for total, _ in nodes(tree):
         if total.kind != "softmax sum":
@@ -619,7 +619,7 @@ def softmaxes(place: Place, tree: Node) -> Edits:
         yield "exponentials are divided by the sum of the position before", replaced(tree, total, before)
 
 
-def turns(place: Place, tree: Node) -> Edits:
+def turns(place: Operation, tree: Node) -> Edits:
     """Another use of sines and cosines, and the other layout of pairs."""
 
     def change(node: Node) -> Edits:
@@ -677,7 +677,7 @@ _LATER = tuple(
 )
 
 
-def positions(place: Place, tree: Node) -> Edits:
+def positions(place: Operation, tree: Node) -> Edits:
     """Other positions of the tokens."""
 
     def change(node: Node) -> Edits:
@@ -703,7 +703,7 @@ def positions(place: Place, tree: Node) -> Edits:
 OPERANDS = "operands of products"
 
 
-def rounded(place: Place, tree: Node) -> Edits:
+def rounded(place: Operation, tree: Node) -> Edits:
     """Numbers that are kept in fewer bits: both operands of products, or the numbers between two steps."""
     products = [node for node, _ in nodes(tree) if node.kind in _PRODUCTS]
     for kind in functions.TYPES:
@@ -725,7 +725,7 @@ def _rounded(node: Node, kind: str) -> Node:
     return Node("rounded", (node,), node.noun, kind)
 
 
-def narrow_inputs(place: Place, tree: Node) -> Edits:
+def narrow_inputs(place: Operation, tree: Node) -> Edits:
     """The input of a product in fewer bits, as one function gives it to all of them."""
     for node, _ in nodes(tree) if place.key.name in FIELDS else ():
         for words, narrow in weights.in_fewer_bits(place.linear.shape[1]) if node.kind == "tensor" else ():
@@ -733,7 +733,7 @@ def narrow_inputs(place: Place, tree: Node) -> Edits:
                 yield f"the input is {words}", replaced(tree, node, Node("opaque", (node,), node.noun, narrow))
 
 
-def narrow_weights(place: Place, tree: Node) -> Edits:
+def narrow_weights(place: Operation, tree: Node) -> Edits:
     """All weights of a model in a narrow type."""
 
     def narrow(node: Node, kind: str) -> Node:
@@ -784,7 +784,7 @@ def _step(kind: str, node: Node, number: Node, what: object = None) -> Node:
     return Node(kind, (node, number), node.noun, what)
 
 
-def numbers(place: Place, tree: Node) -> Numbered:
+def numbers(place: Operation, tree: Node) -> Numbered:
     """Another number in the place of one of the model's."""
     for node, _ in nodes(tree):
         if node.is_number:
@@ -793,7 +793,7 @@ def numbers(place: Place, tree: Node) -> Numbered:
             yield words, _candidates(node.noun, right), node, lambda number: number
 
 
-def factors(place: Place, tree: Node) -> Numbered:
+def factors(place: Operation, tree: Node) -> Numbered:
     """A value between two steps that is multiplied by a number."""
     for node, parents in nodes(tree):
         is_bias = _is_vector(node) and node.noun.endswith("bias")
@@ -803,7 +803,7 @@ def factors(place: Place, tree: Node) -> Numbered:
             yield f"{_is(noun)} {{number:.6g}} times what is right", grid, node, partial(_step, "product", node)
 
 
-def shifts(place: Place, tree: Node) -> Numbered:
+def shifts(place: Operation, tree: Node) -> Numbered:
     """A number that is added to a value between two steps."""
     for node, parents in nodes(tree):
         if node.kind in _VALUES and node.kind != "outer":
@@ -811,7 +811,7 @@ def shifts(place: Place, tree: Node) -> Numbered:
             yield f"{{number:.6g}} is added to {noun}", _SHIFTS, node, partial(_step, "sum", node)
 
 
-def limits(place: Place, tree: Node) -> Numbered:
+def limits(place: Operation, tree: Node) -> Numbered:
     """A value between two steps that is clipped."""
     for node, parents in nodes(tree):
         if node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS):
@@ -820,14 +820,14 @@ def limits(place: Place, tree: Node) -> Numbered:
                 yield f"{_is(noun)} clipped {words} {{number:.6g}}", _LIMITS, node, partial(_step, kind, node)
 
 
-def slopes(place: Place, tree: Node) -> Numbered:
+def slopes(place: Operation, tree: Node) -> Numbered:
     """An activation function of a table with a number in it."""
     for node, _ in nodes(tree):
         for name, (function, grid) in functions.WITH_NUMBERS.items() if node.kind == "activation" else ():
             yield f"{name} instead of {node.what}", grid, node, partial(_step, "opaque", node.inputs[0], what=function)
 
 
-def caps(place: Place, tree: Node) -> Numbered:
+def caps(place: Operation, tree: Node) -> Numbered:
     """Numbers that are capped softly: c tanh(x / c)."""
     for node, parents in nodes(tree):
         if node.noun == "the scores" or not parents or any(parent.kind == "activation" for parent in parents):
@@ -835,7 +835,7 @@ def caps(place: Place, tree: Node) -> Numbered:
             yield words, _CAPS, node, partial(_soft_capped, node)
 
 
-def penalties(place: Place, tree: Node) -> Numbered:
+def penalties(place: Operation, tree: Node) -> Numbered:
     """Logits of tokens that occurred, less likely, as a sampler makes them."""
     for words, penalty in functions.PENALTIES.items() if place.key == LOGITS else ():
         for which, whole in (("occurred up to each position", False), ("occur in the sequence", True)):
@@ -876,13 +876,13 @@ _IN_ORDER = (
     *(_of_tables(weights.fewer_bits), narrow_inputs, _of_tables(weights.misread), _of_tables(weights.reordered)),
     *(other_tensor, elsewhere, swapped, added, normed, applied, zero, finished, caches.stored, rounded),
 )
-KINDS: dict[str, Callable[[Place, Node], Edits]] = {kind.__name__: kind for kind in _IN_ORDER}
+KINDS: dict[str, Callable[[Operation, Node], Edits]] = {kind.__name__: kind for kind in _IN_ORDER}
 """Kinds of edits, the likelier first."""
 NARROW = ("stored", "rounded", "narrow_weights", "narrow_inputs")
 """Kinds that engines do on purpose."""
 TOGETHER = ("narrow_weights", "narrow_inputs", "reordered")
 """Kinds that are tried in all operations at once, which share a function."""
-FAMILIES: dict[str, Callable[[Place, Node], Numbered]] = {
+FAMILIES: dict[str, Callable[[Operation, Node], Numbered]] = {
     kind.__name__: kind for kind in (numbers, factors, shifts, limits, caps, slopes, penalties)
 }
 """Kinds of edits with a number."""
@@ -894,7 +894,7 @@ def described(kind: str) -> str:
     return (function.__doc__ or "").strip().removesuffix(".")
 
 
-def families(kind: str, place: Place, tree: Node) -> Iterator[Family]:
+def families(kind: str, place: Operation, tree: Node) -> Iterator[Family]:
     """Yields the edits of an expression with a number, of one kind."""
     for words, grid, node, of in FAMILIES[kind](place, tree):
         yield Family(words, grid, partial(_with_number, tree, node, of))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...kernels.block_formats import FORMATS, Format
 from ...model import packing
 from ...model.records import Blocks, Ternary
-from ..graph import EMBEDDING, Place
+from ..graph import EMBEDDING, Operation
 from ..narrow import rounded
 from ..roundings import to_digits
 from . import blocks
@@ -28,7 +28,7 @@ _TAILS = (1, 2, 4, 8, 16, 32, 64)
 OFFSETS = (1, -1, 2, -2, 4, -4, 8, -8)  # elements
 
 
-def inputs(place: Place) -> Changes:
+def inputs(place: Operation) -> Changes:
     """Inputs that sums leave out, or take twice."""
     for words, part in parts(place.linear.shape[1]):
         for factor, said in ((0.0, "not summed"), (2.0, "summed twice")):
@@ -62,7 +62,7 @@ def parts(width: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
             yield f"inputs {block * size} to {block * size + size - 1} are", place // size == block
 
 
-def rows(place: Place) -> Changes:
+def rows(place: Operation) -> Changes:
     """Outputs that are those of other rows, or of none."""
     for words, source in _sources(place):
         yield f"weights of other rows are used: {words}", partial(Matrix.moved, source=source)
@@ -70,7 +70,7 @@ def rows(place: Place) -> Changes:
         yield f"the last {count} outputs are 0", partial(_without_last, count)
 
 
-def _sources(place: Place) -> Iterator[tuple[str, NDArray[np.int64]]]:
+def _sources(place: Operation) -> Iterator[tuple[str, NDArray[np.int64]]]:
     """Yields the row that each output [N] is computed with, in words."""
     n = place.linear.shape[0]
     row = np.arange(n)
@@ -100,7 +100,7 @@ def _without_last(count: int, matrix: Matrix) -> Matrix:
     return Matrix(matrix.shape, lambda rows: np.where(rows[:, None] >= matrix.shape[0] - count, 0.0, matrix.rows(rows)))
 
 
-def codes(place: Place) -> Changes:
+def codes(place: Operation) -> Changes:
     """Ternary codes 0, 1, 2 that are taken for other numbers than -1, 0, +1, or read in another layout of I2_S."""
     weights = place.linear.weights
     if isinstance(weights, Ternary):
@@ -121,12 +121,12 @@ def _in_layout(layout: str, weights: Ternary, matrix: Array) -> Array:
     return packing.unpack(packing.from_i2s(data, weights.scale, weights.shape)).astype(np.float64)
 
 
-def misread(place: Place) -> Changes:
+def misread(place: Operation) -> Changes:
     """Blocks of weights of which codes, scales or minimums are misread."""
     return _misread(place, blocks.other_numbers)
 
 
-def reordered(place: Place) -> Changes:
+def reordered(place: Operation) -> Changes:
     """Weights that are read in another order, as an engine has one reader for all tables of a type."""
     if place.key.name != EMBEDDING.name and not isinstance(place.linear.weights, Blocks):
         for order, source in orders(place.linear.shape[1]):
@@ -150,7 +150,7 @@ def _late(by: int, matrix: Matrix) -> Matrix:
     return Matrix(matrix.shape, read)
 
 
-def _misread(place: Place, ways: Ways) -> Changes:
+def _misread(place: Operation, ways: Ways) -> Changes:
     table = place.model.token_embd if place.key.name == EMBEDDING.name else place.linear.weights
     if isinstance(table, Blocks) and table.type.name in FORMATS:
         for how, misreading in ways(FORMATS[table.type.name], table.shape[1]):
@@ -161,7 +161,7 @@ def _read(misreading: blocks.Misreading, table: Blocks, matrix: Matrix) -> Matri
     return Matrix(table.shape, lambda rows: misreading(blocks.parts_of(table, rows.astype(np.int64))))
 
 
-def fewer_bits(place: Place) -> Changes:
+def fewer_bits(place: Operation) -> Changes:
     """Weights that are converted to fewer bits."""
     embeds = place.key.name == EMBEDDING.name
     if embeds or not isinstance(place.linear.weights, Ternary):

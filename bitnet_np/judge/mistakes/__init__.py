@@ -7,6 +7,5 @@ quantiser.py    int8 codes of activations             matrices.py     scales, co
 norms.py        norms                                 rope.py         RoPE
 attention.py    masks, heads, scores, the KV cache    gates.py        activation functions
 experts.py      layers with experts                   layers.py       residuals, embedding, head, pooling, layers
-switches.py     settings of models and dialects       hidden.py       whole layers that are others
-anywhere.py     mistakes that any operation can make
+switches.py     settings of models and dialects       anywhere.py     mistakes that any operation can make
 """

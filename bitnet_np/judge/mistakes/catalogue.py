@@ -10,13 +10,12 @@ from functools import partial
 from typing import Any
 
 from ...base.errors import listed
-from ...engine.dialects import DIALECTS, Dialect
-from ...model.records import Model
+from ...engine.dialects import DIALECTS
 from ...traces.points import SCORES, Key
 from ..edits import kinds
 from ..graph import Operation, operations
 from ..variant import Variant, with_computed
-from . import attention, edited, experts, gates, hidden, layers, matrices, norms, quantiser, rope, switches
+from . import attention, edited, experts, gates, layers, matrices, norms, quantiser, rope, switches
 from .mistake import Cause, Compute, Computes, Edited, Mistake, Numbers, Site, cause
 
 CATALOGUE: tuple[Mistake, ...] = (
@@ -32,7 +31,7 @@ CATALOGUE: tuple[Mistake, ...] = (
 )
 """All known mistakes. Of two that fit a tensor alike the first one stands."""
 
-HIDDEN: tuple[Mistake, ...] = (*hidden.MISTAKES, *layers.ORDERS, *edited.MISTAKES)
+HIDDEN: tuple[Mistake, ...] = (*layers.OTHERS, *edited.MISTAKES)
 """Mistakes that are searched for where none of the catalogue explains a tensor, at its operation or through several."""
 
 
@@ -54,11 +53,9 @@ def _each(result: Any) -> Iterator[tuple[Numbers, Any]]:
         yield {}, result
 
 
-def at_operation(
-    model: Model, dialect: Dialect, operation: Operation, mistakes: Sequence[Mistake] = CATALOGUE, length: int = 0
-) -> Iterator[Attempt]:
+def at_operation(operation: Operation, mistakes: Sequence[Mistake] = CATALOGUE, length: int = 0) -> Iterator[Attempt]:
     """Yields every one of some mistakes that an operation can make."""
-    site = Site(model, dialect, operation, length=length)
+    site = Site.at(operation, length)
     for mistake in mistakes:
         if site.name in mistake.at:
             for numbers, compute in _computes(mistake, site):
@@ -80,10 +77,10 @@ def _computes(mistake: Mistake, site: Site) -> Computes:
             yield numbers, site.otherwise(engine)
 
 
-def as_rounded(model: Model, dialect: Dialect, operation: Operation, cause: Cause) -> Compute:
+def as_rounded(operation: Operation, cause: Cause) -> Compute:
     """The operation with the rounding that a cause of this catalogue names, which it can make."""
     known = [mistake for mistake in CATALOGUE if mistake.id == cause.id]
-    return next(attempt.compute for attempt in at_operation(model, dialect, operation, known) if attempt.cause.kind == cause.kind)
+    return next(attempt.compute for attempt in at_operation(operation, known) if attempt.cause.kind == cause.kind)
 
 
 def in_engine(base: Variant) -> Iterator[Variant]:
@@ -95,7 +92,7 @@ def in_engine(base: Variant) -> Iterator[Variant]:
                 yield replace(variant, text=f"{variant.text}, in the dialect {dialect.name}")
     yield from engines([mistake for mistake in CATALOGUE if mistake not in quantiser.MISTAKES], base)
     span, likely = list(operations(base.model, base.dialect)), [mistake for mistake in CATALOGUE if mistake.likely]
-    for trial in trials(base.model, base.dialect, span, False, likely):
+    for trial in trials(span, False, likely):
         yield replace(with_computed(base, trial.cause.text, trial.computes), mistake=trial.cause.id)
 
 
@@ -115,9 +112,7 @@ class Trial:
         return Trial(named, {key: compute(number) for key, compute in self.computes.items()}, self.widest, number=number)
 
 
-def trials(
-    model: Model, dialect: Dialect, span: Sequence[Operation], singly: bool, mistakes: Sequence[Mistake] = CATALOGUE, length: int = 0
-) -> Iterator[Trial]:
+def trials(span: Sequence[Operation], singly: bool, mistakes: Sequence[Mistake] = CATALOGUE, length: int = 0) -> Iterator[Trial]:
     """Yields every one of some mistakes that some operations can make, whose last one gives the tensor that shows it.
 
     It may be in all operations that can make it, as in a function that they share, in those of one name, or, with `singly`, in one
@@ -126,7 +121,7 @@ def trials(
     known: dict[str, dict[Key, Attempt]] = {}
     last = span[-1].key
     for operation in span:
-        for attempt in at_operation(model, dialect, operation, mistakes, length):
+        for attempt in at_operation(operation, mistakes, length):
             if attempt.cause.id.startswith("dump.") and operation.key != last:
                 continue  # a tensor that is not in the dump was not dumped from a wrong buffer
             known.setdefault(attempt.cause.text, {}).setdefault(operation.key, attempt)
@@ -140,32 +135,32 @@ Computed = Mapping[Key, Callable[..., Any]]
 """Operations that are computed otherwise."""
 
 
-def narrowed(model: Model, dialect: Dialect, span: Sequence[Operation], mistaken: Computed) -> Iterator[tuple[str, Computed]]:
+def narrowed(span: Sequence[Operation], mistaken: Computed) -> Iterator[tuple[str, Computed]]:
     """Yields operations with a mistake in some of them, and with fewer bits in all that can have them, by what is said of the bits.
 
     Of several operations only what some kinds of them share: an engine has one type for its products, or for what it stores.
     """
-    for (kind, words), computes in _in_fewer_bits(model, dialect, span, mistaken, kinds.NARROW).items():
+    for (kind, words), computes in _in_fewer_bits(span, mistaken, kinds.NARROW).items():
         groups = _groups(list(computes), narrow=True) if len(span) > 1 and kind != "stored" else [list(computes)]
         for keys in groups:
             yield words, {**mistaken, **{key: computes[key] for key in keys}}
 
 
-def cached_and_rounded(model: Model, dialect: Dialect, span: Sequence[Operation]) -> Iterator[tuple[tuple[str, str], Computed]]:
+def cached_and_rounded(span: Sequence[Operation]) -> Iterator[tuple[tuple[str, str], Computed]]:
     """Yields operations with a type of the KV cache and one of products, by what is said of both."""
-    for (_, cache), caches in _in_fewer_bits(model, dialect, span, {}, ("stored",)).items():
-        for (_, words), computes in _in_fewer_bits(model, dialect, span, caches, ("rounded",)).items():
+    for (_, cache), caches in _in_fewer_bits(span, {}, ("stored",)).items():
+        for (_, words), computes in _in_fewer_bits(span, caches, ("rounded",)).items():
             for keys in _groups(list(computes), narrow=True) if words.startswith(kinds.OPERANDS) else ():
                 yield (words, cache), {**caches, **{key: computes[key] for key in keys}}
 
 
 def _in_fewer_bits(
-    model: Model, dialect: Dialect, span: Sequence[Operation], mistaken: Computed, narrow: Sequence[str]
+    span: Sequence[Operation], mistaken: Computed, narrow: Sequence[str]
 ) -> dict[tuple[str, str], dict[Key, Callable[..., Any]]]:
     """Each operation that can have fewer bits, by the kind of edit and what is said of it; on top of a mistake in some of them."""
     every: dict[tuple[str, str], dict[Key, Callable[..., Any]]] = {}
     for operation in span:
-        site, own = Site(model, dialect, operation), mistaken.get(operation.key)
+        site, own = Site.at(operation), mistaken.get(operation.key)
         tree = own.tree if isinstance(own, Edited) else site.tree if own is None else None
         if tree is None:
             continue

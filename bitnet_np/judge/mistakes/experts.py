@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from ...traces.points import Key
-from ..graph import OF_EXPERTS, operations
+from ..graph import OF_EXPERTS, evaluated, operations
 from ..variant import Variant
 from .edited import named
 from .mistake import Array, Computes, Engines, Mistake, Site, Values
@@ -38,12 +37,8 @@ def _other_count(site: Site) -> Computes:
 
 def _mixed(engine: Variant, site: Site, values: Values) -> Array:
     """What another engine makes of the experts of a layer and the router's logits."""
-    own: dict[Key, Array] = {}
-    for operation in operations(engine.model, engine.dialect):
-        key = operation.key
-        if key.layer == site.index and key.name.startswith("ffn_moe_") and key.name != "ffn_moe_logits":
-            own[key] = operation.evaluate(*(own[k] if k in own else values[k] for k in operation.inputs)).value
-    return own[site.key]
+    every = (o for o in operations(engine.model, engine.dialect) if o.key.layer == site.index and o.key.name.startswith("ffn_moe_"))
+    return evaluated((o for o in every if o.key.name != "ffn_moe_logits"), values.__getitem__)[site.key]
 
 
 def _orders(base: Variant) -> Iterator[tuple[str, list[int]]]:

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import POOLED, POSITIONS
+from ...traces.points import Key
+from ..graph import NORM, POOLED, POSITIONS, evaluated, operations
 from ..variant import Variant
 from .edited import named
-from .mistake import Engines, Mistake
+from .mistake import Array, Compute, Computes, Engines, Mistake, Site, Values
 from .switches import other_dialects
 
 RESIDUALS = ("ffn_inp", "l_out")
@@ -161,4 +163,37 @@ MISTAKES = (
     Mistake("tokens.first_twice", _FIRST_TWICE, engine=_fed(lambda ids: np.hstack([ids[:, :1], ids]))),
     Mistake("tokens.prompt_twice", _PROMPT_TWICE, engine=_fed(lambda ids: np.hstack([ids, ids]))),
 )
-ORDERS = (Mistake("layers.order", "layers run in another order: {how}", engine=_engine_orders),)
+
+
+# --- a layer in the place of another -----------------------------------------------------------------------------------------------------
+
+
+def _through(site: Site, n: int, source: Key, values: Values) -> Array:
+    """The output of layer n with a tensor as its input."""
+    every = (o for o in operations(site.model, site.dialect) if o.key.layer == n and not o.key.name.endswith(("_codes", "_scale")))
+    return evaluated(every, lambda key: values[source])[Key("l_out", n)]
+
+
+def _whole_layer(site: Site) -> Computes:
+    for n in range(len(site.model.layers)):
+        if n != site.index:
+            yield {"n": n}, partial(_through, site, n, site.layer_input)
+
+
+def _runs_twice(site: Site) -> Compute:
+    return partial(_through, site, site.index, site.key)
+
+
+def _last_twice(site: Site) -> Compute:
+    last = Key("l_out", len(site.model.layers) - 1)
+    return lambda values: site.evaluate(_through(site, len(site.model.layers) - 1, last, values)).value
+
+
+_OTHER_LAYER = "the layer is computed with the weights of layer {n}: layers are exchanged, or one runs twice"
+OTHERS: tuple[Mistake, ...] = (
+    Mistake("layers.other", _OTHER_LAYER, ("l_out",), compute=_whole_layer),
+    Mistake("layers.twice", "the layer runs twice", ("l_out",), compute=_runs_twice),
+    Mistake("layers.last_twice", "the last layer runs twice", (NORM.name,), compute=_last_twice),
+    Mistake("layers.order", "layers run in another order: {how}", engine=_engine_orders),
+)
+"""Those that the search tries beside the edits of single operations, the cheap ones first: trying them ends where work does."""

@@ -16,7 +16,7 @@ from ...traces.points import Key
 from ..edits import kinds
 from ..edits.definition import expression
 from ..edits.expression import Node, at_columns, value_of, values_of
-from ..graph import Place, layer_input, operation_of
+from ..graph import Operation, layer_input, operation_of
 from ..variant import Variant
 
 Array = NDArray[np.float64]
@@ -103,8 +103,13 @@ _SMALL = 1 << 20  # numbers of a step that are kept
 
 
 @dataclass(frozen=True)
-class Site(Place):
+class Site(Operation):
     """An operation that may have a mistake in it."""
+
+    @classmethod
+    def at(cls, operation: Operation, length: int = 0) -> Site:
+        """The site of an operation. length: of the sequence, where mistakes at single positions are tried."""
+        return cls(**vars(operation) | {"length": length})
 
     @property
     def name(self) -> str:
@@ -152,7 +157,7 @@ class Site(Place):
 
     def value(self, tree: Node, values: Values) -> Array:
         """The value of an expression in the place of the operation's; NaN where that gives no tensor of its shape."""
-        inputs = self.inputs(values)
+        inputs = self.read(values)
         try:
             y = np.asarray(value_of(tree, values.__getitem__, len(inputs[0]), self._right.steps(inputs, values)))
         except (ValueError, IndexError):  # shapes that do not go together
@@ -167,15 +172,16 @@ class Site(Place):
         """The operation in another engine, which leaves the input as it is where it does not have that operation."""
         other = operation_of(engine.model, engine.dialect, self.key)
         if other is None:
-            return lambda values: values[self.operation.inputs[0]]
+            return lambda values: values[self.inputs[0]]
         return lambda values: other.evaluate(*(values[key] for key in other.inputs)).value
 
-    def inputs(self, values: Values) -> list[Array]:
-        return [values[key] for key in self.operation.inputs]
+    def read(self, values: Values) -> list[Array]:
+        """What the operation reads."""
+        return [values[key] for key in self.inputs]
 
     def of(self, function: Callable[..., Array]) -> Compute:
         """The Compute of a function of the operation's inputs."""
-        return lambda values: function(*self.inputs(values))
+        return lambda values: function(*self.read(values))
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def _with_quantizer(quantize: Quantizer, site: Site) -> Compute | None:
     assert tree is not None  # it is a product
     for node, _ in nodes(tree):
         if node.noun == "the numbers that codes stand for":
-            others = Node("opaque", (tensor(site.operation.inputs[0]),), node.noun, partial(_dequantised, quantize))
+            others = Node("opaque", (tensor(site.inputs[0]),), node.noun, partial(_dequantised, quantize))
             return site.edited(replaced(tree, node, others))
     return None
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.errors import listed
-from ...engine.dialects import Dialect
-from ...model.records import Model
 from ...traces.points import Key
 from ..graph import Operation
 from .catalogue import HIDDEN, Trial, trials
@@ -74,24 +72,20 @@ class Nearest:
 
 
 def in_types(
-    types: Iterable[tuple[tuple[str, str], Computes]], left: Callable[[Computes], float], most: float, known: set[str]
-) -> Cause | None:
-    """The two types of fewer bits that leave least of an error, if that is no more than `most`, an NMSE. They are known then."""
+    types: Iterable[tuple[tuple[str, str], Computes]], left: Callable[[Computes], float], most: float
+) -> tuple[Cause | None, tuple[str, ...]]:
+    """The two types of fewer bits that leave least of an error, if that is no more than `most`, an NMSE; and each of them in words."""
     least, words = min(((left(computes), words) for words, computes in types), default=(np.inf, ("", "")))
-    if least > most:
-        return None
-    known.update(words)
-    return Cause(", and ".join(words), "edit.rounded", fault=False)
+    return (None, ()) if least > most else (Cause(", and ".join(words), "edit.rounded", fault=False), words)
 
 
 @dataclass
 class Search:
     """The search for hidden mistakes in one dump."""
 
-    model: Model
-    dialect: Dialect
     length: int  # of the sequence
     work: float  # that may still be done, in multiply-adds
+    kept: float = 0.0  # of it, for tensors that come later
     left_out: int = 0  # mistakes that were not tried, because of it
     _known: dict[str, float | None] = field(default_factory=dict)  # texts of those that explained a tensor before, and their numbers
     types: set[str] = field(default_factory=set)  # of fewer bits, in words, that explained a tensor before: other operations have them, too
@@ -132,7 +126,7 @@ class Search:
             return near(trial)
 
         for trial in every:
-            if self.work < 0:
+            if self.work < self.kept:
                 self.left_out += 1
                 continue
             number = _nearest(trial, about, now) if trial.grid else None
@@ -166,7 +160,7 @@ class Search:
                 steps = max(later[key] for key in trial.computes) if trial.grid else 0
                 return not trial.widest, order[trial.cause.id], steps
 
-            self._last = place, sorted(trials(self.model, self.dialect, span, singly, HIDDEN, self.length), key=likely)
+            self._last = place, sorted(trials(span, singly, HIDDEN, self.length), key=likely)
         return self._last[1]
 
     def notes(self) -> list[str]:

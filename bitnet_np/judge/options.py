@@ -1,0 +1,22 @@
+"""What a caller asks of the judge, as one record."""
+
+from dataclasses import dataclass
+
+from ..base.progress import Bars, no_bars
+from .detail import Details
+from .precision import Precision
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a dump is to be judged."""
+
+    precision: Precision | None = None  # where the engine keeps numbers in fewer bits; None: as they show, other roundings are intended
+    effort: float = 1.0  # times the work that mistakes may take by default
+    bars: Bars = no_bars  # what is told how far the work is
+    details: Details | None = (
+        None  # what collects the worst numbers, errors by position and attempts of each tensor, if somebody wants them
+    )
+
+
+DEFAULT = Options()
