@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..base.errors import OptionError, listed
-from ..base.validate import positive
+from ..base.validate import integer, positive
 from ..base.whole_file import whole_file
 from ..engine import machine
 from ..engine.dialects import BITNET_CPP, DIALECTS, EXACT
@@ -54,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=FORMATS, help="format of the dump (default: recognised by its content)")
     parser.add_argument("--last", action="store_true", help="the dump holds logits of the last position only")
+    parser.add_argument(
+        "--prefix",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the dump has no rows of the first N tokens: the engine reused their keys and values",
+    )
     parser.add_argument("--effort", type=float, default=1.0, metavar="X", help="try X times as many mistakes where trying them takes long")
     add_report_arguments(parser)
     check_server.add_arguments(parser)
@@ -104,7 +111,7 @@ def _judged(inputs: Inputs, details: Details | None) -> Report:
     """The report on the dump of one sequence, or of several."""
     arguments, config, rows = inputs.arguments, inputs.source.config(), inputs.sequences()
     profile, effort = profile_of(arguments), positive("--effort", arguments.effort)
-    path: Path = arguments.theirs
+    path, prefix = arguments.theirs, integer("--prefix", arguments.prefix, 0)
     name = arguments.format or detect(path)
     if arguments.last and name not in ("logits", "raw", "text"):
         raise OptionError(f"{path}: --last and a dump of format {name}, expected logits alone: .npy, bare float32 or text")
@@ -119,9 +126,9 @@ def _judged(inputs: Inputs, details: Details | None) -> Report:
         records = bitnet_rs.read(path)
         return check_records(inputs.model(), rows[0], records, profile.dialect, profile.precision or FLOAT32)
     tokens = check_tokens(config, *pad(rows))
-    dump = read_dump(path, tokens, config, name)
+    dump = read_dump(path, tokens, config, name, prefix)
     runtime = Runtime(inputs.model(), profile.dialect).checked()
-    return judge_sequences(runtime, tokens, dump, Options(profile.precision, effort, progress.bar, details), arguments.last)
+    return judge_sequences(runtime, tokens, dump, Options(profile.precision, effort, prefix, progress.bar, details), arguments.last)
 
 
 # The worst verdict on the recording that sound kernels can get: with its float16 roundings followed, all but long sequences agree.

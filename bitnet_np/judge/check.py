@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import OptionError, TokenRangeError, shown
 from ..base.progress import Bars, no_bars
-from ..base.validate import instance, integers, path_of, positive
+from ..base.validate import instance, integer, integers, path_of, positive
 from ..engine.dialects import DIALECTS, EXACT, Dialect
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens, check_tokens, pad
@@ -41,6 +41,7 @@ def check(
     bars: Bars = no_bars,
     details: Details | None = None,
     effort: float = 1.0,
+    prefix: int = 0,
 ) -> Report:
     """Judge what another engine computed for these tokens, as `bitnet-np check` does: by limits that are measured on the model.
 
@@ -55,7 +56,8 @@ def check(
     Arrays, those of tokens too, may be NumPy's, torch's, MLX's or JAX's, or nested lists. dialect: the engine whose roundings are
     followed, or its name. precision: the types that the engine keeps numbers in, as a Precision or as text, "act=bf16,kv=q8_0"; None reads
     them off the dump, "exact" reads nothing off. bars: what is told how far the work is. details: collects an HTML report's numbers.
-    effort: how many times as many mistakes may be tried as by default, where these take long: notes say what was left out.
+    prefix: the tokens of each sequence that the dump has no rows of, because the engine reused their keys and values; what it computed from
+    them is judged. effort: how many times as many mistakes may be tried as by default, where these take long: notes say what was left out.
 
     Of several sequences the report is on the worst one, and names it: WRONG is worse than INVALID there. `report.sequences` has the report
     on each.
@@ -66,12 +68,12 @@ def check(
     model = instance("model", model, Model)
     sequences = _sequences(model.config, tokens)
     runtime = Runtime(model, _dialect(dialect))
-    options = Options(_precision(precision), positive("effort", effort), bars, details)
+    options = Options(_precision(precision), positive("effort", effort), integer("prefix", prefix, 0), bars, details)
     content: Trace | Labelled
     if isinstance(dump, Trace):
         content = dump
     elif isinstance(dump, str | PathLike):
-        content = read_dump(path_of(dump), sequences, model.config)
+        content = read_dump(path_of(dump), sequences, model.config, prefix=options.prefix)
     else:
         arrays = _named(dump) if isinstance(dump, Mapping) else {LABEL: as_numpy("dump", dump)}
         entries = {label: Entry(array.shape, array.dtype, partial(_same, array)) for label, array in arrays.items()}

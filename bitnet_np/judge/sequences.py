@@ -22,18 +22,19 @@ from .detail import Details
 from .dump import LOG_PROBS, has_logits, judge_dump
 from .graph import LOGITS
 from .options import DEFAULT, Options
+from .prefix import behind, with_prefix
 from .report import Report
 from .verdict import Verdict
 
 _SMALL = 10**8  # multiply-adds, some milliseconds: threads of products that small wait longer than they multiply
 
 
-def read_dump(path: Path, tokens: Tokens, config: Config, format: str | None = None) -> Trace | Labelled:
-    """What a file or folder holds of these sequences. Raises what `read_any` does."""
+def read_dump(path: Path, tokens: Tokens, config: Config, format: str | None = None, prefix: int = 0) -> Trace | Labelled:
+    """What a file or folder holds of these sequences, behind a prefix. Raises what `read_any` does, and OptionError."""
     format = format or detect(path)
     shape = (-1, config.vocab) if format in FORMATS and FORMATS[format].read_bare else None
     if len(tokens.ids) == 1:
-        return read_any(path, format, shape, tokens.ids[0], config)
+        return read_any(path, format, shape, behind(tokens, prefix).ids[0], config)
     return read_arrays(path, format, shape)
 
 
@@ -49,22 +50,23 @@ def judge_sequences(
     last: the dump holds logits of the last position of each, and nothing else. options.details collects the numbers of the sequence that
     the report is on. Raises ShapeError for a Trace, which holds one sequence, of several.
     """
-    sequences = [Tokens.whole(ids[None, :n]) for ids, n in zip(*tokens, strict=True)]
+    sequences, prefix = [Tokens.whole(ids[None, :n]) for ids, n in zip(*tokens, strict=True)], options.prefix
+    later = behind(tokens, prefix)
     if isinstance(dump, Trace) and len(sequences) > 1:
         raise ShapeError(f"the dump is a Trace, which holds one sequence, and there are {len(sequences)} sequences of tokens")
     notes: tuple[str, ...] = ()
     if isinstance(dump, Trace):
-        traces = [dump]
+        traces = [with_prefix(runtime, sequences[0], dump, prefix)]
     elif len(sequences) == 1:
-        traces = [_trace(runtime, sequences[0], dump)]
+        traces = [_trace(runtime, sequences[0], dump, prefix)]
     else:
-        batch = Batch(dump, tuple(map(int, tokens.lengths)))
+        batch = Batch(dump, tuple(map(int, later.lengths)))
         if problem := batch.misfit():
             return Report(Verdict.INVALID, problem)
         if batch.padded():
-            batch = replace(batch, left=_is_left(runtime, sequences, batch))
+            batch = replace(batch, left=_is_left(runtime, sequences, batch, prefix))
             notes = (f"padding is taken to be {'in front of' if batch.left else 'behind'} the tokens of a sequence, and is not judged",)
-        traces = [_trace(runtime, one, batch.sequence(b)) for b, one in enumerate(sequences)]
+        traces = [_trace(runtime, one, batch.sequence(b), prefix) for b, one in enumerate(sequences)]
     if last:
         traces = [replace(trace, positions=np.array([one.ids.size - 1])) for one, trace in zip(sequences, traces, strict=True)]
     every = [options.details and Details() for _ in sequences]
@@ -76,6 +78,9 @@ def judge_sequences(
             judge_dump(runtime, one, trace, replace(options, details=some), b not in mixed)
             for b, (one, trace, some) in enumerate(zip(sequences, traces, every, strict=True))
         ]
+    if prefix:
+        note = f"the rows of the first {prefix} tokens are our own: the dump has none of them"
+        reports = [replace(report, notes=(note, *report.notes)) for report in reports]
     for b, a in mixed.items():
         reports[b] = _of_another(reports[b], a)
     report = reports[0] if len(reports) == 1 else Report.of_sequences(reports, notes)
@@ -84,15 +89,16 @@ def judge_sequences(
     return report
 
 
-def _trace(runtime: Runtime, tokens: Tokens, part: Labelled) -> Trace:
+def _trace(runtime: Runtime, tokens: Tokens, part: Labelled, prefix: int) -> Trace:
     """The trace of one sequence. Tokens that the dump holds are judged, too."""
-    return part.trace(None if "tokens" in part.arrays else tokens.ids[0], runtime.model.config)
+    trace = part.trace(None if "tokens" in part.arrays else tokens.ids[0, prefix:], runtime.model.config)
+    return with_prefix(runtime, tokens, trace, prefix)
 
 
-def _is_left(runtime: Runtime, sequences: Sequence[Tokens], batch: Batch) -> bool:
+def _is_left(runtime: Runtime, sequences: Sequence[Tokens], batch: Batch, prefix: int) -> bool:
     """Whether padding is in front of a sequence: whether more tensors of the shortest are nearer to ours when their last rows are taken."""
     b = min(range(len(sequences)), key=lambda b: sequences[b].ids.size)
-    first, last = (_trace(runtime, sequences[b], replace(batch, left=left).sequence(b)).points for left in (False, True))
+    first, last = (_trace(runtime, sequences[b], replace(batch, left=left).sequence(b), prefix).points for left in (False, True))
     votes: list[bool] = []
 
     def look(name: str, layer: int | None, array: NDArray) -> None:
