@@ -64,10 +64,7 @@ def test_a_model_is_compared_with_anothers_predictions(run, model, tokenizer, tm
         (["--kl-divergence-base", TINY, "--save-all-logits", "x.kld"], "--kl-divergence-base and --save-all-logits exclude each other"),
         (["--tokens", "1,2,3", "--ctx-size", "3"], "--ctx-size is 3, expected it with --save-all-logits alone"),
         (["--kl-divergence-base", TINY], "starts with b'GGUF"),
-        (
-            ["--tokens", "1,2,3", "--save-all-logits", "no/x.kld"],
-            "--save-all-logits is no/x.kld, expected a file in a folder that is there",
-        ),
+        (["--tokens", "1,2,3", "--save-all-logits", "no/x.kld"], "--save-all-logits is no/x.kld, expected a file in a folder"),
         (["--tokens", "1,2,3", "--save-all-logits", TINY], "--save-all-logits is "),
     ],
 )

@@ -71,10 +71,7 @@ def test_steps_in_other_formats(tmp_path):
         (lambda f: save(f, "step-1/l_out-3", ROWS[:1]), "l_out-3 of step 1 is there twice"),
         (lambda f: save(f, "l_out-3", ROWS), "l_out-3 is there as a whole and by steps"),
         (lambda f: save(f, "tokens", IDS), "tokens is there as a whole and by steps"),
-        (
-            lambda f: save(f, "l_out-3.step-1", ROWS[:1, :5]),
-            r"the steps of l_out-3 are .*float32 \[1, 5\].*, expected one dtype and one width",
-        ),
+        (lambda f: save(f, "l_out-3.step-1", ROWS[:1, :5]), r"the steps of l_out-3 are .*float32 \[1, 5\].*, expected one dtype and one"),
         (lambda f: save(f, "l_out-3.step-1", ROWS[:1].astype(np.float16)), r"the steps of l_out-3 are .*float16 \[1, 8\]"),
         (lambda f: save(f, "l_out-3.step-1", np.ones((2, 3, 8))), "expected .tokens, width.: one sequence"),
         (lambda f: save(f, "l_out-3.step-1", np.array([["a"] * 8])), "'l_out-3' has dtype <U1"),
