@@ -10,7 +10,7 @@ from bitnet_np.model.families import FAMILIES
 from bitnet_np.traces.formats import labels
 from bitnet_np.traces.formats.nodes import node_of
 from bitnet_np.traces.normal_form import heads_of, normal_form
-from bitnet_np.traces.points import LAYER_NAMES, POINTS, RECORDED, Entry, Key, Points, Trace, gradient_key, key_of, meaning, ours_of
+from bitnet_np.traces.points import POINTS, RECORDED, Entry, Key, Points, Trace, gradient_key, key_of, meaning, ours_of
 
 
 def recorded_names(**shape):
@@ -25,13 +25,6 @@ def test_every_point_a_forward_pass_records_has_a_name_here():
     ]
     models.append({"pooling": "last", "n_layers": 1})
     assert set().union(*(recorded_names(**shape) for shape in models)) == set(RECORDED)
-
-
-@pytest.mark.parametrize("name", LAYER_NAMES)
-def test_labels_name_points(name):
-    assert str(Key(name, 12)) == f"{name}-12"
-    assert key_of(f"{name}-12") == Key(name, 12)
-    assert key_of(name) is None
 
 
 @pytest.mark.parametrize(

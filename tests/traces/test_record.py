@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import assert_same_bits, random_model, random_tokens
+from models import random_model, random_tokens
 from recorder import record_all
 
 from bitnet_np import spec
@@ -53,11 +53,6 @@ def test_a_trace_holds_what_the_forward_pass_computes(model, tokens, tmp_path, d
         assert point.tobytes() == array.tobytes()
         assert point.shape == written[key][0] == (array.shape if array.ndim < 3 else (T, array.shape[1] * array.shape[2]))
         assert point.nbytes == written[key][1]
-
-
-def test_the_bits_are_those_of_the_pass_without_recording(model, tokens, tmp_path):
-    record_trace(model, tokens, tmp_path / "t.npy")
-    assert_same_bits(np.load(tmp_path / "t.npy"), forward_full(model, tokens[None])[0])
 
 
 def test_layers_and_names_choose(model, tokens, tmp_path):

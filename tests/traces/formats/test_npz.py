@@ -5,18 +5,11 @@ import zipfile
 
 import numpy as np
 import pytest
-from trace_files import TOKENS, T, peak_memory, read_contents, write_trace
+from trace_files import TOKENS, T, peak_memory, read_contents
 
 from bitnet_np.base.errors import FileFormatError
 from bitnet_np.traces.formats import npz, read_any
 from bitnet_np.traces.points import Key
-
-
-def test_numpy_itself_reads_the_archive(tmp_path):
-    written = write_trace(tmp_path / "t.npz", "npz")
-    with np.load(tmp_path / "t.npz") as archive:
-        assert set(archive.files) == {str(key) for key in written} | {"tokens"}
-        np.testing.assert_array_equal(archive["attn_norm-1"], written[Key("attn_norm", 1)])
 
 
 def test_archives_of_numpy_are_read(tmp_path):
