@@ -18,6 +18,7 @@ scores.py       attention scores of a dump, by position       sequences.py      
 parts.py        mistakes in some rows, heads or elements      screen.py          large products, looked at in part first
 edits/          what any operation may do instead of what it should
 compare_models.py   two models of a family, side by side
+prefix.py           dumps of calls that go on from an earlier one
 
 spec.py is the law for whole models, operations.py the law for one operation on given inputs. The judge shares no arithmetic with the
 kernels and dialects that it may have to judge; tests/judge/ ties them together.

@@ -149,14 +149,10 @@ def test_two_models_are_compared_layer_by_layer(run, model, rounded):
     assert [*result["tensors"][1].values()] == ["attn_norm", 0, found.tensors[1].error, found.tensors[1].growth]
     assert len(result["tensors"]) == len(found.tensors) == 3 + 17 * 3
     lines = run("compare", TINY, rounded, "--models", "--tokens", with_commas(TOKENS)).splitlines()
-    assert lines[0] == f"{rounded} against {TINY}: 17 tokens, dialect exact"
-    assert lines[1].startswith(f"KL divergence of the logits: mean {found.kl.mean():.3g}, largest {found.kl.max():.3g} nats")
     largest = max(t.error for t in found.tensors)
     (unit,) = (float(line.split()[-1][:-1]) for line in lines if line.startswith("Relative errors, in units of "))
     cells = [cell for line in lines if re.match("layer  [0-2] [ 0-9.]+$", line) for cell in line.split()[2:]]
     assert (len(cells), max(map(float, cells))) == (51, round(largest / unit, 1 if largest < 9.95 * unit else 0))
-    first = found.costliest[0]
-    assert any(line.split() == [*first.key.place.split(), f"{first.error:.3g}", f"{first.growth:.3g}"] for line in lines)
 
 
 def test_the_tables_of_two_models_fit_the_terminal(run, rounded, monkeypatch):

@@ -67,13 +67,6 @@ def test_text_may_end_inside_a_character(run, tokenizer, monkeypatch):
         assert run("generate", TINY, "--prompt", "a", "--json")["text"] == expected
 
 
-@needs_text
-def test_generate_as_a_chat(run, tokenizer):
-    result = run("generate", TINY, "--prompt", "a b", "--chat", "-n", "3", "--json")
-    assert result["prompt"] == tokenizer.chat([{"role": "user", "content": "a b"}])
-    assert set(result) == {"prompt", "tokens", "text", "prefill_tokens_per_second", "decode_tokens_per_second"}
-
-
 def test_the_demo_model_speaks_without_the_extra(monkeypatch, run):
     for name in ("tokenizers", "jinja2"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -23,23 +23,6 @@ SMALL = {"width": 128, "ffn": 128, "heads": 2, "kv_heads": 1, "head_dim": 64, "e
 MODELS = [*sorted(DATA.glob("*/*.gguf")), *sorted(path.parent for path in DATA.glob("hf/*/config.json"))]
 
 
-def test_inspect_says_what_a_file_holds(run):
-    out = run("inspect", TINY)
-    assert out.startswith(f"{TINY}: GGUF v3, 886,720 bytes, 35 tensors\nsupported: yes\n")
-    assert (
-        "type  tensors   elements    bytes\n"
-        "F16         1    131,072  262,144\n"
-        "F32        13      4,864   19,456\n"
-        "I2_S       21  2,359,296  590,496\n"
-    ) in out
-    assert "\nkv_heads                   2\n" in out
-    assert "\nKV cache, bytes per token  3072\n" in out
-    assert re.search(r"\nbitnet-b1\.58\.rope\.freq_base +500000\.0\n", out)
-    assert re.search(r"\ntokenizer\.ggml\.tokens +\[512 values\]\n", out)
-    assert "attn_q" not in out
-    assert re.search(r"\nblk\.2\.attn_k\.weight +I2_S +128 x 256 +8,224\n", run("inspect", TINY, "--tensors"))
-
-
 def test_inspect_lists_what_a_dump_may_hold(run, model):
     """It lists the names, layers, shapes and dtypes that a forward pass records."""
     recorded = {}
@@ -66,14 +49,11 @@ def test_inspect_knows_every_recorded_model(run, path):
 
 def test_inspect_in_json(run):
     result = run("inspect", TINY, "--json")
-    names = "file bytes kind version supported problem config kv_cache_bytes_per_token types matrices warnings keys"
-    assert set(result) == set(names.split())
     assert (result["file"], result["bytes"], result["kind"], result["version"]) == (TINY, Path(TINY).stat().st_size, "GGUF v3", 3)
     assert (result["supported"], result["problem"]) == (True, None)
     assert result["config"] == json.loads(json.dumps(vars(load(TINY).config)))  # a tuple becomes a list
     assert result["kv_cache_bytes_per_token"] == 2 * 4 * 3 * 2 * 64
     assert (result["matrices"], result["warnings"]) == ({"ternary, packed in the file": 21}, [])
-    assert result["types"]["I2_S"] == {"tensors": 21, "elements": 2359296, "bytes": 590496}
     assert result["keys"]["general.architecture"] == "bitnet-b1.58"
     assert result["keys"]["bitnet-b1.58.block_count"] == 3
     assert result["keys"]["tokenizer.ggml.add_bos_token"] is True

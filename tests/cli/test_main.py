@@ -118,10 +118,7 @@ LAYERS = ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999", "٣"]
         (["logits", TINY, "--tokens", "1", "--out", "x.npz"], "--out is x.npz, expected a name that ends in .npy: that is what is written"),
         (["nll", TINY, "--tokens", "1,2", "--out", "x.txt"], "expected a name that ends in .npy"),
         (["convert", TINY, "x.safetensors"], "OUT.gguf is x.safetensors, expected a name that ends in .gguf"),
-        (
-            ["trace", TINY, "--tokens", "1", "--out", "x.npz", "--format", "safetensors"],
-            "x.npz: format is safetensors, but the name ends as",
-        ),
+        (["trace", TINY, "--tokens", "1", "--out", "x.npz", "--format", "safetensors"], "x.npz: format is safetensors, but the"),
         (["logits", TINY, "--tokens", "1", "--out", "."], "expected a file in a folder that is there"),
         (["logits", "nothing.gguf", "--tokens", "1", "--metrics", "no/x.json"], "--metrics is no/x.json, expected a file in a folder"),
         (["logits", TINY, "--tokens-file", "nowhere.npy"], "nowhere.npy"),

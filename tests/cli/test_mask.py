@@ -3,11 +3,6 @@
 import pytest
 
 
-def test_a_mask_is_printed_row_by_row(run):
-    assert run("mask", 2, 5) == "   0    0    0    0 -inf\n   0    0    0    0    0\n"
-    assert run("mask", 2, 5, "--bool") == "1 1 1 1 0\n1 1 1 1 1\n"
-
-
 @pytest.mark.parametrize(
     ("options", "rows"),
     [

@@ -12,14 +12,6 @@ from bitnet_np.generation.nll import token_nll
 from bitnet_np.traces.llama_base import divergence, save_base
 
 
-def test_the_mean_and_the_perplexity_are_printed(run, model):
-    mean = token_nll(model, TOKENS).mean()
-    assert run("nll", TINY, "--tokens", with_commas(TOKENS)).splitlines() == [
-        f"mean negative log-likelihood  {mean:.6f} nats a token (16 predicted)",
-        f"perplexity                    {np.exp(mean):.4f}",
-    ]
-
-
 def test_nll_in_json_and_in_a_file(run, model, tmp_path):
     out = tmp_path / "nll.npy"
     result = run("nll", TINY, "--tokens", with_commas(TOKENS), "--as", "bitnet.cpp", "--json", "--out", out)
@@ -62,11 +54,6 @@ def test_a_model_is_compared_with_anothers_predictions(run, model, tokenizer, tm
     np.testing.assert_array_equal(np.load(out), found.nll)
     assert (result["predicted"], result["mean_nll"], result["base"]["mean_nll"]) == (6, found.nll.mean(), found.base_nll.mean())
     assert (result["kl"], result["same_top"]) == ({"mean": found.kl.mean(), "max": found.kl.max()}, found.same_top.mean())
-    assert run("nll", rounded, "--kl-divergence-base", base).splitlines()[2:] == [
-        f"perplexity of the base        {np.exp(found.base_nll.mean()):.4f}",
-        f"KL divergence from the base   mean {found.kl.mean():.6f}, largest {found.kl.max():.6f} nats",
-        f"same token on top             {found.same_top.mean():.2%}",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -77,10 +64,7 @@ def test_a_model_is_compared_with_anothers_predictions(run, model, tokenizer, tm
         (["--kl-divergence-base", TINY, "--save-all-logits", "x.kld"], "--kl-divergence-base and --save-all-logits exclude each other"),
         (["--tokens", "1,2,3", "--ctx-size", "3"], "--ctx-size is 3, expected it with --save-all-logits alone"),
         (["--kl-divergence-base", TINY], "starts with b'GGUF"),
-        (
-            ["--tokens", "1,2,3", "--save-all-logits", "no/x.kld"],
-            "--save-all-logits is no/x.kld, expected a file in a folder that is there",
-        ),
+        (["--tokens", "1,2,3", "--save-all-logits", "no/x.kld"], "--save-all-logits is no/x.kld, expected a file in a folder"),
         (["--tokens", "1,2,3", "--save-all-logits", TINY], "--save-all-logits is "),
     ],
 )

@@ -36,12 +36,9 @@ def test_selftest(run, few_cases):
 
 def test_selftest_as_json(run, few_cases):
     result = run("selftest", "--json")
-    keys = "machine python numpy numba threads instruction_path matrix_tiles features fine kernels cache seconds"
-    assert set(result) == set(keys.split())
     assert result["fine"] is True
     assert result["cache"]["bad"] == []
     assert result["kernels"] == dict.fromkeys(few_cases, True)
-    assert isinstance(result["features"], list)
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "attend, window", "forward, exact"])

@@ -14,13 +14,5 @@ def test_a_text_and_its_ids_have_the_same_pieces(run):
     assert result == run("tokenize", DEMO, "--tokens", with_commas(IDS), "--json") == {"tokens": IDS, "pieces": PIECES, "text": TEXT}
 
 
-def test_the_table_begins_with_ids_to_copy(run):
-    first, *rows = run("tokenize", DEMO, "--text", TEXT).splitlines()
-    assert first == with_commas(IDS)
-    assert [row.split(maxsplit=1) for row in rows[2:]] == [
-        [str(token), f"'{piece}'"] for token, piece in zip(IDS, [*PIECES[:-1], r"\n"], strict=True)
-    ]
-
-
 def test_an_id_that_is_none(refused):
     assert "token id 1536, but the vocabulary of" in refused("tokenize", DEMO, "--tokens", "1536")

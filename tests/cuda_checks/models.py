@@ -1,10 +1,14 @@
 """Whole models: forwards, caches, decoding, and errors."""
 
+import runpy
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,7 +30,7 @@ from bitnet_np.kernels import cpu
 from bitnet_np.model import packing
 from bitnet_np.model.records import Model, Yarn
 from bitnet_np.testing.models import random_model
-from cuda_checks.common import check, normal, rng
+from cuda_checks.common import GPU, check, normal, rng
 
 SMALLEST = {"width": 8, "heads": 4, "kv_heads": 2, "head_dim": 4, "ffn": 12, "n_layers": 1, "vocab": 5}
 LIVELY = SMALLEST | {"context": 12, "tied": False}  # with seed 16 a greedy token is seldom the one before it
@@ -240,6 +244,15 @@ def another_thread() -> None:
     thread.start()
     thread.join()
     assert_same_bits(results[0], expected)
+
+
+@check
+def parts_of_the_script() -> None:
+    """Those of scripts/gpu_check.py that run kernels, here where these are compiled. On a GPU the script itself is run."""
+    with mock.patch.object(sys, "argv", ["gpu_check.py", "--interpret"]):
+        parts = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "gpu_check.py"))["PARTS"]
+    for name in [] if GPU else ["describe", "bits", "speed"]:
+        assert "problem" not in parts[name](on), name
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------------------------

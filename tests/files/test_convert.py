@@ -199,12 +199,6 @@ def test_what_cannot_be_said_is_refused_and_nothing_is_written(run, tmp_path, so
     assert not list(tmp_path.iterdir())
 
 
-def test_the_exact_gelu_has_no_architecture(run, tmp_path):
-    folder = hf_models.write_folder(tmp_path / "in", *hf_models.recorded_folder("gptneox_parallel"))
-    code, said = run("convert", folder, tmp_path / "out.gguf")
-    assert (code, "'activation': 'gelu'" in said, (tmp_path / "out.gguf").exists()) == (2, True, False)
-
-
 def test_rounding_is_to_nearest_and_must_be_allowed(run, tmp_path):
     source, out = DATA / "hf" / "llama_plain_gqa_untied", tmp_path / "out.gguf"
     assert run("convert", source, out, "--type", "F16", "--allow-rounding")[0] == 0

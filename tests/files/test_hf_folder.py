@@ -39,10 +39,7 @@ def test_an_index_names_files_of_the_folder_only(tmp_path, file):
     [
         ({"a": "1.safetensors", "b": "2.safetensors"}, "2.safetensors: tensor 'b' is missing"),
         ({"a": "2.safetensors"}, "tensor 'b' is in None by"),
-        (
-            {"a": "1.safetensors", "b": "3.safetensors"},
-            "3.safetensors: the file is missing, model.safetensors.index.json has tensors in it",
-        ),
+        ({"a": "1.safetensors", "b": "3.safetensors"}, "3.safetensors: the file is missing, model.safetensors.index.json has"),
     ],
 )
 def test_an_index_and_its_files_agree(tmp_path, where, message):

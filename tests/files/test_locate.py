@@ -90,6 +90,7 @@ def test_folders_of_lm_studio(home):
     assert locate("org/name") == locate(path.parent) == path
 
 
+PARTS = ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"]
 DUMP = "a dump of tensors, which goes behind --theirs; expected a model"
 
 
@@ -97,26 +98,14 @@ DUMP = "a dump of tensors, which goes behind --theirs; expected a model"
     ("name", "content", "message"),
     [
         ("none.gguf", None, "none.gguf: no such file or folder"),
-        (
-            "org/name",
-            None,
-            "org/name: no such file or folder, nor a model of that name in the caches of Hugging Face, Ollama and LM Studio; ",
-        ),
-        (
-            "https://example.org/a.gguf",
-            None,
-            "https://example.org/a.gguf is a URL, expected a file: fetch it first, as by curl -LO https://",
-        ),
+        ("org/name", None, "org/name: no such file or folder, nor a model of that name in the caches of Hugging Face, Ollama and"),
+        ("https://example.org/a.gguf", None, "a.gguf is a URL, expected a file: fetch it first, as by curl -LO https://"),
         ("https://huggingface.co/org/name/tree/main", None, "/main is a URL, expected a file: name it org/name, with --download"),
         ("a.gguf.gz", gzip.compress(b"GGUF", mtime=0), "compressed by gzip, expected GGUF: gunzip it first"),
         ("a.npy", b"\x93NUMPY\1\0", DUMP),
         ("a.npz", b"PK\3\4", DUMP),
         ("a.bin", b"PK\3\4" + 26 * b"\0" + b"archive/data.pkl", "weights that torch.save wrote, expected safetensors"),
-        (
-            "a.safetensors",
-            b"\2\0\0\0\0\0\0\0{}",
-            f"no config.json beside it, expected one as in a Hugging Face folder, unless it is {DUMP}",
-        ),
+        ("a.safetensors", b"\2\0\0\0\0\0\0\0{}", "no config.json beside it, expected one as in a Hugging Face folder, unless"),
         ("a.onnx", b"\x08\x08", "an ONNX graph; name the GGUF file or Hugging Face folder that it was exported from"),
         ("dump/l_out-0.npy", b"", f"dump: {DUMP}"),
     ],
@@ -151,11 +140,7 @@ def test_a_model_is_no_dump(home):
     [
         (["config.json", "model.safetensors", "pytorch_model.bin"], "org/name", ["config.json", "model.safetensors"]),
         (["a.gguf", "README.md"], "org/name", ["a.gguf"]),
-        (
-            ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "b.gguf"],
-            "org/name/a-00001-of-00002.gguf",
-            ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"],
-        ),
+        ([*PARTS, "b.gguf"], f"org/name/{PARTS[0]}", PARTS),
         (["a.gguf", "b.gguf"], "org/name", "org/name has 2 GGUF files, expected one to be named, org/name/FILE: a.gguf, b.gguf"),
         (None, "org/name", "org/name could not be fetched from Hugging Face: no network"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from family_models import drawn
 from hf_models import LLAMA, assert_refused, changed, recorded_folder
 from models import assert_same_bits, random_model
-from published_configs import PUBLISHED, PUBLISHED_GGUF, REFUSED, REFUSED_GGUF, of_text, small
+from published_configs import PUBLISHED, PUBLISHED_GGUF, REFUSED, REFUSED_CONFIGS, REFUSED_GGUF, of_text, small
 
 from bitnet_np import forward_full, load
 from bitnet_np.base.errors import OptionError, UnsupportedError
@@ -83,9 +83,8 @@ def test_a_published_file_loads(tmp_path, repository):
 
 @pytest.mark.parametrize("repository", REFUSED)
 def test_a_published_folder_is_refused_for_what_the_table_says(tmp_path, repository):
-    config, reason = REFUSED[repository]
-    write_hf(tmp_path, small(config))
-    assert_refused(tmp_path, UnsupportedError, reason, "here --override context=N says it, up to 64")
+    write_hf(tmp_path, small(REFUSED_CONFIGS[repository]))
+    assert_refused(tmp_path, UnsupportedError, REFUSED[repository], "here --override context=N says it, up to 64")
     for context, factor in ((32, 1.0), (64, 2.0)):
         model = load(tmp_path, overrides={"context": context})
         assert (model.config.context, set(model.rope_factors)) == (context, {factor})
@@ -108,7 +107,7 @@ def test_the_table_of_published_repositories(tmp_path):
         model, source = load(tmp_path / name.replace("/", "_")), hf_models.open_folder(tmp_path / name.replace("/", "_"))
         (kind,) = kinds_of_matrices(model, {tensor.type.name for tensor in source.tensors.values()})
         assert rows[name][1] == kind.partition(" (")[0]
-    for name, (_, reason) in REFUSED.items():
+    for name, reason in REFUSED.items():
         assert f"`{reason}`" in rows[name][1]
     for name, tensor in REFUSED_GGUF.items():
         assert f"`{tensor}`" in rows[name][1]
@@ -145,11 +144,7 @@ def test_bitnet_b1_58_is_bitnet_by_other_names(tmp_path):
         ("1bitLLM/bitnet_b1_58-3B", {"attention_bias": True}, "attention_bias is True"),
         ("1bitLLM/bitnet_b1_58-3B", {"architectures": ["BitForCausalLM"]}, "supported for llama is LlamaForCausalLM or BitnetForCausalLM"),
         ("1bitLLM/bitnet_b1_58-3B", {"quantization_config": {"quant_method": "bitnet"}}, "not for BitnetForCausalLM"),
-        (
-            "HF1BitLLM/Llama3-8B-1.58-100B-tokens",
-            {"quantization_config": None},
-            "is_bitnet_config is True, and no quantization_config says how linears are quantised",
-        ),
+        ("HF1BitLLM/Llama3-8B-1.58-100B-tokens", {"quantization_config": None}, "is_bitnet_config is True, and no quantization_config"),
     ],
 )
 def test_another_value_could_change_something_and_is_refused(tmp_path, repository, keys, message):

@@ -167,15 +167,6 @@ def test_what_overflows_ends_alone():
     assert [a.tokens, c.tokens] == [each.tokens for each in generate_batch(loud, [requests[0], requests[2]], 2)]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, top_k=3)])
-def test_a_certified_head_changes_no_token(sampling):
-    requests = [Request(i, [1 + i, 2], 6, sampling) for i in range(5)]
-    expected = [completion.tokens for completion in generate_batch(MODEL, requests, 2)]
-    head = certify(MODEL.token_embd, 3)
-    assert [completion.tokens for completion in generate_batch(MODEL, requests, 2, head=head)] == expected
-    assert head.counter.calls == 5 * 6
-
-
 # --- what is refused ------------------------------------------------------------------------------------------------------------------
 
 

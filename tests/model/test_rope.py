@@ -56,15 +56,6 @@ def test_yarns_factors_are_the_definitions(yarn):
     assert (theirs <= yarn.factor * (1 + 2.0**-50)).all()
 
 
-def test_yarn_stretches_slow_pairs_only():
-    """The borders of Qwen 3's published setting, by hand: pairs 20 and 36 of a head of 128, base 1e6, 32768 positions before."""
-    c = random_model(0, family="qwen3", head_dim=128, rope_base=1e6, yarn=Yarn(4.0, 32768)).config
-    factors = yarn_factors(c)
-    assert (factors[:24] == 1).all()
-    assert (factors[40:] == 4).all()
-    assert (np.diff(factors[23:41]) > 0).all()
-
-
 @pytest.mark.parametrize(("factor", "magnitude"), [(1.0, 1.0), (0.5, 1.0), (32.0, np.sqrt(1 + 5 / 12)), (4.0, np.sqrt(1 + 1 / 6))])
 def test_longropes_magnitude(factor, magnitude):
     assert longrope_magnitude(factor, 4096) == pytest.approx(magnitude, rel=1e-15)

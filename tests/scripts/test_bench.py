@@ -281,11 +281,7 @@ def test_llama_cpp_gets_the_same_file_where_it_is_not_ternary(quick, fake_llama,
     [
         ("0.0, 1.0, 2.0, 3.0", "float('nan'), 1.0, 2.0, 3.0", ["not finite, or all the same"]),
         ("0.0, 1.0, 2.0, 3.0", "1.0, 1.0, 1.0, 1.0", ["not finite, or all the same"]),
-        (
-            "time.sleep(0.001)",
-            'import os, sys; print("out of luck", file=sys.stderr, flush=True); os._exit(3)',
-            ["exit code 3: ", "out of luck"],
-        ),
+        ("time.sleep(0.001)", 'import os, sys; print("bad luck", file=sys.stderr, flush=True); os._exit(3)', ["exit code 3: ", "bad luck"]),
     ],
 )
 def test_a_peer_whose_logits_are_wrong_or_that_dies_is_no_peer(quick, fake_llama, capsys, old, new, said):

@@ -13,7 +13,6 @@ from trainer import evaluate, export
 from trainer.settings import DEMO
 
 from bitnet_np import spec
-from bitnet_np.cli.main import main
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files import embedded
 from bitnet_np.files.gguf_file import open_gguf
@@ -40,19 +39,6 @@ def test_it_says_the_same_everywhere(demo, golden):
     new = generate(model, prompt, embedded.DEMO_TOKENS, stop=tokenizer.stops)[len(prompt) :]
     assert new == golden["tokens"]
     assert tokenizer.decode(new) == golden["text"]
-
-
-def test_generate_without_a_model_tells_a_story(capsys):
-    golden = next(g for g in GREEDY if g["prompt"] == "Once upon a time")
-    assert main(["generate", "--prompt", golden["prompt"]]) == 0
-    assert capsys.readouterr().out == golden["text"] + "\n"
-
-
-def test_it_answers_a_chat(capsys):
-    golden = next(g for g in GREEDY if g["prompt"].startswith("Q: Tom had 3 apples"))
-    question = golden["prompt"].removeprefix("Q: ").removesuffix("\nA:")
-    assert main(["generate", "--chat", "--prompt", question]) == 0
-    assert capsys.readouterr().out == golden["text"] + "\n" == " 7\n"
 
 
 def test_its_form(demo):
