@@ -47,7 +47,7 @@ def _multiply(unit, blocks, q, stride, low, high, sums):
     tile_zero(unit, 0)
     tile_zero(unit, 1)
     width = of_plan(blocks, "tile_width")
-    for k in range(of_plan(blocks, "tiles")):
+    for k in range(of_plan(blocks, "unit") // width):
         place = k * width * LANES
         tile_load(unit, 4, q + k * width, stride)
         tile_load(unit, 6, low + place, WIDTH)
