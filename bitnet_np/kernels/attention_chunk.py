@@ -9,6 +9,7 @@ from .fast.emit import LANES
 from .fast.simd import (
     axpy_step,
     axpy_tail,
+    float_bits,
     fma,
     load_tile,
     pointer_to,
@@ -21,7 +22,6 @@ from .fast.simd import (
 )
 from .launching import inlined, serial
 from .scalar import CHUNK, exp, soft_cap
-from .sums import largest_bits
 from .tiles import ROWS, SPAN, TOKENS, VALUE_COLUMNS, dot_tile
 
 _AHEAD = 12  # keys by which prefetches run ahead
@@ -176,7 +176,9 @@ def leave_out_hidden(p, mask, position, values, key, end, run, out):
     """Compute what `chunk_values` did without the hidden keys' values if any is not finite: else a probability of 0 has made 0 of them."""
     largest = np.int32(0)
     for j in range(key, end):
-        largest = max(largest, largest_bits(values[j, run.g]))
+        row = values[j, run.g]
+        for d in range(row.size):
+            largest = max(largest, np.int32(float_bits(row[d]) & 0x7F800000))
     for i in range(p.shape[0] if largest >= 0x7F800000 else 0):
         biases = mask[position + i // run.group, key:end]
         for d in range(values.shape[2]):
