@@ -13,7 +13,7 @@ from numba.extending import overload
 from .fast.block_floats import unpack_block
 from .fast.emit import LANES
 from .fast.simd import dot_step, load_tile, pointer_to, prefetch_line, store_sums, store_tile, tile_f32, widen
-from .launching import Floats, parallel, rule, serial
+from .launching import Floats, inlined, parallel, rule, serial
 from .tiles import DEPTH, MANY_ROWS, PART, TOKENS
 from .workspace import aligned_floats, empty
 
@@ -85,12 +85,17 @@ def widen_some(source, start, count, out, position):
         widen(source, start + whole, count - whole, out, position + whole)
 
 
+@inlined
 def fill(w, first, count, size, out, position):
     """out[position :] = `count` elements of a matrix from number `first` on as float32, then zeros up to a whole register.
 
-    An element is a block of `size` weights or a float. `position` counts floats from the start of `out`, whatever its shape. Numba chooses
-    one of the following by the type of the matrix.
+    An element is a block of `size` weights or a float. `position` counts floats from the start of `out`, whatever its shape.
     """
+    fill_elements(w, first, count, size, out, position)
+
+
+def fill_elements(w, first, count, size, out, position):
+    """See `fill`. Numba chooses one of the following by the type of the matrix."""
 
 
 def _fill_blocks(w, first, count, size, out, position):
@@ -105,8 +110,8 @@ def _fill_floats(w, first, count, size, out, position):
         numbers[i] = np.float32(0)
 
 
-@overload(fill, inline="always")
-def _fill(w, first, count, size, out, position):
+@overload(fill_elements, inline="always")
+def _fill_elements(w, first, count, size, out, position):
     return _fill_blocks if isinstance(w.dtype, types.Record) else _fill_floats
 
 
