@@ -133,12 +133,8 @@ def round_as_bf16(x: Floats) -> Floats:  # [R, M] -> [R, M]
     return (bfloat16_bits(x).astype(np.uint32) << 16).view(np.float32)
 
 
-def _unrounded(x: Floats) -> Floats:
-    return x
-
-
 ROUNDINGS: dict[TensorType, Callable[[Floats], Floats]] = {
-    tensor_types.F32: _unrounded,
+    tensor_types.F32: lambda x: x,
     tensor_types.F16: round_as_f16,
     tensor_types.BF16: round_as_bf16,
     **dict.fromkeys(tensor_types.ALL_BLOCK_TYPES, round_as_q8_k),

@@ -11,7 +11,7 @@ import numpy as np
 from numba import get_num_threads, prange
 from numpy.typing import NDArray
 
-from .attention_chunk import cap_scores, chunk_scores, chunk_values, exponentials, hide, maxima, visible
+from .attention_chunk import cap_scores, chunk_scores, chunk_values, exponentials, hide_unseen, leave_out_hidden, maxima, sees_any, visible
 from .fast.emit import LANES
 from .fast.simd import fma, store_sums, tile_f32
 from .launching import Floats, inlined, launch, parallel, serial
@@ -141,23 +141,31 @@ def weigh(room, here):
         weight[i] = sums[i] if weight[i] != UNSEEN else UNSEEN
 
 
+# `mask` is rows of biases [T, S], by the position of a query, or None: then a query sees the last `window` keys. Numba compiles either.
+
+
 @inlined
-def _attend_chunk(inputs, window, run, chunk, room, here):
+def _attend_chunk(inputs, window, mask, run, chunk, room, here):
     """Store what the queries of a run get from a chunk in `here`."""
     width, scores, ends = room.queries.shape[1], room.scores, room.ends
-    weight, position = here.weight, inputs.position
-    for tile in range(ends.size):
-        last = min(weight.size, (tile + 1) * TOKENS) - 1  # the query that sees the latest keys
-        ends[tile] = max(0, visible(position[run.first + last // run.group], window, chunk.key)[1])
+    weight, position, end = here.weight, inputs.position, chunk.key + chunk.n_keys
+    ends[:] = chunk.n_keys
+    if mask is None:
+        for tile in range(ends.size):
+            last = min(weight.size, (tile + 1) * TOKENS) - 1  # the query that sees the latest keys
+            ends[tile] = max(0, visible(position[run.first + last // run.group], window, chunk.key)[1])
     chunk_scores(room.queries, width, inputs.k, inputs.v, chunk.start, chunk.stride, ends, inputs.scale, scores)
     if inputs.cap > 0:
         cap_scores(scores, inputs.cap)
     for i in range(weight.size):
-        low, high = visible(position[run.first + i // run.group], window, chunk.key)
-        hide(scores, i, low, high)
-        weight[i] = 0 if high > low else UNSEEN
+        seen = hide_unseen(scores, i, position[run.first + i // run.group], window, mask, chunk.key, end)
+        weight[i] = 0 if seen else UNSEEN
     weigh(room, here)
     chunk_values(scores, ends, inputs.v, chunk.start, chunk.stride, width, here.values)
+    if mask is not None:
+        leave_out_hidden(
+            scores[: weight.size], mask, position[run.first], inputs.v[inputs.slot[run.first]], chunk.key, end, run, here.values
+        )
 
 
 @inlined
@@ -195,25 +203,30 @@ def store_attended(sums, run, out):
 
 
 @serial
-def _attend_together(inputs, window, run, out):
+def attend_together(inputs, window, mask, run, out):
     """Attention of a run.
 
-    Returns whether there is NaN in the result: a later position's values, times the 0 of a row that does not see them, are in it too.
+    Returns whether there is NaN in the result: by the rule a later position's values, times the 0 of a row that does not see them, are in
+    it too.
     """
-    first, last = inputs.position[run.first], inputs.position[run.end - 1]
+    first, end = inputs.position[run.first], inputs.position[run.end - 1] + 1
+    if mask is not None:
+        end = mask.shape[1]
     room, here, sums = new_room(inputs.q, run), new_sums(inputs.q, run), no_sums(inputs.q, run)
-    for chunk in range(first_chunk(first, window), last // CHUNK + 1):
-        _attend_chunk(inputs, window, run, chunk_at(inputs, run, chunk * CHUNK, last + 1), room, here)
-        fold(here, sums)
+    for key in range(first_chunk(first, window) * CHUNK, end, CHUNK):
+        chunk = chunk_at(inputs, run, key, end)
+        if mask is None or sees_any(mask, first, run.end - run.first, key, key + chunk.n_keys):
+            _attend_chunk(inputs, window, mask, run, chunk, room, here)
+            fold(here, sums)
     return store_attended(sums, run, out)
 
 
 @serial
 def _attend_run(inputs, window, run, out):
-    """As `_attend_together`, but a later position's NaN or infinity reaches no row: if there is any, each row is taken by itself."""
-    if _attend_together(inputs, window, run, out):
+    """By the rule, but a later position's NaN or infinity reaches no row: if there is any, each row is taken by itself."""
+    if attend_together(inputs, window, None, run, out):
         for r in range(run.first, run.end):
-            _attend_together(inputs, window, Run(r, r + 1, run.g, run.group), out)
+            attend_together(inputs, window, None, Run(r, r + 1, run.g, run.group), out)
 
 
 @serial
@@ -251,7 +264,7 @@ def _attend_split(q, k, v, slot, position, scale, cap, window, largest, weight, 
         if key <= position[r]:
             run = Run(np.int64(r), np.int64(r) + 1, np.int64(g), group)
             here = Sums(largest[r, c, g], weight[r, c, g], values[r, c, g])
-            _attend_chunk(inputs, window, run, chunk_at(inputs, run, key, position[r] + 1), new_room(q, run), here)
+            _attend_chunk(inputs, window, None, run, chunk_at(inputs, run, key, position[r] + 1), new_room(q, run), here)
     for item in prange(rows * heads):
         r, g = item // heads, item % heads
         run = Run(np.int64(r), np.int64(r) + 1, np.int64(g), group)

@@ -9,6 +9,8 @@ from .fast.emit import LANES
 from .fast.simd import (
     axpy_step,
     axpy_tail,
+    float_bits,
+    fma,
     load_tile,
     pointer_to,
     prefetch,
@@ -129,3 +131,60 @@ def weighted_values(p, n, across, along, ends, values, value_start, value_stride
 def chunk_values(p, ends, values, value_start, value_stride, width, out):
     """out[i] = sum over keys of p[i, j] * value j, as `weighted_values`."""
     weighted_values(p, p.shape[0], CHUNK, 1, ends, values, value_start, value_stride, width, out)
+
+
+# --- masks: rows of biases, of which -infinity hides a key ------------------------------------------------------------------------------
+
+
+@serial
+def sees_any(mask, position, rows, key, end):
+    """Whether any of `rows` rows of a mask shows any of the keys key..end."""
+    seen = np.int32(0)
+    for r in range(rows):
+        biases = mask[position + r, key:end]
+        for j in range(biases.size):
+            seen |= np.int32(biases[j] > -np.inf)
+    return seen != 0
+
+
+@serial
+def _add_biases(scores, biases):
+    """Add biases to scores, which become -infinity where the key is hidden or there is none. Returns whether a key is seen."""
+    n, seen = biases.size, np.int32(0)
+    for j in range(CHUNK):
+        bias = biases[j] if j < n else np.float32(-np.inf)
+        seen |= np.int32(bias > -np.inf)
+        scores[j] = np.float32(scores[j] + bias) if bias > -np.inf else np.float32(-np.inf)
+    return seen != 0
+
+
+@inlined
+def hide_unseen(scores, i, position, window, mask, key, end):
+    """The scores of query i become -infinity but for keys that it sees, by a window or by row `position` of a mask, if there is one.
+
+    The chunk has keys key..end. Returns whether the query sees any.
+    """
+    if mask is None:
+        low, high = visible(position, window, key)
+        hide(scores, i, low, high)
+        return high > low
+    return _add_biases(scores[i], mask[position, key:end])
+
+
+@serial
+def leave_out_hidden(p, mask, position, values, key, end, run, out):
+    """Compute what `chunk_values` did without the hidden keys' values if any is not finite: else a probability of 0 has made 0 of them."""
+    largest = np.int32(0)
+    for j in range(key, end):
+        row = values[j, run.g]
+        for d in range(row.size):
+            largest = max(largest, np.int32(float_bits(row[d]) & 0x7F800000))
+    for i in range(p.shape[0] if largest >= 0x7F800000 else 0):
+        biases = mask[position + i // run.group, key:end]
+        for d in range(values.shape[2]):
+            out[i, d] = 0
+        for j in range(biases.size):
+            if biases[j] > -np.inf:
+                row = values[key + j, run.g]
+                for d in range(row.size):
+                    out[i, d] = fma(p[i, j], row[d], out[i, d])

@@ -115,11 +115,6 @@ class Plan:
         """Weights of a row on a matrix tile, which holds at most 64 bytes of each."""
         return min(self.unit, REGISTER)
 
-    @property
-    def tiles(self) -> int:
-        """Matrix tiles of a unit, in each plane."""
-        return self.unit // self.tile_width
-
     def fits_words(self, codes: int, offset: int = 0) -> bool:
         """Whether a sum of this many codes plus the offset times activations has 16 bits."""
         return codes * 127 * max(abs(code + offset) for code in self.code_range) <= 32767

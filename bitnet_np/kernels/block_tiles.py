@@ -9,7 +9,7 @@ from numba import prange
 
 from .block_formats import RUN
 from .block_rows import SPAN, Numbers, Rows, room_for, unpack
-from .fast.amx import ROWS, SIZE, WIDTH, configure, tile_dot_signed, tile_load, tile_release, tile_store, tile_zero
+from .fast.amx import ROWS, SIZE, WIDTH, configure, tile_dot, tile_load, tile_release, tile_store, tile_zero
 from .fast.block_bytes import close_unit, make_planes, of_plan, sums_of_planes
 from .fast.emit import LANES, Strided
 from .fast.simd import load_tile, pointer_to, store_tile, tile_f32, tile_i32
@@ -47,14 +47,14 @@ def _multiply(unit, blocks, q, stride, low, high, sums):
     tile_zero(unit, 0)
     tile_zero(unit, 1)
     width = of_plan(blocks, "tile_width")
-    for k in range(of_plan(blocks, "tiles")):
+    for k in range(of_plan(blocks, "unit") // width):
         place = k * width * LANES
         tile_load(unit, 4, q + k * width, stride)
         tile_load(unit, 6, low + place, WIDTH)
-        tile_dot_signed(unit, 0, 4, 6)
+        tile_dot(unit, 0, 4, 6)
         if of_plan(blocks, "planes") == 2:
             tile_load(unit, 7, high + place, WIDTH)
-            tile_dot_signed(unit, 1, 4, 7)
+            tile_dot(unit, 1, 4, 7)
     tile_store(unit, 0, sums, WIDTH)
     if of_plan(blocks, "planes") == 2:
         tile_store(unit, 1, sums + SIZE, WIDTH)

@@ -11,13 +11,11 @@ from .fast.byte_dots import byte_offset, byte_step
 from .fast.emit import LANES, STEP
 from .fast.simd import bits_float, fma, store_tile, tile_i32
 from .floats import widen_row
-from .launching import inlined, launch, parallel, read_only, serial
+from .launching import Floats, inlined, launch, parallel, read_only, serial
 from .processor import instruction_path
 from .scalar import WIDE_LANES, round_half_even
 from .sums import largest_bits, wide_dot
 from .workspace import empty, for_weights
-
-Floats = NDArray[np.float32]
 
 _COLUMNS = STEP // LANES  # columns of the table in one register, whose lanes are 16 rows
 _TOKENS = 4  # rows of x that share one reading of the table

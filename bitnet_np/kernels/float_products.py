@@ -127,12 +127,6 @@ def arrange(x, t, arranged):
 
 
 @serial
-def new_strip():
-    """Memory for a strip: row i begins at i * STRIDE."""
-    return aligned_floats(MANY_ROWS, STRIDE)
-
-
-@serial
 def new_sums(rows, tokens):
     """Memory for the lanes of the sums of some rows and tokens [rows, whole tiles of tokens]. Strips begin with rows 0, MANY_ROWS, ..."""
     return aligned_floats(-(-rows // MANY_ROWS) * MANY_ROWS, -(-tokens // TOKENS) * TOKENS * LANES)
@@ -172,7 +166,8 @@ def multiply_strip(strip, column, rows, begin, width, x, token, tokens, sums, ou
 @serial
 def _some_rows(w, size, first, end, x, token, tokens, out):
     """Results first..end of some rows of x, which is arranged."""
-    strip, sums, stride, width = new_strip(), new_sums(end - first, tokens), w.strides[0] // w.itemsize, w.shape[1] * size
+    strip, sums = aligned_floats(MANY_ROWS, STRIDE), new_sums(end - first, tokens)
+    stride, width = w.strides[0] // w.itemsize, w.shape[1] * size
     for begin in range(0, width, DEPTH):
         count = min(DEPTH, width - begin) // size
         for n in range(first, end, MANY_ROWS):

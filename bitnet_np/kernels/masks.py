@@ -9,25 +9,8 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from .attention import (
-    UNSEEN,
-    Inputs,
-    Run,
-    chunk_at,
-    fold,
-    new_room,
-    new_sums,
-    no_sums,
-    rows_of_tile,
-    scale_and_cap,
-    store_attended,
-    tiles_of,
-    weigh,
-)
-from .attention_chunk import cap_scores, chunk_scores, chunk_values
-from .fast.simd import float_bits, fma
-from .launching import Floats, launch, parallel, read_only, rule, serial
-from .scalar import CHUNK
+from .attention import NO_WINDOW, Inputs, Run, attend_together, rows_of_tile, scale_and_cap, tiles_of
+from .launching import Floats, launch, parallel, read_only, rule
 from .workspace import empty
 
 
@@ -87,79 +70,6 @@ def fill_mask(
     launch(_fill_mask, out.size // 8, first, queries, past, keys, *pattern, integer(seen), integer(hidden), out.view(integer))
 
 
-@serial
-def _sees_any(mask, start, rows, first, end):
-    """Whether any of `rows` rows of a mask shows any of the keys first..end."""
-    seen = np.int32(0)
-    for r in range(rows):
-        biases = mask[start + r, first:end]
-        for j in range(biases.size):
-            seen |= np.int32(biases[j] > -np.inf)
-    return seen != 0
-
-
-@serial
-def _add_biases(scores, biases):
-    """Add biases to scores, which become -infinity where the key is hidden or there is none. Returns whether a key is seen."""
-    n, seen = biases.size, np.int32(0)
-    for j in range(CHUNK):
-        bias = biases[j] if j < n else np.float32(-np.inf)
-        seen |= np.int32(bias > -np.inf)
-        scores[j] = np.float32(scores[j] + bias) if bias > -np.inf else np.float32(-np.inf)
-    return seen != 0
-
-
-@serial
-def _all_finite(values, first, n_keys, g):
-    """Whether the values of some keys are finite: a probability of 0 makes 0 of them then."""
-    largest = np.int32(0)
-    for j in range(n_keys):
-        row = values[first + j, g]
-        for d in range(row.size):
-            largest = max(largest, np.int32(float_bits(row[d]) & 0x7F800000))
-    return largest < 0x7F800000
-
-
-@serial
-def _seen_values(p, mask, start, group, values, first, n_keys, g, part):
-    """As `chunk_values`, but without the hidden keys' values. Where values are finite, the bits are the same."""
-    for i in range(p.shape[0]):
-        biases = mask[start + i // group, first : first + n_keys]
-        for d in range(values.shape[2]):
-            part[i, d] = 0
-        for j in range(n_keys):
-            if biases[j] > -np.inf:
-                row = values[first + j, g]
-                for d in range(row.size):
-                    part[i, d] = fma(p[i, j], row[d], part[i, d])
-
-
-@serial
-def _attend_run_masked(inputs, mask, run, out):
-    """As `attention._attend_together`, with rows of a mask instead of the rule."""
-    width, keys, position = inputs.q.shape[2], mask.shape[1], inputs.position[run.first]
-    k, v, values = inputs.k, inputs.v, inputs.v[inputs.slot[run.first]]
-    room, here, sums = new_room(inputs.q, run), new_sums(inputs.q, run), no_sums(inputs.q, run)
-    scores, ends, weight = room.scores, room.ends, here.weight
-    for key in range(0, keys, CHUNK):
-        chunk = chunk_at(inputs, run, key, keys)
-        end = key + chunk.n_keys
-        if _sees_any(mask, position, run.end - run.first, key, end):
-            ends[:] = chunk.n_keys
-            chunk_scores(room.queries, width, k, v, chunk.start, chunk.stride, ends, inputs.scale, scores)
-            if inputs.cap > 0:
-                cap_scores(scores, inputs.cap)
-            for i in range(weight.size):
-                weight[i] = 0 if _add_biases(scores[i], mask[position + i // run.group, key:end]) else UNSEEN
-            weigh(room, here)
-            if _all_finite(values, key, chunk.n_keys, run.g):
-                chunk_values(scores, ends, v, chunk.start, chunk.stride, width, here.values)
-            else:
-                _seen_values(scores[: weight.size], mask, position, run.group, values, key, chunk.n_keys, run.g, here.values)
-            fold(here, sums)
-    store_attended(sums, run, out)
-
-
 @parallel
 def _attend_masked(q, k, v, slot, position, per_tile, mask, scale, cap, out):
     heads, group, tiles = k.shape[2], q.shape[1] // k.shape[2], tiles_of(slot, position, per_tile)
@@ -167,7 +77,7 @@ def _attend_masked(q, k, v, slot, position, per_tile, mask, scale, cap, out):
     for item in prange((tiles.size - 1) * heads):
         t = item // heads
         run = Run(tiles[t], tiles[t + 1], item % heads, group)
-        _attend_run_masked(inputs, mask[min(slot[run.first], mask.shape[0] - 1)], run, out)
+        attend_together(inputs, NO_WINDOW, mask[min(slot[run.first], mask.shape[0] - 1)], run, out)
 
 
 def attend_masked(

@@ -6,7 +6,7 @@ count 0, 1, 2.
 
 import numpy as np
 
-from .fast.simd import bits_float, float_bits, fma, times_power_of_two
+from .fast.simd import bits_float, float_bits, fma, polynomial, times_power_of_two
 from .launching import rule, serial
 
 WIDE_LANES = 128  # lanes of a sum in float64
@@ -19,7 +19,8 @@ _LN2_HIGH = _f(0.693145751953125)  # 16 bits, so that its product with n is exac
 _LN2_LOW = _f(1.4286068203094172e-06)
 _EXP_LOWEST, _EXP_HIGHEST = _f(-104.0), _f(89.0)  # beyond these the answer is 0 or infinity
 # the polynomial of least relative error (3e-9) of the form 1 + r + r^2 (c2 + c3 r + ... + c6 r^4)
-_C2, _C3, _C4, _C5, _C6 = _f(0.49999994), _f(0.1666652), _f(0.041668393), _f(0.008368781), _f(0.0013814467)
+_EXP = _f(0.49999994), _f(0.1666652), _f(0.041668393), _f(0.008368781), _f(0.0013814467)
+_beyond_linear = polynomial(_EXP)
 
 
 @rule
@@ -39,13 +40,7 @@ def exp(x):
     magic = fma(x, _LOG2_E, MAGIC)
     n = _f(magic - MAGIC)
     r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
-    p = fma(_C6, r, _C5)
-    p = fma(p, r, _C4)
-    p = fma(p, r, _C3)
-    p = fma(p, r, _C2)
-    p = fma(p, r, _f(1.0))
-    p = fma(p, r, _f(1.0))
-    power = times_power_of_two(p, magic)
+    power = times_power_of_two(fma(fma(_beyond_linear(r), r, _f(1.0)), r, _f(1.0)), magic)
     return _f(0.0) if vanishes else power
 
 
@@ -85,14 +80,7 @@ def tanh(x):
     a = _f(abs(x))
     a = _TANH_LARGEST if a > _TANH_LARGEST else a
     y = _f(a + a)
-    if a < _TANH_SMALL:
-        p = fma(_C6, y, _C5)
-        p = fma(p, y, _C4)
-        p = fma(p, y, _C3)
-        p = fma(p, y, _C2)
-        m = fma(_f(y * y), p, y)
-    else:
-        m = _f(exp(y) - _f(1.0))
+    m = fma(_f(y * y), _beyond_linear(y), y) if a < _TANH_SMALL else _f(exp(y) - _f(1.0))
     t = _f(m / _f(m + _f(2.0)))
     return -t if x < _f(0.0) else t
 
@@ -106,11 +94,12 @@ def soft_cap(x, cap):
 _ROOT_HALF = _f(0.7071067811865476)
 _ERF_LIMIT, _ERFC_LIMIT = _f(0.9375), _f(6.0)
 # polynomials of least relative error: erf(t) = t + t p(t^2) up to the first limit (2e-8), erfc(t) = e^(t q(t)) up to the second (2e-7)
-_P = (0.12837915, -0.37612468, 0.11281553, -0.026757043, 0.0049791383, -0.0005919451)
-_Q = (-1.1289877, -0.63385445, -0.10826741, 0.025439339, -0.0044226237, 0.00052152446, -3.4619537e-05, 3.3738553e-07, 1.1519367e-07)
-_P0, _P1, _P2, _P3, _P4, _P5 = (_f(c) for c in _P)
-_Q0, _Q1, _Q2, _Q3, _Q4, _Q5, _Q6, _Q7, _Q8 = (_f(c) for c in _Q)
-_Q9 = _f(-5.7343173e-09)
+_ERF = tuple(map(_f, (0.12837915, -0.37612468, 0.11281553, -0.026757043, 0.0049791383, -0.0005919451)))
+_ERFC = (
+    *map(_f, (-1.1289877, -0.63385445, -0.10826741, 0.025439339, -0.0044226237)),
+    *map(_f, (0.00052152446, -3.4619537e-05, 3.3738553e-07, 1.1519367e-07, -5.7343173e-09)),
+)
+_erf_p, _erfc_q = polynomial(_ERF), polynomial(_ERFC)
 
 
 @rule
@@ -121,26 +110,11 @@ def normal_cdf(x):
     """
     t = _f(abs(x) * _ROOT_HALF)
     if t <= _ERF_LIMIT:
-        s = _f(t * t)
-        p = fma(_P5, s, _P4)
-        p = fma(p, s, _P3)
-        p = fma(p, s, _P2)
-        p = fma(p, s, _P1)
-        p = fma(p, s, _P0)
-        beyond = _f(_f(1.0) - fma(p, t, t))
+        beyond = _f(_f(1.0) - fma(_erf_p(_f(t * t)), t, t))
     elif t > _ERFC_LIMIT:
         beyond = _f(0.0)
     else:  # NaN comes here and stays NaN
-        q = fma(_Q9, t, _Q8)
-        q = fma(q, t, _Q7)
-        q = fma(q, t, _Q6)
-        q = fma(q, t, _Q5)
-        q = fma(q, t, _Q4)
-        q = fma(q, t, _Q3)
-        q = fma(q, t, _Q2)
-        q = fma(q, t, _Q1)
-        q = fma(q, t, _Q0)
-        beyond = exp(_f(q * t))
+        beyond = exp(_f(_erfc_q(t) * t))
     tail = _f(_f(0.5) * beyond)
     return tail if x < _f(0.0) else _f(_f(1.0) - tail)
 

@@ -131,9 +131,9 @@ def test_the_inner_step_is_four_dots_of_tiles_and_calls_nothing():
     n, unit = types.intp, types.uint64
     lines = assembly(lowered(ternary_tiles._multiply, (unit, n, n, n), "avx512-vnni"), X86, "sapphirerapids", "")
     names = [line[0] for line in lines if line]
-    first, last = names.index("tileloadd"), len(names) - names[::-1].index("tdpbsud")
+    first, last = names.index("tileloadd"), len(names) - names[::-1].index("tdpbssd")
     assert [name for name in names[first:last] if name.startswith(("tile", "tdp"))] == (
-        ["tileloadd", "tileloadd", "tdpbsud", "tileloadd", "tdpbsud", "tileloadd", "tdpbsud", "tdpbsud"]
+        ["tileloadd", "tileloadd", "tdpbssd", "tileloadd", "tdpbssd", "tileloadd", "tdpbssd", "tdpbssd"]
     )
     assert not [name for name in names[first:last] if name.startswith("call")]
 

@@ -80,7 +80,7 @@ def _pointer(number: types.Type) -> Callable:
     return pointer
 
 
-_signed_bytes, _unsigned_bytes, _integers = (_pointer(number) for number in (types.int8, types.uint8, types.int32))
+_bytes, _integers = _pointer(types.int8), _pointer(types.int32)
 
 
 @inlined
@@ -90,57 +90,48 @@ def _tile(unit, tile):
 
 @inlined
 def _rows(unit, tile):
-    return _signed_bytes(unit)[48 + tile]
+    return _bytes(unit)[48 + tile]
 
 
 @inlined
 def _width(unit, tile):
-    return _signed_bytes(unit)[16 + 2 * tile]
+    return _bytes(unit)[16 + 2 * tile]
 
 
 def _plain_configure(unit):
-    memory = _signed_bytes(_tile(unit, 0))
+    memory = _bytes(_tile(unit, 0))
     for i in range(8 * SIZE):
         memory[i] = 0
 
 
 def _plain_release(unit):
-    memory = _signed_bytes(unit)
+    memory = _bytes(unit)
     for tile in range(8):
         memory[48 + tile] = 0  # no rows: what uses the tile afterwards does nothing
 
 
 def _plain_zero(unit, tile):
-    memory = _signed_bytes(_tile(unit, tile))
+    memory = _bytes(_tile(unit, tile))
     for i in range(SIZE):
         memory[i] = 0
 
 
 def _plain_load(unit, tile, address, stride):
-    target, source = _signed_bytes(_tile(unit, tile)), _signed_bytes(address)
+    target, source = _bytes(_tile(unit, tile)), _bytes(address)
     for row in range(_rows(unit, tile)):
         for i in range(_width(unit, tile)):
             target[row * WIDTH + i] = source[row * stride + i]
 
 
 def _plain_store(unit, tile, address, stride):
-    source, target = _signed_bytes(_tile(unit, tile)), _signed_bytes(address)
+    source, target = _bytes(_tile(unit, tile)), _bytes(address)
     for row in range(_rows(unit, tile)):
         for i in range(_width(unit, tile)):
             target[row * stride + i] = source[row * WIDTH + i]
 
 
 def _plain_dot(unit, sums, x, w):
-    _add_products(unit, sums, x, _unsigned_bytes(_tile(unit, w)))
-
-
-def _plain_dot_signed(unit, sums, x, w):
-    _add_products(unit, sums, x, _signed_bytes(_tile(unit, w)))
-
-
-@inlined
-def _add_products(unit, sums, x, right):
-    totals, left = _integers(_tile(unit, sums)), _signed_bytes(_tile(unit, x))
+    totals, left, right = _integers(_tile(unit, sums)), _bytes(_tile(unit, x)), _bytes(_tile(unit, w))
     for i in range(_rows(unit, x)):
         for j in range(ROWS):
             for k in range(_width(unit, x)):
@@ -191,10 +182,8 @@ tile_load = _operation("tileloadd64", _plain_load, "tile", "address stride")
 """Row i of the tile = its bytes from address + i * stride on."""
 tile_store = _operation("tilestored64", _plain_store, "tile", "address stride")
 """The bytes from address + i * stride on = row i of the tile."""
-tile_dot = _operation("tdpbsud", _plain_dot, "sums x w")
-"""sums[i, j] += the sum over k and n of x[i, 4 k + n] * w[k, 4 j + n]: int8 [rows, 64] and uint8 [16, 64] -> int32 [rows, 16]."""
-tile_dot_signed = _operation("tdpbssd", _plain_dot_signed, "sums x w")
-"""As `tile_dot`, for w of int8."""
+tile_dot = _operation("tdpbssd", _plain_dot, "sums x w")
+"""sums[i, j] += the sum over k and n of x[i, 4 k + n] * w[k, 4 j + n]: int8 [rows, 64] and [16, 64] -> int32 [rows, 16]."""
 
 
 @inlined

@@ -15,9 +15,9 @@ from llvmlite import ir
 from numba import types
 from numba.np.numpy_support import from_dtype
 
-from ..block_formats import Bits, Factor, Integers
+from ..block_formats import Factor, Integers
 from ..block_plans import PLANS, REGISTER, Plan
-from .block_codes import bits_of, bytes_of, has_sign, joined_runs, load_lanes, widened
+from .block_codes import bytes_of, has_sign, joined_runs, widened
 from .block_floats import number_of_byte
 from .byte_dots import broadcast_four, dot_bytes, instruction, own, sums_of_neighbours, word_products
 from .emit import F32, I32, I64, LANES, STEP, V16F32, V16I16, V16I32, V32I16, V64I8, Emitter, Place, Strided, constant, emitted, first
@@ -84,28 +84,13 @@ def _words(b: Emitter, lower: ir.Value, upper: ir.Value | None) -> ir.Value:
 # --- scales and minimums --------------------------------------------------------------------------------------------------------------
 
 
-def _integers_of_blocks(b: Emitter, blocks: Sequence[ir.Value], integers: Integers) -> ir.Value:
-    """The 16 small integers of each of four blocks, as bytes."""
-    parts = [part for part in integers.parts if isinstance(part, Bits)]
-    assert len(parts) == len(integers.parts)
-    assert not integers.table
-    least = min(at for part in parts for at in part.at)
-    size = max(at for part in parts for at in part.at) - least + 1
-    windows = b.joined([load_lanes(b, block, [*range(least, least + size)] + [least] * (LANES - size)) for block in blocks])
-    terms = []
-    for part in parts:
-        codes = b.shuffled(windows, [LANES * block + at - least for block in range(len(blocks)) for at in part.at])
-        terms.append(bits_of(b, codes, part.shift * len(blocks), part.mask * len(blocks), part.place))
-    return b.sub(reduce(b.or_, terms), integers.bias)
-
-
 def _small(b: Emitter, plan: Plan, blocks: Sequence[ir.Value]) -> list[tuple[Integers, ir.Value]]:
     """The small integer scales of four blocks' 16 runs, in the plan's order, as bytes; and their minimums if they have some."""
     small, made = [], {}
     for factor in (plan.block_format.scale, plan.block_format.minimum):
         if factor and (integers := factor.integers):
             if integers not in made:
-                made[integers] = _integers_of_blocks(b, blocks, integers)
+                made[integers] = joined_runs(b, [(block, integers, 0) for block in blocks])
             order = [LANES * block + factor.lanes[run] for block in range(len(blocks)) for run in plan.order]
             small.append((integers, b.shuffled(made[integers], order)))
     return small

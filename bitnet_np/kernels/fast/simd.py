@@ -6,9 +6,10 @@ same bits.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -113,6 +114,15 @@ def widen(b, source, start, count, out, position):
 def fma(b, x, y, z):
     """x * y + z in float32, rounded once."""
     return b.fma(x, y, z)
+
+
+def polynomial(coefficients: Sequence[np.float32]) -> Callable:
+    """A function of x: the polynomial with these coefficients in float32, the lowest first, by Horner's rule in fused steps."""
+
+    def horner(b, x):
+        return reduce(lambda so_far, number: b.fma(so_far, x, number), [constant(F32, float(number)) for number in reversed(coefficients)])
+
+    return emitted(returns=types.float32, takes=types.float32)(horner)
 
 
 @emitted(returns=types.float64, takes=types.float64)

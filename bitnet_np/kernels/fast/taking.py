@@ -32,10 +32,6 @@ def _number(b: Emitter, numbers: ir.Value, index: ir.Value | int) -> ir.Value:
     return b.gep(numbers, [constant(I64, index)])
 
 
-def _smaller(b: Emitter, one: ir.Value, other: ir.Value) -> ir.Value:
-    return b.select(b.icmp_signed("<", one, other), one, other)
-
-
 def _take_all(b: Emitter, values: Sequence[ir.Value], job: ir.Value, work: ir.Function) -> None:
     """What a thread does that a layer calls for a share: `work` on a piece after the other, until there is none left."""
     arguments, count, steps, _ = values
@@ -56,7 +52,8 @@ def _take_all(b: Emitter, values: Sequence[ir.Value], job: ir.Value, work: ir.Fu
         b.cbranch(b.icmp_signed("<=", first, last), working, empty)
         b.position_at_end(working)
         b.store(first, piece)
-        b.store(_smaller(b, b.sub(b.add(first, size), 1), last), _number(b, piece, dimensions))
+        end = b.sub(b.add(first, size), 1)
+        b.store(b.select(b.icmp_signed("<", end, last), end, last), _number(b, piece, dimensions))
         b.call(work, [*values[:3], constant(_POINTER, None)])
         b.branch(taking)
         b.position_at_end(empty)
