@@ -36,6 +36,7 @@ WHAT COMPILES AND RUNS THEM
 float_state.py     the default state of floating-point arithmetic, for public functions and threads
 launching.py       compiling kernels, and sharing them out among threads
 recording.py       the launches of a pass, to be run again by one call
+sharing.py         whether it pays to share kernels among threads
 workspace.py       memory for results, kernels and weights
 processor.py       the features that Numba compiles for
 fast/              what builds LLVM IR: vector registers, byte dot products, matrix tiles

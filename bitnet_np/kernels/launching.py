@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from .cache.disk_cache import compiled
 from .fast.calls import Calls
 from .float_state import default_state, is_default
+from .sharing import Sharing
 
 Floats = NDArray[np.float32]
 
@@ -69,7 +70,7 @@ load_openmp(os.environ)
 
 
 SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
-_turn = threading.Lock()
+_turn, _sharing = threading.Lock(), Sharing()
 _threads_started = _forked = False
 
 
@@ -118,7 +119,7 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
     else:
         with _turn:
             _threads_started = True
-            function(*args)
+            _sharing.call(function, *args)
     if _this_thread.observer is not None:
         _this_thread.observer.launched(function, args)
 
@@ -146,7 +147,7 @@ def launch_again(calls: Calls) -> bool:
         return False
     with default_state(), _turn:
         _threads_started = True
-        calls.run()
+        _sharing.call(calls.run)
     return True
 
 

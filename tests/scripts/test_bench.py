@@ -196,15 +196,18 @@ def test_memory_is_seen_where_it_is_used():
 
 
 def test_memory_counts_what_a_call_used_before():
-    """Results lie in memory that earlier results had: it is given back first, or the peak would be less than the result."""
+    """Results lie in memory that earlier results had: it is given back first, or the peak would be less than the result.
+
+    The array is larger than what the C library keeps for itself.
+    """
 
     def call():
-        return workspace.empty((1000, 1000))
+        return workspace.empty((3000, 3000))
 
     call()
-    assert memory.traced(call)["peak"] >= 4_000_000
+    assert memory.traced(call)["peak"] >= 36_000_000
     growth = memory.resident_growth(lambda: call().fill(1))
-    assert growth is None or growth > 3_500_000
+    assert growth is None or growth > 33_000_000
 
 
 @pytest.mark.parametrize(("sample", "wrong"), [({"peak": 999}, "peak"), ({"peak": 2_000_000, "resident": 0}, "resident")])
@@ -327,7 +330,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path, capsys):
 
 CASES = {
     "prefill": {"4 tokens", "8 tokens", "all logits of 4"},
-    "decode": {"2 after 8", "greedy 2 after 8"},
+    "decode": {"2 after 8", "2 after 8, not recorded", "greedy 2 after 8"},
     "batch": {f"decode, batch {b}" for b in (1, 2)}
     | {f"{way}, batch {b} x {t}" for way in ("prefill", "token by token") for b in (1, 2) for t in (4, 8)},
     "neighbours": {f"{what}, {count} busy" for what in ("4 tokens", "8 tokens", "decode 2") for count in neighbours.COUNTS},

@@ -1,0 +1,96 @@
+"""Threads share kernels as long as that gains something, and try again after a while."""
+
+import numba
+import numpy as np
+import pytest
+from models import assert_same_bits, random_model
+
+from bitnet_np.engine.forward_pass import forward_full
+from bitnet_np.kernels import launching
+from bitnet_np.kernels.sharing import Sharing
+
+several = pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="needs threads")
+
+
+class Machine:
+    """A clock, and the processor time of all threads: kernels of 10 ms that get so much of it in a second."""
+
+    def __init__(self, worked=1.9):
+        self.now = self.processor = 0.0
+        self.worked, self.threads = worked, []
+
+    def kernel(self):
+        self.threads.append(numba.get_num_threads())
+        self.now += 0.01
+        self.processor += 0.01 * self.worked
+
+    def sharing(self):
+        return Sharing(lambda: self.now, lambda: self.processor)
+
+
+@several
+@pytest.mark.parametrize(("worked", "shares"), [(1.9, True), (1.2, True), (1.05, False), (0.6, False)])
+def test_one_thread_works_where_the_others_gain_nothing(worked, shares):
+    machine, all_threads = Machine(worked), numba.get_num_threads()
+    sharing = machine.sharing()
+    for _ in range(60):
+        sharing.call(machine.kernel)
+    assert machine.threads[:10] == [all_threads] * 10
+    assert machine.threads[12:] == [all_threads if shares else 1] * 48
+    assert numba.get_num_threads() == all_threads
+
+
+@several
+def test_threads_share_again_after_a_second():
+    machine, all_threads = Machine(0.9), numba.get_num_threads()
+    sharing = machine.sharing()
+    for _ in range(100):
+        sharing.call(machine.kernel)
+    machine.worked = 1.9
+    for _ in range(100):
+        sharing.call(machine.kernel)
+    assert machine.threads[20:100] == [1] * 80
+    assert machine.threads[130:] == [all_threads] * 70
+
+
+@several
+def test_a_kernel_that_is_compiled_meanwhile_says_nothing():
+    """One thread compiles."""
+    machine = Machine(0.5)
+    sharing = machine.sharing()
+
+    def compile_and_run():
+        machine.kernel()
+        compile_and_run.overloads[machine.now] = None
+
+    compile_and_run.overloads = {}
+    for _ in range(60):
+        sharing.call(compile_and_run)
+    assert machine.threads == [numba.get_num_threads()] * 60
+
+
+@several
+def test_an_error_leaves_the_number_of_threads_as_it_was():
+    machine, all_threads = Machine(0.5), numba.get_num_threads()
+    sharing = machine.sharing()
+
+    def fail():
+        raise MemoryError
+
+    for _ in range(20):
+        sharing.call(machine.kernel)
+    with pytest.raises(MemoryError):
+        sharing.call(fail)
+    assert numba.get_num_threads() == all_threads
+
+
+def test_no_bit_depends_on_it(monkeypatch):
+    monkeypatch.setattr(launching, "SMALL", 0)
+    model, tokens = random_model(1, width=256, ffn=384), np.arange(30)[None] % 5
+    expected = forward_full(model, tokens)
+    machine = Machine(0.5)
+    monkeypatch.setattr(launching, "_sharing", machine.sharing())
+    for _ in range(20):
+        launching._sharing.call(machine.kernel)
+    assert launching._sharing._clock() < launching._sharing._again
+    assert_same_bits(forward_full(model, tokens), expected)
