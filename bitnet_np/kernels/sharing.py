@@ -25,8 +25,11 @@ class Sharing:
 
     def call(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call what threads share, or let this thread do all of it. No bit depends on that."""
+        threads = get_num_threads()
+        if threads == 1:
+            function(*arguments)  # nothing is shared, so nothing is learnt
+            return
         if self._clock() < self._again:
-            threads = get_num_threads()
             set_num_threads(1)
             try:
                 function(*arguments)
