@@ -67,7 +67,7 @@ def _launches() -> Iterator[Counter[str]]:
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and frame.f_code is code:
-            counted[frame.f_locals["kernel"].shared.__name__.strip("_")] += 1
+            counted[frame.f_locals["kernel"].body.__name__.strip("_")] += 1
 
     before = sys.getprofile()
     sys.setprofile(profile)

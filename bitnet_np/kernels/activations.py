@@ -3,13 +3,12 @@
 from collections.abc import Callable
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
 from ..base import tensor_types
 from ..base.tensor_types import TensorType
 from .fast.simd import float_bits
-from .launching import Floats, launch, parallel, serial
+from .launching import Floats, launch, parallel, serial, shared
 from .scalar import round_half_even, round_to_half
 from .sums import largest_bits
 
@@ -66,8 +65,8 @@ def round_row(numbers, size, codes, scale, sums):
 
 
 @parallel
-def _round_rows(x, size, codes, scale, sums):
-    for r in prange(x.shape[0]):
+def _round_rows(team, x, size, codes, scale, sums):
+    for r in shared(team, x.shape[0]):
         round_row(x[r], size, codes[r], scale[r], sums[r])
 
 

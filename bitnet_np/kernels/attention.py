@@ -8,13 +8,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import get_num_threads, prange
+from numba import get_num_threads
 from numpy.typing import NDArray
 
 from .attention_chunk import cap_scores, chunk_scores, chunk_values, exponentials, hide_unseen, leave_out_hidden, maxima, sees_any, visible
 from .fast.emit import LANES
 from .fast.simd import fma, store_sums, tile_f32
-from .launching import Floats, inlined, launch, parallel, serial
+from .launching import Floats, inlined, launch, parallel, serial, shared
 from .scalar import CHUNK, exp, round_to_half, soft_cap
 from .tiles import SPAN, TOKENS, dot_tile
 from .workspace import aligned_floats, empty
@@ -243,31 +243,37 @@ def tiles_of(slot, position, most):
 
 
 @parallel
-def _attend(q, k, v, slot, position, per_tile, scale, cap, window, out):
+def _attend(team, q, k, v, slot, position, per_tile, scale, cap, window, out):
     group, tiles = q.shape[1] // k.shape[2], tiles_of(slot, position, per_tile)
     n = tiles.size - 1
     inputs = Inputs(q, k, v, slot, position, scale, cap)
-    for item in prange(n * k.shape[2]):  # head by head: the keys of one may fit a cache that those of all do not
+    for item in shared(team, n * k.shape[2]):  # head by head: the keys of one may fit a cache that those of all do not
         g, i = item // n, item % n
         t = n - 1 - i // 2 if i % 2 else i // 2  # late rows see more keys: give each thread early and late ones
         _attend_run(inputs, window, Run(tiles[t], tiles[t + 1], g, group), out)
 
 
 @parallel
-def _attend_split(q, k, v, slot, position, scale, cap, window, largest, weight, values, out):
-    """As `_attend`, for rows that stand alone: cut between chunks of keys, so that threads share out a single row."""
+def _attend_chunks(team, q, k, v, slot, position, scale, cap, window, largest, weight, values):
+    """What `_attend` sums up, for rows that stand alone: a chunk of keys is an item, so that threads share a single row."""
     rows, heads, group, chunks = q.shape[0], k.shape[2], q.shape[1] // k.shape[2], largest.shape[1]
     inputs = Inputs(q, k, v, slot, position, scale, cap)
-    for item in prange(rows * chunks * heads):
+    for item in shared(team, rows * chunks * heads):
         r, c, g = item // (chunks * heads), item // heads % chunks, item % heads
-        key = (first_chunk(position[r], window) + np.int64(c)) * CHUNK
+        key = (first_chunk(position[r], window) + c) * CHUNK
         if key <= position[r]:
-            run = Run(np.int64(r), np.int64(r) + 1, np.int64(g), group)
+            run = Run(r, r + 1, g, group)
             here = Sums(largest[r, c, g], weight[r, c, g], values[r, c, g])
             _attend_chunk(inputs, window, None, run, chunk_at(inputs, run, key, position[r] + 1), new_room(q, run), here)
-    for item in prange(rows * heads):
+
+
+@parallel
+def _fold_chunks(team, q, heads, position, window, largest, weight, values, out):
+    """The results of `_attend_chunks`."""
+    group = q.shape[1] // heads
+    for item in shared(team, q.shape[0] * heads):
         r, g = item // heads, item % heads
-        run = Run(np.int64(r), np.int64(r) + 1, np.int64(g), group)
+        run = Run(r, r + 1, g, group)
         sums = no_sums(q, run)
         for c in range(position[r] // CHUNK - first_chunk(position[r], window) + 1):
             fold(Sums(largest[r, c, g], weight[r, c, g], values[r, c, g]), sums)
@@ -320,7 +326,8 @@ def attend(
         chunks = chunks_touched(longest)
         values = empty((len(q), chunks, heads, -(-group // TOKENS) * TOKENS, -(-q.shape[2] // SPAN) * SPAN))
         largest, weight = empty((2, len(q), chunks, heads, group))
-        launch(_attend_split, work, q, k, v, slot, position, *scores, window, largest, weight, values, out)
+        launch(_attend_chunks, work, q, k, v, slot, position, *scores, window, largest, weight, values)
+        launch(_fold_chunks, values.size, q, heads, position, window, largest, weight, values, out)
     else:
         launch(_attend, work, q, k, v, slot, position, per_tile, *scores, window, out)
     return out
@@ -373,9 +380,9 @@ def _attend_float16_row(q, k, v, slot, position, scale, cap, window, r, h, out):
 
 
 @parallel
-def _attend_float16(q, k, v, slot, position, scale, cap, window, out):
+def _attend_float16(team, q, k, v, slot, position, scale, cap, window, out):
     heads = q.shape[1]
-    for item in prange(q.shape[0] * heads):
+    for item in shared(team, q.shape[0] * heads):
         _attend_float16_row(q, k, v, slot, position, scale, cap, window, item // heads, item % heads, out)
 
 

@@ -9,14 +9,13 @@ is, to the bit, the sum of its sequences' in order. Elsewhere parts are PART num
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
 from .attention import NO_WINDOW, inverse_root
 from .attention_chunk import chunk_scores, chunk_values, exponentials, hide, maxima, visible, weighted_values
 from .fast.emit import LANES
 from .fast.simd import axpy_step, fma, store_tile, tile_f32
-from .launching import Floats, inlined, launch, parallel, read_only, serial
+from .launching import Floats, inlined, launch, parallel, read_only, serial, shared
 from .scalar import CHUNK, WIDE_LANES, exp
 from .sums import wide_dot
 from .tiles import SPAN, TOKENS, WIDE
@@ -74,18 +73,18 @@ def _fold(edge, rows, columns, fresh, out, row, column):
 
 
 @parallel
-def _product(a, b, cuts, transposed, fresh, out):
+def _product(team, a, b, cuts, transposed, fresh, out):
     longest = 0
     for part in range(cuts.size - 1):
         longest = max(longest, cuts[part + 1] - cuts[part])
     across = (out.shape[1] + _PANEL - 1) // _PANEL
     down = (out.shape[0] + _BLOCK - 1) // _BLOCK
-    for item in prange(across * down):
+    right = np.empty((longest, _PANEL), np.float32)
+    left = np.empty((longest if transposed else 1, _BLOCK), np.float32)
+    edge = np.empty((_TILE_ROWS, _PANEL), np.float32)
+    for item in shared(team, across * down):
         row, column = item // across * _BLOCK, item % across * _PANEL
         rows, columns = min(_BLOCK, out.shape[0] - row), min(_PANEL, out.shape[1] - column)
-        right = np.empty((longest, _PANEL), np.float32)
-        left = np.empty((longest if transposed else 1, _BLOCK), np.float32)
-        edge = np.empty((_TILE_ROWS, _PANEL), np.float32)
         for part in range(cuts.size - 1):
             first, end = cuts[part], cuts[part + 1]
             _panel(b, first, end, column, columns, right)
@@ -122,10 +121,10 @@ def transposed_product(
 
 
 @parallel
-def _dense(packed, scale, out):
+def _dense(team, packed, scale, out):
     n, m = out.shape
     steps = (m + LANES - 1) // LANES
-    for r in prange(n):
+    for r in shared(team, n):
         row, first = out[r], r // LANES * steps * LANES + r % LANES
         for i in range(m):
             word = packed[first + i // LANES * LANES]
@@ -149,9 +148,10 @@ def dequantize(codes: NDArray[np.int8], scale: Floats) -> Floats:  # [R, M], [R]
 
 
 @parallel
-def _rms_norm_back(x, gain, eps, dy, dx, factors):
-    for r in prange(x.shape[0]):
-        row, above, out, lanes = x[r], dy[r], dx[r], np.empty(WIDE_LANES, np.float64)
+def _rms_norm_back(team, x, gain, eps, dy, dx, factors):
+    lanes = np.empty(WIDE_LANES, np.float64)
+    for r in shared(team, x.shape[0]):
+        row, above, out = x[r], dy[r], dx[r]
         factor = np.float32(1.0) / np.sqrt(np.float32(wide_dot(row, row, lanes) / row.size) + eps)
         for i in range(row.size):
             out[i] = above[i] * gain[i]
@@ -162,10 +162,11 @@ def _rms_norm_back(x, gain, eps, dy, dx, factors):
 
 
 @parallel
-def _gain_back(x, dy, factors, cuts, out):
-    for panel in prange((x.shape[1] + _PANEL - 1) // _PANEL):
+def _gain_back(team, x, dy, factors, cuts, out):
+    room = np.empty(_PANEL, np.float32)
+    for panel in shared(team, (x.shape[1] + _PANEL - 1) // _PANEL):
         first, end = panel * _PANEL, min(panel * _PANEL + _PANEL, x.shape[1])
-        chain, total = np.empty(end - first, np.float32), out[first:end]
+        chain, total = room[: end - first], out[first:end]
         for part in range(cuts.size - 1):
             for i in range(chain.size):
                 chain[i] = 0
@@ -194,8 +195,8 @@ def rms_norm_back(x: Floats, gain: Floats, eps: float, dy: Floats, cuts: NDArray
 
 
 @parallel
-def _relu2_gate_back(gate, up, dy, dgate, dup):
-    for r in prange(gate.shape[0]):
+def _relu2_gate_back(team, gate, up, dy, dgate, dup):
+    for r in shared(team, gate.shape[0]):
         for i in range(gate.shape[1]):
             x = gate[r, i]
             positive = np.float32(0.0) if x < 0 else x  # NaN stays NaN
@@ -204,9 +205,9 @@ def _relu2_gate_back(gate, up, dy, dgate, dup):
 
 
 @parallel
-def _silu_gate_back(gate, up, dy, dgate, dup):
+def _silu_gate_back(team, gate, up, dy, dgate, dup):
     one = np.float32(1.0)
-    for r in prange(gate.shape[0]):
+    for r in shared(team, gate.shape[0]):
         for i in range(gate.shape[1]):
             x = gate[r, i]
             e = exp(-x)
@@ -334,9 +335,9 @@ def _attend_back_group(forward, first, end, g, gradients):
 
 
 @parallel
-def _attend_back(q, k, v, attended, dy, cuts, scale, window, dq, dk, dv):
+def _attend_back(team, q, k, v, attended, dy, cuts, scale, window, dq, dk, dv):
     forward, gradients, groups = Forward(q, k, v, attended, dy, scale, window), Gradients(dq, dk, dv), k.shape[1]
-    for item in prange((cuts.size - 1) * groups):
+    for item in shared(team, (cuts.size - 1) * groups):
         sequence = item // groups
         _attend_back_group(forward, cuts[sequence], cuts[sequence + 1], item % groups, gradients)
 
@@ -360,8 +361,9 @@ def attend_back(
 
 
 @parallel
-def _cross_entropy(logits, ones, targets, factor, losses, largests):
-    for r in prange(logits.shape[0]):
+def _cross_entropy(team, logits, ones, targets, factor, losses, largests):
+    lanes = np.empty(WIDE_LANES, np.float64)
+    for r in shared(team, logits.shape[0]):
         row = logits[r]
         largest = np.float32(-np.inf)
         for i in range(row.size):
@@ -369,7 +371,7 @@ def _cross_entropy(logits, ones, targets, factor, losses, largests):
         target = row[targets[r]]
         for i in range(row.size):
             row[i] = exp(np.float32(row[i] - largest))
-        total = wide_dot(row, ones, np.empty(WIDE_LANES, np.float64))
+        total = wide_dot(row, ones, lanes)
         losses[r], largests[r] = total, np.float64(largest) - np.float64(target)
         share = np.float32(np.float64(factor) / total)
         for i in range(row.size):
@@ -389,10 +391,11 @@ def cross_entropy_in_place(logits: Floats, targets: NDArray[np.int64], factor: f
 
 
 @parallel
-def _add_rows(out, x, order, runs, tokens):
-    for panel in prange((x.shape[1] + _PANEL - 1) // _PANEL):
+def _add_rows(team, out, x, order, runs, tokens):
+    room = np.empty(_PANEL, np.float32)
+    for panel in shared(team, (x.shape[1] + _PANEL - 1) // _PANEL):
         first, end = panel * _PANEL, min(panel * _PANEL + _PANEL, x.shape[1])
-        total = np.empty(end - first, np.float32)
+        total = room[: end - first]
         for run in range(runs.size - 1):
             for i in range(total.size):
                 total[i] = 0

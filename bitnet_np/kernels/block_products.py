@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
 from ..base.tensor_types import TensorType
@@ -21,7 +20,7 @@ from .fast import amx
 from .fast.block_bytes import CHUNKS, ROWS, close_chunks, close_unit, open_chunks, open_unit, run_step, take_offset
 from .fast.emit import LANES, Strided
 from .fast.simd import load_tile, pointer_to, store_tile, tile_f32, tile_i32
-from .launching import Floats, inlined, launch, parallel, read_only, serial
+from .launching import Floats, inlined, launch, parallel, read_only, serial, shared
 from .processor import instruction_path
 from .ternary_product import blocks_of
 from .tiles import ROW_BLOCK, WIDE, rows_ahead
@@ -93,14 +92,14 @@ def _several_rows(zeros, integers, groups, tokens, blocks, numbers, rows, r, out
 
 
 @parallel
-def _arrange(x, order, numbers, rows):
-    for r in prange(x.shape[0]):
+def _arrange(team, x, order, numbers, rows):
+    for r in shared(team, x.shape[0]):
         arrange(r, x, order, numbers, rows)
 
 
 @parallel
-def _products(blocks, numbers, rows, out):
-    for strip in prange((blocks.shape[0] + _GROUPS * LANES - 1) // (_GROUPS * LANES)):
+def _products(team, blocks, numbers, rows, out):
+    for strip in shared(team, (blocks.shape[0] + _GROUPS * LANES - 1) // (_GROUPS * LANES)):
         zeros, integers = tile_f32(_GROUPS, _TOKENS), tile_i32(_GROUPS, _TOKENS)
         _several_rows(zeros, integers, _GROUPS, _TOKENS, blocks, numbers, rows, strip * _GROUPS * LANES, out)
 
@@ -110,12 +109,12 @@ def _products(blocks, numbers, rows, out):
 
 @serial
 def _room(x, numbers):
-    """Room for a row of activations and whole steps of chunks, as Rows has it. No register of it straddles two cache lines."""
+    """Room for a row of activations and whole steps of chunks. No register of it straddles two cache lines."""
     chunks = (x.shape[1] + numbers.weights - 1) // numbers.weights
     chunks = (chunks + CHUNKS - 1) // CHUNKS * CHUNKS
     weights, units = chunks * numbers.weights, chunks * numbers.units
     runs, starts = units * numbers.runs, weights // numbers.width if numbers.offset else 0
-    return (
+    return Rows(
         aligned(weights).view(np.int8).reshape(1, weights),
         aligned(starts * 4).view(np.int32).reshape(1, starts),
         aligned(runs * 2).view(np.int16).reshape(1, units, numbers.runs),
@@ -144,13 +143,12 @@ def rows_of_one_token(zeros, blocks, numbers, rows, first, end, out):
 
 
 @parallel
-def _products_of_row(first, second, third, widths, x, order, numbers, out):
+def _products_of_row(team, first, second, third, widths, x, order, numbers, out):
     """out, flat: the results of the three matrices, one after another. A matrix of width 0 is not there."""
-    q, starts, sums, scales, eights = _room(x, numbers)
-    rows = Rows(q, starts, sums, scales, eights)  # here, because a parallel loop has to know the name
+    rows = _room(x, numbers)
     arrange(0, x, order, numbers, rows)
-    for item in prange(blocks_of(widths, ROW_BLOCK)):
-        which, block, place = 0, np.int64(item), 0
+    for item in shared(team, blocks_of(widths, ROW_BLOCK)):
+        which, block, place = 0, item, 0
         while block * ROW_BLOCK >= widths[which]:
             block -= -(-widths[which] // ROW_BLOCK)
             place += widths[which]

@@ -5,7 +5,6 @@ go through memory to vectors, which add them up as floats while tiles multiply t
 """
 
 import numpy as np
-from numba import prange
 
 from .block_formats import RUN
 from .block_rows import SPAN, Numbers, Rows, room_for, unpack
@@ -13,7 +12,7 @@ from .fast.amx import ROWS, SIZE, WIDTH, configure, tile_dot, tile_load, tile_re
 from .fast.block_bytes import close_unit, make_planes, of_plan, sums_of_planes
 from .fast.emit import LANES, Strided
 from .fast.simd import load_tile, pointer_to, store_tile, tile_f32, tile_i32
-from .launching import inlined, parallel, serial
+from .launching import inlined, parallel, serial, shared
 from .workspace import aligned, empty
 
 LEAST = 40
@@ -112,8 +111,9 @@ def _several_rows(memory, zeros, integers, blocks, numbers, rows, r, out):
 
 
 @parallel
-def products(blocks, numbers, rows, out, memory):
+def products(team, blocks, numbers, rows, out, memory):
     """As the kernel of block_products.py, on units like that of `memory`."""
-    for strip in prange((out.shape[1] + _GROUPS * LANES - 1) // (_GROUPS * LANES)):
-        start = np.int64(strip) * _GROUPS * LANES
-        _several_rows(memory.copy(), tile_f32(1, ROWS), tile_i32(1, ROWS), blocks, numbers, rows, start, out)
+    own = memory.copy()
+    for strip in shared(team, (out.shape[1] + _GROUPS * LANES - 1) // (_GROUPS * LANES)):
+        start = strip * _GROUPS * LANES
+        _several_rows(own, tile_f32(1, ROWS), tile_i32(1, ROWS), blocks, numbers, rows, start, out)

@@ -7,7 +7,6 @@ give for the same weights as float32. `data` is the bytes of a matrix [N, bytes 
 from collections.abc import Sequence
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
 from ..base import tensor_types
@@ -18,7 +17,7 @@ from .block_formats import FORMATS
 from .fast.block_floats import dot_block
 from .fast.emit import LANES
 from .fast.simd import prefetch, store_sums, tile_f32
-from .launching import Floats, launch, parallel, read_only, serial
+from .launching import Floats, launch, parallel, read_only, serial, shared
 from .tiles import ROW_BLOCK, ROWS, rows_ahead
 from .workspace import empty
 
@@ -72,8 +71,8 @@ def _gemv_rows(zeros, rows, data, blocks, size, first, end, x, out):
 
 
 @parallel
-def _matmul(data, blocks, size, x, out):
-    for block in prange((blocks.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK):
+def _matmul(team, data, blocks, size, x, out):
+    for block in shared(team, (blocks.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK):
         first = block * ROW_BLOCK
         _gemv_rows(tile_f32(ROWS, 1), ROWS, data, blocks, size, first, min(first + ROW_BLOCK, blocks.shape[0]), x, out)
 
@@ -87,7 +86,7 @@ def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, b
     if x.shape[0] == 1:
         launch(_matmul, work, read_only(data), blocks, kind.block, x, out)
     else:
-        launch(float_products.matmul, work, blocks, kind.block, x, float_products.room_for(x), out)
+        launch(float_products.matmul, work, blocks, kind.block, float_products.arranged(x), out)
     return out
 
 

@@ -4,14 +4,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
 from .fast.byte_dots import byte_offset, byte_step
 from .fast.emit import LANES, STEP
 from .fast.simd import bits_float, fma, store_tile, tile_i32
 from .floats import widen_row
-from .launching import Floats, inlined, launch, parallel, read_only, serial
+from .launching import Floats, inlined, launch, parallel, read_only, serial, shared
 from .processor import instruction_path
 from .scalar import WIDE_LANES, round_half_even
 from .sums import largest_bits, wide_dot
@@ -61,12 +60,12 @@ def _quantize_row(row, rest, codes):
 
 
 @parallel
-def _copy(table, codes, step, lost, length):
+def _copy(team, table, codes, step, lost, length):
     n, words = table.shape[0], codes.shape[1] // LANES
-    for group in prange(codes.shape[0]):
-        row, rest = np.empty(table.shape[1], np.float32), np.empty(table.shape[1], np.float32)
-        padded = np.full(words * _COLUMNS, 128, np.uint8)
-        quads = padded.view(np.uint32)
+    row, rest = np.empty(table.shape[1], np.float32), np.empty(table.shape[1], np.float32)
+    padded = np.full(words * _COLUMNS, 128, np.uint8)
+    quads = padded.view(np.uint32)
+    for group in shared(team, codes.shape[0]):
         for lane in range(LANES):
             r = group * LANES + lane
             if r < n:
@@ -101,10 +100,10 @@ def _group_sums(zeros, codes, start, q, first, steps, sums):
 
 
 @parallel
-def _intervals(codes, step, lost, length, q, offset, coarse, fine, size, slack, low, high):
+def _intervals(team, codes, step, lost, length, q, offset, coarse, fine, size, slack, low, high):
     rows, n, steps = low.shape[0], low.shape[1], q.shape[1] // _COLUMNS
-    for group in prange((n + LANES - 1) // LANES):
-        sums = np.empty(_PAIRS * LANES, np.int32)
+    sums = np.empty(_PAIRS * LANES, np.int32)
+    for group in shared(team, (n + LANES - 1) // LANES):
         for first in range(0, rows, _TOKENS):
             if rows == 1:
                 _group_sums(tile_i32(1, 2), codes, group * steps * STEP, q, 0, steps, sums)

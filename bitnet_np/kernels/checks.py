@@ -1,10 +1,9 @@
 """Checks for invalid weights: NaN and infinity, and ternary codes that no writer produces."""
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
-from .launching import launch, parallel, read_only
+from .launching import launch, parallel, read_only, shared
 
 _PARTS = 64  # parts of an array, each checked by one owner
 
@@ -18,8 +17,8 @@ def _words(array: NDArray) -> NDArray[np.uint64]:
 
 
 @parallel
-def _code_three(words, hits):
-    for part in prange(hits.size):
+def _code_three(team, words, hits):
+    for part in shared(team, hits.size):
         both = np.uint64(0)
         share = words[part * words.size // hits.size : (part + 1) * words.size // hits.size]
         for i in range(share.size):  # from 0: Numba must allow for negative indices otherwise, and LLVM then stays scalar
@@ -35,8 +34,8 @@ def has_code_three(codes: NDArray[np.uint8]) -> bool:
 
 
 @parallel
-def _all_ones(words, exponent, one, hits):
-    for part in prange(hits.size):
+def _all_ones(team, words, exponent, one, hits):
+    for part in shared(team, hits.size):
         carried = np.uint64(0)
         share = words[part * words.size // hits.size : (part + 1) * words.size // hits.size]
         for i in range(share.size):  # from 0: Numba must allow for negative indices otherwise, and LLVM then stays scalar

@@ -1,17 +1,16 @@
 """The router of a layer with experts: which of them a token takes, their weights, and the sum of their results."""
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
-from .launching import Floats, launch, parallel
+from .launching import Floats, launch, parallel, shared
 from .scalar import exp
 from .workspace import empty
 
 
 @parallel
-def _top_experts(logits, out):
-    for r in prange(logits.shape[0]):
+def _top_experts(team, logits, out):
+    for r in shared(team, logits.shape[0]):
         row = logits[r]
         for slot in range(out.shape[1]):
             best = -1
@@ -32,8 +31,8 @@ def top_experts(logits: Floats, k: int) -> NDArray[np.int32]:  # [R, E] -> [R, k
 
 
 @parallel
-def _expert_weights(logits, experts, normalized, out):
-    for r in prange(logits.shape[0]):
+def _expert_weights(team, logits, experts, normalized, out):
+    for r in shared(team, logits.shape[0]):
         row = logits[r]
         largest = row[0]
         for e in range(1, row.size):
@@ -62,8 +61,8 @@ def expert_weights(logits: Floats, experts: NDArray[np.int32], normalized: bool)
 
 
 @parallel
-def _mix(y, weights, out):
-    for r in prange(y.shape[0]):
+def _mix(team, y, weights, out):
+    for r in shared(team, y.shape[0]):
         for i in range(y.shape[2]):
             out[r, i] = np.float32(y[r, 0, i] * weights[r, 0])
         for slot in range(1, y.shape[1]):
@@ -79,8 +78,8 @@ def mix(y: Floats, weights: Floats) -> Floats:  # [R, k, D], [R, k] -> [R, D]
 
 
 @parallel
-def _sigmoid_gate(x, gate, out):
-    for r in prange(x.shape[0]):
+def _sigmoid_gate(team, x, gate, out):
+    for r in shared(team, x.shape[0]):
         factor = np.float32(np.float32(1.0) / np.float32(np.float32(1.0) + exp(-gate[r, 0])))
         for i in range(x.shape[1]):
             out[r, i] = x[r, i] * factor

@@ -7,13 +7,13 @@ these columns, and the sums of the strips beside it, stay in the second.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange, types
+from numba import types
 from numba.extending import overload
 
 from .fast.block_floats import unpack_block
 from .fast.emit import LANES
 from .fast.simd import dot_step, load_tile, pointer_to, prefetch_line, store_sums, store_tile, tile_f32, widen
-from .launching import Floats, inlined, parallel, rule, serial
+from .launching import Floats, inlined, launch, parallel, rule, serial, shared
 from .tiles import DEPTH, MANY_ROWS, PART, TOKENS
 from .workspace import aligned_floats, empty
 
@@ -57,7 +57,7 @@ def place_of(begin, token, width, n):
 
 @rule
 def pieces(rows, tokens):
-    """The pieces of a product by so many rows of weights, which the steps of a parallel loop own."""
+    """The pieces of a product by so many rows of weights, which threads share."""
     return -(-rows // ROWS) * -(-tokens // PART)
 
 
@@ -69,10 +69,12 @@ def piece(item, rows, tokens):
     return first, min(first + ROWS, rows), token, min(PART, tokens - token)
 
 
-def room_for(x: Floats) -> Floats:
-    """Memory for the rows of x, arranged."""
+def arranged(x: Floats) -> Floats:  # [R, M]
+    """The rows of x as `matmul` reads them."""
     n, width = x.shape
-    return empty((n * (-(-width // LANES) - (-width // DEPTH)) * LANES,))
+    out = empty((n * (-(-width // LANES) - (-width // DEPTH)) * LANES,))
+    launch(_arrange, x.size, x, out)
+    return out
 
 
 @serial
@@ -124,6 +126,12 @@ def arrange(x, t, arranged):
     n, width = x.shape
     for begin in range(0, width, DEPTH):
         fill(x, t * width + begin, min(DEPTH, width - begin), 1, arranged, place_of(begin, t, width, n))
+
+
+@parallel
+def _arrange(team, x, out):
+    for t in shared(team, x.shape[0]):
+        arrange(x, t, out)
 
 
 @serial
@@ -179,13 +187,8 @@ def _some_rows(w, size, first, end, x, token, tokens, out):
 
 
 @parallel
-def matmul(w, size, x, arranged, out):
-    """As the kernels of floats.py and blocks.py. w: the matrix, of which an element has `size` weights.
-
-    It is one of its own: a single token has no activations to arrange, and should not wait for threads.
-    """
-    for t in prange(x.shape[0]):
-        arrange(x, t, arranged)
-    for item in prange(pieces(w.shape[0], x.shape[0])):
-        first, end, token, tokens = piece(np.int64(item), w.shape[0], x.shape[0])
-        _some_rows(w, size, first, end, arranged, token, tokens, out)
+def matmul(team, w, size, x, out):
+    """As the kernels of floats.py and blocks.py. w: the matrix, of which an element has `size` weights. x: arranged."""
+    for item in shared(team, pieces(w.shape[0], out.shape[0])):
+        first, end, token, tokens = piece(item, w.shape[0], out.shape[0])
+        _some_rows(w, size, first, end, x, token, tokens, out)

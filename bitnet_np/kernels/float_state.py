@@ -2,7 +2,7 @@
 
 Other libraries change it, and threads inherit it from the thread that starts them. The contract holds in the default state alone: round to
 nearest, and keep subnormal numbers. So public functions run in the default state, and give the caller's state back. Threads that share a
-kernel do so, too (fast/taking.py). A caller's functions that are called meanwhile run in the default state, too.
+kernel do so, too (fast/team.py). A caller's functions that are called meanwhile run in the default state, too.
 """
 
 import struct

@@ -1,13 +1,12 @@
 """Tables of float32, float16 or bfloat16: their rows, and products with float32 in the contract's order."""
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
 from . import float_products
 from .fast.emit import LANES
 from .fast.simd import pointer_to, store_sums, tile_f32
-from .launching import Floats, launch, parallel, read_only, serial
+from .launching import Floats, launch, parallel, read_only, serial, shared
 from .tiles import MANY_ROWS, ROW_BLOCK, STREAM, TOKENS, dot_tile
 from .workspace import empty
 
@@ -23,8 +22,8 @@ def widen_row(row, out):
 
 
 @parallel
-def _embed(table, tokens, out):
-    for r in prange(tokens.size):
+def _embed(team, table, tokens, out):
+    for r in shared(team, tokens.size):
         widen_row(table[tokens[r]], out[r])
 
 
@@ -54,8 +53,8 @@ def _few_tokens(zeros, rows, tokens, w, first, end, x, out):
 
 
 @parallel
-def _matmul(w, x, out):
-    for block in prange((w.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK):
+def _matmul(team, w, x, out):
+    for block in shared(team, (w.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK):
         first = block * ROW_BLOCK
         end = min(first + ROW_BLOCK, w.shape[0])
         if x.shape[0] == 1:
@@ -72,7 +71,7 @@ def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, fl
     """
     out, work = empty((x.shape[0], weights.shape[0])), x.shape[0] * weights.size // 8
     if x.shape[0] > _FEW:
-        launch(float_products.matmul, work, read_only(weights), 1, x, float_products.room_for(x), out)
+        launch(float_products.matmul, work, read_only(weights), 1, float_products.arranged(x), out)
     else:
         launch(_matmul, work, read_only(weights), x, out)
     return out

@@ -1,4 +1,4 @@
-"""Compiling and launching kernels: each is compiled twice, for threads to share and for the calling thread alone."""
+"""Compiling and launching kernels, which one thread runs or several."""
 
 import importlib
 import os
@@ -10,10 +10,13 @@ from types import FunctionType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numba import prange, types
 from numpy.typing import NDArray
 
 from .cache.disk_cache import compiled
-from .fast.calls import Calls
+from .fast.calls import Calls, address_of
+from .fast.team import call_member, start
+from .fast.team import shared as shared  # for kernels
 from .float_state import default_state, is_default
 from .sharing import Sharing
 
@@ -23,14 +26,13 @@ Floats = NDArray[np.float32]
 serial = compiled(error_model="numpy")
 inlined = compiled(error_model="numpy", forceinline=True)  # for functions of a full tile, an argument that would go through memory
 rule = compiled(inline="always")  # Numba inlines it before it knows types, with the error model of the calling kernel
-_shared = compiled(error_model="numpy", parallel=True)
 
 
 class Kernel(NamedTuple):
-    """One kernel compiled two ways, which give the same bits."""
+    """A kernel: a function of its team, and of arrays and scalars."""
 
-    shared: Callable  # with `prange` shared out among threads
-    alone: Callable  # on the calling thread
+    body: Callable  # what each member of a team runs
+    run: Callable  # `body` by a whole team: `run(address of the team's two words, *arguments)`
 
 
 def _renamed(function: Any, name: str, **names: Any) -> FunctionType:
@@ -41,7 +43,20 @@ def _renamed(function: Any, name: str, **names: Any) -> FunctionType:
 
 
 def parallel(function: Callable) -> Kernel:
-    return Kernel(_shared(function), serial(_renamed(function, function.__name__ + "_alone")))
+    """A decorator: a function of a team and of arrays and scalars becomes a kernel, which threads share by one loop over `shared`."""
+    body, code = serial(function), function.__code__
+    others = ", ".join(code.co_varnames[1 : code.co_argcount])
+    text = compile(f"lambda team, {others}: start(body, team, ({others},))", code.co_filename, "eval")
+    run = _renamed(eval(text, {"start": start, "body": body, "__name__": function.__module__}), f"{function.__name__}.run")
+    run.__code__ = run.__code__.replace(co_firstlineno=code.co_firstlineno)
+    return Kernel(body, serial(run))
+
+
+@compiled(parallel=True)
+def _crew(member, job, members):
+    """Have threads call a function for each member of a team."""
+    for own in prange(members):
+        call_member(member, job, own)
 
 
 def elementwise(loop: Callable, rule: Callable, name: str) -> Kernel:
@@ -71,6 +86,8 @@ load_openmp(os.environ)
 
 SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 _turn, _sharing = threading.Lock(), Sharing()
+_alone, _team = (np.array([0, 1], np.int64) for _ in range(2))  # a crew's function, if one is needed, and how many members
+_ALONE, _TEAM = _alone.ctypes.data, _team.ctypes.data
 _threads_started = _forked = False
 
 
@@ -107,21 +124,29 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
     Shared kernels run one at a time, whichever Python thread calls. Two at once would share the cores anyway, and abort the process where
     Numba has no threading layer but its workqueue. In a child that was forked after threads had started, every kernel runs alone.
     """
-    global _threads_started
     if not is_default():
         with default_state():
             launch(kernel, work, *args)
         return
-    alone = work <= SMALL or _forked
-    function = kernel.alone if alone else kernel.shared
-    if alone:
-        function(*args)
+    team = _ALONE if work <= SMALL else _TEAM
+    if team == _ALONE:
+        kernel.run(team, *args)
     else:
-        with _turn:
-            _threads_started = True
-            _sharing.call(function, *args)
+        _together(kernel.run, team, *args)
     if _this_thread.observer is not None:
-        _this_thread.observer.launched(function, args)
+        _this_thread.observer.launched(kernel.run, (team, *args))
+
+
+def _together(function: Callable[..., None], *args: Any) -> None:
+    """Call what runs kernels by the team."""
+    global _threads_started
+    with _turn:
+        members = 1 if _forked else _sharing.members()
+        if members > 1 and not _team[0]:
+            _team[0] = address_of(_crew, types.int64, types.int64, types.int64)
+        _threads_started |= members > 1
+        _team[1] = members
+        _sharing.call(members, function, *args)
 
 
 @contextmanager
@@ -140,15 +165,10 @@ def looked_at() -> None:
         _this_thread.observer.looked_at()
 
 
-def launch_again(calls: Calls) -> bool:
-    """Run kernels that were launched before, in their order. Returns False, and runs none, in a forked child: they may share threads."""
-    global _threads_started
-    if _forked:
-        return False
-    with default_state(), _turn:
-        _threads_started = True
-        _sharing.call(calls.run)
-    return True
+def launch_again(calls: Calls) -> None:
+    """Run kernels that were launched before, in their order."""
+    with default_state():
+        _together(calls.run)
 
 
 def read_only(array: NDArray) -> NDArray:

@@ -6,11 +6,10 @@
 from typing import Any
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
 from .attention import NO_WINDOW, Inputs, Run, attend_together, rows_of_tile, scale_and_cap, tiles_of
-from .launching import Floats, launch, parallel, read_only, rule
+from .launching import Floats, launch, parallel, read_only, rule, shared
 from .workspace import empty
 
 
@@ -25,9 +24,9 @@ def visible_keys(position, window, prefix, block, sinks):
 
 
 @parallel
-def _fill_mask(first, queries, past, keys, window, prefix, block, sinks, seen, hidden, out):
+def _fill_mask(team, first, queries, past, keys, window, prefix, block, sinks, seen, hidden, out):
     n = out.shape[1]
-    for item in prange(out.shape[0] * n):
+    for item in shared(team, out.shape[0] * n):
         b, r = item // n, item % n
         row = out[b, r]
         a, low, c = 0, 0, 0
@@ -71,10 +70,10 @@ def fill_mask(
 
 
 @parallel
-def _attend_masked(q, k, v, slot, position, per_tile, mask, scale, cap, out):
+def _attend_masked(team, q, k, v, slot, position, per_tile, mask, scale, cap, out):
     heads, group, tiles = k.shape[2], q.shape[1] // k.shape[2], tiles_of(slot, position, per_tile)
     inputs = Inputs(q, k, v, slot, position, scale, cap)
-    for item in prange((tiles.size - 1) * heads):
+    for item in shared(team, (tiles.size - 1) * heads):
         t = item // heads
         run = Run(tiles[t], tiles[t + 1], item % heads, group)
         attend_together(inputs, NO_WINDOW, mask[min(slot[run.first], mask.shape[0] - 1)], run, out)

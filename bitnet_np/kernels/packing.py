@@ -5,7 +5,6 @@ masters, and ggml's blocks.
 """
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
 from ..base.tensor_types import TensorType
@@ -13,7 +12,7 @@ from .blocks import Bytes, records
 from .fast.emit import LANES
 from .float_products import fill
 from .floats import widen_row
-from .launching import inlined, launch, parallel, read_only, serial
+from .launching import inlined, launch, parallel, read_only, serial, shared
 from .workspace import for_weights
 
 MOST = 1 << 31  # numbers at most of which `magnitude_sums` can sum the magnitudes
@@ -34,8 +33,8 @@ def _empty(shape: tuple[int, int]) -> NDArray[np.uint32]:
 
 
 @parallel
-def _from_i2s(source, row_words, steps, rows, target):
-    for group in prange((rows + LANES - 1) // LANES):
+def _from_i2s(team, source, row_words, steps, rows, target):
+    for group in shared(team, (rows + LANES - 1) // LANES):
         for lane in range(min(LANES, rows - group * LANES)):
             row = (group * LANES + lane) * row_words
             for step in range(steps):
@@ -69,10 +68,11 @@ def _pack_row(codes, packed, group, lane):
 
 
 @parallel
-def _from_quarters(data, rows, packed, threes):
+def _from_quarters(team, data, rows, packed, threes):
     height, m = data.shape
-    for group in prange((rows + LANES - 1) // LANES):
-        codes, three = np.ones((m + LANES - 1) // LANES * LANES, np.uint8), np.uint8(0)
+    codes = np.ones((m + LANES - 1) // LANES * LANES, np.uint8)
+    for group in shared(team, (rows + LANES - 1) // LANES):
+        three = np.uint8(0)
         for lane in range(min(LANES, rows - group * LANES)):
             row = group * LANES + lane
             source, place = data[row % height], np.uint8(row // height * 2)
@@ -95,12 +95,12 @@ def from_quarters(data: NDArray[np.uint8], rows: int) -> tuple[NDArray[np.uint8]
 
 
 @parallel
-def _rounded(w, size, rows, steps, packed):
+def _rounded(team, w, size, rows, steps, packed):
     """w: the matrix [N, elements of a row], of which an element has `size` weights."""
     n = w.shape[1]
-    for group in prange((rows + LANES - 1) // LANES):
-        row = np.empty((n * size + LANES - 1) // LANES * LANES, np.float32)
-        codes = np.empty(row.size, np.uint8)
+    row = np.empty((n * size + LANES - 1) // LANES * LANES, np.float32)
+    codes = np.empty(row.size, np.uint8)
+    for group in shared(team, (rows + LANES - 1) // LANES):
         for lane in range(min(LANES, rows - group * LANES)):
             fill(w, (group * LANES + lane) * n, n, size, row, 0)
             for i in range(row.size):
@@ -157,11 +157,11 @@ def _add_magnitudes(bits, sums):
 
 
 @parallel
-def _magnitude_sums(table, sums):
+def _magnitude_sums(team, table, sums):
     n, m = table.shape
-    for part in prange(sums.shape[0]):
+    row = np.empty(m, np.float32)
+    for part in shared(team, sums.shape[0]):
         first, end = part * n // sums.shape[0], (part + 1) * n // sums.shape[0]
-        row = np.empty(m, np.float32)
         for r in range(end - first):
             widen_row(table[first + r], row)
             for start in range(0, m, _PIECE):

@@ -59,11 +59,12 @@ class Recording:
         self._kept.append(x)
         return not x.flags.writeable or x.size == 0
 
-    def again(self, inputs: Sequence[NDArray]) -> NDArray | None:
-        """The result for other inputs, of the same shapes; None in a forked child, where threads must not share kernels."""
+    def again(self, inputs: Sequence[NDArray]) -> NDArray:
+        """The result for other inputs, of the same shapes."""
         for own, x in zip(self._inputs, inputs, strict=True):
             own[...] = x
-        return self._result.copy() if launching.launch_again(self._calls) else None
+        launching.launch_again(self._calls)
+        return self._result.copy()
 
     def forget(self) -> None:
         """Clear the memory of the pass, so that nothing is left in it that its launches do not write."""

@@ -3,12 +3,11 @@
 from functools import lru_cache
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
 from . import scalar
 from .fast.simd import fma
-from .launching import Floats, Kernel, elementwise, inlined, launch, parallel, read_only
+from .launching import Floats, Kernel, elementwise, inlined, launch, parallel, read_only, shared
 from .scalar import WIDE_LANES, cos_sin
 from .sums import wide_dot
 from .workspace import empty
@@ -17,10 +16,11 @@ from .workspace import empty
 
 
 @parallel
-def _rms_norm(x, gain, eps, out):
-    for r in prange(x.shape[0]):
+def _rms_norm(team, x, gain, eps, out):
+    lanes = np.empty(WIDE_LANES, np.float64)
+    for r in shared(team, x.shape[0]):
         row = x[r]
-        mean = np.float32(wide_dot(row, row, np.empty(WIDE_LANES, np.float64)) / row.size)
+        mean = np.float32(wide_dot(row, row, lanes) / row.size)
         factor = np.float32(1.0) / np.sqrt(mean + eps)
         if mean == np.inf:  # the squares left float32's range: say so, instead of giving zeros
             factor = np.float32(np.nan)
@@ -36,9 +36,10 @@ def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [
 
 
 @parallel
-def _layer_norm(x, ones, gain, bias, eps, out):
-    for r in prange(x.shape[0]):
-        row, centred, lanes = x[r], out[r], np.empty(WIDE_LANES, np.float64)
+def _layer_norm(team, x, ones, gain, bias, eps, out):
+    lanes = np.empty(WIDE_LANES, np.float64)
+    for r in shared(team, x.shape[0]):
+        row, centred = x[r], out[r]
         mean = wide_dot(row, ones, lanes) / row.size
         for i in range(row.size):
             centred[i] = np.float32(row[i] - mean)
@@ -72,8 +73,8 @@ def _constants(count: int, value: float) -> Floats:
 
 
 @parallel
-def _rotations(angle, cos, sin):
-    for r in prange(angle.shape[0]):
+def _rotations(team, angle, cos, sin):
+    for r in shared(team, angle.shape[0]):
         for i in range(angle.shape[1]):
             c, s = cos_sin(angle[r, i])
             cos[r, i], sin[r, i] = c, s
@@ -101,8 +102,8 @@ def _rotate(x, cos, sin, step, out):
 
 
 @parallel
-def _rope(x, cos, sin, out):
-    for r in prange(x.shape[0]):
+def _rope(team, x, cos, sin, out):
+    for r in shared(team, x.shape[0]):
         _rotate(x[r], cos[r], sin[r], 1, out[r])
 
 
@@ -114,8 +115,8 @@ def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, J] x 
 
 
 @parallel
-def _rope_adjacent(x, cos, sin, out):
-    for r in prange(x.shape[0]):
+def _rope_adjacent(team, x, cos, sin, out):
+    for r in shared(team, x.shape[0]):
         _rotate(x[r], cos[r], sin[r], 2, out[r])
 
 
@@ -130,8 +131,8 @@ def rope_adjacent(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], 
 
 
 @parallel
-def _add(a, b, out):
-    for r in prange(a.shape[0]):
+def _add(team, a, b, out):
+    for r in shared(team, a.shape[0]):
         for i in range(a.shape[1]):
             out[r, i] = a[r, i] + b[r, i]
 
@@ -143,8 +144,8 @@ def add(a: Floats, b: Floats) -> Floats:  # [R, D], [R, D] -> [R, D]
 
 
 @parallel
-def _add_bias(x, bias, out):
-    for r in prange(x.shape[0]):
+def _add_bias(team, x, bias, out):
+    for r in shared(team, x.shape[0]):
         for i in range(x.shape[1]):
             out[r, i] = x[r, i] + bias[i]
 
@@ -156,8 +157,8 @@ def add_bias(x: Floats, bias: Floats) -> Floats:  # [R, N], [N] -> [R, N]
 
 
 @parallel
-def _scaled(x, factor, out):
-    for r in prange(x.shape[0]):
+def _scaled(team, x, factor, out):
+    for r in shared(team, x.shape[0]):
         for i in range(x.shape[1]):
             out[r, i] = x[r, i] * factor
 
@@ -190,14 +191,14 @@ def of_one(x):
     """In place of a rule: see launching.elementwise."""
 
 
-def _each(x, out):
-    for r in prange(x.shape[0]):
+def _each(team, x, out):
+    for r in shared(team, x.shape[0]):
         for i in range(x.shape[1]):
             out[r, i] = of_one(x[r, i])
 
 
-def _each_times(gate, up, out):
-    for r in prange(gate.shape[0]):
+def _each_times(team, gate, up, out):
+    for r in shared(team, gate.shape[0]):
         for i in range(gate.shape[1]):
             out[r, i] = of_one(gate[r, i]) * up[r, i]
 
@@ -246,8 +247,8 @@ def gelu_tanh(x: Floats) -> Floats:  # [R, F] -> [R, F]
 
 
 @parallel
-def _soft_cap(x, cap, out):
-    for r in prange(x.shape[0]):
+def _soft_cap(team, x, cap, out):
+    for r in shared(team, x.shape[0]):
         for i in range(x.shape[1]):
             out[r, i] = scalar.soft_cap(x[r, i], cap)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from numba import get_num_threads, set_num_threads
+from numba import get_num_threads
 
 _PERIOD = 0.05  # seconds of shared work that are looked at together: a clock of processor time may tick 64 times a second
 _REST = 0.5  # seconds until sharing is tried again
@@ -16,25 +16,21 @@ _LEAST = 1.1  # seconds of processor time in a second, of all threads, spinning 
 
 
 class Sharing:
-    """Calls of shared kernels, one at a time."""
+    """Calls of kernels that a team runs, one at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, processor: Callable[[], float] = time.process_time) -> None:
         self._clock, self._processor = clock, processor
         self._seconds = self._worked = 0.0  # of the calls of this period
         self._again = 0.0  # when threads share again
 
-    def call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call what threads share, or let this thread do all of it. No bit depends on that."""
-        threads = get_num_threads()
-        if threads == 1:
+    def members(self) -> int:
+        """How many threads share the next call. No bit depends on that."""
+        return 1 if self._clock() < self._again else get_num_threads()
+
+    def call(self, members: int, function: Callable[..., None], *arguments: Any) -> None:
+        """Call what so many threads share."""
+        if members == 1:
             function(*arguments)  # nothing is shared, so nothing is learnt
-            return
-        if self._clock() < self._again:
-            set_num_threads(1)
-            try:
-                function(*arguments)
-            finally:
-                set_num_threads(threads)
             return
         forms = _forms(function)
         begin, worked = self._clock(), self._processor()

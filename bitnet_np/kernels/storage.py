@@ -3,17 +3,16 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numba import prange
 from numpy.typing import DTypeLike, NDArray
 
 from ..base.errors import CapacityError, NonFiniteError
-from .launching import launch, parallel
+from .launching import launch, parallel, shared
 from .workspace import zeros
 
 
 @parallel
-def _write(keys, values, slot, position, k, v):
-    for r in prange(slot.size):
+def _write(team, keys, values, slot, position, k, v):
+    for r in shared(team, slot.size):
         place = position[r] % keys.shape[1]
         for g in range(k.shape[1]):
             for d in range(k.shape[2]):

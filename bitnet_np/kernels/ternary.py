@@ -1,7 +1,6 @@
 """int8 codes of activations, and their products with ternary matrices, which are exact sums of integers."""
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
 from . import ternary_product, ternary_tiles
@@ -9,7 +8,7 @@ from .fast import amx
 from .fast.emit import LANES, STEP
 from .fast.simd import bits_float, prefetch, tile_i32
 from .fast.ternary_steps import join_planes, ternary_step, ternary_step_apart
-from .launching import Floats, inlined, launch, parallel, read_only
+from .launching import Floats, inlined, launch, parallel, read_only, shared
 from .scalar import round_half_even
 from .sums import largest_bits
 from .ternary_product import Product, blocks_of, matrix_of, row_sums, store_ternary, with_reciprocals
@@ -22,8 +21,8 @@ _GROUPS = 4  # groups of 16 weight rows in a tile of few tokens
 
 
 @parallel
-def _quantize(x, codes, scale):
-    for r in prange(x.shape[0]):
+def _quantize(team, x, codes, scale):
+    for r in shared(team, x.shape[0]):
         row = x[r]
         largest = largest_bits(row)
         if largest >= 0x7F800000:
@@ -87,15 +86,15 @@ def _ternary_tile_apart(zeros, tokens, product, matrix, group, edge):
 
 
 @parallel
-def _ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out):
+def _ternary_matmul(team, codes, second, third, widths, factors, steps, q, scale, out):
     n = q.shape[0]
     size = LANES if n <= 2 else _GROUPS * LANES
     scales, inverse, moderate = with_reciprocals(scale)
     product = Product(codes, steps, q, scales, inverse, moderate, np.zeros(n + TOKENS, np.int32), out)
     row_sums(q, 0, n, product.sums)
-    for item in prange(blocks_of(widths, size)):
-        matrix, block = matrix_of((codes, second, third), widths, factors, n, size, np.int64(item))
-        edge = np.empty(TOKENS * _GROUPS * LANES, np.float32)
+    edge = np.empty(TOKENS * _GROUPS * LANES, np.float32)
+    for item in shared(team, blocks_of(widths, size)):
+        matrix, block = matrix_of((codes, second, third), widths, factors, n, size, item)
         if n == 1:
             _ternary_tile_apart(tile_i32(4, 1), 1, product, matrix, block, edge)
         elif n == 2:
@@ -128,7 +127,7 @@ def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[NDArray
     if unit is None:
         launch(ternary_product.ternary_matmul if rows >= ternary_product.LEAST else _ternary_matmul, work, *arguments)
     else:
-        launch(ternary_tiles.ternary_matmul, work, *arguments, unit)
+        launch(ternary_tiles.ternary_matmul, work, *arguments, unit, *ternary_tiles.arranged(q, unit))
     ends = 0, rows * i, rows * (i + j), rows * (i + j + k)
     return [out[ends[n] : ends[n + 1]].reshape(rows, matrix[2]) for n, matrix in enumerate(matrices)]
 

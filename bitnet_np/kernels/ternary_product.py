@@ -6,13 +6,12 @@ And the way of many tokens on vectors, which unpacks codes once for all of them.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 
 from .fast.byte_dots import PATHS, WORD_STEPS, close_sums, dot_sixteen, open_sums
 from .fast.emit import LANES, STEP, has_fma
 from .fast.simd import load_tile, store_tile, tile_i32
 from .fast.ternary_steps import MODERATE, store_scaled, store_scaled_by_reciprocal, unpack_codes
-from .launching import inlined, parallel, rule, serial
+from .launching import inlined, parallel, rule, serial, shared
 from .processor import cpu_features, instruction_path
 from .tiles import TOKENS
 from .workspace import aligned
@@ -143,12 +142,12 @@ def _groups(product, matrix, group):
 
 
 @parallel
-def ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out):
+def ternary_matmul(team, codes, second, third, widths, factors, steps, q, scale, out):
     """As the kernel of ternary.py."""
     n, size = q.shape[0], _GROUPS * LANES
     scales, inverse, moderate = with_reciprocals(scale)
     product = Product(codes, steps, q, scales, inverse, moderate, np.zeros(n + TOKENS, np.int32), out)
     row_sums(q, 0, n, product.sums)
-    for item in prange(blocks_of(widths, size)):
-        matrix, block = matrix_of((codes, second, third), widths, factors, n, size, np.int64(item))
+    for item in shared(team, blocks_of(widths, size)):
+        matrix, block = matrix_of((codes, second, third), widths, factors, n, size, item)
         _groups(product, matrix, block * _GROUPS)

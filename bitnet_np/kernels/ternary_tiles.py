@@ -1,16 +1,16 @@
 """Products with ternary matrices on matrix tiles (amx.py), for calls of several tokens."""
 
 import numpy as np
-from numba import prange
+from numpy.typing import NDArray
 
 from .fast.amx import ROWS, SIZE, WIDTH, configure, tile_dot, tile_load, tile_release, tile_store, tile_zero
 from .fast.emit import LANES, STEP
 from .fast.simd import load_tile, prefetch, tile_i32
 from .fast.ternary_steps import unpack_codes
-from .launching import inlined, parallel, serial
+from .launching import inlined, launch, parallel, serial, shared
 from .ternary_product import Product, blocks_of, matrix_of, row_sums, store_ternary, with_reciprocals
 from .tiles import TOKENS
-from .workspace import aligned
+from .workspace import aligned, empty
 
 LEAST = 5
 """Tokens from which on tiles are faster than vectors."""
@@ -18,13 +18,12 @@ LEAST = 5
 _PAIR = 2 * ROWS  # rows of weights, and tokens, that two by two tiles of sums belong to
 _BLOCK = 8  # tiles of columns at a time: so many of two groups' weights, unpacked, are a third of the first cache
 _AHEAD = 2  # tiles that are unpacked before they are multiplied, so that the processor does both at once
-_FEW = 32  # tokens whose activations one thread arranges sooner than others wake up
 _ROOM = _BLOCK * 2 * SIZE  # bytes for a block of weights
 _SHARED = 3 << 18  # bytes of activations that one pair of groups after another is multiplied by: they stay in the second cache
 
 
 @serial
-def _arrange(memory, q, token, room, sums):
+def _arrange_group(memory, q, token, room, sums):
     """Copy the activations of up to 16 tokens to `room`, tile by tile, and sum up each token's."""
     columns, present = q.shape[1], min(ROWS, q.shape[0] - token)
     unit = configure(memory, present, WIDTH)
@@ -132,23 +131,31 @@ def _two_groups(memory, room, edge, product, matrix, group, first_token, end_tok
 
 
 @parallel
-def ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out, memory):
+def _arrange(team, q, memory, arranged, sums):
+    own = memory.copy()
+    for group in shared(team, -(-q.shape[0] // ROWS)):
+        _arrange_group(own, q, group * ROWS, arranged, sums)
+
+
+def arranged(q: NDArray[np.int8], memory: NDArray) -> tuple[NDArray[np.int8], NDArray[np.int32]]:  # [R, a multiple of 64]
+    """The rows of q as `ternary_matmul` reads them, and the sum of each, on units like that of `memory`."""
+    n, columns = q.shape
+    tiles, sums = empty((-(-n // ROWS) * ROWS, columns), np.int8), empty((n + TOKENS,), np.int32)
+    launch(_arrange, q.size // 4, q, memory, tiles, sums)  # one thread arranges 32 tokens sooner than others wake up
+    return tiles, sums
+
+
+@parallel
+def ternary_matmul(team, codes, second, third, widths, factors, steps, q, scale, out, memory, arranged, sums):
     """As the kernel of ternary.py, for q [n, a multiple of 64], on units like that of `memory`."""
     n, columns = q.shape
     scales, inverse, moderate = with_reciprocals(scale)
-    product = Product(codes, steps, q, scales, inverse, moderate, np.zeros(n + TOKENS, np.int32), out)
-    arranged = aligned(-(-n // ROWS) * ROWS * columns)
-    if n <= _FEW:
-        for token in range(0, n, ROWS):
-            _arrange(memory.copy(), q, token, arranged, product.sums)
-    else:
-        for group in prange(-(-n // ROWS)):
-            _arrange(memory.copy(), q, np.int64(group) * ROWS, arranged, product.sums)
+    product = Product(codes, steps, q, scales, inverse, moderate, sums, out)
     parts = -(-n * columns // _SHARED)
     span = -(-n // (parts * _PAIR)) * _PAIR
     pairs = blocks_of(widths, _PAIR)
-    for item in prange(-(-n // span) * pairs):
-        matrix, block = matrix_of((codes, second, third), widths, factors, n, _PAIR, np.int64(item) % pairs)
-        token = np.int64(item) // pairs * span
-        room, edge = aligned(_ROOM + span * _PAIR * 4), np.empty(TOKENS * _PAIR, np.float32)
-        _two_groups(memory.copy(), room, edge, product, matrix, 2 * block, token, min(token + span, n), arranged)
+    room, edge, own = aligned(_ROOM + span * _PAIR * 4), np.empty(TOKENS * _PAIR, np.float32), memory.copy()
+    for item in shared(team, -(-n // span) * pairs):
+        matrix, block = matrix_of((codes, second, third), widths, factors, n, _PAIR, item % pairs)
+        token = item // pairs * span
+        _two_groups(own, room, edge, product, matrix, 2 * block, token, min(token + span, n), arranged)

@@ -165,7 +165,7 @@ def test_another_number_of_threads_is_another_kind_of_pass():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or numba.config.NUMBA_NUM_THREADS < 2, reason="needs fork and threads")
-def test_a_forked_child_runs_its_passes_itself():
+def test_a_forked_child_runs_recordings_on_one_thread():
     cache = KVCache(MODEL.config, capacity=2 * len(TOKENS))
     with threads(2):
         decoded(MODEL, cache)

@@ -9,7 +9,7 @@ from models import assert_same_bits, normal, seeds
 from numba import njit
 
 from bitnet_np.contract import f32
-from bitnet_np.kernels import attention, cpu, scalar
+from bitnet_np.kernels import attention, cpu, launching, scalar
 
 
 @given(
@@ -29,11 +29,11 @@ def test_attention_of_single_rows_shared_out_by_chunks_is_the_same(seed, heads, 
 
     def launch(kernel, *args):
         launched.append(kernel)
-        kernel.alone(*args[1:])
+        kernel.run(launching._ALONE, *args[1:])
 
     with mock.patch.multiple(attention, _LONG=0, get_num_threads=lambda: 1000, launch=launch, empty=full_of_nan):
         assert_same_bits(cpu.attend(q, k, v, slot, position, window), expected)
-    assert launched == [attention._attend_split]
+    assert launched == [attention._attend_chunks, attention._fold_chunks]
 
 
 def full_of_nan(shape, dtype=np.float32):

@@ -15,13 +15,12 @@ import numba
 import numpy as np
 import pytest
 from child import run_python
-from numba import prange
 from numba.core import types
 from numba.core.registry import cpu_target
 
 import bitnet_np
 from bitnet_np.kernels.cache import cache_check, cache_folder, disk_cache
-from bitnet_np.kernels.launching import parallel, serial
+from bitnet_np.kernels.launching import launch, parallel, serial, shared
 
 ROOT = Path(bitnet_np.__file__).parents[1]
 
@@ -34,8 +33,8 @@ def add_two(x):
     return x + 2
 
 
-def count(x):
-    for i in prange(x.size):
+def count(team, x):
+    for i in shared(team, x.size):
         x[i] += 1
 
 
@@ -69,14 +68,12 @@ def test_what_one_process_compiles_the_next_one_reads(cache):
     assert problems() == ["", ""]
 
 
-def test_a_kernel_for_one_thread_and_for_several_are_two_entries_even_under_one_name(cache):
-    kernel = parallel(count)
-    kernel.alone(np.zeros(3)), kernel.shared(np.zeros(3)), serial(count)(np.zeros(3))
+def test_a_kernel_and_its_body_are_two_entries(cache):
+    launch(parallel(count), 1, np.zeros(3))
+    serial(count)((np.zeros(1, np.int64).ctypes.data, 1, 0), np.zeros(3))
     keys = [json.loads(disk_cache.read(file)[0]) for file in files(cache)]
-    assert sorted((key["function"], "parallel" in key["options"]) for key in keys) == [
-        ("count", False),
-        ("count", True),
-        ("count_alone", False),
+    assert sorted((key["function"], key["line"]) for key in keys) == [
+        (name, count.__code__.co_firstlineno) for name in ("count", "count.run")
     ]
 
 

@@ -345,9 +345,9 @@ def test_a_number_that_is_not_finite_is_found_wherever_it_is(shape, dtype):
 
 def test_little_work_stays_on_the_calling_thread():
     seen = []
-    kernel = launching.Kernel(shared=lambda: seen.append("shared"), alone=lambda: seen.append("alone"))
+    kernel = launching.Kernel(body=None, run=seen.append)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launching, "SMALL", 100)
         for work in (101, 100):
             launching.launch(kernel, work)
-    assert seen == ["shared", "alone"]
+    assert seen == [launching._TEAM, launching._ALONE]

@@ -5,13 +5,13 @@ import gc
 import numba
 import numpy as np
 import pytest
-from numba import prange
 from numba.core import errors
 from numba.core.registry import cpu_target
 
+from bitnet_np.kernels import launching
 from bitnet_np.kernels.cache import disk_cache
 from bitnet_np.kernels.cache.outermost import _Part
-from bitnet_np.kernels.launching import inlined, parallel, serial
+from bitnet_np.kernels.launching import inlined, parallel, serial, shared
 
 pytestmark = pytest.mark.skipif(not disk_cache.is_known(), reason="another version of Numba")
 
@@ -44,8 +44,8 @@ def refuse(x):
 
 
 @parallel
-def each(x, limit, out):
-    for i in prange(x.size):
+def each(team, x, limit, out):
+    for i in shared(team, x.size):
         out[i] = middle(x[i], limit)
 
 
@@ -92,10 +92,10 @@ def test_a_part_raises_what_it_raises():
 
 
 def test_a_loop_of_several_threads_has_parts_too():
-    kernel, x = parallel(each.alone.py_func), np.arange(100.0)
-    for variant in (kernel.shared, kernel.alone):
+    kernel, x = parallel(each.body.py_func), np.arange(100.0)
+    for work in (0, launching.SMALL + 1):
         out = np.zeros(100)
-        variant(x, 1000.0, out)
+        launching.launch(kernel, work, x, 1000.0, out)
         assert (out == (np.sqrt(x) + 1) * 2).all()
 
 

@@ -27,33 +27,33 @@ class Machine:
         self.worked, self.threads = worked, []
 
     def kernel(self):
-        self.threads.append(numba.get_num_threads())
         self.now += 0.01
         self.processor += 0.01 * self.worked
 
     def sharing(self):
         return Sharing(lambda: self.now, lambda: self.processor)
 
+    def run(self, sharing, times, kernel=None):
+        for _ in range(times):
+            self.threads.append(sharing.members())
+            sharing.call(self.threads[-1], kernel or self.kernel)
+
 
 @pytest.mark.parametrize(("worked", "shares"), [(1.9, True), (1.2, True), (1.05, False), (0.6, False)])
 def test_one_thread_works_where_the_others_gain_nothing(worked, shares):
     machine = Machine(worked)
     sharing = machine.sharing()
-    for _ in range(60):
-        sharing.call(machine.kernel)
+    machine.run(sharing, 60)
     assert machine.threads[:5] == [2] * 5  # 0.05 s
     assert machine.threads[6:54] == [2 if shares else 1] * 48  # 0.5 s
-    assert numba.get_num_threads() == 2
 
 
 def test_threads_share_again_after_a_while():
     machine = Machine(0.9)
     sharing = machine.sharing()
-    for _ in range(100):
-        sharing.call(machine.kernel)
+    machine.run(sharing, 100)
     machine.worked = 1.9
-    for _ in range(100):
-        sharing.call(machine.kernel)
+    machine.run(sharing, 100)
     assert machine.threads[:100].count(1) >= 85
     assert machine.threads[115:] == [2] * 85
 
@@ -68,8 +68,7 @@ def test_a_kernel_that_is_compiled_meanwhile_says_nothing():
         compile_and_run.overloads[machine.now] = None
 
     compile_and_run.overloads = {}
-    for _ in range(60):
-        sharing.call(compile_and_run)
+    machine.run(sharing, 60, compile_and_run)
     assert machine.threads == [2] * 60
 
 
@@ -77,26 +76,10 @@ def test_a_caller_with_one_thread_says_nothing_about_several():
     machine = Machine(1.0)
     sharing = machine.sharing()
     with threads(1):
-        for _ in range(20):
-            sharing.call(machine.kernel)
+        machine.run(sharing, 20)
     machine.worked = 1.9
-    for _ in range(20):
-        sharing.call(machine.kernel)
+    machine.run(sharing, 20)
     assert machine.threads == [1] * 20 + [2] * 20
-
-
-def test_an_error_leaves_the_number_of_threads_as_it_was():
-    machine = Machine(0.5)
-    sharing = machine.sharing()
-
-    def fail():
-        raise MemoryError
-
-    for _ in range(20):
-        sharing.call(machine.kernel)
-    with pytest.raises(MemoryError):
-        sharing.call(fail)
-    assert numba.get_num_threads() == 2
 
 
 def test_no_bit_depends_on_it(monkeypatch):
@@ -105,7 +88,6 @@ def test_no_bit_depends_on_it(monkeypatch):
     expected = forward_full(model, tokens)
     machine = Machine(0.5)
     monkeypatch.setattr(launching, "_sharing", machine.sharing())
-    for _ in range(20):
-        launching._sharing.call(machine.kernel)
+    machine.run(launching._sharing, 20)
     assert launching._sharing._clock() < launching._sharing._again
     assert_same_bits(forward_full(model, tokens), expected)

@@ -87,8 +87,7 @@ def test_the_largest_sums_fit(unit, code):
 @pytest.mark.parametrize("unit", ["twin", "processor"])
 def test_activations_that_do_not_fit_a_cache_are_multiplied_part_by_part(unit, monkeypatch):
     monkeypatch.setattr(ternary_tiles, "_SHARED", 1 << 12)
-    kernel = njit(error_model="numpy")(ternary_tiles.ternary_matmul.shared.py_func)
-    monkeypatch.setattr(ternary_tiles, "ternary_matmul", launching.Kernel(kernel, kernel))
+    monkeypatch.setattr(ternary_tiles, "ternary_matmul", launching.parallel(ternary_tiles.ternary_matmul.body.py_func))
     with on(unit):
         for result, expected in products(np.random.default_rng(1), 70, 200, [40, 5], np.full(70, 3, np.float32)):
             assert_same_bits(result, expected)

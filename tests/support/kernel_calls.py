@@ -1,5 +1,4 @@
-"""Every call of a kernel by Python, which kernel it is, and wrong results in its place. As a program, it makes every kernel wrong, and runs
-both variants of each, which takes some minutes where they must be compiled.
+"""Every call of a kernel by Python, which kernel it is, and wrong results in its place. As a program, it makes every kernel wrong.
 
 python tests/support/kernel_calls.py [BEGINNING OF A KERNEL'S NAME]
 """
@@ -29,16 +28,27 @@ Signature = tuple[str, str]  # a kernel's name and the types of its arguments: w
 
 _MOST = 1 << 20 if amx.why_absent() else ternary_tiles.LEAST  # tokens of a ternary product that vectors may be given
 MACHINE_HAS_NOT = {
-    **({name: amx.why_absent() for name in ("block_tiles.products", "ternary_tiles.ternary_matmul")} if amx.why_absent() else {}),
+    **(
+        {name: amx.why_absent() for name in ("block_tiles.products", "ternary_tiles._arrange", "ternary_tiles.ternary_matmul")}
+        if amx.why_absent()
+        else {}
+    ),
     **({"ternary_product.ternary_matmul": "this processor has another way for as many tokens"} if ternary_product.LEAST >= _MOST else {}),
+    "launching._crew": "it computes nothing, and no Python calls it: kernels do, where threads share them",
     "float_state._exchange": "it computes nothing, and runs where another library has changed the state of the floating-point unit",
 }
-"""Kernels that no case can run on this machine, both variants, and why."""
+"""Kernels that no case can run on this machine, and why."""
 
 CHANGES_NOTHING = {
     ("attention.tiles_of", "result", ""): "Python only asks how many tiles there are, to choose between two ways with the same bits",
-    **{("attention._attend_split", name, ""): "room: the call alone reads it" for name in ("largest", "values", "weight")},
-    ("float_products.matmul", "arranged", ""): "room: the call alone reads it",
+    **{("attention._fold_chunks", name, ""): "used up: nobody reads them afterwards" for name in ("largest", "weight")},
+    **{
+        ("attention._attend_chunks", name, place): "the last chunk is beyond the row's keys, and values are padded to whole tiles"
+        for name in ("largest", "values", "weight")
+        for place in ("tail", "row")
+    },
+    ("float_products._arrange", "out", "tail"): "what is between two strips",
+    ("ternary_tiles._arrange", "sums", "tail"): "a tile reads sums of whole tiles of tokens, and stores results of those that are there",
     (
         "block_products._arrange",
         "rows.q",
@@ -57,21 +67,21 @@ CHANGES_NOTHING = {
 
 
 def name_of(kernel: Any) -> str:
-    """Module and name: `rows._add` for threads, `rows._add_alone` for one."""
-    return f"{kernel.py_func.__module__.removeprefix('bitnet_np.kernels.')}.{kernel.py_func.__qualname__}"
+    """Module and name, such as `rows._add`."""
+    return f"{kernel.py_func.__module__.removeprefix('bitnet_np.kernels.')}.{kernel.py_func.__qualname__.removesuffix('.run')}"
 
 
 def outermost() -> set[str]:
     """Every kernel that Python may call, read from the package.
 
-    They are both variants of each that threads can share, and what functions with annotations name: functions that are compiled have none.
+    They are those that threads can share, and what functions with annotations name: functions that are compiled have none.
     """
     ours = {id(kernel): kernel for kernel in disk_cache.DISPATCHERS.values()}
     found = set()
     for module in [module for name, module in sys.modules.items() if name.startswith("bitnet_np.kernels.") and ".cuda" not in name]:
         for value in list(vars(module).values()):
             if isinstance(value, Kernel):
-                found |= {name_of(value.shared), name_of(value.alone)}
+                found.add(name_of(value.run))
         for function in ast.parse(Path(str(module.__file__)).read_text("utf-8")).body:
             if isinstance(function, ast.FunctionDef) and _is_python(vars(module)[function.name]):
                 names = [vars(module).get(node.id) for node in ast.walk(function) if isinstance(node, ast.Name)]
@@ -86,8 +96,8 @@ def _is_python(function: Any) -> bool:
 
 def arrays_of(kernel: Any, arguments: tuple) -> dict[str, NDArray]:
     """The arrays that a kernel may write, by the names of its parameters."""
-    found = {}
-    for name, value in zip(inspect.signature(kernel.py_func).parameters, arguments, strict=True):
+    found, body = {}, kernel.py_func.__globals__.get("body", kernel)  # `run` of a Kernel takes a team and what its body takes
+    for name, value in zip(inspect.signature(body.py_func).parameters, arguments, strict=True):
         fields = value._asdict() if hasattr(value, "_asdict") else {"": value}
         found |= {f"{name}.{field}".rstrip("."): part for field, part in fields.items() if isinstance(part, np.ndarray)}
     return {name: array for name, array in found.items() if array.flags.writeable and array.size}
@@ -104,44 +114,32 @@ def signature_of(kernel: Any, arguments: tuple) -> Signature:
     return name_of(kernel), str(tuple(map(kernel.typeof_pyval, arguments)))
 
 
-def stand_ins() -> dict[str, Any]:
-    """For each kernel that threads share, its variant for one thread, which writes the same bits and takes half the time to compile."""
-    kernels = [value for name, module in sys.modules.items() if name.startswith("bitnet_np.kernels.") for value in vars(module).values()]
-    return {name_of(kernel.shared): kernel.alone for kernel in kernels if isinstance(kernel, Kernel)}
-
-
 class Seen(NamedTuple):
     """What the cases of the self-test have called."""
 
     digests: dict[str, str]  # of each case
     callers: dict[Signature, list[str]]  # the cases that call it
-    written: dict[str, set[str]]  # the parameters that either variant of a kernel has ever written
-    instead: dict[str, Any]  # the kernels that ran in place of others, by the names of these
-
-    def compute(self, kernel: Any, arguments: tuple) -> Any:
-        return CPUDispatcher.__call__(self.instead.get(name_of(kernel), kernel), *arguments)
+    written: dict[str, set[str]]  # the parameters that a kernel has ever written
 
 
-def seen(cases: dict[str, selftest.Case], instead: dict[str, Any]) -> Seen:
-    """Run cases both ways, with some kernels in place of others."""
-    found = Seen({}, {}, {}, instead)
+def seen(cases: dict[str, selftest.Case]) -> Seen:
+    """Run cases, on the calling thread alone."""
+    found = Seen({}, {}, {})
 
     def call(kernel: Any, arguments: tuple) -> Any:
         arrays = arrays_of(kernel, arguments)
         before = {name: array.tobytes() for name, array in arrays.items()}
-        result = found.compute(kernel, arguments)
+        result = CPUDispatcher.__call__(kernel, *arguments)
         changed = {name for name, array in arrays.items() if array.tobytes() != before[name]}
-        found.written.setdefault(name_of(kernel).removesuffix("_alone"), set()).update(
-            changed | ({"result"} if result is not None else set())
-        )
+        found.written.setdefault(name_of(kernel), set()).update(changed | ({"result"} if result is not None else set()))
         cases = found.callers.setdefault(signature_of(kernel, arguments), [])
         if case not in cases:
             cases.append(case)
         return result
 
-    with watched(call):
+    with watched(call), selftest.on_one_thread(True):
         for case, compute in cases.items():
-            (found.digests[case],) = set(selftest.digests(case, compute))
+            found.digests[case] = selftest.digest(*compute())
     return found
 
 
@@ -166,7 +164,7 @@ def finds(cases: dict[str, selftest.Case], found: Seen, wrong: Signature, parame
     """The first case whose digest another result of one kernel changes, "" if there is none. An error is a change, too."""
 
     def call(kernel: Any, arguments: tuple) -> Any:
-        result = found.compute(kernel, arguments)
+        result = CPUDispatcher.__call__(kernel, *arguments)
         if name_of(kernel) != wrong[0] or signature_of(kernel, arguments) != wrong:
             return result
         if parameter == "result":
@@ -176,7 +174,7 @@ def finds(cases: dict[str, selftest.Case], found: Seen, wrong: Signature, parame
 
     for case in found.callers[wrong]:
         try:
-            with watched(call), selftest.on_one_thread(wrong[0].endswith("_alone")):
+            with watched(call), selftest.on_one_thread(True):
                 if selftest.digest(*cases[case]()) != found.digests[case]:
                     return case
         except Exception as error:
@@ -187,7 +185,7 @@ def finds(cases: dict[str, selftest.Case], found: Seen, wrong: Signature, parame
 def mutants(found: Seen) -> Iterator[tuple[Signature, str, str]]:
     """Each kernel and signature, parameter that it writes, and place to make wrong."""
     for signature, cases in found.callers.items():
-        name = signature[0].removesuffix("_alone")
+        name = signature[0]
         for parameter in sorted(found.written[name]):
             for place in PLACES if parameter != "result" else PLACES[:1]:
                 if CHANGES_NOTHING.keys().isdisjoint((name, parameter, where) for where in ("", place, " ".join(cases))):
@@ -197,7 +195,7 @@ def mutants(found: Seen) -> Iterator[tuple[Signature, str, str]]:
 def main() -> int:
     beginning = "".join(sys.argv[1:])
     cases = selftest.cases()
-    found = seen(cases, {})
+    found = seen(cases)
     counts: Counter[str] = Counter()
     for signature, parameter, place in mutants(found):
         if signature[0].startswith(beginning):

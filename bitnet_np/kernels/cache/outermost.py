@@ -1,11 +1,9 @@
 """Compiling a kernel and the functions that it calls as one.
 
 Numba makes a library of each function. It optimises each for itself, makes machine code of it, and links it into the library of every
-caller, where all of it is optimised again; a parallel loop adds two more. Our kernels call functions that call others, five deep. So here
+caller, where all of it is optimised again. Our kernels call functions that call others, five deep. So here
 only the library of the function that Python calls, the outermost, is optimised and becomes machine code. The others are its parts: they are
 linked into it as they were lowered. Compiling takes less than half the time, and what runs is as fast.
-
-Parallel loops run as fast/taking.py says.
 
 This needs private parts of Numba, so disk_cache.py imports it for the versions that it knows.
 """
@@ -18,9 +16,6 @@ from typing import Any
 from numba.core import codegen, compiler, errors, typing
 from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
 from numba.core.registry import CPUDispatcher
-from numba.np.ufunc import parallel
-
-from ..fast import taking
 
 _outermost = ""  # the qualified name of the function being compiled, which is its library's; for holders of the compiler's lock
 
@@ -101,6 +96,10 @@ class Function(CPUDispatcher):
             return super().get_overload(sig)
         return self._parts[tuple(sig)].entry_point
 
+    def get_compile_result(self, sig: Any) -> Any:
+        """The part that the code being compiled calls (fast/team.py)."""
+        return self._parts[sig.args] if _outermost else super().get_compile_result(sig)
+
 
 @contextmanager
 def _compiling(name: str, generator: Any) -> Iterator[None]:
@@ -111,13 +110,11 @@ def _compiling(name: str, generator: Any) -> Iterator[None]:
     global _outermost
     usual, collects = generator._library_class, gc.isenabled()
     _outermost, generator._library_class = name, lambda codegen, own: (usual if own == name else _Part)(codegen, own)
-    dealt, parallel.build_gufunc_kernel = parallel.build_gufunc_kernel, taking.launcher
     gc.disable()
     try:
         yield
     finally:
         _outermost = ""
         del generator._library_class
-        parallel.build_gufunc_kernel = dealt
         if collects:
             gc.enable()

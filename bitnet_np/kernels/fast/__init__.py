@@ -9,6 +9,6 @@ block_floats.py   ggml's blocks as floats
 block_bytes.py    their codes times bytes
 float_control.py  the register that controls floating-point arithmetic
 amx.py            Intel's matrix tiles, and a plain twin
-taking.py         how threads share the work of a parallel loop
+team.py           how a team of threads runs a kernel
 calls.py          calls of compiled kernels from a list
 """

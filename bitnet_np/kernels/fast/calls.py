@@ -71,6 +71,13 @@ class Calls:
             raise MemoryError("a kernel has no memory for its work")
 
 
+def address_of(function: CPUDispatcher, *kinds: types.Type) -> int:
+    """Where the machine code of a function for arguments of these types begins, as Numba passes them. It is compiled if it has to be."""
+    function.compile(kinds)
+    compiled = function.overloads[kinds]
+    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+
+
 def _traits(value: Any) -> Any:
     """What Numba's type of a value follows from."""
     if isinstance(value, np.ndarray):
@@ -94,7 +101,7 @@ class _Entry(NamedTuple):
             raise UnknownArgumentError(f"{kernel} is compiled for constants among {kinds}")
         compiled = kernel.overloads[kinds]
         native = cpu_target.target_context.call_conv.get_function_type(compiled.fndesc.restype, compiled.fndesc.argtypes)
-        entry = cls(kinds, compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name), native)
+        entry = cls(kinds, address_of(kernel, *kinds), native)
         if len(native.args) != 1 + len(entry.block(arguments)):  # the result and the error, and no address
             raise UnknownArgumentError(f"{kernel} takes {len(native.args) - 2} words, its arguments have others")
         return entry

@@ -8,14 +8,14 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
-from bitnet_np.kernels.launching import launch, parallel, serial
+from bitnet_np.kernels.launching import launch, parallel, serial, shared
 
 from .settings import Settings
 
 Arrays = Mapping[str, NDArray[np.float32]]
+_PART = 1 << 12  # numbers that a thread updates at a time
 _LANES = 16
 
 
@@ -40,14 +40,15 @@ def norm(gradients: Arrays) -> float:
 
 
 @parallel
-def _update(w: NDArray, g: NDArray, m: NDArray, v: NDArray, numbers: tuple[np.float32, ...]) -> None:  # [N] each; w, m and v in place
+def _update(team, w, g, m, v, numbers):  # [N] each; w, m and v in place
     factor, beta1, one_minus_beta1, beta2, one_minus_beta2, rate, root, epsilon, decay = numbers
-    for i in prange(w.size):
-        x = g[i] * factor
-        first = beta1 * m[i] + one_minus_beta1 * x
-        second = beta2 * v[i] + one_minus_beta2 * x * x
-        m[i], v[i] = first, second
-        w[i] = decay * w[i] - rate * first / (np.sqrt(second) * root + epsilon)
+    for part in shared(team, -(-w.size // _PART)):
+        for i in range(part * _PART, min((part + 1) * _PART, w.size)):
+            x = g[i] * factor
+            first = beta1 * m[i] + one_minus_beta1 * x
+            second = beta2 * v[i] + one_minus_beta2 * x * x
+            m[i], v[i] = first, second
+            w[i] = decay * w[i] - rate * first / (np.sqrt(second) * root + epsilon)
 
 
 def update(parameters: Arrays, gradients: Arrays, first: Arrays, second: Arrays, step: int, settings: Settings) -> float:

@@ -1,4 +1,4 @@
-"""Threads take the pieces of a loop: each is done once, and nobody waits for a late thread but for the piece that it has."""
+"""Members of a team take the pieces of a loop: each is done once, and nobody waits for a late one but for the piece that it has."""
 
 import importlib
 import sys
@@ -6,26 +6,18 @@ import sys
 import numba
 import numpy as np
 import pytest
-from numba import prange
 
 from bitnet_np.kernels import launching
-from bitnet_np.kernels.cache.disk_cache import is_known
 from bitnet_np.kernels.fast.emit import emitted
-from bitnet_np.kernels.fast.taking import PIECES
-from bitnet_np.kernels.launching import SMALL, launch, parallel
-
-pytestmark = pytest.mark.skipif(not is_known(), reason="another version of Numba, which deals")
+from bitnet_np.kernels.fast.team import PIECES
+from bitnet_np.kernels.launching import SMALL, launch, parallel, shared
+from bitnet_np.kernels.sharing import Sharing
 
 
 @parallel
-def count(first, times):
-    for i in prange(first, times.size):
+def count(team, times):
+    for i in shared(team, times.size):
         times[i] += 1
-
-
-@parallel
-def count_all(times):
-    times[:] = times + 1  # Numba makes one loop of it, over two dimensions
 
 
 @emitted()
@@ -35,8 +27,8 @@ def look_again(b):
 
 
 @parallel
-def first_waits(done):
-    for i in prange(done.size):
+def first_waits(team, done):
+    for i in shared(team, done.size):
         if i == 0:
             for _ in range(100_000_000):
                 look_again()
@@ -48,7 +40,9 @@ def first_waits(done):
 
 
 @pytest.fixture
-def threads():
+def threads(monkeypatch):
+    """Sets the number of threads, which share kernels however busy the machine is."""
+    monkeypatch.setattr(launching, "_sharing", Sharing())
     before = numba.get_num_threads()
     yield numba.set_num_threads
     numba.set_num_threads(before)
@@ -60,13 +54,8 @@ def test_every_piece_is_done_once(threads, n):
         pytest.skip("fewer threads here")
     threads(n)
     for size in [*range(8), *(n * PIECES * k + more for k in (1, 2) for more in (-1, 0, 1)), 1000]:
-        for first in (0, 3):
-            times = np.zeros(size, np.int64)
-            launch(count, SMALL + 1, first, times)
-            assert times.tolist() == [int(i >= first) for i in range(size)]
-    for shape in ((1, 100), (100, 1), (7, 50), (3, 0)):
-        times = np.zeros(shape, np.int64)
-        launch(count_all, SMALL + 1, times)
+        times = np.zeros(size, np.int64)
+        launch(count, SMALL + 1, times)
         assert (times == 1).all()
 
 
@@ -78,6 +67,26 @@ def test_what_a_late_thread_has_not_begun_is_done_by_others(threads):
     done = np.zeros(2 * PIECES, np.int64)
     launch(first_waits, SMALL + 1, done)
     assert done.all()
+
+
+@parallel
+def allocate(team, sizes, out):
+    for i in shared(team, sizes.size):
+        out[i] = np.empty(sizes[i], np.uint8).size
+
+
+@pytest.mark.parametrize("work", [0, SMALL + 1])
+@pytest.mark.parametrize("place", [0, 99])
+def test_memory_that_cannot_be_had_is_an_error_whichever_member_asks(threads, work, place):
+    threads(min(2, numba.config.NUMBA_NUM_THREADS))
+    sizes, out = np.full(100, 10), np.zeros(100, np.int64)
+    launch(allocate, work, sizes, out)
+    sizes[place] = 1 << 60
+    with pytest.raises(MemoryError, match="a kernel has no memory for its work"):
+        launch(allocate, work, sizes, out)
+    sizes[place] = 11
+    launch(allocate, work, sizes, out)
+    assert (out == sizes).all()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is not taken here")
