@@ -137,11 +137,7 @@ def run_layers(
     if c.embedding_scale != 1:
         h = whole.note("inp_scaled", ops.scaled(h, np.float32(c.embedding_scale)))
     way = _Way.of(whole, len(h), rotations, attend)
-    h = _layers(whole, h, way, rows.last if last_only else None) if attend.repeats is None else _repeated(whole, h, way, attend.repeats)
-    if last_only and len(h) > len(rows.last):
-        h = ops.take(h, rows.last)
-    parts = (ALL,) if last_only else way.attention
-    h = _in_parts(way, parts, h, lambda x, _: whole.norm("result_norm", "", x, model.output_norm, model.output_norm_bias)[1])
+    h = _hidden(whole, h, way, rows.last if last_only else None) if attend.repeats is None else _repeated(whole, h, way, attend.repeats)
     h = dialect.rounded(h)
     if head is not None:
         logits = head(dialect.matrix_input(h, model.head))
@@ -153,28 +149,32 @@ def run_layers(
     return whole.note("result_output", logits)
 
 
-def _layers(whole: _Step, h: Array, way: _Way, last: Array | None = None) -> Array:
-    """All layers: [R, D] -> [R, D]. last: as in _layer, behind the last one."""
-    count = whole.runtime.model.config.n_layers
+def _hidden(whole: _Step, h: Array, way: _Way, last: Array | None = None) -> Array:
+    """All layers and the last norm: [R, D] -> [R, D]. last: the rows [B] of the last tokens, if only these are asked for: -> [B, D]."""
+    model, ops = whole.runtime.model, whole.runtime.ops
+    count = model.config.n_layers
     for n in range(count):
-        whole.runtime.ops.mark("layer")
+        ops.mark("layer")
         h = _layer(replace(whole, layer=n), h, way, last if n == count - 1 else None)
-    return h
+    if last is not None and len(h) > len(last):
+        h = ops.take(h, last)
+    parts = way.attention if last is None else (ALL,)
+    return _in_parts(way, parts, h, lambda x, _: whole.norm("result_norm", "", x, model.output_norm, model.output_norm_bias)[1])
 
 
 def _repeated(whole: _Step, h: Array, way: _Way, repeats: Repeats) -> Array:
-    """All layers for one more token of each sequence, by what was recorded of a pass like it."""
+    """`_hidden` for one more token of each sequence, by what was recorded of a pass like it."""
     runtime, rows, kinds = whole.runtime, way.attend.rows, tuple(way.rotations or ())
 
-    def layers(h: Array, slot: Array, position: Array, *turns: Array) -> Array:
+    def hidden(h: Array, slot: Array, position: Array, *turns: Array) -> Array:
         attend = replace(way.attend, rows=replace(rows, slot=slot, position=position))
         rotations = dict(zip(kinds, zip(turns[::2], turns[1::2], strict=True), strict=True))
-        return _layers(whole, h, replace(way, attend=attend, rotations=rotations or None))
+        return _hidden(whole, h, replace(way, attend=attend, rotations=rotations or None))
 
     inputs = h, rows.slot, rows.position, *(turn for kind in kinds for turn in (way.rotations or {})[kind])
     keys, values = way.attend.keys, way.attend.values
     kind = runtime.dialect, len(h), get_num_threads(), id(keys), id(values)
-    return repeats.run(runtime.model, kind, most_keys(rows.position), layers, inputs, (keys, values))
+    return repeats.run(runtime.model, kind, most_keys(rows.position), hidden, inputs, (keys, values))
 
 
 @np.errstate(over="ignore", invalid="ignore")
