@@ -11,7 +11,7 @@ A member computes in the default state of floating-point arithmetic (../float_st
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
 from numba.core.imputils import RefType, iternext_impl
 from numba.extending import intrinsic, lower_builtin, models, register_model
@@ -186,3 +186,7 @@ class _Start:
         status, _ = context.call_conv.call_function(b.builder, callee, kind, kinds, [team, *arguments])
         b.ret(status.code)
         return function
+
+
+if config.DISABLE_JIT:  # kernels are Python then
+    shared, start = (lambda team, n: range(n)), (lambda kernel, team, arguments: kernel(team, *arguments))
