@@ -123,6 +123,7 @@ def mix(y: Array, weights: Array) -> Array:  # [T, k, D], [T, k] -> [T, D]
     return np.einsum("tkd,tk->td", y, weights)
 
 
+@np.errstate(over="ignore")  # e^1000 is infinity here, and its reciprocal 0
 def sigmoid(x: Array) -> Array:  # numbers of any shape
     return 1 / (1 + np.exp(-x))
 
@@ -135,6 +136,7 @@ def relu2_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]
     return np.maximum(gate, 0) ** 2 * up
 
 
+@np.errstate(over="ignore")  # as above
 def silu_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]
     return gate / (1 + np.exp(-gate)) * up
 
