@@ -32,7 +32,7 @@ class Kernel(NamedTuple):
     """A kernel: a function of its team, and of arrays and scalars."""
 
     body: Callable  # what each member of a team runs
-    run: Callable  # `body` by a whole team: `run(address of the team's two words, *arguments)`
+    run: Callable  # `body` by a whole team: `run(address of the team's words, *arguments)`
 
 
 def _renamed(function: Any, name: str, **names: Any) -> FunctionType:
@@ -86,7 +86,7 @@ load_openmp(os.environ)
 
 SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 _turn, _sharing = threading.Lock(), Sharing()
-_alone, _team = (np.array([0, 1], np.int64) for _ in range(2))  # a crew's function, if one is needed, and how many members
+_alone, _team = np.array([0, 1, 0], np.int64), np.array([0, 1, 1], np.int64)  # the three words of fast/team.start
 _ALONE, _TEAM = _alone.ctypes.data, _team.ctypes.data
 _threads_started = _forked = False
 

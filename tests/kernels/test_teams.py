@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import threading
 
 import numba
 import numpy as np
@@ -67,6 +68,27 @@ def test_what_a_late_thread_has_not_begun_is_done_by_others(threads):
     done = np.zeros(2 * PIECES, np.int64)
     launch(first_waits, SMALL + 1, done)
     assert done.all()
+
+
+@parallel
+def wait(team, flag, seen):
+    for _ in shared(team, 1):
+        for _ in range(1_000_000_000):
+            look_again()
+            if flag[0]:
+                seen[0] = 1
+                break
+
+
+def test_other_python_threads_run_meanwhile_where_there_is_much_to_do(threads):
+    threads(1)
+    flag, seen = np.zeros((2, 1), np.int64)
+    launch(wait, SMALL + 1, flag + 1, seen.copy())  # compiled
+    timer = threading.Timer(0.05, lambda: flag.__setitem__(0, 1))
+    timer.start()
+    launch(wait, SMALL + 1, flag, seen)
+    assert seen[0]
+    timer.join()
 
 
 @parallel

@@ -8,6 +8,8 @@ cache each), and then the arguments. A layer of threads calls the kernel for eac
 A member computes in the default state of floating-point arithmetic (../float_state.py), and its thread gets its own back.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -131,12 +133,25 @@ def _is_error(b: Emitter, status: ir.Value) -> ir.Value:
 
 @intrinsic
 def start(typing_context, kernel, team, arguments):
-    """Run a kernel of a team and of `arguments`, a tuple. `team` is the address of two words: the function that runs a crew, and how many.
+    """Run a kernel of a team and of `arguments`, a tuple. Raises MemoryError if a member has no memory.
 
-    That function calls `call_member` for each member; a team of one needs none. Raises MemoryError if a member has no memory.
+    `team` is the address of three words: the function that calls `call_member` for each member, how many there are, and, for a team of one,
+    which needs no such function, whether other Python threads may run meanwhile.
     """
     signature = kernel.get_call_type(typing_context, (TEAM, *arguments), {})
     return types.none(kernel, types.int64, arguments), _Start(kernel, signature)
+
+
+@contextmanager
+def _others_may_run(b: Emitter, may: ir.Value) -> Iterator[None]:
+    """Context in which other Python threads may run, if `may` is not 0."""
+    python, thread = b.context.get_python_api(b.builder), cgutils.alloca_once_value(b.builder, constant(_POINTER, None))
+    they_may = b.icmp_signed("!=", may, I64(0))
+    with b.if_then(they_may):
+        b.builder.store(python.save_thread(), thread)
+    yield
+    with b.if_then(they_may):
+        python.restore_thread(b.builder.load(thread))
 
 
 class _Start:
@@ -160,7 +175,7 @@ class _Start:
         member = self._member(context, builder.module, result, job_type)
         place, status = b.bitcast(job, _POINTER), cgutils.alloca_once_value(builder, I32(0))
         with builder.if_else(b.icmp_signed("==", count, I64(1))) as (alone, together):
-            with alone:
+            with alone, _others_may_run(b, b.load(b.gep(team, [I64(2)]), I64)):
                 b.builder.store(b.call(member, [place, I64(0)]), status)
             with together:
                 crew = b.inttoptr(b.load(team, I64), _CREW.as_pointer())
