@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .cache.disk_cache import compiled
 from .fast.calls import Calls, address_of
-from .fast.team import call_member, start
+from .fast.team import call_member, run_team
 from .fast.team import shared as shared  # for kernels
 from .float_state import default_state, is_default
 from .sharing import Sharing
@@ -45,9 +45,10 @@ def _renamed(function: Any, name: str, **names: Any) -> FunctionType:
 def parallel(function: Callable) -> Kernel:
     """A decorator: a function of a team and of arrays and scalars becomes a kernel, which threads share by one loop over `shared`."""
     body, code = serial(function), function.__code__
+    # with the parameters of the function: Numba takes long to look at a star's
     others = ", ".join(code.co_varnames[1 : code.co_argcount])
-    text = compile(f"lambda team, {others}: start(body, team, ({others},))", code.co_filename, "eval")
-    run = _renamed(eval(text, {"start": start, "body": body, "__name__": function.__module__}), f"{function.__name__}.run")
+    text = compile(f"lambda team, {others}: run_team(body, team, ({others},))", code.co_filename, "eval")
+    run = _renamed(eval(text, {"run_team": run_team, "body": body, "__name__": function.__module__}), f"{function.__name__}.run")
     run.__code__ = run.__code__.replace(co_firstlineno=code.co_firstlineno)
     return Kernel(body, serial(run))
 
@@ -86,7 +87,7 @@ load_openmp(os.environ)
 
 SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 _turn, _sharing = threading.Lock(), Sharing()
-_alone, _team = np.array([0, 1, 0], np.int64), np.array([0, 1, 1], np.int64)  # the three words of fast/team.start
+_alone, _team = np.array([0, 1, 0], np.int64), np.array([0, 1, 1], np.int64)  # the three words of fast/team.run_team
 _ALONE, _TEAM = _alone.ctypes.data, _team.ctypes.data
 _threads_started = _forked = False
 

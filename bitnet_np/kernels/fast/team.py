@@ -132,14 +132,14 @@ def _is_error(b: Emitter, status: ir.Value) -> ir.Value:
 
 
 @intrinsic
-def start(typing_context, kernel, team, arguments):
+def run_team(typing_context, kernel, team, arguments):
     """Run a kernel of a team and of `arguments`, a tuple. Raises MemoryError if a member has no memory.
 
     `team` is the address of three words: the function that calls `call_member` for each member, how many there are, and, for a team of one,
     which needs no such function, whether other Python threads may run meanwhile.
     """
     signature = kernel.get_call_type(typing_context, (TEAM, *arguments), {})
-    return types.none(kernel, types.int64, arguments), _Start(kernel, signature)
+    return types.none(kernel, types.int64, arguments), _RunTeam(kernel, signature)
 
 
 @contextmanager
@@ -154,8 +154,8 @@ def _others_may_run(b: Emitter, may: ir.Value) -> Iterator[None]:
         python.restore_thread(b.builder.load(thread))
 
 
-class _Start:
-    """Makes the code of `start`."""
+class _RunTeam:
+    """Makes the code of `run_team`."""
 
     def __init__(self, kernel: Any, signature: Any) -> None:
         self._kernel, self._signature = kernel, signature
@@ -167,7 +167,7 @@ class _Start:
         job_type = ir.LiteralStructType([I64, I64, I64, *(value.type for value in arguments)])
         team = b.inttoptr(values[1], I64.as_pointer())
         count = b.load(b.gep(team, [I64(1)]), I64)
-        counters = b.alloca(I8, size=b.mul(count, LINE))
+        counters = b.alloca(I64, size=b.mul(count, LINE // 8))
         cgutils.memset(builder, counters, b.mul(count, LINE), 0)
         job = cgutils.alloca_once(builder, job_type)
         for i, value in enumerate([I64(0), b.ptrtoint(counters, I64), count, *arguments]):
@@ -204,4 +204,4 @@ class _Start:
 
 
 if config.DISABLE_JIT:  # kernels are Python then
-    shared, start = (lambda team, n: range(n)), (lambda kernel, team, arguments: kernel(team, *arguments))
+    shared, run_team = (lambda team, n: range(n)), (lambda kernel, team, arguments: kernel(team, *arguments))
