@@ -82,7 +82,7 @@ def judge_logits(
     others = list(dialects(base))
     names = [name for name in base.present(MATRICES) if name != "attn_k"] if search else []  # scales of queries and keys do the same
     scales = [(name, [scaled(base, name, factor) for factor in (1 / _STEP, _STEP)]) for name in names]
-    logits = _Runs(run, theirs, options, len(honest) + len(others) + len(mistakes) + 2 * len(scales))
+    logits = _Runs(run, options, len(honest) + len(others) + len(mistakes) + 2 * len(scales))
     runs = {variant.text: x for variant in honest if (x := logits(variant)) is not None}
     rows = len(next(iter(runs.values())))
     a, b = (np.asarray(x).reshape(-1, ours.shape[-1])[:rows] for x in (ours, theirs))
@@ -140,8 +140,8 @@ def _is_of(cause: Cause, precision: Precision) -> bool:
 class _Runs:
     """Runs of variants of our engine, counted."""
 
-    def __init__(self, run: Run, theirs: ArrayLike, options: Options, total: int) -> None:
-        self.run, self.theirs, self.details, self.total = run, np.asarray(theirs), options.details, total
+    def __init__(self, run: Run, options: Options, total: int) -> None:
+        self.run, self.total = run, total
         self.progress = options.bars("trying known mistakes")
         self.done = 0
 
@@ -151,13 +151,9 @@ class _Runs:
         self.progress(min(self.done, self.total), self.total)
         try:
             with np.errstate(all="ignore"):
-                x = self.run(variant)
+                return self.run(variant)
         except (NonFiniteError, ContextLimitError):
             return None
-        if self.details is not None:
-            away = position_nmse(x, self.theirs.reshape(-1, x.shape[-1])[: len(x)])
-            self.details.attempt(None, variant.text, float(away.mean()))
-        return x
 
 
 def _undeclared(

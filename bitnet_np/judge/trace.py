@@ -628,8 +628,6 @@ class _Judge:
         if computes is not None and part is None:
             case.nearest.offer(left, cause, computes)
             case.parts.compare(cause, array)
-        if self.options.details is not None and np.isfinite(left):
-            self.options.details.attempt(case.last, cause.text, left)
         return left
 
     def _hidden_in_parts(self, case: "_Case") -> Cause | None:
