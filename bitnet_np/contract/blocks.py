@@ -17,7 +17,6 @@ Bytes = NDArray[np.uint8]
 # --- weights --------------------------------------------------------------------------------------------------------------------------
 
 
-@np.errstate(all="ignore")
 def weights(data: Bytes, kind: TensorType) -> Floats:  # [N, bytes of a row], type -> [N, M]
     """Each weight is code * scale + minimum, where scale and minimum are of RUN weights: a float, times a small integer in some types.
 
@@ -25,7 +24,13 @@ def weights(data: Bytes, kind: TensorType) -> Floats:  # [N, bytes of a row], ty
     """
     if kind in GRID_TYPES:
         return dequantize(data, GGMLQuantizationType(kind.number))
-    record, blocks = FORMATS[kind.name], data.reshape(-1, kind.block_bytes)
+    return weights_as(data, FORMATS[kind.name])
+
+
+@np.errstate(all="ignore")
+def weights_as(data: Bytes, record: Format) -> Floats:  # [N, bytes of a row] -> [N, M]
+    """The weights of blocks that are laid out so."""
+    blocks = data.reshape(-1, record.layout.itemsize)
     out = _codes(blocks, record).astype(f32) * _of_weights(blocks, record, record.scale)
     if record.minimum is not None:
         out = out + _of_weights(blocks, record, record.minimum)

@@ -26,7 +26,7 @@ function table(header, rows, numeric) {
     make("table", { class: "plain" }, make("thead", {}, cells(header, "th")), make("tbody", {}, ...rows.map((row) => cells(row, "td")))));
 }
 
-// The frame of both charts: 220 high, and on a phone not as wide, so that its letters stay large.
+// The frame of the chart: 220 high, and on a phone not as wide, so that its letters stay large.
 const HIGHEST = 10; // decimal logarithm: a larger error, in units of the limit, says that the limit is nearly 0
 const LEFT = 52, RIGHT = matchMedia("(max-width: 600px)").matches ? 328 : 548, TOP = 14, BOTTOM = 178;
 function chart(title, across, ...inside) {
@@ -65,30 +65,6 @@ function byPosition(detail) {
   return chart("Error against position", "position", ...inside);
 }
 
-function histogram(detail) {
-  const size = (data.bins[1] - data.bins[0]) / detail.histogram.length, used = detail.histogram.map((n, i) => (n ? i : -1)).filter((i) => i >= 0);
-  const low = Math.min(-2, Math.floor(data.bins[0] + size * (used[0] ?? 0))), high = Math.max(2, Math.ceil(data.bins[0] + size * ((used.at(-1) ?? 0) + 1)));
-  const counts = detail.histogram.slice(Math.round((low - data.bins[0]) / size), Math.round((high - data.bins[0]) / size));
-  const most = Math.max(1, ...counts), width = (RIGHT - LEFT) / counts.length;
-  const inside = [];
-  const y = (n) => (n === 0 ? BOTTOM : BOTTOM - (Math.log10(n + 1) / Math.log10(most + 1)) * (BOTTOM - TOP));
-  const limit = LEFT - (low / (high - low)) * (RIGHT - LEFT);
-  counts.forEach((n, i) => {
-    if (n === 0) return;
-    const left = LEFT + i * width;
-    inside.push(make("rect", { class: detail.each && left >= limit - 0.01 ? "bar over" : "bar", x: left + 0.6, y: y(n), width: width - 1.2, height: BOTTOM - y(n) }, make("title", {}, `${n} numbers`)));
-  });
-  for (const n of new Set([1, Math.round(Math.sqrt(most)), most])) {
-    inside.push(make("text", { x: LEFT - 8, y: y(n) + 4, "text-anchor": "end" }, n >= 10000 ? n.toExponential(0).replace("e+", "e") : String(n)));
-  }
-  for (let n = low; n <= high; n += high - low > 8 ? 2 : 1) {
-    const x = LEFT + ((n - low) / (high - low)) * (RIGHT - LEFT);
-    inside.push(make("text", { x, y: BOTTOM + 16, "text-anchor": "middle" }, power(n)));
-  }
-  inside.push(make("line", { class: "limit", x1: limit, x2: limit, y1: TOP, y2: BOTTOM }), make("text", { class: "limited", x: limit, y: TOP - 4, "text-anchor": "middle" }, detail.each ? "limit" : "RMS limit"));
-  return chart("Histogram of errors", "|error| in units of the limit; both axes logarithmic", ...inside);
-}
-
 function section(title, ...content) {
   return make("section", {}, make("h3", {}, title), ...content);
 }
@@ -114,12 +90,6 @@ function show(id) {
     }
     const what = detail.each ? "largest error in units of its bound" : "RMS error in units of the limit";
     pair.append(section(`Error against position (${what})`, byPosition(detail)));
-    const exact = detail.exact ? `; ${detail.exact} of ${detail.shape[0] * detail.shape[1]} are exact` : "";
-    pair.append(section(`Histogram of ${detail.shape[0]} × ${detail.shape[1]} numbers${exact}`, histogram(detail)));
-  }
-  if (item.attempts.length) {
-    const more = item.tried > item.attempts.length ? `the nearest ${item.attempts.length} of ${item.tried}` : "all of them";
-    panel.append(section(`What was tried: ${more}`, table(["known mistake or honest engine", "NMSE that it leaves"], item.attempts.map(([text, left]) => [text, brief(left)]), (i) => i === 1)));
   }
 }
 
@@ -131,8 +101,7 @@ function choose(id, scroll) {
 
 // Arrow keys go from tensor to tensor; Tab goes past the heat map.
 const cells = buttons.filter((button) => button.classList.contains("cell"));
-const shown = cells.find((button) => !button.closest("tr").hidden) ?? cells[0];
-cells.forEach((button) => { button.tabIndex = button === shown ? 0 : -1; });
+cells.forEach((button, i) => { button.tabIndex = i === 0 ? 0 : -1; });
 function neighbour(button, key) {
   const row = button.closest("tr"), column = button.closest("td").cellIndex;
   const sideways = key === "ArrowRight" ? 1 : key === "ArrowLeft" ? -1 : 0;
@@ -140,7 +109,7 @@ function neighbour(button, key) {
   for (let r = row.rowIndex + down, c = column + sideways; ; r += down, c += sideways) {
     const line = row.closest("table").rows[r];
     if (!line || c < 1 || c >= line.cells.length) return null;
-    const next = line.hidden ? null : line.cells[c].querySelector("button");
+    const next = line.cells[c].querySelector("button");
     if (next) return next;
   }
 }
@@ -156,24 +125,12 @@ for (const button of cells) {
     choose(next.dataset.id, false);
   });
 }
-// Layers that look alike are one row until its button opens them.
-function open(toggle, wide) {
-  toggle.setAttribute("aria-expanded", String(wide));
-  for (let row = toggle.closest("tr").nextElementSibling; row && "fold" in row.dataset; row = row.nextElementSibling) row.hidden = !wide;
-}
-for (const toggle of document.querySelectorAll(".toggle")) {
-  toggle.addEventListener("click", () => open(toggle, toggle.getAttribute("aria-expanded") === "false"));
-}
 let wanted = "";
 try { wanted = decodeURIComponent(location.hash.slice(1)); } catch { /* no name of a tensor */ }
 const start = Object.hasOwn(data.tensors, wanted) ? wanted : data.start;
 show(start);
 const active = cells.find((button) => button.dataset.id === start);
-if (active && (start === wanted || !active.closest("tr").hidden)) {
-  for (let row = active.closest("tr"); "fold" in row.dataset; row = row.previousElementSibling) {
-    const toggle = row.previousElementSibling.querySelector(".toggle");
-    if (toggle) open(toggle, true);
-  }
+if (active) {
   for (const other of cells) other.tabIndex = other === active ? 0 : -1;
   const frame = active.closest(".scroll"), at = active.getBoundingClientRect(), edge = frame.getBoundingClientRect();
   if (at.right > edge.right) frame.scrollLeft += at.left - edge.left - frame.clientWidth / 2; // the first wrong cell in the middle, where

@@ -1,4 +1,4 @@
-"""What the HTML report and the plot show of a tensor: its worst numbers, its error by position, a histogram of errors, and what was tried.
+"""What the HTML report and the plot show of a tensor: its worst numbers, and its error by position.
 
 A Report holds a few numbers for each tensor and no arrays. The judge passes the arrays to a `Details`, if the caller gives it one, and
 that keeps a few hundred numbers of each.
@@ -17,9 +17,6 @@ Array = NDArray[np.float64]
 
 MOST_WORST = 8
 MOST_POSITIONS = 256
-MOST_ATTEMPTS = 8
-BINS = np.linspace(-6, 10, 65)
-"""Edges of the histogram: decimal logarithms of |error| / limit. Smaller and larger errors are counted in the outer bins."""
 
 FAR = 1e4
 """From so many limits on, errors are told apart by their size alone: where a limit is nearly 0, any error is many of it."""
@@ -48,29 +45,17 @@ class Detail:
     worst: tuple[Element, ...]  # at most 8, those with the largest error in units of the limit first
     positions: tuple[int, ...]  # at most 256: the first position of each group of equally many
     errors: tuple[float, ...]  # the largest error of each group, in units of the limit
-    histogram: tuple[int, ...]  # numbers by the logarithm of their error in units of the limit, see BINS
-    exact: int  # numbers without an error, which the histogram does not count
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A run that was compared with a dump: a known mistake, or an honest engine's roundings."""
-
-    text: str
-    nmse: float  # what it leaves: the mean square difference of the dump from it, in units of the dump's or our mean square
 
 
 @dataclass
 class Details:
-    """Collects a Detail of each tensor that a judge compares, and what it tried on it. Without one, the judge keeps nothing of this.
+    """Collects a Detail of each tensor that a judge compares. Without one, the judge keeps nothing of this.
 
     `logits` are the logits as such; result_output among `tensors` is the head's operation on the dump's own result_norm.
     """
 
     tensors: dict[Key, Detail] = field(default_factory=dict)
     logits: Detail | None = None
-    attempts: dict[Key | None, list[Attempt]] = field(default_factory=dict)  # the nearest first, at most 8; None: of the logits as such
-    tried: dict[Key | None, int] = field(default_factory=dict)  # number of all attempts
 
     def numbers(self, key: Key, value: Array, theirs: Array, bound: Callable[[slice], Array]) -> None:
         """Collect a tensor of which every number has a bound. value, theirs: [T, width]. bound: that of some rows, [rows, width]."""
@@ -92,13 +77,7 @@ class Details:
 
     def take(self, other: "Details") -> None:
         """Hold what another one holds."""
-        self.tensors, self.logits, self.attempts, self.tried = other.tensors, other.logits, other.attempts, other.tried
-
-    def attempt(self, key: Key | None, text: str, nmse: float) -> None:
-        """Count an attempt to explain a tensor, and keep it if it is one of the nearest."""
-        nearest = sorted([*self.attempts.get(key, []), Attempt(text, nmse)], key=lambda a: a.nmse)
-        self.attempts[key] = nearest[:MOST_ATTEMPTS]
-        self.tried[key] = self.tried.get(key, 0) + 1
+        self.tensors, self.logits = other.tensors, other.logits
 
 
 def _detail(
@@ -107,7 +86,7 @@ def _detail(
     """The Detail of [T, width], a block of rows at a time. numbers: [T], the positions that the rows are of; None: 0, 1, ..."""
     length, width = ours.shape
     rows_of_block = max(1, _BLOCK // width)
-    errors, counts, exact = np.empty(length), np.zeros(len(BINS) - 1, np.int64), 0
+    errors = np.empty(length)
     worst: list[tuple[float, Element]] = []
     for begin in range(0, length, rows_of_block):
         rows = slice(begin, begin + rows_of_block)
@@ -123,10 +102,6 @@ def _detail(
             t, n = divmod(int(i), width)
             position = begin + t if numbers is None else int(numbers[begin + t])
             worst.append((float(rank[t, n]), Element(position, n, float(a[t, n]), float(b[t, n]), float(most[t, n]))))
-        wrong = share[error > 0]
-        exact += error.size - wrong.size
-        logs = np.clip(np.log10(np.maximum(wrong, 1e-300)), BINS[0], BINS[-1])
-        counts += np.histogram(logs, BINS)[0]
     worst = sorted((item for item in worst if item[0] > 0), key=lambda item: -item[0])[:MOST_WORST]
     group = ceil(length / MOST_POSITIONS)
     starts = range(0, length, group)
@@ -136,6 +111,4 @@ def _detail(
         worst=tuple(element for _, element in worst),
         positions=tuple(i if numbers is None else int(numbers[i]) for i in starts),
         errors=tuple(float(errors[i : i + group].max()) for i in starts),
-        histogram=tuple(map(int, counts)),
-        exact=exact,
     )

@@ -27,17 +27,15 @@ from ..model.records import MATRICES
 from ..traces.points import Key
 from .bounds import TINY
 from .graph import Operation, operations
-from .honest_engines import FLOOR, dialects, in_precision, other_choices, reach_of, roundings, with_choices
+from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings, with_choices
 from .logits import Judgement, Reach, judge, position_nmse
 from .mistakes.anywhere import fitted
 from .mistakes.attention import CACHE_ROUNDINGS
-from .mistakes.catalogue import HIDDEN, Trial, cached_and_rounded, engines, in_engine, narrowed, trials
+from .mistakes.catalogue import Trial, cached_and_rounded, in_engine, narrowed, trials
 from .mistakes.mistake import Cause, Compute
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types
 from .options import DEFAULT, Options
 from .precision import FLOAT32, Precision
-from .readings.table import PLACES, cause_of
-from .readings.wrong import Wrong
 from .variant import Floats, Variant, scaled, with_computed
 from .verdict import Verdict
 
@@ -82,7 +80,7 @@ def judge_logits(
     others = list(dialects(base))
     names = [name for name in base.present(MATRICES) if name != "attn_k"] if search else []  # scales of queries and keys do the same
     scales = [(name, [scaled(base, name, factor) for factor in (1 / _STEP, _STEP)]) for name in names]
-    logits = _Runs(run, theirs, options, len(honest) + len(others) + len(mistakes) + 2 * len(scales))
+    logits = _Runs(run, options, len(honest) + len(others) + len(mistakes) + 2 * len(scales))
     runs = {variant.text: x for variant in honest if (x := logits(variant)) is not None}
     rows = len(next(iter(runs.values())))
     a, b = (np.asarray(x).reshape(-1, ours.shape[-1])[:rows] for x in (ours, theirs))
@@ -108,10 +106,9 @@ def judge_logits(
     if mistake is None and judged.verdict == Verdict.WRONG and precision is None and search:
         judged, undeclared = _undeclared(judged, target, others, runs, ids)
     if mistake is None and judged.verdict == Verdict.WRONG and search and ids is not None:
-        positions = np.arange(len(a)) if numbers is None else numbers[: len(a)]
         cause = target.fitted() or target.in_operations(ids)
         if cause is None and alone:
-            cause = target.hidden(ids) or target.read_head(ids, positions)
+            cause = target.hidden(ids)
         cause = cause or target.nearly(ids)
         if cause is not None and not cause.fault and (precision is None or _is_of(cause, precision)):
             judged = replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}", explanation=cause.text)
@@ -140,8 +137,8 @@ def _is_of(cause: Cause, precision: Precision) -> bool:
 class _Runs:
     """Runs of variants of our engine, counted."""
 
-    def __init__(self, run: Run, theirs: ArrayLike, options: Options, total: int) -> None:
-        self.run, self.theirs, self.details, self.total = run, np.asarray(theirs), options.details, total
+    def __init__(self, run: Run, options: Options, total: int) -> None:
+        self.run, self.total = run, total
         self.progress = options.bars("trying known mistakes")
         self.done = 0
 
@@ -151,13 +148,9 @@ class _Runs:
         self.progress(min(self.done, self.total), self.total)
         try:
             with np.errstate(all="ignore"):
-                x = self.run(variant)
+                return self.run(variant)
         except (NonFiniteError, ContextLimitError):
             return None
-        if self.details is not None:
-            away = position_nmse(x, self.theirs.reshape(-1, x.shape[-1])[: len(x)])
-            self.details.attempt(None, variant.text, float(away.mean()))
-        return x
 
 
 def _undeclared(
@@ -302,30 +295,10 @@ class _Target:
                 self.offer(x, variant, trial.cause, trial.computes)
             return Explanation(float(_distances(x, self.a, self.b).mean()), self.explained_by(x, self.away) is not None)
 
-        whole = list(engines(HIDDEN, base))
-        if len(whole) * work < self.effort * _HIDDEN_WORK:
-            cause = self.nearest(((engine, Cause(engine.text, engine.mistake), {}) for engine in whole), self.away)
-            if cause is not None:
-                return cause
-        search = Search(len(ids), self.effort * _HIDDEN_WORK)
+        search = Search(len(ids), 2 * self.effort * _HIDDEN_WORK)
         cause = search.cause(span, False, explain, lambda trial: explain(trial).left, lambda changed: work, float(self.away.mean()))
         self.untried.extend(search.notes())
         return cause
-
-    def read_head(self, ids: NDArray[np.int64], numbers: NDArray[np.int64]) -> Cause | None:
-        """What readings see in the head, if its input is right. numbers: the positions of ours and theirs."""
-        base, last, points = self.base, _span(self.base)[-1], {}
-
-        def look(name: str, layer: int | None, x: NDArray) -> None:
-            points[Key(name, layer)] = x.reshape(len(ids), -1)[numbers].astype(np.float64)
-
-        Variant("", base.model, base.dialect).run(ids[None], look)
-        value, theirs = last.evaluate(points[last.inputs[0]]).value, self.b.astype(np.float64)
-        if (position_nmse(value, self.a) > FLOOR).any():
-            return None  # they are log-probabilities
-        places, noise = np.abs(theirs - value) > np.sqrt(self.reach.nmse * (value**2).mean(axis=1, keepdims=True)), self.reach.nmse
-        cause = cause_of(Wrong(base.model, base.dialect, last.key, [points[last.inputs[0]]], value, theirs, places, noise, {}))
-        return None if cause is None or cause.id in PLACES else cause
 
 
 def _span(base: Variant) -> list[Operation]:

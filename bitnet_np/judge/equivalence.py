@@ -43,7 +43,7 @@ def look_through(model: Model, ours: Tensors, theirs: dict[Key, NDArray]) -> Equ
     order = _order(model.config, ours, theirs)
     if order is not None:
         tensors = {key: _reordered(model.config, order, x) if key.name in (*QUERIES, *KEYS) else x for key, x in theirs.items()}
-        notes.append(f"queries and keys are {_named(model.config, order)}: that changes no score, and is looked through")
+        notes.append("a head's elements are in another order in queries and keys alike: that changes no score, and is looked through")
     sorted_tensors = _with_sorted_experts(model, tensors)
     if sorted_tensors is not tensors:
         tensors = sorted_tensors
@@ -111,19 +111,6 @@ def in_pairs(config: Config) -> NDArray[np.intp]:
     first, second = pair_slices(config)
     every = np.arange(config.head_dim)
     return np.concatenate([every[first], every[second], every[2 * config.rope_pairs :]])
-
-
-def _named(config: Config, order: NDArray[np.intp]) -> str:
-    """An order in words."""
-    first, second = (np.arange(config.head_dim)[part] for part in pair_slices(config))
-    rest = np.arange(2 * config.rope_pairs, config.head_dim)
-    neighbours = np.concatenate([np.stack([first, second], axis=1).reshape(-1), rest])
-    half_apart = in_pairs(config)
-    if config.rope == "halves" and (order == neighbours).all():
-        return "in Meta's order (rotated pairs are neighbours, ours half a head apart)"
-    if config.rope == "adjacent" and (order == half_apart).all():
-        return "in transformers' order (rotated pairs are half a head apart, ours neighbours)"
-    return "in another order of a head's elements, both in the same"
 
 
 def _start(model: Model, theirs: Tensors) -> int:

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
-from math import isfinite, log10
+from math import log10
 from typing import Any
 
 from ..base.errors import listed
 from ..traces.points import GRADIENTS, LOSS, MODEL_GRADIENTS, Key, meaning
-from .detail import BINS, Detail, Details
+from .detail import Detail, Details
 from .findings import SYMBOLS, Findings, OperationVerdict, causes, closer_summary, layout
 from .logits import Judgement
 from .verdict import Verdict
@@ -27,7 +27,6 @@ LOGITS_ID = "logits"
 FIRST = ("inp_embd", "inpL", "inp_scaled", "grad_token_embd")
 """Tensors of the whole model that stand before the layers; all others of it stand behind."""
 
-_FOLDED = 4  # from so many layers on that look alike, they are one row, which opens
 _MOST_CAUSES = 12  # rows of causes; those after them are on the panels of their tensors
 MEANT = 1e10  # a larger ratio says that the limit is nearly 0, not how large the error is
 _NOT_IN_DUMP = 40  # names of missing tensors that are listed; the rest is only counted
@@ -36,7 +35,7 @@ _NOT_IN_DUMP = 40  # names of missing tensors that are listed; the rest is only 
 def page(report: Findings, details: Details | None = None, about: Mapping[str, str] | None = None) -> str:
     """The report as an HTML document.
 
-    details: what the judge collected, for worst numbers, charts and attempts. about: facts to show at the end (files, digests, versions).
+    details: what the judge collected, for worst numbers and charts. about: facts to show at the end (files, digests, versions).
     """
     style, script = (files("bitnet_np").joinpath("data", name).read_text("utf-8") for name in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -88,8 +87,7 @@ def _body(report: Findings, details: Details, about: Mapping[str, str]) -> Itera
     if report.operations:
         yield '<h2>Every tensor</h2><p class="soft screen">Choose one to see its numbers: by mouse, or with Tab and the arrow keys.</p>'
         yield '<div class="beside"><div>' + "".join(_map(report, clickable=True)) + "</div>"
-    yield "<noscript><style>tr[hidden]{display:table-row}</style>"
-    yield '<p class="soft">The numbers of single tensors need JavaScript.</p></noscript>'
+    yield '<noscript><p class="soft">The numbers of single tensors need JavaScript.</p></noscript>'
     yield '<article class="panel" id="panel" aria-live="polite" hidden></article>' + "</div>" * bool(report.operations)
     if summary := closer_summary(report):
         yield f'<p class="soft">{escape(summary[0].upper() + summary[1:])}.</p>'
@@ -100,7 +98,7 @@ def _body(report: Findings, details: Details, about: Mapping[str, str]) -> Itera
         yield "<h2>Where this comes from</h2>" + _table([(name, value) for name, value in about.items()], mono=1)
     yield "<footer>Written by bitnet_np. An error is judged in units of its limit: above 1 it is more than roundings explain.</footer>"
     yield "</main>"
-    data = {"tensors": tensors, "start": _start(report, tensors), "bins": (BINS[0], BINS[-1])}
+    data = {"tensors": tensors, "start": _start(report, tensors)}
     yield f'<script type="application/json" id="data">{_json(data)}</script>'
 
 
@@ -137,30 +135,12 @@ def _map(report: Findings, clickable: bool) -> Iterator[str]:
     if layers:
         header = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
         yield f'<div class="scroll"><table class="map"><thead><tr><th></th>{header}</tr></thead><tbody>'
-        for alike in _alike([[judged.get(Key(name, n)) for name in names] for n in layers]):
-            folded = clickable and len(alike) >= _FOLDED
-            if folded:
-                first, last = (next(o for o in row if o).key.layer for row in (alike[0], alike[-1]))
-                worst = [max(filter(None, column), key=lambda o: o.bound_ratio or 0, default=None) for column in zip(*alike, strict=True)]
-                toggle = f'<button type="button" class="toggle" aria-expanded="false">layers {first} to {last}</button>'
-                yield f'<tr><th scope="row">{toggle}</th>{"".join(f"<td>{_cell(o, False)}</td>" for o in worst)}</tr>'
-            for row in alike:
-                label = f'<th scope="row">layer {next(o for o in row if o).key.layer}</th>'
-                yield f"<tr{' data-fold hidden' * folded}>{label}{''.join(f'<td>{_cell(o, clickable)}</td>' for o in row)}</tr>"
+        for n in layers:
+            cells = "".join(f"<td>{_cell(judged.get(Key(name, n)), clickable)}</td>" for name in names)
+            yield f'<tr><th scope="row">layer {n}</th>{cells}</tr>'
         yield "</tbody></table></div>"
     if after:
         yield f'<div class="chips">{"".join(after)}</div>'
-
-
-def _alike(rows: list[list[OperationVerdict | None]]) -> Iterator[list[list[OperationVerdict | None]]]:
-    """Runs of layers with the same signs; a layer with a wrong tensor stands alone."""
-    signs = [[None if o is None else o.verdict for o in row] for row in rows]
-    wrong = [any(verdict is not None and verdict.exit_code for verdict in row) for row in signs]
-    start = 0
-    for i in range(1, len(rows) + 1):
-        if i == len(rows) or wrong[i] or wrong[start] or signs[i] != signs[start]:
-            yield rows[start:i]
-            start = i
 
 
 def _cell(o: OperationVerdict | None, clickable: bool) -> str:
@@ -263,8 +243,6 @@ def _item(
         "lines": [line for i, line in enumerate(lines) if not any(line in other for other in lines[i + 1 :])],
         "numbers": [(name, f"{value:.4g}") for name, value in numbers.items() if value is not None],
         "detail": None if detail is None else _plain(detail),
-        "attempts": [(a.text, a.nmse) for a in details.attempts.get(key, []) if isfinite(a.nmse)],
-        "tried": details.tried.get(key, 0),
     }
 
 

@@ -314,17 +314,6 @@ def shape_hint(theirs: tuple[int, ...], ours: tuple[int, ...]) -> str:
     return ""
 
 
-def _why_repeated(ours: NDArray[np.float32], theirs: NDArray) -> str:
-    """The likely cause of two equal first rows."""
-    a, b = (x.reshape(-1, x.shape[-1]) for x in (ours, theirs))
-    with np.errstate(all="ignore"):
-        if (b == b[0]).all():
-            nearest = int(position_nmse(a, np.broadcast_to(b[0], a.shape)).argmin())
-            return f": all rows are the same, nearest to those of position {nearest}"
-        shifted = len(a) > 2 and bool((position_nmse(a[:-1], b[1:]) < FLIPS_LIMIT).all())
-    return ": rows are shifted by one, that of position 0 stands first and again" if shifted else ": is the first token, a BOS, fed twice?"
-
-
 def invalid(ours: NDArray[np.float32], theirs: NDArray) -> str | None:
     """The reason why logits cannot be compared; None if they can."""
     if theirs.dtype.kind != "f":
@@ -351,9 +340,8 @@ def invalid(ours: NDArray[np.float32], theirs: NDArray) -> str | None:
             flat = f"their logits of position {_place(row + still[0], ours.shape[:-1])} are all {rows[still[0], 0]}"
         for a, b in zip(true, rows, strict=True):
             if before is not None and (b == before[1]).all() and np.abs(a - before[0]).max() > DIFFERENT * a.std():
-                twice = _why_repeated(ours, theirs) if row == 1 else ""
                 before_and_now = " and ".join(_place(r, ours.shape[:-1]) for r in (row - 1, row))
-                repeated = repeated or f"their logits of positions {before_and_now} are the same numbers, ours are not{twice}"
+                repeated = repeated or f"their logits of positions {before_and_now} are the same numbers, ours are not"
             before = a, b
             row += 1
     if bad:

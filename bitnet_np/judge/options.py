@@ -15,9 +15,7 @@ class Options:
     effort: float = 1.0  # times the work that mistakes may take by default
     prefix: int = 0  # tokens of each sequence that the dump has no rows of: an earlier call had them
     bars: Bars = no_bars  # what is told how far the work is
-    details: Details | None = (
-        None  # what collects the worst numbers, errors by position and attempts of each tensor, if somebody wants them
-    )
+    details: Details | None = None  # what collects the worst numbers and errors by position of each tensor, if somebody wants them
 
 
 DEFAULT = Options()

@@ -64,22 +64,14 @@ def parts_of(key: Key, config: Config, places: NDArray[np.bool_]) -> Iterator[Pa
 class InParts:
     """The known mistake that comes closest in each part of a wrong tensor."""
 
-    def __init__(self, parts: Iterator[Part], value: Array, theirs: Array, most: float):
-        self._parts = list(parts)
+    def __init__(self, key: Key, config: Config, places: NDArray[np.bool_], value: Array, theirs: Array, most: float):
+        """For a tensor [T, width] that is wrong at these places. most: NMSE that a mistake may leave."""
+        away = np.abs(theirs - value)
+        self._parts = list(parts_of(key, config, places & (away > _NEGLIGIBLE * away.max())))
         self._theirs = [part.cut(theirs) for part in self._parts]
         # a mistake that explains little explains nothing
         self._best = [min(most, relative_error(part.cut(value), x) / 10) for part, x in zip(self._parts, self._theirs, strict=True)]
         self._causes: dict[int, Cause] = {}  # by the number of the part
-
-    @classmethod
-    def of(cls, key: Key, config: Config, places: NDArray[np.bool_], value: Array, theirs: Array, most: float) -> "InParts":
-        """For a tensor [T, width] that is wrong at these places. most: NMSE that a mistake may leave."""
-        away = np.abs(theirs - value)
-        return cls(parts_of(key, config, places & (away > _NEGLIGIBLE * away.max())), value, theirs, most)
-
-    def __iter__(self) -> Iterator[Part]:
-        """The parts, the largest first."""
-        return iter(self._parts)
 
     def compare(self, candidate: Cause, array: Array) -> None:
         """Compare a mistake that was made in the whole tensor. A rounding on purpose is made everywhere, or was not made."""

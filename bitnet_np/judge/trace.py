@@ -48,16 +48,15 @@ from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import fitted
 from .mistakes.attention import CACHE_ROUNDINGS
 from .mistakes.catalogue import Trial, as_rounded, cached_and_rounded, narrowed, trials
-from .mistakes.layers import RESIDUALS
 from .mistakes.mistake import Cause, Compute
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types, with_alike
 from .narrow import Storage
 from .operations import Expected, U, next_experts
 from .options import DEFAULT, Options
-from .parts import InParts, Part
+from .parts import InParts
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
 from .readings.places import overwritten
-from .readings.table import LOOSE, PLACES, cause_of, facts_of
+from .readings.table import LOOSE, cause_of, facts_of
 from .readings.wrong import Wrong, matched
 from .report import OperationVerdict, Report
 from .roundings import to_digits, to_eleven_bits
@@ -70,7 +69,7 @@ Array = NDArray[np.float64]
 _MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
 _LITTLE_WORK = 3 * 10**7  # the same where the verdict is FLIPS, which may hide a small mistake
-_HIDDEN_WORK = 2 * 10**10  # of all hidden mistakes that are tried on the first wrong tensor, and on all others together: seconds
+_HIDDEN_WORK = 2 * 10**10  # of all hidden mistakes that are tried on the first wrong tensor, and at most on all others together: seconds
 
 
 def judge_trace(
@@ -293,9 +292,7 @@ class _Judge:
         # what comes before a tensor that cannot be judged may be its cause, and what comes behind has it in it
         sound = takewhile(lambda o: not self.dump.problems.get(o.key), self.graph)
         self.judged = [o for o in sound if o.key in self.dump.tensors]
-        self.search = Search(len(self.ids), self.options.effort * _HIDDEN_WORK)
-        self._ahead: dict[Key, OperationVerdict] = {}
-        self._wrong_ones: list[Key] | None = None  # from the first on that is searched; None before that
+        self.search = Search(len(self.ids), 2 * self.options.effort * _HIDDEN_WORK)
 
     def operation(self, operation: Operation) -> OperationVerdict:
         """The verdict on one tensor of the dump."""
@@ -305,9 +302,6 @@ class _Judge:
             return OperationVerdict(
                 key, Verdict.SAME_BITS, across=across, max_error=0.0, bound_ratio=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0
             )
-        judged = self._ahead.get(key)
-        if judged is not None:
-            return judged
         return self._several(across, self.theirs[key]) if len(across) > 1 else self._one(operation, self.theirs[key])
 
     def _one(self, operation: Operation, theirs: Array) -> OperationVerdict:
@@ -316,7 +310,7 @@ class _Judge:
         if judged.verdict != Verdict.WRONG:
             return judged
         if self._is_flash_attention(operation, theirs):
-            self._assume(replace(self.types, precision=FLASH))
+            self.types = replace(self.types, precision=FLASH)
             return replace(judged.explained(FLASH_CAUSE), verdict=Verdict.NARROW)
         value = expected.value
         most_away, bound = bound_of(expected, value.shape)[:2]
@@ -326,9 +320,10 @@ class _Judge:
         case = self._case(judged.across, value, theirs, matched(rough), places)
         cause = self._explain(case, noise=loose)
         if cause is None:
-            wrong = self._wrong(operation, value, theirs, places, rough, self.theirs)
+            model, inputs = with_rope_of(self.model, operation.key.layer), [self.theirs[k] for k in operation.inputs]
+            wrong = Wrong(model, self.dialect, operation.key, inputs, value, theirs, places, rough, self.theirs)
             cause = self._searched(case, wrong) or cause_of(wrong)
-        if cause is None or cause.id in (*LOOSE, *PLACES):
+        if cause is None or cause.id in LOOSE:
             cause = self._nearly(case) or cause
         return self._caused(judged, cause)
 
@@ -347,7 +342,7 @@ class _Judge:
     def _searched(self, case: "_Case", wrong: Wrong) -> Cause | None:
         """The cause of a wrong tensor: plain to see, or a mistake that gives its numbers, or those of its largest part."""
         plain = self._overwritten(wrong) or facts_of(wrong)
-        return plain or self._hidden(case) or case.parts.known() or self._hidden_in_parts(case)
+        return plain or self._hidden(case) or case.parts.known()
 
     def _is_flash_attention(self, operation: Operation, theirs: Array) -> bool:
         """Whether an output of attention that nobody declared is right but for the roundings of ggml's flash attention."""
@@ -372,7 +367,7 @@ class _Judge:
             cause = self._explain(case)
             if cause is None:
                 self.in_vain += work
-                cause = self._hidden(case) or self._read_last(case) or case.parts.known() or self._nearly(case)
+                cause = self._hidden(case) or case.parts.known() or self._nearly(case)
             return self._caused(judged, cause)
         if judged.verdict == Verdict.FLIPS and work <= self.options.effort * _LITTLE_WORK:
             cause = self._explain(self._case(across, value, theirs, most, np.zeros(value.shape, bool)), least=most / 2)
@@ -401,40 +396,8 @@ class _Judge:
             return explained
         if cause.kind in CACHES and cause.id in CACHE_ROUNDINGS:
             self.cache = cause
-            self._assume(self.types.with_cache(cause.kind))
+            self.types = self.types.with_cache(cause.kind)
         return replace(explained, verdict=Verdict.NARROW)
-
-    def _assume(self, types: _Types) -> None:
-        """Judge by other types from here on."""
-        self.types = types
-        self._ahead.clear()
-
-    def _kept_for_later(self, key: Key) -> float:
-        """The work of the search that is kept for wrong tensors behind this one, so that these are explained whatever is wrong before them.
-
-        They have as much together as the first one that is searched, in equal shares. What one does not use goes on to the next.
-        """
-        if self._wrong_ones is None:
-            self._wrong_ones = self._look_ahead(key)
-            self.search.work += self.options.effort * _HIDDEN_WORK * (len(self._wrong_ones) > 1)
-        order = {other: i for i, other in enumerate(self.by_key)}
-        later = sum(order[other] > order[key] for other in self._wrong_ones)
-        return self.options.effort * _HIDDEN_WORK * later / max(len(self._wrong_ones) - 1, 1)
-
-    def _look_ahead(self, first: Key) -> list[Key]:
-        """The wrong tensors from the first one on. Verdicts on those behind it that need no cause are kept."""
-        wrong, keys = [first], [operation.key for operation in self.judged]
-        for key in keys[keys.index(first) + 1 :]:
-            across = self._across(self.by_key[key])
-            if self._has_our_bits(across):
-                continue
-            several, theirs = len(across) > 1, self.theirs[key]
-            judged = (self._by_reach(across, theirs) if several else self._by_bound(self.by_key[key], theirs))[0]
-            if judged.verdict == Verdict.WRONG:
-                wrong.append(key)
-            elif judged.verdict != Verdict.FLIPS or not several:
-                self._ahead[key] = judged
-        return wrong
 
     def _reach(self, across: tuple[Key, ...], value: Array) -> Reach | None:
         """The reach of roundings in every tensor of `across`; None if their numbers leave float32's range on the way."""
@@ -523,13 +486,6 @@ class _Judge:
 
     # --- what went wrong ---
 
-    def _wrong(
-        self, operation: Operation, value: Array, theirs: Array, places: NDArray[np.bool_], noise: float, tensors: Mapping[Key, Array]
-    ) -> Wrong:
-        """What readings look at: the output of an operation on these tensors."""
-        model, inputs = with_rope_of(self.model, operation.key.layer), [tensors[k] for k in operation.inputs]
-        return Wrong(model, self.dialect, operation.key, inputs, value, theirs, places, noise, tensors)
-
     def _overwritten(self, wrong: Wrong) -> Cause | None:
         """A later tensor of the dump that stands in the place of this one."""
         order = [o.key for o in self.graph]
@@ -577,7 +533,7 @@ class _Judge:
         key, right = across[-1], self._values(across)
         is_product = len(across) == 1 and (key.name in FIELDS or key == LOGITS) and value.shape == theirs.shape
         screen = Screen.of(prod(matrix_of(self.model, key).shape), value, theirs) if is_product else None
-        parts = InParts.of(key, self.model.config, places, value, theirs, most)
+        parts = InParts(key, self.model.config, places, value, theirs, most)
         return _Case(across, [self.by_key[k] for k in across], value, theirs, most, right, screen, parts)
 
     def _made(self, case: "_Case", computes: Mapping[Key, Compute], screen: Screen | None) -> Array | None:
@@ -620,42 +576,28 @@ class _Judge:
                     best, cause = left / 4, candidate  # of two that fit alike, the first one tried stands
         return None if cause is None else with_alike(cause, 4 * best, fits)
 
-    def _compared(
-        self, case: "_Case", cause: Cause, array: Array, computes: Mapping[Key, Compute] | None = None, part: Part | None = None
-    ) -> float:
+    def _compared(self, case: "_Case", cause: Cause, array: Array, computes: Mapping[Key, Compute] | None = None) -> float:
         """What a mistake leaves of the error. computes: the operations that make it, None if it has a number or is fitted."""
-        left = relative_error(array, case.theirs) if part is None else relative_error(part.cut(array), part.cut(case.theirs))
-        if computes is not None and part is None:
+        left = relative_error(array, case.theirs)
+        if computes is not None:
             case.nearest.offer(left, cause, computes)
             case.parts.compare(cause, array)
-        if self.options.details is not None and np.isfinite(left):
-            self.options.details.attempt(case.last, cause.text, left)
         return left
 
-    def _hidden_in_parts(self, case: "_Case") -> Cause | None:
-        """The hidden mistake by a number that explains the largest part of a wrong tensor, if one does. Others are compared with parts as
-        they are tried on the whole."""
-        for part in case.parts:
-            cause = self._hidden(case, part)
-            if cause is not None:
-                return part.named(cause)
-        return None
-
-    def _hidden(self, case: "_Case", part: Part | None = None) -> Cause | None:
-        """The hidden mistake that explains a wrong tensor, or a part of it, if one does."""
-        screen = case.screen if part is None else None
-        now = case.now if part is None else relative_error(part.cut(case.value), part.cut(case.theirs))
+    def _hidden(self, case: "_Case") -> Cause | None:
+        """The hidden mistake that explains a wrong tensor, if one does."""
+        screen = case.screen
 
         def near(trial: Trial) -> float:
             left = None if screen is None else screen.left(trial.computes[case.last], case.right)
-            return explain(trial).left if left is None else left * now
+            return explain(trial).left if left is None else left * case.now
 
         def explain(trial: Trial) -> Explanation:
             array = self._made(case, trial.computes, screen)
             if array is None:
                 return Explanation(np.inf, False)
-            left = self._compared(case, trial.cause, array, trial.computes if trial.number is None else None, part)
-            return Explanation(left, left <= min(case.most, now / 10))
+            left = self._compared(case, trial.cause, array, trial.computes if trial.number is None else None)
+            return Explanation(left, left <= min(case.most, case.now / 10))
 
         def cost(changed: Collection[Key]) -> float:
             if screen is not None:
@@ -663,9 +605,8 @@ class _Judge:
             first = next(i for i, k in enumerate(case.across) if k in changed)
             return sum(self._cost(k) + OVERHEAD for k in case.across[first:])
 
-        self.search.kept = self._kept_for_later(case.last)
         with np.errstate(all="ignore"):
-            return self.search.cause(case.span, True, explain, near, cost, now, numbers_only=part is not None)
+            return self.search.cause(case.span, True, explain, near, cost, case.now)
 
     def _nearly(self, case: "_Case") -> Cause | None:
         """The mistake that leaves next to nothing of an error, but more than roundings do, with the rounding that explains the rest."""
@@ -682,25 +623,6 @@ class _Judge:
                 cause, words = in_types(types, left, min(case.most, case.now / 10))
                 self.search.types.update(words)
             return cause
-
-    def _read_last(self, case: "_Case") -> Cause | None:
-        """The cause that shows in the last operation, with its inputs computed as right, or in the branch that is its last term."""
-        right, theirs, last = case.right, case.theirs, case.span[-1]
-        cause = self._read(last, right, theirs, case.most)
-        if cause is not None or last.key.name not in RESIDUALS or len(last.inputs) != 2 or last.inputs[1] not in right:
-            return cause
-        stream, branch = last.inputs
-        output = (theirs - (right[stream] if stream in right else self.theirs[stream])) / self.model.config.residual_scale
-        cause = self._read(self.by_key[branch], right, output, case.most * dot(theirs, theirs) / max(dot(output, output), TINY))
-        return cause and replace(cause, text=f"at {branch.name}: {cause.text}")
-
-    def _read(self, operation: Operation, right: Mapping[Key, Array], theirs: Array, noise: float) -> Cause | None:
-        """The cause that readings see in an operation whose inputs are right. noise: NMSE of roundings."""
-        value = right[operation.key]
-        places = np.abs(theirs - value) > np.sqrt(noise * (value**2).mean(axis=1, keepdims=True))
-        tensors = dict(right) | {k: self.theirs[k] for k in self.theirs if k not in right}
-        cause = cause_of(self._wrong(operation, value, theirs, places, noise, tensors))
-        return None if cause is None or cause.id in PLACES else cause
 
     def _cost(self, key: Key) -> int:
         return self.dump.sizes[key] * (self.model.config.width if key.layer is not None else self.model.config.vocab)

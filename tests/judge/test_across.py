@@ -14,18 +14,16 @@ from bitnet_np.engine.tokens import check_tokens
 from bitnet_np.judge import trace as judging
 from bitnet_np.judge.graph import operations
 from bitnet_np.judge.mistakes import catalogue, search
-from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, engines, trials
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, trials
 from bitnet_np.judge.mistakes.mistake import Cause
 from bitnet_np.judge.mistakes.search import nearest_number, with_alike
 from bitnet_np.judge.trace import judge_trace
-from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import widen
 from bitnet_np.traces.points import Key
 
 NAMED = (
-    "edit.rows", "edit.inputs", "edit.misread", "edit.masks", "edit.positions", "edit.twice", "edit.order",
-    "edit.tokens", "edit.numbers", "layers.order",
+    "edit.inputs", "edit.misread", "edit.masks", "edit.order", "edit.numbers",
 )  # fmt: skip
 IDS = np.array([5, 17, 3, 40, 8, 22, 9])
 SHAPE = {"n_layers": 2, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 48, "tied": False}
@@ -101,35 +99,9 @@ PLANTED = {
     "tail": (_without_last_inputs, "at ffn_gate: the last 8 inputs are not summed"),
     "unsigned": (_unsigned, "at ffn_up: Q8_0: codes are read as unsigned bytes"),
     "prefix": (_prefix, "at kqv_out: the first 3 tokens are seen by all"),
-    "positions": (
-        lambda name, x, here: (
-            spec.rope(here["Qcur_normed"].reshape(7, 4, 16), np.arange(7) + 3, model().config.rope_base).reshape(7, -1)
-            if name == "Qcur_rope"
-            else None
-        ),
-        "at Qcur_rope: positions are too large by 3",
-    ),
-    "normed twice": (
-        lambda name, x, here: (
-            spec.rms_norm(x, model().layers[0].ffn_norm.astype(np.float64), model().config.eps) if name == "ffn_norm" else None
-        ),
-        "at ffn_norm: it is done twice",
-    ),
-    "residual": (
-        lambda name, x, here: np.roll(here["inp_embd"], 1, axis=0) + here["attn_o_out"] if name == "ffn_inp" else None,
-        "at ffn_inp: rows of the residual, inp_embd, are shifted by one, the one before in the place of each",
-    ),
-    "reversed": (
-        lambda name, x, here: x[::-1] if name == "inp_embd" else None,
-        "at inp_embd: tokens are in the opposite order",
-    ),
     "temperature": (
         lambda name, x, here: x * 0.7 if name == "Qcur_rope" else None,
         "at kqv_out: the score scale is 0.175 instead of 0.25",
-    ),
-    "last rows": (
-        lambda name, x, here: np.where(np.arange(64) < 48, x, np.roll(x, 16, axis=1)) if name == "ffn_down" else None,
-        "at ffn_down: ",
     ),
 }
 
@@ -138,13 +110,6 @@ PLANTED = {
 def test_a_mistake_inside_the_first_layer_is_named_from_its_output(name):
     change, says = PLANTED[name]
     assert said(change, layers=(0,)).startswith(says)
-
-
-def test_the_head_is_read_with_its_input_computed():
-    swapped = np.r_[0:3, 5, 4, 3, 6:48]
-    assert said(lambda name, x, here: x[:, swapped] if name == "result_output" else None) == (
-        "weights of other rows are used: rows 3, 5 are exchanged"
-    )
 
 
 def test_what_explained_a_layer_is_tried_first_in_the_next(monkeypatch):
@@ -185,7 +150,7 @@ def test_a_mistake_is_named_whatever_is_wrong_before(monkeypatch):
             return change(name, x, here)
         return noise if name == "l_out" else None
 
-    monkeypatch.setattr(judging, "_HIDDEN_WORK", 3 * 10**9)  # less than all that is tried on one tensor
+    monkeypatch.setattr(judging, "_HIDDEN_WORK", 2 * 10**9)  # less than all that is tried on one tensor
     for fault, layers, before in ((change, (1,), []), (both, (0, 1), [None])):
         report = judge_trace(model(), trace(dumped(fault, layers)), IDS)
         *others, named = [o.hypothesis for o in report.operations if o.verdict is Verdict.WRONG]
@@ -208,7 +173,7 @@ def test_every_hidden_mistake_is_tried_somewhere_and_named(monkeypatch):
     for ours in drawn:
         span = list(operations(ours, EXACT))
         attempts = [trial.with_number(2.0) if trial.grid else trial for trial in trials(span, False, HIDDEN, 7)]
-        ids |= {attempt.cause.id for attempt in attempts} | {variant.mistake for variant in engines(HIDDEN, Variant("", ours, EXACT))}
+        ids |= {attempt.cause.id for attempt in attempts}
         assert not any("{" in attempt.cause.text for attempt in attempts)
     assert ids == {mistake.id for mistake in HIDDEN}
     assert not ids & {mistake.id for mistake in CATALOGUE}

@@ -1,4 +1,4 @@
-"""What is collected of a tensor for reports: worst numbers, errors by position, a histogram, attempts."""
+"""What is collected of a tensor for reports: worst numbers, errors by position."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace, without_
 from bitnet_np import check
 from bitnet_np.judge.bounds import position_errors
 from bitnet_np.judge.compare_dumps import compare_traces
-from bitnet_np.judge.detail import BINS, MOST_ATTEMPTS, MOST_POSITIONS, MOST_WORST, Details, Element
+from bitnet_np.judge.detail import MOST_POSITIONS, MOST_WORST, Details, Element
 from bitnet_np.judge.logits import FLIPS_LIMIT, position_nmse
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.dense import dense_view
@@ -31,7 +31,6 @@ def test_the_worst_numbers_come_first_and_each_has_its_bound():
     detail = collected(value, theirs, bound)
     assert detail.worst == (Element(1, 6, 0.0, 1.0, 0.25), Element(3, 2, 0.0, -4.0, 2.0), Element(4, 0, 0.0, 3.0, 2.0))
     assert detail.errors == (0.0, 4.0, 0.0, 2.0, 1.5)
-    assert (detail.exact, sum(detail.histogram)) == (32, 3)
     assert len(collected(value, value + 1, bound).worst) == MOST_WORST
 
 
@@ -39,14 +38,6 @@ def test_where_the_bound_is_nearly_zero_the_largest_error_is_the_worst():
     value, theirs = np.zeros((2, 3)), np.array([[1.0, 5.0, 2.0], [0.0, 0.0, 7.0]])
     detail = collected(value, theirs, np.array([[1e-38, 1e-36, 1e-30], [1e-38, 1e-38, 1e-20]]))
     assert [e.theirs for e in detail.worst] == [7.0, 5.0, 2.0, 1.0]
-
-
-def test_the_histogram_counts_errors_by_the_logarithm_of_their_part_of_the_bound():
-    value = np.zeros((1, 6))
-    detail = collected(value, np.array([[0.0, 1e-9, 0.15, 1.2, 15.0, 1e11]]), 1.0)
-    counts = dict(zip(BINS[:-1].round(6), detail.histogram, strict=True))
-    assert {edge: n for edge, n in counts.items() if n} == {-6.0: 1, -1.0: 1, 0.0: 1, 1.0: 1, 9.75: 1}
-    assert detail.exact == 1
 
 
 def test_many_positions_are_put_together_and_the_largest_error_of_each_group_stays():
@@ -70,14 +61,6 @@ def test_rows_are_measured_by_their_mean_square():
     assert not details.tensors[KEY].each
 
 
-def test_attempts_are_counted_and_the_nearest_stay():
-    details = Details()
-    for i in (5, 3, 9, 1, 7, 2, 8, 4, 6, 0):
-        details.attempt(KEY, f"mistake {i}", float(i))
-    assert [a.text for a in details.attempts[KEY]] == [f"mistake {i}" for i in range(MOST_ATTEMPTS)]
-    assert details.tried[KEY] == 10
-
-
 def test_a_judged_dump_has_a_detail_of_every_tensor_that_differs():
     """Errors of positions are beyond limits where the verdict's is, and no larger: limits of nearly 0 count where no others are passed."""
     dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
@@ -95,8 +78,6 @@ def test_a_judged_dump_has_a_detail_of_every_tensor_that_differs():
         e for e in details.tensors[Key("ffn_out", 1)].worst if abs(e.theirs - e.ours) == pytest.approx(report.first_wrong.max_error)
     }
     assert (worst.position, worst.element) == report.first_wrong.worst
-    assert details.attempts[Key("ffn_out", 1)][0].text == report.first_wrong.hypothesis
-    assert details.tried[Key("ffn_out", 1)] > MOST_ATTEMPTS
 
 
 def test_the_limit_of_a_number_has_room_for_the_codes_that_may_flip():
@@ -127,7 +108,6 @@ def test_several_operations_are_measured_by_the_reach_of_roundings():
     report = check(MODEL, ids, only(dump, "l_out"), details=details)
     assert not details.tensors[report.first_wrong.key].each
     assert 1 < max(details.tensors[report.first_wrong.key].errors) <= report.first_wrong.bound_ratio  # which has the mean's limit in it
-    assert details.attempts[report.first_wrong.key][0].text == report.first_wrong.hypothesis
 
 
 def test_logits_are_measured_as_they_are_judged():
@@ -138,8 +118,6 @@ def test_logits_are_measured_as_they_are_judged():
     ratio = np.array(details.logits.errors) ** 2 / position_nmse(ours, dump[LOGITS])
     assert 1 / ratio.max() > 2 * report.logits.reach
     assert details.logits.positions == tuple(range(len(ids)))
-    assert details.attempts[None][0].text == report.logits.explanation
-    assert any("dialect" in attempt.text for attempt in details.attempts[None]) or details.tried[None] > MOST_ATTEMPTS
     batch = Details()
     check(MODEL, np.stack([ids, ids]), np.stack([ours, dump[LOGITS]]), details=batch)
     assert batch == details

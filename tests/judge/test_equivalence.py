@@ -44,18 +44,18 @@ HALVES_FROM_NEIGHBOURS = np.arange(SIZE).reshape(2, -1).T.reshape(-1)  # element
 
 
 @pytest.mark.parametrize(
-    ("family", "order", "says"),
+    ("family", "order"),
     [
-        ("bitnet-b1.58", HALVES_FROM_NEIGHBOURS, "in Meta's order"),
-        ("qwen3", HALVES_FROM_NEIGHBOURS, "in Meta's order"),
-        ("llama", np.argsort(HALVES_FROM_NEIGHBOURS), "in transformers' order"),
-        ("llama", np.roll(np.arange(SIZE), 3), "in another order of a head's elements"),
+        ("bitnet-b1.58", HALVES_FROM_NEIGHBOURS),
+        ("qwen3", HALVES_FROM_NEIGHBOURS),
+        ("llama", np.argsort(HALVES_FROM_NEIGHBOURS)),
+        ("llama", np.roll(np.arange(SIZE), 3)),
     ],
 )
-def test_queries_and_keys_in_another_order_are_no_fault(family, order, says):
+def test_queries_and_keys_in_another_order_are_no_fault(family, order):
     report = judged(family, reordered(POINTS[family], order))
     assert report.verdict <= Verdict.ROUNDING
-    assert f"queries and keys are {says}" in report.notes[0]
+    assert report.notes[0].startswith("a head's elements are in another order in queries and keys alike")
 
 
 def test_queries_alone_in_another_order_are_wrong():

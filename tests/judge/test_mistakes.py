@@ -91,12 +91,9 @@ def test_fitted_mistakes_name_what_was_done():
         "any.sign": -value,
         "any.factor": 1.25 * value,
         "any.moved": np.roll(value, 1, axis=0),
-        "any.one_token": np.broadcast_to(value[0], value.shape),
     }
     for id, theirs in done.items():
         assert min(np.abs(array - theirs).max() for cause, array in fitted(theirs, value) if cause.id == id) < 1e-12, id
-    texts = [cause.text for cause, _ in fitted(128 / 127 * value, value)]
-    assert "codes in steps of 1/128 are taken for 1/127: everything is 1.00787 times what it should be" in texts
 
 
 # --- whole engines --------------------------------------------------------------------------------------------------------------------
@@ -167,7 +164,6 @@ FAMILY = {  # what the family adds to the shape, and mistakes that it can make
     "gptneox": (
         {"rope_width": 8, "parallel_residual": True},
         (
-            "all of each head is rotated, not a part",
             "the feed-forward reads what attention's branch was added to instead of the layer's input",
             "in every norm: the mean is not subtracted, as in RMSNorm",
             "in every norm of the layers: the mean is not subtracted, as in RMSNorm",
@@ -196,64 +192,6 @@ def test_known_mistakes_of_a_family_name_themselves(family, inner):
 
 
 # --- single operations of other families ----------------------------------------------------------------------------------------------
-
-MISTAKES = {  # family, the tensor that is wrong, how it is computed, what the judge must say
-    "silu as relu squared": (
-        "llama",
-        "ffn_out",
-        lambda m, p: np.maximum(p["ffn_gate"], 0) ** 2 * p["ffn_up"],
-        "relu(gate)^2 * up instead of SiLU(gate) * up",
-    ),
-    "local base": (
-        "gemma3",
-        "Qcur_rope",
-        lambda m, p: _turned(m, p["Qcur_normed"], base=m.config.local_rope_base),
-        "queries and keys are rotated as in local layers",
-    ),
-    "exact gelu": ("gptneox", "ffn_out", lambda m, p: spec.gelu(p["ffn_up"].astype(np.float64)), "the exact GELU instead of"),
-    "exact gelu of the gate": (
-        "gemma2",
-        "ffn_out",
-        lambda m, p: spec.gelu(p["ffn_gate"].astype(np.float64)) * p["ffn_up"],
-        "exact GELU(gate) * up instead of GELU(gate) * up",
-    ),
-    "halves": (
-        "llama",
-        "Kcur_rope",
-        lambda m, p: _turned(m, p["Kcur"], pairs="halves"),
-        "pairs are halves (i, i + K/2) instead of adjacent",
-    ),
-    "factors forgotten": ("llama", "Qcur_rope", lambda m, p: _turned(m, p["Qcur"], factors=1.0), "the factors of the frequencies"),
-    "all of the head rotated": ("gptneox", "Qcur_rope", lambda m, p: _turned(m, p["Qcur"], width=None), "all of each head is rotated"),
-    "rms norm": (
-        "gpt2",
-        "ffn_norm",
-        lambda m, p: spec.rms_norm(p["ffn_inp"].astype(np.float64), m.layers[1].ffn_norm, m.config.eps),
-        "the mean is not subtracted, as in RMSNorm",
-    ),
-    "norm without bias": ("gpt2", "attn_norm", lambda m, p: p["attn_norm"] - m.layers[1].attn_norm_bias, "the norm's bias is missing"),
-    "no bias": ("qwen2", "Vcur", lambda m, p: p["Vcur"] - m.layers[1].attn_v.bias, "the bias is missing"),
-    "attention's branch": ("gptneox", "l_out", lambda m, p: p["l_out"] - p["attn_o_out"], "the branch attn_o_out is missing"),
-}
-
-
-def _turned(model, x, **changes):
-    """Queries or keys after RoPE with other arguments."""
-    c = model.config
-    factors = 1.0 if model.rope_factors is None else model.rope_factors.astype(np.float64)
-    arguments = {"base": c.rope_base, "pairs": c.rope, "width": c.rope_width, "factors": factors} | changes
-    heads = x.reshape(len(x), -1, c.head_dim).astype(np.float64)
-    return spec.rope(heads, np.arange(len(x)), **arguments).reshape(x.shape)
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_of_other_families_are_recognised(name):
-    family, point, make, expected = MISTAKES[name]
-    model, ids, points = family_dump(family)
-    layer = {key.name: value for key, value in points.items() if key.layer == 1}
-    report = judge_trace(model, with_tensor(points, Key(point, 1), make(model, layer)), ids)
-    assert report.first_wrong.key == Key(point, 1)
-    assert report.first_wrong.hypothesis.startswith(expected)
 
 
 def _narrow(linear):
@@ -291,13 +229,6 @@ def test_a_setting_that_is_left_out_is_named(family, field, without, at, says):
     report = judge_trace(model, dump, ids)
     assert report.first_wrong.key.name == at
     assert report.first_wrong.hypothesis.startswith(says)
-
-
-def test_an_embedding_by_the_heads_matrix_is_named():
-    model, ids, points = family_dump("qwen2", tied=False)
-    wrong = recorded(replace(model, token_embd=model.output), ids)
-    report = judge_trace(model, with_tensor(points, Key("inp_embd", None), wrong[Key("inp_embd", None)]), ids)
-    assert report.first_wrong.hypothesis.startswith("the embedding is read from the head's matrix, the file has one of its own")
 
 
 @pytest.mark.parametrize(("family", "kind"), [("gemma2", "float16"), ("llama", "bfloat16")])

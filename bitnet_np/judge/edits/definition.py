@@ -19,6 +19,7 @@ from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POOLED, POS
 from ..roundings import MINIMUM_TYPES, matrix_input, minimums, rounded_sums
 from .expression import Array, Matrix, Node, constant, tensor
 
+CODED = "the numbers that codes stand for"
 _TANH = "GELU's approximation by tanh"
 ACTIVATIONS = {"relu2": "relu^2", "silu": "SiLU", "gelu_gate": _TANH, "gelu": "the exact GELU", "gelu_tanh": _TANH}
 """The names of the functions that Config.activation stands for."""
@@ -173,7 +174,7 @@ def matrix_product(place: Operation, x: Node, linear: Linear) -> Node:
     if op.reads_codes(linear, place.dialect):
         scale *= float(weights.scale) if isinstance(weights, Ternary) else 1.0
         steps = _steps(x)
-        numbers = _quotient("the numbers that codes stand for", _codes(x, steps), steps)
+        numbers = _quotient(CODED, _codes(x, steps), steps)
         y = Node("matmul", (numbers, constant("the matrix", matrix_of(linear))), "the products")
     else:
         y = _multiplied(place, x, weights.blocks if isinstance(weights, Ternary) else weights, "the matrix")

@@ -175,7 +175,7 @@ def _value(leaf: Leaf, rows: int, node: Node, inputs: list[Any]) -> Any:
     return functions.FUNCTIONS[node.kind](*inputs, **({} if node.what is None else {"what": node.what}))
 
 
-_BY_ELEMENT = ("sum", "difference", "product", "quotient", "curve", "clipped", "clipped above", "by element")
+_BY_ELEMENT = ("sum", "difference", "product", "quotient", "curve", "clipped", "clipped above")
 
 
 def at_columns(tree: Node, columns: NDArray[np.integer]) -> Node:

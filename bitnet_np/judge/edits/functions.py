@@ -1,7 +1,6 @@
 """The steps that expressions are made of, and the tables of steps that one may be mistaken for another."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,6 @@ Function = Callable[[Array], Array]
 # --- tables: functions of one number, of a row, masks, types ----------------------------------------------------------------------------
 
 
-def _softplus(x: Array) -> Array:
-    return np.logaddexp(0, x)
-
-
 ACTIVATIONS: dict[str, Function] = {
     "SiLU": lambda x: x * spec.sigmoid(x),
     "relu^2": lambda x: np.maximum(x, 0) ** 2,
@@ -31,28 +26,13 @@ ACTIVATIONS: dict[str, Function] = {
     "tanh": np.tanh,
     "quick GELU": lambda x: x * spec.sigmoid(1.702 * x),
     "square": np.square,
-    "leaky relu": lambda x: np.where(x > 0, x, 0.01 * x),
-    "relu^3": lambda x: np.maximum(x, 0) ** 3,
-    "SiLU with the sign lost in the sigmoid": lambda x: x * spec.sigmoid(-x),
-    "softplus": _softplus,
-    "Mish": lambda x: x * np.tanh(_softplus(x)),
-    "ELU": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-    "hard SiLU": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
-    "abs": np.abs,
     "exp": np.exp,
     "nothing": lambda x: x,
 }
 """Activation functions. Each may stand in the place of another."""
-_SLOPES = tuple(np.geomspace(0.01, 100, 10))
-WITH_NUMBERS: dict[str, tuple[Callable[[Array, float], Array], tuple[float, ...]]] = {
-    "x * sigmoid({number:.4g} x)": (lambda x, slope: x * spec.sigmoid(slope * x), _SLOPES),
-    "relu^{number:.4g}": (lambda x, power: np.maximum(x, 0) ** power, tuple(np.geomspace(0.25, 6, 15))),
-    "leaky relu with negative numbers times {number:.4g}": (lambda x, slope: np.where(x > 0, x, slope * x), _SLOPES),
-}
-"""Activation functions with a number, and numbers between which it lies."""
 ROOTS: dict[str, Function] = {"root": np.sqrt, "nothing": lambda x: x}
-CURVES: dict[str, Function] = {"tanh": np.tanh, "sigmoid": spec.sigmoid, "clipping to -1..1": lambda x: np.clip(x, -1, 1)}
-EXPONENTIALS: dict[str, Function] = {"exp": np.exp, "exp2": np.exp2, "sigmoid": spec.sigmoid, "softplus": _softplus}
+CURVES: dict[str, Function] = {"tanh": np.tanh, "clipping to -1..1": lambda x: np.clip(x, -1, 1)}
+EXPONENTIALS: dict[str, Function] = {"exp": np.exp, "exp2": np.exp2, "sigmoid": spec.sigmoid}
 SIGMOIDS: dict[str, Function] = {"sigmoid": spec.sigmoid, "tanh": np.tanh, "exp": np.exp, "SiLU": ACTIVATIONS["SiLU"]}
 ROUNDINGS: dict[str, Function] = {
     "rounding to the nearest": np.rint,
@@ -91,10 +71,6 @@ def _by_row(function: Callable[[Array], Array]) -> Function:
     return lambda x: function(x)[..., None]
 
 
-def _of_part(part: slice) -> Function:
-    return _by_row(lambda x: np.square(x[..., part]).mean(axis=-1))
-
-
 def _in_groups(size: int, function: Callable[[Array], Array]) -> Function:
     """A reduction of each `size` numbers by themselves, repeated for each of them; NaN where that is no cut of a row."""
 
@@ -106,17 +82,6 @@ def _in_groups(size: int, function: Callable[[Array], Array]) -> Function:
     return reduced
 
 
-def _of_groups(size: int, whole: bool, x: Array) -> Array:
-    """The mean square of the numbers that fill registers of this size, without the rest; whole: divided by the width all the same."""
-    width = x.shape[-1]
-    kept = np.square(x[..., : width // size * size])
-    return kept.sum(axis=-1, keepdims=True) / (width if whole else max(kept.shape[-1], 1))
-
-
-def _in_parts(count: int, function: Callable[[Array], Array]) -> Function:
-    return lambda x: _in_groups(max(x.shape[-1] // count, 1), function)(x)
-
-
 def _mean_square(x: Array) -> Array:
     return np.square(x).mean(axis=-1)
 
@@ -125,21 +90,8 @@ def _largest(x: Array) -> Array:
     return np.abs(x).max(axis=-1)
 
 
-def _everywhere(function: Callable[[Array], Any]) -> Function:
-    return lambda x: np.full((*x.shape[:-1], 1), function(x))
-
-
 def _of_all_heads(x: Array) -> Array:
     return np.broadcast_to(np.square(x).mean(axis=(-2, -1), keepdims=True), (*x.shape[:-1], 1)) if x.ndim > 2 else np.full((1, 1), np.nan)
-
-
-def _of_row_before(function: Callable[[Array], Array]) -> Function:
-    """The reduction of the row before, of the first row its own."""
-    return lambda x: function(np.concatenate([x[:1], x[:-1]]))[..., None]
-
-
-def _of_first_row(function: Callable[[Array], Array]) -> Function:
-    return lambda x: np.broadcast_to(function(x)[:1, ..., None], (*x.shape[:-1], 1))
 
 
 REDUCTIONS: dict[str, Function] = {
@@ -149,37 +101,12 @@ REDUCTIONS: dict[str, Function] = {
     "largest number": _by_row(lambda x: x.max(axis=-1)),
     "largest magnitude": _by_row(_largest),
     "mean magnitude": _by_row(lambda x: np.abs(x).mean(axis=-1)),
-    "squared mean magnitude": _by_row(lambda x: np.abs(x).mean(axis=-1) ** 2),
-    "squared largest magnitude": _by_row(lambda x: _largest(x) ** 2),
     "root mean square": _by_row(lambda x: np.sqrt(_mean_square(x))),
     "sum of squares": _by_row(lambda x: np.square(x).sum(axis=-1)),
     "variance": _by_row(lambda x: x.var(axis=-1)),
     "sum of squares over the width less one": _by_row(lambda x: np.square(x).sum(axis=-1) / max(x.shape[-1] - 1, 1)),
-    "sum of squares over half the width": _by_row(lambda x: 2 * _mean_square(x)),
-    "sum of squares over twice the width": _by_row(lambda x: _mean_square(x) / 2),
-    "sum of magnitudes": _by_row(lambda x: np.abs(x).sum(axis=-1)),
-    "signed largest magnitude": _by_row(lambda x: np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)[..., 0]),
-    "mean square of the first half": lambda x: _of_part(slice(0, x.shape[-1] // 2))(x),
-    "mean square of the second half": lambda x: _of_part(slice(x.shape[-1] // 2, None))(x),
-    "mean square of every second number": _of_part(slice(None, None, 2)),
-    "mean square of all tokens": _everywhere(lambda x: np.square(x).mean()),
-    "largest magnitude of all tokens": _everywhere(lambda x: np.abs(x).max()),
-    "mean magnitude of all tokens": _everywhere(lambda x: np.abs(x).mean()),
+    "largest magnitude of all tokens": lambda x: np.full((*x.shape[:-1], 1), np.abs(x).max()),
     "mean square of all heads": _of_all_heads,
-    "mean square of the token before": _of_row_before(_mean_square),
-    "largest magnitude of the token before": _of_row_before(_largest),
-    "mean square of the token after": lambda x: np.roll(_mean_square(x)[..., None], -1, axis=0),
-    "mean square of the last token": lambda x: np.broadcast_to(_mean_square(x)[-1:, ..., None], (*x.shape[:-1], 1)),
-    "mean square of every fourth number": _of_part(slice(None, None, 4)),
-    **{f"mean square of whole groups of {n} numbers": partial(_of_groups, n, False) for n in (4, 8, 16, 32, 64)},
-    **{f"mean square with the sum of whole groups of {n} numbers": partial(_of_groups, n, True) for n in (4, 8, 16, 32, 64)},
-    "mean square of the first token": _of_first_row(_mean_square),
-    "largest magnitude of the first token": _of_first_row(_largest),
-    "largest magnitude of the first half": lambda x: _by_row(_largest)(x[..., : x.shape[-1] // 2]),
-    "largest magnitude of every second number": lambda x: _by_row(_largest)(x[..., ::2]),
-    "largest magnitude but for outliers, 1 %": _by_row(lambda x: np.percentile(np.abs(x), 99, axis=-1)),
-    "largest magnitude of each column": lambda x: np.abs(x).max(axis=0, keepdims=True),
-    **{f"mean square of each of {count} parts": _in_parts(count, _mean_square) for count in (2, 4, 8, 16)},
     **{f"mean square of each {size} numbers": _in_groups(size, _mean_square) for size in (8, 16, 32, 64, 128, 256)},
     **{f"largest magnitude of each {size} numbers": _in_groups(size, _largest) for size in (8, 16, 32, 64, 128, 256)},
 }
@@ -230,37 +157,6 @@ TYPES: dict[str, Function] = {
 """Types that engines keep numbers in, inside an operation or between two."""
 
 
-def _with_zero_point(x: Array, subtracted: bool) -> Array:
-    """What codes of 0 to 255 stand for, the least and the largest number of each row at their ends."""
-    low, high = x.min(axis=1, keepdims=True), x.max(axis=1, keepdims=True)
-    steps = 255 / (high - low)
-    zero = np.rint(-low * steps)
-    return (np.clip(np.rint(x * steps) + zero, 0, 255) - zero * subtracted) / steps
-
-
-QUANTISERS: dict[str, Function] = {
-    "codes of 0 to 255 with a zero point": partial(_with_zero_point, subtracted=True),
-    "codes of 0 to 255 with a zero point that is not subtracted": partial(_with_zero_point, subtracted=False),
-}
-"""Quantisers whose codes stand for other numbers."""
-
-
-PENALTIES: dict[str, Callable[[Array, Array, float], Array]] = {
-    "repetition": lambda x, count, rate: np.where(count > 0, np.where(x > 0, x / rate, x * rate), x),
-    "presence": lambda x, count, amount: x - amount * (count > 0),
-    "frequency": lambda x, count, amount: x - amount * count,
-}
-"""What samplers do to the logits of tokens, by how often these are in the sequence, and a number."""
-
-
-def penalised(penalty: Callable[[Array, Array, float], Array], whole: bool, x: Array, ids: Array, number: float) -> Array:
-    """Logits [T, V] with a penalty on tokens that occurred up to each position, or in the whole sequence."""
-    count = np.zeros(x.shape)
-    for t, token in enumerate(ids.astype(np.intp)):
-        count[0 if whole else t :, token] += 1
-    return penalty(x, count, number)
-
-
 # --- order ------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -276,33 +172,13 @@ ORDERS: dict[str, Callable[[Array, int], Array]] = {
     "in the opposite order": lambda x, axis: np.flip(x, axis),
     "shifted by one, the one before in the place of each": lambda x, axis: np.roll(x, 1, axis),
     "shifted by one, the next one in the place of each": lambda x, axis: np.roll(x, -1, axis),
-    "those before in the place of each but the first": lambda x, axis: np.take(x, np.maximum(np.arange(x.shape[axis]) - 1, 0), axis),
-    "those behind in the place of each but the last": (
-        lambda x, axis: np.take(x, np.minimum(np.arange(x.shape[axis]) + 1, x.shape[axis] - 1), axis)
-    ),
     "with their halves exchanged": lambda x, axis: np.roll(x, x.shape[axis] // 2, axis),
     "interleaved: those of the second half between those of the first": lambda x, axis: _relaid(x, axis, 2),
     "those of even numbers before those of odd ones": lambda x, axis: _relaid(x, axis, max(x.shape[axis] // 2, 1)),
     "all the first one": lambda x, axis: np.broadcast_to(np.take(x, [0], axis), x.shape),
     "all the last one": lambda x, axis: np.broadcast_to(np.take(x, [-1], axis), x.shape),
-    "with neighbours exchanged": lambda x, axis: (
-        np.take(x, np.arange(x.shape[axis]) ^ 1, axis) if x.shape[axis] % 2 == 0 else np.full_like(x, np.nan)
-    ),
 }
 """Orders of the things along an axis, which an index that is computed wrongly gives."""
-
-
-def late(by: int, by_row: bool, x: Array) -> Array:
-    """The elements `by` places further on in the whole array, or in each row, and zeros behind the last."""
-    rows = x if by_row else x.reshape(1, -1)
-    read = np.roll(rows, -by, axis=1)
-    read[:, slice(-by, None) if by > 0 else slice(None, -by)] = 0
-    return read.reshape(x.shape)
-
-
-def from_chunk(begin: int, x: Array) -> Array:
-    """The rows of a chunk that begins here, where an earlier one's still stand."""
-    return np.concatenate([x[:begin], x[: max(len(x) - begin, 0)]])
 
 
 # --- steps --------------------------------------------------------------------------------------------------------------------------------
@@ -317,13 +193,8 @@ def _pairs(x: Array, layout: str, pairs: int) -> tuple[Array, Array, Any]:
 TURNS: dict[str, Callable[[Array, Array, Array, Array], tuple[Array, Array]]] = {
     "right": lambda a, b, c, s: (a * c - b * s, a * s + b * c),
     "the sine has the wrong sign: the rotation turns the other way": lambda a, b, c, s: (a * c + b * s, b * c - a * s),
-    "the sine has the wrong sign in the second of each pair": lambda a, b, c, s: (a * c - b * s, b * c - a * s),
-    "the sine has the wrong sign in the first of each pair": lambda a, b, c, s: (a * c + b * s, a * s + b * c),
     "sines and cosines are exchanged": lambda a, b, c, s: (a * s - b * c, a * c + b * s),
-    "cosines have lost their sign": lambda a, b, c, s: (a * np.abs(c) - b * s, a * s + b * np.abs(c)),
-    "the sine terms are missing": lambda a, b, c, s: (a * c, b * c),
     "the second of each pair is turned with the first one's new value": lambda a, b, c, s: (a * c - b * s, (a * c - b * s) * s + b * c),
-    "the two numbers of each pair are exchanged in the output": lambda a, b, c, s: (a * s + b * c, a * c - b * s),
 }
 """Uses of sine and cosine in a rotation."""
 
@@ -335,18 +206,6 @@ def _rotate(x: Array, turns: Array, magnitude: Any, what: tuple[str, str]) -> Ar
     a, b, (first, second) = _pairs(x, layout, cos.shape[-1])
     out = x.copy()
     out[..., first], out[..., second] = TURNS[turn](a, b, cos, sin)
-    return out
-
-
-def laid_out(layout: str, x: Array, turns: Array, magnitude: Any) -> Array:
-    """Pairs of each head [T, H, K], turned by cosines and sines [2, T, J] that are laid out for the other kind of pairs."""
-    count = turns.shape[-1]
-    a, b, (first, second) = _pairs(x, layout, count)
-    pairs = np.arange(2 * count)  # the pair that the cosine of each element is laid out for
-    cos, sin = magnitude * turns[:, :, None, pairs // 2 if layout == "halves" else pairs % count]
-    out = x.copy()
-    for places, other, own, sign in ((first, b, a, -1), (second, a, b, 1)):
-        out[..., places] = own * cos[..., places] + sign * other * sin[..., places]
     return out
 
 
@@ -363,54 +222,20 @@ MASKS: dict[str, Sees] = {
     "the mask is missing: tokens see the future": lambda i, j, w, n: j > i - w,
     "the mask is off by one: a token sees the next one": lambda i, j, w, n: (j <= i + 1) & (j > i - w),
     "the mask is off by one: a token does not see itself": lambda i, j, w, n: (causal(i, j, w) & (j < i)) | (i + j == 0),
-    "the mask is transposed: a token sees those behind it, not those before": lambda i, j, w, n: j >= i,
-    "each token sees itself only": lambda i, j, w, n: j == i,
-    "no token sees the one before it": lambda i, j, w, n: causal(i, j, w) & (j != i - 1),
-    "keys and values of the first token are lost, or it is not fed, as a BOS that is missing": (
-        lambda i, j, w, n: causal(i, j, w) & ((j > 0) | (i == 0))
-    ),
     "the window is missing: all tokens before are seen": lambda i, j, w, n: j <= i,
     "the window is too long by one: it does not count the token itself": lambda i, j, w, n: causal(i, j, w + 1),
     "the window is too short by one": lambda i, j, w, n: causal(i, j, w - 1),
     "blocks as long as the window are seen instead of a window": lambda i, j, w, n: (j <= i) & (j // min(w, 1e9) == i // min(w, 1e9)),
     "the first {n} tokens are seen by all, as a prefix is": lambda i, j, w, n: causal(i, j, w) | (j < n),
     "only the last {n} tokens are seen, as in a window, or in a ring of so many slots": lambda i, j, w, n: causal(i, j, min(w, n)),
-    "only the first {n} tokens and as many last ones are seen": lambda i, j, w, n: causal(i, j, w) & ((j < n) | (j > i - n)),
-    "only the last {n} tokens and the first are seen: a window with a sink": lambda i, j, w, n: causal(i, j, w) & ((j < 1) | (j > i - n)),
-    "only the last {n} tokens and the first 4 are seen: a window with sinks": lambda i, j, w, n: causal(i, j, w) & ((j < 4) | (j > i - n)),
-    "position {p} is not seen by later tokens, as padding is": lambda i, j, w, n: causal(i, j, w) & ((j != n - 1) | (j == i)),
-    "positions {p} and {n} are not seen by later tokens, as padding is": (
-        lambda i, j, w, n: causal(i, j, w) & ((j < n - 1) | (j > n) | (j == i))
-    ),
     "tokens from position {n} on see each other's future: a later chunk is not masked inside": (
         lambda i, j, w, n: causal(i, j, w) | ((i >= n) & (j >= n))
-    ),
-    "tokens see the future within their chunk of {n}": lambda i, j, w, n: causal(i, j, w) | (i // n == j // n),
-    "the mask of a later chunk, from position {n} on, is that of a chunk that begins at 0": (
-        lambda i, j, w, n: np.where(i >= n, causal(i - n, j, w), causal(i, j, w))
     ),
     "tokens from position {n} on do not see those before: the cache is lost at the border of a chunk": (
         lambda i, j, w, n: causal(i, j, w) & ((i < n) | (j >= n))
     ),
-    "tokens see their own chunk of {n} alone": lambda i, j, w, n: causal(i, j, w) & (i // n == j // n),
-    "tokens from position {n} on see those before it alone, not their own chunk": (
-        lambda i, j, w, n: causal(i, j, w) & ((i < n) | (j < n))
-    ),
-    "keys are seen {n} positions late": lambda i, j, w, n: causal(i, j, w) & ((j <= i - n) | (j == 0)),
-    "tokens see the next {n} too": lambda i, j, w, n: (j <= i + n) & (j > i - w),
 }
-"""Rules of who sees whom. The braces are a number of tokens n, and the position p before it."""
-FILLS: dict[str, Callable[[Array, NDArray, NDArray, NDArray, int], Array]] = {
-    "masked scores are 0 instead of minus infinity": lambda scores, seen, i, j, n: np.where(seen, scores, 0),
-    "the mask is 1 and 0, and added": lambda scores, seen, i, j, n: scores + seen,
-    "{n} is subtracted from masked scores instead of infinity: a soft mask": lambda scores, seen, i, j, n: np.where(
-        seen, scores, scores - n
-    ),
-    "a ring of {n} slots wraps: the keys and values of older tokens are overwritten by newer ones": (
-        lambda scores, seen, i, j, n: np.where((j <= i) & (j > i - n), scores + np.log(1.0 + j // n), -np.inf)
-    ),
-}
-"""What masks make of scores, by who sees whom."""
+"""Rules of who sees whom. The braces are a number of tokens n. Where tensors are there, others are solved for: readings/cells.py."""
 
 
 def _mask(scores: Array, what: tuple[int, str, int]) -> Array:
@@ -418,8 +243,6 @@ def _mask(scores: Array, what: tuple[int, str, int]) -> Array:
     its number."""
     window, rule, n = what
     i, j, w = np.arange(scores.shape[-2])[:, None], np.arange(scores.shape[-1]), window or np.inf
-    if rule in FILLS:
-        return FILLS[rule](scores, causal(i, j, w), i, j, n)
     return np.where(MASKS[rule](i, j, w, n) if rule else causal(i, j, w), scores, -np.inf)
 
 
@@ -446,7 +269,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "at least": np.maximum,
     "matmul": lambda x, matrix: x @ matrix.T,
     "opaque": lambda *inputs, what: what(*inputs),
-    "by element": lambda x, what: what(x),
     "linears": lambda what: what,
     **{kind: (lambda x, what, table=table: table[what](x)) for kind, table in OF_ONE.items()},
     "reduction": lambda x, what: REDUCTIONS[what](x),
@@ -455,7 +277,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "clipped": lambda x, limit: np.clip(x, -limit, limit),
     "clipped above": np.minimum,
     "cut": lambda codes, most: np.clip(codes, -most - 1, most),
-    "zero": lambda x: 0 * x,
     "heads": lambda x, what: x.reshape(len(x), what, -1),
     "joined": lambda x: x.reshape(len(x), -1),
     "heads last": lambda x: x.swapaxes(1, 2).reshape(len(x), -1),

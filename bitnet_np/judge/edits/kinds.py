@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import spec
 from ...model.families import NORMS
 from ...model.records import Linear, Ternary
 from ...traces.points import FIELDS, POINTS, Key
-from ..graph import HEAD_NORMS, LOGITS, TOKENS, Operation, layer_input, operations
+from ..graph import HEAD_NORMS, TOKENS, Operation, layer_input, operations
 from ..precision import NARROW_FLOATS
 from . import caches, functions, weights
 from .definition import expression, matrix_of, matrix_product, rms
@@ -112,9 +111,6 @@ def inverted(place: Operation, tree: Node) -> Edits:
                 )
         if node.kind == "sum" and len(node.inputs) == 2:
             yield f"{_is(node.inputs[0].noun)} subtracted", replace(node, kind="difference", inputs=node.inputs[::-1])
-        if node.kind in ("quotient", "difference"):
-            a, b = node.inputs
-            yield f"{a.noun} and {b.noun} are exchanged", node.over(b, a)
 
     yield from _each(tree, change)
     yield "the sign is flipped", Node("product", (tree, constant("-1", -1.0)))
@@ -131,15 +127,6 @@ def moved(place: Operation, tree: Node) -> Edits:
                 yield f"{_said(outer)} comes before {_said(inner)}", inner.over(first, *inner.inputs[1:])
 
     yield from _each(tree, change)
-    for node, _ in nodes(tree):
-        if node.kind in _BINARY and len(node.inputs) == 2 and node.inputs[1].kind == "constant" and node.inputs[0].kind != "tensor":
-            without = replaced(tree, node, node.inputs[0])
-            for leaf, _ in nodes(without):
-                if leaf.kind == "tensor":
-                    yield (
-                        f"{_is(node.inputs[1].noun)} applied to {leaf.noun} first",
-                        replaced(without, leaf, node.over(leaf, node.inputs[1])),
-                    )
 
 
 def _said(node: Node) -> str:
@@ -156,20 +143,8 @@ def other_function(place: Operation, tree: Node) -> Edits:
         for name in functions.REDUCTIONS if node.kind == "reduction" else ():
             if name != node.what:
                 yield f"the {name} instead of the {node.what}", replace(node, what=name)
-        for name, function in functions.QUANTISERS.items() if node.noun == "the numbers that codes stand for" else ():
-            leaf = next(leaf for leaf, _ in nodes(node) if leaf.kind == "tensor")
-            yield f"{name} instead of int8 codes", Node("opaque", (leaf,), node.noun, function)
 
     return _each(tree, change)
-
-
-def one_use(place: Operation, tree: Node) -> Edits:
-    """A value that is another one in one of its uses, as a scale by which numbers are made codes, and another by which they are read."""
-    for node, parents in nodes(tree):
-        for words, other in other_function(place, node) if node.inputs and len(parents) > 1 else ():
-            for parent in parents:
-                new = parent.over(*(other if child is node else child for child in parent.inputs))
-                yield f"{parent.noun}, {node.noun} in them: {words}", replaced(tree, parent, new)
 
 
 # --- operands ---------------------------------------------------------------------------------------------------------------------------
@@ -184,58 +159,18 @@ def exchanged(place: Operation, tree: Node) -> Edits:
                 yield f"{a.what.name} and {b.what.name} are exchanged", with_nodes(tree, {a: b, b: a})
                 yield f"{a.what.name} is read instead of {b.what.name}", replaced(tree, b, a)
                 yield f"{b.what.name} is read instead of {a.what.name}", replaced(tree, a, b)
-                one, other = sorted((a, b), key=lambda leaf: place.inputs.index(leaf.what))
-                for first, words in ((0, "even"), (1, "odd")):
-                    said = f"{one.what.name} and {other.what.name} are the {words} elements and the others of both in a row"
-                    yield said, _with_parts(tree, one, other, partial(_every_second, first), partial(_every_second, 1 - first))
-
-
-def _every_second(first: int, a: Array, b: Array) -> Array:
-    return np.concatenate([a, b], axis=1)[:, first::2]
-
-
-def _with_parts(tree: Node, a: Node, b: Node, of_a: Callable[..., Array], of_b: Callable[..., Array]) -> Node:
-    """Both tensors exchanged for functions of both."""
-    return with_nodes(tree, {x: Node("opaque", (a, b), x.noun, function) for x, function in ((a, of_a), (b, of_b))})
 
 
 def other_tensor(place: Operation, tree: Node) -> Edits:
     """Another tensor of its shape in the place of one: a layer's input, what a norm read, what the layer before gave."""
-    for leaf, parents in nodes(tree):
+    for leaf, _ in nodes(tree):
         for key in _beside(place, leaf.what) if leaf.kind == "tensor" else ():
             yield f"{_near(key, place)} is read instead of {leaf.noun.rstrip(',')}", replaced(tree, leaf, tensor(key))
-            for parent in parents if len(parents) > 1 else ():
-                new = parent.over(*(tensor(key) if child is leaf else child for child in parent.inputs))
-                yield f"{parent.noun} is that of {_near(key, place)}", replaced(tree, parent, new)
-
-
-def elsewhere(place: Operation, tree: Node) -> Edits:
-    """A tensor that is read at an offset, or from the rows of an earlier chunk."""
-    for node, _ in nodes(tree):
-        for words, read in _readers(place, node):
-            yield f"{_is(node.noun)} {words}", replaced(tree, node, Node("opaque", (node,), node.noun, read))
-
-
-def _readers(place: Operation, node: Node) -> Iterator[tuple[str, functions.Function]]:
-    is_tensor = node.kind == "tensor" and node.what != TOKENS
-    for n in (n for n in place.borders if is_tensor and 2 * n >= place.length):
-        yield f"from position {n} on that of position 0 on: the rows of an earlier chunk", partial(functions.from_chunk, n)
-    for by in weights.OFFSETS if is_tensor or _is_vector(node) else ():
-        words = f"read {abs(by)} element{'s' * (abs(by) > 1)} too {'late' if by > 0 else 'early'}"
-        yield words, partial(functions.late, by, False)
-        if is_tensor:
-            yield f"{words}, with zeros at the end of a row", partial(functions.late, by, True)
 
 
 def _is_vector(node: Node) -> bool:
     """Whether it is a vector of the model, such as a bias."""
     return node.kind == "constant" and np.ndim(node.value) == 1
-
-
-def added(place: Operation, tree: Node) -> Edits:
-    """A tensor of the same shape that is added."""
-    for key in _beside(place, place.key):
-        yield f"{_near(key, place)} is added", Node("sum", (tree, tensor(key)))
 
 
 def _beside(place: Operation, other: Key) -> Iterator[Key]:
@@ -279,10 +214,6 @@ def _others(place: Operation, node: Node) -> Iterator[tuple[str, float | NDArray
     if node.noun == "the norm's weight":
         here = [(f"that of {name}", getattr(place.layer, name)) for name in (*NORMS, *HEAD_NORMS.values()) if place.layer and name != field]
         here += [("that of result_norm", place.model.output_norm)] if place.layer else []
-        near = [(n, layer) for n, layer in enumerate(place.model.layers) if place.layer and abs(n - (place.key.layer or 0)) == 1]
-        here += [(f"that of layer {n}'s {name}", getattr(layer, name)) for n, layer in near for name in NORMS if name != field]
-        last = place.model.layers[-1]
-        here += [] if place.layer else [(f"that of the last layer's {name}", getattr(last, name)) for name in NORMS]
         for noun, value in [*here, *((noun, getattr(layer, field, None)) for noun, layer in layers)]:
             if value is not None and value.shape == node.value.shape:
                 yield noun, value.astype(np.float64)
@@ -316,25 +247,9 @@ def _part(linear: Linear, noun: str) -> float | NDArray | Matrix | None:
 
 def normed(place: Operation, tree: Node) -> Edits:
     """A norm of the result, where none belongs."""
-    eps, n = place.config.eps, place.key.layer
-    yield "a norm without a weight is applied to it", rms(tree, np.ones(1), eps)
+    yield "a norm without a weight is applied to it", rms(tree, np.ones(1), place.config.eps)
     square = Node("reduction", (tree,), "the sum of squares", "sum of squares")
     yield "each position is divided by its length", Node("quotient", (tree, Node("root", (square,), "the length", "root")), "the direction")
-    near = [(i, layer) for i, layer in enumerate(place.model.layers) if n is None or abs(i - n) <= 1]
-    weights = [(f"layer {i} {name}", getattr(layer, name)) for i, layer in near for name in NORMS]
-    for noun, weight in (*weights, ("result_norm", place.model.output_norm)):
-        if weight is not None:
-            yield f"a norm is applied to it, with the weight of {noun}", rms(tree, weight, eps)
-
-
-def applied(place: Operation, tree: Node) -> Edits:
-    """A function that is applied to another operand too."""
-    leaves = [node for node, _ in nodes(tree) if node.kind == "tensor"]
-    for node, _ in nodes(tree):
-        for leaf in leaves if node.kind == "activation" else ():
-            if leaf is not node.inputs[0]:
-                for name in dict.fromkeys((node.what, "relu")):
-                    yield f"{name} is applied to {leaf.noun} too", replaced(tree, leaf, replace(node, inputs=(leaf,), what=name))
 
 
 def swapped(place: Operation, tree: Node) -> Edits:
@@ -366,50 +281,11 @@ def by_one(place: Operation, tree: Node) -> Edits:
             yield f"1 is added to {node.noun}", replaced(tree, node, Node("sum", (node, constant("1", 1.0)), node.noun))
 
 
-def zero(place: Operation, tree: Node) -> Edits:
-    """A tensor that is not there, or a product that is not written."""
-    for node, _ in nodes(tree):
-        if node.kind == "matmul" or (node.kind == "tensor" and node.what != TOKENS):
-            yield f"{_is(node.noun)} all 0", replaced(tree, node, Node("zero", (node,), node.noun))
-
-
-def finished(place: Operation, tree: Node) -> Edits:
-    """A result behind one more step: negative numbers cut off, or what a sampler makes of logits."""
-    yield "negative numbers are set to 0", Node("at least", (tree, constant("0", 0.0)))
-    if place.key == LOGITS:
-        largest = Node("reduction", (tree,), what="largest number")
-        shifted = Node("difference", (tree, largest))
-        yield "the largest logit of each position is subtracted from all of them, as before a softmax", shifted
-        probabilities = Node("opaque", (tree,), what=spec.softmax)
-        yield "they are probabilities: the softmax of the logits", probabilities
-        yield "they are logarithms of probabilities: the log-softmax of the logits", Node("opaque", (probabilities,), what=np.log)
-
-
 def tokens(place: Operation, tree: Node) -> Edits:
     """Other tokens than those of the text."""
     for node, _ in nodes(tree):
-        for words, change in _other_tokens(place) if node.what == TOKENS else ():
-            yield words, replaced(tree, node, Node("opaque", (node,), node.noun, change))
-
-
-def _other_tokens(place: Operation) -> Iterator[tuple[str, Callable[[NDArray], NDArray]]]:
-    yield "tokens are in the opposite order", np.flip
-    for bits in (7, 8, 15, 16):
-        if place.config.vocab > 1 << bits:
-            yield f"token ids are kept in {bits} bits", partial(np.bitwise_and, (1 << bits) - 1)
-    for shift in (1, -1, 2, 3, -2, -3):
-        yield f"token ids are off by {shift}", partial(np.add, shift)
-    for shift, which in ((1, "before"), (-1, "behind")):
-        yield f"every position has the token {which}", partial(np.roll, shift=shift)
-    for a in range(min(place.length, 32) - 1):
-        yield f"the tokens of positions {a} and {a + 1} are exchanged", partial(_with_tokens, {a: a + 1, a + 1: a})
-        yield f"position {a} has token 0", partial(_with_tokens, {a: None})
-        yield f"position {a + 1} has the token of position {a}", partial(_with_tokens, {a + 1: a})
-
-
-def _with_tokens(new: dict[int, int | None], ids: NDArray) -> NDArray:
-    """The tokens with those of some positions at others, or with token 0."""
-    return np.array([(0 if new[i] is None else ids[new[i]]) if i in new else token for i, token in enumerate(ids)])
+        for shift in (1, -1, 2, 3, -2, -3) if node.what == TOKENS else ():
+            yield f"token ids are off by {shift}", replaced(tree, node, Node("opaque", (node,), node.noun, partial(np.add, shift)))
 
 
 # --- order ------------------------------------------------------------------------------------------------------------------------------
@@ -417,11 +293,6 @@ def _with_tokens(new: dict[int, int | None], ids: NDArray) -> NDArray:
 
 def order(place: Operation, tree: Node) -> Edits:
     """Things along an axis in another order."""
-    if place.key.name in ("Qcur", "Kcur") and place.config.rope != "none":
-        heads = Node("heads", (tree,), tree.noun, place.linear.shape[0] // place.config.head_dim)
-        for words in functions.ORDERS:
-            within = Node("joined", (Node("order", (heads,), tree.noun, (words, 2)),), tree.noun)
-            yield f"the elements of each head of the result are {words}", within
     for node, _ in nodes(tree):
         for axis, noun in _axes_of(node, tree):
             for words, order in functions.ORDERS.items():
@@ -495,57 +366,7 @@ def _of_matrices(changes: Callable[[Operation], weights.Changes], nouns: tuple[s
 _of_tables = partial(_of_matrices, nouns=_TABLES)
 
 
-def sums(place: Operation, tree: Node) -> Edits:
-    """Sums of products with codes that are kept in fewer bits than they need."""
-    for node, _ in nodes(tree):
-        if node.kind == "matmul" and node.inputs[0].noun == "the numbers that codes stand for":
-            numbers, matrix = node.inputs
-            codes, steps = numbers.inputs
-            total = node.over(codes, matrix)
-            others = [("are kept in float16", Node("rounded", (total,), node.noun, "float16"))]
-            others += [("wrap around in 16 bits", Node("opaque", (total, codes), node.noun, _wrapped_unsigned))]
-            for bits in range(8, 25):
-                half = 1 << bits - 1
-                ways = (
-                    (f"wrap around in {bits} bits: a narrow accumulator", partial(_wrapped, half)),
-                    (f"are cut at {-half} and {half - 1}: a narrow accumulator saturates", partial(np.clip, a_min=-half, a_max=half - 1)),
-                )
-                others += [(words, Node("by element", (total,), node.noun, way)) for words, way in ways]
-            for words, other in others:
-                yield f"sums {words}", replaced(tree, node, Node("quotient", (other, steps), node.noun))
-
-
-def _wrapped(half: int, total: Array) -> Array:
-    return (total + half) % (2 * half) - half
-
-
-def _wrapped_unsigned(total: Array, codes: Array) -> Array:
-    """Sums with weights 0, 1, 2 for -1, 0, +1 in 16 bits, from which those of codes are subtracted afterwards."""
-    more = codes.sum(axis=1, keepdims=True)
-    return _wrapped(32768, total + more) - more
-
-
 # --- attention and rotation -------------------------------------------------------------------------------------------------------------
-
-
-_FEW_HEADS = 8  # of those whose queries may be exchanged
-
-
-def heads(place: Operation, tree: Node) -> Edits:
-    """A query head that reads the keys and values of another group, or has the queries of another head."""
-    c, own = place.config, np.arange(place.config.heads)
-    size = c.heads // c.kv_heads
-    for queries in (node for node, _ in nodes(tree) if node.kind == "heads" and node.noun == "the queries"):
-        for head in range(c.heads):
-            for group in range(c.kv_heads):
-                if group != head // size:
-                    words = f"query head {head} reads key-value head {group} instead of {head // size}"
-                    yield words, mapped(tree, partial(_grouped, np.where(own == head, group, own // size), ""))
-            for other in range(min(c.heads, _FEW_HEADS)):
-                if other != head < _FEW_HEADS:
-                    taken = partial(np.take, indices=np.where(own == head, other, own), axis=1)
-                    words = f"query head {head} has the queries of head {other}"
-                    yield words, replaced(tree, queries, Node("opaque", (queries,), queries.noun, taken))
 
 
 def groups(place: Operation, tree: Node) -> Edits:
@@ -558,65 +379,27 @@ def groups(place: Operation, tree: Node) -> Edits:
         ("are dealt out in turn (h % G) instead of in groups", heads % count),
         ("are in the opposite order", count - 1 - own),
         ("are those of the next key-value head", (own + 1) % count),
-        ("are those of the last key-value head", 0 * own + count - 1),
+        ("are all the first one", 0 * own),
     )
-    yield "every query head reads the first key-value head", mapped(tree, partial(_grouped, 0 * own, ""))
     for words, source in rules:
-        yield f"key-value heads {words}", mapped(tree, partial(_grouped, source, ""))
-        for which, other in (("keys", "values"), ("values", "keys")):
-            yield f"{which}, but not {other}, {words}", mapped(tree, partial(_grouped, source, which))
+        yield f"key-value heads {words}", mapped(tree, partial(_grouped, source))
 
 
-def _grouped(source: NDArray, which: str, node: Node) -> Node:
-    """Keys or values, or both, by the key-value head of each query head."""
-    if node.kind != "grouped" or not node.noun.endswith(which):
+def _grouped(source: NDArray, node: Node) -> Node:
+    """Keys and values by the key-value head of each query head."""
+    if node.kind != "grouped":
         return node
     return Node("opaque", node.inputs, node.noun, lambda kv: kv[:, source])
 
 
-def elements(place: Operation, tree: Node) -> Edits:
-    """Elements of a head that the products of queries and keys leave out."""
-    for node, _ in nodes(tree):
-        for words, part in weights.parts(place.config.head_dim) if node.kind == "scores" else ():
-            queries = Node("product", (node.inputs[0], constant(words, np.where(part, 0.0, 1.0))), "the queries")
-            yield (
-                f"of each head {words.replace('input', 'element')} not summed in q . k",
-                replaced(tree, node, node.over(queries, node.inputs[1])),
-            )
-
-
 def masks(place: Operation, tree: Node) -> Edits:
-    """Other tokens that a token sees, and what a mask makes of the scores of others."""
+    """Other tokens that a token sees."""
     for node, _ in nodes(tree):
         if node.kind != "mask":
             continue
-        for words in (*functions.MASKS, *functions.FILLS):
+        for words in functions.MASKS:
             for n in place.borders if "{" in words else (0,):
-                yield words.format(n=n, p=n - 1), replaced(tree, node, replace(node, what=(node.what[0], words, n)))
-        seen = Node("mask", (Node("product", (node.inputs[0], constant("0", 0.0))),), "the mask", node.what)
-        for p in (p for p, _ in nodes(tree) if p.noun == "the probabilities" and p.kind == "quotient"):
-            hidden = Node("opaque", (p, seen), p.noun, lambda p, seen: np.where(seen == 0, p, 0))
-            late = replaced(replaced(tree, p, hidden), node, node.inputs[0])
-            yield "the mask is applied after the softmax: weights no longer add up to 1", late
-
-
-def softmaxes(place: Operation, tree: Node) -> Edits:
-    """A softmax over other axes, with a sink, or of one position's sum for the next."""
-    for total, _ in nodes(tree):
-        if total.kind != "softmax sum":
-            continue
-        (e,) = total.inputs
-        for axis, words in ((0, "over the heads"), (1, "over the queries"), ((0, 1, 2), "over everything at once")):
-
-            def along(node: Node, axis: object = axis) -> Node:
-                return replace(node, what=axis) if node.kind in ("softmax sum", "largest of") else node
-
-            yield f"the softmax is taken {words}, not over the keys of each query", mapped(tree, along)
-        largest = e.inputs[0].inputs[1]
-        sink = Node("opaque", (total, largest), total.noun, lambda total, largest: total + np.exp(-largest))
-        yield "a score of 0 stands beside the keys: an attention sink", replaced(tree, total, sink)
-        before = Node("opaque", (total,), total.noun, lambda total: np.concatenate([total[:, :1], total[:, :-1]], axis=1))
-        yield "exponentials are divided by the sum of the position before", replaced(tree, total, before)
+                yield words.format(n=n), replaced(tree, node, replace(node, what=(node.what[0], words, n)))
 
 
 def turns(place: Operation, tree: Node) -> Edits:
@@ -633,17 +416,8 @@ def turns(place: Operation, tree: Node) -> Edits:
                 else ("halves", f"pairs are halves {_HALVES} instead of adjacent {_ADJACENT}")
             )
             yield said, replace(node, what=(other, "right"))
-            apart = "adjacent pairs" if layout == "halves" else "halves of a head"
-            laid_out = Node("opaque", node.inputs, node.noun, partial(functions.laid_out, layout))
-            yield f"cosines and sines are laid out for {apart}, but pairs are not", laid_out
 
-    yield from _each(tree, change)
-    found = {node.kind: node for node, _ in nodes(tree)}
-    if "rotation" in found and found["heads"].what > 1:
-        half = found["heads"].what * place.config.head_dim // 2
-        of_row = found["power"].over(found["power"].inputs[0], constant("the exponents", -np.arange(half) / half))
-        row = with_nodes(tree, {found["outer"].inputs[1]: of_row, found["heads"]: replace(found["heads"], what=1)})
-        yield "one head width serves all heads: frequencies run over the whole row", row
+    return _each(tree, change)
 
 
 _HALVES, _ADJACENT = "(i, i + K/2)", "(2i, 2i+1)"
@@ -665,10 +439,6 @@ _POSITIONS = (
     _Positions("positions are too small by {n}", lambda t, n: t - n),
     _Positions("positions restart every {n} tokens", lambda t, n: t % n),
     _Positions("positions restart at position {n}", lambda t, n: np.where(t >= n, t - n, t)),
-    _Positions("positions stop at {n}", lambda t, n: np.minimum(t, n)),
-    _Positions("{n} tokens have each position", lambda t, n: t // n),
-    _Positions("every token is rotated as position {n}", lambda t, n: 0 * t + n),
-    _Positions("no position is below {n}", np.maximum),
 )
 _LATER = tuple(
     _Positions(f"positions from {{n}} on are too {which} by {by}", partial(_later, sign * by))
@@ -683,11 +453,7 @@ def positions(place: Operation, tree: Node) -> Edits:
     def change(node: Node) -> Edits:
         if node.kind != "positions":
             return
-        yield "positions are in the opposite order", Node("order", (node,), node.noun, ("in the opposite order", 0))
         yield "the last token is one position too far", Node("opaque", (node,), node.noun, lambda t: t + (t == len(t) - 1))
-        count = place.config.heads if place.key.name.startswith("Q") else place.config.kv_heads
-        of_heads = Node("opaque", (node,), node.noun, lambda t: np.broadcast_to(np.arange(count), (len(t), count)))
-        yield "every token is rotated by the number of the head instead of its position", of_heads
         yield "positions are all the last one", Node("order", (node,), node.noun, ("all the last one", 0))
         each = [(rule, range(1, max(place.length, 2))) for rule in _POSITIONS] + [(rule, place.borders) for rule in _LATER]
         for (words, rule), numbers in each:
@@ -753,10 +519,6 @@ def _narrow(kind: str, linears: list[Linear]) -> list[Linear]:
 _PRODUCTS = ("matmul", "scores", "weighted")
 _NOT_ROUNDED = ("linears", "heads", "joined", "mask", "rounded", "positions", "grouped")
 _RELATIVE = (*np.geomspace(0.01, 0.9, 6), *np.geomspace(1.1, 100, 6))
-_UNITS = tuple(sorted((*_RELATIVE, np.pi / 180, 2 * np.pi, 180 / np.pi)))
-"""The same for angles, with units that are taken for others."""
-
-
 _CODES = (7.0, 8.0, 15.0, 31.0, 63.0, 64.0, 126.0, 127.0, 127.5, 128.0, 254.0, 255.0, 256.0, 511.0, 32767.0)
 
 
@@ -799,8 +561,7 @@ def factors(place: Operation, tree: Node) -> Numbered:
         is_bias = _is_vector(node) and node.noun.endswith("bias")
         if node.kind in (*_VALUES, "reduction") or (node.kind == "tensor" and node.what != TOKENS) or is_bias:
             noun = node.noun if parents else "everything"
-            grid = _UNITS if node.kind == "outer" else _RELATIVE
-            yield f"{_is(noun)} {{number:.6g}} times what is right", grid, node, partial(_step, "product", node)
+            yield f"{_is(noun)} {{number:.6g}} times what is right", _RELATIVE, node, partial(_step, "product", node)
 
 
 def shifts(place: Operation, tree: Node) -> Numbered:
@@ -820,61 +581,15 @@ def limits(place: Operation, tree: Node) -> Numbered:
                 yield f"{_is(noun)} clipped {words} {{number:.6g}}", _LIMITS, node, partial(_step, kind, node)
 
 
-def slopes(place: Operation, tree: Node) -> Numbered:
-    """An activation function of a table with a number in it."""
-    for node, _ in nodes(tree):
-        for name, (function, grid) in functions.WITH_NUMBERS.items() if node.kind == "activation" else ():
-            yield f"{name} instead of {node.what}", grid, node, partial(_step, "opaque", node.inputs[0], what=function)
-
-
-def caps(place: Operation, tree: Node) -> Numbered:
-    """Numbers that are capped softly: c tanh(x / c)."""
-    for node, parents in nodes(tree):
-        if node.noun == "the scores" or not parents or any(parent.kind == "activation" for parent in parents):
-            words = f"{_is(node.noun if parents else 'the result')} soft-capped at {{number:.4g}}"
-            yield words, _CAPS, node, partial(_soft_capped, node)
-
-
-def penalties(place: Operation, tree: Node) -> Numbered:
-    """Logits of tokens that occurred, less likely, as a sampler makes them."""
-    for words, penalty in functions.PENALTIES.items() if place.key == LOGITS else ():
-        for which, whole in (("occurred up to each position", False), ("occur in the sequence", True)):
-            said = f"a {words} penalty of {{number:.4g}} is on the logits of tokens that {which}: logits before a sampler are expected"
-            yield said, _AMOUNTS, tree, partial(_of_two, tree, tensor(TOKENS), partial(functions.penalised, penalty, whole))
-
-
-def _of_two(result: Node, other: Node, function: Callable[..., Array], number: Node) -> Node:
-    return Node("opaque", (result, other, number), result.noun, function)
-
-
-def _soft_capped(node: Node, cap: Node) -> Node:
-    return Node("product", (Node("curve", (Node("quotient", (node, cap)),), "", "tanh"), cap), node.noun)
-
-
 _SHIFTS = (*np.geomspace(-10, -0.01, 5), *np.geomspace(0.01, 10, 5))
-_AMOUNTS = tuple(np.geomspace(0.01, 100, 17))
-_CAPS = tuple(np.geomspace(0.05, 500, 13))
 _LIMITS = (*np.geomspace(0.01, 100, 10), 448.0, 57344.0, 65504.0)
 """Limits, with the largest numbers of fp8 and float16 among them."""
 _IN_ORDER = (
     *(tokens, left_out, other_function, inverted, twice, centred, moved, exchanged, by_one, turns),
-    *(
-        masks,
-        caches.cached,
-        caches.outputs,
-        softmaxes,
-        groups,
-        heads,
-        elements,
-        caches.tiles,
-        positions,
-        transposed,
-        order,
-        one_use,
-    ),
-    *(other_weight, other_product, *map(_of_matrices, (weights.inputs, weights.rows, weights.codes)), sums, narrow_weights),
+    *(masks, caches.cached, groups, positions, transposed, order),
+    *(other_weight, other_product, *map(_of_matrices, (weights.inputs, weights.codes)), narrow_weights),
     *(_of_tables(weights.fewer_bits), narrow_inputs, _of_tables(weights.misread), _of_tables(weights.reordered)),
-    *(other_tensor, elsewhere, swapped, added, normed, applied, zero, finished, caches.stored, rounded),
+    *(other_tensor, swapped, normed, caches.stored, rounded),
 )
 KINDS: dict[str, Callable[[Operation, Node], Edits]] = {kind.__name__: kind for kind in _IN_ORDER}
 """Kinds of edits, the likelier first."""
@@ -882,9 +597,7 @@ NARROW = ("stored", "rounded", "narrow_weights", "narrow_inputs")
 """Kinds that engines do on purpose."""
 TOGETHER = ("narrow_weights", "narrow_inputs", "reordered")
 """Kinds that are tried in all operations at once, which share a function."""
-FAMILIES: dict[str, Callable[[Operation, Node], Numbered]] = {
-    kind.__name__: kind for kind in (numbers, factors, shifts, limits, caps, slopes, penalties)
-}
+FAMILIES: dict[str, Callable[[Operation, Node], Numbered]] = {kind.__name__: kind for kind in (numbers, factors, shifts, limits)}
 """Kinds of edits with a number."""
 
 

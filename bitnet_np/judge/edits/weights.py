@@ -10,22 +10,21 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from ...contract.blocks import weights_as
 from ...kernels.block_formats import FORMATS, Format
 from ...model import packing
 from ...model.records import Blocks, Ternary
 from ..graph import EMBEDDING, Operation
 from ..narrow import rounded
 from ..roundings import to_digits
-from . import blocks
+from .blocks import misread_formats
 from .expression import Matrix
 from .functions import Array, Function
 from .orders import orders
 
 Changes = Iterator[tuple[str, Callable[[Matrix], Matrix]]]
-Ways = Callable[[Format, int], Iterator[tuple[str, blocks.Misreading]]]
 
 _TAILS = (1, 2, 4, 8, 16, 32, 64)
-OFFSETS = (1, -1, 2, -2, 4, -4, 8, -8)  # elements
 
 
 def inputs(place: Operation) -> Changes:
@@ -54,50 +53,8 @@ def parts(width: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     for first, which in ((1, "odd"), (0, "even")):
         yield f"every second input, those of {which} numbers, is", place % 2 == first
     for size in (16, 32, 64, 128):
-        for every in (2, 3, 4, 8):
-            if every * size <= width:
-                nth = {2: "second", 3: "third"}.get(every, f"{every}th")
-                yield f"every {nth} block of {size} inputs is", place // size % every == every - 1
         for block in range(min(width // size, 8)):
             yield f"inputs {block * size} to {block * size + size - 1} are", place // size == block
-
-
-def rows(place: Operation) -> Changes:
-    """Outputs that are those of other rows, or of none."""
-    for words, source in _sources(place):
-        yield f"weights of other rows are used: {words}", partial(Matrix.moved, source=source)
-    for count in (n for n in _TAILS if n < place.linear.shape[0]):
-        yield f"the last {count} outputs are 0", partial(_without_last, count)
-
-
-def _sources(place: Operation) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """Yields the row that each output [N] is computed with, in words."""
-    n = place.linear.shape[0]
-    row = np.arange(n)
-    for shift in (2, 4, 8, 16):
-        for sign, which in ((1, "before"), (-1, "behind")):
-            yield f"rows are shifted by {shift}: the row {shift} {which} stands in the place of each", (row - sign * shift) % n
-    for count in _TAILS:
-        if 2 * count <= n:
-            yield f"the last {count} outputs repeat the {count} before", np.where(row >= n - count, row - count, row)
-    if place.key.name in ("Qcur", "Kcur", "Vcur"):
-        yield from _heads(row, place.config.head_dim)
-
-
-def _heads(row: NDArray[np.int64], width: int) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    count = min(row.size // width, 16)
-    for a in range(count):
-        for b in range(count):
-            if a != b:
-                yield f"the rows of head {a} are those of head {b}", np.where(row // width == a, row + (b - a) * width, row)
-            if a < b:
-                to = np.arange(row.size // width)
-                to[[a, b]] = b, a
-                yield f"the rows of heads {a} and {b} are exchanged", to[row // width] * width + row % width
-
-
-def _without_last(count: int, matrix: Matrix) -> Matrix:
-    return Matrix(matrix.shape, lambda rows: np.where(rows[:, None] >= matrix.shape[0] - count, 0.0, matrix.rows(rows)))
 
 
 def codes(place: Operation) -> Changes:
@@ -123,42 +80,21 @@ def _in_layout(layout: str, weights: Ternary, matrix: Array) -> Array:
 
 def misread(place: Operation) -> Changes:
     """Blocks of weights of which codes, scales or minimums are misread."""
-    return _misread(place, blocks.other_numbers)
+    table = place.model.token_embd if place.key.name == EMBEDDING.name else place.linear.weights
+    if isinstance(table, Blocks) and table.type.name in FORMATS:
+        for how, form in misread_formats(FORMATS[table.type.name]):
+            yield f"{table.type.name}: {how}", partial(_read, form, table)
 
 
 def reordered(place: Operation) -> Changes:
     """Weights that are read in another order, as an engine has one reader for all tables of a type."""
-    if place.key.name != EMBEDDING.name and not isinstance(place.linear.weights, Blocks):
-        for order, source in orders(place.linear.shape[1]):
-            yield f"weights of each row are read in another order: {order}", _by_row(partial(np.take, indices=source, axis=1))
-    for by in OFFSETS:
-        words = f"{abs(by)} element{'s' * (abs(by) > 1)} too {'late' if by > 0 else 'early'}"
-        yield f"rows are read {words}: an offset in the table", partial(_late, by)
-    yield from _misread(place, blocks.other_orders)
+    width = (place.model.token_embd if place.key.name == EMBEDDING.name else place.linear).shape[1]
+    for order, source in orders(width):
+        yield f"weights of each row are read in another order: {order}", _by_row(partial(np.take, indices=source, axis=1))
 
 
-def _late(by: int, matrix: Matrix) -> Matrix:
-    """The weights `by` places further on in the whole matrix, and zeros behind the last."""
-    count, step = matrix.shape[0], 1 if by > 0 else -1
-
-    def read(rows: NDArray[np.integer]) -> Array:
-        near = np.where(((rows + step >= 0) & (rows + step < count))[:, None], matrix.rows((rows + step) % count), 0.0)
-        pair = (matrix.rows(rows), near) if by > 0 else (near, matrix.rows(rows))
-        begin = by if by > 0 else matrix.shape[1] + by
-        return np.hstack(pair)[:, begin : begin + matrix.shape[1]]
-
-    return Matrix(matrix.shape, read)
-
-
-def _misread(place: Operation, ways: Ways) -> Changes:
-    table = place.model.token_embd if place.key.name == EMBEDDING.name else place.linear.weights
-    if isinstance(table, Blocks) and table.type.name in FORMATS:
-        for how, misreading in ways(FORMATS[table.type.name], table.shape[1]):
-            yield f"{table.type.name}: {how}", partial(_read, misreading, table)
-
-
-def _read(misreading: blocks.Misreading, table: Blocks, matrix: Matrix) -> Matrix:
-    return Matrix(table.shape, lambda rows: misreading(blocks.parts_of(table, rows.astype(np.int64))))
+def _read(form: Format, table: Blocks, matrix: Matrix) -> Matrix:
+    return Matrix(table.shape, lambda rows: weights_as(table.data[rows].view(np.uint8), form).astype(np.float64))
 
 
 def fewer_bits(place: Operation) -> Changes:

@@ -31,7 +31,7 @@ CATALOGUE: tuple[Mistake, ...] = (
 )
 """All known mistakes. Of two that fit a tensor alike the first one stands."""
 
-HIDDEN: tuple[Mistake, ...] = (*layers.OTHERS, *edited.MISTAKES)
+HIDDEN: tuple[Mistake, ...] = edited.MISTAKES
 """Mistakes that are searched for where none of the catalogue explains a tensor, at its operation or through several."""
 
 
@@ -122,8 +122,6 @@ def trials(span: Sequence[Operation], singly: bool, mistakes: Sequence[Mistake] 
     last = span[-1].key
     for operation in span:
         for attempt in at_operation(operation, mistakes, length):
-            if attempt.cause.id.startswith("dump.") and operation.key != last:
-                continue  # a tensor that is not in the dump was not dumped from a wrong buffer
             known.setdefault(attempt.cause.text, {}).setdefault(operation.key, attempt)
     for attempts, keys, where, widest in _placed(list(known.values()), last, singly):
         one = attempts[keys[0]]

@@ -1,6 +1,5 @@
 """Mistakes in the feed-forward's activation."""
 
-from ..edits.definition import ACTIVATIONS
 from .edited import named
 from .mistake import Computes, Mistake, Site
 
@@ -20,10 +19,6 @@ def _written(function: str, gated: bool) -> str:
     return f"{_OF_GATE.get(function, f'{function}(gate)')} * up" if gated else function
 
 
-RIGHT = {activation: _written(name, activation in ("relu2", "silu", "gelu_gate")) for activation, name in ACTIVATIONS.items()}
-"""The function that each Config.activation stands for, in words."""
-
-
 def _other(site: Site) -> Computes:
     for words, tree in site.edits("other_function"):
         wrong, right = (_written(name, site.config.gated) for name in words.split(" instead of "))
@@ -32,7 +27,6 @@ def _other(site: Site) -> Computes:
 
 _SWAP = "exchanged: {u}up and {g}gate are exchanged"
 _SWAPPED = "gate and up are swapped"
-_OF_PRODUCT = "moved: {up} comes before {Right}"
 _VALUE = "rounded: the activation: rounded to {kind}"
 _INPUT = "rounded: ffn_{x}: rounded to {kind}"
 _TABLE = "rounded to {kind}, as in a table of it"
@@ -44,9 +38,6 @@ MISTAKES = (
         AT,
         ("no_gate", "left_out: the activation is left out", "the gate is missing, up comes out alone"),
         ("no_up", "left_out: ffn_{x}up is left out", "up is not multiplied in"),
-        ("swapped_other", f"{_SWAP} + other_function: {{Wrong}} instead of {{Right}}", f"{_SWAPPED}, and {{Wrong}} is for {{Right}}"),
-        ("of_product", _OF_PRODUCT, "{Right} of (gate * up) instead of {Right} of the gate, times up"),
-        ("other_of_product", f"{_OF_PRODUCT} + other_function: {{Wrong}} instead of {{Right}}", "{Wrong} of (gate * up)"),
     ),
     *named(
         "activation",

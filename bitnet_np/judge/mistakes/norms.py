@@ -25,7 +25,6 @@ _BIAS = "left_out: the norm's bias is left out"
 _NO_MEAN = "left_out: the mean is left out"
 _AS_RMS, _AS_LAYER_NORM = "the mean is not subtracted, as in RMSNorm", "the mean is subtracted, as in LayerNorm"
 _UNCHANGED = "the norm is missing: its input comes out unchanged"
-_SUM = "other_function: the sum of squares instead of the mean square"
 _LESS_ONE = "other_function: the sum of squares over the width less one instead of the mean square"
 _ROTATED = "its input is rotated already: RoPE comes before the norm"
 _EPSILON = "epsilon is {value:g} instead of {right:.3g}"
@@ -52,16 +51,10 @@ MISTAKES = (
     *named(
         "norm",
         AT,
-        ("weight_alone", "left_out: the root mean square is not divided out", "the norm is missing, only its weight is applied"),
-        ("weight_plus_one", "by_one: 1 is added to the norm's weight", ""),
-        ("weight_twice", "twice: the norm's weight is applied twice", ""),
-        ("sum_not_mean", _SUM, "the sum of squares is not divided by the width"),
         ("width_less_one", _LESS_ONE, "the sum of squares is divided by the width less one"),
-        ("no_root", "left_out: root is left out", "the norm divides by the mean square, without the root"),
         ("other_weight", "other_weight: that of {A} instead of the norm's weight", "the weight of {A} is used"),
     ),
     *named("norm", tuple(HEAD_NORMS), ("after_rope", "swapped: {A}_rope comes before {B}_normed", _ROTATED)),
-    *named("norm", ("ffn_norm",), ("before_attention", "other_tensor: the layer's input is read instead of ffn_inp", "")),
     *named(
         "layers",
         ("result_norm",),

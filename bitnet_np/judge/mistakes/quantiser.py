@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import spec
 from ...engine.dialects import Dialect
 from ...kernels import cpu
 from ...model.records import MATRICES, Model
 from ...traces.points import MAY_BE_QUANTIZED
 from .. import operations as op
+from ..edits.definition import CODED
 from ..edits.expression import Node, nodes, replaced, tensor
 from ..graph import FIELDS
 from ..variant import Floats, Variant
@@ -52,7 +52,7 @@ def _with_quantizer(quantize: Quantizer, site: Site) -> Compute | None:
     tree = site.tree
     assert tree is not None  # it is a product
     for node, _ in nodes(tree):
-        if node.noun == "the numbers that codes stand for":
+        if node.noun == CODED:
             others = Node("opaque", (tensor(site.inputs[0]),), node.noun, partial(_dequantised, quantize))
             return site.edited(replaced(tree, node, others))
     return None
@@ -102,7 +102,6 @@ _HALF_ADDED = "codes are (int)(x + 0.5): a half is added and the rest cut, which
 _SIGNED = "activations are scaled by their largest number, not by their largest magnitude"
 _STEPS = "activations are scaled to {} steps instead of 127"
 _UP = np.float32(1 + 2**-20)  # the largest number is 127, but x * (127 / x) may fall short of it
-_reciprocal = partial(Site.of, function=lambda x: 1 / spec.quantize(x)[1])
 MISTAKES = (
     _mistake("per_tensor", _PER_TENSOR, _quantizer(axis=None)),
     _mistake("none", "activations are not quantised to int8", lambda x: (x, np.ones((len(x), 1), np.float32)), _unquantised),
@@ -116,5 +115,4 @@ MISTAKES = (
     _mistake("128", _STEPS.format(128), _quantizer(most=128)),
     *(_mistake(str(most), _STEPS.format(most), _quantizer(most=most, least=-most)) for most in (126, 63, 7)),
     _mistake("signed_largest", _SIGNED, _quantizer(size=np.asarray)),
-    Mistake("quantiser.reciprocal", "it is the reciprocal, absmax / 127", SCALES, _reciprocal),
 )

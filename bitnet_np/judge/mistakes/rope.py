@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...model.rope import rope_frequencies
 from .. import operations as op
 from ..variant import Variant
 from .edited import named, numbered
@@ -19,12 +18,6 @@ def _bases(site: Site) -> Iterator[tuple[Numbers, float]]:
     for value in BASES:
         if value != right:
             yield {"value": value, "right": right}, value
-
-
-def _exponents(site: Site) -> Iterator[tuple[Numbers, float]]:
-    base = site.turning.config.rope_base
-    yield {"how": "is halved: -i / K"}, base**0.5
-    yield {"how": "is doubled: -4i / K"}, base**2
 
 
 def _no_magnitude(site: Site) -> Iterator[tuple[Numbers, float]]:
@@ -44,17 +37,8 @@ def _scaled_local(site: Site) -> Compute | None:
     return site.of(lambda x: op.rope(scaled, site.dialect, x).value) if scaling != 1 and site.index in site.config.local_layers else None
 
 
-def _whole_head(base: Variant) -> Variant | None:
-    c = base.model.config
-    if c.rope_width is None:
-        return None
-    frequency = rope_frequencies(c.rope_base, c.head_dim, scaling=c.rope_scaling)
-    return base.with_model(config=replace(c, rope_width=None), rope_frequency=frequency, rope_factors=None)
-
-
 _ANGLES = "angles {how}: declare the dialect {name} (--as {name})"
 _STEPPED = {True: "are stepped in float32, as ggml does", False: "are not stepped in float32"}
-_FORWARD = "turns: the second of each pair is turned with the first one's new value"
 _BACKWARDS = "the rotation turns the other way"
 MISTAKES = (
     *named(
@@ -72,13 +56,8 @@ MISTAKES = (
         AT,
         ("position_plus_1", "positions: positions are too large by 1", "positions are too large by one"),
         ("position_minus_1", "positions: positions are too small by 1", "positions are too small by one"),
-        ("twice", "twice: it is done twice", "the rotation is applied twice"),
-        ("last_position", "positions: positions are all the last one", "every token is rotated as the last position"),
         ("fed_twice", "positions: the last token is one position too far", "the last token is one position too far: it was fed twice"),
-        ("sin_cos_swapped", "turns: sines and cosines are exchanged", "sine and cosine are swapped"),
-        ("in_place", _FORWARD, "the second number of a pair is turned with the first one's new value"),
         ("before_norm", "swapped: {A}_rope comes before {B}_normed", "the norm of queries and keys comes after RoPE"),
-        ("whole_row", "turns: one head width serves all heads{X}", ""),
     ),
     *numbered(
         "rope",
@@ -89,9 +68,7 @@ MISTAKES = (
     ),
     Mistake("rope.other_layers", "queries and keys are rotated as in {which} layers", AT, engine=_other_layers),
     Mistake("rope.scaled_local", "positions are scaled in local layers, too", AT, compute=_scaled_local, likely=True),
-    Mistake("rope.whole_head", "all of each head is rotated, not a part", AT, engine=_whole_head),
     Mistake("dialect.angles", _ANGLES, AT, engine=other_dialects("stepped_angles", _STEPPED), fault=False),
-    *numbered("rope", AT, ("exponent", "the frequency base", "the exponent of the frequencies {how} instead of -2i / K", _exponents)),
     *named(
         "rope",
         AT,

@@ -84,12 +84,10 @@ class Search:
     """The search for hidden mistakes in one dump."""
 
     length: int  # of the sequence
-    work: float  # that may still be done, in multiply-adds
-    kept: float = 0.0  # of it, for tensors that come later
+    work: float  # that may still be done, in multiply-adds; half of it on one tensor, so that later ones are searched too
     left_out: int = 0  # mistakes that were not tried, because of it
     _known: dict[str, float | None] = field(default_factory=dict)  # texts of those that explained a tensor before, and their numbers
     types: set[str] = field(default_factory=set)  # of fewer bits, in words, that explained a tensor before: other operations have them, too
-    _last: tuple[tuple[list[Key], bool], list[Trial]] = field(default=(([], False), []), repr=False)
 
     def cause(
         self,
@@ -99,15 +97,13 @@ class Search:
         near: Callable[[Trial], float],
         cost: Callable[[Collection[Key]], float],
         now: float,
-        numbers_only: bool = False,
     ) -> Cause | None:
         """The hidden mistake that leaves least, of those that fit; None if none does. What explained a tensor before is tried first.
 
         span, singly: see catalogue.trials. near: what a trial leaves, about, by which numbers are sought. cost: multiply-adds of a trial
         that changes these tensors. now: NMSE without a mistake.
-        numbers_only: try those whose numbers are sought, as the others are known not to fit.
         """
-        every = [trial for trial in self._trials(span, singly) if trial.grid or not numbers_only]
+        every, kept = self._trials(span, singly), self.work / 2
         for trial in every:
             if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self.types)):
                 number = self._known.get(trial.cause.text)
@@ -126,7 +122,7 @@ class Search:
             return near(trial)
 
         for trial in every:
-            if self.work < self.kept:
+            if self.work < kept:
                 self.left_out += 1
                 continue
             number = _nearest(trial, about, now) if trial.grid else None
@@ -149,19 +145,16 @@ class Search:
         return with_alike(found, least, fits)
 
     def _trials(self, span: Sequence[Operation], singly: bool) -> list[Trial]:
-        """Those of some operations, the likelier first; kept, as the parts of a tensor are searched one after the other."""
-        place = ([operation.key for operation in span], singly)
-        if self._last[0] != place:
-            order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
-            later = {operation.key: len(span) - i for i, operation in enumerate(span)}
+        """Those of some operations, the likelier first."""
+        order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
+        later = {operation.key: len(span) - i for i, operation in enumerate(span)}
 
-            def likely(trial: Trial) -> tuple[bool, int, int]:
-                """A function that all operations share is likeliest; of numbers those that the fewest steps have changed since."""
-                steps = max(later[key] for key in trial.computes) if trial.grid else 0
-                return not trial.widest, order[trial.cause.id], steps
+        def likely(trial: Trial) -> tuple[bool, int, int]:
+            """A function that all operations share is likeliest; of numbers those that the fewest steps have changed since."""
+            steps = max(later[key] for key in trial.computes) if trial.grid else 0
+            return not trial.widest, order[trial.cause.id], steps
 
-            self._last = place, sorted(trials(span, singly, HIDDEN, self.length), key=likely)
-        return self._last[1]
+        return sorted(trials(span, singly, HIDDEN, self.length), key=likely)
 
     def notes(self) -> list[str]:
         """What was not tried, in words."""

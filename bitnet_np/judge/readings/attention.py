@@ -28,7 +28,7 @@ class Attention:
     @classmethod
     def of(cls, wrong: Wrong, most: int = ROWS) -> Attention:
         """The attention of the first tokens, `most` of them."""
-        some = wrong.first(most)
+        some = wrong.rows(np.arange(min(most, len(wrong.theirs))))
         q, k, v = (x.reshape(len(x), -1, wrong.config.head_dim) for x in read(some))
         return cls(some, q, k, v)
 

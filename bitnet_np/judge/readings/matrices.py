@@ -1,40 +1,18 @@
-"""Wrong products: which weights and rows they are of."""
+"""Wrong products: which rows they are of, of which matrix."""
 
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import spec
 from ...base.errors import listed
 from ...engine.dialects import Dialect
-from ...model.records import MATRICES, Linear
+from ...model.records import MATRICES, Linear, Ternary
+from .. import operations as op
+from ..roundings import matrix_input
 from .elements import moved_said
-from .product import Product, multiplied, unscaled
-from .wrong import FEW, Array, Wrong, matched, runs
-
-
-def misread(wrong: Wrong) -> str | None:
-    """The block of a row of weights that was read from elsewhere, if one was."""
-    columns = np.flatnonzero(wrong.places.any(axis=0))
-    marked = np.zeros(wrong.places.shape, bool)
-    marked[:, columns] = True
-    if columns.size > FEW or not wrong.is_right_outside(marked):
-        return None
-    row = int(columns[0])
-    product = Product.of(wrong, rows=columns[:1])
-    assert product is not None  # only logits are capped
-    for size in (128, 64, 32, 16):
-        for begin in range(0, product.width - size + 1, size):
-            at = slice(begin, begin + size)
-            left = product.inputs[:, at] @ product.matrix[0, at]
-            for r, c in ((row - 1, begin), (row + 1, begin), (row, begin - size), (row, begin + size)):
-                if 0 <= r < wrong.linear.shape[0] and 0 <= c <= product.width - size:
-                    read = product.inputs[:, at] @ unscaled(wrong.linear, np.array([r]))[0][0, c : c + size]
-                    if product.accounts(product.right + (read - left)[:, None]):
-                        where = f"row {r}" if r != row else f"weights {c} to {c + size - 1}"
-                        return f"weights {begin} to {begin + size - 1} of row {row} are read from {where}"
-    return None
-
+from .wrong import Array, Wrong, matched, runs
 
 _TOKENS = 16  # compared
 _LEAST_TOKENS = 4  # independent ones: fewer numbers may be near another row's by chance
@@ -83,8 +61,14 @@ def _candidates(wrong: Wrong) -> Iterator[tuple[str, Linear]]:
 
 def _products(x: Array, linear: Linear, dialect: Dialect) -> Array:
     """The products without a bias, in float32: several matrices are looked through."""
-    matrix, scale = unscaled(linear, np.arange(linear.shape[0]))
-    inputs, _ = multiplied(x, linear, dialect)
+    weights, scale = linear.weights, 1.0 if linear.scale is None else float(linear.scale)
+    scale *= float(weights.scale) if isinstance(weights, Ternary) else 1.0
+    matrix, inputs = op.rows_of(weights, np.arange(linear.shape[0])), x
+    if op.reads_codes(linear, dialect):
+        codes, steps = spec.quantize(x)
+        inputs = codes / steps
+    elif dialect.ggml_activations and (table := weights.blocks if isinstance(weights, Ternary) else weights) is not None:
+        inputs = matrix_input(x, table)
     return (inputs.astype(np.float32) @ matrix.astype(np.float32).T).astype(np.float64) * scale
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +9,6 @@ from numpy.typing import NDArray
 from ...base.errors import listed
 from ...traces.points import Key
 from ..graph import Place
-
-if TYPE_CHECKING:
-    from .product import Product
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -37,19 +32,8 @@ class Wrong(Place):
     noise: float  # NMSE that narrow types make by themselves, 0 in float32
     tensors: Mapping[Key, Array]  # all of theirs
 
-    @cached_property
-    def product(self) -> "Product | None":
-        """Some outputs of a wrong product; None where a dialect rounds inputs by the type of the matrix."""
-        from .product import Product  # which is made of this record
-
-        return Product.of(self)
-
-    def first(self, rows: int) -> "Wrong":
-        """The same of the first rows alone, for operations that compute each row from that row, or from those before."""
-        return self.rows(np.arange(min(rows, len(self.theirs))))
-
     def rows(self, which: Indices) -> "Wrong":
-        """The same of some rows alone, for operations that compute each row from that row."""
+        """The same of some rows alone, for operations that compute each row from that row; of the first ones for attention, too."""
         cut = {name: getattr(self, name)[which] for name in ("value", "theirs", "places")}
         return replace(self, inputs=[x[which] for x in self.inputs], **cut)
 
@@ -99,30 +83,20 @@ def numbered(what: str, numbers: NDArray) -> str:
     return f"{what}{'s' * (numbers.size > 1)} {listed(numbers.tolist(), FEW)}"
 
 
-def in_runs(numbers: NDArray) -> list[str]:
-    """Whole numbers as runs of successive ones: 0 to 7, 12."""
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    return [f"{run[0]} to {run[-1]}" if run.size > 1 else f"{run[0]}" for run in runs]
-
-
-def every(numbers: NDArray, count: int, what: str) -> str:
+def places_of(numbers: NDArray, count: int, what: str) -> str:
     """Some of `count` numbered things: runs of them where these are few, or every n-th."""
     steps = np.diff(numbers)
     if np.count_nonzero(steps > 1) <= 2 * FEW:
         return f"{runs(what, numbers)} of {count}"
     if (steps == steps[0]).all():
         ordinal = {2: "second", 3: "third"}.get(int(steps[0]), f"{steps[0]}th")
-        return f"every {ordinal} {what} from {what} {numbers[0]}, {numbers.size} of {count},"
-    return f"{runs(what, numbers)}, {numbers.size} of {count},"
-
-
-def places_of(numbers: NDArray, count: int, what: str) -> str:
-    """The same without the comma that stands before a verb."""
-    return every(numbers, count, what).rstrip(",")
+        return f"every {ordinal} {what} from {what} {numbers[0]}, {numbers.size} of {count}"
+    return f"{runs(what, numbers)}, {numbers.size} of {count}"
 
 
 def runs(what: str, numbers: NDArray) -> str:
     """The noun, and the first runs of the numbers: elements 0 to 7, 12."""
-    spans = in_runs(numbers)
+    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    spans = [f"{part[0]} to {part[-1]}" if part.size > 1 else f"{part[0]}" for part in parts]
     more = f" and {len(spans) - FEW} runs more" if len(spans) > FEW else ""
     return f"{what}{'s' * (numbers.size > 1)} {', '.join(spans[:FEW])}{more}"
