@@ -103,7 +103,7 @@ class _Compilations(event.Listener):
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Context of a command: shows when Numba compiles. A first run takes 15 to 30 seconds of it, later ones read the cache."""
+    """Context of a command: shows when Numba compiles. A first run takes some 10 seconds of it, later ones read the cache."""
     _clock.start()
     with event.install_listener("numba:compile", _Compilations()), event.install_listener("numba:compiler_lock", _clock.compiling):
         yield
