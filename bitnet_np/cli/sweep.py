@@ -22,14 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="models, tokens, and what to do with each pair")
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder of the results; there a stopped sweep goes on")
-    parser.add_argument("--allow-commands", action="store_true", help="run the commands of engines that the plan names")
-    parser.add_argument("--retry-failed", action="store_true", help="compute rows again that ended in ERROR, TIMEOUT or KILLED")
+    parser.add_argument("--retry-failed", action="store_true", help="compute rows again that ended in ERROR or KILLED")
     add_cluster_arguments(parser, "the rows")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the outcomes, with --json each row when it is there; returns the exit code."""
-    plan = read_plan(arguments.plan, arguments.allow_commands)
+    plan = read_plan(arguments.plan)
 
     def print_row(row: Row) -> None:
         if arguments.json:
@@ -51,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(table(("outcome", "operation", "model", "tokens", "reason"), said))
         print(f"and {len(bad) - LARGEST_TABLE} more\n" if len(bad) > LARGEST_TABLE else "")
     counts = ", ".join(f"{n} {outcome}" for outcome, n in summary.outcomes.items())
-    print(f"{len(summary.rows)} rows: {counts}; {summary.repeated} of them computed twice, on different workers")
-    print(f"{arguments.out}: rows.jsonl, results.csv, report.html")
+    print(f"{len(summary.rows)} rows: {counts}")
+    print(f"{arguments.out}: rows.jsonl, results.csv")
     return summary.exit_code
 
 

@@ -2,12 +2,11 @@
 
 import asyncio
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,32 +17,14 @@ from ..base.progress import Progress, silent
 from ..engine.dialects import Dialect
 from ..engine.network import Runtime
 from ..generation.nll import check_windows, window_nll
-from ..kernels.processor import instruction_path
-from .process import DifferentBitsError, ModelFile, check_selftest, model_of
-from .tasks import KILLED, Outcome, Task, perform, tensor_digests
+from .process import ModelFile, check_selftest, model_of
+from .tasks import KILLED, Outcome, Task, perform
 
 DEATHS = 1
 """Workers of our own cluster that may die under a task before it is set aside. Tasks that were set aside run again, one at a time."""
 
 ANSWER = 10
 """Seconds in which a scheduler must answer."""
-
-
-class Result(NamedTuple):
-    """What became of a task on a cluster."""
-
-    task: Task
-    outcome: Outcome
-    repeated_on: dict[str, Any]  # the machine that gave the same result a second time, or nothing
-
-
-class _Repeat(NamedTuple):
-    """A task that runs a second time."""
-
-    task: Task
-    first: tuple[str, Outcome]  # the first worker, and what the task gave there
-    future: Any
-    workers: frozenset[str]  # those that may run it
 
 
 def _dask() -> Any:
@@ -102,83 +83,38 @@ def _with_workers(client: Any, scheduler: str) -> Any:
     return client
 
 
-def results(client: Any, tasks: Sequence[Task], is_repeated: Callable[[Task], bool]) -> Iterator[Result]:
-    """The results of tasks in the order of arrival.
+def results(client: Any, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome]]:
+    """What became of tasks, in the order of arrival.
 
-    Tasks that are repeated run a second time on another worker, where there is one: on another instruction path rather than on the same.
     A task that was lost with its workers runs again when all others are done, alone; if its worker is lost again, its outcome is KILLED.
 
-    Raises DifferentBitsError if two machines give different results, or a machine fails the selftest; ServerError if the scheduler is lost.
+    Raises DifferentBitsError if a machine fails the selftest, ServerError if the scheduler is lost.
     """
     run = token_hex(4)
     names = {f"{task.operation}-{task.key}-{run}": task for task in tasks}
-    futures = {future.key: future for future in client.map(_on_worker, list(names.values()), key=list(names))}
-    paths: dict[str, str] = client.run(instruction_path, on_error="ignore")  # by worker; those that come later tell theirs with a result
-    repeats: dict[str, _Repeat] = {}
+    futures = {future.key: future for future in client.map(perform, list(names.values()), key=list(names))}
     lost = []
     for future in _dask().as_completed(list(futures.values()), loop=client.loop):
         del futures[future.key]
         task = names.pop(future.key)
-        arrived = _arrived(future)
-        if arrived is None:
+        outcome = _arrived(future)
+        if outcome is None:
             lost.append(task)
-            continue
-        worker, outcome = arrived
-        paths[worker] = outcome.machine["instruction path"]
-        others = [address for address in client.nthreads() if address != worker] if is_repeated(task) else []
-        if others:
-            others = [address for address in others if paths.get(address, paths[worker]) != paths[worker]] or others
-            name = f"{task.operation}-{task.key}-{run}-again"
-            again = client.submit(_on_worker, task, key=name, workers=others, priority=1)
-            repeats[name] = _Repeat(task, arrived, again, frozenset(others))
         else:
-            yield Result(task, outcome, {})
-        yield from _settled(client, repeats)
-    while repeats:
-        time.sleep(0.05)
-        yield from _settled(client, repeats, set(client.nthreads()))
+            yield task, outcome
     for task in lost:
-        arrived = _arrived(client.submit(_on_worker, task, key=f"{task.operation}-{task.key}-{run}-alone"))
-        yield Result(task, arrived[1] if arrived else Outcome(KILLED, {"error": "the worker died of this task, again and alone"}), {})
+        outcome = _arrived(client.submit(perform, task, key=f"{task.operation}-{task.key}-{run}-alone"))
+        yield task, outcome or Outcome(KILLED, {"error": "the worker died of this task, again and alone"})
 
 
-def _on_worker(task: Task) -> tuple[str, Outcome]:
-    """The worker's address and what the task gave there."""
-    return _dask().get_worker().address, perform(task)
-
-
-def _settled(client: Any, repeats: dict[str, _Repeat], alive: set[str] | None = None) -> Iterator[Result]:
-    """The results whose repetition is done, or whose other workers are none of those `alive`: Dask would wait for them for ever."""
-    for name, repeat in list(repeats.items()):
-        if repeat.future.done():
-            del repeats[name]
-            second = _arrived(repeat.future, 3)  # a result is lost with its worker, and only that one may repeat it
-            yield _compared(client, repeat.task, repeat.first, second) if second else Result(repeat.task, repeat.first[1], {})
-        elif alive is not None and not alive & repeat.workers:
-            del repeats[name]
-            repeat.future.cancel()
-            yield Result(repeat.task, repeat.first[1], {})
-
-
-def _arrived(future: Any, seconds: float | None = None, advice: str = ". Start the sweep again to go on") -> Any:
-    """What a task gave; None if its workers died under it, or the result did not come in these seconds."""
+def _arrived(future: Any, advice: str = ". Start the sweep again to go on") -> Any:
+    """What a task gave; None if its workers died under it."""
     try:
-        return future.result(seconds)
-    except (_dask().KilledWorker, TimeoutError):
+        return future.result()
+    except _dask().KilledWorker:
         return None
     except (_dask().client.FutureCancelledError, OSError) as error:
         raise ServerError(f"the scheduler was lost: {type(error).__name__}{advice}") from None
-
-
-def _compared(client: Any, task: Task, one: tuple[str, Outcome], other: tuple[str, Outcome]) -> Result:
-    """The result of a task that ran twice. Raises DifferentBitsError."""
-    (worker, outcome), (second, again) = one, other
-    if (outcome.outcome, outcome.result) == (again.outcome, again.result):
-        return Result(task, outcome, again.machine if second != worker else {})
-    digests = [client.submit(tensor_digests, task, key=f"tensors-{token_hex(4)}", workers=[w]).result() for w in (worker, second)]
-    tensor = next((a[0] for a, b in zip(*digests, strict=False) if a != b), "none, so they differ from run to run")
-    named = " and ".join(f"{o.machine['host']} ({o.machine['instruction path']}, {w})" for w, o in (one, other))
-    raise DifferentBitsError(f"{task.place}: different bits on {named}; first differing tensor: {tensor}")
 
 
 def cluster_nll(

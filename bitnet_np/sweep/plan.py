@@ -2,11 +2,10 @@
 
 [models]            name = "file, folder or glob", or a list of them
 [tokens]            name = { ids = [1, 2] }, { files = "globs" }, { text = "..." } or { random = length, seed = 0, count = 1 }
-[[run]]             do = "logits", "nll", "check" or "engine", and with which models and tokens; any number of them
+[[run]]             do = "logits", "nll" or "check", and with which models and tokens; any number of them
 """
 
 import re
-import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,31 +31,20 @@ from ..model.records import Config
 from ..text.tokenizer import tokenizer_from
 from ..traces.token_files import check_ids, read_token_ids
 from .process import ModelFile
-from .tasks import OPERATIONS, Task, profile_of, replaced
+from .tasks import OPERATIONS, Task, profile_of
 
 MOST_ROWS = 1_000_000
 """Rows of a plan: Dask's scheduler holds them all."""
 
 _MOST_TEXT = 1 << 24  # bytes
-_REPEAT = 20
-_TOP = {"models": dict, "tokens": dict, "run": list, "repeat": int, "dumps": str}
+_TOP = {"models": dict, "tokens": dict, "run": list}
 _KINDS = {"ids": list, "files": (str, list), "text": str, "random": int}
 _RUN = {"do": str, "models": list, "tokens": list, "as": str, "precision": str, "i2s_layout": str}
 _MORE: dict[str, dict[str, Any]] = {
     "logits": {},
     "nll": {"at_most": (int, float)},
     "check": {"accept": str, "dump": str},
-    "engine": {"accept": str, "dump": str, "command": list, "seconds": (int, float)},
 }
-_NAMES = {"check": {"{model}", "{tokens}"}, "engine": {"{model}", "{tokens}", "{tokens_file}", "{dump}"}}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a plan says."""
-
-    tasks: tuple[Task, ...]
-    repeat: int  # one row of so many is computed a second time on another worker; 0: none
 
 
 @dataclass(frozen=True)
@@ -114,11 +102,11 @@ class _Place:
         return value
 
 
-def read_plan(path: Path, allow_commands: bool = False) -> Plan:
-    """Read and check a plan with every file that it names. Paths in it are relative to its folder.
+def read_plan(path: Path) -> tuple[Task, ...]:
+    """The rows of a plan, which is read and checked with every file that it names. Paths in it are relative to its folder.
 
     Raises OptionError or FileFormatError that names the line: for a key or value that has no meaning, a file that is not there, a model
-    that is not supported, tokens outside a vocabulary or a context, commands where they are not allowed.
+    that is not supported, tokens outside a vocabulary or a context.
     """
     path = path_of(path)
     text = text_of(path, _MOST_TEXT)
@@ -128,29 +116,25 @@ def read_plan(path: Path, allow_commands: bool = False) -> Plan:
         raise FileFormatError(f"{path}: no TOML: {error}") from None
     top = _Place(path, text)
     top.known(content, _TOP)
-    tables = {key: top.member(content, key, kind, {"repeat": _REPEAT, "dumps": ""}.get(key)) for key, kind in _TOP.items()}
-    reader = _Reader(path, text, tables["models"], tables["tokens"], str(path.parent / tables["dumps"]) if tables["dumps"] else "")
-    if tables["repeat"] < 0:
-        raise top.error(f"repeat is {tables['repeat']}, expected at least 0", "repeat")
+    tables = {key: top.member(content, key, kind) for key, kind in _TOP.items()}
+    reader = _Reader(path, text, tables["models"], tables["tokens"])
     tasks: dict[str, Task] = {}
     for n, run in enumerate(tables["run"]):
         place = _Place(path, text, "[[run]]", n)
         if not isinstance(run, dict):
             raise top.error(f"run is {shown(run)}, expected tables [[run]]", "run")
-        if run.get("do") == "engine" and not allow_commands:
-            raise place.error("the plan runs commands, which --allow-commands must allow", "do")
         for task in reader.tasks(place, run):
             tasks.setdefault(task.key, task)
             if len(tasks) > MOST_ROWS:
                 raise place.error(f"more than {MOST_ROWS} rows, expected at most so many")
-    return Plan(tuple(tasks.values()), tables["repeat"])
+    return tuple(tasks.values())
 
 
 class _Reader:
     """The models and tokens of a plan, each read when an entry asks for it."""
 
-    def __init__(self, path: Path, text: str, models: dict[str, Any], tokens: dict[str, Any], dumps: str) -> None:
-        self.folder, self.models, self.tokens, self.dumps = path.parent, models, tokens, dumps
+    def __init__(self, path: Path, text: str, models: dict[str, Any], tokens: dict[str, Any]) -> None:
+        self.folder, self.models, self.tokens = path.parent, models, tokens
         self.model_place, self.token_place = _Place(path, text, "[models]"), _Place(path, text, "[tokens]")
         self.paths, self.opened, self.sequences = cache(self._paths), cache(self._opened), cache(self._sequences)
         self.digest, self.encoded = cache(digest_of), cache(self._encoded)
@@ -172,8 +156,7 @@ class _Reader:
 
     def _settings(self, place: _Place, run: Mapping[str, Any], do: str) -> dict[str, Any]:
         """The fields of a task that an entry gives all its rows."""
-        computed = do in ("logits", "nll")
-        settings: dict[str, Any] = {"dialect": place.one_of(run, "as", DIALECTS if computed else PROFILES, "")}
+        settings: dict[str, Any] = {"dialect": place.one_of(run, "as", PROFILES if do == "check" else DIALECTS, "")}
         settings["precision"] = place.member(run, "precision", str, "")
         try:
             profile_of(do, settings["dialect"], settings["precision"])
@@ -181,19 +164,8 @@ class _Reader:
             raise place.error(str(error), "precision") from None
         if "at_most" in run:
             settings["at_most"] = number("at_most", place.member(run, "at_most", (int, float)))
-        if not computed:
+        if do == "check":
             settings["accept"] = place.one_of(run, "accept", [v.name for v in Verdict if v.exit_code == 0], Verdict.NARROW.name)
-        if do == "engine":
-            command = place.texts(run, "command")
-            program = command[0] if Path(command[0]).parent == Path() else str((self.folder / command[0]).absolute())
-            self._check_names(place, "command", do, command)
-            settings |= {"command": (program, *command[1:]), "dumps": self.dumps, "dump": place.member(run, "dump", str, "{dump}")}
-            self._check_names(place, "dump", do, [settings["dump"]])
-            settings["seconds"] = float(place.member(run, "seconds", (int, float), 600))
-            if not 0 < settings["seconds"] <= 1e6:
-                raise place.error(f"seconds is {settings['seconds']}, expected more than 0 and at most 1e6", "seconds")
-            installed = shutil.which(program)  # another build is another engine; a program that only workers have is known by its name
-            settings["program_sha256"] = self.digest(Path(installed)) if installed else ""
         return settings
 
     def _dump(self, place: _Place, run: Mapping[str, Any], do: str, path: Path, label: str) -> dict[str, str]:
@@ -201,16 +173,13 @@ class _Reader:
         if do != "check":
             return {}
         pattern = place.texts(run, "dump")[0]
-        self._check_names(place, "dump", do, [pattern])
-        dump = (self.folder / replaced(pattern, {"{model}": path.stem, "{tokens}": label})).absolute()
+        names = {"{model}": path.stem, "{tokens}": label}
+        for name in sorted({*re.findall(r"\{\w*\}", pattern)} - names.keys()):
+            raise place.error(f"dump has {name}, expected {', '.join(names)}", "dump")
+        dump = (self.folder / re.sub(r"\{\w*\}", lambda match: names[match[0]], pattern)).absolute()
         if not dump.exists():
             raise place.error(f"{dump}: no such file or folder", "dump")
         return {"dump": str(dump), "dump_sha256": self.digest(dump)}
-
-    def _check_names(self, place: _Place, key: str, do: str, texts: list[str]) -> None:
-        unknown = {name for text in texts for name in re.findall(r"\{\w*\}", text)} - _NAMES[do]
-        if unknown:
-            raise place.error(f"{key} has {min(unknown)}, expected {', '.join(sorted(_NAMES[do]))}", key)
 
     def _chosen(self, place: _Place, run: Mapping[str, Any], key: str, table: dict[str, Any]) -> list[str]:
         """The names of models or tokens of an entry: those it lists, or all."""

@@ -36,7 +36,7 @@ def model_of(file: ModelFile) -> Model:
 
 
 class DifferentBitsError(Error):
-    """A machine computes other bits than it must, or than another one does."""
+    """A machine computes other bits than it must."""
 
 
 def check_selftest() -> None:

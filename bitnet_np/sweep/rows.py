@@ -16,11 +16,11 @@ _MOST_LINE = 1 << 20  # bytes
 FINAL = ("OK", "WRONG", "INVALID")
 """Outcomes that are a verdict or a value."""
 
-_FIELDS = {"key": str, "operation": str, "model": str, "tokens": str, "outcome": str, "result": dict, "machine": dict, "repeated_on": dict}
+_FIELDS = {"key": str, "operation": str, "model": str, "tokens": str, "outcome": str, "result": dict, "machine": dict}
 
 
-def row_of(task: Task, outcome: Outcome, repeated_on: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of a task. repeated_on: the machine that gave the same result a second time, or nothing."""
+def row_of(task: Task, outcome: Outcome) -> dict[str, Any]:
+    """The row of a task."""
     return {
         "key": task.key,
         "operation": task.operation,
@@ -32,7 +32,6 @@ def row_of(task: Task, outcome: Outcome, repeated_on: Mapping[str, Any]) -> dict
         "result": outcome.result,
         "seconds": round(outcome.seconds, 6),
         "machine": outcome.machine,
-        "repeated_on": dict(repeated_on),
     }
 
 

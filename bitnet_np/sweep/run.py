@@ -1,19 +1,18 @@
 """A sweep: the rows of a plan, each computed once, whatever stops it in between."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..base.progress import Progress, silent
 from . import rows
-from .cluster import Result, results
+from .cluster import results
 from .lock import held
-from .plan import Plan
 from .rows import Row
-from .table import write_tables
-from .tasks import OK, WRONG, Task, perform
+from .table import write_table
+from .tasks import OK, WRONG, Outcome, Task, perform
 
 ROWS = "rows.jsonl"
 
@@ -31,22 +30,17 @@ class Summary:
         return dict(sorted(Counter(row["outcome"] for row in self.rows).items()))
 
     @property
-    def repeated(self) -> int:
-        """Number of rows that a second worker computed with the same result."""
-        return sum(bool(row["repeated_on"]) for row in self.rows)
-
-    @property
     def exit_code(self) -> int:
         """1 if a row is WRONG, 2 if one has another outcome than OK, else 0."""
         return 1 if WRONG in self.outcomes else 2 if set(self.outcomes) - {OK} else 0
 
     def as_dict(self) -> dict[str, Any]:
         """The counts and the machines, for JSON."""
-        return {"rows": len(self.rows), "outcomes": self.outcomes, "repeated": self.repeated, "machines": list(self.machines)}
+        return {"rows": len(self.rows), "outcomes": self.outcomes, "machines": list(self.machines)}
 
 
 def sweep(
-    plan: Plan,
+    plan: Sequence[Task],
     out: Path,
     client: Any = None,
     *,
@@ -54,38 +48,30 @@ def sweep(
     progress: Progress = silent,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> Summary:
-    """Compute the rows of a plan that the folder `out` does not have, and write tables of all of them there.
+    """Compute the rows of a plan that the folder `out` does not have, and write a table of all of them there.
 
     client: Dask's, of `cluster.connected`; None computes in this process. retry_failed: compute rows again whose outcome is neither a
     verdict nor a value. on_row: called with each new row when it is on disk.
 
-    Raises OptionError while another sweep writes to `out`, DifferentBitsError when a machine fails its selftest or two machines differ,
-    ServerError when the scheduler is lost; rows that were done before stay.
+    Raises OptionError while another sweep writes to `out`, DifferentBitsError when a machine fails its selftest, ServerError when the
+    scheduler is lost; rows that were done before stay.
     """
     out.mkdir(parents=True, exist_ok=True)
     with held(out):
         path = out / ROWS
         done = {key: row for key, row in rows.read(path).items() if not retry_failed or row["outcome"] in rows.FINAL}
-        left = [task for task in plan.tasks if task.key not in done]
-        before = len(plan.tasks) - len(left)
-        progress(before, len(plan.tasks))
-        if client is None:
-            arriving: Iterator[Result] = (Result(task, perform(task), {}) for task in left)
-        else:
-            arriving = results(client, left, lambda task: _is_repeated(task, plan.repeat))
-        for n, (task, outcome, repeated_on) in enumerate(arriving, before + 1):
-            row = rows.row_of(task, outcome, repeated_on)
+        left = [task for task in plan if task.key not in done]
+        before = len(plan) - len(left)
+        progress(before, len(plan))
+        here: Iterator[tuple[Task, Outcome]] = ((task, perform(task)) for task in left)
+        for n, (task, outcome) in enumerate(here if client is None else results(client, left), before + 1):
+            row = rows.row_of(task, outcome)
             rows.append(path, row)
             done[task.key] = row
             on_row(row)
-            progress(n, len(plan.tasks))
-        ordered = tuple(done[task.key] for task in plan.tasks)
-        machines = {repr(m): dict(m) for row in ordered for m in (row["machine"], row["repeated_on"]) if m}
+            progress(n, len(plan))
+        ordered = tuple(done[task.key] for task in plan)
+        machines = {repr(m): dict(m) for m in (row["machine"] for row in ordered) if m}
         summary = Summary(ordered, tuple(machines[name] for name in sorted(machines)))
-        write_tables(out, summary.rows, summary.as_dict())
+        write_table(out, summary.rows)
         return summary
-
-
-def _is_repeated(task: Task, repeat: int) -> bool:
-    """Whether a task belongs to the one in `repeat`. An engine's own command need not give the same bits twice."""
-    return repeat > 0 and task.operation != "engine" and int(task.key[:12], 16) % repeat == 0

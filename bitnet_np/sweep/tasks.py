@@ -3,13 +3,10 @@
 import hashlib
 import json
 import math
-import re
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,18 +14,17 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from ..engine.dialects import EXACT
-from ..engine.forward_pass import compute_logits, forward_full
+from ..engine.forward_pass import compute_logits
 from ..generation.nll import token_nll
 from ..judge.check import check
 from ..judge.precision import Profile, dialect_to_compute
 from ..judge.verdict import Verdict
 from ..kernels.float_state import steady
 from ..testing.selftest import digest
-from .command import TimeLimitError, run_command
 from .process import ModelFile, check_selftest, model_of, this_machine
 
-OK, WRONG, INVALID, ERROR, TIMEOUT, KILLED = "OK", "WRONG", "INVALID", "ERROR", "TIMEOUT", "KILLED"
-"""Outcomes. ERROR: an error was raised. TIMEOUT: a command ran too long. KILLED: the process died."""
+OK, WRONG, INVALID, ERROR, KILLED = "OK", "WRONG", "INVALID", "ERROR", "KILLED"
+"""Outcomes. ERROR: an error was raised. KILLED: the process died."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,23 +35,19 @@ class Task:
     model: ModelFile
     tokens: str  # a name for people
     ids: NDArray[np.int64]  # [T]
-    dialect: str = ""  # of DIALECTS; for check and engine of PROFILES, or "" for types read off the dump
+    dialect: str = ""  # of DIALECTS; for check of PROFILES, or "" for types read off the dump
     precision: str = ""
-    accept: str = Verdict.NARROW.name  # check, engine: the worst verdict that is fine
+    accept: str = Verdict.NARROW.name  # check: the worst verdict that is fine
     at_most: float | None = None  # nll: the largest mean that is fine
-    dump: str = ""  # check: the dump to judge. engine: what the command leaves, with {dump} for its folder's file
+    dump: str = ""  # check: the dump to judge
     dump_sha256: str = ""
-    command: tuple[str, ...] = ()
-    program_sha256: str = ""
-    seconds: float = 600.0  # the time limit of the command
-    dumps: str = ""  # the folder where dumps of commands stay; "": they are deleted
 
     @property
     def key(self) -> str:
         """SHA-256 of all that the result depends on."""
         facts = asdict(self) | {"ids": digest(self.ids.astype("<i8")), "version": __version__}
         facts["model"] = {name: value for name, value in facts["model"].items() if name != "path"}
-        for name in ("tokens", "dumps") + (("dump",) if self.dump_sha256 else ()):  # names, not contents
+        for name in ("tokens", "dump"):  # names, not contents
             del facts[name]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -89,28 +81,14 @@ def perform(task: Task) -> Outcome:
         start = time.perf_counter()
         try:
             outcome, result = OPERATIONS[task.operation](task)
-        except TimeLimitError as error:
-            outcome, result = TIMEOUT, {"error": str(error)}
         except Exception as error:  # one row's error, of whatever kind, is not the end of the others
             outcome, result = ERROR, {"error": f"{type(error).__name__}: {error}"}
         return Outcome(outcome, result, this_machine(), time.perf_counter() - start)
 
 
-def tensor_digests(task: Task) -> list[tuple[str, str]]:
-    """The name and the digest of each tensor of the forward pass of a task, in their order; of its first context for long texts."""
-    model, digests = model_of(task.model), []
-
-    def record(name: str, layer: int | None, array: NDArray) -> None:
-        digests.append((name if layer is None else f"{name}-{layer}", digest(array)))
-
-    with _ONE_AT_A_TIME:
-        logits = forward_full(model, task.ids[None, : model.config.context], dialect=_profile(task).dialect, record=record)
-    return [*digests, ("logits", digest(logits))]
-
-
 def profile_of(operation: str, dialect: str, precision: str) -> Profile:
     """What a task computes in, or what is declared of the engine that it judges. Raises OptionError."""
-    if operation in ("logits", "nll"):
+    if operation != "check":
         return Profile(dialect_to_compute(dialect or EXACT.name, precision or None), None)
     return Profile.declared(dialect, precision or None)
 
@@ -131,32 +109,11 @@ def _nll(task: Task) -> tuple[str, dict[str, Any]]:
     return OK if fine else WRONG, {"sha256": digest(values), "mean_nll": mean if math.isfinite(mean) else None}
 
 
-def _check(task: Task, dump: str = "") -> tuple[str, dict[str, Any]]:
+def _check(task: Task) -> tuple[str, dict[str, Any]]:
     profile = _profile(task)
-    report = check(model_of(task.model), task.ids, dump or task.dump, profile.dialect, profile.precision)
+    report = check(model_of(task.model), task.ids, task.dump, profile.dialect, profile.precision)
     outcome = INVALID if report.verdict == Verdict.INVALID else OK if report.verdict <= Verdict[task.accept] else WRONG
     return outcome, {"verdict": report.verdict.name, "reason": report.reason}
 
 
-def _engine(task: Task) -> tuple[str, dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="bitnet_np-") as temporary:
-        folder = Path(task.dumps, task.key) if task.dumps else Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        tokens_file = folder / "tokens.npy"
-        np.save(tokens_file, task.ids)
-        names = {
-            "{model}": task.model.path,
-            "{tokens}": ",".join(map(str, task.ids.tolist())),
-            "{tokens_file}": str(tokens_file),
-            "{dump}": str(folder / "dump"),
-        }
-        run_command([replaced(part, names) for part in task.command], folder, task.seconds)
-        return _check(task, replaced(task.dump, names))
-
-
-def replaced(text: str, names: dict[str, str]) -> str:
-    """A text with each {name} of `names` replaced, once. Nothing else in it has a meaning."""
-    return re.sub(r"\{\w*\}", lambda match: names.get(match[0], match[0]), text)
-
-
-OPERATIONS: dict[str, Callable[[Task], tuple[str, dict[str, Any]]]] = {"logits": _logits, "nll": _nll, "check": _check, "engine": _engine}
+OPERATIONS: dict[str, Callable[[Task], tuple[str, dict[str, Any]]]] = {"logits": _logits, "nll": _nll, "check": _check}

@@ -1,12 +1,13 @@
 """Helpers for tests of sweeps: plans as text, and what a worker does before it starts."""
 
 import json
-import sys
+import os
+import signal
 
 from command_line import TINY
 
 PLAN = f"""
-repeat = 3
+# a comment
 [models]
 tiny = {json.dumps(TINY)}
 [tokens]
@@ -21,12 +22,6 @@ tokens = ["random"]
 """
 
 
-def engine_run(program, *arguments, more=""):
-    """An entry of a plan that runs a program of Python."""
-    command = [sys.executable, "-c", program, *arguments]
-    return f'\n[[run]]\ndo = "engine"\ntokens = ["short"]\ncommand = {json.dumps(command)}\n{more}\n'
-
-
 def written(folder, text):
     """A plan in a file. Returns its path."""
     path = folder / "plan.toml"
@@ -35,9 +30,18 @@ def written(folder, text):
 
 
 def dask_setup(worker):
-    """Dask calls this in each worker of the tests: the selftest is of one kernel, because all of them compile for a minute."""
+    """Dask calls this in each worker of the tests.
+
+    The selftest is of one kernel, because all of them compile for a minute. Logits of the tokens "deadly" end the process.
+    """
     from functools import partial
 
+    from bitnet_np.sweep import tasks
     from bitnet_np.testing import selftest
 
-    selftest.run = partial(selftest.run, "rms_norm")
+    selftest.run, compute = partial(selftest.run, "rms_norm"), tasks.OPERATIONS["logits"]
+
+    def logits(task):
+        return os.kill(os.getpid(), signal.SIGKILL) if task.tokens == "deadly" else compute(task)
+
+    tasks.OPERATIONS["logits"] = logits

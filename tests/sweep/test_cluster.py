@@ -17,7 +17,7 @@ import pytest
 import sweep_plans
 from assembly import AVX2
 from command_line import ROOT, TINY
-from sweep_plans import PLAN, engine_run, written
+from sweep_plans import PLAN, written
 
 from bitnet_np import BITNET_CPP, Error, load
 from bitnet_np.base.errors import ServerError
@@ -27,7 +27,6 @@ from bitnet_np.generation import nll
 from bitnet_np.kernels import processor
 from bitnet_np.sweep.cluster import connected
 from bitnet_np.sweep.plan import read_plan
-from bitnet_np.sweep.process import DifferentBitsError
 from bitnet_np.sweep.run import sweep
 from bitnet_np.testing import selftest
 
@@ -35,7 +34,6 @@ dask = pytest.importorskip("dask")
 pytest.importorskip("distributed")
 PRELOAD = str(Path(sweep_plans.__file__))
 posix = pytest.mark.skipif(os.name != "posix", reason="signals")
-DIE = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
 
 
 @contextmanager
@@ -68,9 +66,8 @@ def client(serial):
 
 def test_two_workers_give_the_bytes_of_one_process(client, serial, tmp_path):
     plan, table = serial
-    summary = sweep(plan, tmp_path, client)
+    sweep(plan, tmp_path, client)
     assert (tmp_path / "results.csv").read_bytes() == table
-    assert summary.repeated == sum(int(task.key[:12], 16) % 3 == 0 for task in plan.tasks) > 0
 
 
 def test_a_sweep_goes_on_after_its_scheduler_was_lost(serial, tmp_path):
@@ -86,11 +83,10 @@ def test_a_sweep_goes_on_after_its_scheduler_was_lost(serial, tmp_path):
 
         with pytest.raises(Error, match="the scheduler was lost"):
             sweep(plan, tmp_path, client, on_row=lose)
-    assert 3 <= len(seen) < len(plan.tasks)
+    assert 3 <= len(seen) < len(plan)
     with cluster(1) as client:
-        summary = sweep(plan, tmp_path, client, on_row=lambda row: seen.append(row["key"]))
-    assert sorted(seen) == sorted(task.key for task in plan.tasks)
-    assert summary.repeated == 0  # there is no second worker
+        sweep(plan, tmp_path, client, on_row=lambda row: seen.append(row["key"]))
+    assert sorted(seen) == sorted(task.key for task in plan)
     assert (tmp_path / "results.csv").read_bytes() == table
 
 
@@ -144,18 +140,16 @@ def test_a_worker_that_is_killed_loses_no_row(client, serial, tmp_path):
             os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
 
     sweep(plan, tmp_path, client, on_row=kill)
-    assert sorted(seen) == sorted(task.key for task in plan.tasks)
+    assert sorted(seen) == sorted(task.key for task in plan)
     assert (tmp_path / "results.csv").read_bytes() == table
 
 
 @posix
 def test_a_task_that_kills_its_worker_is_a_row_that_says_so(client, tmp_path):
-    sleep = engine_run("import time; time.sleep(60)", more="seconds = 0.3")
-    plan = written(tmp_path, PLAN.replace("count = 6", "count = 1") + engine_run(DIE) + sleep)
-    command = ["sweep", str(plan), "--out", str(tmp_path / "out"), "--scheduler", client.scheduler.address, "--allow-commands"]
-    assert main(command) == 2
-    outcomes = [row["outcome"] for row in sweep(read_plan(plan, True), tmp_path / "out").rows]  # read from the disk
-    assert outcomes == ["OK", "OK", "OK", "KILLED", "TIMEOUT"]
+    plan = written(tmp_path, PLAN.replace("count = 6 }", "count = 1 }\ndeadly = { ids = [9] }"))
+    assert main(["sweep", str(plan), "--out", str(tmp_path / "out"), "--scheduler", client.scheduler.address]) == 2
+    outcomes = [row["outcome"] for row in sweep(read_plan(plan), tmp_path / "out").rows]  # read from the disk
+    assert outcomes == ["OK", "OK", "KILLED", "OK"]
 
 
 def test_long_texts_have_the_same_bits(client, tmp_path, capsys):
@@ -170,22 +164,8 @@ def test_long_texts_have_the_same_bits(client, tmp_path, capsys):
     assert main(["nll", TINY, "--tokens", "1,512", "--workers", "0"]) == 2
 
 
-def spoil_a_kernel():
-    """A worker from now on: the last activation of every feed-forward is too large."""
-    from bitnet_np.kernels import cpu
-
-    right = cpu.relu2_gate
-
-    def wrong(*arrays):
-        out = right(*arrays)
-        out[-1, -1] += 1
-        return out
-
-    cpu.relu2_gate = wrong
-
-
 @pytest.mark.skipif(processor.instruction_path() not in ("avx512-vnni", "avx512", "avx-vnni"), reason="no processor beyond AVX2")
-def test_two_instruction_paths_agree_and_a_fault_is_caught(client, serial, tmp_path):
+def test_two_instruction_paths_agree(client, serial, tmp_path):
     (plan, table), own = serial, processor.instruction_path()
     environment = os.environ | {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": AVX2, "NUMBA_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(PRELOAD).parent), str(ROOT)])
@@ -195,16 +175,9 @@ def test_two_instruction_paths_agree_and_a_fault_is_caught(client, serial, tmp_p
     )
     try:
         client.wait_for_workers(3)
-        address = next(w for w, pid in client.run(os.getpid).items() if pid == lesser.pid)
-        summary = sweep(plan, tmp_path / "fine", client)
-        assert (tmp_path / "fine" / "results.csv").read_bytes() == table
+        summary = sweep(plan, tmp_path, client)
+        assert (tmp_path / "results.csv").read_bytes() == table
         assert {machine["instruction path"] for machine in summary.machines} == {own, "avx2"}
-        client.run(spoil_a_kernel, workers=[address])
-        with pytest.raises(DifferentBitsError) as caught:
-            sweep(plan, tmp_path / "spoiled", client)
-        assert "first differing tensor: ffn_out-0" in str(caught.value)
-        assert "(avx2, tcp://" in str(caught.value)
-        assert f"({own}, tcp://" in str(caught.value)
     finally:
         lesser.kill()
         lesser.wait()
