@@ -191,23 +191,23 @@ def test_memory_is_seen_where_it_is_used():
     assert 1_000_000 <= found["peak"] < 1_100_000
     assert 1_000_000 <= found["left"] < 1_100_000
     assert memory.traced(lambda: np.ones(1_000_000, np.uint8))["left"] < 100_000
-    growth = memory.resident_growth(lambda: np.ones(50_000_000, np.uint8))
-    assert growth is None or 45_000_000 < growth < 80_000_000
+    growth = memory.resident_growth(lambda: np.ones(200_000_000, np.uint8))  # the C library keeps up to 67 MB of what others freed
+    assert growth is None or 190_000_000 < growth < 240_000_000
 
 
 def test_memory_counts_what_a_call_used_before():
     """Results lie in memory that earlier results had: it is given back first, or the peak would be less than the result.
 
-    The array is larger than what the C library keeps for itself.
+    The array is about as large as what the C library may keep of what others freed.
     """
 
     def call():
-        return workspace.empty((3000, 3000))
+        return workspace.empty((4000, 4000))
 
     call()
-    assert memory.traced(call)["peak"] >= 36_000_000
+    assert memory.traced(call)["peak"] >= 64_000_000
     growth = memory.resident_growth(lambda: call().fill(1))
-    assert growth is None or growth > 33_000_000
+    assert growth is None or growth > 60_000_000
 
 
 @pytest.mark.parametrize(("sample", "wrong"), [({"peak": 999}, "peak"), ({"peak": 2_000_000, "resident": 0}, "resident")])
