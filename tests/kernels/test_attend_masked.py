@@ -1,9 +1,7 @@
-"""Attention by a mask: the bits of the structural rule where it says the same, the definition elsewhere, zeros where nothing is seen."""
+"""Attention by a mask in a forward pass: the bits of the structural rule where it says the same. The kernel itself: test_contract.py."""
 
-import bounds
 import numpy as np
 import pytest
-from bounds import assert_within
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, padded, random_model, random_tokens, seeds, shapes, threads
@@ -15,82 +13,20 @@ from bitnet_np.engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP
 from bitnet_np.engine.forward_pass import compute_logits, forward, forward_full, forward_incremental
 from bitnet_np.engine.masks import Pattern
 from bitnet_np.kernels import cpu
-from bitnet_np.kernels.masks import attend_masked
 
-INF = np.inf
 MODEL = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20)
 sizes = st.integers(1, 12) | st.sampled_from([63, 64, 65, 127, 129, 200])
-widths = st.sampled_from([2, 6, 16, 20, 64])
-
-
-def arrays(seed, batch, length, heads, kv_heads, width):
-    """q, k, v and the places of rows: `batch` whole sequences."""
-    rng = np.random.default_rng(seed)
-    slot, position = np.repeat(np.arange(batch), length), np.tile(np.arange(length), batch)
-    q = rng.standard_normal((batch * length, heads, width)).astype(np.float32)
-    k, v = rng.standard_normal((2, batch, length, kv_heads, width)).astype(np.float32)
-    return q, k, v, slot, position
-
-
-# --- the kernel -----------------------------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=60)
-@given(
-    seed=seeds,
-    batch=st.integers(1, 3),
-    length=sizes,
-    group=st.integers(1, 3),
-    kv=st.integers(1, 2),
-    width=widths,
-    window=st.integers(0, 130),
-)
-def test_a_mask_that_says_the_rule_gives_the_rules_bits(seed, batch, length, group, kv, width, window):
-    data = arrays(seed, batch, length, group * kv, kv, width)
-    mask = masks.mask(length, length, Pattern(window=window))
-    expected = cpu.attend(*data, window=window or None)
-    assert_same_bits(attend_masked(*data, mask[None]), expected)
-    assert_same_bits(attend_masked(*data, np.broadcast_to(mask, (batch, length, length))), expected)
-    with threads(3):
-        assert_same_bits(attend_masked(*data, mask[None]), expected)
-
-
-@settings(max_examples=60)
-@given(seed=seeds, batch=st.integers(1, 2), length=sizes, width=widths, kind=st.sampled_from(["pattern", "random", "biases"]))
-def test_any_mask_is_the_definitions(seed, batch, length, width, kind):
-    """Fully masked rows among them."""
-    rng = np.random.default_rng(seed)
-    data = arrays(seed, batch, length, 4, 2, width)
-    if kind == "pattern":
-        mask = np.stack([masks.mask(length, length, Pattern(window=3, prefix=2 + b, sinks=1)) for b in range(batch)])
-    else:
-        mask = np.where(rng.random((batch, length, length)) < rng.choice([0.01, 0.5, 0.99]), 0, -INF).astype(np.float32)
-        mask[:, rng.integers(length)] = -INF
-        if kind == "biases":
-            mask += rng.uniform(-3, 3, mask.shape).astype(np.float32)
-    out = attend_masked(*data, mask).reshape(batch, length, 4, width)
-    q, k, v = data[0].reshape(batch, length, 4, width), data[1], data[2]
-    for b in range(batch):
-        assert_within(out[b], *bounds.attend_masked(q[b], k[b], v[b], mask[b]))
-    assert not out[masks.fully_masked(mask)].any()
-
-
-def test_a_hidden_key_contributes_nothing_whatever_it_holds():
-    q, k, v, slot, position = arrays(1, 1, 70, 2, 1, 6)
-    mask = masks.causal(70, 70)
-    mask[:, [3, 65]] = -INF
-    expected = attend_masked(q, k, v, slot, position, mask[None])
-    k[0, 3], v[0, 65] = np.nan, INF
-    assert_same_bits(attend_masked(q, k, v, slot, position, mask[None]), expected)
-    assert np.isfinite(expected[1:]).all()
-
-
-# --- in a forward pass ----------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40)
-@given(shape=shapes(), seed=seeds, counts=st.lists(sizes, min_size=1, max_size=3), form=st.sampled_from(["bool", "additive", "batch"]))
-def test_a_mask_that_is_the_models_rule_changes_no_bit(shape, seed, counts, form):
+@given(
+    shape=shapes(),
+    seed=seeds,
+    counts=st.lists(sizes, min_size=1, max_size=3),
+    form=st.sampled_from(["bool", "additive", "batch"]),
+    n_threads=st.sampled_from([1, 3]),
+)
+def test_a_mask_that_is_the_models_rule_changes_no_bit(shape, seed, counts, form, n_threads):
     model = random_model(seed, **shape | {"window_layers": None})
     rng = np.random.default_rng(seed)
     tokens, lengths = padded(rng, [random_tokens(rng, model, n) for n in counts], extra=1)
@@ -98,7 +34,8 @@ def test_a_mask_that_is_the_models_rule_changes_no_bit(shape, seed, counts, form
     mask = masks.batch([t] * len(counts), pattern=rule) if form == "batch" else masks.mask(t, t, rule, form=form)
     for dialect in (EXACT, LLAMA_CPP):
         expected = forward_full(model, tokens, lengths, dialect=dialect)
-        assert_same_bits(forward_full(model, tokens, lengths, dialect=dialect, mask=mask, strict=True), expected)
+        with threads(n_threads):
+            assert_same_bits(forward_full(model, tokens, lengths, dialect=dialect, mask=mask, strict=True), expected)
     assert_same_bits(
         compute_logits(model, tokens, lengths, mask=mask, last_only=True), compute_logits(model, tokens, lengths, last_only=True)
     )
