@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from models import random_model
 
-from bitnet_np.base.errors import ContextLimitError, EmptyInputError, OptionError, ShapeError, TokenRangeError
+from bitnet_np.base.errors import ContextLimitError, EmptyInputError, OptionError, TokenRangeError
 from bitnet_np.engine import forward_pass
 from bitnet_np.generation.generate import generate, stream
 from bitnet_np.generation.sampling import GREEDY, Sampling, uniforms
@@ -89,14 +89,9 @@ def test_the_context_may_be_filled_but_not_exceeded(passes):
     ("prompt", "n", "options", "error", "message"),
     [
         ([], 0, {}, EmptyInputError, "^Prompt cannot be empty$"),
-        (np.array([], np.int64), 3, {}, EmptyInputError, "^Prompt cannot be empty$"),
         ([1], -1, {}, OptionError, "generate is -1"),
         ([50], 3, {}, TokenRangeError, "token 50 "),
-        ([1, -1], 3, {}, TokenRangeError, "token -1 at position 1"),
-        ([1.5], 3, {}, ShapeError, "integers"),
-        ([[1, 2]], 3, {}, ShapeError, "axes"),
         ([1], 3, {"stop": [50]}, OptionError, "stop token 50"),
-        ([1], 3, {"stop": {3, -1}}, OptionError, "stop token -1"),
         ([1], 3, {"sampling": ANY, "seed": -1}, OptionError, "seed is -1"),
     ],
 )
