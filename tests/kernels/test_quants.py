@@ -21,7 +21,7 @@ from bitnet_np.base.tensor_types import (
     NVFP4,
     Q1_0,
     REFUSED,
-    TQ1_0,
+    TERNARY_TYPES,
     TQ2_0,
     TensorType,
 )
@@ -29,8 +29,6 @@ from bitnet_np.kernels import blocks as kernels
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import packing, ternarize, widen
 from bitnet_np.model.records import Blocks, frozen
-
-TERNARY_TYPES = (TQ1_0, TQ2_0)
 
 
 def random_blocks(rng: np.random.Generator, kind: TensorType, n: int, per_row: int) -> Blocks:
@@ -46,20 +44,6 @@ def quantized(matrix: np.ndarray, kind: TensorType) -> Blocks:
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------------------------
-
-
-def test_every_block_type_has_a_format_of_its_size():
-    assert FORMATS.keys() == {kind.name for kind in BLOCK_TYPES}
-    for kind in BLOCK_TYPES:
-        block_format = FORMATS[kind.name]
-        assert (block_format.weights, block_format.layout.itemsize) == (kind.block, kind.block_bytes)
-        if kind.number in list(gguf.GGMLQuantizationType):
-            assert (kind.block, kind.block_bytes) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind.number)]
-
-
-def test_no_two_formats_have_the_same_records():
-    """Numba knows formats apart by their records, and three of them are a float16 and 16 bytes."""
-    assert len({str(block_format.layout) for block_format in FORMATS.values()}) == len(FORMATS)
 
 
 def test_what_can_be_read_is_what_the_tables_say():
@@ -132,21 +116,6 @@ def test_powers_of_two_that_make_a_weight_infinite_are_found(monkeypatch):
 # --- ternary matrices -----------------------------------------------------------------------------------------------------------------
 
 
-@given(seed=seeds, kind=st.sampled_from(TERNARY_TYPES), n=st.integers(1, 5), per_row=st.integers(1, 3))
-def test_a_ternary_matrix_is_packed_as_it_would_have_been_at_first(seed, kind, n, per_row):
-    rng = np.random.default_rng(seed)
-    matrix = rng.integers(-1, 2, (n, 256 * per_row))
-    matrix[:, :256] *= rng.integers(0, 2, (n, 1))  # some blocks of zeros, which have the scale 0
-    matrix[0, -1] = 1
-    scale = np.float32(np.float16(rng.uniform(0.01, 3)))
-    found = ternarize.from_blocks(quantized(matrix * scale, kind))
-    expected = packing.pack(matrix, scale)
-    assert found.shape == expected.shape
-    assert found.scale == expected.scale
-    np.testing.assert_array_equal(found.codes, expected.codes)
-    assert not found.codes.flags.writeable
-
-
 @pytest.mark.parametrize("kind", TERNARY_TYPES, ids=lambda kind: kind.name)
 @given(seed=seeds, scale=st.sampled_from([0x3555, 0x0100, 0x0001]))
 def test_any_bytes_are_the_weights_that_ggml_reads_in_them(kind, seed, scale):
@@ -177,11 +146,6 @@ def test_all_zeros_are_ternary_and_other_scales_are_not(kind):
         data = blocks.data.copy()
         data.view(FORMATS[kind.name].layout)["d"] = bits
         assert ternarize.from_blocks(Blocks(data, kind, blocks.shape)) is None
-
-
-def test_other_types_are_not_ternary():
-    for kind in set(BLOCK_TYPES) - set(TERNARY_TYPES):
-        assert ternarize.from_blocks(Blocks(np.zeros((1, kind.block_bytes), np.uint8), kind, (1, kind.block))) is None
 
 
 @pytest.mark.parametrize("lane", range(4))
