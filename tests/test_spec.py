@@ -4,27 +4,10 @@ import ast
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from bitnet_np import spec
 
 INF = np.inf
-
-
-@pytest.mark.parametrize(
-    ("arguments", "seen"),
-    [
-        ((3, 3), [[1, 0, 0], [1, 1, 0], [1, 1, 1]]),
-        ((2, 4), [[1, 0, 0, 0], [1, 1, 0, 0]]),
-        ((2, 5, 3), [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]),  # three keys before the first query
-        ((4, 4, 0, 2), [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]),  # a window of two holds the query's own
-        ((2, 5, 3, 3), [[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]),
-        ((3, 3, 0, 1), np.eye(3)),
-        ((2, 2, 0, 4), [[1, 0], [1, 1]]),
-    ],
-)
-def test_causal_mask(arguments, seen):
-    np.testing.assert_array_equal(spec.causal_mask(*arguments), np.where(seen, 0, -INF))
 
 
 def test_quantize():
