@@ -16,7 +16,7 @@ from models import assert_same_bits, dialects, family_shapes, lengths, padded, r
 
 from bitnet_np.engine import forward_pass, repeats
 from bitnet_np.engine.cache import KVCache
-from bitnet_np.engine.dialects import DIALECTS, EXACT
+from bitnet_np.engine.dialects import EXACT
 from bitnet_np.engine.forward_pass import compute_logits, forward, forward_full, forward_incremental, prefill
 
 batches = st.lists(lengths, min_size=1, max_size=5)
@@ -130,29 +130,21 @@ def assert_holds(cache, model, sequences, slots, dialect):
         assert getattr(cache, name).tobytes() == getattr(expected, name).tobytes(), name
 
 
-@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
-@pytest.mark.parametrize("length", [4, 5, 6])
-def test_auto_mode_is_parallel_above_the_threshold_and_the_same_bits(length, dialect):
-    model = random_model(1)
-    tokens = random_tokens(np.random.default_rng(1), model, 2, length)
-    expected = forward_full(model, tokens, dialect=dialect)
-    with (
-        mock.patch.object(forward_pass, "run_whole", wraps=forward_pass.run_whole) as parallel,
-        mock.patch.object(forward_pass, "_run_incremental", wraps=forward_pass._run_incremental) as incremental,
-    ):
-        for mode, full in (("parallel", True), ("incremental", False), ("auto", length > 5)):
-            parallel.reset_mock()
-            incremental.reset_mock()
-            assert_same_bits(compute_logits(model, tokens, mode=mode, parallel_threshold=5, dialect=dialect), expected)
-            assert (parallel.call_count, incremental.call_count) == (int(full), int(not full))
-
-
-def test_the_threshold_counts_tokens_of_the_longest_sequence():
-    """17 is the first length that is more than the default of 16."""
+@pytest.mark.parametrize(("columns", "counts", "full"), [(16, None, False), (17, None, True), (17, [17, 1, 2], True)])
+def test_auto_mode_is_parallel_above_the_threshold_and_the_same_bits(columns, counts, full):
+    """The threshold counts tokens of the longest sequence. 17 is the first length that is more than the default of 16."""
     model = random_model(2)
-    tokens = random_tokens(np.random.default_rng(2), model, 3, 17)
-    for columns, counts, calls in ((16, None, 0), (17, None, 1), (17, [17, 1, 2], 1)):
-        with mock.patch.object(forward_pass, "run_whole", wraps=forward_pass.run_whole) as parallel:
-            out = compute_logits(model, tokens[:, :columns], counts)
-        assert parallel.call_count == calls
-        assert_same_bits(out, forward_full(model, tokens[:, :columns], counts))
+    tokens = random_tokens(np.random.default_rng(2), model, 3, columns)
+    expected = forward_full(model, tokens, counts)
+    for options, parallel in (
+        ({}, full),
+        ({"mode": "parallel"}, True),
+        ({"mode": "incremental"}, False),
+        ({"parallel_threshold": 1}, True),
+    ):
+        with (
+            mock.patch.object(forward_pass, "run_whole", wraps=forward_pass.run_whole) as whole,
+            mock.patch.object(forward_pass, "_run_incremental", wraps=forward_pass._run_incremental) as incremental,
+        ):
+            assert_same_bits(compute_logits(model, tokens, counts, **options), expected)
+        assert (whole.call_count, incremental.call_count) == (int(parallel), int(not parallel))
