@@ -19,7 +19,6 @@ from bitnet_np import contract
 from bitnet_np.base.errors import CapacityError, NonFiniteError
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, Q4_K, Q8_0
 from bitnet_np.contract import blocks, numbers
-from bitnet_np.engine import masks
 from bitnet_np.engine.backend import OPERATIONS
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP
 from bitnet_np.kernels import activations, cpu, scalar
@@ -132,9 +131,11 @@ def test_what_is_computed_together_changes_no_bit(monkeypatch, name):
 
 
 @pytest.mark.parametrize("kind", [Q4_K, Q8_0], ids=lambda kind: kind.name)
-@given(seed=seeds, exponent=st.integers(-30, 30), steps=st.sampled_from([0, 4, 254]))
+@given(seed=seeds, exponent=st.integers(-30, 30) | st.sampled_from([-133, -142]), steps=st.sampled_from([0, 4, 254]))
 def test_activations_are_rounded_as_the_kernels_round_them(kind, seed, exponent, steps):
-    """Also those that are no numbers, and multiples of a number: rounding ties, several of the largest magnitude, blocks of zeros."""
+    """Also those that are no numbers, or too small to divide by, and multiples of a number: rounding ties, several of the largest
+    magnitude, blocks of zeros.
+    """
     rng = np.random.default_rng(seed)
     x = Draw(rng, edges=bool(seed % 2)).numbers(3, 512)
     if steps:
@@ -168,21 +169,6 @@ def test_every_family_has_the_bits_of_the_kernels(shape, seed, counts, dialect):
     expected = bn.forward_full(model, tokens, lengths, dialect=dialect)
     assert_same_bits(bn.forward_full(model, tokens, lengths, dialect=dialect, ops=contract), expected)
     assert_same_bits(bn.forward_incremental(model, tokens, lengths, dialect=dialect, ops=contract), expected)
-
-
-def test_masks_generation_metrics_and_single_layers_work_with_it():
-    model = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20)
-    mask = masks.mask(5, 5, masks.Pattern(window=2, sinks=1))
-    expected = bn.forward_full(model, [[1, 2, 3, 4, 5]], mask=mask)
-    assert_same_bits(bn.forward_full(model, [[1, 2, 3, 4, 5]], mask=mask, ops=contract), expected)
-    assert_same_bits(bn.forward_incremental(model, [[1, 2, 3, 4, 5]], mask=mask, ops=contract), expected)
-    assert bn.generate(model, [1, 2, 3], 5, ops=contract) == bn.generate(model, [1, 2, 3], 5)
-    hidden = np.random.default_rng(0).standard_normal((2, 3, 32)).astype(f32)
-    for part in (bn.forward_layer, bn.feed_forward):
-        assert_same_bits(part(model, 1, hidden, ops=contract), part(model, 1, hidden))
-    counted = bn.Metrics()
-    bn.forward_full(model, [[1, 2, 3]], ops=counted.ops(contract))
-    assert counted.forwards == 1
 
 
 # --- storage --------------------------------------------------------------------------------------------------------------------------

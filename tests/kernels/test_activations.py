@@ -1,30 +1,10 @@
-"""Roundings of activations: llama.cpp's own, number by number, and every edge of the formats."""
+"""Roundings of activations to half precision, and which matrices have which. Those to bytes: tests/test_contract.py."""
 
 import gguf
 import numpy as np
-import pytest
 
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, BF16, F16, F32
 from bitnet_np.kernels import activations
-
-
-@pytest.mark.parametrize(
-    ("quantize", "rounded", "size"), [(activations.q8_k, activations.round_as_q8_k, 256), (activations.q8_0, activations.round_as_q8_0, 32)]
-)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_stays_visible_in_its_block(quantize, rounded, size, value):
-    x = np.ones((2, 512), np.float32)
-    x[1, 300] = value
-    expected = (np.arange(512) // size == 300 // size) & (np.arange(2) == 1)[:, None]
-    np.testing.assert_array_equal(np.isnan(rounded(x)), expected)
-    codes, scale = quantize(x)
-    np.testing.assert_array_equal(codes == 0, expected)
-    np.testing.assert_array_equal(np.isnan(scale), expected[:, ::size])
-
-
-@pytest.mark.parametrize("rounded", [activations.round_as_q8_k, activations.round_as_q8_0])
-def test_numbers_too_small_to_divide_by_become_zeros(rounded):
-    assert not rounded(np.full((1, 256), 1e-40, np.float32)).any()
 
 
 def test_half_precision_rounds_half_to_even():
