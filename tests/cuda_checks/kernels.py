@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from operation_draws import CASES, Draw
 
 from bitnet_np.engine.masks import Pattern, mask
 from bitnet_np.gpu import backend, dispatch
@@ -31,46 +32,29 @@ def quantize() -> None:
         same(on, their_scale, scale)
 
 
+OPERATIONS = ("rms_norm", "layer_norm", "rope", "rope_adjacent", "embed", "spread", "take", "add", "add_bias", "scaled")
+OPERATIONS += ("relu2_gate", "silu_gate", "gelu_gate", "gelu", "gelu_tanh", "soft_cap")
+
+
 @check
-def rms_norm() -> None:
-    for width in (1, 33, 300):
-        x, gain = odd_rows(width), normal(width, seed=1)
-        same(on, on.rms_norm(on.upload(x), on.upload(gain), 1e-5), cpu.rms_norm(x, gain, 1e-5))
-    for x in (selftest.rows_that_tell_lanes()[0], normal(200, 20)):  # other orders of sums, and squares that are rounded
+def operations() -> None:
+    """Those whose arguments may be of any size, with arguments that are drawn, numbers and edges."""
+    for name, edges, seed in product(OPERATIONS, (False, True), range(4)):
+        with np.errstate(all="ignore"):
+            arguments = CASES[name](Draw(rng(seed), edges))
+            ours = getattr(cpu, name)(*arguments)
+        sent = [on.upload(each) if isinstance(each, np.ndarray) else each for each in arguments]
+        if name == "embed":
+            sent[0] = on.table(arguments[0])
+        same(on, getattr(on, name)(*sent), ours)
+
+
+@check
+def order_of_sums() -> None:
+    """Rows that tell orders of sums apart, and squares that are rounded."""
+    for x in (selftest.rows_that_tell_lanes()[0], normal(200, 20)):
         gain = np.ones(x.shape[1], np.float32)
         same(on, on.rms_norm(on.upload(x), on.upload(gain), 0.0), cpu.rms_norm(x, gain, 0.0))
-
-
-@check
-def layer_norm() -> None:
-    for width in (1, 33, 300):
-        x, gain, bias = normal(2, width) + 3, normal(width, seed=1), normal(width, seed=2)
-        x[-1, -1] = 1e30 if width == 33 else x[-1, -1]  # its square is not a float32
-        for b, uploaded in ((bias, on.upload(bias)), (None, None)):
-            same(on, on.layer_norm(on.upload(x), on.upload(gain), uploaded, 1e-5), cpu.layer_norm(x, gain, b, 1e-5))
-
-
-@check
-def numbers() -> None:
-    a, b, rows = odd_rows(50), normal(6, 50, seed=1), np.array([4, 0, 0])
-    a[0, :8] = [-0.0, 0.0, 90, -90, -104, 9, -9, 1]
-    x, y = on.upload(a), on.upload(b)
-    with np.errstate(all="ignore"):
-        for name in ("add", "relu2_gate", "silu_gate", "gelu_gate"):
-            same(on, getattr(on, name)(x, y), getattr(cpu, name)(a, b))
-        for name in ("gelu", "gelu_tanh"):
-            same(on, getattr(on, name)(x), getattr(cpu, name)(a))
-        for name in ("soft_cap", "scaled"):
-            same(on, getattr(on, name)(x, np.float32(0.3)), getattr(cpu, name)(a, np.float32(0.3)))
-        same(on, on.add_bias(x, on.upload(b[0])), cpu.add_bias(a, b[0]))
-    same(on, on.take(y, on.upload(rows)), cpu.take(b, rows))
-
-
-@check
-def rope() -> None:
-    x, angle = normal(3, 2, 10), rng().uniform(0, 1e5, (3, 4))
-    for name in ("rope", "rope_adjacent"):
-        same(on, getattr(on, name)(on.upload(x), *on.rotations(angle)), getattr(cpu, name)(x, *cpu.rotations(angle)))
 
 
 # --- tables and ternary matrices ------------------------------------------------------------------------------------------------------
@@ -80,13 +64,6 @@ def tables(n: int, width: int) -> list[NDArray]:
     table = normal(n, width, seed=3)
     table[0, 0], table[-1] = -0.0, 1e-30
     return [table, table.astype(np.float16), (table.view(np.uint32) >> 16).astype(np.uint16)]
-
-
-@check
-def embed() -> None:
-    tokens = np.array([6, 0, 0, 3])
-    for table in tables(7, 70):
-        same(on, on.embed(on.table(table), on.upload(tokens)), cpu.embed(table, tokens))
 
 
 @check
@@ -220,12 +197,6 @@ def keep_erase_carry() -> None:
         storage.erase(uploaded[1], 2, 4, 7)
         caches[1][:, 2, [4, 0, 1]] = 0
         np.testing.assert_array_equal(on.to_host(uploaded[1]), caches[1])
-
-
-@check
-def spread() -> None:
-    x, slot, position = normal(4, 2, 3), np.array([0, 0, 2, 2]), np.array([0, 1, 0, 4])
-    same(on, on.spread(on.upload(x), on.upload(slot), on.upload(position), (3, 5)), cpu.spread(x, slot, position, (3, 5)))
 
 
 @check

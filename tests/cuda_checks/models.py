@@ -208,13 +208,6 @@ def decoding_in_local_layers() -> None:
 
 
 @check
-def generation() -> None:
-    model, placed = smallest(16, **LIVELY)
-    for stop in ((), (4,)):
-        assert generate(placed, [1, 2], 9, stop=stop, ops=on) == generate(model, [1, 2], 9, stop=stop)
-
-
-@check
 def batches() -> None:
     """Sequences end, also by stop tokens, and others come; greedy or not; and an error of one is its own."""
     model, placed = smallest(16, **LIVELY)
