@@ -4,8 +4,7 @@ It raises a Fault for errors that a GPU lets pass: threads that race, memory tha
 of the PTX ISA manual. Sizes should be small: an instruction of a block takes some microseconds.
 
 driver.py       the part of CUDA's driver API that Numba and cuda.core use    source.py    PTX text as kernels and instructions
-streams.py      its streams and graphs                                        access.py    loads, stores and atomics
-machine.py      the device: blocks of threads that run instructions           lanes.py     exchanges among the lanes of a warp
-steps.py        the effect of instructions on a block                         memory.py    memory, and the last threads that touched it
-arithmetic.py   the effect of instructions on numbers
+machine.py      the device: blocks of threads that run instructions           access.py    loads, stores and atomics
+steps.py        the effect of instructions on a block                         lanes.py     exchanges among the lanes of a warp
+arithmetic.py   the effect of instructions on numbers                         memory.py    memory, and the last threads that touched it
 """
