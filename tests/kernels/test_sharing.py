@@ -20,15 +20,15 @@ def several():
 
 
 class Machine:
-    """A clock, and the processor time of all threads: kernels of 10 ms that get so much of it in a second."""
+    """A clock, and the processor time of all threads: kernels of 10 ms that get so much of it in a second, shared or alone."""
 
-    def __init__(self, worked=1.9):
+    def __init__(self, worked=1.9, alone=1.0):
         self.now = self.processor = 0.0
-        self.worked, self.threads = worked, []
+        self.worked, self.alone, self.threads = worked, alone, []
 
     def kernel(self):
         self.now += 0.01
-        self.processor += 0.01 * self.worked
+        self.processor += 0.01 * (self.worked if self.threads[-1] > 1 else self.alone)
 
     def sharing(self):
         return Sharing(lambda: self.now, lambda: self.processor)
@@ -56,6 +56,20 @@ def test_threads_share_again_after_a_while():
     machine.run(sharing, 100)
     assert machine.threads[:100].count(1) >= 85
     assert machine.threads[115:] == [2] * 85
+
+
+def test_threads_share_where_one_alone_gets_less_than_a_core():
+    """Beside two processes on two cores it gets two thirds of one, and two threads get two halves."""
+    machine = Machine(1.0, alone=0.67)
+    sharing = machine.sharing()
+    machine.run(sharing, 1100)
+    first, second = machine.threads[:55], machine.threads[55:1100]
+    assert first[5:] == [1] * 50  # until it is known
+    assert second[:440] == [2] * 440  # 5 s from then on
+    assert 45 <= second.count(1) <= 150  # and again
+    machine.alone = 1.0
+    machine.run(sharing, 1500)
+    assert machine.threads[1600:].count(1) >= 850
 
 
 def test_a_kernel_that_is_compiled_meanwhile_says_nothing():
@@ -89,5 +103,5 @@ def test_no_bit_depends_on_it(monkeypatch):
     machine = Machine(0.5)
     monkeypatch.setattr(launching, "_sharing", machine.sharing())
     machine.run(launching._sharing, 20)
-    assert launching._sharing._clock() < launching._sharing._again
+    assert launching._sharing.members() == 1
     assert_same_bits(forward_full(model, tokens), expected)
