@@ -91,6 +91,38 @@ def test_mistakes_that_nobody_listed_are_placed(family, name, change, says):
     assert planted(MODELS[family], name, change) == says
 
 
+def normed_by_the_first(x):
+    """RMS norm whose sum leaves out the last 16 of 48 numbers."""
+    square = np.square(x[:, :32]).sum(axis=1, keepdims=True) / x.shape[1]
+    return x / np.sqrt(square + MODELS["granite"].config.eps) * MODELS["granite"].layers[1].attn_norm
+
+
+def of_regrouped_heads(x):
+    heads = x.reshape(T, 2, 2, -1).swapaxes(1, 2).reshape(T, -1)
+    linear = MODELS["granite"].layers[1].attn_output
+    return heads @ linear.weights.T.astype(np.float64) + linear.bias
+
+
+def of_a_scale_for_each_element(x):
+    w = MODELS["bitnet"].layers[1].attn_v
+    steps = 127 / np.maximum(np.abs(x).max(axis=0), 1e-5)
+    return np.rint(x * steps) / steps @ op.dense(w.weights).T.astype(np.float64) * float(w.weights.scale)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "change", "says"),
+    [
+        ("granite", "attn_norm", normed_by_the_first, "the last 16 inputs are left out of the mean square"),
+        ("granite", "attn_o_out", of_regrouped_heads, "heads of kqv_out are in another order: 2 in turn, not one after another"),
+        ("bitnet", "Vcur", of_a_scale_for_each_element, "the largest magnitude of each element over all tokens instead of the largest magnitude"),
+        ("granite", "ffn_out", lambda gate, up: gate * spec.sigmoid(gate) * gate, "{gate} is read instead of {up}"),
+    ],
+)
+def test_mistakes_inside_an_operation_are_named(family, name, change, says):
+    said = planted(MODELS[family], name, change)
+    assert said == says.format(gate="ffn_gate", up="ffn_up")
+
+
 @settings(max_examples=10)
 @given(name=st.sampled_from(sorted(MODELS)), number=st.integers(0, 999), factor=st.floats(1.5, 20))
 def test_a_number_that_is_another_is_found_at_any_operation(name, number, factor):

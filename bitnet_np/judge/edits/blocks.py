@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...kernels.block_formats import RUN, Bits, Factor, Format, Integers
+from .orders import orders
 
 Formats = Iterator[tuple[str, Format]]
 
@@ -15,6 +16,7 @@ def misread_formats(form: Format) -> Formats:
     yield from _other_codes(form)
     yield from _zero_points(form)
     yield from _other_factors(form)
+    yield from _other_orders(form)
 
 
 def _with_codes(form: Format, **fields: object) -> Format:
@@ -42,6 +44,23 @@ def _zero_points(form: Format) -> Formats:
     if form.minimum is not None:
         yield "minimums of blocks are left out", replace(form, minimum=None)
         yield "minimums of blocks have the wrong sign", replace(form, minimum=replace(form.minimum, negative=not form.minimum.negative))
+
+
+def _other_orders(form: Format) -> Formats:
+    """Yields the formats whose codes are taken in another order, each with the scale of its place."""
+    if any(not isinstance(part, Bits) for codes in form.codes for part in codes.parts):
+        return
+    for words, source in orders(form.weights):
+        if words.endswith("are interleaved"):
+            yield f"codes are read in another order: {words}", _with_order(form, source)
+
+
+def _with_order(form: Format, source: np.ndarray) -> Format:
+    parts = []
+    for every in zip(*(codes.parts for codes in form.codes), strict=True):  # the same part of all runs
+        at, shift, mask = (np.concatenate([getattr(part, name) for part in every])[source] for name in ("at", "shift", "mask"))
+        parts.append(Bits(at, shift, mask, every[0].place))  # type: ignore[union-attr]
+    return replace(form, codes=(replace(form.codes[0], parts=tuple(parts)),))
 
 
 def _other_factors(form: Format) -> Formats:

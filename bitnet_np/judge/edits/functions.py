@@ -106,6 +106,7 @@ REDUCTIONS: dict[str, Function] = {
     "variance": _by_row(lambda x: x.var(axis=-1)),
     "sum of squares over the width less one": _by_row(lambda x: np.square(x).sum(axis=-1) / max(x.shape[-1] - 1, 1)),
     "largest magnitude of all tokens": lambda x: np.full((*x.shape[:-1], 1), np.abs(x).max()),
+    "largest magnitude of each element over all tokens": lambda x: np.abs(x).max(axis=0, keepdims=True),
     "mean square of all heads": _of_all_heads,
     **{f"mean square of each {size} numbers": _in_groups(size, _mean_square) for size in (8, 16, 32, 64, 128, 256)},
     **{f"largest magnitude of each {size} numbers": _in_groups(size, _largest) for size in (8, 16, 32, 64, 128, 256)},
@@ -164,7 +165,7 @@ def _relaid(x: Array, axis: int, rows: int) -> Array:
     """The axis, read as `rows` by the rest, transposed."""
     count = x.shape[axis]
     if count % rows or rows in (1, count):
-        return np.full_like(x, np.nan)
+        return np.full(x.shape, np.nan)
     return np.take(x, np.arange(count).reshape(rows, -1).T.ravel(), axis=axis)
 
 

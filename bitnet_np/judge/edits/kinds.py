@@ -82,6 +82,20 @@ def centred(place: Operation, tree: Node) -> Edits:
         yield f"the mean is subtracted from {node.noun}", replaced(tree, node, Node("difference", (node, mean), node.noun))
 
 
+def reduced_in_part(place: Operation, tree: Node) -> Edits:
+    """A sum of a row that leaves out a part of it."""
+    width = next((node.value.size for node, _ in nodes(tree) if _is_vector(node)), 0)
+
+    def change(node: Node) -> Edits:
+        if node.kind == "reduction":
+            (x,) = node.inputs
+            for words, part in weights.parts(width):
+                kept = Node("opaque", (x,), x.noun, partial(np.multiply, np.where(part, 0.0, 1.0)))
+                yield f"{words} left out of {node.noun}", node.over(kept)
+
+    return _each(tree, change)
+
+
 def twice(place: Operation, tree: Node) -> Edits:
     """A step that is done twice."""
 
@@ -159,6 +173,19 @@ def exchanged(place: Operation, tree: Node) -> Edits:
                 yield f"{a.what.name} and {b.what.name} are exchanged", with_nodes(tree, {a: b, b: a})
                 yield f"{a.what.name} is read instead of {b.what.name}", replaced(tree, b, a)
                 yield f"{b.what.name} is read instead of {a.what.name}", replaced(tree, a, b)
+
+
+def other_operand(place: Operation, tree: Node) -> Edits:
+    """The value of an earlier step in the place of an operand."""
+
+    def change(node: Node) -> Edits:
+        earlier = [step for step, _ in nodes(node) if step.kind not in ("constant", "positions") and step is not node]
+        for i, operand in enumerate(node.inputs) if node.kind in _BINARY else ():
+            for step in earlier:
+                if step not in node.inputs and step.noun != operand.noun:
+                    yield f"{step.noun} instead of {operand.noun}", node.over(*node.inputs[:i], step, *node.inputs[i + 1 :])
+
+    return _each(tree, change)
 
 
 def other_tensor(place: Operation, tree: Node) -> Edits:
@@ -345,6 +372,15 @@ def transposed(place: Operation, tree: Node) -> Edits:
             yield f"{node.noun} is read column by column, as if it were transposed", replaced(tree, node, constant(node.noun, other))
         if node.kind == "joined":
             yield "heads and their elements are transposed", replaced(tree, node, replace(node, kind="heads last"))
+        if node.kind == "tensor" and node.what.name in ("kqv_out", "attn_sub_norm"):
+            for count in {place.config.kv_heads, place.config.heads // place.config.kv_heads}:
+                regrouped = Node("opaque", (node,), node.noun, partial(_regrouped, count, place.config.head_dim))
+                yield f"heads of {node.noun} are in another order: {count} in turn, not one after another", replaced(tree, node, regrouped)
+
+
+def _regrouped(count: int, width: int, x: Array) -> Array:
+    """Heads [T, count * m * width] as m times `count` of them."""
+    return x.reshape(len(x), count, -1, width).swapaxes(1, 2).reshape(x.shape)
 
 
 _MATRICES = ("the matrix", "the head's matrix")
@@ -478,8 +514,13 @@ def rounded(place: Operation, tree: Node) -> Edits:
         def of_operands(node: Node, narrow: Callable[[Node], Node] = narrow) -> Node:
             return node.over(*map(narrow, node.inputs)) if node.kind in _PRODUCTS else node
 
+        def of_tables(node: Node, narrow: Callable[[Node], Node] = narrow) -> Node:
+            return narrow(node) if node.kind in _TABLED and not reads(node) else node
+
         if products:
             yield f"{OPERANDS} are rounded to {kind}", mapped(tree, of_operands)
+        if any(node.kind == "circle" for node, _ in nodes(tree)):
+            yield f"frequencies, angles, sines and cosines are rounded to {kind}", mapped(tree, of_tables)
         for node, parents in nodes(tree):
             if node.kind not in _NOT_ROUNDED and not node.is_number and node.what != TOKENS:
                 yield f"{node.noun if parents else 'the result'}: rounded to {kind}", replaced(tree, node, narrow(node))
@@ -517,6 +558,7 @@ def _narrow(kind: str, linears: list[Linear]) -> list[Linear]:
 
 
 _PRODUCTS = ("matmul", "scores", "weighted")
+_TABLED = ("power", "quotient", "outer", "circle")
 _NOT_ROUNDED = ("linears", "heads", "joined", "mask", "rounded", "positions", "grouped")
 _RELATIVE = (*np.geomspace(0.01, 0.9, 6), *np.geomspace(1.1, 100, 6))
 _CODES = (7.0, 8.0, 15.0, 31.0, 63.0, 64.0, 126.0, 127.0, 127.5, 128.0, 254.0, 255.0, 256.0, 511.0, 32767.0)
@@ -585,7 +627,7 @@ _SHIFTS = (*np.geomspace(-10, -0.01, 5), *np.geomspace(0.01, 10, 5))
 _LIMITS = (*np.geomspace(0.01, 100, 10), 448.0, 57344.0, 65504.0)
 """Limits, with the largest numbers of fp8 and float16 among them."""
 _IN_ORDER = (
-    *(tokens, left_out, other_function, inverted, twice, centred, moved, exchanged, by_one, turns),
+    *(tokens, left_out, other_function, inverted, twice, centred, moved, exchanged, by_one, turns, other_operand, reduced_in_part),
     *(masks, caches.cached, groups, positions, transposed, order),
     *(other_weight, other_product, *map(_of_matrices, (weights.inputs, weights.codes)), narrow_weights),
     *(_of_tables(weights.fewer_bits), narrow_inputs, _of_tables(weights.misread), _of_tables(weights.reordered)),

@@ -26,7 +26,8 @@ def foreign_values(wrong: Wrong) -> str | None:
     if most == 0:
         return _wrong_weights(own)
     if most_outside < _COARSE:
-        return f"values, or sums of them, are rounded: a part of {most_outside:.1g} is no sum of this sequence's values"
+        more = "" if own.wrong.is_nearly_right else "; that is not all: weights, or the scale of values, are wrong, too"
+        return f"values, or sums of them, are rounded: a part of {most_outside:.1g} is no sum of this sequence's values{more}"
     if t < len(wrong.theirs):  # these tokens may have read later ones
         return "outputs are no sums of the values that tokens see: the mask lets others in, or values are changed or another sequence's"
     if min(ranks) == 0 or most >= min(t, c.head_dim - t):
@@ -102,7 +103,7 @@ def _wrong_weights(own: Attention) -> str:
 def _reads(solved: _Solved) -> str | None:
     """The first token that reads what it must not see, or does not read what it must."""
     weights, right, positions = solved.weights, solved.right, solved.positions
-    some = np.abs(weights).max(axis=0) > 1e-3
+    some = np.abs(weights).max(axis=0) > 1e-2
     for i in range(len(some)):
         ahead = np.flatnonzero(some[i] & (solved.count[i] == 0))
         if ahead.size:
