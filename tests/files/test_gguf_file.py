@@ -180,6 +180,15 @@ def test_a_string_array_is_a_sequence(folder: Path, strings: list[str], index: i
             array[index]
 
 
+def test_a_value_is_of_the_kind_that_is_asked_for(folder: Path) -> None:
+    file = read(folder, SAMPLE)
+    assert (file.get("layers", int, None), file.get("absent", int, 7)) == (2, 7)
+    for key, kind in (("flag", int), ("layers", bool), ("layers", float), ("tokens", str)):
+        for ask in (lambda key=key, kind=kind: file.require(key, kind), lambda key=key, kind=kind: file.get(key, kind, None)):
+            with pytest.raises(FileFormatError, match=rf"some\.gguf: key '{key}' is .*; expected {kind.__name__}"):
+                ask()
+
+
 def test_the_operating_systems_errors_keep_their_types(folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent"):
         open_gguf(folder / "absent.gguf")
