@@ -117,6 +117,7 @@ def test_check_takes_bare_numbers(run, refused, model, tmp_path):
     assert judged(logits[0], "x.bin", *one, "--format", "raw") == ("SAME_BITS", 17)
     assert judged(logits[0, -1], "x.f32", *one) == ("SAME_BITS", 1)
     assert judged(logits[0, -1], "x.f32", *one, "--last") == ("SAME_BITS", 1)
+    assert judged(logits[0], "x.f32", *one, "--last", code=2) == ("INVALID", 0)
     assert judged(logits, "x.f32", "--tokens-file", batch) == ("SAME_BITS", 17)
     bitnet_cpp = forward_full(model, ids, dialect=BITNET_CPP)
     assert judged(bitnet_cpp, "x.f32", "--tokens-file", batch, "--as", "bitnet.cpp", "--threads", "2") == ("SAME_BITS", 17)
