@@ -61,11 +61,13 @@ def test_optional_keys_have_their_type_too(write, key):
         ("block_count", number(UINT32, 0), ShapeError, "n_layers is 0"),
         ("block_count", number(UINT32, 1), UnsupportedError, "tensor blk.1.attn_norm.weight has no place"),
         ("block_count", number(UINT32, 3), FileFormatError, "tensor blk.2.attn_norm.weight is missing"),
+        ("block_count", number(UINT64, 2**64 - 1), UnsupportedError, "n_layers is 18446744073709551615, expected at most 4096"),
         ("embedding_length", number(UINT32, 256), FileFormatError, "has shape [9, 128], expected [9, 256]"),
         ("embedding_length", number(UINT32, 0), ShapeError, "width is 0"),
         ("feed_forward_length", number(UINT32, 128), FileFormatError, "tensor blk.0.ffn_sub_norm.weight has shape [256], expected [128]"),
         ("feed_forward_length", number(UINT64, 2**63), UnsupportedError, "ffn is 9223372036854775808, expected at most 524288"),
         ("feed_forward_length", number(UINT32, 2**19), FileFormatError, "expected [524288]"),
+        ("embedding_length", number(UINT32, 2**19 + 128), UnsupportedError, "width is 524416, expected at most 524288"),
         ("attention.key_length", number(UINT32, 4098), UnsupportedError, "head_dim is 4098, expected at most 4096"),
     ],
 )
