@@ -8,12 +8,6 @@ from bitnet_np.base.errors import UnsupportedError
 from bitnet_np.base.extras import extra
 
 
-def test_a_module_that_is_installed_is_imported():
-    import email.mime
-
-    assert extra("email.mime") is email.mime
-
-
 @pytest.mark.parametrize("module", ["tokenizers", "tokenizers.models"])
 def test_a_missing_module_is_named_with_its_extra(monkeypatch, module):
     monkeypatch.setitem(sys.modules, "tokenizers", None)

@@ -1,9 +1,6 @@
-"""Arguments that several commands share: how a model is loaded, and where a result is written."""
-
-from contextlib import contextmanager
+"""Arguments that several commands share: how a model is loaded."""
 
 import numpy as np
-from command_line import TINY, write_file
 
 from bitnet_np.testing.models import random_model, write_gguf
 
@@ -20,26 +17,3 @@ def test_a_model_with_nan_in_it_is_run_if_that_is_said(run, refused, tmp_path):
         run(*arguments, "--allow-nan")
     sound, damaged = (run("logits", tmp_path / f"{name}.gguf", "--tokens", "1,2,3", "--json", "--allow-nan") for name in ("sound", "nan"))
     assert damaged["sha256"] == sound["sha256"]
-
-
-@contextmanager
-def failing_save(monkeypatch, error):
-    """np.save raises the error in the middle of a file."""
-
-    def save(file, array):
-        file.write(b"half of it")
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "save", save)
-        yield
-
-
-def test_a_failing_disk_leaves_nothing_half_written(refused, run, tmp_path, monkeypatch):
-    out = write_file(tmp_path / "out.npy", "the one before")
-    with failing_save(monkeypatch, OSError(28, "No space left on device")):
-        assert "No space left" in refused("logits", TINY, "--tokens", "1", "--out", out)
-    with failing_save(monkeypatch, KeyboardInterrupt()):
-        run("logits", TINY, "--tokens", "1", "--out", out, code=130)
-    assert [path.name for path in tmp_path.iterdir()] == ["out.npy"]
-    assert out.read_text() == "the one before"

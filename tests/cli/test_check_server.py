@@ -130,16 +130,7 @@ def test_options_that_do_not_go_together(refused, tmp_path):
     assert "the endpoint is 'localhost', expected an address such as" in refused("check", TINY, "--tokens", IDS, "--endpoint", "localhost")
 
 
-def test_servers_that_fail_end_with_2(refused, honest):
-    def no_ids(answer):
-        answer["tokens"] = None
-        return answer
-
-    for answers, said in (
-        ({}, "neither llama-server (/props: HTTP status 404) nor an OpenAI-style server (/v1/models: HTTP status 404)"),
-        (llama_server(honest) | {"/completion": (500, {"error": {"message": "out of memory"}}, {})}, "HTTP status 500: 'out of memory'"),
-        (llama_server(honest, change=no_ids), "/completion: tokens is None, expected an array"),
-        (vllm(honest) | {"/v1/completions": b"{"}, "the answer is no JSON"),
-    ):
-        with serving(answers) as (url, _):
-            assert said in refused("check", TINY, "--tokens", IDS, "--endpoint", url)
+def test_a_server_that_fails_ends_with_2(refused, honest):
+    answers = llama_server(honest) | {"/completion": (500, {"error": {"message": "out of memory"}}, {})}
+    with serving(answers) as (url, _):
+        assert "HTTP status 500: 'out of memory'" in refused("check", TINY, "--tokens", IDS, "--endpoint", url)

@@ -86,28 +86,17 @@ def test_text_without_the_extra(refused, monkeypatch):
         ("x.txt", "1 2 three", ", line 1 is '1 2 three', expected integers separated by commas or blanks"),
         ("x.txt", "1 2\n\n3 4.5\n", ", line 3 is '3 4.5', expected integers"),
         ("x.txt", b"\xff", "not UTF-8 at byte 0"),
+        ("x.npy", np.array(3), "token ids have shape [], expected [T] or [B, T]"),
+        ("x.npy", np.array(["1"]), "token ids have dtype <U1"),
+        ("x.npy", np.array([(1, 2)], "i4,i4"), "expected numbers and at most 8 axes"),
+        ("x.npy", np.array([np.datetime64("2024-01-01")]), "token ids have dtype"),
     ],
 )
 def test_wrong_files_of_tokens(refused, tmp_path, name, content, message):
-    path = write_file(tmp_path / name, content)
+    path = (save_array if name.endswith(".npy") else write_file)(tmp_path / name, content)
     error = refused("logits", TINY, "--tokens-file", path)
     assert error.startswith(f"bitnet-np: {path}")
     assert message in error
-
-
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.array([], np.int64), "Tokens cannot be empty"),
-        (np.array(3), "token ids have shape [], expected [T] or [B, T]"),
-        (np.array(["1"]), "token ids have dtype <U1"),
-        (np.array([(1, 2)], "i4,i4"), "expected numbers and at most 8 axes"),
-        (np.array([np.datetime64("2024-01-01")]), "token ids have dtype"),
-    ],
-)
-def test_arrays_that_are_no_tokens(refused, tmp_path, array, message):
-    path = save_array(tmp_path / "x.npy", array)
-    assert message in refused("logits", TINY, "--tokens-file", path)
 
 
 def test_pickles_are_never_loaded(refused, tmp_path):

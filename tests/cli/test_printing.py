@@ -1,12 +1,11 @@
 """What commands print: tables that line up, JSON that any reader takes, and nothing that garbles a terminal."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 
-from bitnet_np.cli.printing import fitted, outcome, plain, print_json, printable, table
+from bitnet_np.cli.printing import fitted, outcome, plain, printable, table
 
 
 def test_text_lines_up_on_the_left_and_numbers_on_the_right():
@@ -41,10 +40,6 @@ def test_the_outcome_has_a_colour_on_a_terminal_alone(monkeypatch, environment, 
     assert outcome(False, "") == ("\033[1;31mFAIL\033[0m" if colour else "FAIL")
 
 
-def test_names_from_files_cannot_garble_a_table():
-    assert table(("name",), [("\x1b[2J",)]) == "name\n\\x1b[2J"
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [("Größe 你好", "Größe 你好"), ("a\nb\t\x07", r"a\nb\t\x07"), ("\u202e\x9b", r"\u202e\x9b"), ("\udc80", r"\udc80"), ("", "")],
@@ -71,10 +66,3 @@ def test_what_is_not_printable_is_escaped(text, shown):
 )
 def test_metadata_is_plain_in_json(value, expected):
     assert plain(value) == expected
-
-
-def test_json_is_indented(capsys):
-    print_json({"a": [1], "b": None})
-    out = capsys.readouterr().out
-    assert json.loads(out) == {"a": [1], "b": None}
-    assert out.startswith('{\n  "a"')

@@ -36,6 +36,10 @@ def run(capsys):
     return run
 
 
+def tensor_bytes(path):
+    return {name: tensor.data.tobytes() for name, tensor in open_gguf(path).tensors.items()}
+
+
 @pytest.fixture
 def digest(run):
     return lambda path: json.loads(run("logits", path, "--tokens", "1,2,3,4,5", "--json")[1])["sha256"]
@@ -78,9 +82,7 @@ def test_converted_and_loaded_gives_the_same_bits(run, digest, tmp_path, archite
     # and back again
     if ternary:
         assert run("convert", out, tmp_path / "back.gguf", "--type", "I2_S")[0] == 0
-        assert {n: t.data.tobytes() for n, t in open_gguf(tmp_path / "back.gguf").tensors.items()} == {
-            n: t.data.tobytes() for n, t in open_gguf(source).tensors.items()
-        }
+        assert tensor_bytes(tmp_path / "back.gguf") == tensor_bytes(source)
 
 
 @pytest.mark.parametrize("name", ["llama_q8_0", "llama_lq_q4_k_m"])
@@ -97,10 +99,7 @@ def test_folders_give_the_same_bits(run, digest, tmp_path, name):
     assert run("convert", folder, tmp_path / "out.gguf")[0] == 0
     assert digest(tmp_path / "out.gguf") == digest(folder)
     # Their norm's epsilon is the nearest float32 there. The recorded file was made otherwise.
-    recorded = open_gguf(DATA / "hf_families" / f"{name}.gguf")
-    assert {n: t.data.tobytes() for n, t in open_gguf(tmp_path / "out.gguf").tensors.items()} == {
-        n: t.data.tobytes() for n, t in recorded.tensors.items()
-    }
+    assert tensor_bytes(tmp_path / "out.gguf") == tensor_bytes(DATA / "hf_families" / f"{name}.gguf")
 
 
 @pytest.mark.parametrize("kind", [None, *TERNARY])
@@ -170,10 +169,7 @@ def test_llamas_halves_become_adjacent(run, tmp_path):
     code, said = run("convert", folder, tmp_path / "out.gguf")
     assert code == 0
     assert "rows of queries and keys are permuted" in said
-    recorded = open_gguf(DATA / "hf_families" / "llama_llama3_biases.gguf")
-    assert {n: t.data.tobytes() for n, t in open_gguf(tmp_path / "out.gguf").tensors.items()} == {
-        n: t.data.tobytes() for n, t in recorded.tensors.items()
-    }
+    assert tensor_bytes(tmp_path / "out.gguf") == tensor_bytes(DATA / "hf_families" / "llama_llama3_biases.gguf")
     a, b = (forward_full(load(path), [[1, 2, 3]]) for path in (folder, tmp_path / "out.gguf"))
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
     assert run("convert", DATA / "hf" / "llama_plain_gqa_untied", tmp_path / "plain.gguf")[0] == 0

@@ -83,16 +83,11 @@ def test_reads_what_gguf_wrote_as_gguf_reads_it(folder: Path, values: dict, tens
         assert (a.offset, a.data.size, a.data.tobytes()) == (b.data_offset, b.n_bytes, b.data.tobytes())
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_both_versions(folder: Path, version: int) -> None:
-    file = read(folder, build([("n", number(UINT32, 7))], [Entry("a", [2, 3])], version=version))
-    assert (file.version, file.metadata["n"], file.tensors["a"].shape) == (version, 7, (3, 2))
-
-
 @pytest.mark.parametrize(
     ("raw", "keys", "tensors"),
     [
         (build(), 0, 0),
+        (build([("n", number(UINT32, 7))], [Entry("a", [2, 3])], version=2), 1, 1),
         (build([("k" * 65535, number(UINT8, 1))]), 1, 0),
         (build([("empty", text("")), ("none", texts([])), ("no", numbers(INT16, [])), ("nor", numbers(BOOL, []))]), 4, 0),
         (build([], [Entry("é" * 32, [1, 1, 1, 1])]), 0, 1),
@@ -101,7 +96,17 @@ def test_both_versions(folder: Path, version: int) -> None:
         (build([], [Entry("second", [8], offset=64), Entry("first", [8], offset=0)], tail=bytes(64)), 0, 2),  # out of order, with gaps
         (build([], [Entry("a", [8])], tail=b"more"), 0, 1),
     ],
-    ids=["nothing", "longest key", "empty values", "longest name", "alignment 8", "alignment 64 KiB", "any order", "bytes after"],
+    ids=[
+        "nothing",
+        "version 2",
+        "longest key",
+        "empty values",
+        "longest name",
+        "alignment 8",
+        "alignment 64 KiB",
+        "any order",
+        "bytes after",
+    ],
 )
 def test_the_limits_themselves_are_allowed(folder: Path, raw: bytes, keys: int, tensors: int) -> None:
     file = read(folder, raw)
@@ -175,36 +180,13 @@ def test_a_string_array_is_a_sequence(folder: Path, strings: list[str], index: i
             array[index]
 
 
-@pytest.mark.parametrize(
-    ("key", "kind", "value"), [("layers", int, 2), ("flag", bool, True), ("general.architecture", str, "bitnet-b1.58")]
-)
-def test_require_and_get(folder: Path, key: str, kind: type, value: object) -> None:
+def test_a_value_is_of_the_kind_that_is_asked_for(folder: Path) -> None:
     file = read(folder, SAMPLE)
-    assert file.require(key, kind) == file.get(key, kind, None) == value
-    assert type(file.require(key, kind)) is kind
-    assert file.get("absent", kind, value) is value
-
-
-@pytest.mark.parametrize(
-    ("key", "kind", "fragments"),
-    [
-        ("flag", int, ["True", "a bool", "expected int"]),
-        ("layers", bool, ["2", "a int", "expected bool"]),
-        ("layers", float, ["2", "expected float"]),
-        ("layers", str, ["2", "expected str"]),
-        ("epsilon", int, ["9.99999974", "a float", "expected int"]),
-        ("general.architecture", int, ["'bitnet-b1.58'", "expected int"]),
-        ("scores", float, ["array(", "expected float"]),
-        ("tokens", str, ["StringArray of 4 strings", "expected str"]),
-        ("absent", int, ["is missing, expected a value of type int"]),
-    ],
-)
-def test_a_value_of_another_kind_is_refused(folder: Path, key: str, kind: type, fragments: list[str]) -> None:
-    file = read(folder, SAMPLE)
-    for ask in (lambda: file.require(key, kind), lambda: file.get(key, kind, None))[: 1 if key == "absent" else 2]:
-        with pytest.raises(FileFormatError) as caught:
-            ask()
-        assert all(fragment in str(caught.value) for fragment in ["some.gguf", repr(key), *fragments])
+    assert (file.get("layers", int, None), file.get("absent", int, 7)) == (2, 7)
+    for key, kind in (("flag", int), ("layers", bool), ("layers", float), ("tokens", str)):
+        for ask in (lambda key=key, kind=kind: file.require(key, kind), lambda key=key, kind=kind: file.get(key, kind, None)):
+            with pytest.raises(FileFormatError, match=rf"some\.gguf: key '{key}' is .*; expected {kind.__name__}"):
+                ask()
 
 
 def test_the_operating_systems_errors_keep_their_types(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The tensors of a GGUF file: ternary, in blocks and fused ones, and the layouts of I2_S."""
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -12,16 +12,16 @@ from models import assert_same_bits
 
 from bitnet_np import spec
 from bitnet_np.base.errors import FileFormatError, NonFiniteError, UnsupportedError
-from bitnet_np.base.tensor_types import I2_S, IQ1_M, IQ2_S
-from bitnet_np.engine.forward_pass import forward_full, forward_incremental
+from bitnet_np.base.tensor_types import I2_S
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
 from bitnet_np.kernels.block_formats import FORMATS
-from bitnet_np.model import packing, widen
+from bitnet_np.model import packing
 from bitnet_np.model.dense import dense_view
-from bitnet_np.model.records import Blocks, Config, Linear, Ternary
+from bitnet_np.model.records import Blocks, Linear, Ternary
 from bitnet_np.testing.gguf_bytes import Entry
-from bitnet_np.testing.models import random_model, write_gguf
+from bitnet_np.testing.models import write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 
@@ -111,29 +111,6 @@ def test_angles_stay_where_cosines_are_exact(written, factor):
     model.rope_factors.flags.writeable = True
     model.rope_factors[0] = factor
     assert_refused(written(model), UnsupportedError, "RoPE's angles reach ")
-
-
-def test_types_without_kernels_are_the_floats_that_they_stand_for(written):
-    """In layers, embedding and head; in every path."""
-    shape = {"width": 256, "ffn": 512, "head_dim": 64, "heads": 4, "kv_heads": 4}
-    drawn_model = random_model(3, family="llama", weights="IQ2_S", table="IQ1_M", tied=False, **shape)
-    model = load(written(drawn_model))
-    assert model.layers[0].ffn_up.weights.type is IQ2_S
-    assert (model.token_embd.type, model.output.type) == (IQ1_M, IQ1_M)
-    wide = load(written(widened(drawn_model)))
-    assert_same_bits(forward_full(model, TOKENS), forward_full(wide, TOKENS))
-    assert_same_bits(forward_incremental(model, TOKENS), forward_full(wide, TOKENS))
-
-
-def widened(record):
-    """The same with float32 in place of blocks."""
-    if isinstance(record, Blocks):
-        return widen.float32(record)
-    if isinstance(record, tuple):
-        return tuple(map(widened, record))
-    if is_dataclass(record) and not isinstance(record, Config):
-        return replace(record, **{field.name: widened(getattr(record, field.name)) for field in fields(record)})
-    return record
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "TQ1_0", "TQ2_0", "MXFP4"])

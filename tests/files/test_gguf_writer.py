@@ -1,7 +1,6 @@
 """GGUF files that are written: complete or not there, and a model that no such file can say is refused."""
 
 import gguf
-import numpy as np
 import pytest
 from family_models import drawn
 from models import assert_same_bits
@@ -11,8 +10,7 @@ from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.files.load import load
-from bitnet_np.model.dense import dense_view
-from bitnet_np.model.records import QKV, LongRope
+from bitnet_np.model.records import LongRope
 from bitnet_np.testing.models import random_model, write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
@@ -93,7 +91,10 @@ def test_a_qwen3_may_have_norms_inside_its_linears(written):
 @pytest.mark.parametrize("family", ["gptneox", "gpt2"])
 @pytest.mark.parametrize(("weights", "together"), [("float16", True), ("Q8_0", True), ("TQ2_0", True), ("ternary", False)])
 def test_queries_keys_and_values_are_one_tensor_where_the_family_has_it(written, family, weights, together):
-    """llama.cpp reads no other files of these families. I2_S has one scale for a tensor, so matrices of three scales stay apart."""
+    """llama.cpp reads no other files of these families. I2_S has one scale for a tensor, so matrices of three scales stay apart.
+
+    That they are read as what was written, model/test_families.py says.
+    """
     model = drawn(family, weights, n_layers=1)
     path = written(model)
     names = {name: tensor.shape for name, tensor in open_gguf(path).tensors.items() if "attn_" in name and "output" not in name}
@@ -101,10 +102,6 @@ def test_queries_keys_and_values_are_one_tensor_where_the_family_has_it(written,
     rows = {"qkv": c.q_width + 2 * c.kv_width} if together else {"q": c.q_width, "k": c.kv_width, "v": c.kv_width}
     parts = {f"blk.0.attn_{part}.weight": (n, c.width) for part, n in rows.items()}
     assert names == norm | parts | {f"blk.0.attn_{part}.bias": (n,) for part, n in rows.items()}
-    before, after = dense_view(model).layers[0], dense_view(load(path)).layers[0]
-    for field in QKV:
-        for part in ("matrix", "bias"):
-            np.testing.assert_array_equal(getattr(getattr(after, field), part), getattr(getattr(before, field), part))
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,6 @@ def test_a_sound_file_is_the_model_that_was_written(write, keys):
     assert_same_model(load(str(write(keys))), written_model())
 
 
-def test_a_head_of_its_own_makes_the_logits(write):
-    head = floats(CONFIG.vocab, CONFIG.width)
-    assert_same_model(load(write(tensors={"output.weight": head})), written_model(output=head))
-    tied = TENSORS["token_embd.weight"]
-    assert_same_bits(forward_full(load(write(tensors={"output.weight": tied})), [[1, 2]]), forward_full(load(write()), [[1, 2]]))
-
-
 def test_tables_may_be_transposed(write):
     """As [D, V]: of another engine's loader. A square table is [V, D]."""
     head = floats(CONFIG.vocab, CONFIG.width)

@@ -98,22 +98,6 @@ def test_small_vocabularies_are_the_same_idea_scaled_down(size, merges, tmp_path
     assert metadata["tokenizer.ggml.eos_token_id"] == metadata["tokenizer.ggml.bos_token_id"] + 1 == size - special + 1
 
 
-def test_the_packages_own_tokenizer_reads_it(tiny):
-    pytest.importorskip("tokenizers")
-    pytest.importorskip("jinja2")
-    from bitnet_np.text.tokenizer import tokenizer_from
-
-    tokenizer = tokenizer_from(tiny.metadata, tiny.path)
-    sentence = "she ate it at noon 🙂"
-    ids = tokenizer.encode(sentence)
-    assert len(ids) < 1 + len(sentence.encode())
-    assert tokenizer.decode(ids) == sentence
-    want = "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-    chat = tokenizer.chat([{"role": "user", "content": " hi "}])
-    assert tokenizer.decode(chat, skip_special=False) == want
-    assert tokenizer.stops == (tokenizer.eos, tokenizer.tokens.index("<|eot_id|>"))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -13,20 +13,20 @@ def found(answers):
         return server_at(client_of(url, 5))
 
 
-def test_llama_server_is_known_by_its_props():
-    server = found({"/props": PROPS, "/v1/models": MODELS})  # it has both
-    assert (server.name, server.dialect) == ("llama-server", "llama.cpp")
-
-
-def test_sglang_is_known_by_its_model_info():
-    server = found({"/get_model_info": SGLANG_INFO, "/v1/models": MODELS})  # its completions name tokens by their texts
-    assert (server.name, server.dialect, server.model) == ("SGLang", None, "tiny")
-
-
-@pytest.mark.parametrize("props", [(404, {}, {}), (501, {}, {}), {"other": 1}, [1]])
-def test_others_are_known_by_their_models(props):
-    server = found({"/props": props, "/v1/models": MODELS})
-    assert (server.name, server.dialect, server.model) == ("OpenAI-style server", None, "tiny")
+@pytest.mark.parametrize(
+    ("answers", "seen"),
+    [
+        ({"/props": PROPS, "/v1/models": MODELS}, ("llama-server", "llama.cpp", None)),  # it has both
+        ({"/get_model_info": SGLANG_INFO, "/v1/models": MODELS}, ("SGLang", None, "tiny")),  # its completions name tokens by their texts
+        *(
+            ({"/props": props, "/v1/models": MODELS}, ("OpenAI-style server", None, "tiny"))
+            for props in ((404, {}, {}), (501, {}, {}), {"other": 1}, [1])
+        ),
+    ],
+)
+def test_servers_are_known_by_what_they_say_of_themselves(answers, seen):
+    server = found(answers)
+    assert (server.name, server.dialect, getattr(server, "model", None)) == seen
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -15,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sweep_plans
-from assembly import AVX2
 from command_line import ROOT, TINY
 from sweep_plans import PLAN, written
 
@@ -24,7 +22,6 @@ from bitnet_np.base.errors import ServerError
 from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.cli.main import main
 from bitnet_np.generation import nll
-from bitnet_np.kernels import processor
 from bitnet_np.sweep.cluster import connected
 from bitnet_np.sweep.plan import read_plan
 from bitnet_np.sweep.run import sweep
@@ -162,22 +159,3 @@ def test_long_texts_have_the_same_bits(client, tmp_path, capsys):
     assert "dashboard http" in capsys.readouterr().err
     assert main([*command, "--scheduler", client.scheduler.address, "--metrics", str(tmp_path / "m.json")]) == 2
     assert main(["nll", TINY, "--tokens", "1,512", "--workers", "0"]) == 2
-
-
-@pytest.mark.skipif(processor.instruction_path() not in ("avx512-vnni", "avx512", "avx-vnni"), reason="no processor beyond AVX2")
-def test_two_instruction_paths_agree(client, serial, tmp_path):
-    (plan, table), own = serial, processor.instruction_path()
-    environment = os.environ | {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": AVX2, "NUMBA_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(PRELOAD).parent), str(ROOT)])
-    command = [sys.executable, "-m", "distributed.cli.dask_worker", client.scheduler.address, "--nthreads", "1", "--no-nanny"]
-    lesser = subprocess.Popen(
-        [*command, "--preload", PRELOAD, "--name", "lesser", "--no-dashboard"], env=environment, stderr=subprocess.DEVNULL
-    )
-    try:
-        client.wait_for_workers(3)
-        summary = sweep(plan, tmp_path, client)
-        assert (tmp_path / "results.csv").read_bytes() == table
-        assert {machine["instruction path"] for machine in summary.machines} == {own, "avx2"}
-    finally:
-        lesser.kill()
-        lesser.wait()

@@ -163,7 +163,7 @@ def test_a_folder_without_a_tokenizer_says_so(tmp_path):
         tokenizer_from(open_model(tmp_path).metadata, tmp_path)
 
 
-def test_every_command_takes_a_folder_and_converting_keeps_the_tokenizer(tmp_path, capsys):
+def test_a_folder_that_is_converted_keeps_its_tokenizer(tmp_path, capsys):
     folder, _ = bitnet_folder(tmp_path / "model", vocab=SIZE + 4)
     write(folder, tokenizer_json())
 
@@ -171,21 +171,12 @@ def test_every_command_takes_a_folder_and_converting_keeps_the_tokenizer(tmp_pat
         assert cli.main([str(argument) for argument in arguments]) == 0
         return capsys.readouterr().out
 
-    assert "Hugging Face folder" in run("inspect", folder)
-    assert "supported: yes" in run("inspect", folder, "--tensors")
     told = json.loads(run("inspect", folder, "--json"))
     assert (told["supported"], told["kind"], told["config"]["architecture"]) == (True, "Hugging Face folder", "bitnet-b1.58")
     out = tmp_path / "out.gguf"
     run("convert", folder, out)
-    for text in ("she ate it", "é🙂"):
-        one, other = (json.loads(run("logits", path, "--text", text, "--json"))["sha256"] for path in (folder, out))
-        assert one == other
-    one, other = (json.loads(run("generate", path, "--prompt", "hi", "--chat", "-n", "4", "--json")) for path in (folder, out))
+    one, other = (json.loads(run("generate", path, "--prompt", "hi é🙂", "--chat", "-n", "4", "--json")) for path in (folder, out))
     assert (one["prompt"], one["tokens"], one["text"]) == (other["prompt"], other["tokens"], other["text"])
     metadata = open_gguf(out).metadata
     assert metadata["tokenizer.ggml.pre"] == "llama-bpe"
     assert metadata["tokenizer.ggml.token_type"].dtype == np.int32
-    trace = tmp_path / "trace.npz"
-    run("trace", folder, "--tokens", "1,2,3,4,5", "--out", trace)
-    assert "SAME_BITS" in run("check", folder, "--tokens", "1,2,3,4,5", "--theirs", trace)
-    assert "perplexity" in run("nll", folder, "--tokens", "1,2,3,4,5")
