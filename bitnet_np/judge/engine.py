@@ -26,7 +26,7 @@ from ..base.errors import ContextLimitError, NonFiniteError, listed
 from ..model.records import MATRICES
 from ..traces.points import Key
 from .bounds import TINY
-from .graph import Operation, operations
+from .graph import LOGITS, Operation, operations
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings, with_choices
 from .logits import Judgement, Reach, judge, position_nmse
 from .mistakes.anywhere import fitted
@@ -36,6 +36,8 @@ from .mistakes.mistake import Cause, Compute
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types
 from .options import DEFAULT, Options
 from .precision import FLOAT32, Precision
+from .readings.table import facts_of
+from .readings.wrong import Wrong
 from .variant import Floats, Variant, scaled, with_computed
 from .verdict import Verdict
 
@@ -50,6 +52,7 @@ _MOST_WORK = 10**11  # multiply-adds of all runs with a mistake in single operat
 _HIDDEN_WORK = 3 * 10**10  # the same of all runs with mistakes that are tried across operations only
 _ALIKE = 0.999  # squared cosine of the changes that two scales make
 _POSITIONS = 8  # fewest to know a standard error from
+_FAR = 8  # times the RMS error that roundings leave: a logit that is farther is in question
 
 
 def judge_logits(
@@ -106,7 +109,7 @@ def judge_logits(
     if mistake is None and judged.verdict == Verdict.WRONG and precision is None and search:
         judged, undeclared = _undeclared(judged, target, others, runs, ids)
     if mistake is None and judged.verdict == Verdict.WRONG and search and ids is not None:
-        cause = target.fitted() or target.in_operations(ids)
+        cause = target.fitted() or target.placed() or target.in_operations(ids)
         if cause is None and alone:
             cause = target.hidden(ids)
         cause = cause or target.nearly(ids)
@@ -262,6 +265,12 @@ class _Target:
             if self.made_by(array.astype(np.float32)):
                 return cause
         return None
+
+    def placed(self) -> Cause | None:
+        """What theirs show by themselves, such as our logits in other places, where the others are ours but for roundings."""
+        a, b = self.a.astype(np.float64), self.b.astype(np.float64)
+        places = np.abs(b - a) > _FAR * self.reach.nmse**0.5 * a.std(axis=1, keepdims=True)
+        return facts_of(Wrong(self.base.model, self.base.dialect, LOGITS, [], a, b, places, self.reach.nmse, {}), of_columns=True)
 
     def in_operations(self, ids: NDArray[np.int64]) -> Cause | None:
         """The mistake of some operations, or of a single one, that makes theirs of ours but for roundings."""

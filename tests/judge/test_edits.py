@@ -114,7 +114,12 @@ def of_a_scale_for_each_element(x):
     [
         ("granite", "attn_norm", normed_by_the_first, "the last 16 inputs are left out of the mean square"),
         ("granite", "attn_o_out", of_regrouped_heads, "heads of kqv_out are in another order: 2 in turn, not one after another"),
-        ("bitnet", "Vcur", of_a_scale_for_each_element, "the largest magnitude of each element over all tokens instead of the largest magnitude"),
+        (
+            "bitnet",
+            "Vcur",
+            of_a_scale_for_each_element,
+            "the largest magnitude of each element over all tokens instead of the largest magnitude",
+        ),
         ("granite", "ffn_out", lambda gate, up: gate * spec.sigmoid(gate) * gate, "{gate} is read instead of {up}"),
     ],
 )

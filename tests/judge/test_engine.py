@@ -42,6 +42,28 @@ def test_nothing_is_run_for_what_needs_no_limit():
         assert judge_logits(ours(17), theirs, BASE, never).verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda x: np.hstack([x[:, :40], x[:, 41:], 0 * x[:, :1]]),
+            "elements 40 to 126 have the numbers of elements 41 to 127, and element 127 is 0",
+        ),
+        (lambda x: x[[*range(9), 10, 9, *range(11, 17)]], "positions 9, 10 are exchanged"),
+        (lambda x: np.where(np.arange(128) < 96, x, 0), "elements 96 to 127 of each position are 0: never written"),
+    ],
+)
+def test_logits_in_other_places_are_named(change, says):
+    theirs = model_of_floats()
+    report = check(theirs, tokens(17) % 128, change(forward_full(theirs, tokens(17)[None] % 128)[0]))
+    assert report.verdict is WRONG
+    assert report.logits.explanation == says
+
+
+def model_of_floats():
+    return random_model(7, family="llama", vocab=128, n_layers=2, tied=False)
+
+
 SAYS = {
     "activations of 7 bits": "63 steps",
     "absmax to 126": "126 steps",

@@ -59,7 +59,7 @@ def _with_order(form: Format, source: np.ndarray) -> Format:
     parts = []
     for every in zip(*(codes.parts for codes in form.codes), strict=True):  # the same part of all runs
         at, shift, mask = (np.concatenate([getattr(part, name) for part in every])[source] for name in ("at", "shift", "mask"))
-        parts.append(Bits(at, shift, mask, every[0].place))  # type: ignore[union-attr]
+        parts.append(Bits(at, shift, mask, every[0].place))
     return replace(form, codes=(replace(form.codes[0], parts=tuple(parts)),))
 
 

@@ -25,11 +25,12 @@ FACTS = (
 )
 """Readings that need no hypothesis."""
 
+COLUMNS = Reading("columns", (), elements.columns_of_others)
 READINGS = (
     Reading("other_rows", (*FIELDS, "result_output"), matrices.other_rows),
     Reading("rotation", ("Qcur_rope", "Kcur_rope"), rotations.rotation),
     Reading("cells", ("kqv_out",), cells.cells),
-    Reading("columns", (), elements.columns_of_others),
+    COLUMNS,
     Reading("values", ("kqv_out",), attention_weights.foreign_values),
     Reading("places", (), places.few_places),
 )
@@ -39,9 +40,9 @@ LOOSE = ("read.values", "read.one_number", "read.places")
 """Causes that a mistake in a part of the tensor comes before: they say what numbers are, and not why."""
 
 
-def facts_of(wrong: Wrong) -> Cause | None:
-    """What a wrong tensor shows whatever its operation is."""
-    return _read(wrong, FACTS)
+def facts_of(wrong: Wrong, of_columns: bool = False) -> Cause | None:
+    """What a wrong tensor shows whatever its operation is. of_columns: its columns in other places, too."""
+    return _read(wrong, (*FACTS, *[COLUMNS] * of_columns))
 
 
 def cause_of(wrong: Wrong) -> Cause | None:
