@@ -55,8 +55,7 @@ SAYS = {
 
 @pytest.mark.parametrize("name", SAYS)
 def test_mistakes_smaller_than_roundings_are_found_and_named(name):
-    old, new, _ = SMALL_FAULTS[name]
-    theirs = definition(tokens(17), old, new)
+    theirs = definition(tokens(17), *SMALL_FAULTS[name])
     assert judge(ours(17), theirs).verdict is FLIPS
     judgement = judged(theirs)
     assert judgement.verdict is WRONG, judgement
@@ -66,8 +65,7 @@ def test_mistakes_smaller_than_roundings_are_found_and_named(name):
 
 def test_what_changes_less_than_float16_is_no_more_than_close():
     """It may flip the codes that roundings flip, so nothing tells it from them. Where it changes more than they reach, it is named."""
-    old, new, _ = SMALL_FAULTS["epsilon outside the root"]
-    assert judged(definition(tokens(17), old, new)).verdict is FLIPS
+    assert judged(definition(tokens(17), *SMALL_FAULTS["epsilon outside the root"])).verdict is FLIPS
     large = random_model(4, eps=0.05)
     ids = np.arange(9)
     base = Variant("ours", large, EXACT)
@@ -76,19 +74,17 @@ def test_what_changes_less_than_float16_is_no_more_than_close():
     assert (judgement.verdict, judgement.explanation[:25]) == (WRONG, "in every norm: epsilon is")
 
 
-@pytest.mark.parametrize("factor", [0.95, 1.03])
-def test_a_wrong_scale_is_seen_through_float16(factor):
-    """It changes the logits as much as the roundings beside it, or less."""
-    theirs = logits_of(scaled(Variant("", DEEP, BITNET_CPP), "ffn_down", factor), DEEP_TOKENS)
-    judgement = judge_by(Variant("ours", DEEP, EXACT), DEEP_TOKENS)(theirs)
-    assert judgement.verdict is WRONG, judgement
-
-
-@pytest.mark.parametrize("weights", ["Q4_K", "float32"])
-def test_a_wrong_scale_is_seen_in_any_weights(weights):
-    model = llama_of(weights)
-    theirs = logits_of(scaled(Variant("", model, LLAMA_CPP), "ffn_up", 1.05), TOKENS_OF_300)
-    judgement = judge_by(Variant("ours", model, EXACT), TOKENS_OF_300)(theirs)
+@pytest.mark.parametrize(
+    ("model", "ids", "dialect", "name", "factor"),
+    [
+        (DEEP, DEEP_TOKENS, BITNET_CPP, "ffn_down", 0.95),  # float16 changes the logits as much, or more
+        (DEEP, DEEP_TOKENS, BITNET_CPP, "ffn_down", 1.03),
+        (llama_of("Q4_K"), TOKENS_OF_300, LLAMA_CPP, "ffn_up", 1.05),
+        (llama_of("float32"), TOKENS_OF_300, LLAMA_CPP, "ffn_up", 1.05),
+    ],
+)
+def test_a_wrong_scale_is_seen_through_roundings_and_in_any_weights(model, ids, dialect, name, factor):
+    judgement = judge_by(Variant("ours", model, EXACT), ids)(logits_of(scaled(Variant("", model, dialect), name, factor), ids))
     assert judgement.verdict is WRONG, judgement
 
 
@@ -98,15 +94,15 @@ def test_a_mistake_that_leaves_float32s_range_is_passed_over():
             raise NonFiniteError("out of range")
         return logits_of(variant, tokens(17))
 
-    old, new, _ = SMALL_FAULTS["truncated, not rounded"]
-    judgement = judge_logits(ours(17), definition(tokens(17), old, new), BASE, overflowing)
+    theirs = definition(tokens(17), *SMALL_FAULTS["truncated, not rounded"])
+    judgement = judge_logits(ours(17), theirs, BASE, overflowing)
     assert "truncated" in judgement.explanation
 
 
 def test_progress_is_told_to_the_end():
     steps = []
     judged(
-        definition(tokens(17), *SMALL_FAULTS["absmax to 126"][:2]),
+        definition(tokens(17), *SMALL_FAULTS["absmax to 126"]),
         options=Options(bars=lambda label: lambda done, total: steps.append((done, total))),
     )
     assert steps[-1][0] == steps[-1][1] > 40
