@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-from dumps import FAULTS, LOGITS, MODEL, TOKENS, recorded, trace
+from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace
 
 from bitnet_np import EXACT, check, forward_full
-from bitnet_np.engine.forward_pass import run_whole
-from bitnet_np.engine.network import Runtime
-from bitnet_np.engine.tokens import check_tokens
 from bitnet_np.judge.dump import log_softmax
 from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
 from bitnet_np.judge.variant import Variant
@@ -148,15 +145,8 @@ def test_more_tensors_never_hide_a_cause(text):
     model = random_model(3, family="llama", n_layers=3, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, tied=False)
     ids = np.random.default_rng(0).integers(0, model.config.vocab, 12)
     faulty = next(m for m in known_mistakes(Variant("", model, EXACT)) if text in m.text)
-    points = {}
-
-    def record(name, layer, array):
-        if name in ("l_out", "result_norm"):
-            points[Key(name, layer)] = array.reshape(len(ids), -1).copy()
-
-    logits = run_whole(Runtime(faulty.model, EXACT, faulty.ops, faulty.edit), check_tokens(model.config, ids[None]), record)[0]
+    points = recorded(faulty.model, ids, ops=faulty.ops, edit=faulty.edit)
     for names in ((), ("l_out",), ("l_out", "result_norm")):
-        dump = {LOGITS: logits} | {key: x for key, x in points.items() if key.name in names}
-        report = check(model, ids, trace(dump), EXACT)
+        report = check(model, ids, only(points, "result_output", *names), EXACT)
         assert report.verdict is Verdict.WRONG, names
         assert text in report.reason, names

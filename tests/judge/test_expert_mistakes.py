@@ -12,9 +12,7 @@ from judging.rotations import STRETCHED, TWO_BASES, RotationEngine
 from models import random_model
 
 from bitnet_np import EXACT, check
-from bitnet_np.engine.forward_pass import forward_full, run_whole
-from bitnet_np.engine.network import Runtime
-from bitnet_np.engine.tokens import check_tokens
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.judge.honest_engines import other_choices
 from bitnet_np.judge.mistakes.catalogue import engines, in_engine
 from bitnet_np.judge.mistakes.experts import MISTAKES
@@ -76,14 +74,7 @@ SWAP = np.array([0, 3, 2, 1, 4], np.int32)
 
 
 def dump_of(variant):
-    points = {}
-    runtime = Runtime(variant.model, EXACT, variant.ops, variant.edit)
-    run_whole(
-        runtime,
-        check_tokens(variant.model.config, TOKENS[None]),
-        lambda name, n, x: points.update({Key(name, n): x.reshape(12, -1).copy()}),
-    )
-    return without_codes(points)
+    return without_codes(recorded(variant.model, TOKENS, ops=variant.ops, edit=variant.edit))
 
 
 @pytest.mark.parametrize("text", WRONG)

@@ -5,13 +5,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+from dumps import recorded, trace
 from engine_runs import float16_scales
 
 from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.dialects import EXACT
-from bitnet_np.engine.forward_pass import run_whole
-from bitnet_np.engine.network import Runtime
-from bitnet_np.engine.tokens import Tokens
 from bitnet_np.judge import graph, narrow
 from bitnet_np.judge.bounds import bound_of, within
 from bitnet_np.judge.narrow import Storage, half_steps, rounded
@@ -21,7 +19,7 @@ from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
 from bitnet_np.testing.models import random_model
-from bitnet_np.traces.points import Key, Trace
+from bitnet_np.traces.points import Key
 from scripts.judging.engine import KINDS, Engine, accumulate, precise
 from scripts.judging.faults import silu
 
@@ -30,7 +28,7 @@ RNG = np.random.default_rng(0)
 
 
 def judged(model, ids, dump, **how):
-    return judge_trace(model, Trace(points=dump, tokens=None, origin="dump"), ids, **how)
+    return judge_trace(model, trace(dump), ids, **how)
 
 
 # --- types ----------------------------------------------------------------------------------------------------------------------------
@@ -136,10 +134,7 @@ def test_a_head_of_few_bits_is_within_its_type_and_no_other():
 def test_scales_in_float16_are_within_their_type_alone():
     """The scales, the codes that they flip, and the products."""
     model = random_model(3, n_layers=1)
-    recorded = {}
-    runtime = Runtime(model, ops=Wrapped(cpu, quantize=float16_scales))
-    run_whole(runtime, Tokens.whole(np.arange(20)[None]), lambda name, n, x: recorded.setdefault(Key(name, n), x.copy()))
-    dump = {key: x.reshape(20, -1) for key, x in recorded.items()}
+    dump = recorded(model, np.arange(20), ops=Wrapped(cpu, quantize=float16_scales))
     assert judged(model, np.arange(20), dump, precision=Precision(scale="float16")).verdict <= Verdict.FLIPS
     strict = judged(model, np.arange(20), dump, precision=Precision())
     assert {o.key.name for o in strict.operations if o.verdict == Verdict.WRONG} > {"attn_norm_scale", "Qcur", "ffn_down"}

@@ -1,10 +1,8 @@
 """Logits alone, and layer outputs alone: mistakes of one operation, of one layer, and of the prompt are tried in our engine and named."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from dumps import LOGITS, recorded, trace, without_codes
+from dumps import LOGITS, only, recorded, trace
 
 from bitnet_np import EXACT, check, forward_full
 from bitnet_np.judge.graph import operations
@@ -29,20 +27,7 @@ def engine_with(mistake, *keys):
 
 def judged(variant, *names):
     """The report on an engine's logits, and on its tensors with these names."""
-    ours = without_codes(recorded(MODEL, IDS))
-    points = {LOGITS: variant_logits(variant, IDS[None])[0]}
-    if names:
-        seen = {}
-        edit = variant.edit
-
-        def keep(name, layer, array):
-            array = edit(name, layer, array)
-            seen[Key(name, layer)] = array.reshape(len(array), -1).copy()
-            return array
-
-        variant_logits(replace(variant, edit=keep), IDS[None])
-        points |= {key: x for key, x in seen.items() if key.name in names and key in ours}
-    return check(MODEL, IDS, trace(points))
+    return check(MODEL, IDS, only(recorded(MODEL, IDS, edit=variant.edit), "result_output", *names))
 
 
 @pytest.mark.parametrize("last_only", [False, True])
