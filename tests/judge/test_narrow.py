@@ -12,9 +12,9 @@ from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.dialects import EXACT
 from bitnet_np.judge import graph, narrow
 from bitnet_np.judge.bounds import bound_of, within
-from bitnet_np.judge.narrow import Storage, half_steps, rounded
+from bitnet_np.judge.narrow import Storage, half_steps
 from bitnet_np.judge.precision import Precision
-from bitnet_np.judge.roundings import to_bfloat16, to_float16, to_q8_0
+from bitnet_np.judge.roundings import NARROW, to_bfloat16
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
@@ -23,7 +23,6 @@ from bitnet_np.traces.points import Key
 from scripts.judging.engine import KINDS, Engine, accumulate, precise
 from scripts.judging.faults import silu
 
-ROUND = {"float16": to_float16, "bfloat16": to_bfloat16}
 RNG = np.random.default_rng(0)
 
 
@@ -34,23 +33,11 @@ def judged(model, ids, dump, **how):
 # --- types ----------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ROUND)
-def test_half_a_step_is_the_largest_error_of_a_float(kind):
-    x = RNG.standard_normal((50, 64)) * np.exp(RNG.uniform(-20, 3, (50, 64)))
-    share = np.abs(ROUND[kind](x) - x) / half_steps(x, kind)
-    assert 0.9 < share.max() <= 1
-
-
-def test_half_a_step_is_the_largest_error_of_q8_0():
-    x = RNG.standard_normal((50, 64))
-    share = np.abs(to_q8_0(x) - x) / half_steps(x, "q8_0")
-    assert 0.5 < share.max() <= 1
-
-
-@pytest.mark.parametrize("kind", ["int8", "int4", "q8_0", "q4_0", "q6_K"])
-def test_codes_are_within_half_a_step(kind):
-    x = RNG.standard_normal((50, 64))
-    assert (np.abs(rounded(x, kind) - x) <= half_steps(x, kind) * (1 + 1e-9)).all()
+@pytest.mark.parametrize(("kind", "least"), [("float16", 0.9), ("bfloat16", 0.9), ("q8_0", 0.5)])
+def test_half_a_step_is_the_largest_error_of_a_type(kind, least):
+    x = RNG.standard_normal((50, 64)) * (1 if kind == "q8_0" else np.exp(RNG.uniform(-20, 3, (50, 64))))
+    share = np.abs(NARROW[kind](x) - x) / half_steps(x, kind)
+    assert least < share.max() <= 1
 
 
 # --- operations -----------------------------------------------------------------------------------------------------------------------
@@ -92,7 +79,7 @@ def test_every_operation_of_every_family_has_room_for_its_roundings(family, kind
     values = {graph.TOKENS: ids}
     for operation in graph.operations(model, EXACT):
         inputs = [values[key] for key in operation.inputs]
-        values[operation.key] = ROUND[kind](operation.evaluate(*inputs).value)
+        values[operation.key] = NARROW[kind](operation.evaluate(*inputs).value)
         if operation.key.name.endswith(("_codes", "_scale")):
             continue
         storage = Storage(tuple("float32" if key == graph.TOKENS else kind for key in operation.inputs), kind)

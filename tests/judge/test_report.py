@@ -116,15 +116,20 @@ def test_reprs_are_short():
     assert repr(Report(Verdict.INVALID, "other tokens")) == "Report(INVALID: other tokens)"
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are drawn in a test."""
+    pyplot, figures = pytest.importorskip("matplotlib.pyplot"), []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    return figures
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [("heat map of one tensor", text) for text in ("short", "a" * 500)] + [("heat map", "word " * 300), ("logits", "word " * 30)],
 )
-def test_no_picture_clips_its_title(tmp_path, monkeypatch, kind, reason):
+def test_no_picture_clips_its_title(tmp_path, drawn, kind, reason):
     """The box that the title's letters take lies within the picture."""
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    drawn = []
-    monkeypatch.setattr(pyplot, "close", drawn.append)
     names = {"heat map of one tensor": ["l_out"], "heat map": LAYER_NAMES, "logits": []}[kind]
     operations = tuple(OperationVerdict(Key(name, n), Verdict.WRONG, bound_ratio=3.0) for name in names for n in range(2))
     details = Details()
@@ -141,11 +146,8 @@ def test_no_picture_clips_its_title(tmp_path, monkeypatch, kind, reason):
     assert all(box.y0 >= axes.get_window_extent().y1 for axes in figure.axes)
 
 
-def test_the_picture_has_every_tensor_and_plain_numbers(tmp_path, monkeypatch):
+def test_the_picture_has_every_tensor_and_plain_numbers(tmp_path, drawn):
     """Tensors of the whole model too, a column each; the sign of a wrong one stands once."""
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    drawn = []
-    monkeypatch.setattr(pyplot, "close", drawn.append)
     ratios = {Key("result_norm", None): 9.0, Key("l_out", 0): 0.5, Key("l_out", 1): 0.25, Key("inp_embd", None): 0.0}
     operations = (OperationVerdict(key, Verdict.WRONG if x > 1 else Verdict.ROUNDING, bound_ratio=x) for key, x in ratios.items())
     plot(Report(Verdict.WRONG, "", tuple(operations)), tmp_path / "x.png")
@@ -156,10 +158,7 @@ def test_the_picture_has_every_tensor_and_plain_numbers(tmp_path, monkeypatch):
     assert {"0.0001", "0.01", "1", "100", "10000"} <= {label.get_text() for label in scale.get_yticklabels()}
 
 
-def test_logits_alone_are_drawn_against_their_limit(tmp_path, monkeypatch):
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    drawn = []
-    monkeypatch.setattr(pyplot, "close", drawn.append)
+def test_logits_alone_are_drawn_against_their_limit(tmp_path, drawn):
     details = Details()
     ours = np.random.default_rng(0).normal(size=(6, 40))
     details.of_logits(ours, ours * 1.2, np.full(6, 1e-2), np.array([0, 1, 2, 3, 4, 9]))
