@@ -1,4 +1,4 @@
-"""Reports on a dump, as people and as machines read them."""
+"""Verdicts, and reports on a dump, as people and as machines read them."""
 
 import json
 from dataclasses import replace
@@ -16,6 +16,19 @@ from bitnet_np.judge.report import LEGEND, OperationVerdict, Report, check_plot,
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import LAYER_NAMES, Key, key_of
+
+
+def test_exit_codes_and_order():
+    assert [verdict.exit_code for verdict in Verdict] == [0, 0, 0, 0, 1, 2]
+    assert [verdict.outcome for verdict in Verdict] == ["PASS"] * 4 + ["FAIL"] * 2
+    assert sorted(Verdict) == list(Verdict)
+    assert len({verdict.text for verdict in Verdict}) == len(Verdict)
+
+
+def test_a_verdict_prints_by_its_name():
+    for verdict in Verdict:
+        assert str(verdict) == f"{verdict}" == "{}".format(verdict) == verdict.name  # noqa: UP032
+        assert f"{verdict:>10}" == verdict.name.rjust(10)
 
 
 def test_report_for_people_and_machines(tmp_path):
