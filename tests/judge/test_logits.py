@@ -80,19 +80,15 @@ def test_the_same_bits_in_any_shape(shape):
         (OURS * np.float32(1.001) + 0.01, WRONG),
         (OURS * (1 + 1.01 * SCALE_LIMIT), WRONG),
         (OURS * (1 - 1.01 * SCALE_LIMIT), WRONG),
-        (OURS * np.float32(1.05), WRONG),
-        (OURS * np.float32(0.95), WRONG),
         (OURS * 10, WRONG),
         (OURS * 1e30, WRONG),
         (OURS / 1e30, WRONG),
         (-OURS, WRONG),
-        (OURS + 1, WRONG),
         (NOISE, WRONG),
         (np.random.default_rng(2).permutation(OURS, axis=1), WRONG),
         (OURS[:, ::-1], WRONG),
         (np.roll(OURS, 1, axis=1), WRONG),
         (np.roll(OURS, 1, axis=0), WRONG),  # one position late
-        (np.vstack([OURS[:1], OURS[:-1] * 1.0001]), WRONG),
         (OURS - np.log(np.exp(OURS).sum(axis=1, keepdims=True)), WRONG),  # log-probabilities
         (np.exp(OURS) / np.exp(OURS).sum(axis=1, keepdims=True), WRONG),  # probabilities
         (OURS.clip(min=0), WRONG),
@@ -129,18 +125,12 @@ def test_one_bad_position_spoils_all_and_is_named(shape, position, named, fault,
         (np.full_like(OURS, nan), "1200 in all are not finite"),
         (OURS[0], r"shape is \[200\], expected \[6, 200\]"),
         (OURS[None], r"shape is \[1, 6, 200\]"),
-        (OURS[:5], "shape"),
         (OURS[:, :199], "shape"),
-        (OURS.T, "shape"),
-        (OURS.reshape(-1), "shape"),
         (np.float32(1), "shape"),
         (OURS[:0], "shape"),
-        (np.array([]), "shape"),
         (OURS.astype(np.int32), "dtype is int32, expected a float type"),
-        (OURS.astype(np.int8), "dtype"),
         (OURS > 0, "dtype is bool"),
         (OURS.astype(complex), "dtype"),
-        (OURS.astype(str), "dtype"),
         (OURS.astype(object), "dtype"),
         (None, "dtype"),
         (np.zeros_like(OURS), r"position 0 are all 0\.0"),
@@ -310,21 +300,18 @@ def test_verdicts_of_other_logits_of_ours(ours, theirs, verdict):
     assert judge(ours, theirs).verdict is verdict
 
 
-@pytest.mark.parametrize("value", [nan, inf, -inf])
-def test_ours_that_are_no_numbers_are_no_agreement(value):
-    assert judge(with_value(OURS, (1, 2), value), OURS).verdict >= WRONG
-
-
-def test_huge_values_leave_finite_numbers():
-    theirs = with_value(with_value(OURS.astype(np.float64), (0, 0), 1e308), (0, 1), -1e308)
-    judgement = judge(OURS, theirs)
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(with_value(OURS, (1, 2), value), OURS) for value in (nan, inf, -inf)]
+    + [
+        (OURS, with_value(with_value(OURS.astype(np.float64), (0, 0), 1e308), (0, 1), -1e308)),
+        (np.ones((2, 50), np.float32), logits(2, 50)),
+    ],
+    ids=count(),
+)
+def test_numbers_that_cannot_be_compared_are_no_agreement_and_leave_finite_numbers(ours, theirs):
+    judgement = judge(ours, theirs)
     assert judgement.verdict >= WRONG
-    json.dumps(judgement.as_dict(), allow_nan=False)
-
-
-def test_ours_that_are_all_the_same_leave_finite_numbers():
-    judgement = judge(np.ones((2, 50), np.float32), logits(2, 50))
-    assert judgement.verdict is WRONG
     json.dumps(judgement.as_dict(), allow_nan=False)
 
 
