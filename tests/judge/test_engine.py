@@ -21,6 +21,9 @@ from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 
 FLIPS, WRONG = Verdict.FLIPS, Verdict.WRONG
+SMALL = {"n_layers": 4, "width": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 96}
+LLAMA = random_model(1, family="llama", tied=False, **SMALL)
+IDS = np.random.default_rng(1).integers(0, LLAMA.config.vocab, 20)
 
 
 def test_the_dialect_that_was_not_declared_is_named():
@@ -112,8 +115,7 @@ def test_progress_is_told_to_the_end():
 @pytest.mark.parametrize(("name", "factor"), [("ffn_down", 1.1), ("attn_v", 1.3), ("attn_q", 0.5)])
 def test_a_scale_that_is_far_off_is_named_too(name, factor):
     """The logits are WRONG by their distance. The engine with the scale that is read off them is run, and comes near."""
-    llama = random_model(1, family="llama", n_layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, tied=False)
-    base, ids = Variant("ours", llama, EXACT), np.random.default_rng(1).integers(0, llama.config.vocab, 20)
+    base, ids = Variant("ours", LLAMA, EXACT), IDS
     judgement = judge_by(base, ids)(logits_of(scaled(base, name, factor), ids))
     says = f"the scale of {name} is off, by a factor of about "
     assert judgement.verdict is WRONG
@@ -123,8 +125,7 @@ def test_a_scale_that_is_far_off_is_named_too(name, factor):
 
 def test_scales_that_do_the_same_are_said_together():
     """Without biases the scales of ffn_up and ffn_down are one factor."""
-    qwen = random_model(1, family="qwen3", n_layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96)
-    base, ids = Variant("ours", qwen, EXACT), np.random.default_rng(1).integers(0, qwen.config.vocab, 20)
+    base, ids = Variant("ours", random_model(1, family="qwen3", **SMALL), EXACT), IDS
     explanation = judge_by(base, ids)(logits_of(scaled(base, "ffn_down", 1.2), ids)).explanation
     assert re.fullmatch(
         r"the scale of ffn_(up|down) is off, by a factor of about 1\.\d+ \(that of ffn_(down|up) would look the same\)", explanation
@@ -132,8 +133,7 @@ def test_scales_that_do_the_same_are_said_together():
 
 
 def test_another_large_error_is_no_scale():
-    llama = random_model(1, family="llama", n_layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, tied=False)
-    base, ids = Variant("ours", llama, EXACT), np.random.default_rng(1).integers(0, llama.config.vocab, 20)
+    base, ids = Variant("ours", LLAMA, EXACT), IDS
     right = logits_of(base, ids)
     noise = np.random.default_rng(2).standard_normal(right.shape).astype(np.float32) * right.std() / 2
     judgement = judge_by(base, ids)(right + noise)

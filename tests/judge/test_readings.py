@@ -31,6 +31,9 @@ def test_outputs_that_are_not_written_are_told():
     assert judged("llama", "ffn_down", wrong) == "elements 88 to 95 of each position are 0: never written"
 
 
+OTHER_ROWS = "weights of other rows are used:"
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -38,11 +41,16 @@ def test_outputs_that_are_not_written_are_told():
         (lambda w: np.where(np.arange(96) < 8, 0, w), "the first 8 inputs are not summed"),
         (lambda w: np.where(np.arange(96) // 16 == 3, 2 * w, w), "inputs 48 to 63 are summed twice"),
         (lambda w: w.reshape(w.shape[::-1]).T, "the weight matrix is transposed: read column by column, not row by row"),
+        (lambda w: np.roll(w, 7, axis=0), f"{OTHER_ROWS} rows are shifted by 7: row 7 has the numbers of row 0"),
+        (lambda w: np.concatenate([w[:16], w[:16], w[32:]]), f"{OTHER_ROWS} rows 16 to 31 have the numbers of rows 0 to 15"),
+        (lambda w: np.concatenate([w[:5], w[7:8], w[6:]]), f"{OTHER_ROWS} row 5 has the numbers of row 7"),
+        (lambda w: w[[1, 0, *range(2, 120)]], f"{OTHER_ROWS} rows 0, 1 are exchanged"),
+        (lambda w: w[np.random.default_rng(2).permutation(120)], f"{OTHER_ROWS} the right numbers in other places: row 0 has those of "),
     ],
 )
-def test_matrices_read_in_part_are_told(change, says):
+def test_products_of_changed_weights_are_read(change, says):
     linear, x, right = LLAMA.layers[LAYER].ffn_up, layer_points("llama")["ffn_norm"], layer_points("llama")["ffn_up"]
-    assert judged("llama", "ffn_up", right + x @ (change(dense(linear)) - dense(linear)).T) == says
+    assert judged("llama", "ffn_up", right + x @ (change(dense(linear)) - dense(linear)).T).startswith(says)
 
 
 def test_activations_in_steps_of_their_own_are_recognised():
@@ -76,27 +84,6 @@ def said_of(model, name, theirs_of, tokens=20):
 
 def dense(linear):
     return widen.float32(getattr(linear, "weights", linear)).astype(np.float64)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda w: np.roll(w, 1, axis=0), "weights of other rows are used: rows are shifted by 1: row 1 has the numbers of row 0"),
-        (
-            lambda w: np.concatenate([w[:16], w[:16], w[32:]]),
-            "weights of other rows are used: rows 16 to 31 have the numbers of rows 0 to 15",
-        ),
-        (lambda w: np.concatenate([w[:5], w[7:8], w[6:]]), "weights of other rows are used: row 5 has the numbers of row 7"),
-        (lambda w: w[[1, 0, *range(2, 120)]], "weights of other rows are used: rows 0, 1 are exchanged"),
-        (
-            lambda w: w[np.random.default_rng(2).permutation(120)],
-            "weights of other rows are used: the right numbers in other places: row 0 has those of ",
-        ),
-    ],
-)
-def test_products_of_changed_weights_are_read(change, says):
-    theirs = said_of(LLAMA, "ffn_up", lambda x, value, linear: value + x @ (change(dense(linear)) - dense(linear)).T)
-    assert says in theirs[0]
 
 
 @pytest.mark.parametrize(
