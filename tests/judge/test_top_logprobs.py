@@ -100,21 +100,13 @@ def test_the_least_log_probabilities_and_the_shortest_lists_are_left_out():
 # --- differences ----------------------------------------------------------------------------------------------------------------------
 
 
-def permuted(linear):
-    """The matrix with the heads of its rows in the opposite order."""
-    rows = linear.weights.reshape(4, 32, -1)[::-1].reshape(linear.weights.shape)
-    return replace(linear, weights=np.ascontiguousarray(rows))
-
-
 PLANTED = {
     "the frequency base is 500000 instead of 10000": lambda v: v.with_model(
         rope_frequency=rope_frequencies(500000.0, 32, v.model.rope_factors)
     ),
-    "heads permuted": lambda v: v.with_field("attn_q", permuted),
     "the norm's weight is missing": lambda v: v.with_field("ffn_norm", np.ones_like),
     "scale of ffn_down": lambda v: scaled(v, "ffn_down", 1.05),
     "last layer skipped": lambda v: v.with_model(layers=v.model.layers[:-1]).with_config(n_layers=2),
-    "epsilon": lambda v: v.with_config(eps=0.3),
 }
 
 
