@@ -14,7 +14,7 @@ from models import random_model
 from bitnet_np import EXACT, check
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.judge.honest_engines import other_choices
-from bitnet_np.judge.mistakes.catalogue import engines, in_engine
+from bitnet_np.judge.mistakes.catalogue import in_engine
 from bitnet_np.judge.mistakes.experts import MISTAKES
 from bitnet_np.judge.precision import FLOAT32, Precision
 from bitnet_np.judge.trace import judge_trace
@@ -178,12 +178,3 @@ def test_numbers_that_are_no_experts_are_invalid(bad):
     report = judge_trace(model, trace(points, TOKENS), TOKENS)
     assert report.verdict is Verdict.INVALID
     assert "expected different ones of 0 to 4" in report.reason
-
-
-def test_logits_alone_name_a_mistake():
-    model = MODELS["qwen2moe"]
-    tokens = np.arange(40) * 7 % 50
-    (variant,) = engines([m for m in MISTAKES if m.id == "experts.shared_missing"], Variant("", model, EXACT))
-    report = check(model, tokens, variant_logits(variant, tokens[None])[0])
-    assert report.verdict is Verdict.WRONG
-    assert "the shared expert is missing" in report.reason

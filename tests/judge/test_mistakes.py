@@ -124,6 +124,7 @@ FAMILY = {  # what a family adds to the shape
     "gemma3": {"rope_scaling": 4.0, "window": 3},
     "gptneox": {"rope_width": 8, "parallel_residual": True},
     "gpt2": {},
+    "qwen2moe": {"ffn": 48},
 }
 
 
