@@ -130,6 +130,13 @@ def test_scales_in_float16_are_within_their_type_alone():
 # --- whole dumps ----------------------------------------------------------------------------------------------------------------------
 
 
+def dump_of(kind, seed, faults=None, layers=None, **shape):
+    """A model, token ids, and the dump of an engine of this kind, with faults in some layers."""
+    model = random_model(seed, head_dim=32, **shape)
+    ids = np.random.default_rng(seed).integers(0, model.config.vocab, 11)
+    return model, ids, Engine(model, ids, faults or {}, layers, **KINDS[kind]).run()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_honest_engines_are_left_alone(kind, seed):
@@ -143,28 +150,22 @@ def test_honest_engines_are_left_alone(kind, seed):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mistake_is_the_headline_and_never_a_rounding(kind):
-    model = random_model(4, head_dim=32)
-    ids = np.random.default_rng(4).integers(0, model.config.vocab, 11)
     wrong = {"ffn_out": lambda e, n: silu(e.at("ffn_gate", n)) * e.at("ffn_up", n)}
-    report = judged(model, ids, Engine(model, ids, wrong, (1,), **KINDS[kind]).run())
+    report = judged(*dump_of(kind, 4, wrong, (1,)))
     assert report.reason == "WRONG at layer 1 ffn_out: SiLU(gate) * up instead of relu(gate)^2 * up"
 
 
 def test_a_mistake_in_attention_is_seen_through_a_narrow_cache():
     """Also in the first layer, where nothing has shown yet that the cache is narrow."""
-    model = random_model(4, head_dim=32, heads=4, kv_heads=2)
-    ids = np.random.default_rng(4).integers(0, model.config.vocab, 11)
     wrong = {"kqv_out": lambda e, n: e.attend(n, scale=1.0)}
-    report = judged(model, ids, Engine(model, ids, wrong, **KINDS["q8_0 KV cache"]).run())
+    report = judged(*dump_of("q8_0 KV cache", 4, wrong, heads=4, kv_heads=2))
     assert report.first_wrong.key.layer == 0
     assert report.first_wrong.mistake == "attention.unscaled"
     assert report.first_wrong.hypothesis.endswith("; and keys and values are rounded, as a cache of q8_0 does")
 
 
 def test_what_is_declared_is_not_read_off():
-    model = random_model(3, head_dim=32)
-    ids = np.random.default_rng(3).integers(0, model.config.vocab, 10)
-    dump = Engine(model, ids, **KINDS["bfloat16"]).run()
+    model, ids, dump = dump_of("bfloat16", 3)
     check = partial(judged, model, ids, {key: dump[key] for key in (Key("inp_embd", None), Key("attn_norm", 0))})
     assert check(precision=Precision(act="bfloat16")).verdict <= Verdict.FLIPS
     assert "judged in the declared precision: act=bfloat16" in check(precision=Precision(act="bfloat16")).notes
@@ -176,9 +177,7 @@ def test_what_is_declared_is_not_read_off():
 
 
 def test_a_cache_can_be_declared():
-    model = random_model(3, head_dim=32)
-    ids = np.random.default_rng(3).integers(0, model.config.vocab, 10)
-    dump = Engine(model, ids, **KINDS["q8_0 KV cache"]).run()
-    assert judged(model, ids, dump, precision=Precision(kv="q8_0")).verdict <= Verdict.FLIPS
-    assert judged(model, ids, dump, precision=Precision(kv="float16")).verdict == Verdict.WRONG
-    assert judged(model, ids, dump, precision=Precision()).verdict == Verdict.WRONG
+    check = partial(judged, *dump_of("q8_0 KV cache", 3))
+    assert check(precision=Precision(kv="q8_0")).verdict <= Verdict.FLIPS
+    assert check(precision=Precision(kv="float16")).verdict == Verdict.WRONG
+    assert check(precision=Precision()).verdict == Verdict.WRONG

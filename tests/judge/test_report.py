@@ -31,23 +31,17 @@ def test_a_verdict_prints_by_its_name():
         assert f"{verdict:>10}" == verdict.name.rjust(10)
 
 
-def test_report_for_people_and_machines(tmp_path):
+def test_report_for_people_and_machines():
     dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
     report = judge_trace(MODEL, trace(dump), ids)
-    picture = heat_map(report)
-    rows = {line.split()[1]: line for line in picture.splitlines() if line.startswith("layer")}
-    assert "X" in rows["1"]
-    assert "X" not in rows["0"] + rows["2"]
+    rows = {line.split()[1]: line for line in heat_map(report).splitlines() if line.startswith("layer")}
+    assert ["X" in rows[n] for n in "012"] == [False, True, False]
     plain = json.loads(json.dumps(report.as_dict(), allow_nan=False))
-    assert plain["first_wrong"]["tensor"] == "ffn_out"
-    assert plain["first_wrong"]["layer"] == 1
+    assert (plain["first_wrong"]["tensor"], plain["first_wrong"]["layer"]) == ("ffn_out", 1)
     assert "key" not in plain["first_wrong"]
     assert all(key_of(label) for o in plain["operations"] for label in o["across"])
     assert plain["verdict"] == "WRONG"
     assert [row[3] for row in table_rows([replace(report.first_wrong, bound_ratio=x) for x in (1e9, 1e38)])] == [1e9, None]
-    pytest.importorskip("matplotlib")
-    plot(report, tmp_path / "map.png")
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
