@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pages
 import pytest
 from dumps import recorded, trace, without_codes
 from judging.experts import NORMALIZED, SHARED, TOKENS_OF_EXPERTS, MixtureEngine
@@ -22,14 +21,12 @@ from bitnet_np.judge.variant import Variant, variant_logits
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
 from bitnet_np.traces.points import Key
-from scripts import mutations
 
 TOKENS = np.arange(12) * 5 % 50
 MODELS = {
     "mixtral": random_model(4, family="llama", experts=5, experts_used=2, ffn=48),
     "qwen2moe": random_model(4, family="qwen2moe", ffn=48),
 }
-DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "validation.md", "fault")}
 IDS = {mistake.id for mistake in MISTAKES} - {"experts.count"}
 WRONG = {
     f"{name}: {variant.text}": (model, variant)
@@ -37,20 +34,6 @@ WRONG = {
     for variant in in_engine(Variant("", model, EXACT))
     if variant.mistake in IDS
 }
-
-
-FAULTS = {fault.name: (model, fault) for model, fault in mutations.others()}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_faults_of_an_engine_are_found_and_blamed(name):
-    model, fault = FAULTS[name]
-    dump, ids = fault.make(model, TOKENS_OF_EXPERTS)
-    row = mutations.row(fault, judge_trace(model, trace(dump), ids, precision=FLOAT32))
-    assert row["found"], row
-    assert row["right"], row
-    assert row["explained"], row
-    assert list(map(row.get, ("fault", "verdict", "blamed", "says"))) == DOCUMENTED[name]
 
 
 @pytest.mark.parametrize(
