@@ -4,13 +4,10 @@ from functools import cache
 
 import numpy as np
 import pytest
-from dumps import trace
+from dumps import only, recorded
 from models import random_model
 
 from bitnet_np import EXACT, spec
-from bitnet_np.engine.forward_pass import run_whole
-from bitnet_np.engine.network import Runtime
-from bitnet_np.engine.tokens import check_tokens
 from bitnet_np.judge import trace as judging
 from bitnet_np.judge.graph import operations
 from bitnet_np.judge.mistakes import catalogue, search
@@ -44,24 +41,20 @@ def model(weights="Q8_0"):
 
 def dumped(change, layers=(0, 1), weights="Q8_0", ids=IDS):
     """The outputs of layers, and logits, of an engine whose tensors are change(name, tensor, tensors of the layer) in some layers."""
-    points, here = {}, {}
+    here = {}
 
     def edit(name, layer, x):
         changed = change(name, x.reshape(len(x), -1).astype(np.float64), here) if layer is None or layer in layers else None
         x = x if changed is None else np.ascontiguousarray(changed, np.float32).reshape(x.shape)
         here[name] = x.reshape(len(x), -1).astype(np.float64)
-        if name in ("l_out", "result_output"):
-            points[Key(name, layer)] = here[name].astype(np.float32)
         return x
 
-    ours = model(weights)
-    run_whole(Runtime(ours, EXACT, edit=edit), check_tokens(ours.config, ids[None]))
-    return points
+    return only(recorded(model(weights), ids, edit=edit), "l_out", "result_output")
 
 
 def said(change, **more):
     """What is said of the first wrong tensor."""
-    report = judge_trace(model(more.get("weights", "Q8_0")), trace(dumped(change, **more)), IDS)
+    report = judge_trace(model(more.get("weights", "Q8_0")), dumped(change, **more), IDS)
     assert report.verdict is Verdict.WRONG
     return report.first_wrong.hypothesis
 
@@ -118,24 +111,21 @@ def test_what_explained_a_layer_is_tried_first_in_the_next(monkeypatch):
     values = judging._Judge._values
     monkeypatch.setattr(judging._Judge, "_values", lambda self, across, *more: tried.append(across[-1]) or values(self, across, *more))
     monkeypatch.setattr(judging._Judge, "_explain", lambda self, *rest, **named: None)  # which tries the whole catalogue each time
-    report = judge_trace(model(), trace(dumped(change)), IDS)
+    report = judge_trace(model(), dumped(change), IDS)
     assert [o.hypothesis for o in report.operations if o.verdict is Verdict.WRONG] == [report.first_wrong.hypothesis] * 2
     assert tried.count(Key("l_out", 1)) < tried.count(Key("l_out", 0)) / 10
 
 
 def test_noise_has_no_cause():
     rng = np.random.default_rng(0)
-    report = judge_trace(
-        model(),
-        trace(dumped(lambda name, x, here: x + 0.02 * x.std() * rng.standard_normal(x.shape) if name in ("Qcur", "ffn_up") else None)),
-        IDS,
-    )
+    noise = lambda name, x, here: x + 0.02 * x.std() * rng.standard_normal(x.shape) if name in ("Qcur", "ffn_up") else None  # noqa: E731
+    report = judge_trace(model(), dumped(noise), IDS)
     assert (report.verdict, report.first_wrong.hypothesis) == (Verdict.WRONG, None)
 
 
 def test_what_is_not_tried_is_said(monkeypatch):
     monkeypatch.setattr(judging, "_HIDDEN_WORK", 0)
-    report = judge_trace(model(), trace(dumped(PLANTED["prefix"][0])), IDS)
+    report = judge_trace(model(), dumped(PLANTED["prefix"][0]), IDS)
     assert report.first_wrong.hypothesis is None
     assert any("known mistakes were not tried across operations" in note for note in report.notes)
 
@@ -152,7 +142,7 @@ def test_a_mistake_is_named_whatever_is_wrong_before(monkeypatch):
 
     monkeypatch.setattr(judging, "_HIDDEN_WORK", 2 * 10**9)  # less than all that is tried on one tensor
     for fault, layers, before in ((change, (1,), []), (both, (0, 1), [None])):
-        report = judge_trace(model(), trace(dumped(fault, layers)), IDS)
+        report = judge_trace(model(), dumped(fault, layers), IDS)
         *others, named = [o.hypothesis for o in report.operations if o.verdict is Verdict.WRONG]
         assert others == before
         assert named.startswith(says)

@@ -5,25 +5,18 @@ import re
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from wrong_tensors import LLAMA, T, layer_points, read
+from wrong_tensors import C, T, by_weights, read, scores_of
 
-from bitnet_np import spec
-from bitnet_np.judge.operations import score_scale
-
-C = LLAMA.config
-POINTS = layer_points("llama")
 VISIBLE = np.tri(T, dtype=bool)
 
 
 def attended(counts, heads=slice(None)):
     """Attention where each token reads each cell so often, [T, T]; in some heads alone."""
-    q, k, v = (POINTS[name].reshape(T, -1, C.head_dim) for name in ("Qcur_rope", "Kcur_rope", "Vcur"))
-    k, v = (spec.by_query_head(x, C.heads) for x in (k, v))
-    scores = np.einsum("thk,shk->hts", q, k) * score_scale(C)
+    scores = scores_of()
     by_head = np.broadcast_to(VISIBLE, scores.shape).astype(float)
     by_head[heads] = counts
     weights = by_head * np.exp(scores)
-    return np.einsum("hts,shk->thk", weights / weights.sum(axis=-1, keepdims=True), v).reshape(T, -1)
+    return by_weights(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def said(counts, heads=slice(None)):

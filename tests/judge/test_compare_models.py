@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from dumps import recorded
 from models import random_model
 
-from bitnet_np import BITNET_CPP, EXACT, forward_full
+from bitnet_np import BITNET_CPP, EXACT
 from bitnet_np.base.errors import ContextLimitError, EmptyInputError, ShapeError, TokenRangeError
 from bitnet_np.judge.compare_models import compare_models
 from bitnet_np.traces.points import Key
@@ -24,11 +25,7 @@ def with_changed(model, n, name, factor):
 
 
 def traced(model, ids, dialect):
-    points = {}
-    forward_full(
-        model, np.asarray(ids)[None], dialect=dialect, record=lambda name, n, x: points.update({Key(name, n): x.astype(np.float64)})
-    )
-    return points
+    return {key: x.astype(np.float64) for key, x in recorded(model, np.asarray(ids), dialect).items()}
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 
 FLIPS, WRONG = Verdict.FLIPS, Verdict.WRONG
+SMALL = {"n_layers": 4, "width": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 96}
+LLAMA = random_model(1, family="llama", tied=False, **SMALL)
+IDS = np.random.default_rng(1).integers(0, LLAMA.config.vocab, 20)
 
 
 def test_the_dialect_that_was_not_declared_is_named():
@@ -77,8 +80,7 @@ SAYS = {
 
 @pytest.mark.parametrize("name", SAYS)
 def test_mistakes_smaller_than_roundings_are_found_and_named(name):
-    old, new, _ = SMALL_FAULTS[name]
-    theirs = definition(tokens(17), old, new)
+    theirs = definition(tokens(17), *SMALL_FAULTS[name])
     assert judge(ours(17), theirs).verdict is FLIPS
     judgement = judged(theirs)
     assert judgement.verdict is WRONG, judgement
@@ -88,8 +90,7 @@ def test_mistakes_smaller_than_roundings_are_found_and_named(name):
 
 def test_what_changes_less_than_float16_is_no_more_than_close():
     """It may flip the codes that roundings flip, so nothing tells it from them. Where it changes more than they reach, it is named."""
-    old, new, _ = SMALL_FAULTS["epsilon outside the root"]
-    assert judged(definition(tokens(17), old, new)).verdict is FLIPS
+    assert judged(definition(tokens(17), *SMALL_FAULTS["epsilon outside the root"])).verdict is FLIPS
     large = random_model(4, eps=0.05)
     ids = np.arange(9)
     base = Variant("ours", large, EXACT)
@@ -98,19 +99,17 @@ def test_what_changes_less_than_float16_is_no_more_than_close():
     assert (judgement.verdict, judgement.explanation[:25]) == (WRONG, "in every norm: epsilon is")
 
 
-@pytest.mark.parametrize("factor", [0.95, 1.03])
-def test_a_wrong_scale_is_seen_through_float16(factor):
-    """It changes the logits as much as the roundings beside it, or less."""
-    theirs = logits_of(scaled(Variant("", DEEP, BITNET_CPP), "ffn_down", factor), DEEP_TOKENS)
-    judgement = judge_by(Variant("ours", DEEP, EXACT), DEEP_TOKENS)(theirs)
-    assert judgement.verdict is WRONG, judgement
-
-
-@pytest.mark.parametrize("weights", ["Q4_K", "float32"])
-def test_a_wrong_scale_is_seen_in_any_weights(weights):
-    model = llama_of(weights)
-    theirs = logits_of(scaled(Variant("", model, LLAMA_CPP), "ffn_up", 1.05), TOKENS_OF_300)
-    judgement = judge_by(Variant("ours", model, EXACT), TOKENS_OF_300)(theirs)
+@pytest.mark.parametrize(
+    ("model", "ids", "dialect", "name", "factor"),
+    [
+        (DEEP, DEEP_TOKENS, BITNET_CPP, "ffn_down", 0.95),  # float16 changes the logits as much, or more
+        (DEEP, DEEP_TOKENS, BITNET_CPP, "ffn_down", 1.03),
+        (llama_of("Q4_K"), TOKENS_OF_300, LLAMA_CPP, "ffn_up", 1.05),
+        (llama_of("float32"), TOKENS_OF_300, LLAMA_CPP, "ffn_up", 1.05),
+    ],
+)
+def test_a_wrong_scale_is_seen_through_roundings_and_in_any_weights(model, ids, dialect, name, factor):
+    judgement = judge_by(Variant("ours", model, EXACT), ids)(logits_of(scaled(Variant("", model, dialect), name, factor), ids))
     assert judgement.verdict is WRONG, judgement
 
 
@@ -120,15 +119,15 @@ def test_a_mistake_that_leaves_float32s_range_is_passed_over():
             raise NonFiniteError("out of range")
         return logits_of(variant, tokens(17))
 
-    old, new, _ = SMALL_FAULTS["truncated, not rounded"]
-    judgement = judge_logits(ours(17), definition(tokens(17), old, new), BASE, overflowing)
+    theirs = definition(tokens(17), *SMALL_FAULTS["truncated, not rounded"])
+    judgement = judge_logits(ours(17), theirs, BASE, overflowing)
     assert "truncated" in judgement.explanation
 
 
 def test_progress_is_told_to_the_end():
     steps = []
     judged(
-        definition(tokens(17), *SMALL_FAULTS["absmax to 126"][:2]),
+        definition(tokens(17), *SMALL_FAULTS["absmax to 126"]),
         options=Options(bars=lambda label: lambda done, total: steps.append((done, total))),
     )
     assert steps[-1][0] == steps[-1][1] > 40
@@ -138,8 +137,7 @@ def test_progress_is_told_to_the_end():
 @pytest.mark.parametrize(("name", "factor"), [("ffn_down", 1.1), ("attn_v", 1.3), ("attn_q", 0.5)])
 def test_a_scale_that_is_far_off_is_named_too(name, factor):
     """The logits are WRONG by their distance. The engine with the scale that is read off them is run, and comes near."""
-    llama = random_model(1, family="llama", n_layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, tied=False)
-    base, ids = Variant("ours", llama, EXACT), np.random.default_rng(1).integers(0, llama.config.vocab, 20)
+    base, ids = Variant("ours", LLAMA, EXACT), IDS
     judgement = judge_by(base, ids)(logits_of(scaled(base, name, factor), ids))
     says = f"the scale of {name} is off, by a factor of about "
     assert judgement.verdict is WRONG
@@ -149,8 +147,7 @@ def test_a_scale_that_is_far_off_is_named_too(name, factor):
 
 def test_scales_that_do_the_same_are_said_together():
     """Without biases the scales of ffn_up and ffn_down are one factor."""
-    qwen = random_model(1, family="qwen3", n_layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96)
-    base, ids = Variant("ours", qwen, EXACT), np.random.default_rng(1).integers(0, qwen.config.vocab, 20)
+    base, ids = Variant("ours", random_model(1, family="qwen3", **SMALL), EXACT), IDS
     explanation = judge_by(base, ids)(logits_of(scaled(base, "ffn_down", 1.2), ids)).explanation
     assert re.fullmatch(
         r"the scale of ffn_(up|down) is off, by a factor of about 1\.\d+ \(that of ffn_(down|up) would look the same\)", explanation
@@ -158,8 +155,7 @@ def test_scales_that_do_the_same_are_said_together():
 
 
 def test_another_large_error_is_no_scale():
-    llama = random_model(1, family="llama", n_layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, tied=False)
-    base, ids = Variant("ours", llama, EXACT), np.random.default_rng(1).integers(0, llama.config.vocab, 20)
+    base, ids = Variant("ours", LLAMA, EXACT), IDS
     right = logits_of(base, ids)
     noise = np.random.default_rng(2).standard_normal(right.shape).astype(np.float32) * right.std() / 2
     judgement = judge_by(base, ids)(right + noise)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pages
 import pytest
 from dumps import recorded, trace, without_codes
 from judging.experts import NORMALIZED, SHARED, TOKENS_OF_EXPERTS, MixtureEngine
@@ -12,11 +11,9 @@ from judging.rotations import STRETCHED, TWO_BASES, RotationEngine
 from models import random_model
 
 from bitnet_np import EXACT, check
-from bitnet_np.engine.forward_pass import forward_full, run_whole
-from bitnet_np.engine.network import Runtime
-from bitnet_np.engine.tokens import check_tokens
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.judge.honest_engines import other_choices
-from bitnet_np.judge.mistakes.catalogue import engines, in_engine
+from bitnet_np.judge.mistakes.catalogue import in_engine
 from bitnet_np.judge.mistakes.experts import MISTAKES
 from bitnet_np.judge.precision import FLOAT32, Precision
 from bitnet_np.judge.trace import judge_trace
@@ -24,14 +21,12 @@ from bitnet_np.judge.variant import Variant, variant_logits
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
 from bitnet_np.traces.points import Key
-from scripts import mutations
 
 TOKENS = np.arange(12) * 5 % 50
 MODELS = {
     "mixtral": random_model(4, family="llama", experts=5, experts_used=2, ffn=48),
     "qwen2moe": random_model(4, family="qwen2moe", ffn=48),
 }
-DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "validation.md", "fault")}
 IDS = {mistake.id for mistake in MISTAKES} - {"experts.count"}
 WRONG = {
     f"{name}: {variant.text}": (model, variant)
@@ -39,20 +34,6 @@ WRONG = {
     for variant in in_engine(Variant("", model, EXACT))
     if variant.mistake in IDS
 }
-
-
-FAULTS = {fault.name: (model, fault) for model, fault in mutations.others()}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_faults_of_an_engine_are_found_and_blamed(name):
-    model, fault = FAULTS[name]
-    dump, ids = fault.make(model, TOKENS_OF_EXPERTS)
-    row = mutations.row(fault, judge_trace(model, trace(dump), ids, precision=FLOAT32))
-    assert row["found"], row
-    assert row["right"], row
-    assert row["explained"], row
-    assert list(map(row.get, ("fault", "verdict", "blamed", "says"))) == DOCUMENTED[name]
 
 
 @pytest.mark.parametrize(
@@ -76,14 +57,7 @@ SWAP = np.array([0, 3, 2, 1, 4], np.int32)
 
 
 def dump_of(variant):
-    points = {}
-    runtime = Runtime(variant.model, EXACT, variant.ops, variant.edit)
-    run_whole(
-        runtime,
-        check_tokens(variant.model.config, TOKENS[None]),
-        lambda name, n, x: points.update({Key(name, n): x.reshape(12, -1).copy()}),
-    )
-    return without_codes(points)
+    return without_codes(recorded(variant.model, TOKENS, ops=variant.ops, edit=variant.edit))
 
 
 @pytest.mark.parametrize("text", WRONG)
@@ -187,12 +161,3 @@ def test_numbers_that_are_no_experts_are_invalid(bad):
     report = judge_trace(model, trace(points, TOKENS), TOKENS)
     assert report.verdict is Verdict.INVALID
     assert "expected different ones of 0 to 4" in report.reason
-
-
-def test_logits_alone_name_a_mistake():
-    model = MODELS["qwen2moe"]
-    tokens = np.arange(40) * 7 % 50
-    (variant,) = engines([m for m in MISTAKES if m.id == "experts.shared_missing"], Variant("", model, EXACT))
-    report = check(model, tokens, variant_logits(variant, tokens[None])[0])
-    assert report.verdict is Verdict.WRONG
-    assert "the shared expert is missing" in report.reason

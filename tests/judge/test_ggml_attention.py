@@ -5,14 +5,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+from dumps import only, recorded, trace
 
 from bitnet_np import check
 from bitnet_np.engine import cache_types
 from bitnet_np.engine.backend import Wrapped
-from bitnet_np.engine.dialects import LLAMA_CPP
-from bitnet_np.engine.forward_pass import run_whole
-from bitnet_np.engine.network import Runtime
-from bitnet_np.engine.tokens import Tokens
+from bitnet_np.engine.dialects import EXACT, LLAMA_CPP
+from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.judge import operations as op
 from bitnet_np.judge.ggml_attention import is_summed_in_float16
 from bitnet_np.judge.precision import FLASH, FLOAT32
@@ -23,7 +22,7 @@ from bitnet_np.kernels import cpu
 from bitnet_np.model.records import MATRICES
 from bitnet_np.model.rope import rope_frequencies
 from bitnet_np.testing.models import random_model
-from bitnet_np.traces.points import Key, Trace
+from bitnet_np.traces.points import Key
 
 MODEL = random_model(4, family="llama", heads=4, kv_heads=2, head_dim=32, n_layers=2)
 IDS = np.arange(14) * 5 % MODEL.config.vocab
@@ -65,12 +64,9 @@ def scaled_queries(q, keys, values, slot, position, window, scale, cap):
     return cpu.attend_float16(q, k, v, slot, position, window, np.float32(1), cap)
 
 
-def dump(attend):
+def dump(attend, model=MODEL):
     """The tensors of an engine with this attention."""
-    recorded = {}
-    runtime = Runtime(MODEL, ops=Wrapped(cpu, attend=attend))
-    run_whole(runtime, Tokens.whole(IDS[None]), lambda name, n, x: recorded.setdefault(Key(name, n), x.copy().reshape(len(IDS), -1)))
-    return Trace(recorded, None, "a dump")
+    return recorded(model, IDS, ops=Wrapped(cpu, attend=attend))
 
 
 ENGINES = {
@@ -87,21 +83,20 @@ DECLARED = dict.fromkeys(("flash", "flash of scaled queries"), "--as llama.cpp-f
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_undeclared_cache_is_no_fault_and_assumed_from_there_on(name):
     attend, cause = ENGINES[name]
-    trace = dump(attend)
-    report = judge_trace(MODEL, trace, IDS)
+    points = dump(attend)
+    report = judge_trace(MODEL, trace(points), IDS)
     assert report.verdict == Verdict.NARROW, report.reason
     narrow = [o for o in report.operations if o.verdict == Verdict.NARROW]
     assert [(o.key, o.mistake) for o in narrow] == [(Key("kqv_out", 0), cause)]
     assert DECLARED.get(name, f"--precision kv={name}") in report.reason
-    assert judge_trace(MODEL, trace, IDS, precision=FLOAT32).verdict == Verdict.WRONG
+    assert judge_trace(MODEL, trace(points), IDS, precision=FLOAT32).verdict == Verdict.WRONG
     assert report.precision == (FLASH if "flash" in name else report.precision)
 
 
 @pytest.mark.parametrize("names", [("l_out", "result_output"), ("result_output",)], ids=["across operations", "logits alone"])
 def test_a_cache_is_recognised_behind_other_operations(names):
     attend, cause = ENGINES["q8_0"]
-    trace = dump(attend)
-    part = Trace({key: x for key, x in trace.points.items() if key.name in names}, None, "a dump")
+    part = only(dump(attend), *names)
     report = check(MODEL, IDS, part)
     assert report.verdict == Verdict.NARROW, report.reason
     assert "--precision kv=q8_0" in report.reason
@@ -113,19 +108,16 @@ def test_a_cache_is_recognised_by_the_logits_of_another_dialect():
     """llama.cpp reads GELU off a table, which moves some keys to other codes."""
     model = random_model(4, family="gemma2", heads=4, kv_heads=2, head_dim=32, n_layers=4, width=64, ffn=96, window=None)
     ops = Wrapped(cpu, attend=rounding("q8_0", "q8_0"))
-    logits = run_whole(Runtime(model, LLAMA_CPP, ops=ops), Tokens.whole(IDS[None]))[0]
-    report = check(model, IDS, Trace({Key("result_output", None): logits}, None, "a dump"))
+    logits = forward_full(model, IDS[None], dialect=LLAMA_CPP, ops=ops)[0]
+    report = check(model, IDS, logits)
     assert report.verdict == Verdict.NARROW, report.reason
     assert "declare it (--precision kv=q8_0); in the dialect llama.cpp" in report.reason
 
 
 def test_a_bug_behind_a_cache_is_named():
     """RoPE without its factors and a cache of Q8_0 together, seen in the layers' outputs alone."""
-    recorded = {}
     wrong = replace(MODEL, rope_frequency=rope_frequencies(MODEL.config.rope_base, MODEL.config.head_dim))
-    runtime = Runtime(wrong, ops=Wrapped(cpu, attend=ENGINES["q8_0"][0]))
-    run_whole(runtime, Tokens.whole(IDS[None]), lambda name, n, x: recorded.setdefault(Key(name, n), x.copy().reshape(len(IDS), -1)))
-    report = check(MODEL, IDS, Trace({key: x for key, x in recorded.items() if key.name == "l_out"}, None, "a dump"))
+    report = check(MODEL, IDS, only(dump(ENGINES["q8_0"][0], wrong), "l_out"))
     assert report.verdict == Verdict.WRONG
     assert "the factors of the frequencies are not applied" in report.first_wrong.hypothesis
     assert "rounded to q8_0, as in a KV cache of ggml" in report.first_wrong.hypothesis
@@ -137,10 +129,8 @@ def test_rounded_weights_are_not_taken_for_a_cache():
         rounded = {name: to_bfloat16(linear.weights).astype(np.float32) for name, linear in linears.items()}
         return replace(layer, **{name: replace(linear, weights=rounded[name]) for name, linear in linears.items()})
 
-    recorded = {}
     model = replace(MODEL, layers=tuple(map(narrow, MODEL.layers)))
-    run_whole(Runtime(model), Tokens.whole(IDS[None]), lambda name, n, x: recorded.setdefault(Key(name, n), x.copy().reshape(len(IDS), -1)))
-    report = check(MODEL, IDS, Trace({key: x for key, x in recorded.items() if key.name == "l_out"}, None, "a dump"))
+    report = check(MODEL, IDS, only(recorded(model, IDS), "l_out"))
     assert report.verdict == Verdict.NARROW, report.reason
     assert {o.mistake for o in report.operations} == {"weights.narrow_matrices"}
 
@@ -154,7 +144,7 @@ def test_right_numbers_with_a_bug_are_not_taken_for_a_cache():
         "noise": lambda *inputs: (cpu.attend(*inputs) * (1 + noise)).astype(np.float32),
     }
     for name, attend in wrong.items():
-        report = judge_trace(MODEL, dump(attend), IDS)
+        report = judge_trace(MODEL, trace(dump(attend)), IDS)
         assert report.verdict == Verdict.WRONG, name
         assert report.first_wrong.key == Key("kqv_out", 0), name
 
@@ -164,7 +154,7 @@ def test_a_float16_output_shows_nothing_of_a_cache():
     x = [np.random.default_rng(n).standard_normal((9, width)) for n, width in enumerate((128, 64, 64, 128))]
 
     def attend(q, k, v):
-        return op.attend(MODEL, Runtime(MODEL).dialect, 0, q, k, v)
+        return op.attend(MODEL, EXACT, 0, q, k, v)
 
     assert not is_summed_in_float16(MODEL, 0, x[:2], x[3])
     assert not is_summed_in_float16(MODEL, 0, [y[:1] for y in x[:2]], attend(*[y[:1] for y in x[:3]]).value)

@@ -3,6 +3,7 @@
 import json
 import re
 import tracemalloc
+from itertools import count
 from math import exp, inf, log, nan
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from bitnet_np.judge import logits as comparing
 from bitnet_np.judge.logits import FLIPS_LIMIT, ROUNDING_LIMIT, SCALE_LIMIT, Reach, judge, limits, shape_hint
+from bitnet_np.judge.roundings import to_bfloat16
 from bitnet_np.judge.verdict import Verdict
 
 SAME_BITS, ROUNDING, FLIPS, NARROW, WRONG, INVALID = Verdict
@@ -58,18 +60,6 @@ def test_the_same_bits_in_any_shape(shape):
     assert judge(ours, ours.tolist()).verdict is ROUNDING  # the same numbers, but in float64
 
 
-def test_equal_numbers_are_not_the_same_bits():
-    ours = with_value(OURS, (2, 7), 0.0)
-    assert judge(ours, with_value(ours, (2, 7), -0.0)).verdict is ROUNDING
-    assert judge(ours, ours.astype(np.float64)).verdict is ROUNDING
-    assert judge(ours, ours.astype(">f4")).verdict is ROUNDING
-
-
-def test_the_same_bytes_may_be_other_numbers():
-    ours = np.random.default_rng(3).integers(1, 64, (6, 800), np.uint8).view("<f4")  # finite, whichever byte is the first
-    assert judge(ours, ours.view(">f4")).verdict is WRONG
-
-
 @pytest.mark.parametrize(
     ("theirs", "verdict"),
     [
@@ -83,26 +73,22 @@ def test_the_same_bytes_may_be_other_numbers():
         (noisy(1e-3), FLIPS),
         (noisy(0.99 * FLIPS_LIMIT), FLIPS),
         (noisy(1.01 * FLIPS_LIMIT), WRONG),
-        (noisy(1e-1), WRONG),
+        (noisy(2e-2), WRONG),  # whatever FLIPS_LIMIT is
         (OURS * (1 + 0.95 * SCALE_LIMIT) + noisy(1e-4) - OURS, FLIPS),
         (OURS * (1 + 1.05 * SCALE_LIMIT) + noisy(1e-4) - OURS, WRONG),
         (OURS * np.float32(1.001), WRONG),  # no rounding multiplies all by one factor
         (OURS * np.float32(1.001) + 0.01, WRONG),
         (OURS * (1 + 1.01 * SCALE_LIMIT), WRONG),
         (OURS * (1 - 1.01 * SCALE_LIMIT), WRONG),
-        (OURS * np.float32(1.05), WRONG),
-        (OURS * np.float32(0.95), WRONG),
         (OURS * 10, WRONG),
         (OURS * 1e30, WRONG),
         (OURS / 1e30, WRONG),
         (-OURS, WRONG),
-        (OURS + 1, WRONG),
         (NOISE, WRONG),
         (np.random.default_rng(2).permutation(OURS, axis=1), WRONG),
         (OURS[:, ::-1], WRONG),
         (np.roll(OURS, 1, axis=1), WRONG),
         (np.roll(OURS, 1, axis=0), WRONG),  # one position late
-        (np.vstack([OURS[:1], OURS[:-1] * 1.0001]), WRONG),
         (OURS - np.log(np.exp(OURS).sum(axis=1, keepdims=True)), WRONG),  # log-probabilities
         (np.exp(OURS) / np.exp(OURS).sum(axis=1, keepdims=True), WRONG),  # probabilities
         (OURS.clip(min=0), WRONG),
@@ -139,18 +125,12 @@ def test_one_bad_position_spoils_all_and_is_named(shape, position, named, fault,
         (np.full_like(OURS, nan), "1200 in all are not finite"),
         (OURS[0], r"shape is \[200\], expected \[6, 200\]"),
         (OURS[None], r"shape is \[1, 6, 200\]"),
-        (OURS[:5], "shape"),
         (OURS[:, :199], "shape"),
-        (OURS.T, "shape"),
-        (OURS.reshape(-1), "shape"),
         (np.float32(1), "shape"),
         (OURS[:0], "shape"),
-        (np.array([]), "shape"),
         (OURS.astype(np.int32), "dtype is int32, expected a float type"),
-        (OURS.astype(np.int8), "dtype"),
         (OURS > 0, "dtype is bool"),
         (OURS.astype(complex), "dtype"),
-        (OURS.astype(str), "dtype"),
         (OURS.astype(object), "dtype"),
         (None, "dtype"),
         (np.zeros_like(OURS), r"position 0 are all 0\.0"),
@@ -172,12 +152,6 @@ def test_nothing_that_says_nothing_passes(theirs, reason):
 def test_nothing_to_compare_is_no_agreement():
     for shape in ((0, 200), (3, 0), (0,)):
         assert judge(np.zeros(shape, np.float32), np.zeros(shape, np.float32)).verdict is INVALID
-
-
-def test_equal_positions_are_fine_where_ours_are_equal():
-    ours = with_value(OURS, 3, OURS[2])
-    assert judge(ours, ours.copy()).verdict is SAME_BITS
-    assert judge(ours, ours.astype(np.float16)).verdict is FLIPS
 
 
 @pytest.mark.parametrize("positions", [1, 4, 100])
@@ -287,78 +261,58 @@ def test_ties_count_as_agreement():
     assert judge(floats(1, 5, 4.9), floats(1, 5, 5)).top1 == 1
     assert judge(floats(1, 5, 4.9), floats(5, 5, 4)).top1 == 1
     assert judge(floats(1, 5, 4.9), floats(1, 4.9, 5)).top1 == 0
-
-
-def test_few_logits():
-    assert judge(floats(1.5), floats(1.5)).verdict is SAME_BITS
-    assert judge(floats(1.5), floats(1.6)).verdict is WRONG
-    judgement = judge(floats(1, 2, 4), floats(1, 2, 4.01))
-    assert (judgement.verdict, judgement.top5) == (FLIPS, 1)
-
-
-def test_the_record_says_all():
-    judgement = judge(OURS, noisy(1e-3)).as_dict()
-    names = "verdict meaning reason positions max_error mean_error worst nmse mean_nmse reach scale kl top1 top5 compared explanation"
-    assert set(judgement) == set(names.split())
-    assert judgement["meaning"] == FLIPS.text
+    assert judge(floats(1, 5, 5), floats(1, 4.9, 5)).top1 == 1
+    assert judge(floats(1, 2, 4), floats(1, 2, 4.01)).top5 == 1  # of three
 
 
 # --- what would pass, or fail, for a wrong reason -------------------------------------------------------------------------------------
 
-
-def test_unrelated_logits_are_wrong_also_far_from_zero():
-    assert judge(OURS - 100, logits(6, 200, seed=5) - 100).verdict is WRONG
-
-
-@pytest.mark.parametrize("change", [lambda x: with_value(x, (1, 77), 100), lambda x: with_value(x, (slice(None), slice(-1000, None)), 0)])
-def test_a_few_bad_logits_of_many_are_wrong(change):
-    ours = logits(2, 128_256)
-    assert judge(ours, change(ours)).verdict is WRONG
+ZERO, EQUAL, LONG = with_value(OURS, (2, 7), 0.0), with_value(OURS, 3, OURS[2]), logits(2, 128_256)
+BYTES = np.random.default_rng(3).integers(1, 64, (6, 800), np.uint8).view("<f4")  # finite, whichever byte is the first
+SURE = LONG + 60 * (np.arange(128_256) == 5)  # as sure as a trained model is of a token
+HEAD = np.random.default_rng(9).normal(0, 1, (64, 30_000)) * np.exp(np.random.default_rng(8).normal(0, 0.5, 30_000))  # of unequal rows
+HIDDEN = np.random.default_rng(7).normal(0, 1, (2, 2, 64))
 
 
-@pytest.mark.parametrize("value", [nan, inf, -inf])
-def test_ours_that_are_no_numbers_are_no_agreement(value):
-    assert judge(with_value(OURS, (1, 2), value), OURS).verdict >= WRONG
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [
+        (ZERO, with_value(ZERO, (2, 7), -0.0), ROUNDING),
+        (ZERO, ZERO.astype(">f4"), ROUNDING),
+        (BYTES, BYTES.view(">f4"), WRONG),
+        (EQUAL, EQUAL.copy(), SAME_BITS),
+        (EQUAL, EQUAL.astype(np.float16), FLIPS),
+        (OURS - 100, logits(6, 200, seed=5) - 100, WRONG),  # unrelated, and far from zero
+        (OURS - 300, OURS * np.float32(1.05) - 300, WRONG),
+        (OURS - 300, OURS * np.float32(0.95) - 300, WRONG),
+        (LONG, with_value(LONG, (1, 77), 100), WRONG),  # a few of many
+        (LONG, with_value(LONG, (slice(None), slice(-1000, None)), 0), WRONG),
+        (SURE.astype(np.float32), SURE.astype(np.float16), FLIPS),
+        (SURE.astype(np.float32), to_bfloat16(SURE), FLIPS),
+        ((HIDDEN[0] @ HEAD).astype(np.float32), (HIDDEN[0] + 0.03 * HIDDEN[1]) @ HEAD, FLIPS),
+        (floats(1.5), floats(1.5), SAME_BITS),
+        (floats(1.5), floats(1.6), WRONG),
+        (floats(1, 2, 4), floats(1, 2, 4.01), FLIPS),
+    ],
+    ids=count(),
+)
+def test_verdicts_of_other_logits_of_ours(ours, theirs, verdict):
+    assert judge(ours, theirs).verdict is verdict
 
 
-def test_huge_values_leave_finite_numbers():
-    theirs = with_value(with_value(OURS.astype(np.float64), (0, 0), 1e308), (0, 1), -1e308)
-    judgement = judge(OURS, theirs)
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(with_value(OURS, (1, 2), value), OURS) for value in (nan, inf, -inf)]
+    + [
+        (OURS, with_value(with_value(OURS.astype(np.float64), (0, 0), 1e308), (0, 1), -1e308)),
+        (np.ones((2, 50), np.float32), logits(2, 50)),
+    ],
+    ids=count(),
+)
+def test_numbers_that_cannot_be_compared_are_no_agreement_and_leave_finite_numbers(ours, theirs):
+    judgement = judge(ours, theirs)
     assert judgement.verdict >= WRONG
     json.dumps(judgement.as_dict(), allow_nan=False)
-
-
-def bfloat16(x):
-    return (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
-
-
-@pytest.mark.parametrize("rounded", [lambda x: x.astype(np.float16), bfloat16])
-def test_right_logits_in_half_precision_have_no_outliers(rounded):
-    ours = logits(2, 128_256)
-    ours[:, 5] += 60  # as sure as a trained model is of a token
-    assert judge(ours, rounded(ours)).verdict is FLIPS
-
-
-def test_rows_of_the_head_may_differ_in_length():
-    rng = np.random.default_rng(9)
-    head, hidden = rng.normal(0, 1, (64, 30_000)) * np.exp(rng.normal(0, 0.5, 30_000)), rng.normal(0, 1, (2, 64))
-    theirs = (hidden + rng.normal(0, 0.03, hidden.shape)) @ head
-    assert judge((hidden @ head).astype(np.float32), theirs).verdict is FLIPS
-
-
-@pytest.mark.parametrize("factor", [1.05, 0.95])
-def test_a_factor_is_wrong_also_far_from_zero(factor):
-    assert judge(OURS - 300, OURS * np.float32(factor) - 300).verdict is WRONG
-
-
-def test_ours_that_are_all_the_same_leave_finite_numbers():
-    judgement = judge(np.ones((2, 50), np.float32), logits(2, 50))
-    assert judgement.verdict is WRONG
-    json.dumps(judgement.as_dict(), allow_nan=False)
-
-
-def test_ties_of_ours_count_as_agreement():
-    assert judge(floats(1, 5, 5), floats(1, 4.9, 5)).top1 == 1
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dumps import family_dump
 from models import random_model
 
-from bitnet_np import spec
-from bitnet_np.engine.dialects import EXACT
+from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, spec
+from bitnet_np.engine.forward_pass import run_whole
+from bitnet_np.engine.network import Runtime
+from bitnet_np.engine.tokens import check_tokens
 from bitnet_np.judge import graph
+from bitnet_np.judge.bounds import within
 from bitnet_np.judge.graph import TOKENS, operations
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.dense import dense_view
 from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.model.records import Yarn
-from bitnet_np.traces.points import Key
+from bitnet_np.traces.points import TOP_EXPERTS, Key
 
 LAWS = ("operations.py", "graph.py", "roundings.py", "bounds.py")
 
@@ -53,6 +58,35 @@ def test_single_operations_are_those_of_the_definition(shape):
         assert np.abs(expected.value - points[key]).max() <= 1e-12 * size, key
         judged.add(key)
     assert judged == points.keys() - {TOKENS} - {key for key in points if key.name.endswith("_in")}
+
+
+@pytest.mark.parametrize("dialect", [EXACT, BITNET_CPP, LLAMA_CPP])
+@pytest.mark.parametrize("inner_norms", [False, True])
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_a_pass_goes_on_with_what_the_editor_returns(family, inner_norms, dialect):
+    """Every tensor is replaced by another. Each operation gives what its inputs make, and those are the tensors that replaced ours."""
+    model, ids, points = family_dump(family, inner_norms=inner_norms)
+    rng, results = np.random.default_rng(0), {}
+    replaced = {
+        key: (value + 1) % model.config.experts
+        if key.name == TOP_EXPERTS
+        else (value * rng.uniform(0.5, 2, value.shape)).astype(np.float32)
+        for key, value in points.items()
+    }
+
+    def note(name, n, array):
+        results.setdefault(Key(name, n), array.reshape(len(ids), -1).copy())
+
+    def feed(name, n, array):
+        note(name, n, array)
+        return replaced[Key(name, n)].reshape(array.shape)
+
+    run_whole(Runtime(model, dialect, edit=feed), check_tokens(model.config, ids[None]), note)
+    inputs = {key: value.astype(np.float64) for key, value in replaced.items()} | {graph.TOKENS: ids}
+    for operation in graph.operations(model, dialect):
+        expected = operation.evaluate(*(inputs[key] for key in operation.inputs))
+        verdict, reason, _ = within(expected, results[operation.key].astype(np.float64))
+        assert verdict <= Verdict.FLIPS, (operation.key, reason)
 
 
 def test_the_laws_of_the_judge_import_no_arithmetic_of_production():

@@ -4,15 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from dumps import recorded
 from models import random_model
 from printed_nodes import LLAMA, printed, printed_trace
-from recorder import record_all
 
 from bitnet_np.cli.main import main
 from bitnet_np.engine.dialects import EXACT, LLAMA_CPP
-from bitnet_np.engine.forward_pass import run_whole
-from bitnet_np.engine.network import Runtime
-from bitnet_np.engine.tokens import check_tokens
 from bitnet_np.judge.honest_engines import dialects, roundings
 from bitnet_np.judge.partial import check_partial
 from bitnet_np.judge.variant import Variant
@@ -24,7 +21,7 @@ from bitnet_np.traces.points import Key
 MODEL = random_model(1, family="llama", weights="float32", n_layers=3, heads=4, kv_heads=2)
 IDS = np.array([7, 3, 11, 3, 0, 5, 1, 2, 9])
 HEADS = {"Q": 4, "K": 2}
-POINTS = {key: array.reshape(len(IDS), -1) for key, array in record_all(MODEL, IDS).items()}
+POINTS = recorded(MODEL, IDS)
 
 
 def judged(tmp_path, points, **how):
@@ -44,15 +41,8 @@ def test_our_own_numbers_as_printed_are_right(tmp_path):
 def test_honest_engines_are_right(tmp_path, which):
     """Those that round to float16 in other places, one after the other."""
     base = Variant("ours", MODEL, EXACT)
-    variants = [*roundings(base), *dialects(base), base]
-    points = {}
-    variant = variants[which]
-
-    def keep(name, layer, array):
-        points[name, layer] = array.reshape(len(IDS), -1).copy()
-
-    run_whole(Runtime(variant.model, variant.dialect, variant.ops, variant.edit), check_tokens(MODEL.config, IDS[None]), keep)
-    report = judged(tmp_path, points)
+    variant = [*roundings(base), *dialects(base), base][which]
+    report = judged(tmp_path, recorded(variant.model, IDS, variant.dialect, variant.ops, variant.edit))
     assert report.verdict <= Verdict.FLIPS, report.reason
 
 

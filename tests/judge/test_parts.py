@@ -5,7 +5,7 @@ import pytest
 from dumps import with_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, layer_points
+from wrong_tensors import IDS, LAYER, LLAMA, POINTS, QUERY, C, T, by_weights, heads, judged, layer_points, scores_of, softmax, turned
 
 from bitnet_np import spec
 from bitnet_np.judge.precision import FLOAT32
@@ -13,26 +13,16 @@ from bitnet_np.judge.readings.wrong import places_of, runs
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.traces.points import Key
 
-C = LLAMA.config
 RIGHT = layer_points("llama")
 
 
-def by_head(name):
-    return RIGHT[name].reshape(T, -1, C.head_dim)
-
-
-def rotated(position):
-    return spec.rotate(by_head("Qcur"), np.multiply.outer(position, LLAMA.rope_frequency.astype(np.float64)), C.rope).reshape(T, -1)
-
-
-def in_turn():
-    k, v = (np.tile(by_head(name), (1, C.heads // C.kv_heads, 1)) for name in ("Kcur_rope", "Vcur"))
-    return spec.attend(by_head("Qcur_rope"), k, v, spec.causal_mask(T, T)).reshape(T, -1)
-
-
+IN_TURN = np.arange(C.heads) % C.kv_heads
 WHOLE = {
-    "Qcur_rope": (lambda: rotated(-np.arange(T)), "the rotation turns the other way"),
-    "kqv_out": (in_turn, "key-value heads are dealt out in turn (h % G) instead of in groups"),
+    "Qcur_rope": (lambda: turned(-QUERY), "the rotation turns the other way"),
+    "kqv_out": (
+        lambda: by_weights(softmax(scores_of(k=heads("Kcur_rope")[:, IN_TURN])), heads("Vcur")[:, IN_TURN]),
+        "key-value heads are dealt out in turn (h % G) instead of in groups",
+    ),
     "ffn_out": (lambda: spec.ACTIVATIONS[C.activation](RIGHT["ffn_up"], RIGHT["ffn_gate"]), "gate and up are swapped"),
 }
 """Mistakes of a whole tensor: the wrong tensor, and the cause in words."""
@@ -55,8 +45,8 @@ def test_mistake_in_some_rows_is_named_with_them(rows, name):
 @given(head=st.integers(0, C.heads - 1), rows=st.sets(st.integers(2, T - 1), min_size=2, max_size=T - 4))
 def test_mistake_in_a_head_of_some_rows_is_named_with_both(head, rows):
     rows = np.array(sorted(rows))
-    mixed = by_head("Qcur_rope").copy()
-    mixed[rows, head] = rotated(-np.arange(T)).reshape(mixed.shape)[rows, head]
+    mixed = heads("Qcur_rope")
+    mixed[rows, head] = turned(-QUERY).reshape(mixed.shape)[rows, head]
     said = judged("llama", "Qcur_rope", mixed.reshape(T, -1))
     assert said == f"at {places_of(rows, T, 'position')} and head {head} of {C.heads}: the rotation turns the other way"
 
@@ -70,7 +60,7 @@ def test_random_numbers_in_some_rows_have_no_cause(rows):
 
 
 def test_parts_of_each_head_written_over_others_are_named():
-    mixed = by_head("kqv_out").copy()
+    mixed = heads("kqv_out")
     half = C.head_dim // 2
     mixed[12:, :, :half], mixed[12:, :, half:] = mixed[12:, :, half:].copy(), 0
     said = judged("llama", "kqv_out", mixed.reshape(T, -1))

@@ -54,10 +54,8 @@ def test_a_wrong_row_of_any_tensor_is_found_where_it_is(tensor, prefix):
 def test_positions_that_restart_are_named():
     """As in an engine that counts the rows of a call."""
     dump = continued(MODEL, TOKENS, 8)
-    again = continued(MODEL, np.concatenate([TOKENS[8:], TOKENS[:8]]), 12)  # unused rows: the call is only to fill a cache
     cache, restarted = KVCache(MODEL.config, capacity=20), {}
     bn.forward(MODEL, [TOKENS[8:]], cache, record=lambda name, layer, array: restarted.setdefault((name, layer), array.copy()))
-    assert again.keys() == dump.keys()
     dump |= {f"{name}_rope-0": restarted[f"{name}_rope", 0] for name in ("Qcur", "Kcur")}
     assert "positions restart at position 8" in bn.check(MODEL, TOKENS, dump, prefix=8).reason
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from dumps import MODEL, TOKENS, family_dump, only, recorded, trace, with_tensor, without_codes
+from dumps import MODEL, TOKENS, recorded, trace, with_tensor, without_codes
 from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, layer_points, read_off
 
 from bitnet_np import BITNET_CPP, EXACT, spec
@@ -11,7 +11,6 @@ from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.readings.table import cause_of
 from bitnet_np.judge.readings.wrong import Wrong
 from bitnet_np.judge.trace import judge_trace
-from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import packing, widen
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
@@ -32,6 +31,9 @@ def test_outputs_that_are_not_written_are_told():
     assert judged("llama", "ffn_down", wrong) == "elements 88 to 95 of each position are 0: never written"
 
 
+OTHER_ROWS = "weights of other rows are used:"
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -39,11 +41,16 @@ def test_outputs_that_are_not_written_are_told():
         (lambda w: np.where(np.arange(96) < 8, 0, w), "the first 8 inputs are not summed"),
         (lambda w: np.where(np.arange(96) // 16 == 3, 2 * w, w), "inputs 48 to 63 are summed twice"),
         (lambda w: w.reshape(w.shape[::-1]).T, "the weight matrix is transposed: read column by column, not row by row"),
+        (lambda w: np.roll(w, 7, axis=0), f"{OTHER_ROWS} rows are shifted by 7: row 7 has the numbers of row 0"),
+        (lambda w: np.concatenate([w[:16], w[:16], w[32:]]), f"{OTHER_ROWS} rows 16 to 31 have the numbers of rows 0 to 15"),
+        (lambda w: np.concatenate([w[:5], w[7:8], w[6:]]), f"{OTHER_ROWS} row 5 has the numbers of row 7"),
+        (lambda w: w[[1, 0, *range(2, 120)]], f"{OTHER_ROWS} rows 0, 1 are exchanged"),
+        (lambda w: w[np.random.default_rng(2).permutation(120)], f"{OTHER_ROWS} the right numbers in other places: row 0 has those of "),
     ],
 )
-def test_matrices_read_in_part_are_told(change, says):
+def test_products_of_changed_weights_are_read(change, says):
     linear, x, right = LLAMA.layers[LAYER].ffn_up, layer_points("llama")["ffn_norm"], layer_points("llama")["ffn_up"]
-    assert judged("llama", "ffn_up", right + x @ (change(dense(linear)) - dense(linear)).T) == says
+    assert judged("llama", "ffn_up", right + x @ (change(dense(linear)) - dense(linear)).T).startswith(says)
 
 
 def test_activations_in_steps_of_their_own_are_recognised():
@@ -52,15 +59,6 @@ def test_activations_in_steps_of_their_own_are_recognised():
     codes = np.where(np.rint(x * scale) == 128, -128, np.rint(x * scale))
     wrong = spec.ternary_matmul(codes, scale, packing.unpack(linear.weights).astype(np.float64), float(linear.weights.scale))
     assert judged("bitnet", "Qcur", wrong) == "activations are scaled to 128 steps instead of 127, and +128 wraps around to -128"
-
-
-def test_a_wrong_row_of_other_weights_is_placed():
-    model, ids, points = family_dump("llama")
-    key = Key("attn_o_out", 1)
-    wrong = points[key].copy()
-    wrong[:, 5] += np.sin(np.arange(len(ids)))
-    first_wrong = judge_trace(model, with_tensor(points, key, wrong), ids, precision=FLOAT32).first_wrong
-    assert "only element 5 of each position: the rest of the tensor is right" in first_wrong.hypothesis
 
 
 # --- products: rows, inputs, blocks, roundings, scales ----------------------------------------------------------------------------------
@@ -86,27 +84,6 @@ def said_of(model, name, theirs_of, tokens=20):
 
 def dense(linear):
     return widen.float32(getattr(linear, "weights", linear)).astype(np.float64)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda w: np.roll(w, 1, axis=0), "weights of other rows are used: rows are shifted by 1: row 1 has the numbers of row 0"),
-        (
-            lambda w: np.concatenate([w[:16], w[:16], w[32:]]),
-            "weights of other rows are used: rows 16 to 31 have the numbers of rows 0 to 15",
-        ),
-        (lambda w: np.concatenate([w[:5], w[7:8], w[6:]]), "weights of other rows are used: row 5 has the numbers of row 7"),
-        (lambda w: w[[1, 0, *range(2, 120)]], "weights of other rows are used: rows 0, 1 are exchanged"),
-        (
-            lambda w: w[np.random.default_rng(2).permutation(120)],
-            "weights of other rows are used: the right numbers in other places: row 0 has those of ",
-        ),
-    ],
-)
-def test_products_of_changed_weights_are_read(change, says):
-    theirs = said_of(LLAMA, "ffn_up", lambda x, value, linear: value + x @ (change(dense(linear)) - dense(linear)).T)
-    assert says in theirs[0]
 
 
 @pytest.mark.parametrize(
@@ -199,15 +176,6 @@ def test_a_tensor_of_a_buffer_that_was_written_to_again_is_recognised():
     assert hypothesis == "it has the numbers of layer 2 l_out: its buffer was written to again before it was dumped"
 
 
-@pytest.mark.parametrize(("kind", "digits"), [("bfloat16", 8), ("float16", 11)])
-def test_narrow_numbers_are_recognised(kind, digits):
-    x = layer_points("bitnet")["ffn_inp"]
-    fraction, exponent = np.frexp(x)
-    narrow = np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
-    first_wrong = judge_trace(MODEL, with_tensor(POINTS["bitnet"], Key("ffn_inp", LAYER), narrow), TOKENS, precision=FLOAT32).first_wrong
-    assert (first_wrong.key.name, first_wrong.hypothesis) == ("ffn_inp", f"the result: rounded to {kind}")
-
-
 def test_a_known_mistake_is_not_given_up_for_a_fitted_factor():
     """The roundings of a norm's root are a factor of each position, so a fitted factor leaves even less than the mistake does."""
     x = POINTS["bitnet"][Key("l_out", LAYER - 1)].astype(np.float64)
@@ -218,20 +186,6 @@ def test_a_known_mistake_is_not_given_up_for_a_fitted_factor():
 def test_an_exact_engine_declared_as_bitnet_cpp_is_told_so():
     report = judge_trace(MODEL, trace(POINTS["bitnet"]), TOKENS, BITNET_CPP, precision=FLOAT32)
     assert report.first_wrong.hypothesis == "float16 roundings are not there: declare the dialect exact"
-
-
-def test_a_narrow_cache_is_no_mistake_across_operations():
-    """Roundings explain what a float16 KV cache changes, so an engine that has one is right."""
-
-    class Cached(mutations.Engine):
-        def attend(self, n, **options):
-            for name in ("Kcur_rope", "Vcur"):
-                self.t[Key(name, n)] = self.t[Key(name, n)].astype(np.float16).astype(np.float32)
-            return super().attend(n, **options)
-
-    ids = TOKENS[:7]
-    dump = only(Cached(MODEL, ids).run(), "l_out", "result_output")
-    assert judge_trace(MODEL, dump, ids, precision=FLOAT32).verdict == Verdict.FLIPS
 
 
 @pytest.mark.parametrize("size", [0.1, 1.0])

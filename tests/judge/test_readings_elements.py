@@ -8,7 +8,7 @@ from bitnet_np import EXACT, spec
 from bitnet_np.judge.readings import places
 from bitnet_np.judge.readings.table import cause_of
 from bitnet_np.judge.readings.wrong import Wrong
-from bitnet_np.judge.roundings import to_bfloat16
+from bitnet_np.judge.roundings import to_bfloat16, to_digits
 from bitnet_np.traces.points import Key
 
 
@@ -126,11 +126,6 @@ def test_activations_are_read_off(wrong, says):
 # --- elements -------------------------------------------------------------------------------------------------------------------------
 
 
-def _fp8(x, digits):
-    fraction, exponent = np.frexp(x)
-    return np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
-
-
 def _in_codes(x, axis):
     step = np.abs(x).max(axis=axis, keepdims=True) / 127
     return np.rint(x / step) * step
@@ -164,8 +159,10 @@ def test_elements_are_read_off(wrong, says):
     [
         (np.clip(V, -1, 1), "the result is clipped beyond 1"),
         (np.clip(V, None, 1.5), "the result is clipped above 1.5"),
-        (_fp8(V, 4), "the result: rounded to e4m3"),
-        (_fp8(V, 3), "the result: rounded to e5m2"),
+        (to_digits(V, 3), "the result: rounded to e5m2"),
+        (to_digits(V, 4), "the result: rounded to e4m3"),
+        (to_digits(V, 8), "the result: rounded to bfloat16"),
+        (to_digits(V, 11), "the result: rounded to float16"),
         (_in_codes(V, 1), "the result: rounded to int8 with a scale for each row"),
         (_in_codes(V, None), "the result: rounded to int8 with one scale"),
         (V + 0.25, "0.25 is added to every number"),

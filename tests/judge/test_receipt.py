@@ -19,19 +19,8 @@ def test_a_receipt_has_bitnet_rs_fields(tmp_path):
     value = receipt.receipt(rows, model="m.gguf", backend="bitnet", prompt="p", model_sha256="ab", determinism_seed=None)
     receipt.write(tmp_path / "r.json", value)
     assert json.loads((tmp_path / "r.json").read_text()) == value
-    assert list(value) == [
-        "version",
-        "timestamp",
-        "model",
-        "backend",
-        "prompt",
-        "positions",
-        "thresholds",
-        "rows",
-        "summary",
-        "model_sha256",
-    ]
-    assert list(rows[0]) == ["pos", "mse", "max_abs", "kl", "topk_agree", "top5_rust", "top5_cpp"]
+    assert " ".join(value) == "version timestamp model backend prompt positions thresholds rows summary model_sha256"
+    assert " ".join(rows[0]) == "pos mse max_abs kl topk_agree top5_rust top5_cpp"
     assert rows[0] | {"kl": 0} == rows[0] | {"mse": 0, "max_abs": 0, "kl": 0, "topk_agree": 1}
     assert rows[0]["top5_cpp"] == np.argsort(-ours[0])[:5].tolist()
     assert rows[1]["kl"] == pytest.approx(0, abs=1e-9)
@@ -88,13 +77,6 @@ def test_a_receipt_of_nothing_is_refused():
 
 ROW = {"pos": 0, "mse": 1e-9, "max_abs": 1e-4, "kl": 0.0, "topk_agree": 1.0, "top5_rust": [0], "top5_cpp": [0]}
 WRITTEN = receipt.receipt([ROW, ROW | {"pos": 1, "mse": None}], model="m", backend="b", prompt="p")
-
-
-def test_what_is_written_is_read(tmp_path):
-    receipt.write(tmp_path / "r.json", WRITTEN)
-    before = receipt.read(tmp_path / "r.json")
-    assert before.thresholds == receipt.Thresholds()
-    assert [receipt.passes(row, before.thresholds) for row in before.rows] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Reports on a dump, as people and as machines read them."""
+"""Verdicts, and reports on a dump, as people and as machines read them."""
 
 import json
 from dataclasses import replace
@@ -18,23 +18,30 @@ from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import LAYER_NAMES, Key, key_of
 
 
-def test_report_for_people_and_machines(tmp_path):
+def test_exit_codes_and_order():
+    assert [verdict.exit_code for verdict in Verdict] == [0, 0, 0, 0, 1, 2]
+    assert [verdict.outcome for verdict in Verdict] == ["PASS"] * 4 + ["FAIL"] * 2
+    assert sorted(Verdict) == list(Verdict)
+    assert len({verdict.text for verdict in Verdict}) == len(Verdict)
+
+
+def test_a_verdict_prints_by_its_name():
+    for verdict in Verdict:
+        assert str(verdict) == f"{verdict}" == "{}".format(verdict) == verdict.name  # noqa: UP032
+        assert f"{verdict:>10}" == verdict.name.rjust(10)
+
+
+def test_report_for_people_and_machines():
     dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
     report = judge_trace(MODEL, trace(dump), ids)
-    picture = heat_map(report)
-    rows = {line.split()[1]: line for line in picture.splitlines() if line.startswith("layer")}
-    assert "X" in rows["1"]
-    assert "X" not in rows["0"] + rows["2"]
+    rows = {line.split()[1]: line for line in heat_map(report).splitlines() if line.startswith("layer")}
+    assert ["X" in rows[n] for n in "012"] == [False, True, False]
     plain = json.loads(json.dumps(report.as_dict(), allow_nan=False))
-    assert plain["first_wrong"]["tensor"] == "ffn_out"
-    assert plain["first_wrong"]["layer"] == 1
+    assert (plain["first_wrong"]["tensor"], plain["first_wrong"]["layer"]) == ("ffn_out", 1)
     assert "key" not in plain["first_wrong"]
     assert all(key_of(label) for o in plain["operations"] for label in o["across"])
     assert plain["verdict"] == "WRONG"
     assert [row[3] for row in table_rows([replace(report.first_wrong, bound_ratio=x) for x in (1e9, 1e38)])] == [1e9, None]
-    pytest.importorskip("matplotlib")
-    plot(report, tmp_path / "map.png")
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -116,15 +123,20 @@ def test_reprs_are_short():
     assert repr(Report(Verdict.INVALID, "other tokens")) == "Report(INVALID: other tokens)"
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are drawn in a test."""
+    pyplot, figures = pytest.importorskip("matplotlib.pyplot"), []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    return figures
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [("heat map of one tensor", text) for text in ("short", "a" * 500)] + [("heat map", "word " * 300), ("logits", "word " * 30)],
 )
-def test_no_picture_clips_its_title(tmp_path, monkeypatch, kind, reason):
+def test_no_picture_clips_its_title(tmp_path, drawn, kind, reason):
     """The box that the title's letters take lies within the picture."""
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    drawn = []
-    monkeypatch.setattr(pyplot, "close", drawn.append)
     names = {"heat map of one tensor": ["l_out"], "heat map": LAYER_NAMES, "logits": []}[kind]
     operations = tuple(OperationVerdict(Key(name, n), Verdict.WRONG, bound_ratio=3.0) for name in names for n in range(2))
     details = Details()
@@ -141,11 +153,8 @@ def test_no_picture_clips_its_title(tmp_path, monkeypatch, kind, reason):
     assert all(box.y0 >= axes.get_window_extent().y1 for axes in figure.axes)
 
 
-def test_the_picture_has_every_tensor_and_plain_numbers(tmp_path, monkeypatch):
+def test_the_picture_has_every_tensor_and_plain_numbers(tmp_path, drawn):
     """Tensors of the whole model too, a column each; the sign of a wrong one stands once."""
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    drawn = []
-    monkeypatch.setattr(pyplot, "close", drawn.append)
     ratios = {Key("result_norm", None): 9.0, Key("l_out", 0): 0.5, Key("l_out", 1): 0.25, Key("inp_embd", None): 0.0}
     operations = (OperationVerdict(key, Verdict.WRONG if x > 1 else Verdict.ROUNDING, bound_ratio=x) for key, x in ratios.items())
     plot(Report(Verdict.WRONG, "", tuple(operations)), tmp_path / "x.png")
@@ -156,10 +165,7 @@ def test_the_picture_has_every_tensor_and_plain_numbers(tmp_path, monkeypatch):
     assert {"0.0001", "0.01", "1", "100", "10000"} <= {label.get_text() for label in scale.get_yticklabels()}
 
 
-def test_logits_alone_are_drawn_against_their_limit(tmp_path, monkeypatch):
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    drawn = []
-    monkeypatch.setattr(pyplot, "close", drawn.append)
+def test_logits_alone_are_drawn_against_their_limit(tmp_path, drawn):
     details = Details()
     ours = np.random.default_rng(0).normal(size=(6, 40))
     details.of_logits(ours, ours * 1.2, np.full(6, 1e-2), np.array([0, 1, 2, 3, 4, 9]))

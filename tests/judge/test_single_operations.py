@@ -1,15 +1,13 @@
 """Logits alone, and layer outputs alone: mistakes of one operation, of one layer, and of the prompt are tried in our engine and named."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from dumps import LOGITS, recorded, trace, without_codes
+from dumps import LOGITS, only, recorded, trace
 
 from bitnet_np import EXACT, check, forward_full
 from bitnet_np.judge.graph import operations
 from bitnet_np.judge.mistakes.catalogue import at_operation
-from bitnet_np.judge.variant import Variant, variant_logits, with_computed
+from bitnet_np.judge.variant import Variant, times, variant_logits, with_computed
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
@@ -29,24 +27,21 @@ def engine_with(mistake, *keys):
 
 def judged(variant, *names):
     """The report on an engine's logits, and on its tensors with these names."""
-    ours = without_codes(recorded(MODEL, IDS))
-    points = {LOGITS: variant_logits(variant, IDS[None])[0]}
-    if names:
-        seen = {}
-        edit = variant.edit
-
-        def keep(name, layer, array):
-            array = edit(name, layer, array)
-            seen[Key(name, layer)] = array.reshape(len(array), -1).copy()
-            return array
-
-        variant_logits(replace(variant, edit=keep), IDS[None])
-        points |= {key: x for key, x in seen.items() if key.name in names and key in ours}
-    return check(MODEL, IDS, trace(points))
+    return check(MODEL, IDS, only(recorded(MODEL, IDS, edit=variant.edit), "result_output", *names))
 
 
-def test_an_engine_without_a_change_has_our_bits():
-    np.testing.assert_array_equal(variant_logits(with_computed(BASE, "", {}, IDS), IDS[None]), forward_full(MODEL, IDS[None]))
+@pytest.mark.parametrize("last_only", [False, True])
+def test_an_engine_without_a_change_has_our_bits(last_only):
+    for variant in (BASE, with_computed(BASE, "", {}, IDS)):
+        ours = forward_full(MODEL, IDS[None], last_only=last_only)
+        np.testing.assert_array_equal(variant_logits(variant, IDS[None], last_only=last_only), ours)
+
+
+@pytest.mark.parametrize("family", ["bitnet", "bitnet-b1.58"])  # with a scale in front of products, and without one
+def test_a_factor_multiplies_the_scale_of_a_product(family):
+    linear = random_model(0, family=family).layers[0].ffn_down
+    before = 1.0 if linear.scale is None else float(linear.scale)
+    assert times(linear, 1.5).scale == np.float32(1.5 * before)
 
 
 @pytest.mark.parametrize(

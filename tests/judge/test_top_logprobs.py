@@ -46,11 +46,12 @@ def added_in_float16(name, n, x):
 # --- honest ---------------------------------------------------------------------------------------------------------------------------
 
 
-def test_our_own_numbers_are_right():
-    report = judged(HONEST)
+@pytest.mark.parametrize("first", [0, 11])
+def test_our_own_numbers_are_right(first):
+    report = judged(completions_by(engine(Variant("", LLAMA, EXACT)), IDS, first=first))
     assert report.verdict <= Verdict.ROUNDING
-    assert report.logits.compared == tuple(range(11, 19))
-    assert report.notes[-1].startswith("160 log-probabilities of positions 11 to 18 are judged")
+    assert report.logits.compared == tuple(range(first, 19))
+    assert report.notes[-1].startswith(f"{20 * (19 - first)} log-probabilities of positions {first} to 18 are judged")
 
 
 @pytest.mark.parametrize("k", [5, 20, 200])
@@ -70,12 +71,6 @@ def test_attention_in_float16_is_no_alarm():
     report = judged(completions)
     assert report.verdict is Verdict.FLIPS, report.reason
     assert report.logits.mean_nmse > report.logits.reach / 10
-
-
-def test_every_position_of_the_prompt_is_judged():
-    report = judged(completions_by(engine(Variant("", LLAMA, EXACT)), IDS, first=0))
-    assert report.verdict <= Verdict.ROUNDING
-    assert report.logits.compared == tuple(range(19))
 
 
 def test_lists_of_unequal_length_are_measured_by_what_they_list():
@@ -105,21 +100,13 @@ def test_the_least_log_probabilities_and_the_shortest_lists_are_left_out():
 # --- differences ----------------------------------------------------------------------------------------------------------------------
 
 
-def permuted(linear):
-    """The matrix with the heads of its rows in the opposite order."""
-    rows = linear.weights.reshape(4, 32, -1)[::-1].reshape(linear.weights.shape)
-    return replace(linear, weights=np.ascontiguousarray(rows))
-
-
 PLANTED = {
     "the frequency base is 500000 instead of 10000": lambda v: v.with_model(
         rope_frequency=rope_frequencies(500000.0, 32, v.model.rope_factors)
     ),
-    "heads permuted": lambda v: v.with_field("attn_q", permuted),
     "the norm's weight is missing": lambda v: v.with_field("ffn_norm", np.ones_like),
     "scale of ffn_down": lambda v: scaled(v, "ffn_down", 1.05),
     "last layer skipped": lambda v: v.with_model(layers=v.model.layers[:-1]).with_config(n_layers=2),
-    "epsilon": lambda v: v.with_config(eps=0.3),
 }
 
 

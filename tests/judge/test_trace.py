@@ -36,15 +36,19 @@ DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "validati
 # --- faults ---------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FAULTS)
+EVERY = {fault.name: (model, ids, fault) for model, ids, fault in mutations.every_fault()}
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_fault_is_found_and_blamed(name):
-    fault = FAULTS[name]
-    dump, ids = fault.make(MODEL, TOKENS)
-    report = judge_trace(MODEL, trace(dump), ids, precision=FLOAT32)
+    model, ids, fault = EVERY[name]
+    dump, ids = fault.make(model, ids)
+    report = judge_trace(model, trace(dump), ids, precision=FLOAT32)
     row = mutations.row(fault, report)
     assert row["found"], row
     assert row["right"], row
-    if report.verdict is Verdict.WRONG and report.first_wrong.hypothesis:
+    assert row["explained"] or name == "one block's codes misread", row  # which is placed
+    if name in FAULTS and report.verdict is Verdict.WRONG and report.first_wrong.hypothesis:  # nothing lies between a tensor and its inputs
         assert report.reason == f"WRONG at {report.first_wrong.place}: {report.first_wrong.hypothesis}"
     assert list(map(row.get, ("fault", "verdict", "blamed", "says"))) == DOCUMENTED[name]
 
@@ -68,12 +72,6 @@ def test_windows_are_judged_layer_by_layer(layer, change, says):
     report = judge_trace(model, trace(recorded(other, ids)), ids)
     assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("kqv_out", layer))
     assert says in report.first_wrong.hypothesis
-
-
-def test_errors_do_not_spread_to_later_operations():
-    dump, ids = FAULTS["attn_sub_norm missing"].make(MODEL, TOKENS)
-    wrong = [o.place for o in judge_trace(MODEL, trace(dump), ids).operations if o.verdict is Verdict.WRONG]
-    assert wrong == ["layer 1 attn_sub_norm"]
 
 
 WITH_INNER_NORMS = ("bitnet", "bitnet-25", "bitnet-b1.58", "gptneox", "llama")
@@ -143,8 +141,9 @@ def test_honest_engines_are_left_alone(seed):
     model = random_model(seed, table=("float32", "float16", "bfloat16")[seed % 3], tied=seed % 2 == 0)
     ids = np.random.default_rng(seed).integers(0, model.config.vocab, 5 + 20 * seed)
     for name, dump, dialect in mutations.honest(model, ids):
-        report = judge_trace(model, trace(dump), ids, dialect)
-        assert report.verdict <= Verdict.FLIPS, (name, report.reason)
+        for shown in (trace(dump), only(dump, "l_out", "result_output")):
+            report = judge_trace(model, shown, ids, dialect)
+            assert report.verdict <= Verdict.FLIPS, (name, report.reason)
 
 
 @pytest.mark.parametrize("dialect", [EXACT, BITNET_CPP])
@@ -170,15 +169,12 @@ def test_equal_rows_are_fine_where_tokens_are_equal():
         (lambda x: np.where(np.arange(x.size).reshape(x.shape) == 77, np.inf, x).astype(np.float32), "inf at position 0"),
         (lambda x: x[:0], "shape"),
         (lambda x: x[:, :-1], "shape"),
-        (lambda x: x[:-1], "shape"),
-        (lambda x: x.astype(np.int32), "dtype"),
-        (np.zeros_like, "are 0.0"),
         (lambda x: np.full_like(x, 3), "are 3.0"),
-        (lambda x: np.repeat(x[:1], len(x), axis=0), "rows are all the same"),
     ],
 )
 @pytest.mark.parametrize("key", [LOGITS, Key("ffn_out", 1), Key("Kcur", 0)])
 def test_dumps_that_say_nothing_are_invalid(key, change, says):
+    """As the faults of dumps are, at any tensor."""
     points = recorded()
     points[key] = change(points[key].reshape(len(TOKENS), -1))
     report = judge_trace(MODEL, trace(points), TOKENS)
@@ -208,13 +204,22 @@ def test_numbers_beyond_float32_are_invalid():
 # --- several operations at once -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["residual missing", "I2_S read as 64/16", "mask off by one, sees the next"])
-def test_layer_outputs_are_enough_to_recognise_a_mistake(name):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        *((name, f"at {FAULTS[name].blamed}: ") for name in ("residual missing", "I2_S read as 64/16", "mask off by one, sees the next")),
+        # each changes less than FLIPS_LIMIT, which holds where there is no model
+        ("codes truncated, not rounded", "codes are truncated"),
+        ("one activation scale per tensor", "one activation scale"),
+    ],
+)
+def test_layer_outputs_are_enough_to_recognise_a_mistake(name, says):
     dump, ids = FAULTS[name].make(MODEL, TOKENS)
     report = judge_trace(MODEL, only(dump, "l_out", "result_output"), ids)
     assert report.first_wrong.key == Key("l_out", 1)
-    assert report.first_wrong.hypothesis.startswith(f"at {FAULTS[name].blamed}: ")
+    assert says in report.first_wrong.hypothesis
     assert "dump attn_norm" in report.reason
+    assert says.startswith("at") or report.first_wrong.nmse < 1e-2
 
 
 def test_logits_alone_show_a_mistake_of_every_layer():
@@ -233,27 +238,6 @@ def test_roundings_across_many_operations_are_no_fault(model, names):
     assert report.verdict is Verdict.FLIPS, report.reason
 
 
-@pytest.mark.parametrize(
-    ("name", "says"), [("codes truncated, not rounded", "codes are truncated"), ("one activation scale per tensor", "one activation scale")]
-)
-def test_small_mistakes_across_operations_are_found(name, says):
-    """Each mistake changes less than FLIPS_LIMIT, which holds where there is no model."""
-    dump, ids = FAULTS[name].make(MODEL, TOKENS)
-    report = judge_trace(MODEL, only(dump, "l_out"), ids)
-    assert report.first_wrong.key == Key("l_out", 1)
-    assert report.first_wrong.nmse < 1e-2
-    assert says in report.first_wrong.hypothesis
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_epsilon_across_operations_is_not_blamed_for_roundings(seed):
-    model = random_model(seed, table="float16", tied=seed % 2 == 0)
-    ids = np.random.default_rng(seed).integers(0, model.config.vocab, 5 + 2 * seed)
-    for name, dump, dialect in mutations.honest(model, ids):
-        report = judge_trace(model, only(dump, "l_out", "result_output"), ids, dialect)
-        assert report.verdict <= Verdict.FLIPS, (name, report.reason)
-
-
 @pytest.mark.usefixtures("unexplained")
 @pytest.mark.parametrize("name", ["inp_embd", "ffn_gate"])
 def test_numbers_beyond_float32_on_the_way_are_wrong(name):
@@ -263,12 +247,6 @@ def test_numbers_beyond_float32_on_the_way_are_wrong(name):
         if key.name == name:
             dump[key] = dump[key] * np.float32(1e25)
     assert judge_trace(model, trace(dump), ids).verdict is Verdict.WRONG
-
-
-def test_one_wrong_logit_is_seen_across_operations():
-    dump, ids = FAULTS["one logit wrong"].make(MODEL, TOKENS)
-    report = judge_trace(MODEL, only(dump, "l_out", "result_output"), ids)
-    assert "logit 5 of position 8 is off by 0.01" in report.reason
 
 
 def test_what_is_too_much_work_to_explain_is_said(monkeypatch):
@@ -293,7 +271,9 @@ def test_what_is_too_much_work_to_explain_is_said(monkeypatch):
 def test_our_kernels_read_the_dumps_own_inputs():
     """After a fault every tensor is far from ours, but our kernels are near float64 where they are given the dump's inputs."""
     dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
-    verdicts = [o for o in judge_trace(MODEL, trace(dump), ids).operations if o.key.layer == 2]
+    report = judge_trace(MODEL, trace(dump), ids)
+    assert [o.place for o in report.operations if o.verdict is Verdict.WRONG] == ["layer 1 ffn_out"]
+    verdicts = [o for o in report.operations if o.key.layer == 2]
     assert len(verdicts) > 10
     assert all(0 <= o.ours_rms < 3 for o in verdicts)
     assert np.abs(dump[verdicts[-1].key] - recorded()[verdicts[-1].key]).max() > 0.1

@@ -11,19 +11,8 @@ needs_browser = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium or Ch
 _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-extensions", "--hide-scrollbars")
 
 
-def _run(page: Path, fragment: str, folder: Path, *options: str) -> str:
-    address = page.resolve().as_uri() + (f"#{fragment}" if fragment else "")
-    command = [str(PROGRAM), *_FLAGS, f"--user-data-dir={folder / 'profile'}", *options, address]
-    return subprocess.run(command, check=True, capture_output=True, timeout=300).stdout.decode()
-
-
 def document(page: Path, folder: Path, fragment: str = "") -> str:
     """The document of a page when its scripts have run, as HTML. folder: for the browser's own files."""
-    return _run(page, fragment, folder, "--dump-dom")
-
-
-def screenshot(page: Path, folder: Path, *options: str) -> bytes:
-    """A picture of a page as PNG."""
-    picture = folder / "picture.png"
-    _run(page, "", folder, f"--screenshot={picture}", *options)
-    return picture.read_bytes()
+    address = page.resolve().as_uri() + (f"#{fragment}" if fragment else "")
+    command = [str(PROGRAM), *_FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", address]
+    return subprocess.run(command, check=True, capture_output=True, timeout=300).stdout.decode()

@@ -3,10 +3,14 @@
 from itertools import takewhile
 
 import numpy as np
-from recorder import record_all
+from recorder import Recorder
 
 from bitnet_np import EXACT
+from bitnet_np.engine.forward_pass import run_whole
+from bitnet_np.engine.network import Runtime
+from bitnet_np.engine.tokens import check_tokens
 from bitnet_np.files import embedded
+from bitnet_np.kernels import cpu
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key, Trace
 from scripts import mutations
@@ -22,9 +26,10 @@ def trace(points, tokens=None, **fields):
     return Trace(points=points, tokens=tokens, origin="dump", **fields)
 
 
-def recorded(model=MODEL, tokens=TOKENS, dialect=EXACT):
-    """Copies of all tensors of a forward pass over one sequence, by key: [T, width], scales [T]."""
-    points = record_all(model, tokens, dialect=dialect)
+def recorded(model=MODEL, tokens=TOKENS, dialect=EXACT, ops=cpu, edit=None):
+    """Copies of all tensors of an engine's pass over one sequence, by key: [T, width], scales [T]."""
+    points = Recorder()
+    run_whole(Runtime(model, dialect, ops, edit), check_tokens(model.config, tokens[None]), points)
     return {Key(*key): array.reshape(len(array), -1) if array.ndim > 1 else array for key, array in points.items()}
 
 

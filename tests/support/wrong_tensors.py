@@ -3,7 +3,7 @@
 import numpy as np
 from dumps import MODEL, TOKENS, recorded, with_tensor, without_codes
 
-from bitnet_np import EXACT
+from bitnet_np import EXACT, spec
 from bitnet_np.judge import graph
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.readings.table import cause_of
@@ -21,6 +21,10 @@ EVERY = MODELS | {"qwen3": QWEN3}
 T = 17
 IDS = {name: TOKENS if name == "bitnet" else np.random.default_rng(0).permutation(90)[:T] for name in EVERY}
 POINTS = {name: without_codes(recorded(EVERY[name], IDS[name])) for name in EVERY}
+
+
+C = LLAMA.config
+QUERY, KEY = np.arange(T)[:, None], np.arange(T)
 
 
 def key_of(name):
@@ -58,3 +62,34 @@ def read_off(model, ids, points, key, wrong):
     places = np.abs(theirs - value) > 1e-6 * np.abs(value).max()
     cause = cause_of(Wrong(model, EXACT, operation.key, inputs, value, theirs, places, 0.0, tensors))
     return "" if cause is None else cause.text
+
+
+# --- the Llama's attention, step by step ----------------------------------------------------------------------------------------------
+
+
+def heads(name, layer=LAYER):
+    """A tensor of the Llama, [T, H, K] in float64."""
+    return POINTS["llama"][Key(name, layer)].astype(np.float64).reshape(T, -1, C.head_dim)
+
+
+def turned(position):
+    """Its queries rotated by positions, [T, 1] or [T, H]."""
+    angle = np.multiply.outer(np.broadcast_to(position, (T, C.heads)), LLAMA.rope_frequency.astype(np.float64))
+    x = heads("Qcur")
+    return np.concatenate([spec.rotate(x[:, [h]], angle[:, h], C.rope) for h in range(C.heads)], axis=1).reshape(T, -1)
+
+
+def scores_of(q=None, k=None):
+    """Scores [H, T, T] of queries and keys, by default its own."""
+    q, k = heads("Qcur_rope") if q is None else q, heads("Kcur_rope") if k is None else k
+    return np.einsum("thk,shk->hts", q, spec.by_query_head(k, C.heads)) / np.sqrt(C.head_dim)
+
+
+def softmax(scores, visible=QUERY >= KEY):
+    """The probabilities of scores where `visible`."""
+    return spec.softmax(np.where(visible, scores, -np.inf))
+
+
+def by_weights(weights, v=None):
+    """Attention's outputs by weights [H, T, T] and values, by default its own."""
+    return np.einsum("hts,shk->thk", weights, spec.by_query_head(heads("Vcur") if v is None else v, C.heads)).reshape(T, -1)

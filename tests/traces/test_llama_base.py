@@ -1,4 +1,7 @@
-"""A model against llama.cpp's base of log-probabilities: the numbers by the tool's rules, one at a time, and files that are not trusted."""
+"""A model against llama.cpp's base of log-probabilities: the numbers by the tool's rules, one at a time, and files that are not trusted.
+
+The layout of the file is for formats/test_llama_logits.py.
+"""
 
 import math
 import struct
@@ -66,23 +69,6 @@ def test_a_model_is_its_own_base(tmp_path):
     assert found.same_top.mean() > 0.99  # two logits within a step are a tie in the file
 
 
-def test_the_base_written_elsewhere_is_read(tmp_path):
-    """By its layout, from numbers that no code here has made: two chunks of three tokens, a vocabulary of two."""
-    model = random_model(0, vocab=2)
-    unequal = struct.pack("<2f2H", (1 - 0.45868) / 65535, -1.0, 65535, 0)  # e^-0.45868 + e^-1 = 1
-    equal = struct.pack("<2f2H", 0.0, math.log(0.5), 0, 0)
-    path = tmp_path / "t.kld"
-    path.write_bytes(b"_logits_" + struct.pack("<3i6i", 3, 2, 2, 0, 1, 1, 1, 0, 1) + unequal + equal)
-    found = divergence(model, path)
-    assert found.base_nll == pytest.approx([1.0, math.log(2)], rel=1e-6)
-    p = np.exp([log_softmax(logits_of(model, np.array(chunk), None)[1]) for chunk in ([0, 1, 1], [1, 0, 1])])
-    base = [(math.exp(-0.45868), math.exp(-1)), (0.5, 0.5)]
-    assert found.kl == pytest.approx(
-        [sum(b * math.log(b / q) for b, q in zip(*rows, strict=True)) for rows in zip(base, p, strict=True)], rel=1e-4
-    )
-    assert found.same_top.tolist() == [p[0, 0] > p[0, 1], p[1, 0] >= p[1, 1]]
-
-
 def test_what_cannot_be_written_leaves_no_file(tmp_path):
     for ids, how, error in [
         (TEXT[:7], {"context": 8}, ShapeError),
@@ -104,8 +90,6 @@ def test_what_cannot_be_written_leaves_no_file(tmp_path):
         (20 + 4 * 8, struct.pack("<f", 1e38), r"position 4: its probabilities add up to (inf|nan), expected about 1"),
         (20 + 4 * 8 + 4, struct.pack("<f", -1.0), r"position 4: its probabilities add up to .*, expected about 1"),
         (20 + 4 * 8 + 4, struct.pack("<f", -1e3), r"position 4: its probabilities add up to 0, expected about 1"),
-        (20, struct.pack("<i", VOCAB), "token 33 in chunk 0, expected less than n_vocab 33"),
-        (12, struct.pack("<i", VOCAB + 2), "bytes, expected"),
     ],
 )
 def test_a_file_that_is_no_base_is_refused(tmp_path, offset, value, message):

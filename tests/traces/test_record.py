@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dumps import MODEL
 from models import assert_same_bits, random_model, random_tokens
 from recorder import record_all
 
@@ -11,8 +12,6 @@ from bitnet_np import spec
 from bitnet_np.base.errors import EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT
 from bitnet_np.engine.forward_pass import forward_full, run_whole
-from bitnet_np.files.embedded import model_path
-from bitnet_np.files.load import load
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key, Trace
 from bitnet_np.traces.record import NAMES, Recorder, record_trace, scores
@@ -29,12 +28,6 @@ def model():
 @pytest.fixture(scope="module")
 def tokens(model):
     return random_tokens(np.random.default_rng(2), model, T)
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    with model_path() as path:
-        return load(path)
 
 
 # --- what is recorded -----------------------------------------------------------------------------------------------------------------
@@ -104,10 +97,10 @@ def test_scores_survive_large_numbers():
     np.testing.assert_array_equal(probabilities[0], np.tri(3, dtype=np.float32) / np.array([[1], [2], [3]], np.float32))
 
 
-def test_bitnet_cpps_own_graph_is_ours_in_its_dialect(tiny, tmp_path):
+def test_bitnet_cpps_own_graph_is_ours_in_its_dialect(tmp_path):
     """All points that it names and we do, its scores too, to 1e-5: the names mean the same."""
     ids = np.load(DATA / "bitnet_cpp_tiny.npz")["tokens_T17"]
-    record_trace(tiny, ids, tmp_path / "t.npz", scores=True, dialect=BITNET_CPP)
+    record_trace(MODEL, ids, tmp_path / "t.npz", scores=True, dialect=BITNET_CPP)
     ours, theirs = read_any(tmp_path / "t.npz"), read_any(DATA / "bitnet_cpp_tiny_trace.npz", tokens=ids)
     quantised = {key for key in ours.points if key.name.endswith(("_codes", "_scale"))}
     assert set(theirs.points) == set(ours.points) - quantised

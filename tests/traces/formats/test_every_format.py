@@ -15,6 +15,7 @@ from trace_files import (
     TOKENS,
     WHOLE,
     T,
+    V,
     contents,
     load_all,
     npy_bytes,
@@ -26,7 +27,7 @@ from trace_files import (
 )
 
 from bitnet_np.base.errors import Error, FileFormatError
-from bitnet_np.traces.formats import FORMATS, read_any
+from bitnet_np.traces.formats import FORMATS, detect, read_any
 from bitnet_np.traces.points import Key
 
 # --- round trips ----------------------------------------------------------------------------------------------------------------------
@@ -35,6 +36,7 @@ from bitnet_np.traces.points import Key
 @pytest.mark.parametrize("format", [name for name in READABLE if name != "llama-logits"])
 def test_what_is_written_comes_back_to_the_bit(tmp_path, format):
     written = write_trace(tmp_path / "t", format)
+    assert detect(tmp_path / "t", (T, V) if format == "raw" else None) == format
     trace = read_trace(tmp_path / "t", format)
     assert set(trace.points) == set(written)
     np.testing.assert_array_equal(trace.tokens, TOKENS)

@@ -6,11 +6,10 @@ import pytest
 from models import random_model
 
 from bitnet_np.base.errors import FileFormatError
-from bitnet_np.files.hf_model_types import MODEL_TYPES
-from bitnet_np.judge.graph import FIELDS
+from bitnet_np.files.hf_model_types import MODEL_TYPES, OTHER_CLASSES
 from bitnet_np.model.families import FAMILIES
 from bitnet_np.traces.formats import labels
-from bitnet_np.traces.points import Key, key_of
+from bitnet_np.traces.points import POINT, Key, key_of
 
 
 def meaning(label, *others, config=None):
@@ -93,22 +92,19 @@ def test_what_a_label_stands_for(label, expected):
     assert meaning(label) == expected
 
 
-@pytest.mark.parametrize("name", MODEL_TYPES)
-def test_the_modules_of_every_supported_type_are_known(name):
-    """By the table that the loader has of transformers' names; matrices that are one tensor give no point."""
-    kind = MODEL_TYPES[name]
-    fields = {field: point for point, field in FIELDS.items()} | {"attn_q_norm": "Qcur_normed", "attn_k_norm": "Kcur_normed"}
-    fields["ffn_gate_inp"] = "ffn_moe_logits"
-    others = [kind.layer.format(2) + module for module in kind.modules.values()]
-    for field, module in kind.modules.items():
-        if field == "ffn_gate_inp_shexp":
-            assert meaning(kind.layer.format(2) + module, *others) is None
-            continue
-        point = {"post_attention_norm": "attn_post_norm", "post_ffw_norm": "ffn_post_norm"}.get(field, fields.get(field, field))
-        fused = [other for other in kind.modules if kind.modules[other] == module] != [field]
-        assert meaning(kind.layer.format(2) + module, *others) == (None if fused else (f"{point}-2", None, False))
-    assert meaning(kind.embedding) == ("inp_embd", None, False)
-    assert meaning(kind.norm) == ("result_norm", None, False)
+@pytest.mark.parametrize("kind", [*MODEL_TYPES.values(), *OTHER_CLASSES.values()], ids=lambda kind: kind.causal_lm)
+def test_the_modules_of_every_supported_type_are_known(kind):
+    """By the loader's table of transformers' names; matrices that are one tensor give no point, and a shared expert's gate is none."""
+    modules = [kind.layer.format(2) + module for module in kind.modules.values()]
+    meant = labels.meanings(modules, None, "f")
+    for field, module in zip(kind.modules, modules, strict=True):
+        if modules.count(module) > 1 or field == "ffn_gate_inp_shexp":
+            assert module not in meant
+        else:
+            key = meant[module].key
+            assert (POINT[key.name].weight, key.layer) == (field, 2)
+    for module, name in ((kind.embedding, "inp_embd"), (kind.norm, "result_norm"), (kind.file_head or "lm_head", "result_output")):
+        assert meaning(module) == (name, None, False)
 
 
 def test_cached_keys_of_layers_that_do_not_rotate_are_plain():
