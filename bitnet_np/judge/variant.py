@@ -59,10 +59,10 @@ class Variant:
         """The variant with one field of every layer changed in the same way."""
         return self.with_layers(lambda layer: replace(layer, **{name: change(getattr(layer, name))}))
 
-    def run(self, ids: NDArray[np.int64], record: Record = ignore, last_only: bool = False) -> Floats:
+    def run(self, ids: NDArray[np.int64], record: Record = ignore) -> Floats:
         """Logits of whole sequences of checked ids [B, T]."""
         runtime = Runtime(self.model, self.dialect, self.ops, self.edit)
-        return run_whole(runtime, Tokens.whole(ids), record, last_only=last_only)
+        return run_whole(runtime, Tokens.whole(ids), record)
 
     def linears(self) -> Iterator[Linear]:
         """Yields every linear of every layer."""
@@ -74,13 +74,12 @@ class Variant:
         return [name for name in names if getattr(self.model.layers[0], name) is not None]
 
 
-def variant_logits(variant: Variant, tokens: ArrayLike, last_only: bool = False) -> Floats:
-    """Logits of whole sequences of checked ids, [B, T] -> [B, T, V], or [B, V] with last_only: see forward_full."""
+def variant_logits(variant: Variant, tokens: ArrayLike) -> Floats:
+    """Logits of whole sequences of checked ids, [B, T] -> [B, T, V]: see forward_full."""
     ids = np.asarray(tokens, np.int64)
     if variant.feed is None:
-        return variant.run(ids, last_only=last_only)
-    logits = variant.run(variant.feed(ids), last_only=last_only)
-    return logits if last_only else logits[:, -ids.shape[1] :]
+        return variant.run(ids)
+    return variant.run(variant.feed(ids))[:, -ids.shape[1] :]
 
 
 def with_computed(base: Variant, text: str, computes: Mapping[Key, Computed], ids: NDArray[np.int64] | None = None) -> Variant:
