@@ -46,9 +46,13 @@ class Report(Findings):
         return replace(report, reason=f"sequence {report.sequence}: {worst.reason}{also}")
 
     def with_logits(self, logits: Judgement) -> "Report":
-        """The report on operations together with that on logits, which is the reason if they are worse than any operation."""
-        if logits.verdict <= self.verdict:
+        """The report on operations together with that on logits, which is the reason if they are worse than any operation.
+
+        A wrong operation is the worst: logits that cannot be compared may be what it made of them.
+        """
+        if logits.verdict.rank <= self.verdict.rank:
             more = f"; logits alone: {logits.explanation}" if logits.verdict == Verdict.WRONG and logits.explanation else ""
+            more = f"; logits: {logits.reason}" if logits.verdict == Verdict.INVALID > self.verdict else more
             return replace(self, logits=logits, reason=self.reason + more)
         return replace(self, verdict=logits.verdict, reason=f"logits: {logits.reason}", logits=logits)
 

@@ -60,6 +60,10 @@ def test_logits_are_the_reason_where_they_are_worse_than_every_operation():
     with_fine = operations.with_logits(fine)
     assert (with_fine.verdict, with_fine.reason, with_fine.logits) == (Verdict.FLIPS, "3 tensors", fine)
     assert with_wrong.operations == with_fine.operations == operations.operations
+    invalid = Judgement(Verdict.INVALID, "two rows are the same")
+    assert operations.with_logits(invalid).verdict is Verdict.INVALID
+    hidden = Report(Verdict.WRONG, "the bias is missing").with_logits(invalid)
+    assert (hidden.verdict, hidden.reason) == (Verdict.WRONG, "the bias is missing; logits: two rows are the same")
 
 
 def test_the_heat_map_has_a_sign_for_every_tensor():
