@@ -63,6 +63,17 @@ def test_logits_in_other_places_are_named(change, says):
     assert report.logits.explanation == says
 
 
+def test_wrong_logits_behind_those_that_are_looked_at_are_not_excused():
+    """Mistakes and dialects are tried on the first 64 positions alone."""
+    floats = model_of_floats()
+    ids = np.arange(72) % 128
+    theirs = forward_full(floats, ids[None])[0]
+    theirs[66:] += np.random.default_rng(0).standard_normal((6, 128)).astype(np.float32)
+    report = check(floats, ids, theirs)
+    assert report.verdict is WRONG
+    assert "the first 64 of these positions are right" in report.reason
+
+
 def model_of_floats():
     return random_model(7, family="llama", vocab=128, n_layers=2, tied=False)
 
