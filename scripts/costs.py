@@ -26,6 +26,7 @@ from bitnet_np import KVCache, Metrics, Model, forward, forward_full, forward_in
 from bitnet_np.base.errors import shortened
 from bitnet_np.judge.report import check_plot, pyplot, save
 from bitnet_np.kernels import launching
+from bitnet_np.kernels.fast import amx
 from bitnet_np.testing.models import random_model
 
 RECORD = Path(__file__).with_suffix(".json")
@@ -77,6 +78,17 @@ def _launches() -> Iterator[Counter[str]]:
         sys.setprofile(before)
 
 
+@contextmanager
+def _without_tiles() -> Iterator[None]:
+    """Context in which no processor has matrix tiles, whose rows are arranged by launches of their own."""
+    before, amx.unit = amx.unit, lambda: None
+    try:
+        yield
+    finally:
+        amx.unit = before
+
+
+@_without_tiles()
 def costs() -> Costs:
     """The costs of all workloads on both models."""
     counted: Costs = {}

@@ -50,9 +50,9 @@ class Report(Findings):
 
         A wrong operation is the worst: logits that cannot be compared may be what it made of them.
         """
-        if logits.verdict.rank <= self.verdict.rank:
+        if logits.verdict <= max(self.verdict, Verdict.INVALID * (self.verdict == Verdict.WRONG)):
             more = f"; logits alone: {logits.explanation}" if logits.verdict == Verdict.WRONG and logits.explanation else ""
-            more = f"; logits: {logits.reason}" if logits.verdict == Verdict.INVALID > self.verdict else more
+            more = f"; logits: {logits.reason}" if logits.verdict > self.verdict else more
             return replace(self, logits=logits, reason=self.reason + more)
         return replace(self, verdict=logits.verdict, reason=f"logits: {logits.reason}", logits=logits)
 

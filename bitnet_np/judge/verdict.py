@@ -31,7 +31,7 @@ class Verdict(IntEnum):
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """The order among several sequences or tensors: WRONG of one is the worst, so that INVALID of another does not hide it."""
+        """The order among several sequences: WRONG of one is the worst, so that INVALID of another does not hide it."""
         return self == Verdict.WRONG, self
 
     @property
