@@ -170,8 +170,7 @@ def _undeclared(
         if centre is None:
             continue
         honest = [centre, *(x for variant in roundings(dialect) if (x := logits(variant)) is not None)]
-        is_nearer = _distances(centre, a, b).mean() <= _NEARER * target.away.mean()  # else they err in another direction
-        if is_nearer and judge(a, b, reach_of(a, honest, base)).verdict <= Verdict.FLIPS:
+        if judge(a, b, reach_of(a, honest, base)).verdict <= Verdict.FLIPS:
             return replace(judged, verdict=Verdict.NARROW, reason=f"no farther than rounding reaches in {dialect.text}"), ""
         for cached in () if ids is None else _with_caches(dialect, ids):
             if target.explained_by(logits(cached), target.away) is not None:
@@ -187,7 +186,7 @@ def _undeclared(
 
 _PRECISIONS = tuple(Precision(**kinds) for kinds in ({"kv": "q8_0"}, {"act": "bfloat16"}, {"kv": "q4_0"}))
 """Precisions that logits alone do not show, finest first."""
-_NEARER = 0.8  # of their distance from ours, to the logits in a precision or a dialect that is named
+_NEARER = 0.8  # of their distance from ours, to the logits in a precision that is named
 
 
 @dataclass(frozen=True)
