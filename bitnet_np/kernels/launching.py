@@ -133,13 +133,13 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
     if team == _ALONE:
         kernel.run(team, *args)
     else:
-        _together(kernel.run, team, *args)
+        _together(1, kernel.run, team, *args)
     if _this_thread.observer is not None:
         _this_thread.observer.launched(kernel.run, (team, *args))
 
 
-def _together(function: Callable[..., None], *args: Any) -> None:
-    """Call what runs kernels by the team."""
+def _together(kernels: int, function: Callable[..., None], *args: Any) -> None:
+    """Call what runs so many kernels by the team."""
     global _threads_started
     with _turn:
         members = 1 if _forked else _sharing.members()
@@ -147,7 +147,7 @@ def _together(function: Callable[..., None], *args: Any) -> None:
             _team[0] = address_of(_crew, types.int64, types.int64, types.int64)
         _threads_started |= members > 1
         _team[1] = members
-        _sharing.call(members, function, *args)
+        _sharing.call(members, kernels, function, *args)
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def looked_at() -> None:
 def launch_again(calls: Calls) -> None:
     """Run kernels that were launched before, in their order."""
     with default_state():
-        _together(calls.run)
+        _together(len(calls), calls.run)
 
 
 def read_only(array: NDArray) -> NDArray:

@@ -14,6 +14,7 @@ _PERIOD = 0.05  # seconds of shared work that are looked at together: a clock of
 _REST = 0.5  # seconds until sharing is tried again
 _KNOWN = 5.0  # seconds from the beginning of a rest for which it is known how much processor time one thread alone gets
 _GAIN = 1.1  # times that much, of all threads, spinning included: with less, sharing gains nothing
+_LONG = 1e-3  # seconds of a kernel: threads wait for each other in shorter ones, whatever time one alone would get
 
 
 class Sharing:
@@ -22,6 +23,7 @@ class Sharing:
     def __init__(self, clock: Callable[[], float] = time.perf_counter, processor: Callable[[], float] = time.process_time) -> None:
         self._clock, self._processor = clock, processor
         self._seconds = self._worked = 0.0  # of the shared calls of this period
+        self._kernels = 0  # in them
         self._alone_seconds = self._alone_worked = 0.0  # of the calls of the last rest
         self._rest = -_KNOWN  # when that began
 
@@ -29,8 +31,8 @@ class Sharing:
         """How many threads share the next call. No bit depends on that."""
         return 1 if self._clock() < self._rest + _REST else get_num_threads()
 
-    def call(self, members: int, function: Callable[..., None], *arguments: Any) -> None:
-        """Call what so many threads share."""
+    def call(self, members: int, kernels: int, function: Callable[..., None], *arguments: Any) -> None:
+        """Call what so many threads share, so many kernels."""
         begin = self._clock()
         if members == 1 and begin >= self._rest + _REST:
             function(*arguments)  # the caller has one thread, and nothing is learnt
@@ -38,19 +40,21 @@ class Sharing:
         forms, worked = _forms(function), self._processor()
         function(*arguments)
         if _forms(function) == forms:  # else it was compiled or loaded meanwhile, by one thread
-            self._count(members, self._clock() - begin, self._processor() - worked)
+            self._count(members, kernels, self._clock() - begin, self._processor() - worked)
 
-    def _count(self, members: int, seconds: float, worked: float) -> None:
+    def _count(self, members: int, kernels: int, seconds: float, worked: float) -> None:
         if members == 1:
             self._alone_seconds += seconds
             self._alone_worked += worked
             return
         self._seconds += seconds
         self._worked += worked
+        self._kernels += kernels
         if self._seconds >= _PERIOD:
-            if self._worked < _GAIN * self._alone() * self._seconds:
+            alone = self._alone() if self._seconds > _LONG * self._kernels else 1.0
+            if self._worked < _GAIN * alone * self._seconds:
                 self._rest, self._alone_seconds, self._alone_worked = self._clock(), 0.0, 0.0
-            self._seconds = self._worked = 0.0
+            self._seconds, self._worked, self._kernels = 0.0, 0.0, 0
 
     def _alone(self) -> float:
         """Seconds of processor time that one thread alone gets in a second: all, where the last rest does not say."""

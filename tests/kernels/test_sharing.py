@@ -33,10 +33,10 @@ class Machine:
     def sharing(self):
         return Sharing(lambda: self.now, lambda: self.processor)
 
-    def run(self, sharing, times, kernel=None):
+    def run(self, sharing, times, kernel=None, kernels=1):
         for _ in range(times):
             self.threads.append(sharing.members())
-            sharing.call(self.threads[-1], kernel or self.kernel)
+            sharing.call(self.threads[-1], kernels, kernel or self.kernel)
 
 
 @pytest.mark.parametrize(("worked", "shares"), [(1.9, True), (1.2, True), (1.05, False), (0.6, False)])
@@ -70,6 +70,12 @@ def test_threads_share_where_one_alone_gets_less_than_a_core():
     machine.alone = 1.0
     machine.run(sharing, 1500)
     assert machine.threads[1600:].count(1) >= 850
+
+
+def test_threads_do_not_share_short_kernels_there():
+    machine = Machine(1.0, alone=0.67)
+    machine.run(machine.sharing(), 1000, kernels=100)
+    assert machine.threads.count(1) >= 850
 
 
 def test_a_kernel_that_is_compiled_meanwhile_says_nothing():

@@ -65,6 +65,10 @@ class Calls:
         self._loop = _as_python(callers[_CALLS])
         self._made.clear()
 
+    def __len__(self) -> int:
+        """The number of calls, when they are closed."""
+        return len(self._table)
+
     def run(self) -> None:
         """Make all calls in their order, on this thread. Raises MemoryError if a kernel has no memory, and makes no more."""
         if self._loop(self._table.ctypes.data, len(self._table)) not in (0, _NONE):
