@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -78,17 +79,7 @@ def _launches() -> Iterator[Counter[str]]:
         sys.setprofile(before)
 
 
-@contextmanager
-def _without_tiles() -> Iterator[None]:
-    """Context in which no processor has matrix tiles, whose rows are arranged by launches of their own."""
-    before, amx.unit = amx.unit, lambda: None
-    try:
-        yield
-    finally:
-        amx.unit = before
-
-
-@_without_tiles()
+@mock.patch.multiple(amx, unit=lambda: None)  # matrix tiles have launches of their own, which few processors would repeat
 def costs() -> Costs:
     """The costs of all workloads on both models."""
     counted: Costs = {}

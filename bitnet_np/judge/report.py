@@ -50,7 +50,7 @@ class Report(Findings):
 
         A wrong operation is the worst: logits that cannot be compared may be what it made of them.
         """
-        if logits.verdict <= max(self.verdict, Verdict.INVALID * (self.verdict == Verdict.WRONG)):
+        if self.verdict == Verdict.WRONG or logits.verdict <= self.verdict:
             more = f"; logits alone: {logits.explanation}" if logits.verdict == Verdict.WRONG and logits.explanation else ""
             more = f"; logits: {logits.reason}" if logits.verdict > self.verdict else more
             return replace(self, logits=logits, reason=self.reason + more)

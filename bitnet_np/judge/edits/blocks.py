@@ -56,6 +56,7 @@ def _other_orders(form: Format) -> Formats:
 
 
 def _with_order(form: Format, source: np.ndarray) -> Format:
+    """The format whose code i is read from where code source[i] is."""
     parts = []
     for every in zip(*(codes.parts for codes in form.codes), strict=True):  # the same part of all runs
         at, shift, mask = (np.concatenate([getattr(part, name) for part in every])[source] for name in ("at", "shift", "mask"))
