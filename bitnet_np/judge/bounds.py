@@ -3,11 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import listed
 from ..traces.points import Key
 from .detail import FAR
 from .logits import DIFFERENT, Reach, limits, shape_hint
 from .operations import Expected, U
+from .readings.wrong import places_of
 from .report import OperationVerdict
 from .verdict import Verdict
 
@@ -17,6 +17,7 @@ TINY = 2.0**-126  # below float32's normal numbers engines may flush to zero
 _FLOAT32 = float(np.finfo(np.float32).max)
 _FLOAT16 = float(np.finfo(np.float16).max)
 _LARGEST = 2.0**127  # a power of two that float32 has
+_MOSTLY = 0.9  # of the rows or columns: where more are wrong, all are
 _BLOCK = 1 << 20  # numbers judged at a time
 ROUNDING_ACROSS = 1e-9
 """NMSE across several operations in which no code flipped."""
@@ -115,8 +116,8 @@ def _where(wrong: NDArray[np.bool_]) -> str:
     parts = []
     for axis, name in ((1, "position"), (0, "element")):
         hit = np.flatnonzero(wrong.any(axis=axis))
-        if 0 < hit.size <= wrong.shape[1 - axis] // 2:
-            parts.append(f"{name}{'s' * (hit.size > 1)} {listed(hit.tolist())}")
+        if 0 < hit.size < _MOSTLY * wrong.shape[1 - axis]:
+            parts.append(places_of(hit, wrong.shape[1 - axis], name))
     return f"; wrong only at {', '.join(parts)}" if parts else ""
 
 

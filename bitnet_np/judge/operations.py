@@ -374,9 +374,12 @@ def relu2_gate(gate: Array, up: Array) -> Expected:
 
 
 def silu_gate(gate: Array, up: Array) -> Expected:
-    """SiLU(gate) * up: an exponential (2 roundings, in some engines of a rounded argument), a sum, a division, a product."""
+    """SiLU(gate) * up: an exponential (2 roundings, in some engines of a rounded argument), a sum, a division, a product.
+
+    Compilers such as XLA take sigmoid(x) from tanh: (1 + tanh(x / 2)) / 2, which is as wrong as 1 is, also where it is small.
+    """
     value = spec.silu_gate(gate, up)
-    return Expected(value, np.abs(value) * (1 + np.abs(gate)), 6)
+    return Expected(value, np.abs(value) * (1 + np.abs(gate)) + np.abs(gate * up) / 2, 6)
 
 
 def gelu_gate(gate: Array, up: Array, dialect: Dialect = EXACT) -> Expected:

@@ -42,7 +42,12 @@ def with_errors(*errors):
     ("errors", "reach", "verdict", "reason"),
     [
         ((0.9, -0.9), 0.0, Verdict.ROUNDING, ""),
-        ((0.9, 1.1), 0.0, Verdict.WRONG, "1 at position 1, element 7, expected 1 +- 2.4e-07; wrong only at position 1, element 7"),
+        (
+            (0.9, 1.1),
+            0.0,
+            Verdict.WRONG,
+            "1 at position 1, element 7, expected 1 +- 2.4e-07; wrong only at position 1 of 4, element 7 of 50",
+        ),
         ((0.9, 1.1), 1e-6, Verdict.FLIPS, "1 positions have roundings on the other side of a boundary"),
     ],
 )

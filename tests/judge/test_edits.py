@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import random_model
 
-from bitnet_np import check
+from bitnet_np import check, spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge import operations as op
 from bitnet_np.judge.edits.definition import expression
@@ -83,6 +83,19 @@ def of_a_scale_for_each_element(x):
     return np.rint(x * steps) / steps @ op.dense(w.weights).T.astype(np.float64) * float(w.weights.scale)
 
 
+def unturned(x, first):
+    """Rotated heads: the first of each pair without its cosine, or the second with the first's new value."""
+    model = MODELS["granite"]
+    angle = spec.angles(np.arange(T), model.config.rope_base, model.config.rope_pairs, model.rope_factors)[:, None]
+    heads = x.reshape(T, -1, model.config.head_dim)
+    a, b = (heads[..., part] for part in op.pair_slices(model.config))
+    new = (a if first else a * np.cos(angle)) - b * np.sin(angle)
+    out = heads.copy()
+    out[..., op.pair_slices(model.config)[0]] = new
+    out[..., op.pair_slices(model.config)[1]] = (a if first else new) * np.sin(angle) + b * np.cos(angle)
+    return out.reshape(T, -1)
+
+
 @pytest.mark.parametrize(
     ("family", "name", "change", "says"),
     [
@@ -95,6 +108,8 @@ def of_a_scale_for_each_element(x):
             "the largest magnitude of each element over all tokens instead of the largest magnitude",
         ),
         ("granite", "ffn_out", lambda gate, up: gate * gate / (1 + np.exp(-gate)), "{gate} is read instead of {up}"),
+        ("granite", "Qcur_rope", lambda x: unturned(x, first=True), "the cosines are left out, in the first times the cosines"),
+        ("granite", "Qcur_rope", lambda x: unturned(x, first=False), "the new first of each pair instead of the first of each pair"),
     ],
 )
 def test_mistakes_inside_an_operation_are_named(family, name, change, says):
@@ -125,11 +140,6 @@ def test_a_number_that_is_another_is_found_at_any_operation(name, number, factor
     assert report.verdict is Verdict.WRONG
     assert report.first_wrong.key == place.key
     assert report.first_wrong.hypothesis
-
-
-def test_a_mistake_that_nobody_listed_has_no_cause():
-    """Mish, an activation that no engine has here."""
-    assert planted(MODELS["granite"], "ffn_out", lambda g, u: g * np.tanh(np.logaddexp(0, g)) * u) is None
 
 
 def steps_of(most, x):

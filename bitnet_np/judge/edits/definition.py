@@ -220,9 +220,17 @@ def _rotation(place: Operation, x: Node) -> Node:
     if c.rope_scaling != 1:
         position = _quotient("the scaled positions", position, constant("the position scale", c.rope_scaling))
     turns = Node("circle", (Node("outer", (position, frequency), "the angles"),), "sines and cosines")
+    if c.rope_magnitude != 1:
+        turns = _product("the scaled sines and cosines", turns, constant("RoPE's magnitude", c.rope_magnitude))
     heads = Node("heads", (x,), x.noun, _count(place))
-    magnitude = constant("RoPE's magnitude", c.rope_magnitude)
-    return Node("joined", (Node("rotation", (heads, turns, magnitude), "the rotated heads", (c.rope, "right")),), "the heads")
+    cos, sin = (Node("turn", (turns,), noun, i) for i, noun in enumerate(("the cosines", "the sines")))
+    first, second = (
+        Node("of pairs", (heads,), f"the {noun} of each pair", (c.rope, i, c.rope_pairs)) for i, noun in enumerate(("first", "second"))
+    )
+    turned = _product("the first times the cosines", first, cos), _product("the second times the sines", second, sin)
+    lower = _product("the first times the sines", first, sin), _product("the second times the cosines", second, cos)
+    numbers = Node("difference", turned, "the new first of each pair"), _sum("the new second of each pair", *lower)
+    return Node("joined", (Node("paired", (heads, *numbers), "the rotated heads", c.rope),), "the heads")
 
 
 def _stored(place: Operation, x: Node) -> Node:

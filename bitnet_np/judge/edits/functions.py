@@ -185,28 +185,17 @@ ORDERS: dict[str, Callable[[Array, int], Array]] = {
 # --- steps --------------------------------------------------------------------------------------------------------------------------------
 
 
-def _pairs(x: Array, layout: str, pairs: int) -> tuple[Array, Array, Any]:
-    i = np.arange(pairs)
-    first, second = (i, i + pairs) if layout == "halves" else (2 * i, 2 * i + 1)
-    return x[..., first], x[..., second], (first, second)
+def _pairs(layout: str, count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The places in a head of the first and the second number of each pair."""
+    i = np.arange(count)
+    return (i, i + count) if layout == "halves" else (2 * i, 2 * i + 1)
 
 
-TURNS: dict[str, Callable[[Array, Array, Array, Array], tuple[Array, Array]]] = {
-    "right": lambda a, b, c, s: (a * c - b * s, a * s + b * c),
-    "the sine has the wrong sign: the rotation turns the other way": lambda a, b, c, s: (a * c + b * s, b * c - a * s),
-    "sines and cosines are exchanged": lambda a, b, c, s: (a * s - b * c, a * c + b * s),
-    "the second of each pair is turned with the first one's new value": lambda a, b, c, s: (a * c - b * s, (a * c - b * s) * s + b * c),
-}
-"""Uses of sine and cosine in a rotation."""
-
-
-def _rotate(x: Array, turns: Array, magnitude: Any, what: tuple[str, str]) -> Array:
-    """Pairs of each head [T, H, K], turned by the cosines and sines [2, T, J] or [2, T, H, J] of angles."""
-    layout, turn = what
-    cos, sin = magnitude * (turns[:, :, None] if turns.ndim == 3 else turns)[..., : x.shape[-1] // 2]
-    a, b, (first, second) = _pairs(x, layout, cos.shape[-1])
-    out = x.copy()
-    out[..., first], out[..., second] = TURNS[turn](a, b, cos, sin)
+def _paired(heads: Array, first: Array, second: Array, layout: str) -> Array:
+    """The heads [T, H, K] with these numbers of pairs, [T, H, J] each."""
+    out = heads.copy()
+    for places, numbers in zip(_pairs(layout, first.shape[-1]), (first, second), strict=True):
+        out[..., places] = numbers
     return out
 
 
@@ -285,7 +274,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "columns": lambda x, what: x if np.ndim(x) == 0 or np.shape(x)[-1] == 1 else x[..., what],
     "outer": np.multiply.outer,
     "circle": lambda angle: np.stack([np.cos(angle), np.sin(angle)]),
-    "rotation": _rotate,
+    "turn": lambda circle, what: circle[what][:, None],
+    "of pairs": lambda heads, what: heads[..., _pairs(what[0], what[2])[what[1]]],
+    "paired": lambda heads, first, second, what: _paired(heads, first, second, what),
     "grouped": lambda kv, what: spec.by_query_head(kv, what),
     "scores": lambda q, k: np.einsum("thk,shk->hts", q, k),
     "mask": _mask,

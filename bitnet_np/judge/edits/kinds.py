@@ -1,5 +1,6 @@
 """The kinds of edits: what may be done to any node of an expression. Each kind has one sentence; nodes bring the nouns."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial, wraps
@@ -30,17 +31,18 @@ _SAYS = {
 }
 _VALUES = (
     *_BINARY,
-    *("matmul", "scores", "weighted", "total", "opaque", "rows", "taken", "dot", "cut", "rotation", "power", "outer", "softmax sum"),
+    *("matmul", "scores", "weighted", "total", "opaque", "rows", "taken", "dot", "cut", "paired", "power", "outer", "softmax sum"),
 )
 """Kinds of nodes whose value is a step of its own, not the form of another one's."""
 _AXES = {point.name: point.axes for point in POINTS}
 
 
 def _each(tree: Node, change: Callable[[Node], Edits]) -> Edits:
-    """Yields the edits that a change makes of each node."""
-    for node, _ in nodes(tree):
-        for words, new in change(node):
-            yield words, replaced(tree, node, new)
+    """Yields the edits that a change makes of each node; where two have the same words, these say the step, too."""
+    every = [(words, node, new) for node, _ in nodes(tree) for words, new in change(node)]
+    count = Counter(words for words, _, _ in every)
+    for words, node, new in every:
+        yield words if count[words] == 1 else f"{words}, in {node.noun}", replaced(tree, node, new)
 
 
 def _is(noun: str) -> str:
@@ -176,13 +178,14 @@ def exchanged(place: Operation, tree: Node) -> Edits:
 
 
 def other_operand(place: Operation, tree: Node) -> Edits:
-    """The value of an earlier step in the place of an operand."""
+    """The value of another step in the place of an operand."""
+    steps = [node for node, _ in nodes(tree) if node.kind not in ("constant", "positions")]
 
     def change(node: Node) -> Edits:
-        earlier = [step for step, _ in nodes(node) if step.kind not in ("constant", "positions") and step is not node]
+        earlier = [step for step in steps if step not in node.inputs and all(below is not node for below, _ in nodes(step))]
         for i, operand in enumerate(node.inputs) if node.kind in _BINARY else ():
             for step in earlier:
-                if step not in node.inputs and step.noun != operand.noun:
+                if step.noun != operand.noun:
                     yield f"{step.noun} instead of {operand.noun}", node.over(*node.inputs[:i], step, *node.inputs[i + 1 :])
 
     return _each(tree, change)
@@ -356,7 +359,7 @@ def _axes_of(node: Node, tree: Node) -> Iterator[tuple[int, str]]:
         yield 1, f"columns of {node.noun}"
     elif node.kind == "outer":
         yield 1, "the frequencies"
-    elif node.kind in ("rotation", "weighted"):
+    elif node.kind in ("paired", "weighted"):
         yield 1, "the heads of the result"
         yield 2, "the elements of each head of the result"
     if node is tree:
@@ -440,20 +443,27 @@ def masks(place: Operation, tree: Node) -> Edits:
 
 def turns(place: Operation, tree: Node) -> Edits:
     """Another use of sines and cosines, and the other layout of pairs."""
+    of_turns = [node for node, _ in nodes(tree) if node.kind == "turn"]
+    if not of_turns:
+        return
+    cos, sin = sorted(of_turns, key=lambda node: node.what)
+    backwards = Node("product", (sin, constant("-1", -1.0)), sin.noun)
+    yield "the sine has the wrong sign: the rotation turns the other way", replaced(tree, sin, backwards)
+    yield "sines and cosines are exchanged", with_nodes(tree, {cos: sin, sin: cos})
+    layout = next(node.what for node, _ in nodes(tree) if node.kind == "paired")
+    other, words = (
+        ("adjacent", f"pairs are interleaved {_ADJACENT} instead of halves {_HALVES}")
+        if layout == "halves"
+        else ("halves", f"pairs are halves {_HALVES} instead of adjacent {_ADJACENT}")
+    )
+    yield words, mapped(tree, partial(_laid_out, other))
 
-    def change(node: Node) -> Edits:
-        if node.kind == "rotation":
-            layout, _ = node.what
-            for words in functions.TURNS:
-                yield words, replace(node, what=(layout, words))
-            other, said = (
-                ("adjacent", f"pairs are interleaved {_ADJACENT} instead of halves {_HALVES}")
-                if layout == "halves"
-                else ("halves", f"pairs are halves {_HALVES} instead of adjacent {_ADJACENT}")
-            )
-            yield said, replace(node, what=(other, "right"))
 
-    return _each(tree, change)
+def _laid_out(layout: str, node: Node) -> Node:
+    """A step of a rotation with pairs in this layout."""
+    if node.kind == "paired":
+        return replace(node, what=layout)
+    return replace(node, what=(layout, *node.what[1:])) if node.kind == "of pairs" else node
 
 
 _HALVES, _ADJACENT = "(i, i + K/2)", "(2i, 2i+1)"

@@ -20,11 +20,6 @@ def _bases(site: Site) -> Iterator[tuple[Numbers, float]]:
             yield {"value": value, "right": right}, value
 
 
-def _no_magnitude(site: Site) -> Iterator[tuple[Numbers, float]]:
-    if site.config.rope_magnitude != 1:
-        yield {}, 1.0
-
-
 def _other_layers(base: Variant) -> Engines:
     c = base.model.config
     for which, layers in (("global", ()), ("local", tuple(range(c.n_layers)))) if c.local_layers else ():
@@ -48,6 +43,7 @@ MISTAKES = (
         ("missing", "left_out: everything is left out", "the rotation is missing"),
         ("backwards", f"turns: the sine has the wrong sign: {_BACKWARDS}", _BACKWARDS),
         ("unscaled", "left_out: the position scale is not divided out", "positions are not scaled"),
+        ("magnitude", "left_out: RoPE's magnitude is left out", "cosines and sines are not multiplied by RoPE's magnitude"),
         ("factors", "left_out: the factors of the frequencies are not divided out", "the factors of the frequencies are not applied"),
         likely=True,
     ),
@@ -63,7 +59,6 @@ MISTAKES = (
         "rope",
         AT,
         ("base", "the frequency base", "the frequency base is {value:g} instead of {right:g}", _bases),
-        ("magnitude", "RoPE's magnitude", "cosines and sines are not multiplied by RoPE's magnitude", _no_magnitude),
         likely=True,
     ),
     Mistake("rope.other_layers", "queries and keys are rotated as in {which} layers", AT, engine=_other_layers),

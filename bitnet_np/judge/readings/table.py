@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ...traces.points import POOLED
 from ..graph import FIELDS
 from ..mistakes.mistake import Cause
-from . import attention_weights, cells, elements, matrices, places, rotations
+from . import attention_weights, cells, elements, matrices, places, rotations, steps
 from .wrong import Wrong
 
 
@@ -32,11 +32,12 @@ READINGS = (
     Reading("cells", ("kqv_out",), cells.cells),
     COLUMNS,
     Reading("values", ("kqv_out",), attention_weights.foreign_values),
+    Reading("step", (), steps.wrong_step),
     Reading("places", (), places.few_places),
 )
 """The readings in the order in which they are tried: the first that finds a cause stands."""
 
-LOOSE = ("read.values", "read.one_number", "read.places")
+LOOSE = ("read.values", "read.one_number", "read.step", "read.places")
 """Causes that a mistake in a part of the tensor comes before: they say what numbers are, and not why."""
 
 

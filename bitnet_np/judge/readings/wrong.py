@@ -84,13 +84,18 @@ def numbered(what: str, numbers: NDArray) -> str:
 
 
 def places_of(numbers: NDArray, count: int, what: str) -> str:
-    """Some of `count` numbered things: runs of them where these are few, or every n-th."""
+    """Some of `count` numbered things: runs of them where these are few, every n-th, or the same ones of each group."""
     steps = np.diff(numbers)
-    if np.count_nonzero(steps > 1) <= 2 * FEW:
+    if np.count_nonzero(steps > 1) < 2:
         return f"{runs(what, numbers)} of {count}"
     if (steps == steps[0]).all():
         ordinal = {2: "second", 3: "third"}.get(int(steps[0]), f"{steps[0]}th")
         return f"every {ordinal} {what} from {what} {numbers[0]}, {numbers.size} of {count}"
+    marked = np.isin(np.arange(count), numbers)
+    for size in (n for n in range(3, count // 2 + 1) if count % n == 0):
+        groups = marked.reshape(-1, size)
+        if (groups == groups[0]).all():
+            return f"{runs(what, np.flatnonzero(groups[0]))} of each {size}"
     return f"{runs(what, numbers)}, {numbers.size} of {count}"
 
 

@@ -1,0 +1,153 @@
+"""The one step of an operation that is wrong, solved for: what it must have given, if all other steps are right.
+
+Where y = a b, and a is right, b was y / a. From the output back, each operand is solved for so. A step with fewer numbers than the output,
+such as the root mean square of a row or a weight that all tokens share, is solved for many times over: if all agree, it is that step.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...base.errors import listed
+from ..edits import functions
+from ..edits.definition import expression
+from ..edits.expression import Node, constant, replaced, value_of, values_of
+from ..graph import operation_of
+from .elements import moved_said
+from .inputs import summed
+from .wrong import Array, Wrong, places_of
+
+_AGREE = 1e-4  # of the largest number: two that are the same
+_SMOOTH = 1e-3  # NMSE that a function leaves between its neighbours
+_MOST = 1 << 24  # comparisons of numbers
+_MOSTLY = 0.8  # of rows or columns: where more are wrong, all are
+_OUTPUTS = 4096  # of a product that are looked at
+_FEWEST = 64  # numbers to know a function from
+
+
+class _Step(NamedTuple):
+    """What a step must have given, and how much of an error in it comes out at the end, both of the output's shape or one like it."""
+
+    node: Node
+    needed: Array
+    weight: Array
+
+
+def wrong_step(wrong: Wrong) -> str | None:
+    """The step whose numbers explain the output, and how these differ from the right ones."""
+    operation = operation_of(wrong.model, wrong.dialect, wrong.key)
+    tree = None if operation is None else expression(operation)
+    if operation is None or tree is None or len(operation.inputs) != len(wrong.inputs):
+        return None
+    leaves, rows = dict(zip(operation.inputs, wrong.inputs, strict=True)), len(wrong.theirs)
+    with np.errstate(all="ignore"):
+        values = values_of(tree, leaves.__getitem__, rows)
+        for step in _steps(_Step(tree, wrong.theirs, np.ones_like(wrong.theirs)), values):
+            right = values[step.node]
+            text = _function(step, values) if step.node.kind == "activation" else _sums(step, values, wrong)
+            if text is not None:
+                return text
+            solved = _solved(step, np.asarray(right))
+            if solved is None:
+                continue
+            other = replaced(tree, step.node, constant(step.node.noun, solved))
+            if wrong.accounts(value_of(other, leaves.__getitem__, rows)):
+                return f"{step.node.noun}: {_off(solved, right)}; all other steps are right"
+    return None
+
+
+def _steps(last: _Step, values: dict[Node, Any]) -> Iterator[_Step]:
+    """Yields a step and those before it, the later ones first, as far as they can be solved for."""
+    waiting = [last]
+    while waiting:
+        step = waiting.pop(0)
+        yield step
+        waiting += _before(step, values)
+
+
+def _before(step: _Step, values: dict[Node, Any]) -> Iterator[_Step]:
+    """Yields what each operand of a step must have been, if the others are right."""
+    node, y, w = step
+    x = [values[child] for child in node.inputs]
+    if node.kind == "sum":
+        yield from (_Step(child, y - (values[node] - a), w) for child, a in zip(node.inputs, x, strict=True))
+    elif node.kind == "difference":
+        yield from (_Step(node.inputs[0], y + x[1], w), _Step(node.inputs[1], x[0] - y, w))
+    elif node.kind == "product":
+        yield from (_Step(node.inputs[0], y / x[1], w * np.abs(x[1])), _Step(node.inputs[1], y / x[0], w * np.abs(x[0])))
+    elif node.kind == "quotient":
+        yield from (_Step(node.inputs[0], y * x[1], w / np.abs(x[1])), _Step(node.inputs[1], x[0] / y, w * y * y / np.abs(x[0])))
+    elif node.kind == "root" and node.what == "root":
+        yield _Step(node.inputs[0], y * y, w / np.abs(2 * y))
+    elif node.kind in ("joined", "heads"):
+        yield _Step(node.inputs[0], y.reshape(x[0].shape), w.reshape(x[0].shape))
+    elif node.kind == "rounded" and node.what in functions.FLOATS:
+        yield _Step(node.inputs[0], y, w)
+
+
+def _solved(step: _Step, right: Array) -> Array | None:
+    """The numbers that a step must have given, of its own shape: the best for all outputs that they reach. None if each is one's alone."""
+    shape = (1,) * (step.needed.ndim - right.ndim) + right.shape
+    if right.size < 2 or 2 * right.size > step.needed.size or len(shape) != step.needed.ndim:
+        return None
+    axes = tuple(i for i, (own, size) in enumerate(zip(shape, step.needed.shape, strict=True)) if own < size)
+    known = np.isfinite(step.needed) & np.isfinite(step.weight)
+    square = np.where(known, step.weight, 0) ** 2
+    total = (square * np.where(known, step.needed, 0)).sum(axis=axes) / square.sum(axis=axes)
+    return total.reshape(right.shape) if np.isfinite(total).all() else None
+
+
+def _off(solved: Array, right: Array) -> str:
+    """How the numbers of a step differ from the right ones, in words."""
+    what = "element" if right.ndim == 1 else "position"
+    theirs, ours = (x.reshape(len(x), -1) for x in (solved, right))
+    near = _AGREE * np.abs(ours).max()
+    off = np.flatnonzero((np.abs(theirs - ours) > near).any(axis=1))
+    off = off if off.size else np.arange(len(ours))  # a small error of all of them
+    if off.size * ours.size <= _MOST:
+        away = np.abs(theirs[off, None] - ours).max(axis=2)
+        if (away.min(axis=1) <= near).all():
+            source = np.arange(len(ours))
+            source[off] = away.argmin(axis=1)
+            return str(moved_said(source, what))
+    where = "" if off.size == len(ours) else f" at {places_of(off, len(ours), what)}"
+    ratio = theirs[off] / ours[off]
+    if np.ptp(ratio) <= _AGREE * np.abs(ratio).max():
+        return f"{ratio[0, 0]:.6g} times what is right{where}"
+    examples = [f"{theirs[i, 0]:.6g} instead of {ours[i, 0]:.6g} at {what} {i}" for i in off[:2]]
+    return f"{listed(examples)}{where and f'; wrong{where}'}"
+
+
+def _sums(step: _Step, values: dict[Node, Any], wrong: Wrong) -> str | None:
+    """The inputs that a product sums otherwise, at the outputs that are wrong."""
+    if step.node.kind != "matmul" or not step.node.inputs[1].is_matrix:
+        return None
+    x, matrix = (values[child] for child in step.node.inputs)
+    rows, columns = (np.flatnonzero(wrong.places.any(axis=axis)) for axis in (1, 0))
+    where = [
+        places_of(some, count, what)
+        for some, count, what in zip((rows, columns), wrong.places.shape, ("position", "element"), strict=True)
+        if some.size < _MOSTLY * count
+    ]
+    columns = columns[:: -(-columns.size // _OUTPUTS)]  # enough to know the inputs by
+    text = summed(x[rows], matrix.rows(columns), step.needed[np.ix_(rows, columns)], wrong.noise)
+    return text if text is None or not where else f"at {' and '.join(where)}: {text}"
+
+
+def _function(step: _Step, values: dict[Node, Any]) -> str | None:
+    """The values that an activation has, if these are of some other smooth function of its input."""
+    x, y, weight = (np.ravel(a) for a in (values[step.node.inputs[0]], step.needed, step.weight))
+    known = np.isfinite(y) & (weight > np.median(weight) / 2)
+    x, y = x[known], y[known]
+    order = np.argsort(x)[2:-2]
+    x, y = x[order], y[order]
+    if x.size < _FEWEST:
+        return None
+    between = np.interp(x[1:-1:2], x[::2], y[::2])
+    if ((between - y[1:-1:2]) ** 2).sum() > _SMOOTH * ((y[1:-1:2] - y.mean()) ** 2).sum():
+        return None
+    points = [i for i in (np.searchsorted(x, at) for at in (-1.0, -0.5, 0.5, 1.0)) if 0 < i < x.size]
+    right = np.ravel(values[step.node])[known][order]
+    said = [f"{y[i]:.4g} instead of {right[i]:.4g} at {x[i]:.4g}" for i in points]
+    return f"the activation is another function of its input: {listed(said)}" if said else None
