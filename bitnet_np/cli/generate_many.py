@@ -10,7 +10,7 @@ from typing import Any
 
 from ..base.errors import EmptyInputError, Error, OptionError, shown
 from ..generation.batch import Completion, Request, generate_batch
-from ..generation.prompts import certified_for, check_prompt
+from ..generation.prompts import check_prompt
 from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
 from . import progress
@@ -94,7 +94,6 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
         tokenizer = inputs.tokenizer()
     stops = (tokenizer.stops if tokenizer else ()) if stop is None else stop
     model = inputs.model()
-    head = certified_for(model, sampling, arguments.n, arguments.head if arguments.head == "certified" else "exact")
     speculation = speculation_of(inputs, batch, by_default=False)
     requests = []
     for number, name, prompt in lines:
@@ -108,7 +107,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     start = progress.working_time()
     advance = progress.bar("generating")
     done: list[Completion] = []
-    options: dict[str, Any] = {"dialect": dialect_of(arguments), "ops": arguments.ops, "head": head, "speculation": speculation}
+    options: dict[str, Any] = {"dialect": dialect_of(arguments), "ops": arguments.ops, "speculation": speculation}
     for completion in generate_batch(model, requests, batch, **options):
         done.append(completion)
         progress.clear()

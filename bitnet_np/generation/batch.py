@@ -26,8 +26,7 @@ from ..engine.tokens import Tokens, pad
 from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Model
-from .certified import CertifiedHead
-from .prompts import certified_for, check_prompt
+from .prompts import check_prompt
 from .sampling import GREEDY, Sampling, choose, uniforms
 from .speculation import Costs, Proposals, Speculation, check_speculation
 
@@ -122,10 +121,10 @@ class Continuation:
     first: float | None = None
 
     @classmethod
-    def of(cls, model: Model, request: Request, head: CertifiedHead | None) -> "Continuation":
+    def of(cls, model: Model, request: Request) -> "Continuation":
         """A request, checked. Raises what `Batch.submit` does, except for ids and slots."""
         prompt = check_prompt(model, instance("request", request, Request).prompt, request.n, request.stop)
-        certified_for(model, request.sampling, prompt.n, head or "exact")
+        instance("sampling", request.sampling, Sampling)
         return cls(request, request.numbers(), prompt.tokens.ids[0].tolist(), prompt.n, prompt.stop)
 
     def positions(self) -> int:
@@ -141,9 +140,8 @@ class Batch:
     """A scheduler of `slots` sequences at a time, of up to `capacity` positions each (default: the model's context).
 
     `submit` requests at any time, call `step` until `done`. `observe(request, logits)` is called with the logits [V] that each token is
-    chosen from. head: computes them in place of the model's output table (certified.py). dtype: of the KV cache; float16 changes logits,
-    but not with the other sequences. speculation: drafts tokens, so that a step may choose several for a sequence, the same ones
-    (speculation.py). After an exception in `step` a batch is of no further use.
+    chosen from. dtype: of the KV cache; float16 changes logits, but not with the other sequences. speculation: drafts tokens, so that a
+    step may choose several for a sequence, the same ones (speculation.py). After an exception in `step` a batch is of no further use.
 
     Raises what KVCache does for slots, capacity and dtype, and what `stream` does for speculation.
     """
@@ -158,12 +156,11 @@ class Batch:
         dialect: Dialect = EXACT,
         ops: Backend = cpu,
         observe: Observe = _ignore,
-        head: CertifiedHead | None = None,
         speculation: Speculation | None = None,
     ):
         self._runtime = Runtime(model, dialect, ops).checked()
         check_speculation(self._runtime, speculation)
-        self.observe, self.head, self.speculation = observe, head, speculation
+        self.observe, self.speculation = observe, speculation
         self._costs = Costs()
         self.cache = new_cache(model.config, slots, capacity, ops, dtype)
         self._free = list(range(self.cache.batch))
@@ -181,10 +178,10 @@ class Batch:
     def submit(self, request: Request) -> None:
         """Queue a request for a slot.
 
-        Raises what `stream` raises for an invalid prompt, n, seed or stop tokens, or for sampling that needs more logits than the head
-        gives; OptionError for an id that is in use, CapacityError if prompt and n tokens do not fit a slot.
+        Raises what `stream` raises for an invalid prompt, n, sampling, seed or stop tokens, OptionError for an id that is in use,
+        CapacityError if prompt and n tokens do not fit a slot.
         """
-        self.queue(Continuation.of(self._runtime.model, request, self.head))
+        self.queue(Continuation.of(self._runtime.model, request))
 
     def queue(self, sequence: Continuation) -> None:
         """`submit` for a checked request."""
@@ -270,7 +267,7 @@ class Batch:
         slots = np.array([sequence.slot for sequence in sequences])
         run = run_cached if sequences[0].proposals else run_prefill
         try:
-            logits = run(self._runtime, tokens, self.cache, slots, head=self.head)
+            logits = run(self._runtime, tokens, self.cache, slots)
         except NonFiniteError as error:
             if len(sequences) > 1:
                 return [result for sequence in sequences for result in self._forward([sequence])]
@@ -328,7 +325,6 @@ def generate_batch(
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
     observe: Observe = _ignore,
-    head: CertifiedHead | None = None,
     speculation: Speculation | None = None,
 ) -> Iterator[Completion]:
     """Completions of requests in the order given, `slots` at a time; each as soon as it and all before it are complete.
@@ -336,10 +332,10 @@ def generate_batch(
     Raises, on the call itself, what `Batch.submit` raises, what `stream` does for speculation, and OptionError for less than one slot.
     """
     Runtime(model, dialect, ops).checked()
-    sequences = [Continuation.of(model, request, head) for request in requests]
+    sequences = [Continuation.of(model, request) for request in requests]
     needed = max((sequence.positions() for sequence in sequences), default=1)
     used = min(integer("slots", slots, 1), max(len(sequences), 1))
-    batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head, speculation=speculation)
+    batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe, speculation=speculation)
     for sequence in sequences:
         batch.queue(sequence)
     names = [sequence.request.id for sequence in sequences]
