@@ -95,17 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         most = embedded.DEMO_TOKENS if arguments.model is None else TOKENS
         path = Path(arguments.model or stack.enter_context(embedded.demo_path()))
-        chosen_stops = None if arguments.stop is None else parse_numbers("--stop", arguments.stop, int)
         if arguments.prompts_file is not None:
             arguments.n = most if arguments.n is None else arguments.n
-            return batch_command.run_prompts(arguments, path, chosen_stops)
+            return batch_command.run_prompts(arguments, path)
         if arguments.batch is not None:
             raise OptionError("--batch needs --prompts-file")
         inputs = opened(arguments, path)
         tokenizer = inputs.tokenizer() if arguments.text is not None else None
         ids = _prompt(inputs, tokenizer)
-        stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops
-        tokens, speculation = _stream(inputs, ids, most, stops)
+        tokens, speculation = _stream(inputs, ids, most, batch_command.stops_of(arguments, tokenizer))
         decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
         new: list[int] = []
         pieces: list[str] = []

@@ -15,18 +15,26 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..base.errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
+from ..base.errors import (
+    CapacityError,
+    ContextLimitError,
+    EmptyInputError,
+    NonFiniteError,
+    OptionError,
+    ShapeError,
+    TokenRangeError,
+    shown,
+)
 from ..base.validate import instance, integer, integers
 from ..engine.backend import Backend
 from ..engine.cache import KVCache, new_cache
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import forward, forward_full, run_cached, run_prefill
 from ..engine.network import Runtime
-from ..engine.tokens import Tokens, pad
+from ..engine.tokens import Tokens, check_tokens, pad
 from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Model
-from .prompts import check_prompt
 from .sampling import GREEDY, Sampling, choose, uniforms
 from .speculation import Costs, Proposals, Speculation, check_speculation
 
@@ -105,7 +113,7 @@ class Completion:
     seconds: float = field(default=0.0, compare=False)  # from admission to the end
 
 
-@dataclass
+@dataclass(eq=False)
 class Continuation:
     """A request in progress, checked."""
 
@@ -121,15 +129,35 @@ class Continuation:
     first: float | None = None
 
     @classmethod
-    def of(cls, model: Model, request: Request) -> "Continuation":
-        """A request, checked. Raises what `Batch.submit` does, except for ids and slots."""
-        prompt = check_prompt(model, instance("request", request, Request).prompt, request.n, request.stop)
+    def of(cls, model: Model, request: Request, numbers: Iterator[float] | None = None) -> "Continuation":
+        """A request, checked; numbers: what it samples with in place of its own.
+
+        Raises what `Batch.submit` does, except for ids and slots.
+        """
+        ids = integers("prompt", instance("request", request, Request).prompt, 1, TokenRangeError)
+        if ids.size == 0:
+            raise EmptyInputError("Prompt cannot be empty")
+        n, context = integer("number of tokens to generate", request.n, 0), model.config.context
+        check_tokens(model.config, ids[None])
+        if ids.size + n > context:
+            raise ContextLimitError(f"a prompt of {ids.size} and {n} new tokens exceed the model's context of {context}")
+        stop = frozenset(_stops(model, request.stop))
         instance("sampling", request.sampling, Sampling)
-        return cls(request, request.numbers(), prompt.tokens.ids[0].tolist(), prompt.n, prompt.stop)
+        return cls(request, request.numbers() if numbers is None else numbers, ids.tolist(), n, stop)
 
     def positions(self) -> int:
         """Number of positions that it needs in a slot, the prompt's included."""
         return len(self.pending) + max(self.n - 1, 0)
+
+
+def _stops(model: Model, stop: Collection[int]) -> Iterator[int]:
+    if not isinstance(stop, Collection):  # an iterator would be used up here, and stop nothing
+        raise OptionError(f"stop is {shown(stop)}, expected a collection of token ids")
+    for value in stop:
+        token = integer("stop token", value, -(2**63))
+        if not 0 <= token < model.config.vocab:
+            raise OptionError(f"stop token {token} is not an id of the vocabulary, 0..{model.config.vocab - 1}")
+        yield token
 
 
 def _ignore(request: Request, logits: NDArray[np.float32]) -> None:
@@ -252,12 +280,12 @@ class Batch:
             assert sequence.proposals
             drafts = sequence.proposals.next(self._costs, len(drafting))
             sequence.pending = [*sequence.pending, *drafts.tolist()]
-        results: dict[int, _Result] = dict(zip(map(id, drafting), self._forward(drafting), strict=True))
+        results = dict(zip(drafting, self._forward(drafting), strict=True))
         rows = sum(len(sequence.pending) for sequence in drafting)
         self._costs.measured(rows, time.perf_counter() - start)
         others = [sequence for sequence in self._running if not sequence.proposals]
-        results |= zip(map(id, others), self._forward(others), strict=True)
-        return [results[id(sequence)] for sequence in self._running]
+        results |= zip(others, self._forward(others), strict=True)
+        return [results[sequence] for sequence in self._running]
 
     def _forward(self, sequences: list[Continuation]) -> list[_Result]:
         """The logits of sequences that all have drafts or all have none, or the error of one: the others do not suffer from it."""
@@ -305,7 +333,7 @@ class Batch:
         if sequence.proposals:
             self.cache.rollback(sequence.slot, sequence.proposals.rejected)
         elif self.speculation:
-            prompt = np.asarray(request.prompt, np.int64)
+            prompt = np.array(sequence.pending)
             sequence.proposals = Proposals(self.speculation, self._runtime.model.config.vocab, prompt, sequence.n)
             sequence.proposals.append(token)
         sequence.pending = [token]

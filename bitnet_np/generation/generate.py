@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ..base.errors import NonFiniteError, OptionError, shown
-from ..base.validate import instance, number
+from ..base.validate import number
 from ..engine.backend import Backend
 from ..engine.dialects import EXACT, Dialect
 from ..engine.network import Runtime
@@ -11,7 +11,6 @@ from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Model
 from .batch import Batch, Continuation, Request
-from .prompts import check_prompt
 from .sampling import GREEDY, Sampling, uniforms
 from .speculation import Speculation
 
@@ -42,12 +41,10 @@ def stream(
     when `numbers` run out, TokenRangeError or ShapeError for drafts that are not ids of the vocabulary.
     """
     Runtime(model, dialect, ops).checked()
-    checked = check_prompt(model, prompt, n, stop)
-    instance("sampling", sampling, Sampling)
     if numbers is not None and not isinstance(numbers, Iterable):
         raise OptionError(f"numbers are {shown(numbers)}, expected an iterable of uniform numbers")
-    ids, source = checked.tokens.ids[0].tolist(), uniforms(seed) if numbers is None else _given(numbers)
-    continued = Continuation(Request(0, ids, checked.n, sampling), source, ids, checked.n, checked.stop)
+    source = uniforms(seed) if numbers is None else _given(numbers)
+    continued = Continuation.of(model, Request(0, prompt, n, sampling, stop=stop), source)
     batch = Batch(model, 1, continued.positions(), dialect=dialect, ops=ops, speculation=speculation)
     batch.queue(continued)
 
