@@ -10,7 +10,7 @@ from bitnet_np.base.errors import NonFiniteError, OptionError, ShapeError, Token
 from bitnet_np.engine import forward_pass
 from bitnet_np.generation import batch as batch_module
 from bitnet_np.generation import speculation
-from bitnet_np.generation.batch import Request, generate_batch
+from bitnet_np.generation.batch import Batch, Request, generate_batch
 from bitnet_np.generation.generate import generate, stream
 from bitnet_np.generation.speculation import Costs, DraftModel, Proposals, Speculation, prompt_lookup
 
@@ -50,6 +50,16 @@ def test_a_drafter_cannot_change_the_tokens(model, always):
 
     with pytest.raises(ValueError, match="read-only"):
         generate(model, [1, 2], 5, speculation=Speculation(draft))
+
+
+def test_a_prompt_that_the_caller_changes_afterwards_is_not_read_again(model, always):
+    prompt, seen = [1, 2], []
+    batch = Batch(model, 1, speculation=Speculation(lambda tokens, most: seen.append(tokens[:2].tolist()) or []))
+    batch.submit(Request(0, prompt, 5))
+    prompt[:] = 3, 4
+    while not batch.done:
+        batch.step()
+    assert seen == [[1, 2]] * 3  # the last pass has room for no draft
 
 
 @pytest.mark.parametrize(
