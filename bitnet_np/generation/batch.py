@@ -315,8 +315,8 @@ class Batch:
             return self._completion(sequence, str(result))
         if sequence.n == 0:
             return self._completion(sequence)
-        row = 0
-        while True:
+        row: int | None = 0  # of the token's logits
+        while row is not None:
             logits = np.atleast_2d(result)[row]
             self.observe(request, logits)
             token = choose(logits, request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
@@ -326,10 +326,7 @@ class Batch:
             tokens.append(token)
             if len(tokens) == sequence.n:
                 return self._completion(sequence)
-            drafted = sequence.proposals.append(token) if sequence.proposals else None
-            if drafted is None:
-                break
-            row = drafted
+            row = sequence.proposals.append(token) if sequence.proposals else None
         if sequence.proposals:
             self.cache.rollback(sequence.slot, sequence.proposals.rejected)
         elif self.speculation:
