@@ -16,7 +16,6 @@ with default_state():  # constants are rounded when their modules are imported
     from .files.gguf_file import open_gguf
     from .files.load import load
     from .generation.batch import Batch, Completion, Request, forward_batch, generate_batch
-    from .generation.certified import CertifiedHead, certify
     from .generation.generate import generate, stream
     from .generation.sampling import Sampling
     from .generation.speculation import DraftModel, Speculation, prompt_lookup
@@ -38,7 +37,6 @@ __all__ = [
     "LLAMA_CPP",
     "Batch",
     "Blocks",
-    "CertifiedHead",
     "Completion",
     "Config",
     "Dialect",
@@ -58,7 +56,6 @@ __all__ = [
     "Speculation",
     "Ternary",
     "Verdict",
-    "certify",
     "check",
     "compute_logits",
     "contract",

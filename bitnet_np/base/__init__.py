@@ -5,7 +5,6 @@ validate.py      checks of what callers pass in
 extras.py        optional dependencies, imported with a clear error if they are missing
 progress.py      progress of long work, reported to functions that the caller passes in
 whole_file.py    files that appear only when they are complete
-file_pages.py    pages of memory-mapped files, given back
 tensor_types.py  ggml's tensor types, as a table
 blas.py          the threads of NumPy's matrix products
 """

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from ..base.errors import OptionError, ShapeError
 from ..files import embedded
 from ..generation.generate import stream
-from ..generation.prompts import HeadChoice
 from ..generation.sampling import Sampling
 from ..generation.speculation import Speculation
 from ..text.tokenizer import Tokenizer
@@ -52,13 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--uniforms", metavar="0.1,0.7", help="numbers from 0 to 1 to sample with instead of the seed's, one for each token"
     )
-    parser.add_argument(
-        "--head",
-        choices=get_args(HeadChoice),
-        default="auto",
-        help="compute all logits (exact) or only those that can win (certified); the tokens are the same. auto (default) takes the faster "
-        "way, with --prompts-file always exact",
-    )
     add_speculation_arguments(parser)
     parser.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text (default: the model's end tokens)")
     add_computing_arguments(parser)
@@ -94,7 +85,6 @@ def _stream(inputs: Inputs, ids: NDArray, most: int, stops: Collection[int]) -> 
         stop=stops,
         dialect=dialect_of(arguments),
         ops=arguments.ops,
-        head=arguments.head,
         speculation=speculation,
     )
     return tokens, speculation
@@ -105,17 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         most = embedded.DEMO_TOKENS if arguments.model is None else TOKENS
         path = Path(arguments.model or stack.enter_context(embedded.demo_path()))
-        chosen_stops = None if arguments.stop is None else parse_numbers("--stop", arguments.stop, int)
         if arguments.prompts_file is not None:
             arguments.n = most if arguments.n is None else arguments.n
-            return batch_command.run_prompts(arguments, path, chosen_stops)
+            return batch_command.run_prompts(arguments, path)
         if arguments.batch is not None:
             raise OptionError("--batch needs --prompts-file")
         inputs = opened(arguments, path)
         tokenizer = inputs.tokenizer() if arguments.text is not None else None
         ids = _prompt(inputs, tokenizer)
-        stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops
-        tokens, speculation = _stream(inputs, ids, most, stops)
+        tokens, speculation = _stream(inputs, ids, most, batch_command.stops_of(arguments, tokenizer))
         decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
         new: list[int] = []
         pieces: list[str] = []

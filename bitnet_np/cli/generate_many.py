@@ -9,10 +9,10 @@ from statistics import median
 from typing import Any
 
 from ..base.errors import EmptyInputError, Error, OptionError, shown
-from ..generation.batch import Completion, Request, generate_batch
-from ..generation.prompts import certified_for, check_prompt
+from ..generation.batch import Completion, Continuation, Request, generate_batch
 from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
+from ..traces.token_files import parse_numbers
 from . import progress
 from .arguments import dialect_of
 from .inputs import opened
@@ -77,8 +77,8 @@ def read_prompts(path: Path) -> Iterator[tuple[int, str | int, str | list[int]]]
                 raise wrong(f"tokens is {shown(tokens)}, expected a list of integers")
 
 
-def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collection[int] | None) -> int:
-    """Run the command; returns the exit code. stop: tokens that end a text, None for the file's own."""
+def run_prompts(arguments: argparse.Namespace, model_path: Path) -> int:
+    """Run the command; returns the exit code."""
     if arguments.uniforms is not None:
         raise OptionError("--uniforms is for one prompt; with --prompts-file every sequence has numbers of its own, from --seed and its id")
     batch = DEFAULT_BATCH if arguments.batch is None else arguments.batch
@@ -92,24 +92,21 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     tokenizer = None
     if arguments.chat or any(isinstance(prompt, str) for _, _, prompt in lines):
         tokenizer = inputs.tokenizer()
-    stops = (tokenizer.stops if tokenizer else ()) if stop is None else stop
+    stops = stops_of(arguments, tokenizer)
     model = inputs.model()
-    head = certified_for(model, sampling, arguments.n, arguments.head if arguments.head == "certified" else "exact")
     speculation = speculation_of(inputs, batch, by_default=False)
     requests = []
     for number, name, prompt in lines:
         try:
-            ids = _encoded(prompt, tokenizer, arguments.chat)
-            check_prompt(model, ids, arguments.n, stops)
-            requests.append(Request(name, ids, arguments.n, sampling, arguments.seed, stops))
+            requests.append(Request(name, _encoded(prompt, tokenizer, arguments.chat), arguments.n, sampling, arguments.seed, stops))
+            Continuation.of(model, requests[-1])  # raises where the error can name the line
         except Error as error:
             raise type(error)(f"{arguments.prompts_file}, line {number}: {error}") from None
 
     start = progress.working_time()
     advance = progress.bar("generating")
     done: list[Completion] = []
-    options: dict[str, Any] = {"dialect": dialect_of(arguments), "ops": arguments.ops, "head": head, "speculation": speculation}
-    for completion in generate_batch(model, requests, batch, **options):
+    for completion in generate_batch(model, requests, batch, dialect=dialect_of(arguments), ops=arguments.ops, speculation=speculation):
         done.append(completion)
         progress.clear()
         print(_line(completion, tokenizer, arguments.json), flush=True)
@@ -123,6 +120,13 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
         file=sys.stderr,
     )
     return 2 if any(completion.error for completion in done) else 0
+
+
+def stops_of(arguments: argparse.Namespace, tokenizer: Tokenizer | None) -> Collection[int]:
+    """The tokens that end a text: those of --stop, or the model's own where there is text."""
+    if arguments.stop is not None:
+        return parse_numbers("--stop", arguments.stop, int)
+    return tokenizer.stops if tokenizer else ()
 
 
 def _encoded(prompt: str | list[int], tokenizer: Tokenizer | None, chat: bool) -> list[int]:

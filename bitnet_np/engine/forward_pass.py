@@ -31,7 +31,7 @@ from . import masks
 from .backend import Array, Backend
 from .cache import Attend, Attention, KVCache, new_cache
 from .dialects import EXACT, Dialect
-from .network import Floats, Head, Record, Runtime, check_finite, ignore, run_feed_forward, run_layer, run_layers
+from .network import Floats, Record, Runtime, check_finite, ignore, run_feed_forward, run_layer, run_layers, run_output
 from .pooling import pool
 from .tokens import Rows, Tokens, check_context, check_tokens
 
@@ -167,15 +167,13 @@ def forward(
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
     record: Record = ignore,
-    head: Head | None = None,
     mask: ArrayLike | None = None,
     strict: bool = False,
 ) -> Floats:
     """Logits of the next tokens of sequences whose beginnings are in `cache`: prefill, a chunk of it, or decode.
 
     Arguments and result are those of `forward_full`. Sequence i lives in slot slots[i], by default in slot i, and the positions of its new
-    tokens follow those that the slot holds. Afterwards the slots hold the new tokens too. `head` computes the logits in place of the
-    model's output table and bias; it may leave some out, as -infinity (certified.py).
+    tokens follow those that the slot holds. Afterwards the slots hold the new tokens too.
 
     mask: as in `forward_full`, [T, S] or [1 or B, 1, T, S]: a row for each new token, a column for each position from 0 on, S of them, as
     many as the longest sequence has if all its T tokens are real. A position that is not there yet, or is padding, is never seen.
@@ -196,7 +194,7 @@ def forward(
         if strict:
             masks.check_causal(visible, start)
         attention = _masked_attention(runtime, visible, checked, chosen, start)
-    return run_cached(runtime, checked, cache, chosen, record, last_only=last_only, head=head, attention=attention)
+    return run_cached(runtime, checked, cache, chosen, record, last_only=last_only, attention=attention)
 
 
 @steady
@@ -210,7 +208,6 @@ def prefill(
     slots: ArrayLike | None = None,
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
-    head: Head | None = None,
 ) -> Floats:
     """As `forward` with last_only, at most `block` tokens of each sequence at a time: memory is the cache's and O(B * block), not O(B * T).
 
@@ -221,7 +218,7 @@ def prefill(
     block = integer("block", block, 1)
     chosen = check_slots(slots, checked)
     check_cache(model.config, cache)
-    return run_prefill(runtime, checked, cache, chosen, block=block, head=head)
+    return run_prefill(runtime, checked, cache, chosen, block=block)
 
 
 @steady
@@ -295,8 +292,8 @@ def run_whole(
     attend = _whole_attention(runtime, tokens, resident, attention)
     if runtime.model.config.pooling != "none" and record is not ignore and not last_only:
         record = _with_pooled(record, runtime.model.config.pooling, rows)
-    logits = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only)
-    logits = check_finite(ops.to_host(logits), rows, last_only)
+    h = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only)
+    logits = check_finite(ops.to_host(run_output(runtime, h, record)), rows, last_only)
     return logits if last_only else rows.padded(logits, tokens.ids.shape)
 
 
@@ -333,12 +330,12 @@ def run_cached(
     record: Record = ignore,
     *,
     last_only: bool = False,
-    head: Head | None = None,
+    with_logits: bool = True,
     attention: Attention | None = None,
 ) -> Floats:
     """`forward` for checked tokens; the cache and the rows check slots, capacity and the model's context.
 
-    attention: replaces the causal one.
+    with_logits: False leaves out the output matrix: the cache is filled, the result is [0, V]. attention: replaces the causal one.
     """
     ops = runtime.ops
     with cache.appending(slots, tokens.lengths) as start:
@@ -346,24 +343,25 @@ def run_cached(
         resident = ops.resident(rows)
         repeats = ops.repeats and attention is None and record is ignore and runtime.edit is None
         attend = cache.attending(rows, resident, attention or runtime.attention, ops.mark, repeats)
-        logits = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only, head=head)
-        logits = check_finite(logits if head else ops.to_host(logits), rows, last_only, head)
+        h = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only)
+        if not with_logits:
+            return np.empty((0, runtime.model.config.vocab), np.float32)
+        logits = check_finite(ops.to_host(run_output(runtime, h, record)), rows, last_only)
     return logits if last_only else rows.padded(logits, tokens.ids.shape)
 
 
-def run_prefill(
-    runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], *, block: int = BLOCK, head: Head | None = None
-) -> Floats:
+def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], *, block: int = BLOCK) -> Floats:
     """`prefill` for checked arguments."""
     if tokens.ids.shape[1] <= block:
-        return run_cached(runtime, tokens, cache, slots, last_only=True, head=head)
+        return run_cached(runtime, tokens, cache, slots, last_only=True)
     check_context(runtime.model.config, cache.reserve(slots, tokens.lengths) + tokens.lengths)
     logits: list[tuple[int, Floats]] = []
     with cache.undone_on_error(slots, tokens.lengths):
         for part in tokens.blocks(block):
-            block_head = head if part.last.any() else lambda x: np.zeros((len(x), 1), np.float32)  # whose logits are not needed
-            rows = run_cached(runtime, part.tokens, cache, slots[part.active], last_only=True, head=block_head)
-            logits += zip(part.active[part.last], rows[part.last], strict=True)
+            ends = bool(part.last.any())  # a sequence ends here: the logits of other blocks are not needed
+            rows = run_cached(runtime, part.tokens, cache, slots[part.active], last_only=True, with_logits=ends)
+            if ends:
+                logits += zip(part.active[part.last], rows[part.last], strict=True)
     return np.stack([row for _, row in sorted(logits, key=lambda item: item[0])])
 
 

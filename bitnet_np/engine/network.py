@@ -37,9 +37,6 @@ Record = Callable[[str, int | None, NDArray], None]
 Edit = Callable[[str, int | None, NDArray], NDArray]
 """Returns the tensor that the pass continues with: the array itself, or another of its shape. Not called for codes and their scales."""
 
-Head = Callable[[Array], Floats]
-"""The output matrix: [R, D] where the backend has it -> NumPy's [R, V]."""
-
 ATTENTION_ROWS, FFN_ROWS = 128, 128
 """Rows that go through a branch of a layer at a time (of a feed-forward, on average through an expert), which has the widest tensors.
 
@@ -121,32 +118,33 @@ def run_layers(
     record: Record = ignore,
     *,
     last_only: bool = False,
-    head: Head | None = None,
 ) -> Array:
-    """Logits of rows: [R] -> [R, V], or [B, V] of each sequence's last row with last_only. Arrays are where the backend has them.
+    """What the output matrix reads of rows: [R] -> [R, D], or [B, D] of each sequence's last row with last_only.
 
-    head: computes the logits in place of the model's output table and bias.
+    Arrays are where the backend has them.
     """
-    model, dialect, ops = runtime.model, runtime.dialect, runtime.ops
-    c = model.config
+    model, ops = runtime.model, runtime.ops
     whole = _Step(runtime, None, record)
     ops.mark("forward")
     h = whole.note("inp_embd", _embed(model.token_embd, rows.tokens, ops))
     if model.position_embd is not None:
         h = whole.note("inpL", ops.add(h, _embed(model.position_embd, rows.position, ops)))
-    if c.embedding_scale != 1:
-        h = whole.note("inp_scaled", ops.scaled(h, np.float32(c.embedding_scale)))
+    if model.config.embedding_scale != 1:
+        h = whole.note("inp_scaled", ops.scaled(h, np.float32(model.config.embedding_scale)))
     way = _Way.of(whole, len(h), rotations, attend)
     h = _hidden(whole, h, way, rows.last if last_only else None) if attend.repeats is None else _repeated(whole, h, way, attend.repeats)
-    h = dialect.rounded(h)
-    if head is not None:
-        logits = head(dialect.matrix_input(h, model.head))
-    else:
-        logits = _table_product(h, model.head, dialect, ops)
-        logits = logits if model.output_bias is None else ops.add_bias(logits, model.output_bias)
-        logits = logits if c.logit_scale == 1 else ops.scaled(logits, np.float32(1) / np.float32(c.logit_scale))
-        logits = logits if c.logit_cap is None else ops.soft_cap(logits, np.float32(c.logit_cap))
-    return whole.note("result_output", logits)
+    return runtime.dialect.rounded(h)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def run_output(runtime: Runtime, h: Array, record: Record = ignore) -> Array:
+    """Logits, out of what `run_layers` gives: [R, D] -> [R, V]."""
+    model, ops, c = runtime.model, runtime.ops, runtime.model.config
+    logits = _table_product(h, model.head, runtime.dialect, ops)
+    logits = logits if model.output_bias is None else ops.add_bias(logits, model.output_bias)
+    logits = logits if c.logit_scale == 1 else ops.scaled(logits, np.float32(1) / np.float32(c.logit_scale))
+    logits = logits if c.logit_cap is None else ops.soft_cap(logits, np.float32(c.logit_cap))
+    return _Step(runtime, None, record).note("result_output", logits)
 
 
 def _hidden(whole: _Step, h: Array, way: _Way, last: Array | None = None) -> Array:
@@ -192,11 +190,10 @@ def run_feed_forward(runtime: Runtime, n: int, h: Array, norm: bool, record: Rec
     return _feed_forward(_Step(runtime, n, record), w if norm else replace(w, attn_norm=None, ffn_norm=None), h)
 
 
-def check_finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
-    """The logits. Raises NonFiniteError if they are not finite; those that a `head` leaves out, never the largest, are -infinity."""
-    largest = logits if head is None else logits.max(axis=1)
-    if cpu.has_non_finite(largest):
-        row = int(np.flatnonzero(~np.isfinite(largest.reshape(len(logits), -1)).all(axis=1))[0])
+def check_finite(logits: Floats, rows: Rows, last_only: bool) -> Floats:
+    """The logits. Raises NonFiniteError if they are not finite."""
+    if cpu.has_non_finite(logits):
+        row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
         row = int(rows.last[row]) if last_only else row
         where = f"sequence {rows.sequence[row]}, position {rows.position[row]}"
         raise NonFiniteError(f"the logits of {where} have NaN or infinity in them: the model leaves float32's range")

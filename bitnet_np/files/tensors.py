@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import FileFormatError, NonFiniteError, UnsupportedError
-from ..base.file_pages import release_pages
 from ..base.tensor_types import BF16, F16, F32, F64, TensorType
 from ..kernels import cpu
 from ..model import widen
@@ -30,8 +29,12 @@ class Tensor:
     mapping: mmap.mmap = field(repr=False)  # the file
 
     def release(self) -> None:
-        """Let the system have the pages of data that is not going to be read again. It stays valid: it would be read anew."""
-        release_pages(self.mapping, self.offset, self.data.size)
+        """Let the system have the whole pages of data that is not going to be read again. It stays valid: it would be read anew."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = -(-self.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+            whole = (self.offset + self.data.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
+            if whole > 0:
+                self.mapping.madvise(mmap.MADV_DONTNEED, start, whole)
 
 
 class CheckedTensors:

@@ -1,8 +1,9 @@
 """Tokens out of logits. The engine does not know it.
 
-sampling.py     the next token out of its logits      prompts.py    prompts and what they are continued by, checked
-generate.py     streams of tokens                     batch.py      many prompts over few slots of a KV cache
-speculation.py  drafts, checked in one pass           certified.py  greedy decoding without all logits, proven
+sampling.py     the next token out of its logits
+batch.py        many prompts over few slots of a KV cache
+generate.py     streams of tokens
+speculation.py  drafts, checked in one pass
 nll.py          negative log-likelihood of a text
 compat.py       operations under the names that other projects use
 """

@@ -15,19 +15,26 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..base.errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
+from ..base.errors import (
+    CapacityError,
+    ContextLimitError,
+    EmptyInputError,
+    NonFiniteError,
+    OptionError,
+    ShapeError,
+    TokenRangeError,
+    shown,
+)
 from ..base.validate import instance, integer, integers
 from ..engine.backend import Backend
 from ..engine.cache import KVCache, new_cache
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import forward, forward_full, run_cached, run_prefill
 from ..engine.network import Runtime
-from ..engine.tokens import Tokens, pad
+from ..engine.tokens import Tokens, check_tokens, pad
 from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Model
-from .certified import CertifiedHead
-from .prompts import certified_for, check_prompt
 from .sampling import GREEDY, Sampling, choose, uniforms
 from .speculation import Costs, Proposals, Speculation, check_speculation
 
@@ -106,7 +113,7 @@ class Completion:
     seconds: float = field(default=0.0, compare=False)  # from admission to the end
 
 
-@dataclass
+@dataclass(eq=False)
 class Continuation:
     """A request in progress, checked."""
 
@@ -122,15 +129,35 @@ class Continuation:
     first: float | None = None
 
     @classmethod
-    def of(cls, model: Model, request: Request, head: CertifiedHead | None) -> "Continuation":
-        """A request, checked. Raises what `Batch.submit` does, except for ids and slots."""
-        prompt = check_prompt(model, instance("request", request, Request).prompt, request.n, request.stop)
-        certified_for(model, request.sampling, prompt.n, head or "exact")
-        return cls(request, request.numbers(), prompt.tokens.ids[0].tolist(), prompt.n, prompt.stop)
+    def of(cls, model: Model, request: Request, numbers: Iterator[float] | None = None) -> "Continuation":
+        """A request, checked; numbers: what it samples with in place of its own.
+
+        Raises what `Batch.submit` does, except for ids and slots.
+        """
+        ids = integers("prompt", instance("request", request, Request).prompt, 1, TokenRangeError)
+        if ids.size == 0:
+            raise EmptyInputError("Prompt cannot be empty")
+        n, context = integer("number of tokens to generate", request.n, 0), model.config.context
+        check_tokens(model.config, ids[None])
+        if ids.size + n > context:
+            raise ContextLimitError(f"a prompt of {ids.size} and {n} new tokens exceed the model's context of {context}")
+        stop = frozenset(_stops(model, request.stop))
+        instance("sampling", request.sampling, Sampling)
+        return cls(request, request.numbers() if numbers is None else numbers, ids.tolist(), n, stop)
 
     def positions(self) -> int:
         """Number of positions that it needs in a slot, the prompt's included."""
         return len(self.pending) + max(self.n - 1, 0)
+
+
+def _stops(model: Model, stop: Collection[int]) -> Iterator[int]:
+    if not isinstance(stop, Collection):  # an iterator would be used up here, and stop nothing
+        raise OptionError(f"stop is {shown(stop)}, expected a collection of token ids")
+    for value in stop:
+        token = integer("stop token", value, -(2**63))
+        if not 0 <= token < model.config.vocab:
+            raise OptionError(f"stop token {token} is not an id of the vocabulary, 0..{model.config.vocab - 1}")
+        yield token
 
 
 def _ignore(request: Request, logits: NDArray[np.float32]) -> None:
@@ -141,9 +168,8 @@ class Batch:
     """A scheduler of `slots` sequences at a time, of up to `capacity` positions each (default: the model's context).
 
     `submit` requests at any time, call `step` until `done`. `observe(request, logits)` is called with the logits [V] that each token is
-    chosen from. head: computes them in place of the model's output table (certified.py). dtype: of the KV cache; float16 changes logits,
-    but not with the other sequences. speculation: drafts tokens, so that a step may choose several for a sequence, the same ones
-    (speculation.py). After an exception in `step` a batch is of no further use.
+    chosen from. dtype: of the KV cache; float16 changes logits, but not with the other sequences. speculation: drafts tokens, so that a
+    step may choose several for a sequence, the same ones (speculation.py). After an exception in `step` a batch is of no further use.
 
     Raises what KVCache does for slots, capacity and dtype, and what `stream` does for speculation.
     """
@@ -158,12 +184,11 @@ class Batch:
         dialect: Dialect = EXACT,
         ops: Backend = cpu,
         observe: Observe = _ignore,
-        head: CertifiedHead | None = None,
         speculation: Speculation | None = None,
     ):
         self._runtime = Runtime(model, dialect, ops).checked()
         check_speculation(self._runtime, speculation)
-        self.observe, self.head, self.speculation = observe, head, speculation
+        self.observe, self.speculation = observe, speculation
         self._costs = Costs()
         self.cache = new_cache(model.config, slots, capacity, ops, dtype)
         self._free = list(range(self.cache.batch))
@@ -181,10 +206,10 @@ class Batch:
     def submit(self, request: Request) -> None:
         """Queue a request for a slot.
 
-        Raises what `stream` raises for an invalid prompt, n, seed or stop tokens, or for sampling that needs more logits than the head
-        gives; OptionError for an id that is in use, CapacityError if prompt and n tokens do not fit a slot.
+        Raises what `stream` raises for an invalid prompt, n, sampling, seed or stop tokens, OptionError for an id that is in use,
+        CapacityError if prompt and n tokens do not fit a slot.
         """
-        self.queue(Continuation.of(self._runtime.model, request, self.head))
+        self.queue(Continuation.of(self._runtime.model, request))
 
     def queue(self, sequence: Continuation) -> None:
         """`submit` for a checked request."""
@@ -255,12 +280,12 @@ class Batch:
             assert sequence.proposals
             drafts = sequence.proposals.next(self._costs, len(drafting))
             sequence.pending = [*sequence.pending, *drafts.tolist()]
-        results: dict[int, _Result] = dict(zip(map(id, drafting), self._forward(drafting), strict=True))
+        results = dict(zip(drafting, self._forward(drafting), strict=True))
         rows = sum(len(sequence.pending) for sequence in drafting)
         self._costs.measured(rows, time.perf_counter() - start)
         others = [sequence for sequence in self._running if not sequence.proposals]
-        results |= zip(map(id, others), self._forward(others), strict=True)
-        return [results[id(sequence)] for sequence in self._running]
+        results |= zip(others, self._forward(others), strict=True)
+        return [results[sequence] for sequence in self._running]
 
     def _forward(self, sequences: list[Continuation]) -> list[_Result]:
         """The logits of sequences that all have drafts or all have none, or the error of one: the others do not suffer from it."""
@@ -270,7 +295,7 @@ class Batch:
         slots = np.array([sequence.slot for sequence in sequences])
         run = run_cached if sequences[0].proposals else run_prefill
         try:
-            logits = run(self._runtime, tokens, self.cache, slots, head=self.head)
+            logits = run(self._runtime, tokens, self.cache, slots)
         except NonFiniteError as error:
             if len(sequences) > 1:
                 return [result for sequence in sequences for result in self._forward([sequence])]
@@ -290,8 +315,8 @@ class Batch:
             return self._completion(sequence, str(result))
         if sequence.n == 0:
             return self._completion(sequence)
-        row = 0
-        while True:
+        row: int | None = 0  # of the token's logits
+        while row is not None:
             logits = np.atleast_2d(result)[row]
             self.observe(request, logits)
             token = choose(logits, request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
@@ -301,14 +326,11 @@ class Batch:
             tokens.append(token)
             if len(tokens) == sequence.n:
                 return self._completion(sequence)
-            drafted = sequence.proposals.append(token) if sequence.proposals else None
-            if drafted is None:
-                break
-            row = drafted
+            row = sequence.proposals.append(token) if sequence.proposals else None
         if sequence.proposals:
             self.cache.rollback(sequence.slot, sequence.proposals.rejected)
         elif self.speculation:
-            prompt = np.asarray(request.prompt, np.int64)
+            prompt = np.array(sequence.pending)
             sequence.proposals = Proposals(self.speculation, self._runtime.model.config.vocab, prompt, sequence.n)
             sequence.proposals.append(token)
         sequence.pending = [token]
@@ -328,7 +350,6 @@ def generate_batch(
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
     observe: Observe = _ignore,
-    head: CertifiedHead | None = None,
     speculation: Speculation | None = None,
 ) -> Iterator[Completion]:
     """Completions of requests in the order given, `slots` at a time; each as soon as it and all before it are complete.
@@ -336,10 +357,10 @@ def generate_batch(
     Raises, on the call itself, what `Batch.submit` raises, what `stream` does for speculation, and OptionError for less than one slot.
     """
     Runtime(model, dialect, ops).checked()
-    sequences = [Continuation.of(model, request, head) for request in requests]
+    sequences = [Continuation.of(model, request) for request in requests]
     needed = max((sequence.positions() for sequence in sequences), default=1)
     used = min(integer("slots", slots, 1), max(len(sequences), 1))
-    batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head, speculation=speculation)
+    batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe, speculation=speculation)
     for sequence in sequences:
         batch.queue(sequence)
     names = [sequence.request.id for sequence in sequences]

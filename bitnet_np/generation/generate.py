@@ -11,8 +11,6 @@ from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Model
 from .batch import Batch, Continuation, Request
-from .certified import CertifiedHead
-from .prompts import HeadChoice, certified_for, check_prompt
 from .sampling import GREEDY, Sampling, uniforms
 from .speculation import Speculation
 
@@ -29,7 +27,6 @@ def stream(
     stop: Collection[int] = (),
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
-    head: CertifiedHead | HeadChoice = "auto",
     speculation: Speculation | None = None,
 ) -> Iterator[int]:
     """Yield up to `n` new tokens, each as soon as it is chosen; end before a token of `stop`.
@@ -38,22 +35,17 @@ def stream(
     One forward pass for each block of the prompt (forward_pass.BLOCK), also when n is 0, and one for each token but the last. With
     `speculation` (speculation.py) a pass may give several of the same tokens.
 
-    `head` changes how fast tokens come, never which: "exact" computes all logits, "certified" the largest ones only where the choice needs
-    no others (certified.py), "auto" does so where it pays. A head of an earlier call saves making its copy of the table.
-
     Raises, on the call itself: EmptyInputError "Prompt cannot be empty", ContextLimitError if prompt and n tokens do not fit the model's
-    context, TokenRangeError or ShapeError for a prompt that is not ids of the vocabulary, OptionError for an invalid n, seed, stop token,
-    head or speculation, UnsupportedError for speculation on a device. During iteration: what `forward` raises, OptionError when `numbers`
-    run out, TokenRangeError or ShapeError for drafts that are not ids of the vocabulary.
+    context, TokenRangeError or ShapeError for a prompt that is not ids of the vocabulary, OptionError for an invalid n, sampling,
+    seed, stop token or speculation, UnsupportedError for speculation on a device. During iteration: what `forward` raises, OptionError
+    when `numbers` run out, TokenRangeError or ShapeError for drafts that are not ids of the vocabulary.
     """
     Runtime(model, dialect, ops).checked()
-    checked = check_prompt(model, prompt, n, stop)
-    certified = certified_for(model, sampling, checked.n, head)
     if numbers is not None and not isinstance(numbers, Iterable):
         raise OptionError(f"numbers are {shown(numbers)}, expected an iterable of uniform numbers")
-    ids, source = checked.tokens.ids[0].tolist(), uniforms(seed) if numbers is None else _given(numbers)
-    continued = Continuation(Request(0, ids, checked.n, sampling), source, ids, checked.n, checked.stop)
-    batch = Batch(model, 1, continued.positions(), dialect=dialect, ops=ops, head=certified, speculation=speculation)
+    source = uniforms(seed) if numbers is None else _given(numbers)
+    continued = Continuation.of(model, Request(0, prompt, n, sampling, stop=stop), source)
+    batch = Batch(model, 1, continued.positions(), dialect=dialect, ops=ops, speculation=speculation)
     batch.queue(continued)
 
     def run() -> Iterator[int]:
@@ -87,7 +79,6 @@ def generate(
     stop: Collection[int] = (),
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
-    head: CertifiedHead | HeadChoice = "auto",
     speculation: Speculation | None = None,
 ) -> list[int]:
     """The prompt and up to `n` tokens after it; arguments and errors as in `stream`."""
@@ -101,7 +92,6 @@ def generate(
         stop=stop,
         dialect=dialect,
         ops=ops,
-        head=head,
         speculation=speculation,
     )
     return [*map(int, prompt), *tokens]

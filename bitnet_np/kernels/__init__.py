@@ -12,7 +12,6 @@ attention.py       causal attention
 masks.py           attention with mask arrays, and their filling
 experts.py         the router of a layer with experts
 sampling.py        the draw of a token
-certified.py       bounds on the logits of every token
 backward.py        the gradients of these operations
 activations.py     how llama.cpp rounds what it multiplies by a matrix
 packing.py         files' ternary layouts, masters, ternary blocks -> packed matrices

@@ -26,7 +26,7 @@ from ..engine.dialects import BITNET_CPP, EXACT, Dialect
 from ..engine.forward_pass import forward, forward_full
 from ..files import embedded
 from ..files.load import load
-from ..kernels import activations, backward, certified, checks, cpu, launching
+from ..kernels import activations, backward, checks, cpu, launching
 from ..kernels.packing import from_blocks, from_i2s, from_masters, from_quarters, magnitude_sums
 from ..kernels.sampling import drawn
 from ..model import packing
@@ -152,13 +152,6 @@ def _ternary_blocks(kind: TensorType) -> tuple[NDArray, ...]:
     return (from_blocks(data, kind, 1 / float(scales[0].view(np.float16)[0])),)
 
 
-def _intervals(rows: int) -> tuple[NDArray, ...]:
-    """A table in int8, and the intervals of its logits for some rows."""
-    copy = certified.copy(noise(47, 37, 161), lambda part: None)
-    q = np.rint(63 * noise(48, 2 * rows, 161)).astype(np.int8)
-    return (*copy, *certified.intervals(copy, certified.Split(q, *np.abs(noise(49, 4, rows).astype(np.float64)))))
-
-
 def _answers(check: Callable[[NDArray], bool], array: NDArray, wrong: Any) -> tuple[NDArray, ...]:
     """What a check says of an array, and of the same with a wrong number in its first, a middle and its last place."""
     said = [check(array)]
@@ -174,7 +167,7 @@ def _one(function: Callable[..., NDArray], *arguments: Any) -> tuple[NDArray, ..
 
 
 def loading_cases() -> dict[str, Case]:
-    """The cases of kernels that prepare weights, by name: packing, checks, and the int8 copy of a certified head."""
+    """The cases of kernels that prepare weights, by name: packing, checks, and llama.cpp's rounding."""
     named: dict[str, Case] = {}
     for name, wrong in (("float32", np.nan), ("float16", np.inf), ("bfloat16", 0xFF80)):
         named[f"has_non_finite {name}"] = partial(_answers, checks.has_non_finite, _tables(37, 161)[name], wrong)
@@ -188,8 +181,6 @@ def loading_cases() -> dict[str, Case]:
         "from_quarters": lambda: tuple(np.asarray(part) for part in from_quarters(quarters, 37)),
         "from_blocks TQ1_0": partial(_ternary_blocks, TQ1_0),
         "from_blocks TQ2_0": partial(_ternary_blocks, TQ2_0),
-        "intervals, 1 row": partial(_intervals, 1),
-        "intervals, 5 rows": partial(_intervals, 5),
         "round_rows": lambda: (
             *activations.q8_k(noise(52, 5, 768)),
             *activations.q8_0(noise(53, 5, 96)),

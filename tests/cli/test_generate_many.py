@@ -82,12 +82,6 @@ def test_plain_output_is_a_line_for_each(generate_many, model):
     assert out == f"a\\n\\x1b[2J\t{expected[0][0]},{expected[0][1]}\n7\t{expected[1][0]},{expected[1][1]}\n"
 
 
-def test_the_head_changes_no_token(generate_many):
-    lines = [{"id": i, "tokens": [i, 2 * i]} for i in range(1, 6)]
-    assert len({generate_many(lines, "-n", 4, "--json", "--head", head)[0] for head in ("auto", "exact", "certified")}) == 1
-    assert "no certified head" in generate_many(lines, "--temperature", 1, "--head", "certified", code=2)[1]
-
-
 def test_blank_lines_are_passed_over_and_counted(generate_many):
     out, _ = generate_many(b'\n{"id": 1, "tokens": [1]}\r\n  \n', "-n", 1, "--json")
     assert json.loads(out)["id"] == 1

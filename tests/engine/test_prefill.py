@@ -2,13 +2,15 @@
 
 import sys
 import tracemalloc
+from unittest import mock
 
 import numpy as np
 import pytest
 from models import assert_same_bits, random_model, random_tokens
 
-from bitnet_np import KVCache, Metrics, Request, certify, forward, forward_full, forward_incremental, generate, generate_batch, prefill
+from bitnet_np import KVCache, Metrics, Request, forward, forward_full, forward_incremental, generate, generate_batch, prefill
 from bitnet_np.base.errors import ContextLimitError, OptionError
+from bitnet_np.engine import forward_pass
 from bitnet_np.engine.forward_pass import BLOCK
 
 SMALL = {"width": 20, "ffn": 36, "heads": 2, "kv_heads": 1, "head_dim": 6, "vocab": 30, "context": 4000}
@@ -37,13 +39,13 @@ def test_a_block_or_chunk_larger_than_any_prompt_is_one_shot():
         assert_same_bits(prefill(MODEL, [[1, 2, 3]], KVCache(MODEL.config), block=large), expected[:, -1])
 
 
-def test_a_head_is_asked_for_the_last_tokens_only():
-    """Not for the end of every block."""
-    head, cache = certify(MODEL.head), KVCache(MODEL.config, 2)
+def test_logits_of_the_last_tokens_only_are_computed():
+    """Not of the end of every block."""
     tokens = random_tokens(np.random.default_rng(0), MODEL, 2, 30)
-    out = prefill(MODEL, tokens, cache, [30, 29], block=10, head=head)
-    assert head.counter.calls == 2
-    np.testing.assert_array_equal(out.argmax(axis=1), forward_full(MODEL, tokens, [30, 29], last_only=True).argmax(axis=1))
+    with mock.patch.object(forward_pass, "run_output", wraps=forward_pass.run_output) as output:
+        out = prefill(MODEL, tokens, KVCache(MODEL.config, 2), [30, 29], block=10)
+    assert [len(call.args[1]) for call in output.call_args_list] == [2]
+    assert_same_bits(out, forward_full(MODEL, tokens, [30, 29], last_only=True))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="NumPy's own count of memory, as elsewhere; one platform is enough")
@@ -77,11 +79,8 @@ def test_an_error_in_a_later_block_undoes_the_earlier_ones(window, held):
         forward(model, tokens[:, : held + slot], cache, slots=[slot]) if held + slot else None
     before = cache.k.tobytes(), cache.v.tobytes(), cache.lengths.tobytes()
 
-    def fail(x):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prefill(model, tokens, cache, block=50, head=fail)
+    with mock.patch.object(forward_pass, "run_output", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        prefill(model, tokens, cache, block=50)
     assert (cache.k.tobytes(), cache.v.tobytes(), cache.lengths.tobytes()) == before
     assert_same_bits(prefill(model, tokens[:, held:], cache, block=50), forward_full(model, tokens, last_only=True))
 

@@ -12,7 +12,6 @@ from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.dialects import BITNET_CPP
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.generation.batch import Batch, Completion, Request, forward_batch, generate_batch
-from bitnet_np.generation.certified import certify
 from bitnet_np.generation.generate import generate
 from bitnet_np.generation.sampling import Sampling, uniforms
 
@@ -173,13 +172,6 @@ def test_wrong_requests_are_refused_and_the_rest_goes_on(request_, error, messag
         batch.submit(request_())
     assert [completion.request.id for _ in range(2) for completion in batch.step()] == ["taken"]
     assert batch.done
-
-
-def test_a_head_must_give_what_sampling_needs():
-    batch = Batch(MODEL, 1, head=certify(MODEL.token_embd, 3))
-    for sampling in (Sampling(1.0), Sampling(1.0, top_k=4)):
-        with pytest.raises(OptionError, match="no certified head: sampling needs"):
-            batch.submit(Request(0, [1], 1, sampling))
 
 
 def test_a_batch_has_slots():

@@ -5,7 +5,7 @@ import pytest
 
 from bitnet_np import forward_full
 from bitnet_np.base.errors import ContextLimitError, OptionError, ShapeError, TokenRangeError
-from bitnet_np.generation.nll import token_nll
+from bitnet_np.generation.nll import nll_of, token_nll
 from bitnet_np.testing.models import random_model
 
 MODEL = random_model(3, context=40)
@@ -62,3 +62,7 @@ def test_progress_ends_at_the_end():
     seen = []
     token_nll(MODEL, TOKENS, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (99, 99)
+
+
+def test_a_certain_token_takes_no_nats():
+    assert nll_of(np.array([[0, -2000]], np.float32), np.array([0])).tobytes() == bytes(8)  # 0, not -0

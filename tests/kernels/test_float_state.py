@@ -34,7 +34,6 @@ TINY = (np.float32(2.0) ** np.arange(-149, -117)).reshape(1, 32)
 POWERS = np.linspace(-104, -80, 64, dtype=np.float32)
 HIDDEN = np.full((1, 3, 128), 0.1, np.float32)
 LOGITS = [np.linspace(0, x, 300, dtype=np.float32)[None] for x in (1, 1.1)]
-TABLE = np.linspace(-1, 1, 300 * 128, dtype=np.float32).reshape(300, 128)
 MASTER = np.linspace(-1e-3, 1e-3, 512, dtype=np.float32).reshape(2, 256)
 
 
@@ -63,7 +62,6 @@ CALLS = {
     "forward_batch": lambda: np.concatenate(bn.forward_batch(MODEL, [[1, 2], [3]])),
     "generate": lambda: np.array(bn.generate(MODEL, [1], 8, sampling=bn.Sampling(0.9))),
     "generate_batch": lambda: np.array([done.tokens for done in bn.generate_batch(MODEL, [bn.Request("a", [1], 4)], 1)]),
-    "certify": lambda: bn.certify(TABLE)(HIDDEN[0]),
     "judge": lambda: np.array(repr(bn.judge(*LOGITS).as_dict())),
     "quantize": lambda: quantize(MASTER).scale,
 }

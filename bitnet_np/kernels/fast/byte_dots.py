@@ -73,7 +73,7 @@ def _dot_neon(b: Emitter, codes: ir.Value, x: ir.Value) -> ir.Value:
     """16 products s8 x s8 -> s16, neighbours added in 16 bits, and their sums in s32: smull, smull2, addp, saddlp."""
     v8i16 = ir.VectorType(I16, 8)
     products = [b.named("llvm.aarch64.neon.smull.v8i16", v8i16, *half) for half in zip(b.slices(codes, 2), b.slices(x, 2), strict=True)]
-    pairs = b.named("llvm.aarch64.neon.addp.v8i16", v8i16, *products)  # at most 2 * 127 * 63, no overflow
+    pairs = b.named("llvm.aarch64.neon.addp.v8i16", v8i16, *products)  # at most 2 * 128 * 127, no overflow
     return b.named("llvm.aarch64.neon.saddlp.v4i32.v8i16", ir.VectorType(I32, 4), pairs)
 
 
@@ -94,24 +94,6 @@ def _sums_of_words(b: Emitter, words: ir.Value) -> ir.Value:
 def broadcast_four(b: Emitter, pointer: ir.Value) -> ir.Value:
     """Four bytes of memory, repeated sixteen times, as the byte dot products of x86 can read them from memory."""
     return b.bitcast(b.splat(b.load(pointer, I32), V16I32), V64I8)
-
-
-def byte_offset(path: str) -> int:
-    """The excess of a byte over its code in the products of `byte_step`: 128; 0 on NEON, whose dot products take the signed code itself."""
-    return 0 if PATHS[path].signed else 128
-
-
-@emitted(returns=first)
-def byte_step(b, tile, codes, start, x, x_start, x_stride):
-    """tile[0, j] += 4 columns of 16 rows, 64 bytes of codes, times x[x_start + j * x_stride :][:4], one row's sum in each lane.
-
-    Codes are -127..127, stored as code + 128 and multiplied as code + `byte_offset`. |x| <= 63, so that AVX2's sums of two products fit 16
-    bits.
-    """
-    packed = b.load(codes.at(start), V64I8)
-    if byte_offset(b.path) == 0:
-        packed = b.xor(packed, 0x80)
-    return [dot_bytes(b, sums, packed, broadcast_four(b, x.at(b.place(x_start, x_stride, j)))) for j, sums in enumerate(tile)]
 
 
 # --- many tokens ----------------------------------------------------------------------------------------------------------------------
