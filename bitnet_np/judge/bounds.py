@@ -37,9 +37,10 @@ def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
         return f"it has {rows[t, i]} at position {t}, element {i}; {int(bad.sum())} are not finite{why}"
     if rows.dtype == np.float64 and float(np.abs(rows).max()) > _FLOAT32:
         return f"its largest number is {float(np.abs(rows).max()):.3g}, beyond float32"
-    flat = np.flatnonzero((np.ptp(rows, axis=-1) == 0) & (np.ptp(ours, axis=-1) > 0))
-    if flat.size:
-        return f"all its numbers at position {flat[0]} are {rows[flat[0], 0]}"
+    flat, alive = np.ptp(rows, axis=-1) == 0, np.ptp(ours, axis=-1) > 0
+    if alive.any() and flat[alive].all():
+        first = int(alive.argmax())
+        return f"all its numbers at position {first} are {rows[first, 0]}"
     if len(rows) > 1 and (rows == rows[0]).all() and np.abs(ours - ours[0].astype(np.float64)).max() > DIFFERENT * ours.std():
         return "its rows are all the same, ours are not"
     return ""

@@ -67,19 +67,19 @@ class InParts:
     def __init__(self, key: Key, config: Config, places: NDArray[np.bool_], value: Array, theirs: Array, most: float):
         """For a tensor [T, width] that is wrong at these places. most: NMSE that a mistake may leave."""
         away = np.abs(theirs - value)
-        self._parts = list(parts_of(key, config, places & (away > _NEGLIGIBLE * away.max())))
-        self._theirs = [part.cut(theirs) for part in self._parts]
+        self.parts = list(parts_of(key, config, places & (away > _NEGLIGIBLE * away.max())))
+        self._theirs = [part.cut(theirs) for part in self.parts]
         # a mistake that explains little explains nothing
-        self._best = [min(most, relative_error(part.cut(value), x) / 10) for part, x in zip(self._parts, self._theirs, strict=True)]
+        self._best = [min(most, relative_error(part.cut(value), x) / 10) for part, x in zip(self.parts, self._theirs, strict=True)]
         self._causes: dict[int, Cause] = {}  # by the number of the part
 
     def compare(self, candidate: Cause, array: Array) -> None:
         """Compare a mistake that was made in the whole tensor. A rounding on purpose is made everywhere, or was not made."""
-        for i, part in enumerate(self._parts if candidate.fault else ()):
+        for i, part in enumerate(self.parts if candidate.fault else ()):
             left = relative_error(part.cut(array), self._theirs[i])
             if left < self._best[i]:
                 self._best[i], self._causes[i] = left / 4, candidate  # of two that fit alike, the first one tried stands
 
     def known(self) -> Cause | None:
         """The closest mistake in the largest part that one explains."""
-        return next((part.named(self._causes[i]) for i, part in enumerate(self._parts) if i in self._causes), None)
+        return next((part.named(self._causes[i]) for i, part in enumerate(self.parts) if i in self._causes), None)

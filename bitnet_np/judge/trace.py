@@ -53,7 +53,7 @@ from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types, w
 from .narrow import Storage
 from .operations import Expected, U, next_experts
 from .options import DEFAULT, Options
-from .parts import InParts
+from .parts import InParts, Part
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
 from .readings.places import overwritten
 from .readings.table import LOOSE, cause_of, facts_of
@@ -342,7 +342,7 @@ class _Judge:
     def _searched(self, case: "_Case", wrong: Wrong) -> Cause | None:
         """The cause of a wrong tensor: plain to see, or a mistake that gives its numbers, or those of its largest part."""
         plain = self._overwritten(wrong) or facts_of(wrong)
-        return plain or self._hidden(case) or case.parts.known()
+        return plain or self._hidden(case) or self._in_part(case)
 
     def _is_flash_attention(self, operation: Operation, theirs: Array) -> bool:
         """Whether an output of attention that nobody declared is right but for the roundings of ggml's flash attention."""
@@ -367,7 +367,7 @@ class _Judge:
             cause = self._explain(case)
             if cause is None:
                 self.in_vain += work
-                cause = self._hidden(case) or case.parts.known() or self._nearly(case)
+                cause = self._hidden(case) or self._in_part(case) or self._nearly(case)
             return self._caused(judged, cause)
         if judged.verdict == Verdict.FLIPS and work <= self.options.effort * _LITTLE_WORK:
             cause = self._explain(self._case(across, value, theirs, most, np.zeros(value.shape, bool)), least=most / 2)
@@ -584,20 +584,25 @@ class _Judge:
             case.parts.compare(cause, array)
         return left
 
-    def _hidden(self, case: "_Case") -> Cause | None:
-        """The hidden mistake that explains a wrong tensor, if one does."""
-        screen = case.screen
+    def _hidden(self, case: "_Case", part: Part | None = None) -> Cause | None:
+        """The hidden mistake that explains a wrong tensor, if one does; of a part only those with numbers, as the others were compared."""
+        screen = case.screen if part is None else None
+        value, theirs = (x if part is None else part.cut(x) for x in (case.value, case.theirs))
+        now = relative_error(value, theirs)
 
         def near(trial: Trial) -> float:
             left = None if screen is None else screen.left(trial.computes[case.last], case.right)
-            return explain(trial).left if left is None else left * case.now
+            return explain(trial).left if left is None else left * now
 
         def explain(trial: Trial) -> Explanation:
             array = self._made(case, trial.computes, screen)
             if array is None:
                 return Explanation(np.inf, False)
-            left = self._compared(case, trial.cause, array, trial.computes if trial.number is None else None)
-            return Explanation(left, left <= min(case.most, case.now / 10))
+            if part is None:
+                left = self._compared(case, trial.cause, array, trial.computes if trial.number is None else None)
+            else:
+                left = relative_error(part.cut(array), theirs)
+            return Explanation(left, left <= min(case.most, now / 10))
 
         def cost(changed: Collection[Key]) -> float:
             if screen is not None:
@@ -606,7 +611,13 @@ class _Judge:
             return sum(self._cost(k) + OVERHEAD for k in case.across[first:])
 
         with np.errstate(all="ignore"):
-            return self.search.cause(case.span, True, explain, near, cost, case.now)
+            cause = self.search.cause(case.span, True, explain, near, cost, now, numbered=part is not None)
+        return cause if cause is None or part is None else part.named(cause)
+
+    def _in_part(self, case: "_Case") -> Cause | None:
+        """The mistake that explains all wrong numbers of a tensor whose others are right."""
+        known = case.parts.known()
+        return known or next(filter(None, (self._hidden(case, part) for part in case.parts.parts)), None)
 
     def _nearly(self, case: "_Case") -> Cause | None:
         """The mistake that leaves next to nothing of an error, but more than roundings do, with the rounding that explains the rest."""

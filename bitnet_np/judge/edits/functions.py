@@ -185,16 +185,16 @@ ORDERS: dict[str, Callable[[Array, int], Array]] = {
 # --- steps --------------------------------------------------------------------------------------------------------------------------------
 
 
-def _pairs(layout: str, count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _pairs(layout: str, count: int, width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The places in a head of the first and the second number of each pair."""
     i = np.arange(count)
-    return (i, i + count) if layout == "halves" else (2 * i, 2 * i + 1)
+    return {"halves": (i, i + count), "adjacent": (2 * i, 2 * i + 1), "across": (i, i + width // 2)}[layout]
 
 
 def _paired(heads: Array, first: Array, second: Array, layout: str) -> Array:
     """The heads [T, H, K] with these numbers of pairs, [T, H, J] each."""
     out = heads.copy()
-    for places, numbers in zip(_pairs(layout, first.shape[-1]), (first, second), strict=True):
+    for places, numbers in zip(_pairs(layout, first.shape[-1], heads.shape[-1]), (first, second), strict=True):
         out[..., places] = numbers
     return out
 
@@ -275,7 +275,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "outer": np.multiply.outer,
     "circle": lambda angle: np.stack([np.cos(angle), np.sin(angle)]),
     "turn": lambda circle, what: circle[what][:, None],
-    "of pairs": lambda heads, what: heads[..., _pairs(what[0], what[2])[what[1]]],
+    "of pairs": lambda heads, what: heads[..., _pairs(what[0], what[2], heads.shape[-1])[what[1]]],
     "paired": lambda heads, first, second, what: _paired(heads, first, second, what),
     "grouped": lambda kv, what: spec.by_query_head(kv, what),
     "scores": lambda q, k: np.einsum("thk,shk->hts", q, k),

@@ -192,10 +192,12 @@ def other_operand(place: Operation, tree: Node) -> Edits:
 
 
 def other_tensor(place: Operation, tree: Node) -> Edits:
-    """Another tensor of its shape in the place of one: a layer's input, what a norm read, what the layer before gave."""
+    """Another tensor of its shape in the place of one, or added to it: a layer's input, what a norm read, what the layer before gave."""
     for leaf, _ in nodes(tree):
         for key in _beside(place, leaf.what) if leaf.kind == "tensor" else ():
-            yield f"{_near(key, place)} is read instead of {leaf.noun.rstrip(',')}", replaced(tree, leaf, tensor(key))
+            other = tensor(key)
+            yield f"{_near(key, place)} is read instead of {leaf.noun.rstrip(',')}", replaced(tree, leaf, other)
+            yield f"{_near(key, place)} is added to {leaf.noun.rstrip(',')}", replaced(tree, leaf, Node("sum", (leaf, other), leaf.noun))
 
 
 def _is_vector(node: Node) -> bool:
@@ -204,14 +206,16 @@ def _is_vector(node: Node) -> bool:
 
 
 def _beside(place: Operation, other: Key) -> Iterator[Key]:
-    """Yields the tensors of the same shape that an engine has at hand: those around the layers, of its layer and of the one before."""
-    axes, layer = _AXES.get(other.name), place.key.layer
+    """Yields the tensors of the same width that an engine has at hand: those around the layers, of its layer and of the one before."""
+    c, layer = place.config, place.key.layer
+    widths = {"T D": c.width, "T HK": c.heads * c.head_dim, "T GK": c.kv_heads * c.head_dim, "T F": c.ffn}
+    width = widths.get(_AXES.get(other.name, ""))
     for operation in operations(place.model, place.dialect):
         key = operation.key
-        if key == place.key or axes is None:
+        if key == place.key or width is None:
             return
         is_near = layer is None or key.layer in (None, layer, layer - 1)
-        if is_near and key != other and _AXES.get(key.name) == axes:
+        if is_near and key != other and widths.get(_AXES.get(key.name, "")) == width:
             yield key
 
 
@@ -457,6 +461,11 @@ def turns(place: Operation, tree: Node) -> Edits:
         else ("halves", f"pairs are halves {_HALVES} instead of adjacent {_ADJACENT}")
     )
     yield words, mapped(tree, partial(_laid_out, other))
+    if 2 * place.config.rope_pairs < place.config.head_dim:
+        yield (
+            "pairs are halves (i, i + K/2) of the whole head, also where it is rotated in part",
+            mapped(tree, partial(_laid_out, "across")),
+        )
 
 
 def _laid_out(layout: str, node: Node) -> Node:

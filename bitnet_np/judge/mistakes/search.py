@@ -97,13 +97,14 @@ class Search:
         near: Callable[[Trial], float],
         cost: Callable[[Collection[Key]], float],
         now: float,
+        numbered: bool = False,
     ) -> Cause | None:
         """The hidden mistake that leaves least, of those that fit; None if none does. What explained a tensor before is tried first.
 
         span, singly: see catalogue.trials. near: what a trial leaves, about, by which numbers are sought. cost: multiply-adds of a trial
-        that changes these tensors. now: NMSE without a mistake.
+        that changes these tensors. now: NMSE without a mistake. numbered: only those with a number that is sought.
         """
-        every, kept = self._trials(span, singly), self.work / 2
+        every, kept = [t for t in self._trials(span, singly) if t.grid or not numbered], self.work / 2
         for trial in every:
             if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self.types)):
                 number = self._known.get(trial.cause.text)

@@ -32,21 +32,33 @@ def cells(wrong: Wrong) -> str | None:
     weights = np.exp(own.scores - own.scores.max(axis=-1, keepdims=True))  # [H, T, T], of all cells, visible or not
     values, theirs = spec.by_query_head(own.v, heads), own.wrong.theirs.reshape(own.q.shape)
     least = max(_LEAST_WEIGHT, 64 * rough(wrong.noise))
-    counts = own.visible.astype(np.int64)
+    zero = np.exp(-own.scores.max(axis=-1))  # [H, T], of a key of zeros
+    empty, counts = np.zeros(t, np.int64), own.visible.astype(np.int64)
     known = np.ones((t, t), bool)  # of tokens that are right too
     for i in tokens:
         solved = _solve(weights[some, i], values[:, some], theirs[i, some], own.visible[i], least)
         if solved is None:
-            return None
+            more = np.append(weights[some, i], zero[some, i, None], axis=1), np.append(values[:, some], 0 * values[:1, some], axis=0)
+            solved = _solve(*more, theirs[i, some], np.append(own.visible[i], False), least)
+            if solved is None:
+                return None
+            empty[i], solved = solved.counts[-1] * solved.known[-1], _Solved(solved.counts[:-1], solved.known[:-1])
         known[i] = solved.known
         counts[i, known[i]] = solved.counts[known[i]]
-    by = np.where(np.isin(np.arange(heads), some)[:, None, None], counts, own.visible) * weights
-    if not own.wrong.accounts(own.outputs(by / np.maximum(by.sum(axis=-1, keepdims=True), 1e-300))):
+    is_some = np.isin(np.arange(heads), some)
+    by = np.where(is_some[:, None, None], counts, own.visible) * weights
+    total = by.sum(axis=-1) + np.where(is_some[:, None], empty * zero, 0)
+    if not own.wrong.accounts(own.outputs(by / np.maximum(total, 1e-300)[:, :, None])):
         return None
-    text = _by_distance(counts, known, own.visible, np.arange(t))
+    text = None if (counts == own.visible).all() else _by_distance(counts, known, own.visible, np.arange(t))
     if text is None and (text := _by_distance(counts, known, own.visible, tokens)):
         text = f"at {_runs(tokens.tolist())}: {text}"
     text = text or _by_cell(counts, own.visible)
+    if empty.any():
+        slots = (
+            f"empty slots, whose keys and values are 0, are read by {_runs(np.flatnonzero(empty).tolist())}, up to {empty.max()} of them"
+        )
+        text = f"{slots}; {text}" if text else slots
     return text if some.size == heads else f"at {places_of(some, heads, 'head')}: {text}"
 
 

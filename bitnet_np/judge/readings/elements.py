@@ -45,6 +45,17 @@ def columns_of_others(wrong: Wrong) -> str | None:
     return f"{where}{moved}, and {runs('element', zero)} {'are' if zero.size > 1 else 'is'} 0"
 
 
+def running_sums(wrong: Wrong) -> str | None:
+    """The elements that add each position's numbers to those of the position before."""
+    rows, columns = (np.flatnonzero(wrong.places.any(axis=axis)) for axis in (1, 0))
+    first = max(int(rows[0]) - 1, 0)
+    computed = wrong.value.copy()
+    computed[first:, columns] = computed[first:, columns].cumsum(axis=0)
+    if len(wrong.theirs) - first < 3 or not wrong.accounts(computed):
+        return None
+    return f"{runs('element', columns)}: sums run on from position {first}, and are not cleared between positions"
+
+
 def _sources(wrong: Wrong, theirs: Array, value: Array) -> Indices | None:
     """The row of `value` that each row of `theirs` is, if each is one; rows that are right are their own."""
     places = wrong.places if theirs is wrong.theirs else wrong.places.T

@@ -12,7 +12,7 @@ from ...model.records import MATRICES, Linear, Ternary
 from .. import operations as op
 from ..roundings import matrix_input
 from .elements import moved_said
-from .wrong import Array, Wrong, matched, runs
+from .wrong import ROWS, Array, Wrong, explained, matched, runs
 
 _TOKENS = 16  # compared
 _LEAST_TOKENS = 4  # independent ones: fewer numbers may be near another row's by chance
@@ -29,6 +29,26 @@ def other_rows(wrong: Wrong) -> str | None:
     sample = columns[np.unique(np.linspace(0, columns.size - 1, _SCREENED).astype(int))]
     found = _found(wrong, tokens, columns) if _found(wrong, tokens, sample) else None
     return None if found is None else _described(columns, *found, wrong.linear.shape[0])
+
+
+def scales_of_others(wrong: Wrong) -> str | None:
+    """The tokens whose activation scales wrong ones are quantised by: their own are not used."""
+    if not op.reads_codes(wrong.linear, wrong.dialect):
+        return None
+    rows, x = np.flatnonzero(wrong.places.any(axis=1))[:ROWS], wrong.inputs[0]
+    scales = spec.quantize(x)[1].ravel()
+    nearest, least, source = wrong.value[rows].copy(), np.full(rows.size, np.inf), rows.copy()
+    matrix = _scaled_matrix(wrong.linear)
+    for t in range(min(len(x), ROWS)):
+        products = np.clip(np.rint(x[rows] * scales[t]), -128, 127) / scales[t] @ matrix.T
+        products += 0.0 if wrong.linear.bias is None else wrong.linear.bias
+        away = ((products - wrong.theirs[rows]) ** 2).sum(axis=1)
+        nearer = away < least
+        nearest[nearer], least[nearer], source[nearer] = products[nearer], away[nearer], t
+    if (source == rows).all() or not explained(nearest, wrong.theirs[rows], wrong.noise):
+        return None
+    said = [f"{runs('position', rows[source == t])} by that of position {t}" for t in dict.fromkeys(source.tolist())]
+    return f"activations are quantised by the scale of another token: {listed(said)}"
 
 
 def _found(wrong: Wrong, tokens: NDArray[np.int64], columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[str]] | None:
@@ -61,15 +81,19 @@ def _candidates(wrong: Wrong) -> Iterator[tuple[str, Linear]]:
 
 def _products(x: Array, linear: Linear, dialect: Dialect) -> Array:
     """The products without a bias, in float32: several matrices are looked through."""
-    weights, scale = linear.weights, 1.0 if linear.scale is None else float(linear.scale)
-    scale *= float(weights.scale) if isinstance(weights, Ternary) else 1.0
-    matrix, inputs = op.rows_of(weights, np.arange(linear.shape[0])), x
+    weights, matrix, inputs = linear.weights, _scaled_matrix(linear), x
     if op.reads_codes(linear, dialect):
         codes, steps = spec.quantize(x)
         inputs = codes / steps
     elif dialect.ggml_activations and (table := weights.blocks if isinstance(weights, Ternary) else weights) is not None:
         inputs = matrix_input(x, table)
-    return (inputs.astype(np.float32) @ matrix.astype(np.float32).T).astype(np.float64) * scale
+    return (inputs.astype(np.float32) @ matrix.astype(np.float32).T).astype(np.float64)
+
+
+def _scaled_matrix(linear: Linear) -> Array:
+    scale = 1.0 if linear.scale is None else float(linear.scale)
+    scale *= float(linear.weights.scale) if isinstance(linear.weights, Ternary) else 1.0
+    return op.rows_of(linear.weights, np.arange(linear.shape[0])) * scale
 
 
 def _nearest(products: Array, target: Array, noise: float) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -29,11 +29,15 @@ def one_number(wrong: Wrong) -> str | None:
 
 
 def never_written(wrong: Wrong) -> str | None:
-    """The elements that are 0 at every position, if all others are right."""
-    columns = np.flatnonzero(wrong.places.any(axis=0))
-    if columns.size == wrong.places.shape[1] or wrong.theirs[:, columns].any():
+    """The elements that are 0 wherever numbers are wrong, if all others are right."""
+    rows, columns = (np.flatnonzero(wrong.places.any(axis=axis)) for axis in (1, 0))
+    if wrong.theirs[wrong.places].any():
         return None
-    return f"{runs('element', columns)} of each position {'are' if columns.size > 1 else 'is'} 0: never written"
+    everywhere = rows.size == len(wrong.places)
+    if wrong.theirs[np.ix_(rows, columns)].any():
+        return f"all wrong numbers are 0, at {runs('position', rows)}: never written"
+    of = "each position" if everywhere else runs("position", rows)
+    return f"{runs('element', columns)} of {of} {'are' if columns.size > 1 else 'is'} 0: never written"
 
 
 def few_places(wrong: Wrong) -> str | None:

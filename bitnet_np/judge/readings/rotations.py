@@ -1,10 +1,13 @@
-"""Wrong rotations: the frequencies that they have."""
+"""Wrong rotations: the frequencies, or the positions, that they have."""
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base.errors import listed
 from .. import operations as op
-from .wrong import ROWS, Array, Wrong, explained, numbered, runs
+from .wrong import FEW, ROWS, Array, Wrong, explained, numbered, runs
+
+_BEFORE = 64  # positions before the first, and behind twice the length, that are tried
 
 
 def rotation(wrong: Wrong) -> str | None:
@@ -31,6 +34,24 @@ def rotation(wrong: Wrong) -> str | None:
     if not off.size:
         return None
     return f"frequencies are wrong: that of {numbered('pair', off)} is {ratio[off[0]]:.4g} times what it should be, for the first of them"
+
+
+def positions(wrong: Wrong) -> str | None:
+    """The positions that tokens are rotated by, where they are not their own."""
+    c, rows = wrong.config, np.flatnonzero(wrong.places.any(axis=1))[:ROWS]
+    first, second = op.pair_slices(c)
+    before, after = (a[rows].reshape(len(rows), -1, c.head_dim) for a in (wrong.inputs[0], wrong.theirs))
+    before, after = (a[..., first] + 1j * a[..., second] for a in (before, after))  # [n, heads, J]
+    tried = np.arange(-_BEFORE, 2 * len(wrong.theirs) + _BEFORE)
+    turns = np.exp(1j * np.multiply.outer(tried, wrong.model.rope_frequency.astype(np.float64)))  # [P, J]
+    likeness = np.real((after * before.conj()).sum(axis=1) @ turns.conj().T)
+    theirs = tried[likeness.argmax(axis=1)]
+    computed = c.rope_magnitude * before * turns[theirs + _BEFORE][:, None]
+    if (theirs == rows).all() or not explained(computed, after, wrong.noise):
+        return None
+    rows, theirs = rows[theirs != rows], theirs[theirs != rows]
+    said = [f"{runs('position', rows[theirs == p])} as position {p}" for p in dict.fromkeys(theirs.tolist())]
+    return f"tokens are rotated by other positions: {listed(said, FEW)}"
 
 
 def _frequencies(turn: NDArray) -> Array | None:

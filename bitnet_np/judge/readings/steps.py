@@ -43,7 +43,7 @@ def wrong_step(wrong: Wrong) -> str | None:
     leaves, rows = dict(zip(operation.inputs, wrong.inputs, strict=True)), len(wrong.theirs)
     with np.errstate(all="ignore"):
         values = values_of(tree, leaves.__getitem__, rows)
-        for step in _steps(_Step(tree, wrong.theirs, np.ones_like(wrong.theirs)), values):
+        for step in _steps(_Step(tree, wrong.theirs, wrong.places.astype(np.float64)), values):
             right = values[step.node]
             text = _function(step, values) if step.node.kind == "activation" else _sums(step, values, wrong)
             if text is not None:
@@ -52,7 +52,8 @@ def wrong_step(wrong: Wrong) -> str | None:
             if solved is None:
                 continue
             other = replaced(tree, step.node, constant(step.node.noun, solved))
-            if wrong.accounts(value_of(other, leaves.__getitem__, rows)):
+            computed = np.where(wrong.places, value_of(other, leaves.__getitem__, rows), wrong.value)
+            if wrong.accounts(computed):
                 return f"{step.node.noun}: {_off(solved, right)}; all other steps are right"
     return None
 
@@ -94,8 +95,9 @@ def _solved(step: _Step, right: Array) -> Array | None:
     axes = tuple(i for i, (own, size) in enumerate(zip(shape, step.needed.shape, strict=True)) if own < size)
     known = np.isfinite(step.needed) & np.isfinite(step.weight)
     square = np.where(known, step.weight, 0) ** 2
-    total = (square * np.where(known, step.needed, 0)).sum(axis=axes) / square.sum(axis=axes)
-    return total.reshape(right.shape) if np.isfinite(total).all() else None
+    solved = (square * np.where(known, step.needed, 0)).sum(axis=axes) / square.sum(axis=axes)
+    solved = np.where(square.sum(axis=axes) > 0, solved, right.reshape(solved.shape))
+    return solved.reshape(right.shape) if np.isfinite(solved).all() else None
 
 
 def _off(solved: Array, right: Array) -> str:

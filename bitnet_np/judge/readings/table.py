@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ...traces.points import POOLED
-from ..graph import FIELDS
+from ..graph import FIELDS, OF_EXPERTS
 from ..mistakes.mistake import Cause
-from . import attention_weights, cells, elements, matrices, places, rotations, steps
+from . import attention_weights, cells, elements, matrices, places, rotations, rows_of_tables, steps
 from .wrong import Wrong
 
 
@@ -28,9 +28,14 @@ FACTS = (
 COLUMNS = Reading("columns", (), elements.columns_of_others)
 READINGS = (
     Reading("other_rows", (*FIELDS, "result_output"), matrices.other_rows),
+    Reading("scales", tuple(FIELDS), matrices.scales_of_others),
     Reading("rotation", ("Qcur_rope", "Kcur_rope"), rotations.rotation),
+    Reading("positions", ("Qcur_rope", "Kcur_rope"), rotations.positions),
+    Reading("tokens", ("inp_embd",), rows_of_tables.tokens),
+    Reading("experts", tuple(OF_EXPERTS), rows_of_tables.experts),
     Reading("cells", ("kqv_out",), cells.cells),
     COLUMNS,
+    Reading("running", (), elements.running_sums),
     Reading("values", ("kqv_out",), attention_weights.foreign_values),
     Reading("step", (), steps.wrong_step),
     Reading("places", (), places.few_places),
