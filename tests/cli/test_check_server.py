@@ -41,12 +41,6 @@ def test_a_llama_server_is_judged_in_the_dialect_of_llama_cpp(check, honest):
     assert "as exact\n" in out
 
 
-def test_a_vllm_is_judged_at_every_position(check, honest):
-    result = check(vllm(honest), "--tokens", IDS, "--json")
-    assert (result["verdict"], result["logits"]["compared"]) == ("SAME_BITS", list(range(20)))
-    assert "OpenAI-style server at" in check(vllm(honest), "--tokens", IDS)
-
-
 def test_an_sglang_is_judged_at_every_position(check, honest, model):
     result = check(sglang(honest), "--tokens", IDS, "--json")
     assert (result["verdict"], result["logits"]["compared"]) == ("SAME_BITS", list(range(20)))
