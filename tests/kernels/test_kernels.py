@@ -17,9 +17,6 @@ from bitnet_np.model import packing, widen
 
 TABLES = ["float32", "float16", "bfloat16"]
 
-row_counts = st.sampled_from([1, 2, 3, 4, 5, 7, 8, 33])
-widths = st.integers(1, 40) | st.sampled_from([63, 64, 65, 127, 128, 129, 255, 256, 257, 300])
-
 
 # --- the judge itself -----------------------------------------------------------------------------------------------------------------
 
