@@ -6,18 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from wrong_arguments import NO_INTEGERS
 
 import bitnet_np as bn
 from bitnet_np.base.errors import FileFormatError, OptionError, SlotError
 from bitnet_np.base.validate import integer, number, path_of, text_of
 from bitnet_np.traces.formats import read_any
-
-
-@pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
-def test_what_is_no_integer_is_refused(value):
-    with pytest.raises(OptionError, match=r"^n is .*, expected an integer, 0 to 9$"):
-        integer("n", value, 0, 9)
 
 
 def test_integers_of_any_kind_are_pythons():

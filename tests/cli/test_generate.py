@@ -49,16 +49,6 @@ def test_generate_in_json(run, model):
 
 
 @needs_text
-def test_generate_from_text(run, model, tokenizer):
-    prompt = tokenizer.encode("a b")
-    options = ["-n", "9", "--stop", "", *HOT]
-    new = generate(model, prompt, 9, sampling=Sampling(3.0))[len(prompt) :]
-    assert run("generate", TINY, "--prompt", "a b", *options) == tokenizer.decode(new) + "\n"
-    result = run("generate", TINY, "--prompt", "a b", *options, "--json")
-    assert (result["prompt"], result["tokens"], result["text"]) == (prompt, new, tokenizer.decode(new))
-
-
-@needs_text
 def test_text_may_end_inside_a_character(run, tokenizer, monkeypatch):
     first, second = (list(tokenizer.tokens).index(BYTE_CHARACTERS[byte]) for byte in "é".encode())
     for new, expected in (([first, second], "é"), ([first], "\ufffd")):

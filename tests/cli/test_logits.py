@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from command_line import TINY, TOKENS, save_array, sha256, with_commas
 
-from bitnet_np import BITNET_CPP, EXACT
+from bitnet_np import EXACT
 from bitnet_np.engine.forward_pass import forward_full
 
 
@@ -88,12 +88,6 @@ def test_the_last_position_only(run, model, tmp_path, options):
     result = run("logits", TINY, "--tokens-file", batch, "--last", "--json", *options)
     assert (result["shape"], len(result["top"])) == ([2, 512], 2)
     assert result["sha256"] == sha256(np.stack([logits[0, -1]] * 2))
-
-
-def test_another_dialect(run, model):
-    result = run("logits", TINY, "--tokens", with_commas(TOKENS), "--as", "bitnet.cpp", "--json")
-    assert result["sha256"] == sha256(forward_full(model, TOKENS[None], dialect=BITNET_CPP))
-    assert result["dialect"] == "bitnet.cpp"
 
 
 @pytest.mark.parametrize("options", [[], ["--chunk", "5"]])

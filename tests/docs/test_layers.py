@@ -100,13 +100,20 @@ def test_a_part_of_the_repository_keeps_its_budget(folder):
 
 @pytest.mark.parametrize("package", [name for name, path in MODULES.items() if path.name == "__init__.py" and name != PACKAGE.name])
 def test_the_docstring_of_a_package_says_what_is_in_it(package):
-    """A docstring that names files names each file of its folder, and none that is neither there nor at the package's top."""
+    """A docstring that names files names each file and folder of its folder, and none that is neither there nor at the package's top."""
     path = MODULES[package]
     docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
     named = set(re.findall(r"(?<![\w/])(\w+\.py)\b", docstring))
     in_folder, at_top = ({file.name for file in folder.glob("*.py")} - {"__init__.py"} for folder in (path.parent, PACKAGE))
+    folders = {folder.parent.name + "/" for folder in path.parent.glob("*/__init__.py")}
     assert docstring
     assert not named or in_folder <= named <= in_folder | at_top
+    assert not named or set(re.findall(r"(?<![\w/])(\w+/)(?!\w)", docstring)) == folders
+
+
+def test_what_builds_llvm_ir_is_in_one_folder():
+    source = re.compile(r"from llvmlite import ir|import intrinsic")
+    assert {path.parent.name for path in PACKAGE.rglob("*.py") if source.search(path.read_text("utf-8"))} - {"cuda"} == {"fast"}
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from family_models import assert_refused
-from gguf_models import CONFIG, KEYS, MATRIX_NAMES, OPTIONAL, TENSORS, A, assert_same_model, floats, written_model
-from models import assert_same_bits
+from gguf_models import CONFIG, MATRIX_NAMES, OPTIONAL, TENSORS, A, assert_same_model, floats, written_model
 
 from bitnet_np.base.errors import FileFormatError, NonFiniteError, OptionError
 from bitnet_np.base.tensor_types import F16, Q8_0
@@ -16,7 +15,7 @@ from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load, model_from, open_model
 from bitnet_np.model import packing
 from bitnet_np.model.records import Ternary
-from bitnet_np.testing.gguf_bytes import UINT32, UINT64, Entry, number, text
+from bitnet_np.testing.gguf_bytes import UINT32, UINT64, Entry, number
 from bitnet_np.testing.released import released, write_released
 
 
@@ -37,16 +36,6 @@ def test_tables_may_be_transposed(write):
     table = {"token_embd.weight": floats(32, CONFIG.width), "output.weight": blocks}
     message = "tensor output.weight has shape [128, 32], expected [32, 128], as only floats may be transposed, and its type is Q8_0"
     assert_refused(write(tensors=table), FileFormatError, message)
-
-
-def test_the_architectures_older_name(write):
-    renamed = {key.replace(A, "bitnet-25."): value for key, value in (KEYS | OPTIONAL).items()} | {
-        "general.architecture": text("bitnet-25")
-    }
-    loaded = load(write(dict.fromkeys(KEYS) | renamed))
-    assert loaded.config.architecture == "bitnet-25"
-    assert_same_bits(forward_full(loaded, [[1, 2, 3]]), forward_full(load(write()), [[1, 2, 3]]))
-    assert_refused(write({"general.architecture": text("bitnet-25")}), FileFormatError, "'bitnet-25.context_length' is missing")
 
 
 def test_progress_is_told_after_each_layer(write):

@@ -11,13 +11,10 @@ import pytest
 from child import run_python
 
 import bitnet_np as bn
-from bitnet_np import check
 from bitnet_np.base.errors import UnsupportedError
 from bitnet_np.kernels import cpu, float_state
 from bitnet_np.kernels.fast.float_control import DEFAULT
 from bitnet_np.testing.models import random_model
-from bitnet_np.traces.points import Trace
-from bitnet_np.traces.record import record_trace
 from bitnet_np.training.gradients import quantize
 
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -39,10 +36,6 @@ MASTER = np.linspace(-1e-3, 1e-3, 512, dtype=np.float32).reshape(2, 256)
 
 def subnormal(kernel, *others):
     return lambda: kernel(TINY, *others)
-
-
-def traced():
-    return check(MODEL, TOKENS[0, :5], Trace(record_trace(MODEL, TOKENS[0, :5]).arrays, None, "own"))
 
 
 CALLS = {

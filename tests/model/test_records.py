@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from bitnet_np.base.errors import ShapeError, UnsupportedError
-from bitnet_np.kernels import cpu
-from bitnet_np.model import packing
 from bitnet_np.model.records import Config, LongRope
 from bitnet_np.testing.models import random_model
 
@@ -46,16 +44,6 @@ def test_configs_that_no_model_has(changes, message):
 
 def test_an_odd_head_needs_no_pairs_where_nothing_is_rotated():
     assert Config("gpt2", 9, 64, 40, 1, 64, 2, 2, 21, 1e-5, 10000.0, rope="none").rope_pairs == 0
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_widest_ternary_matrix_does_not_overflow(sign):
-    width, value = 2**19, np.int8(127 * sign)
-    weights = packing.from_i2s(np.full(2 * width // 4, 0b10101010, np.uint8), 1.0, (2, width))  # nothing but +1
-    for tokens in (1, 2, 3):
-        q = np.full((tokens, width), value)
-        out = cpu.ternary_matmul(q, np.ones(tokens, np.float32), weights.codes, np.float32(1), 2)
-        np.testing.assert_array_equal(out, np.float32(width) * value)
 
 
 @pytest.mark.parametrize("family", ["bitnet", "llama", "qwen2", "gpt2"])

@@ -93,16 +93,6 @@ def test_tokenize_is_vllms():
         OpenAiServer(client_of(url, 5), "tiny").tokenize("abc")
 
 
-def test_tokens_by_their_texts_are_refused():
-    answer = vllm_answer(MADE)
-    answer["choices"][0]["logprobs"]["tokens"] = [" the"] * 6
-    with pytest.raises(UnsupportedError, match=r"tokens\[0\] is ' the': the server names tokens by their texts"):
-        parse(answer, IDS, 6, 5)
-    answer["choices"][0]["logprobs"] = None
-    with pytest.raises(UnsupportedError, match="returns no log-probabilities"):
-        parse(answer, IDS, 6, 5)
-
-
 CHOICE = ("choices", 0)
 LOGPROBS = (*CHOICE, "logprobs")
 WRONG = [
@@ -115,7 +105,7 @@ WRONG = [
     ((*LOGPROBS, "top_logprobs", 0), None, "top_logprobs[0] is None, expected an object"),
     ((*LOGPROBS, "top_logprobs", 0), {"token_id:1": "x"}, "is 'x', expected a number"),
     ((*LOGPROBS, "top_logprobs", 0), {"token_id:9999999999": 1}, "key is 9999999999, expected a token id"),
-    ((*LOGPROBS, "tokens", 0), None, "tokens[0] is None"),
+    ((*LOGPROBS, "tokens", 0), " the", "tokens[0] is ' the': the server names tokens by their texts"),
     ((*CHOICE, "prompt_logprobs"), [None], "prompt_logprobs has 1 items, but 4 token ids were sent"),
     ((*CHOICE, "prompt_logprobs", 2), None, "prompt_logprobs[2] is None, expected an object"),
     ((*CHOICE, "prompt_logprobs", 2), {"5": -1.0}, "5 is -1.0, expected an object"),

@@ -239,14 +239,6 @@ def spelled(tokenizer, ids):
     return [tokenizer.tokens[i] for i in ids]
 
 
-def test_text_after_a_token_that_was_found_starts_anew(special):
-    assert spelled(special, special.encode("it</s>it <user>it", special=True)) == [
-        *("<s>", "\u2581it", "</s>", "\u2581it", "\u2581", "<user>", "\u2581it")
-    ]
-    assert spelled(special, special.encode("</s>", add_bos=False)) != ["</s>"]
-    assert special.encode("") == [1]
-
-
 def test_user_defined_tokens_spelled_as_ordinary_ones_are_made_like_them(special):
     ids = special.encode("it   it", add_bos=False)
     assert spelled(special, ids) == ["\u2581it", "\u2581\u2581\u2581", "it"]
@@ -291,10 +283,7 @@ def test_what_is_generated_goes_on_where_the_prompt_ends(tmp_path, capsys):
     assert spaces
 
 
-def test_defaults_are_those_of_files_that_do_not_say():
-    ours = tokenizer_from(metadata(PROTOS["llama"], add_bos_token=None, add_space_prefix=None), "spm.gguf")
-    assert (ours.bos, ours.eos, ours.stops, ours.add_bos, ours.add_eos) == (1, 2, (2,), True, False)
-    assert spelled(ours, ours.encode("it")) == ["<s>", "\u2581it"]
+def test_the_files_ids_are_added_as_it_says_and_the_caller_before_the_file():
     ours = tokenizer_from(metadata(PROTOS["llama"], add_eos_token=True, bos_token_id=2, eos_token_id=1), "spm.gguf")
     assert spelled(ours, ours.encode("it")) == ["\u2581it", "<s>"]
     assert spelled(ours, ours.encode("it", add_eos=False, add_bos=True)) == ["</s>", "\u2581it"]

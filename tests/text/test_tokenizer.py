@@ -13,17 +13,6 @@ from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 
-def test_control_tokens_are_found_only_on_request_and_user_defined_ones_always():
-    ours = OURS["gpt-2"]
-    eot, tool = ours.tokens.index("<|eot_id|>"), ours.tokens.index("<tool>")
-    assert ours.encode("<|eot_id|><tool>", special=True) == [eot, tool]
-    plain = ours.encode("<|eot_id|><tool>")
-    assert eot not in plain
-    assert plain[-1] == tool
-    assert ours.decode(plain) == "<|eot_id|><tool>"
-    assert ours.encode("<|eot|>s", special=True) == [ours.tokens.index("<|eot|>s")]  # the longest, not the first
-
-
 def test_bos_is_added_as_the_file_says_the_caller_before_the_file():
     assert tokenizer().encode("a") == [97]
     assert tokenizer(pre="llama-bpe").encode("a") == [258, 97]

@@ -10,7 +10,7 @@ from bitnet_np.model.families import FAMILIES
 from bitnet_np.traces.formats import labels
 from bitnet_np.traces.formats.nodes import node_of
 from bitnet_np.traces.normal_form import heads_of, normal_form
-from bitnet_np.traces.points import POINTS, RECORDED, Entry, Key, Points, Trace, gradient_key, key_of, meaning, ours_of
+from bitnet_np.traces.points import POINTS, RECORDED, Entry, Key, Points, Trace, key_of, meaning, ours_of
 
 
 def recorded_names(**shape):
@@ -135,26 +135,6 @@ def test_every_point_has_its_names_in_other_projects_and_no_name_stands_for_two(
 )
 def test_other_nodes_are_none_of_ours(label):
     assert node_of(label) is None
-
-
-@pytest.mark.parametrize(
-    ("tensor", "key"),
-    [
-        ("blk.3.attn_q.weight", Key("grad_attn_q", 3)),
-        ("blk.0.attn_q.bias", Key("grad_attn_q_bias", 0)),
-        ("blk.12.attn_norm.weight", Key("grad_attn_norm", 12)),
-        ("token_embd.weight", Key("grad_token_embd", None)),
-        ("output.weight", Key("grad_output", None)),
-        ("blk.0.token_embd.weight", None),
-        ("blk.01.attn_q.weight", None),
-        ("blk.0.attn_q.scale", None),
-        ("attn_q.weight", None),
-        ("token_embd", None),
-    ],
-)
-def test_gradients_have_the_names_of_their_parameters(tensor, key):
-    assert gradient_key(tensor) == key
-    assert key is None or key_of(str(key)) == key
 
 
 def test_a_point_is_left_out_without_being_read():

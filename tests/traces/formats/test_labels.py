@@ -67,6 +67,7 @@ NOTHING = [
     *("", "model", "layers", "layers.0x", "model.layers.01", "model.layers.0.", "model.layers.1000000", "layers.1.norm", "self_attn"),
     *("norm.input", "lm_head.weight", "model.layers.0.mlp.act_fn", "vision.layers.0", "hidden_states", "embed_tokens.input"),
     *("model.layers.0.logits", "step-1/l_out-3.step-1", "l_out-3.step--1", "step-1", "step-1/"),
+    *("blk.0.token_embd.weight", "blk.01.attn_q.weight", "blk.0.attn_q.scale", "attn_q.weight"),
 ]
 
 
@@ -74,7 +75,9 @@ NOTHING = [
     ("label", "expected"),
     [
         ("l_out-3", ("l_out-3", None, False)),
-        ("blk.3.ffn_up.weight", ("grad_ffn_up-3", None, False)),
+        ("blk.12.attn_norm.weight", ("grad_attn_norm-12", None, False)),
+        ("blk.0.attn_q.bias", ("grad_attn_q_bias-0", None, False)),
+        ("output.weight", ("grad_output", None, False)),
         # outputs of modules; test_points.py has all names in the table, and the loader's are below
         *((label, (point, None, False)) for label, point in OUTPUTS.items()),
         # what a dump may have under two names

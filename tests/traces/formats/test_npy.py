@@ -39,13 +39,14 @@ def test_bare_numbers_are_logits_only(tmp_path):
 def test_a_folder_is_read_by_the_names_of_its_files(tmp_path):
     """Other names are listed, and other files are passed over."""
     for name in ("l_out-0", "model.norm", "tokens", "noise"):
-        np.save(tmp_path / f"{name}.npy", TOKENS if name == "tokens" else np.ones((T, 4)))
+        np.save(tmp_path / f"{name}.npy", TOKENS[None].astype(np.int32) if name == "tokens" else np.ones((T, 4)))
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "ffn_inp-0.npy").mkdir()
     trace = npy.read_folder(tmp_path).trace()
     assert set(trace.points) == {Key("l_out", 0), Key("result_norm", None)}
     assert trace.ignored == ("noise",)
     np.testing.assert_array_equal(trace.tokens, TOKENS)
+    assert trace.tokens.dtype == np.int64
 
 
 def test_a_file_that_shrinks_after_it_was_opened_is_an_error(tmp_path):

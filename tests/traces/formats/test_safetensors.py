@@ -29,26 +29,11 @@ def test_bfloat16_becomes_float32(tmp_path):
     np.testing.assert_array_equal(read_any(tmp_path / "t").points[Key("l_out", 0)], values)
 
 
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        ({"l_out-0": {"dtype": ["F32"], "shape": [1, 2], "data_offsets": [0, 8]}}, "has dtype"),
-        ({"l_out-0": {"dtype": "F32", "shape": [True, 2], "data_offsets": [0, 8]}}, "has shape"),
-        ({"l_out-0": {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]}}, "has shape"),
-        ({"l_out-0": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 8]}}, "expected .* bytes for F32"),
-        ({"l_out-0": {"dtype": "F32", "shape": [1, 2], "data_offsets": [8, 0]}}, "expected 8 bytes"),
-        ({"l_out-0": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0.0, 8]}}, "expected two"),
-        ({"other": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}}, "no point of a forward pass in it.*it has 'other'"),
-        (
-            {
-                "model.norm": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]},
-                "result_norm": {"dtype": "F32", "shape": [1, 1], "data_offsets": [4, 8]},
-            },
-            "result_norm is there twice",
-        ),
-    ],
-)
-def test_safetensors_that_break_a_rule_are_refused(tmp_path, header, message):
-    (tmp_path / "t.safetensors").write_bytes(safetensors_bytes(header, bytes(8)))
-    with pytest.raises(FileFormatError, match=message):
-        read_any(tmp_path / "t.safetensors")
+def test_names_of_no_point_and_two_of_one_are_refused(tmp_path):
+    path, first, second = tmp_path / "t", *({"dtype": "F32", "shape": [1, 1], "data_offsets": [at, at + 4]} for at in (0, 4))
+    path.write_bytes(safetensors_bytes({"other": first}, bytes(4)))
+    with pytest.raises(FileFormatError, match=r"no point of a forward pass in it.*it has 'other'"):
+        read_any(path)
+    path.write_bytes(safetensors_bytes({"model.norm": first, "result_norm": second}, bytes(8)))
+    with pytest.raises(FileFormatError, match="result_norm is there twice"):
+        read_any(path)
