@@ -30,6 +30,7 @@ from bitnet_np.files import embedded
 from bitnet_np.judge.edits.kinds import described
 from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN
 from bitnet_np.judge.precision import FLOAT32, Precision
+from bitnet_np.judge.readings.table import FACTS, READINGS
 from bitnet_np.judge.report import Report
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
@@ -126,6 +127,8 @@ def catalogue() -> Iterator[tuple[str, str, str]]:
         kinds = ", ".join(how for how, made in where.items() if made) if mistake in CATALOGUE or mistake.engine else "several operations"
         text = described(mistake.id.removeprefix("edit.")) if mistake.id.startswith("edit.") else mistake.text
         yield mistake.id, text.replace("|", "\\|"), kinds
+    for reading in (*FACTS, *READINGS):
+        yield f"read.{reading.id}", (reading.read.__doc__ or "").split(".")[0].replace("\n    ", " "), "a tensor"
 
 
 # --- by precision ---------------------------------------------------------------------------------------------------------------------

@@ -77,6 +77,15 @@ def of_regrouped_heads(x):
     return heads @ linear.weights.T.astype(np.float64) + linear.bias
 
 
+def run_over(x):
+    """Products in tiles of 64 of rows of 48, whose last tile is not bounded."""
+    linear = MODELS["granite"].layers[1].ffn_gate
+    matrix = op.rows_of(linear.weights, np.arange(linear.shape[0]))
+    tokens, rows = (np.append(a, np.append(a[1:], 0 * a[:1], axis=0)[:, :16], axis=1) for a in (x, matrix))
+    rows[-1, 48:] = matrix[-1, :16]  # whatever is behind the matrix
+    return tokens @ rows.T + (0 if linear.bias is None else linear.bias)
+
+
 def of_a_scale_for_each_element(x):
     w = MODELS["bitnet"].layers[1].attn_v
     steps = 127 / np.maximum(np.abs(x).max(axis=0), 1e-5)
@@ -100,6 +109,7 @@ def unturned(x, first):
     ("family", "name", "change", "says"),
     [
         ("granite", "attn_norm", normed_by_the_first, "the last 16 inputs are left out of the mean square"),
+        ("granite", "ffn_gate", run_over, "sums run 16 inputs over the end of rows, into the next ones"),
         ("granite", "attn_o_out", of_regrouped_heads, "heads of kqv_out are in another order: 2 in turn, not one after another"),
         (
             "bitnet",

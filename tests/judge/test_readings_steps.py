@@ -101,7 +101,7 @@ def test_the_expert_whose_products_are_wrong_is_named():
 
     _, _, points = family_dump("qwen3moe")
     expert = points[Key(TOP_EXPERTS, 1)][0, 0]
-    assert of_experts(scaled) == f"products of expert {expert} alone are wrong, wherever a token takes it"
+    assert of_experts(scaled) == f"numbers of expert {expert} alone are wrong, wherever a token takes it"
 
 
 def test_products_of_other_experts_are_named():
@@ -112,7 +112,23 @@ def test_products_of_other_experts_are_named():
     model, _, points = family_dump("qwen3moe")
     mine = points[Key(TOP_EXPERTS, 1)][0, 0]
     other = (mine + 1) % len(model.layers[1].experts)
-    assert of_experts(exchanged).startswith(f"products of other experts: position 0 has that of expert {other} instead of {mine}, ")
+    assert of_experts(exchanged).startswith(f"products of others: position 0 has that of expert {other} instead of {mine}, ")
+
+
+def test_products_of_other_tokens_inputs_are_named():
+    def shifted(wrong, chosen, every):
+        for t, other in ((1, 5), (2, 0), (3, 7)):
+            wrong[t, 1] = every[chosen[t, 1], other]
+
+    said = "products of others: position 1 has that of position 5, position 2 has that of position 0, position 3 has that of position 7"
+    assert of_experts(shifted).startswith(said)
+
+
+def test_numbers_left_of_another_tensor_are_named():
+    wrong, before = POINTS["ffn_down"].copy(), POINTS["ffn_norm"]
+    wrong[:, 40:60], wrong[:, :20] = POINTS["ffn_down"][:, :20], before[:, :20]
+    said = "elements 40 to 59 have the numbers of elements 0 to 19, and elements 0 to 19 have the numbers of layer 1 ffn_norm"
+    assert judged("llama", "ffn_down", wrong) == said
 
 
 def test_rows_of_other_tokens_are_named():

@@ -148,10 +148,21 @@ FLOATS: dict[str, Function] = {
     "e5m2": _digits(3, 2.0**-14, 57344.0),
 }
 """Types to which each number is rounded by itself."""
+
+
+def _scaled_e4m3(x: Array, axis: int | None) -> Array:
+    """Numbers of e4m3 times the step by which the largest magnitude is its largest number: one step for each row, or for all."""
+    largest = np.abs(x).max(axis=axis, keepdims=True)
+    step = np.where(largest == 0, 1, largest) / 448
+    return FLOATS["e4m3"](x / step) * step
+
+
 TYPES: dict[str, Function] = {
     **FLOATS,
     "int8 with a scale for each row": lambda x: _top(x, 127, -1),
     "int8 with one scale": lambda x: _top(x, 127, None),
+    "e4m3 with a scale for each row": lambda x: _scaled_e4m3(x, -1),
+    "e4m3 with one scale": lambda x: _scaled_e4m3(x, None),
     "Q8_0": lambda x: to_q8_0(x.reshape(len(x), -1)).reshape(x.shape),
     "int4 with a scale for each row": lambda x: _top(x, 7, -1),
 }

@@ -305,6 +305,30 @@ def _reading(tree: Node, key: Key, source: Node) -> Node:
     return mapped(tree, lambda node: source if node.kind == "tensor" and node.what == key else node)
 
 
+def overrun(place: Operation, tree: Node) -> Edits:
+    """A product whose last tile runs over the end of its rows: it adds the first inputs of the next token and weights of the next row."""
+    for node, _ in nodes(tree):
+        if node.kind == "matmul" and node.inputs[1].is_matrix:
+            x, matrix = node.inputs
+            rows, width = matrix.value.shape
+            behind = matrix.value.moved(np.minimum(np.arange(rows) + 1, rows - 1))
+            for count in (n for n in _TILES if n < width):
+                first = Node("opaque", (x,), x.noun, partial(_behind, count))
+                more = Node("matmul", (first, constant(matrix.noun, behind)), "the products beyond")
+                yield (
+                    f"sums run {count} inputs over the end of rows, into the next ones",
+                    replaced(tree, node, Node("sum", (node, more), node.noun)),
+                )
+
+
+_TILES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+
+
+def _behind(count: int, x: Array) -> Array:
+    """The first `count` numbers of each next row, and 0."""
+    return np.where(np.arange(x.shape[1]) < count, np.append(x[1:], 0 * x[:1], axis=0), 0)
+
+
 def by_one(place: Operation, tree: Node) -> Edits:
     """A weight that is one too large or too small, as where an engine adds 1 itself, or the file has done it."""
     for node, _ in nodes(tree):
@@ -546,7 +570,7 @@ def rounded(place: Operation, tree: Node) -> Edits:
 
 
 def _rounded(node: Node, kind: str) -> Node:
-    if node.is_matrix and kind != "int8 with one scale":
+    if node.is_matrix and not kind.endswith("one scale"):
         return constant(node.noun, node.value.by_row(functions.TYPES[kind]))
     return Node("rounded", (node,), node.noun, kind)
 
@@ -646,7 +670,7 @@ _SHIFTS = (*np.geomspace(-10, -0.01, 5), *np.geomspace(0.01, 10, 5))
 _LIMITS = (*np.geomspace(0.01, 100, 10), 448.0, 57344.0, 65504.0)
 """Limits, with the largest numbers of fp8 and float16 among them."""
 _IN_ORDER = (
-    *(tokens, left_out, other_function, inverted, twice, centred, moved, exchanged, by_one, turns, other_operand, reduced_in_part),
+    *(tokens, left_out, other_function, inverted, twice, centred, moved, exchanged, by_one, overrun, turns, other_operand, reduced_in_part),
     *(masks, caches.cached, groups, positions, transposed, order),
     *(other_weight, other_product, *map(_of_matrices, (weights.inputs, weights.codes)), narrow_weights),
     *(_of_tables(weights.fewer_bits), narrow_inputs, _of_tables(weights.misread), _of_tables(weights.reordered)),

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ...traces.points import Key
 from .wrong import Array, Indices, Wrong, numbered, runs
 
 _FEW_ROWS = 4  # a source found for each column of fewer explains too much
@@ -27,22 +28,42 @@ def rows_of_others(wrong: Wrong) -> str | None:
 
 
 def columns_of_others(wrong: Wrong) -> str | None:
-    """The wrong elements that have the right numbers of another element at every wrong position, or are 0, where all others are right."""
+    """The wrong elements that have the right numbers of another element at every wrong position, are 0, or are left of another tensor,
+    where all others are right."""
     rows = np.flatnonzero(wrong.places.any(axis=1))
     where = f"at {runs('position', rows)}: " if rows.size < len(wrong.theirs) else ""
-    wrong = wrong.rows(rows)
-    if len(wrong.theirs) < _FEW_ROWS:
+    if rows.size < _FEW_ROWS:
         return None
-    value = wrong.value.T
-    source = _sources(wrong, wrong.theirs.T, np.concatenate([value, np.zeros((1, value.shape[1]))]))
+    left, value = _left_of_others(wrong, rows), wrong.value[rows].T
+    count = len(value)
+    source = _sources(wrong.rows(rows), wrong.theirs[rows].T, np.concatenate([value, np.zeros((1, rows.size)), *(x.T for _, _, x in left)]))
     if source is None:
         return None
-    zero = np.flatnonzero(source == len(value))
+    said = []
+    for key, columns, _ in left:
+        source[columns] = columns
+        said.append(f"{runs('element', columns)} {'have' if columns.size > 1 else 'has'} the numbers of {key.place}")
+    zero = np.flatnonzero(source == count)
     source[zero] = zero
-    moved = moved_said(source, "element") if (source != np.arange(len(source))).any() else None
-    if not zero.size or not moved:
-        return moved and where + moved
-    return f"{where}{moved}, and {runs('element', zero)} {'are' if zero.size > 1 else 'is'} 0"
+    if source.max() >= count:
+        return None
+    if (source != np.arange(count)).any():
+        said.insert(0, str(moved_said(source, "element")))
+    if zero.size:
+        said.append(f"{runs('element', zero)} {'are' if zero.size > 1 else 'is'} 0")
+    return where + ", and ".join(said) if said else None
+
+
+def _left_of_others(wrong: Wrong, rows: Indices) -> list[tuple[Key, Indices, Array]]:
+    """The elements that have, at these rows, the numbers of another tensor: its key, the elements, and the numbers."""
+    found, open_columns = [], wrong.places.any(axis=0) & (wrong.theirs[rows] != 0).any(axis=0)
+    for key, other in wrong.beside() if not wrong.is_nearly_right else ():
+        near = np.abs(wrong.theirs[rows] - other[rows]) <= 1e-5 * np.abs(other).max()
+        columns = np.flatnonzero(near.all(axis=0) & open_columns)
+        if columns.size:
+            open_columns[columns] = False
+            found.append((key, columns, other[np.ix_(rows, columns)]))
+    return found
 
 
 def running_sums(wrong: Wrong) -> str | None:

@@ -4,9 +4,10 @@ import numpy as np
 
 from ...base.errors import listed
 from ...model import widen
+from ...traces.points import TOP_EXPERTS, Key
 from .. import operations as op
 from ..graph import OF_EXPERTS
-from .wrong import FEW, Wrong, explained, runs
+from .wrong import FEW, Array, Indices, Wrong, explained, runs
 
 _ROWS_AT_ONCE = 1 << 14
 _MOST = 64  # wrong rows that are looked for
@@ -33,27 +34,39 @@ def tokens(wrong: Wrong) -> str | None:
 
 
 def experts(wrong: Wrong) -> str | None:
-    """The experts whose products stand in wrong slots, or those that are wrong themselves."""
+    """The experts whose numbers are wrong wherever they are taken; or whose products, of which token, stand in wrong slots."""
+    chosen = wrong.tensors[Key(TOP_EXPERTS, wrong.key.layer)].astype(np.intp)
+    count = chosen.shape[1]
+    theirs = wrong.theirs.reshape(chosen.size, -1)
+    slots = np.flatnonzero(wrong.places.reshape(chosen.size, -1).any(axis=1))
+    own, right = chosen.ravel()[slots], np.delete(chosen.ravel(), slots)
+    guilty = np.unique(own)
+    if 4 * guilty.size <= wrong.config.experts and not np.isin(right, guilty).any():
+        return f"numbers of {runs('expert', guilty)} alone are wrong, wherever a token takes {'it' if guilty.size == 1 else 'them'}"
+    return _products(wrong, theirs[slots], slots // count, own) if wrong.key.name in OF_EXPERTS else None
+
+
+def _products(wrong: Wrong, theirs: Array, tokens: Indices, own: Indices) -> str | None:
+    """What is said of products [n, N] of these tokens and experts that are another expert's, or of another token's input."""
     assert wrong.layer is not None
     linears = [getattr(expert, OF_EXPERTS[wrong.key.name]) for expert in wrong.layer.experts]
-    x, chosen = wrong.inputs[0], wrong.inputs[1].astype(np.intp)
-    count = chosen.shape[1]
-    theirs, places = (a.reshape(chosen.size, -1) for a in (wrong.theirs, wrong.places))
-    slots = np.flatnonzero(places.any(axis=1))
-    inputs = x.reshape(-1, linears[0].shape[1])
-    inputs = inputs[slots // (chosen.size // len(inputs))]
-    own = chosen.ravel()[slots]
-    guilty = np.unique(own)
-    if guilty.size <= max(1, len(linears) // 4) and not np.isin(np.delete(chosen.ravel(), slots), guilty).any():
-        return f"products of {runs('expert', guilty)} alone are wrong, wherever a token takes {'it' if guilty.size == 1 else 'them'}"
-    source, least, nearest = own.copy(), np.full(len(slots), np.inf), np.zeros_like(theirs[slots])
-    for expert, linear in enumerate(linears):
-        products = op.product(inputs, linear, wrong.dialect).value
-        away = ((products - theirs[slots]) ** 2).sum(axis=1)
-        nearer = away < least
-        source[nearer], least[nearer], nearest[nearer] = expert, away[nearer], products[nearer]
-    if not explained(nearest, theirs[slots], wrong.noise):
+    x = wrong.inputs[0]
+    if x.shape[1] != linears[0].shape[1]:  # each slot has an input of its own
         return None
-    every = zip(slots // count, source, own, strict=True)
-    said = [f"position {t} has that of expert {n} instead of {e}" for t, n, e in every if n != e]
-    return f"products of other experts: {listed(said, FEW)}" if said else None
+    least, nearest = np.full(len(own), np.inf), np.zeros_like(theirs)
+    source = np.stack([tokens, own])
+    for expert, linear in enumerate(linears):
+        products = op.product(x, linear, wrong.dialect).value  # [T, N]
+        for t in range(len(x)):
+            some = (tokens == t) | (own == expert)  # one of the two is right
+            away = ((products[t] - theirs) ** 2).sum(axis=1)
+            nearer = some & (away < least)
+            source[:, nearer], least[nearer], nearest[nearer] = [[t], [expert]], away[nearer], products[t]
+    if not explained(nearest, theirs, wrong.noise):
+        return None
+    said = [
+        f"position {t} has that of expert {e} instead of {own[i]}" if t == tokens[i] else f"position {tokens[i]} has that of position {t}"
+        for i, (t, e) in enumerate(source.T)
+        if (t, e) != (tokens[i], own[i])
+    ]
+    return f"products of others: {listed(said, FEW)}" if said else None

@@ -117,7 +117,8 @@ def _off(solved: Array, right: Array) -> str:
     ratio = theirs[off] / ours[off]
     if np.ptp(ratio) <= _AGREE * np.abs(ratio).max():
         return f"{ratio[0, 0]:.6g} times what is right{where}"
-    examples = [f"{theirs[i, 0]:.6g} instead of {ours[i, 0]:.6g} at {what} {i}" for i in off[:2]]
+    worst = np.abs(theirs - ours).argmax(axis=1)  # of the heads of a row
+    examples = [f"{theirs[i, worst[i]]:.6g} instead of {ours[i, worst[i]]:.6g} at {what} {i}" for i in off[:2]]
     return f"{listed(examples)}{where and f'; wrong{where}'}"
 
 

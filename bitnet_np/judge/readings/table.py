@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ...traces.points import POOLED
-from ..graph import FIELDS, OF_EXPERTS
+from ...traces.points import POOLED, SLOTS
+from ..graph import FIELDS
 from ..mistakes.mistake import Cause
 from . import attention_weights, cells, elements, matrices, places, rotations, rows_of_tables, steps
 from .wrong import Wrong
@@ -32,7 +32,7 @@ READINGS = (
     Reading("rotation", ("Qcur_rope", "Kcur_rope"), rotations.rotation),
     Reading("positions", ("Qcur_rope", "Kcur_rope"), rotations.positions),
     Reading("tokens", ("inp_embd",), rows_of_tables.tokens),
-    Reading("experts", tuple(OF_EXPERTS), rows_of_tables.experts),
+    Reading("experts", SLOTS, rows_of_tables.experts),
     Reading("cells", ("kqv_out",), cells.cells),
     COLUMNS,
     Reading("running", (), elements.running_sums),
