@@ -12,7 +12,7 @@ from ...model.records import MATRICES, Linear, Ternary
 from .. import operations as op
 from ..roundings import matrix_input
 from .elements import moved_said
-from .wrong import ROWS, Array, Wrong, explained, matched, runs
+from .wrong import ROWS, Array, Wrong, matched, runs
 
 _TOKENS = 16  # compared
 _LEAST_TOKENS = 4  # independent ones: fewer numbers may be near another row's by chance
@@ -45,9 +45,10 @@ def scales_of_others(wrong: Wrong) -> str | None:
         away = ((products - wrong.theirs[rows]) ** 2).sum(axis=1)
         nearer = away < least
         nearest[nearer], least[nearer], source[nearer] = products[nearer], away[nearer], t
-    if (source == rows).all() or not explained(nearest, wrong.theirs[rows], wrong.noise):
+    off = source != rows
+    if not off.any() or not wrong.rows(rows).accounts(nearest):
         return None
-    said = [f"{runs('position', rows[source == t])} by that of position {t}" for t in dict.fromkeys(source.tolist())]
+    said = [f"{runs('position', rows[off & (source == t)])} by that of position {t}" for t in dict.fromkeys(source[off].tolist())]
     return f"activations are quantised by the scale of another token: {listed(said)}"
 
 

@@ -46,8 +46,10 @@ def positions(wrong: Wrong) -> str | None:
     turns = np.exp(1j * np.multiply.outer(tried, wrong.model.rope_frequency.astype(np.float64)))  # [P, J]
     likeness = np.real((after * before.conj()).sum(axis=1) @ turns.conj().T)
     theirs = tried[likeness.argmax(axis=1)]
-    computed = c.rope_magnitude * before * turns[theirs + _BEFORE][:, None]
-    if (theirs == rows).all() or not explained(computed, after, wrong.noise):
+    turned = c.rope_magnitude * before * turns[theirs + _BEFORE][:, None]
+    computed = wrong.inputs[0][rows].reshape(len(rows), -1, c.head_dim).copy()
+    computed[..., first], computed[..., second] = turned.real, turned.imag
+    if (theirs == rows).all() or not wrong.rows(rows).accounts(computed.reshape(len(rows), -1)):
         return None
     rows, theirs = rows[theirs != rows], theirs[theirs != rows]
     said = [f"{runs('position', rows[theirs == p])} as position {p}" for p in dict.fromkeys(theirs.tolist())]

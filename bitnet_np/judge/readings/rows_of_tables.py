@@ -7,7 +7,7 @@ from ...model import widen
 from ...traces.points import TOP_EXPERTS, Key
 from .. import operations as op
 from ..graph import OF_EXPERTS
-from .wrong import FEW, Array, Indices, Wrong, explained, runs
+from .wrong import FEW, Indices, Wrong, runs
 
 _ROWS_AT_ONCE = 1 << 14
 _MOST = 64  # wrong rows that are looked for
@@ -25,7 +25,7 @@ def tokens(wrong: Wrong) -> str | None:
         away = (some**2).sum(axis=1) - 2 * theirs @ some.T
         nearer = away.min(axis=1) < least
         nearest[nearer], least[nearer] = begin + away.argmin(axis=1)[nearer], away.min(axis=1)[nearer]
-    if not explained(widen.take(table, nearest).astype(np.float64), theirs, wrong.noise):
+    if not wrong.rows(rows).accounts(widen.take(table, nearest).astype(np.float64)):
         return None
     right = wrong.inputs[0].astype(np.int64)[rows]
     every = zip(rows, nearest, right, strict=True)
@@ -37,22 +37,23 @@ def experts(wrong: Wrong) -> str | None:
     """The experts whose numbers are wrong wherever they are taken; or whose products, of which token, stand in wrong slots."""
     chosen = wrong.tensors[Key(TOP_EXPERTS, wrong.key.layer)].astype(np.intp)
     count = chosen.shape[1]
-    theirs = wrong.theirs.reshape(chosen.size, -1)
     slots = np.flatnonzero(wrong.places.reshape(chosen.size, -1).any(axis=1))
     own, right = chosen.ravel()[slots], np.delete(chosen.ravel(), slots)
     guilty = np.unique(own)
     if 4 * guilty.size <= wrong.config.experts and not np.isin(right, guilty).any():
         return f"numbers of {runs('expert', guilty)} alone are wrong, wherever a token takes {'it' if guilty.size == 1 else 'them'}"
-    return _products(wrong, theirs[slots], slots // count, own) if wrong.key.name in OF_EXPERTS else None
+    return _products(wrong, slots, count, own) if wrong.key.name in OF_EXPERTS else None
 
 
-def _products(wrong: Wrong, theirs: Array, tokens: Indices, own: Indices) -> str | None:
-    """What is said of products [n, N] of these tokens and experts that are another expert's, or of another token's input."""
+def _products(wrong: Wrong, slots: Indices, count: int, own: Indices) -> str | None:
+    """What is said of products in these slots, `count` of a token and of these experts, that are another's, or of another token's input."""
     assert wrong.layer is not None
     linears = [getattr(expert, OF_EXPERTS[wrong.key.name]) for expert in wrong.layer.experts]
     x = wrong.inputs[0]
     if x.shape[1] != linears[0].shape[1]:  # each slot has an input of its own
         return None
+    computed = wrong.value.reshape(-1, linears[0].shape[0]).copy()
+    tokens, theirs = slots // count, wrong.theirs.reshape(computed.shape)[slots]
     least, nearest = np.full(len(own), np.inf), np.zeros_like(theirs)
     source = np.stack([tokens, own])
     for expert, linear in enumerate(linears):
@@ -62,7 +63,8 @@ def _products(wrong: Wrong, theirs: Array, tokens: Indices, own: Indices) -> str
             away = ((products[t] - theirs) ** 2).sum(axis=1)
             nearer = some & (away < least)
             source[:, nearer], least[nearer], nearest[nearer] = [[t], [expert]], away[nearer], products[t]
-    if not explained(nearest, theirs, wrong.noise):
+    computed[slots] = nearest
+    if not wrong.accounts(computed.reshape(wrong.value.shape)):
         return None
     said = [
         f"position {t} has that of expert {e} instead of {own[i]}" if t == tokens[i] else f"position {tokens[i]} has that of position {t}"
