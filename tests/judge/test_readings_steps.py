@@ -104,6 +104,14 @@ def test_the_expert_whose_products_are_wrong_is_named():
     assert of_experts(scaled) == f"numbers of expert {expert} alone are wrong, wherever a token takes it"
 
 
+def test_experts_that_are_not_in_the_dump_are_not_asked_for():
+    model, ids, points = family_dump("qwen3moe")
+    key = Key("ffn_moe_swiglu", 1)
+    wrong = points[key] * np.random.default_rng(0).uniform(0.5, 2, points[key].shape).astype(np.float32)
+    kept = {k: x for k, x in points.items() if k.name != TOP_EXPERTS}
+    assert judge_trace(model, with_tensor(kept, key, wrong), ids).first_wrong.hypothesis is None
+
+
 def test_products_of_other_experts_are_named():
     def exchanged(wrong, chosen, every):
         for t in range(4):

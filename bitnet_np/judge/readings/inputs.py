@@ -25,7 +25,7 @@ def summed(x: Array, weights: Array, y: Array, noise: float) -> str | None:
     error = y - x @ weights.T
     normal, along = (x.T @ x) * (weights.T @ weights), ((x.T @ error) * weights.T).sum(axis=1)
     size = np.diagonal(normal)
-    ridge = 1e-10 * max(float(size.max()), 1e-300)  # inputs that are always 0 stay as they are
+    ridge = max(1e-10 * float(size.max()), 1e-200)  # inputs that are always 0 stay as they are
     away = np.linalg.solve(normal + ridge * np.eye(len(size)), along)
     left = error - (x * away) @ weights.T
     if (left**2).sum() > min(_LEFT * (error**2).sum(), matched(noise) * (y**2).sum()):

@@ -35,7 +35,10 @@ def tokens(wrong: Wrong) -> str | None:
 
 def experts(wrong: Wrong) -> str | None:
     """The experts whose numbers are wrong wherever they are taken; or whose products, of which token, stand in wrong slots."""
-    chosen = wrong.tensors[Key(TOP_EXPERTS, wrong.key.layer)].astype(np.intp)
+    key = Key(TOP_EXPERTS, wrong.key.layer)
+    if key not in wrong.tensors:
+        return None
+    chosen = wrong.tensors[key].astype(np.intp)
     count = chosen.shape[1]
     slots = np.flatnonzero(wrong.places.reshape(chosen.size, -1).any(axis=1))
     own, right = chosen.ravel()[slots], np.delete(chosen.ravel(), slots)
