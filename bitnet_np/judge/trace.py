@@ -40,6 +40,8 @@ from .bounds import (
     within,
 )
 from .detail import Details
+from .edits.definition import expression
+from .edits.expression import Node, value_of
 from .equivalence import KEYS, QUERIES, ROTATED, look_through
 from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
 from .graph import EMBEDDING, FIELDS, LOGITS, TOKENS, Operation, matrix_of, operations
@@ -292,6 +294,7 @@ class _Judge:
         # what comes before a tensor that cannot be judged may be its cause, and what comes behind has it in it
         sound = takewhile(lambda o: not self.dump.problems.get(o.key), self.graph)
         self.judged = [o for o in sound if o.key in self.dump.tensors]
+        self._trees: dict[Operation, Node | None] = {}
         self.search = Search(len(self.ids), 2 * self.options.effort * _HIDDEN_WORK)
 
     def operation(self, operation: Operation) -> OperationVerdict:
@@ -525,8 +528,17 @@ class _Judge:
             elif self.cache is not None and key.name == "kqv_out":
                 values[key] = as_rounded(operation, self.cache)(values)
             else:
-                values[key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
+                values[key] = self.value(operation, values)
         return values
+
+    def value(self, operation: Operation, values: Mapping[Key, Array]) -> Array:
+        """What an operation gives, without a bound, which takes twice as long."""
+        if operation not in self._trees:
+            self._trees[operation] = expression(operation) if self.dialect == EXACT and not self.start else None
+        tree = self._trees[operation]
+        if tree is None:
+            return operation.evaluate(*(values[k] for k in operation.inputs)).value
+        return value_of(tree, values.__getitem__, len(values[operation.inputs[0]]))
 
     def _case(self, across: tuple[Key, ...], value: Array, theirs: Array, most: float, places: NDArray[np.bool_]) -> "_Case":
         """The search for the cause of a tensor that is wrong at these places. Of a large product some outputs are looked at first."""
@@ -685,6 +697,5 @@ class _Lazy(dict):
         if key in self._judge.theirs and key not in self._across:
             self[key] = self._judge.theirs[key]
         else:
-            operation = self._judge.by_key[key]
-            self[key] = operation.evaluate(*(self[k] for k in operation.inputs)).value
+            self[key] = self._judge.value(self._judge.by_key[key], self)
         return self[key]
