@@ -7,7 +7,7 @@ from ...model import widen
 from ...traces.points import TOP_EXPERTS, Key
 from .. import operations as op
 from ..graph import OF_EXPERTS
-from .wrong import FEW, Indices, Wrong, runs
+from .wrong import FEW, Array, Indices, Wrong, runs
 
 _ROWS_AT_ONCE = 1 << 14
 _MOST = 64  # wrong rows that are looked for
@@ -57,15 +57,21 @@ def _products(wrong: Wrong, slots: Indices, count: int, own: Indices) -> str | N
         return None
     computed = wrong.value.reshape(-1, linears[0].shape[0]).copy()
     tokens, theirs = slots // count, wrong.theirs.reshape(computed.shape)[slots]
-    least, nearest = np.full(len(own), np.inf), np.zeros_like(theirs)
-    source = np.stack([tokens, own])
+    least, nearest, source = np.full(len(own), np.inf), np.zeros_like(theirs), np.stack([tokens, own])
+
+    def offer(some: Indices, of: Indices, expert: int, products: Array) -> None:
+        """Products [n, N] of these tokens' inputs with an expert, for some slots."""
+        away = ((products - theirs[some]) ** 2).sum(axis=1)
+        nearer = away < least[some]
+        some = some[nearer]
+        source[:, some], least[some], nearest[some] = [of[nearer], np.full(some.size, expert)], away[nearer], products[nearer]
+
     for expert, linear in enumerate(linears):
         products = op.product(x, linear, wrong.dialect).value  # [T, N]
-        for t in range(len(x)):
-            some = (tokens == t) | (own == expert)  # one of the two is right
-            away = ((products[t] - theirs) ** 2).sum(axis=1)
-            nearer = some & (away < least)
-            source[:, nearer], least[nearer], nearest[nearer] = [[t], [expert]], away[nearer], products[t]
+        offer(np.arange(len(own)), tokens, expert, products[tokens])
+        mine = np.flatnonzero(own == expert)
+        others = ((products**2).sum(axis=1) - 2 * theirs[mine] @ products.T).argmin(axis=1)
+        offer(mine, others, expert, products[others])
     computed[slots] = nearest
     if not wrong.accounts(computed.reshape(wrong.value.shape)):
         return None
@@ -74,4 +80,4 @@ def _products(wrong: Wrong, slots: Indices, count: int, own: Indices) -> str | N
         for i, (t, e) in enumerate(source.T)
         if (t, e) != (tokens[i], own[i])
     ]
-    return f"products of others: {listed(said, FEW)}" if said else None
+    return f"products of others: {listed(list(dict.fromkeys(said)), FEW)}" if said else None
