@@ -18,6 +18,7 @@ OVERHEAD = 2 * 10**5
 _ALIKE = 4  # times what the nearest leaves: of two that leave as little, nothing tells which it is
 _EXACT = 1e-11  # NMSE that float32 leaves of any
 _WORTH = 0.5  # of the error, left after the first steps between two numbers of a grid
+_SINGLE = 8  # kinds of edits that are tried in all operations that share a function, before one is in single operations
 _DIGITS = 6  # of a number that somebody may have written: it is preferred to one that fits no better
 _STEPS = 24  # of a golden section: 1e-5 of an interval of the grid
 _FIRST_STEPS = 4
@@ -150,10 +151,10 @@ class Search:
         order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
         later = {operation.key: len(span) - i for i, operation in enumerate(span)}
 
-        def likely(trial: Trial) -> tuple[bool, int, int]:
-            """A function that all operations share is likeliest; of numbers those that the fewest steps have changed since."""
+        def likely(trial: Trial) -> tuple[int, bool, int]:
+            """Likely kinds first, and a function that all operations share before single ones; the last steps before earlier ones."""
             steps = max(later[key] for key in trial.computes) if trial.grid else 0
-            return not trial.widest, order[trial.cause.id], steps
+            return order[trial.cause.id] + (0 if trial.widest else _SINGLE), not trial.widest, steps
 
         return sorted(trials(span, singly, HIDDEN, self.length), key=likely)
 
