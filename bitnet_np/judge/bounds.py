@@ -7,7 +7,7 @@ from ..traces.points import Key
 from .detail import FAR
 from .logits import DIFFERENT, Reach, limits, shape_hint
 from .operations import Expected, U
-from .readings.wrong import places_of
+from .readings.wrong import parts_of
 from .report import OperationVerdict
 from .verdict import Verdict
 
@@ -114,11 +114,7 @@ def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
 
 def _where(wrong: NDArray[np.bool_]) -> str:
     """The place of errors that are not everywhere: a few columns hint at misread weight rows, late positions at a cache."""
-    parts = []
-    for axis, name in ((1, "position"), (0, "element")):
-        hit = np.flatnonzero(wrong.any(axis=axis))
-        if 0 < hit.size < _MOSTLY * wrong.shape[1 - axis]:
-            parts.append(places_of(hit, wrong.shape[1 - axis], name))
+    parts = parts_of(wrong, _MOSTLY)
     return f"; wrong only at {', '.join(parts)}" if parts else ""
 
 

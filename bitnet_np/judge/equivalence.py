@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..model.records import Config, Model, with_rope_of
 from ..traces.points import POINTS, SLOTS, TOP_EXPERTS, Key
-from .operations import pair_slices
+from .operations import complex_pairs, pair_slices
 
 Array = NDArray[np.float64]
 Tensors = Mapping[Key, NDArray]
@@ -131,9 +131,7 @@ def _rotated_from(model: Model, before: NDArray, after: NDArray) -> int:
     """The position of the first token, if all are rotated by positions in a row; else 0."""
     model = with_rope_of(model, 0)
     c = model.config
-    x, y = (_by_head(c, a) for a in (before, after))
-    first, second = pair_slices(c)
-    x, y = (a[..., first] + 1j * a[..., second] for a in (x, y))  # [T, heads, J]
+    x, y = (complex_pairs(c, a) for a in (before, after))
     frequency = model.rope_frequency.astype(np.float64)
     steps = np.exp(1j * np.multiply.outer(np.arange(len(x)), frequency))
 

@@ -244,6 +244,13 @@ def pair_slices(config: Config) -> tuple[slice, slice]:
     return (slice(0, j), slice(j, 2 * j)) if config.rope == "halves" else (slice(0, 2 * j, 2), slice(1, 2 * j, 2))
 
 
+def complex_pairs(config: Config, x: NDArray) -> NDArray[np.complex128]:
+    """The rotated pairs of heads [n, heads * K] as complex numbers, [n, heads, J]: a rotation multiplies them."""
+    heads = x.reshape(len(x), -1, config.head_dim).astype(np.float64)
+    first, second = pair_slices(config)
+    return heads[..., first] + 1j * heads[..., second]
+
+
 def rope(model: Model, dialect: Dialect, x: Array, start: int = 0) -> Expected:
     """RoPE of positions from `start` on: two products, and those of cosine and sine with the magnitude, which is itself a few roundings.
 

@@ -590,17 +590,15 @@ class _Judge:
 
     def _compared(self, case: "_Case", cause: Cause, array: Array, computes: Mapping[Key, Compute] | None = None) -> float:
         """What a mistake leaves of the error. computes: the operations that make it, None if it has a number or is fitted."""
-        left = relative_error(array, case.theirs)
+        left = case.left(array)
         if computes is not None:
             case.nearest.offer(left, cause, computes)
             case.parts.compare(cause, array)
         return left
 
-    def _hidden(self, case: "_Case", part: Part | None = None) -> Cause | None:
-        """The hidden mistake that explains a wrong tensor, if one does; of a part only those with numbers, as the others were compared."""
-        screen = case.screen if part is None else None
-        value, theirs = (x if part is None else part.cut(x) for x in (case.value, case.theirs))
-        now = relative_error(value, theirs)
+    def _hidden(self, case: "_Case") -> Cause | None:
+        """The hidden mistake that explains a wrong tensor, if one does; in a part only one with a number, as the others were compared."""
+        screen, now = case.screen, case.now
 
         def near(trial: Trial) -> float:
             left = None if screen is None else screen.left(trial.computes[case.last], case.right)
@@ -610,10 +608,7 @@ class _Judge:
             array = self._made(case, trial.computes, screen)
             if array is None:
                 return Explanation(np.inf, False)
-            if part is None:
-                left = self._compared(case, trial.cause, array, trial.computes if trial.number is None else None)
-            else:
-                left = relative_error(part.cut(array), theirs)
+            left = self._compared(case, trial.cause, array, trial.computes if trial.number is None else None)
             return Explanation(left, left <= min(case.most, now / 10))
 
         def cost(changed: Collection[Key]) -> float:
@@ -623,13 +618,16 @@ class _Judge:
             return sum(self._cost(k) + OVERHEAD for k in case.across[first:])
 
         with np.errstate(all="ignore"):
-            cause = self.search.cause(case.span, True, explain, near, cost, now, numbered=part is not None)
-        return cause if cause is None or part is None else part.named(cause)
+            return self.search.cause(case.span, True, explain, near, cost, now, numbered=case.part is not None)
 
     def _in_part(self, case: "_Case") -> Cause | None:
         """The mistake that explains all wrong numbers of a tensor whose others are right."""
-        known = case.parts.known()
-        return known or next(filter(None, (self._hidden(case, part) for part in case.parts.parts)), None)
+        cause = case.parts.known()
+        for part in case.parts.parts if cause is None else ():
+            cause = self._hidden(replace(case, part=part, screen=None))
+            if cause is not None:
+                return part.named(cause)
+        return cause
 
     def _nearly(self, case: "_Case") -> Cause | None:
         """The mistake that leaves next to nothing of an error, but more than roundings do, with the rounding that explains the rest."""
@@ -664,6 +662,7 @@ class _Case:
     screen: Screen | None
     parts: InParts
     nearest: Nearest = field(default_factory=Nearest)
+    part: Part | None = None  # that alone is to be explained
 
     @property
     def last(self) -> Key:
@@ -672,7 +671,13 @@ class _Case:
     @cached_property
     def now(self) -> float:
         """NMSE without a mistake."""
-        return relative_error(self.value, self.theirs)
+        return self.left(self.value)
+
+    def left(self, array: Array) -> float:
+        """NMSE of an array in the tensor's place."""
+        if self.part is None:
+            return relative_error(array, self.theirs)
+        return relative_error(self.part.cut(array), self.part.cut(self.theirs))
 
 
 class _Theirs(dict[Key, NDArray]):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from dumps import MODEL, family_dump, with_tensor
-from wrong_tensors import IDS, KEY, LAYER, LLAMA, QUERY, C, T, heads, judged, layer_points, scores_of, softmax, turned
+from wrong_tensors import IDS, KEY, LAYER, LLAMA, QUERY, C, T, by_weights, judged, layer_points, scores_of, softmax, turned
 
 from bitnet_np import spec
 from bitnet_np.judge import operations as op
@@ -182,13 +182,13 @@ def test_empty_slots_that_are_read_are_named():
     """Scores of keys of zeros are 0, so that they take their part of the probabilities, and give nothing."""
     e = np.where(QUERY >= KEY, np.exp(scores_of()), 0)
     more = np.where(np.arange(T) > 11, 3, 0)[:, None]
-    out = np.einsum("hts,shk->thk", e / (e.sum(axis=2, keepdims=True) + more), spec.by_query_head(heads("Vcur"), C.heads)).reshape(T, -1)
+    out = by_weights(e / (e.sum(axis=2, keepdims=True) + more))
     assert judged("llama", "kqv_out", out) == "empty slots, whose keys and values are 0, are read by positions 12 to 16, up to 3 of them"
 
 
 def test_a_number_that_is_wrong_in_a_part_is_found():
     wrong = POINTS["kqv_out"].copy()
     scores = 0.7 * scores_of()
-    wrong[9:] = np.einsum("hts,shk->thk", softmax(scores), spec.by_query_head(heads("Vcur"), C.heads)).reshape(T, -1)[9:]
+    wrong[9:] = by_weights(softmax(scores))[9:]
     right = C.head_dim**-0.5
     assert judged("llama", "kqv_out", wrong) == f"at positions 9 to 16 of 17: the score scale is {0.7 * right:.6g} instead of {right:.6g}"

@@ -114,11 +114,11 @@ REDUCTIONS: dict[str, Function] = {
 """Reductions of rows, the number of which is kept for a quotient. Each may stand in the place of another."""
 
 
-def _top(x: Array, most: int, axis: int | None) -> Array:
-    """Whole numbers up to `most` in steps of the largest magnitude / most: one step for each row, or for all."""
+def _top(x: Array, most: int, axis: int | None, rounded: Function = np.rint) -> Array:
+    """Rounded numbers up to `most` in steps of the largest magnitude / most: one step for each row, or for all."""
     largest = np.abs(x).max(axis=axis, keepdims=True)
     step = np.where(largest == 0, 1, largest) / most
-    return np.rint(x / step) * step
+    return rounded(x / step) * step
 
 
 def _digits(digits: int, smallest: float = 0.0, most: float = np.inf) -> Function:
@@ -148,21 +148,12 @@ FLOATS: dict[str, Function] = {
     "e5m2": _digits(3, 2.0**-14, 57344.0),
 }
 """Types to which each number is rounded by itself."""
-
-
-def _scaled_e4m3(x: Array, axis: int | None) -> Array:
-    """Numbers of e4m3 times the step by which the largest magnitude is its largest number: one step for each row, or for all."""
-    largest = np.abs(x).max(axis=axis, keepdims=True)
-    step = np.where(largest == 0, 1, largest) / 448
-    return FLOATS["e4m3"](x / step) * step
-
-
 TYPES: dict[str, Function] = {
     **FLOATS,
     "int8 with a scale for each row": lambda x: _top(x, 127, -1),
     "int8 with one scale": lambda x: _top(x, 127, None),
-    "e4m3 with a scale for each row": lambda x: _scaled_e4m3(x, -1),
-    "e4m3 with one scale": lambda x: _scaled_e4m3(x, None),
+    "e4m3 with a scale for each row": lambda x: _top(x, 448, -1, FLOATS["e4m3"]),
+    "e4m3 with one scale": lambda x: _top(x, 448, None, FLOATS["e4m3"]),
     "Q8_0": lambda x: to_q8_0(x.reshape(len(x), -1)).reshape(x.shape),
     "int4 with a scale for each row": lambda x: _top(x, 7, -1),
 }

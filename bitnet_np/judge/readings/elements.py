@@ -17,7 +17,7 @@ def rows_of_others(wrong: Wrong) -> str | None:
     source = _sources(wrong, wrong.theirs, wrong.value)
     if source is not None:
         return moved_said(source, "position")
-    rows = np.flatnonzero(wrong.places.any(axis=1))
+    rows = wrong.wrong_rows
     for key, other in wrong.beside() if not wrong.is_nearly_right else ():
         computed = wrong.value.copy()
         computed[rows] = other[rows]
@@ -30,7 +30,7 @@ def rows_of_others(wrong: Wrong) -> str | None:
 def columns_of_others(wrong: Wrong) -> str | None:
     """The wrong elements that have the right numbers of another element at every wrong position, are 0, or are left of another tensor,
     where all others are right."""
-    rows = np.flatnonzero(wrong.places.any(axis=1))
+    rows = wrong.wrong_rows
     where = f"at {runs('position', rows)}: " if rows.size < len(wrong.theirs) else ""
     if rows.size < _FEW_ROWS:
         return None
@@ -68,7 +68,7 @@ def _left_of_others(wrong: Wrong, rows: Indices) -> list[tuple[Key, Indices, Arr
 
 def running_sums(wrong: Wrong) -> str | None:
     """The elements that add each position's numbers to those of the position before."""
-    rows, columns = (np.flatnonzero(wrong.places.any(axis=axis)) for axis in (1, 0))
+    rows, columns = wrong.wrong_rows, wrong.wrong_columns
     first = max(int(rows[0]) - 1, 0)
     computed = wrong.value.copy()
     computed[first:, columns] = computed[first:, columns].cumsum(axis=0)

@@ -16,12 +16,13 @@ from .wrong import ROWS, Array, Wrong, matched, runs
 
 _TOKENS = 16  # compared
 _LEAST_TOKENS = 4  # independent ones: fewer numbers may be near another row's by chance
+_SAMPLED = 64  # outputs that a token's scale is looked for by
 _SCREENED = 8  # outputs that are looked for first
 
 
 def other_rows(wrong: Wrong) -> str | None:
     """The rows, and the matrix of the layer, whose products stand in wrong outputs, if that explains all of these."""
-    columns = np.flatnonzero(wrong.places.any(axis=0))
+    columns = wrong.wrong_columns
     tokens = np.unique(np.linspace(0, len(wrong.theirs) - 1, min(len(wrong.theirs), _TOKENS)).astype(int))
     x = wrong.inputs[0][tokens]
     if not x.any(axis=1).all() or np.linalg.matrix_rank(x, tol=1e-3 * np.linalg.norm(x, 2)) < _LEAST_TOKENS:
@@ -35,16 +36,19 @@ def scales_of_others(wrong: Wrong) -> str | None:
     """The tokens whose activation scales wrong ones are quantised by: their own are not used."""
     if not op.reads_codes(wrong.linear, wrong.dialect):
         return None
-    rows, x = np.flatnonzero(wrong.places.any(axis=1))[:ROWS], wrong.inputs[0]
-    scales = spec.quantize(x)[1].ravel()
-    nearest, least, source = wrong.value[rows].copy(), np.full(rows.size, np.inf), rows.copy()
-    matrix = _scaled_matrix(wrong.linear)
-    for t in range(min(len(x), ROWS)):
-        products = np.clip(np.rint(x[rows] * scales[t]), -128, 127) / scales[t] @ matrix.T
-        products += 0.0 if wrong.linear.bias is None else wrong.linear.bias
-        away = ((products - wrong.theirs[rows]) ** 2).sum(axis=1)
-        nearer = away < least
-        nearest[nearer], least[nearer], source[nearer] = products[nearer], away[nearer], t
+    rows, columns, linear = wrong.wrong_rows[:ROWS], wrong.wrong_columns, wrong.linear
+    x, scales = wrong.inputs[0][rows], spec.quantize(wrong.inputs[0][:ROWS])[1]
+    matrix = _scaled_matrix(linear)
+
+    def products(scale: Array, some: NDArray[np.intp]) -> Array:
+        """Some outputs, [n, C], of codes by these scales, [n, 1] or [1]."""
+        y = np.clip(np.rint(x * scale), -128, 127) / scale @ matrix[some].T
+        return y if linear.bias is None else y + linear.bias[some]
+
+    sample = columns[:: -(-columns.size // _SAMPLED)]  # enough to tell the scale by
+    away = [((products(scale, sample) - wrong.theirs[np.ix_(rows, sample)]) ** 2).sum(axis=1) for scale in scales]
+    source = np.argmin(away, axis=0)
+    nearest = products(scales[source], np.arange(len(matrix)))
     off = source != rows
     if not off.any() or not wrong.rows(rows).accounts(nearest):
         return None

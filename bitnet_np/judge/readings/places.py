@@ -30,7 +30,7 @@ def one_number(wrong: Wrong) -> str | None:
 
 def never_written(wrong: Wrong) -> str | None:
     """The elements that are 0 wherever numbers are wrong, if all others are right."""
-    rows, columns = (np.flatnonzero(wrong.places.any(axis=axis)) for axis in (1, 0))
+    rows, columns = wrong.wrong_rows, wrong.wrong_columns
     if wrong.theirs[wrong.places].any():
         return None
     everywhere = rows.size == len(wrong.places)
@@ -42,7 +42,7 @@ def never_written(wrong: Wrong) -> str | None:
 
 def few_places(wrong: Wrong) -> str | None:
     """The elements or positions that are wrong, if they are few."""
-    rows, columns = (np.flatnonzero(wrong.places.any(axis=axis)) for axis in (1, 0))
+    rows, columns = wrong.wrong_rows, wrong.wrong_columns
     marked = np.zeros(wrong.places.shape, bool)
     if columns.size <= FEW < wrong.places.shape[1]:
         marked[:, columns] = True

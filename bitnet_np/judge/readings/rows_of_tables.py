@@ -15,7 +15,7 @@ _MOST = 64  # wrong rows that are looked for
 
 def tokens(wrong: Wrong) -> str | None:
     """The tokens whose rows of the embedding stand at wrong positions, if that explains all of these."""
-    rows = np.flatnonzero(wrong.places.any(axis=1))
+    rows = wrong.wrong_rows
     if rows.size > _MOST:
         return None
     table, theirs = wrong.model.token_embd, wrong.theirs[rows]

@@ -16,7 +16,7 @@ from ..edits.expression import Node, constant, replaced, value_of, values_of
 from ..graph import operation_of
 from .elements import moved_said
 from .inputs import summed
-from .wrong import Array, Wrong, places_of
+from .wrong import Array, Wrong, parts_of, places_of
 
 _AGREE = 1e-4  # of the largest number: two that are the same
 _SMOOTH = 1e-3  # NMSE that a function leaves between its neighbours
@@ -52,7 +52,7 @@ def wrong_step(wrong: Wrong) -> str | None:
             if solved is None:
                 continue
             other = replaced(tree, step.node, constant(step.node.noun, solved))
-            computed = np.where(wrong.places, value_of(other, leaves.__getitem__, rows), wrong.value)
+            computed = np.where(wrong.places, value_of(other, leaves.__getitem__, rows, values), wrong.value)
             if wrong.accounts(computed):
                 return f"{step.node.noun}: {_off(solved, right)}; all other steps are right"
     return None
@@ -127,12 +127,8 @@ def _sums(step: _Step, values: dict[Node, Any], wrong: Wrong) -> str | None:
     if step.node.kind != "matmul" or not step.node.inputs[1].is_matrix:
         return None
     x, matrix = (values[child] for child in step.node.inputs)
-    rows, columns = (np.flatnonzero(wrong.places.any(axis=axis)) for axis in (1, 0))
-    where = [
-        places_of(some, count, what)
-        for some, count, what in zip((rows, columns), wrong.places.shape, ("position", "element"), strict=True)
-        if some.size < _MOSTLY * count
-    ]
+    rows, columns = wrong.wrong_rows, wrong.wrong_columns
+    where = parts_of(wrong.places, _MOSTLY)
     columns = columns[:: -(-columns.size // _OUTPUTS)]  # enough to know the inputs by
     text = summed(x[rows], matrix.rows(columns), step.needed[np.ix_(rows, columns)], wrong.noise)
     return text if text is None or not where else f"at {' and '.join(where)}: {text}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,16 @@ class Wrong(Place):
     places: NDArray[np.bool_]  # True for each wrong element, [T, width]
     noise: float  # NMSE that narrow types make by themselves, 0 in float32
     tensors: Mapping[Key, Array]  # all of theirs
+
+    @cached_property
+    def wrong_rows(self) -> Indices:
+        """The rows with a wrong element."""
+        return np.flatnonzero(self.places.any(axis=1))
+
+    @cached_property
+    def wrong_columns(self) -> Indices:
+        """The columns with a wrong element."""
+        return np.flatnonzero(self.places.any(axis=0))
 
     def rows(self, which: Indices) -> "Wrong":
         """The same of some rows alone, for operations that compute each row from that row; of the first ones for attention, too."""
@@ -97,6 +108,16 @@ def places_of(numbers: NDArray, count: int, what: str) -> str:
         if (groups == groups[0]).all():
             return f"{runs(what, np.flatnonzero(groups[0]))} of each {size}"
     return f"{runs(what, numbers)}, {numbers.size} of {count}"
+
+
+def parts_of(places: NDArray[np.bool_], mostly: float) -> list[str]:
+    """The positions and the elements of a tensor [T, width] where some are wrong. mostly: where more than this part are, all are."""
+    said = []
+    for axis, what in ((1, "position"), (0, "element")):
+        some, count = np.flatnonzero(places.any(axis=axis)), places.shape[1 - axis]
+        if 0 < some.size < mostly * count:
+            said.append(places_of(some, count, what))
+    return said
 
 
 def runs(what: str, numbers: NDArray) -> str:
