@@ -43,23 +43,29 @@ def _lives(process: int) -> bool:
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike[str], folder: bool = False) -> Iterator[Path]:
     """Yields a temporary name to write to, renamed to `path` at the end of the block. A block that fails leaves `path` as it was.
 
+    folder: it is that of a new folder, and `path` may only be an empty one.
     A symbolic link stays, and its target is replaced. A path that is no regular file (a pipe, /dev/stdout) is written to directly.
     """
     path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file() and not folder:
         with naming(path):
             yield path
         return
     part = name_beside(path)
     try:
         with naming(path):
+            if folder:
+                part.mkdir()
             yield part
             os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
 
 
 @contextmanager

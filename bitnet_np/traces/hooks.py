@@ -9,7 +9,8 @@ give: a token's experts are computed within one function.
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import cycle
@@ -39,11 +40,8 @@ _ROTATE = "apply_rotary_pos_emb"
 _ROTATED = ("Qcur_rope", "Kcur_rope")
 
 
-class Recorded(Mapping[Key, Floats]):
-    """The points recorded so far: rows of one call after another, [T, width]."""
-
-    def __init__(self) -> None:
-        self._rows: dict[Key, list[Floats]] = {}
+class Recorded(UserDict[Key, Any]):
+    """The points recorded so far: rows of one call after another, [T, width]. `data` has the rows of each call."""
 
     def add(self, key: Key, array: Floats) -> None:
         """Append the rows of one call: [1, T, ...] or [T, width], and [1, H, T, K] of normed heads.
@@ -56,30 +54,21 @@ class Recorded(Mapping[Key, Floats]):
             array = array[0]
         if array.ndim < 2 or array.size == 0:
             raise ShapeError(f"{key} has shape {list(array.shape)} in the model, expected [1, T, ...]")
-        normed = self._rows.get(Key(key.name.removesuffix("_normed"), key.layer), [])
+        normed = self.data.get(Key(key.name.removesuffix("_normed"), key.layer), [])
         if array.ndim == 3 and normed and key.name.endswith("_normed") and len(array) != len(normed[-1]) == array.shape[1]:
             array = array.swapaxes(0, 1)  # some engines have the heads first there
-        self._rows.setdefault(key, []).append(array.reshape(len(array), -1))
+        self.data.setdefault(key, []).append(array.reshape(len(array), -1))
 
     def finish(self, logits: Any) -> None:
         """Take what a whole model gave for its head's last logits: it may have scaled or capped them."""
-        rows = self._rows.get(LOGITS)
+        rows = self.data.get(LOGITS)
         if rows and tuple(getattr(logits, "shape", ())) == (1, *rows[-1].shape):
             rows[-1] = _numbers(LOGITS, logits)[0]
 
     def __getitem__(self, key: Key) -> Floats:
-        rows = np.concatenate(self._rows[key])
-        all_rows = sum(map(len, self._rows.get(NORM, [])))
+        rows = np.concatenate(self.data[key])
+        all_rows = sum(map(len, self.data.get(NORM, [])))
         return rows[-1:] if key == LOGITS and len(rows) < all_rows else rows  # a model that generates computes logits where it needs them
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._rows
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
 
 _QUERIES_KEYS_VALUES, _GATE_UP = ("Qcur", "Kcur", "Vcur"), ("ffn_gate", "ffn_up")

@@ -1,6 +1,7 @@
 """Recorded points of a forward pass: the table of their names, and traces of them."""
 
 import re
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -280,23 +281,15 @@ class Entry:
     load: Callable[[], NDArray] = field(repr=False)
 
 
-class Points(Mapping[Key, NDArray]):
-    """The points of a file. Each access reads or maps the array anew."""
+class Points(UserDict[Key, Any]):
+    """The points of a file, made from their entries. Each access reads or maps the array anew."""
 
-    def __init__(self, entries: Mapping[Key, Entry]) -> None:
-        self.entries = dict(entries)
+    @property
+    def entries(self) -> dict[Key, Entry]:
+        return self.data
 
     def __getitem__(self, key: Key) -> NDArray:
-        return self.entries[key].load()
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.entries  # Mapping's own would read the array to find out
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
+        return self.data[key].load()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...base.errors import FileFormatError, OptionError, shown
 from ..normal_form import checked_tokens
 from ..points import SCORES, Entry, Key, Trace, ours_of
-from .arrays import MAX_POINTS, Header, check_size, finished, insert
+from .arrays import MAX_POINTS, Header, check_size, finished, normal
 from .output import Writer
 
 MAGIC = b"APRT"
@@ -44,8 +44,10 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
         if key is None:
             ignored.append(label)
             continue
+        if key in entries:
+            raise FileFormatError(f"{file}: {key} is there twice, expected each point once")
         header = Header(_shape(key, count, len(ids), file), _FLOAT32, False, _HEADER)
-        insert(entries, key, header.entry(file), len(ids), str(file))
+        entries[key] = normal(key, header.entry(file), len(ids), str(file))
     return finished(entries, path, "APRT", ids, ignored)
 
 

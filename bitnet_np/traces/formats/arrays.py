@@ -112,7 +112,7 @@ class Labelled(NamedTuple):
         for key, by_step in parts.items():
             assert key is not None
             if None in by_step:
-                insert(entries, key, by_step[None], rows[None], where, config)
+                entries[key] = normal(key, by_step[None], rows[None], where, config)
             elif key.name in SCORES:  # each step has more keys than the one before
                 ignored += [label for label, meaning in meant.items() if meaning.key == key]
             else:
@@ -120,7 +120,7 @@ class Labelled(NamedTuple):
         for label in again:
             key, step, _ = meant[label]
             assert key is not None
-            first, other = (_normal(key, array, rows[step], where, config) for array in (parts[key][step], arrays[label]))
+            first, other = (normal(key, array, rows[step], where, config).load() for array in (parts[key][step], arrays[label]))
             if not np.array_equal(first, other, equal_nan=True):
                 raise FileFormatError(f"{where}: {shown(label)} is {key}{_at(step)} again, with other numbers, expected the same")
         return finished(entries, self.path, self.kind, ids, ignored)
@@ -140,20 +140,11 @@ def _part(entry: Entry, n: int) -> Callable[[], NDArray]:
     return lambda: entry.load()[n]
 
 
-def insert(
-    entries: dict[Key, Entry],
-    key: Key,
-    entry: Entry,
-    rows: int | None,
-    where: str,
-    config: Config | None = None,
-) -> None:
-    """Add a point in normal form to `entries`. Raises FileFormatError if it is there already."""
-    if key in entries:
-        raise FileFormatError(f"{where}: {key} is there twice, expected each point once")
+def normal(key: Key, entry: Entry, rows: int | None, where: str, config: Config | None = None) -> Entry:
+    """The array of a point in normal form. Raises FileFormatError if the point cannot have its shape or dtype."""
     form = normal_form(key, entry.shape, rows, where, heads_of(key, config))
     dtype = checked_dtype(key, entry.dtype, where).newbyteorder("=")
-    entries[key] = Entry(form.shape, dtype, lambda: form.of(entry.load()).astype(dtype, copy=False))
+    return Entry(form.shape, dtype, lambda: form.of(entry.load()).astype(dtype, copy=False))
 
 
 def finished(entries: dict[Key, Entry], path: Path, kind: str, ids: NDArray[np.int64] | None, ignored: list[str]) -> Trace:
@@ -209,21 +200,9 @@ def _joined(
     key: Key, by_step: Mapping[int | None, Entry], rows: Mapping[int | None, int | None], where: str, config: Config | None
 ) -> Entry:
     """The rows of all steps, one after another."""
-    forms = [normal_form(key, entry.shape, rows[step], where, heads_of(key, config)) for step, entry in by_step.items()]
-    dtypes = {checked_dtype(key, entry.dtype, where).newbyteorder("=") for entry in by_step.values()}
-    widths = {form.shape[1:] for form in forms}
-    if len(dtypes) > 1 or len(widths) > 1:
+    parts = [normal(key, entry, rows[step], where, config) for step, entry in by_step.items()]
+    if len({(part.dtype, part.shape[1:]) for part in parts}) > 1:
         several = [f"{entry.dtype} {list(entry.shape)}" for entry in by_step.values()]
         raise FileFormatError(f"{where}: the steps of {key} are {', '.join(dict.fromkeys(several))}, expected one dtype and one width")
-    (dtype,), (width,) = dtypes, widths
-    parts = list(by_step.values())
-
-    def load() -> NDArray:
-        return np.concatenate([form.of(part.load()) for form, part in zip(forms, parts, strict=True)]).astype(dtype, copy=False)
-
-    return Entry((sum(form.shape[0] for form in forms), *width), dtype, load)
-
-
-def _normal(key: Key, entry: Entry, rows: int | None, where: str, config: Config | None) -> NDArray:
-    """One array of a file, read, and in normal form."""
-    return normal_form(key, entry.shape, rows, where, heads_of(key, config)).of(entry.load())
+    shape = sum(part.shape[0] for part in parts), *parts[0].shape[1:]
+    return Entry(shape, parts[0].dtype, lambda: np.concatenate([part.load() for part in parts]))

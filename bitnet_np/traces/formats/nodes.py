@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...base.errors import FileFormatError
 from ..normal_form import agreed_tokens, without_leading_ones
 from ..points import SCORES, Entry, Key, Trace, key_of, ours_of
-from .arrays import finished, insert
+from .arrays import finished, normal
 from .npz import read_archive
 
 _OURS = ours_of("ggml")
@@ -58,10 +58,10 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int 
             if rope is None:  # the width of a head is not known then
                 ignored.append(f"s{call}.{key}")
             else:
-                _insert_scores(entries, key, entry, rope.shape[-1], path)
+                entries[key] = _scores(key, entry, rope.shape[-1], path)
         else:
-            shape = _rows_first(entry.shape, key, path)
-            insert(entries, key, replace(entry, shape=shape), shape[0], str(path))
+            rows = replace(entry, shape=_rows_first(entry.shape, key, path))
+            entries[key] = normal(key, rows, rows.shape[0], str(path))
     return finished(entries, path, "nodes", ids, ignored)
 
 
@@ -74,7 +74,7 @@ def _rows_first(shape: tuple[int, ...], key: Key, path: Path) -> tuple[int, int]
     return left[0], int(np.prod(left[1:]))
 
 
-def _insert_scores(entries: dict[Key, Entry], key: Key, entry: Entry, width: int, path: Path) -> None:
+def _scores(key: Key, entry: Entry, width: int, path: Path) -> Entry:
     shape = without_leading_ones(entry.shape, 3)
     if len(shape) != 3 or 0 in shape or shape[2] < shape[1] or width < 1:
         raise FileFormatError(f"{path}: {key} has shape {list(entry.shape)}, expected [heads, tokens, keys], as many keys as tokens")
@@ -85,4 +85,4 @@ def _insert_scores(entries: dict[Key, Entry], key: Key, entry: Entry, width: int
         scores = entry.load().reshape(shape)[:, :, :rows]
         return scores if scale is None else scores * scale
 
-    insert(entries, key, Entry((heads, rows, rows), entry.dtype, trimmed), rows, str(path))
+    return normal(key, Entry((heads, rows, rows), entry.dtype, trimmed), rows, str(path))

@@ -1,8 +1,8 @@
 """Writers of traces: one array at a time, and a file appears only when it is complete."""
 
 import os
-import shutil
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, ClassVar, Self
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...base.errors import EmptyInputError, OptionError
 from ...base.validate import instance, path_of
-from ...base.whole_file import name_beside, naming
+from ...base.whole_file import whole_file
 from ..normal_form import checked_dtype, checked_tokens, normal_form
 from ..points import Key
 from .labels import TOKENS
@@ -34,37 +34,35 @@ class Writer:
             raise OptionError(f"{self.path} has no name, expected that of a file or folder to write")
         self.tokens = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
         self.written: dict[Key, tuple[tuple[int, ...], int]] = {}  # shape and bytes
-        self.part = name_beside(self.path)
         self.open = ExitStack()  # ended when the output is complete, or thrown away
 
     def __enter__(self) -> Self:
+        self._context = self._writing()
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._context.__exit__(kind, error, trace)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         if not self.path.parent.is_dir():
             raise OptionError(f"{self.path}: there is no folder {self.path.parent}")
         empty = self.path.is_dir() and not any(self.path.iterdir())
         if self.path.exists() and not (empty if self.folder else self.path.is_file()):
             expected = "a name that is not taken" if self.folder else "a file or a name that is not taken"
             raise OptionError(f"{self.path} is there already, expected {expected}")
-        try:
-            if self.folder:
-                self.part.mkdir()
-            with naming(self.path):
+        with whole_file(self.path, self.folder) as self.part:
+            try:
                 self.begin()
-        except BaseException:
-            self._discard()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            if kind is None:
+                yield
                 if not self.written:
                     raise EmptyInputError(f"{self.path}: nothing was written to it, expected at least one point")
-                with naming(self.path):
-                    self.finish()
+                self.finish()
+                self.open.close()
+            finally:
+                with suppress(Exception):  # where the output is thrown away, closed or not
                     self.open.close()
-                    os.replace(self.part, self.path)
-        finally:
-            self._discard()
 
     def add(self, key: Key, array: NDArray) -> None:
         """Write one point, in normal form."""
@@ -78,8 +76,7 @@ class Writer:
         rows = None if self.tokens is None else len(self.tokens)
         array = normal_form(key, array.shape, rows, str(self.path)).of(array)
         self.written[key] = array.shape, array.nbytes
-        with naming(self.path):
-            self.put(key, np.ascontiguousarray(array, array.dtype.newbyteorder("<")))
+        self.put(key, np.ascontiguousarray(array, array.dtype.newbyteorder("<")))
 
     def opened(self, path: Path, mode: str) -> IO[Any]:
         """A new file that is closed when the output is complete, or thrown away."""
@@ -95,14 +92,6 @@ class Writer:
 
     def finish(self) -> None:
         """Complete the output."""
-
-    def _discard(self) -> None:
-        with suppress(Exception):  # the output is thrown away, closed or not
-            self.open.close()
-        if self.part.is_dir():
-            shutil.rmtree(self.part, ignore_errors=True)
-        else:
-            self.part.unlink(missing_ok=True)
 
 
 class LabelWriter(Writer):
