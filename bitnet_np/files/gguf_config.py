@@ -15,48 +15,38 @@ from ..model.records import Config, Pooling, Yarn, window_fields
 from ..model.rope import yarn_magnitude
 from .gguf_file import GGUFFile
 from .gguf_names import KEYS, LONGROPE, NEUTRAL, REQUIRED, YARN, keys_of
-from .overrides import how_to_ignore
+from .overrides import how_to_ignore, not_implemented
 from .source import of_file
 
 
 def read_config(file: GGUFFile) -> Config:
     """The Config of the model in the file. Raises FileFormatError, UnsupportedError or ShapeError, naming the file and the key."""
-    name = _architecture(file)
+    name = file.require("general.architecture", str)
+    if name not in FAMILIES:
+        raise UnsupportedError(f"{file.path}: general.architecture is {name!r}, supported are {', '.join(ARCHITECTURES)}")
     family = FAMILIES[name]
     value = _read_keys(file, name)
     head_dim = _head_dim(file, name, value)
     vocab = _vocab(file, name, value["width"], value.get("vocab"))
     scaling = _rope_scaling(file, name, value)
-    with of_file(file.path):
-        stretched = _yarn(value, scaling) if value.get("scaling_type") == "yarn" else {"rope_scaling": scaling}
-        if has_longrope(file, name) and "yarn_factor" in value:
-            stretched |= {"rope_magnitude": value["yarn_factor"]}
+    pooling = value.get("pooling", 0)
+    kinds: tuple[Pooling, ...] = get_args(Pooling)
+    if pooling not in range(len(kinds)):
+        known = ", ".join(f"{i} ({kind})" for i, kind in enumerate(kinds))
+        raise UnsupportedError(f"{file.path}: {name}.{KEYS['pooling'].name} is {pooling}, supported are {known}")
     stated = ("context", "width", "n_layers", "heads", "kv_heads", "eps", "rope_base", "rope_width", "parallel_residual", *family.numbers)
     fields: dict[str, Any] = {"kv_heads": value["heads"], "rope_base": 10000.0, "local_rope_base": family.local_rope_base}
     fields |= {field: value[field] for field in stated if field in value}
     if fields.get("rope_width") == head_dim:
         del fields["rope_width"]
     with of_file(file.path):
-        config = Config(
-            architecture=name,
-            vocab=vocab,
-            ffn=value.get("expert_ffn", value["ffn"]),
-            head_dim=head_dim,
-            pooling=_pooling(file, name, value.get("pooling", 0)),
-            **{**fields, **stretched, **family.config},
-        )
-    layers = _window(file, name, value)  # lists of layers come after the check of their number
-    with of_file(file.path):
-        config = replace(config, **layers)
+        fields |= _yarn(value, scaling) if value.get("scaling_type") == "yarn" else {"rope_scaling": scaling}
+        if has_longrope(file, name) and "yarn_factor" in value:
+            fields["rope_magnitude"] = value["yarn_factor"]
+        fields |= {"vocab": vocab, "ffn": value.get("expert_ffn", value["ffn"]), "head_dim": head_dim, "pooling": kinds[pooling]}
+        config = Config(architecture=name, **{**fields, **family.config})
+        config = replace(config, **_window(file, name, value))  # lists of layers come after the check of their number
         return replace(config, **implied(config))
-
-
-def _architecture(file: GGUFFile) -> str:
-    """The file's architecture, one of FAMILIES."""
-    name = file.require("general.architecture", str)
-    if name not in FAMILIES:
-        raise UnsupportedError(f"{file.path}: general.architecture is {name!r}, supported are {', '.join(ARCHITECTURES)}")
-    return name
 
 
 def _read_keys(file: GGUFFile, architecture: str) -> dict[str, Any]:
@@ -68,9 +58,7 @@ def _read_keys(file: GGUFFile, architecture: str) -> dict[str, Any]:
     known = {prefix + key.name for key in keys.values()}
     for key, value in file.metadata.items():
         if key.startswith(prefix) and key not in known and not (family.scaling and _is_neutral(key.removeprefix(prefix), value)):
-            raise UnsupportedError(
-                f"{file.path}: {key} = {shown(value)} is a setting this package does not implement; {how_to_ignore(key)}"
-            )
+            raise UnsupportedError(f"{file.path}: {not_implemented(key, value)}; {how_to_ignore(key)}")
     required = (*REQUIRED, *family.required)
     present = (field for field, key in keys.items() if field in required or prefix + key.name in file.metadata)
     return {field: file.require(prefix + keys[field].name, keys[field].type) for field in present}
@@ -86,15 +74,13 @@ def _head_dim(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> in
     heads, width, head_dim, prefix = value["heads"], value["width"], value.get("head_dim"), architecture + "."
     if head_dim is None:
         if heads < 1 or width % heads:
-            raise FileFormatError(
-                f"{file.path}: {width} = {prefix}embedding_length is no multiple of {heads} = {prefix}attention.head_count"
-            )
+            stated = f"{width} = {prefix}embedding_length is no multiple of {heads} = {prefix}attention.head_count"
+            raise FileFormatError(f"{file.path}: {stated}")
         head_dim = width // heads
     for field in ("rope_width", "value_dim"):
         if value.get(field) not in (None, head_dim) and not (field == "rope_width" and FAMILIES[architecture].partial_rope):
-            raise UnsupportedError(
-                f"{file.path}: {prefix}{KEYS[field].name} is {value[field]}, only the head width {head_dim} is supported"
-            )
+            stated = f"{prefix}{KEYS[field].name} is {value[field]}"
+            raise UnsupportedError(f"{file.path}: {stated}, only the head width {head_dim} is supported")
     return head_dim
 
 
@@ -110,15 +96,6 @@ def _vocab(file: GGUFFile, architecture: str, width: int, stated: int | None) ->
     return vocab
 
 
-def _pooling(file: GGUFFile, architecture: str, number: int) -> Pooling:
-    """How the file says that the rows of a sequence become one vector."""
-    kinds: tuple[Pooling, ...] = get_args(Pooling)
-    if number not in range(len(kinds)):
-        known = ", ".join(f"{i} ({kind})" for i, kind in enumerate(kinds))
-        raise UnsupportedError(f"{file.path}: {architecture}.{KEYS['pooling'].name} is {number}, supported are {known}")
-    return kinds[number]
-
-
 def _rope_scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> float:
     """The number that positions are divided by. llama.cpp takes a missing type for linear, and a factor that is missing or 0 for none."""
     kind = value.get("scaling_type") or "linear"
@@ -127,12 +104,9 @@ def _rope_scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -
         also = f" and, with tensors {' and '.join(LONGROPE.values())}, longrope" if FAMILIES[architecture].longrope else ""
         raise UnsupportedError(f"{file.path}: {architecture}.rope.scaling.type is {shown(kind)}, supported are none, linear and yarn{also}")
     for name in [name for name in YARN if kind != "yarn" and not (longrope and name == "yarn_factor")]:
-        key = KEYS[name].name
-        if name in value and not _is_neutral(key, value[name]):
-            raise UnsupportedError(
-                f"{file.path}: {architecture}.{key} = {shown(value[name])} is a setting this package does not implement "
-                f"without YaRN; {how_to_ignore(f'{architecture}.{key}')}"
-            )
+        key = f"{architecture}.{KEYS[name].name}"
+        if name in value and not _is_neutral(KEYS[name].name, value[name]):
+            raise UnsupportedError(f"{file.path}: {not_implemented(key, value[name])} without YaRN; {how_to_ignore(key)}")
     factor = value.get("rope_scaling", value.get("old_rope_scaling"))
     return 1.0 if kind in ("none", "longrope") or not factor else factor
 

@@ -2,8 +2,8 @@
 
 The rules are those of the GGUF specification (docs/gguf.md of ggml), versions 2 and 3, little-endian. A file is not trusted: every
 count, length, type and offset is checked before it is used. A file that breaks a rule is refused by its name, the key or tensor, the value
-that it has and the one that was expected. Time and memory are bounded by a small multiple of the header's size. Strings are decoded, and
-tensors read, when they are asked for.
+that it has and the one that was expected. Time and memory are bounded by a small multiple of the header's size. The strings of arrays are
+decoded, and tensors read, when they are asked for.
 
 Not covered: a file that another process truncates while it is mapped. Touching the lost pages then kills the process (SIGBUS).
 """
@@ -13,7 +13,7 @@ import os
 import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
@@ -25,7 +25,7 @@ import numpy as np
 
 from ..base.errors import FileFormatError, UnsupportedError, shown
 from ..base.tensor_types import BY_NUMBER, OR_TL2, REFUSED, SHARED_NUMBERS, TensorType
-from ..base.validate import check_file, path_of
+from ..base.validate import check_file, mapped, path_of
 from .tensors import Tensor
 
 _UINT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 7, 8, 9, 10
@@ -78,31 +78,7 @@ class StringArray(Sequence[str]):
         return f"<StringArray of {len(self)} strings>"
 
 
-class _Scalar(StringArray):
-    """A string that is a value of its own: an array of one."""
-
-
 Value: TypeAlias = int | float | bool | str | np.ndarray | StringArray
-
-
-class _Metadata(Mapping[str, Value]):
-    """The keys in the order of the file. Read-only; a scalar string is decoded when it is asked for."""
-
-    def __init__(self, values: dict[str, Value]) -> None:
-        self._values = values
-
-    def __getitem__(self, key: str) -> Value:
-        value = self._values[key]
-        return value[0] if isinstance(value, _Scalar) else value
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values  # Mapping's own would decode the value to find out
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,23 +117,15 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     332 tensors) opens in 0.07 s and adds 10 MB to the process.
     """
     path = path_of(path)
-    cursor = _Cursor(path, _map(path))
+    check_file(path)
+    cursor = _Cursor(path, mapped(path, "GGUF"))
     version = _read_version(cursor)
     tensor_count = _read_count(cursor, "tensors", _MIN_TENSOR_BYTES)
     key_count = _read_count(cursor, "keys", _MIN_KEY_BYTES)
     values = _read_metadata(cursor, key_count)
     alignment = cast(int, values.get("general.alignment", _DEFAULT_ALIGNMENT))
     tensors = _read_tensors(cursor, tensor_count, alignment)
-    return GGUFFile(path, version, alignment, _Metadata(values), MappingProxyType(tensors), len(cursor.data))
-
-
-def _map(path: Path) -> mmap.mmap:
-    check_file(path)
-    with open(path, "rb") as file:
-        try:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:  # mmap refuses a file of no bytes
-            raise FileFormatError(f"{path}: the file is empty, expected GGUF") from None
+    return GGUFFile(path, version, alignment, MappingProxyType(values), MappingProxyType(tensors), len(cursor.data))
 
 
 class _Cursor:
@@ -259,7 +227,7 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Value]:
 
 def _read_value(cursor: _Cursor, kind: int, key: str, what: str) -> Value:
     if kind == _STRING:
-        return _Scalar(cursor.path, key, cursor.data, cursor.strings(1, what))
+        return StringArray(cursor.path, key, cursor.data, cursor.strings(1, what))[0]
     if kind != _ARRAY:
         return cast(Value, cursor.numbers(kind, 1, what).item())
     kind, count = cursor.u32(f"element type of {what}"), cursor.u64(f"length of {what}")
@@ -282,7 +250,11 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
     for name, (kind, shape, _) in entries.items():
         rows = f"tensor {name!r} has rows of {shape[-1]} elements"
         cursor.check(shape[-1] % kind.block == 0, f"{rows}, expected a multiple of {kind.name}'s {kind.block}")
-    tensors = {name: _view(cursor, name, kind, shape, base + offset) for name, (kind, shape, offset) in entries.items()}
+    tensors = {}
+    for name, (kind, shape, offset) in entries.items():
+        start, end = base + offset, base + offset + kind.nbytes(prod(shape))
+        cursor.check(end <= len(cursor.data), f"tensor {name!r} takes bytes {start} to {end}, but the file ends at byte {len(cursor.data)}")
+        tensors[name] = Tensor(name, kind, shape, cursor.bytes[start:end], start, cursor.data)
     for before, after in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
         end = before.offset + before.data.size
         clash = f"tensor {after.name!r} begins at byte {after.offset}, inside tensor {before.name!r}; expected byte {end} or later"
@@ -324,9 +296,3 @@ def _of_shared_number(cursor: _Cursor, entries: dict[str, _Entry], number: int, 
     name = names[0]
     wanted = ", ".join(f"{kind.name} has {kind.nbytes(prod(entries[name][1]))}" for kind in SHARED_NUMBERS[number])
     raise UnsupportedError(f"{cursor.path}: tensor {name!r} has the type {number} and {room[name]} bytes, where {wanted}; {OR_TL2}")
-
-
-def _view(cursor: _Cursor, name: str, kind: TensorType, shape: tuple[int, ...], start: int) -> Tensor:
-    end = start + kind.nbytes(prod(shape))
-    cursor.check(end <= len(cursor.data), f"tensor {name!r} takes bytes {start} to {end}, but the file ends at byte {len(cursor.data)}")
-    return Tensor(name, kind, shape, cursor.bytes[start:end], start, cursor.data)

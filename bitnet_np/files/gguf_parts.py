@@ -29,7 +29,13 @@ def open_parts(path: str | os.PathLike[str]) -> GGUFFile:
         return given
     if count > _MOST:
         raise UnsupportedError(f"{given.path}: split.count is {count}, expected at most {_MOST} parts")
-    name = _stem(given, count)
+    number = given.require("split.no", int) + 1
+    match = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})\.gguf", given.path.name, re.DOTALL)
+    if match is None or (int(match[2]), int(match[3])) != (number, count):
+        raise FileFormatError(
+            f"{given.path}: this is part {number} of {count} by split.no, expected a name that ends in -{number:05}-of-{count:05}.gguf"
+        )
+    name = match[1]  # that all parts have in front of their number
     parts = [_part(given, given.path.with_name(f"{name}-{no + 1:05}-of-{count:05}.gguf"), no, count) for no in range(count)]
     tensors: dict[str, Tensor] = {}
     for part in parts:
@@ -41,17 +47,6 @@ def open_parts(path: str | os.PathLike[str]) -> GGUFFile:
     if stated != len(tensors):
         raise FileFormatError(f"{parts[0].path}: split.tensors.count is {stated}, but its {count} parts have {len(tensors)} tensors")
     return replace(parts[0], path=given.path, tensors=MappingProxyType(tensors), size=sum(part.size for part in parts))
-
-
-def _stem(file: GGUFFile, count: int) -> str:
-    """The name that all parts have in front of their number."""
-    number = file.require("split.no", int) + 1
-    match = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})\.gguf", file.path.name, re.DOTALL)
-    if match is None or (int(match[2]), int(match[3])) != (number, count):
-        raise FileFormatError(
-            f"{file.path}: this is part {number} of {count} by split.no, expected a name that ends in -{number:05}-of-{count:05}.gguf"
-        )
-    return match[1]
 
 
 def _part(given: GGUFFile, path: Path, no: int, count: int) -> GGUFFile:

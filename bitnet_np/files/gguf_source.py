@@ -53,55 +53,51 @@ class GGUFSource:
         return GGUFWeights(self._file, self._config, allow_nan, i2s_layout)
 
 
-class GGUFWeights:
+class GGUFWeights(CheckedTensors):
     """The weights of a GGUF file as source.ModelWeights."""
 
     def __init__(self, file: GGUFFile, c: Config, allow_nan: bool, i2s_layout: str) -> None:
-        self.config = c
-        self._family = FAMILIES[c.architecture]
-        self._tensors = CheckedTensors(file.path, file.tensors, allow_nan)
-        self._i2s_layout = i2s_layout
+        super().__init__(file.path, file.tensors, allow_nan, c)
+        self._family, self._i2s_layout = FAMILIES[c.architecture], i2s_layout
         if has_longrope(file, c.architecture):
             original = file.get(f"{c.architecture}.{KEYS['yarn_original'].name}", int, c.context)
-            lists = {which: tuple(self._tensors.take_vector(name, c.rope_pairs).tolist()) for which, name in LONGROPE.items()}
+            lists = {which: tuple(self.take_vector(name, c.rope_pairs).tolist()) for which, name in LONGROPE.items()}
             with of_file(file.path):
                 self.config = replace(c, longrope=LongRope(original, **lists))
 
     def has(self, field: str) -> bool:
         """Whether the tensor is in the file, and the architecture may have it."""
-        return tensor_name(field) in self._tensors and (field != "output_bias" or self._family.head_bias)
+        return tensor_name(field) in self and (field != "output_bias" or self._family.head_bias)
 
     def vector(self, field: str, size: int, layer: int | None = None) -> NDArray[np.float32]:
         """From <field>.weight or .bias, in a layer from blk.<n>.<field>."""
-        return self._tensors.take_vector(tensor_name(field, layer), size)
+        return self.take_vector(tensor_name(field, layer), size)
 
     def table(self, field: str, shape: tuple[int, int]) -> Table:
         """Floats or blocks, as they lie in the file. Floats may be transposed, [D, V]."""
-        tensor = self._tensors.take(tensor_name(field), shape, shape[::-1])
-        self._tensors.check_type(tensor, _TABLES)
+        tensor = self.take(tensor_name(field), shape, shape[::-1])
+        self.check_type(tensor, _TABLES)
         if tensor.type not in ALL_BLOCK_TYPES:
-            return self._tensors.upright(tensor, shape)
+            return self.upright(tensor, shape)
         if tensor.shape != shape:
             remark = f"as only floats may be transposed, and its type is {tensor.type.name}"
-            raise FileFormatError(
-                f"{self._tensors.path}: tensor {tensor.name} has shape {list(tensor.shape)}, expected {list(shape)}, {remark}"
-            )
+            raise FileFormatError(f"{self.path}: tensor {tensor.name} has shape {list(tensor.shape)}, expected {list(shape)}, {remark}")
         return self._blocks(tensor)
 
     def rope_factors(self) -> NDArray[np.float32] | None:
         """From rope_freqs.weight, if the architecture may have it."""
-        if not self._family.rope_factors or FACTORS not in self._tensors:
+        if not self._family.rope_factors or FACTORS not in self:
             return None
-        factors = self._tensors.take_vector(FACTORS, self.config.rope_pairs)
+        factors = self.take_vector(FACTORS, self.config.rope_pairs)
         if not (factors > 0).all():
-            raise FileFormatError(f"{self._tensors.path}: tensor {FACTORS} has the value {factors.min()}, expected positive numbers")
+            raise FileFormatError(f"{self.path}: tensor {FACTORS} has the value {factors.min()}, expected positive numbers")
         return factors
 
     def siblings(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
         """From blk.<n>.attn_qkv, from the blk.<n>.ffn_up of a family that has the gate in it, or from a tensor for each."""
         if "ffn_up" in shapes and "ffn_up" in self._family.fused:
             return self._linears(f"blk.{layer}.ffn_up", shapes)
-        if "attn_q" in shapes and f"blk.{layer}.attn_qkv.weight" in self._tensors:
+        if "attn_q" in shapes and f"blk.{layer}.attn_qkv.weight" in self:
             return self._linears(f"blk.{layer}.attn_qkv", shapes)
         return {field: self.linear(field, shape, layer) for field, shape in shapes.items()}
 
@@ -119,29 +115,25 @@ class GGUFWeights:
 
     def _stack(self, name: str, shape: tuple[int, int, int]) -> list[Linear]:
         """The matrices [N, M] in one tensor [E, N, M]; none if the file has not the tensor."""
-        if name not in self._tensors:
+        if name not in self:
             return []
-        tensor, (count, n, m) = self._tensors.take(name, shape), shape
-        self._tensors.check_type(tensor, _TABLES, ", because I2_S has one scale for a whole tensor" if tensor.type is I2_S else "")
+        tensor, (count, n, m) = self.take(name, shape), shape
+        self.check_type(tensor, _TABLES, ", because I2_S has one scale for a whole tensor" if tensor.type is I2_S else "")
         flat = replace(tensor, shape=(count * n, m))
         return [Linear(weights) for weights in self._matrices(flat, [slice(i * n, (i + 1) * n) for i in range(count)])]
 
-    def check_all_taken(self) -> None:
-        """Refuses a tensor that is none of the architecture's."""
-        self._tensors.check_all_taken(self.config.architecture)
-
     def _linears(self, name: str, shapes: Shapes) -> dict[str, Linear]:
         """The linears of one tensor, by their fields: their rows are one after the other in it, and in its bias."""
-        tensors, family = self._tensors, self._family
+        family = self._family
         ends = list(accumulate(shape[0] for shape in shapes.values()))
         pieces = [slice(end - shape[0], end) for shape, end in zip(shapes.values(), ends, strict=True)]
-        tensor = tensors.take(name + ".weight", (ends[-1], next(iter(shapes.values()))[1]))
+        tensor = self.take(name + ".weight", (ends[-1], next(iter(shapes.values()))[1]))
         required = all(field in family.biases for field in shapes)
-        allowed = all(field in family.optional_biases for field in shapes) and name + ".bias" in tensors
-        bias = tensors.take_vector(name + ".bias", ends[-1]) if required or allowed else None
-        scale = tensors.take_vector(name + ".scale", 1)[0] if family.scales and name + ".scale" in tensors else None
+        allowed = all(field in family.optional_biases for field in shapes) and name + ".bias" in self
+        bias = self.take_vector(name + ".bias", ends[-1]) if required or allowed else None
+        scale = self.take_vector(name + ".scale", 1)[0] if family.scales and name + ".scale" in self else None
         inner = name + INNER_NORM
-        norm = tensors.take_vector(inner, tensor.shape[1]) if family.inner_norms and inner in tensors else None
+        norm = self.take_vector(inner, tensor.shape[1]) if family.inner_norms and inner in self else None
         return {
             field: Linear(weights, None if bias is None else bias[rows], scale, norm)
             for field, weights, rows in zip(shapes, self._matrices(tensor, pieces), pieces, strict=True)
@@ -153,16 +145,16 @@ class GGUFWeights:
             return self._from_i2s(tensor, pieces)
         if tensor.type in TERNARY_TYPES:
             return [self._from_ternary_blocks(tensor, rows) for rows in pieces]
-        self._tensors.check_type(tensor, (I2_S, *(TERNARY_TYPES if self._family.ternary else _TABLES)))
+        self.check_type(tensor, (I2_S, *(TERNARY_TYPES if self._family.ternary else _TABLES)))
         if tensor.type in ALL_BLOCK_TYPES:
             return [self._blocks(tensor, rows) for rows in pieces]
-        table = self._tensors.floats(tensor)
+        table = self.floats(tensor)
         return [table[rows] for rows in pieces]
 
     def _blocks(self, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
         data = tensor.data.reshape(tensor.shape[0], -1)[rows]
-        if not self._tensors.allow_nan and block_kernels.has_non_finite(data, tensor.type):
-            raise self._tensors.non_finite(tensor)
+        if not self.allow_nan and block_kernels.has_non_finite(data, tensor.type):
+            raise self.non_finite(tensor)
         return Blocks(data, tensor.type, (len(data), tensor.shape[1]))
 
     def _from_ternary_blocks(self, tensor: Tensor, rows: slice) -> Weights:
@@ -171,12 +163,12 @@ class GGUFWeights:
         try:
             ternary = ternarize.from_blocks(blocks)
         except FileFormatError as error:
-            raise FileFormatError(f"{self._tensors.path}: tensor {tensor.name}: {error}") from None
+            raise FileFormatError(f"{self.path}: tensor {tensor.name}: {error}") from None
         return blocks if ternary is None else replace(ternary, blocks=blocks)
 
     def _from_i2s(self, tensor: Tensor, pieces: Sequence[slice]) -> list[Ternary]:
         """I2_S matrices packed; the pages of the file are given back."""
-        where = f"{self._tensors.path}: tensor {tensor.name}"
+        where = f"{self.path}: tensor {tensor.name}"
         n, m = tensor.shape
         try:
             data = packing.I2S_LAYOUTS[self._i2s_layout](tensor.data, (n, m))
@@ -184,7 +176,7 @@ class GGUFWeights:
             raise FileFormatError(f"{where} in layout {self._i2s_layout}: {error}") from None
         codes = data[: -packing.TRAILER]
         scale = data[codes.size : codes.size + 4].view("<f4")[0]
-        if scale < 0 or not (self._tensors.allow_nan or np.isfinite(scale)):
+        if scale < 0 or not (self.allow_nan or np.isfinite(scale)):
             raise NonFiniteError(f"{where} has the scale {scale}, expected a finite number, not negative")
         if cpu.has_code_three(codes):
             raise FileFormatError(f"{where} has the ternary code 3, which means nothing: a damaged file")

@@ -19,7 +19,7 @@ from ..model.records import MATRICES, QKV, Config, LongRope, Yarn, window_fields
 from ..model.rope import llama3_factors, longrope_magnitude, rope_frequencies, yarn_magnitude
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
 from .mlx_groups import Groups, read_groups
-from .overrides import how_to_ignore
+from .overrides import how_to_ignore, not_implemented
 from .source import of_file
 
 T = TypeVar("T")
@@ -92,11 +92,14 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 class _UnreadKeys:
     """The keys of a JSON object that nobody has taken yet; `path` leads to it from config.json's own keys, and ends in a dot."""
 
+    names: Mapping[str, str] = {}  # the usual name of a key -> its name here, where they differ
+
     def __init__(self, where: str, values: Mapping[str, Any], path: str = "") -> None:
         self.where, self.left, self.path = where, dict(values), path
 
     def take(self, key: str, kind: type[T], default: Any = _REQUIRED) -> T:
-        """The value of `key`, which must be of that type. null counts as missing; an integer counts as a float."""
+        """The value of `key`, by its usual name, which must be of that type. null counts as missing; an integer counts as a float."""
+        key = self.names.get(key, key)
         value = self.left.pop(key, None)
         if value is None:
             if default is _REQUIRED:
@@ -116,21 +119,28 @@ class _UnreadKeys:
         if not any(value == known and type(value) is type(known) for known in values):
             raise UnsupportedError(f"{self.where}: {key} is {shown(value)}, supported are {', '.join(map(repr, values))}")
 
+    def inner(self, key: str, where: str = "", default: Any = _REQUIRED) -> "_UnreadKeys":
+        """The keys of the object that is the value of `key`."""
+        return _UnreadKeys(where or f"{self.where}: {key}", self.take(key, dict, default), f"{self.path}{key}.")
+
     def check_all_taken(self) -> None:
         """Refuse the keys that are left: they could change the arithmetic."""
         for key, value in self.left.items():
-            raise UnsupportedError(
-                f"{self.where}: {shown(key)} = {shown(value)} is a setting this package does not implement; "
-                f"{how_to_ignore(self.path + key)}"
-            )
+            raise UnsupportedError(f"{self.where}: {not_implemented(shown(key), value)}; {how_to_ignore(self.path + key)}")
 
 
 def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
     """The Recipe in config.json's object; `path` is for messages. Raises FileFormatError, UnsupportedError or ShapeError."""
     keys, part = _text_keys(_UnreadKeys(str(path), config_json))
     model_type, kind = _model_type(keys)
+    keys.names = kind.names
     keys.left |= {key: value for key, value in kind.defaults.items() if keys.left.get(key) is None}
-    _check_inert(keys, kind)
+    for key, value in kind.inert.items():
+        keys.take_fixed(key, value)
+    if keys.left.get("is_bitnet_config") is True and keys.left.get("quantization_config") is None:
+        missing = "is_bitnet_config is True, and no quantization_config says how linears are quantised"
+        raise UnsupportedError(f"{keys.where}: {missing}; {how_to_ignore('is_bitnet_config')}")
+    keys.take_fixed("is_bitnet_config", False, True)
     with of_file(path):
         config, rope_factors = _config(keys, model_type, kind)
     recipe = Recipe(
@@ -163,15 +173,14 @@ def _text_keys(keys: _UnreadKeys) -> tuple[_UnreadKeys, TextPart | None]:
         return keys, None
     keys.take("model_type", str)
     keys.take_fixed("architectures", [part.whole])
-    text = keys.take("text_config", dict)
+    text = {"model_type": part.model_type, **keys.take("text_config", dict)}
     if "tie_word_embeddings" in keys.left:
-        text = {**text, "tie_word_embeddings": keys.left.pop("tie_word_embeddings")}
+        text["tie_word_embeddings"] = keys.left.pop("tie_word_embeddings")
     for key in part.other_keys:
         keys.left.pop(key, None)
     _check_neutral(keys)
     keys = _UnreadKeys(f"{keys.where}: text_config", text, "text_config.")
     keys.left.pop("architectures", None)  # the whole model's class says how the text model is used
-    keys.left.setdefault("model_type", part.model_type)
     keys.take_fixed("model_type", part.model_type)
     keys.left["model_type"] = part.model_type
     return keys, part
@@ -191,38 +200,25 @@ def _model_type(keys: _UnreadKeys) -> tuple[str, ModelType]:
     raise UnsupportedError(f"{keys.where}: architectures is {shown(classes)}, supported for {model_type} is {supported}")
 
 
-def _check_inert(keys: _UnreadKeys, kind: ModelType) -> None:
-    """Take the keys that change nothing. Raises UnsupportedError for another value of one, which could."""
-    for key, value in kind.inert.items():
-        keys.take_fixed(key, value)
-    if keys.left.get("is_bitnet_config") is True and keys.left.get("quantization_config") is None:
-        raise UnsupportedError(
-            f"{keys.where}: is_bitnet_config is True, and no quantization_config says how linears are quantised; "
-            f"{how_to_ignore('is_bitnet_config')}"
-        )
-    keys.take_fixed("is_bitnet_config", False, True)
-
-
 def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config, NDArray[np.float64] | None]:
     """The numbers of the model, and Llama 3's factors of RoPE's frequencies."""
-
-    def take(key: str, expected: type[T], default: Any = _REQUIRED) -> T:
-        return keys.take(kind.names.get(key, key), expected, default)
-
-    heads, width = take("num_attention_heads", int), take("hidden_size", int)
+    heads, width = keys.take("num_attention_heads", int), keys.take("hidden_size", int)
     experts = _experts(keys, model_type) if kind.experts else {}
-    ffn = experts.pop("ffn", None) or take("intermediate_size", int, 4 * width if model_type == "gpt2" else _REQUIRED)
-    activation = take("hidden_act", str)
+    ffn = experts.pop("ffn", None) or keys.take("intermediate_size", int, 4 * width if model_type == "gpt2" else _REQUIRED)
+    activation = keys.take("hidden_act", str)
     if activation not in kind.architectures:
         choices = ", ".join(kind.architectures)
         raise UnsupportedError(f"{keys.where}: hidden_act is {shown(activation)}, supported for {model_type} are {choices}")
     architecture = kind.architectures[activation]
     family = FAMILIES[architecture]
     gated = "ffn_gate" in family.matrices
-    head_dim = _head_dim(keys, width, heads)
-    eps = take("layer_norm_eps" if family.config["norm"] == "layer" else "rms_norm_eps", float)
+    head_dim: int | None = keys.take("head_dim", int, None)
+    if head_dim is None and (heads < 1 or width % heads):
+        raise FileFormatError(f"{keys.where}: hidden_size {width} is no multiple of num_attention_heads {heads}")
+    head_dim = width // heads if head_dim is None else head_dim
+    eps = keys.take("layer_norm_eps" if family.config["norm"] == "layer" else "rms_norm_eps", float)
     rope, llama3 = _rotation(keys, model_type, kind, family, head_dim)
-    context = take("max_position_embeddings", int)
+    context = keys.take("max_position_embeddings", int)
     if rope.get("rope_magnitude", 1.0) is None:
         original = rope["longrope"].original
         rope["rope_magnitude"] = longrope_magnitude(context / original, original)
@@ -239,7 +235,7 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         vocab=keys.take("vocab_size", int),
         context=context,
         width=width,
-        n_layers=take("num_hidden_layers", int),
+        n_layers=keys.take("num_hidden_layers", int),
         ffn=ffn,
         heads=heads,
         kv_heads=keys.take("num_key_value_heads", int, heads),
@@ -300,16 +296,6 @@ def _experts(keys: _UnreadKeys, model_type: str) -> dict[str, Any]:
     return fields
 
 
-def _head_dim(keys: _UnreadKeys, width: int, heads: int) -> int:
-    """head_dim, or the model's width over the number of heads."""
-    head_dim: int | None = keys.take("head_dim", int, None)
-    if head_dim is None:
-        if heads < 1 or width % heads:
-            raise FileFormatError(f"{keys.where}: hidden_size {width} is no multiple of num_attention_heads {heads}")
-        head_dim = width // heads
-    return head_dim
-
-
 def _numbers(keys: _UnreadKeys, config: Config, kind: ModelType) -> dict[str, Any]:
     """The factors and soft caps of a Config."""
     fields: dict[str, Any] = {"embedding_scale": config.width**0.5} if FAMILIES[config.architecture].scales_embedding else {}
@@ -324,7 +310,10 @@ def _numbers(keys: _UnreadKeys, config: Config, kind: ModelType) -> dict[str, An
             raise FileFormatError(f"{keys.where}: {key} is missing, expected a number or null")
         fields[field] = keys.take(key, float, None)
     if "query_pre_attn_scalar" in keys.left and kind.caps:
-        fields["attention_scale"] = _inverse_root(keys, "query_pre_attn_scalar", config.head_dim)
+        value = keys.take("query_pre_attn_scalar", float)
+        if not 0 < value < float("inf"):
+            raise FileFormatError(f"{keys.where}: query_pre_attn_scalar is {value}, expected a positive number")
+        fields["attention_scale"] = None if value == config.head_dim else value**-0.5
     return fields
 
 
@@ -340,14 +329,6 @@ def _rope_layers(keys: _UnreadKeys, config: Config) -> dict[str, Any]:
     if len(has_rope) != config.n_layers or any(type(value) is not int or value not in (0, 1) for value in has_rope):
         raise FileFormatError(f"{keys.where}: no_rope_layers is {shown(has_rope)}, expected 0 or 1 for each of {config.n_layers} layers")
     return {"rope_layers": tuple(n for n, value in enumerate(has_rope) if value)}
-
-
-def _inverse_root(keys: _UnreadKeys, key: str, head_dim: int) -> float | None:
-    """1 / sqrt(the value of `key`); None if that is what a head's width gives."""
-    value = keys.take(key, float)
-    if not 0 < value < float("inf"):
-        raise FileFormatError(f"{keys.where}: {key} is {value}, expected a positive number")
-    return None if value == head_dim else value**-0.5
 
 
 _DEFAULT_WINDOW, _FIRST_LAYER = 4096, 28  # transformers' defaults of sliding_window and max_window_layers
@@ -397,18 +378,15 @@ def _local_rope_base(keys: _UnreadKeys, default: float) -> float:
     """RoPE's base in local layers; what rope_parameters say of the others stays in `keys`."""
     base: float | None = keys.take("rope_local_base_freq", float, None)
     if keys.left.get("rope_parameters") is not None:
-        kinds = _UnreadKeys(f"{keys.where}: rope_parameters", keys.take("rope_parameters", dict), "rope_parameters.")
+        kinds = keys.inner("rope_parameters")
         keys.left["rope_parameters"] = kinds.take("full_attention", dict, {})
-        local = _UnreadKeys(
-            f"{keys.where}: RoPE in local layers", kinds.take("sliding_attention", dict, {}), "rope_parameters.sliding_attention."
-        )
+        local = kinds.inner("sliding_attention", f"{keys.where}: RoPE in local layers", {})
         kinds.check_all_taken()
         local.take_fixed("rope_type", "default")
         theta = local.take("rope_theta", float, base)
         if base not in (None, theta):
-            raise FileFormatError(
-                f"{keys.where}: rope_local_base_freq is {base}, and rope_theta of local layers {theta}, expected one value"
-            )
+            stated = f"rope_local_base_freq is {base}, and rope_theta of local layers {theta}"
+            raise FileFormatError(f"{keys.where}: {stated}, expected one value")
         base = theta
         local.check_all_taken()
     return default if base is None else base
@@ -418,7 +396,7 @@ def _rope(keys: _UnreadKeys, model_type: ModelType, partial: bool) -> dict[str, 
     """RoPE's settings: fields of a Config, the fraction of a head that is rotated, and Llama 3's scaling if there is one.
 
     They are keys of rope_parameters; older files have rope_theta beside rope_scaling, and gpt_neox its own names. partial: the model type
-    must state its partial_rotary_factor. A rope_magnitude of None is LongRoPE's, which stretches the original context to the model's.
+    must state its partial_rotary_factor.
     """
     where = keys.where
     old = {new: keys.left.pop(name) for name, new in _OLD_ROPE.items() if name in keys.left}
@@ -435,69 +413,49 @@ def _rope(keys: _UnreadKeys, model_type: ModelType, partial: bool) -> dict[str, 
         "rope_base": keys.take("rope_theta", float, _REQUIRED if model_type.rope_bases is None else model_type.rope_bases[0]),
         "fraction": keys.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0),
     }
-    match keys.take("rope_type", str, "default"):
-        case "default":
-            pass
-        case "linear":
-            fields["rope_scaling"] = keys.take("factor", float)
-        case "llama3":
-            fields["llama3"] = _llama3(keys)
-        case "yarn":
-            fields |= _yarn(keys, outside)
-        case "longrope":
-            fields |= _longrope(keys, outside)
-        case kind:
-            raise UnsupportedError(f"{where}: RoPE's rope_type is {shown(kind)}, supported are default, linear, llama3, yarn and longrope")
+    fields |= _scaling(keys, outside)
     keys.check_all_taken()
     return fields
 
 
-def _original_context(keys: _UnreadKeys, outside: Any, default: Any = _REQUIRED) -> int:
-    """The context that RoPE's scaling stretches; `outside` is another value of it, if config.json has one."""
-    original = keys.take("original_max_position_embeddings", int, default)
+def _scaling(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
+    """The fields of a Config that say how RoPE is scaled; for Llama 3's scaling the numbers of rope.llama3_factors.
+
+    outside: another value of the context that is stretched, if config.json has one. A rope_magnitude of None is LongRoPE's, which follows
+    from the model's context.
+    """
+    kind = keys.take("rope_type", str, "default")
+    if kind in ("default", "linear"):
+        return {"rope_scaling": keys.take("factor", float)} if kind == "linear" else {}
+    if kind not in ("llama3", "yarn", "longrope"):
+        raise UnsupportedError(f"{keys.where}'s rope_type is {shown(kind)}, supported are default, linear, llama3, yarn and longrope")
+    long = kind == "longrope"
+    original = keys.take("original_max_position_embeddings", int, outside if long and outside is not None else _REQUIRED)
+    factor: Any = keys.take("factor", float, None if long else _REQUIRED)
+    if kind == "llama3":
+        low, high = keys.take("low_freq_factor", float), keys.take("high_freq_factor", float)
+        if not (0 < factor < float("inf") and 0 < low < high < float("inf") and original > 0):
+            scaling = f"factor {factor}, low {low}, high {high} and original {original}"
+            raise FileFormatError(f"{keys.where} has the scaling {scaling}, expected positive numbers, low less than high")
+        return {"llama3": (factor, low, high, original)}
     if outside not in (None, original):
-        raise FileFormatError(
-            f"{keys.where}'s original_max_position_embeddings is {original}, that beside it {shown(outside)}, expected one"
-        )
-    return original
-
-
-def _longrope(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
-    """LongRoPE's two lists and the magnitude of cosines and sines; None for the one that follows from the model's context."""
-    original = _original_context(keys, outside, _REQUIRED if outside is None else outside)
-    lists = [tuple(keys.take(name, list)) for name in ("short_factor", "long_factor")]
-    if not all(type(x) is float or (type(x) is int and abs(x) < 2**53) for factors in lists for x in factors):
-        raise FileFormatError(f"{keys.where}: short_factor and long_factor are {shown(lists)}, expected lists of numbers")
-    longrope = LongRope(original, *(tuple(float(factor) for factor in factors) for factors in lists))
+        stated = f"original_max_position_embeddings is {original}, that beside it {shown(outside)}"
+        raise FileFormatError(f"{keys.where}'s {stated}, expected one")
     magnitude: float | None = keys.take("attention_factor", float, None)
-    factor: float | None = keys.take("factor", float, None)
-    if magnitude is None and factor is not None:
-        magnitude = longrope_magnitude(factor, original)
-    return {"longrope": longrope, "rope_magnitude": magnitude}
-
-
-def _yarn(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
-    """YaRN's numbers and the magnitude of cosines and sines; `outside` is another value of the original context, if config.json has one."""
-    original = _original_context(keys, outside)
-    factor = keys.take("factor", float)
-    yarn = Yarn(
-        factor, original, keys.take("beta_fast", float, 32.0), keys.take("beta_slow", float, 1.0), keys.take("truncate", bool, True)
-    )
-    magnitude: float | None = keys.take("attention_factor", float, None)
-    weight, all_dim = keys.take("mscale", float, 0.0), keys.take("mscale_all_dim", float, 0.0)
+    if long:
+        lists = [tuple(keys.take(name, list)) for name in ("short_factor", "long_factor")]
+        if not all(type(x) is float or (type(x) is int and abs(x) < 2**53) for factors in lists for x in factors):
+            raise FileFormatError(f"{keys.where}: short_factor and long_factor are {shown(lists)}, expected lists of numbers")
+        longrope = LongRope(original, *(tuple(map(float, factors)) for factors in lists))
+        if magnitude is None and factor is not None:
+            magnitude = longrope_magnitude(factor, original)
+        return {"longrope": longrope, "rope_magnitude": magnitude}
+    borders = keys.take("beta_fast", float, 32.0), keys.take("beta_slow", float, 1.0), keys.take("truncate", bool, True)
+    yarn = Yarn(factor, original, *borders)
+    weights = keys.take("mscale", float, 0.0), keys.take("mscale_all_dim", float, 0.0)
     if magnitude is None:
-        magnitude = yarn_magnitude(factor, weight, all_dim) if weight and all_dim else yarn_magnitude(factor)
+        magnitude = yarn_magnitude(factor, *weights) if all(weights) else yarn_magnitude(factor)
     return {"yarn": yarn, "rope_magnitude": magnitude}
-
-
-def _llama3(keys: _UnreadKeys) -> tuple[float, float, float, int]:
-    """The numbers of rope.llama3_factors."""
-    factor, low, high = (keys.take(name, float) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    original = keys.take("original_max_position_embeddings", int)
-    if not (0 < factor < float("inf") and 0 < low < high < float("inf") and original > 0):
-        scaling = f"factor {factor}, low {low}, high {high} and original {original}"
-        raise FileFormatError(f"{keys.where} has the scaling {scaling}, expected positive numbers, low less than high")
-    return factor, low, high, original
 
 
 _OLD_ROPE = {
@@ -524,20 +482,15 @@ def _biases(keys: _UnreadKeys, model_type: str, architecture: str) -> tuple[str,
 
 def _groups(keys: _UnreadKeys) -> Groups | None:
     """mlx-lm's quantization, which its folders have under two names."""
-    names = [name for name in ("quantization", "quantization_config") if keys.left.get(name) is not None]
-    values = [keys.left[name] for name in names]
-    if not names or (
-        names == ["quantization_config"]
-        and (not isinstance(values[0], dict) or "group_size" not in values[0] or "quant_method" in values[0])
-    ):
+    first, second = (keys.left.get(name) for name in ("quantization", "quantization_config"))
+    if first is None and not (isinstance(second, dict) and "group_size" in second and "quant_method" not in second):
         return None
-    if values[0] != values[-1]:
-        raise FileFormatError(
-            f"{keys.where}: quantization is {shown(values[0])} and quantization_config {shown(values[1])}, expected the same"
-        )
-    for name in names:
-        del keys.left[name]
-    return read_groups(f"{keys.where}: {names[0]}", values[0])
+    if None not in (first, second) and first != second:
+        raise FileFormatError(f"{keys.where}: quantization is {shown(first)} and quantization_config {shown(second)}, expected the same")
+    for name in ("quantization", "quantization_config"):
+        keys.left.pop(name, None)
+    where = "quantization_config" if first is None else "quantization"
+    return read_groups(f"{keys.where}: {where}", second if first is None else first)
 
 
 def _quantization(keys: _UnreadKeys, kind: ModelType) -> Quantization | None:
@@ -546,10 +499,10 @@ def _quantization(keys: _UnreadKeys, kind: ModelType) -> Quantization | None:
     Files from before there were two classes (Falcon3-1.58's, HF1BitLLM's) name neither class nor mode. They are bitlinear, offline, which
     is also transformers' default. A mode without a class is ambiguous, and refused.
     """
-    values: dict | None = keys.take("quantization_config", dict, None)
-    if values is None:
+    if keys.left.setdefault("quantization_config", None) is None:
+        del keys.left["quantization_config"]
         return Quantization(packed=False, divides=False, inner_norms=False, norm_eps=1e-6, skipped=("lm_head",)) if kind.masters else None
-    keys = _UnreadKeys(f"{keys.where}: quantization_config", values, "quantization_config.")
+    keys = keys.inner("quantization_config")
     keys.take_fixed("quant_method", "bitnet")
     if not kind.quantizable:
         raise UnsupportedError(f"{keys.where}: supported for linears of BitNet and Llama, not for {kind.causal_lm}")

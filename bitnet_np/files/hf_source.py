@@ -79,14 +79,12 @@ class HFSource:
         return HFWeights(self._folder, self._recipe, allow_nan)
 
 
-class HFWeights:
+class HFWeights(CheckedTensors):
     """The weights of a Hugging Face folder as source.ModelWeights."""
 
     def __init__(self, folder: Folder, recipe: Recipe, allow_nan: bool) -> None:
-        self._recipe = recipe
-        self.config = recipe.config
-        self._tensors = CheckedTensors(folder.path, _model_tensors(folder, recipe), allow_nan)
-        kind = recipe.kind
+        super().__init__(folder.path, _model_tensors(folder, recipe), allow_nan, recipe.config)
+        self._recipe, kind = recipe, recipe.kind
         self._modules = {"token_embd": kind.embedding, "position_embd": kind.positions, "output_norm": kind.norm, "output": "lm_head"}
 
     def _module(self, field: str, layer: int | None = None) -> str:
@@ -98,24 +96,24 @@ class HFWeights:
         """A head of its own unless the head is the embedding (see mlx_groups for one in two tables), and its bias where there is one."""
         if field != "output":
             return self._recipe.kind.head_bias
-        return not self._recipe.tied or "lm_head.scales" in self._tensors
+        return not self._recipe.tied or "lm_head.scales" in self
 
     def vector(self, field: str, size: int, layer: int | None = None) -> NDArray[np.float32]:
         """From <module>.weight, or .bias for a field that ends in _bias."""
         plain = field.removesuffix("_bias")
         module = self._module(plain, layer)
         if plain == field and (form := self._form(module)) is not None:  # the gate of a shared expert: a matrix of one row
-            return take_numbers(self._tensors, module, (1, size), form).reshape(size)
+            return take_numbers(self, module, (1, size), form).reshape(size)
         name = f"{module}.{'weight' if plain == field else 'bias'}"
-        values = self._tensors.take_vector(name, size, row=field == "ffn_gate_inp_shexp")
+        values = self.take_vector(name, size, row=field == "ffn_gate_inp_shexp")
         with np.errstate(invalid="ignore"):  # a signalling NaN, where the caller allows NaN
             return values + np.float32(1) if self._recipe.kind.add_one else values
 
     def table(self, field: str, shape: tuple[int, int]) -> NDArray:
         """Floats, as they lie in the file, where they may be transposed, [D, V]; or those that groups stand for."""
         if (form := self._form(module := self._module(field))) is not None:
-            return take_numbers(self._tensors, module, shape, form, rounded=field != "output")
-        return self._tensors.upright(self._tensors.take(module + ".weight", shape, shape[::-1]), shape)
+            return take_numbers(self, module, shape, form, rounded=field != "output")
+        return self.upright(self.take(module + ".weight", shape, shape[::-1]), shape)
 
     def rope_factors(self) -> NDArray[np.float32] | None:
         """Llama 3's, worked out from config.json; in float32, as a GGUF file has them."""
@@ -138,12 +136,12 @@ class HFWeights:
             weights = self._float_matrix(module, n, m)
         else:
             if quantization.packed:
-                weights = packed_matrix(self._tensors, module, n, m, quantization.divides)
+                weights = packed_matrix(self, module, n, m, quantization.divides)
             else:
-                weights = _quantized_matrix(self._tensors, module, n, m)
+                weights = _quantized_matrix(self, module, n, m)
             if quantization.inner_norms:
-                norm, norm_eps = self._tensors.take_vector(module + ".rms_norm.weight", m), quantization.norm_eps
-        bias = self._tensors.take_vector(module + ".bias", n) if field in self._recipe.biases else None
+                norm, norm_eps = self.take_vector(module + ".rms_norm.weight", m), quantization.norm_eps
+        bias = self.take_vector(module + ".bias", n) if field in self._recipe.biases else None
         return Linear(weights, bias, norm=norm, norm_eps=norm_eps)
 
     def experts(self, shapes: Mapping[str, tuple[int, int]], layer: int) -> tuple[Expert, ...]:
@@ -153,46 +151,42 @@ class HFWeights:
         fused = prefix + FUSED_EXPERTS
         block = kind.modules["ffn_gate_inp"].removesuffix("gate")
         switched = {field: f"{prefix}{block}switch_mlp.{field.removeprefix('ffn_')}_proj" for field in shapes}
-        if switched["ffn_gate"] + ".weight" in self._tensors:
+        if switched["ffn_gate"] + ".weight" in self:
             stacks = {field: self._floats(switched[field], count, *shape) for field, shape in shapes.items()}
             every = [{field: stack[n] for field, stack in stacks.items()} for n in range(count)]
-        elif fused + ".gate_up_proj" not in self._tensors:
+        elif fused + ".gate_up_proj" not in self:
             modules = {field: prefix + module for field, module in kind.experts.items()}
             every = [{field: self._float_matrix(modules[field].format(n), *shape) for field, shape in shapes.items()} for n in range(count)]
         else:
             (ffn, width), down = shapes["ffn_gate"], shapes["ffn_down"]
-            pairs = self._tensors.take_floats(fused + ".gate_up_proj", (count, 2 * ffn, width))
-            downs = self._tensors.take_floats(fused + ".down_proj", (count, *down))
+            pairs = self.take_floats(fused + ".gate_up_proj", (count, 2 * ffn, width))
+            downs = self.take_floats(fused + ".down_proj", (count, *down))
             every = [{"ffn_gate": pair[:ffn], "ffn_up": pair[ffn:], "ffn_down": of} for pair, of in zip(pairs, downs, strict=True)]
         return tuple(Expert(**{field: Linear(weights) for field, weights in expert.items()}) for expert in every)
-
-    def check_all_taken(self) -> None:
-        """Refuses a tensor that is none of the model type's."""
-        self._tensors.check_all_taken(self.config.architecture)
 
     def _form(self, module: str) -> Form | None:
         """The form of a module's weights if they are quantised in groups."""
         groups = self._recipe.groups
-        return None if groups is None or f"{module}.scales" not in self._tensors else groups.of(module)
+        return None if groups is None or f"{module}.scales" not in self else groups.of(module)
 
     def _floats(self, module: str, *shape: int) -> NDArray:
         form = self._form(module)
-        return self._tensors.take_floats(module + ".weight", shape) if form is None else take_numbers(self._tensors, module, shape, form)
+        return self.take_floats(module + ".weight", shape) if form is None else take_numbers(self, module, shape, form)
 
     def _float_matrix(self, module: str, n: int, m: int) -> NDArray:  # -> [N, M]
         if not self._recipe.kind.transposed or self._form(module) is not None:
             return self._floats(module, n, m)
-        return np.ascontiguousarray(self._tensors.take_floats(module + ".weight", (m, n)).T)
+        return np.ascontiguousarray(self.take_floats(module + ".weight", (m, n)).T)
 
     def _fused(self, module: str, shapes: Shapes) -> dict[str, Linear]:
         """Matrices that are rows of one: one after the other, or a head's rows of each after those of the head before."""
         c, kind = self.config, self._recipe.kind
         if kind.fused_by_head and c.kv_heads != c.heads:
-            raise UnsupportedError(f"{self._tensors.path}: {module} has {c.kv_heads} key-value heads for {c.heads}, expected as many")
+            raise UnsupportedError(f"{self.path}: {module} has {c.kv_heads} key-value heads for {c.heads}, expected as many")
         ends = list(accumulate(shape[0] for shape in shapes.values()))
         matrix = self._float_matrix(module, ends[-1], c.width)
         has_bias = all(field in self._recipe.biases for field in shapes)
-        bias = self._tensors.take_vector(module + ".bias", ends[-1]) if has_bias else None
+        bias = self.take_vector(module + ".bias", ends[-1]) if has_bias else None
 
         def part(array: NDArray, i: int) -> NDArray:  # [rows of all, ...] -> [rows of one, ...]
             if kind.fused_by_head:

@@ -24,6 +24,11 @@ BEYOND = {"context": LONGEST_CONTEXT}
 """Overrides for `load`: let sequences be longer than the model was trained for. Each number is exact, but the text may make no sense."""
 
 
+def not_implemented(key: str, value: Any) -> str:
+    """The start of a message that refuses a key with this value."""
+    return f"{key} = {shown(value)} is a setting this package does not implement"
+
+
 def how_to_ignore(key: str) -> str:
     """The end of a message that refuses a key."""
     return f"--override {key}=none loads the model as if it were not there"

@@ -6,7 +6,6 @@ and the data, without holes or overlaps. A file is not trusted: every count, len
 
 import json
 import mmap
-import os
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.errors import FileFormatError, shown
+from ..base.validate import mapped
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),
@@ -83,8 +83,17 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _tensor(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
-    """dtype, shape, and first and last byte of a tensor in the data; its size is checked."""
+class Entry(NamedTuple):
+    """One tensor of the header."""
+
+    dtype: str  # a key of DTYPES
+    shape: tuple[int, ...]
+    offset: int  # from the start of the file
+    nbytes: int
+
+
+def _entry(entry: Any, start: int, where: str) -> Entry:
+    """A tensor of the data that start there; its size is checked."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise FileFormatError(f"{where} is {shown(entry)}, expected dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -97,31 +106,20 @@ def _tensor(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
     size = prod(shape) * DTYPES[dtype].itemsize
     if offsets[1] - offsets[0] != size:
         raise FileFormatError(f"{where} has data_offsets {offsets}, expected {size} bytes for {dtype} {shape}")
-    return dtype, tuple(shape), *offsets
-
-
-class Entry(NamedTuple):
-    """One tensor of the header."""
-
-    dtype: str  # a key of DTYPES
-    shape: tuple[int, ...]
-    offset: int  # from the start of the file
-    nbytes: int
+    return Entry(dtype, tuple(shape), start + offsets[0], size)
 
 
 def open_safetensors(path: Path) -> tuple[mmap.mmap, dict[str, Entry]]:
     """Map a file and check its whole header. Raises FileFormatError for a file that breaks a rule of the format."""
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            raise FileFormatError(f"{path}: the file is empty, expected safetensors")
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = mapped(path, "safetensors")
     table, start = _read_header(path, data)
-    tensors = {name: _tensor(entry, f"{path}: tensor {shown(name)}") for name, entry in table.items()}
-    at = 0
-    for name, (_, _, begin, end) in sorted(tensors.items(), key=lambda item: item[1][2:]):
-        if begin != at:
-            raise FileFormatError(f"{path}: tensor {shown(name)} begins at byte {begin} of the data, expected {at}: no holes or overlaps")
-        at = end
-    if start + at != len(data):
-        raise FileFormatError(f"{path}: the tensors end at byte {start + at}, the file at {len(data)}, expected the same")
-    return data, {name: Entry(dtype, shape, start + begin, end - begin) for name, (dtype, shape, begin, end) in tensors.items()}
+    tensors = {name: _entry(entry, start, f"{path}: tensor {shown(name)}") for name, entry in table.items()}
+    at = start
+    for name, entry in sorted(tensors.items(), key=lambda item: item[1][2:]):
+        if entry.offset != at:
+            places = f"byte {entry.offset - start} of the data, expected {at - start}"
+            raise FileFormatError(f"{path}: tensor {shown(name)} begins at {places}: no holes or overlaps")
+        at += entry.nbytes
+    if at != len(data):
+        raise FileFormatError(f"{path}: the tensors end at byte {at}, the file at {len(data)}, expected the same")
+    return data, tensors

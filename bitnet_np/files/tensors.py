@@ -12,6 +12,7 @@ from ..base.errors import FileFormatError, NonFiniteError, UnsupportedError
 from ..base.tensor_types import BF16, F16, F32, F64, TensorType
 from ..kernels import cpu
 from ..model import widen
+from ..model.records import Config
 
 FLOATS: dict[TensorType, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.dtype("<u2"), F64: np.dtype("<f8")}
 """The types of plain floats, and how NumPy sees them: bfloat16 as its bits."""
@@ -38,10 +39,10 @@ class Tensor:
 
 
 class CheckedTensors:
-    """The tensors of one file or folder that nobody has taken yet."""
+    """The tensors of one file or folder that nobody has taken yet, and the Config of the model that takes them."""
 
-    def __init__(self, path: Path, tensors: Mapping[str, Tensor], allow_nan: bool) -> None:
-        self.path, self.allow_nan = path, allow_nan
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor], allow_nan: bool, config: Config) -> None:
+        self.path, self.allow_nan, self.config = path, allow_nan, config
         self._untaken = dict(tensors)
 
     def __contains__(self, name: object) -> bool:
@@ -101,7 +102,7 @@ class CheckedTensors:
             expected = ", ".join(kind.name for kind in types) + remark
             raise UnsupportedError(f"{self.path}: tensor {tensor.name} has type {tensor.type.name}, supported here: {expected}")
 
-    def check_all_taken(self, architecture: str) -> None:
+    def check_all_taken(self) -> None:
         """Raises UnsupportedError for a tensor that a model of the architecture has no use for: it could change the arithmetic."""
-        if self._untaken:
-            raise UnsupportedError(f"{self.path}: tensor {next(iter(self._untaken))} has no place in architecture {architecture}")
+        for name in self._untaken:
+            raise UnsupportedError(f"{self.path}: tensor {name} has no place in architecture {self.config.architecture}")

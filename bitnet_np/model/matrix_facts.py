@@ -1,13 +1,11 @@
 """What the matrices of a model hold: of which kind they are, and which of them say nothing because all their weights are equal."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..base.tensor_types import GRID_TYPES, TERNARY_TYPES
-from ..kernels.fast.emit import LANES
 from . import packing, widen
 from .records import Blocks, Model, Ternary, Weights
 
@@ -52,25 +50,15 @@ def constant_matrices(model: Model) -> Iterator[str]:
 
 def _only_weight(weights: Weights) -> float | None:
     """The weight of a matrix that has no other; None if it has."""
-    if not isinstance(weights, Ternary):
-        rows = max(1, _CHUNK // weights.shape[1])
-        starts = range(1, weights.shape[0], rows)
-        return _only_number(widen.take(weights, rows) for rows in (slice(1), *(slice(start, start + rows) for start in starts)))
-    if weights.shape[0] % LANES or weights.shape[1] % LANES:  # padding has codes of its own
-        code = _only_number([packing.unpack(weights)])
-    else:
-        byte = _only_number(weights.codes[start : start + _CHUNK] for start in range(0, weights.codes.size, _CHUNK))
-        code = None if byte is None else {0x00: -1, 0x55: 0, 0xAA: 1}.get(int(byte))  # four times the same code
-    if code is None and weights.scale != 0:
-        return None
-    return float(weights.scale) * (code or 0)
-
-
-def _only_number(parts: Iterable[NDArray]) -> float | None:
-    """The number that all arrays hold and no other; None if there are several."""
+    n, m = weights.shape
+    rows = max(1, _CHUNK // m)
     value = None
-    for part in parts:
+    for start, end in ((0, 1), *((start, min(start + rows, n)) for start in range(1, n, rows))):
+        if isinstance(weights, Ternary):
+            part = packing.unpack_rows(weights, np.arange(start, end)) * weights.scale
+        else:
+            part = widen.take(weights, slice(start, end))
         value = part.flat[0] if value is None else value
         if (part != value).any():
             return None
-    return value
+    return None if value is None else float(value) + 0.0  # -0 becomes 0

@@ -49,7 +49,11 @@ def tokenizer_metadata(
     named = {name: keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
     for name, added in _adds(where, tokenizer.get("post_processor"), config, named, ids).items():
         keys[f"tokenizer.ggml.add_{name}_token"] = added
-    template = template if template is not None else _template(config.get("chat_template"))
+    if template is None:  # the only one, or the one called default
+        found = config.get("chat_template")
+        parts = found if isinstance(found, list) else []
+        found = {_at(part, "name"): _at(part, "template") for part in parts}.get("default") if parts else found
+        template = found if isinstance(found, str) else None
     return keys | ({} if template is None else {"tokenizer.chat_template": template})
 
 
@@ -119,6 +123,13 @@ def _refuse(where: str, bpe: Mapping[str, Any], keys: Iterable[str]) -> None:
             raise UnsupportedError(f"{where}: model.{key} is {shown(bpe.get(key))}, supported is none")
 
 
+def _at(value: Any, *path: str) -> Any:
+    """What is at the end of a path of keys; None where there are no such objects."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
 def _object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FileFormatError(f"{where} is {shown(value)}, expected an object")
@@ -173,7 +184,7 @@ def _merges(where: str, merges: Any) -> list[tuple[str, str]]:
 
 def _pre_tokenizer(where: str, pre: Any, whole_words: bool) -> str:
     """The name of the rules by which text is cut into words."""
-    parts = pre.get("pretokenizers") if isinstance(pre, dict) and pre.get("type") == "Sequence" else [pre]
+    parts = _at(pre, "pretokenizers") if _at(pre, "type") == "Sequence" else [pre]
     name = None
     if isinstance(parts, list) and parts and all(isinstance(part, dict) for part in parts):
         *cuts, last = parts
@@ -191,17 +202,15 @@ def _pattern(part: Mapping[str, Any]) -> str | None:
     """The pattern of a step that cuts and keeps everything; None for another step."""
     if part.get("type") == "Digits" and part.get("individual_digits") is True:
         return DIGITS
-    pattern = part.get("pattern")
     plain = part.get("type") == "Split" and part.get("behavior") == "Isolated" and part.get("invert") is False
-    regex = pattern.get("Regex") if plain and isinstance(pattern, dict) else None
-    return regex if isinstance(regex, str) else None
+    regex = _at(part, "pattern", "Regex")
+    return regex if plain and isinstance(regex, str) else None
 
 
 def _named(config: Mapping[str, Any], model: Mapping[str, Any], name: str, ids: Mapping[str, int]) -> int | None:
     """The id of a special token: by its spelling in tokenizer_config.json, or by its number in config.json."""
     special = config.get(f"{name}_token")
-    text = special.get("content") if isinstance(special, dict) else special
-    if isinstance(text, str):
+    if isinstance(text := special if isinstance(special, str) else _at(special, "content"), str):
         return ids.get(text)
     token = model.get(f"{name}_token_id")
     token = token[0] if isinstance(token, list) and token else token
@@ -210,9 +219,9 @@ def _named(config: Mapping[str, Any], model: Mapping[str, Any], name: str, ids: 
 
 def _adds(where: str, post: Any, config: Mapping[str, Any], named: Mapping[str, int | None], ids: Mapping[str, int]) -> dict[str, bool]:
     """Whether a text gets bos and eos: as the post-processor's template says, or without one as tokenizer_config.json says."""
-    parts = post.get("processors") if isinstance(post, dict) and post.get("type") == "Sequence" else [post]
+    parts = _at(post, "processors") if _at(post, "type") == "Sequence" else [post]
     for part in parts if isinstance(parts, list) else []:
-        if isinstance(part, dict) and part.get("type") == "TemplateProcessing":
+        if _at(part, "type") == "TemplateProcessing":
             single = part.get("single")
             steps = [_step(step, ids) for step in single] if isinstance(single, list) else []
             for bos, eos in product((True, False), repeat=2):
@@ -224,16 +233,7 @@ def _adds(where: str, post: Any, config: Mapping[str, Any], named: Mapping[str, 
 
 def _step(step: Any, ids: Mapping[str, int]) -> int | str | None:
     """A step of the post-processor's template: "text", the id of a token, or "?" for anything else."""
-    if isinstance(step, dict) and "Sequence" in step:
+    if _at(step, "Sequence") is not None:
         return "text"
-    special = step.get("SpecialToken") if isinstance(step, dict) else None
-    spelled = special.get("id") if isinstance(special, dict) else None
+    spelled = _at(step, "SpecialToken", "id")
     return ids.get(spelled, "?") if isinstance(spelled, str) else "?"
-
-
-def _template(template: Any) -> str | None:
-    """The chat template of tokenizer_config.json: the only one, or the one called default."""
-    if isinstance(template, list):
-        named = {part.get("name"): part.get("template") for part in template if isinstance(part, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None

@@ -72,6 +72,7 @@ REFUSED: dict[str, tuple[bytes, list[str]]] = {
     "value type 2**32-1": (metadata(u32(2**32 - 1) + NUL), ["'some.key'", str(2**32 - 1)]),
     "bool 2": (metadata(number(BOOL, 2)), ["'some.key'", "byte 2", "0 or 1"]),
     "bools 255": (metadata(numbers(BOOL, [0, 1, 255])), ["'some.key'", "byte 255", "0 or 1"]),
+    "string not UTF-8": (metadata(text(b"\xc3")), ["key 'some.key': string 0 is not UTF-8 at byte 0", r"b'\xc3'"]),
     "string past the end": (metadata(text("four", 5)), ["'some.key'", "is 5 bytes long", "ends at byte 77"]),
     "string that wraps around": (metadata(text("four", BIG - 7)), ["'some.key'", f"is {BIG - 7} bytes long"]),
     "array element type 13": (metadata(u32(ARRAY) + u32(13) + u64(1) + NUL), ["'some.key'", "type 13", "0 to 12"]),

@@ -57,22 +57,17 @@ class Fingerprint:
         return None
 
 
-def fingerprint(key: Key, position: int, values: NDArray) -> Fingerprint:
-    """The record of one token's values: [width], or [H, keys] of scores."""
-    numbers = np.ascontiguousarray(values, "<f4")
-    with np.errstate(over="ignore", invalid="ignore"):
-        rms = math.sqrt(np.square(numbers, dtype=np.float64).mean())
-    stage = _THEIRS.get(key.name, key.name)
-    layer = key.layer if key.layer is not None else ALL_LAYERS if stage == "all_layers_out" else WHOLE_MODEL
-    name = f"t{position}/blk{key.layer}/{stage}" if key.layer is not None else f"t{position}/{stage}"
-    shape = (1, len(numbers), 1, numbers.shape[1]) if key.name in SCORES else (1, 1, numbers.size)
-    return Fingerprint(name, shape, "F32", hash_of(numbers), rms, numbers.size, position, layer, stage)
-
-
 def fingerprints(key: Key, array: NDArray) -> Iterator[Fingerprint]:
     """The records of a point in normal form, one for each token."""
-    for t in range(array.shape[1] if key.name in SCORES else len(array)):
-        yield fingerprint(key, t, array[:, t, : t + 1] if key.name in SCORES else np.atleast_1d(array[t]))
+    stage, scores = _THEIRS.get(key.name, key.name), key.name in SCORES
+    layer = key.layer if key.layer is not None else ALL_LAYERS if stage == "all_layers_out" else WHOLE_MODEL
+    place = stage if key.layer is None else f"blk{key.layer}/{stage}"
+    for t in range(array.shape[1] if scores else len(array)):
+        numbers = np.ascontiguousarray(array[:, t, : t + 1] if scores else array[t], "<f4")
+        with np.errstate(over="ignore", invalid="ignore"):
+            rms = math.sqrt(np.square(numbers, dtype=np.float64).mean())
+        shape = (1, len(numbers), 1, t + 1) if scores else (1, 1, numbers.size)
+        yield Fingerprint(f"t{t}/{place}", shape, "F32", hash_of(numbers), rms, numbers.size, t, layer, stage)
 
 
 def hash_of(values: NDArray) -> str:
