@@ -25,8 +25,8 @@ from .formats import labels
 from .points import LAYER_INPUT, TOP_EXPERTS, Key, Trace
 
 Floats = NDArray[np.floating]
-_Take = Callable[[tuple[Any, ...], Any], None]
-"""The arguments and the output of a module, to be recorded."""
+_Take = Callable[[Any, tuple[Any, ...], Any], None]
+"""A hook of torch's: takes a module, its arguments and its output, and records what they are."""
 
 EMBEDDING, NORM, LOGITS = Key("inp_embd", None), Key("result_norm", None), Key("result_output", None)
 
@@ -59,9 +59,9 @@ class Recorded(UserDict[Key, Any]):
             array = array.swapaxes(0, 1)  # some engines have the heads first there
         self.data.setdefault(key, []).append(array.reshape(len(array), -1))
 
-    def finish(self, logits: Any) -> None:
+    def finish(self, model: Any, arguments: tuple[Any, ...], output: Any) -> None:
         """Take what a whole model gave for its head's last logits: it may have scaled or capped them."""
-        rows = self.data.get(LOGITS)
+        rows, logits = self.data.get(LOGITS), _first(output)
         if rows and tuple(getattr(logits, "shape", ())) == (1, *rows[-1].shape):
             rows[-1] = _numbers(LOGITS, logits)[0]
 
@@ -99,13 +99,9 @@ def record_transformers(model: Any) -> Iterator[Trace]:
     points = Recorded()
     with ExitStack() as stack:
         for module, take in _takes(points, model):
-
-            def hook(module: Any, arguments: tuple[Any, ...], output: Any, take: _Take = take) -> None:
-                take(arguments, output)
-
-            stack.callback(module.register_forward_hook(hook).remove)
+            stack.callback(module.register_forward_hook(take).remove)
         _record_rotations(points, model, stack)
-        yield _trace(points, model)
+        yield Trace(points, None, f"a recorded {type(model).__name__}")
 
 
 def _record_rotations(points: Recorded, model: Any, stack: ExitStack) -> None:
@@ -133,7 +129,7 @@ def _record_rotations(points: Recorded, model: Any, stack: ExitStack) -> None:
                 layer, head_dim = running[-1]
                 for name, heads in zip(_ROTATED, output, strict=False):
                     if len(heads.shape) == 4 and heads.shape[-1] == head_dim:  # else a part of each head is rotated apart
-                        _take_heads(points, Key(name, layer), heads)
+                        _take_heads(points, iter([name]), layer, None, (), heads)
             return output
 
         stack.callback(setattr, home, _ROTATE, rotate)
@@ -160,7 +156,8 @@ def record_mlx(model: Any) -> Iterator[Trace]:
         takes = list(_takes(points, model))
         for layer, attention in _attentions(model):
             if hasattr(attention, "rope"):
-                takes.append((attention.rope, _taking_rotated(points, layer)))
+                names = cycle(_ROTATED)  # it is called for queries and keys in turn
+                takes.append((attention.rope, partial(_take_heads, points, names, layer)))
         for path, module in model.named_modules():
             if (experts := _EXPERTS.fullmatch(path)) is not None:
                 takes.append((module, partial(_take_experts, points, int(experts[1]))))
@@ -168,19 +165,13 @@ def record_mlx(model: Any) -> Iterator[Trace]:
             kind = module.__class__
             stack.callback(object.__setattr__, module, "__class__", kind)
             object.__setattr__(module, "__class__", _recording(kind, take))
-        yield _trace(points, model)
+        yield Trace(points, None, f"a recorded {type(model).__name__}")
 
 
-def _take_experts(points: Recorded, layer: int, arguments: tuple[Any, ...], output: Any) -> None:
+def _take_experts(points: Recorded, layer: int, module: Any, arguments: tuple[Any, ...], output: Any) -> None:
     """Record what each token's experts gave, [1, T, k, D], and which they are: arguments are x and [1, T, k]."""
     for name, array in ((TOP_EXPERTS, arguments[1]), ("ffn_moe_down", output)):
         points.add(Key(name, layer), _numbers(Key(name, layer), array))
-
-
-def _taking_rotated(points: Recorded, layer: int) -> _Take:
-    """What takes the outputs of a layer's RoPE, which is called for queries and keys in turn."""
-    names = cycle(_ROTATED)
-    return lambda arguments, output: _take_heads(points, Key(next(names), layer), output)
 
 
 def _recording(kind: type, take: _Take) -> type:
@@ -188,14 +179,10 @@ def _recording(kind: type, take: _Take) -> type:
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         output = kind.__call__(self, *arguments, **named)
-        take(arguments, output)
+        take(self, arguments, output)
         return output
 
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "__qualname__": kind.__qualname__})
-
-
-def _trace(points: Recorded, model: Any) -> Trace:
-    return Trace(points, None, f"a recorded {type(model).__name__}")
 
 
 def _takes(points: Recorded, model: Any) -> Iterator[tuple[Any, _Take]]:
@@ -204,7 +191,7 @@ def _takes(points: Recorded, model: Any) -> Iterator[tuple[Any, _Take]]:
     for place in places:
         yield place.module, partial(_take, points, place)
     if callable(model) and any(place.output == LOGITS and place.module is not model for place in places):
-        yield model, partial(_take_finished, points)
+        yield model, points.finish
     for path, module in model.named_modules():
         fused = _FUSED.fullmatch(path)
         if fused is not None:
@@ -244,34 +231,37 @@ def _places(model: Any) -> list[_Place]:
     return places
 
 
-def _take(points: Recorded, place: _Place, arguments: tuple[Any, ...], output: Any) -> None:
+def _first(output: Any) -> Any:
+    """The tensor that a module gave, the first of several."""
+    first = output[0] if isinstance(output, tuple | list) else output
+    return getattr(first, "logits", first)
+
+
+def _take(points: Recorded, place: _Place, module: Any, arguments: tuple[Any, ...], output: Any) -> None:
     """Record what a module took and gave in one call."""
     if place.input is not None and arguments:
         points.add(place.input, _numbers(place.input, arguments[0]))
     if place.output is not None:
-        first = output[0] if isinstance(output, tuple | list) else output
-        points.add(place.output, _numbers(place.output, getattr(first, "logits", first)))
+        points.add(place.output, _numbers(place.output, _first(output)))
     for key, other in zip(place.behind, output[1:] if isinstance(output, tuple) else (), strict=False):
         if key is not None:
             points.add(key, _numbers(key, other))
 
 
-def _take_finished(points: Recorded, arguments: tuple[Any, ...], output: Any) -> None:
-    """Record the logits that a whole model gave."""
-    first = output[0] if isinstance(output, tuple | list) else output
-    points.finish(getattr(first, "logits", first))
-
-
-def _take_parts(points: Recorded, model: Any, fused: re.Match[str], arguments: tuple[Any, ...], output: Any) -> None:
+def _take_parts(points: Recorded, model: Any, fused: re.Match[str], module: Any, arguments: tuple[Any, ...], output: Any) -> None:
     """Record what the matrices of one module gave, each by itself."""
     layer, by_head, gate_up = int(fused[1]), fused[2], fused[3]
-    first = output[0] if isinstance(output, tuple | list) else output
     names = _GATE_UP if gate_up else _QUERIES_KEYS_VALUES
-    rows = _numbers(Key(names[0], layer), first)
+    rows = _numbers(Key(names[0], layer), _first(output))
     if gate_up:
         parts = np.split(rows, 2, axis=-1)
     else:
-        heads, kv_heads = _head_counts(model)
+        config = getattr(model, "config", None) or getattr(model, "args", None)
+        heads = getattr(config, "num_attention_heads", None) or getattr(config, "n_head", None)
+        if not isinstance(heads, int):
+            matrix = f"{type(model).__name__} has queries, keys and values in one matrix"
+            raise OptionError(f"{matrix}, expected num_attention_heads in its config")
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
         head_dim = rows.shape[-1] // (heads + 2 * kv_heads)
         if by_head:
             rows = rows.reshape(*rows.shape[:-1], heads, 3, head_dim).swapaxes(-3, -2).reshape(rows.shape)
@@ -280,18 +270,10 @@ def _take_parts(points: Recorded, model: Any, fused: re.Match[str], arguments: t
         points.add(Key(name, layer), part)
 
 
-def _head_counts(model: Any) -> tuple[int, int]:
-    """Query heads and key-value heads, from the configuration of a model of transformers or mlx-lm."""
-    config = getattr(model, "config", None) or getattr(model, "args", None)
-    heads = getattr(config, "num_attention_heads", None) or getattr(config, "n_head", None)
-    if not isinstance(heads, int):
-        raise OptionError(f"{type(model).__name__} has queries, keys and values in one matrix, expected num_attention_heads in its config")
-    return heads, getattr(config, "num_key_value_heads", None) or heads
-
-
-def _take_heads(points: Recorded, key: Key, heads: Any) -> None:
-    """Record heads [1, H, T, K]."""
-    rows = _numbers(key, heads).swapaxes(1, 2)
+def _take_heads(points: Recorded, names: Iterator[str], layer: int, module: Any, arguments: tuple[Any, ...], output: Any) -> None:
+    """Record heads [1, H, T, K] under the next name."""
+    key = Key(next(names), layer)
+    rows = _numbers(key, output).swapaxes(1, 2)
     points.add(key, rows.reshape(*rows.shape[:2], -1))
 
 
