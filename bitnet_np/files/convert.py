@@ -173,7 +173,8 @@ def _floats(name: str, table: Table, kind: TensorType, rounding: bool) -> Stored
         step = max(1, _CHUNK // m)
         for i in range(0, n, step):
             wide = widen.take(table, slice(i, i + step))
-            out[i : i + step] = narrow = _narrowed(wide, kind)
+            with np.errstate(over="ignore"):  # to the nearest number of the type, ties to even
+                out[i : i + step] = narrow = bfloat16_bits(wide) if kind is BF16 else wide.astype(dtype)
             back = widen.float32(narrow)
             if not np.isfinite(back).all():
                 example = wide[~np.isfinite(back)][0]
@@ -186,11 +187,3 @@ def _floats(name: str, table: Table, kind: TensorType, rounding: bool) -> Stored
         return out
 
     return Stored(kind, (n, m), make)
-
-
-def _narrowed(wide: NDArray[np.float32], kind: TensorType) -> NDArray:
-    """Each number as the nearest one of the type, ties to even."""
-    if kind is BF16:
-        return bfloat16_bits(wide)
-    with np.errstate(over="ignore"):
-        return wide.astype(np.float16 if kind is F16 else np.float32)

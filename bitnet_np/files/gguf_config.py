@@ -40,7 +40,13 @@ def read_config(file: GGUFFile) -> Config:
     if fields.get("rope_width") == head_dim:
         del fields["rope_width"]
     with of_file(file.path):
-        fields |= _yarn(value, scaling) if value.get("scaling_type") == "yarn" else {"rope_scaling": scaling}
+        if value.get("scaling_type") == "yarn":  # by llama.cpp's rules and defaults
+            borders = value.get("yarn_fast", 32.0), value.get("yarn_slow", 1.0)
+            magnitude = yarn_magnitude(scaling, divisor=value.get("yarn_log", 0.0)) * value.get("yarn_factor", 1.0)
+            yarn = Yarn(scaling, value.get("yarn_original", value["context"]), *borders)
+            fields |= {"yarn": yarn, "rope_magnitude": magnitude}
+        else:
+            fields["rope_scaling"] = scaling
         if has_longrope(file, name) and "yarn_factor" in value:
             fields["rope_magnitude"] = value["yarn_factor"]
         fields |= {"vocab": vocab, "ffn": value.get("expert_ffn", value["ffn"]), "head_dim": head_dim, "pooling": kinds[pooling]}
@@ -114,16 +120,6 @@ def _rope_scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -
 def has_longrope(file: GGUFFile, architecture: str) -> bool:
     """Whether the file has LongRoPE's lists: llama.cpp takes them whatever the type of scaling is."""
     return FAMILIES[architecture].longrope and all(tensor in file.tensors for tensor in LONGROPE.values())
-
-
-def _yarn(value: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """The fields of a Config that say how YaRN scales RoPE, by llama.cpp's rules and defaults.
-
-    Its magnitude is 1 + 0.1 ln(factor), divided by the same with the file's multiplier of the logarithm, times the file's attn_factor.
-    """
-    yarn = Yarn(factor, value.get("yarn_original", value["context"]), value.get("yarn_fast", 32.0), value.get("yarn_slow", 1.0))
-    magnitude = yarn_magnitude(factor, divisor=value.get("yarn_log", 0.0))
-    return {"yarn": yarn, "rope_magnitude": magnitude * value.get("yarn_factor", 1.0)}
 
 
 def _window(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict[str, Any]:

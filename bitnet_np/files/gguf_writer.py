@@ -94,6 +94,8 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
                 f"{field} is {getattr(c, field)}, and a GGUF file of architecture {c.architecture} has no place for another than {usual}"
             )
     rotates, scaled, wide = c.rope != "none", c.rope_scaling != 1, c.q_width != c.width
+    windowed = tuple(range(c.n_layers)) if c.window_layers is None else c.window_layers
+    usual_layers = c.window is None or windowed == windowed_layers(c.architecture, c.n_layers)
 
     def key(field: str) -> str:
         return f"{c.architecture}.{KEYS[field].name}"
@@ -113,7 +115,7 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
         **_yarn_keys(c, key),
         key("parallel_residual"): c.parallel_residual if family.chooses_residual else None,
         key("window"): c.window,
-        key("window_layers"): _window_pattern(c),
+        key("window_layers"): None if usual_layers else np.isin(np.arange(c.n_layers), windowed),
         **{key(field): getattr(c, field) for field in family.numbers if c.experts or "expert" not in field},
         key("expert_ffn"): c.ffn if family.expert_width else None,
         key("pooling"): None if c.pooling == "none" else get_args(Pooling).index(c.pooling),
@@ -163,14 +165,6 @@ def _check_float32(name: str, number: float | None) -> None:
 _RARE = ("attention_scale", "score_cap", "embedding_scale", "residual_scale", "logit_scale", "logit_cap")
 _USUAL = {name: getattr(Config, name) for name in (*_RARE, "rope_layers", "local_layers", "local_rope_base")}
 """The fields of a Config that only some architectures have a key for, and their values in all others."""
-
-
-def _window_pattern(c: Config) -> NDArray[np.bool_] | None:
-    """The layers that have the window, where they are not those that the architecture implies."""
-    windowed = range(c.n_layers) if c.window_layers is None else c.window_layers
-    if c.window is None or tuple(windowed) == windowed_layers(c.architecture, c.n_layers):
-        return None
-    return np.isin(np.arange(c.n_layers), windowed)
 
 
 _INTEGERS = {
@@ -249,22 +243,26 @@ def model_tensors(model: Model, encode: Encode = stored, fused: Sequence[str] | 
         yield from given({tensor_name(field): getattr(model, field) for field in names})
 
     yield from of_model("token_embd", "position_embd")
-    longrope = model.config.longrope
-    if longrope is not None:
-        yield from given({name: np.array(getattr(longrope, which), np.float32) for which, name in LONGROPE.items()})
-    elif model.config.yarn is None:
+    c = model.config
+    if c.longrope is not None:
+        yield from given({name: np.array(getattr(c.longrope, which), np.float32) for which, name in LONGROPE.items()})
+    elif c.yarn is None:
         yield from given({FACTORS: model.rope_factors})
     for n, layer in enumerate(model.layers):
-        named = _fused(n, present(layer), FAMILIES[model.config.architecture].fused if fused is None else fused, encode)
+        named = _fused(n, present(layer), FAMILIES[c.architecture].fused if fused is None else fused, encode)
         first = [field for field in (*RELEASED, "attn_qkv") if field in named]
         for field in dict.fromkeys((*first, *named)):
             value = named[field]
             if isinstance(value, np.ndarray):
                 yield from given({tensor_name(field, n): value})
                 continue
-            linears = value if isinstance(value, list) else [value]
-            _check_norms(model.config, f"layer {n} {field}", linears)
-            yield from _linears(matrix_name(model.config, field, n), linears, encode)
+            linears, inside = value if isinstance(value, list) else [value], f"layer {n} {field} has a norm inside the linear"
+            for linear in linears:
+                if linear.norm is not None and not FAMILIES[c.architecture].inner_norms:
+                    raise UnsupportedError(f"{inside}, and GGUF has no place for that")
+                if linear.norm is not None and linear.norm_eps not in (None, c.eps):
+                    raise UnsupportedError(f"{inside} with epsilon {linear.norm_eps}, and GGUF has only {c.eps}")
+            yield from _linears(matrix_name(c, field, n), linears, encode)
         yield from _stacks(n, layer.experts, encode)
     yield from of_model("output_norm", "output_norm_bias", "output", "output_bias")
 
@@ -311,15 +309,6 @@ def _linears(name: str, linears: Sequence[Linear], encode: Encode) -> Iterator[t
     yield from rows(".bias", [linear.bias for linear in linears])
     yield from rows(".scale", [None if linear.scale is None else np.array([linear.scale]) for linear in linears])
     yield from rows(INNER_NORM, [linear.norm for linear in linears])
-
-
-def _check_norms(c: Config, place: str, linears: Sequence[Linear]) -> None:
-    """Raises UnsupportedError for a norm inside a linear that no file of the architecture can say."""
-    for linear in linears:
-        if linear.norm is not None and not FAMILIES[c.architecture].inner_norms:
-            raise UnsupportedError(f"{place} has a norm inside the linear, and GGUF has no place for that")
-        if linear.norm is not None and linear.norm_eps not in (None, c.eps):
-            raise UnsupportedError(f"{place} has a norm inside the linear with epsilon {linear.norm_eps}, and GGUF has only {c.eps}")
 
 
 def _rows(parts: Sequence[Stored]) -> Stored:

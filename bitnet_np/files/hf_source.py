@@ -240,22 +240,17 @@ def packed_matrix(tensors: CheckedTensors, module: str, n: int, m: int, divides:
     height = -(-n // 4)
     tensor = tensors.take(module + ".weight", (height, m))
     tensors.check_type(tensor, (TYPES["U8"],), ", four weights a byte, in a quantization_mode that is offline")
-    scale = _stated_scale(tensors, module + ".weight_scale", divides)
-    codes, has_three = kernels.from_quarters(tensor.data.reshape(height, m), n)
-    if has_three:
-        raise FileFormatError(f"{tensors.path}: tensor {tensor.name} has the ternary code 3, which means nothing")
-    tensor.release()
-    return frozen(Ternary(codes, np.float32(scale), (n, m)))
-
-
-def _stated_scale(tensors: CheckedTensors, name: str, divides: bool) -> float:
-    """The number that products are multiplied by. Files state it, or its inverse, as [1] or []."""
+    name = module + ".weight_scale"  # or its inverse, as [1] or []
     stated = widen.float32(tensors.take_floats(name, (1,), ())).item()
     with np.errstate(over="ignore"):
         scale = np.float32(1 / stated if divides and stated else stated)
     if not (stated > 0 and 0 < scale < np.inf):
         raise NonFiniteError(f"{tensors.path}: tensor {name} is {stated}, expected a positive number, and no infinity when divided by")
-    return 1 / stated if divides else stated
+    codes, has_three = kernels.from_quarters(tensor.data.reshape(height, m), n)
+    if has_three:
+        raise FileFormatError(f"{tensors.path}: tensor {tensor.name} has the ternary code 3, which means nothing")
+    tensor.release()
+    return frozen(Ternary(codes, scale, (n, m)))
 
 
 def _quantized_matrix(tensors: CheckedTensors, module: str, n: int, m: int) -> Ternary:

@@ -8,7 +8,7 @@ from ..base.errors import OptionError, UnsupportedError
 from ..kernels.float_state import steady
 from ..model import packing
 from ..model.families import FAMILIES, layer_matrices, layer_shapes
-from ..model.records import GATE_UP, QKV, Config, Expert, Layer, Model, frozen, shapes_of
+from ..model.records import GATE_UP, QKV, Expert, Layer, Model, frozen, shapes_of
 from ..model.rope import rope_fields, scaling_factors
 from .gguf_parts import open_parts
 from .gguf_source import GGUFSource
@@ -69,18 +69,13 @@ def model_from(
     source = without_ignored(source, overrides or {})
     model = _build(source, source.weights(allow_nan, i2s_layout), progress)
     model = overridden(model, overrides) if overrides else model
-    _check_context_is_declared(source, model.config, overrides or {})
-    return model
-
-
-def _check_context_is_declared(source: Source, c: Config, overrides: Mapping[str, Any]) -> None:
-    """Raises UnsupportedError if the context decides which list of LongRoPE's is taken, and only the file says how long it is."""
-    rope = c.longrope
-    if rope is not None and rope.short != rope.long and c.context > rope.original and overrides.get("context") is None:
+    rope, context = model.config.longrope, model.config.context
+    if rope is not None and rope.short != rope.long and context > rope.original and (overrides or {}).get("context") is None:
         raise UnsupportedError(
             f"{source.path}: RoPE is scaled by longrope, whose frequencies are others in contexts of more than {rope.original} tokens. "
-            f"Engines choose by the length of a sequence or by the size of a cache; here --override context=N says it, up to {c.context}"
+            f"Engines choose by the length of a sequence or by the size of a cache; here --override context=N says it, up to {context}"
         )
+    return model
 
 
 def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int], None]) -> Model:

@@ -78,19 +78,15 @@ class CheckedTensors:
         self.check_type(tensor, FLOATS)
         array = np.require(tensor.data.view(FLOATS[tensor.type]).reshape(tensor.shape), requirements="A")  # copied if misaligned
         if tensor.type is F64:
-            array = self._narrowed(tensor, array)
+            wide = array
+            with np.errstate(over="ignore", under="ignore"):
+                array = wide.astype(np.float32)
+            if (lost := wide[(array != wide) & ~np.isnan(wide)]).size:
+                number = f"of type F64 has the number {float(lost[0])!r}"
+                raise UnsupportedError(f"{self.path}: tensor {tensor.name} {number}, which float32 cannot hold")
         if not self.allow_nan and cpu.has_non_finite(array):
             raise self.non_finite(tensor)
         return array
-
-    def _narrowed(self, tensor: Tensor, wide: NDArray[np.float64]) -> NDArray[np.float32]:
-        with np.errstate(over="ignore", under="ignore"):
-            narrow = wide.astype(np.float32)
-        lost = (narrow != wide) & ~np.isnan(wide)
-        if lost.any():
-            value = float(wide[lost][0])
-            raise UnsupportedError(f"{self.path}: tensor {tensor.name} of type F64 has the number {value!r}, which float32 cannot hold")
-        return narrow
 
     def non_finite(self, tensor: Tensor) -> NonFiniteError:
         """The error for a tensor that has NaN or infinity where those are not allowed."""

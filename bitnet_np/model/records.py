@@ -394,12 +394,10 @@ GATE_UP = MATRICES[4:6]
 """The feed-forward's matrices that read the same input. In some families they are rows of one tensor, ffn_up."""
 
 
-def _sizes(record: type) -> dict[str, tuple[str, ...]]:
-    hints = get_type_hints(record, include_extras=True)
-    return {name: hint.__metadata__ for name, hint in hints.items() if get_origin(hint) is Annotated}
-
-
-_SIZES = {record: _sizes(record) for record in (Model, Layer, Expert)}
+_HINTS = {record: get_type_hints(record, include_extras=True) for record in (Model, Layer, Expert)}
+_SIZES: dict[type, dict[str, tuple[str, ...]]] = {
+    record: {name: hint.__metadata__ for name, hint in hints.items() if get_origin(hint) is Annotated} for record, hints in _HINTS.items()
+}
 """The numbers of Config that are the shape of each field, as its annotation has them."""
 
 

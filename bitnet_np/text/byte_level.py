@@ -13,15 +13,9 @@ from ..base.errors import UnsupportedError, shown
 from ..base.extras import extra
 from .vocabulary import NORMAL, Keys, Vocabulary
 
-
-def _byte_characters() -> str:
-    """GPT-2's bytes_to_unicode: printable Latin-1 stands for itself, the other bytes for U+0100 and on, in their order."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = count(0x100)
-    return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))
-
-
-BYTE_CHARACTERS = _byte_characters()
+_PRINTABLE, _OTHERS = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}, count(0x100)
+BYTE_CHARACTERS = "".join(chr(byte if byte in _PRINTABLE else next(_OTHERS)) for byte in range(256))
+"""GPT-2's bytes_to_unicode: printable Latin-1 stands for itself, the other bytes for U+0100 and on, in their order."""
 _TO_LATIN1 = str.maketrans(BYTE_CHARACTERS, bytes(range(256)).decode("latin-1"))
 
 

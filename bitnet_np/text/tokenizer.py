@@ -57,7 +57,11 @@ class Tokenizer:
         Raises OptionError for a lone surrogate, or for a bos or eos that is to be added but does not exist; UnsupportedError for a byte
         that no token spells.
         """
-        _check_encodable(text)
+        instance("text", text, str)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise OptionError(f"text has the lone surrogate {text[error.start]!r} at {error.start}, which UTF-8 cannot hold") from None
         ids = self._named("bos", self.bos, self.add_bos if add_bos is None else add_bos)
         pieces = (self._any_special if special else self._user_defined).split(text)
         for i, piece in enumerate(pieces):  # split leaves what it matched at odd places
@@ -209,11 +213,3 @@ def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:
     """A pattern that finds the leftmost of `spellings`, and of those the longest, as `tokenizers` does; without any it finds nothing."""
     longest_first = sorted(spellings, key=len, reverse=True)
     return re.compile("(" + ("|".join(map(re.escape, longest_first)) or "(?!)") + ")")
-
-
-def _check_encodable(text: str) -> None:
-    instance("text", text, str)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise OptionError(f"text has the lone surrogate {text[error.start]!r} at {error.start}, which UTF-8 cannot hold") from None

@@ -66,12 +66,20 @@ class Vocabulary:
 
 def read_vocabulary(keys: Keys) -> Vocabulary:
     """Tokens and their types. Raises FileFormatError."""
-    tokens = keys.strings("tokenizer.ggml.tokens")
-    types = _types(keys, len(tokens))
-    _check_spellings(keys, tokens)
+    key, key_of_types = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+    tokens = keys.strings(key)
+    types = keys.numbers(key_of_types, len(tokens))
+    for i in np.flatnonzero(~np.isin(types, TYPES))[:1].tolist():
+        keys.check(False, key_of_types, f"is {types[i]} for token {i}, expected {TYPES[0]} to {TYPES[-1]}")
+    keys.check(bool(tokens), key, "is missing or empty")
+    if len(set(tokens)) < len(tokens):  # the whole list is checked first, because it is long and seldom wrong
+        first: dict[str, int] = {}
+        for i, token in enumerate(tokens):
+            keys.check(first.setdefault(token, i) == i, key, f"has {shown(token)} twice, as token {first[token]} and as token {i}")
+    keys.check("" not in tokens, key, "has an empty string")
     ids = {kind: {tokens[i]: i for i in np.flatnonzero(types == kind).tolist()} for kind in TYPES}
     for spelling in ids[BYTE]:
-        keys.check(spelling in _BYTES, "tokenizer.ggml.tokens", f"has {shown(spelling)} of type byte, expected <0x00> to <0xFF>")
+        keys.check(spelling in _BYTES, key, f"has {shown(spelling)} of type byte, expected <0x00> to <0xFF>")
     return Vocabulary(tokens, types, ids, {token: _BYTES[spelling] for spelling, token in ids[BYTE].items()})
 
 
@@ -88,22 +96,3 @@ def read_scores(keys: Keys, vocabulary: int) -> np.ndarray:  # -> float64 [vocab
     for i in np.flatnonzero(np.isnan(scores))[:1].tolist():
         keys.check(False, key, f"is NaN for token {i}, expected a number")
     return scores.astype(np.float64)
-
-
-def _types(keys: Keys, vocabulary: int) -> np.ndarray:
-    key = "tokenizer.ggml.token_type"
-    types = keys.numbers(key, vocabulary)
-    for i in np.flatnonzero(~np.isin(types, TYPES))[:1].tolist():
-        keys.check(False, key, f"is {types[i]} for token {i}, expected {TYPES[0]} to {TYPES[-1]}")
-    return types
-
-
-def _check_spellings(keys: Keys, tokens: list[str]) -> None:
-    """Checks that no spelling is empty or occurs twice. The whole list is checked first, because it is long and seldom wrong."""
-    key = "tokenizer.ggml.tokens"
-    keys.check(bool(tokens), key, "is missing or empty")
-    if len(set(tokens)) < len(tokens):
-        first: dict[str, int] = {}
-        for i, token in enumerate(tokens):
-            keys.check(first.setdefault(token, i) == i, key, f"has {shown(token)} twice, as token {first[token]} and as token {i}")
-    keys.check("" not in tokens, key, "has an empty string")

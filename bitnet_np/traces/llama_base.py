@@ -108,8 +108,7 @@ def divergence(
         ids, rows = base.tokens(n), base.rows(n)
         for positions, logits in _second_half(runtime, ids, bos):
             stored = llama_logits.decode(rows[positions - base.positions[0]], base.vocab).astype(np.float64)
-            _check_rows(stored, positions, f"{path}: chunk {n}")
-            parts.append(_compared(stored, logits, ids[positions + 1]))
+            parts.append(_compared(stored, logits, positions, ids[positions + 1], f"{path}: chunk {n}"))
         progress(n + 1, base.chunks)
     return Divergence(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
@@ -123,19 +122,17 @@ def _second_half(runtime: Runtime, ids: NDArray[np.int64], bos: int | None) -> I
     return logits_from(runtime, ids[:-1], len(ids) // 2)
 
 
-def _check_rows(stored: Array, positions: NDArray[np.int64], where: str) -> None:
-    """Raises FileFormatError that names the first row [R, V] of log-probabilities whose probabilities do not add up to about 1."""
+def _compared(
+    stored: Array, logits: NDArray[np.float32], positions: NDArray[np.int64], target: NDArray[np.int64], where: str
+) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
+    """The fields of Divergence for some rows [R, V], their positions and the tokens that follow, [R].
+
+    Raises FileFormatError that names the first row of `stored` whose probabilities do not add up to about 1.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.where(stored > _LEAST, np.exp(stored), stored * 0).sum(axis=1)  # NaN where something is not finite
-    wrong = np.flatnonzero(~((sums >= _SUMS[0]) & (sums <= _SUMS[1])))
-    if wrong.size:
-        raise FileFormatError(
-            f"{where}, position {positions[wrong[0]]}: its probabilities add up to {sums[wrong[0]]:.3g}, expected about 1"
-        )
-
-
-def _compared(stored: Array, logits: NDArray[np.float32], target: NDArray[np.int64]) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
-    """The fields of Divergence for some rows [R, V], and the tokens that follow, [R]."""
+    for i in np.flatnonzero(~((sums >= _SUMS[0]) & (sums <= _SUMS[1])))[:1]:
+        raise FileFormatError(f"{where}, position {positions[i]}: its probabilities add up to {sums[i]:.3g}, expected about 1")
     wide = log_probabilities(logits)
     kl = np.where(stored > _LEAST, np.exp(stored) * (stored - wide), 0).sum(axis=1)
     rows = np.arange(len(target))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, OptionError, shown
 from ..normal_form import checked_tokens
-from ..points import SCORES, Entry, Key, Trace, ours_of
+from ..points import MODEL_NAMES, SCORES, Entry, Key, Trace, ours_of
 from .arrays import MAX_POINTS, Header, check_size, finished, normal
 from .output import Writer
 
@@ -40,14 +40,20 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
         folder = _LAYER.fullmatch(file.parent.name)
         if path.is_dir() and layer != (int(folder[1]) if folder and file.parent != path else WHOLE_MODEL):
             raise FileFormatError(f"{file}: its header says layer {layer}, expected that of its folder")
-        key = _key(file.stem, layer)
-        if key is None:
+        name = _OURS.get(file.stem, "")
+        whole = layer == WHOLE_MODEL or (name == "inp_embd" and layer == 0)
+        if not name or whole != (name in MODEL_NAMES):
             ignored.append(label)
             continue
+        key = Key(name, None if whole else layer)
         if key in entries:
             raise FileFormatError(f"{file}: {key} is there twice, expected each point once")
-        header = Header(_shape(key, count, len(ids), file), _FLOAT32, False, _HEADER)
-        entries[key] = normal(key, header.entry(file), len(ids), str(file))
+        rows = 1 if name == "result_output" else len(ids)
+        unit = rows * rows if name in SCORES else rows
+        if count == 0 or count % unit:
+            raise FileFormatError(f"{file}: {count} numbers, expected a multiple of {unit} for {rows} tokens")
+        shape = (count // unit, rows, rows) if name in SCORES else (rows, count // rows)
+        entries[key] = normal(key, Header(shape, _FLOAT32, False, _HEADER).entry(file), len(ids), str(file))
     return finished(entries, path, "APRT", ids, ignored)
 
 
@@ -71,24 +77,6 @@ def _read_header(path: Path) -> tuple[int, int]:
     layer, count = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8))
     check_size(path, size, _HEADER + 4 * count, f"{count} numbers")
     return layer, count
-
-
-def _key(stage: str, layer: int) -> Key | None:
-    name = _OURS.get(stage)
-    if name == "inp_embd":
-        return Key(name, None) if layer in (0, WHOLE_MODEL) else None
-    if name is None or (layer == WHOLE_MODEL) != (name in ("result_norm", "result_output")):
-        return None
-    return Key(name, None if layer == WHOLE_MODEL else layer)
-
-
-def _shape(key: Key, count: int, rows: int, file: Path) -> tuple[int, ...]:
-    if key.name == "result_output":
-        return (1, count)
-    unit = rows * rows if key.name in SCORES else rows
-    if count == 0 or count % unit:
-        raise FileFormatError(f"{file}: {count} numbers, expected a multiple of {unit} for {rows} tokens")
-    return (count // unit, rows, rows) if key.name in SCORES else (rows, count // rows)
 
 
 class AprtWriter(Writer):

@@ -7,6 +7,7 @@ the graph, and padded with keys that do not exist; both are undone here.
 import os
 import re
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -60,18 +61,13 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int 
             else:
                 entries[key] = _scores(key, entry, rope.shape[-1], path)
         else:
-            rows = replace(entry, shape=_rows_first(entry.shape, key, path))
-            entries[key] = normal(key, rows, rows.shape[0], str(path))
+            axes = 3 if key.name.endswith("_rope") else 2  # [1, T, heads, head width], or [1, 1, T, width]
+            left = without_leading_ones(entry.shape, axes)
+            if len(left) != axes or 0 in left:
+                shape = list(entry.shape)
+                raise FileFormatError(f"{path}: {key} has shape {shape}, expected {axes} axes after those of length 1")
+            entries[key] = normal(key, replace(entry, shape=(left[0], prod(left[1:]))), left[0], str(path))
     return finished(entries, path, "nodes", ids, ignored)
-
-
-def _rows_first(shape: tuple[int, ...], key: Key, path: Path) -> tuple[int, int]:
-    """The shape [T, width] of a node [1, T, heads, head width], if it is rotated, or [1, 1, T, width]."""
-    axes = 3 if key.name.endswith("_rope") else 2
-    left = without_leading_ones(shape, axes)
-    if len(left) != axes or 0 in left:
-        raise FileFormatError(f"{path}: {key} has shape {list(shape)}, expected {axes} axes after those of length 1")
-    return left[0], int(np.prod(left[1:]))
 
 
 def _scores(key: Key, entry: Entry, width: int, path: Path) -> Entry:

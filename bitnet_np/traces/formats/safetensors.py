@@ -43,13 +43,10 @@ class SafetensorsWriter(LabelWriter):
         self._data: dict[int, IO[bytes]] = {}
         super().begin()
 
-    def _part(self, width: int) -> Path:
-        return self.part.with_name(f"{self.part.name}{width}")
-
     def write(self, label: str, array: NDArray) -> None:
         width = array.itemsize
         if width not in self._data:
-            part = self._part(width)
+            part = self.part.with_name(f"{self.part.name}{width}")
             self.open.callback(part.unlink, missing_ok=True)
             self._data[width] = self.opened(part, "x+b")
         array.tofile(self._data[width])
