@@ -83,31 +83,20 @@ def test_reads_what_gguf_wrote_as_gguf_reads_it(folder: Path, values: dict, tens
         assert (a.offset, a.data.size, a.data.tobytes()) == (b.data_offset, b.n_bytes, b.data.tobytes())
 
 
-@pytest.mark.parametrize(
-    ("raw", "keys", "tensors"),
-    [
-        (build(), 0, 0),
-        (build([("n", number(UINT32, 7))], [Entry("a", [2, 3])], version=2), 1, 1),
-        (build([("k" * 65535, number(UINT8, 1))]), 1, 0),
-        (build([("empty", text("")), ("none", texts([])), ("no", numbers(INT16, [])), ("nor", numbers(BOOL, []))]), 4, 0),
-        (build([], [Entry("é" * 32, [1, 1, 1, 1])]), 0, 1),
-        (build([("general.alignment", number(UINT32, 8))], [Entry("a", [3]), Entry("b", [1])], alignment=8), 1, 2),
-        (build([("general.alignment", number(UINT32, 65536))], [Entry("a", [3]), Entry("b", [1])], alignment=65536), 1, 2),
-        (build([], [Entry("second", [8], offset=64), Entry("first", [8], offset=0)], tail=bytes(64)), 0, 2),  # out of order, with gaps
-        (build([], [Entry("a", [8])], tail=b"more"), 0, 1),
-    ],
-    ids=[
-        "nothing",
-        "version 2",
-        "longest key",
-        "empty values",
-        "longest name",
-        "alignment 8",
-        "alignment 64 KiB",
-        "any order",
-        "bytes after",
-    ],
-)
+TWO = [Entry("a", [3]), Entry("b", [1])]
+LIMITS = {
+    "nothing": (build(), 0, 0),
+    "version 2": (build([("n", number(UINT32, 7))], [Entry("a", [2, 3])], version=2), 1, 1),
+    "longest key": (build([("k" * 65535, number(UINT8, 1))]), 1, 0),
+    "empty values": (build([("t", text("")), ("ts", texts([])), ("ns", numbers(INT16, [])), ("bs", numbers(BOOL, []))]), 4, 0),
+    "longest name": (build([], [Entry("é" * 32, [1, 1, 1, 1])]), 0, 1),
+    **{f"alignment {n}": (build([("general.alignment", number(UINT32, n))], TWO, alignment=n), 1, 2) for n in (8, 65536)},
+    "any order, with gaps": (build([], [Entry("b", [8], offset=64), Entry("a", [8], offset=0)], tail=bytes(64)), 0, 2),
+    "bytes after": (build([], [Entry("a", [8])], tail=b"more"), 0, 1),
+}
+
+
+@pytest.mark.parametrize(("raw", "keys", "tensors"), LIMITS.values(), ids=LIMITS)
 def test_the_limits_themselves_are_allowed(folder: Path, raw: bytes, keys: int, tensors: int) -> None:
     file = read(folder, raw)
     everything(file)

@@ -14,7 +14,6 @@ from bitnet_np import spec
 from bitnet_np.base.errors import FileFormatError, NonFiniteError, UnsupportedError
 from bitnet_np.base.tensor_types import I2_S
 from bitnet_np.engine.forward_pass import forward_full
-from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import packing
@@ -57,13 +56,15 @@ def test_scales_that_are_odd_but_numbers(write, scale):
 # --- every family ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_fused_rows_stay_where_they_are_in_the_file(written):
-    for weights in ("float16", "Q8_0"):
-        layer = load(written(drawn("gpt2", weights), fused=True)).layers[0]
-        parts = [getattr(layer, name).weights for name in ("attn_q", "attn_k", "attn_v")]
-        arrays = [part.data if isinstance(part, Blocks) else part for part in parts]
-        addresses = [array.ctypes.data for array in arrays]
-        assert addresses == [addresses[0] + sum(a.nbytes for a in arrays[:i]) for i in range(3)]
+@pytest.mark.parametrize("weights", ["float16", "Q8_0"])
+@pytest.mark.parametrize(("family", "fields"), [("gpt2", ("attn_q", "attn_k", "attn_v")), ("phi3", ("ffn_gate", "ffn_up"))])
+def test_fused_rows_stay_where_they_are_in_the_file(written, family, fields, weights):
+    """In this order."""
+    layer = load(written(drawn(family, weights))).layers[0]
+    parts = [getattr(layer, name).weights for name in fields]
+    arrays = [part.data if isinstance(part, Blocks) else part for part in parts]
+    addresses = [array.ctypes.data for array in arrays]
+    assert addresses == [addresses[0] + sum(a.nbytes for a in arrays[:i]) for i in range(len(fields))]
 
 
 def test_biases_and_scales_that_may_be_missing(written):
@@ -166,15 +167,3 @@ def test_gate_and_up_that_one_tensor_cannot_hold_are_not_written(tmp_path, weigh
     object.__setattr__(model.layers[0], field, change(getattr(model.layers[0], field)))
     with pytest.raises(UnsupportedError, match=rf"tensor blk\.0\.ffn_up\.weight .*{message}"):
         write_gguf(tmp_path / "m.gguf", model)
-
-
-def test_gate_and_up_of_phi3_are_views_of_one_tensor(tmp_path):
-    """The gate's rows come first. A file with a tensor for each is no `phi3`."""
-    model = drawn("phi3", "float32", n_layers=1)
-    write_gguf(tmp_path / "m.gguf", model)
-    tensors = open_gguf(tmp_path / "m.gguf").tensors
-    assert "blk.0.ffn_gate.weight" not in tensors
-    rows = tensors["blk.0.ffn_up.weight"].data.view(np.float32).reshape(tensors["blk.0.ffn_up.weight"].shape)
-    np.testing.assert_array_equal(rows, np.concatenate([model.layers[0].ffn_gate.weights, model.layers[0].ffn_up.weights]))
-    read = load(tmp_path / "m.gguf").layers[0]
-    assert read.ffn_up.weights.ctypes.data - read.ffn_gate.weights.ctypes.data == rows.nbytes // 2

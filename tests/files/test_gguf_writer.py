@@ -16,16 +16,6 @@ from bitnet_np.testing.models import random_model, write_gguf
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("layers", [None, (1,)])
-def test_windows_are_written_and_read(written, family, layers):
-    model = drawn(family, window=3, window_layers=layers)
-    found = load(written(model))
-    assert (found.config.window, found.config.window_layers) == (3, layers)
-    assert_same_bits(forward_full(found, TOKENS), forward_full(model, TOKENS))
-    assert (forward_full(found, TOKENS) != forward_full(drawn(family), TOKENS)).any()
-
-
 def test_rows_that_i2s_cannot_hold_are_refused(tmp_path):
     """Before anything is written: gguf-py would fail in the middle of the file."""
     with pytest.raises(
@@ -33,24 +23,6 @@ def test_rows_that_i2s_cannot_hold_are_refused(tmp_path):
     ):
         write_gguf(tmp_path / "a.gguf", random_model(0, width=128, head_dim=64, heads=4, kv_heads=2))
     assert not list(tmp_path.iterdir())
-
-
-def test_numbers_have_the_narrowest_type_that_holds_them(tmp_path):
-    numbers = {"small": 7, "negative": -7, "large": 2**40, "low": -(2**40), "float": 0.5, "huge": 1e300, "yes": True}
-    metadata = {"tokenizer.ggml.model": "none", **{f"general.{name}": value for name, value in numbers.items()}}
-    write_model(tmp_path / "a.gguf", drawn("llama", "float32"), metadata)
-    fields = gguf.GGUFReader(tmp_path / "a.gguf").fields
-    kinds = {name: fields[f"general.{name}"].types[0].name for name in numbers}
-    assert kinds == {
-        "small": "UINT32",
-        "negative": "INT32",
-        "large": "UINT64",
-        "low": "INT64",
-        "float": "FLOAT32",
-        "huge": "FLOAT64",
-        "yes": "BOOL",
-    }
-    assert {name: fields[f"general.{name}"].contents() for name in numbers} == numbers
 
 
 def test_the_models_own_keys_win_over_others(tmp_path):

@@ -1,7 +1,7 @@
 """The table of formats: a file's own is recognised by its content, and one to write by the end of the name."""
 
 import pytest
-from trace_files import TOKENS, T, V, write_trace
+from trace_files import T, V, write_trace
 
 from bitnet_np.base.errors import Error, FileFormatError
 from bitnet_np.traces.formats import FORMATS, read_any, writer
@@ -24,12 +24,6 @@ def test_an_unknown_file_is_refused_with_the_formats(tmp_path, raw):
 def test_an_unknown_folder_is_refused(tmp_path):
     with pytest.raises(FileFormatError, match="a folder with"):
         read_any(tmp_path)
-
-
-def test_files_that_are_not_there_are_the_systems_errors(tmp_path):
-    for format in [None, *(name for name, format in FORMATS.items() if format.read)]:
-        with pytest.raises(FileNotFoundError):
-            read_any(tmp_path / "t", format, tokens=TOKENS)
 
 
 def test_options_that_make_no_sense_are_refused(tmp_path):
