@@ -11,6 +11,7 @@ precision and rounded once.
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
@@ -56,15 +57,14 @@ class HFSource:
 
     def without(self, key: str) -> "HFSource":
         """The folder as if config.json had not this key, whose dots lead into objects. Raises OptionError if it has not."""
-
-        def pruned(values: Mapping[str, Any], path: list[str]) -> dict[str, Any]:
-            first, *rest = path
-            inner = values.get(first)
-            check_has(self.path / "config.json", key, first in values and (not rest or isinstance(inner, Mapping)))
-            others = {name: value for name, value in values.items() if name != first}
-            return others | {first: pruned(inner, rest)} if rest and isinstance(inner, Mapping) else others
-
-        return HFSource(replace(self._folder, config_json=pruned(self.keys, key.split("."))))
+        keys = deepcopy(dict(self.keys))
+        inner: Any = keys
+        *path, last = key.split(".")
+        for name in path:
+            inner = inner.get(name) if isinstance(inner, dict) else None
+        check_has(self.path / "config.json", key, isinstance(inner, dict) and last in inner)
+        del inner[last]
+        return HFSource(replace(self._folder, config_json=keys))
 
     @cached_property
     def _recipe(self) -> Recipe:

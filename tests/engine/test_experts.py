@@ -146,7 +146,7 @@ def test_experts_in_memory_layout_of_transformers_load_too(tmp_path, name):
 def test_what_config_json_may_not_say(tmp_path, name, keys, error, message):
     config, tensors = hf_models.recorded_folder(name)
     changed = {key: value for key, value in (config | keys).items() if value is not None or key in ("sliding_window",)}
-    hf_models.assert_refused(hf_models.write_folder(tmp_path, changed, tensors), error, message)
+    assert_refused(hf_models.write_folder(tmp_path, changed, tensors), error, message)
 
 
 def test_weights_that_are_not_normalised_are_no_file(tmp_path, capsys):

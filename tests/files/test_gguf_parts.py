@@ -1,5 +1,6 @@
 """Models in several GGUF files, cut as llama.cpp's gguf-split does."""
 
+import re
 from pathlib import Path
 
 import gguf
@@ -79,8 +80,6 @@ def test_a_part_keeps_its_name(whole, tmp_path):
     ],
 )
 def test_parts_that_do_not_go_together_are_refused(whole, tmp_path, changes, error, message):
-    first = cut(whole, tmp_path, **changes)[0]
-    with pytest.raises(error) as caught:
-        load(first)
-    assert message in str(caught.value)
-    assert str(tmp_path) in str(caught.value)
+    cut(whole, tmp_path, **changes)
+    with pytest.raises(error, match=re.escape(str(tmp_path)) + ".*" + re.escape(message)):
+        load(tmp_path / f"m-00001-of-{PARTS:05}.gguf")

@@ -4,7 +4,8 @@ import json
 
 import hf_models
 import pytest
-from hf_models import DATA, FAMILIES, LLAMA, OFFLINE, assert_refused, changed, recorded_folder
+from family_models import assert_refused
+from hf_models import DATA, FAMILIES, LLAMA, OFFLINE, changed, recorded_folder
 from models import assert_same_bits
 
 from bitnet_np.base.errors import FileFormatError, ShapeError, UnsupportedError
@@ -30,10 +31,8 @@ LLAMA3 = FAMILIES["llama_llama3_biases"]["rope_parameters"]
     ("name", "keys", "error", "message"),
     [
         (OFFLINE, quantized(None), UnsupportedError, "linear_class is 'missing', expected 'bitlinear' (divides"),
-        (OFFLINE, quantized("linear"), UnsupportedError, "linear_class is 'linear'"),
         (OFFLINE, quantized(mode="lazy"), UnsupportedError, "quantization_mode of autobitlinear is 'lazy'"),
         (OFFLINE, quantized("bitlinear", "online"), UnsupportedError, "quantization_mode of bitlinear is 'online', expected offline"),
-        (ONLINE, quantized(None, None), FileFormatError, "q_proj.weight has shape"),
         (OFFLINE, quantized(mode="online"), FileFormatError, "q_proj.weight has shape [16, 64], expected [64, 64]"),
         (OFFLINE, quantized(quant_method="gptq"), UnsupportedError, "quant_method is 'gptq'"),
         (OFFLINE, quantized(bits=2), UnsupportedError, "quantization_config: 'bits' = 2 is a setting"),
@@ -42,29 +41,21 @@ LLAMA3 = FAMILIES["llama_llama3_biases"]["rope_parameters"]
         (OFFLINE, quantized(modules_to_not_convert=[]), UnsupportedError, "the head, too, would be quantised"),
         (OFFLINE, quantized(modules_to_not_convert=["(a+)+"]), UnsupportedError, "expected plain names"),
         (OFFLINE, {"quantization_config": None}, FileFormatError, "q_proj.weight has shape [16, 64], expected [64, 64]"),
-        (ONLINE, quantized(), FileFormatError, "q_proj.weight has shape"),
         (OFFLINE, {"model_type": "phimoe"}, UnsupportedError, "model_type is 'phimoe'"),
         (OFFLINE, {"model_type": None}, FileFormatError, "model_type is missing"),
         (OFFLINE, {"architectures": ["BitNetForSequenceClassification"]}, UnsupportedError, "architectures is"),
         (OFFLINE, {"hidden_act": "gelu"}, UnsupportedError, "hidden_act is 'gelu'"),
         (OFFLINE, {"attention_bias": True}, UnsupportedError, "attention_bias is True"),
-        (OFFLINE, {"hidden_size": 128}, FileFormatError, "model.embed_tokens.weight has shape [131, 64], expected [131, 128]"),
         (OFFLINE, {"hidden_size": "64"}, FileFormatError, "hidden_size is '64', expected int"),
         (OFFLINE, {"hidden_size": True}, FileFormatError, "hidden_size is True, expected int"),
         (OFFLINE, {"hidden_size": 2**40}, FileFormatError, "hidden_size is 1099511627776"),
-        (OFFLINE, {"head_dim": 18}, FileFormatError, "attn_sub_norm.weight has shape"),
-        (OFFLINE, {"num_hidden_layers": 2}, UnsupportedError, "tensor model.layers.2.input_layernorm.weight has no place"),
-        (OFFLINE, {"num_hidden_layers": 4096}, FileFormatError, "tensor model.layers.3.input_layernorm.weight is missing"),
         (OFFLINE, {"num_attention_heads": 3}, FileFormatError, "hidden_size 64 is no multiple of num_attention_heads 3"),
         (OFFLINE, {"num_attention_heads": 0}, FileFormatError, "num_attention_heads 0"),
-        (OFFLINE, {"vocab_size": 130}, FileFormatError, "model.embed_tokens.weight has shape [131, 64]"),
         (OFFLINE, {"rms_norm_eps": 10**400}, FileFormatError, "rms_norm_eps is 1000"),
-        (OFFLINE, {"tie_word_embeddings": False}, FileFormatError, "lm_head.weight is missing"),
         (OFFLINE, {"rope_parameters": {"rope_type": "dynamic"}}, UnsupportedError, "rope_type is 'dynamic'"),
         (OFFLINE, {"rope_parameters": {"rope_type": "yarn"}}, FileFormatError, "RoPE: original_max_position_embeddings is missing"),
         (OFFLINE, {"rope_parameters": YARN | {"beta_slow": 64.0}}, UnsupportedError, "YaRN's fast and slow are 32.0 and 64.0"),
         (OFFLINE, {"rope_parameters": YARN | {"factor": -1.0}}, UnsupportedError, "YaRN's factor is -1.0"),
-        (OFFLINE, {"rope_parameters": YARN | {"attention_factor": 0.0}}, UnsupportedError, "rope_magnitude is 0.0"),
         (OFFLINE, {"rope_parameters": YARN} | {"original_max_position_embeddings": 8}, FileFormatError, "is 16, that beside it 8"),
         (OFFLINE, {"rope_parameters": LISTS | {"long_factor": [1.0] * 7}}, ShapeError, "LongRoPE's long list has 7 factors, expected 8"),
         (OFFLINE, {"rope_parameters": LISTS | {"long_factor": [0.0, 1e300] * 4}}, UnsupportedError, "LongRoPE's long list is [0.0, "),
@@ -80,10 +71,8 @@ LLAMA3 = FAMILIES["llama_llama3_biases"]["rope_parameters"]
         (OFFLINE, {"partial_rotary_factor": 0.5}, UnsupportedError, "partial_rotary_factor is 0.5"),
         (OFFLINE, {"logit_scale": 0.5}, UnsupportedError, "'logit_scale' = 0.5 is a setting"),
         (LLAMA, {"pretraining_tp": 2}, UnsupportedError, "pretraining_tp is 2"),
-        (LLAMA, {"sliding_window": 4096}, UnsupportedError, "sliding_window is 4096"),
         (LLAMA, {"layer_types": ["sliding_attention"]}, UnsupportedError, "layer_types is"),
         (LLAMA, {"mlp_bias": True}, FileFormatError, "gate_proj.bias is missing"),
-        (LLAMA, quantized("bitlinear", None, quant_method="bitnet"), FileFormatError, "q_proj.weight has shape"),
         (LLAMA, {"tie_word_embeddings": True}, FileFormatError, "lm_head.weight is not model.embed_tokens.weight"),
         (LLAMA, {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, FileFormatError, "low less than high"),
     ],
@@ -186,7 +175,6 @@ LAYERS = "layer_types has sliding_attention, but no sliding_window is in use"
     ("name", "keys", "error", "message"),
     [
         ("gemma3", {"rope_local_base_freq": 0.0}, UnsupportedError, "local_rope_base is 0.0, expected a positive number"),
-        ("gemma3", {"rope_local_base_freq": 1e-9}, UnsupportedError, "RoPE's angles reach"),
         ("gemma3", {"sliding_window_pattern": 0}, FileFormatError, "sliding_window_pattern is 0, expected at least 1"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, UnsupportedError, "attn_logit_softcapping is 50.0, supported are None"),
         ("gemma3", {"rope_scaling": YARN}, UnsupportedError, "local_rope_base is 100.0 in a model with YaRN"),
@@ -203,13 +191,10 @@ LAYERS = "layer_types has sliding_attention, but no sliding_window is in use"
         ("phi", {"qk_layernorm": True}, UnsupportedError, "qk_layernorm is True, supported are False"),
         ("phi", {"partial_rotary_factor": None}, FileFormatError, "partial_rotary_factor is missing"),
         ("starcoder2", {"use_bias": False}, UnsupportedError, "use_bias is False, supported are True"),
-        ("starcoder2", {"norm_type": "rms_norm"}, UnsupportedError, "norm_type is 'rms_norm', supported are 'layer_norm'"),
         ("mistral_window", {"sliding_window": 0}, ShapeError, "window is 0, expected 1 to 1048576"),
         ("mistral_window", {"layer_types": ["full_attention"] * 2}, UnsupportedError, "'layer_types' = "),
-        ("mistral_window", {"attention_bias": True}, UnsupportedError, "attention_bias is True"),
         ("qwen3_window", {"use_sliding_window": False}, FileFormatError, LAYERS),
         ("qwen3_window", {"layer_types": ["chunked_attention"] * 2}, UnsupportedError, "layer_types is ['chunked_attention', "),
-        ("qwen3_window", {"layer_types": ["sliding_attention"]}, UnsupportedError, "layer_types is ['sliding_attention'], supported is"),
         ("qwen2_window", {"num_hidden_layers": 2**31 - 1}, UnsupportedError, "n_layers is 2147483647, expected at most 4096"),
     ],
 )

@@ -5,7 +5,8 @@ import json
 import hf_models
 import numpy as np
 import pytest
-from hf_models import OFFLINE, assert_refused, changed
+from family_models import assert_refused
+from hf_models import OFFLINE, changed
 
 from bitnet_np.base.errors import FileFormatError
 from bitnet_np.files.load import load

@@ -3,7 +3,8 @@
 import hf_models
 import numpy as np
 import pytest
-from hf_models import DATA, array_of, assert_refused, changed, put, recorded_folder, rewritten
+from family_models import assert_refused
+from hf_models import DATA, array_of, changed, put, recorded_folder, rewritten
 from models import assert_same_bits
 
 from bitnet_np.base.errors import FileFormatError, NonFiniteError, UnsupportedError

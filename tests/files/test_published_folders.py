@@ -8,8 +8,8 @@ import hf_models
 import numpy as np
 import pages
 import pytest
-from family_models import drawn
-from hf_models import LLAMA, assert_refused, changed, recorded_folder
+from family_models import assert_refused, drawn
+from hf_models import LLAMA, changed, recorded_folder
 from models import assert_same_bits, random_model
 from published_configs import PUBLISHED, PUBLISHED_GGUF, REFUSED, REFUSED_CONFIGS, REFUSED_GGUF, of_text, small
 

@@ -1,6 +1,5 @@
 """Small random models of every architecture, of widths that every tensor type allows, and their files."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from models import random_model
 
+from bitnet_np.base.errors import Error
 from bitnet_np.files.load import load
 from bitnet_np.model.records import Ternary
 from bitnet_np.testing.models import write_gguf
@@ -67,8 +67,10 @@ def rewrite(path, architecture, keys):
     path.with_suffix(".new").replace(path)
 
 
-def assert_refused(path, error, message):
-    with pytest.raises(error, match=re.escape(message)) as caught:
+def assert_refused(path, error, *parts):
+    """That loading it raises this error, whose message begins with the path and has these parts."""
+    with pytest.raises(Error) as caught:
         load(path)
     assert type(caught.value) is error
-    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).startswith(str(path))
+    assert all(part in str(caught.value) for part in parts), str(caught.value)

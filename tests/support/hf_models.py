@@ -4,12 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
-import pytest
 from family_models import SHAPE, half_scales
 from models import random_model
 from numpy.typing import NDArray
 
-from bitnet_np.base.errors import Error
 from bitnet_np.files.hf_folder import open_folder
 from bitnet_np.files.load import load
 from bitnet_np.files.safetensors_file import DTYPES
@@ -75,14 +73,6 @@ def changed(tmp_path, name, **keys):
             config[key] = value
     (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-def assert_refused(folder, error, *parts):
-    with pytest.raises(Error) as caught:
-        load(folder)
-    assert type(caught.value) is error
-    for part in (str(folder), *parts):
-        assert part in str(caught.value)
 
 
 def rewritten(tmp_path, edit, name=OFFLINE):

@@ -103,17 +103,13 @@ def read(path: str | os.PathLike[str]) -> list[Fingerprint]:
 def _texts(path: Path) -> Iterator[tuple[str, bytes]]:
     """The JSON texts of a file: one, or one a line."""
     with open(path, "rb") as file:
-        if path.suffix == ".jsonl":
-            for number, line in enumerate(iter(lambda: file.readline(_MAX_RECORD + 1), b""), 1):
-                if len(line) > _MAX_RECORD:
-                    raise FileFormatError(f"{path}:{number}: a record of more than {_MAX_RECORD} bytes")
-                if line.strip():
-                    yield f"{path}:{number}", line
-            return
-        text = file.read(_MAX_RECORD + 1)
-        if len(text) > _MAX_RECORD:
-            raise FileFormatError(f"{path}: a record of more than {_MAX_RECORD} bytes")
-        yield str(path), text
+        read = file.readline if path.suffix == ".jsonl" else file.read
+        for number, text in enumerate(iter(lambda: read(_MAX_RECORD + 1), b""), 1):
+            where = f"{path}:{number}" if path.suffix == ".jsonl" else str(path)
+            if len(text) > _MAX_RECORD:
+                raise FileFormatError(f"{where}: a record of more than {_MAX_RECORD} bytes")
+            if text.strip():
+                yield where, text
 
 
 def _record(value: Any, where: str) -> Fingerprint:

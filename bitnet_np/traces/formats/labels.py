@@ -134,11 +134,6 @@ def names_to_look_up(paths: Iterable[str]) -> dict[str, str]:
     return {path: path.replace(_BEFORE, _AFTER_ATTENTION) if after else path for path in paths}
 
 
-def has_sub_norms(config: Config) -> bool:
-    """Whether the family has a norm in front of each branch's last matrix."""
-    return "attn_sub_norm" in FAMILIES[config.architecture].norms
-
-
 def layer_input(layer: int, config: Config | None) -> Key:
     """The point that is a layer's input."""
     if layer:
@@ -214,7 +209,7 @@ def second(label: str, present: set[Key], config: Config | None) -> Key | None:
         return None  # with a shared expert it gives a sum that is no point
     if name in _BEHIND_SUB_NORMS and not side.module.endswith("sub_norm"):
         norm = Key(_BEHIND_SUB_NORMS[name], side.layer)
-        if norm in present if config is None else has_sub_norms(config):
+        if norm in present if config is None else norm.name in FAMILIES[config.architecture].norms:
             return norm
     return Key(name, side.layer)
 

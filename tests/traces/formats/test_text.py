@@ -45,12 +45,10 @@ def test_what_is_not_finite_is_for_the_judge_to_say(tmp_path):
 WRONG = [
     ("1 2\n3 four\n", None, "line 2 has 'four', expected numbers"),
     ("1 2\n3 1_0\n", None, "line 2 has '1?0', expected numbers"),
-    ("1 2\n3 0x1p3\n", None, "line 2 has '0x1p3'"),
     ("1 2\n3 \xff\n", None, "line 2 has"),
     ("1 2\n\n3\n", None, "line 3 has 1 numbers, expected 2, as in the first line"),
     ("1 2 3\n4 5\n", (2, 3), "line 2 has 2 numbers, expected 3 or 1"),
     ("1 2 3\n4\n", (-1, 3), "4 numbers, expected 3 for [1, 3]"),
-    ("1 2 3\n", (2, 3), "3 numbers, expected 6 for [2, 3]"),
     ("1 2 3\n", (2, 2**60), "line 1 has 3 numbers, expected 1152921504606846976 or 1"),
     (" \n[]\n", None, "no number in it"),
     ("1" * 70_000, None, "line 1 has a word of more than 1024 characters"),
