@@ -167,7 +167,7 @@ class HFWeights(CheckedTensors):
     def _form(self, module: str) -> Form | None:
         """The form of a module's weights if they are quantised in groups."""
         groups = self._recipe.groups
-        return None if groups is None or f"{module}.scales" not in self else groups.of(module)
+        return None if groups is None or f"{module}.scales" not in self else groups(module)
 
     def _floats(self, module: str, *shape: int) -> NDArray:
         form = self._form(module)

@@ -7,9 +7,8 @@ Source: `dequantize` and `quantized_matmul` of mlx.core 0.32. Products take w as
 do but for the order of the sum; its plain code computes w and the sum in T. The rows of an embedding are computed in T.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,24 +27,15 @@ _SIZES, _BITS = (32, 64, 128), (2, 3, 4, 5, 6, 8)
 _AT_A_TIME = 1 << 20  # numbers that are computed at a time: codes take 8 bytes each
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """The form of one module's weights."""
 
     group_size: int
     bits: int
 
 
-@dataclass(frozen=True)
-class Groups:
-    """The form of a folder's weights: of a module of that name, or of all others that have scales."""
-
-    form: Form
-    modules: Mapping[str, Form | None]  # None: it is not quantised
-
-    def of(self, module: str) -> Form | None:
-        """The form of a module that has scales."""
-        return self.modules.get(module, self.form)
+Groups = Callable[[str], Form | None]
+"""The form of the weights of a module of that name, which has scales; None: it is not quantised."""
 
 
 def read_groups(where: str, values: Any) -> Groups:
@@ -55,7 +45,8 @@ def read_groups(where: str, values: Any) -> Groups:
     own = {key: value for key, value in values.items() if not isinstance(value, dict | bool)}
     inner = {key: value for key, value in values.items() if key not in own}
     form = _form(where, own)
-    return Groups(form, {key: _form(f"{where}.{key}", value) if value else None for key, value in inner.items() if value is not True})
+    modules = {key: _form(f"{where}.{key}", value) if value else None for key, value in inner.items() if value is not True}
+    return lambda module: modules.get(module, form)
 
 
 def _form(where: str, values: Mapping[str, Any]) -> Form:

@@ -288,7 +288,6 @@ class Trace:
     origin: str  # the file and its format, for messages
     positions: NDArray[np.int64] | None = None  # [P] of the rows, where a file has only some
     ignored: tuple[str, ...] = ()  # records of the file that are no point, by the file's names
-    notes: Mapping[str, object] = field(default_factory=dict)
     log_probs: Callable[[NDArray], NDArray] | None = None  # logits [P, V] as the file stores them, where it rounds their log-softmax
 
     def __repr__(self) -> str:

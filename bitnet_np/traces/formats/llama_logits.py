@@ -82,7 +82,6 @@ def read(path: str | os.PathLike[str], chunk: int = 0) -> Trace:
         of.tokens(chunk),
         f"{path} (llama-logits, chunk {chunk})",
         of.positions,
-        notes={"chunk": chunk, "chunks": of.chunks},
         log_probs=as_stored,
     )
 
