@@ -44,7 +44,10 @@ class ScoredPieces:
             elif piece in parts:
                 waiting += parts[piece][::-1]
             else:
-                ids += self._spelled_bytes(piece)
+                try:
+                    ids += [self._bytes[byte] for byte in piece.encode()]
+                except KeyError:
+                    raise UnsupportedError(f"{self.path}: no token spells {shown(piece)}, nor its bytes") from None
         return ids
 
     def decode(self, spelling: str) -> bytes:
@@ -82,12 +85,6 @@ class ScoredPieces:
             consider(before[left], left)
             consider(left, after[left])
         return [piece for piece in pieces if piece], parts
-
-    def _spelled_bytes(self, piece: str) -> list[int]:
-        try:
-            return [self._bytes[byte] for byte in piece.encode()]
-        except KeyError:
-            raise UnsupportedError(f"{self.path}: no token spells {shown(piece)}, nor its bytes") from None
 
 
 def scored_pieces(keys: Keys, vocabulary: Vocabulary) -> ScoredPieces:

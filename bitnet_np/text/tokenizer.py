@@ -99,10 +99,6 @@ class Tokenizer:
         """Whether the text after this token is encoded as if it were the first."""
         return self._checked(token) in self._matched
 
-    def has_space_prefix(self, token: int) -> bool:
-        """Whether a text that starts with this token starts with a space of the tokenizer's own."""
-        return self._ordinary.space_prefix and not self.cuts(token) and self.types[token] != BYTE
-
     def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation, as the file's template renders it.
 
@@ -143,10 +139,11 @@ class DecodeStream:
 
     def feed(self, token: int) -> str:
         """The text that is certain with this token: the bytes of a character that may go on wait for the next."""
-        text = self._tokenizer.token_bytes(token, skip_special=self._skip_special)
-        if self._at_start and self._tokenizer.has_space_prefix(token):
-            text = text.removeprefix(b" ")
-        self._at_start = self._tokenizer.cuts(token)
+        tokenizer = self._tokenizer
+        text, cuts = tokenizer.token_bytes(token, skip_special=self._skip_special), tokenizer.cuts(token)
+        if self._at_start and tokenizer._ordinary.space_prefix and not cuts and tokenizer.types[token] != BYTE:
+            text = text.removeprefix(b" ")  # the tokenizer's own
+        self._at_start = cuts
         return self._decoder.decode(text)
 
     def finish(self) -> str:

@@ -103,7 +103,7 @@ class Labelled(NamedTuple):
             else:
                 raise FileFormatError(f"{where}: {key or 'tokens'}{_at(step)} is there twice, expected each point once")
         _check_steps(parts, where)
-        in_file = {step: checked_tokens(entry.load(), where) for step, entry in sorted(parts.pop(None, {}).items(), key=_by_step)}
+        in_file = {step: checked_tokens(entry.load(), where) for step, entry in sorted(parts.pop(None, {}).items(), key=_number)}
         ids = agreed_tokens(np.concatenate(list(in_file.values())) if in_file else None, tokens, where)
         rows = _rows_of_steps(parts, where)
         rows |= {step: len(part) for step, part in in_file.items()} | {None: None if ids is None else len(ids)}
@@ -111,12 +111,15 @@ class Labelled(NamedTuple):
         ignored = [label for label in arrays if label not in meant]
         for key, by_step in parts.items():
             assert key is not None
-            if None in by_step:
-                entries[key] = normal(key, by_step[None], rows[None], where, config)
-            elif key.name in SCORES:  # each step has more keys than the one before
+            if key.name in SCORES and None not in by_step:  # each step has more keys than the one before
                 ignored += [label for label, meaning in meant.items() if meaning.key == key]
-            else:
-                entries[key] = _joined(key, dict(sorted(by_step.items(), key=_by_step)), rows, where, config)
+                continue
+            steps = [normal(key, entry, rows[step], where, config) for step, entry in sorted(by_step.items(), key=_number)]
+            if len({(step.dtype, step.shape[1:]) for step in steps}) > 1:
+                several = ", ".join(dict.fromkeys(f"{entry.dtype} {list(entry.shape)}" for entry in by_step.values()))
+                raise FileFormatError(f"{where}: the steps of {key} are {several}, expected one dtype and one width")
+            shape = sum(step.shape[0] for step in steps), *steps[0].shape[1:]
+            entries[key] = Entry(shape, steps[0].dtype, partial(_joined, steps)) if len(steps) > 1 else steps[0]
         for label in again:
             key, step, _ = meant[label]
             assert key is not None
@@ -158,12 +161,12 @@ def finished(entries: dict[Key, Entry], path: Path, kind: str, ids: NDArray[np.i
 # --- steps of decoding ----------------------------------------------------------------------------------------------------------------
 
 
+def _number(item: tuple[int | None, Entry]) -> int:
+    return item[0] or 0
+
+
 def _at(step: int | None) -> str:
     return "" if step is None else f" of step {step}"
-
-
-def _by_step(item: tuple[int | None, Entry]) -> int:
-    return -1 if item[0] is None else item[0]
 
 
 def _check_steps(parts: Mapping[Key | None, Mapping[int | None, Entry]], where: str) -> None:
@@ -196,13 +199,6 @@ def _rows_of_steps(parts: Mapping[Key | None, Mapping[int | None, Entry]], where
 _ROWS_AND_WIDTH = {name for name, (axes, _) in MEANINGS.items() if axes == "T D"} - {"result_norm"}  # of the last token alone, perhaps
 
 
-def _joined(
-    key: Key, by_step: Mapping[int | None, Entry], rows: Mapping[int | None, int | None], where: str, config: Config | None
-) -> Entry:
+def _joined(steps: list[Entry]) -> NDArray:
     """The rows of all steps, one after another."""
-    parts = [normal(key, entry, rows[step], where, config) for step, entry in by_step.items()]
-    if len({(part.dtype, part.shape[1:]) for part in parts}) > 1:
-        several = [f"{entry.dtype} {list(entry.shape)}" for entry in by_step.values()]
-        raise FileFormatError(f"{where}: the steps of {key} are {', '.join(dict.fromkeys(several))}, expected one dtype and one width")
-    shape = sum(part.shape[0] for part in parts), *parts[0].shape[1:]
-    return Entry(shape, parts[0].dtype, lambda: np.concatenate([part.load() for part in parts]))
+    return np.concatenate([step.load() for step in steps])
