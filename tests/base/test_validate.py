@@ -2,14 +2,13 @@
 
 import re
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import bitnet_np as bn
 from bitnet_np.base.errors import FileFormatError, OptionError, SlotError
-from bitnet_np.base.validate import integer, number, path_of, text_of
+from bitnet_np.base.validate import integer, number, text_of
 from bitnet_np.traces.formats import read_any
 
 
@@ -36,10 +35,6 @@ def test_numbers_are_real_and_fit_a_float():
 def test_what_is_no_path_is_refused(function, path):
     with pytest.raises(OptionError, match=rf"^path is {re.escape(repr(path))}, expected the name of a file or folder$"):
         function(path)
-
-
-def test_a_path_may_be_any_path():
-    assert path_of(Path("a")) == path_of("a") == Path("a")
 
 
 def test_reading_a_text_takes_the_memory_of_the_text(tmp_path):

@@ -58,20 +58,6 @@ def positions_are_the_definitions(model, tokens):
         assert_within(out, *bounds.attend(q_rope, k_rope[None], v[None], np.zeros(n, int), np.arange(n)))
 
 
-def test_as_far_as_angles_are_exact(path):
-    """The last position there is, by way of a cache that holds it alone."""
-    model = load(path, overrides=BEYOND)
-    with pytest.raises(ContextLimitError, match=f"would have {LONGEST_CONTEXT + 1} positions"):
-        forward(model, [[1]], _filled(model, LONGEST_CONTEXT))
-    assert np.isfinite(forward(model, [[1]], _filled(model, LONGEST_CONTEXT - 1))).all()
-
-
-def _filled(model, length):
-    cache = KVCache(model.config, 1, LONGEST_CONTEXT + 1)
-    cache.lengths[0] = length
-    return cache
-
-
 def test_learned_positions_end_where_they_end(tmp_path):
     write_gguf(tmp_path / "model.gguf", random_model(0, family="gpt2", **SMALL | {"kv_heads": 2}))
     with pytest.raises(OptionError, match=f"the model has learned 12 positions, not {LONGEST_CONTEXT}"):

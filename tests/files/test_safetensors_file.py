@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bitnet_np.base.errors import FileFormatError
-from bitnet_np.files.safetensors_file import DTYPES, open_safetensors, strict_json
+from bitnet_np.files.safetensors_file import DTYPES, open_safetensors
 
 A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -65,8 +65,3 @@ def test_a_header_longer_than_the_file_is_refused(tmp_path, raw):
     (tmp_path / "a.safetensors").write_bytes(raw)
     with pytest.raises(FileFormatError, match=r"a\.safetensors: (the file is empty|a header of \d+ bytes, expected at most \d)"):
         open_safetensors(tmp_path / "a.safetensors")
-
-
-def test_json_that_nests_too_deep_is_no_json():
-    with pytest.raises(FileFormatError, match="here: not JSON"):
-        strict_json("[" * 100_000, "here")

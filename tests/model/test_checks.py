@@ -83,24 +83,6 @@ def test_blocks_are_whole_and_of_a_type_that_is_known():
         refused(with_layer(attn_q=Linear(blocks)), "attn_q")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"vocab": 10**6},
-        {"heads": 2 * MODEL.config.heads},
-        {"head_dim": 128},
-        {"width": 2 * MODEL.config.width},
-        {"ffn": 17},
-        {"n_layers": 9},
-    ],
-    ids=str,
-)
-def test_a_config_of_another_model_is_refused(change):
-    model = replace(MODEL, config=replace(MODEL.config, **change))
-    with pytest.raises(ShapeError, match=r"^the model's "):
-        bn.forward_full(model, TOKENS)
-
-
 def test_layers_are_as_many_as_the_config_says_and_gated_as_it_says():
     for layers in (MODEL.layers[:-1], MODEL.layers * 2, (), None, list(MODEL.layers), (*MODEL.layers[:-1], "x")):
         refused(replace(MODEL, layers=layers), "layers are")

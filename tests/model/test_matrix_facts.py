@@ -8,7 +8,7 @@ from models import random_model
 
 from bitnet_np.base.tensor_types import Q8_0
 from bitnet_np.model import matrix_facts, packing
-from bitnet_np.model.records import Blocks, frozen
+from bitnet_np.model.records import Blocks
 from bitnet_np.testing.models import random_table
 
 
@@ -31,12 +31,6 @@ def test_a_ternary_matrix_of_one_weight(value, shape):
         other[at] = (value + 2) % 3 - 1
         assert list(matrix_facts.constant_matrices(with_matrix(packing.pack(other, 0.5)))) == []
     assert list(matrix_facts.constant_matrices(with_matrix(packing.pack(other, 0)))) == ["layer 0 attn_q: every weight is 0"]
-
-
-def test_codes_that_repeat_by_bytes_are_not_one_weight():
-    weights = packing.pack(np.ones((16, 16), np.int8), 1)
-    codes = np.full_like(weights.codes, 0b01100110)
-    assert list(matrix_facts.constant_matrices(with_matrix(frozen(replace(weights, codes=codes))))) == []
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "Q8_0", "Q2_K"])

@@ -153,12 +153,6 @@ def test_text_is_normalised_where_the_file_says_so(tmp_path):
     assert ours.decode(ours.encode("e\u0301")) == "\u00e9"
 
 
-def test_a_folder_without_a_tokenizer_says_so(tmp_path):
-    hf_models.write_folder(tmp_path, {}, {})
-    with pytest.raises(UnsupportedError, match="missing"):
-        tokenizer_from(open_model(tmp_path).metadata, tmp_path)
-
-
 def test_a_folder_that_is_converted_keeps_its_tokenizer(tmp_path, capsys):
     folder, _ = bitnet_folder(tmp_path / "model", vocab=SIZE + 4)
     write(folder, tokenizer_json())

@@ -14,7 +14,7 @@ from bitnet_np.engine.dialects import BITNET_CPP, EXACT
 from bitnet_np.engine.forward_pass import forward_full, run_whole
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key
-from bitnet_np.traces.record import NAMES, Recorder, record_trace, scores
+from bitnet_np.traces.record import record_trace, scores
 
 DATA = Path(__file__).parents[1] / "data"
 T = 9
@@ -52,10 +52,6 @@ def test_logits_are_not_computed_for_all_positions_unless_asked_for(model, token
     record_trace(model, tokens, tmp_path / "b.npz", names=["result_output"])
     assert asked == [True, False]
     assert read_any(tmp_path / "b.npz").points[Key("result_output", None)].shape == (T, model.config.vocab)
-
-
-def test_the_names_a_recorder_knows_are_those_it_can_give(model):
-    assert Recorder(lambda key, array: None, model.config, names=NAMES).names == set(NAMES)
 
 
 # --- attention scores -----------------------------------------------------------------------------------------------------------------

@@ -55,11 +55,6 @@ def test_steps_are_ordered_by_number_not_by_name(tmp_path):
     np.testing.assert_array_equal(read_any(tmp_path).points[Key("l_out", 0)][:, 0], np.arange(12))
 
 
-def test_steps_in_other_formats(tmp_path):
-    np.savez(tmp_path / "t.npz", **{f"l_out-0.step-{step}": ROWS[rows] for step, rows in STEPS.items()})
-    np.testing.assert_array_equal(read_any(tmp_path / "t.npz").points[Key("l_out", 0)], ROWS)
-
-
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
