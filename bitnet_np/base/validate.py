@@ -1,6 +1,5 @@
 """Checks of what callers pass in, made before anything trusts it: kernels have no bounds checks."""
 
-import mmap
 import operator
 from os import PathLike
 from pathlib import Path
@@ -86,15 +85,6 @@ def check_file(path: Path) -> None:
     check_exists(path)
     if not path.is_file() and not path.is_dir():
         raise FileFormatError(f"{path}: neither a file nor a folder, expected a file")
-
-
-def mapped(path: Path, kind: str) -> mmap.mmap:
-    """A whole file, for reading. Raises FileFormatError for an empty one, which was to be one of that kind."""
-    with open(path, "rb") as file:
-        try:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:  # mmap refuses a file of no bytes
-            raise FileFormatError(f"{path}: the file is empty, expected {kind}") from None
 
 
 def text_of(path: Path, most: int) -> str:

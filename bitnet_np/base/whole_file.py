@@ -50,30 +50,20 @@ def whole_file(path: str | os.PathLike[str], folder: bool = False) -> Iterator[P
     A symbolic link stays, and its target is replaced. A path that is no regular file (a pipe, /dev/stdout) is written to directly.
     """
     path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file() and not folder:
-        with naming(path):
-            yield path
-        return
-    part = name_beside(path)
+    direct = path.exists() and not path.is_file() and not folder
+    part = path if direct else name_beside(path)
     try:
-        with naming(path):
-            if folder:
-                part.mkdir()
-            yield part
+        if folder:
+            part.mkdir()
+        yield part
+        if not direct:
             os.replace(part, path)
-    finally:
-        if part.is_dir():
-            shutil.rmtree(part, ignore_errors=True)
-        else:
-            part.unlink(missing_ok=True)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError that names no file, as on a full disk."""
-    try:
-        yield
     except OSError as error:
         if error.filename is not None:
             raise
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error  # a full disk's names no file
+    finally:
+        if folder:
+            shutil.rmtree(part, ignore_errors=True)
+        elif not direct:
+            part.unlink(missing_ok=True)

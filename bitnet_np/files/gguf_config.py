@@ -16,7 +16,7 @@ from ..model.rope import yarn_magnitude
 from .gguf_file import GGUFFile
 from .gguf_names import KEYS, LONGROPE, NEUTRAL, REQUIRED, YARN, keys_of
 from .overrides import how_to_ignore, not_implemented
-from .source import of_file
+from .tensors import of_file
 
 
 def read_config(file: GGUFFile) -> Config:

@@ -25,8 +25,8 @@ import numpy as np
 
 from ..base.errors import FileFormatError, UnsupportedError, shown
 from ..base.tensor_types import BY_NUMBER, OR_TL2, REFUSED, SHARED_NUMBERS, TensorType
-from ..base.validate import check_file, mapped, path_of
-from .tensors import Tensor
+from ..base.validate import check_file, path_of
+from .tensors import Tensor, mapped
 
 _UINT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 7, 8, 9, 10
 _CODES = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", _UINT32: "<u4", 5: "<i4", 6: "<f4", _BOOL: "?", _UINT64: "<u8", 11: "<i8", 12: "<f8"}

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,21 +20,21 @@ from .gguf_config import has_longrope, read_config
 from .gguf_file import GGUFFile
 from .gguf_names import FACTORS, INNER_NORM, KEYS, LONGROPE, matrix_name, tensor_name
 from .overrides import check_has
-from .source import Shapes, of_file
-from .tensors import FLOATS, CheckedTensors, Tensor
+from .tensors import FLOATS, CheckedTensors, Shapes, Tensor, of_file
 
 _TABLES = (*FLOATS, *ALL_BLOCK_TYPES)
 
 
 class GGUFSource:
-    """An open GGUF file as a source.Source."""
+    """An open GGUF file, or all files of a model in several."""
 
-    version: int | None
+    version: int | None  # of the file format
 
     def __init__(self, file: GGUFFile) -> None:
-        self.path, self.size, self.tensors, self.metadata = file.path, file.size, file.tensors, file.metadata
-        self.kind, self.version, self.keys = f"GGUF v{file.version}", file.version, file.metadata
-        self._file = file
+        self.path, self.size, self.tensors = file.path, file.size, file.tensors  # bytes of all files, tensors by the file's own names
+        self.kind, self.version = f"GGUF v{file.version}", file.version
+        self.metadata: Mapping[str, Any] = file.metadata
+        self.keys, self._file = self.metadata, file
 
     def without(self, key: str) -> "GGUFSource":
         """The file as if its metadata had not this key. Raises OptionError if it has not."""
@@ -54,7 +55,7 @@ class GGUFSource:
 
 
 class GGUFWeights(CheckedTensors):
-    """The weights of a GGUF file as source.ModelWeights."""
+    """The weights of a GGUF file, by the names of our fields."""
 
     def __init__(self, file: GGUFFile, c: Config, allow_nan: bool, i2s_layout: str) -> None:
         super().__init__(file.path, file.tensors, allow_nan, c)

@@ -20,7 +20,7 @@ from ..model.rope import llama3_factors, longrope_magnitude, rope_frequencies, y
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
 from .mlx_groups import Groups, read_groups
 from .overrides import how_to_ignore, not_implemented
-from .source import of_file
+from .tensors import of_file
 
 T = TypeVar("T")
 _REQUIRED: Any = object()

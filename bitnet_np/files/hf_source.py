@@ -32,19 +32,18 @@ from .hf_folder import TYPES, Folder, read_json, read_text
 from .hf_model_types import FUSED_EXPERTS, FUSED_ROUTER, TextPart
 from .mlx_groups import GROUPED, Form, take_numbers
 from .overrides import check_has
-from .source import Shapes
-from .tensors import FLOATS, CheckedTensors, Tensor
+from .tensors import FLOATS, CheckedTensors, Shapes, Tensor
 
 
 class HFSource:
-    """An open Hugging Face folder as a source.Source."""
+    """An open Hugging Face folder."""
 
     kind = "Hugging Face folder"
     version: int | None = None
 
     def __init__(self, folder: Folder) -> None:
-        self.path, self.size, self.tensors, self.keys = folder.path, folder.size, folder.tensors, folder.config_json
-        self._folder = folder
+        self.path, self.size, self.tensors = folder.path, folder.size, folder.tensors  # bytes of all files, tensors by their own names
+        self.keys, self._folder = folder.config_json, folder
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
@@ -80,7 +79,7 @@ class HFSource:
 
 
 class HFWeights(CheckedTensors):
-    """The weights of a Hugging Face folder as source.ModelWeights."""
+    """The weights of a Hugging Face folder, by the names of our fields."""
 
     def __init__(self, folder: Folder, recipe: Recipe, allow_nan: bool) -> None:
         super().__init__(folder.path, _model_tensors(folder, recipe), allow_nan, recipe.config)

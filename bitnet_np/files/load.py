@@ -15,8 +15,9 @@ from .gguf_source import GGUFSource
 from .hf_folder import open_folder
 from .hf_source import HFSource
 from .locate import locate
-from .overrides import overridden, without_ignored
-from .source import ModelWeights, Shapes, Source, of_file
+from .overrides import overridden
+from .source import ModelWeights, Source, without_ignored
+from .tensors import Shapes, of_file
 
 
 @steady

@@ -8,7 +8,6 @@ from typing import Any
 from ..base.errors import Error, OptionError, shown
 from ..model.records import LONGEST_CONTEXT, Model
 from ..model.rope import rope_fields
-from .source import Source
 
 OVERRIDABLE: dict[str, type] = {"context": int, "eps": float, "rope_base": float, "rope_scaling": float, "window": int, "pooling": str}
 """The fields of Config that may be overridden: those that do not say what shapes tensors have."""
@@ -31,16 +30,6 @@ def check_has(path: Path, key: str, has: bool) -> None:
     """Raises OptionError if a key that is to be ignored is not in the file."""
     if not has:
         raise OptionError(f"{path} has no key {shown(key)} that could be ignored")
-
-
-def without_ignored(source: Source, overrides: Mapping[str, Any]) -> Source:
-    """The source without the keys that are None in `overrides`. Raises OptionError for no mapping, or a key that the source has not."""
-    if not isinstance(overrides, Mapping):
-        raise OptionError(f"overrides is {shown(overrides)}, expected a mapping of some of {', '.join(OVERRIDABLE)}")
-    for key, value in overrides.items():
-        if value is None:
-            source = source.without(key)
-    return source
 
 
 def overridden(model: Model, overrides: Mapping[str, Any]) -> Model:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.errors import FileFormatError, shown
-from ..base.validate import mapped
+from .tensors import mapped
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),

@@ -1,7 +1,8 @@
 """The tensors of an open file or folder. Each is taken once; one that is missing, misshapen or not finite is refused by its name."""
 
 import mmap
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from ..model.records import Config
 
 FLOATS: dict[TensorType, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.dtype("<u2"), F64: np.dtype("<f8")}
 """The types of plain floats, and how NumPy sees them: bfloat16 as its bits."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""(N, M) of matrices, by their fields in model.Layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +40,24 @@ class Tensor:
             whole = (self.offset + self.data.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
             if whole > 0:
                 self.mapping.madvise(mmap.MADV_DONTNEED, start, whole)
+
+
+def mapped(path: Path, kind: str) -> mmap.mmap:
+    """A whole file, for reading. Raises FileFormatError for an empty one, which was to be one of that kind."""
+    with open(path, "rb") as file:
+        try:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:  # mmap refuses a file of no bytes
+            raise FileFormatError(f"{path}: the file is empty, expected {kind}") from None
+
+
+@contextmanager
+def of_file(path: Path) -> Iterator[None]:
+    """Puts the file's path in front of an error that does not name it: those of records that know no file do not."""
+    try:
+        yield
+    except ValueError as error:
+        raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
 class CheckedTensors:
