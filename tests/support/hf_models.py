@@ -7,6 +7,7 @@ from pathlib import Path
 from family_models import SHAPE, half_scales
 from models import random_model
 from numpy.typing import NDArray
+from published_configs import PUBLISHED, small
 
 from bitnet_np.files.hf_folder import open_folder
 from bitnet_np.files.load import load
@@ -57,12 +58,17 @@ OFFLINE, LLAMA = "bitnet_autooff_gqa_tied", "llama_plain_gqa_untied"
 
 
 def changed(tmp_path, name, **keys):
-    """A recording's folder with changed keys in config.json; None removes one, a dict changes keys of an object."""
+    """A recording's folder with changed keys in config.json, or that of a published one made small, of random weights.
+
+    None removes a key, a dict changes keys of an object.
+    """
     folder = tmp_path / name
-    if not folder.exists():
-        folder.mkdir()
-        for file in ("config.json", "model.safetensors"):
-            shutil.copy(DATA / "hf" / name / file, folder / file)
+    if name in PUBLISHED:
+        write_hf(folder, small(PUBLISHED[name]))
+    elif name in FAMILIES:
+        write_folder(folder, *recorded_folder(name))
+    elif not folder.exists():
+        shutil.copytree(next(path for path in (DATA / "hf" / name, DATA / name) if path.exists()), folder)
     config = json.loads((folder / "config.json").read_text())
     for key, value in keys.items():
         if value is None:
