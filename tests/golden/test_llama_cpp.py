@@ -1,18 +1,25 @@
-"""Against llama.cpp's recordings (tests/data/llamacpp): every tensor from its own inputs, and the logits where no code flipped."""
+"""Against llama.cpp's recordings: every tensor from its own inputs, and the logits where no code flipped.
+
+tests/data/llamacpp has those of several tensor types, llamacpp_families tiny models of every family.
+"""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bitnet_np import spec
 from bitnet_np.engine.dialects import EXACT, LLAMA_CPP
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load
+from bitnet_np.judge.graph import LOGITS, POOLED
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import packing, widen
+from bitnet_np.model.dense import dense_view
 from bitnet_np.model.records import Blocks, Ternary
+from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key, Trace
 
 DATA = Path(__file__).parents[1] / "data" / "llamacpp"
@@ -25,6 +32,7 @@ BEFORE_FLIPS = {
     "llama_lq_q5_k_pure": (4, 60, 134),
     "llama_q8_0": (4, 65, 89),
 }
+FAMILIES = sorted(path.stem for path in DATA.with_name("llamacpp_families").glob("*.gguf"))
 NAMES = {"attn_out": "attn_o_out", "Qcur": "Qcur_rope", "Kcur": "Kcur_rope", "ffn_sub_out": "ffn_out"}
 
 
@@ -69,6 +77,22 @@ def test_every_tensor_from_its_own_inputs(name, model):
     assert report.verdict < Verdict.WRONG, report.reason
     assert len(report.operations) == len(points) == (39 if name.startswith("bitnet") else 30) - 1
     assert judge_trace(model, trace, tokens, EXACT, precision=FLOAT32).verdict == Verdict.WRONG
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_tensor_of_a_family_from_its_own_inputs(family):
+    """In llama.cpp's dialect each is right; without its roundings of activations some are not, and logits are near the definition's."""
+    path = DATA.with_name("llamacpp_families") / family
+    model = load(path.with_suffix(".gguf"), overrides={"context": 64})  # LongRoPE's must be declared
+    dump = read_any(path.with_suffix(".npz"))
+    report = judge_trace(model, dump, dump.tokens, LLAMA_CPP)
+    assert report.verdict < Verdict.WRONG, report.reason
+    assert {operation.key for operation in report.operations} == set(dump.points)
+    assert (dump.ignored, len(FAMILIES)) == ((), 19)
+    assert (POOLED in dump.points) == (family in ("qwen3", "granite", "gemma"))
+    assert judge_trace(model, dump, dump.tokens, EXACT, precision=FLOAT32).verdict is Verdict.WRONG
+    defined = spec.forward(dense_view(model), dump.tokens)
+    assert ((dump.points[LOGITS] - defined) ** 2).sum() < 5e-3 * (defined**2).sum()
 
 
 def test_ternary_blocks_with_one_scale_are_packed(name, model):

@@ -11,19 +11,8 @@ from bitnet_np.judge.verdict import Verdict
 DATA = Path(__file__).parents[1] / "data" / "mlx"
 MODELS = {name: bn.load(DATA / name) for name in ("llama", "qwen3_moe")}
 RECORDED = {name: dict(np.load(DATA / name / "recorded.npz")) for name in MODELS}
-MODULES = {  # of the first layer, or of its first expert
-    "self_attn.q_proj": lambda layer: layer.attn_q,
-    "self_attn.k_proj": lambda layer: layer.attn_k,
-    "self_attn.v_proj": lambda layer: layer.attn_v,
-    "self_attn.o_proj": lambda layer: layer.attn_output,
-    "mlp.gate_proj": lambda layer: layer.ffn_gate,
-    "mlp.up_proj": lambda layer: layer.ffn_up,
-    "mlp.down_proj": lambda layer: layer.ffn_down,
-    "mlp.gate": lambda layer: layer.ffn_gate_inp,
-    "mlp.switch_mlp.gate_proj": lambda layer: layer.experts[0].ffn_gate,
-    "mlp.switch_mlp.up_proj": lambda layer: layer.experts[0].ffn_up,
-    "mlp.switch_mlp.down_proj": lambda layer: layer.experts[0].ffn_down,
-}
+MODULES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate": "ffn_gate_inp"}
+MODULES |= {f"{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -33,7 +22,8 @@ def test_weights_are_those_that_products_take(name):
     modules = {path.removeprefix("model.layers.0."): rows for path, rows in recorded.items() if path.startswith("model.layers.0.")}
     assert len(modules) >= 7
     for path, rows in modules.items():
-        np.testing.assert_array_equal(MODULES[path](model.layers[0]).weights[: len(rows)], rows)
+        layer = model.layers[0].experts[0] if "switch_mlp" in path else model.layers[0]
+        np.testing.assert_array_equal(getattr(layer, MODULES[path.rpartition(".")[2]]).weights[: len(rows)], rows)
     if "lm_head" in recorded:
         np.testing.assert_array_equal(model.output[: len(recorded["lm_head"])], recorded["lm_head"])
 
