@@ -1,7 +1,7 @@
 """The table of Hugging Face's model types: the names that transformers has for their modules and their keys of config.json."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..model.records import GATE_UP, QKV
@@ -98,6 +98,21 @@ _OLD_ROPE = ("self_attn.rotary_emb.inv_freq",)
 _LLAMA_INERT = {"activation": "swiglu", "is_llama_config": True, "parallel_attn": False, "rope_interleaved": False}
 """Keys that published Llama folders carry from their trainers. transformers' Llama reads none of them."""
 
+_GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "intermediate_size": "n_inner"}
+_GPT2_KEYS |= {"max_position_embeddings": "n_positions", "hidden_act": "activation_function", "layer_norm_eps": "layer_norm_epsilon"}
+
+_GEMMA = ModelType({}, "GemmaForCausalLM", HF_MODULES, tied=True, add_one=True)
+_LATER_GEMMA = replace(
+    _GEMMA,
+    modules=_GEMMA_MODULES,
+    window="layers",
+    names={"hidden_act": "hidden_activation"},
+    ignored=("hidden_act", "cache_implementation"),
+)
+_GEMMA3_DEFAULTS: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
+_GEMMA3_DEFAULTS |= {"vocab_size": 262208, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "final_logit_softcapping": None}
+_GEMMA3_DEFAULTS |= {"hidden_activation": "gelu_pytorch_tanh"}
+
 MODEL_TYPES: dict[str, ModelType] = {
     "bitnet": ModelType({"relu2": "bitnet-b1.58", "silu": "bitnet"}, "BitNetForCausalLM", HF_MODULES, quantizable=True, buffers=_OLD_ROPE),
     "llama": ModelType({"silu": "llama"}, "LlamaForCausalLM", HF_MODULES, inert=_LLAMA_INERT, quantizable=True, buffers=_OLD_ROPE),
@@ -141,48 +156,21 @@ MODEL_TYPES: dict[str, ModelType] = {
     ),
     "olmo2": ModelType({"silu": "olmo2"}, "Olmo2ForCausalLM", _OLMO_MODULES),
     "olmo3": ModelType({"silu": "olmo2"}, "Olmo3ForCausalLM", _OLMO_MODULES, window="layers", rope_bases=(5e5, 5e5)),
-    "gemma": ModelType(
-        dict.fromkeys(("gelu", "gelu_pytorch_tanh"), "gemma"),
-        "GemmaForCausalLM",
-        HF_MODULES,
-        tied=True,
-        add_one=True,
-        ignored=("hidden_activation",),
-    ),
-    "gemma2": ModelType(
-        {"gelu_pytorch_tanh": "gemma2"},
-        "Gemma2ForCausalLM",
-        _GEMMA_MODULES,
-        window="layers",
-        names={"hidden_act": "hidden_activation"},
-        tied=True,
-        add_one=True,
+    "gemma": replace(_GEMMA, architectures=dict.fromkeys(("gelu", "gelu_pytorch_tanh"), "gemma"), ignored=("hidden_activation",)),
+    "gemma2": replace(
+        _LATER_GEMMA,
+        architectures={"gelu_pytorch_tanh": "gemma2"},
+        causal_lm="Gemma2ForCausalLM",
         caps={"score_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"},
-        ignored=("hidden_act", "cache_implementation"),
     ),
-    "gemma3_text": ModelType(
-        {"gelu_pytorch_tanh": "gemma3"},
-        "Gemma3ForCausalLM",
-        _GEMMA_MODULES,
-        window="layers",
-        names={"hidden_act": "hidden_activation"},
+    "gemma3_text": replace(
+        _LATER_GEMMA,
         inert={"attn_logit_softcapping": None},
-        tied=True,
-        add_one=True,
         caps={"logit_cap": "final_logit_softcapping"},
-        defaults={
-            "final_logit_softcapping": None,
-            "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "max_position_embeddings": 131072,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "query_pre_attn_scalar": 256,
-            "rms_norm_eps": 1e-6,
-            "vocab_size": 262208,
-        },
+        defaults=_GEMMA3_DEFAULTS,
         rope_bases=(1e6, 1e4),
-        ignored=("hidden_act", "cache_implementation"),
+        architectures={"gelu_pytorch_tanh": "gemma3"},
+        causal_lm="Gemma3ForCausalLM",
     ),
     "gpt_neox": ModelType(
         dict.fromkeys(("gelu", "gelu_new", "gelu_pytorch_tanh"), "gptneox"),
@@ -204,15 +192,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         embedding="transformer.wte",
         norm="transformer.ln_f",
         positions="transformer.wpe",
-        names={
-            "hidden_size": "n_embd",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "intermediate_size": "n_inner",
-            "max_position_embeddings": "n_positions",
-            "hidden_act": "activation_function",
-            "layer_norm_eps": "layer_norm_epsilon",
-        },
+        names=_GPT2_KEYS,
         tied=True,
         transposed=True,
         buffers=("attn.bias", "attn.masked_bias"),

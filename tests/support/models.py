@@ -19,20 +19,7 @@ from bitnet_np.model.families import ARCHITECTURES, FAMILIES
 from bitnet_np.model.records import LongRope, Model, Yarn
 from bitnet_np.testing.models import SHAPE, random_model
 
-__all__ = [
-    "SHAPE",
-    "as_table",
-    "assert_same_bits",
-    "dialects",
-    "family_shapes",
-    "lengths",
-    "padded",
-    "random_model",
-    "random_tokens",
-    "seeds",
-    "shapes",
-    "threads",
-]
+__all__ = ["SHAPE", "random_model"]
 
 
 @st.composite

@@ -2,26 +2,11 @@
 
 import numpy as np
 
-LLAMA = {
-    "inp_embd": "inp_embd.GET_ROWS",
-    "attn_norm": "attn_norm.MUL",
-    "Qcur": "Qcur.MUL_MAT",
-    "Kcur": "Kcur.MUL_MAT",
-    "Vcur": "Vcur.MUL_MAT",
-    "Qcur_rope": "Qcur.ROPE",
-    "Kcur_rope": "Kcur.ROPE",
-    "kqv_out": "kqv_out.CONT",
-    "attn_o_out": "attn_out.MUL_MAT",
-    "ffn_inp": "ffn_inp.ADD",
-    "ffn_norm": "ffn_norm.MUL",
-    "ffn_gate": "ffn_gate.MUL_MAT",
-    "ffn_up": "ffn_up.MUL_MAT",
-    "ffn_out": "ffn_swiglu.SWIGLU",
-    "ffn_down": "ffn_out.MUL_MAT",
-    "l_out": "l_out.ADD",
-    "result_norm": "result_norm.MUL",
-    "result_output": "result_output.MUL_MAT",
-}
+LLAMA = {"inp_embd": "inp_embd.GET_ROWS", "Qcur_rope": "Qcur.ROPE", "Kcur_rope": "Kcur.ROPE", "kqv_out": "kqv_out.CONT"}
+LLAMA |= {name: f"{name}.MUL_MAT" for name in ("Qcur", "Kcur", "Vcur", "ffn_gate", "ffn_up", "result_output")}
+LLAMA |= {name: f"{name}.MUL" for name in ("attn_norm", "ffn_norm", "result_norm")}
+LLAMA |= {"ffn_inp": "ffn_inp.ADD", "l_out": "l_out.ADD"}
+LLAMA |= {"attn_o_out": "attn_out.MUL_MAT", "ffn_out": "ffn_swiglu.SWIGLU", "ffn_down": "ffn_out.MUL_MAT"}
 """Our points -> nodes of llama.cpp's graph of a Llama."""
 
 
