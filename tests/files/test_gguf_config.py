@@ -193,12 +193,6 @@ OTHERS |= {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "rop
 OTHERS |= {"rope.scaling.yarn_log_multiplier": 0.5}
 
 
-@pytest.mark.parametrize(("key", "value"), OTHERS.items())
-def test_a_setting_of_another_family_is_not_ignored(written, key, value):
-    message = f"llama.{key} = {value} is a setting this package does not implement"
-    assert_refused(written(drawn("llama"), **{key: value}), UnsupportedError, message)
-
-
 SCALING = "rope.scaling.type"
 WINDOW, PATTERN, ROTATED = "attention.sliding_window", "attention.sliding_window_pattern", "rope.dimension_count"
 YARN = {SCALING: "yarn", "rope.scaling.factor": 4.0}
@@ -227,6 +221,7 @@ YARN = {SCALING: "yarn", "rope.scaling.factor": 4.0}
         ("gemma2", {WINDOW: 4, "block_count": 2**32 - 1}, UnsupportedError, "n_layers is 4294967295, expected at most 4096"),
         ("llama", {ROTATED: 32}, UnsupportedError, "rope.dimension_count is 32, only the head width 64"),
         ("gpt2", {ROTATED: 32}, UnsupportedError, "gpt2.rope.dimension_count = 32 is a setting"),
+        *(("llama", {key: value}, UnsupportedError, f"llama.{key} = {value} is a setting this package") for key, value in OTHERS.items()),
         *(("gptneox", {ROTATED: wide}, ShapeError, f"{wide} numbers of each head are rotated") for wide in (0, 3, 66, 128)),
     ],
 )

@@ -72,12 +72,10 @@ class TorchModule:
         self.result, self.rotated = None, ()
 
     def register_forward_hook(self, hook, always_call=False):
-        self.hooks[id(hook)] = hook
-        return Handle(self.hooks, id(hook))
+        return registered(self.hooks, hook)
 
     def register_forward_pre_hook(self, hook):
-        self.pre_hooks[id(hook)] = hook
-        return Handle(self.pre_hooks, id(hook))
+        return registered(self.pre_hooks, hook)
 
     def __call__(self, *arguments):
         for hook in list(self.pre_hooks.values()):
@@ -89,12 +87,9 @@ class TorchModule:
         return self.result
 
 
-class Handle:
-    def __init__(self, hooks, name):
-        self.hooks, self.name = hooks, name
-
-    def remove(self):
-        del self.hooks[self.name]
+def registered(hooks, hook):
+    hooks[id(hook)] = hook
+    return SimpleNamespace(remove=lambda: hooks.pop(id(hook)))
 
 
 class MlxModule:

@@ -1,17 +1,21 @@
-"""NumPy's .npy: a strict reader of its header, and arrays mapped from a file. Nothing is unpickled, and no size is trusted."""
+"""NumPy's .npy: a strict reader of its header, and arrays mapped from a file. Nothing is unpickled, and no size is trusted.
+
+And logits as bare float32 numbers, little-endian, in a file that does not say their shape.
+"""
 
 import os
 import re
+from math import prod
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.errors import FileFormatError, shown
+from ...base.errors import FileFormatError, OptionError, shown
 from ...base.validate import check_exists
 from ..points import Entry, Key
-from .arrays import Header, Labelled, damaged
+from .arrays import Header, Labelled, bare_shape, check_size, damaged
 from .output import LabelWriter, Writer
 
 MAGIC = b"\x93NUMPY"
@@ -65,6 +69,17 @@ def read_logits(path: str | os.PathLike[str]) -> Labelled:
     return Labelled({"result_output": entry_of(path)}, path, "logits in .npy")
 
 
+def read_bare(path: str | os.PathLike[str], shape: tuple[int, ...] | None) -> Labelled:
+    """The array of a file of bare logits of this shape: [T, V], [1, T, V], or [V] of the last token. See arrays.bare_shape."""
+    path = Path(path)
+    if shape is None:
+        raise OptionError(f"{path}: bare float32 numbers, which need a shape")
+    size = path.stat().st_size
+    shape = bare_shape(path, shape, size // 4)
+    check_size(path, size, 4 * prod(shape), f"float32 {list(shape)}")
+    return Labelled({"result_output": Header(shape, np.dtype("<f4"), False, 0).entry(path)}, path, "raw float32")
+
+
 class FolderWriter(LabelWriter):
     """A folder of `<label>.npy`, and tokens.npy."""
 
@@ -82,3 +97,13 @@ class LogitsWriter(Writer):
     def put(self, key: Key, array: NDArray) -> None:
         with open(self.part, "xb") as file:
             np.save(file, array, allow_pickle=False)
+
+
+class BareWriter(Writer):
+    """Bare float32 logits."""
+
+    names = frozenset({"result_output"})
+
+    def put(self, key: Key, array: NDArray) -> None:
+        with open(self.part, "xb") as file:
+            array.astype("<f4", copy=False).tofile(file)

@@ -14,7 +14,7 @@ from ...base.validate import check_file, integer, path_of
 from ...model.records import Config
 from ..normal_form import agreed_tokens, checked_tokens
 from ..points import Trace
-from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, raw, safetensors, text, torch_file
+from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, safetensors, text, torch_file
 from .arrays import Labelled, damaged
 from .output import Writer
 
@@ -51,7 +51,9 @@ _TABLE = (
         lambda path, _: llama_logits.read(path),
     ),
     Format("logits", "one .npy of logits", ".npy", npy.read_logits, npy.LogitsWriter),
-    Format("raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", None, raw.RawWriter, None, raw.read),
+    Format(
+        "raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", None, npy.BareWriter, None, npy.read_bare
+    ),
     Format("text", "logits as text, a row or a number a line", "", None, None, None, text.read),
     Format("eval-callback", "text that llama-eval-callback printed: some numbers of each tensor", "", None, None),
     Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, None),

@@ -5,7 +5,7 @@ import pytest
 from trace_files import LOGITS, NO_LOGITS, NO_NPY, TOKENS, T, V, all_points, load_all, write_trace
 
 from bitnet_np.base.errors import FileFormatError, OptionError
-from bitnet_np.traces.formats import npy, raw, read_any
+from bitnet_np.traces.formats import npy, read_any
 from bitnet_np.traces.points import Key
 
 
@@ -23,15 +23,15 @@ def test_one_file_is_logits_whatever_their_shape(tmp_path, shape, rows):
     np.save(tmp_path / "t.npy", logits.astype(np.float16).reshape(shape))
     write_trace(tmp_path / "t.f32", "raw", {LOGITS: logits.astype(">f8")})
     assert (tmp_path / "t.f32").read_bytes() == logits.astype("<f4").tobytes()
-    narrow, bare = npy.read_logits(tmp_path / "t.npy").trace(), raw.read(tmp_path / "t.f32", shape).trace()
+    narrow, bare = npy.read_logits(tmp_path / "t.npy").trace(), npy.read_bare(tmp_path / "t.f32", shape).trace()
     for trace, expected in ((narrow, logits.astype(np.float16)), (bare, logits)):
         assert (list(trace.points), trace.tokens) == ([LOGITS], None)
         np.testing.assert_array_equal(trace.points[LOGITS], expected.reshape(rows, -1))
-    np.testing.assert_array_equal(raw.read(tmp_path / "t.f32", (T, V)).trace(TOKENS).tokens, TOKENS)
+    np.testing.assert_array_equal(npy.read_bare(tmp_path / "t.f32", (T, V)).trace(TOKENS).tokens, TOKENS)
 
 
 def test_bare_numbers_are_logits_only(tmp_path):
-    with pytest.raises(OptionError, match="this format has no l_out-0, only result_output"), raw.RawWriter(tmp_path / "t.f32") as out:
+    with pytest.raises(OptionError, match="this format has no l_out-0, only result_output"), npy.BareWriter(tmp_path / "t.f32") as out:
         out.add(Key("l_out", 0), np.ones((T, V), np.float32))
     assert not list(tmp_path.iterdir())
 
