@@ -108,20 +108,17 @@ class GGUFWeights(CheckedTensors):
 
     def experts(self, shapes: Mapping[str, tuple[int, int]], layer: int) -> tuple[Expert, ...]:
         """From blk.<n>.<field>_exps, a matrix of each expert after the other's; in older files from blk.<n>.<field>.<expert>."""
-        count = self.config.experts
-        fields = {field: self._stack(f"blk.{layer}.{field}_exps.weight", (count, *shape)) for field, shape in shapes.items()}
-        for field, shape in shapes.items():
-            fields[field] = fields[field] or [self._linears(f"blk.{layer}.{field}.{n}", {field: shape})[field] for n in range(count)]
+        count, fields = self.config.experts, {}
+        for field, (n, m) in shapes.items():
+            name = f"blk.{layer}.{field}_exps.weight"
+            if name not in self:
+                fields[field] = [self._linears(f"blk.{layer}.{field}.{e}", {field: (n, m)})[field] for e in range(count)]
+                continue
+            tensor = self.take(name, (count, n, m))
+            self.check_type(tensor, _TABLES, ", because I2_S has one scale for a whole tensor" if tensor.type is I2_S else "")
+            pieces = [slice(e * n, (e + 1) * n) for e in range(count)]
+            fields[field] = [Linear(weights) for weights in self._matrices(replace(tensor, shape=(count * n, m)), pieces)]
         return tuple(Expert(**dict(zip(fields, of_one, strict=True))) for of_one in zip(*fields.values(), strict=True))
-
-    def _stack(self, name: str, shape: tuple[int, int, int]) -> list[Linear]:
-        """The matrices [N, M] in one tensor [E, N, M]; none if the file has not the tensor."""
-        if name not in self:
-            return []
-        tensor, (count, n, m) = self.take(name, shape), shape
-        self.check_type(tensor, _TABLES, ", because I2_S has one scale for a whole tensor" if tensor.type is I2_S else "")
-        flat = replace(tensor, shape=(count * n, m))
-        return [Linear(weights) for weights in self._matrices(flat, [slice(i * n, (i + 1) * n) for i in range(count)])]
 
     def _linears(self, name: str, shapes: Shapes) -> dict[str, Linear]:
         """The linears of one tensor, by their fields: their rows are one after the other in it, and in its bias."""

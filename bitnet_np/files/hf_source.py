@@ -132,7 +132,7 @@ class HFWeights(CheckedTensors):
         weights: Weights
         norm = norm_eps = None
         if quantization is None or not quantization.converts(module):
-            weights = self._float_matrix(module, n, m)
+            weights = self._floats(module, n, m)
         else:
             if quantization.packed:
                 weights = packed_matrix(self, module, n, m, quantization.divides)
@@ -155,7 +155,7 @@ class HFWeights(CheckedTensors):
             every = [{field: stack[n] for field, stack in stacks.items()} for n in range(count)]
         elif fused + ".gate_up_proj" not in self:
             modules = {field: prefix + module for field, module in kind.experts.items()}
-            every = [{field: self._float_matrix(modules[field].format(n), *shape) for field, shape in shapes.items()} for n in range(count)]
+            every = [{field: self._floats(modules[field].format(n), *shape) for field, shape in shapes.items()} for n in range(count)]
         else:
             (ffn, width), down = shapes["ffn_gate"], shapes["ffn_down"]
             pairs = self.take_floats(fused + ".gate_up_proj", (count, 2 * ffn, width))
@@ -168,14 +168,12 @@ class HFWeights(CheckedTensors):
         groups = self._recipe.groups
         return None if groups is None or f"{module}.scales" not in self else groups(module)
 
-    def _floats(self, module: str, *shape: int) -> NDArray:
-        form = self._form(module)
-        return self.take_floats(module + ".weight", shape) if form is None else take_numbers(self, module, shape, form)
-
-    def _float_matrix(self, module: str, n: int, m: int) -> NDArray:  # -> [N, M]
-        if not self._recipe.kind.transposed or self._form(module) is not None:
-            return self._floats(module, n, m)
-        return np.ascontiguousarray(self.take_floats(module + ".weight", (m, n)).T)
+    def _floats(self, module: str, *shape: int) -> NDArray:  # -> [..., N, M]
+        if (form := self._form(module)) is not None:
+            return take_numbers(self, module, shape, form)
+        if self._recipe.kind.transposed:
+            return np.ascontiguousarray(self.take_floats(module + ".weight", shape[::-1]).T)
+        return self.take_floats(module + ".weight", shape)
 
     def _fused(self, module: str, shapes: Shapes) -> dict[str, Linear]:
         """Matrices that are rows of one: one after the other, or a head's rows of each after those of the head before."""
@@ -183,7 +181,7 @@ class HFWeights(CheckedTensors):
         if kind.fused_by_head and c.kv_heads != c.heads:
             raise UnsupportedError(f"{self.path}: {module} has {c.kv_heads} key-value heads for {c.heads}, expected as many")
         ends = list(accumulate(shape[0] for shape in shapes.values()))
-        matrix = self._float_matrix(module, ends[-1], c.width)
+        matrix = self._floats(module, ends[-1], c.width)
         has_bias = all(field in self._recipe.biases for field in shapes)
         bias = self.take_vector(module + ".bias", ends[-1]) if has_bias else None
 
