@@ -181,9 +181,8 @@ def _floats(name: str, table: Table, kind: TensorType, rounding: bool) -> Stored
                 raise NonFiniteError(f"tensor {name} has the number {example}, which is none of {kind.name}'s that a model may have")
             if not rounding and (back != wide).any():
                 example = wide[back != wide][0]
-                raise UnsupportedError(
-                    f"tensor {name} has the number {example}, which is none of {kind.name}'s: --allow-rounding lets it change"
-                )
+                number = f"the number {example}, which is none of {kind.name}'s"
+                raise UnsupportedError(f"tensor {name} has {number}: --allow-rounding lets it change")
         return out
 
     return Stored(kind, (n, m), make)

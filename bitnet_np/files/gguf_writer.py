@@ -90,9 +90,8 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
         raise UnsupportedError(f"window is {c.window}, and a GGUF file of architecture {c.architecture} has no place for it")
     for field, usual in {**_USUAL, **implied(c)}.items():
         if field not in family.numbers and getattr(c, field) != usual:
-            raise UnsupportedError(
-                f"{field} is {getattr(c, field)}, and a GGUF file of architecture {c.architecture} has no place for another than {usual}"
-            )
+            place = f"a GGUF file of architecture {c.architecture} has no place for another than {usual}"
+            raise UnsupportedError(f"{field} is {getattr(c, field)}, and {place}")
     rotates, scaled, wide = c.rope != "none", c.rope_scaling != 1, c.q_width != c.width
     windowed = tuple(range(c.n_layers)) if c.window_layers is None else c.window_layers
     usual_layers = c.window is None or windowed == windowed_layers(c.architecture, c.n_layers)
@@ -150,9 +149,8 @@ def _yarn_keys(c: Config, key: Callable[[str], str]) -> dict[str, Any]:
     near = (ratio, np.nextafter(ratio, np.float32(0)), np.nextafter(ratio, np.float32(np.inf)))
     same = [float(x) for x in near if np.float32(usual * float(x)) == np.float32(c.rope_magnitude)]
     if not same:
-        raise UnsupportedError(
-            f"rope_magnitude is {c.rope_magnitude}, and no attn_factor of a GGUF file gives it with YaRN's factor {yarn.factor}"
-        )
+        factor = f"no attn_factor of a GGUF file gives it with YaRN's factor {yarn.factor}"
+        raise UnsupportedError(f"rope_magnitude is {c.rope_magnitude}, and {factor}")
     keys = {key("scaling_type"): "yarn", key("yarn_original"): yarn.original, key("yarn_factor"): None if same[0] == 1 else same[0]}
     return keys | {key(name): number for name, number in numbers.items()}
 
@@ -218,9 +216,8 @@ def stored(name: str, weights: Weights) -> Stored:
 def check_rows(name: str, weights: Weights, kind: TensorType) -> None:
     """Raises UnsupportedError for a matrix whose rows are no multiple of the type's block."""
     if weights.shape[1] % kind.block:
-        raise UnsupportedError(
-            f"tensor {name} has rows of {weights.shape[1]} weights, and those of {kind.name} are multiples of {kind.block}"
-        )
+        rows = f"rows of {weights.shape[1]} weights"
+        raise UnsupportedError(f"tensor {name} has {rows}, and those of {kind.name} are multiples of {kind.block}")
 
 
 Encode = Callable[[str, Weights], Stored]
@@ -300,15 +297,12 @@ def _why_not_fused(tensors: Sequence[Stored], linears: Mapping[str, Linear]) -> 
 
 def _linears(name: str, linears: Sequence[Linear], encode: Encode) -> Iterator[tuple[str, Stored]]:
     """Name and content of the tensors of linears whose rows are one after the other in them: weights, biases, scale and norm."""
-
-    def rows(end: str, arrays: Sequence[Any]) -> Iterator[tuple[str, Stored]]:
+    ends: dict[str, list[Any]] = {".weight": [linear.weights for linear in linears], ".bias": [linear.bias for linear in linears]}
+    ends[".scale"] = [None if linear.scale is None else np.array([linear.scale]) for linear in linears]
+    ends[INNER_NORM] = [linear.norm for linear in linears]
+    for end, arrays in ends.items():
         if arrays[0] is not None:
             yield name + end, _rows([encode(name + end, array) for array in arrays])
-
-    yield from rows(".weight", [linear.weights for linear in linears])
-    yield from rows(".bias", [linear.bias for linear in linears])
-    yield from rows(".scale", [None if linear.scale is None else np.array([linear.scale]) for linear in linears])
-    yield from rows(INNER_NORM, [linear.norm for linear in linears])
 
 
 def _rows(parts: Sequence[Stored]) -> Stored:

@@ -97,9 +97,8 @@ def _index(path: Path) -> dict[str, str] | None:
         raise FileFormatError(f"{where}: weight_map is {shown(index)}, expected an object of file names")
     for name, file in index.items():
         if not isinstance(file, str) or not re.fullmatch(r"[\w.-]+\.safetensors", file) or len(file.encode()) > _MAX_NAME:
-            raise FileFormatError(
-                f"{where}: tensor {shown(name)} is in {shown(file)}, expected the name of a safetensors file of the folder"
-            )
+            place = f"tensor {shown(name)} is in {shown(file)}"
+            raise FileFormatError(f"{where}: {place}, expected the name of a safetensors file of the folder")
     if len(set(index.values())) > _MAX_SHARDS:
         raise FileFormatError(f"{where}: {len(set(index.values()))} files, expected at most {_MAX_SHARDS}")
     return index

@@ -85,9 +85,8 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
     rope_factors = weights.rope_factors()
     if rope_factors is not None and scaling_factors(c) is not None:
         kind = "YaRN" if c.longrope is None else "LongRoPE"
-        raise UnsupportedError(
-            f"{source.path}: RoPE's frequencies have factors of their own and are scaled by {kind}, expected one of both"
-        )
+        both = f"RoPE's frequencies have factors of their own and are scaled by {kind}"
+        raise UnsupportedError(f"{source.path}: {both}, expected one of both")
     with of_file(source.path):
         parts = rope_fields(c, rope_factors)
     has = {

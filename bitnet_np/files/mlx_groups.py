@@ -71,9 +71,8 @@ def take_numbers(tensors: CheckedTensors, module: str, shape: tuple[int, ...], f
     tensors.check_type(packed, (TYPES["U32"],), f", with {form.bits} bits for each number")
     pair = [tensors.take(f"{module}.{name}", (*outer, width // form.group_size)) for name in GROUPED[1:]]
     if pair[0].type is not pair[1].type:
-        raise FileFormatError(
-            f"{tensors.path}: {module}.scales and .biases have types {pair[0].type.name} and {pair[1].type.name}, expected one"
-        )
+        types = " and ".join(one.type.name for one in pair)
+        raise FileFormatError(f"{tensors.path}: {module}.scales and .biases have types {types}, expected one")
     scales, biases = (widen.float32(tensors.floats(one)).reshape(-1, width // form.group_size, 1) for one in pair)
     rounding = _ROUNDINGS.get(pair[0].type.name) if rounded else None
     strings = packed.data.reshape(len(scales), width // 8, form.bits)  # eight numbers take as many bytes as one takes bits

@@ -243,13 +243,10 @@ def _last_hidden(numbers: set[int], config: Config | None, where: str) -> int | 
     most = max(numbers)
     if config is not None:
         if most > config.n_layers:
-            raise FileFormatError(
-                f"{where}: hidden_states.{most} for {config.n_layers} layers, expected at most hidden_states.{config.n_layers}"
-            )
+            last = f"hidden_states.{config.n_layers}"
+            raise FileFormatError(f"{where}: hidden_states.{most} for {config.n_layers} layers, expected at most {last}")
         return config.n_layers
     if len(numbers) != most + 1 or most == 0:
-        some = shown(sorted(numbers)[:8])
-        raise FileFormatError(
-            f"{where}: hidden_states {some}, expected all from 0 on, as without a model the last is taken for the final norm"
-        )
+        expected = "all from 0 on, as without a model the last is taken for the final norm"
+        raise FileFormatError(f"{where}: hidden_states {shown(sorted(numbers)[:8])}, expected {expected}")
     return most

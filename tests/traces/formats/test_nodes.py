@@ -12,18 +12,6 @@ from bitnet_np.traces.points import Key
 DATA = Path(__file__).parents[2] / "data"
 
 
-def test_the_recorded_graph_becomes_our_points():
-    path = DATA / "bitnet_cpp_tiny_trace.npz"
-    trace, raw = nodes.read(path), np.load(path)
-    assert len(trace.points) == 60
-    assert trace.tokens is None
-    assert set(trace.ignored) == {name for name in raw.files if any(word in name for word in ("reshaped", "relu", "kqv-", "s0.norm"))}
-    np.testing.assert_array_equal(trace.points[Key("Qcur_rope", 1)], raw["s0.Qcur-1.ROPE"].reshape(17, 256))
-    np.testing.assert_array_equal(trace.points[Key("Kcur", 2)], raw["s0.Kcur-2.MUL_MAT"].reshape(17, 128))
-    np.testing.assert_array_equal(trace.points[Key("kq", 0)], raw["s0.kq-0.MUL_MAT"][0, :, :, :17] / 8)  # heads of 64
-    np.testing.assert_array_equal(trace.points[Key("kq_soft_max", 0)], raw["s0.kq_soft_max_ext-0.SOFT_MAX"][0, :, :, :17])
-
-
 def test_calls_are_told_apart(tmp_path):
     arrays = {f"s{call}.l_out-0.ADD": np.full((1, 1, rows, 4), call, np.float32) for call, rows in ((1, 1), (0, 3))}
     np.savez(tmp_path / "t.npz", **arrays)
