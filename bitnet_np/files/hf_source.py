@@ -229,9 +229,6 @@ def _of_part(tensors: Mapping[str, Tensor], part: TextPart) -> dict[str, Tensor]
     return named
 
 
-# --- ternary matrices -----------------------------------------------------------------------------------------------------------------
-
-
 def packed_matrix(tensors: CheckedTensors, module: str, n: int, m: int, divides: bool) -> Ternary:
     """The matrix (N, M) whose codes a file has, four rows in a byte, and whose scale it states."""
     height = -(-n // 4)

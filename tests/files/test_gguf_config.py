@@ -69,9 +69,6 @@ def test_many_wide_heads_are_too_wide_together(write):
     assert_refused(write(keys), UnsupportedError, "q_width is 1048576, expected at most 524288")
 
 
-# --- every family ---------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("keys", "scaling"),
     [

@@ -183,9 +183,6 @@ def test_a_header_of_full_size_opens_quickly_and_in_little_memory(folder: Path) 
     assert time.process_time() - start < 1.5
 
 
-# --- the number 42 --------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", OF_NUMBER_42, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("tail", [b"", bytes(16)])  # the last tensor may be padded, too
 def test_the_type_of_number_42_is_the_one_that_fills_the_room(tmp_path: Path, kind: TensorType, tail: bytes) -> None:

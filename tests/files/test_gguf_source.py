@@ -46,9 +46,6 @@ def test_scales_that_are_odd_but_numbers(write, scale):
     assert load(write(tensors={name: matrix})).layers[0].attn_q.weights.scale == np.float32(scale)
 
 
-# --- every family ---------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("weights", ["float16", "Q8_0"])
 @pytest.mark.parametrize(("family", "fields"), [("gpt2", ("attn_q", "attn_k", "attn_v")), ("phi3", ("ffn_gate", "ffn_up"))])
 def test_fused_rows_stay_where_they_are_in_the_file(written, family, fields, weights):

@@ -132,9 +132,6 @@ def test_what_config_json_need_not_say(tmp_path):
         assert_same_bits(forward_full(silent, [[1, 2, 3]]), forward_full(load(DATA / "hf" / name), [[1, 2, 3]]))
 
 
-# --- layers with another RoPE ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -164,9 +161,6 @@ def test_longropes_magnitude(tmp_path, keys, magnitude):
     rope = {key: value for key, value in config["rope_scaling"].items() if key != "attention_factor"}
     folder = hf_models.write_folder(tmp_path, config | {"rope_scaling": rope | keys}, tensors)
     assert load(folder, overrides={"context": 64}).config.rope_magnitude == magnitude
-
-
-# --- windows --------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,6 @@ def test_modules_that_are_not_converted(tmp_path):
     assert np.isfinite(forward_full(model, [[1, 2, 3]])).all()
 
 
-# --- damaged folders ------------------------------------------------------------------------------------------------------------------
-
-
 Q = "model.layers.0.self_attn.q_proj.weight"
 
 

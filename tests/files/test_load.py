@@ -44,9 +44,6 @@ def test_progress_is_told_after_each_layer(write):
     assert calls == [(1, 2), (2, 2)]
 
 
-# --- no copies ------------------------------------------------------------------------------------------------------------------------
-
-
 def test_tables_stay_where_they_are_in_the_file(write):
     file = open_model(write(tensors={"output.weight": floats(CONFIG.vocab, CONFIG.width)}))
     model = model_from(file)
@@ -82,9 +79,6 @@ def test_loading_takes_no_more_memory_than_the_file(tmp_path):
     assert path.stat().st_size > 20 << 20
     assert resident() - before < path.stat().st_size + (4 << 20)
     assert model.config.n_layers == 6
-
-
-# --- files that are refused -----------------------------------------------------------------------------------------------------------
 
 
 def test_no_other_layout_is_known(write):

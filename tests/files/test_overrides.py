@@ -25,9 +25,6 @@ def path(tmp_path):
     return tmp_path / "model.gguf"
 
 
-# --- beyond the context ---------------------------------------------------------------------------------------------------------------
-
-
 def test_beyond_its_context_a_model_goes_on_where_that_is_asked_for(path):
     short, long = load(path), load(path, overrides=BEYOND)
     tokens = random_tokens(np.random.default_rng(0), short, 1, 40)
@@ -48,9 +45,6 @@ def test_learned_positions_end_where_they_end(tmp_path):
     with pytest.raises(OptionError, match=f"the model has learned 12 positions, not {LONGEST_CONTEXT}"):
         load(tmp_path / "model.gguf", overrides=BEYOND)
     assert load(tmp_path / "model.gguf", overrides={"context": 5}).config.context == 5
-
-
-# --- other settings -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -91,9 +85,6 @@ def test_everything_that_may_be_overridden_is_tried():
 def test_overrides_that_cannot_be(path, overrides, message):
     with pytest.raises(OptionError, match=re.escape(message)):
         load(path, overrides=overrides)
-
-
-# --- the command line -----------------------------------------------------------------------------------------------------------------
 
 
 def run(capsys, *arguments):

@@ -131,9 +131,6 @@ def test_bitnet_b1_58_is_bitnet_by_other_names(tmp_path):
     assert_same_bits(forward_full(load(tmp_path / "published"), TOKENS), forward_full(load(same), TOKENS))
 
 
-# --- a key that is not known ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("keys", "path"),
     [
@@ -167,9 +164,6 @@ def test_a_key_of_a_gguf_file_is_ignored(tmp_path):
     assert_same_bits(logits, forward_full(load(path), TOKENS))
     with pytest.raises(OptionError, match=r"has no key 'llama\.attention\.clamp_kqv'"):
         load(path, overrides={"llama.attention.clamp_kqv": None})
-
-
-# --- heads ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_gpt_neox_has_its_head_under_the_name_that_files_have(tmp_path):

@@ -30,9 +30,6 @@ def tokens(model):
     return random_tokens(np.random.default_rng(2), model, T)
 
 
-# --- what is recorded -----------------------------------------------------------------------------------------------------------------
-
-
 def test_every_point_is_recorded_and_the_bits_are_those_of_the_pass_without_it(model, tokens, tmp_path):
     written = record_trace(model, tokens, tmp_path / "t.npz")
     points = read_any(tmp_path / "t.npz").points
@@ -52,9 +49,6 @@ def test_logits_are_not_computed_for_all_positions_unless_asked_for(model, token
     record_trace(model, tokens, tmp_path / "b.npz", names=["result_output"])
     assert asked == [True, False]
     assert read_any(tmp_path / "b.npz").points[Key("result_output", None)].shape == (T, model.config.vocab)
-
-
-# --- attention scores -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dialect", [EXACT, BITNET_CPP], ids=lambda d: d.name)
@@ -92,9 +86,6 @@ def test_bitnet_cpps_own_graph_is_ours_in_its_dialect(tmp_path):
         assert point.shape == ours.points[key].shape
         seen = np.tri(17, dtype=bool) if key.name == "kq" else True
         np.testing.assert_allclose(np.where(seen, point, 0), ours.points[key], rtol=0, atol=1e-5, err_msg=str(key))
-
-
-# --- refusals -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

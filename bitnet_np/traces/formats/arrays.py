@@ -158,9 +158,6 @@ def finished(entries: dict[Key, Entry], path: Path, kind: str, ids: NDArray[np.i
     return Trace(Points(entries), ids, f"{path} ({kind})", ignored=tuple(ignored))
 
 
-# --- steps of decoding ----------------------------------------------------------------------------------------------------------------
-
-
 def _number(item: tuple[int | None, Entry]) -> int:
     return item[0] or 0
 

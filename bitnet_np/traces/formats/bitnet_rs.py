@@ -79,9 +79,6 @@ def _blake3() -> Any:
     return extra("blake3", "interop", "a record of BitNet-rs").blake3
 
 
-# --- reading --------------------------------------------------------------------------------------------------------------------------
-
-
 def read(path: str | os.PathLike[str]) -> list[Fingerprint]:
     """The records of a folder of .trace and .jsonl files, or of one such file."""
     path = Path(path)
@@ -139,9 +136,6 @@ def _record(value: Any, where: str) -> Fingerprint:
         raise FileFormatError(f"{where}: rms is {shown(rms)}, expected a float") from None
     stage = field("stage", str, optional=True)
     return Fingerprint(field("name", str), tuple(shape), field("dtype", str), digest, rms, count, numbers["seq"], numbers["layer"], stage)
-
-
-# --- writing --------------------------------------------------------------------------------------------------------------------------
 
 
 def as_json(record: Fingerprint) -> str:
