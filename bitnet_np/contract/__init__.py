@@ -197,23 +197,20 @@ def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> int8 [R
     return codes.astype(np.int8), scale
 
 
+@np.errstate(all="ignore")
 def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: Bytes, w_scale: f32, width: int) -> Floats:
     # int8 [R, M], [R], packed [N, M], float32, N -> [R, N]
-    return ternary_product(q, scale, unpacked(codes, (width, q.shape[1])), w_scale)
+    matrix = unpacked(codes, (width, q.shape[1]))
 
-
-def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[Bytes, f32, int]) -> list[Floats]:
-    return [ternary_matmul(q, scale, *matrix) for matrix in matrices]
-
-
-@np.errstate(all="ignore")
-def ternary_product(q: NDArray[np.int8], scale: Floats, matrix: NDArray[np.int8], w_scale: f32) -> Floats:
-    # int8 [R, M], [R], [N, M] of -1, 0, +1, float32 -> [R, N]
     def product(some: slice) -> Floats:
         total = q.astype(np.float64) @ matrix[some].astype(np.float64).T  # far below 2^53: exact in any order
         return total.astype(np.int64).astype(f32) / scale[:, None] * w_scale
 
-    return _by_outputs(len(q), len(matrix), product)
+    return _by_outputs(len(q), width, product)
+
+
+def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[Bytes, f32, int]) -> list[Floats]:
+    return [ternary_matmul(q, scale, *matrix) for matrix in matrices]
 
 
 def unpacked(codes: Bytes, shape: tuple[int, int]) -> NDArray[np.int8]:  # packed [N, M] -> [N, M] of -1, 0, +1

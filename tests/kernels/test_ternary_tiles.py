@@ -42,7 +42,7 @@ def products(rng, rows, width, heights, scale):
     matrices = [rng.integers(-1, 2, (height, width)) for height in heights]
     packed = [packing.pack(matrix, rng.uniform(0.01, 2)) for matrix in matrices]
     results = cpu.ternary_matmuls(q, scale, *((p.codes, p.scale, p.shape[0]) for p in packed))
-    expected = [contract.ternary_product(q, scale, m, p.scale) for m, p in zip(matrices, packed, strict=True)]
+    expected = [contract.ternary_matmul(q, scale, p.codes, p.scale, len(m)) for m, p in zip(matrices, packed, strict=True)]
     for matrix, p, product in zip(matrices, packed, expected, strict=True):
         exact = spec.ternary_matmul(q.astype(np.float64), scale[:, None].astype(np.float64), matrix, float(p.scale))
         some = np.isfinite(product)
