@@ -32,7 +32,7 @@ _SMALL = 10**8  # multiply-adds, some milliseconds: threads of products that sma
 def read_dump(path: Path, tokens: Tokens, config: Config, format: str | None = None, prefix: int = 0) -> Trace | Labelled:
     """What a file or folder holds of these sequences, behind a prefix. Raises what `read_any` does, and OptionError."""
     format = format or detect(path)
-    shape = (-1, config.vocab) if format in FORMATS and FORMATS[format].read_bare else None
+    shape = (-1, config.vocab) if format in FORMATS and FORMATS[format].needs == "shape" else None
     if len(tokens.ids) == 1:
         return read_any(path, format, shape, behind(tokens, prefix).ids[0], config)
     return read_arrays(path, format, shape)

@@ -12,7 +12,7 @@ from bitnet_np.traces.points import LAYER_NAMES, SCORES, Key
 
 TOKENS = np.array([3, 1, 4, 1, 5])
 T, V = len(TOKENS), 7
-READABLE = [name for name, format in FORMATS.items() if format.writer and (format.read or format.read_bare)]
+READABLE = [name for name, format in FORMATS.items() if format.writer and format.read]
 WHOLE = [name for name in READABLE if FORMATS[name].writer.names is None]  # formats that hold every point
 PARTIAL = {"bitnet-rs": bitnet_rs.read, "eval-callback": eval_callback.read}  # readers of what is no whole trace
 LOGITS = Key("result_output", None)

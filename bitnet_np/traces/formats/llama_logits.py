@@ -71,8 +71,8 @@ def open_chunks(path: str | os.PathLike[str]) -> Chunks:
     return Chunks(path, context, vocab, chunks)
 
 
-def read(path: str | os.PathLike[str], chunk: int = 0) -> Trace:
-    """Log-probabilities [P, V] of one chunk: the point log_probs, at `positions`."""
+def read(path: str | os.PathLike[str], tokens: NDArray | None = None, chunk: int = 0) -> Trace:
+    """Log-probabilities [P, V] of one chunk: the point log_probs, at `positions`. The file has its own tokens."""
     of = open_chunks(path)
     if not 0 <= chunk < of.chunks:
         raise OptionError(f"{path}: chunk is {chunk}, the file has chunks 0 to {of.chunks - 1}")

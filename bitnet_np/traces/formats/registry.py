@@ -5,9 +5,10 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ...base.errors import FileFormatError, OptionError, UnsupportedError, shown
 from ...base.validate import check_file, integer, path_of
@@ -21,50 +22,37 @@ from .output import Writer
 
 @dataclass(frozen=True)
 class Format:
-    """A format, with its readers and its writer; None where it has none."""
+    """A format, with its reader and its writer; None where it has none."""
 
     name: str
     summary: str
     suffix: str  # files with this suffix are written in this format by default; "" stands for none
-    read: Callable[[Path], Labelled] | None  # arrays by label
+    read: Callable[..., Any] | None  # of a path, and of what it needs: Labelled, and a Trace where it needs tokens
     writer: type[Writer] | None
-    read_trace: Callable[[Path, NDArray[np.int64] | None], Trace] | None = None  # where it has no labels, or none but of one sequence
-    read_bare: Callable[[Path, tuple[int, ...] | None], Labelled] | None = None  # where a file holds the numbers of one array and no shape
+    needs: Literal["", "tokens", "shape"] = ""  # the tokens of its one sequence, or the shape of its one array
+    partial: str = ""  # why it holds no trace
 
 
 _START = 1 << 18
 """Bytes from the start of a file, in which its format shows; a log has other lines before the first node."""
 
+
+_SOME, _HASHES = "llama-eval-callback prints some numbers of each tensor only", "records of BitNet-rs hold hashes and no values"
 _TABLE = (
     Format("npz", "NumPy archive, an array for each label", ".npz", npz.read, npz.NpzWriter),
     Format("npy", "folder of NumPy files, one for each label", "", npy.read_folder, npy.FolderWriter),
     Format("safetensors", "a tensor for each label", ".safetensors", safetensors.read, safetensors.SafetensorsWriter),
     Format("torch", "tensors by label, as torch.save writes them", "", torch_file.read, None),
-    Format("aprt", "folder of aprender's stage files", "", None, aprt.AprtWriter, aprt.read),
-    Format("nodes", "NumPy archive of a ggml graph's nodes", "", None, None, nodes.read),
-    Format(
-        "llama-logits",
-        "llama.cpp's --kl-divergence-base",
-        ".kld",
-        None,
-        llama_logits.LlamaLogitsWriter,
-        lambda path, _: llama_logits.read(path),
-    ),
+    Format("aprt", "folder of aprender's stage files", "", aprt.read, aprt.AprtWriter, "tokens"),
+    Format("nodes", "NumPy archive of a ggml graph's nodes", "", nodes.read, None, "tokens"),
+    Format("llama-logits", "llama.cpp's --kl-divergence-base", ".kld", llama_logits.read, llama_logits.LlamaLogitsWriter, "tokens"),
     Format("logits", "one .npy of logits", ".npy", npy.read_logits, npy.LogitsWriter),
-    Format(
-        "raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", None, npy.BareWriter, None, npy.read_bare
-    ),
-    Format("text", "logits as text, a row or a number a line", "", None, None, None, text.read),
-    Format("eval-callback", "text that llama-eval-callback printed: some numbers of each tensor", "", None, None),
-    Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, None),
-    Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, bitnet_rs.LinesWriter),
+    Format("raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", npy.read_bare, npy.BareWriter, "shape"),
+    Format("text", "logits as text, a row or a number a line", "", text.read, None, "shape"),
+    Format("eval-callback", "text that llama-eval-callback printed: some numbers of each tensor", "", None, None, partial=_SOME),
+    Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, None, partial=_HASHES),
+    Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, bitnet_rs.LinesWriter, partial=_HASHES),
 )
-
-_NOT_WHOLE = {
-    **dict.fromkeys(("bitnet-rs", "bitnet-rs-lines"), "records of BitNet-rs hold hashes and no values"),
-    "eval-callback": "llama-eval-callback prints some numbers of each tensor only",
-}
-"""The formats that hold no trace, and why."""
 
 FORMATS = {format.name: format for format in _TABLE}
 
@@ -88,8 +76,11 @@ def read_any(
     check_file(path := path_of(path))
     name = format or detect(path, shape)
     ids = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
-    read = FORMATS[name].read_trace if name in FORMATS else None
-    trace = read(path, ids) if read is not None and shape is None else read_arrays(path, name, shape).trace(ids, config)
+    known = FORMATS.get(name)
+    if known is not None and known.read is not None and known.needs == "tokens" and shape is None:
+        trace = known.read(path, ids)
+    else:
+        trace = read_arrays(path, name, shape).trace(ids, config)
     return replace(trace, tokens=agreed_tokens(trace.tokens, ids, str(path)))
 
 
@@ -99,19 +90,20 @@ def read_arrays(path: str | os.PathLike[str], format: str | None = None, shape: 
     name = format or detect(path, shape)
     if name not in FORMATS:
         raise OptionError(f"{path}: format is {shown(name)}, expected one of {', '.join(FORMATS)}")
-    if (read_bare := FORMATS[name].read_bare) is not None:
+    known = FORMATS[name]
+    if known.read is not None and known.needs == "shape":
         if shape is not None and not isinstance(shape, Sequence):
             raise OptionError(f"{path}: shape is {shown(shape)}, expected a sequence of lengths")
-        return read_bare(path, shape and tuple(integer(f"{path}: a length of the shape", n, -(2**63)) for n in shape))
+        shape = shape and tuple(integer(f"{path}: a length of the shape", n, -(2**63)) for n in shape)
+        return cast(Labelled, known.read(path, shape))
     if shape is not None:
         raise OptionError(f"{path}: format {name} holds shapes, expected none to be given")
-    read = FORMATS[name].read
-    if read is None and FORMATS[name].read_trace is not None:
+    if known.needs == "tokens":
         raise OptionError(f"{path}: format {name} holds one sequence, expected a format of arrays by label")
-    if read is None:
+    if known.read is None:
         module = name.removesuffix("-lines").replace("-", "_")
-        raise UnsupportedError(f"{path}: {_NOT_WHOLE[name]}, read them with bitnet_np.traces.formats.{module}.read")
-    return read(path)
+        raise UnsupportedError(f"{path}: {known.partial}, read them with bitnet_np.traces.formats.{module}.read")
+    return cast(Labelled, known.read(path))
 
 
 def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:

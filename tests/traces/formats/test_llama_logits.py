@@ -41,7 +41,7 @@ def test_log_probabilities_are_those_of_the_logits(tmp_path, vocab, context):
     (tmp_path / "theirs.kld").write_bytes(llama_file(tokens, logits))
     for chunk in range(3):
         ours = written(tmp_path / "ours.kld", tokens[chunk], logits[chunk])
-        for trace in (llama_logits.read(ours), llama_logits.read(tmp_path / "theirs.kld", chunk)):
+        for trace in (llama_logits.read(ours), llama_logits.read(tmp_path / "theirs.kld", chunk=chunk)):
             np.testing.assert_array_equal(trace.tokens, tokens[chunk])
             np.testing.assert_array_equal(trace.positions, np.arange(context // 2, context - 1))
             x = logits[chunk, trace.positions].astype(np.float64)
@@ -78,7 +78,7 @@ def test_chunks_and_tokens_that_are_not_there_are_refused(tmp_path):
     path = written(tmp_path / "t.kld", [0, 1, 2, 1], np.eye(4, 3, dtype=np.float32))
     for chunk in (-1, 1):
         with pytest.raises(OptionError, match=f"chunk is {chunk}, the file has chunks 0 to 0"):
-            llama_logits.read(path, chunk)
+            llama_logits.read(path, chunk=chunk)
     raw = bytearray(path.read_bytes())
     raw[20] = 3
     path.write_bytes(raw)
