@@ -60,7 +60,12 @@ def convert(
     Raises UnsupportedError, naming the tensor, if the type that is asked for, or GGUF, cannot hold it without a change; NonFiniteError if
     a number is beyond the range of a narrower type.
     """
-    metadata = _metadata(source, keep_type=matrix is None)
+    found = source.metadata
+    metadata = {key: value for key, value in found.items() if key.startswith("tokenizer.")} or {"tokenizer.ggml.model": "none"}
+    metadata |= {key: value for key, value in found.items() if key.startswith("general.") and key not in _OWN}
+    metadata["general.name"] = str(found.get("general.name", source.path.resolve().name))
+    if matrix is None and type(found.get("general.file_type")) is int:  # else it is that of the matrices
+        metadata["general.file_type"] = found["general.file_type"]
     permuted = is_permuted(model.config)
     encoded = partial(_encoded, model.config, matrix, head, rounding)
 
@@ -81,16 +86,6 @@ def convert(
         )
     except (UnsupportedError, NonFiniteError) as error:
         raise type(error)(f"{source.path}: {error}") from None
-
-
-def _metadata(source: Source, keep_type: bool) -> dict[str, Any]:
-    """The keys that do not depend on the model's numbers; keep_type: also general.file_type, which is that of the matrices."""
-    metadata = source.metadata
-    tokenizer = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")} or {"tokenizer.ggml.model": "none"}
-    general = {key: value for key, value in metadata.items() if key.startswith("general.") and key not in _OWN}
-    name, file_type = metadata.get("general.name", source.path.resolve().name), metadata.get("general.file_type")
-    own = {"general.name": str(name), "general.file_type": file_type if keep_type and type(file_type) is int else None}
-    return {**tokenizer, **general, **own}
 
 
 def is_permuted(c: Config) -> bool:

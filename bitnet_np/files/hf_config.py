@@ -72,20 +72,10 @@ _NEUTRAL = frozenset(
 )
 """Keys that change nothing in a forward pass, or only in training."""
 
-_FIXED: dict[str, tuple[Any, ...]] = {
-    "add_cross_attention": (False,),
-    "is_decoder": (False, True),  # matters to cross attention only, which is off
-    "is_encoder_decoder": (False,),
-    "tie_encoder_decoder": (False,),
-    "cross_attention_hidden_size": (None,),
-    "pretraining_tp": (1, None),
-    "pruned_heads": ({}, None),
-    "reorder_and_upcast_attn": (False,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "scale_attn_weights": (True,),
-    "use_bidirectional_attention": (None, False),
-    "use_sliding_window": (False,),
-}
+_OFF = ("add_cross_attention", "is_encoder_decoder", "tie_encoder_decoder", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx")
+_FIXED: dict[str, tuple[Any, ...]] = dict.fromkeys((*_OFF, "use_sliding_window"), (False,))
+_FIXED |= {"cross_attention_hidden_size": (None,), "pretraining_tp": (1, None), "pruned_heads": ({}, None), "scale_attn_weights": (True,)}
+_FIXED |= {"use_bidirectional_attention": (None, False), "is_decoder": (False, True)}  # matters to cross attention only, which is off
 """Keys that may be missing, or else must have one of these values."""
 
 
@@ -264,9 +254,8 @@ def _rotation(keys: _UnreadKeys, model_type: str, kind: ModelType, family: Famil
     if family.local_rope_base is not None:
         rope["local_rope_base"] = local_base
     elif local_base not in (None, rope["rope_base"]):
-        raise UnsupportedError(
-            f"{keys.where}: RoPE's base is {rope['rope_base']} in global and {local_base} in local layers, expected one in {model_type}"
-        )
+        both = f"RoPE's base is {rope['rope_base']} in global and {local_base} in local layers"
+        raise UnsupportedError(f"{keys.where}: {both}, expected one in {model_type}")
     rotated = int(head_dim * fraction)
     return rope | ({} if rotated == head_dim else {"rope_width": rotated}), llama3
 
