@@ -16,9 +16,6 @@ from bitnet_np.files.load import load
     "file",
     [
         "../x.safetensors",
-        "/etc/passwd",
-        "a/b.safetensors",
-        "..",
         "x.bin",
         "a\\b.safetensors",
         "x\n.safetensors",

@@ -26,7 +26,6 @@ LONGROPE = LongRope(16, (1.0,) * 10, (2.0,) * 10)
         ({"norm": "batch"}, "norm is 'batch'"),
         ({"rope": "thirds"}, "rope is 'thirds'"),
         ({"rope_width": 3}, "3 numbers of each head"),
-        ({"rope_width": 22}, "22 numbers of each head"),
         ({"rope": "none", "rope_width": 2}, "2 numbers of each head"),
         ({"rope_scaling": 0.0}, "rope_scaling is 0.0"),
         ({"longrope": LongRope(16, (1.0,) * 9, (1.0,) * 10)}, "LongRoPE's short list has 9 factors, expected 10"),

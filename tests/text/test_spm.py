@@ -200,7 +200,6 @@ AGAIN = next(i for i in range(1, len(MERGES)) if "".join(MERGES[i]) == "".join(M
         ({"normalizer": None}, "normalizer is None and pre_tokenizer None, supported with byte_fallback are"),
         ({"normalizer": {"type": "NFC"}}, r"normalizer is \{'type': 'NFC'\} and"),
         ({"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "always"}}, "'prepend_scheme': 'always'"),
-        ({"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "first"}}, "'prepend_scheme': 'first'"),
         ({"added_tokens": [{"id": 1, "content": "<s>", "normalized": True}]}, "the added token '<s>' is normalized"),
         ({"post_processor": {"type": "TemplateProcessing", "single": []}}, r"post_processor makes \[\], supported is a text"),
     ],

@@ -92,7 +92,6 @@ def test_bitnet_cpps_own_graph_is_ours_in_its_dialect(tmp_path):
     ("how", "message"),
     [
         ({"layers": [3]}, "layer 3 is not there, the model has layers 0 to 2"),
-        ({"layers": [-1]}, "layer -1 is not there"),
         ({"names": ["l_out", "attn"]}, "no point is named 'attn', expected some of attn_norm, "),
         ({"names": []}, "no name is chosen"),
         ({"layers": [], "names": ["l_out"]}, "no layer is chosen"),

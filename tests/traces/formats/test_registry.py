@@ -34,13 +34,9 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
         ("t", {"format": "npz", "shape": (2, 2)}, "holds shapes"),
         ("r", {"format": "raw"}, "bare float32 numbers, which need a shape"),
         ("r", {"shape": (T, V + 1)}, "140 bytes, expected 160 for float32"),
-        ("r", {"shape": (T, V, 2**60)}, "140 bytes, expected"),
         ("r", {"shape": (-1, V + 1)}, "140 bytes, expected 128 for float32"),
-        ("r", {"shape": (-1, 2**60)}, "140 bytes, expected"),
         ("r", {"shape": (-1,)}, "expected positive lengths"),
-        ("r", {"shape": (-2, V)}, "expected positive lengths"),
         ("r", {"shape": (0, V)}, "expected positive lengths"),
-        ("r", {"shape": ()}, "expected positive lengths"),
     ]:
         with pytest.raises(Error, match=message):
             read_any(tmp_path / path, **how)
