@@ -10,7 +10,7 @@ from ..model import packing
 from ..model.families import FAMILIES, layer_matrices, layer_shapes
 from ..model.records import GATE_UP, QKV, Expert, Layer, Model, frozen, shapes_of
 from ..model.rope import rope_fields, scaling_factors
-from .gguf_parts import open_parts
+from .gguf_file import open_parts
 from .gguf_source import GGUFSource
 from .hf_folder import open_folder
 from .hf_source import HFSource

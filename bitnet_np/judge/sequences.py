@@ -15,8 +15,7 @@ from ..engine.network import Runtime
 from ..engine.tokens import Tokens
 from ..model.records import Config
 from ..traces.formats import FORMATS, detect, read_any, read_arrays
-from ..traces.formats.arrays import Labelled
-from ..traces.formats.batches import Batch
+from ..traces.formats.arrays import Batch, Labelled
 from ..traces.points import Key, Trace
 from .detail import Details
 from .dump import LOG_PROBS, has_logits, judge_dump

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import bitnet_np as bn
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
-from bitnet_np.traces.formats.arrays import Labelled
-from bitnet_np.traces.formats.batches import Batch
+from bitnet_np.traces.formats.arrays import Batch, Labelled
 from bitnet_np.traces.points import Entry
 
 SMALL = random_model(3, family="llama", n_layers=1, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96)
