@@ -129,7 +129,7 @@ def _window(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict
     if period is not None and (period < 0 or period == 1):
         raise UnsupportedError(f"{where} is {period}, supported are numbers from 2 on, 0 for a window in all layers, and an array of bools")
     if pattern is None:
-        return window_fields(window, windowed_layers(architecture, value["n_layers"], period) if window else (), value["n_layers"])
+        return window_fields(window, windowed_layers(architecture, value["n_layers"], period), value["n_layers"])
     if pattern.dtype != np.bool_ or len(pattern) != value["n_layers"]:
         raise UnsupportedError(f"{where} is {shown(pattern)}, supported are {value['n_layers']} bools, one for each layer")
     if window is None and pattern.any():

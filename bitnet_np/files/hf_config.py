@@ -336,7 +336,7 @@ def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any
     window: int | None = keys.take("sliding_window", int, None) if "sliding_window" in keys.left else default
     layers: Sequence[int] = range(n_layers)
     if kind.window in ("always", "stated"):
-        return window_fields(window, layers if window is not None else (), n_layers)
+        return window_fields(window, layers, n_layers)
     types, missing = _layer_types(keys, n_layers, ("full_attention", "sliding_attention")), "sliding_window is null"
     if kind.window == "switched":
         layers, missing = range(keys.take("max_window_layers", int, _FIRST_LAYER), n_layers), "no sliding_window is in use"
@@ -351,7 +351,7 @@ def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any
         layers = [n for n, value in enumerate(types) if value == "sliding_attention"]
     if window is None and layers and (types or kind.window == "layers"):
         raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but {missing}")
-    return window_fields(window, layers if window is not None else (), n_layers)
+    return window_fields(window, layers, n_layers)
 
 
 def _layer_types(keys: _UnreadKeys, n_layers: int, supported: tuple[str, ...]) -> list[str]:

@@ -407,8 +407,8 @@ def shapes_of(record: type[Model | Layer | Expert], c: Config) -> dict[str, Any]
 
 
 def window_fields(window: int | None, layers: Sequence[int], n_layers: int) -> dict[str, Any]:
-    """The fields of a Config in which these layers, of n_layers, see a window of `window` keys and all others everything."""
-    if not layers:
+    """The fields of a Config in which these layers, of n_layers, see a window of `window` keys, if any, and all others everything."""
+    if window is None or not layers:
         return {"window": None}
     return {"window": window, "window_layers": None if len(layers) == n_layers else tuple(layers)}
 

@@ -65,18 +65,14 @@ def normal_form(key: Key, shape: tuple[int, ...], rows: int | None, where: str, 
     left = without_leading_ones(shape, 3)
     if key.name in SLOTS and len(left) == 3 and (left[0] == rows or (rows is None and left[0] != 1)):
         return Form((left[0], left[1] * left[2]), left)
-    if len(left) == 1:
-        return flat(1, *left)
-    if len(left) == 2:
-        return flat(*left)
+    if len(left) < 3:
+        return flat(*(1, *left)[-2:])
     if len(left) > 3:
         raise refuse("[tokens, width]")
     a, b, c = left
-    if a == 1 and rows != 1 and (rows == b or key.name not in HEADS):  # a batch of one
+    if a == 1 and (key.name not in HEADS or 1 != rows == b):  # a batch of one
         return flat(b, c)
     if key.name not in HEADS:
-        if a == 1:
-            return flat(b, c)
         raise refuse("[tokens, width]: one sequence")
     if a == b == rows and a > 1:
         raise refuse(f"[{a}, heads * head width]: with {a} tokens and {a} heads either could be the first axis")

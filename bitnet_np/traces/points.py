@@ -296,7 +296,6 @@ class Trace:
 
     def without(self, key: Key) -> "Trace":
         """The trace without one point."""
-        points = self.points
-        if isinstance(points, Points):
-            return replace(self, points=Points({k: entry for k, entry in points.entries.items() if k != key}))
-        return replace(self, points={k: array for k, array in points.items() if k != key})
+        points = Points(self.points.entries) if isinstance(self.points, Points) else dict(self.points)
+        del points[key]
+        return replace(self, points=points)
