@@ -53,7 +53,6 @@ OUTPUTS = [
     ["tokenize", TINY, *TOKENS],
     ["logits", TINY, *TOKENS],
     ["logits", TINY, "--tokens-file", "ODD.JSON", "--last"],
-    ["generate", TINY, *TOKENS, "-n", "3", "--speculate"],
     ["generate", TINY, "--prompts-file", "PROMPTS", "-n", "2"],
     ["check", TINY, *TOKENS, "--theirs", "DUMP"],
     ["check", TINY, *TOKENS, "--theirs", "WRONG"],
@@ -86,7 +85,7 @@ def changed(value, place=()):
 
 FREE = {"types", "matrices", "keys", "causes", "outcomes", "settings", "result"}
 """The maps: keys of them may be left out, and so may these that --tensors and the like add."""
-OPTIONAL = {"tensors", "points", "speculation", "rounding"}
+OPTIONAL = {"tensors", "points", "rounding"}
 
 
 @pytest.mark.parametrize("words", OUTPUTS, ids=" ".join)
