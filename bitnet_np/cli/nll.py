@@ -11,7 +11,7 @@ from ..base.errors import OptionError
 from ..engine.machine import digest_of
 from ..generation.nll import token_nll
 from ..sweep.cluster import cluster_nll
-from ..sweep.process import ModelFile
+from ..sweep.tasks import ModelFile
 from ..testing.selftest import digest
 from ..traces.llama_base import CONTEXT, Divergence, divergence, save_base
 from . import progress
