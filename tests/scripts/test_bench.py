@@ -227,7 +227,7 @@ def test_a_peer_runs_beside_us(quick, fake_llama, capsys):
 
 def test_llama_cpp_gets_the_same_file_where_it_is_not_ternary(quick, fake_llama, tmp_path, capsys):
     path = tmp_path / "m.gguf"
-    assert large_model.main(["write", "tiny", "Q4_K_M", str(path)]) == 0
+    assert large_model.main(["tiny", "Q4_K_M", str(path)]) == 0
     code, outcome = quick("prefill", "decode", "--vs", "llama-cpp", "--as", "llama.cpp", "--model", str(path))
     assert code == 0
     assert outcome["peers"]["llama-cpp"] == "llama.cpp, the same file (llama_cpp fake 1)"
