@@ -66,24 +66,9 @@ def bar(label: str) -> Progress:
     """A progress bar with this label; it goes away when all is done."""
 
     def progress(done: int, total: int) -> None:
-        filled = 30 * done // total
+        filled = 30 * done // max(total, 1)
         bar = f"{label} [{'#' * filled}{'.' * (30 - filled)}] {done}/{total}"
         _show("" if done == total else bar, f"{label}, {done} of {total}")
-
-    return progress
-
-
-def timed_bar(label: str) -> Progress:
-    """`bar` with the rate and the time left, from the first call on: what was done before that took no time."""
-    begin: list[tuple[float, int]] = []
-
-    def progress(done: int, total: int) -> None:
-        now = time.monotonic()
-        if not begin:
-            begin.append((now, done))
-        seconds, fresh = now - begin[0][0], done - begin[0][1]
-        rate = f", {fresh / seconds:.3g}/s, {seconds / fresh * (total - done):.0f} s left" if fresh and seconds else ""
-        bar(f"{label}{rate}")(done, max(total, 1))
 
     return progress
 

@@ -139,23 +139,15 @@ class Continuation:
         check_tokens(model.config, ids[None])
         if ids.size + n > context:
             raise ContextLimitError(f"a prompt of {ids.size} and {n} new tokens exceed the model's context of {context}")
-        stop = frozenset(_stops(model, request.stop))
+        if not isinstance(request.stop, Collection):  # an iterator would be used up here, and stop nothing
+            raise OptionError(f"stop is {shown(request.stop)}, expected a collection of token ids")
+        stop = frozenset(integer("stop token", token, 0, model.config.vocab - 1) for token in request.stop)
         instance("sampling", request.sampling, Sampling)
         return cls(request, request.numbers() if numbers is None else numbers, ids.tolist(), n, stop)
 
     def positions(self) -> int:
         """Number of positions that it needs in a slot, the prompt's included."""
         return len(self.pending) + max(self.n - 1, 0)
-
-
-def _stops(model: Model, stop: Collection[int]) -> Iterator[int]:
-    if not isinstance(stop, Collection):  # an iterator would be used up here, and stop nothing
-        raise OptionError(f"stop is {shown(stop)}, expected a collection of token ids")
-    for value in stop:
-        token = integer("stop token", value, -(2**63))
-        if not 0 <= token < model.config.vocab:
-            raise OptionError(f"stop token {token} is not an id of the vocabulary, 0..{model.config.vocab - 1}")
-        yield token
 
 
 def _ignore(request: Request, logits: NDArray[np.float32]) -> None:

@@ -76,7 +76,7 @@ def test_the_context_may_be_filled_but_not_exceeded(passes):
         ([], 0, {}, EmptyInputError, "^Prompt cannot be empty$"),
         ([1], -1, {}, OptionError, "generate is -1"),
         ([50], 3, {}, TokenRangeError, "token 50 "),
-        ([1], 3, {"stop": [50]}, OptionError, "stop token 50"),
+        ([1], 3, {"stop": [50]}, OptionError, "stop token is 50, expected 0 to 49"),
         ([1], 3, {"sampling": ANY, "seed": -1}, OptionError, "seed is -1"),
     ],
 )
