@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from bitnet_np.cli.printing import table as aligned
 from bitnet_np.kernels.fast import amx
 
 from .rounds import Results, summary
@@ -22,17 +23,8 @@ class Table:
 
 
 def render(table: Table) -> str:
-    """A table as text: the first column to the left, numbers to the right."""
-    lines = [table.columns, *table.rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
-    rule = ["-" * width for width in widths]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *rest = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        return "  ".join([first.strip().ljust(widths[0]), *rest]).rstrip()
-
-    text = [table.title, *(line(cells) for cells in (table.columns, rule, *table.rows))]
-    return "\n".join(text + table.notes)
+    """A table as text."""
+    return "\n".join([table.title, aligned(table.columns, table.rows), *table.notes])
 
 
 def figure(values: Sequence[float], form: str = ".1f") -> str:
