@@ -18,32 +18,25 @@ INTERVAL = 10.0
 class _Clock:
     """When the command began, when its last line was printed, the time that kernels took to be there, and whether anything is shown."""
 
-    def __init__(self) -> None:
-        self.start()
-
     def start(self) -> None:
         self.begin = self.last = time.monotonic()
         self.hidden, self.compiling = False, event.TimingListener()
 
-    def due(self) -> bool:
-        """Whether it is time for a line, which counts as printed then."""
-        if (now := time.monotonic()) - self.last < INTERVAL:
-            return False
-        self.last = now
-        return True
-
 
 _clock = _Clock()
+_clock.start()
 
 
 def _show(text: str, line: str = "") -> None:
     """Show `text` on a terminal in place of what was shown last, or print `line` where there is none and it is time for one."""
+    now = time.monotonic()
     if _clock.hidden:
         return
     if sys.stderr.isatty():
         print(_CLEAR + text, end="", file=sys.stderr, flush=True)
-    elif line and _clock.due():
-        print(f"bitnet-np: {line}, {_clock.last - _clock.begin:.0f} s so far", file=sys.stderr, flush=True)
+    elif line and now - _clock.last >= INTERVAL:
+        _clock.last = now
+        print(f"bitnet-np: {line}, {now - _clock.begin:.0f} s so far", file=sys.stderr, flush=True)
 
 
 def clear() -> None:
