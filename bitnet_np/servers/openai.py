@@ -47,22 +47,22 @@ class OpenAiServer:
         """
         plain = {"model": self.model, "prompt": list(ids), "max_tokens": predict, "temperature": 0, "logprobs": k, "stream": False}
         most = most_bytes((len(ids) + predict + 1) * (k + 2))
-        best: Completions | None = None
+        found: list[Completions] = []
         for extra in ({**_AS_IDS, **_NO_PENALTY, "prompt_logprobs": k}, {**_AS_IDS, "echo": True}, {}):
-            if best is not None and (extra == {} or (best.top[:1] and best.top[0].position < len(ids) - 1)):
-                break  # it has the prompt's positions, or nothing is left to ask for them
+            if found and not extra:
+                break  # nothing is left to ask for the prompt's positions
             try:
                 record = parse(self.client.post(_WHERE, {**plain, **extra}, most), ids, predict, k)
             except RefusedError as refusal:
                 if refusal.status not in _REFUSALS:
                     raise
-                if extra == {} and best is None:
+                if not extra:
                     raise RefusedError(f"{refusal}; {_TAKES_TEXTS}", refusal.status) from None
                 continue
-            if best is None or len(record.top) > len(best.top):
-                best = record
-        assert best is not None
-        return best
+            if record.top[:1] and record.top[0].position < len(ids) - 1:
+                return record
+            found.append(record)
+        return max(found, key=lambda record: len(record.top))
 
 
 def parse(answer: Any, ids: Sequence[int], predict: int, k: int) -> Completions:
