@@ -16,6 +16,7 @@ from ..base.progress import Progress, silent
 from ..engine.dialects import Dialect
 from ..engine.network import Runtime
 from ..generation.nll import check_windows, window_nll
+from ..model.records import Config
 from .tasks import ModelFile, model_of, this_machine
 
 DEATHS = 1
@@ -114,13 +115,14 @@ def _result(future: Any) -> Any:
 
 
 def cluster_nll(
-    client: Any, model: ModelFile, ids: ArrayLike, *, stride: int | None, dialect: Dialect, progress: Progress = silent
+    client: Any, model: ModelFile, config: Config, ids: ArrayLike, stride: int | None, dialect: Dialect, progress: Progress = silent
 ) -> NDArray[np.float64]:
     """`token_nll` of a long text on a cluster, a case for each window: the same bits for any number of workers.
 
-    ids: [T] -> float64 [T - 1]. Raises as `token_nll` does, DifferentBitsError if a machine fails the selftest, and as `arrived`.
+    config: the model's. ids: [T] -> float64 [T - 1]. Raises as `token_nll` does, DifferentBitsError if a machine fails the selftest, and
+    as `arrived`.
     """
-    checked, windows = check_windows(model_of(model).config, ids, stride)
+    checked, windows = check_windows(config, ids, stride)
     cases = [(model, dialect, checked[begin:end], known - begin) for begin, end, known in windows]
     values: dict[int, NDArray[np.float64]] = {}
     for n, found in arrived(client, _window, cases):

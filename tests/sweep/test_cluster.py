@@ -61,12 +61,6 @@ def client(serial):
         yield client
 
 
-def test_two_workers_give_the_bytes_of_one_process(client, serial, tmp_path):
-    plan, table = serial
-    sweep(plan, tmp_path, client)
-    assert (tmp_path / "results.csv").read_bytes() == table
-
-
 def test_a_sweep_goes_on_after_its_scheduler_was_lost(serial, tmp_path):
     """On one worker."""
     plan, table = serial
@@ -127,7 +121,7 @@ def test_the_cases_of_scripts_come_in_their_order(client):
 
 
 @posix
-def test_a_worker_that_is_killed_loses_no_row(client, serial, tmp_path):
+def test_two_workers_of_which_one_is_killed_give_the_bytes_of_one_process(client, serial, tmp_path):
     plan, table = serial
     seen = []
 
