@@ -18,7 +18,6 @@ with default_state():  # constants are rounded when their modules are imported
     from .generation.batch import Batch, Completion, Request, forward_batch, generate_batch
     from .generation.generate import generate, stream
     from .generation.sampling import Sampling
-    from .generation.speculation import DraftModel, Speculation, prompt_lookup
     from .judge.check import check
     from .judge.logits import Judgement, judge
     from .judge.precision import Precision
@@ -40,7 +39,6 @@ __all__ = [
     "Completion",
     "Config",
     "Dialect",
-    "DraftModel",
     "Error",
     "Expert",
     "Judgement",
@@ -53,7 +51,6 @@ __all__ = [
     "Report",
     "Request",
     "Sampling",
-    "Speculation",
     "Ternary",
     "Verdict",
     "check",
@@ -73,6 +70,5 @@ __all__ = [
     "open_gguf",
     "pad",
     "prefill",
-    "prompt_lookup",
     "stream",
 ]

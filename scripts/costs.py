@@ -3,7 +3,6 @@
     python scripts/costs.py                      compare with the last entry of costs.json; the exit status is 1 if anything differs
     python scripts/costs.py --record "REASON"    add an entry: a change of costs is meant, and this is why
     python scripts/costs.py --history            the totals of all entries, as a table in Markdown: the one of docs/performance.md
-    python scripts/costs.py --plot F.png         the same totals as a picture (extra `plots`)
 
 The counts depend on the sources alone: on no processor, number of threads, or version of Numba. So a change that reads the weights twice,
 launches a kernel for each row or copies the cache shows in the tests, without a clock. What kernels compile to is not counted here;
@@ -24,8 +23,6 @@ from unittest import mock
 import numpy as np
 
 from bitnet_np import KVCache, Metrics, Model, forward, forward_full, forward_incremental
-from bitnet_np.base.errors import shortened
-from bitnet_np.judge.report import check_plot, pyplot, save
 from bitnet_np.kernels import launching
 from bitnet_np.kernels.fast import amx
 from bitnet_np.testing.models import random_model
@@ -127,38 +124,9 @@ def history(entries: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "| workload | " + " | ".join(f"{n}. {entry['reason']}" for n, entry in enumerate(entries, 1)) + " |"
     yield "|---" * (len(entries) + 1) + "|"
     for workload in entries[-1]["costs"]:
-        totals = [_total(entry, workload) for entry in entries]
-        cells = [f"{total[0]:,} launches, {total[1] / 1e6:.2f} MB" if total else "" for total in totals]
+        found = [entry["costs"].get(workload) for entry in entries]
+        cells = [f"{sum(c['launches'].values()):,} launches, {sum(c['bytes'].values()) / 1e6:.2f} MB" if c else "" for c in found]
         yield f"| {workload} | " + " | ".join(cells) + " |"
-
-
-def _total(entry: dict[str, Any], workload: str) -> tuple[int, int] | None:
-    """The launches and bytes of a workload in an entry, if it has it."""
-    counted = entry["costs"].get(workload)
-    return (sum(counted["launches"].values()), sum(counted["bytes"].values())) if counted else None
-
-
-def draw(entries: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the launches and bytes of each workload of the newest entry to a picture file: a bar for every entry, with its number."""
-    workloads, thick = [*entries[-1]["costs"]], 0.8 / len(entries)
-    inches = 1.2 + len(workloads) * max(0.3, 0.17 * len(entries)) + 0.2 * len(entries)
-    figure, axes = pyplot().subplots(1, 2, sharey=True, figsize=(11, inches), layout="constrained")
-    for column, (axis, what, unit) in enumerate(zip(axes, ("launches of kernels", "MB"), (1, 1e6), strict=True)):
-        for n, entry in enumerate(entries):
-            found = [(y, total[column] / unit) for y, name in enumerate(workloads) if (total := _total(entry, name))]
-            places = [y + thick * (n - (len(entries) - 1) / 2) for y, _ in found]
-            shade = pyplot().cm.viridis(0.85 - 0.7 * (n + 1) / len(entries))
-            bars = axis.barh(places, [value for _, value in found], thick, color=shade, label=shortened(f"{n + 1}. {entry['reason']}"))
-            axis.bar_label(bars, [f"{value:,.4g}" for _, value in found], padding=2, fontsize=7)
-        axis.set_xscale("log")
-        axis.margins(x=0.12)
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.xaxis.set_minor_formatter("")  # the numbers stand at the bars
-        axis.set_xlabel(what)
-    axes[0].set_yticks(range(len(workloads)), workloads, fontsize=8)
-    axes[0].invert_yaxis()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", fontsize=8)
-    save(figure, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -166,17 +134,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--record", metavar="REASON", help="add the costs of now to costs.json")
     which.add_argument("--history", action="store_true", help="print the totals of all entries")
-    which.add_argument("--plot", type=Path, metavar="F.png", help="draw the totals of all entries to this picture file")
     options = parser.parse_args(argv)
     entries = read()
     if options.history:
         print("\n".join(history(entries)) if entries else "no entry")
-        return 0
-    if options.plot is not None:
-        check_plot(options.plot)
-        if not entries:
-            parser.error(f"{RECORD} has no entry to draw")
-        draw(entries, options.plot)
         return 0
     lines = differences(entries[-1]["costs"] if entries else {}, costs())
     print("\n".join(lines) or "as recorded")

@@ -22,7 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fuzzing.cases import case, read_seeds, run_cases, write
@@ -31,77 +31,45 @@ from fuzzing.seeds import write_seeds
 from bitnet_np.base.progress import silent
 from bitnet_np.cli.progress import bar
 
-HANG = 60.0  # seconds of silence after which a process is ended; compiling kernels is part of them
-_TURN = 0.5  # seconds between checks of the processes
-_START = 300.0  # seconds of silence before its first case: it may have to compile all kernels
+HANG = 60.0  # seconds that a case may take; compiling kernels is part of them
 
 Say = Callable[[int, str], None]
 
 
-@dataclass
-class Worker:
-    """A process that runs some cases, started again after a case that ended it."""
+def supervise(command: Callable[[int], list[str]], first: int, step: int, log: Path, say: Say) -> None:
+    """Run cases in a process, and in another from the next case on where one ended its process. Raises RuntimeError where none begins.
 
-    command: Callable[[int], list[str]]  # the number of the first case -> the command line
-    first: int
-    step: int
-    log: Path  # its standard error
-    say: Say
-    process: subprocess.Popen | None = None
-    current: int | None = None  # the case that it runs now
-    silent: float = 0.0  # seconds, counted by calls of `watch`, so that the sleep of the machine does not count
-    failed: str = ""  # the reason why it could not go on
-
-    def run(self) -> None:
-        while True:
-            self.current, self.silent = None, 0.0
-            with open(self.log, "w") as log:
-                self.process = subprocess.Popen(self.command(self.first), stdout=subprocess.PIPE, stderr=log, text=True)
-            assert self.process.stdout is not None
-            for line in self.process.stdout:
-                self.silent = 0.0
-                n, outcome = json.loads(line)
-                self.current = None if outcome else n
-                if outcome:
-                    self.say(n, outcome)
-                    self.first = n + self.step
-            code = self.process.wait()
-            if code == 0:
-                return
-            if self.current is None:
-                self.failed = f"a process ended with {code} outside of any case:\n{self.log.read_text()[-2000:]}"
-                return
-            self.say(self.current, "no end" if self.silent > HANG else f"ended its process with {code}: {self.log.read_text()[-300:]!r}")
-            self.first = self.current + self.step
-
-    def watch(self) -> None:
-        """End a process that has been silent for too long."""
-        self.silent += _TURN
-        if self.process and self.process.poll() is None and self.silent > (_START if self.current is None else HANG):
-            self.process.kill()
-
-
-def supervise(workers: Sequence[Worker], tick: Callable[[], None]) -> None:
-    """Run workers side by side until all are done. `tick` is called every _TURN."""
-    threads = [threading.Thread(target=worker.run, daemon=True) for worker in workers]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        for worker in workers:
-            worker.watch()
-        tick()
-        threads[0].join(_TURN) if threads[0].is_alive() else time.sleep(_TURN)
-    for worker in workers:
-        if worker.failed:
-            raise RuntimeError(worker.failed)
+    command: the number of the first case -> the command line. log: the file of its standard error.
+    """
+    while True:
+        current = None  # the case that it runs now
+        with open(log, "w") as errors:
+            process = subprocess.Popen(command(first), stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            current, outcome = json.loads(line)
+            if outcome:
+                say(current, outcome)
+                first, current = current + step, None
+        code = process.wait()
+        if code == 0:
+            return
+        if current is None:
+            raise RuntimeError(f"a process ended with {code} outside of any case:\n{log.read_text()[-2000:]}")
+        say(current, f"ended its process with {code}: {log.read_text()[:300]!r}")
+        first = current + step
 
 
 def _work(options: argparse.Namespace, paths: Sequence[Path], folder: Path) -> None:
-    """The work of a worker process. It prints a line at the start of each case, and one at its end."""
+    """The work of a worker process. It prints a line at the start of each case, and one at its end. A hang ends it, with a trace."""
     faulthandler.enable()
     first, step = map(int, options.worker.split(":"))
-    numbers = range(first, options.seed + options.cases, step)
-    run_cases(read_seeds(paths), numbers, folder, lambda *line: print(json.dumps(line), flush=True), options.seconds)
+
+    def say(*line: object) -> None:
+        faulthandler.dump_traceback_later(HANG, exit=True)
+        print(json.dumps(line), flush=True)
+
+    run_cases(read_seeds(paths), range(first, options.seed + options.cases, step), folder, say, options.seconds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,6 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with lock:
                 known = outcome in ("ran", "refused")
                 outcomes[outcome if known else "found"] += 1
+                advance(sum(outcomes.values()), options.cases)
                 if known:
                     return
                 file_arguments = "".join(f" {path}" for path in options.files)
@@ -143,9 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if options.jobs:
             jobs = min(options.jobs, max(1, options.cases))
-            supervise(
-                [_worker(options, paths, folder, i, jobs, say) for i in range(jobs)], lambda: advance(sum(outcomes.values()), options.cases)
-            )
+            with ThreadPoolExecutor(jobs) as pool:
+                list(pool.map(lambda i: supervise(*_worker(options, paths, folder, i, jobs), say), range(jobs)))
         else:
             numbers = range(options.seed, options.seed + options.cases)
             run_cases(read_seeds(paths), numbers, folder / "0", lambda n, outcome: say(n, outcome) if outcome else None, options.seconds)
@@ -155,12 +123,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if outcomes["found"] else 0
 
 
-def _worker(options: argparse.Namespace, paths: Sequence[Path], folder: Path, i: int, jobs: int, say: Say) -> Worker:
+def _worker(
+    options: argparse.Namespace, paths: Sequence[Path], folder: Path, i: int, jobs: int
+) -> tuple[Callable[[int], list[str]], int, int, Path]:
+    """The arguments of `supervise` for one of so many processes."""
+    limits = [f"--seed={options.seed}", f"--cases={options.cases}", f"--seconds={options.seconds}", f"--folder={folder / str(i)}"]
+
     def command(first: int) -> list[str]:
-        limits = [f"--seed={options.seed}", f"--cases={options.cases}", f"--seconds={options.seconds}", f"--folder={folder / str(i)}"]
         return [sys.executable, __file__, f"--worker={first}:{jobs}", *limits, *map(str, paths)]
 
-    return Worker(command, options.seed + i, jobs, folder / f"{i}.log", say)
+    return command, options.seed + i, jobs, folder / f"{i}.log"
 
 
 def _save(paths: Sequence[Path], n: int, folder: Path) -> Path:

@@ -1,21 +1,14 @@
-"""A model that outgrows memory: write one of random weights, and measure what computing its logits takes.
+"""Write a model that outgrows memory: a GGUF file of architecture `llama` in the shape of Llama 3 1B, 8B or 70B, of random weights.
 
-`write` makes a GGUF file of architecture `llama`, in the shape of Llama 3 1B, 8B or 70B. Its layers repeat one random layer and its
-matrices some random rows, so that 40 GB are written as fast as the disk takes them. Every tensor has its own pages. `run` computes logits
-in a new process as `bitnet-np logits` does and watches it: seconds, bytes read from the disk, and private memory, in which the file's pages
-do not count. Linux only.
+Its layers repeat one random layer and its matrices some random rows, so that 40 GB are written as fast as the disk takes them. Every tensor
+has its own pages.
 
-    python scripts/large_model.py write 70b Q4_K 70b.gguf
-    python scripts/large_model.py run 70b.gguf --tokens 8 --limit 2000 --cold
+    python scripts/large_model.py 70b Q4_K 70b.gguf
 """
 
 import argparse
-import os
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_np import Config
-from bitnet_np.base.errors import Error, OptionError
+from bitnet_np.base.errors import Error
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, F16, F32, I2_S, Q4_K, Q6_K, TERNARY_TYPES, TensorType
 from bitnet_np.cli.progress import bar
 from bitnet_np.files.gguf_names import tensor_name
@@ -43,9 +36,6 @@ _ROWS = 512
 TYPES = {kind.name: kind for kind in (I2_S, *ALL_BLOCK_TYPES)}
 MIXTURE = "Q4_K_M"
 """llama.cpp's usual choice: Q4_K, but Q6_K for embedding and head, and for values and ffn_down of every other layer."""
-
-
-# --- writing --------------------------------------------------------------------------------------------------------------------------
 
 
 def config_of(shape: str, layers: int | None = None) -> Config:
@@ -96,103 +86,19 @@ def _random(rng: np.random.Generator, kind: TensorType, shape: tuple[int, ...]) 
     return (table.data if isinstance(table, Blocks) else table)[order]
 
 
-# --- running --------------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Usage:
-    """What a process took."""
-
-    seconds: float = 0.0
-    private: int = 0  # bytes of memory that is no file's, at the peak
-    read: int = 0  # bytes read from the disk
-
-
-def run(path: Path, tokens: int, limit: int | None, threads: int, options: Sequence[str] = ()) -> tuple[Usage, str]:
-    """Run `bitnet-np logits` on the first token ids, in one pass; returns what it took and what it printed.
-
-    limit: bytes of private memory. options: more options of the command.
-
-    Raises OptionError if the process fails, as it does where it needs more memory.
-    """
-
-    def restrict() -> None:
-        if limit is not None:
-            import resource  # which Windows has not
-
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-    command = [sys.executable, "-m", "bitnet_np", "logits", str(path), "--mode", "parallel", *options]
-    command += ["--tokens", ",".join(map(str, range(1, tokens + 1)))]
-    root = str(Path(__file__).parents[1])
-    environment = os.environ | {
-        "NUMBA_NUM_THREADS": str(threads),
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-    }
-    usage, start = Usage(), time.monotonic()
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=restrict
-    ) as child:
-        while child.poll() is None:
-            _watch(child.pid, usage)
-            time.sleep(0.02)
-        usage.seconds = time.monotonic() - start
-        said = child.stdout.read() if child.stdout else ""
-    if child.returncode:
-        raise OptionError(f"{path}: the process ended with exit code {child.returncode}: {said.strip()[-500:]}")
-    return usage, said
-
-
-def _watch(pid: int, usage: Usage) -> None:
-    """Take down what Linux says of a process, if it still lives."""
-    try:
-        lines = [*Path(f"/proc/{pid}/status").read_text().splitlines(), *Path(f"/proc/{pid}/io").read_text().splitlines()]
-    except OSError:
-        return
-    numbers = {key: int(rest[0]) for key, *rest in (line.replace(":", " ").split() for line in lines) if key in ("RssAnon", "read_bytes")}
-    usage.private = max(usage.private, 1024 * numbers.get("RssAnon", 0))
-    usage.read = max(usage.read, numbers.get("read_bytes", 0))
-
-
-def drop(path: Path) -> None:
-    """Let the system forget the pages of the file that it holds."""
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    writing = commands.add_parser("write", help="write a model of random weights")
-    writing.add_argument("shape", choices=SHAPES)
-    writing.add_argument("type", choices=(*TYPES, MIXTURE), metavar="TYPE", help=f"of the matrices: {MIXTURE}, {', '.join(TYPES)}")
-    writing.add_argument("path", type=Path, metavar="OUT.gguf")
-    writing.add_argument("--layers", type=int, metavar="N", help="instead of the shape's own number")
-    writing.add_argument("--seed", type=int, default=0)
-    running = commands.add_parser("run", help="compute logits in a new process, and say what that took")
-    running.add_argument("path", type=Path, metavar="FILE")
-    running.add_argument("--tokens", type=int, default=1, metavar="N", help="length of the prompt (default 1)")
-    running.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
-    running.add_argument("--limit", type=int, metavar="MB", help="most private memory; the process fails where it needs more")
-    running.add_argument("--allow-nan", action="store_true", help="check no weights while loading, which reads the whole file once")
-    running.add_argument("--cold", action="store_true", help="forget the pages of the file first")
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("type", choices=(*TYPES, MIXTURE), metavar="TYPE", help=f"of the matrices: {MIXTURE}, {', '.join(TYPES)}")
+    parser.add_argument("path", type=Path, metavar="OUT.gguf")
+    parser.add_argument("--layers", type=int, metavar="N", help="instead of the shape's own number")
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
     try:
-        if options.command == "write":
-            write(options.path, config_of(options.shape, options.layers), options.type, options.seed)
-            return 0
-        if options.cold:
-            drop(options.path)
-        limit, more = options.limit and options.limit * 10**6, ["--allow-nan"] if options.allow_nan else []
-        usage, said = run(options.path, options.tokens, limit, options.threads, more)
+        write(options.path, config_of(options.shape, options.layers), options.type, options.seed)
     except (Error, OSError) as error:
         print(f"large_model.py: {error}", file=sys.stderr)
         return 2
-    size = options.path.stat().st_size
-    print(said.strip())
-    print(f"\n{options.path}: {size / 1e9:.2f} GB, {options.tokens} tokens, {options.threads} threads")
-    print(f"{usage.seconds:.1f} s, {usage.private / 1e6:,.0f} MB of private memory at the peak")
-    print(f"{usage.read / 1e9:.2f} GB read from the disk, {usage.read / size:.2f} times the file")
     return 0
 
 

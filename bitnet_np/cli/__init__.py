@@ -4,8 +4,8 @@ main.py         runs a command, turns errors into exit codes
 
 A file for each command has SUMMARY, add_arguments(parser) and run(arguments) -> exit code: check.py, compare.py, convert.py, generate.py,
 grad.py, inspect.py, logits.py, mask.py, nll.py, selftest.py, sweep.py, tokenize.py, trace.py. Parts of commands: check_server.py for
-`check --endpoint`, compare_models.py for `compare --models`, generate_many.py for `generate --prompts-file`, speculating.py for
-`generate --draft`, cluster.py for clusters.
+`check --endpoint`, compare_models.py for `compare --models`, generate_many.py for `generate --prompts-file`, cluster.py
+for clusters.
 
 parser.py       the parser of arguments, which names what a mistyped word may have meant
 arguments.py    arguments that several commands share

@@ -13,7 +13,6 @@ from ..base.errors import OptionError, ShapeError
 from ..files import embedded
 from ..generation.generate import stream
 from ..generation.sampling import Sampling
-from ..generation.speculation import Speculation
 from ..text.tokenizer import Tokenizer
 from ..traces.token_files import parse_numbers
 from . import generate_many as batch_command
@@ -21,7 +20,6 @@ from . import progress
 from .arguments import add_computing_arguments, add_model_and_tokens, dialect_of
 from .inputs import Inputs, opened, token_ids
 from .printing import print_json
-from .speculating import add_speculation_arguments, counts, described, pays, speculation_of
 
 SUMMARY = "Continue a prompt, token by token."
 TOKENS = 64
@@ -50,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--uniforms", metavar="0.1,0.7", help="numbers from 0 to 1 to sample with instead of the seed's, one for each token"
     )
-    add_speculation_arguments(parser)
     parser.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text (default: the model's end tokens)")
     add_computing_arguments(parser)
 
@@ -68,14 +65,13 @@ def _prompt(inputs: Inputs, tokenizer: Tokenizer | None) -> NDArray:
     return ids
 
 
-def _stream(inputs: Inputs, ids: NDArray, most: int, stops: Collection[int]) -> tuple[Iterator[int], Speculation | None]:
-    """The new tokens, at most `most` where the arguments do not say how many, and how they are drafted."""
+def _stream(inputs: Inputs, ids: NDArray, most: int, stops: Collection[int]) -> Iterator[int]:
+    """The new tokens, at most `most` where the arguments do not say how many."""
     arguments = inputs.arguments
     numbers = None if arguments.uniforms is None else parse_numbers("--uniforms", arguments.uniforms, float)
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     model = inputs.model()
-    speculation = speculation_of(inputs, slots=1, by_default=arguments.ops.device == "cpu" and pays(model))
-    tokens = stream(
+    return stream(
         model,
         ids.tolist(),
         max(1, min(most, model.config.context - len(ids))) if arguments.n is None else arguments.n,
@@ -85,9 +81,7 @@ def _stream(inputs: Inputs, ids: NDArray, most: int, stops: Collection[int]) -> 
         stop=stops,
         dialect=dialect_of(arguments),
         ops=arguments.ops,
-        speculation=speculation,
     )
-    return tokens, speculation
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -103,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         inputs = opened(arguments, path)
         tokenizer = inputs.tokenizer() if arguments.text is not None else None
         ids = _prompt(inputs, tokenizer)
-        tokens, speculation = _stream(inputs, ids, most, batch_command.stops_of(arguments, tokenizer))
+        tokens = _stream(inputs, ids, most, batch_command.stops_of(arguments, tokenizer))
         decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
         new: list[int] = []
         pieces: list[str] = []
@@ -126,9 +120,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         text = {"text": "".join(pieces) + decoder.finish()} if decoder else {}
         speed = {"prefill_tokens_per_second": prefill, "decode_tokens_per_second": decode}
-        print_json({"prompt": ids.tolist(), "tokens": new} | text | speed | counts(speculation))
+        print_json({"prompt": ids.tolist(), "tokens": new} | text | speed)
     elif not pieces:
         print()
     rate = "" if decode is None else f", decode {decode:.1f} tokens/s ({len(new)} tokens)"
-    print(f"prefill {prefill:.1f} tokens/s ({len(ids)} tokens){rate}{described(speculation)}", file=sys.stderr)
+    print(f"prefill {prefill:.1f} tokens/s ({len(ids)} tokens){rate}", file=sys.stderr)
     return 0

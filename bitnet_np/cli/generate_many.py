@@ -17,7 +17,6 @@ from . import progress
 from .arguments import dialect_of
 from .inputs import opened
 from .printing import printable
-from .speculating import described, speculation_of
 
 DEFAULT_BATCH = 4
 
@@ -94,7 +93,6 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path) -> int:
         tokenizer = inputs.tokenizer()
     stops = stops_of(arguments, tokenizer)
     model = inputs.model()
-    speculation = speculation_of(inputs, batch, by_default=False)
     requests = []
     for number, name, prompt in lines:
         try:
@@ -106,7 +104,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path) -> int:
     start = progress.working_time()
     advance = progress.bar("generating")
     done: list[Completion] = []
-    for completion in generate_batch(model, requests, batch, dialect=dialect_of(arguments), ops=arguments.ops, speculation=speculation):
+    for completion in generate_batch(model, requests, batch, dialect=dialect_of(arguments), ops=arguments.ops):
         done.append(completion)
         progress.clear()
         print(_line(completion, tokenizer, arguments.json), flush=True)
@@ -115,8 +113,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path) -> int:
     latency = sorted(completion.seconds for completion in done)
     print(
         f"{len(done)} sequences, {batch} at a time: {total} tokens in {seconds:.1f} s, {total / seconds:.1f} tokens/s; "
-        f"a sequence took {median(latency):.2f} s (median), {latency[-1]:.2f} s (longest)"
-        f"{described(speculation)}",
+        f"a sequence took {median(latency):.2f} s (median), {latency[-1]:.2f} s (longest)",
         file=sys.stderr,
     )
     return 2 if any(completion.error for completion in done) else 0

@@ -11,7 +11,7 @@ from ..base.errors import OptionError
 from ..engine.machine import digest_of
 from ..generation.nll import token_nll
 from ..sweep.cluster import cluster_nll
-from ..sweep.process import ModelFile
+from ..sweep.tasks import ModelFile
 from ..testing.selftest import digest
 from ..traces.llama_base import CONTEXT, Divergence, divergence, save_base
 from . import progress
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.scheduler is None and arguments.workers is None:
         values = token_nll(model, ids, stride=arguments.stride, ops=arguments.ops, **how)
     else:
-        values = _on_cluster(inputs, ids, how | {"stride": arguments.stride})
+        values = _on_cluster(inputs, ids, how | {"stride": arguments.stride, "config": model.config})
     if arguments.out is not None:
         save_npy(arguments.out, values)
     facts = _facts(values) | ({} if ids is None else {"tokens": len(ids)}) | (_compared(compared) if compared else {})
@@ -118,4 +118,4 @@ def _on_cluster(inputs: Inputs, ids: NDArray, how: dict[str, Any]) -> NDArray[np
     path = arguments.model.absolute()
     model = ModelFile(str(path), digest_of(path), arguments.allow_nan, arguments.i2s_layout, tuple(sorted(inputs.overrides.items())))
     with connected(arguments) as client:
-        return cluster_nll(client, model, ids, **how)
+        return cluster_nll(client, model, ids=ids, **how)

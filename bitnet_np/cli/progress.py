@@ -18,32 +18,25 @@ INTERVAL = 10.0
 class _Clock:
     """When the command began, when its last line was printed, the time that kernels took to be there, and whether anything is shown."""
 
-    def __init__(self) -> None:
-        self.start()
-
     def start(self) -> None:
         self.begin = self.last = time.monotonic()
         self.hidden, self.compiling = False, event.TimingListener()
 
-    def due(self) -> bool:
-        """Whether it is time for a line, which counts as printed then."""
-        if (now := time.monotonic()) - self.last < INTERVAL:
-            return False
-        self.last = now
-        return True
-
 
 _clock = _Clock()
+_clock.start()
 
 
 def _show(text: str, line: str = "") -> None:
     """Show `text` on a terminal in place of what was shown last, or print `line` where there is none and it is time for one."""
+    now = time.monotonic()
     if _clock.hidden:
         return
     if sys.stderr.isatty():
         print(_CLEAR + text, end="", file=sys.stderr, flush=True)
-    elif line and _clock.due():
-        print(f"bitnet-np: {line}, {_clock.last - _clock.begin:.0f} s so far", file=sys.stderr, flush=True)
+    elif line and now - _clock.last >= INTERVAL:
+        _clock.last = now
+        print(f"bitnet-np: {line}, {now - _clock.begin:.0f} s so far", file=sys.stderr, flush=True)
 
 
 def clear() -> None:
@@ -66,24 +59,9 @@ def bar(label: str) -> Progress:
     """A progress bar with this label; it goes away when all is done."""
 
     def progress(done: int, total: int) -> None:
-        filled = 30 * done // total
+        filled = 30 * done // max(total, 1)
         bar = f"{label} [{'#' * filled}{'.' * (30 - filled)}] {done}/{total}"
         _show("" if done == total else bar, f"{label}, {done} of {total}")
-
-    return progress
-
-
-def timed_bar(label: str) -> Progress:
-    """`bar` with the rate and the time left, from the first call on: what was done before that took no time."""
-    begin: list[tuple[float, int]] = []
-
-    def progress(done: int, total: int) -> None:
-        now = time.monotonic()
-        if not begin:
-            begin.append((now, done))
-        seconds, fresh = now - begin[0][0], done - begin[0][1]
-        rate = f", {fresh / seconds:.3g}/s, {seconds / fresh * (total - done):.0f} s left" if fresh and seconds else ""
-        bar(f"{label}{rate}")(done, max(total, 1))
 
     return progress
 

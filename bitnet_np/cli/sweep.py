@@ -3,13 +3,12 @@
 import argparse
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 from ..sweep.plan import read_plan
-from ..sweep.process import DifferentBitsError
-from ..sweep.rows import Row
 from ..sweep.run import sweep
-from ..sweep.tasks import OK
+from ..sweep.tasks import OK, WRONG, DifferentBitsError, Row
 from . import progress
 from .cluster import add_cluster_arguments, connected
 from .printing import printable, table
@@ -36,23 +35,24 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         with connected(arguments) as client:
-            bar = progress.timed_bar("rows")
-            summary = sweep(plan, arguments.out, client, retry_failed=arguments.retry_failed, progress=bar, on_row=print_row)
+            bar = progress.bar("rows")
+            rows = sweep(plan, arguments.out, client, retry_failed=arguments.retry_failed, progress=bar, on_row=print_row)
     except DifferentBitsError as error:
         print(f"bitnet-np: {printable(str(error))}", file=sys.stderr)
         return 1
+    outcomes = dict(sorted(Counter(row["outcome"] for row in rows).items()))
+    bad = [row for row in rows if row["outcome"] != OK]
     if arguments.json:
-        print(json.dumps(summary.as_dict()))
-        return summary.exit_code
-    bad = [row for row in summary.rows if row["outcome"] != OK]
-    if bad:
-        said = [(row["outcome"], row["operation"], Path(row["model"]).name, row["tokens"], _reason(row)) for row in bad[:LARGEST_TABLE]]
-        print(table(("outcome", "operation", "model", "tokens", "reason"), said))
-        print(f"and {len(bad) - LARGEST_TABLE} more\n" if len(bad) > LARGEST_TABLE else "")
-    counts = ", ".join(f"{n} {outcome}" for outcome, n in summary.outcomes.items())
-    print(f"{len(summary.rows)} rows: {counts}")
-    print(f"{arguments.out}: rows.jsonl, results.csv")
-    return summary.exit_code
+        machines = {repr(row["machine"]): row["machine"] for row in rows if row["machine"]}
+        print(json.dumps({"rows": len(rows), "outcomes": outcomes, "machines": [machines[name] for name in sorted(machines)]}))
+    else:
+        if bad:
+            said = [(row["outcome"], row["operation"], Path(row["model"]).name, row["tokens"], _reason(row)) for row in bad[:LARGEST_TABLE]]
+            print(table(("outcome", "operation", "model", "tokens", "reason"), said))
+            print(f"and {len(bad) - LARGEST_TABLE} more\n" if len(bad) > LARGEST_TABLE else "")
+        print(f"{len(rows)} rows: {', '.join(f'{n} {outcome}' for outcome, n in outcomes.items())}")
+        print(f"{arguments.out}: rows.jsonl, results.csv")
+    return 1 if WRONG in outcomes else 2 if bad else 0
 
 
 def _reason(row: Row) -> str:

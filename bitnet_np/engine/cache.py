@@ -270,7 +270,7 @@ class KVCache:
             )
 
     def rollback(self, slot: int, count: int) -> None:
-        """Forget the last `count` positions of a slot, such as rejected tokens of speculative decoding. Raises what `truncate` does."""
+        """Forget the last `count` positions of a slot. Raises what `truncate` does."""
         slot, count = self._checked(slot), _count("count", count)
         length = int(self.lengths[slot])
         if not 0 <= count <= length:

@@ -1,9 +1,8 @@
 """Tokens out of logits. The engine does not know it.
 
-sampling.py     the next token out of its logits
-batch.py        many prompts over few slots of a KV cache
-generate.py     streams of tokens
-speculation.py  drafts, checked in one pass
-nll.py          negative log-likelihood of a text
-compat.py       operations under the names that other projects use
+sampling.py  the next token out of its logits
+batch.py     many prompts over few slots of a KV cache
+generate.py  streams of tokens
+nll.py       negative log-likelihood of a text
+compat.py    operations under the names that other projects use
 """

@@ -29,18 +29,17 @@ from ..base.validate import instance, integer, integers
 from ..engine.backend import Backend
 from ..engine.cache import KVCache, new_cache
 from ..engine.dialects import EXACT, Dialect
-from ..engine.forward_pass import forward, forward_full, run_cached, run_prefill
+from ..engine.forward_pass import forward, forward_full, run_prefill
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens, check_tokens, pad
 from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Model
 from .sampling import GREEDY, Sampling, choose, uniforms
-from .speculation import Costs, Proposals, Speculation, check_speculation
 
 Observe = Callable[["Request", NDArray[np.float32]], None]
 _Result = NDArray[np.float32] | NonFiniteError
-"""Of a sequence's pass: logits [V], or [1 + K, V] with K drafts; the error where one is not finite."""
+"""Of a sequence's pass: logits [V], or the error where one is not finite."""
 
 
 @steady
@@ -119,11 +118,10 @@ class Continuation:
 
     request: Request
     numbers: Iterator[float]
-    pending: Sequence[int]  # tokens that are not in the cache yet, and drafts of those after them
+    pending: Sequence[int]  # tokens that are not in the cache yet
     n: int
     stop: frozenset[int]
     slot: int = -1
-    proposals: Proposals | None = None  # after the prompt, where there is speculation
     tokens: list[int] = field(default_factory=list)
     admitted: float = 0.0
     first: float | None = None
@@ -141,23 +139,15 @@ class Continuation:
         check_tokens(model.config, ids[None])
         if ids.size + n > context:
             raise ContextLimitError(f"a prompt of {ids.size} and {n} new tokens exceed the model's context of {context}")
-        stop = frozenset(_stops(model, request.stop))
+        if not isinstance(request.stop, Collection):  # an iterator would be used up here, and stop nothing
+            raise OptionError(f"stop is {shown(request.stop)}, expected a collection of token ids")
+        stop = frozenset(integer("stop token", token, 0, model.config.vocab - 1) for token in request.stop)
         instance("sampling", request.sampling, Sampling)
         return cls(request, request.numbers() if numbers is None else numbers, ids.tolist(), n, stop)
 
     def positions(self) -> int:
         """Number of positions that it needs in a slot, the prompt's included."""
         return len(self.pending) + max(self.n - 1, 0)
-
-
-def _stops(model: Model, stop: Collection[int]) -> Iterator[int]:
-    if not isinstance(stop, Collection):  # an iterator would be used up here, and stop nothing
-        raise OptionError(f"stop is {shown(stop)}, expected a collection of token ids")
-    for value in stop:
-        token = integer("stop token", value, -(2**63))
-        if not 0 <= token < model.config.vocab:
-            raise OptionError(f"stop token {token} is not an id of the vocabulary, 0..{model.config.vocab - 1}")
-        yield token
 
 
 def _ignore(request: Request, logits: NDArray[np.float32]) -> None:
@@ -168,10 +158,10 @@ class Batch:
     """A scheduler of `slots` sequences at a time, of up to `capacity` positions each (default: the model's context).
 
     `submit` requests at any time, call `step` until `done`. `observe(request, logits)` is called with the logits [V] that each token is
-    chosen from. dtype: of the KV cache; float16 changes logits, but not with the other sequences. speculation: drafts tokens, so that a
-    step may choose several for a sequence, the same ones (speculation.py). After an exception in `step` a batch is of no further use.
+    chosen from. dtype: of the KV cache; float16 changes logits, but not with the other sequences. After an exception in `step` a batch is
+    of no further use.
 
-    Raises what KVCache does for slots, capacity and dtype, and what `stream` does for speculation.
+    Raises what KVCache does for slots, capacity and dtype.
     """
 
     def __init__(
@@ -184,12 +174,9 @@ class Batch:
         dialect: Dialect = EXACT,
         ops: Backend = cpu,
         observe: Observe = _ignore,
-        speculation: Speculation | None = None,
     ):
         self._runtime = Runtime(model, dialect, ops).checked()
-        check_speculation(self._runtime, speculation)
-        self.observe, self.speculation = observe, speculation
-        self._costs = Costs()
+        self.observe = observe
         self.cache = new_cache(model.config, slots, capacity, ops, dtype)
         self._free = list(range(self.cache.batch))
         self._waiting: deque[Continuation] = deque()
@@ -225,8 +212,7 @@ class Batch:
     def step(self) -> list[Completion]:
         """Admit requests, run one forward pass, choose a token for each sequence, retire. Returns the completions of this step.
 
-        With speculation, prompts and later tokens have a pass each, and a sequence gets a token for each draft that was right, too. Raises
-        what `observe` raises, what `stream` does for drafts, and OptionError from then on.
+        Raises what `observe` raises, and OptionError from then on.
         """
         if not self._intact:
             raise OptionError("an exception interrupted this batch, expected a new one")
@@ -235,15 +221,14 @@ class Batch:
             sequence = self._waiting.popleft()
             sequence.slot, sequence.admitted = self._free.pop(0), time.perf_counter()
             self._running.append(sequence)
-        ended = []
-        for sequence, result in zip(self._running, self._pass(), strict=True):
+        completions = []
+        for sequence, result in zip(tuple(self._running), self._forward(self._running), strict=True):
             completion = self._advance(sequence, result)
             if completion is not None:
-                ended.append((sequence, completion))
-        for sequence, _ in ended:
-            self._retire(sequence)
+                completions.append(completion)
+                self._retire(sequence)
         self._intact = True
-        return [completion for _, completion in ended]
+        return completions
 
     @steady
     def cancel(self, id: str | int) -> Completion:
@@ -270,71 +255,31 @@ class Batch:
         self._free.append(sequence.slot)
         self.cache.clear(sequence.slot)
 
-    def _pass(self) -> Sequence[_Result]:
-        """The result of each running sequence."""
-        drafting = [sequence for sequence in self._running if sequence.proposals]
-        if not drafting:
-            return self._forward(self._running)
-        start = time.perf_counter()
-        for sequence in drafting:
-            assert sequence.proposals
-            drafts = sequence.proposals.next(self._costs, len(drafting))
-            sequence.pending = [*sequence.pending, *drafts.tolist()]
-        results = dict(zip(drafting, self._forward(drafting), strict=True))
-        rows = sum(len(sequence.pending) for sequence in drafting)
-        self._costs.measured(rows, time.perf_counter() - start)
-        others = [sequence for sequence in self._running if not sequence.proposals]
-        results |= zip(others, self._forward(others), strict=True)
-        return [results[sequence] for sequence in self._running]
-
-    def _forward(self, sequences: list[Continuation]) -> list[_Result]:
-        """The logits of sequences that all have drafts or all have none, or the error of one: the others do not suffer from it."""
+    def _forward(self, sequences: Sequence[Continuation]) -> list[_Result]:
+        """The logits of each sequence's next token, or the error of one: the others do not suffer from it."""
         if not sequences:
             return []
         tokens = Tokens(*pad([sequence.pending for sequence in sequences]))
-        slots = np.array([sequence.slot for sequence in sequences])
-        run = run_cached if sequences[0].proposals else run_prefill
         try:
-            logits = run(self._runtime, tokens, self.cache, slots)
+            return list(run_prefill(self._runtime, tokens, self.cache, np.array([sequence.slot for sequence in sequences])))
         except NonFiniteError as error:
-            if len(sequences) > 1:
-                return [result for sequence in sequences for result in self._forward([sequence])]
-            if not sequences[0].proposals or len(sequences[0].pending) == 1:
-                return [error]
-            sequences[0].pending = sequences[0].pending[:1]  # the error may be a wrong draft's, which must change nothing
-            return self._forward(sequences)
-        for sequence in sequences:
-            if sequence.proposals:
-                sequence.proposals.passed(np.array(sequence.pending[1:], np.int64))
-        return [rows[:length] if logits.ndim == 3 else rows for rows, length in zip(logits, tokens.lengths, strict=True)]
+            return [error] if len(sequences) == 1 else [self._forward([sequence])[0] for sequence in sequences]
 
     def _advance(self, sequence: Continuation, result: _Result) -> Completion | None:
-        """Choose the next token, and those after it that were drafted right. Returns the completion when the sequence ends here."""
-        request, tokens = sequence.request, sequence.tokens
+        """Choose the next token. Returns the completion when the sequence ends here."""
+        request = sequence.request
         if isinstance(result, NonFiniteError):
             return self._completion(sequence, str(result))
         if sequence.n == 0:
             return self._completion(sequence)
-        row: int | None = 0  # of the token's logits
-        while row is not None:
-            logits = np.atleast_2d(result)[row]
-            self.observe(request, logits)
-            token = choose(logits, request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
-            if token in sequence.stop:
-                return self._completion(sequence)
-            sequence.first = sequence.first or time.perf_counter()
-            tokens.append(token)
-            if len(tokens) == sequence.n:
-                return self._completion(sequence)
-            row = sequence.proposals.append(token) if sequence.proposals else None
-        if sequence.proposals:
-            self.cache.rollback(sequence.slot, sequence.proposals.rejected)
-        elif self.speculation:
-            prompt = np.array(sequence.pending)
-            sequence.proposals = Proposals(self.speculation, self._runtime.model.config.vocab, prompt, sequence.n)
-            sequence.proposals.append(token)
+        self.observe(request, result)
+        token = choose(result, request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
+        if token in sequence.stop:
+            return self._completion(sequence)
+        sequence.first = sequence.first or time.perf_counter()
+        sequence.tokens.append(token)
         sequence.pending = [token]
-        return None
+        return self._completion(sequence) if len(sequence.tokens) == sequence.n else None
 
     def _completion(self, sequence: Continuation, error: str | None = None) -> Completion:
         first = None if sequence.first is None else sequence.first - sequence.admitted
@@ -350,17 +295,16 @@ def generate_batch(
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
     observe: Observe = _ignore,
-    speculation: Speculation | None = None,
 ) -> Iterator[Completion]:
     """Completions of requests in the order given, `slots` at a time; each as soon as it and all before it are complete.
 
-    Raises, on the call itself, what `Batch.submit` raises, what `stream` does for speculation, and OptionError for less than one slot.
+    Raises, on the call itself, what `Batch.submit` raises, and OptionError for less than one slot.
     """
     Runtime(model, dialect, ops).checked()
     sequences = [Continuation.of(model, request) for request in requests]
     needed = max((sequence.positions() for sequence in sequences), default=1)
     used = min(integer("slots", slots, 1), max(len(sequences), 1))
-    batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe, speculation=speculation)
+    batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe)
     for sequence in sequences:
         batch.queue(sequence)
     names = [sequence.request.id for sequence in sequences]

@@ -12,7 +12,6 @@ from ..kernels.float_state import steady
 from ..model.records import Model
 from .batch import Batch, Continuation, Request
 from .sampling import GREEDY, Sampling, uniforms
-from .speculation import Speculation
 
 
 @steady
@@ -27,25 +26,22 @@ def stream(
     stop: Collection[int] = (),
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
-    speculation: Speculation | None = None,
 ) -> Iterator[int]:
     """Yield up to `n` new tokens, each as soon as it is chosen; end before a token of `stop`.
 
     `numbers` are the uniform numbers to sample with, one for each token, for replaying; without them they come from `seed`.
-    One forward pass for each block of the prompt (forward_pass.BLOCK), also when n is 0, and one for each token but the last. With
-    `speculation` (speculation.py) a pass may give several of the same tokens.
+    One forward pass for each block of the prompt (forward_pass.BLOCK), also when n is 0, and one for each token but the last.
 
     Raises, on the call itself: EmptyInputError "Prompt cannot be empty", ContextLimitError if prompt and n tokens do not fit the model's
     context, TokenRangeError or ShapeError for a prompt that is not ids of the vocabulary, OptionError for an invalid n, sampling,
-    seed, stop token or speculation, UnsupportedError for speculation on a device. During iteration: what `forward` raises, OptionError
-    when `numbers` run out, TokenRangeError or ShapeError for drafts that are not ids of the vocabulary.
+    seed or stop token. During iteration: what `forward` raises, and OptionError when `numbers` run out.
     """
     Runtime(model, dialect, ops).checked()
     if numbers is not None and not isinstance(numbers, Iterable):
         raise OptionError(f"numbers are {shown(numbers)}, expected an iterable of uniform numbers")
     source = uniforms(seed) if numbers is None else _given(numbers)
     continued = Continuation.of(model, Request(0, prompt, n, sampling, stop=stop), source)
-    batch = Batch(model, 1, continued.positions(), dialect=dialect, ops=ops, speculation=speculation)
+    batch = Batch(model, 1, continued.positions(), dialect=dialect, ops=ops)
     batch.queue(continued)
 
     def run() -> Iterator[int]:
@@ -79,19 +75,7 @@ def generate(
     stop: Collection[int] = (),
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
-    speculation: Speculation | None = None,
 ) -> list[int]:
     """The prompt and up to `n` tokens after it; arguments and errors as in `stream`."""
-    tokens = stream(
-        model,
-        prompt,
-        n,
-        sampling=sampling,
-        numbers=numbers,
-        seed=seed,
-        stop=stop,
-        dialect=dialect,
-        ops=ops,
-        speculation=speculation,
-    )
-    return [*map(int, prompt), *tokens]
+    new = stream(model, prompt, n, sampling=sampling, numbers=numbers, seed=seed, stop=stop, dialect=dialect, ops=ops)
+    return [*map(int, prompt), *new]

@@ -39,16 +39,8 @@ def most_bytes(entries: int) -> int:
 class Client:
     """The address of a server, `scheme://host:port/path` without a trailing slash."""
 
-    secure: bool
-    host: str
-    port: int | None
-    path: str
+    url: str
     timeout: float  # seconds for one request and its whole answer
-
-    @property
-    def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http{'s' * self.secure}://{host}{'' if self.port is None else f':{self.port}'}{self.path}"
 
     def get(self, path: str) -> Any:
         """The JSON value at a path. Raises ServerError."""
@@ -78,7 +70,10 @@ class Client:
     def _answer(self, method: str, path: str, body: bytes | None, most: int) -> tuple[int, str | None, bytes]:
         """Status, Location and body of the answer."""
         url, late = f"{self.url}{path}", Event()
-        connection = (HTTPSConnection if self.secure else HTTPConnection)(self.host, self.port, timeout=self.timeout)
+        parts = urlsplit(url)
+        connection = (HTTPSConnection if parts.scheme == "https" else HTTPConnection)(
+            parts.hostname or "", parts.port, timeout=self.timeout
+        )
         timer: Timer | None = None
         try:
             connection.connect()
@@ -86,7 +81,7 @@ class Client:
             timer.daemon = True
             timer.start()
             headers = {"Accept": "application/json", "Content-Type": "application/json"}
-            connection.request(method, self.path + path, body, headers)
+            connection.request(method, parts.path, body, headers)
             response = connection.getresponse()
             raw = bytearray()
             while piece := response.read(min(_PIECE, most + 1 - len(raw))):
@@ -128,7 +123,7 @@ def client_of(url: str, timeout: float) -> Client:
     named = re.sub(r"^(\w+://)?.*@|\?.*", r"\1...", url, flags=re.DOTALL)  # a password is not repeated
     try:
         parts = urlsplit(url)
-        port = parts.port
+        parts.port  # noqa: B018 - a wrong one is an error
     except ValueError as error:
         raise OptionError(f"the endpoint is {shown(named)}: {error if named == url else 'it is no address'}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -137,4 +132,4 @@ def client_of(url: str, timeout: float) -> Client:
         raise OptionError(f"the endpoint is {shown(named)}, expected an address without a user name, blanks, `?` or `#`")
     if not 0 < timeout <= 86400:
         raise OptionError(f"the timeout is {timeout:g} s, expected more than 0 and at most 86400")
-    return Client(parts.scheme == "https", parts.hostname, port, parts.path.rstrip("/").removesuffix("/v1"), timeout)
+    return Client(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}", timeout)

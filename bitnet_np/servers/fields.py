@@ -1,10 +1,16 @@
 """Values of a server's JSON, taken out only after their types are checked. Every function raises ServerError, which names the value."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ..base.errors import ServerError, shown
+from .completions import Completions, top_logprobs
 
 T = TypeVar("T")
+Entries = dict[int, float]
+"""Log-probabilities by token id."""
 
 _NAMES = {dict: "an object", list: "an array", str: "a string", int: "an integer", bool: "true or false"}
 _MOST = 1 << 31  # token ids are int32 in every server
@@ -46,16 +52,33 @@ def logprob(where: str, value: Any) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
-def listed(where: str, value: Any) -> dict[int, float]:
-    """The log-probabilities by token id of an array of objects with `id` and `logprob`."""
-    entries: dict[int, float] = {}
+def listed(where: str, value: Any, pair: Callable[[str, Any], tuple[int, float]] | None = None) -> Entries:
+    """The log-probabilities by token id of an array. pair: those of an item; without it they are objects with `id` and `logprob`."""
+    entries: Entries = {}
     for i, item in enumerate(of_type(where, value, list)):
         here = f"{where}[{i}]"
-        identifier = token(f"{here}.id", of_type(here, item, dict).get("id"))
+        identifier, number = (pair or _object)(here, item)
         if identifier in entries:
-            raise ServerError(f"{here}.id is {identifier}, which is there twice")
-        entries[identifier] = logprob(f"{here}.logprob", item.get("logprob"))
+            raise ServerError(f"{here} has the id {identifier}, which is there twice")
+        entries[identifier] = number
     return entries
+
+
+def _object(where: str, value: Any) -> tuple[int, float]:
+    return token(f"{where}.id", of_type(where, value, dict).get("id")), logprob(f"{where}.logprob", value.get("logprob"))
+
+
+def rows(where: str, items: Sequence[Any], first: int, entries: Callable[[str, Any], Entries]) -> dict[int, Entries]:
+    """The entries of an array's items by the position whose logits they are, `first` that of the first. At -1 nothing is predicted."""
+    return {first + i: entries(f"{where}[{i}]", item) for i, item in enumerate(items) if first + i >= 0}
+
+
+def completions(where: str, ids: Sequence[int], new: Sequence[int], most: int, k: int, by_position: Mapping[int, Entries]) -> Completions:
+    """The record of a prompt `ids` that the server continued by the tokens `new`, `most` at most."""
+    if len(new) > most:
+        raise ServerError(f"{where}: {len(new)} tokens were generated, expected at most {most}")
+    top = tuple(top_logprobs(position, by_position[position]) for position in sorted(by_position))
+    return Completions(np.array([*ids, *new], np.int64), len(ids), k, top)
 
 
 def prompt_length(where: str, value: Any, sent: int) -> None:

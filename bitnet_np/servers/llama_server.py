@@ -5,15 +5,13 @@ before temperature and samplers (`post_sampling_probs` is false).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from ..base.errors import ServerError
 from .client import Client, most_bytes
-from .completions import Completions, TopLogprobs, top_logprobs
-from .fields import listed, member, of_type, prompt_length, token, tokens
+from .completions import Completions
+from .fields import completions, listed, member, of_type, prompt_length, token, tokens
 
 
 @dataclass(frozen=True)
@@ -52,26 +50,21 @@ def parse(answer: Any, ids: Sequence[int], predict: int, k: int) -> Completions:
     if answer.get("truncated", False) is not False:
         raise ServerError(f"{where}: the prompt was truncated; the server's context is too small for {len(ids)} + {predict} tokens")
     generated = tokens(f"{where}: tokens", answer.get("tokens"))
-    if len(generated) > predict:
-        raise ServerError(f"{where}: tokens has {len(generated)} ids, expected at most {predict}")
     entries = member(where, answer, "completion_probabilities", list) if "completion_probabilities" in answer else []  # none of any token
-    chosen, rows = [], []
+    chosen, tops = [], []
     for i, entry in enumerate(entries):
         here = f"{where}: completion_probabilities[{i}]"
         if "probs" in of_type(here, entry, dict):
             raise ServerError(f"{here} has `probs` without token ids, as llama-server sent them until 2024; a newer one is needed")
         chosen.append(token(f"{here}.id", entry.get("id")))
-        rows.append(listed(f"{here}.top_logprobs", entry.get("top_logprobs")))
+        tops.append(listed(f"{here}.top_logprobs", entry.get("top_logprobs")))
     places = aligned(generated, chosen)
     if places is None:
         raise ServerError(f"{where}: completion_probabilities are of the tokens {chosen[:8]}..., not of {generated[:8]}...")
-    top: list[TopLogprobs] = []
-    for row, place in zip(rows, places, strict=True):
-        if place is not None:
-            top.append(top_logprobs(len(ids) - 1 + place, row))
-    left_out = len(generated) - len(top)
+    rows = {len(ids) - 1 + place: top for top, place in zip(tops, places, strict=True) if place is not None}
+    record, left_out = completions(where, ids, generated, predict, k, rows), len(generated) - len(rows)
     note = f"the server has no log-probabilities for {left_out} of {len(generated)} tokens, which end within a character"
-    return Completions(np.array([*ids, *generated], np.int64), len(ids), k, tuple(top), (note,) if left_out else ())
+    return replace(record, notes=(note,)) if left_out else record
 
 
 def aligned(tokens: Sequence[int], chosen: Sequence[int]) -> list[int | None] | None:

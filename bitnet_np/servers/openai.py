@@ -5,24 +5,20 @@ Sources: vLLM's OpenAI-compatible server (`prompt_logprobs`, `return_tokens_as_t
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..base.errors import ServerError, UnsupportedError, shown
 from .client import Client, RefusedError, most_bytes
-from .completions import Completions, TopLogprobs, top_logprobs
-from .fields import listed, logprob, member, of_type, prompt_length, token
+from .completions import Completions
+from .fields import Entries, completions, listed, logprob, member, of_type, prompt_length, rows, token, tokens
 
 _WHERE = "/v1/completions"
 _REFUSALS = (400, 422)  # of a request that has a field the server does not know
 _AS_IDS = {"return_tokens_as_token_ids": True}
 _NO_PENALTY = {"repetition_penalty": 1.0}  # vLLM takes the one of the model's generation_config.json otherwise
 _TAKES_TEXTS = "expected a server that takes token ids as a prompt, as llama-server, vLLM and SGLang do"
-
-Entries = dict[int, float]  # log-probabilities by token id
 
 
 @dataclass(frozen=True)
@@ -51,22 +47,22 @@ class OpenAiServer:
         """
         plain = {"model": self.model, "prompt": list(ids), "max_tokens": predict, "temperature": 0, "logprobs": k, "stream": False}
         most = most_bytes((len(ids) + predict + 1) * (k + 2))
-        best: Completions | None = None
+        found: list[Completions] = []
         for extra in ({**_AS_IDS, **_NO_PENALTY, "prompt_logprobs": k}, {**_AS_IDS, "echo": True}, {}):
-            if best is not None and (extra == {} or (best.top[:1] and best.top[0].position < len(ids) - 1)):
-                break  # it has the prompt's positions, or nothing is left to ask for them
+            if found and not extra:
+                break  # nothing is left to ask for the prompt's positions
             try:
                 record = parse(self.client.post(_WHERE, {**plain, **extra}, most), ids, predict, k)
             except RefusedError as refusal:
                 if refusal.status not in _REFUSALS:
                     raise
-                if extra == {} and best is None:
+                if not extra:
                     raise RefusedError(f"{refusal}; {_TAKES_TEXTS}", refusal.status) from None
                 continue
-            if best is None or len(record.top) > len(best.top):
-                best = record
-        assert best is not None
-        return best
+            if record.top[:1] and record.top[0].position < len(ids) - 1:
+                return record
+            found.append(record)
+        return max(found, key=lambda record: len(record.top))
 
 
 def parse(answer: Any, ids: Sequence[int], predict: int, k: int) -> Completions:
@@ -79,16 +75,12 @@ def parse(answer: Any, ids: Sequence[int], predict: int, k: int) -> Completions:
     usage = answer.get("usage")
     if usage is not None:
         prompt_length(f"{_WHERE}: usage.prompt_tokens", member(f"{_WHERE}: usage", usage, "prompt_tokens", int), len(ids))
-    rows: dict[int, Entries] = _of_prompt(f"{where}.prompt_logprobs", choice.get("prompt_logprobs"), ids)
+    by_position = _of_prompt(f"{where}.prompt_logprobs", choice.get("prompt_logprobs"), ids)
     logprobs = choice.get("logprobs")
     if logprobs is None:
         raise UnsupportedError(f"{where}.logprobs is null: the server returns no log-probabilities of completions")
     generated, later = _of_choice(f"{where}.logprobs", of_type(f"{where}.logprobs", logprobs, dict), ids)
-    if len(generated) > predict:
-        raise ServerError(f"{where}.logprobs has {len(generated)} generated tokens, expected at most {predict}")
-    rows |= later
-    top: list[TopLogprobs] = [top_logprobs(position, rows[position]) for position in sorted(rows)]
-    return Completions(np.array([*ids, *generated], np.int64), len(ids), k, tuple(top))
+    return completions(f"{where}.logprobs", ids, generated, predict, k, by_position | later)
 
 
 def _of_prompt(where: str, value: Any, ids: Sequence[int]) -> dict[int, Entries]:
@@ -98,42 +90,29 @@ def _of_prompt(where: str, value: Any, ids: Sequence[int]) -> dict[int, Entries]
     items = of_type(where, value, list)
     if len(items) != len(ids):
         raise ServerError(f"{where} has {len(items)} items, but {len(ids)} token ids were sent")
-    rows = {}
-    for i, item in enumerate(items):
-        here = f"{where}[{i}]"
-        if item is None and i == 0:  # nothing predicts the first token
-            continue
-        entries = of_type(here, item, dict).items()
-        rows[i - 1] = {
-            _id(f"{here}, key", key): logprob(f"{here}.logprob", member(here, item, key, dict).get("logprob")) for key, _ in entries
-        }
-    rows.pop(-1, None)
-    return rows
+    return rows(where, items, -1, lambda here, item: _named(here, item, lambda name, x: of_type(name, x, dict).get("logprob")))
 
 
 def _of_choice(where: str, value: dict[str, Any], ids: Sequence[int]) -> tuple[list[int], dict[int, Entries]]:
     """The generated ids, and log-probabilities by position."""
     start = len(ids) - 1
     if "content" in value:  # the form of chat completions, which llama-server and mlx-lm use here too
-        generated, rows = [], {}
-        for i, item in enumerate(of_type(f"{where}.content", value["content"], list)):
-            here = f"{where}.content[{i}]"
-            generated.append(token(f"{here}.id", of_type(here, item, dict).get("id")))
-            rows[start + i] = listed(f"{here}.top_logprobs", item.get("top_logprobs"))
-        return generated, rows
+        items = member(where, value, "content", list)
+        names = [member(f"{where}.content[{i}]", item, "id", int) for i, item in enumerate(items)]
+        tops = rows(f"{where}.content", items, start, lambda here, item: listed(f"{here}.top_logprobs", item.get("top_logprobs")))
+        return tokens(f"{where}.content, id", names), tops
     named = [_id(f"{where}.tokens[{i}]", name) for i, name in enumerate(member(where, value, "tokens", list))]
     top = member(where, value, "top_logprobs", list)
     if len(top) != len(named):
         raise ServerError(f"{where}.top_logprobs has {len(top)} items for {len(named)} tokens")
     echoed = len(named) >= len(ids) and named[: len(ids)] == list(ids) and top[:1] == [None]
-    first = -1 if echoed else start  # the position that predicts the first of them
-    rows = {}
-    for i, item in enumerate(top):
-        here = f"{where}.top_logprobs[{i}]"
-        if item is None and echoed and i == 0:
-            continue
-        rows[first + i] = {_id(f"{here}, key", key): logprob(f"{here}[{shown(key)}]", x) for key, x in of_type(here, item, dict).items()}
-    return named[len(ids) :] if echoed else named, rows
+    return named[len(ids) :] if echoed else named, rows(f"{where}.top_logprobs", top, -1 if echoed else start, _named)
+
+
+def _named(where: str, value: Any, number: Callable[[str, Any], Any] = lambda name, x: x) -> Entries:
+    """The log-probabilities of an object whose keys are ids. number: what a value has of it."""
+    entries = of_type(where, value, dict).items()
+    return {_id(f"{where}, key", key): logprob(f"{where}[{shown(key)}]", number(f"{where}.{key}", x)) for key, x in entries}
 
 
 def _id(where: str, value: Any) -> int:

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..base.errors import ServerError, shown
 from .client import most_bytes
-from .completions import Completions, top_logprobs
-from .fields import logprob, member, of_type, prompt_length, token
+from .completions import Completions
+from .fields import Entries, completions, listed, logprob, member, of_type, prompt_length, rows, token
 from .openai import OpenAiServer
 
 _WHERE = "/generate"
@@ -50,26 +48,13 @@ def parse(answer: Any, ids: Sequence[int], predict: int, k: int) -> Completions:
     prompt_length(f"{where}.prompt_tokens", member(where, meta, "prompt_tokens", int), len(ids))
     chosen = member(where, meta, "output_token_logprobs", list)
     generated = [_entry(f"{where}.output_token_logprobs[{i}]", item)[0] for i, item in enumerate(chosen)]
-    if len(generated) > predict:
-        raise ServerError(f"{where}.output_token_logprobs has {len(generated)} tokens, expected at most {predict}")
-    top = []
+    by_position: dict[int, Entries] = {}
     for name, start, count in (("input_top_logprobs", -1, len(ids)), ("output_top_logprobs", len(ids) - 1, len(generated))):
         items = member(where, meta, name, list)
         if len(items) != count:
             raise ServerError(f"{where}.{name} has {len(items)} items for {count} tokens")
-        for i, item in enumerate(items):
-            if start + i >= 0:  # nothing predicts the first token
-                top.append(top_logprobs(start + i, _entries(f"{where}.{name}[{i}]", item)))
-    return Completions(np.array([*ids, *generated], np.int64), len(ids), k, tuple(top))
-
-
-def _entries(where: str, value: Any) -> dict[int, float]:
-    """The log-probabilities of a position by token id."""
-    pairs = [_entry(f"{where}[{i}]", item) for i, item in enumerate(of_type(where, value, list))]
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        raise ServerError(f"{where} has the ids {shown([pair[0] for pair in pairs])}, expected no two alike")
-    return entries
+        by_position |= rows(f"{where}.{name}", items, start, lambda here, item: listed(here, item, _entry))
+    return completions(f"{where}.output_token_logprobs", ids, generated, predict, k, by_position)
 
 
 def _entry(where: str, value: Any) -> tuple[int, float]:

@@ -1,11 +1,10 @@
-"""Rows and windows on the workers of a Dask cluster. Dask schedules, retries and restarts; nothing of that is done here."""
+"""Cases on the workers of a Dask cluster. Dask schedules, retries and restarts; nothing of that is done here."""
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,14 @@ from ..base.progress import Progress, silent
 from ..engine.dialects import Dialect
 from ..engine.network import Runtime
 from ..generation.nll import check_windows, window_nll
-from .process import ModelFile, check_selftest, model_of
-from .tasks import KILLED, Outcome, Task, perform
+from ..model.records import Config
+from .tasks import ModelFile, model_of, this_machine
 
 DEATHS = 1
-"""Workers of our own cluster that may die under a task before it is set aside. Tasks that were set aside run again, one at a time."""
+"""Workers of our own cluster that may die under a case before it is set aside. Cases that were set aside run again, one at a time."""
+
+RESTART = "10m"
+"""Time in which a worker of our own cluster must be there again: one that is given up is not started again."""
 
 ANSWER = 10
 """Seconds in which a scheduler must answer."""
@@ -40,20 +42,12 @@ def connected(scheduler: str | None, workers: int | None) -> Iterator[Any]:
     """
     dask, distributed = extra("dask", "cluster", "a cluster"), _dask()
     if scheduler is not None:
-        if scheduler.startswith("tls:") and distributed.Security().get_connection_args("client").get("ssl_context") is None:
-            raise ServerError(f"scheduler {scheduler}: Dask's configuration names no certificate for TLS, expected distributed.comm.tls")
-        try:
-            with ThreadPoolExecutor(1) as pool:  # a notebook's thread has an event loop that runs
-                pool.submit(asyncio.run, _greeted(scheduler)).result()
-            client = distributed.Client(scheduler, timeout=ANSWER, set_as_default=False)
-        except Exception as error:  # MemoryError too, where another server's bytes are taken for sizes
-            raise ServerError(f"scheduler {scheduler}: {str(error) or type(error).__name__}") from None
-        with client:
-            yield _with_workers(client, scheduler)
+        with _client_of(scheduler) as client:
+            yield client
         return
     count = workers or 1
     with (
-        dask.config.set({"distributed.scheduler.allowed-failures": DEATHS}),
+        dask.config.set({"distributed.scheduler.allowed-failures": DEATHS, "distributed.deploy.lost-worker-timeout": RESTART}),
         distributed.LocalCluster(
             n_workers=count,
             threads_per_worker=1,  # one row at a time, on all threads that Numba has
@@ -68,75 +62,78 @@ def connected(scheduler: str | None, workers: int | None) -> Iterator[Any]:
         yield client
 
 
-async def _greeted(address: str) -> None:
-    """Raises TimeoutError for a server that takes connections and says nothing: Dask's client would wait for its greeting for ever."""
+@contextmanager
+def _client_of(scheduler: str) -> Iterator[Any]:
     distributed = _dask()
-    greeting = distributed.comm.connect(address, **distributed.Security().get_connection_args("client"))
-    (await asyncio.wait_for(greeting, ANSWER)).abort()
+    tls = distributed.Security().get_connection_args("client")
 
+    async def greeted() -> None:
+        """Raises TimeoutError for a server that takes connections and says nothing: Dask's client would wait for its greeting for ever."""
+        (await asyncio.wait_for(distributed.comm.connect(scheduler, **tls), ANSWER)).abort()
 
-def _with_workers(client: Any, scheduler: str) -> Any:
     try:
-        client.wait_for_workers(1, timeout=60)
-    except TimeoutError:
-        raise ServerError(f"scheduler {scheduler}: no worker after 60 s, expected at least one") from None
-    return client
+        with ThreadPoolExecutor(1) as pool:  # a notebook's thread has an event loop that runs
+            pool.submit(lambda: asyncio.run(greeted())).result()
+        client = distributed.Client(scheduler, timeout=ANSWER, set_as_default=False)
+    except Exception as error:  # MemoryError too, where another server's bytes are taken for sizes
+        raise ServerError(f"scheduler {scheduler}: {str(error) or type(error).__name__}") from None
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=60)
+        except TimeoutError:
+            raise ServerError(f"scheduler {scheduler}: no worker after 60 s, expected at least one") from None
+        yield client
 
 
-def results(client: Any, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome]]:
-    """What became of tasks, in the order of arrival.
+def arrived(client: Any, function: Callable[[Any], Any], cases: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """The number of each case and what the function gives for it, in the order of arrival.
 
-    A task that was lost with its workers runs again when all others are done, alone; if its worker is lost again, its outcome is KILLED.
+    A case that was lost with its workers runs again when all others are done, alone; if its worker is lost again, it has None.
 
-    Raises DifferentBitsError if a machine fails the selftest, ServerError if the scheduler is lost.
+    Raises what the function raises, and ServerError if the scheduler is lost.
     """
-    run = token_hex(4)
-    names = {f"{task.operation}-{task.key}-{run}": task for task in tasks}
-    futures = {future.key: future for future in client.map(perform, list(names.values()), key=list(names))}
+    numbers = {future: n for n, future in enumerate(client.map(function, cases, pure=False))}
     lost = []
-    for future in _dask().as_completed(list(futures.values()), loop=client.loop):
-        del futures[future.key]
-        task = names.pop(future.key)
-        outcome = _arrived(future)
-        if outcome is None:
-            lost.append(task)
+    for future in _dask().as_completed(list(numbers), loop=client.loop):
+        n, result = numbers.pop(future), _result(future)
+        if result is None:
+            lost.append(n)
         else:
-            yield task, outcome
-    for task in lost:
-        outcome = _arrived(client.submit(perform, task, key=f"{task.operation}-{task.key}-{run}-alone"))
-        yield task, outcome or Outcome(KILLED, {"error": "the worker died of this task, again and alone"})
+            yield n, result
+    for n in lost:
+        yield n, _result(client.submit(function, cases[n], pure=False))
 
 
-def _arrived(future: Any, advice: str = ". Start the sweep again to go on") -> Any:
-    """What a task gave; None if its workers died under it."""
+def _result(future: Any) -> Any:
+    """What a case gave; None if its workers died under it."""
     try:
         return future.result()
     except _dask().KilledWorker:
         return None
     except (_dask().client.FutureCancelledError, OSError) as error:
-        raise ServerError(f"the scheduler was lost: {type(error).__name__}{advice}") from None
+        raise ServerError(f"the scheduler was lost: {type(error).__name__}. Start a sweep again to go on") from None
 
 
 def cluster_nll(
-    client: Any, model: ModelFile, ids: ArrayLike, *, stride: int | None, dialect: Dialect, progress: Progress = silent
+    client: Any, model: ModelFile, config: Config, ids: ArrayLike, stride: int | None, dialect: Dialect, progress: Progress = silent
 ) -> NDArray[np.float64]:
-    """`token_nll` of a long text on a cluster, a task for each window: the same bits for any number of workers.
+    """`token_nll` of a long text on a cluster, a case for each window: the same bits for any number of workers.
 
-    ids: [T] -> float64 [T - 1]. Raises as `token_nll` does, and as `results`.
+    config: the model's. ids: [T] -> float64 [T - 1]. Raises as `token_nll` does, DifferentBitsError if a machine fails the selftest, and
+    as `arrived`.
     """
-    checked, windows = check_windows(model_of(model).config, ids, stride)
-    arguments = [(model, dialect, checked[w.begin : w.end], w.known - w.begin) for w in windows]
-    run = token_hex(4)
-    futures = client.map(_window, arguments, key=[f"nll-{n}-{run}" for n in range(len(windows))])
-    for done, _ in enumerate(_dask().as_completed(futures, loop=client.loop), 1):
-        progress(done, len(windows))
-    arrived = [_arrived(future, advice="") for future in futures]
-    if any(values is None for values in arrived):
-        raise ServerError("workers died of a window of the text, expected some that have the memory for it")
-    return np.concatenate(arrived)
+    checked, windows = check_windows(config, ids, stride)
+    cases = [(model, dialect, checked[begin:end], known - begin) for begin, end, known in windows]
+    values: dict[int, NDArray[np.float64]] = {}
+    for n, found in arrived(client, _window, cases):
+        if found is None:
+            raise ServerError("workers died of a window of the text, expected some that have the memory for it")
+        values[n] = found
+        progress(len(values), len(cases))
+    return np.concatenate([values[n] for n in range(len(cases))])
 
 
-def _window(arguments: tuple[ModelFile, Dialect, NDArray[np.int64], int]) -> NDArray[np.float64]:
-    model, dialect, ids, known = arguments
-    check_selftest()
+def _window(case: tuple[ModelFile, Dialect, NDArray[np.int64], int]) -> NDArray[np.float64]:
+    model, dialect, ids, known = case
+    this_machine()
     return window_nll(Runtime(model_of(model), dialect).checked(), ids, known)

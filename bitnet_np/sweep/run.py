@@ -1,42 +1,36 @@
-"""A sweep: the rows of a plan, each computed once, whatever stops it in between."""
+"""A sweep: the rows of a plan, each computed once, whatever stops it in between, and its files.
 
-from collections import Counter
+Rows are appended to rows.jsonl as they come. They are read as text from anybody, never as Python objects.
+"""
+
+import csv
+import json
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..base.errors import FileFormatError, OptionError, shown
 from ..base.progress import Progress, silent
-from . import rows
-from .cluster import results
-from .lock import held
-from .rows import Row
-from .table import write_table
-from .tasks import OK, WRONG, Outcome, Task, perform
+from ..base.whole_file import whole_file
+from ..files.safetensors_file import strict_json
+from .cluster import arrived
+from .tasks import INVALID, KILLED, OK, WRONG, Row, Task, perform
 
-ROWS = "rows.jsonl"
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
+ROWS, TABLE = "rows.jsonl", "results.csv"
+COLUMNS = ("key", "operation", "model", "tokens", "dialect", "precision", "outcome")
+RESULTS = ("sha256", "mean_nll", "verdict", "reason", "error")
+"""Columns of the table: of a row, and of its result. Neither times nor machines: the table of a plan is the same from every cluster."""
 
-@dataclass(frozen=True)
-class Summary:
-    """What a sweep found."""
-
-    rows: tuple[Row, ...]  # in the plan's order
-    machines: tuple[dict[str, Any], ...]  # each machine once
-
-    @property
-    def outcomes(self) -> dict[str, int]:
-        """Number of rows by outcome."""
-        return dict(sorted(Counter(row["outcome"] for row in self.rows).items()))
-
-    @property
-    def exit_code(self) -> int:
-        """1 if a row is WRONG, 2 if one has another outcome than OK, else 0."""
-        return 1 if WRONG in self.outcomes else 2 if set(self.outcomes) - {OK} else 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """The counts and the machines, for JSON."""
-        return {"rows": len(self.rows), "outcomes": self.outcomes, "machines": list(self.machines)}
+_KINDS = dict.fromkeys(COLUMNS, str) | {"result": dict, "machine": dict}
+_MOST_LINE = 1 << 20  # bytes
 
 
 def sweep(
@@ -47,31 +41,80 @@ def sweep(
     retry_failed: bool = False,
     progress: Progress = silent,
     on_row: Callable[[Row], None] = lambda row: None,
-) -> Summary:
-    """Compute the rows of a plan that the folder `out` does not have, and write a table of all of them there.
+) -> list[Row]:
+    """Compute the rows of a plan that the folder `out` does not have, and write a table of all of them there. Returns all, in the
+    plan's order.
 
     client: Dask's, of `cluster.connected`; None computes in this process. retry_failed: compute rows again whose outcome is neither a
     verdict nor a value. on_row: called with each new row when it is on disk.
 
-    Raises OptionError while another sweep writes to `out`, DifferentBitsError when a machine fails its selftest, ServerError when the
-    scheduler is lost; rows that were done before stay.
+    Raises OptionError while another sweep writes to `out`, FileFormatError for a file of rows that is none, DifferentBitsError when a
+    machine fails its selftest, ServerError when the scheduler is lost; rows that were done before stay.
     """
     out.mkdir(parents=True, exist_ok=True)
     with held(out):
-        path = out / ROWS
-        done = {key: row for key, row in rows.read(path).items() if not retry_failed or row["outcome"] in rows.FINAL}
-        left = [task for task in plan if task.key not in done]
+        rows = {row["key"]: row for row in _read(out / ROWS) if not retry_failed or row["outcome"] in (OK, WRONG, INVALID)}
+        left = [task for task in plan if task.key not in rows]
         before = len(plan) - len(left)
         progress(before, len(plan))
-        here: Iterator[tuple[Task, Outcome]] = ((task, perform(task)) for task in left)
-        for n, (task, outcome) in enumerate(here if client is None else results(client, left), before + 1):
-            row = rows.row_of(task, outcome)
-            rows.append(path, row)
-            done[task.key] = row
+        for n, row in enumerate(map(perform, left) if client is None else _on_cluster(client, left), before + 1):
+            with open(out / ROWS, "ab") as file:
+                file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+            rows[row["key"]] = row
             on_row(row)
             progress(n, len(plan))
-        ordered = tuple(done[task.key] for task in plan)
-        machines = {repr(m): dict(m) for m in (row["machine"] for row in ordered) if m}
-        summary = Summary(ordered, tuple(machines[name] for name in sorted(machines)))
-        write_table(out, summary.rows)
-        return summary
+        ordered = [rows[task.key] for task in plan]
+        _write_table(out / TABLE, ordered)
+        return ordered
+
+
+def _on_cluster(client: Any, tasks: Sequence[Task]) -> Iterator[Row]:
+    for n, row in arrived(client, perform, tasks):
+        yield row or tasks[n].row(KILLED, {"error": "the worker died of this task, again and alone"})
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other sweeps out of a folder until the block ends, or the process does: the system frees the lock then.
+
+    The file `lock` stays behind, empty. Raises OptionError where another process has it.
+    """
+    with open(folder / "lock", "ab") as file:
+        try:
+            if sys.platform == "win32":
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise OptionError(f"{folder}: another sweep writes its results there, expected a folder of this one's own") from None
+        yield
+
+
+def _read(path: Path) -> Iterator[Row]:
+    """The rows of a file, if it is there. A last line without its end is cut off: its writer was stopped. Raises FileFormatError."""
+    whole = 0
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        for n, line in enumerate(iter(lambda: file.readline(_MOST_LINE), b""), 1):
+            if len(line) == _MOST_LINE:
+                raise FileFormatError(f"{path}: a line of {_MOST_LINE} bytes or more, expected the rows of a sweep")
+            if not line.endswith(b"\n"):
+                os.truncate(path, whole)
+                return
+            whole += len(line)
+            row = strict_json(line, f"{path}, line {n}")
+            for name, kind in _KINDS.items():
+                if not isinstance(row, dict) or not isinstance(row.get(name), kind):
+                    raise FileFormatError(f"{path}, line {n}: {shown(row)} has no {name}, expected the row of a sweep")
+            yield row
+
+
+def _write_table(path: Path, rows: Sequence[Row]) -> None:
+    """The rows as CSV. Text that a spreadsheet would take for a formula gets an apostrophe in front."""
+    table = [[row[name] for name in COLUMNS] + [row["result"].get(name) for name in RESULTS] for row in rows]
+    with whole_file(path) as part, open(part, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow((*COLUMNS, *RESULTS))
+        for line in table:
+            writer.writerow(f"'{x}" if isinstance(x, str) and x.startswith(("=", "+", "-", "@", "\t", "\r")) else x for x in line)

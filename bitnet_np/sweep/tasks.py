@@ -3,28 +3,52 @@
 import hashlib
 import json
 import math
+import platform
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
+from ..base.errors import Error, FileFormatError, listed
+from ..engine import machine
 from ..engine.dialects import EXACT
 from ..engine.forward_pass import compute_logits
+from ..files.load import load
 from ..generation.nll import token_nll
 from ..judge.check import check
 from ..judge.precision import Profile, dialect_to_compute
 from ..judge.verdict import Verdict
 from ..kernels.float_state import steady
+from ..model import packing
+from ..model.records import Model
+from ..testing import selftest
 from ..testing.selftest import digest
-from .process import ModelFile, check_selftest, model_of, this_machine
 
 OK, WRONG, INVALID, ERROR, KILLED = "OK", "WRONG", "INVALID", "ERROR", "KILLED"
-"""Outcomes. ERROR: an error was raised. KILLED: the process died."""
+"""Outcomes. The first three are a verdict or a value. ERROR: an error was raised. KILLED: the process died."""
+
+Row = dict[str, Any]
+"""What became of a task, for JSON."""
+
+_Result = tuple[str, dict[str, Any]]  # an outcome, and what is equal on every machine
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model as tasks name it. It is sent by its path, and opened and mapped where it is needed."""
+
+    path: str  # a GGUF file or a Hugging Face folder, the same on every machine
+    sha256: str  # of the file that was meant
+    allow_nan: bool = False
+    i2s_layout: str = packing.I2S_DEFAULT
+    overrides: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,69 +75,86 @@ class Task:
             del facts[name]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
-    @property
-    def place(self) -> str:
-        """The row in words."""
-        return f"{self.operation} of {self.model.path}, {self.tokens}"
+    def profile(self) -> Profile:
+        """What it computes in, or what is declared of the engine that it judges. Raises OptionError."""
+        if self.operation == "check":
+            return Profile.declared(self.dialect, self.precision or None)
+        return Profile(dialect_to_compute(self.dialect or EXACT.name, self.precision or None), None)
+
+    def row(self, outcome: str, result: dict[str, Any], machine: dict[str, Any] | None = None, seconds: float = 0.0) -> Row:
+        """The row of the task."""
+        named = {"key": self.key, "operation": self.operation, "model": self.model.path, "tokens": self.tokens}
+        named |= {"dialect": self.dialect, "precision": self.precision, "outcome": outcome}
+        return named | {"result": result, "seconds": round(seconds, 6), "machine": machine or {}}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a task."""
+# --- what a process has once ----------------------------------------------------------------------------------------------------------
 
-    outcome: str
-    result: dict[str, Any]  # equal on every machine, for JSON
-    machine: dict[str, Any] = field(default_factory=dict)  # process.this_machine
-    seconds: float = 0.0
 
+@lru_cache(maxsize=1)
+def model_of(file: ModelFile) -> Model:
+    """The model, loaded when it is first asked for and until another one is. Raises FileFormatError for another file under this path."""
+    found = machine.digest_of(Path(file.path))
+    if found != file.sha256:
+        raise FileFormatError(f"{file.path}: SHA-256 is {found} on {platform.node()}, expected {file.sha256}, as where the sweep began")
+    return load(file.path, allow_nan=file.allow_nan, i2s_layout=file.i2s_layout, overrides=dict(file.overrides))
+
+
+class DifferentBitsError(Error):
+    """A machine computes other bits than it must."""
+
+
+@lru_cache(maxsize=1)
+def this_machine() -> dict[str, Any]:
+    """The facts that a row says of the machine it was computed on.
+
+    Raises DifferentBitsError if it does not compute the known bits of every kernel.
+    """
+    differing = [name for name, equal in selftest.run() if not equal]
+    if differing:
+        raise DifferentBitsError(f"selftest failed on {platform.node()}: {listed(differing)}")
+    known = machine.describe()
+    names = ("processor", "instruction path", "numba", "numpy", "python", "system")
+    return {"host": platform.node(), "bitnet_np": __version__, **{name: known[name] for name in names}, "differing": differing}
+
+
+# --- the operations -------------------------------------------------------------------------------------------------------------------
 
 _ONE_AT_A_TIME = threading.Lock()  # a row has all threads of the process, and one model is loaded once
 
 
 @steady
-def perform(task: Task) -> Outcome:
+def perform(task: Task) -> Row:
     """Run a task in this process. Whatever goes wrong in it is an outcome.
 
     Raises DifferentBitsError where the process does not pass the selftest, before its first task.
     """
     with _ONE_AT_A_TIME:
-        check_selftest()
-        start = time.perf_counter()
+        host, start = this_machine(), time.perf_counter()
         try:
             outcome, result = OPERATIONS[task.operation](task)
         except Exception as error:  # one row's error, of whatever kind, is not the end of the others
             outcome, result = ERROR, {"error": f"{type(error).__name__}: {error}"}
-        return Outcome(outcome, result, this_machine(), time.perf_counter() - start)
+        return task.row(outcome, result, host, time.perf_counter() - start)
 
 
-def profile_of(operation: str, dialect: str, precision: str) -> Profile:
-    """What a task computes in, or what is declared of the engine that it judges. Raises OptionError."""
-    if operation != "check":
-        return Profile(dialect_to_compute(dialect or EXACT.name, precision or None), None)
-    return Profile.declared(dialect, precision or None)
-
-
-def _profile(task: Task) -> Profile:
-    return profile_of(task.operation, task.dialect, task.precision)
-
-
-def _logits(task: Task) -> tuple[str, dict[str, Any]]:
-    logits = compute_logits(model_of(task.model), task.ids[None], dialect=_profile(task).dialect)[0]
+def _logits(task: Task) -> _Result:
+    logits = compute_logits(model_of(task.model), task.ids[None], dialect=task.profile().dialect)[0]
     return OK, {"sha256": digest(logits)}
 
 
-def _nll(task: Task) -> tuple[str, dict[str, Any]]:
-    values = token_nll(model_of(task.model), task.ids, dialect=_profile(task).dialect)
+def _nll(task: Task) -> _Result:
+    values = token_nll(model_of(task.model), task.ids, dialect=task.profile().dialect)
     mean = float(values.mean())
     fine = task.at_most is None or mean <= task.at_most
     return OK if fine else WRONG, {"sha256": digest(values), "mean_nll": mean if math.isfinite(mean) else None}
 
 
-def _check(task: Task) -> tuple[str, dict[str, Any]]:
-    profile = _profile(task)
+def _check(task: Task) -> _Result:
+    profile = task.profile()
     report = check(model_of(task.model), task.ids, task.dump, profile.dialect, profile.precision)
     outcome = INVALID if report.verdict == Verdict.INVALID else OK if report.verdict <= Verdict[task.accept] else WRONG
     return outcome, {"verdict": report.verdict.name, "reason": report.reason}
 
 
-OPERATIONS: dict[str, Callable[[Task], tuple[str, dict[str, Any]]]] = {"logits": _logits, "nll": _nll, "check": _check}
+OPERATIONS: dict[str, Callable[[Task], _Result]] = {"logits": _logits, "nll": _nll, "check": _check}

@@ -1,10 +1,10 @@
-"""Results for people (aligned tables, bars) and for programs (JSON with every sample)."""
+"""Results for people (aligned tables) and for programs (JSON with every sample)."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
+from bitnet_np.cli.printing import table as aligned
 from bitnet_np.kernels.fast import amx
 
 from .rounds import Results, summary
@@ -23,17 +23,8 @@ class Table:
 
 
 def render(table: Table) -> str:
-    """A table as text: the first column to the left, numbers to the right."""
-    lines = [table.columns, *table.rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
-    rule = ["-" * width for width in widths]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *rest = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        return "  ".join([first.strip().ljust(widths[0]), *rest]).rstrip()
-
-    text = [table.title, *(line(cells) for cells in (table.columns, rule, *table.rows))]
-    return "\n".join(text + table.notes)
+    """A table as text."""
+    return "\n".join([table.title, aligned(table.columns, table.rows), *table.notes])
 
 
 def figure(values: Sequence[float], form: str = ".1f") -> str:
@@ -90,22 +81,3 @@ def as_json(head: dict[str, Any], results: Results, tables: Sequence[Table]) -> 
             entry["sha256"] = results.digests.get((key.bench, key.case))
         entries.append(entry)
     return {"schema": SCHEMA, **head, "results": entries, "skipped": results.skipped, "tables": [asdict(table) for table in tables]}
-
-
-def draw(results: Results, title: str, path: Path) -> None:
-    """Draw the seconds of every case and side to a picture file: bars for medians, lines for the spread."""
-    from matplotlib.figure import Figure  # needed for plots only
-
-    drawn = {key: summary([sample["seconds"] for sample in samples]) for key, samples in results.samples.items() if key.bench != "peaks"}
-    labels = [f"{key.bench} {key.case}, {key.side}, {key.threads} thread{'s' * (key.threads > 1)}" for key in drawn]
-    medians = [value.median for value in drawn.values()]
-    lines = [[value.median - value.low for value in drawn.values()], [value.high - value.median for value in drawn.values()]]
-    figure = Figure(figsize=(9, 1.5 + 0.3 * len(drawn)), layout="constrained")
-    axis = figure.subplots()
-    axis.barh(range(len(drawn)), medians, xerr=lines, color="#4477aa", ecolor="#222222", capsize=2)
-    axis.set_yticks(range(len(drawn)), labels, fontsize=8)
-    axis.invert_yaxis()
-    axis.set_xscale("log")
-    axis.set_title(title, fontsize=9, loc="left")
-    axis.set_xlabel("seconds", fontsize=8)
-    figure.savefig(path, dpi=120)

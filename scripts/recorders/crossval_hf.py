@@ -1,22 +1,26 @@
-"""Cross-validation with Hugging Face transformers: fresh random BitNet folders through both, tensor by tensor.
+"""Cross-validation with Hugging Face transformers, live: fresh random models of every family, as folders that both read.
 
-It needs torch, transformers and accelerate. Each seed draws a shape, weights, and one of the forms in which BitNet checkpoints store them,
-and writes a folder, which transformers reads with its own quantised linears (AutoBitLinear, BitLinear). Then, for one sequence:
+It needs torch, transformers and accelerate. Each seed draws the weights of every model of tests/data/hf_families/configs.json
+(hf_families.py), and of a BitNet a shape, and one of the forms in which its checkpoints store ternary matrices, which transformers reads
+with its own quantised linears (AutoBitLinear, BitLinear). For a sequence of BitNet's:
 
 * float32: judge.trace.judge_trace judges every output of transformers' modules, each operation from transformers' own inputs, and
   judge.logits.judge judges the logits. Rounding and flipped int8 codes pass; WRONG and INVALID do not.
-* strict float64: every tensor must equal spec.forward's to 1e-10 of its largest number. That holds up to the first position with an
-  activation within 1e-9 of an int8 rounding boundary, where either code is right.
+* strict float64: the logits must equal spec.forward's to 1e-10 of the largest. That holds up to the first position with an activation
+  within 1e-9 of an int8 rounding boundary, where either code is right.
 * the folder that transformers saves gives the bits of the first one. (It does not save unpacked matrices, "autobitlinear offline".)
 
-    python scripts/recorders/crossval_hf.py --seeds 12
+    python scripts/recorders/crossval_hf.py --seeds 4
+    python scripts/recorders/crossval_hf.py --only bitnet --seeds 12
+    python scripts/recorders/crossval_hf.py --first 7 --record tests/data/hf_families
     python scripts/recorders/crossval_hf.py --gradients tests/data/hf_gradients
     python scripts/recorders/crossval_hf.py --demo tests/data/demo
 
-Exit status: 0 all agree, 1 a disagreement, 2 nothing could be compared. `--gradients` records those that torch computes for models in
-training, master weights in AutoBitLinear: <name>.npz has `tokens` [T], the `loss` (mean next-token cross-entropy), the model's `config` as
-JSON, and by GGUF's names `parameters/<tensor>`, float32, and `gradients/<tensor>`, strict float64. `--demo` records what transformers
-computes for the embedded demo model: transformers.npz has `text`, its `tokens` [T], `logits_f32` and `logits_f64` [T, V].
+Exit status: 0 all agree, 1 a disagreement, 2 nothing could be compared. `--record` writes <name>.gguf and <name>.npz of each model of the
+first seed, with `tokens` [B, T], `logits_f32` and `logits_f64` of transformers; not of BitNet. `--gradients` records those that torch
+computes for models in training, master weights in AutoBitLinear: <name>.npz has `tokens` [T], the `loss` (mean next-token cross-entropy),
+the model's `config` as JSON, and by GGUF's names `parameters/<tensor>`, float32, and `gradients/<tensor>`, strict float64. `--demo` records
+what transformers computes for the embedded demo model: transformers.npz has `text`, its `tokens` [T], `logits_f32` and `logits_f64` [T, V].
 """
 
 import argparse
@@ -27,12 +31,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import hf_families
 import numpy as np
-from hf_engine import Points, Transformers
+from hf_engine import Transformers
 from numpy.typing import NDArray
 
 from bitnet_np import spec
-from bitnet_np.base.errors import Error, OptionError, UnsupportedError
+from bitnet_np.base.errors import Error, UnsupportedError
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files import embedded
 from bitnet_np.files.gguf_file import open_gguf
@@ -53,6 +58,7 @@ KINDS = (  # linear_class, quantization_mode
     ("bitlinear", "offline"),  # packed -1, 0, +1; divided by weight_scale
     ("autobitlinear", "offline"),  # -1, 0, +1; multiplied by weight_scale
 )
+BITNET = "bitnet"
 TIE = 1e-9
 AGREEMENT = 1e-10
 TEXT = "Once upon a time there was a brave girl named Lily. She had a red kite.\nQ: What color was the kite?\nA:"
@@ -120,36 +126,24 @@ def draw_tokens(seed: int, definition: Any) -> NDArray[np.int64]:
     return tokens
 
 
-def compare_float64(ours: Points, theirs: Points) -> tuple[int, float, str]:
-    """The number of positions that can be compared, the largest error as a part of the tensor's largest number, and a tensor.
+def compare_float64(definition: Any, tokens: NDArray[np.int64], theirs: NDArray) -> tuple[int, float]:
+    """The number of positions that can be compared, and the largest error of their logits [T, V] as a part of the largest logit."""
+    if theirs.dtype != np.float64:
+        raise UnsupportedError(f"transformers' logits are {theirs.dtype}, expected float64")
+    ties = np.zeros(len(tokens), bool)
 
-    That is the first tensor with an error beyond rounding, else the one with the largest error.
-    """
-    expected = set(ours)
-    if set(theirs) != expected:
-        raise UnsupportedError(f"transformers gives other tensors than expected: {', '.join(sorted(map(str, expected ^ set(theirs))))}")
-    length = len(ours[Key("inp_embd", None)])
-    sure = np.ones(length, bool)
-    for key in ours:
-        if key.name in QUANTIZED:
-            sure &= ~near_tie(ours[key])
-    sure = np.logical_and.accumulate(sure)
-    if not sure.any():
-        return 0, 0.0, ""
-    errors = {}
-    for key, array in ours.items():
-        own, other = array.reshape(length, -1)[sure], theirs[key][sure]
-        if other.dtype != np.float64 or other.shape != own.shape:
-            raise UnsupportedError(f"transformers' {key} is {other.dtype} {list(other.shape)}, expected float64 {list(own.shape)}")
-        error = np.abs(own - other).max() / np.abs(own).max()
-        errors[key] = float(error) if np.isfinite(error) else np.inf
-    worst = max(errors, key=lambda key: errors[key])
-    first = next((key for key, error in errors.items() if error > AGREEMENT), worst)  # in the order of the forward pass
-    return int(sure.sum()), errors[worst], str(first)
+    def look(name: str, layer: int | None, array: NDArray) -> None:
+        if name in QUANTIZED:
+            ties[:] |= near_tie(array)
+
+    ours = spec.forward(definition, tokens, record=look)
+    sure = ~np.logical_or.accumulate(ties)
+    errors = np.abs(ours - theirs)[sure] / np.abs(ours).max()
+    return int(sure.sum()), float(np.nan_to_num(errors, nan=np.inf).max(initial=0))
 
 
-def validate(hf: Transformers, seed: int) -> tuple[str, int, list[str]]:
-    """The line of a seed, the number of positions that were compared in float64, and what disagrees."""
+def validate(hf: Transformers, seed: int) -> tuple[str, list[str]]:
+    """The line of a BitNet, and what disagrees."""
     config, floats = draw(seed), "BF16" if seed % 2 else "F32"  # bfloat16: codes fall on ties exactly
     kind = config["quantization_config"]["linear_class"], config["quantization_config"]["quantization_mode"]
     with tempfile.TemporaryDirectory() as name:
@@ -166,24 +160,22 @@ def validate(hf: Transformers, seed: int) -> tuple[str, int, list[str]]:
             opened.save_pretrained(saved)
             again = forward_full(load(saved), tokens[None])
         with hf.strict(folder) as strict:
-            exact = hf.points(strict, tokens)
+            exact = hf.logits(strict, tokens[None])[0]
     other = theirs[Key("result_output", None)]
     report, judgement = judge_trace(model, Trace(theirs, tokens, hf.versions), tokens), judge(logits[0], other)
-    ours: Points = {}
-    spec.forward(definition, tokens, record=lambda name, layer, array: ours.update({Key(name, layer): np.array(array)}))
-    positions, error, where = compare_float64(ours, exact)
+    positions, error = compare_float64(definition, tokens, exact)
     reasons = [report.reason] * (report.verdict >= Verdict.WRONG) + [judgement.reason] * (judgement.verdict >= Verdict.WRONG)
     if not np.array_equal(again, logits):
         reasons.append(f"the saved folder gives other logits, by up to {np.abs(again - logits).max():.2g}")
     if not positions:
         reasons.append("float64: every position comes after a tie, nothing could be compared")
     if error > AGREEMENT:
-        reasons.append(f"float64: {where} is the first that differs, the largest error is {error:.2g} of a tensor's largest number")
+        reasons.append(f"float64: the largest error is {error:.2g} of the largest logit")
     c = model.config
     shape = f"V{c.vocab} L{c.n_layers} heads {c.heads}/{c.kv_heads}x{c.head_dim} F{c.ffn} T{len(tokens)} {floats}"
     float32 = f"{np.abs(logits[0] - other).max() / logits.std():.2g} deviations"
-    text = f"{seed:>4}  {' '.join(kind):<21}  {shape:<44}  {len(report.operations)} tensors {report.verdict.name}, logits"
-    return f"{text} {judgement.verdict.name}: {float32}; float64: {positions} positions, {error:.1e}", positions, reasons
+    text = f"{seed:>4}  {BITNET} {' '.join(kind):<21}  {shape:<44}  {len(report.operations)} tensors {report.verdict.name}, logits"
+    return f"{text} {judgement.verdict.name}: {float32}; float64: {positions} positions, {error:.1e}", reasons
 
 
 # --- recordings -----------------------------------------------------------------------------------------------------------------------
@@ -241,38 +233,38 @@ def record_demo(hf: Transformers, path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
+    names = (BITNET, *hf_families.CONFIGS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=12, metavar="N", help="how many models (default 12)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="models of each kind (default 1)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (default 0)")
+    parser.add_argument("--only", nargs="*", default=names, metavar="NAME", choices=names, help=f"some of {', '.join(names)}")
     recording = parser.add_mutually_exclusive_group()
+    recording.add_argument("--record", type=Path, metavar="FOLDER", help="record the models of the first seed there")
     recording.add_argument("--gradients", type=Path, metavar="FOLDER", help="record gradients there, and compare nothing")
     recording.add_argument("--demo", type=Path, metavar="FOLDER", help="record the demo model's logits there, and compare nothing")
     options = parser.parse_args(argv)
-    failed, compared = [], 0
+    agree = total = 0
     try:
-        if options.seeds < 1 or options.first < 0:
-            raise OptionError(f"{options.seeds} seeds from {options.first} on, expected at least 1, from 0 on")
         hf = Transformers()
+        print(hf.versions)
         if options.demo:
             record_demo(hf, options.demo / "transformers.npz")
-            return 0
         if options.gradients:
             for name in _TRAINED:
                 record_gradients(hf, name, options.gradients / f"{name}.npz")
+        if options.demo or options.gradients:
             return 0
-        print(hf.versions)
-        for seed in range(options.first, options.first + options.seeds):
-            text, positions, reasons = validate(hf, seed)
-            compared += positions
-            failed += [seed] if reasons else []
-            print(text, *reasons, sep="\n      ", flush=True)
+        for name in options.only:
+            for seed in range(options.first, options.first + options.seeds):
+                target = options.record / name if options.record and seed == options.first else None
+                text, reasons = validate(hf, seed) if name == BITNET else hf_families.validate(hf, name, seed, target)
+                agree, total = agree + (not reasons), total + 1
+                print(text, *reasons, sep="\n      ", flush=True)
     except Error as error:
         print(f"crossval_hf.py: {error}", file=sys.stderr)
         return 2
-    print(f"{options.seeds - len(failed)} of {options.seeds} models agree; {compared} positions compared in float64")
-    if failed:
-        print(f"disagreements: seeds {', '.join(map(str, failed))}")
-    return 1 if failed else 0
+    print(f"{agree} of {total} models agree")
+    return 0 if agree == total > 0 else 1
 
 
 if __name__ == "__main__":

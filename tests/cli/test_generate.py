@@ -5,12 +5,10 @@ import re
 import sys
 from itertools import islice
 
-import pytest
 from command_line import HOT, TINY, needs_text, with_commas, write_file
 
 from bitnet_np import BITNET_CPP, Sampling
 from bitnet_np.cli import generate as generate_command
-from bitnet_np.cli import speculating
 from bitnet_np.cli.main import main
 from bitnet_np.generation.generate import generate
 from bitnet_np.generation.sampling import uniforms
@@ -99,28 +97,6 @@ def test_without_n_as_many_tokens_as_fit(run):
     prompt = ",".join(["7"] * 500)
     assert len(run("generate", TINY, "--tokens", prompt, "--json")["tokens"]) == 12
     assert len(run("generate", TINY, "--tokens", "7", "--json")["tokens"]) == 64
-
-
-@pytest.mark.parametrize("way", [["--speculate"], ["--draft", TINY]])
-def test_speculation_changes_no_token(run, printed, model, way):
-    arguments = ["generate", TINY, "--tokens", "7,8", "-n", "12"]
-    out, err = printed(*arguments, *way)
-    assert out == with_commas(generate(model, [7, 8], 12)[2:]) + "\n"
-    result = run(*arguments, *way, "--json")
-    assert result["tokens"] == generate(model, [7, 8], 12)[2:]
-    counted = result["speculation"]
-    assert counted["passes"] + counted["accepted"] == 11
-    assert re.search(r"; \d+ of \d+ drafts accepted in \d+ passes$", err.strip())
-
-
-@pytest.mark.parametrize(
-    ("least", "options", "is_used"),
-    [(1, [], True), (1, ["--no-speculate"], False), (1 << 40, [], False), (1 << 40, ["--speculate"], True)],
-)
-def test_one_prompt_is_speculated_unless_the_model_is_small(run, monkeypatch, least, options, is_used):
-    monkeypatch.setattr(speculating, "_PAYS_FROM", least)
-    result = run("generate", TINY, "--tokens", "7,8", "-n", "12", "--json", *options)
-    assert ("speculation" in result) == is_used
 
 
 def test_generate_takes_one_prompt(refused, tmp_path):

@@ -119,8 +119,6 @@ LAYERS = ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999", "٣"]
         (["trace", TINY, "--tokens", "1", "--out", "x.npz", "--format", "safetensors"], "x.npz: format is safetensors, but the"),
         (["logits", "nothing.gguf", "--tokens", "1", "--metrics", "no/x.json"], "--metrics is no/x.json, expected a file in a folder"),
         (["logits", TINY, "--tokens-file", "ids.csv"], "ids.csv: expected a name that ends in .npy, .json or .txt"),
-        (["generate", TINY, "--tokens", "1", "--draft", TINY.replace("tiny", "demo")], "tokens is not the 512 tokens of"),
-        (["generate", TINY, "--tokens", "1", "--draft", "nowhere.gguf"], "nowhere.gguf"),
         (["generate", TINY, "--tokens", "1", "--uniforms", "0.5,x"], "--uniforms is '0.5,x'"),
         (["generate", TINY, "--tokens", "1", "--stop", "x"], "--stop is 'x'"),
         (["generate", TINY, "--tokens", "1", "--chat"], "--chat needs --prompt"),

@@ -17,7 +17,7 @@ from bitnet_np.cli.main import COMMANDS, main
 from bitnet_np.cli.schemas import schema
 from bitnet_np.files.load import load
 from bitnet_np.model.records import Config, LongRope, Yarn
-from bitnet_np.sweep import process
+from bitnet_np.sweep import tasks
 from bitnet_np.testing import selftest
 from bitnet_np.traces.record import record_trace
 
@@ -53,7 +53,6 @@ OUTPUTS = [
     ["tokenize", TINY, *TOKENS],
     ["logits", TINY, *TOKENS],
     ["logits", TINY, "--tokens-file", "ODD.JSON", "--last"],
-    ["generate", TINY, *TOKENS, "-n", "3", "--speculate"],
     ["generate", TINY, "--prompts-file", "PROMPTS", "-n", "2"],
     ["check", TINY, *TOKENS, "--theirs", "DUMP"],
     ["check", TINY, *TOKENS, "--theirs", "WRONG"],
@@ -86,13 +85,13 @@ def changed(value, place=()):
 
 FREE = {"types", "matrices", "keys", "causes", "outcomes", "settings", "result"}
 """The maps: keys of them may be left out, and so may these that --tensors and the like add."""
-OPTIONAL = {"tensors", "points", "speculation", "rounding"}
+OPTIONAL = {"tensors", "points", "rounding"}
 
 
 @pytest.mark.parametrize("words", OUTPUTS, ids=" ".join)
 def test_a_schema_accepts_what_is_printed_and_nothing_else(words, files, capsys, monkeypatch):
     monkeypatch.setattr(selftest, "run", partial(selftest.run, "rms_norm"))
-    process.this_machine.cache_clear()
+    tasks.this_machine.cache_clear()
     capsys.readouterr()
     main([str(files.get(word, word)) for word in words] + ["--json"])
     printed = values(capsys.readouterr().out)

@@ -6,7 +6,7 @@ from models import random_model
 
 from bitnet_np.base.errors import ContextLimitError, EmptyInputError, OptionError, TokenRangeError
 from bitnet_np.generation.generate import generate, stream
-from bitnet_np.generation.sampling import GREEDY, Sampling, uniforms
+from bitnet_np.generation.sampling import GREEDY, Sampling
 
 ANY = Sampling(temperature=20.0)  # flat enough that a random model says something new with nearly every token
 
@@ -37,15 +37,6 @@ def test_a_token_is_there_before_the_next_is_computed(model, passes):
     assert len(passes) == 3
 
 
-def test_a_seed_says_every_token(model):
-    def of(seed):
-        return generate(model, [7, 8], 20, sampling=ANY, seed=seed)
-
-    assert of(5) == of(5) == generate(model, [7, 8], 20, sampling=ANY, numbers=uniforms(5))
-    assert of(0) == generate(model, [7, 8], 20, sampling=ANY)
-    assert len({tuple(of(seed)) for seed in range(8)}) == 8
-
-
 def test_a_stop_token_ends_and_is_left_out(model, passes):
     whole = list(stream(model, [9], 12, sampling=ANY))
     assert 9 not in whole
@@ -54,9 +45,6 @@ def test_a_stop_token_ends_and_is_left_out(model, passes):
         passes.clear()
         assert generate(model, [9], 12, sampling=ANY, stop=[whole[i]]) == [9, *whole[:first]]
         assert len(passes) == 1 + first
-    others = set(range(model.config.vocab)) - set(whole)  # one of them is the prompt
-    assert list(stream(model, [9], 12, sampling=ANY, stop=others)) == whole
-    assert list(stream(model, [9], 12, sampling=ANY, stop={*others, whole[5], whole[7]})) == whole[: min(map(whole.index, whole[5:8:2]))]
 
 
 def test_the_context_may_be_filled_but_not_exceeded(passes):
@@ -76,7 +64,7 @@ def test_the_context_may_be_filled_but_not_exceeded(passes):
         ([], 0, {}, EmptyInputError, "^Prompt cannot be empty$"),
         ([1], -1, {}, OptionError, "generate is -1"),
         ([50], 3, {}, TokenRangeError, "token 50 "),
-        ([1], 3, {"stop": [50]}, OptionError, "stop token 50"),
+        ([1], 3, {"stop": [50]}, OptionError, "stop token is 50, expected 0 to 49"),
         ([1], 3, {"sampling": ANY, "seed": -1}, OptionError, "seed is -1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Against transformers' recordings of families that are not BitNet, as scripts/recorders/crossval_hf_families.py makes them."""
+"""Against transformers' recordings of families that are not BitNet, as scripts/recorders/crossval_hf.py --record makes them."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""A sequence's tokens are chosen from the logits that it has alone, whatever the others are, their order and the drafts."""
-
-from unittest import mock
+"""A sequence's tokens are chosen from the logits that it has alone, whatever the others are and their order."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -12,21 +10,9 @@ from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.generation.batch import Request, generate_batch
 from bitnet_np.generation.generate import stream
 from bitnet_np.generation.sampling import Sampling, choose
-from bitnet_np.generation.speculation import Proposals, Speculation
 
 samplings = st.sampled_from([Sampling(), Sampling(1.0), Sampling(0.7, top_k=4), Sampling(1.3, top_p=0.8)])
 prompts = st.lists(st.tuples(st.integers(1, 8) | st.sampled_from([63, 64, 65]), st.integers(0, 6)), min_size=1, max_size=6)
-
-
-def right_and_wrong(answers, rng, vocab):
-    """A drafter that knows the answers: it gives the next tokens of one, and wrong ones after some of them."""
-
-    def draft(tokens, most):
-        answer = next(answer for answer in answers if answer[: len(tokens)] == tokens.tolist())
-        right = answer[len(tokens) :][: rng.integers(most + 1)]
-        return right + rng.integers(0, vocab, int(rng.integers(3))).tolist()
-
-    return draft
 
 
 @settings(max_examples=80)
@@ -37,12 +23,11 @@ def right_and_wrong(answers, rng, vocab):
     sampling=samplings,
     dialect=st.sampled_from(list(DIALECTS.values())),
     half=st.booleans(),
-    drafts=st.booleans(),
     slots=st.integers(1, 7),
     data=st.data(),
 )
-def test_each_sequence_is_what_it_is_alone(shape, seed, sizes, sampling, dialect, half, drafts, slots, data):
-    """The tokens are those of `stream`, the logits those of the full pass. Some of the requests come, in any order, drafts or none."""
+def test_each_sequence_is_what_it_is_alone(shape, seed, sizes, sampling, dialect, half, slots, data):
+    """The tokens are those of `stream`, the logits those of the full pass. Some of the requests come, in any order."""
     model, rng, seen = random_model(seed, **shape), np.random.default_rng(seed), {}
     stop = set(rng.integers(0, model.config.vocab, 1).tolist())
     requests = [
@@ -53,18 +38,15 @@ def test_each_sequence_is_what_it_is_alone(shape, seed, sizes, sampling, dialect
     whole = dialect.with_cache("float16") if half else dialect
     how = {"sampling": sampling, "stop": stop, "dialect": whole}
     alone = {r.id: list(stream(model, r.prompt, r.n, numbers=r.numbers(), **how)) for r in chosen}
-    answers = [[*request.prompt, *alone[request.id]] for request in chosen]
-    with mock.patch.object(Proposals, "_fastest", lambda self, costs, sequences, room: room):
-        completions = generate_batch(
-            model,
-            chosen,
-            slots,
-            dialect=dialect,
-            dtype=np.float16 if half else np.float32,
-            speculation=Speculation(right_and_wrong(answers, rng, model.config.vocab), 3) if drafts else None,
-            observe=lambda request, logits: seen.setdefault(request.id, []).append(logits.copy()),
-        )
-        assert {completion.request.id: completion.tokens for completion in completions} == alone
+    completions = generate_batch(
+        model,
+        chosen,
+        slots,
+        dialect=dialect,
+        dtype=np.float16 if half else np.float32,
+        observe=lambda request, logits: seen.setdefault(request.id, []).append(logits.copy()),
+    )
+    assert {completion.request.id: completion.tokens for completion in completions} == alone
     for request in chosen:
         logits = seen.get(request.id, [])
         assert len(logits) - len(alone[request.id]) in (0, 1)  # a stop token was chosen, too

@@ -6,7 +6,6 @@ import costs
 import pytest
 
 from bitnet_np.engine import network
-from bitnet_np.judge.report import save
 
 
 @pytest.fixture(scope="module")
@@ -59,29 +58,3 @@ def test_entries_are_added_with_their_reason(counted, monkeypatch, tmp_path, cap
     assert table[0] == "| workload | 1. the first | 2. launch nothing |"
     assert len(table) == 2 + len(counted)
     assert all(" 0 launches, " in row for row in table[2:])
-
-
-@pytest.mark.parametrize("entries", [1, 2])
-def test_the_history_is_drawn(entries, monkeypatch, tmp_path):
-    """A bar for each workload and entry, as long as its number; a workload that an older entry has not is left out."""
-    pytest.importorskip("matplotlib")
-    old, drawn = {"reason": "first", "costs": {"a": {"launches": {"x": 3, "y": 4}, "bytes": {"x": 2_000_000}}}}, []
-    new = {"reason": "second", "costs": old["costs"] | {"b": {"launches": {"x": 5}, "bytes": {"x": 1_500_000}}}}
-    monkeypatch.setattr(costs, "save", lambda figure, path: drawn.append(figure) or save(figure, path))
-    monkeypatch.setattr(costs, "read", lambda: [old, new][-entries:])
-    assert costs.main(["--plot", str(tmp_path / "costs.png")]) == 0
-    assert (tmp_path / "costs.png").read_bytes().startswith(b"\x89PNG")
-    launches, megabytes = drawn[0].axes
-    assert [bar.get_width() for bar in launches.patches] == [7, 7, 5][-entries - 1 :]
-    assert [bar.get_width() for bar in megabytes.patches] == [2, 2, 1.5][-entries - 1 :]
-    assert [label.get_text() for label in launches.get_yticklabels()] == ["a", "b"]
-    legend = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert legend == (["1. first", "2. second"] if entries == 2 else ["1. second"])
-
-
-def test_nothing_is_drawn_without_an_entry(monkeypatch, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(costs, "RECORD", tmp_path / "costs.json")
-    with pytest.raises(SystemExit):
-        costs.main(["--plot", str(tmp_path / "costs.png")])
-    assert "costs.json has no entry to draw" in capsys.readouterr().err

@@ -199,11 +199,3 @@ def test_what_cannot_be_evaluated_is_refused(run, capsys):
     for name, message in (("model.gguf", "exceed the model's context of 48"), ("none.gguf", "none.gguf")):
         assert train.main(["--evaluate", str(run[0] / name), "--documents", "2"]) == 2
         assert message in capsys.readouterr().err
-
-
-def test_a_run_can_be_prolonged_before_its_rate_falls(tmp_path):
-    longer = replace(TINY, steps=10)
-    train.train(TINY, tmp_path, stop=3)
-    prolonged = train.train(longer, tmp_path)
-    planned = train.train(longer, tmp_path / "planned")
-    assert digest(*prolonged.parameters.values()) == digest(*planned.parameters.values())

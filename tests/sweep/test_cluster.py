@@ -61,12 +61,6 @@ def client(serial):
         yield client
 
 
-def test_two_workers_give_the_bytes_of_one_process(client, serial, tmp_path):
-    plan, table = serial
-    sweep(plan, tmp_path, client)
-    assert (tmp_path / "results.csv").read_bytes() == table
-
-
 def test_a_sweep_goes_on_after_its_scheduler_was_lost(serial, tmp_path):
     """On one worker."""
     plan, table = serial
@@ -89,7 +83,7 @@ def test_a_sweep_goes_on_after_its_scheduler_was_lost(serial, tmp_path):
 
 def test_tls_without_certificates_is_refused_before_anything_is_sent():
     with (
-        pytest.raises(ServerError, match=r"scheduler tls://127.0.0.1:1: Dask's configuration names no certificate"),
+        pytest.raises(ServerError, match=r"scheduler tls://127.0.0.1:1: TLS expects"),
         connected("tls://127.0.0.1:1", None),
     ):
         pass
@@ -127,7 +121,7 @@ def test_the_cases_of_scripts_come_in_their_order(client):
 
 
 @posix
-def test_a_worker_that_is_killed_loses_no_row(client, serial, tmp_path):
+def test_two_workers_of_which_one_is_killed_give_the_bytes_of_one_process(client, serial, tmp_path):
     plan, table = serial
     seen = []
 
@@ -145,7 +139,7 @@ def test_a_worker_that_is_killed_loses_no_row(client, serial, tmp_path):
 def test_a_task_that_kills_its_worker_is_a_row_that_says_so(client, tmp_path):
     plan = written(tmp_path, PLAN.replace("count = 6 }", "count = 1 }\ndeadly = { ids = [9] }"))
     assert main(["sweep", str(plan), "--out", str(tmp_path / "out"), "--scheduler", client.scheduler.address]) == 2
-    outcomes = [row["outcome"] for row in sweep(read_plan(plan), tmp_path / "out").rows]  # read from the disk
+    outcomes = [row["outcome"] for row in sweep(read_plan(plan), tmp_path / "out")]  # read from the disk
     assert outcomes == ["OK", "OK", "KILLED", "OK"]
 
 

@@ -38,8 +38,7 @@ def save(path: Path, state: State, settings: Settings, tokenizer: dict[str, Any]
 def load(path: Path, settings: Settings) -> tuple[State, dict[str, Any]]:
     """The state and the tokenizer's keys.
 
-    Raises OptionError if the checkpoint is of a run with other settings. The number of steps and the fall of the rate may differ, as
-    long as all rates so far are the same.
+    Raises OptionError if the checkpoint is of a run with other settings.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -52,10 +51,6 @@ def load(path: Path, settings: Settings) -> tuple[State, dict[str, Any]]:
         raise FileFormatError(f"{path}: no checkpoint: {error}") from None
     then = metadata["settings"]
     for name, value in asdict(settings).items():
-        if then.get(name) != value and (name not in ("steps", "fall") or not _same_rates(Settings(**then), settings, metadata["step"])):
+        if then.get(name) != value:
             raise OptionError(f"{path}: {name} is {then.get(name)}, but this run has {value}")
     return State(**groups, step=metadata["step"]), metadata["tokenizer"]
-
-
-def _same_rates(one: Settings, other: Settings, steps: int) -> bool:
-    return all(one.rate(step) == other.rate(step) for step in range(steps))
