@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import get_num_threads
-from numpy.typing import NDArray
 
 from .attention_chunk import cap_scores, chunk_scores, chunk_values, exponentials, hide_unseen, leave_out_hidden, maxima, sees_any, visible
 from .fast.emit import LANES
 from .fast.simd import fma, store_sums, tile_f32
-from .launching import Floats, inlined, launch, parallel, serial, shared
+from .launching import Floats, Ints, inlined, launch, parallel, serial, shared
 from .scalar import CHUNK, exp, round_to_half, soft_cap
 from .tiles import SPAN, TOKENS, dot_tile
 from .workspace import aligned_floats, empty
+
+Factor = np.float32 | None
 
 NO_WINDOW = 1 << 62
 _MOST, _LEAST = 128, 32  # queries that share one reading of the keys and values they see
@@ -297,16 +298,8 @@ def rows_of_tile(rows: int, heads: int, group: int, most: int = _LEAST) -> int:
 
 
 def attend(
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    slot: NDArray[np.int64],
-    position: NDArray[np.int64],
-    window: int | None = None,
-    scale: np.float32 | None = None,
-    cap: np.float32 | None = None,
-) -> Floats:
-    # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
+    q: Floats, k: Floats, v: Floats, slot: Ints, position: Ints, window: int | None = None, scale: Factor = None, cap: Factor = None
+) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
     """Row r attends to keys 0..position[r] of sequence slot[r], or to the last `window` of them.
 
     scale: multiplies q . k; None: 1 / sqrt(K). cap: scores s become cap * tanh(s / cap).
@@ -333,7 +326,7 @@ def attend(
     return out
 
 
-def most_keys(position: NDArray[np.int64], window: int = NO_WINDOW) -> int:
+def most_keys(position: Ints, window: int = NO_WINDOW) -> int:
     """No row sees more keys: a power of two, so that what follows from it is the same for many tokens one after the other, or `window`."""
     return min(1 << int(position.max()).bit_length(), window)
 
@@ -344,7 +337,7 @@ def inverse_root(width: int) -> np.float32:
     return np.float32(1.0) / np.sqrt(np.float32(width))
 
 
-def scale_and_cap(width: int, scale: np.float32 | None, cap: np.float32 | None) -> tuple[np.float32, np.float32]:
+def scale_and_cap(width: int, scale: Factor, cap: Factor) -> tuple[np.float32, np.float32]:
     """The scale and the cap of scores as kernels take them: by default 1 / sqrt(K), and 0 for no cap."""
     return inverse_root(width) if scale is None else scale, cap or np.float32(0)
 
@@ -387,16 +380,8 @@ def _attend_float16(team, q, k, v, slot, position, scale, cap, window, out):
 
 
 def attend_float16(
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    slot: NDArray[np.int64],
-    position: NDArray[np.int64],
-    window: int | None = None,
-    scale: np.float32 | None = None,
-    cap: np.float32 | None = None,
-) -> Floats:
-    # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
+    q: Floats, k: Floats, v: Floats, slot: Ints, position: Ints, window: int | None = None, scale: Factor = None, cap: Factor = None
+) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
     """`attend` for an engine that rounds probabilities to float16 before it sums the values: plain loops, and sums in float64.
 
     With q, k and v rounded too, no rounding but float16's shows in the result, whatever order the engine sums in. Keys and values may be

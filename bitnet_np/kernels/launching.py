@@ -21,6 +21,7 @@ from .float_state import default_state, is_default
 from .sharing import Sharing
 
 Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
 
 # IEEE division: Python's would raise on a zero, and test for one at every step
 serial = compiled(error_model="numpy")

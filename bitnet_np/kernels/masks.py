@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .attention import NO_WINDOW, Inputs, Run, attend_together, rows_of_tile, scale_and_cap, tiles_of
-from .launching import Floats, launch, parallel, read_only, rule, shared
+from .attention import NO_WINDOW, Factor, Inputs, Run, attend_together, rows_of_tile, scale_and_cap, tiles_of
+from .launching import Floats, Ints, launch, parallel, read_only, rule, shared
 from .workspace import empty
 
 
@@ -49,15 +49,7 @@ _BITS: dict[np.dtype, tuple[Any, int, int]] = {
 
 
 def fill_mask(
-    out: NDArray,
-    first: int,
-    queries: NDArray[np.int64],
-    past: NDArray[np.int64],
-    keys: NDArray[np.int64],
-    window: int,
-    prefix: int,
-    block: int,
-    sinks: int,
+    out: NDArray, first: int, queries: Ints, past: Ints, keys: Ints, window: int, prefix: int, block: int, sinks: int
 ) -> None:  # [B, Q, K], [B] x 3
     """Fill rows `first` and on of the masks of B sequences: True and False, or 0 and -infinity.
 
@@ -80,16 +72,8 @@ def _attend_masked(team, q, k, v, slot, position, per_tile, mask, scale, cap, ou
 
 
 def attend_masked(
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    slot: NDArray[np.int64],
-    position: NDArray[np.int64],
-    mask: Floats,
-    scale: np.float32 | None = None,
-    cap: np.float32 | None = None,
-) -> Floats:
-    # [R, H, K], [B, S, G, K] x 2, [R], [R], [1 or B, T, S'] -> [R, H, K]
+    q: Floats, k: Floats, v: Floats, slot: Ints, position: Ints, mask: Floats, scale: Factor = None, cap: Factor = None
+) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R], [R], [1 or B, T, S'] -> [R, H, K]
     """Attention by an additive mask: row r adds mask[slot[r] or 0, position[r]] to its scores of keys 0..S' of sequence slot[r].
 
     The order is the contract's, by absolute position. Keys hidden by -infinity are passed over, and a row that sees none gives zeros. With
