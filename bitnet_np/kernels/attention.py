@@ -13,7 +13,7 @@ from numba import get_num_threads
 from .attention_chunk import cap_scores, chunk_scores, chunk_values, exponentials, hide_unseen, leave_out_hidden, maxima, sees_any, visible
 from .fast.emit import LANES
 from .fast.simd import fma, store_sums, tile_f32
-from .launching import Floats, Ints, inlined, launch, parallel, serial, shared
+from .launching import Floats, Ints, inlined, launch, parallel, read_only, serial, shared
 from .scalar import CHUNK, exp, round_to_half, soft_cap
 from .tiles import SPAN, TOKENS, dot_tile
 from .workspace import aligned_floats, empty
@@ -204,7 +204,7 @@ def store_attended(sums, run, out):
 
 
 @serial
-def attend_together(inputs, window, mask, run, out):
+def _attend_together(inputs, window, mask, run, out):
     """Attention of a run.
 
     Returns whether there is NaN in the result: by the rule a later position's values, times the 0 of a row that does not see them, are in
@@ -223,14 +223,6 @@ def attend_together(inputs, window, mask, run, out):
 
 
 @serial
-def _attend_run(inputs, window, run, out):
-    """By the rule, but a later position's NaN or infinity reaches no row: if there is any, each row is taken by itself."""
-    if attend_together(inputs, window, None, run, out):
-        for r in range(run.first, run.end):
-            attend_together(inputs, window, None, Run(r, r + 1, run.g, run.group), out)
-
-
-@serial
 def tiles_of(slot, position, most):
     """The first row of each tile, and the end. Each tile is at most `most` rows, of consecutive positions of one sequence."""
     cuts = np.empty(slot.size + 1, np.int64)
@@ -244,14 +236,20 @@ def tiles_of(slot, position, most):
 
 
 @parallel
-def _attend(team, q, k, v, slot, position, per_tile, scale, cap, window, out):
+def _attend(team, q, k, v, slot, position, per_tile, scale, cap, window, mask, out):
+    """By the rule, but without a mask a later position's NaN or infinity reaches no row: if there is any, rows are taken one by one."""
     group, tiles = q.shape[1] // k.shape[2], tiles_of(slot, position, per_tile)
     n = tiles.size - 1
     inputs = Inputs(q, k, v, slot, position, scale, cap)
     for item in shared(team, n * k.shape[2]):  # head by head: the keys of one may fit a cache that those of all do not
         g, i = item // n, item % n
         t = n - 1 - i // 2 if i % 2 else i // 2  # late rows see more keys: give each thread early and late ones
-        _attend_run(inputs, window, Run(tiles[t], tiles[t + 1], g, group), out)
+        run = Run(tiles[t], tiles[t + 1], g, group)
+        if mask is not None:
+            _attend_together(inputs, window, mask[min(slot[run.first], mask.shape[0] - 1)], run, out)
+        elif _attend_together(inputs, window, None, run, out):
+            for r in range(run.first, run.end):
+                _attend_together(inputs, window, None, Run(r, r + 1, g, group), out)
 
 
 @parallel
@@ -322,7 +320,22 @@ def attend(
         launch(_attend_chunks, work, q, k, v, slot, position, *scores, window, largest, weight, values)
         launch(_fold_chunks, values.size, q, heads, position, window, largest, weight, values, out)
     else:
-        launch(_attend, work, q, k, v, slot, position, per_tile, *scores, window, out)
+        launch(_attend, work, q, k, v, slot, position, per_tile, *scores, window, None, out)
+    return out
+
+
+def attend_masked(
+    q: Floats, k: Floats, v: Floats, slot: Ints, position: Ints, mask: Floats, scale: Factor = None, cap: Factor = None
+) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R], [R], [1 or B, T, S'] -> [R, H, K]
+    """Attention by an additive mask: row r adds mask[slot[r] or 0, position[r]] to its scores of keys 0..S' of sequence slot[r].
+
+    The order is the contract's, by absolute position. Keys hidden by -infinity are passed over, and a row that sees none gives zeros. With
+    a causal mask these are the bits of `attend`, which explains `scale` and `cap`.
+    """
+    out, scores = empty(q.shape), scale_and_cap(q.shape[2], scale, cap)
+    per_tile = rows_of_tile(len(q), k.shape[2], q.shape[1] // k.shape[2])
+    mask = read_only(np.ascontiguousarray(mask))
+    launch(_attend, q.size * mask.shape[2] // 8, q, k, v, slot, position, per_tile, *scores, NO_WINDOW, mask, out)
     return out
 
 
