@@ -65,9 +65,8 @@ def _by_number(kernel: Any) -> Any:
 
     def operation(self: "Cuda", *arguments: Any) -> Array:
         out = self.empty(arguments[0].shape)
-        flat = (argument if np.isscalar(argument) else argument.reshape(-1) for argument in arguments)
-        self.each(kernel, out.size, *flat, out.reshape(-1))
-        return out
+        flat = (argument if np.isscalar(argument) else argument.reshape(-1) for argument in (*arguments, out))
+        return self.each(kernel, out.size, *flat).reshape(out.shape)
 
     return operation
 
@@ -152,42 +151,36 @@ class Cuda:
 
     # --- launching ---
 
-    def _run(self, kernel: Any, grid: int | tuple[int, ...], threads: int, *arguments: Any) -> None:
+    def _run(self, kernel: Any, grid: int | tuple[int, ...], threads: int, *arguments: Any) -> Array:
+        """Launches a kernel. Returns its last argument, the result."""
         kernel[grid, threads, self.stream](*arguments)
+        return arguments[-1]
 
-    def each(self, kernel: Any, n: int, *arguments: Any) -> None:
-        """Launches a kernel with a thread for each of n numbers."""
-        if n:
-            self._run(kernel, -(-n // BLOCK), BLOCK, *arguments)
+    def each(self, kernel: Any, n: int, *arguments: Any) -> Array:
+        """Launches a kernel with a thread for each of n numbers, if there are any. Returns its last argument."""
+        return self._run(kernel, -(-n // BLOCK), BLOCK, *arguments) if n else arguments[-1]
 
     # --- embedding and float matmul ---
 
     def embed(self, table: DeviceTable, tokens: Array) -> Array:
         _check_table(table)
-        out = self.empty((tokens.size, table.shape[1]))
-        self.each(floats.embed(table.kind), out.size, table.numbers, tokens, out)
-        return out
+        shape = tokens.size, table.shape[1]
+        return self.each(floats.embed(table.kind), prod(shape), table.numbers, tokens, self.empty(shape))
 
     def matmul(self, x: Array, weights: DeviceTable) -> Array:
         _check_table(weights)
-        n, present = weights.shape[0], len(x)
-        tokens, out = 1 if present == 1 else 8, self.empty((present, n))
+        n, present, tokens = weights.shape[0], len(x), 1 if len(x) == 1 else 8
         grid = -(-n // floats.ROWS), -(-present // tokens)
-        self._run(floats.matmul(weights.kind, tokens), grid, floats.THREADS, weights.numbers, x, out)
-        return out
+        return self._run(floats.matmul(weights.kind, tokens), grid, floats.THREADS, weights.numbers, x, self.empty((present, n)))
 
     # --- norms and ternary matmul ---
 
     def rms_norm(self, x: Array, gain: Array, eps: float) -> Array:
-        out = self.empty(x.shape)
-        self._run(row_kernels.rms_norm, len(x), row_kernels.THREADS, x, gain, np.float32(eps), out)
-        return out
+        return self._run(row_kernels.rms_norm, len(x), row_kernels.THREADS, x, gain, np.float32(eps), self.empty(x.shape))
 
     def layer_norm(self, x: Array, gain: Array, bias: Array | None, eps: float) -> Array:
-        out = self.empty(x.shape)
         bias = self.zeros((x.shape[1],)) if bias is None else bias
-        self._run(row_kernels.layer_norm, len(x), row_kernels.THREADS, x, gain, bias, np.float32(eps), out)
-        return out
+        return self._run(row_kernels.layer_norm, len(x), row_kernels.THREADS, x, gain, bias, np.float32(eps), self.empty(x.shape))
 
     def quantize(self, x: Array) -> tuple[Any, Any]:
         n, width = x.shape
@@ -199,12 +192,10 @@ class Cuda:
     def ternary_matmul(self, q: Codes, scale: Array, codes: Array, w_scale: np.float32, width: int) -> Array:
         if not isinstance(q, Codes) or codes.dtype != np.uint32:
             raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's, uint32: upload the model")
-        out = self.empty((scale.size, width))
         groups, share = (1, ternary.WARPS) if scale.size <= ternary.TOKENS else (4, 1)
         grid = -(-width // (ternary.ROWS * ternary.WARPS // share)), -(-scale.size // (groups * ternary.TOKENS))
-        arguments = codes, np.float32(w_scale), q.words, q.row_sums, scale, out
-        self._run(ternary.product(groups, share), grid, ternary.THREADS, *arguments)
-        return out
+        arguments = codes, np.float32(w_scale), q.words, q.row_sums, scale, self.empty((scale.size, width))
+        return self._run(ternary.product(groups, share), grid, ternary.THREADS, *arguments)
 
     def ternary_matmuls(self, q: Any, scale: Array, *matrices: tuple[Array, np.float32, int]) -> list[Array]:
         return [self.ternary_matmul(q, scale, *matrix) for matrix in matrices]
@@ -217,15 +208,10 @@ class Cuda:
         return self.upload(cos), self.upload(sin)
 
     def rope(self, x: Array, cos: Array, sin: Array) -> Array:
-        return self._rope(x, cos, sin, cos.shape[1], 1)
+        return self.each(row_kernels.rope, x.size, x, cos, sin, cos.shape[1], 1, self.empty(x.shape))
 
     def rope_adjacent(self, x: Array, cos: Array, sin: Array) -> Array:
-        return self._rope(x, cos, sin, 1, 2)
-
-    def _rope(self, x: Array, cos: Array, sin: Array, distance: int, step: int) -> Array:
-        out = self.empty(x.shape)
-        self.each(row_kernels.rope, out.size, x, cos, sin, distance, step, out)
-        return out
+        return self.each(row_kernels.rope, x.size, x, cos, sin, 1, 2, self.empty(x.shape))
 
     def attend(
         self, q: Array, k: Array, v: Array, slot: Array, position: Array, window: int | None = None, scale: Any = None, cap: Any = None
@@ -255,9 +241,7 @@ class Cuda:
     # --- rows ---
 
     def add_bias(self, x: Array, bias: Array) -> Array:
-        out = self.empty(x.shape)
-        self.each(row_kernels.add_bias, out.size, x, bias, out)
-        return out
+        return self.each(row_kernels.add_bias, x.size, x, bias, self.empty(x.shape))
 
     def take(self, x: Array, rows: Array) -> Array:
         out = self.empty((rows.size, *x.shape[1:]))
