@@ -36,7 +36,7 @@ class Kernel(NamedTuple):
     run: Callable  # `body` by a whole team: `run(address of the team's words, *arguments)`
 
 
-def _renamed(function: Any, name: str, names: Mapping[str, Any]) -> FunctionType:
+def renamed(function: Any, name: str, names: Mapping[str, Any]) -> FunctionType:
     """The function under a name of its own, by which profiles and compiled kernels on disk are told apart, with other global names."""
     renamed = FunctionType(function.__code__, {**function.__globals__, **names}, name)
     renamed.__qualname__ = name
@@ -50,7 +50,7 @@ def parallel(function: Callable) -> Kernel:
     others = ", ".join(code.co_varnames[1 : code.co_argcount])
     text = compile(f"lambda team, {others}: run_team(body, team, ({others},))", code.co_filename, "eval")
     names = {"run_team": run_team, "body": body, "__name__": function.__module__}
-    run = _renamed(eval(text, {}), f"{function.__name__}.run", names)
+    run = renamed(eval(text, {}), f"{function.__name__}.run", names)
     run.__code__ = run.__code__.replace(co_firstlineno=code.co_firstlineno)
     return Kernel(body, serial(run))
 
@@ -64,7 +64,7 @@ def _crew(member, job, members):
 
 def variant(loop: Callable, name: str, **names: Any) -> Kernel:
     """The kernel of this name that a loop becomes where some of its global names stand for something else."""
-    return parallel(_renamed(loop, name, names))
+    return parallel(renamed(loop, name, names))
 
 
 _SPINS = "GOMP_SPINCOUNT"

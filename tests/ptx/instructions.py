@@ -122,11 +122,11 @@ def _lanes(block: Block, operand: Operand, dtype: np.dtype, at: At) -> NDArray:
 
 
 def _butterfly(operands: tuple[Operand, ...], parts: list[str], block: Block, at: At) -> None:
-    result, source, distance, clamp, mask = operands
-    if clamp != Number(31) or not isinstance(mask, Number) or mask.value & 0xFFFFFFFF != 0xFFFFFFFF:
+    result, source, *others = operands
+    distance, clamp, mask = (np.unique(block.get(each, DTYPES["u32"], at)) for each in others)
+    if clamp.tolist() != [31] or mask.tolist() != [0xFFFFFFFF]:
         raise ValueError(f"shfl of lanes {mask} up to {clamp}, expected all of them")
-    values = _lanes(block, source, DTYPES["u32"], at)
-    other = np.arange(WARP) ^ np.int64(block.get(distance, DTYPES["u32"], at))
+    values, other = _lanes(block, source, DTYPES["u32"], at), np.arange(WARP) ^ distance.item()
     block.set(result, at, np.ascontiguousarray(values[:, other]).reshape(-1))
 
 

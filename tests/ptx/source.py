@@ -136,4 +136,4 @@ def _operand(text: str, known: dict[str, Operand]) -> Operand:
         return Number(int(text[2:], 16))
     if re.fullmatch(r"-?(0x[0-9A-Fa-f]+|\d+)U?", text):
         return Number(int(text.rstrip("U"), 0))
-    return known.get(text.removeprefix("%")) or Label(text)
+    return known.get(text.partition("|")[0].removeprefix("%")) or Label(text)  # a predicate after | is what no kernel reads
