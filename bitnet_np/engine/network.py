@@ -106,20 +106,12 @@ def rotations(ops: Backend, angle: NDArray[np.float64], c: Config) -> Rotation: 
 
 
 @np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end
-def run_layers(
-    runtime: Runtime,
-    rows: Rows,
-    rotations: Rotations | None,
-    attend: Attend,
-    record: Record = ignore,
-    *,
-    last_only: bool = False,
-) -> Array:
-    """What the output matrix reads of rows: [R] -> [R, D], or [B, D] of each sequence's last row with last_only.
+def run_layers(runtime: Runtime, rotations: Rotations | None, attend: Attend, record: Record = ignore, *, last_only: bool = False) -> Array:
+    """What the output matrix reads of the rows of a pass: [R, D], or [B, D] of each sequence's last row with last_only.
 
     Arrays are where the backend has them.
     """
-    model, ops = runtime.model, runtime.ops
+    model, ops, rows = runtime.model, runtime.ops, attend.rows
     whole = _Step(runtime, None, record)
     ops.mark("forward")
     h = whole.note("inp_embd", _embed(model.token_embd, rows.tokens, ops))
