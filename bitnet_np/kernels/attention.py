@@ -14,7 +14,7 @@ from .attention_chunk import cap_scores, chunk_scores, chunk_values, exponential
 from .fast.emit import LANES
 from .fast.simd import fma, store_sums, tile_f32
 from .launching import Floats, Ints, inlined, launch, parallel, read_only, serial, shared
-from .scalar import CHUNK, exp, round_to_half, soft_cap
+from .scalar import CHUNK, exp, first_chunk, round_to_half, soft_cap
 from .tiles import SPAN, TOKENS, dot_tile
 from .workspace import aligned_floats, empty
 
@@ -82,12 +82,6 @@ class Sums(NamedTuple):
     largest: Any  # [n] score
     weight: Any  # [n] sum of exp(score - largest), or UNSEEN
     values: Any  # [n, K] or whole tiles of it: sums of values, each times its exp(score - largest)
-
-
-@serial
-def first_chunk(position, window):
-    """The first chunk of which a query at `position` sees a key."""
-    return max(0, position - window + 1) // CHUNK
 
 
 @inlined

@@ -16,7 +16,7 @@ from .attention_chunk import chunk_scores, chunk_values, exponentials, hide, max
 from .fast.emit import LANES
 from .fast.simd import axpy_step, fma, store_tile, tile_f32
 from .launching import Floats, inlined, launch, parallel, read_only, rule, serial, shared, variant
-from .scalar import CHUNK, WIDE_LANES, exp
+from .scalar import CHUNK, WIDE_LANES, exp, first_chunk
 from .sums import wide_dot
 from .tiles import SPAN, TOKENS, WIDE
 from .workspace import empty
@@ -280,7 +280,7 @@ def _attend_back_group(forward, first, end, g, gradients):
             for i in range(n):
                 along[i] = wide_dot(above[i], attended[row + i, h], wide_lanes)
                 largest[i], weight[i] = -np.inf, 0
-            earliest = max(0, block * CHUNK - window + 1) // CHUNK
+            earliest = first_chunk(block * CHUNK, window)
             for chunk in range(earliest, block + 1):
                 n_keys = min(CHUNK, length - chunk * CHUNK)
                 ends[:] = n_keys

@@ -15,6 +15,7 @@ from ..scalar import WIDE_LANES, normal_cdf, round_half_even
 from ..scalar import gelu_tanh as _gelu_tanh_of
 from ..scalar import silu as _silu_of
 from ..scalar import soft_cap as _soft_cap_of
+from .floats import number_of
 from .ptx import bits_float, float_bits, fma, fma64, half_bits, plus, times
 from .target import device, kernel, place, variant
 
@@ -207,15 +208,10 @@ def rope(x, cos, sin, distance, step, out):  # [R, H, K], [R, J] x 2 -> [R, H, K
 # --- caches and masks -----------------------------------------------------------------------------------------------------------------
 
 
-@device
-def _same(number):
-    return number
-
-
 @cache
 def keep(halves: bool) -> Any:
     """Writes keys and values to their places in a cache, as float32 or as the bits of float16 (`halves`)."""
-    to_kept = half_bits if halves else _same
+    to_kept = half_bits if halves else number_of["float32"]
 
     @kernel
     def keep(k, v, slot, position, k_out, v_out):  # [R, G, K] x 2, [R] x 2 -> [B, S, G, K] x 2
