@@ -20,7 +20,6 @@ from bitnet_np.engine.forward_pass import forward, forward_full, prefill
 from bitnet_np.engine.metrics import Metrics
 from bitnet_np.generation.batch import Batch, Request, generate_batch
 from bitnet_np.generation.generate import generate
-from bitnet_np.generation.nll import token_nll
 from bitnet_np.generation.sampling import Sampling
 from bitnet_np.gpu.device import bytes_needed, open_cuda, place
 from bitnet_np.gpu.storage import DeviceStorage
@@ -96,13 +95,6 @@ def masked_forward() -> None:
     (model, placed), tokens, mask = smallest(7), [[1, 2, 3], [4, 0, 0]], np.zeros((2, 1, 3, 3), np.bool_)
     mask[0, 0, 0, 2] = mask[0, 0, 2, :2] = mask[1, 0, 0, 0] = True
     assert_same_bits(forward_full(placed, tokens, [3, 1], mask=mask, ops=on), forward_full(model, tokens, [3, 1], mask=mask))
-
-
-@check
-def likelihood() -> None:
-    model, placed = smallest(4)
-    text = [1, 2, 0, 3, 4, 1]
-    np.testing.assert_array_equal(token_nll(placed, text, ops=on), token_nll(model, text))
 
 
 @check
