@@ -114,14 +114,7 @@ def forward_layer(
 
 @steady
 def feed_forward(
-    model: Model,
-    layer: int,
-    hidden: ArrayLike,
-    *,
-    norm: bool = True,
-    dialect: Dialect = EXACT,
-    ops: Backend = cpu,
-    record: Record = ignore,
+    model: Model, layer: int, hidden: ArrayLike, *, norm: bool = True, dialect: Dialect = EXACT, ops: Backend = cpu, record: Record = ignore
 ) -> Floats:
     """The feed-forward branch of one layer, experts too: its input [B, T, D] float32 -> [B, T, D], without the residual.
 
@@ -355,12 +348,7 @@ def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray
 
 
 def _run_incremental(
-    runtime: Runtime,
-    tokens: Tokens,
-    record: Record,
-    chunk: int,
-    last_only: bool,
-    mask: ArrayLike | None = None,
+    runtime: Runtime, tokens: Tokens, record: Record, chunk: int, last_only: bool, mask: ArrayLike | None = None
 ) -> Floats:
     """`forward_incremental` for checked arguments."""
     config, (batch, length) = runtime.model.config, tokens.ids.shape

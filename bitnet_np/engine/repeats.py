@@ -43,13 +43,7 @@ class Repeats:
         return Repeats, ()
 
     def run(
-        self,
-        model: Model,
-        kind: Hashable,
-        size: int,
-        layers: Layers,
-        inputs: Sequence[NDArray],
-        state: Sequence[NDArray],
+        self, model: Model, kind: Hashable, size: int, layers: Layers, inputs: Sequence[NDArray], state: Sequence[NDArray]
     ) -> NDArray[np.float32]:
         """layers(*inputs), by a recording of an earlier pass of this kind and size where there is one.
 

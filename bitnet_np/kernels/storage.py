@@ -62,14 +62,7 @@ class HostStorage:
         return out
 
     def by_pieces(
-        self,
-        pieces: Sequence[Ints],
-        attend: Callable[..., NDArray],
-        q: Floats,
-        k: Floats,
-        v: Floats,
-        slot: Ints,
-        position: Ints,
+        self, pieces: Sequence[Ints], attend: Callable[..., NDArray], q: Floats, k: Floats, v: Floats, slot: Ints, position: Ints
     ) -> Floats:
         out = np.empty_like(q)
         for piece in pieces:
