@@ -58,15 +58,6 @@ class Run(NamedTuple):
     group: Any  # heads that read it
 
 
-class Chunk(NamedTuple):
-    """The keys of a chunk and their values."""
-
-    key: Any  # number of the first
-    n_keys: Any
-    start: Any  # offset of the first in k and v
-    stride: Any  # numbers from one to the next
-
-
 class Room(NamedTuple):
     """What the queries of a run are worked out in. There are as many as fill whole tiles."""
 
@@ -113,54 +104,39 @@ def no_sums(q, run):
     return Sums(np.full(n, -np.inf, np.float32), np.zeros(n, np.float32), np.zeros((n, width), np.float32))
 
 
-@inlined
-def chunk_at(inputs, run, key, end):
-    """The chunk that begins with number `key` of a run's keys, which end at `end`."""
-    places, heads, width = inputs.k.shape[1], inputs.k.shape[2], inputs.k.shape[3]
-    place = inputs.slot[run.first] * places + key % places
-    return Chunk(key, min(CHUNK, end - key), (place * heads + run.g) * width, heads * width)
-
-
-@inlined
-def weigh(room, here):
-    """Turn the scores of a chunk into weights, and store the largest score and the sum of weights of each query in `here`.
-
-    Scores of hidden keys are -infinity. A query that sees none has the weight UNSEEN, and keeps it.
-    """
-    scores, sums, largest, weight = room.scores, room.sums, here.largest, here.weight
-    maxima(scores, sums)
-    for i in range(weight.size):
-        largest[i] = sums[i]
-    exponentials(scores, largest, sums)
-    for i in range(weight.size):
-        weight[i] = sums[i] if weight[i] != UNSEEN else UNSEEN
-
-
 # `mask` is rows of biases [T, S], by the position of a query, or None: then a query sees the last `window` keys. Numba compiles either.
 
 
 @inlined
-def _attend_chunk(inputs, window, mask, run, chunk, room, here):
-    """Store what the queries of a run get from a chunk in `here`."""
-    width, scores, ends = room.queries.shape[1], room.scores, room.ends
-    weight, position, end = here.weight, inputs.position, chunk.key + chunk.n_keys
-    ends[:] = chunk.n_keys
+def _attend_chunk(inputs, window, mask, run, key, end, room, here):
+    """Store what the queries of a run get from the chunk that begins with number `key` of their keys, which end at `end`, in `here`.
+
+    A query that sees none of its keys has the weight UNSEEN.
+    """
+    width, scores, ends, sums = room.queries.shape[1], room.scores, room.ends, room.sums
+    largest, weight, position, (_, places, heads, _) = here.largest, here.weight, inputs.position, inputs.k.shape
+    start, stride = ((inputs.slot[run.first] * places + key % places) * heads + run.g) * width, heads * width
+    end = min(key + CHUNK, end)
+    ends[:] = end - key
     if mask is None:
         for tile in range(ends.size):
             last = min(weight.size, (tile + 1) * TOKENS) - 1  # the query that sees the latest keys
-            ends[tile] = max(0, visible(position[run.first + last // run.group], window, chunk.key)[1])
-    chunk_scores(room.queries, width, inputs.k, inputs.v, chunk.start, chunk.stride, ends, inputs.scale, scores)
+            ends[tile] = max(0, visible(position[run.first + last // run.group], window, key)[1])
+    chunk_scores(room.queries, width, inputs.k, inputs.v, start, stride, ends, inputs.scale, scores)
     if inputs.cap > 0:
         cap_scores(scores, inputs.cap)
     for i in range(weight.size):
-        seen = hide_unseen(scores, i, position[run.first + i // run.group], window, mask, chunk.key, end)
+        seen = hide_unseen(scores, i, position[run.first + i // run.group], window, mask, key, end)
         weight[i] = 0 if seen else UNSEEN
-    weigh(room, here)
-    chunk_values(scores, ends, inputs.v, chunk.start, chunk.stride, width, here.values)
+    maxima(scores, sums)
+    for i in range(weight.size):
+        largest[i] = sums[i]
+    exponentials(scores, largest, sums)  # the scores are weights from here on
+    for i in range(weight.size):
+        weight[i] = sums[i] if weight[i] != UNSEEN else UNSEEN
+    chunk_values(scores, ends, inputs.v, start, stride, width, here.values)
     if mask is not None:
-        leave_out_hidden(
-            scores[: weight.size], mask, position[run.first], inputs.v[inputs.slot[run.first]], chunk.key, end, run, here.values
-        )
+        leave_out_hidden(scores[: weight.size], mask, position[run.first], inputs.v[inputs.slot[run.first]], key, end, run, here.values)
 
 
 @inlined
@@ -209,9 +185,8 @@ def _attend_together(inputs, window, mask, run, out):
         end = mask.shape[1]
     room, here, sums = new_room(inputs.q, run), new_sums(inputs.q, run), no_sums(inputs.q, run)
     for key in range(first_chunk(first, window) * CHUNK, end, CHUNK):
-        chunk = chunk_at(inputs, run, key, end)
-        if mask is None or sees_any(mask, first, run.end - run.first, key, key + chunk.n_keys):
-            _attend_chunk(inputs, window, mask, run, chunk, room, here)
+        if mask is None or sees_any(mask, first, run.end - run.first, key, min(key + CHUNK, end)):
+            _attend_chunk(inputs, window, mask, run, key, end, room, here)
             fold(here, sums)
     return store_attended(sums, run, out)
 
@@ -257,7 +232,7 @@ def _attend_chunks(team, q, k, v, slot, position, scale, cap, window, largest, w
         if key <= position[r]:
             run = Run(r, r + 1, g, group)
             here = Sums(largest[r, c, g], weight[r, c, g], values[r, c, g])
-            _attend_chunk(inputs, window, None, run, chunk_at(inputs, run, key, position[r] + 1), new_room(q, run), here)
+            _attend_chunk(inputs, window, None, run, key, position[r] + 1, new_room(q, run), here)
 
 
 @parallel
@@ -349,41 +324,31 @@ def scale_and_cap(width: int, scale: Factor, cap: Factor) -> tuple[np.float32, n
     return inverse_root(width) if scale is None else scale, cap or np.float32(0)
 
 
-@serial
-def _attend_float16_row(q, k, v, slot, position, scale, cap, window, r, h, out):
-    """Query h of row r."""
-    heads, width, places = q.shape[1], q.shape[2], k.shape[1]
-    g = h // (heads // k.shape[2])
-    first = max(0, position[r] - window + 1)
-    n = position[r] + 1 - first
-    p, sums, total = np.empty(n, np.float32), np.empty(LANES, np.float32), np.empty(width, np.float64)
-    largest = np.float32(-np.inf)
-    for j in range(n):
-        key = ((slot[r] * places + (first + j) % places) * k.shape[2] + g) * width
-        store_sums(dot_tile(tile_f32(1, 1), k, key, 0, 1, q, (r * heads + h) * width, 0, 1, width), sums)
-        p[j] = soft_cap(np.float32(sums[0] * scale), cap) if cap > 0 else sums[0] * scale
-        largest = max(largest, p[j])
-    weight = 0.0
-    for j in range(n):
-        p[j] = exp(np.float32(p[j] - largest))
-        weight += p[j]
-    factor = np.float32(1.0) / np.float32(weight)
-    for d in range(width):
-        total[d] = 0
-    for j in range(n):
-        half = np.float64(round_to_half(np.float32(p[j] * factor)))
-        row = v[slot[r], (first + j) % places, g]
-        for d in range(width):
-            total[d] += half * row[d]
-    for d in range(width):
-        out[r, h, d] = total[d]
-
-
 @parallel
 def _attend_float16(team, q, k, v, slot, position, scale, cap, window, out):
-    heads = q.shape[1]
+    heads, width, places = q.shape[1], q.shape[2], k.shape[1]
     for item in shared(team, q.shape[0] * heads):
-        _attend_float16_row(q, k, v, slot, position, scale, cap, window, item // heads, item % heads, out)
+        r, h = item // heads, item % heads
+        g, first = h // (heads // k.shape[2]), max(0, position[r] - window + 1)
+        n, largest = position[r] + 1 - first, np.float32(-np.inf)
+        p, sums, total = np.empty(n, np.float32), np.empty(LANES, np.float32), np.zeros(width, np.float64)
+        for j in range(n):
+            key = ((slot[r] * places + (first + j) % places) * k.shape[2] + g) * width
+            store_sums(dot_tile(tile_f32(1, 1), k, key, 0, 1, q, item * width, 0, 1, width), sums)
+            p[j] = soft_cap(np.float32(sums[0] * scale), cap) if cap > 0 else sums[0] * scale
+            largest = max(largest, p[j])
+        weight = 0.0
+        for j in range(n):
+            p[j] = exp(np.float32(p[j] - largest))
+            weight += p[j]
+        factor = np.float32(1.0) / np.float32(weight)
+        for j in range(n):
+            half = np.float64(round_to_half(np.float32(p[j] * factor)))
+            row = v[slot[r], (first + j) % places, g]
+            for d in range(width):
+                total[d] += half * row[d]
+        for d in range(width):
+            out[r, h, d] = total[d]
 
 
 def attend_float16(
