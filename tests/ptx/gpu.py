@@ -16,7 +16,8 @@ from numba.cuda.cudadrv.driver import CudaAPIError
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from numpy.typing import DTypeLike
 
-from .machine import Device
+from .machine import Block
+from .memory import Fault, Memory, check_blocks
 from .source import parse
 
 _MOST_THREADS, _MOST_SHARED, _MOST_BLOCKS = 1024, 48 << 10, ((1 << 31) - 1, 65535, 65535)  # bytes; blocks along each axis of a grid
@@ -29,13 +30,13 @@ class Gpu:
     compute_capability = 9, 0
 
     def __init__(self) -> None:
-        self.device = Device()
+        self.memory, self.rng = Memory(1 << 28), np.random.default_rng(0)
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike, stream: Any = None) -> FakeCUDAArray:
         """cuda.device_array."""
         dtype = np.dtype(dtype)
         try:
-            memory = self.device.memory.allocate(prod(shape) * dtype.itemsize)
+            memory = self.memory.allocate(prod(shape) * dtype.itemsize)
         except MemoryError as error:
             raise CudaAPIError(2, str(error)) from error
         return FakeCUDAArray(memory.view(dtype).reshape(shape))
@@ -45,10 +46,11 @@ class Gpu:
         if not isinstance(kind, types.Array):
             return [np.dtype(str(kind)).type(value).tobytes()]
         array = value._ary
-        words = 0, 0, array.size, array.itemsize, self.device.memory.address_of(array), *array.shape, *array.strides
+        words = 0, 0, array.size, array.itemsize, self.memory.address_of(array), *array.shape, *array.strides
         return [np.int64(word).tobytes() for word in words]
 
     def launch(self, function: Any, grid: int | tuple[int, ...], threads: int, arguments: tuple[Any, ...]) -> None:
+        """Run blocks one after another, in a random order: kernels may not depend on it. Raises Fault, with the instruction."""
         kinds = tuple(map(function.typeof_pyval, arguments))
         if kinds not in function.overloads:
             function.overloads[kinds] = dispatcher._Kernel(function.py_func, kinds, **function.targetoptions)
@@ -56,10 +58,20 @@ class Gpu:
         code = parse(kernel.inspect_asm(self.compute_capability))
         grid = (*np.atleast_1d(grid).tolist(), 1, 1)[:3]
         assert all(1 <= n <= most for n, most in zip(grid, _MOST_BLOCKS, strict=True))
-        assert threads <= _MOST_THREADS
+        assert threads <= min(_MOST_THREADS, code.threads)
         assert code.shared_bytes <= _MOST_SHARED
         parameters = [word for kind, value in zip(kernel.argument_types, arguments, strict=True) for word in self.words(kind, value)]
-        self.device.launch(kernel.py_func.__name__, code, grid, threads, parameters)
+        assert tuple(map(len, parameters)) == code.params
+        touched = []
+        try:
+            for number in self.rng.permutation(prod(grid)):
+                block = Block(self.memory, code, grid, np.unravel_index(number, grid, "F"), threads, parameters, self.rng)
+                with np.errstate(all="ignore"):
+                    block.run()
+                touched.append(block.watch.end_block(number))
+            check_blocks(touched)
+        except Fault as fault:
+            raise Fault(f"{function.py_func.__name__}: {fault}") from None
 
 
 class Stream:

@@ -66,7 +66,7 @@ def _vector(operand: Operand) -> tuple[Operand, ...]:
 
 def _memory(block: Block, space: str) -> tuple[Memory, Watch]:
     """The memory of a space, and what watches over it."""
-    return (block.device.memory, block.watch) if space == "global" else (block.shared, block.shared_watch)
+    return (block.memory, block.watch) if space == "global" else (block.shared, block.shared_watch)
 
 
 def _load_param(operands: tuple[Operand, ...], parts: list[str], block: Block, at: At) -> None:
@@ -102,7 +102,7 @@ def _atomic(operands: tuple[Operand, ...], parts: list[str], block: Block, at: A
     places = block.place(address, at)
     values, old = np.broadcast_to(block.get(operand, dtype, at), places.shape), np.empty(places.shape, dtype)
     block.shared_watch.touch(places, dtype.itemsize, block.threads[at], ATOMIC)
-    for i in block.device.rng.permutation(len(places)):  # in any order
+    for i in block.rng.permutation(len(places)):  # in any order
         (before,) = block.shared.load(places[i : i + 1], dtype.itemsize, 1)
         old[i] = before.view(dtype)[0]
         block.shared.store(places[i : i + 1], dtype.itemsize, [combine(before.view(dtype), values[i : i + 1]).view(before.dtype)])

@@ -1,7 +1,6 @@
-"""The device: blocks of threads that run a kernel's instructions together.
+"""Blocks of threads that run a kernel's instructions together.
 
-All threads of a block that are at the same instruction take it at once; where they part, those that are behind go first. Blocks run one
-after another, in a random order: kernels may not depend on it.
+All threads of a block that are at the same instruction take it at once; where they part, those that are behind go first.
 """
 
 from __future__ import annotations
@@ -15,35 +14,11 @@ from numpy.typing import NDArray
 
 from .arithmetic import DTYPES, literal
 from .instructions import WARP, At, Step, step_of
-from .memory import Fault, Memory, Watch, check_blocks
+from .memory import Fault, Memory, Watch
 from .source import Address, Instruction, Kernel, Label, Number, Operand, Register, Special
 
 _EVERYONE = slice(None)
 _PATIENCE = 10_000_000  # instructions of a block after which a loop counts as endless
-
-
-class Device:
-    """The device: its memory, and kernels that run in it."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.memory = Memory(1 << 28)
-        self.rng = np.random.default_rng(seed)
-
-    def launch(self, name: str, kernel: Kernel, grid: tuple[int, ...], threads: int, parameters: list[bytes]) -> None:
-        """Runs all blocks to their ends. Raises Fault, with the instruction."""
-        if tuple(map(len, parameters)) != kernel.params or threads > kernel.threads:
-            raise Fault(f"{name}: {threads} threads and {len(parameters)} parameters, not as it was compiled")
-        program, touched = program_of(kernel), []
-        try:
-            for number in self.rng.permutation(grid[0] * grid[1] * grid[2]):
-                place = int(number % grid[0]), int(number // grid[0] % grid[1]), int(number // grid[0] // grid[1])
-                with np.errstate(all="ignore"):
-                    block = Block(self, kernel, program, grid, place, threads, parameters)
-                    block.run()
-                touched.append(block.watch.end_block(number))
-            check_blocks(touched)
-        except Fault as fault:
-            raise Fault(f"{name}: {fault}") from None
 
 
 @dataclass(frozen=True)
@@ -89,15 +64,15 @@ class Block:
 
     def __init__(
         self,
-        device: Device,
+        memory: Memory,
         kernel: Kernel,
-        program: Program,
         grid: tuple[int, ...],
-        place: tuple[int, int, int],
+        place: tuple[int, ...],
         threads: int,
         parameters: list[bytes],
+        rng: np.random.Generator,
     ) -> None:
-        self.device, self.program, self.count = device, program, threads
+        self.memory, self.program, self.count, self.rng = memory, program_of(kernel), threads, rng
         self.threads = np.arange(threads)
         self.parameters = parameters
         self.special = {
