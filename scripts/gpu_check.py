@@ -28,7 +28,7 @@ INTERPRET = "--interpret" in sys.argv
 PATIENCE = 400  # seconds at most for a part
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 if INTERPRET:
-    import_module("ptx.driver").install()
+    import_module("ptx.gpu").install()
 
 import numpy as np  # noqa: E402
 

@@ -10,7 +10,7 @@ from bitnet_np import spec
 from bitnet_np.engine import masks
 from bitnet_np.engine.masks import Pattern
 from bitnet_np.kernels import cpu
-from bitnet_np.kernels.masks import attend_masked
+from bitnet_np.kernels.cpu import attend_masked
 
 onnx = pytest.importorskip("onnx")
 onnx_helper = pytest.importorskip("onnx.helper")

@@ -46,15 +46,7 @@ class Storage(Protocol):
         """A copy of positions start..end of a slot, as an array of one slot with end - start places."""
 
     def by_pieces(
-        self,
-        pieces: Sequence[Any],
-        attend: Callable[[Array, Array, Array, Array, Array], Array],
-        q: Array,
-        k: Array,
-        v: Array,
-        slot: NDArray,
-        position: NDArray,
-        /,
+        self, pieces: Sequence[Any], attend: Callable[..., Array], q: Array, k: Array, v: Array, slot: NDArray, position: NDArray, /
     ) -> Array:
         """Call `attend` for one piece of the rows [R] after another -> [R, H, K]. Slots and positions are NumPy's."""
 

@@ -21,9 +21,6 @@ from .tokens import Rows
 
 _LOCK = Lock()  # guards the sets of slots that passes are writing to; one for all caches, so that a cache can be copied and pickled
 
-Saved = list[tuple[int, int, int, int, Any]]
-"""How to undo a write, for each slot: slot, oldest position and length before it, length after it, and the keys and values overwritten."""
-
 Attention = Callable[[int, Array, Array, Array, Array, Array], Array]
 """Attention of one layer: layer, q [R, H, K], keys and values [B, S, G, K], slots [R], positions [R] -> [R, H, K]."""
 
@@ -159,19 +156,6 @@ class KVCache:
                 raise CapacityError(f"KV cache: slot {slot} holds {length} of {self.capacity} positions, {count} more do not fit")
         return lengths
 
-    @contextmanager
-    def writing(self, slots: NDArray[np.int64]) -> Iterator[None]:
-        """Reserve slots for a pass that writes to them. Raises SlotError if another pass, of a thread or a recorder, writes to one."""
-        reserved = set(slots.tolist())
-        with _LOCK:
-            self._check_idle(reserved)
-            self._written |= reserved
-        try:
-            yield
-        finally:
-            with _LOCK:
-                self._written -= reserved
-
     def _check_idle(self, slots: Iterable[int]) -> None:
         for slot in self._written.intersection(slots):
             raise SlotError(f"KV cache: a forward pass is writing to slot {slot}, expected it to end first")
@@ -180,23 +164,41 @@ class KVCache:
     def appending(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Context of a pass that writes counts[i] more positions to slot slots[i]; yields the positions [B] at which they begin.
 
-        The slots hold the new positions after the block. If it raises, the cache is as it was. Raises what `reserve` and `writing` raise.
+        The slots hold the new positions after the block. If it raises, the cache is as it was. Raises what `reserve` raises, and SlotError
+        if another pass, of a thread or a recorder, writes to one of the slots.
         """
-        with self.writing(slots):
+        reserved = set(slots.tolist())
+        with _LOCK:
+            self._check_idle(reserved)
+            self._written |= reserved
+        try:
             start = self.reserve(slots, counts)
             with self.undone_on_error(slots, counts):
                 yield start
             self.lengths[slots] += counts
             self._oldest = np.maximum(self._oldest, self.lengths - self.k.shape[2])
+        finally:
+            with _LOCK:
+                self._written -= reserved
 
     @contextmanager
     def undone_on_error(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[None]:
         """Context that undoes what is appended in it, at most counts[i] positions to slot slots[i], if it raises."""
-        saved = self.save(slots, counts)
+        saved: list[tuple[int, int, int, int, Any]] = []  # slot, oldest position, length before and after, keys and values overwritten
+        for slot, length, count in zip(slots.tolist(), self.lengths[slots].tolist(), counts.tolist(), strict=True):
+            end, covers = length + count, length > 0 and self.k.shape[2] < length + count  # a ring then overwrites what it holds
+            held = [self.storage.held(array, slot, self._begin(length, end), end) for array in (self.k, self.v)] if covers else None
+            saved.append((slot, int(self._oldest[slot]), length, end, held))
         try:
             yield
         except BaseException:
-            self.restore(saved)
+            for slot, oldest, length, end, held in saved:
+                if held is None:
+                    self.erase(slot, length, end)
+                else:
+                    for copy, array in zip(held, (self.k, self.v), strict=True):
+                        self.storage.carry(copy, 0, array, slot, self._begin(length, end), end)
+                self.lengths[slot], self._oldest[slot] = length, oldest
             raise
 
     def attending(
@@ -220,27 +222,6 @@ class KVCache:
         if position.max() < self.k.shape[2] or not turn.any():
             return []
         return [np.flatnonzero(turn == n) for n in range(turn.max() + 1)]
-
-    def save(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Saved:
-        """The state that `restore` needs after writing counts[i] positions to slot slots[i]; for rings, with the positions overwritten."""
-        saved: Saved = []
-        for slot, length, count in zip(slots.tolist(), self.lengths[slots].tolist(), counts.tolist(), strict=True):
-            end = length + count
-            begin = self._begin(length, end)
-            covers = length > 0 and self.k.shape[2] < end
-            overwritten = tuple(self.storage.held(array, slot, begin, end) for array in (self.k, self.v)) if covers else None
-            saved.append((slot, int(self._oldest[slot]), length, end, overwritten))
-        return saved
-
-    def restore(self, saved: Saved) -> None:
-        """Undo what was written since `save`."""
-        for slot, oldest, length, end, overwritten in saved:
-            if overwritten is None:
-                self.erase(slot, length, end)
-            else:
-                for copy, array in zip(overwritten, (self.k, self.v), strict=True):
-                    self.storage.carry(copy, 0, array, slot, self._begin(length, end), end)
-            self.lengths[slot], self._oldest[slot] = length, oldest
 
     def _begin(self, start: int, end: int) -> int:
         """The first of positions start..end to have a place: a ring holds only the last S of them."""

@@ -44,7 +44,7 @@ BLOCK = 512
 Mode = Literal["parallel", "incremental", "auto"]
 
 
-def path_of(mode: Mode, length: int, parallel_threshold: int = PARALLEL_THRESHOLD) -> Literal["parallel", "incremental"]:
+def path_of(mode: Mode, length: int, parallel_threshold: int = PARALLEL_THRESHOLD) -> Mode:
     """The path that a mode takes for sequences of `length` tokens: "auto" is parallel for more than `parallel_threshold`."""
     if mode == "auto":
         return "parallel" if length > parallel_threshold else "incremental"
@@ -82,8 +82,7 @@ def forward_full(
     """
     runtime = Runtime(model, dialect, ops).checked()
     checked = check_tokens(model.config, tokens, lengths)
-    attention = None if mask is None else _whole_masked_attention(runtime, mask, checked, strict)
-    return run_whole(runtime, checked, record, last_only=last_only, attention=attention)
+    return run_whole(runtime, checked, record, last_only=last_only, attention=_by_mask(runtime, mask, checked, strict))
 
 
 @steady
@@ -108,23 +107,14 @@ def forward_layer(
     runtime = Runtime(model, dialect, ops).checked()
     layer, shape, h = _layer_input(runtime, layer, hidden)
     tokens = Tokens.whole(np.zeros(shape[:2], np.int64))  # stand for the sequences' lengths: no token is looked up
-    attention = None if mask is None else _whole_masked_attention(runtime, mask, tokens, strict)
-    rows = _whole_rows(runtime, tokens)
-    attend = _whole_attention(runtime, tokens, ops.resident(rows), attention)
+    rows, attend = _whole(runtime, tokens, _by_mask(runtime, mask, tokens, strict))
     out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
     return _layer_output(runtime, layer, out).reshape(shape)
 
 
 @steady
 def feed_forward(
-    model: Model,
-    layer: int,
-    hidden: ArrayLike,
-    *,
-    norm: bool = True,
-    dialect: Dialect = EXACT,
-    ops: Backend = cpu,
-    record: Record = ignore,
+    model: Model, layer: int, hidden: ArrayLike, *, norm: bool = True, dialect: Dialect = EXACT, ops: Backend = cpu, record: Record = ignore
 ) -> Floats:
     """The feed-forward branch of one layer, experts too: its input [B, T, D] float32 -> [B, T, D], without the residual.
 
@@ -272,11 +262,8 @@ def compute_logits(
     runtime = Runtime(model, dialect, ops).checked()
     checked = check_tokens(model.config, tokens, lengths)
     parallel_threshold = integer("parallel_threshold", parallel_threshold, 0)
-    if mask is not None and mode == "auto":
-        mode = "parallel"
-    if path_of(mode, checked.ids.shape[1], parallel_threshold) == "parallel":
-        attention = None if mask is None else _whole_masked_attention(runtime, mask, checked, strict)
-        return run_whole(runtime, checked, record, last_only=last_only, attention=attention)
+    if path_of(mode, checked.ids.shape[1], 0 if mask is not None else parallel_threshold) == "parallel":
+        return run_whole(runtime, checked, record, last_only=last_only, attention=_by_mask(runtime, mask, checked, strict))
     return _run_incremental(runtime, checked, record, integer("chunk", chunk, 1), last_only, mask)
 
 
@@ -287,13 +274,11 @@ def run_whole(
     runtime: Runtime, tokens: Tokens, record: Record = ignore, *, last_only: bool = False, attention: Attention | None = None
 ) -> Floats:
     """`forward_full` for checked tokens. attention: replaces the causal one; it gets a layer's keys and values as [B, T, G, K]."""
-    ops, rows = runtime.ops, _whole_rows(runtime, tokens)
-    resident = ops.resident(rows)
-    attend = _whole_attention(runtime, tokens, resident, attention)
+    rows, attend = _whole(runtime, tokens, attention)
     if runtime.model.config.pooling != "none" and record is not ignore and not last_only:
         record = _with_pooled(record, runtime.model.config.pooling, rows)
-    h = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only)
-    logits = check_finite(ops.to_host(run_output(runtime, h, record)), rows, last_only)
+    h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
+    logits = check_finite(runtime.ops.to_host(run_output(runtime, h, record)), rows, last_only)
     return logits if last_only else rows.padded(logits, tokens.ids.shape)
 
 
@@ -309,17 +294,15 @@ def _with_pooled(record: Record, pooling: Pooling, rows: Rows) -> Record:
     return observe
 
 
-def _whole_rows(runtime: Runtime, tokens: Tokens) -> Rows:
-    """The rows of whole sequences: sequence i in slot i, from position 0 on."""
-    batch = len(tokens.lengths)
-    return Rows.of(runtime.model.config, tokens, np.arange(batch), np.zeros(batch, np.int64))
+def _whole(runtime: Runtime, tokens: Tokens, attention: Attention | None) -> tuple[Rows, Attend]:
+    """The rows of whole sequences, sequence i in slot i from position 0 on, and attention over them.
 
-
-def _whole_attention(runtime: Runtime, tokens: Tokens, resident: Rows, attention: Attention | None) -> Attend:
-    """Attention over keys and values of whole sequences, which are kept of one layer at a time."""
-    c, storage = runtime.model.config, runtime.ops.storage()
+    Keys and values are kept of one layer at a time.
+    """
+    c, storage, batch = runtime.model.config, runtime.ops.storage(), len(tokens.lengths)
+    rows = Rows.of(c, tokens, np.arange(batch), np.zeros(batch, np.int64))
     keys, values = storage.zeros((1, *tokens.ids.shape, c.kv_heads, c.head_dim), np.float32)
-    return Attend(storage, keys, values, resident, attention or runtime.attention)
+    return rows, Attend(storage, keys, values, runtime.ops.resident(rows), attention or runtime.attention)
 
 
 def run_cached(
@@ -340,10 +323,9 @@ def run_cached(
     ops = runtime.ops
     with cache.appending(slots, tokens.lengths) as start:
         rows = Rows.of(runtime.model.config, tokens, slots, start)
-        resident = ops.resident(rows)
         repeats = ops.repeats and attention is None and record is ignore and runtime.edit is None
-        attend = cache.attending(rows, resident, attention or runtime.attention, ops.mark, repeats)
-        h = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only)
+        attend = cache.attending(rows, ops.resident(rows), attention or runtime.attention, ops.mark, repeats)
+        h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
         if not with_logits:
             return np.empty((0, runtime.model.config.vocab), np.float32)
         logits = check_finite(ops.to_host(run_output(runtime, h, record)), rows, last_only)
@@ -366,12 +348,7 @@ def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray
 
 
 def _run_incremental(
-    runtime: Runtime,
-    tokens: Tokens,
-    record: Record,
-    chunk: int,
-    last_only: bool,
-    mask: ArrayLike | None = None,
+    runtime: Runtime, tokens: Tokens, record: Record, chunk: int, last_only: bool, mask: ArrayLike | None = None
 ) -> Floats:
     """`forward_incremental` for checked arguments."""
     config, (batch, length) = runtime.model.config, tokens.ids.shape
@@ -412,8 +389,10 @@ def check_cache(config: Config, cache: KVCache) -> None:
         raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model")
 
 
-def _whole_masked_attention(runtime: Runtime, mask: ArrayLike, tokens: Tokens, strict: bool) -> Attention:
-    """Attention of whole sequences by a caller's mask. Raises MaskError, or UnsupportedError."""
+def _by_mask(runtime: Runtime, mask: ArrayLike | None, tokens: Tokens, strict: bool) -> Attention | None:
+    """Attention of whole sequences by a caller's mask, if there is one. Raises MaskError, or UnsupportedError."""
+    if mask is None:
+        return None
     batch, length = tokens.ids.shape
     checked = masks.check(mask, length, length, batch=batch, strict=strict)
     return _masked_attention(runtime, checked, tokens, np.arange(batch), np.zeros(batch, np.int64))

@@ -102,35 +102,23 @@ class Runtime:
 def rotations(ops: Backend, angle: NDArray[np.float64], c: Config) -> Rotation:  # [R, J] -> 2 x [R, J]
     """Cosines and sines of these angles, each times the model's magnitude in float32."""
     cos, sin = ops.rotations(angle)
-    return (
-        (cos, sin)
-        if c.rope_magnitude == 1
-        else (ops.scaled(cos, np.float32(c.rope_magnitude)), ops.scaled(sin, np.float32(c.rope_magnitude)))
-    )
+    return _times(c.rope_magnitude, cos, ops), _times(c.rope_magnitude, sin, ops)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end
-def run_layers(
-    runtime: Runtime,
-    rows: Rows,
-    rotations: Rotations | None,
-    attend: Attend,
-    record: Record = ignore,
-    *,
-    last_only: bool = False,
-) -> Array:
-    """What the output matrix reads of rows: [R] -> [R, D], or [B, D] of each sequence's last row with last_only.
+def run_layers(runtime: Runtime, rotations: Rotations | None, attend: Attend, record: Record = ignore, *, last_only: bool = False) -> Array:
+    """What the output matrix reads of the rows of a pass: [R, D], or [B, D] of each sequence's last row with last_only.
 
     Arrays are where the backend has them.
     """
-    model, ops = runtime.model, runtime.ops
+    model, ops, rows = runtime.model, runtime.ops, attend.rows
     whole = _Step(runtime, None, record)
     ops.mark("forward")
     h = whole.note("inp_embd", _embed(model.token_embd, rows.tokens, ops))
     if model.position_embd is not None:
         h = whole.note("inpL", ops.add(h, _embed(model.position_embd, rows.position, ops)))
     if model.config.embedding_scale != 1:
-        h = whole.note("inp_scaled", ops.scaled(h, np.float32(model.config.embedding_scale)))
+        h = whole.note("inp_scaled", _times(model.config.embedding_scale, h, ops))
     way = _Way.of(whole, len(h), rotations, attend)
     h = _hidden(whole, h, way, rows.last if last_only else None) if attend.repeats is None else _repeated(whole, h, way, attend.repeats)
     return runtime.dialect.rounded(h)
@@ -142,7 +130,7 @@ def run_output(runtime: Runtime, h: Array, record: Record = ignore) -> Array:
     model, ops, c = runtime.model, runtime.ops, runtime.model.config
     logits = _table_product(h, model.head, runtime.dialect, ops)
     logits = logits if model.output_bias is None else ops.add_bias(logits, model.output_bias)
-    logits = logits if c.logit_scale == 1 else ops.scaled(logits, np.float32(1) / np.float32(c.logit_scale))
+    logits = _times(np.float32(1) / np.float32(c.logit_scale), logits, ops)
     logits = logits if c.logit_cap is None else ops.soft_cap(logits, np.float32(c.logit_cap))
     return _Step(runtime, None, record).note("result_output", logits)
 
@@ -232,29 +220,23 @@ class _Step:
 
     def norm(self, name: str, source: str, x: Array, gain: Floats | None, bias: Floats | None = None) -> tuple[str, Array]:
         """Name and tensor behind the family's norm, or those of its input if the family has none there: [R, D] -> [R, D]."""
+        c = self.runtime.model.config
+        if gain is None or c.norm == "rms":
+            return self.rms_norm(name, source, x, gain)
+        return name, self.note(name, self.runtime.ops.layer_norm(x, gain, bias, c.eps))
+
+    def rms_norm(self, name: str, source: str, x: Array, gain: Floats | None, eps: float | None = None) -> tuple[str, Array]:
+        """The same behind an RMS norm of rows, or of each D numbers of a row: [..., D] -> [..., D]."""
         if gain is None:
             return source, x
-        c, ops = self.runtime.model.config, self.runtime.ops
-        return name, self.note(name, ops.rms_norm(x, gain, c.eps) if c.norm == "rms" else ops.layer_norm(x, gain, bias, c.eps))
+        y = self.runtime.ops.rms_norm(x.reshape(-1, gain.size), gain, eps or self.runtime.model.config.eps)
+        return name, self.note(name, y.reshape(x.shape))
 
     def added(self, h: Array, branch: Array, in_place: bool) -> Array:
         """The residual stream with the output of a branch. in_place: in the memory of h, which the pass alone has."""
-        scale, ops = self.runtime.model.config.residual_scale, self.runtime.ops
-        branch = branch if scale == 1 else ops.scaled(branch, np.float32(scale))
+        ops = self.runtime.ops
+        branch = _times(self.runtime.model.config.residual_scale, branch, ops)
         return np.add(h, branch, out=h) if in_place else ops.add(h, branch)
-
-    def sub_norm(self, name: str, source: str, x: Array, gain: Floats | None) -> tuple[str, Array]:
-        """Name and tensor that a branch's last matrix reads: behind BitNet's RMS norm in front of it, if there is one."""
-        if gain is None:
-            return source, x
-        return name, self.note(name, self.runtime.ops.rms_norm(x, gain, self.runtime.model.config.eps))
-
-    def head_norm(self, name: str, x: Array | None, gain: Floats | None) -> Array | None:
-        """The norm of each head by itself, or of all together, if the family has one: [R, H, K] -> [R, H, K]."""
-        if x is None or gain is None:
-            return x
-        ops, c = self.runtime.ops, self.runtime.model.config
-        return self.note(name, ops.rms_norm(x.reshape(-1, gain.size), gain, c.eps).reshape(x.shape))
 
     def linears(self, source: _Input, /, **outputs: Linear) -> list[Array]:
         """Products of matrices that read the same tensor, by the names of their outputs: [R, M] -> [R, N] each."""
@@ -278,8 +260,7 @@ class _Step:
     def _product(self, name: str, source: _Input, w: Linear) -> Array:
         """A tensor times the matrix of w, behind its own norm if it has one."""
         if w.norm is not None:
-            eps = w.norm_eps or self.runtime.model.config.eps
-            source = _Input(self, name + "_in", self.note(name + "_in", self.runtime.ops.rms_norm(source.x, w.norm, eps)))
+            source = _Input(self, *self.rms_norm(name + "_in", "", source.x, w.norm, w.norm_eps))
         return _product(source.x, w.weights, source.codes, self.runtime)
 
     def _finished(self, name: str, w: Linear, y: Array) -> Array:
@@ -388,7 +369,7 @@ def _attention(step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, keys: 
     assert step.layer is not None
     x = way.attend(step.layer, *_queries_keys_values(step, w, h, way, part, keys=keys, read=read), part)
     x = step.note("kqv_out", x.reshape(len(x), -1))
-    source = _Input(step, *step.sub_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm))
+    source = _Input(step, *step.rms_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm))
     (x,) = step.linears(source, attn_o_out=w.attn_output)
     return step.norm("attn_post_norm", "attn_o_out", x, w.post_attention_norm)[1]
 
@@ -403,7 +384,10 @@ def _queries_keys_values(
     asked = ({"Qcur": w.attn_q} if queries else {}) | ({"Kcur": w.attn_k, "Vcur": w.attn_v} if keys else {})
     made = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, **asked)), strict=True))
     q, k, v = map(made.get, ("Qcur", "Kcur", "Vcur"))
-    q, k = step.head_norm("Qcur_normed", q, w.attn_q_norm), step.head_norm("Kcur_normed", k, w.attn_k_norm)
+    if q is not None:  # the norm of each head by itself, or of all together, if the family has one
+        q = step.rms_norm("Qcur_normed", "", q, w.attn_q_norm)[1]
+    if k is not None:
+        k = step.rms_norm("Kcur_normed", "", k, w.attn_k_norm)[1]
     if way.rotations is not None and c.rotates(step.layer):
         rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
         turn = [some(numbers, part) for numbers in way.rotations[step.layer in c.local_layers]]
@@ -441,7 +425,7 @@ def _down(step: _Step, w: Layer, x: Array) -> Array:
     """What the feed-forward's last matrix makes of its hidden numbers: [R, F] -> [R, D]."""
     assert w.ffn_down is not None
     x = step.note("ffn_out", x)
-    source = _Input(step, *step.sub_norm("ffn_sub_norm", "ffn_out", x, w.ffn_sub_norm))
+    source = _Input(step, *step.rms_norm("ffn_sub_norm", "ffn_out", x, w.ffn_sub_norm))
     del x  # and its memory
     return step.linears(source, ffn_down=w.ffn_down)[0]
 
@@ -500,6 +484,11 @@ class _Slots:
 
 
 # --- operations whose form depends on the weights' type or on the dialect --------------------------------------------------------------
+
+
+def _times(factor: float | np.float32, x: Array, ops: Backend) -> Array:
+    """x times a number of the model's, x itself for 1."""
+    return x if factor == 1 else ops.scaled(x, np.float32(factor))
 
 
 def _embed(table: Table, rows: Array, ops: Backend) -> Array:

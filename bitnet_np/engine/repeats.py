@@ -20,15 +20,6 @@ PATIENCE = 8
 _MOST = 8  # recordings of a cache, each with the memory of a pass
 
 
-class _Kept:
-    """A recording, or none where a kind of pass cannot be recorded."""
-
-    def __init__(self, recording: Recording, model: Model) -> None:
-        self.recording = recording if recording.is_whole else None
-        self.model = model  # kept, because the key has its identity
-        self.is_compared = False
-
-
 class Repeats:
     """The recordings of one KV cache. A copy of the cache begins without any.
 
@@ -37,19 +28,13 @@ class Repeats:
 
     def __init__(self) -> None:
         self._passes: Counter[Hashable] = Counter()
-        self._kept: dict[Hashable, _Kept] = {}
+        self._kept: dict[Hashable, tuple[Recording | None, Model]] = {}  # the model is kept, because the key has its identity
 
     def __reduce__(self) -> tuple[type["Repeats"], tuple[()]]:
         return Repeats, ()
 
     def run(
-        self,
-        model: Model,
-        kind: Hashable,
-        size: int,
-        layers: Layers,
-        inputs: Sequence[NDArray],
-        state: Sequence[NDArray],
+        self, model: Model, kind: Hashable, size: int, layers: Layers, inputs: Sequence[NDArray], state: Sequence[NDArray]
     ) -> NDArray[np.float32]:
         """layers(*inputs), by a recording of an earlier pass of this kind and size where there is one.
 
@@ -57,30 +42,24 @@ class Repeats:
         """
         kind = id(model), kind
         self._passes[kind] += 1
-        kept = self._kept.pop((kind, size), None)
-        if kept is None:
-            if self._passes[kind] <= PATIENCE:
-                return layers(*inputs)
-            recording = Recording(layers, inputs, state)
-            kept, out = _Kept(recording, model), recording.result
+        if kept := self._kept.pop((kind, size), None):
+            recording = kept[0]
+            out = layers(*inputs) if recording is None else self._again(recording, layers, inputs)
+        elif self._passes[kind] <= PATIENCE:
+            return layers(*inputs)
         else:
-            out = self._again(kept, layers, inputs)
+            recording = Recording(layers, inputs, state)
+            out = recording.result
         while len(self._kept) >= _MOST:
             self._kept.pop(next(iter(self._kept)), None)
-        self._kept[kind, size] = kept
+        self._kept[kind, size] = recording if recording and recording.is_whole else None, model
         return out
 
-    def _again(self, kept: _Kept, layers: Layers, inputs: Sequence[NDArray]) -> NDArray[np.float32]:
+    def _again(self, recording: Recording, layers: Layers, inputs: Sequence[NDArray]) -> NDArray[np.float32]:
         """The result by a recording, which is compared with that of the pass itself the first time."""
-        if kept.recording is None:
-            return layers(*inputs)
-        if not kept.is_compared:
-            kept.recording.forget()
-        again = kept.recording.again(inputs)
-        if kept.is_compared:
-            return again
-        out = layers(*inputs)
-        if again.tobytes() != out.tobytes():
-            kept.recording = None
-        kept.is_compared = True
+        if recording.is_compared:
+            return recording.again(inputs)
+        recording.forget()
+        again, out = recording.again(inputs), layers(*inputs)
+        recording.is_compared, recording.is_whole = True, again.tobytes() == out.tobytes()
         return out

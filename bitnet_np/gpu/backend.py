@@ -14,6 +14,7 @@ from numba.cuda.cudadrv.driver import CudaAPIError
 from numpy.typing import DTypeLike, NDArray
 
 from ..base.errors import CapacityError, Error, ShapeError, UnsupportedError
+from ..engine.backend import Array
 from ..kernels import cpu
 from ..kernels.attention import chunks_touched, scale_and_cap
 from ..kernels.cuda import attention, floats, ternary
@@ -23,7 +24,6 @@ from ..model.records import Ternary
 from .device import NO_EXPERTS
 from .storage import DeviceStorage
 
-DeviceArray = Any  # Numba's DeviceNDArray; the records of a model type their arrays as NumPy's
 BLOCK = 256  # threads of a block of a kernel over single numbers
 _ALL = 1 << 30  # a window that holds all positions: no memory has room for so many
 NOT_PLACED = "a table is in the computer's memory, expected one on the device: upload the model (device.place)"
@@ -34,8 +34,8 @@ _PARTS = 1 << 28  # bytes that the chunks of attention may take; more rows are c
 class Codes:
     """int8 activations [R, M], as quantize leaves them for ternary products."""
 
-    words: DeviceArray  # uint32 [R, words of a row], four codes each
-    row_sums: DeviceArray  # int32 [R]
+    words: Array  # uint32 [R, words of a row], four codes each
+    row_sums: Array  # int32 [R]
     width: int  # M
 
 
@@ -43,7 +43,7 @@ class Codes:
 class DeviceTable:
     """A table of numbers."""
 
-    numbers: DeviceArray  # float32 [N, M], or int16: the bits of float16 and bfloat16
+    numbers: Array  # float32 [N, M], or int16: the bits of float16 and bfloat16
     kind: str  # of floats.py
 
     @property
@@ -63,11 +63,10 @@ def _refused(error: type[Error], message: str) -> Any:
 def _by_number(kernel: Any) -> Any:
     """The operation of a kernel that takes single numbers: of arrays of one shape, and of float32 numbers beside them."""
 
-    def operation(self: "Cuda", *arguments: Any) -> DeviceArray:
+    def operation(self: "Cuda", *arguments: Any) -> Array:
         out = self.empty(arguments[0].shape)
-        flat = (argument if np.isscalar(argument) else argument.reshape(-1) for argument in arguments)
-        self.each(kernel, out.size, *flat, out.reshape(-1))
-        return out
+        flat = (argument if np.isscalar(argument) else argument.reshape(-1) for argument in (*arguments, out))
+        return self.each(kernel, out.size, *flat).reshape(out.shape)
 
     return operation
 
@@ -95,7 +94,7 @@ class Cuda:
 
     # --- memory ---
 
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
         """A new array with arbitrary numbers. Raises CapacityError, with the bytes requested, if the device has no memory left."""
         try:
             return cuda.device_array(shape, dtype, stream=self.stream)
@@ -103,7 +102,7 @@ class Cuda:
             size = prod(shape) * np.dtype(dtype).itemsize
             raise CapacityError(f"the device has no {size:,} bytes left: {error}") from error
 
-    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
         out = self.empty(shape, dtype)
         self.each(row_kernels.fill, out.size, out.reshape(-1), np.dtype(dtype).type(0))
         return out
@@ -117,7 +116,7 @@ class Cuda:
     def storage(self) -> DeviceStorage:
         return DeviceStorage(self)
 
-    def upload(self, array: NDArray) -> DeviceArray:
+    def upload(self, array: NDArray) -> Array:
         """A copy on the device. Integers keep the `largest` of them, for attention."""
         out = self.empty(array.shape, array.dtype)
         if array.size:
@@ -130,7 +129,7 @@ class Cuda:
         """A table [N, M] of float32, float16 or the bits of bfloat16."""
         return DeviceTable(self.upload(array if array.dtype == np.float32 else array.view(np.int16)), floats.kind_of(array))
 
-    def ternary(self, weights: Ternary) -> DeviceArray:
+    def ternary(self, weights: Ternary) -> Array:
         """The words of a packed matrix [N, M]."""
         return self.upload(weights.codes.view(np.uint32))
 
@@ -140,7 +139,7 @@ class Cuda:
         integers = {name: array.astype(np.int64) for name, array in arrays.items() if array.dtype.kind in "iu"}
         return replace(record, **{name: self.upload(array) for name, array in (arrays | integers).items()})
 
-    def to_host(self, array: DeviceArray | Codes) -> NDArray:
+    def to_host(self, array: Array | Codes) -> NDArray:
         """A copy of a result as a NumPy array."""
         if isinstance(array, Codes):
             return np.ascontiguousarray(self.to_host(array.words).view(np.int8)[:, : array.width])
@@ -152,122 +151,82 @@ class Cuda:
 
     # --- launching ---
 
-    def _run(self, kernel: Any, grid: int | tuple[int, ...], threads: int, *arguments: Any) -> None:
+    def _run(self, kernel: Any, grid: int | tuple[int, ...], threads: int, *arguments: Any) -> Array:
+        """Launches a kernel. Returns its last argument, the result."""
         kernel[grid, threads, self.stream](*arguments)
+        return arguments[-1]
 
-    def each(self, kernel: Any, n: int, *arguments: Any) -> None:
-        """Launches a kernel with a thread for each of n numbers."""
-        if n:
-            self._run(kernel, -(-n // BLOCK), BLOCK, *arguments)
+    def each(self, kernel: Any, n: int, *arguments: Any) -> Array:
+        """Launches a kernel with a thread for each of n numbers, if there are any. Returns its last argument."""
+        return self._run(kernel, -(-n // BLOCK), BLOCK, *arguments) if n else arguments[-1]
 
     # --- embedding and float matmul ---
 
-    def embed(self, table: DeviceTable, tokens: DeviceArray) -> DeviceArray:
+    def embed(self, table: DeviceTable, tokens: Array) -> Array:
         _check_table(table)
-        out = self.empty((tokens.size, table.shape[1]))
-        self.each(floats.embed(table.kind), out.size, table.numbers, tokens, out)
-        return out
+        shape = tokens.size, table.shape[1]
+        return self.each(floats.embed(table.kind), prod(shape), table.numbers, tokens, self.empty(shape))
 
-    def matmul(self, x: DeviceArray, weights: DeviceTable) -> DeviceArray:
+    def matmul(self, x: Array, weights: DeviceTable) -> Array:
         _check_table(weights)
-        n, present = weights.shape[0], len(x)
-        tokens, out = 1 if present == 1 else 8, self.empty((present, n))
+        n, present, tokens = weights.shape[0], len(x), 1 if len(x) == 1 else 8
         grid = -(-n // floats.ROWS), -(-present // tokens)
-        self._run(floats.matmul(weights.kind, tokens), grid, floats.THREADS, weights.numbers, x, out)
-        return out
+        return self._run(floats.matmul(weights.kind, tokens), grid, floats.THREADS, weights.numbers, x, self.empty((present, n)))
 
     # --- norms and ternary matmul ---
 
-    def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> DeviceArray:
-        out = self.empty(x.shape)
-        self._run(row_kernels.rms_norm, len(x), row_kernels.THREADS, x, gain, np.float32(eps), out)
-        return out
+    def rms_norm(self, x: Array, gain: Array, eps: float) -> Array:
+        return self._run(row_kernels.rms_norm, len(x), row_kernels.THREADS, x, gain, np.float32(eps), self.empty(x.shape))
 
-    def layer_norm(self, x: DeviceArray, gain: DeviceArray, bias: DeviceArray | None, eps: float) -> DeviceArray:
-        out = self.empty(x.shape)
+    def layer_norm(self, x: Array, gain: Array, bias: Array | None, eps: float) -> Array:
         bias = self.zeros((x.shape[1],)) if bias is None else bias
-        self._run(row_kernels.layer_norm, len(x), row_kernels.THREADS, x, gain, bias, np.float32(eps), out)
-        return out
+        return self._run(row_kernels.layer_norm, len(x), row_kernels.THREADS, x, gain, bias, np.float32(eps), self.empty(x.shape))
 
-    def quantize(self, x: DeviceArray) -> tuple[Any, Any]:
+    def quantize(self, x: Array) -> tuple[Any, Any]:
         n, width = x.shape
         words = -(-width // ternary.COLUMNS) * ternary.COLUMNS // 4
         codes, scale = Codes(self.empty((n, words), np.uint32), self.empty((n,), np.int32), width), self.empty((n,))
         self._run(row_kernels.quantize, n, row_kernels.THREADS, x, codes.words, codes.row_sums, scale)
         return codes, scale
 
-    def ternary_matmul(self, q: Codes, scale: DeviceArray, codes: DeviceArray, w_scale: np.float32, width: int) -> DeviceArray:
+    def ternary_matmul(self, q: Codes, scale: Array, codes: Array, w_scale: np.float32, width: int) -> Array:
         if not isinstance(q, Codes) or codes.dtype != np.uint32:
             raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's, uint32: upload the model")
-        out = self.empty((scale.size, width))
         groups, share = (1, ternary.WARPS) if scale.size <= ternary.TOKENS else (4, 1)
         grid = -(-width // (ternary.ROWS * ternary.WARPS // share)), -(-scale.size // (groups * ternary.TOKENS))
-        arguments = codes, np.float32(w_scale), q.words, q.row_sums, scale, out
-        self._run(ternary.product(groups, share), grid, ternary.THREADS, *arguments)
-        return out
+        arguments = codes, np.float32(w_scale), q.words, q.row_sums, scale, self.empty((scale.size, width))
+        return self._run(ternary.product(groups, share), grid, ternary.THREADS, *arguments)
 
-    def ternary_matmuls(self, q: Any, scale: DeviceArray, *matrices: tuple[DeviceArray, np.float32, int]) -> list[DeviceArray]:
+    def ternary_matmuls(self, q: Any, scale: Array, *matrices: tuple[Array, np.float32, int]) -> list[Array]:
         return [self.ternary_matmul(q, scale, *matrix) for matrix in matrices]
 
     # --- positions and attention ---
 
-    def rotations(self, angle: NDArray[np.float64]) -> tuple[DeviceArray, DeviceArray]:
+    def rotations(self, angle: NDArray[np.float64]) -> tuple[Array, Array]:
         """Cosines and sines, computed by the CPU: some bytes for each token, once for all layers."""
         cos, sin = cpu.rotations(angle)
         return self.upload(cos), self.upload(sin)
 
-    def rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> DeviceArray:
-        return self._rope(x, cos, sin, cos.shape[1], 1)
+    def rope(self, x: Array, cos: Array, sin: Array) -> Array:
+        return self.each(row_kernels.rope, x.size, x, cos, sin, cos.shape[1], 1, self.empty(x.shape))
 
-    def rope_adjacent(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> DeviceArray:
-        return self._rope(x, cos, sin, 1, 2)
-
-    def _rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, distance: int, step: int) -> DeviceArray:
-        out = self.empty(x.shape)
-        self.each(row_kernels.rope, out.size, x, cos, sin, distance, step, out)
-        return out
+    def rope_adjacent(self, x: Array, cos: Array, sin: Array) -> Array:
+        return self.each(row_kernels.rope, x.size, x, cos, sin, 1, 2, self.empty(x.shape))
 
     def attend(
-        self,
-        q: DeviceArray,
-        k: DeviceArray,
-        v: DeviceArray,
-        slot: DeviceArray,
-        position: DeviceArray,
-        window: int | None = None,
-        scale: np.float32 | None = None,
-        cap: np.float32 | None = None,
-    ) -> DeviceArray:
-        keys = position.largest + 1
-        return self._attend(q, k, v, slot, position, None, keys, min(window or _ALL, _ALL), *scale_and_cap(q.shape[2], scale, cap))
+        self, q: Array, k: Array, v: Array, slot: Array, position: Array, window: int | None = None, scale: Any = None, cap: Any = None
+    ) -> Array:
+        scoring = scale_and_cap(q.shape[2], scale, cap)
+        return self._attend((q, k, v, slot, position), None, position.largest + 1, min(window or _ALL, _ALL), scoring)
 
     def attend_masked(
-        self,
-        q: DeviceArray,
-        k: DeviceArray,
-        v: DeviceArray,
-        slot: DeviceArray,
-        position: DeviceArray,
-        mask: DeviceArray,
-        scale: np.float32 | None = None,
-        cap: np.float32 | None = None,
-    ) -> DeviceArray:
-        return self._attend(q, k, v, slot, position, mask, mask.shape[2], _ALL, *scale_and_cap(q.shape[2], scale, cap))
+        self, q: Array, k: Array, v: Array, slot: Array, position: Array, mask: Array, scale: Any = None, cap: Any = None
+    ) -> Array:
+        return self._attend((q, k, v, slot, position), mask, mask.shape[2], _ALL, scale_and_cap(q.shape[2], scale, cap))
 
-    def _attend(
-        self,
-        q: DeviceArray,
-        k: DeviceArray,
-        v: DeviceArray,
-        slot: DeviceArray,
-        position: DeviceArray,
-        mask: DeviceArray | None,
-        keys: int,
-        window: int,
-        scale: np.float32,
-        cap: np.float32,
-    ) -> DeviceArray:
+    def _attend(self, rows: tuple[Array, ...], mask: Array | None, keys: int, window: int, scoring: tuple[np.float32, ...]) -> Array:
         """Attention of some rows at a time, so that their chunks fit _PARTS bytes. keys: of the longest row at least."""
+        q, k, *_, position = rows
         (n, heads, width), chunks, masked = q.shape, min(-(-keys // CHUNK), chunks_touched(window)), mask is not None
         count = min(n, max(1, _PARTS // (heads * chunks * (width + 2) * 4)))
         values, largest, weight = (self.empty((count, heads, chunks, *last)) for last in ((width,), (), ()))
@@ -275,24 +234,21 @@ class Cuda:
         chunk, fold = attention.attend_chunk("float32" if k.dtype == np.float32 else "float16", masked), attention.fold_chunks(masked)
         for first in range(0, n, count):
             present, parts = min(count, n - first), (first, values, largest, weight)
-            arguments = q, k, v, slot, position, mask, scale, cap, window, *parts
-            self._run(chunk, (present, heads, chunks), attention.THREADS, *arguments)
+            self._run(chunk, (present, heads, chunks), attention.THREADS, *rows, mask, *scoring, window, *parts)
             self._run(fold, (present, heads), attention.THREADS, position, window, keys, *parts, out)
         return out
 
     # --- rows ---
 
-    def add_bias(self, x: DeviceArray, bias: DeviceArray) -> DeviceArray:
-        out = self.empty(x.shape)
-        self.each(row_kernels.add_bias, out.size, x, bias, out)
-        return out
+    def add_bias(self, x: Array, bias: Array) -> Array:
+        return self.each(row_kernels.add_bias, x.size, x, bias, self.empty(x.shape))
 
-    def take(self, x: DeviceArray, rows: DeviceArray) -> DeviceArray:
+    def take(self, x: Array, rows: Array) -> Array:
         out = self.empty((rows.size, *x.shape[1:]))
         self.each(row_kernels.take, out.size, _matrix(x), rows, _matrix(out))
         return out
 
-    def spread(self, x: DeviceArray, slot: DeviceArray, position: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+    def spread(self, x: Array, slot: Array, position: Array, shape: tuple[int, ...]) -> Array:
         out = self.zeros((*shape, *x.shape[1:]))
         self.each(row_kernels.spread, x.size, _matrix(x), slot, position, out.reshape(*shape, prod(x.shape[1:])))
         return out
@@ -300,16 +256,7 @@ class Cuda:
     # --- masks ---
 
     def fill_mask(
-        self,
-        out: DeviceArray,
-        first: int,
-        queries: DeviceArray,
-        past: DeviceArray,
-        keys: DeviceArray,
-        window: int,
-        prefix: int,
-        block: int,
-        sinks: int,
+        self, out: Array, first: int, queries: Array, past: Array, keys: Array, window: int, prefix: int, block: int, sinks: int
     ) -> None:
         """The mask of kernels/masks.py: 0 and -infinity in float32 [B, Q, K]."""
         self.each(row_kernels.fill_mask, out.size, first, queries, past, keys, window, prefix, block, sinks, out)
@@ -320,6 +267,6 @@ def _check_table(table: Any) -> None:
         raise ShapeError(NOT_PLACED)
 
 
-def _matrix(x: DeviceArray) -> DeviceArray:
+def _matrix(x: Array) -> Array:
     """[R, ...] -> [R, D]."""
     return x.reshape(len(x), prod(x.shape[1:]))

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import chain
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,17 +72,10 @@ def device_of(ops: Backend) -> Cuda:
 
 def bytes_needed(model: Model) -> int:
     """Bytes of the weights on a device: ggml's block types as float32."""
-    values = (value for record in (model, *model.layers) for value in vars(record).values())
-    parts = ((value.weights, value.bias, value.norm) if isinstance(value, Linear) else (value,) for value in values)
-    return sum(map(_bytes, chain.from_iterable(parts)))
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, Ternary):
-        return value.codes.nbytes
-    if isinstance(value, Blocks):
-        return 4 * value.shape[0] * value.shape[1]
-    return value.nbytes if isinstance(value, np.ndarray) else 0
+    values = [value for record in (model, *model.layers) for value in vars(record).values()]
+    parts = chain(values, *((linear.weights, linear.bias, linear.norm) for linear in values if isinstance(linear, Linear)))
+    arrays = (part.codes if isinstance(part, Ternary) else part for part in parts)
+    return sum(4 * prod(x.shape) if isinstance(x, Blocks) else x.nbytes for x in arrays if isinstance(x, np.ndarray | Blocks))
 
 
 def place(model: Model, on: Cuda) -> Model:

@@ -65,8 +65,8 @@ class DeviceStorage:
         q: Array,
         k: Array,
         v: Array,
-        slot: NDArray[np.int64],
-        position: NDArray[np.int64],
+        slot: NDArray,
+        position: NDArray,
     ) -> Array:
         on, out = self.on, self.on.empty(q.shape)
         width = prod(q.shape[1:])

@@ -8,8 +8,8 @@ floats.py          embedding and products with tables of floats
 ternary.py         the int8 quantiser and ternary products
 blocks.py          matrices in ggml's block types: rows, products, checks
 grids.py           the same for block types without kernels
-attention.py       causal attention
-masks.py           attention with mask arrays, and their filling
+attention.py       attention, causal or by a mask array
+masks.py           the filling of mask arrays
 experts.py         the router of a layer with experts
 sampling.py        the draw of a token
 backward.py        the gradients of these operations

@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import get_num_threads
-from numpy.typing import NDArray
 
 from .attention_chunk import cap_scores, chunk_scores, chunk_values, exponentials, hide_unseen, leave_out_hidden, maxima, sees_any, visible
 from .fast.emit import LANES
 from .fast.simd import fma, store_sums, tile_f32
-from .launching import Floats, inlined, launch, parallel, serial, shared
-from .scalar import CHUNK, exp, round_to_half, soft_cap
+from .launching import Floats, Ints, inlined, launch, parallel, read_only, serial, shared
+from .scalar import CHUNK, exp, first_chunk, round_to_half, soft_cap
 from .tiles import SPAN, TOKENS, dot_tile
 from .workspace import aligned_floats, empty
+
+Factor = np.float32 | None
 
 NO_WINDOW = 1 << 62
 _MOST, _LEAST = 128, 32  # queries that share one reading of the keys and values they see
@@ -57,15 +58,6 @@ class Run(NamedTuple):
     group: Any  # heads that read it
 
 
-class Chunk(NamedTuple):
-    """The keys of a chunk and their values."""
-
-    key: Any  # number of the first
-    n_keys: Any
-    start: Any  # offset of the first in k and v
-    stride: Any  # numbers from one to the next
-
-
 class Room(NamedTuple):
     """What the queries of a run are worked out in. There are as many as fill whole tiles."""
 
@@ -81,12 +73,6 @@ class Sums(NamedTuple):
     largest: Any  # [n] score
     weight: Any  # [n] sum of exp(score - largest), or UNSEEN
     values: Any  # [n, K] or whole tiles of it: sums of values, each times its exp(score - largest)
-
-
-@serial
-def first_chunk(position, window):
-    """The first chunk of which a query at `position` sees a key."""
-    return max(0, position - window + 1) // CHUNK
 
 
 @inlined
@@ -118,54 +104,39 @@ def no_sums(q, run):
     return Sums(np.full(n, -np.inf, np.float32), np.zeros(n, np.float32), np.zeros((n, width), np.float32))
 
 
-@inlined
-def chunk_at(inputs, run, key, end):
-    """The chunk that begins with number `key` of a run's keys, which end at `end`."""
-    places, heads, width = inputs.k.shape[1], inputs.k.shape[2], inputs.k.shape[3]
-    place = inputs.slot[run.first] * places + key % places
-    return Chunk(key, min(CHUNK, end - key), (place * heads + run.g) * width, heads * width)
-
-
-@inlined
-def weigh(room, here):
-    """Turn the scores of a chunk into weights, and store the largest score and the sum of weights of each query in `here`.
-
-    Scores of hidden keys are -infinity. A query that sees none has the weight UNSEEN, and keeps it.
-    """
-    scores, sums, largest, weight = room.scores, room.sums, here.largest, here.weight
-    maxima(scores, sums)
-    for i in range(weight.size):
-        largest[i] = sums[i]
-    exponentials(scores, largest, sums)
-    for i in range(weight.size):
-        weight[i] = sums[i] if weight[i] != UNSEEN else UNSEEN
-
-
 # `mask` is rows of biases [T, S], by the position of a query, or None: then a query sees the last `window` keys. Numba compiles either.
 
 
 @inlined
-def _attend_chunk(inputs, window, mask, run, chunk, room, here):
-    """Store what the queries of a run get from a chunk in `here`."""
-    width, scores, ends = room.queries.shape[1], room.scores, room.ends
-    weight, position, end = here.weight, inputs.position, chunk.key + chunk.n_keys
-    ends[:] = chunk.n_keys
+def _attend_chunk(inputs, window, mask, run, key, end, room, here):
+    """Store what the queries of a run get from the chunk that begins with number `key` of their keys, which end at `end`, in `here`.
+
+    A query that sees none of its keys has the weight UNSEEN.
+    """
+    width, scores, ends, sums = room.queries.shape[1], room.scores, room.ends, room.sums
+    largest, weight, position, (_, places, heads, _) = here.largest, here.weight, inputs.position, inputs.k.shape
+    start, stride = ((inputs.slot[run.first] * places + key % places) * heads + run.g) * width, heads * width
+    end = min(key + CHUNK, end)
+    ends[:] = end - key
     if mask is None:
         for tile in range(ends.size):
             last = min(weight.size, (tile + 1) * TOKENS) - 1  # the query that sees the latest keys
-            ends[tile] = max(0, visible(position[run.first + last // run.group], window, chunk.key)[1])
-    chunk_scores(room.queries, width, inputs.k, inputs.v, chunk.start, chunk.stride, ends, inputs.scale, scores)
+            ends[tile] = max(0, visible(position[run.first + last // run.group], window, key)[1])
+    chunk_scores(room.queries, width, inputs.k, inputs.v, start, stride, ends, inputs.scale, scores)
     if inputs.cap > 0:
         cap_scores(scores, inputs.cap)
     for i in range(weight.size):
-        seen = hide_unseen(scores, i, position[run.first + i // run.group], window, mask, chunk.key, end)
+        seen = hide_unseen(scores, i, position[run.first + i // run.group], window, mask, key, end)
         weight[i] = 0 if seen else UNSEEN
-    weigh(room, here)
-    chunk_values(scores, ends, inputs.v, chunk.start, chunk.stride, width, here.values)
+    maxima(scores, sums)
+    for i in range(weight.size):
+        largest[i] = sums[i]
+    exponentials(scores, largest, sums)  # the scores are weights from here on
+    for i in range(weight.size):
+        weight[i] = sums[i] if weight[i] != UNSEEN else UNSEEN
+    chunk_values(scores, ends, inputs.v, start, stride, width, here.values)
     if mask is not None:
-        leave_out_hidden(
-            scores[: weight.size], mask, position[run.first], inputs.v[inputs.slot[run.first]], chunk.key, end, run, here.values
-        )
+        leave_out_hidden(scores[: weight.size], mask, position[run.first], inputs.v[inputs.slot[run.first]], key, end, run, here.values)
 
 
 @inlined
@@ -203,7 +174,7 @@ def store_attended(sums, run, out):
 
 
 @serial
-def attend_together(inputs, window, mask, run, out):
+def _attend_together(inputs, window, mask, run, out):
     """Attention of a run.
 
     Returns whether there is NaN in the result: by the rule a later position's values, times the 0 of a row that does not see them, are in
@@ -214,19 +185,10 @@ def attend_together(inputs, window, mask, run, out):
         end = mask.shape[1]
     room, here, sums = new_room(inputs.q, run), new_sums(inputs.q, run), no_sums(inputs.q, run)
     for key in range(first_chunk(first, window) * CHUNK, end, CHUNK):
-        chunk = chunk_at(inputs, run, key, end)
-        if mask is None or sees_any(mask, first, run.end - run.first, key, key + chunk.n_keys):
-            _attend_chunk(inputs, window, mask, run, chunk, room, here)
+        if mask is None or sees_any(mask, first, run.end - run.first, key, min(key + CHUNK, end)):
+            _attend_chunk(inputs, window, mask, run, key, end, room, here)
             fold(here, sums)
     return store_attended(sums, run, out)
-
-
-@serial
-def _attend_run(inputs, window, run, out):
-    """By the rule, but a later position's NaN or infinity reaches no row: if there is any, each row is taken by itself."""
-    if attend_together(inputs, window, None, run, out):
-        for r in range(run.first, run.end):
-            attend_together(inputs, window, None, Run(r, r + 1, run.g, run.group), out)
 
 
 @serial
@@ -243,14 +205,20 @@ def tiles_of(slot, position, most):
 
 
 @parallel
-def _attend(team, q, k, v, slot, position, per_tile, scale, cap, window, out):
+def _attend(team, q, k, v, slot, position, per_tile, scale, cap, window, mask, out):
+    """By the rule, but without a mask a later position's NaN or infinity reaches no row: if there is any, rows are taken one by one."""
     group, tiles = q.shape[1] // k.shape[2], tiles_of(slot, position, per_tile)
     n = tiles.size - 1
     inputs = Inputs(q, k, v, slot, position, scale, cap)
     for item in shared(team, n * k.shape[2]):  # head by head: the keys of one may fit a cache that those of all do not
         g, i = item // n, item % n
         t = n - 1 - i // 2 if i % 2 else i // 2  # late rows see more keys: give each thread early and late ones
-        _attend_run(inputs, window, Run(tiles[t], tiles[t + 1], g, group), out)
+        run = Run(tiles[t], tiles[t + 1], g, group)
+        if mask is not None:
+            _attend_together(inputs, window, mask[min(slot[run.first], mask.shape[0] - 1)], run, out)
+        elif _attend_together(inputs, window, None, run, out):
+            for r in range(run.first, run.end):
+                _attend_together(inputs, window, None, Run(r, r + 1, g, group), out)
 
 
 @parallel
@@ -264,7 +232,7 @@ def _attend_chunks(team, q, k, v, slot, position, scale, cap, window, largest, w
         if key <= position[r]:
             run = Run(r, r + 1, g, group)
             here = Sums(largest[r, c, g], weight[r, c, g], values[r, c, g])
-            _attend_chunk(inputs, window, None, run, chunk_at(inputs, run, key, position[r] + 1), new_room(q, run), here)
+            _attend_chunk(inputs, window, None, run, key, position[r] + 1, new_room(q, run), here)
 
 
 @parallel
@@ -297,16 +265,8 @@ def rows_of_tile(rows: int, heads: int, group: int, most: int = _LEAST) -> int:
 
 
 def attend(
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    slot: NDArray[np.int64],
-    position: NDArray[np.int64],
-    window: int | None = None,
-    scale: np.float32 | None = None,
-    cap: np.float32 | None = None,
-) -> Floats:
-    # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
+    q: Floats, k: Floats, v: Floats, slot: Ints, position: Ints, window: int | None = None, scale: Factor = None, cap: Factor = None
+) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
     """Row r attends to keys 0..position[r] of sequence slot[r], or to the last `window` of them.
 
     scale: multiplies q . k; None: 1 / sqrt(K). cap: scores s become cap * tanh(s / cap).
@@ -329,11 +289,26 @@ def attend(
         launch(_attend_chunks, work, q, k, v, slot, position, *scores, window, largest, weight, values)
         launch(_fold_chunks, values.size, q, heads, position, window, largest, weight, values, out)
     else:
-        launch(_attend, work, q, k, v, slot, position, per_tile, *scores, window, out)
+        launch(_attend, work, q, k, v, slot, position, per_tile, *scores, window, None, out)
     return out
 
 
-def most_keys(position: NDArray[np.int64], window: int = NO_WINDOW) -> int:
+def attend_masked(
+    q: Floats, k: Floats, v: Floats, slot: Ints, position: Ints, mask: Floats, scale: Factor = None, cap: Factor = None
+) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R], [R], [1 or B, T, S'] -> [R, H, K]
+    """Attention by an additive mask: row r adds mask[slot[r] or 0, position[r]] to its scores of keys 0..S' of sequence slot[r].
+
+    The order is the contract's, by absolute position. Keys hidden by -infinity are passed over, and a row that sees none gives zeros. With
+    a causal mask these are the bits of `attend`, which explains `scale` and `cap`.
+    """
+    out, scores = empty(q.shape), scale_and_cap(q.shape[2], scale, cap)
+    per_tile = rows_of_tile(len(q), k.shape[2], q.shape[1] // k.shape[2])
+    mask = read_only(np.ascontiguousarray(mask))
+    launch(_attend, q.size * mask.shape[2] // 8, q, k, v, slot, position, per_tile, *scores, NO_WINDOW, mask, out)
+    return out
+
+
+def most_keys(position: Ints, window: int = NO_WINDOW) -> int:
     """No row sees more keys: a power of two, so that what follows from it is the same for many tokens one after the other, or `window`."""
     return min(1 << int(position.max()).bit_length(), window)
 
@@ -344,59 +319,41 @@ def inverse_root(width: int) -> np.float32:
     return np.float32(1.0) / np.sqrt(np.float32(width))
 
 
-def scale_and_cap(width: int, scale: np.float32 | None, cap: np.float32 | None) -> tuple[np.float32, np.float32]:
+def scale_and_cap(width: int, scale: Factor, cap: Factor) -> tuple[np.float32, np.float32]:
     """The scale and the cap of scores as kernels take them: by default 1 / sqrt(K), and 0 for no cap."""
     return inverse_root(width) if scale is None else scale, cap or np.float32(0)
 
 
-@serial
-def _attend_float16_row(q, k, v, slot, position, scale, cap, window, r, h, out):
-    """Query h of row r."""
-    heads, width, places = q.shape[1], q.shape[2], k.shape[1]
-    g = h // (heads // k.shape[2])
-    first = max(0, position[r] - window + 1)
-    n = position[r] + 1 - first
-    p, sums, total = np.empty(n, np.float32), np.empty(LANES, np.float32), np.empty(width, np.float64)
-    largest = np.float32(-np.inf)
-    for j in range(n):
-        key = ((slot[r] * places + (first + j) % places) * k.shape[2] + g) * width
-        store_sums(dot_tile(tile_f32(1, 1), k, key, 0, 1, q, (r * heads + h) * width, 0, 1, width), sums)
-        p[j] = soft_cap(np.float32(sums[0] * scale), cap) if cap > 0 else sums[0] * scale
-        largest = max(largest, p[j])
-    weight = 0.0
-    for j in range(n):
-        p[j] = exp(np.float32(p[j] - largest))
-        weight += p[j]
-    factor = np.float32(1.0) / np.float32(weight)
-    for d in range(width):
-        total[d] = 0
-    for j in range(n):
-        half = np.float64(round_to_half(np.float32(p[j] * factor)))
-        row = v[slot[r], (first + j) % places, g]
-        for d in range(width):
-            total[d] += half * row[d]
-    for d in range(width):
-        out[r, h, d] = total[d]
-
-
 @parallel
 def _attend_float16(team, q, k, v, slot, position, scale, cap, window, out):
-    heads = q.shape[1]
+    heads, width, places = q.shape[1], q.shape[2], k.shape[1]
     for item in shared(team, q.shape[0] * heads):
-        _attend_float16_row(q, k, v, slot, position, scale, cap, window, item // heads, item % heads, out)
+        r, h = item // heads, item % heads
+        g, first = h // (heads // k.shape[2]), max(0, position[r] - window + 1)
+        n, largest = position[r] + 1 - first, np.float32(-np.inf)
+        p, sums, total = np.empty(n, np.float32), np.empty(LANES, np.float32), np.zeros(width, np.float64)
+        for j in range(n):
+            key = ((slot[r] * places + (first + j) % places) * k.shape[2] + g) * width
+            store_sums(dot_tile(tile_f32(1, 1), k, key, 0, 1, q, item * width, 0, 1, width), sums)
+            p[j] = soft_cap(np.float32(sums[0] * scale), cap) if cap > 0 else sums[0] * scale
+            largest = max(largest, p[j])
+        weight = 0.0
+        for j in range(n):
+            p[j] = exp(np.float32(p[j] - largest))
+            weight += p[j]
+        factor = np.float32(1.0) / np.float32(weight)
+        for j in range(n):
+            half = np.float64(round_to_half(np.float32(p[j] * factor)))
+            row = v[slot[r], (first + j) % places, g]
+            for d in range(width):
+                total[d] += half * row[d]
+        for d in range(width):
+            out[r, h, d] = total[d]
 
 
 def attend_float16(
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    slot: NDArray[np.int64],
-    position: NDArray[np.int64],
-    window: int | None = None,
-    scale: np.float32 | None = None,
-    cap: np.float32 | None = None,
-) -> Floats:
-    # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
+    q: Floats, k: Floats, v: Floats, slot: Ints, position: Ints, window: int | None = None, scale: Factor = None, cap: Factor = None
+) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
     """`attend` for an engine that rounds probabilities to float16 before it sums the values: plain loops, and sums in float64.
 
     With q, k and v rounded too, no rounding but float16's shows in the result, whatever order the engine sums in. Keys and values may be

@@ -15,8 +15,8 @@ from .attention import NO_WINDOW, inverse_root
 from .attention_chunk import chunk_scores, chunk_values, exponentials, hide, maxima, visible, weighted_values
 from .fast.emit import LANES
 from .fast.simd import axpy_step, fma, store_tile, tile_f32
-from .launching import Floats, inlined, launch, parallel, read_only, serial, shared
-from .scalar import CHUNK, WIDE_LANES, exp
+from .launching import Floats, inlined, launch, parallel, read_only, rule, serial, shared, variant
+from .scalar import CHUNK, WIDE_LANES, exp, first_chunk
 from .sums import wide_dot
 from .tiles import SPAN, TOKENS, WIDE
 from .workspace import empty
@@ -74,9 +74,7 @@ def _fold(edge, rows, columns, fresh, out, row, column):
 
 @parallel
 def _product(team, a, b, cuts, transposed, fresh, out):
-    longest = 0
-    for part in range(cuts.size - 1):
-        longest = max(longest, cuts[part + 1] - cuts[part])
+    longest = np.max(cuts[1:] - cuts[:-1])
     across = (out.shape[1] + _PANEL - 1) // _PANEL
     down = (out.shape[0] + _BLOCK - 1) // _BLOCK
     right = np.empty((longest, _PANEL), np.float32)
@@ -163,20 +161,15 @@ def _rms_norm_back(team, x, gain, eps, dy, dx, factors):
 
 @parallel
 def _gain_back(team, x, dy, factors, cuts, out):
-    room = np.empty(_PANEL, np.float32)
     for panel in shared(team, (x.shape[1] + _PANEL - 1) // _PANEL):
         first, end = panel * _PANEL, min(panel * _PANEL + _PANEL, x.shape[1])
-        chain, total = room[: end - first], out[first:end]
         for part in range(cuts.size - 1):
-            for i in range(chain.size):
-                chain[i] = 0
-            for r in range(cuts[part + 1] - cuts[part]):
-                row = cuts[part] + r
+            chain = np.zeros(end - first, np.float32)
+            for row in range(cuts[part], cuts[part + 1]):
                 values, above, factor = x[row, first:end], dy[row, first:end], factors[row]
                 for i in range(chain.size):
                     chain[i] = fma(above[i], np.float32(values[i] * factor), chain[i])
-            for i in range(chain.size):
-                total[i] += chain[i]
+            out[first:end] += chain
 
 
 def rms_norm_back(x: Floats, gain: Floats, eps: float, dy: Floats, cuts: NDArray[np.int64]) -> tuple[Floats, Floats]:
@@ -194,28 +187,35 @@ def rms_norm_back(x: Floats, gain: Floats, eps: float, dy: Floats, cuts: NDArray
 # --- gates ----------------------------------------------------------------------------------------------------------------------------
 
 
-@parallel
-def _relu2_gate_back(team, gate, up, dy, dgate, dup):
-    for r in shared(team, gate.shape[0]):
-        for i in range(gate.shape[1]):
-            x = gate[r, i]
-            positive = np.float32(0.0) if x < 0 else x  # NaN stays NaN
-            dgate[r, i] = np.float32(dy[r, i] * up[r, i]) * np.float32(positive + positive)
-            dup[r, i] = dy[r, i] * np.float32(positive * positive)
+@rule
+def _relu2_slope(x):
+    """max(x, 0)^2 and its slope; NaN stays NaN."""
+    positive = np.float32(0.0) if x < 0 else x
+    return np.float32(positive * positive), np.float32(positive + positive)
 
 
-@parallel
-def _silu_gate_back(team, gate, up, dy, dgate, dup):
-    one = np.float32(1.0)
+@rule
+def _silu_slope(x):
+    """x / (1 + e^-x) and its slope."""
+    one, e = np.float32(1.0), exp(-x)
+    sigmoid = one / np.float32(one + e)
+    rest = np.float32(e * sigmoid) if x > 0 else np.float32(one - sigmoid)  # 1 - sigmoid, where it does not cancel
+    return np.float32(x * sigmoid), np.float32(sigmoid * fma(x, rest, one))
+
+
+def slope_of(x):
+    """In place of one of these: see launching.variant."""
+
+
+def _gate_back(team, gate, up, dy, dgate, dup):
     for r in shared(team, gate.shape[0]):
         for i in range(gate.shape[1]):
-            x = gate[r, i]
-            e = exp(-x)
-            sigmoid = one / np.float32(one + e)
-            rest = np.float32(e * sigmoid) if x > 0 else np.float32(one - sigmoid)  # 1 - sigmoid, where it does not cancel
-            slope = np.float32(sigmoid * fma(x, rest, one))
-            dgate[r, i] = np.float32(dy[r, i] * up[r, i]) * slope
-            dup[r, i] = dy[r, i] * np.float32(x * sigmoid)
+            value, slope = slope_of(gate[r, i])
+            dgate[r, i], dup[r, i] = np.float32(dy[r, i] * up[r, i]) * slope, dy[r, i] * value
+
+
+_relu2_gate_back = variant(_gate_back, "_relu2_gate_back", slope_of=_relu2_slope)
+_silu_gate_back = variant(_gate_back, "_silu_gate_back", slope_of=_silu_slope)
 
 
 def relu2_gate_back(gate: Floats, up: Floats, dy: Floats) -> tuple[Floats, Floats]:  # [R, F] x 3 -> [R, F] x 2
@@ -238,11 +238,11 @@ def silu_gate_back(gate: Floats, up: Floats, dy: Floats) -> tuple[Floats, Floats
 class Forward(NamedTuple):
     """The forward pass of attention, and the gradient of its result."""
 
-    q: Any  # [R, H, K]
+    q: Any  # [R, H*K]
     k: Any  # [R, G, K]
     v: Any  # [R, G, K]
     attended: Any  # [R, H, K]
-    dy: Any  # [R, H, K]
+    dy: Any  # [R, H*K]
     scale: Any  # of scores
     window: Any
 
@@ -250,39 +250,19 @@ class Forward(NamedTuple):
 class Gradients(NamedTuple):
     """The gradients that attention's are added to."""
 
-    q: Any  # [R, H, K]
-    k: Any  # [R, G, K]
-    v: Any  # [R, G, K]
-
-
-@serial
-def _head_rows(x, first, head, target):
-    """target[i] = x[first + i, head]."""
-    for i in range(target.shape[0]):
-        row = x[first + i, head]
-        for d in range(row.size):
-            target[i, d] = row[d]
-
-
-@serial
-def _add_part(part, count, out, first, head):
-    """out[first + i, head] += part[i]."""
-    for i in range(count):
-        row, target = part[i], out[first + i, head]
-        for d in range(target.size):
-            target[d] += row[d]
+    q: Any  # [R, H*K]
+    k: Any  # [R, G*K]
+    v: Any  # [R, G*K]
 
 
 @serial
 def _attend_back_group(forward, first, end, g, gradients):
     """The part of the gradients that belongs to the sequence in rows first..end and the query heads that read key-value head g."""
     q, k, v, attended, dy, scale, window = forward
-    width, length = q.shape[2], end - first
-    group = q.shape[1] // k.shape[1]
+    width, length = k.shape[2], end - first
+    group = attended.shape[1] // k.shape[1]
     chunks = (length + CHUNK - 1) // CHUNK
-    keys, values = np.empty((length, width), np.float32), np.empty((length, width), np.float32)
-    _head_rows(k, first, g, keys)
-    _head_rows(v, first, g, values)
+    keys, values = k[first:end, g].copy(), v[first:end, g].copy()
     queries, above = np.zeros((CHUNK, width), np.float32), np.zeros((CHUNK, width), np.float32)
     part = np.empty((CHUNK, -(-width // SPAN) * SPAN), np.float32)
     p, ds = np.zeros((chunks, CHUNK, CHUNK), np.float32), np.zeros((CHUNK, CHUNK), np.float32)
@@ -294,13 +274,13 @@ def _attend_back_group(forward, first, end, g, gradients):
         for block in range(chunks):
             n = min(CHUNK, length - block * CHUNK)
             row = first + block * CHUNK
-            _head_rows(q, row, h, queries[:n])
-            _head_rows(dy, row, h, above[:n])
+            _panel(q, row, row + n, h * width, width, queries)
+            _panel(dy, row, row + n, h * width, width, above)
             padded = -(-n // TOKENS) * TOKENS
             for i in range(n):
                 along[i] = wide_dot(above[i], attended[row + i, h], wide_lanes)
                 largest[i], weight[i] = -np.inf, 0
-            earliest = max(0, block * CHUNK - window + 1) // CHUNK
+            earliest = first_chunk(block * CHUNK, window)
             for chunk in range(earliest, block + 1):
                 n_keys = min(CHUNK, length - chunk * CHUNK)
                 ends[:] = n_keys
@@ -316,7 +296,7 @@ def _attend_back_group(forward, first, end, g, gradients):
                 for i in range(n):
                     weight[i] += here[i]
             for chunk in range(earliest, block + 1):
-                n_keys = min(CHUNK, length - chunk * CHUNK)
+                n_keys, key = min(CHUNK, length - chunk * CHUNK), first + chunk * CHUNK
                 ends[:] = n_keys
                 chunk_scores(above[:padded], width, values, keys, chunk * CHUNK * width, width, ends, np.float32(1.0), ds)
                 for i in range(n):
@@ -326,12 +306,12 @@ def _attend_back_group(forward, first, end, g, gradients):
                         difference = np.float32(slope[j] - along[i])
                         slope[j] = np.float32(np.float32(probability[j] * difference) * scale) if j < n_keys else np.float32(0.0)
                 chunk_values(ds[:padded], ends, keys, chunk * CHUNK * width, width, width, part)
-                _add_part(part, n, gradients.q, row, h)
+                _fold(part, n, width, False, gradients.q, row, h * width)
                 ends[:] = n
                 weighted_values(ds, CHUNK, 1, CHUNK, ends, queries, 0, width, width, part)
-                _add_part(part, n_keys, gradients.k, first + chunk * CHUNK, g)
+                _fold(part, n_keys, width, False, gradients.k, key, g * width)
                 weighted_values(p[chunk], CHUNK, 1, CHUNK, ends, above, 0, width, width, part)
-                _add_part(part, n_keys, gradients.v, first + chunk * CHUNK, g)
+                _fold(part, n_keys, width, False, gradients.v, key, g * width)
 
 
 @parallel
@@ -353,7 +333,8 @@ def attend_back(
     """
     dq, dk, dv = np.zeros(q.shape, np.float32), np.zeros(k.shape, np.float32), np.zeros(v.shape, np.float32)
     work = int((np.diff(cuts) ** 2).sum()) * q.shape[1] * q.shape[2] // 8
-    launch(_attend_back, work, q, k, v, attended, dy, cuts, inverse_root(q.shape[2]), window or NO_WINDOW, dq, dk, dv)
+    flat_q, flat_dy, *flat = (x.reshape(len(x), -1) for x in (q, dy, dq, dk, dv))
+    launch(_attend_back, work, flat_q, k, v, attended, flat_dy, cuts, inverse_root(q.shape[2]), window or NO_WINDOW, *flat)
     return dq, dk, dv
 
 

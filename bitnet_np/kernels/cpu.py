@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from numpy.typing import NDArray
 
-from .attention import attend, attend_float16
+from .attention import attend, attend_float16, attend_masked
 from .blocks import embed as embed_blocks
 from .blocks import matmul as matmul_blocks
 from .blocks import matmuls_as_llama_cpp as matmuls_blocks_as_llama_cpp
@@ -20,7 +20,7 @@ from .checks import has_code_three, has_non_finite
 from .experts import expert_weights, mix, sigmoid_gate, top_experts
 from .floats import embed, matmul
 from .launching import Floats, looked_at
-from .masks import attend_masked, fill_mask
+from .masks import fill_mask
 from .rows import (
     add,
     add_bias,

@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +21,7 @@ from .float_state import default_state, is_default
 from .sharing import Sharing
 
 Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
 
 # IEEE division: Python's would raise on a zero, and test for one at every step
 serial = compiled(error_model="numpy")
@@ -35,9 +36,9 @@ class Kernel(NamedTuple):
     run: Callable  # `body` by a whole team: `run(address of the team's words, *arguments)`
 
 
-def _renamed(function: Any, name: str, **names: Any) -> FunctionType:
+def renamed(function: Any, name: str, names: Mapping[str, Any]) -> FunctionType:
     """The function under a name of its own, by which profiles and compiled kernels on disk are told apart, with other global names."""
-    renamed = FunctionType(function.__code__, {**function.__globals__, **names} if names else function.__globals__, name)
+    renamed = FunctionType(function.__code__, {**function.__globals__, **names}, name)
     renamed.__qualname__ = name
     return renamed
 
@@ -48,7 +49,8 @@ def parallel(function: Callable) -> Kernel:
     # with the parameters of the function: Numba takes long to look at a star's
     others = ", ".join(code.co_varnames[1 : code.co_argcount])
     text = compile(f"lambda team, {others}: run_team(body, team, ({others},))", code.co_filename, "eval")
-    run = _renamed(eval(text, {"run_team": run_team, "body": body, "__name__": function.__module__}), f"{function.__name__}.run")
+    names = {"run_team": run_team, "body": body, "__name__": function.__module__}
+    run = renamed(eval(text, {}), f"{function.__name__}.run", names)
     run.__code__ = run.__code__.replace(co_firstlineno=code.co_firstlineno)
     return Kernel(body, serial(run))
 
@@ -60,9 +62,9 @@ def _crew(member, job, members):
         call_member(member, job, own)
 
 
-def elementwise(loop: Callable, rule: Callable, name: str) -> Kernel:
-    """The kernel of this name that a loop becomes which calls `of_one` for each number: it calls this rule."""
-    return parallel(_renamed(loop, name, of_one=rule))
+def variant(loop: Callable, name: str, **names: Any) -> Kernel:
+    """The kernel of this name that a loop becomes where some of its global names stand for something else."""
+    return parallel(renamed(loop, name, names))
 
 
 _SPINS = "GOMP_SPINCOUNT"

@@ -1,4 +1,4 @@
-"""Kernels for mask arrays: filling them, and attention by one.
+"""The filling of mask arrays.
 
 `visible_keys` is the rule for one query. Every kernel that fills a mask calls it, on every device.
 """
@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .attention import NO_WINDOW, Inputs, Run, attend_together, rows_of_tile, scale_and_cap, tiles_of
-from .launching import Floats, launch, parallel, read_only, rule, shared
-from .workspace import empty
+from .launching import Ints, launch, parallel, rule, shared
 
 
 @rule
@@ -49,15 +47,7 @@ _BITS: dict[np.dtype, tuple[Any, int, int]] = {
 
 
 def fill_mask(
-    out: NDArray,
-    first: int,
-    queries: NDArray[np.int64],
-    past: NDArray[np.int64],
-    keys: NDArray[np.int64],
-    window: int,
-    prefix: int,
-    block: int,
-    sinks: int,
+    out: NDArray, first: int, queries: Ints, past: Ints, keys: Ints, window: int, prefix: int, block: int, sinks: int
 ) -> None:  # [B, Q, K], [B] x 3
     """Fill rows `first` and on of the masks of B sequences: True and False, or 0 and -infinity.
 
@@ -67,37 +57,3 @@ def fill_mask(
     integer, seen, hidden = _BITS[out.dtype]
     pattern = window, prefix, block, sinks
     launch(_fill_mask, out.size // 8, first, queries, past, keys, *pattern, integer(seen), integer(hidden), out.view(integer))
-
-
-@parallel
-def _attend_masked(team, q, k, v, slot, position, per_tile, mask, scale, cap, out):
-    heads, group, tiles = k.shape[2], q.shape[1] // k.shape[2], tiles_of(slot, position, per_tile)
-    inputs = Inputs(q, k, v, slot, position, scale, cap)
-    for item in shared(team, (tiles.size - 1) * heads):
-        t = item // heads
-        run = Run(tiles[t], tiles[t + 1], item % heads, group)
-        attend_together(inputs, NO_WINDOW, mask[min(slot[run.first], mask.shape[0] - 1)], run, out)
-
-
-def attend_masked(
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    slot: NDArray[np.int64],
-    position: NDArray[np.int64],
-    mask: Floats,
-    scale: np.float32 | None = None,
-    cap: np.float32 | None = None,
-) -> Floats:
-    # [R, H, K], [B, S, G, K] x 2, [R], [R], [1 or B, T, S'] -> [R, H, K]
-    """Attention by an additive mask: row r adds mask[slot[r] or 0, position[r]] to its scores of keys 0..S' of sequence slot[r].
-
-    The order is the contract's, by absolute position. Keys hidden by -infinity are passed over, and a row that sees none gives zeros. With
-    a causal mask these are the bits of `cpu.attend`, which explains `scale` and `cap`.
-    """
-    out = empty(q.shape)
-    per_tile = rows_of_tile(len(q), k.shape[2], q.shape[1] // k.shape[2])
-    work = q.size * mask.shape[2] // 8
-    scores = scale_and_cap(q.shape[2], scale, cap)
-    launch(_attend_masked, work, q, k, v, slot, position, per_tile, read_only(np.ascontiguousarray(mask)), *scores, out)
-    return out

@@ -23,11 +23,11 @@ class Recording:
     """The launches of one pass: `function` of some inputs, which are arrays, to an array.
 
     state: arrays that every such pass reads and writes outside of its own memory. result: what the recorded pass gave. is_whole: whether
-    the launches are all that the pass did, as far as the rules show.
+    the launches are all that the pass did, as far as the rules show; is_compared: whether a comparison has shown it, too.
     """
 
     def __init__(self, function: Callable[..., NDArray], inputs: Sequence[NDArray], state: Sequence[NDArray]) -> None:
-        self.is_whole = True
+        self.is_whole, self.is_compared = True, False
         self._inputs = [x.copy() for x in inputs]
         self._shared = {id(workspace.owner_of(x)) for x in (*self._inputs, *state)}
         self._kept: list[Any] = [*state]

@@ -1,13 +1,15 @@
 """Kernels that work on single rows or single numbers: norms, RoPE, residuals, gates."""
 
+import operator
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import scalar
 from .fast.simd import fma
-from .launching import Floats, Kernel, elementwise, inlined, launch, parallel, read_only, shared
+from .launching import Floats, Kernel, launch, parallel, read_only, shared, variant
 from .scalar import WIDE_LANES, cos_sin
 from .sums import wide_dot
 from .workspace import empty
@@ -30,9 +32,7 @@ def _rms_norm(team, x, gain, eps, out):
 
 def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [R, D]
     """x / sqrt(mean(x^2) + eps) * gain: the mean from float64, then ggml's steps in float32: 1 / root, times x, times gain."""
-    out = empty(x.shape)
-    launch(_rms_norm, x.size, x, read_only(gain), np.float32(eps), out)
-    return out
+    return _result(_rms_norm, 1, x, read_only(gain), np.float32(eps))
 
 
 @parallel
@@ -58,9 +58,7 @@ def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floa
     difference, times gain, plus bias. None for the bias means zeros.
     """
     bias = _constants(x.shape[1], 0) if bias is None else bias
-    out = empty(x.shape)
-    launch(_layer_norm, x.size, x, _constants(x.shape[1], 1), read_only(gain), read_only(bias), np.float32(eps), out)
-    return out
+    return _result(_layer_norm, 1, x, _constants(x.shape[1], 1), read_only(gain), read_only(bias), np.float32(eps))
 
 
 @lru_cache
@@ -87,86 +85,35 @@ def rotations(angle: NDArray[np.float64]) -> tuple[Floats, Floats]:  # [R, J] ra
     return cos, sin
 
 
-@inlined
-def _rotate(x, cos, sin, step, out):
-    """Rotate J pairs in the heads [H, K] of one row: (i, i + J) with step 1, (2i, 2i + 1) with step 2. Elements after the pairs stay."""
-    pairs = cos.size
-    distance = pairs if step == 1 else 1  # set here, LLVM knows that it is not negative: passed by the caller, it took 4 times as long
-    for h in range(x.shape[0]):
-        for i in range(pairs):
-            a, b, c, s = x[h, i * step], x[h, i * step + distance], cos[i], sin[i]
-            out[h, i * step] = fma(a, c, -np.float32(b * s))
-            out[h, i * step + distance] = fma(a, s, np.float32(b * c))
-        for i in range(x.shape[1] - 2 * pairs):
-            out[h, 2 * pairs + i] = x[h, 2 * pairs + i]
+STEP = 1  # from the first element of a pair to that of the next
 
 
-@parallel
-def _rope(team, x, cos, sin, out):
+def _rotated(team, x, cos, sin, out):
+    """Rotate J pairs in each head: (i, i + J) with STEP 1, (2i, 2i + 1) with STEP 2. Elements after the pairs stay."""
     for r in shared(team, x.shape[0]):
-        _rotate(x[r], cos[r], sin[r], 1, out[r])
+        pairs = cos.shape[1]
+        distance = pairs if STEP == 1 else 1
+        for h in range(x.shape[1]):
+            head, to = x[r, h], out[r, h]
+            for i in range(pairs):
+                a, b, c, s = head[i * STEP], head[i * STEP + distance], cos[r, i], sin[r, i]
+                to[i * STEP] = fma(a, c, -np.float32(b * s))
+                to[i * STEP + distance] = fma(a, s, np.float32(b * c))
+            for i in range(head.size - 2 * pairs):
+                to[2 * pairs + i] = head[2 * pairs + i]
+
+
+_rope, _rope_adjacent = variant(_rotated, "_rope"), variant(_rotated, "_rope_adjacent", STEP=2)
 
 
 def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, J] x 2 -> [R, H, K]
     """Rotate the pairs (i, i + J), as GPT-NeoX does: fma(a, cos, -(b * sin)), fma(a, sin, b * cos). Elements after them stay."""
-    out = empty(x.shape)
-    launch(_rope, x.size, x, cos, sin, out)
-    return out
-
-
-@parallel
-def _rope_adjacent(team, x, cos, sin, out):
-    for r in shared(team, x.shape[0]):
-        _rotate(x[r], cos[r], sin[r], 2, out[r])
+    return _result(_rope, 1, x, cos, sin)
 
 
 def rope_adjacent(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, J] x 2 -> [R, H, K]
     """`rope` for the pairs (2i, 2i + 1)."""
-    out = empty(x.shape)
-    launch(_rope_adjacent, x.size, x, cos, sin, out)
-    return out
-
-
-# --- residuals ------------------------------------------------------------------------------------------------------------------------
-
-
-@parallel
-def _add(team, a, b, out):
-    for r in shared(team, a.shape[0]):
-        for i in range(a.shape[1]):
-            out[r, i] = a[r, i] + b[r, i]
-
-
-def add(a: Floats, b: Floats) -> Floats:  # [R, D], [R, D] -> [R, D]
-    out = empty(a.shape)
-    launch(_add, a.size, a, b, out)
-    return out
-
-
-@parallel
-def _add_bias(team, x, bias, out):
-    for r in shared(team, x.shape[0]):
-        for i in range(x.shape[1]):
-            out[r, i] = x[r, i] + bias[i]
-
-
-def add_bias(x: Floats, bias: Floats) -> Floats:  # [R, N], [N] -> [R, N]
-    out = empty(x.shape)
-    launch(_add_bias, x.size, x, read_only(bias), out)
-    return out
-
-
-@parallel
-def _scaled(team, x, factor, out):
-    for r in shared(team, x.shape[0]):
-        for i in range(x.shape[1]):
-            out[r, i] = x[r, i] * factor
-
-
-def scaled(x: Floats, factor: np.float32) -> Floats:  # [R, N] -> [R, N]
-    out = empty(x.shape)
-    launch(_scaled, x.size, x, np.float32(factor), out)
-    return out
+    return _result(_rope_adjacent, 1, x, cos, sin)
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------------------------
@@ -184,11 +131,11 @@ def spread(x: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], shap
     return out
 
 
-# --- gates ----------------------------------------------------------------------------------------------------------------------------
+# --- numbers one by one ---------------------------------------------------------------------------------------------------------------
 
 
-def of_one(x):
-    """In place of a rule: see launching.elementwise."""
+def of_one(*numbers):
+    """In place of a rule: see launching.variant."""
 
 
 def _each(team, x, out):
@@ -197,25 +144,58 @@ def _each(team, x, out):
             out[r, i] = of_one(x[r, i])
 
 
+def _each_pair(team, a, b, out):
+    for r in shared(team, a.shape[0]):
+        for i in range(a.shape[1]):
+            out[r, i] = of_one(a[r, i], b[r, i])
+
+
+def _each_with(team, x, number, out):
+    for r in shared(team, x.shape[0]):
+        for i in range(x.shape[1]):
+            out[r, i] = of_one(x[r, i], number)
+
+
 def _each_times(team, gate, up, out):
     for r in shared(team, gate.shape[0]):
         for i in range(gate.shape[1]):
             out[r, i] = of_one(gate[r, i]) * up[r, i]
 
 
-_relu2_gate = elementwise(_each_times, scalar.relu2, "_relu2_gate")
-_silu_gate = elementwise(_each_times, scalar.silu, "_silu_gate")
-_gelu_gate = elementwise(_each_times, scalar.gelu_tanh, "_gelu_gate")
-_gelu = elementwise(_each, scalar.gelu, "_gelu")
-_gelu_tanh = elementwise(_each, scalar.gelu_tanh, "_gelu_tanh")
-_exponential = elementwise(_each, scalar.exp, "_exponential")
+@parallel
+def _add_bias(team, x, bias, out):
+    for r in shared(team, x.shape[0]):
+        for i in range(x.shape[1]):
+            out[r, i] = x[r, i] + bias[i]
 
 
-def _result(kernel: Kernel, steps: int, *arrays: Floats) -> Floats:
-    """The result of a kernel of so many elementary steps for each number."""
-    out = empty(arrays[0].shape)
-    launch(kernel, steps * out.size, *arrays, out)
+_add, _scaled = variant(_each_pair, "_add", of_one=operator.add), variant(_each_with, "_scaled", of_one=operator.mul)
+_relu2_gate = variant(_each_times, "_relu2_gate", of_one=scalar.relu2)
+_silu_gate = variant(_each_times, "_silu_gate", of_one=scalar.silu)
+_gelu_gate = variant(_each_times, "_gelu_gate", of_one=scalar.gelu_tanh)
+_gelu = variant(_each, "_gelu", of_one=scalar.gelu)
+_gelu_tanh = variant(_each, "_gelu_tanh", of_one=scalar.gelu_tanh)
+_soft_cap = variant(_each_with, "_soft_cap", of_one=scalar.soft_cap)
+_exponential = variant(_each, "_exponential", of_one=scalar.exp)
+
+
+def _result(kernel: Kernel, steps: int, x: Floats, *others: Any) -> Floats:
+    """The result, like x, of a kernel of so many elementary steps for each number."""
+    out = empty(x.shape)
+    launch(kernel, steps * out.size, x, *others, out)
     return out
+
+
+def add(a: Floats, b: Floats) -> Floats:  # [R, D], [R, D] -> [R, D]
+    return _result(_add, 1, a, b)
+
+
+def add_bias(x: Floats, bias: Floats) -> Floats:  # [R, N], [N] -> [R, N]
+    return _result(_add_bias, 1, x, read_only(bias))
+
+
+def scaled(x: Floats, factor: np.float32) -> Floats:  # [R, N] -> [R, N]
+    return _result(_scaled, 1, x, np.float32(factor))
 
 
 def relu2_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
@@ -243,24 +223,9 @@ def gelu_tanh(x: Floats) -> Floats:  # [R, F] -> [R, F]
     return _result(_gelu_tanh, 16, x)
 
 
-# --- logits ---------------------------------------------------------------------------------------------------------------------------
-
-
-@parallel
-def _soft_cap(team, x, cap, out):
-    for r in shared(team, x.shape[0]):
-        for i in range(x.shape[1]):
-            out[r, i] = scalar.soft_cap(x[r, i], cap)
-
-
 def soft_cap(x: Floats, cap: np.float32) -> Floats:  # [R, V] -> [R, V]
     """cap * tanh(x / cap)."""
-    out = empty(x.shape)
-    launch(_soft_cap, 16 * x.size, x, cap, out)
-    return out
-
-
-# --- sampling -------------------------------------------------------------------------------------------------------------------------
+    return _result(_soft_cap, 16, x, cap)
 
 
 def exponential(x: Floats) -> Floats:  # [V] -> [V]

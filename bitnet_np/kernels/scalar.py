@@ -134,6 +134,12 @@ def round_to_half(x):
     return bits_float(np.int32((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF))
 
 
+@rule
+def first_chunk(position, window):
+    """The first chunk of which a query at `position` sees a key."""
+    return max(0, position - window + 1) // CHUNK
+
+
 # pi/2 in three parts; the first two have 33 bits, so that their products with n < 2^20 are exact in float64
 _PI_2 = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
 _SIN = (-1 / 6, 1 / 120, -1 / 5040, 1 / 362880, -1 / 39916800, 1 / 6227020800, -1 / 1307674368000, 1 / 355687428096000)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..base.errors import CapacityError, NonFiniteError
-from .launching import launch, parallel, shared
+from .launching import Floats, Ints, launch, parallel, shared
 from .workspace import zeros
 
 
@@ -31,16 +31,7 @@ class HostStorage:
             nbytes = nbytes_of(shape, np.dtype(dtype))
             raise CapacityError(f"KV cache: {nbytes:,} bytes for {shape[1]} sequences of {shape[2]} positions cannot be had") from error
 
-    def write(
-        self,
-        layer: int,
-        keys: NDArray,
-        values: NDArray,
-        slot: NDArray[np.int64],
-        position: NDArray[np.int64],
-        k: NDArray[np.float32],
-        v: NDArray[np.float32],
-    ) -> None:
+    def write(self, layer: int, keys: NDArray, values: NDArray, slot: Ints, position: Ints, k: Floats, v: Floats) -> None:
         if keys.dtype == np.float32:
             launch(_write, k.size, keys, values, slot, position, k, v)
             return
@@ -71,15 +62,8 @@ class HostStorage:
         return out
 
     def by_pieces(
-        self,
-        pieces: Sequence[NDArray[np.intp]],
-        attend: Callable[..., NDArray],
-        q: NDArray,
-        k: NDArray,
-        v: NDArray,
-        slot: NDArray[np.int64],
-        position: NDArray[np.int64],
-    ) -> NDArray:
+        self, pieces: Sequence[Ints], attend: Callable[..., NDArray], q: Floats, k: Floats, v: Floats, slot: Ints, position: Ints
+    ) -> Floats:
         out = np.empty_like(q)
         for piece in pieces:
             out[piece] = attend(q[piece], k[piece], v[piece], slot[piece], position[piece])
@@ -89,7 +73,7 @@ class HostStorage:
 HOST = HostStorage()
 
 
-def _places(array: NDArray, start: int, end: int) -> slice | NDArray[np.int64]:
+def _places(array: NDArray, start: int, end: int) -> slice | Ints:
     """The places of positions start..end, which are at most as many as the places."""
     size = array.shape[2]
     return slice(start, end) if end <= size else np.arange(start, end) % size

@@ -12,19 +12,8 @@ from dataclasses import dataclass
 from ..base.tensor_types import BY_NUMBER
 
 UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64, INT64, FLOAT64 = range(13)
-FORMATS = {
-    UINT8: "B",
-    INT8: "b",
-    UINT16: "H",
-    INT16: "h",
-    UINT32: "I",
-    INT32: "i",
-    FLOAT32: "f",
-    BOOL: "B",
-    UINT64: "Q",
-    INT64: "q",
-    FLOAT64: "d",
-}
+FORMATS = dict(zip((*range(STRING), UINT64, INT64, FLOAT64), "BbHhIifBQqd", strict=True))
+"""Of the types of numbers, as `struct` knows them."""
 
 
 def u32(n: int) -> bytes:

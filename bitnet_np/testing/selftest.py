@@ -64,12 +64,8 @@ def _tables(n: int, m: int) -> dict[str, NDArray]:
     return {"float32": table, "float16": table.astype(np.float16), "bfloat16": (table.view(np.uint32) >> 16).astype(np.uint16)}
 
 
-def _embed(ops: Backend, table: NDArray) -> tuple[NDArray, ...]:
-    return (ops.embed(table, np.array([36, 0, 7])),)
-
-
-def _matmul(ops: Backend, table: NDArray, rows: int) -> tuple[NDArray, ...]:
-    return (ops.matmul(noise(7, rows, 161), table),)
+def _one(function: Callable[..., NDArray], *arguments: Any) -> tuple[NDArray, ...]:
+    return (function(*arguments),)
 
 
 def _ternary(ops: Backend, rows: int, width: int) -> tuple[NDArray, ...]:
@@ -162,10 +158,6 @@ def _answers(check: Callable[[NDArray], bool], array: NDArray, wrong: Any) -> tu
     return (np.array(said),)
 
 
-def _one(function: Callable[..., NDArray], *arguments: Any) -> tuple[NDArray, ...]:
-    return (function(*arguments),)
-
-
 def loading_cases() -> dict[str, Case]:
     """The cases of kernels that prepare weights, by name: packing, checks, and llama.cpp's rounding."""
     named: dict[str, Case] = {}
@@ -250,10 +242,9 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
     """Every case, by name: a function that computes its results. ops: a backend, which the cases of forward operations call."""
     named: dict[str, Case] = {}
     for name, table in _tables(37, 161).items():
-        named[f"embed {name}"] = partial(_embed, ops, table)
-        named[f"matmul {name}, 1 row"] = partial(_matmul, ops, table, 1)
-        named[f"matmul {name}, 7 rows"] = partial(_matmul, ops, table, 7)
-        named[f"matmul {name}, 131 rows"] = partial(_matmul, ops, table, 131)
+        named[f"embed {name}"] = partial(_one, ops.embed, table, np.array([36, 0, 7]))
+        for rows in ("1 row", "7 rows", "131 rows"):
+            named[f"matmul {name}, {rows}"] = partial(_one, ops.matmul, noise(7, int(rows.split()[0]), 161), table)
     named |= {
         "rms_norm": lambda: (ops.rms_norm(noise(8, 5, 2571), noise(9, 2571), 1e-5),),
         "rms_norm, order": lambda: (ops.rms_norm(rows_that_tell_lanes()[0], noise(9, 1024), 1e-5),),

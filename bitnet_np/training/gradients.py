@@ -162,7 +162,7 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
             raise ShapeError(f"parameter {name} is missing, expected float32 {list(shape)}")
         value = parameters[name]
         if isinstance(value, Ternary):
-            if not _is_matrix(name, shape):
+            if not name.startswith("blk.") or len(shape) != 2:  # no matrix of a layer
                 raise ShapeError(f"parameter {name} is Ternary, expected float32 {list(shape)}")
             for flaw in ternary_flaws(name, value, shape):
                 raise ShapeError(f"parameter {flaw}")
@@ -175,11 +175,6 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
                 raise NonFiniteError(f"parameter {name} has NaN or infinity in it")
         tables[name] = value
     return tables
-
-
-def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a parameter is one of a layer's matrices."""
-    return name.startswith("blk.") and len(shape) == 2
 
 
 @steady
@@ -207,7 +202,7 @@ def _model(c: Config, tables: Mapping[str, Any], weights: str) -> Model:
     def linear(name: str) -> Linear:
         value = tables[f"{name}.weight"]
         ternary = weights == "ternary" and not isinstance(value, Ternary)
-        return Linear(quantize(value) if ternary else value, tables.get(f"{name}.bias"))
+        return Linear(ternarize.from_masters(value) if ternary else value, tables.get(f"{name}.bias"))
 
     def layer(n: int) -> Layer:
         names = {field: f"blk.{n}.{field}" for field in layer_shapes(c)}

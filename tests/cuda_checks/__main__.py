@@ -22,9 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     where.add_argument("--gpu", action="store_true", help="run the kernels on a GPU")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"a check, or a group: {', '.join(cuda_checks.MODULES)} (default: all)")
     options = parser.parse_args(argv)
-    problems: list[str] = []
     if options.ptx:  # before anything asks for a GPU
-        problems = import_module("ptx.driver").install().problems
+        import_module("ptx.gpu").install()
     for module in cuda_checks.MODULES:
         import_module(f"cuda_checks.{module}")
     from cuda_checks.common import CHECKS, GROUPS
@@ -38,8 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             CHECKS[name]()
         except Exception:
             problem = traceback.format_exc()
-        problem += "".join(problems)
-        problems.clear()
         print(json.dumps({"check": name, "seconds": round(time.perf_counter() - start, 2), "problem": problem}), flush=True)
     return 0
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from bitnet_np.gpu.backend import Cuda
 
-GPU = "ptx.driver" not in sys.modules  # else the device is the interpreter: shapes must be small
+GPU = "ptx.gpu" not in sys.modules  # else the device is the interpreter: shapes must be small
 CHECKS: dict[str, Callable[[], None]] = {}
 GROUPS: dict[str, list[str]] = {}  # names of checks, by their module's name
 

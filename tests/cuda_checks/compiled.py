@@ -90,24 +90,3 @@ def compiled_code() -> None:
     assert {"rms_norm", "matmul", "ternary_product", "attend_chunk", "fold_chunks", "keep"} <= {name for name, _ in listed}
     problems = [problem for name, library in listed for problem in problems_of(name, library)]
     assert not problems, "\n".join(problems)
-
-
-@check
-def what_the_assembler_fuses() -> None:
-    """Also through a negation and a copy, which no search in the PTX sees."""
-    for rounding, expected in (("", 1), (".rn", 0)):
-        ptx = f"""
-        .version 8.0
-        .target sm_90
-        .address_size 64
-        .visible .entry kernel(.param .u64 kernel_param_0)
-        {{
-            .reg .b64 %rd<3>; .reg .f32 %f<9>;
-            ld.param.u64 %rd1, [kernel_param_0]; cvta.to.global.u64 %rd2, %rd1;
-            ld.global.f32 %f1, [%rd2]; ld.global.f32 %f2, [%rd2+4]; ld.global.f32 %f3, [%rd2+8];
-            mul{rounding}.f32 %f4, %f1, %f2; neg.f32 %f5, %f4; mov.f32 %f6, %f5; add{rounding}.f32 %f7, %f6, %f3;
-            st.global.f32 [%rd2], %f7;
-            ret;
-        }}"""
-        assert most_fused(ptx) == (0, 0)
-        assert assembled(ptx)[1]["FFMA"] == (expected if DISASSEMBLER.exists() else 0)

@@ -168,7 +168,7 @@ def attend_masked() -> None:
         ([0, 0, 1], [3, 4, 1], v, hidden, (np.float32(0.3), np.float32(2))),
     ):
         rows = on.resident(Rows(np.array(slot), np.array(position)))
-        ours = masks.attend_masked(q, k, values, np.array(slot), np.array(position), bias, *scores)
+        ours = cpu.attend_masked(q, k, values, np.array(slot), np.array(position), bias, *scores)
         same(on, on.attend_masked(*map(on.upload, (q, k, values)), rows.slot, rows.position, on.upload(bias), *scores), ours)
 
 

@@ -281,24 +281,16 @@ def test_the_same_request_gives_the_same_array_and_everything_that_matters_is_in
     assert cache.nbytes == sum(mask.nbytes for mask in kept)
 
 
-def test_a_hundred_masks_of_up_to_2048_are_kept_and_the_one_not_used_longest_goes():
-    cache = masks.MaskCache()
-    assert cache.get(1, 2048) is cache.get(1, 2048)
-    assert cache.get(1, 2049) is not cache.get(1, 2049)
+def test_the_mask_not_used_longest_goes_where_masks_or_bytes_are_too_many():
+    assert vars(masks.MaskCache()).items() >= {"entries": 100, "side": 2048}.items()
+    cache = masks.MaskCache(entries=3, side=9)
+    assert cache.get(1, 9) is cache.get(1, 9)
+    assert cache.get(1, 10) is not cache.get(1, 10)
     cache.clear()
-    cache.warm(range(1, 101))
-    cache.get(1, 1)  # used again, so 2 is the oldest
-    cache.get(101, 101)
-    assert len(cache) == 100
-    before = cache.hits
-    cache.get(1, 1)
-    assert cache.hits == before + 1
-    cache.get(2, 2)
-    assert cache.hits == before + 1
-    assert cache.nbytes == 4 * sum(n * n for n in (1, 2, *range(4, 102)))
-
-
-def test_bytes_are_bounded():
+    cache.warm([1, 2, 3, 1, 4])  # 1 was used again, so 2 is the oldest
+    assert (len(cache), cache.nbytes, cache.hits) == (3, 4 * (1 + 9 + 16), 2)
+    cache.warm([1, 2])
+    assert cache.hits == 3
     cache = masks.MaskCache(nbytes=1000)
     cache.warm([10, 10, 12, 5])  # 400, 576, 100 bytes
     assert (len(cache), cache.nbytes) == (2, 676)

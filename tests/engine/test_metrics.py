@@ -51,18 +51,6 @@ def test_passes_layers_and_writes_are_counted_and_change_nothing(run, expected):
     assert (metrics.as_dict()["operations"] == {}) == (expected[0] == 0)
 
 
-def test_a_forward_that_fails_has_begun():
-    metrics = Metrics()
-
-    def stop(name, layer, array):
-        if (name, layer) == ("kqv_out", 1):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        forward(MODEL, TOKENS, KVCache(MODEL.config, 2), ops=metrics.ops(), record=stop)
-    assert counts(metrics) == (1, 2, 2, 2 * TOKENS.size)
-
-
 @pytest.mark.parametrize("table", ["Q8_0", "float16"])
 def test_block_types_and_masks_are_counted(table):
     shape = {"family": "llama", "table": table, "width": 64, "ffn": 64, "heads": 2, "kv_heads": 1, "head_dim": 32}

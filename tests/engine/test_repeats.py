@@ -37,7 +37,7 @@ def at_once(monkeypatch):
 
 def used(cache: KVCache) -> list[bool]:
     """Of each kind of pass of a cache, whether a recording is used."""
-    return [kept.recording is not None and kept.is_compared for kept in cache._repeats._kept.values()]
+    return [recording is not None and recording.is_compared for recording, _ in cache._repeats._kept.values()]
 
 
 def decoded(model, cache, tokens=TOKENS, **options):
@@ -244,8 +244,8 @@ def test_a_kernel_without_memory_raises_and_the_cache_is_as_before(monkeypatch):
     decoded(MODEL, cache)
     cache.truncate(0, 5)
     before = cache.k.copy()
-    for kept in cache._repeats._kept.values():
-        monkeypatch.setattr(kept.recording._calls, "_loop", lambda table, count: 1)
+    for recording, _ in cache._repeats._kept.values():
+        monkeypatch.setattr(recording._calls, "_loop", lambda table, count: 1)
     with pytest.raises(MemoryError):
         forward(MODEL, [[3]], cache)
     assert cache.lengths.tolist() == [5]

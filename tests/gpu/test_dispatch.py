@@ -62,10 +62,6 @@ def test_a_mask_is_made_where_its_size_says(monkeypatch, pattern, options, most)
     assert (on.made, (5, 9) in on.sent) == (most < 45, most == 45)
 
 
-def test_bitnet_rs_sends_masks_of_more_than_16384_elements():
-    assert dispatch.MOST_SENT == 16384
-
-
 def test_masks_for_the_cpu_are_made_there():
     assert_same_bits(make_mask(300, 300), masks.causal(300, 300))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gpu_check
 import pytest
-from gpu_marks import needs_compiler, needs_no_gpu, needs_package
+from gpu_marks import needs_no_gpu, needs_package
 
 
 def run_gpu_check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict]:
@@ -20,7 +20,6 @@ def run_gpu_check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict]:
 
 
 @needs_package
-@needs_compiler
 def test_a_part_that_fails_leaves_the_others(tmp_path):
     """Where kernels are interpreted. Of the other parts, which compile every kernel, cuda_checks/models.py asks what they find."""
     parts = ["nothing", "kernels"]

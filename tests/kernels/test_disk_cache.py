@@ -64,26 +64,11 @@ def problems():
 
 def test_what_one_process_compiles_the_next_one_reads(cache):
     assert [run_once(1), run_once(1), run_once(0.5), run_once(0.5)] == [(2, 0), (2, 1), (1.5, 0), (1.5, 1)]
-    assert len(files(cache)) == 2
     assert problems() == ["", ""]
-
-
-def test_a_kernel_and_its_body_are_two_entries(cache):
     launch(parallel(count), 1, np.zeros(3))
     serial(count)((np.zeros(1, np.int64).ctypes.data, 1, 0), np.zeros(3))
     keys = [json.loads(disk_cache.read(file)[0]) for file in files(cache)]
-    assert sorted((key["function"], key["line"]) for key in keys) == [
-        (name, count.__code__.co_firstlineno) for name in ("count", "count.run")
-    ]
-
-
-def test_a_key_says_everything_that_code_depends_on(cache):
-    run_once(1)
-    key = json.loads(disk_cache.read(files(cache)[0])[0])
-    assert (key["module"], key["function"], key["signature"]) == (__name__, "add_one", "(int64)")
-    assert key["options"] == {"boundscheck": "None", "error_model": "numpy", "nopython": "True"}
-    assert key["state"]["target"] == list(cpu_target.target_context.codegen().magic_tuple())
-    assert [key["state"][name] for name in ("sources", "numba", "numpy")] == [disk_cache.SOURCES, numba.__version__, np.__version__]
+    assert sorted(key["function"] for key in keys) == ["add_one", "add_one", "count", "count.run"]
 
 
 @pytest.mark.parametrize(
@@ -108,37 +93,12 @@ def test_a_closure_is_refused():
         serial(lambda x: factor * x)
 
 
-def edit(monkeypatch, path):
-    """As if a source of the kernels were another one from now on."""
-    monkeypatch.setattr(disk_cache, "_FILES", [*disk_cache._FILES, path])
-
-
 def test_what_is_edited_while_a_process_runs_is_not_kept(cache, monkeypatch, tmp_path):
     """Modules may have been read before the edit or after it."""
-    dispatcher = serial(add_one)
     (tmp_path / "rows.py").touch()
-    edit(monkeypatch, tmp_path / "rows.py")
-    assert dispatcher(1) == 2
-    assert files(cache) == []
-
-
-def test_what_is_read_after_an_edit_does_not_use_the_cache(cache, monkeypatch, tmp_path):
-    run_once(1)
-    before = serial(add_one)
-    (tmp_path / "rows.py").touch()
-    edit(monkeypatch, tmp_path / "rows.py")
+    monkeypatch.setattr(disk_cache, "_FILES", [*disk_cache._FILES, tmp_path / "rows.py"])
     assert run_once(1) == (2, 0)
-    assert (before(1), before.stats.cache_hits.total()) == (2, 1)
-
-
-def test_recompiling_reads_nothing(cache):
-    """Numba asks for it with `flush`."""
-    run_once(1)
-    dispatcher = serial(add_one)
-    dispatcher(1)
-    dispatcher.recompile()
-    assert (dispatcher.stats.cache_hits.total(), dispatcher.stats.cache_misses.total()) == (1, 1)
-    assert run_once(1) == (2, 1)
+    assert files(cache) == []
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------------------------
@@ -165,38 +125,22 @@ def assert_compiled_and_replaced(file, whole, problem):
     assert set(problems()) == {""}
 
 
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        (lambda whole: b"", "begins with"),
-        (lambda whole: whole[:500], "damaged"),
-        (lambda whole: whole + b"\0", "damaged"),
-    ],
-)
-def test_a_torn_or_foreign_file_is_compiled_anew_and_replaced(pair, damage, problem):
-    file, _, unpickled = pair
-    whole = file.read_bytes()
-    file.write_bytes(damage(whole))
-    list(cache_check.check())
-    assert [key["signature"] for key in unpickled] == ["(float64)"]
-    assert_compiled_and_replaced(file, whole, problem)
-
-
-def test_no_bit_can_flip_unseen(pair):
-    """In every part of the file: 600 places, and each byte of what is no code."""
+def test_no_damage_is_unseen(pair):
+    """What is torn or too long, and flipped bits in every part of the file: 300 places, and each byte of what is no code."""
     file, _, unpickled = pair
     whole = file.read_bytes()
     start = whole.index(b"\n", 100) + 40
     rng = np.random.default_rng(0)
     dispatcher = serial(add_one)
-    for place in [*range(start), *rng.integers(start, len(whole), 600)]:
+    for place in [*range(start), *rng.integers(start, len(whole), 300)]:
         flipped = bytearray(whole)
         flipped[place] ^= 1 << rng.integers(8)
         file.write_bytes(flipped)
         assert dispatcher._cache.load_overload((types.int64,), cpu_target.target_context) is None
     assert unpickled == []
-    file.write_bytes(whole)
-    assert dispatcher._cache.load_overload((types.int64,), cpu_target.target_context) is not None
+    for damaged, problem in ((b"", "begins with"), (whole[:500], "damaged"), (whole + b"\0", "damaged")):
+        file.write_bytes(damaged)
+        assert_compiled_and_replaced(file, whole, problem)
 
 
 def forge(file, key, code):
@@ -229,16 +173,6 @@ def test_a_whole_file_of_another_state_under_this_ones_name_is_not_run(pair, mon
     (other,) = (file for file in files(one.parents[2]) if file.parent != one.parent)
     shutil.copy(other, one)
     assert_compiled_and_replaced(one, whole, f"its key is that of {other.parent.name}/{other.name}")
-
-
-def test_entries_of_a_program_that_is_not_here_must_be_whole(cache, monkeypatch):
-    stranger = FunctionType(add_one.__code__, {"__name__": "their.program"})
-    assert run_once(1, stranger) == (2, 0)
-    monkeypatch.setattr(disk_cache, "DISPATCHERS", {})
-    assert [(entry.function, entry.problem) for entry in cache_check.check(recompile=True)] == [("their.program.add_one", "")]
-    (file,) = files(cache)
-    file.write_bytes(file.read_bytes() + b"x")
-    assert problems() == ["it is damaged: its SHA-256 is not the recorded one"]
 
 
 def test_an_entry_of_no_kernel_of_this_package_is_named(cache, monkeypatch):
@@ -292,18 +226,6 @@ def test_reading_counts_as_use(cache):
     assert state.stat().st_mtime > 1
 
 
-def test_clear_deletes_every_state_and_nothing_else(cache, monkeypatch):
-    run_once(1)
-    monkeypatch.setattr(numba.config, "OPT", 1)
-    run_once(1)
-    nbytes = sum(file.stat().st_size for file in files(cache))
-    (cache / "other").touch()
-    assert cache_folder.clear() == (2, nbytes)
-    assert cache_folder.states() == []
-    assert (cache / "other").exists()
-    assert run_once(1) == (2, 0)
-
-
 def test_without_a_setting_the_folder_is_beside_the_kernels_or_the_users(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_folder, "HERE", tmp_path / "kernels")
     for name in ("LOCALAPPDATA", "XDG_CACHE_HOME"):
@@ -342,7 +264,6 @@ def test_a_cache_that_cannot_be_written_is_one_warning_and_a_working_program(tmp
     if trouble == "no sources":
         monkeypatch.setattr(disk_cache, "SOURCES", "")
         monkeypatch.setattr(disk_cache, "_FILES", [])
-        monkeypatch.setattr(disk_cache, "_TIMES", [])
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         assert [run_once(1), run_once(0.5), run_once(1)] == [(2, 0), (1.5, 0), (2, 0)]
@@ -430,22 +351,15 @@ with event.install_listener("numba:compile", Listener()):
 """
 
 
-def test_edits_of_what_a_kernel_calls_are_noticed_and_versions_share_nothing(tmp_path):
-    for name in ("one", "two"):
-        shutil.copytree(ROOT / "bitnet_np", tmp_path / name / "bitnet_np", ignore=shutil.ignore_patterns("__pycache__"))
-    scalar = tmp_path / "two" / "bitnet_np" / "kernels" / "scalar.py"
-    text = scalar.read_text("utf-8")
-    assert "_f(0.49999994)" in text
-    scalar.write_text(text.replace("_f(0.49999994)", "_f(0.75)"), "utf-8")
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    (one, first), (two, second) = (process(ROUNDED, tmp_path / name, **cache)[0] for name in ("one", "two"))
-    assert (one[:6], int(first) > 0) == ("2.7182", True)
-    assert (two[:4], int(second) > 0) == ("2.76", True)
-    assert process(ROUNDED, tmp_path / "one", **cache)[0] == [one, "0"]
-    assert process(ROUNDED, tmp_path / "two", **cache)[0] == [two, "0"]
-    scalar.write_text(text, "utf-8")
-    edited, compiled = process(ROUNDED, tmp_path / "two", **cache)[0]
-    assert (edited, int(compiled) > 0) == (one, True)
+def test_edits_of_what_a_kernel_calls_are_noticed(tmp_path):
+    shutil.copytree(ROOT / "bitnet_np", tmp_path / "bitnet_np", ignore=shutil.ignore_patterns("__pycache__"))
+    scalar, cache = tmp_path / "bitnet_np" / "kernels" / "scalar.py", {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    text, found = scalar.read_text("utf-8"), []
+    for constant in ("0.49999994", "0.75", "0.49999994"):
+        scalar.write_text(text.replace("_f(0.49999994)", f"_f({constant})"), "utf-8")
+        value, compiled = process(ROUNDED, tmp_path, **cache)[0]
+        found.append((value[:4], int(compiled) > 0))
+    assert found == [("2.71", True), ("2.76", True), ("2.71", False)]
 
 
 RACE = """
@@ -495,13 +409,3 @@ def test_with_an_unknown_numba_each_process_compiles_and_says_so_once(tmp_path):
     assert out[0].startswith("2.718")
     assert err.count("does not know the cache of Numba 9.9.9") == 1
     assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize("change", ["_Cache", "CompileResult"])
-def test_a_numba_of_another_shape_is_not_known(monkeypatch, change):
-    assert disk_cache.is_known.__wrapped__()
-    if change == "_Cache":
-        monkeypatch.delattr(disk_cache.caching, "_Cache")
-    else:
-        monkeypatch.setattr(disk_cache.compiler.CompileResult, "_rebuild", lambda target_context, payload: None)
-    assert not disk_cache.is_known.__wrapped__()

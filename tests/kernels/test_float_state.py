@@ -28,20 +28,13 @@ MODEL = random_model(3, width=128, ffn=256, vocab=300, context=300)
 TOKENS = np.arange(250)[None]
 TINY = (np.float32(2.0) ** np.arange(-149, -117)).reshape(1, 32)
 """Subnormal numbers, and products that become such."""
-POWERS = np.linspace(-104, -80, 64, dtype=np.float32)
 HIDDEN = np.full((1, 3, 128), 0.1, np.float32)
 LOGITS = [np.linspace(0, x, 300, dtype=np.float32)[None] for x in (1, 1.1)]
 MASTER = np.linspace(-1e-3, 1e-3, 512, dtype=np.float32).reshape(2, 256)
 
 
-def subnormal(kernel, *others):
-    return lambda: kernel(TINY, *others)
-
-
 CALLS = {
-    "exponential": lambda: cpu.exponential(POWERS),
-    "rms_norm": subnormal(cpu.rms_norm, np.ones(32, np.float32), 0.0),
-    "silu_gate": subnormal(cpu.silu_gate, TINY),
+    "silu_gate": lambda: cpu.silu_gate(TINY, TINY),
     "random_model": lambda: bn.forward_full(random_model(3), [[1, 2]]),
     "load": lambda: bn.load(bn.__path__[0] + "/data/tiny.gguf").layers[0].attn_norm,
     "forward_full": lambda: bn.forward_full(MODEL, TOKENS),
@@ -120,7 +113,7 @@ def test_a_state_that_cannot_be_set_is_refused(state, monkeypatch):
 
 
 PROGRAM = """
-import ctypes, hashlib, sys
+import ctypes, hashlib
 import numba, numpy as np
 
 def set_state():
@@ -143,13 +136,9 @@ def are_flushed():
 numba.set_num_threads(2)
 least = (np.arange(1 << 16, dtype=np.int32) * 500 + 7).view(np.float32).reshape(64, -1)
 up = least + np.float32(1)
-if "before" in sys.argv:
-    set_state()
-    assert are_flushed()
+set_state()
+assert are_flushed()
 import bitnet_np as bn
-if "after" in sys.argv:
-    set_state()
-    assert are_flushed()
 from bitnet_np.testing import random_model
 from bitnet_np.kernels import cpu
 model = random_model(3, width=128, ffn=256, vocab=300, context=300)
@@ -160,8 +149,8 @@ assert are_flushed()
 
 
 @pytest.mark.skipif(not X86 or sys.platform != "linux", reason="sets the register as Linux lays it out on x86-64")
-def test_a_state_set_before_or_after_the_import_and_threads_started_in_it():
+def test_a_state_set_before_the_import_and_threads_started_in_it():
     least = (np.arange(1 << 16, dtype=np.int32) * 500 + 7).view(np.float32).reshape(64, -1)
     expected = [bn.forward_full(MODEL, TOKENS), cpu.silu_gate(least, least + np.float32(1))]
     lines = "".join(hashlib.sha256(array).hexdigest() + "\n" for array in expected)
-    assert [run_python(PROGRAM, way) for way in ("before", "after")] == [lines] * 2
+    assert run_python(PROGRAM) == lines

@@ -8,10 +8,9 @@ import pytest
 from numba.core import errors
 from numba.core.registry import cpu_target
 
-from bitnet_np.kernels import launching
 from bitnet_np.kernels.cache import disk_cache
 from bitnet_np.kernels.cache.outermost import _Part
-from bitnet_np.kernels.launching import inlined, parallel, serial, shared
+from bitnet_np.kernels.launching import inlined, serial
 
 pytestmark = pytest.mark.skipif(not disk_cache.is_known(), reason="another version of Numba")
 
@@ -41,12 +40,6 @@ def only_a_part(x):
 @serial
 def refuse(x):
     only_a_part(x)
-
-
-@parallel
-def each(team, x, limit, out):
-    for i in shared(team, x.size):
-        out[i] = middle(x[i], limit)
 
 
 @serial
@@ -89,14 +82,6 @@ def test_a_part_raises_what_it_raises():
         with pytest.raises(ValueError, match=r"'no', 16\.0"):
             kernel(16.0)
     assert second.stats.cache_hits.total() == 1
-
-
-def test_a_loop_of_several_threads_has_parts_too():
-    kernel, x = parallel(each.body.py_func), np.arange(100.0)
-    for work in (0, launching.SMALL + 1):
-        out = np.zeros(100)
-        launching.launch(kernel, work, x, 1000.0, out)
-        assert (out == (np.sqrt(x) + 1) * 2).all()
 
 
 def test_kernels_of_others_can_call_ours():

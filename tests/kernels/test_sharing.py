@@ -1,12 +1,9 @@
 """Threads share kernels as long as that gains something, and try again after a while."""
 
 import numba
-import numpy as np
 import pytest
-from models import assert_same_bits, random_model, threads
+from models import threads
 
-from bitnet_np.engine.forward_pass import forward_full
-from bitnet_np.kernels import launching
 from bitnet_np.kernels.sharing import Sharing
 
 pytestmark = pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="needs threads")
@@ -100,14 +97,3 @@ def test_a_caller_with_one_thread_says_nothing_about_several():
     machine.worked = 1.9
     machine.run(sharing, 20)
     assert machine.threads == [1] * 20 + [2] * 20
-
-
-def test_no_bit_depends_on_it(monkeypatch):
-    monkeypatch.setattr(launching, "SMALL", 0)
-    model, tokens = random_model(1, width=256, ffn=384), np.arange(30)[None] % 5
-    expected = forward_full(model, tokens)
-    machine = Machine(0.5)
-    monkeypatch.setattr(launching, "_sharing", machine.sharing())
-    machine.run(launching._sharing, 20)
-    assert launching._sharing.members() == 1
-    assert_same_bits(forward_full(model, tokens), expected)

@@ -3,8 +3,8 @@
 It raises a Fault for errors that a GPU lets pass: threads that race, memory that was not allocated, lanes that diverge. The rules are those
 of the PTX ISA manual. Sizes should be small: an instruction of a block takes some microseconds.
 
-driver.py       the part of CUDA's driver API that Numba and cuda.core use    source.py    PTX text as kernels and instructions
-machine.py      the device: blocks of threads that run instructions           access.py    loads, stores and atomics
-steps.py        the effect of instructions on a block                         lanes.py     exchanges among the lanes of a warp
-arithmetic.py   the effect of instructions on numbers                         memory.py    memory, and the last threads that touched it
+gpu.py          in place of a GPU: memory for Numba's arrays, and launches of its kernels
+source.py       PTX text as instructions                     machine.py      blocks of threads that run them
+instructions.py the effect of an instruction on a block      arithmetic.py   and on numbers
+memory.py       memory, and races in it
 """

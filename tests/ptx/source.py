@@ -52,7 +52,6 @@ class Instruction:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    name: str
     params: tuple[int, ...]  # bytes of each
     shared_bytes: int
     threads: int  # of a block, at most
@@ -62,24 +61,21 @@ class Kernel:
 
 WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits for kind in "busf" for bits in (8, 16, 32, 64)}
 _SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]")
-_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)\s*(?:\.maxntid\s+(\d+))?[^{;]*\{")
+_ENTRY = re.compile(r"\.entry\s+[\w$]+\s*\(([^)]*)\)\s*(?:\.maxntid\s+(\d+))?[^{;]*\{")
 _DECLARED = re.compile(r"\.reg\s+\.(\w+)\s+%?([\w$]+)(?:<(\d+)>)?")
 _STATEMENT = re.compile(r"\s*(?:([\w$]+):(?!:)|([{}])|([^;{}]*(?:\{[^}]*\}[^;{}]*)*);)", re.DOTALL)
 
 
 @cache
-def parse(text: str) -> dict[str, Kernel]:
-    """Kernels by their names. Raises ValueError, with the statement, for an unknown statement."""
+def parse(text: str) -> Kernel:
+    """The one kernel of a text. Raises ValueError, with the statement, for an unknown statement."""
     text = re.sub(r"//[^\n]*", "", text)
     shared, end = dict[str, int](), 0
     for alignment, name, size in _SHARED.findall(text):
         start = -(-end // int(alignment)) * int(alignment)
         shared[name], end = start, start + int(size)
-    return {entry[1]: _kernel(entry, text, shared, end) for entry in _ENTRY.finditer(text)}
-
-
-def _kernel(entry: re.Match, text: str, shared: dict[str, int], shared_bytes: int) -> Kernel:
-    params = re.findall(r"\.param\s+\.(\w+)\s+([\w$]+)", entry[2])
+    (entry,) = _ENTRY.finditer(text)
+    params = re.findall(r"\.param\s+\.(\w+)\s+([\w$]+)", entry[1])
     known: dict[str, Operand] = {name: Number(start) for name, start in shared.items()}
     known |= {name: Number(at) for at, (_, name) in enumerate(params)}  # a parameter's address is its number
     scopes, instructions, labels = [known], list[Instruction](), dict[str, int]()
@@ -97,15 +93,7 @@ def _kernel(entry: re.Match, text: str, shared: dict[str, int], shared_bytes: in
         elif statement and not statement.startswith(".pragma"):
             instructions.append(_instruction(statement, scopes[-1]))
     sizes = tuple(WIDTHS[kind] // 8 for kind, _ in params)
-    return Kernel(_readable(entry[1]), sizes, shared_bytes, int(entry[3] or 1024), tuple(instructions), labels)
-
-
-def _readable(name: str) -> str:
-    """The last part of a mangled name, which is _ZN and then lengths and parts."""
-    rest = name.removeprefix("_ZN")
-    while length := re.match(r"\d+", rest):
-        name, rest = rest[length.end() :][: int(length[0])], rest[length.end() + int(length[0]) :]
-    return name
+    return Kernel(sizes, end, int(entry[2] or 1024), tuple(instructions), labels)
 
 
 def _statements(text: str, position: int) -> Iterator[tuple[str, str, str]]:
@@ -148,4 +136,4 @@ def _operand(text: str, known: dict[str, Operand]) -> Operand:
         return Number(int(text[2:], 16))
     if re.fullmatch(r"-?(0x[0-9A-Fa-f]+|\d+)U?", text):
         return Number(int(text.rstrip("U"), 0))
-    return known.get(text.removeprefix("%")) or Label(text)
+    return known.get(text.partition("|")[0].removeprefix("%")) or Label(text)  # a predicate after | is what no kernel reads

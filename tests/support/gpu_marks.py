@@ -1,7 +1,5 @@
 """Marks that skip tests of the GPU's code where something they need is missing."""
 
-import shutil
-import sys
 from importlib.util import find_spec
 
 import pytest
@@ -20,6 +18,5 @@ def has_gpu() -> bool:
 
 
 needs_package = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="numba-cuda is not installed (extra `cuda`)")
-needs_compiler = pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="no C compiler for a CUDA driver")
 needs_gpu = pytest.mark.skipif(not has_gpu(), reason="no GPU here")
 needs_no_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU here")

@@ -68,24 +68,18 @@ def _check_entry(file: Path, here: Path, recompile: bool) -> None:
         raise BadEntryError(f"its key is that of {expected.parent.name}/{expected.name}")
     if file.parent != here:
         return  # an entry of other sources, libraries or settings, or of another processor
-    dispatcher = _dispatcher(key)
+    package = __package__.partition(".")[0]
+    is_ours = key["module"].startswith(f"{package}.")
+    if is_ours:
+        importlib.import_module(key["module"])
+    dispatcher = disk_cache.DISPATCHERS.get(disk_cache.identity_of(key))
+    if dispatcher is None and is_ours:
+        raise BadEntryError("there is no such kernel")
     if dispatcher is None:
         return  # an entry of another program, without which its code cannot be unpickled
     parts = disk_cache.unpickle(code, key)
     if recompile and machine_code(parts[0]) != machine_code(_compiled_anew(dispatcher, parts[3])):
         raise BadEntryError("its machine code is not what the compiler makes of this signature")
-
-
-def _dispatcher(key: dict[str, Any]) -> Any:
-    """The kernel of a key; None for one outside this package. Raises BadEntryError if this package has no such kernel."""
-    package = __package__.partition(".")[0]
-    inside = key["module"].startswith(f"{package}.")
-    if inside:
-        importlib.import_module(key["module"])
-    dispatcher = disk_cache.DISPATCHERS.get(disk_cache.identity_of(key))
-    if dispatcher is None and inside:
-        raise BadEntryError("there is no such kernel")
-    return dispatcher
 
 
 def _compiled_anew(dispatcher: Any, signature: Any) -> tuple[Any, ...]:

@@ -15,12 +15,11 @@ damage and not intent: a folder or file of another user's (root aside), or that 
 FOLDER is cache_folder.folder(). A state is a version of the sources, the libraries, the processor and Numba's settings. Numba's own cache
 files (.nbi, .nbc) are never read.
 
-A dispatcher's `_cache` is a private part of Numba, and outermost.py needs others. `is_known` says whether this version of Numba has those
-that they were written for. Kernels are compiled by each process for itself where it has not.
+A dispatcher's `_cache` is a private part of Numba, and outermost.py needs others. `is_known` says whether they were written for this
+version of Numba. Kernels are compiled by each process for itself where they were not.
 """
 
 import hashlib
-import inspect
 import json
 import os
 import pickle
@@ -28,7 +27,6 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,7 @@ from typing import Any
 import llvmlite
 import numba
 import numpy as np
-from numba.core import caching, compiler, serialize, sigutils
+from numba.core import compiler, serialize, sigutils
 
 from ...base.whole_file import whole_file
 from . import cache_folder
@@ -46,8 +44,6 @@ KNOWN_NUMBA = ("0.68",)  # versions whose private parts this was written for
 _FIRST_LINE = b"bitnet_np: a compiled kernel, form 1"
 _CHECKSUM_BYTES = 32
 _ON_WINDOWS = os.name == "nt"  # where an open file cannot be replaced
-_INTERFACE = {"cache_path", "load_overload", "save_overload", "enable", "disable", "flush"}
-_PICKLED = ["target_context", "libdata", "fndesc", "env", "signature", "objectmode", "lifted", "typeann", "reload_init", "referenced_envs"]
 # the settings that Numba's code generator reads, besides the target
 _SETTINGS = [
     *("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML", "ENABLE_AVX", "BOUNDSCHECK", "PARFOR_MAX_TUPLE_SIZE"),
@@ -63,16 +59,9 @@ class BadEntryError(Exception):
     """A file is not the entry it should be. The message says what is wrong with it."""
 
 
-@lru_cache
 def is_known() -> bool:
-    """Whether this module was written for this version of Numba and for the shape of its private parts."""
-    try:
-        version = numba.__version__.rpartition(".")[0]
-        interface = caching._Cache.__abstractmethods__
-        pickled = list(inspect.signature(compiler.CompileResult._rebuild).parameters)
-        return version in KNOWN_NUMBA and interface == _INTERFACE and pickled == _PICKLED
-    except (AttributeError, TypeError, ValueError):
-        return False
+    """Whether this module was written for this version of Numba."""
+    return numba.__version__.rpartition(".")[0] in KNOWN_NUMBA
 
 
 def compiled(**options: Any) -> Callable[[Callable], Any]:
@@ -107,26 +96,12 @@ def _warn_of_version() -> None:
 # --- keys -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _stamp(*sources: Path) -> str:
+def _stamp(sources: list[Path]) -> str:
     """A digest of source files; empty if there are none or one cannot be read."""
     try:
-        texts = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in sources]
+        return _digest([(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sources]) if sources else ""
     except OSError:
         return ""
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest() if texts else ""
-
-
-def _times() -> list[tuple[int, int]]:
-    """Modification time and size of each kernel source file; empty where they cannot be read."""
-    with suppress(OSError):
-        return [(status.st_mtime_ns, status.st_size) for status in map(os.stat, _FILES)]
-    return []
-
-
-# taken before the kernel modules are imported: a later edit is noticed when a kernel is decorated, and when its code is saved
-_FILES = sorted(cache_folder.HERE.rglob("*.py"))
-_TIMES = _times()
-SOURCES = _stamp(*_FILES)
 
 
 def state(codegen: Any) -> dict[str, Any]:
@@ -157,6 +132,11 @@ def _digest(value: Any) -> str:
 
 def _line(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
+
+
+# taken before the kernel modules are imported: a later edit is noticed when code is saved
+_FILES = sorted(cache_folder.HERE.rglob("*.py"))
+SOURCES = _stamp(_FILES)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------------------------
@@ -239,14 +219,13 @@ class DiskCache:
         if function.__closure__:
             raise TypeError(f"{function.__qualname__} is a closure: its code does not follow from its source alone")
         file = Path(function.__code__.co_filename)
-        self.enabled = _times() == _TIMES  # False if this module was imported after an edit
         self._own_source = [] if file.is_relative_to(cache_folder.HERE) else [file]  # the file of a kernel outside this package
         self.identity = {
             "module": function.__module__,
             "function": function.__qualname__,
             "line": function.__code__.co_firstlineno,
             "bytecode": hashlib.sha256(function.__code__.co_code).hexdigest(),
-            "source": _stamp(*self._own_source),
+            "source": _stamp(self._own_source),
             "options": {name: str(value) for name, value in dispatcher.targetoptions.items()},
         }
 
@@ -261,8 +240,6 @@ class DiskCache:
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The compile result of a signature, or None."""
-        if not self.enabled:
-            return None
         target_context.refresh()
         key = self.key(sig, target_context.codegen())
         path = state_folder(key["state"]) / file_name(key)
@@ -284,9 +261,9 @@ class DiskCache:
 
     def save_overload(self, sig: Any, result: Any) -> None:
         """Save the compile result of a signature."""
-        if not self.enabled or result.lifted or result.library.has_dynamic_globals:  # these contain addresses of this process
+        if result.lifted or result.library.has_dynamic_globals:  # these contain addresses of this process
             return
-        if _times() != _TIMES or _stamp(*self._own_source) != self.identity["source"]:
+        if _stamp(_FILES) != SOURCES or _stamp(self._own_source) != self.identity["source"]:
             return  # edited meanwhile: it is unknown which text was compiled
         key = self.key(sig, result.codegen)
         path = state_folder(key["state"]) / file_name(key)
@@ -297,14 +274,3 @@ class DiskCache:
         except OSError as error:
             if not (_ON_WINDOWS and isinstance(error, PermissionError) and path.exists()):  # another process reads that very file
                 _warn_once(error)
-
-    def flush(self) -> None:
-        """Delete every entry of the function."""
-        for path in cache_folder.entries(f"{_stem(self.identity)}-*"):
-            path.unlink(missing_ok=True)
-
-    def enable(self) -> None:
-        self.enabled = True
-
-    def disable(self) -> None:
-        self.enabled = False

@@ -11,7 +11,7 @@ import numpy as np
 from numba import cuda
 
 from ..fast.emit import LANES
-from ..scalar import CHUNK, exp, soft_cap
+from ..scalar import CHUNK, exp, first_chunk, soft_cap
 from .floats import number_of
 from .ptx import fma, half_warp_sum, plus, times
 from .target import device, kernel
@@ -21,12 +21,6 @@ _KEYS = THREADS // LANES  # whose products a block works out at a time
 _UNSEEN = np.float32(-1.0)
 """In place of a weight, which is never negative: the row sees no key of the chunk."""
 _f = np.float32
-
-
-@device
-def _first_chunk(position, window):
-    """The first chunk of which a row sees a key."""
-    return max(0, position - window + 1) // CHUNK
 
 
 @device
@@ -65,18 +59,13 @@ def attend_chunk(kind: str, masked: bool) -> Any:
         s = times(half_warp_sum(total), scale)
         return soft_cap(s, cap) if cap > _f(0.0) else s
 
-    @device
-    def hidden_value(value):
-        """Whether the value of a key that the mask hides is left out. Others count 0 times, as on the CPU."""
-        return not abs(value) < _f(np.inf)
-
     @kernel
     def attend_chunk(q, k, v, slot, position, mask, scale, cap, window, first_row, values, largest, weight):
         # [R, H, K], [B, S, G, K] x 2, [R] x 2, [1 or B, T, S'], ... -> [R', H, C, K], [R', H, C] x 2
         here, h, c, thread = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z, cuda.threadIdx.x
         r = here + first_row
         width, g, b, p = q.shape[2], h // (q.shape[1] // k.shape[2]), slot[r], position[r]
-        first, end = (0, mask.shape[2]) if masked else (_first_chunk(p, window), p + 1)
+        first, end = (0, mask.shape[2]) if masked else (first_chunk(p, window), p + 1)
         key = (first + c) * CHUNK
         n_keys, start, m = min(CHUNK, end - key), key % k.shape[1], min(b, mask.shape[0] - 1)
         scores = cuda.shared.array(CHUNK, np.float32)
@@ -104,7 +93,8 @@ def attend_chunk(kind: str, masked: bool) -> Any:
                     value = _f(0.0)
                     for j in range(n_keys):
                         factor = number(v[b, start + j, g, d])
-                        if not masked or mask[m, p, key + j] > _f(-np.inf) or not hidden_value(factor):
+                        # a hidden key counts 0 times, as on the CPU, or not at all if that would be NaN
+                        if not masked or mask[m, p, key + j] > _f(-np.inf) or abs(factor) < _f(np.inf):
                             value = fma(scores[j], factor, value)
                     values[here, h, c, d] = value
                 if thread == 0:
@@ -124,7 +114,7 @@ def fold_chunks(masked: bool) -> Any:
         here, h = cuda.blockIdx.x, cuda.blockIdx.y
         r = here + first_row
         p = position[r]
-        chunks = (keys + CHUNK - 1) // CHUNK if masked else p // CHUNK + 1 - _first_chunk(p, window)
+        chunks = (keys + CHUNK - 1) // CHUNK if masked else p // CHUNK + 1 - first_chunk(p, window)
         for d in range(cuda.threadIdx.x, out.shape[2], THREADS):
             top, total, value = _f(-np.inf), _f(0.0), _f(0.0)
             for c in range(chunks):

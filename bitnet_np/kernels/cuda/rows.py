@@ -15,8 +15,9 @@ from ..scalar import WIDE_LANES, normal_cdf, round_half_even
 from ..scalar import gelu_tanh as _gelu_tanh_of
 from ..scalar import silu as _silu_of
 from ..scalar import soft_cap as _soft_cap_of
+from .floats import number_of
 from .ptx import bits_float, float_bits, fma, fma64, half_bits, plus, times
-from .target import device, kernel, named, place
+from .target import device, kernel, place, variant
 
 THREADS = WIDE_LANES  # of a block that has a row: each is a lane of its sums in float64
 _f = np.float32
@@ -112,37 +113,26 @@ def quantize(x, words, row_sums, scale):  # [R, M] -> uint32 [R, words], int32 [
 # --- numbers one by one ---------------------------------------------------------------------------------------------------------------
 
 
-def _of_one(name: str, rule: Any) -> Any:
-    """A kernel (x, out): out[i] = rule(x[i])."""
-
-    def of_one(x, out):
-        i = place()
-        if i < out.size:
-            out[i] = rule(x[i])
-
-    return named(name, of_one)
+def of_one(*numbers):
+    """In place of a rule: see `variant`."""
 
 
-def _of_two(name: str, rule: Any) -> Any:
-    """A kernel (a, b, out): out[i] = rule(a[i], b[i])."""
-
-    def of_two(a, b, out):
-        i = place()
-        if i < out.size:
-            out[i] = rule(a[i], b[i])
-
-    return named(name, of_two)
+def _each(x, out):
+    i = place()
+    if i < out.size:
+        out[i] = of_one(x[i])
 
 
-def _with_number(name: str, rule: Any) -> Any:
-    """A kernel (x, number, out): out[i] = rule(x[i], number)."""
+def _each_pair(a, b, out):
+    i = place()
+    if i < out.size:
+        out[i] = of_one(a[i], b[i])
 
-    def with_number(x, number, out):
-        i = place()
-        if i < out.size:
-            out[i] = rule(x[i], number)
 
-    return named(name, with_number)
+def _each_with(x, number, out):
+    i = place()
+    if i < out.size:
+        out[i] = of_one(x[i], number)
 
 
 @device
@@ -166,9 +156,10 @@ def _gelu_gate(gate, up):
     return times(_gelu_tanh_of(gate), up)
 
 
-add, relu2_gate, silu_gate = _of_two("add", plus), _of_two("relu2_gate", _relu2_gate), _of_two("silu_gate", _silu_gate)
-gelu, gelu_tanh, gelu_gate = _of_one("gelu", _gelu_of), _of_one("gelu_tanh", _gelu_tanh_of), _of_two("gelu_gate", _gelu_gate)
-scaled, soft_cap = _with_number("scaled", times), _with_number("soft_cap", _soft_cap_of)
+add, relu2_gate = variant(_each_pair, "add", of_one=plus), variant(_each_pair, "relu2_gate", of_one=_relu2_gate)
+silu_gate, gelu_gate = variant(_each_pair, "silu_gate", of_one=_silu_gate), variant(_each_pair, "gelu_gate", of_one=_gelu_gate)
+gelu, gelu_tanh = variant(_each, "gelu", of_one=_gelu_of), variant(_each, "gelu_tanh", of_one=_gelu_tanh_of)
+scaled, soft_cap = variant(_each_with, "scaled", of_one=times), variant(_each_with, "soft_cap", of_one=_soft_cap_of)
 
 
 @kernel
@@ -217,15 +208,10 @@ def rope(x, cos, sin, distance, step, out):  # [R, H, K], [R, J] x 2 -> [R, H, K
 # --- caches and masks -----------------------------------------------------------------------------------------------------------------
 
 
-@device
-def _same(number):
-    return number
-
-
 @cache
 def keep(halves: bool) -> Any:
     """Writes keys and values to their places in a cache, as float32 or as the bits of float16 (`halves`)."""
-    to_kept = half_bits if halves else _same
+    to_kept = half_bits if halves else number_of["float32"]
 
     @kernel
     def keep(k, v, slot, position, k_out, v_out):  # [R, G, K] x 2, [R] x 2 -> [B, S, G, K] x 2

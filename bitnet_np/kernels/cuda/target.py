@@ -1,11 +1,14 @@
 """The compilation of kernels and their functions, and the numbers of threads."""
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numba import cuda
+
+from ..launching import renamed
 
 WARP = 32  # threads that take an instruction together
 
@@ -28,7 +31,6 @@ def place():
     return np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
 
 
-def named(name: str, function: Any) -> Any:
-    """A kernel under the name that profiles show."""
-    function.__name__ = function.__qualname__ = name
-    return kernel(function)
+def variant(function: Callable, name: str, **names: Any) -> Any:
+    """The kernel of this name that a function becomes where some of its global names stand for something else."""
+    return kernel(renamed(function, name, names))

@@ -37,6 +37,8 @@ def words_of(value: Any, kind: types.Type) -> list[int]:
         return list(struct.unpack("<Q", struct.pack("<d", value) if kind.bitwidth == 64 else struct.pack("<fI", value, 0)))
     if isinstance(kind, types.Integer | types.Boolean):
         return [int(value) & (1 << 64) - 1]
+    if kind is types.none:
+        return [0]
     raise UnknownArgumentError(f"an argument of type {kind} is not taken apart")
 
 
