@@ -147,7 +147,7 @@ def arranged(q: NDArray[np.int8], memory: NDArray) -> tuple[NDArray[np.int8], ND
 
 @parallel
 def ternary_matmul(team, codes, second, third, widths, factors, steps, q, scale, out, memory, arranged, sums):
-    """As the kernel of ternary.py, for q [n, a multiple of 64], on units like that of `memory`."""
+    """As the kernels of ternary_product.py, for q [n, a multiple of 64], on units like that of `memory`."""
     n, columns = q.shape
     scales, inverse, moderate = with_reciprocals(scale)
     product = Product(codes, steps, q, scales, inverse, moderate, sums, out)

@@ -25,7 +25,7 @@ from bitnet_np.base.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q4_K, Q
 from bitnet_np.engine import masks
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.engine.forward_pass import forward_full, forward_incremental
-from bitnet_np.kernels import block_products, blocks, cpu, float_products, processor, ternary, tiles
+from bitnet_np.kernels import block_products, blocks, cpu, float_products, processor, ternary_product, tiles
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_rows import Numbers, Rows, Strip
 from bitnet_np.kernels.fast import byte_dots, emit, simd
@@ -201,20 +201,16 @@ def array(dtype, axes=1, readonly=False):
 
 
 @pytest.mark.parametrize("path", TARGETS)
-@pytest.mark.parametrize(("apart", "dots"), [(False, 2 * 2 * 4), (True, 4 * 2)])
-def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
-    """A step of 2 x 2 sums for 4 planes of codes, or of the 4 planes of 2 sums: in as many instructions as a register has pieces."""
+def test_byte_dot_products_are_the_instruction_of_their_path(path):
+    """A step of 2 tokens for 4 planes of codes: in as many instructions as a register has pieces."""
     n, floats, codes = types.intp, array(types.float32), array(types.uint8, readonly=True)
     arrays = types.NamedTuple([codes, n, array(types.int8, 2), floats, floats, types.boolean, array(types.int32), floats], Product)
     matrix = types.NamedTuple([n, types.float32, n, n], Matrix)
-    if apart:
-        function, signature = ternary._ternary_tile_apart, (emit.Tile("i32", 4, 2), n, arrays, matrix, n, floats)
-    else:
-        function, signature = ternary._ternary_tile, (emit.Tile("i32", 2, 2), n, n, arrays, matrix, n, n, floats)
+    signature = emit.Tile("i32", 4, 2), n, arrays, matrix, n, n, floats
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
-    lines = assembly(lowered(function, signature, path), triple, processor, features)
+    lines = assembly(lowered(ternary_product._some_tokens, signature, path), triple, processor, features)
     found = [line for line in lines if mnemonic in line[:2]]  # "{vex}" may stand before it
-    assert len(found) == dots * pieces
+    assert len(found) == 4 * 2 * pieces
     assert all(register in " ".join(line) for line in found)
 
 

@@ -33,7 +33,7 @@ MACHINE_HAS_NOT = {
         if amx.why_absent()
         else {}
     ),
-    **({"ternary_product.ternary_matmul": "this processor has another way for as many tokens"} if ternary_product.LEAST >= _MOST else {}),
+    **({"ternary_product.many_tokens": "this processor has another way for as many tokens"} if ternary_product.LEAST >= _MOST else {}),
     "launching._crew": "it computes nothing, and no Python calls it: kernels do, where threads share them",
     "float_state._exchange": "it computes nothing, and runs where another library has changed the state of the floating-point unit",
 }
