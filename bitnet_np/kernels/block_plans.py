@@ -94,10 +94,6 @@ class Plan:
             return 128 if PATHS[path].dot and not PATHS[path].signed else 0
         return -self.code_range[0]
 
-    def offset_of_starts(self, path: str, one_row: bool) -> int:
-        """The offset that starts take off. Scaled runs have it taken off after they are scaled, for one row of activations and in words."""
-        return 0 if self.is_scaled and (one_row or self.word_registers(path)) else self.offset(path)
-
     @property
     def is_scaled(self) -> bool:
         """Whether runs have small integer scales."""
@@ -136,10 +132,6 @@ class Plan:
     def has_float_minimum(self) -> bool:
         """Whether a block has a minimum that multiplies rounded sums of activations."""
         return self.block_format.minimum is not None and not self.has_integer_minimum
-
-    def width(self, one_row: bool) -> int:
-        """The activations for which the offset is taken off at a time: those of a lane for one row, else those of a sum."""
-        return 4 if one_row else RUN if self.is_scaled else self.unit
 
 
 def _range(integers: Integers) -> tuple[int, int]:

@@ -27,9 +27,9 @@ from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.engine.forward_pass import forward_full, forward_incremental
 from bitnet_np.kernels import block_products, blocks, cpu, float_products, processor, ternary_product, tiles
 from bitnet_np.kernels.block_formats import FORMATS
-from bitnet_np.kernels.block_rows import Numbers, Rows, Strip
+from bitnet_np.kernels.block_rows import Rows, Strip
 from bitnet_np.kernels.fast import byte_dots, emit, simd
-from bitnet_np.kernels.fast.block_bytes import CHUNKS
+from bitnet_np.kernels.fast.block_bytes import ROWS
 from bitnet_np.kernels.ternary_product import Matrix, Product
 from bitnet_np.model import packing
 from bitnet_np.testing import selftest
@@ -244,17 +244,16 @@ def test_a_step_of_many_tokens_is_one_product_for_each_register(path):
 @pytest.mark.parametrize("path", TARGETS)
 @pytest.mark.parametrize(("kind", "dots"), [(Q4_K, 4), (Q8_0, 1)], ids=str)
 def test_blocks_are_multiplied_by_the_byte_instruction_of_the_path(path, kind, dots):
-    """A step for one row has CHUNKS chunks of so many registers; one for several has the 16 weights of a run, four in each lane."""
+    """A step for one row has ROWS chunks of so many registers; one for several has the 16 weights of a run, four in each lane."""
     n, floats, codes = types.intp, array(types.float32), array(types.uint8)
-    rows = types.NamedTuple([array(types.int8, 2), array(types.int32, 2), array(types.int16, 2), *[array(types.float32, 2)] * 2], Rows)
-    numbers = types.NamedTuple([n] * 7 + [types.int32], Numbers)
+    rows = types.NamedTuple([array(types.int8, 2), array(types.int16, 3), *[array(types.float32, 2)] * 2], Rows)
     matrix = array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True)
     strip = types.NamedTuple([codes, array(types.int32), array(types.int32), floats], Strip)
-    one = matrix, numbers, rows, n, n, floats
-    several = matrix, numbers, rows, strip, n, n, n, n
+    one = emit.Tile("i32", 1, 1), matrix, rows, n, n, floats
+    several = matrix, rows, strip, n, n, n, n
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
     for function, signature, count in (
-        (block_products.rows_of_one_token, (emit.Tile("f32", 1, 1), *one), CHUNKS * dots),
+        (block_products.rows_of_one_token, (emit.Tile("f32", 1, 1), *one), ROWS * dots),
         (block_products._tile, (emit.Tile("i32", 1, 2), emit.Tile("f32", 1, 2), *several), 4 * 2),
     ):
         lines = assembly(lowered(function, signature, path), triple, processor, features)

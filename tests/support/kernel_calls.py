@@ -29,7 +29,7 @@ Signature = tuple[str, str]  # a kernel's name and the types of its arguments: w
 _MOST = 1 << 20 if amx.why_absent() else ternary_tiles.LEAST  # tokens of a ternary product that vectors may be given
 MACHINE_HAS_NOT = {
     **(
-        {name: amx.why_absent() for name in ("block_tiles.products", "ternary_tiles._arrange", "ternary_tiles.ternary_matmul")}
+        {name: amx.why_absent() for name in ("block_products._products_on_tiles", "ternary_tiles._arrange", "ternary_tiles.ternary_matmul")}
         if amx.why_absent()
         else {}
     ),
