@@ -28,7 +28,6 @@ ternary_tiles.py   those on matrix tiles
 block_formats.py   ggml's block types, as tables
 block_plans.py     how they are multiplied by bytes
 block_products.py  these products: the definition, and those on vectors
-block_rows.py      what they share
 block_tiles.py     those on matrix tiles
 
 WHAT COMPILES AND RUNS THEM

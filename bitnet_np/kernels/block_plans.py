@@ -72,11 +72,6 @@ class Plan:
         """Registers of sums that one row's chunk makes."""
         return (2 if self.has_integer_minimum else 1) if self.is_k else self.weights // REGISTER
 
-    @property
-    def lanes_left(self) -> int:
-        """Lanes of a unit in the register to which four chunks of a row are folded, from four codes to a lane."""
-        return min(self.unit, REGISTER) // 16
-
     @cached_property
     def code_range(self) -> tuple[int, int]:
         """The least code, and a bound of the greatest."""
@@ -107,8 +102,8 @@ class Plan:
         return 1 if min(products) >= -128 and max(products) <= 127 else 2
 
     @property
-    def tile_width(self) -> int:
-        """Weights of a row on a matrix tile, which holds at most 64 bytes of each."""
+    def width(self) -> int:
+        """Weights of a unit in a register, or in a row of a matrix tile, which hold at most 64 bytes."""
         return min(self.unit, REGISTER)
 
     def fits_words(self, codes: int, offset: int = 0) -> bool:

@@ -7,18 +7,31 @@ Types whose codes are rows of a grid (grids.py) have no integers here: their rou
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.tensor_types import TensorType
 from . import block_tiles
+from .activations import round_row
 from .block_formats import FORMATS, RUN
 from .block_plans import PLANS
-from .block_rows import SPAN, Rows, arrange, chunk_of, room_for, unpack
 from .block_tiles import sixteen_tokens
 from .fast import amx
-from .fast.block_bytes import ROWS, add_lanes, close_unit, dot_rows, make_planes, minimums, of_plan, open_unit, run_step
+from .fast.block_bytes import (
+    ROWS,
+    Chunk,
+    add_lanes,
+    close_unit,
+    dot_rows,
+    make_planes,
+    minimums,
+    of_plan,
+    open_unit,
+    run_step,
+    unpack_chunk,
+)
 from .fast.emit import LANES, Strided
 from .fast.simd import load_tile, pointer_to, store_tile, tile_f32, tile_i32
 from .launching import Floats, inlined, launch, parallel, read_only, serial, shared
@@ -28,12 +41,84 @@ from .workspace import aligned, empty
 
 Bytes = NDArray[np.uint8]
 
+_SPAN = 1024  # weights of a row that are unpacked at a time: with 32 rows, a first-level cache
 _SHAPE = (2, 6) if WIDE else (1, 2)  # groups of 16 weight rows, and rows of activations, of a tile
 _ON_TILES = amx.ROWS  # rows of activations of a matrix tile, which has one group
 _GROUPS = 4  # groups whose results are written together: few pages then take many of them at a time
 
 
+class Rows(NamedTuple):
+    """Activations as a product reads them; rows are padded to whole chunks."""
+
+    q: Any  # [R, at least padded] int8, in the plan's order
+    sums: Any  # [R, units, runs of a unit] int16
+    scales: Any  # [R, units] float32
+    eights: Any  # [R, units] float32: sums as Q8_1's, which types with a float minimum read
+
+
+class Strip(NamedTuple):
+    """Unpacked weights of some groups of 16 rows: block_bytes.py's `unpack_chunk`."""
+
+    codes: Any
+    scales: Any
+    pairs: Any
+    floats: Any
+
+
+@serial
+def _arrange_row(r, x, size, order, rows):
+    """Row r of the activations, rounded, in the plan's order, and its sums. size: numbers that share a scale. order: runs of a chunk."""
+    runs, n, count = rows.sums.shape[2], x.shape[1] // RUN, x.shape[1] // size
+    codes, scale, eights = np.empty(x.shape[1], np.int8), np.empty(count, np.float32), np.empty(count, np.float32)
+    round_row(x[r], size, codes, scale, eights)
+    q, sums = rows.q[r], rows.sums[r]
+    for first in range(0, sums.size, order.size):
+        for k in range(order.size):
+            place, source = (first + k) * RUN, (first + order[k]) * RUN
+            total = np.int32(0)
+            if first + order[k] < n:
+                for i in range(RUN):
+                    q[place + i] = codes[source + i]
+                    total += np.int32(codes[source + i])
+            else:  # the last chunk may be longer than the row
+                for i in range(RUN):
+                    q[place + i] = 0
+            sums[(first + k) // runs, (first + k) % runs] = np.int16(total)
+    for i in range(rows.scales.shape[1]):
+        at = i * runs * RUN // size
+        rows.scales[r, i] = scale[at] if at < count else np.float32(0)
+        rows.eights[r, i] = eights[at] if at < count else np.float32(0)
+
+
 # --- several tokens -------------------------------------------------------------------------------------------------------------------
+
+
+@serial
+def _room_for(chunks, weights, units):
+    """A strip for so many chunks of 16 rows each, which have so many weights and units."""
+    return Strip(
+        aligned(chunks * weights * LANES),
+        aligned(chunks * LANES * LANES * 4).view(np.int32),
+        aligned(chunks * LANES * LANES * 2).view(np.int32),
+        aligned(chunks * units * 2 * LANES * 4).view(np.float32),
+    )
+
+
+@inlined
+def _chunk_of(blocks, row, valid, chunk):
+    """Number `chunk` of some rows of the matrix, `valid` of which are there."""
+    n, first = blocks.shape[1], chunk * of_plan(blocks, "blocks")
+    return Chunk(row * n + first, n, valid, min(1, n - 1 - first))
+
+
+@serial
+def _unpack(blocks, r, groups, first, end, strip):
+    """Chunks first..end of some groups of rows."""
+    for group in range(groups):
+        row = min(r + group * LANES, blocks.shape[0] - 1)
+        for chunk in range(first, end):
+            i = group * (end - first) + chunk - first
+            unpack_chunk(blocks, _chunk_of(blocks, row, min(LANES, blocks.shape[0] - row), chunk), strip, i)
 
 
 @inlined
@@ -74,17 +159,17 @@ def _several_rows(zeros, integers, groups, tokens, blocks, rows, r, out, memory)
         of_plan(blocks, "weights"),
         of_plan(blocks, "units"),
     )
-    chunks, span = -(-n // of_plan(blocks, "blocks")), max(1, SPAN // weights)
+    chunks, span = -(-n // of_plan(blocks, "blocks")), max(1, _SPAN // weights)
     most, tiles, columns = min(span, chunks), -(-present // tokens), min(_GROUPS * LANES, out.shape[1] - r)
-    strip, results = room_for(most * groups, weights, units), aligned(_GROUPS * tiles * tokens * LANES * 4).view(np.float32)
+    strip, results = _room_for(most * groups, weights, units), aligned(_GROUPS * tiles * tokens * LANES * 4).view(np.float32)
     target, stride = np.int64(results.ctypes.data), LANES * 4
     if memory is not None:
         high, room = aligned(most * weights * LANES if of_plan(blocks, "planes") == 2 else 1), aligned(4 * amx.SIZE)
-        unit, sums = amx.configure(memory, tokens, of_plan(blocks, "tile_width")), np.int64(room.ctypes.data)
+        unit, sums = amx.configure(memory, tokens, of_plan(blocks, "width")), np.int64(room.ctypes.data)
     for part in range(-(-columns // width)):
         for first in range(0, chunks, span):
             end, first_unit = min(first + span, chunks), first * units
-            unpack(blocks, r + part * width, groups, first, end, strip)
+            _unpack(blocks, r + part * width, groups, first, end, strip)
             if memory is not None:
                 for run in range((end - first) * weights // RUN):
                     make_planes(blocks, strip.codes, strip.scales, high, run)
@@ -108,7 +193,7 @@ def _several_rows(zeros, integers, groups, tokens, blocks, rows, r, out, memory)
 @parallel
 def _arrange(team, x, size, order, rows):
     for r in shared(team, x.shape[0]):
-        arrange(r, x, size, order, rows)
+        _arrange_row(r, x, size, order, rows)
 
 
 @parallel
@@ -144,8 +229,8 @@ def rows_of_one_token(zeros, integers, blocks, rows, first, end, out):
         for chunk in range(-(-n // per_chunk)):
             for row in range(0, valid, ROWS):
                 ahead = matrix + ((r + LANES) * n + (chunk * LANES + row) * per_chunk) * blocks.itemsize  # of the next 16 rows
-                dot_rows(blocks, chunk_of(blocks, r + row, valid - row, chunk), q, x_sums, chunk, into, row // ROWS * size, ahead)
-            add_lanes(blocks, chunk_of(blocks, r, valid, chunk), x_sums, chunk, into, data, factors)
+                dot_rows(blocks, _chunk_of(blocks, r + row, valid - row, chunk), q, x_sums, chunk, into, row // ROWS * size, ahead)
+            add_lanes(blocks, _chunk_of(blocks, r, valid, chunk), x_sums, chunk, into, data, factors)
             for unit in range(min(units, n * units // per_chunk - chunk * units)):
                 total, count = load_tile(integers, data + unit * LANES * 4, 0, 0), load_tile(integers, data + units * LANES * 4, 0, 0)
                 of_unit, scales = Strided(factors, unit * 2 * LANES, 0), Strided(x_scales, chunk * units + unit, 0)
@@ -166,7 +251,7 @@ def _products_of_row(team, first, second, third, widths, x, size, order, out):
         np.empty((1, units), np.float32),
         np.empty((1, units), np.float32),
     )
-    arrange(0, x, size, order, rows)
+    _arrange_row(0, x, size, order, rows)
     for item in shared(team, blocks_of(widths, ROW_BLOCK)):
         which, block, place = 0, item, 0
         while block * ROW_BLOCK >= widths[which]:
@@ -181,12 +266,16 @@ def _products_of_row(team, first, second, third, widths, x, size, order, out):
 # --- products -------------------------------------------------------------------------------------------------------------------------
 
 
+def records(data: Bytes, kind: TensorType) -> NDArray[np.void]:  # -> [N, blocks of a row] records, the same memory
+    """The matrix as kernels take it."""
+    # not data.view, which takes longer to see that this is safe
+    return read_only(np.ndarray((len(data), data.shape[1] // kind.block_bytes), FORMATS[kind.name].layout, data))
+
+
 def products(x: Floats, matrices: Sequence[Bytes], kind: TensorType) -> list[Floats]:
     # [R, M], [N, bytes of a row] each, type -> [R, N] each
     """The products that this file defines with up to three matrices of a type. x is rounded once for all of them."""
-    # not data.view, which takes longer to see that this is safe
-    layout, size = FORMATS[kind.name].layout, kind.block_bytes
-    blocks = [read_only(np.ndarray((len(data), data.shape[1] // size), layout, data)) for data in matrices]
+    blocks = [records(data, kind) for data in matrices]
     arranged = x, PLANS[kind.name].activations, _order(kind)
     unit = amx.unit() if len(x) >= block_tiles.LEAST else None
     if len(x) == 1 and unit is None:
@@ -195,7 +284,7 @@ def products(x: Floats, matrices: Sequence[Bytes], kind: TensorType) -> list[Flo
         launch(_products_of_row, out.size * x.size // 64, a, b, c, (i, j, k), *arranged, out[0])
         return [out[:, :i], out[:, i : i + j], out[:, i + j :]][: len(blocks)]
     plan, results = PLANS[kind.name], [empty((len(x), len(b))) for b in blocks]
-    rows = (_rows_for if unit is None else block_tiles.rows_for)(len(x), -(-x.shape[1] // plan.weights) * plan.units, plan.unit // RUN)
+    rows = _rows_for(len(x), -(-x.shape[1] // plan.weights) * plan.units, plan.unit // RUN, unit is not None)
     launch(_arrange, x.size, *arranged, rows)
     for b, out in zip(blocks, results, strict=True):
         work = out.size * x.shape[1] // 64
@@ -211,5 +300,18 @@ def _order(kind: TensorType) -> NDArray[np.int64]:
     return read_only(np.array(PLANS[kind.name].order))
 
 
-def _rows_for(present: int, units: int, runs: int) -> Rows:
-    return Rows(empty((present, units * runs * RUN), np.int8), empty((present, units, runs), np.int16), *empty((2, present, units)))
+def _rows_for(present: int, units: int, runs: int, on_tiles: bool) -> Rows:
+    """Room for the activations of so many tokens.
+
+    Matrix tiles take whole tiles of tokens; those beyond the last have scales and sums of 0. Codes lie there in rows of an odd number of
+    cache lines, because rows of most even numbers share few sets of a cache, and what belongs to a unit lies together for all tokens.
+    """
+    weights = units * runs * RUN
+    if not on_tiles:
+        return Rows(empty((present, weights), np.int8), empty((present, units, runs), np.int16), *empty((2, present, units)))
+    lines, tokens = -(-weights // amx.WIDTH), -(-present // amx.ROWS) * amx.ROWS
+    scales, eights = empty((2, units, tokens))
+    for floats in (scales, eights):
+        floats[:, present:] = 0  # arithmetic is slow with the tiny numbers that any bits may be
+    q, sums = empty((tokens, (lines + 1 - lines % 2) * amx.WIDTH), np.int8), empty((units, tokens, runs), np.int16)
+    return Rows(q, sums.transpose(1, 0, 2), scales.T, eights.T)

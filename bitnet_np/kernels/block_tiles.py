@@ -7,34 +7,14 @@ go through memory to vectors, which add them up as floats while tiles multiply t
 import numpy as np
 
 from .block_formats import RUN
-from .block_rows import Rows
 from .fast.amx import ROWS, SIZE, WIDTH, tile_dot, tile_load, tile_store, tile_zero
 from .fast.block_bytes import close_unit, minimums, of_plan, sums_of_planes
 from .fast.emit import LANES, Strided
 from .fast.simd import pointer_to
 from .launching import inlined
-from .workspace import empty
 
 LEAST = 40
 """Tokens from which on tiles are faster than vectors."""
-
-
-def rows_for(present: int, units: int, runs: int) -> Rows:
-    """Room for the activations of so many tokens, with whole tiles of tokens. Those beyond the last have scales and sums of 0.
-
-    Codes lie in rows of an odd number of cache lines, because rows of most even numbers share few sets of a cache. What belongs to a unit
-    lies together for all tokens.
-    """
-    lines, tokens = -(-units * runs * RUN // WIDTH), -(-present // ROWS) * ROWS
-    scales, eights = empty((2, units, tokens))
-    for floats in (scales, eights):
-        floats[:, present:] = 0  # arithmetic is slow with the tiny numbers that any bits may be
-    return Rows(
-        empty((tokens, (lines + 1 - lines % 2) * WIDTH), np.int8),
-        empty((units, tokens, runs), np.int16).transpose(1, 0, 2),
-        scales.T,
-        eights.T,
-    )
 
 
 @inlined
@@ -42,7 +22,7 @@ def multiply(unit, blocks, q, stride, low, high, sums):
     """The sums of a unit, a plane after another."""
     tile_zero(unit, 0)
     tile_zero(unit, 1)
-    width = of_plan(blocks, "tile_width")
+    width = of_plan(blocks, "width")
     for k in range(of_plan(blocks, "unit") // width):
         place = k * width * LANES
         tile_load(unit, 4, q + k * width, stride)

@@ -27,7 +27,7 @@ from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.engine.forward_pass import forward_full, forward_incremental
 from bitnet_np.kernels import block_products, blocks, cpu, float_products, processor, ternary_product, tiles
 from bitnet_np.kernels.block_formats import FORMATS
-from bitnet_np.kernels.block_rows import Rows, Strip
+from bitnet_np.kernels.block_products import Rows, Strip
 from bitnet_np.kernels.fast import byte_dots, emit, simd
 from bitnet_np.kernels.fast.block_bytes import ROWS
 from bitnet_np.kernels.ternary_product import Matrix, Product
@@ -289,7 +289,7 @@ def test_float_dot_products_are_fused_and_call_nothing(triple, processor, featur
 )
 def test_block_types_are_unpacked_in_registers(kind, triple, processor, to_float, pieces, widen):
     """Whole registers of codes become floats, float16 scales are widened by an instruction, and no function is called but Numba's own."""
-    lines = assembly(lowered(float_products.fill, unpacking(kind), "generic"), triple, processor, "")
+    lines = assembly(lowered(float_products.fill_blocks, unpacking(kind), "generic"), triple, processor, "")
     names = [line[0] for line in lines if line]
     assert names.count(to_float) >= kind.block // 16 * pieces
     assert widen in names or not FORMATS[kind.name].float16_fields
@@ -305,12 +305,12 @@ def unpacking(kind):
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q2_K", "Q4_K", "TQ2_0", "IQ4_XS", "MXFP4"])
 def test_avx512_looks_up_what_codes_of_at_most_four_bits_stand_for(name):
     kind = next(kind for kind in BLOCK_TYPES if kind.name == name)
-    lines = assembly(lowered(float_products.fill, unpacking(kind), "generic", wide=True), X86, "icelake-server", "")
+    lines = assembly(lowered(float_products.fill_blocks, unpacking(kind), "generic", wide=True), X86, "icelake-server", "")
     names = [line[0] for line in lines if line]
     assert sum(mnemonic in ("vpermps", "vpermd") for mnemonic in names) >= kind.block // 16
 
 
 @pytest.mark.parametrize(("path", "triple", "processor", "look_up"), [("avx2", X86, "haswell", "vpshufb"), ("neon", ARM, "generic", "tbl")])
 def test_tables_of_codes_are_looked_up_by_an_instruction(path, triple, processor, look_up):
-    lines = assembly(lowered(float_products.fill, unpacking(NVFP4), path), triple, processor, "")
+    lines = assembly(lowered(float_products.fill_blocks, unpacking(NVFP4), path), triple, processor, "")
     assert [line[0] for line in lines if line].count(look_up) >= NVFP4.block // 16

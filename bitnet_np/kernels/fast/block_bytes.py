@@ -202,7 +202,7 @@ def dot_rows(b, blocks, places, x, sums, chunk, lanes, place, ahead):
         registers = _scaled_blocks(b, plan, [block for (block,) in rows], dots, b.load(sums.at(b.mul(chunk, LANES)), V16I16))
     else:
         parts = [[reduce(b.add, dots(row))] if plan.is_k else dots(row) for row in range(ROWS)]
-        registers = [_tree(b, part, 2 * plan.lanes_left) for part in zip(*parts, strict=True)]
+        registers = [_tree(b, part, plan.width // 8) for part in zip(*parts, strict=True)]
     for k, register in enumerate(registers):
         b.store(register, lanes.at(b.add(place, k * LANES)), align=4)
 
@@ -254,7 +254,7 @@ def add_lanes(b, blocks, places, sums, chunk, lanes, totals, floats):
     share = max(1, plan.units // plan.registers)
     for number in range(plan.registers):
         loaded = [b.load(lanes.at((step * plan.registers + number) * LANES), V16I32) for step in range(LANES // ROWS)]
-        left = plan.lanes_left
+        left = plan.width // LANES
         rows = b.joined([_tree(b, loaded[step : step + left], 2) for step in range(0, len(loaded), left)])
         for i in range(share):
             unit, register = number * share + i, b.shuffled(rows, [row * share + i for row in range(LANES)])
