@@ -23,12 +23,11 @@ tiles.py           sizes of tiles of dot products on this processor
 sums.py            sums in float64, and the largest magnitude of a row
 attention_chunk.py what queries get from a chunk of keys
 float_products.py  many tokens times floats and blocks, widened a strip at a time
-ternary_product.py what ternary products share, and those of many tokens
+ternary_product.py ternary products on vectors
 ternary_tiles.py   those on matrix tiles
 block_formats.py   ggml's block types, as tables
 block_plans.py     how they are multiplied by bytes
 block_products.py  these products: the definition, and those on vectors
-block_rows.py      what they share
 block_tiles.py     those on matrix tiles
 
 WHAT COMPILES AND RUNS THEM

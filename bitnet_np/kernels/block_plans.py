@@ -72,11 +72,6 @@ class Plan:
         """Registers of sums that one row's chunk makes."""
         return (2 if self.has_integer_minimum else 1) if self.is_k else self.weights // REGISTER
 
-    @property
-    def lanes_left(self) -> int:
-        """Lanes of a unit in the register to which four chunks of a row are folded, from four codes to a lane."""
-        return min(self.unit, REGISTER) // 16
-
     @cached_property
     def code_range(self) -> tuple[int, int]:
         """The least code, and a bound of the greatest."""
@@ -94,10 +89,6 @@ class Plan:
             return 128 if PATHS[path].dot and not PATHS[path].signed else 0
         return -self.code_range[0]
 
-    def offset_of_starts(self, path: str, one_row: bool) -> int:
-        """The offset that starts take off. Scaled runs have it taken off after they are scaled, for one row of activations and in words."""
-        return 0 if self.is_scaled and (one_row or self.word_registers(path)) else self.offset(path)
-
     @property
     def is_scaled(self) -> bool:
         """Whether runs have small integer scales."""
@@ -111,8 +102,8 @@ class Plan:
         return 1 if min(products) >= -128 and max(products) <= 127 else 2
 
     @property
-    def tile_width(self) -> int:
-        """Weights of a row on a matrix tile, which holds at most 64 bytes of each."""
+    def width(self) -> int:
+        """Weights of a unit in a register, or in a row of a matrix tile, which hold at most 64 bytes."""
         return min(self.unit, REGISTER)
 
     def fits_words(self, codes: int, offset: int = 0) -> bool:
@@ -136,10 +127,6 @@ class Plan:
     def has_float_minimum(self) -> bool:
         """Whether a block has a minimum that multiplies rounded sums of activations."""
         return self.block_format.minimum is not None and not self.has_integer_minimum
-
-    def width(self, one_row: bool) -> int:
-        """The activations for which the offset is taken off at a time: those of a lane for one row, else those of a sum."""
-        return 4 if one_row else RUN if self.is_scaled else self.unit
 
 
 def _range(integers: Integers) -> tuple[int, int]:

@@ -6,147 +6,252 @@ Types whose codes are rows of a grid (grids.py) have no integers here: their rou
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.tensor_types import TensorType
 from . import block_tiles
+from .activations import round_row
 from .block_formats import FORMATS, RUN
 from .block_plans import PLANS
-from .block_rows import SPAN, Numbers, Rows, arrange, room_for, unpack
+from .block_tiles import sixteen_tokens
 from .fast import amx
-from .fast.block_bytes import CHUNKS, ROWS, close_chunks, close_unit, open_chunks, open_unit, run_step, take_offset
+from .fast.block_bytes import (
+    ROWS,
+    Chunk,
+    add_lanes,
+    close_unit,
+    dot_rows,
+    make_planes,
+    minimums,
+    of_plan,
+    open_unit,
+    run_step,
+    unpack_chunk,
+)
 from .fast.emit import LANES, Strided
 from .fast.simd import load_tile, pointer_to, store_tile, tile_f32, tile_i32
 from .launching import Floats, inlined, launch, parallel, read_only, serial, shared
-from .processor import instruction_path
 from .ternary_product import blocks_of
-from .tiles import ROW_BLOCK, WIDE, rows_ahead
+from .tiles import ROW_BLOCK, WIDE
 from .workspace import aligned, empty
 
 Bytes = NDArray[np.uint8]
 
-_GROUPS, _TOKENS = (2, 6) if WIDE else (1, 2)  # groups of 16 weight rows, and rows of activations, of a tile
+_SPAN = 1024  # weights of a row that are unpacked at a time: with 32 rows, a first-level cache
+_SHAPE = (2, 6) if WIDE else (1, 2)  # groups of 16 weight rows, and rows of activations, of a tile
+_ON_TILES = amx.ROWS  # rows of activations of a matrix tile, which has one group
+_GROUPS = 4  # groups whose results are written together: few pages then take many of them at a time
+
+
+class Rows(NamedTuple):
+    """Activations as a product reads them; rows are padded to whole chunks."""
+
+    q: Any  # [R, at least padded] int8, in the plan's order
+    sums: Any  # [R, units, runs of a unit] int16
+    scales: Any  # [R, units] float32
+    eights: Any  # [R, units] float32: sums as Q8_1's, which types with a float minimum read
+
+
+class Strip(NamedTuple):
+    """Unpacked weights of some groups of 16 rows: block_bytes.py's `unpack_chunk`."""
+
+    codes: Any
+    scales: Any
+    pairs: Any
+    floats: Any
+
+
+@serial
+def _arrange_row(r, x, size, order, rows):
+    """Row r of the activations, rounded, in the plan's order, and its sums. size: numbers that share a scale. order: runs of a chunk."""
+    runs, n, count = rows.sums.shape[2], x.shape[1] // RUN, x.shape[1] // size
+    codes, scale, eights = np.empty(x.shape[1], np.int8), np.empty(count, np.float32), np.empty(count, np.float32)
+    round_row(x[r], size, codes, scale, eights)
+    q, sums = rows.q[r], rows.sums[r]
+    for first in range(0, sums.size, order.size):
+        for k in range(order.size):
+            place, source = (first + k) * RUN, (first + order[k]) * RUN
+            total = np.int32(0)
+            if first + order[k] < n:
+                for i in range(RUN):
+                    q[place + i] = codes[source + i]
+                    total += np.int32(codes[source + i])
+            else:  # the last chunk may be longer than the row
+                for i in range(RUN):
+                    q[place + i] = 0
+            sums[(first + k) // runs, (first + k) % runs] = np.int16(total)
+    for i in range(rows.scales.shape[1]):
+        at = i * runs * RUN // size
+        rows.scales[r, i] = scale[at] if at < count else np.float32(0)
+        rows.eights[r, i] = eights[at] if at < count else np.float32(0)
 
 
 # --- several tokens -------------------------------------------------------------------------------------------------------------------
 
 
+@serial
+def _room_for(chunks, weights, units):
+    """A strip for so many chunks of 16 rows each, which have so many weights and units."""
+    return Strip(
+        aligned(chunks * weights * LANES),
+        aligned(chunks * LANES * LANES * 4).view(np.int32),
+        aligned(chunks * LANES * LANES * 2).view(np.int32),
+        aligned(chunks * units * 2 * LANES * 4).view(np.float32),
+    )
+
+
 @inlined
-def _tile(zeros, tile, blocks, numbers, rows, strip, first, end, token, valid):
+def _chunk_of(blocks, row, valid, chunk):
+    """Number `chunk` of some rows of the matrix, `valid` of which are there."""
+    n, first = blocks.shape[1], chunk * of_plan(blocks, "blocks")
+    return Chunk(row * n + first, n, valid, min(1, n - 1 - first))
+
+
+@serial
+def _unpack(blocks, r, groups, first, end, strip):
+    """Chunks first..end of some groups of rows."""
+    for group in range(groups):
+        row = min(r + group * LANES, blocks.shape[0] - 1)
+        for chunk in range(first, end):
+            i = group * (end - first) + chunk - first
+            unpack_chunk(blocks, _chunk_of(blocks, row, min(LANES, blocks.shape[0] - row), chunk), strip, i)
+
+
+@inlined
+def _tile(integers, tile, blocks, rows, strip, first, end, token, valid):
     """`tile` plus the products of chunks first..end with some rows of activations."""
-    count, unit_weights = end - first, numbers.runs * RUN
+    weights, units, runs = of_plan(blocks, "weights"), of_plan(blocks, "units"), of_plan(blocks, "unit") // RUN
     codes, scales, pairs, floats = pointer_to(strip.codes), pointer_to(strip.scales), pointer_to(strip.pairs), pointer_to(strip.floats)
-    q, starts, x_sums, x_scales = pointer_to(rows.q), pointer_to(rows.starts), pointer_to(rows.sums), pointer_to(rows.scales)
-    eights, units_of_x = pointer_to(rows.eights), rows.scales.shape[1]
-    units = blocks.shape[1] * numbers.units // numbers.blocks  # of a row, which may end with the first block of a chunk
-    first_unit, place = first * numbers.units, first * numbers.weights
-    q_at, start = token * rows.q.shape[1] + place, token * rows.starts.shape[1] + place // numbers.width
-    sums_at, scales_at, run_at = token * units_of_x * numbers.runs + place // RUN, token * units_of_x + first_unit, 0
-    for unit in range(min(end * numbers.units, units) - first_unit):
-        totals = open_unit(zeros, blocks, Strided(starts, start, rows.starts.shape[1]), valid)
-        for run in range(numbers.runs):
-            codes_of_run = Strided(codes, run_at * RUN * LANES, count * numbers.weights * LANES)
+    q, x_sums, x_scales, eights = pointer_to(rows.q), pointer_to(rows.sums), pointer_to(rows.scales), pointer_to(rows.eights)
+    count, units_of_x, run_at, first_unit = end - first, rows.scales.shape[1], 0, first * units
+    q_at, unit_at = token * rows.q.shape[1] + first * weights, token * units_of_x + first_unit
+    there = blocks.shape[1] * units // of_plan(blocks, "blocks")  # units of a row, which may end with the first block of a chunk
+    for unit in range(min(end * units, there) - first_unit):
+        pairs_of_unit = Strided(pairs, unit * LANES * LANES // 2, count * LANES * LANES // 2)
+        sums = Strided(x_sums, (unit_at + unit) * runs, units_of_x * runs)
+        totals = open_unit(integers, blocks, pairs_of_unit, sums, valid)
+        for _ in range(runs):
+            codes_of_run = Strided(codes, run_at * RUN * LANES, count * weights * LANES)
             scales_of_run = Strided(scales, run_at * LANES, count * LANES * LANES)
-            x_of_run = Strided(q, q_at, rows.q.shape[1])
-            totals = run_step(
-                totals, blocks, codes_of_run, scales_of_run, x_of_run, Strided(starts, start + run, rows.starts.shape[1]), valid
-            )
+            totals = run_step(totals, blocks, codes_of_run, scales_of_run, Strided(q, q_at, rows.q.shape[1]), valid)
             run_at += 1
             q_at += RUN
-        pairs_of_unit = Strided(pairs, unit * LANES * LANES // 2, count * LANES * LANES // 2)
-        floats_of_unit = Strided(floats, unit * 2 * LANES, count * numbers.units * 2 * LANES)
-        sums, scales_of_x = Strided(x_sums, sums_at, units_of_x * numbers.runs), Strided(x_scales, scales_at + unit, units_of_x)
-        totals = take_offset(totals, blocks, pairs_of_unit, sums, valid)
-        tile = close_unit(tile, totals, blocks, floats_of_unit, pairs_of_unit, sums, scales_of_x, eights, valid)
-        start += unit_weights // numbers.width
-        sums_at += numbers.runs
+        floats_of_unit = Strided(floats, unit * 2 * LANES, count * units * 2 * LANES)
+        counts = minimums(integers, blocks, pairs_of_unit, sums, valid)
+        tile = close_unit(tile, totals, counts, blocks, floats_of_unit, Strided(x_scales, unit_at + unit, units_of_x), eights, valid)
     return tile
 
 
 @serial
-def _several_rows(zeros, integers, groups, tokens, blocks, numbers, rows, r, out):
-    """`groups` * 16 rows of the matrix from r on for all rows of activations."""
-    n, present, width = blocks.shape[1], rows.q.shape[0], groups * LANES
-    chunks, span = (n + numbers.blocks - 1) // numbers.blocks, max(1, SPAN // numbers.weights)
-    strip = room_for(min(span, chunks) * groups, numbers)
-    tiles = (present + tokens - 1) // tokens
-    sums = aligned(tiles * tokens * width * 4).view(np.float32)
-    stride = LANES * 4
-    for first in range(0, chunks, span):
-        end = min(first + span, chunks)
-        unpack(blocks, numbers, r, groups, first, end, strip)
-        for t in range(tiles):
-            valid = min(tokens, present - t * tokens)
-            place = np.int64(sums.ctypes.data) + t * tokens * width * 4
-            tile = load_tile(zeros, place, tokens * stride, stride) if first else zeros
-            tile = _tile(integers, tile, blocks, numbers, rows, strip, first, end, t * tokens, valid)
-            store_tile(tile, sums, t * tokens * width, tokens * LANES)
-    columns = min(width, out.shape[1] - r)
-    for t in range(present):
+def _several_rows(zeros, integers, groups, tokens, blocks, rows, r, out, memory):
+    """_GROUPS * 16 rows of the matrix from r on, or those that are left, for all rows of activations.
+
+    Tiles have `groups` groups of 16 rows, and `tokens` rows of activations. memory: that of a unit of matrix tiles, or None.
+    """
+    n, present, width, weights, units = (
+        blocks.shape[1],
+        rows.q.shape[0],
+        groups * LANES,
+        of_plan(blocks, "weights"),
+        of_plan(blocks, "units"),
+    )
+    chunks, span = -(-n // of_plan(blocks, "blocks")), max(1, _SPAN // weights)
+    most, tiles, columns = min(span, chunks), -(-present // tokens), min(_GROUPS * LANES, out.shape[1] - r)
+    strip, results = _room_for(most * groups, weights, units), aligned(_GROUPS * tiles * tokens * LANES * 4).view(np.float32)
+    target, stride = np.int64(results.ctypes.data), LANES * 4
+    if memory is not None:
+        high, room = aligned(most * weights * LANES if of_plan(blocks, "planes") == 2 else 1), aligned(4 * amx.SIZE)
+        unit, sums = amx.configure(memory, tokens, of_plan(blocks, "width")), np.int64(room.ctypes.data)
+    for part in range(-(-columns // width)):
+        for first in range(0, chunks, span):
+            end, first_unit = min(first + span, chunks), first * units
+            _unpack(blocks, r + part * width, groups, first, end, strip)
+            if memory is not None:
+                for run in range((end - first) * weights // RUN):
+                    make_planes(blocks, strip.codes, strip.scales, high, run)
+            for t in range(tiles):
+                place = (part * tiles + t) * tokens * width
+                tile = load_tile(zeros, target + place * 4, tokens * stride, stride) if first else zeros
+                if memory is None:
+                    tile = _tile(integers, tile, blocks, rows, strip, first, end, t * tokens, min(tokens, present - t * tokens))
+                else:
+                    count = min(end * units, n * units // of_plan(blocks, "blocks")) - first_unit
+                    tile = sixteen_tokens(unit, tile, integers, blocks, rows, strip, high, first_unit, count, t * tokens, sums)
+                store_tile(tile, results, place, tokens * LANES)
+    if memory is not None:
+        amx.tile_release(unit)
+    for t in range(out.shape[0]):
         for i in range(columns):
-            at = (t // tokens * groups + i // LANES) * tokens + t % tokens
-            out[t, r + i] = sums[at * LANES + i % LANES]
+            part, group = i // width, i // LANES % groups
+            out[t, r + i] = results[(((part * tiles + t // tokens) * groups + group) * tokens + t % tokens) * LANES + i % LANES]
 
 
 @parallel
-def _arrange(team, x, order, numbers, rows):
+def _arrange(team, x, size, order, rows):
     for r in shared(team, x.shape[0]):
-        arrange(r, x, order, numbers, rows)
+        _arrange_row(r, x, size, order, rows)
 
 
 @parallel
-def _products(team, blocks, numbers, rows, out):
-    for strip in shared(team, (blocks.shape[0] + _GROUPS * LANES - 1) // (_GROUPS * LANES)):
-        zeros, integers = tile_f32(_GROUPS, _TOKENS), tile_i32(_GROUPS, _TOKENS)
-        _several_rows(zeros, integers, _GROUPS, _TOKENS, blocks, numbers, rows, strip * _GROUPS * LANES, out)
+def _products(team, blocks, rows, out):
+    for strip in shared(team, -(-blocks.shape[0] // (_GROUPS * LANES))):
+        start, zeros, integers = strip * _GROUPS * LANES, tile_f32(*_SHAPE), tile_i32(*_SHAPE)
+        _several_rows(zeros, integers, _SHAPE[0], _SHAPE[1], blocks, rows, start, out, None)
+
+
+@parallel
+def _products_on_tiles(team, blocks, rows, out, memory):
+    """On units like that of `memory`."""
+    own = memory.copy()
+    for strip in shared(team, -(-blocks.shape[0] // (_GROUPS * LANES))):
+        start, zeros, integers = strip * _GROUPS * LANES, tile_f32(1, _ON_TILES), tile_i32(1, _ON_TILES)
+        _several_rows(zeros, integers, 1, _ON_TILES, blocks, rows, start, out, own)
 
 
 # --- one token ------------------------------------------------------------------------------------------------------------------------
 
 
 @serial
-def _room(x, numbers):
-    """Room for a row of activations and whole steps of chunks. No register of it straddles two cache lines."""
-    chunks = (x.shape[1] + numbers.weights - 1) // numbers.weights
-    chunks = (chunks + CHUNKS - 1) // CHUNKS * CHUNKS
-    weights, units = chunks * numbers.weights, chunks * numbers.units
-    runs, starts = units * numbers.runs, weights // numbers.width if numbers.offset else 0
-    return Rows(
-        aligned(weights).view(np.int8).reshape(1, weights),
-        aligned(starts * 4).view(np.int32).reshape(1, starts),
-        aligned(runs * 2).view(np.int16).reshape(1, units, numbers.runs),
-        np.empty(units, np.float32).reshape(1, units),
-        np.empty(units, np.float32).reshape(1, units),
-    )
-
-
-@serial
-def rows_of_one_token(zeros, blocks, numbers, rows, first, end, out):
-    """Results first..end of a matrix: few rows at a time, so that memory is read nearly in order."""
-    n = blocks.shape[1]
-    chunks, ahead = (n + numbers.blocks - 1) // numbers.blocks, rows_ahead(ROWS, n * blocks.itemsize)
-    sums, lanes = np.empty(LANES, np.float32), aligned(ROWS * numbers.registers * LANES * 4).view(np.int32)
-    for r in range(first, end, ROWS):
-        valid = min(ROWS, end - r)
+def rows_of_one_token(zeros, integers, blocks, rows, first, end, out):
+    """Results first..end of a matrix, 16 rows at a time."""
+    n, per_chunk, units = blocks.shape[1], of_plan(blocks, "blocks"), of_plan(blocks, "units")
+    size, matrix, sums = of_plan(blocks, "registers") * LANES, np.int64(blocks.ctypes.data), np.empty(LANES, np.float32)
+    lanes, totals, floats = aligned(4 * size * 4), aligned((units + 1) * LANES * 4), aligned(units * 2 * LANES * 4)
+    into, factors, data = pointer_to(lanes.view(np.int32)), pointer_to(floats.view(np.float32)), np.int64(totals.ctypes.data)
+    q, x_sums, x_scales, eights = pointer_to(rows.q), pointer_to(rows.sums), pointer_to(rows.scales), pointer_to(rows.eights)
+    for r in range(first, end, LANES):
+        valid = min(LANES, end - r)
         tile = zeros
-        for chunk in range(0, chunks, CHUNKS):
-            for row in range(ROWS):
-                start = (r + min(row, valid - 1)) * n
-                open_chunks(blocks, start, n, chunk, rows, lanes, row, ahead)
-            tile = close_chunks(tile, blocks, r * n, n, valid, chunk, lanes, rows)
+        for chunk in range(-(-n // per_chunk)):
+            for row in range(0, valid, ROWS):
+                ahead = matrix + ((r + LANES) * n + (chunk * LANES + row) * per_chunk) * blocks.itemsize  # of the next 16 rows
+                dot_rows(blocks, _chunk_of(blocks, r + row, valid - row, chunk), q, x_sums, chunk, into, row // ROWS * size, ahead)
+            add_lanes(blocks, _chunk_of(blocks, r, valid, chunk), x_sums, chunk, into, data, factors)
+            for unit in range(min(units, n * units // per_chunk - chunk * units)):
+                total, count = load_tile(integers, data + unit * LANES * 4, 0, 0), load_tile(integers, data + units * LANES * 4, 0, 0)
+                of_unit, scales = Strided(factors, unit * 2 * LANES, 0), Strided(x_scales, chunk * units + unit, 0)
+                tile = close_unit(tile, total, count, blocks, of_unit, scales, eights, 1)
         store_tile(tile, sums, 0, LANES)
         for i in range(valid):
             out[r + i] = sums[i]
 
 
 @parallel
-def _products_of_row(team, first, second, third, widths, x, order, numbers, out):
+def _products_of_row(team, first, second, third, widths, x, size, order, out):
     """out, flat: the results of the three matrices, one after another. A matrix of width 0 is not there."""
-    rows = _room(x, numbers)
-    arrange(0, x, order, numbers, rows)
+    units, runs = of_plan(first, "units"), of_plan(first, "unit") // RUN
+    units = -(-x.shape[1] // of_plan(first, "weights")) * units
+    rows = Rows(
+        aligned(units * runs * RUN).view(np.int8).reshape(1, units * runs * RUN),  # no register straddles two cache lines
+        np.empty((1, units, runs), np.int16),
+        np.empty((1, units), np.float32),
+        np.empty((1, units), np.float32),
+    )
+    _arrange_row(0, x, size, order, rows)
     for item in shared(team, blocks_of(widths, ROW_BLOCK)):
         which, block, place = 0, item, 0
         while block * ROW_BLOCK >= widths[which]:
@@ -155,67 +260,58 @@ def _products_of_row(team, first, second, third, widths, x, order, numbers, out)
             which += 1
         begin, results = block * ROW_BLOCK, out[place : place + widths[which]]
         end = min(begin + ROW_BLOCK, widths[which])
-        rows_of_one_token(tile_f32(1, 1), (first, second, third)[which], numbers, rows, begin, end, results)
+        rows_of_one_token(tile_f32(1, 1), tile_i32(1, 1), (first, second, third)[which], rows, begin, end, results)
 
 
 # --- products -------------------------------------------------------------------------------------------------------------------------
 
 
-@lru_cache
-def _numbers(kind: TensorType, one_token: bool) -> tuple[Numbers, NDArray[np.int64]]:
-    """What the kernel knows of a type, and the order of its runs. Asking for the instruction path takes longer than a small product."""
-    plan = PLANS[kind.name]
-    offset = np.int32(plan.offset_of_starts(instruction_path(), one_token))
-    numbers = Numbers(
-        plan.weights,
-        plan.blocks,
-        plan.units,
-        plan.registers,
-        plan.unit // RUN,
-        plan.activations // plan.unit,
-        plan.width(one_token),
-        offset,
-    )
-    return numbers, read_only(np.array(plan.order))
+def records(data: Bytes, kind: TensorType) -> NDArray[np.void]:  # -> [N, blocks of a row] records, the same memory
+    """The matrix as kernels take it."""
+    # not data.view, which takes longer to see that this is safe
+    return read_only(np.ndarray((len(data), data.shape[1] // kind.block_bytes), FORMATS[kind.name].layout, data))
 
 
 def products(x: Floats, matrices: Sequence[Bytes], kind: TensorType) -> list[Floats]:
     # [R, M], [N, bytes of a row] each, type -> [R, N] each
     """The products that this file defines with up to three matrices of a type. x is rounded once for all of them."""
-    # not data.view, which takes longer to see that this is safe
-    layout, size = FORMATS[kind.name].layout, kind.block_bytes
-    blocks = [read_only(np.ndarray((len(data), data.shape[1] // size), layout, data)) for data in matrices]
+    blocks = [records(data, kind) for data in matrices]
+    arranged = x, PLANS[kind.name].activations, _order(kind)
     unit = amx.unit() if len(x) >= block_tiles.LEAST else None
-    return _products_of_one_token(x, blocks, kind) if len(x) == 1 and unit is None else _products_of_several(x, blocks, kind, unit)
-
-
-def _products_of_one_token(x: Floats, blocks: list[NDArray], kind: TensorType) -> list[Floats]:
-    (a, b, c), (i, j, k) = (*blocks, blocks[0], blocks[0])[:3], (*map(len, blocks), 0, 0)[:3]
-    out = empty((1, i + j + k))
-    numbers, order = _numbers(kind, True)
-    launch(_products_of_row, out.size * x.size // 64, a, b, c, (i, j, k), x, order, numbers, out[0])
-    return [out[:, :i], out[:, i : i + j], out[:, i + j :]][: len(blocks)]
-
-
-def _products_of_several(x: Floats, blocks: list[NDArray], kind: TensorType, unit: NDArray | None) -> list[Floats]:
-    numbers, order = _numbers(kind, False)
-    units, results = -(-x.shape[1] // numbers.weights) * numbers.units, [empty((len(x), len(b))) for b in blocks]
-    rows = (_rows_for if unit is None else block_tiles.rows_for)(len(x), units, numbers)
-    launch(_arrange, x.size, x, order, numbers, rows)
+    if len(x) == 1 and unit is None:
+        (a, b, c), (i, j, k) = (*blocks, blocks[0], blocks[0])[:3], (*map(len, blocks), 0, 0)[:3]
+        out = empty((1, i + j + k))
+        launch(_products_of_row, out.size * x.size // 64, a, b, c, (i, j, k), *arranged, out[0])
+        return [out[:, :i], out[:, i : i + j], out[:, i + j :]][: len(blocks)]
+    plan, results = PLANS[kind.name], [empty((len(x), len(b))) for b in blocks]
+    rows = _rows_for(len(x), -(-x.shape[1] // plan.weights) * plan.units, plan.unit // RUN, unit is not None)
+    launch(_arrange, x.size, *arranged, rows)
     for b, out in zip(blocks, results, strict=True):
         work = out.size * x.shape[1] // 64
         if unit is None:
-            launch(_products, work, b, numbers, rows, out)
+            launch(_products, work, b, rows, out)
         else:
-            launch(block_tiles.products, work, b, numbers, rows, out, unit)
+            launch(_products_on_tiles, work, b, rows, out, unit)
     return results
 
 
-def _rows_for(present: int, units: int, numbers: Numbers) -> Rows:
-    padded = units * numbers.runs * RUN
-    return Rows(
-        empty((present, padded), np.int8),
-        empty((present, padded // numbers.width if numbers.offset else 0), np.int32),
-        empty((present, units, numbers.runs), np.int16),
-        *empty((2, present, units)),
-    )
+@cache
+def _order(kind: TensorType) -> NDArray[np.int64]:
+    return read_only(np.array(PLANS[kind.name].order))
+
+
+def _rows_for(present: int, units: int, runs: int, on_tiles: bool) -> Rows:
+    """Room for the activations of so many tokens.
+
+    Matrix tiles take whole tiles of tokens; those beyond the last have scales and sums of 0. Codes lie there in rows of an odd number of
+    cache lines, because rows of most even numbers share few sets of a cache, and what belongs to a unit lies together for all tokens.
+    """
+    weights = units * runs * RUN
+    if not on_tiles:
+        return Rows(empty((present, weights), np.int8), empty((present, units, runs), np.int16), *empty((2, present, units)))
+    lines, tokens = -(-weights // amx.WIDTH), -(-present // amx.ROWS) * amx.ROWS
+    scales, eights = empty((2, units, tokens))
+    for floats in (scales, eights):
+        floats[:, present:] = 0  # arithmetic is slow with the tiny numbers that any bits may be
+    q, sums = empty((tokens, (lines + 1 - lines % 2) * amx.WIDTH), np.int8), empty((units, tokens, runs), np.int16)
+    return Rows(q, sums.transpose(1, 0, 2), scales.T, eights.T)

@@ -4,8 +4,6 @@ Weights are computed where they are needed, a few rows at a time, and never all 
 give for the same weights as float32. `data` is the bytes of a matrix [N, bytes of a row], C-contiguous, of the type `kind`.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,22 +12,16 @@ from ..base.tensor_types import GRID_TYPES, TensorType
 from . import block_products, float_products, grids
 from .activations import round_as_q8_k
 from .block_formats import FORMATS
+from .block_products import Bytes, records
 from .fast.block_floats import dot_block
 from .fast.emit import LANES
-from .fast.simd import prefetch, store_sums, tile_f32
-from .launching import Floats, launch, parallel, read_only, serial, shared
+from .fast.simd import prefetch_line, store_sums, tile_f32
+from .launching import Floats, launch, parallel, serial, shared
 from .tiles import ROW_BLOCK, ROWS, rows_ahead
 from .workspace import empty
 
-Bytes = NDArray[np.uint8]
-
 _CHECKED = 1 << 16  # blocks checked at a time, which bounds the memory
 _LARGE_POWER = 253  # the byte of MXFP4 that stands for 2^125, which times the largest code, 12, is infinite
-
-
-def records(data: Bytes, kind: TensorType) -> NDArray[np.void]:  # -> [N, blocks of a row] records, the same memory
-    """The matrix as kernels take it."""
-    return read_only(data.view(FORMATS[kind.name].layout))
 
 
 # --- weights --------------------------------------------------------------------------------------------------------------------------
@@ -50,31 +42,24 @@ def embed(data: Bytes, kind: TensorType, tokens: NDArray[np.int64]) -> Floats:  
     return out
 
 
-@serial
-def _gemv_rows(zeros, rows, data, blocks, size, first, end, x, out):
-    """Rows first..end for one token, `rows` at a time: a block of each is computed in registers and used there."""
-    n, step, row_bytes = blocks.shape[1], blocks.itemsize, data.shape[1]
-    totals = np.empty(LANES, np.float32)
-    for r in range(first, end, rows):
-        valid = min(rows, end - r)
-        tile = zeros
-        ahead = r * row_bytes + rows_ahead(rows, row_bytes)
-        for b in range(n):
-            for i in range(rows):
-                for j in range(0, step, 64):
-                    prefetch(data, ahead + i * row_bytes + j)
-            ahead += step
-            tile = dot_block(tile, blocks, r * n + b, n, valid, x, b * size)
-        store_sums(tile, totals)
-        for i in range(valid):
-            out[0, r + i] = totals[i]
-
-
 @parallel
-def _matmul(team, data, blocks, size, x, out):
-    for block in shared(team, (blocks.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK):
-        first = block * ROW_BLOCK
-        _gemv_rows(tile_f32(ROWS, 1), ROWS, data, blocks, size, first, min(first + ROW_BLOCK, blocks.shape[0]), x, out)
+def _matmul(team, blocks, size, x, out):
+    """The product with one token: a block of ROWS rows of the matrix is computed in registers and used there."""
+    n, row_bytes, data = blocks.shape[1], blocks.shape[1] * blocks.itemsize, np.int64(blocks.ctypes.data)
+    totals = np.empty(LANES, np.float32)
+    for item in shared(team, (blocks.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK):
+        first, end = item * ROW_BLOCK, min((item + 1) * ROW_BLOCK, blocks.shape[0])
+        for r in range(first, end, ROWS):
+            valid = min(ROWS, end - r)
+            tile, ahead = tile_f32(ROWS, 1), data + r * row_bytes + rows_ahead(ROWS, row_bytes)
+            for b in range(n):
+                for i in range(ROWS):
+                    for j in range(0, blocks.itemsize, 64):
+                        prefetch_line(ahead + b * blocks.itemsize + i * row_bytes + j)
+                tile = dot_block(tile, blocks, r * n + b, n, valid, x, b * size)
+            store_sums(tile, totals)
+            for i in range(valid):
+                out[0, r + i] = totals[i]
 
 
 def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
@@ -84,7 +69,7 @@ def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, b
     out, blocks = empty((x.shape[0], data.shape[0])), records(data, kind)
     work = x.size * data.shape[0] // 8
     if x.shape[0] == 1:
-        launch(_matmul, work, read_only(data), blocks, kind.block, x, out)
+        launch(_matmul, work, blocks, kind.block, x, out)
     else:
         launch(float_products.matmul, work, blocks, kind.block, float_products.arranged(x), out)
     return out
@@ -98,15 +83,13 @@ def matmuls_as_llama_cpp(x: Floats, *matrices: tuple[Bytes, TensorType]) -> list
     """
     products: dict[int, Floats] = {}
     for kind in dict.fromkeys(kind for _, kind in matrices):
-        places = [i for i, (_, other) in enumerate(matrices) if other is kind]
-        products.update(zip(places, _products(x, [matrices[i][0] for i in places], kind), strict=True))
+        places, its = zip(*((i, data) for i, (data, other) in enumerate(matrices) if other is kind), strict=True)
+        if kind in GRID_TYPES:
+            results = [grids.matmul(round_as_q8_k(x), data, kind) for data in its]
+        else:
+            results = block_products.products(x, its, kind)
+        products.update(zip(places, results, strict=True))
     return [products[i] for i in range(len(matrices))]
-
-
-def _products(x: Floats, matrices: Sequence[Bytes], kind: TensorType) -> list[Floats]:
-    if kind in GRID_TYPES:
-        return [grids.matmul(round_as_q8_k(x), data, kind) for data in matrices]
-    return block_products.products(x, matrices, kind)
 
 
 # --- checks of weights ----------------------------------------------------------------------------------------------------------------

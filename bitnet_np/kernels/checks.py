@@ -8,39 +8,29 @@ from .launching import launch, parallel, read_only, shared
 _PARTS = 64  # parts of an array, each checked by one owner
 
 
-def _words(array: NDArray) -> NDArray[np.uint64]:
-    """The bytes of an array as words of eight, filled up with zeros: words keep LLVM's loops in vector registers."""
-    data = array.reshape(-1).view(np.uint8)
-    if data.size % 8:
-        data = np.concatenate([data, np.zeros(-data.size % 8, np.uint8)])
-    return read_only(data.view(np.uint64))
-
-
 @parallel
-def _code_three(team, words, hits):
-    for part in shared(team, hits.size):
-        both = np.uint64(0)
-        share = words[part * words.size // hits.size : (part + 1) * words.size // hits.size]
-        for i in range(share.size):  # from 0: Numba must allow for negative indices otherwise, and LLVM then stays scalar
-            both |= share[i] & (share[i] >> np.uint64(1))
-        hits[part] = both & np.uint64(0x5555555555555555)
-
-
-def has_code_three(codes: NDArray[np.uint8]) -> bool:
-    """Whether any two-bit code is 3, which no writer of I2_S produces (bitnet.cpp would count it as +2)."""
-    hits = np.zeros(_PARTS, np.uint64)
-    launch(_code_three, codes.size, _words(codes), hits)
-    return bool(hits.any())
-
-
-@parallel
-def _all_ones(team, words, exponent, one, hits):
+def _carries(team, words, bits, neighbours, one, hits):
     for part in shared(team, hits.size):
         carried = np.uint64(0)
         share = words[part * words.size // hits.size : (part + 1) * words.size // hits.size]
         for i in range(share.size):  # from 0: Numba must allow for negative indices otherwise, and LLVM then stays scalar
-            carried |= (share[i] & exponent) + one
-        hits[part] = carried & ~exponent
+            carried |= (share[i] & bits) + (share[i] >> np.uint64(1) & neighbours) + one
+        hits[part] = carried & ~bits
+
+
+def _any_carries(array: NDArray, bits: int, neighbours: int, one: int) -> bool:
+    """Whether these bits of any eight bytes, plus `one` and the bits above the `neighbours`, carry into other bits."""
+    data = array.reshape(-1).view(np.uint8)
+    if data.size % 8:
+        data = np.concatenate([data, np.zeros(-data.size % 8, np.uint8)])
+    hits = np.zeros(_PARTS, np.uint64)
+    launch(_carries, array.size, read_only(data.view(np.uint64)), np.uint64(bits), np.uint64(neighbours), np.uint64(one), hits)
+    return bool(hits.any())
+
+
+def has_code_three(codes: NDArray[np.uint8]) -> bool:
+    """Whether any two-bit code is 3, which no writer of I2_S produces (bitnet.cpp would count it as +2)."""
+    return _any_carries(codes, 0x5555555555555555, 0x5555555555555555, 0)
 
 
 # dtype -> the exponent bits of each number in a word, and the lowest of them, which carries out of an exponent of ones when added
@@ -53,7 +43,5 @@ _EXPONENTS = {
 
 def has_non_finite(table: NDArray) -> bool:
     """Whether a float32 or float16 array, or one of bfloat16 bits (uint16), has NaN or infinity, an exponent of ones."""
-    hits = np.zeros(_PARTS, np.uint64)
-    exponent, one = (np.uint64(bits) for bits in _EXPONENTS[table.dtype])
-    launch(_all_ones, table.size, _words(table), exponent, one, hits)
-    return bool(hits.any())
+    exponent, one = _EXPONENTS[table.dtype]
+    return _any_carries(table, exponent, 0, one)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.tensor_types import TensorType
-from .blocks import Bytes, records
+from .block_products import Bytes, records
 from .fast.emit import LANES
 from .float_products import fill
 from .floats import widen_row

@@ -1,6 +1,6 @@
-"""What all ways to multiply by ternary matrices share: the arrays of a product, its matrices, and how results are stored.
+"""Products with ternary matrices on vectors, and what matrix tiles (ternary_tiles.py) share with them: arrays, and how results are stored.
 
-And the way of many tokens on vectors, which unpacks codes once for all of them.
+For few tokens codes are unpacked in registers, for many once for all of them.
 """
 
 from typing import Any, NamedTuple
@@ -9,15 +9,15 @@ import numpy as np
 
 from .fast.byte_dots import PATHS, WORD_STEPS, close_sums, dot_sixteen, open_sums
 from .fast.emit import LANES, STEP, has_fma
-from .fast.simd import load_tile, store_tile, tile_i32
-from .fast.ternary_steps import MODERATE, store_scaled, store_scaled_by_reciprocal, unpack_codes
+from .fast.simd import load_tile, prefetch, store_tile, tile_i32
+from .fast.ternary_steps import MODERATE, join_planes, store_scaled, store_scaled_by_reciprocal, ternary_step, unpack_codes
 from .launching import inlined, parallel, rule, serial, shared
 from .processor import cpu_features, instruction_path
-from .tiles import TOKENS
+from .tiles import STREAM, TOKENS, WIDE
 from .workspace import aligned
 
 _LEAST_DIVISOR, _MOST_DIVISOR = MODERATE if has_fma() else (np.inf, np.inf)
-_GROUPS, _TOKENS = PATHS[instruction_path()].tile
+_GROUPS, _TOKENS = PATHS[instruction_path()].tile  # groups of 16 weight rows, and tokens, of a tile of many tokens
 
 _NEVER = 1 << 31  # more tokens than there are
 _IS_AMD = "sse4a" in cpu_features()  # no other processor has these instructions
@@ -52,6 +52,15 @@ class Matrix(NamedTuple):
 
 
 @serial
+def row_sums(q, first, end, sums):
+    for r in range(first, end):
+        row, total = q[r], np.int32(0)
+        for i in range(row.size):
+            total = np.int32(total + row[i])
+        sums[r] = total
+
+
+@serial
 def with_reciprocals(scale):
     """The scales and their reciprocals, TOKENS longer, and whether the reciprocals can be used."""
     padded, inverse = np.empty(scale.size + TOKENS, np.float32), np.empty(scale.size + TOKENS, np.float32)
@@ -61,24 +70,6 @@ def with_reciprocals(scale):
         inverse[i] = np.float32(1) / padded[i]
         moderate &= _LEAST_DIVISOR <= padded[i] <= _MOST_DIVISOR
     return padded, inverse, moderate
-
-
-@inlined
-def store_ternary(tile, groups, tokens, product, matrix, group, token, edge):
-    """Store a finished tile. One that does not lie wholly inside the matrix's results is stored in `edge` and copied from there."""
-    column, start, width = group * LANES, matrix.place + token * matrix.width, matrix.width
-    columns, rows = min(groups * LANES, width - column), min(tokens, product.q.shape[0] - token)
-    inside = columns == groups * LANES and rows == tokens
-    address = np.int64(product.out.ctypes.data) + (start + column) * 4 if inside else np.int64(edge.ctypes.data)
-    stride = width * 4 if inside else groups * LANES * 4
-    if product.moderate:
-        store_scaled_by_reciprocal(tile, product.sums, product.scale, product.inverse, token, matrix.factor, address, stride)
-    else:
-        store_scaled(tile, product.sums, product.scale, product.inverse, token, matrix.factor, address, stride)
-    if not inside:
-        for j in range(rows):
-            for i in range(columns):
-                product.out[start + j * width + column + i] = edge[j * groups * LANES + i]
 
 
 @rule
@@ -99,16 +90,59 @@ def matrix_of(codes, widths, factors, n, size, block):
     return Matrix(np.int64(codes[2].ctypes.data) - start, factors[2], n * (widths[0] + widths[1]), widths[2]), block - first - second
 
 
-@serial
-def row_sums(q, first, end, sums):
-    for r in range(first, end):
-        row, total = q[r], np.int32(0)
-        for i in range(row.size):
-            total = np.int32(total + row[i])
-        sums[r] = total
+@inlined
+def store_ternary(tile, groups, tokens, product, matrix, group, token, edge):
+    """Store a finished tile. One that does not lie wholly inside the matrix's results is stored in `edge` and copied from there."""
+    column, start, width = group * LANES, matrix.place + token * matrix.width, matrix.width
+    columns, rows = min(groups * LANES, width - column), min(tokens, product.q.shape[0] - token)
+    inside = columns == groups * LANES and rows == tokens
+    address = np.int64(product.out.ctypes.data) + (start + column) * 4 if inside else np.int64(edge.ctypes.data)
+    stride = width * 4 if inside else groups * LANES * 4
+    if product.moderate:
+        store_scaled_by_reciprocal(tile, product.sums, product.scale, product.inverse, token, matrix.factor, address, stride)
+    else:
+        store_scaled(tile, product.sums, product.scale, product.inverse, token, matrix.factor, address, stride)
+    if not inside:
+        for j in range(rows):
+            for i in range(columns):
+                product.out[start + j * width + column + i] = edge[j * groups * LANES + i]
 
 
-# --- products with many tokens --------------------------------------------------------------------------------------------------------
+# --- few tokens -----------------------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _some_tokens(zeros, tokens, product, matrix, group, token, edge):
+    """The results of a group of 16 weight rows for so many tokens: the weights are one stream of memory, in order."""
+    codes, q, present = product.codes, product.q, min(tokens, product.q.shape[0] - token)
+    tile = zeros
+    start, x = matrix.begin + group * product.steps * STEP, token * q.shape[1]
+    for _ in range(product.steps):
+        prefetch(codes, start + STREAM)
+        tile = ternary_step(tile, codes, start, q, x, q.shape[1], present)
+        start += STEP
+        x += LANES
+    store_ternary(join_planes(tile), 1, tokens, product, matrix, group, token, edge)
+
+
+@parallel
+def few_tokens(team, codes, second, third, widths, factors, steps, q, scale, out):
+    n, edge = q.shape[0], np.empty(TOKENS * LANES, np.float32)
+    scales, inverse, moderate = with_reciprocals(scale)
+    product = Product(codes, steps, q, scales, inverse, moderate, np.zeros(n + TOKENS, np.int32), out)
+    row_sums(q, 0, n, product.sums)
+    for item in shared(team, blocks_of(widths, LANES)):
+        matrix, group = matrix_of((codes, second, third), widths, factors, n, LANES, item)
+        if n == 1:
+            _some_tokens(tile_i32(4, 1), 1, product, matrix, group, 0, edge)
+        elif n == 2:
+            _some_tokens(tile_i32(4, 2), 2, product, matrix, group, 0, edge)
+        elif WIDE:
+            for token in range(0, n, TOKENS):
+                _some_tokens(tile_i32(4, TOKENS), TOKENS, product, matrix, group, token, edge)
+
+
+# --- many tokens ----------------------------------------------------------------------------------------------------------------------
 
 
 @serial
@@ -142,8 +176,7 @@ def _groups(product, matrix, group):
 
 
 @parallel
-def ternary_matmul(team, codes, second, third, widths, factors, steps, q, scale, out):
-    """As the kernel of ternary.py."""
+def many_tokens(team, codes, second, third, widths, factors, steps, q, scale, out):
     n, size = q.shape[0], _GROUPS * LANES
     scales, inverse, moderate = with_reciprocals(scale)
     product = Product(codes, steps, q, scales, inverse, moderate, np.zeros(n + TOKENS, np.int32), out)

@@ -61,29 +61,12 @@ def _multiply(unit, codes, first, second):
 
 
 @inlined
-def _load_sums(unit, sums, both):
-    tile_load(unit, 0, sums, WIDTH)
-    tile_load(unit, 1, sums + SIZE, WIDTH)
+def _move_sums(load_or_store, unit, sums, both):
+    load_or_store(unit, 0, sums, WIDTH)
+    load_or_store(unit, 1, sums + SIZE, WIDTH)
     if both:
-        tile_load(unit, 2, sums + 2 * SIZE, WIDTH)
-        tile_load(unit, 3, sums + 3 * SIZE, WIDTH)
-
-
-@inlined
-def _zero_sums(unit):
-    tile_zero(unit, 0)
-    tile_zero(unit, 1)
-    tile_zero(unit, 2)
-    tile_zero(unit, 3)
-
-
-@inlined
-def _store_sums(unit, sums, both):
-    tile_store(unit, 0, sums, WIDTH)
-    tile_store(unit, 1, sums + SIZE, WIDTH)
-    if both:
-        tile_store(unit, 2, sums + 2 * SIZE, WIDTH)
-        tile_store(unit, 3, sums + 3 * SIZE, WIDTH)
+        load_or_store(unit, 2, sums + 2 * SIZE, WIDTH)
+        load_or_store(unit, 3, sums + 3 * SIZE, WIDTH)
 
 
 @inlined
@@ -112,9 +95,12 @@ def _two_groups(memory, room, edge, product, matrix, group, first_token, end_tok
             if begin + count == tiles:
                 _ask_for_results(product, matrix, group, token, min(token + _PAIR, end_token))
             if begin == 0:
-                _zero_sums(unit)
+                tile_zero(unit, 0)
+                tile_zero(unit, 1)
+                tile_zero(unit, 2)
+                tile_zero(unit, 3)
             else:
-                _load_sums(unit, sums, both)
+                _move_sums(tile_load, unit, sums, both)
             for k in range(count + _AHEAD):
                 if token == first_token and k < count:
                     packed = (begin + k) * 4 * STEP
@@ -122,7 +108,7 @@ def _two_groups(memory, room, edge, product, matrix, group, first_token, end_tok
                 if k >= _AHEAD:
                     done = first + (k - _AHEAD) * SIZE
                     _multiply(unit, codes + (k - _AHEAD) * 2 * SIZE, done, done + tiles * SIZE if both else 0)
-            _store_sums(unit, sums, both)
+            _move_sums(tile_store, unit, sums, both)
             if begin + count == tiles:
                 for i in range(0, min(_PAIR, end_token - token), TOKENS):
                     tile = load_tile(tile_i32(2, TOKENS), sums + i // ROWS * 2 * SIZE + i % ROWS * WIDTH, SIZE, WIDTH)
@@ -147,7 +133,7 @@ def arranged(q: NDArray[np.int8], memory: NDArray) -> tuple[NDArray[np.int8], ND
 
 @parallel
 def ternary_matmul(team, codes, second, third, widths, factors, steps, q, scale, out, memory, arranged, sums):
-    """As the kernel of ternary.py, for q [n, a multiple of 64], on units like that of `memory`."""
+    """As the kernels of ternary_product.py, for q [n, a multiple of 64], on units like that of `memory`."""
     n, columns = q.shape
     scales, inverse, moderate = with_reciprocals(scale)
     product = Product(codes, steps, q, scales, inverse, moderate, sums, out)

@@ -145,7 +145,7 @@ def test_few_tokens_and_processors_without_tiles_use_vectors(monkeypatch):
     for unit, tokens in ((amx.PLAIN, block_tiles.LEAST), (amx.PLAIN, block_tiles.LEAST - 1), (None, 99)):
         monkeypatch.setattr(amx, "unit", lambda unit=unit: unit)
         block_products.products(np.ones((tokens, 64), np.float32), [data, data], Q8_0)
-    ways = [block_tiles.products, block_products._products, block_products._products]
+    ways = [block_products._products_on_tiles, block_products._products, block_products._products]
     assert used == [kernel for way in ways for kernel in (block_products._arrange, way, way)]
 
 
@@ -164,5 +164,5 @@ def test_planes_are_as_many_as_the_weights_need(kind):
 def test_both_sides_are_multiplied_with_their_signs():
     """Compiled for a processor with tiles, and read: ternary weights have no sign, and another instruction."""
     matrix = types.Array(from_dtype(FORMATS["Q4_K"].layout), 2, "C", readonly=True)
-    lines = assembly(lowered(block_tiles._multiply, (types.uint64, matrix, *[types.intp] * 5), "avx512-vnni"), X86, "sapphirerapids", "")
+    lines = assembly(lowered(block_tiles.multiply, (types.uint64, matrix, *[types.intp] * 5), "avx512-vnni"), X86, "sapphirerapids", "")
     assert {line[0] for line in lines if line and line[0].startswith("tdp")} == {"tdpbssd"}

@@ -25,11 +25,11 @@ from bitnet_np.base.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q4_K, Q
 from bitnet_np.engine import masks
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.engine.forward_pass import forward_full, forward_incremental
-from bitnet_np.kernels import block_products, blocks, cpu, float_products, processor, ternary, tiles
+from bitnet_np.kernels import block_products, blocks, cpu, float_products, processor, ternary_product, tiles
 from bitnet_np.kernels.block_formats import FORMATS
-from bitnet_np.kernels.block_rows import Numbers, Rows, Strip
+from bitnet_np.kernels.block_products import Rows, Strip
 from bitnet_np.kernels.fast import byte_dots, emit, simd
-from bitnet_np.kernels.fast.block_bytes import CHUNKS
+from bitnet_np.kernels.fast.block_bytes import ROWS
 from bitnet_np.kernels.ternary_product import Matrix, Product
 from bitnet_np.model import packing
 from bitnet_np.testing import selftest
@@ -201,20 +201,16 @@ def array(dtype, axes=1, readonly=False):
 
 
 @pytest.mark.parametrize("path", TARGETS)
-@pytest.mark.parametrize(("apart", "dots"), [(False, 2 * 2 * 4), (True, 4 * 2)])
-def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
-    """A step of 2 x 2 sums for 4 planes of codes, or of the 4 planes of 2 sums: in as many instructions as a register has pieces."""
+def test_byte_dot_products_are_the_instruction_of_their_path(path):
+    """A step of 2 tokens for 4 planes of codes: in as many instructions as a register has pieces."""
     n, floats, codes = types.intp, array(types.float32), array(types.uint8, readonly=True)
     arrays = types.NamedTuple([codes, n, array(types.int8, 2), floats, floats, types.boolean, array(types.int32), floats], Product)
     matrix = types.NamedTuple([n, types.float32, n, n], Matrix)
-    if apart:
-        function, signature = ternary._ternary_tile_apart, (emit.Tile("i32", 4, 2), n, arrays, matrix, n, floats)
-    else:
-        function, signature = ternary._ternary_tile, (emit.Tile("i32", 2, 2), n, n, arrays, matrix, n, n, floats)
+    signature = emit.Tile("i32", 4, 2), n, arrays, matrix, n, n, floats
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
-    lines = assembly(lowered(function, signature, path), triple, processor, features)
+    lines = assembly(lowered(ternary_product._some_tokens, signature, path), triple, processor, features)
     found = [line for line in lines if mnemonic in line[:2]]  # "{vex}" may stand before it
-    assert len(found) == dots * pieces
+    assert len(found) == 4 * 2 * pieces
     assert all(register in " ".join(line) for line in found)
 
 
@@ -248,17 +244,16 @@ def test_a_step_of_many_tokens_is_one_product_for_each_register(path):
 @pytest.mark.parametrize("path", TARGETS)
 @pytest.mark.parametrize(("kind", "dots"), [(Q4_K, 4), (Q8_0, 1)], ids=str)
 def test_blocks_are_multiplied_by_the_byte_instruction_of_the_path(path, kind, dots):
-    """A step for one row has CHUNKS chunks of so many registers; one for several has the 16 weights of a run, four in each lane."""
+    """A step for one row has ROWS chunks of so many registers; one for several has the 16 weights of a run, four in each lane."""
     n, floats, codes = types.intp, array(types.float32), array(types.uint8)
-    rows = types.NamedTuple([array(types.int8, 2), array(types.int32, 2), array(types.int16, 2), *[array(types.float32, 2)] * 2], Rows)
-    numbers = types.NamedTuple([n] * 7 + [types.int32], Numbers)
+    rows = types.NamedTuple([array(types.int8, 2), array(types.int16, 3), *[array(types.float32, 2)] * 2], Rows)
     matrix = array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True)
     strip = types.NamedTuple([codes, array(types.int32), array(types.int32), floats], Strip)
-    one = matrix, numbers, rows, n, n, floats
-    several = matrix, numbers, rows, strip, n, n, n, n
+    one = emit.Tile("i32", 1, 1), matrix, rows, n, n, floats
+    several = matrix, rows, strip, n, n, n, n
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
     for function, signature, count in (
-        (block_products.rows_of_one_token, (emit.Tile("f32", 1, 1), *one), CHUNKS * dots),
+        (block_products.rows_of_one_token, (emit.Tile("f32", 1, 1), *one), ROWS * dots),
         (block_products._tile, (emit.Tile("i32", 1, 2), emit.Tile("f32", 1, 2), *several), 4 * 2),
     ):
         lines = assembly(lowered(function, signature, path), triple, processor, features)
@@ -294,7 +289,7 @@ def test_float_dot_products_are_fused_and_call_nothing(triple, processor, featur
 )
 def test_block_types_are_unpacked_in_registers(kind, triple, processor, to_float, pieces, widen):
     """Whole registers of codes become floats, float16 scales are widened by an instruction, and no function is called but Numba's own."""
-    lines = assembly(lowered(float_products.fill, unpacking(kind), "generic"), triple, processor, "")
+    lines = assembly(lowered(float_products.fill_blocks, unpacking(kind), "generic"), triple, processor, "")
     names = [line[0] for line in lines if line]
     assert names.count(to_float) >= kind.block // 16 * pieces
     assert widen in names or not FORMATS[kind.name].float16_fields
@@ -310,12 +305,12 @@ def unpacking(kind):
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q2_K", "Q4_K", "TQ2_0", "IQ4_XS", "MXFP4"])
 def test_avx512_looks_up_what_codes_of_at_most_four_bits_stand_for(name):
     kind = next(kind for kind in BLOCK_TYPES if kind.name == name)
-    lines = assembly(lowered(float_products.fill, unpacking(kind), "generic", wide=True), X86, "icelake-server", "")
+    lines = assembly(lowered(float_products.fill_blocks, unpacking(kind), "generic", wide=True), X86, "icelake-server", "")
     names = [line[0] for line in lines if line]
     assert sum(mnemonic in ("vpermps", "vpermd") for mnemonic in names) >= kind.block // 16
 
 
 @pytest.mark.parametrize(("path", "triple", "processor", "look_up"), [("avx2", X86, "haswell", "vpshufb"), ("neon", ARM, "generic", "tbl")])
 def test_tables_of_codes_are_looked_up_by_an_instruction(path, triple, processor, look_up):
-    lines = assembly(lowered(float_products.fill, unpacking(NVFP4), path), triple, processor, "")
+    lines = assembly(lowered(float_products.fill_blocks, unpacking(NVFP4), path), triple, processor, "")
     assert [line[0] for line in lines if line].count(look_up) >= NVFP4.block // 16

@@ -107,8 +107,8 @@ def test_scales_of_any_size_are_divided_by(unit, scale):
 def test_few_tokens_and_processors_without_tiles_use_vectors(monkeypatch):
     used = []
     monkeypatch.setattr(ternary_tiles, "ternary_matmul", "tiles")
-    for module, name in ((ternary, "_ternary_matmul"), (ternary_product, "ternary_matmul")):
-        monkeypatch.setattr(module, name, "vectors")
+    for name in ("few_tokens", "many_tokens"):
+        monkeypatch.setattr(ternary_product, name, "vectors")
     monkeypatch.setattr(ternary, "launch", lambda kernel, *_: used.append(kernel))
     weights = packing.pack(np.ones((3, 64), int), 1.0)
     for unit, rows in ((amx.PLAIN, ternary_tiles.LEAST), (amx.PLAIN, ternary_tiles.LEAST - 1), (None, 99)):

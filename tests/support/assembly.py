@@ -37,7 +37,7 @@ def lowered(function, signature, path, wide=False):
         mock.patch.object(emit, "is_wide", return_value=wide),
         pytest.raises(Lowered) as caught,
     ):
-        njit(function.py_func).compile(signature)
+        njit(getattr(function, "py_func", function)).compile(signature)
     return str(caught.value)
 
 

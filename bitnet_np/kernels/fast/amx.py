@@ -89,52 +89,46 @@ def _tile(unit, tile):
 
 
 @inlined
-def _rows(unit, tile):
-    return _bytes(unit)[48 + tile]
+def _clear(address, size):
+    memory = _bytes(address)
+    for i in range(size):
+        memory[i] = 0
 
 
 @inlined
-def _width(unit, tile):
-    return _bytes(unit)[16 + 2 * tile]
+def _copy(unit, tile, source, source_stride, target, target_stride):
+    """Copy a tile, or what is to become one."""
+    shapes, read, written = _bytes(unit), _bytes(source), _bytes(target)
+    for row in range(shapes[48 + tile]):
+        for i in range(shapes[16 + 2 * tile]):
+            written[row * target_stride + i] = read[row * source_stride + i]
 
 
 def _plain_configure(unit):
-    memory = _bytes(_tile(unit, 0))
-    for i in range(8 * SIZE):
-        memory[i] = 0
+    _clear(_tile(unit, 0), 8 * SIZE)
 
 
 def _plain_release(unit):
-    memory = _bytes(unit)
-    for tile in range(8):
-        memory[48 + tile] = 0  # no rows: what uses the tile afterwards does nothing
+    _clear(unit + 48, 8)  # no rows: what uses the tiles afterwards does nothing
 
 
 def _plain_zero(unit, tile):
-    memory = _bytes(_tile(unit, tile))
-    for i in range(SIZE):
-        memory[i] = 0
+    _clear(_tile(unit, tile), SIZE)
 
 
 def _plain_load(unit, tile, address, stride):
-    target, source = _bytes(_tile(unit, tile)), _bytes(address)
-    for row in range(_rows(unit, tile)):
-        for i in range(_width(unit, tile)):
-            target[row * WIDTH + i] = source[row * stride + i]
+    _copy(unit, tile, address, stride, _tile(unit, tile), WIDTH)
 
 
 def _plain_store(unit, tile, address, stride):
-    source, target = _bytes(_tile(unit, tile)), _bytes(address)
-    for row in range(_rows(unit, tile)):
-        for i in range(_width(unit, tile)):
-            target[row * stride + i] = source[row * WIDTH + i]
+    _copy(unit, tile, _tile(unit, tile), WIDTH, address, stride)
 
 
 def _plain_dot(unit, sums, x, w):
     totals, left, right = _integers(_tile(unit, sums)), _bytes(_tile(unit, x)), _bytes(_tile(unit, w))
-    for i in range(_rows(unit, x)):
+    for i in range(_bytes(unit)[48 + x]):
         for j in range(ROWS):
-            for k in range(_width(unit, x)):
+            for k in range(_bytes(unit)[16 + 2 * x]):
                 totals[i * ROWS + j] += np.int32(left[i * WIDTH + k]) * np.int32(right[k // 4 * WIDTH + 4 * j + k % 4])
 
 

@@ -10,6 +10,7 @@ block with its offset is at most 256 * 127 * 255 * 32 < 2^28 (IQ4_XS; Q6_K 256 *
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -20,8 +21,35 @@ from ..block_plans import PLANS, REGISTER, Plan
 from .block_codes import bytes_of, has_sign, joined_runs, widened
 from .block_floats import number_of_byte
 from .byte_dots import broadcast_four, dot_bytes, instruction, own, sums_of_neighbours, word_products
-from .emit import F32, I32, I64, LANES, STEP, V16F32, V16I16, V16I32, V32I16, V64I8, Emitter, Place, Strided, constant, emitted, first
+from .emit import (
+    F32,
+    I16,
+    I32,
+    I64,
+    LANES,
+    STEP,
+    V16F32,
+    V16I16,
+    V16I32,
+    V32I16,
+    V64I8,
+    Emitter,
+    Place,
+    Strided,
+    constant,
+    emitted,
+    first,
+)
 from .simd import lower_and_upper, total, widened_half
+
+
+class Chunk(NamedTuple):
+    """A chunk of some rows of the matrix, as functions take it: that of row i begins with blocks[start + i * stride]."""
+
+    start: Any
+    stride: Any
+    valid: Any  # rows: the last stands for those beyond
+    second: Any  # blocks on to its second one
 
 
 def _plan(blocks: Place) -> Plan:
@@ -96,10 +124,10 @@ def _small(b: Emitter, plan: Plan, blocks: Sequence[ir.Value]) -> list[tuple[Int
     return small
 
 
-def _from_table(b: Emitter, factor: Factor, start: int, blocks: Sequence[ir.Value], runs: Sequence[int]) -> ir.Value:
-    """The number of the table for one run in each of 16 blocks. start: offset of the bytes which choose it."""
+def _from_table(b: Emitter, factor: Factor, start: int, blocks: Sequence[ir.Value], run: int) -> ir.Value:
+    """The number of the table for a run of each of 16 blocks. start: offset of the bytes which choose it."""
     numbers = constant(V16F32, None)
-    for i, (block, run) in enumerate(zip(blocks, runs, strict=True)):
+    for i, block in enumerate(blocks):
         numbers = b.insert_element(numbers, number_of_byte(b, block, start, factor, run), constant(I32, i))
     return numbers
 
@@ -115,16 +143,26 @@ def _halves(b: Emitter, blocks: Sequence[ir.Value], start: int, count: int) -> l
     return [widened_half(b, b.trunc(b.lshr(bits, 16 * i), V16I16)) for i in range(count)]
 
 
-def _factors(b: Emitter, plan: Plan, blocks: Sequence[Sequence[ir.Value]], units: Sequence[tuple[int, int]]) -> list[ir.Value]:
-    """The scales of 16 units, each (row, unit of its chunk), and their minimums if the type has them. blocks: of each row, the chunk's."""
-    places = [divmod(unit * plan.unit, plan.block_format.weights) for _, unit in units]
-    its = [blocks[row][block] for (row, _), (block, _) in zip(units, places, strict=True)]
-    factors = [factor for factor in (plan.block_format.scale, plan.block_format.minimum) if factor]
-    start, *others = (plan.block_format.start(factor) for factor in factors)
-    if factors[0].table:
-        return [_from_table(b, factors[0], start, its, [weight // LANES for _, weight in places])]
-    assert others in ([], [start + 2])  # a minimum lies behind the scale
-    return _halves(b, its, start, len(factors))
+def _store_factors(b: Emitter, plan: Plan, rows: Sequence[Sequence[ir.Value]], floats: Place, start: ir.Value) -> None:
+    """floats[start :] = [units, 2, 16]: the scales of each unit of 16 rows, and their minimums if the type has them. rows: their blocks."""
+    for unit in range(plan.units):
+        number, weight = divmod(unit * plan.unit, plan.block_format.weights)
+        blocks = [row[number] for row in rows]
+        factors = [factor for factor in (plan.block_format.scale, plan.block_format.minimum) if factor]
+        first, *others = (plan.block_format.start(factor) for factor in factors)
+        if factors[0].table:
+            registers = [_from_table(b, factors[0], first, blocks, weight // LANES)]
+        else:
+            assert others in ([], [first + 2])  # a minimum lies behind the scale
+            registers = _halves(b, blocks, first, len(factors))
+        for i, register in enumerate(registers):
+            b.store(register, floats.at(b.add(start, (2 * unit + i) * LANES)), align=4)
+
+
+def _blocks(b: Emitter, blocks: Place, places: Chunk, count: int) -> list[list[ir.Value]]:
+    """The blocks of a chunk of each of `count` rows."""
+    starts = [b.clamped(places.start, places.stride, row, places.valid) for row in range(count)]
+    return [[b.moved(blocks.at(at), 0) for at in (start, b.add(start, places.second))[: _plan(blocks).blocks]] for start in starts]
 
 
 # --- one row of activations -----------------------------------------------------------------------------------------------------------
@@ -139,68 +177,46 @@ def _tree(b: Emitter, registers: Sequence[ir.Value], width: int) -> ir.Value:
     return total(b, *lower_and_upper(b, lower, upper, width))
 
 
-ROWS, CHUNKS = 4, 4
-"""How many rows, and chunks of each, a step for one row of activations takes: 16 in all, whose sums fill a register."""
+ROWS = 4
+"""Rows of the matrix that a step for one row of activations takes: their small scales fill a register, and so do the sums of four steps."""
 
 
 @emitted()
-def open_chunks(b, blocks, start, row_blocks, chunk, x, lanes, row, ahead):
-    """Lanes of the integers of CHUNKS chunks of a row of the matrix, from number `chunk` on, times one row x of activations: Rows.
+def dot_rows(b, blocks, places, x, sums, chunk, lanes, place, ahead):
+    """A chunk of ROWS rows, from the first of `places` on, times number `chunk` of one row x of activations, with the sums of its runs.
 
-    The row begins at blocks[start]; no block beyond its end is read. It gets lanes[row * registers * 16 :]: a quarter of the lanes of each
-    unit, of one chunk after another. As many bytes of the matrix are asked for, `ahead` bytes further on, a line at a time: of many at once
-    the processor forgets some.
+    lanes[place :] gets a quarter of the lanes of each unit, of one row after another: [registers, 16]. As many bytes of the matrix are
+    asked for, from the address `ahead` on: in order, because the processor loses track of several streams.
     """
     plan = _plan(blocks)
-    step = plan.blocks * plan.block_format.layout.itemsize
-    its = _blocks_of_chunks(b, blocks, start, row_blocks, chunk)
+    rows = _blocks(b, blocks, places, ROWS)
+    for line in range(0, ROWS * plan.blocks * plan.block_format.layout.itemsize, 64):
+        b.prefetch(b.pointer(ahead, line))
+    start = b.mul(chunk, plan.weights)
+    q = [b.load(x.at(b.add(start, k * REGISTER)), V64I8) for k in range(plan.weights // REGISTER)]
 
-    def load(array: Place, per_chunk: int, plus: int, vector: ir.Type) -> ir.Value:
-        return b.load(array.at(b.add(b.mul(chunk, per_chunk), plus)), vector)
-
-    def dots(i: int) -> list[ir.Value]:
-        for line in range(-(-i * step // 64), -(-(i + 1) * step // 64)):
-            b.prefetch(b.moved(its[0][0], b.add(ahead, 64 * line)))
-        products = []
-        for k in range(plan.weights // REGISTER):
-            opened = constant(V16I32, None)
-            if plan.offset_of_starts(b.path, one_row=True):
-                opened = load(x.starts, plan.weights // 4, i * plan.weights // 4 + LANES * k, V16I32)
-            activations = load(x.q, plan.weights, i * plan.weights + REGISTER * k, V64I8)
-            products.append(_dot(b, plan, opened, _codes(b, plan, its[i], k), activations))
-        return products
+    def dots(row: int) -> list[ir.Value]:
+        return [_dot(b, plan, constant(V16I32, None), _codes(b, plan, rows[row], k), register) for k, register in enumerate(q)]
 
     if plan.is_scaled:
-        sums = [load(x.sums, LANES, 2 * LANES * i, V32I16) for i in range(CHUNKS // 2)]
-        registers = _scaled_blocks(b, plan, [block for (block,) in its], dots, sums)
+        registers = _scaled_blocks(b, plan, [block for (block,) in rows], dots, b.load(sums.at(b.mul(chunk, LANES)), V16I16))
     else:
-        chunks = [[reduce(b.add, dots(i))] if plan.is_k else dots(i) for i in range(CHUNKS)]
-        registers = [_tree(b, parts, 2 * plan.lanes_left) for parts in zip(*chunks, strict=True)]
+        parts = [[reduce(b.add, dots(row))] if plan.is_k else dots(row) for row in range(ROWS)]
+        registers = [_tree(b, part, plan.width // 8) for part in zip(*parts, strict=True)]
     for k, register in enumerate(registers):
-        b.store(register, lanes.at(b.add(b.mul(row, plan.registers * LANES), k * LANES)), align=4)
+        b.store(register, lanes.at(b.add(place, k * LANES)), align=4)
 
 
-def _blocks_of_chunks(b: Emitter, blocks: Place, start: ir.Value, row_blocks: ir.Value, chunk: ir.Value) -> list[list[ir.Value]]:
-    """Where the blocks of CHUNKS chunks of a row lie, from number `chunk` on. The row's last block stands for those beyond its end."""
-    plan, row = _plan(blocks), blocks.at(start)
-    here, last = b.mul(chunk, plan.blocks), b.sub(row_blocks, 1)
-    its = []
-    for i in range(CHUNKS * plan.blocks):
-        place = b.add(here, i)
-        place = b.select(b.icmp_signed("<", place, last), place, last)
-        its.append(b.moved(row, b.mul(place, plan.block_format.layout.itemsize)))
-    return [its[i : i + plan.blocks] for i in range(0, len(its), plan.blocks)]
+def _scaled_blocks(b: Emitter, plan: Plan, blocks: Sequence[ir.Value], dots: Callable, sums: ir.Value) -> list[ir.Value]:
+    """Four lanes of each of ROWS blocks, and as many of its minimums if the type has them.
 
-
-def _scaled_blocks(b: Emitter, plan: Plan, blocks: Sequence[ir.Value], dots: Callable, sums: Sequence[ir.Value]) -> list[ir.Value]:
-    """Four lanes of each of CHUNKS blocks, and as many of its minimums if the type has them.
-
-    dots: number of a block -> its codes times activations, four to a lane. sums: those of the activations' runs, two blocks in a register.
+    dots: number of a block -> its codes times activations, four to a lane. sums: those of the activations' 16 runs.
     """
+    twice = b.joined([sums, sums])
 
     def times_sums(integers: Integers, numbers: ir.Value) -> ir.Value:
-        words = [widened(b, part, integers, V32I16) for part in b.slices(numbers, len(sums))]
-        return _tree(b, [_dot_words(b, constant(V16I32, None), *pair) for pair in zip(words, sums, strict=True)], 8)
+        words = [widened(b, part, integers, V32I16) for part in b.slices(numbers, 2)]
+        return _tree(b, [_dot_words(b, constant(V16I32, None), part, twice) for part in words], 8)
 
     (integers, scales), *minimums = _small(b, plan, blocks)
     its = b.slices(scales, len(blocks))
@@ -227,53 +243,24 @@ def _times_scales(b: Emitter, plan: Plan, dots: Sequence[ir.Value], integers: In
     return so_far
 
 
-@emitted(returns=first)
-def close_chunks(b, tile, blocks, start, row_blocks, valid, chunk, lanes, x):
-    """tile[0], lanes 0..3, += the units of CHUNKS chunks of ROWS rows, from number `chunk` on, one unit after another.
+@emitted()
+def add_lanes(b, blocks, places, sums, chunk, lanes, totals, floats):
+    """Totals [units, 16], at an address, of 16 rows from what `dot_rows` made of them, lanes are rows; behind them what `minimums` gives.
 
-    Rows begin at blocks[start + i * row_blocks]. lanes: what `open_chunks` made of the rows. The scales and eights of x [units] are padded
-    to whole steps. Units beyond the end of a row add nothing.
+    And floats, as those of `unpack_chunk`.
     """
     plan = _plan(blocks)
-    starts = [b.clamped(start, row_blocks, row, valid) for row in range(ROWS)]
-    rows = [_blocks_of_chunks(b, blocks, at, row_blocks, chunk) for at in starts]
-
-    def summed(number: int) -> ir.Value:
-        """The sums of one register of each row: row after row, in it chunk after chunk."""
-        loaded = [b.load(lanes.at((row * plan.registers + number) * LANES), V16I32) for row in range(ROWS)]
-        left = plan.lanes_left
-        return b.joined([_tree(b, loaded[row : row + left], 2) for row in range(0, ROWS, left)])
-
-    minimums = summed(1) if plan.has_integer_minimum else None
-    sums = [summed(number) for number in range(1 if plan.is_k else plan.registers)]
-    share, terms = plan.units // len(sums), [(i, unit, row) for i in range(CHUNKS) for unit in range(plan.units) for row in range(ROWS)]
-    order = [((unit // share * ROWS + row) * CHUNKS + i) * share + unit % share for i, unit, row in terms]
-    integers = b.slices(b.shuffled(b.joined(sums), order), plan.units)
-    here = b.mul(chunk, plan.units)
-    left = b.sub(b.mul(row_blocks, plan.units // plan.blocks), here)
-    per_register = LANES // ROWS
-    results = b.slices(tile[0], per_register)[0]
-
-    def of_x(numbers: Place, plus: int) -> ir.Value:
-        """Some numbers of memory, each in ROWS lanes."""
-        few = b.load(numbers.at(b.add(here, plus)), ir.VectorType(F32, per_register))
-        return b.shuffled(few, [lane // ROWS for lane in range(LANES)])
-
-    for k, units in enumerate(integers):
-        its = terms[LANES * k : LANES * k + LANES]
-        factors = _factors(b, plan, [rows[row][i] for i, _, row in its], [(lane, unit) for lane, (_, unit, _) in enumerate(its)])
-        x_scale = of_x(x.scales, per_register * k)
-        pairs = [(b.sitofp(units, V16F32), b.fmul(factors[0], x_scale))]
-        if minimums is not None:
-            pairs.append((b.sitofp(b.shuffled(minimums, order), V16F32), b.fneg(b.fmul(factors[1], x_scale))))
-        elif plan.has_float_minimum:
-            pairs.append((factors[1], of_x(x.eights, per_register * k)))
-        parts = [tuple(b.slices(numbers, per_register) for numbers in pair) for pair in pairs]
-        for i in range(per_register):
-            after = reduce(lambda so_far, part, i=i: b.fma(part[0][i], part[1][i], so_far), parts, results)  # type: ignore[misc]
-            is_there = b.icmp_signed("<", constant(I64, k * per_register + i), left)
-            results = b.select(is_there, after, results)
-    return [b.shuffled(results, [lane % ROWS for lane in range(LANES)])]
+    _store_factors(b, plan, _blocks(b, blocks, places, LANES), floats, constant(I64, 0))
+    share = max(1, plan.units // plan.registers)
+    for number in range(plan.registers):
+        loaded = [b.load(lanes.at((step * plan.registers + number) * LANES), V16I32) for step in range(LANES // ROWS)]
+        left = plan.width // LANES
+        rows = b.joined([_tree(b, loaded[step : step + left], 2) for step in range(0, len(loaded), left)])
+        for i in range(share):
+            unit, register = number * share + i, b.shuffled(rows, [row * share + i for row in range(LANES)])
+            if not plan.is_scaled:
+                register = b.add(register, _start(b, plan, sums.at(b.mul(b.add(b.mul(chunk, plan.units), unit), plan.unit // LANES))))
+            b.store(register, b.pointer(totals, unit * STEP), align=4)
 
 
 # --- several rows of activations ------------------------------------------------------------------------------------------------------
@@ -293,16 +280,14 @@ def _transposed(b: Emitter, registers: Sequence[ir.Value]) -> list[ir.Value]:
 
 
 @emitted()
-def unpack_chunk(b, blocks, start, stride, valid, second, strip, number):
+def unpack_chunk(b, blocks, places, strip, number):
     """Chunk `number` of a strip, of 16 rows, as `run_step` and `close_unit` read it: lanes are rows.
 
-    The first blocks of the rows are blocks[start + i * stride], the second ones lie `second` blocks on. The strip gets codes
-    [weights / 4, 16, 4], scales [16 runs, 16] if there are any, pairs: minimums of two runs [8, 16, 2] of 16 bits, or scales if there are
-    none, floats [units, 2, 16]: scales and minimums.
+    The strip gets codes [weights / 4, 16, 4], scales [16 runs, 16] if there are any, pairs: minimums of two runs [8, 16, 2] of 16 bits, or
+    scales if there are none, floats [units, 2, 16]: scales and minimums.
     """
     plan = _plan(blocks)
-    places = [b.clamped(start, stride, row, valid) for row in range(LANES)]
-    its = [[b.moved(blocks.at(at), 0) for at in (place, b.add(place, second))[: plan.blocks]] for place in places]
+    its = _blocks(b, blocks, places, LANES)
 
     def store(array: Place, size: int, registers: Sequence[ir.Value]) -> None:
         for i, register in enumerate(registers):
@@ -326,38 +311,36 @@ def unpack_chunk(b, blocks, start, stride, valid, second, strip, number):
             factors = [_words(b, scale, None) for scale in factors]
         store(strip.scales, LANES * LANES, factors)
         store(strip.pairs, LANES * LANES // 2, [_words(b, *pair) for pair in zip(counts[::2], counts[1::2], strict=True)])
-    halves = [_factors(b, plan, its, [(row, unit) for row in range(LANES)]) for unit in range(plan.units)]
-    store(strip.floats, plan.units * 2 * LANES, [half for unit in halves for half in [*unit, constant(V16F32, None)][:2]])
+    _store_factors(b, plan, its, strip.floats, b.mul(number, plan.units * 2 * LANES))
+
+
+def _start(b: Emitter, plan: Plan, sums: ir.Value) -> ir.Value:
+    """What takes the offset off the codes of a unit without small scales, in all lanes. sums: where those of the activations' runs lie."""
+    if not plan.offset(b.path):
+        return constant(V16I32, None)
+    runs = [b.sext(b.load(b.moved(sums, 2 * run), I16), I32) for run in range(plan.unit // LANES)]
+    return b.splat(b.mul(reduce(b.add, runs), -plan.offset(b.path)), V16I32)
 
 
 @emitted(returns=first)
-def open_unit(b, tile, blocks, starts, valid):
-    """A tile for the sums of one unit: 0, or the starts of each row of activations where nothing else takes the offset off."""
+def open_unit(b, tile, blocks, pairs, sums, valid):
+    """A tile for the sums of one unit: what takes the offset of its codes off. Pairs and sums are those of `minimums`."""
     plan = _plan(blocks)
-    if plan.is_scaled or not plan.offset(b.path):
-        return [constant(V16I32, None)] * len(tile)
-    return _starts(b, starts, tile.columns, valid) * tile.rows
-
-
-def _starts(b: Emitter, starts: Strided, count: int, valid: ir.Value) -> list[ir.Value]:
-    """For each row of activations, what takes the offset off, in all lanes."""
-    return [b.splat(b.load(b.row(starts, j, valid=valid), I32), V16I32) for j in range(count)]
+    if plan.is_scaled and plan.offset(b.path):
+        return [b.mul(product, -plan.offset(b.path)) for product in _times_sums(b, tile, pairs, sums, valid)]
+    return [_start(b, plan, b.row(sums, j, valid=valid)) for j in range(tile.columns)] * tile.rows
 
 
 @emitted(returns=first)
-def run_step(b, tile, blocks, codes, scales, q, starts, valid):
+def run_step(b, tile, blocks, codes, scales, q, valid):
     """tile[i, j] += a run of 16 weights of 16 rows, times 16 activations, times the run's scale if there is one.
 
-    Rows of codes and scales are groups i, those of q and starts the `valid` rows j of activations. Starts take the offset off scaled runs,
-    where `take_offset` does not.
+    Rows of codes and scales are groups i, those of q the `valid` rows j of activations.
     """
     plan, totals, sums = _plan(blocks), list(tile), list(tile)
     factors = [constant(V16I32, 0x10001)] * tile.rows  # words of 1
     if plan.is_scaled:
-        opened = [constant(V16I32, None)] * tile.columns
-        if plan.offset_of_starts(b.path, one_row=False):
-            opened = _starts(b, starts, tile.columns, valid)
-        sums = opened * tile.rows
+        sums = [constant(V16I32, None)] * len(tile)
         factors = [b.load(b.row(scales, i), V16I32) for i in range(tile.rows)]
     together = plan.word_registers(b.path)
     words = [constant(V32I16, None)] * len(tile)
@@ -380,11 +363,33 @@ def run_step(b, tile, blocks, codes, scales, q, starts, valid):
 
 
 @emitted(returns=first)
-def close_unit(b, tile, totals, blocks, floats, pairs, sums, scales, eights, valid):
+def minimums(b, tile, blocks, pairs, sums, valid):
+    """How often each minimum is subtracted, of types that count it.
+
+    Rows of pairs [8, 16] are groups i, those of sums [16] rows of activations j.
+    """
+    return _times_sums(b, tile, pairs, sums, valid) if _plan(blocks).has_integer_minimum else list(tile)
+
+
+def _times_sums(b: Emitter, tile: Any, pairs: Strided, sums: Strided, valid: ir.Value) -> list[ir.Value]:
+    """The pairs of each group of 16 rows times the sums of each row of activations."""
+    products = []
+    for k in range(len(tile)):
+        i, j = divmod(k, tile.columns)
+        totals = [constant(V16I32, None)] * 2
+        for pair in range(LANES // 2):
+            two = b.splat(b.load(b.row(sums, j, 2 * pair, valid), I32), V16I32)
+            totals[pair % 2] = _dot_words(b, totals[pair % 2], b.load(b.row(pairs, i, pair * LANES), V16I32), two)
+        products.append(b.add(*totals))
+    return products
+
+
+@emitted(returns=first)
+def close_unit(b, tile, totals, counts, blocks, floats, scales, eights, valid):
     """tile += the sums of a unit times the scales of both sides, and its minimums, in float32.
 
-    Rows of floats [2, 16] and pairs [8, 16] are groups i. Those of sums [16], scales and rounded sums are rows j of activations; `eights`
-    has them at the places of the scales.
+    counts: what `minimums` gives. Rows of floats [2, 16] are groups i, those of scales and rounded sums rows j of activations; `eights` has
+    them at the places of the scales.
     """
     plan, results = _plan(blocks), list(tile)
 
@@ -400,33 +405,8 @@ def close_unit(b, tile, totals, blocks, floats, pairs, sums, scales, eights, val
             if plan.has_float_minimum:
                 results[k] = b.fma(minimum, splat(eights, j), results[k])
             if plan.has_integer_minimum:
-                least = b.sitofp(_times_sums(b, pairs, sums, i, j, valid), V16F32)
-                results[k] = b.fma(least, b.fneg(b.fmul(minimum, x_scale)), results[k])
+                results[k] = b.fma(b.sitofp(counts[k], V16F32), b.fneg(b.fmul(minimum, x_scale)), results[k])
     return results
-
-
-def _times_sums(b: Emitter, pairs: Strided, sums: Strided, i: int, j: int, valid: ir.Value) -> ir.Value:
-    """The pairs of group i of 16 rows times the sums of token j, which is at most the last of `valid` ones."""
-    totals = [constant(V16I32, None)] * 2
-    for pair in range(LANES // 2):
-        two = b.splat(b.load(b.row(sums, j, 2 * pair, valid), I32), V16I32)
-        counts = b.load(b.row(pairs, i, pair * LANES), V16I32)
-        totals[pair % 2] = _dot_words(b, totals[pair % 2], counts, two)
-    return reduce(b.add, totals)
-
-
-@emitted(returns=first)
-def take_offset(b, totals, blocks, pairs, sums, valid):
-    """The sums of a unit without what its offset added to them, where starts have not taken it off. Arguments are those of `close_unit`."""
-    plan = _plan(blocks)
-    offset = plan.offset(b.path)
-    if offset == plan.offset_of_starts(b.path, one_row=False):
-        return totals
-    registers = []
-    for k, register in enumerate(totals):
-        i, j = divmod(k, totals.columns)
-        registers.append(b.sub(register, b.mul(_times_sums(b, pairs, sums, i, j, valid), offset)))
-    return registers
 
 
 # --- matrix tiles ---------------------------------------------------------------------------------------------------------------------

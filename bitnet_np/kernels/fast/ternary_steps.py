@@ -1,11 +1,12 @@
 """Ternary matrices: their codes out of packed bytes, their products with a few tokens, and the results of sums."""
 
 from collections.abc import Callable
+from functools import reduce
 
 from llvmlite import ir
 
 from .byte_dots import broadcast_four, dot_bytes, own
-from .emit import STEP, V16F32, V16I32, V32I16, V64I8, Emitter, Tile, constant, emitted, first
+from .emit import STEP, V16F32, V16I32, V32I16, V64I8, Emitter, Tile, emitted, first
 
 
 def _place(b: Emitter, plane: int) -> int:
@@ -22,47 +23,28 @@ def _code_in_place(b: Emitter, packed: ir.Value, plane: int) -> ir.Value:
     return b.and_(packed, 3 << 6 - 2 * plane) if _place(b, plane) or plane else b.lshr(packed, 6)
 
 
-def _code(b: Emitter, packed: ir.Value, plane: int) -> ir.Value:
-    """Codes 0..2 of one plane of packed bytes. x86 cannot shift bytes; the mask drops the bits that cross from one to another."""
-    return b.and_(b.bitcast(b.lshr(b.bitcast(packed, V32I16), 6 - 2 * plane), V64I8), 3)
+@emitted(returns=first)
+def ternary_step(b, tile, codes, start, x, x_start, x_stride, x_valid):
+    """16 columns of packed weights (packing.py's order: 16 rows in the lanes) times 16 activations of each token.
+
+    The tile has a row of registers for each plane of codes: no codes are shifted, and few tokens make several chains of additions.
+    `join_planes` adds them at the end.
+    """
+    packed = b.load(codes.at(start), V64I8)
+    rows = [b.clamped(x_start, x_stride, column, x_valid) for column in range(tile.columns)]
+    for plane in range(4):
+        unpacked = _code_in_place(b, packed, plane)
+        for column, row in enumerate(rows):
+            i = plane * tile.columns + column
+            tile[i] = dot_bytes(b, tile[i], unpacked, broadcast_four(b, x.at(b.add(row, 4 * plane))))
+    return tile
 
 
-def _ternary_step(apart: bool) -> Callable:
-    def ternary_step(b, tile, codes, start, stride, valid, x, x_start, x_stride, x_valid):
-        groups = range(tile.rows // 4 if apart else tile.rows)
-        packed = [b.load(codes.at(b.clamped(start, stride, group, valid)), V64I8) for group in groups]
-        rows = [b.clamped(x_start, x_stride, column, x_valid) for column in range(tile.columns)]
-        for plane in range(4):
-            unpacked = [(_code_in_place if apart else _code)(b, register, plane) for register in packed]
-            for column, row in enumerate(rows):
-                activations = broadcast_four(b, x.at(b.add(row, 4 * plane)))
-                for group in groups:
-                    i = ((4 * group + plane) if apart else group) * tile.columns + column
-                    tile[i] = dot_bytes(b, tile[i], unpacked[group], activations)
-        return tile
-
-    return emitted(returns=first)(ternary_step)
-
-
-# 16 columns of packed weights (packing.py's order: 16 rows in the lanes) times 16 activations of each token:
-# tile[i, j] += group i of 16 rows, 64 bytes from start + i * stride, times x[x_start + j * x_stride :][:16], one row's sum in each lane.
-# The tile of `ternary_step_apart` has four rows of registers for each group, one for each plane, which `join_planes` adds at the end. It
-# needs no shifts, and makes four chains of additions where one token and one group would make only one.
-ternary_step = _ternary_step(apart=False)
-ternary_step_apart = _ternary_step(apart=True)
-
-
-@emitted(returns=lambda tile: Tile("i32", tile.rows // 4, tile.columns))
+@emitted(returns=lambda tile: Tile("i32", 1, tile.columns))
 def join_planes(b, tile):
-    """A tile of `ternary_step_apart` -> the tile that `ternary_step` makes. Divisions are exact: lanes are multiples of the plane's 2^n."""
-    sums = []
-    for i in range(len(tile) // 4):
-        group, column = divmod(i, tile.columns)
-        total = constant(V16I32, None)
-        for plane in range(4):
-            total = b.add(total, b.ashr(tile[(4 * group + plane) * tile.columns + column], _place(b, plane)))
-        sums.append(total)
-    return sums
+    """The sums of a tile of `ternary_step`, a row of the matrix in each lane. Divisions are exact: lanes are multiples of a plane's 2^n."""
+    planes = [b.ashr(register, _place(b, i // tile.columns)) for i, register in enumerate(tile)]
+    return [reduce(b.add, planes[column :: tile.columns]) for column in range(tile.columns)]
 
 
 @emitted()
@@ -74,7 +56,8 @@ def unpack_codes(b, packed, codes, ahead):
     b.prefetch(b.pointer(b.add(packed, ahead)))
     register = b.load(b.pointer(packed), V64I8)
     for plane in range(4):
-        b.store(_code(b, register, plane), b.pointer(codes, plane * STEP))
+        shifted = b.lshr(b.bitcast(register, V32I16), 6 - 2 * plane)  # x86 cannot shift bytes; the mask drops the bits that cross over
+        b.store(b.and_(b.bitcast(shifted, V64I8), 3), b.pointer(codes, plane * STEP))
 
 
 def _store_scaled(divide: Callable) -> Callable:
