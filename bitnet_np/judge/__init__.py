@@ -4,7 +4,7 @@ dump.py         dumps of one sequence: `judge_dump`           compare_dumps.py  
 trace.py        every operation from the dump's own inputs    engine.py          logits alone, against engines with mistakes
 graph.py        the operations of a model                     operations.py      the law for one operation, with its bound
 bounds.py       tensors against that law                      roundings.py       how engines round
-precision.py    types that engines keep numbers in            narrow.py          what narrow types allow one operation
+precision.py    types that engines keep numbers in            expected.py        what a bound is made of
 logits.py       measures, limits and verdicts of logits       honest_engines.py  how far roundings reach on this model
 mistakes/       the one catalogue of known mistakes           readings/          mistakes that are read off the numbers
 variant.py      our engine with something changed             verdict.py         SAME_BITS, ROUNDING, FLIPS, NARROW, WRONG, INVALID

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from ..engine.dialects import DIALECTS, Dialect
 from ..model.records import Blocks, Model, Ternary
+from .expected import rounded, type_of
 from .graph import FIELDS, LOGITS
 from .logits import Reach, position_nmse, position_scale
-from .narrow import rounded, type_of
-from .operations import next_experts, reads_codes, row_blocks
+from .operations import next_experts
 from .precision import DIGITS, FLOAT32, FLOATS, ROUNDOFF, Precision
+from .products import reads_codes, row_blocks
 from .roundings import to_digits, to_eleven_bits
 from .variant import Floats, Variant
 

@@ -26,10 +26,10 @@ from ..traces.formats.bitnet_rs import Fingerprint, hash_of
 from ..traces.formats.eval_callback import PRINTED, PRINTED_SUM, PartialTensor, PartialTrace
 from ..traces.points import SCORES, Key
 from .bounds import ROUNDING_ACROSS, TINY
+from .expected import U
 from .graph import operations
 from .honest_engines import FLOOR, roundings
 from .logits import Reach, limits
-from .operations import U
 from .precision import FLOAT32, Precision
 from .report import OperationVerdict, Report
 from .variant import Variant

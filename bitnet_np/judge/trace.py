@@ -43,6 +43,7 @@ from .detail import Details
 from .edits.definition import expression
 from .edits.expression import Node, value_of
 from .equivalence import KEYS, QUERIES, ROTATED, look_through
+from .expected import Expected, Storage, U
 from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
 from .graph import EMBEDDING, FIELDS, LOGITS, TOKENS, Operation, matrix_of, operations
 from .honest_engines import FLOOR, one_scale
@@ -52,8 +53,7 @@ from .mistakes.attention import CACHE_ROUNDINGS
 from .mistakes.catalogue import Trial, as_rounded, cached_and_rounded, narrowed, trials
 from .mistakes.mistake import Cause, Compute
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types, with_alike
-from .narrow import Storage
-from .operations import Expected, U, next_experts
+from .operations import next_experts
 from .options import DEFAULT, Options
 from .parts import InParts, Part
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type

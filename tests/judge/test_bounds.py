@@ -6,8 +6,8 @@ import pytest
 from bitnet_np import EXACT
 from bitnet_np.judge import graph
 from bitnet_np.judge.bounds import close, statistics, within
+from bitnet_np.judge.expected import Expected, U
 from bitnet_np.judge.logits import Reach
-from bitnet_np.judge.operations import Expected, U
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key

@@ -10,9 +10,9 @@ from engine_runs import float16_scales
 
 from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.dialects import EXACT
-from bitnet_np.judge import graph, narrow
+from bitnet_np.judge import graph
 from bitnet_np.judge.bounds import bound_of, within
-from bitnet_np.judge.narrow import Storage, half_steps
+from bitnet_np.judge.expected import Storage, half_steps, rounded
 from bitnet_np.judge.precision import Precision
 from bitnet_np.judge.roundings import NARROW, to_bfloat16
 from bitnet_np.judge.trace import judge_trace
@@ -108,7 +108,7 @@ def test_a_head_of_few_bits_is_within_its_type_and_no_other():
     model = random_model(2, family="llama", n_layers=1, tied=False)
     x = RNG.standard_normal((9, model.config.width))
     operation = list(graph.operations(model, EXACT))[-1]
-    head = narrow.rounded(model.head.astype(np.float64), "int4")
+    head = rounded(model.head.astype(np.float64), "int4")
     theirs = (x @ head.T).astype(np.float32).astype(np.float64)
     verdicts = {}
     for kind in ("float32", "int8", "q6_K", "int4"):

@@ -10,7 +10,7 @@ from dumps import FAULTS, LOGITS, MODEL, TOKENS, family_dump, only, recorded, tr
 from engine_runs import DEEP, DEEP_TOKENS, deep_model
 
 from bitnet_np import BITNET_CPP, EXACT
-from bitnet_np.judge import graph, operations
+from bitnet_np.judge import graph, operations, products
 from bitnet_np.judge import trace as judging
 from bitnet_np.judge.findings import closer_summary
 from bitnet_np.judge.mistakes.mistake import Cause
@@ -129,7 +129,7 @@ def test_codes_are_exact_but_for_ambiguous_ones():
     points[key][3, 5] += 1
     report = judge_trace(MODEL, trace(points), TOKENS)
     assert report.first_wrong.key == key
-    expected = operations.codes(np.array([[127.0, 0.5, -1.5, 0.4]]))
+    expected = products.codes(np.array([[127.0, 0.5, -1.5, 0.4]]))
     assert expected.reach.tolist() == [[0, 1, 1, 0]]
 
 
