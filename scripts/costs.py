@@ -25,7 +25,7 @@ import numpy as np
 
 from bitnet_np import KVCache, Metrics, Model, forward, forward_full, forward_incremental
 from bitnet_np.base.errors import shortened
-from bitnet_np.judge.report import check_plot, pyplot, save
+from bitnet_np.judge.pictures import check_plot, pyplot, save
 from bitnet_np.kernels import launching
 from bitnet_np.kernels.fast import amx
 from bitnet_np.testing.models import random_model

@@ -12,10 +12,9 @@ from engine_runs import DEEP, DEEP_TOKENS, deep_model
 from bitnet_np import BITNET_CPP, EXACT
 from bitnet_np.judge import graph, operations, products
 from bitnet_np.judge import trace as judging
-from bitnet_np.judge.findings import closer_summary
 from bitnet_np.judge.mistakes.mistake import Cause
 from bitnet_np.judge.precision import FLOAT32
-from bitnet_np.judge.report import closer_rows
+from bitnet_np.judge.report import closer_rows, closer_summary
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES

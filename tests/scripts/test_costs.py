@@ -6,7 +6,7 @@ import costs
 import pytest
 
 from bitnet_np.engine import network
-from bitnet_np.judge.report import save
+from bitnet_np.judge.pictures import save
 
 
 @pytest.fixture(scope="module")
