@@ -56,7 +56,7 @@ def _report(
 ) -> Report:
     """The report on what is known of some tensors, in their order; the first one that is wrong, or the one before it, is at fault.
 
-    take: what is compared of ours, [T, width]. judge: also by the same of honest engines with other roundings. known: what of them is known.
+    take: what is compared of ours, [T, width]. judge: also by the same of honest engines with other roundings. known: what is known.
     """
     ids = integers("ids", ids, 1, TokenRangeError)
     Runtime(base.model, base.dialect).checked()
