@@ -34,14 +34,13 @@ def roundings(base: Variant, precision: Precision = FLOAT32) -> Iterator[Variant
     """Yields variants as honest as ours: float16 numbers after each norm or each operation, or the roundings of a declared precision."""
     if precision == FLOAT32:
         yield replace(base, text="float16 norms", edit=lambda name, n, x: to_eleven_bits(x) if "norm" in name else x)
-        yield replace(base, text="float16 after each operation", edit=_in_float16)
+        yield replace(
+            base,
+            text="float16 after each operation",
+            edit=lambda name, n, x: x if name in _UNROUNDED or x.dtype != np.float32 else to_eleven_bits(x),
+        )
     else:
         yield in_precision(base, precision)
-
-
-def _in_float16(name: str, layer: int | None, x: NDArray) -> NDArray:
-    """A tensor rounded to float16, unless engines with float16 tensors keep it; numbers of experts stay as they are."""
-    return x if name in _UNROUNDED or x.dtype != np.float32 else to_eleven_bits(x)
 
 
 _OPEN = 16
@@ -61,12 +60,6 @@ def other_choices(base: Variant, precision: Precision = FLOAT32) -> Variant | No
         return next_experts(logits, k, error * np.abs(logits).max(axis=1)).astype(np.int32)
 
     return replace(base.with_operations(top_experts=top_experts), text="other choices between nearly equal experts")
-
-
-def with_choices(reach: Reach, ours: NDArray, run: Floats) -> Reach:
-    """The reach with that of a run of `other_choices`: [P, V]."""
-    scale = float(np.abs(position_scale(ours, run) - 1).max())
-    return replace(reach, choices=position_nmse(ours, run), scale=max(reach.scale, scale))
 
 
 def dialects(base: Variant) -> Iterator[Variant]:
@@ -162,12 +155,13 @@ def _to_type(x: NDArray, kind: str) -> Floats:
     return (to_digits(wide, DIGITS[kind]) if kind in FLOATS else rounded(wide, kind)).astype(np.float32)
 
 
-def reach_of(ours: NDArray, runs: list[Floats], base: Variant, precision: Precision = FLOAT32) -> Reach:
-    """The distance of honest engines' runs from ours: [P, V] each."""
+def reach_of(ours: NDArray, runs: list[Floats], base: Variant, precision: Precision = FLOAT32, choices: Floats | None = None) -> Reach:
+    """The distance of honest engines' runs from ours, and of one of `other_choices`, if there is one: [P, V] each."""
     nmse = np.array([position_nmse(ours, run) for run in runs])
-    scale = max(float(np.abs(position_scale(ours, run) - 1).max()) for run in runs)
+    scale = max(float(np.abs(position_scale(ours, run) - 1).max()) for run in (*runs, *([] if choices is None else [choices])))
     name = "float16 rounding" if precision == FLOAT32 else f"the precision {precision}"
-    return Reach(max(float(nmse.mean(axis=1).max()), FLOOR), nmse.max(axis=0), scale, name, one_scale(base.model, base.dialect))
+    of_choices = None if choices is None else position_nmse(ours, choices)
+    return Reach(max(float(nmse.mean(axis=1).max()), FLOOR), nmse.max(axis=0), scale, name, one_scale(base.model, base.dialect), of_choices)
 
 
 def one_scale(model: Model, dialect: Dialect) -> bool:
