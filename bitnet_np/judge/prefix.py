@@ -1,6 +1,7 @@
 """Dumps of a call that goes on from an earlier one: the engine had the keys and values of the first tokens, and computed only the rest."""
 
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -43,12 +44,9 @@ def with_prefix(runtime: Runtime, tokens: Tokens, trace: Trace, prefix: int) -> 
 
     run_whole(runtime, Tokens.whole(tokens.ids[:, :prefix]), keep)
 
-    def entry(key: Key) -> Entry:
-        def load() -> NDArray:
-            theirs = points[key]
-            return np.concatenate([first[key].astype(theirs.dtype), theirs]) if key in first else theirs
+    def joined(key: Key) -> NDArray:
+        theirs = points[key]
+        return np.concatenate([first[key].astype(theirs.dtype), theirs]) if key in first else theirs
 
-        rows = prefix * (key in first)
-        return Entry((shapes[key][0] + rows, *shapes[key][1:]), load().dtype, load)
-
-    return replace(trace, points=Points({key: entry(key) for key in points}))
+    rows = {key: (shape[0] + prefix * (key in first), *shape[1:]) for key, shape in shapes.items()}
+    return replace(trace, points=Points({key: Entry(rows[key], points[key].dtype, partial(joined, key)) for key in points}))

@@ -82,10 +82,13 @@ def judge_sequences(
         note = f"the rows of the first {prefix} tokens are our own: the dump has none of them"
         reports = [replace(report, notes=(note, *report.notes)) for report in reports]
     for b, a in mixed.items():
-        reports[b] = _of_another(reports[b], a)
+        report, logits, cause = reports[b], reports[b].logits, f"it has the logits of sequence {a}"
+        if logits is not None and logits.verdict == Verdict.WRONG:
+            logits = replace(logits, reason=f"{cause}; {logits.reason}", explanation=cause)
+            reports[b] = replace(report, reason=f"{cause}; {report.reason}", logits=logits)
     report = reports[0] if len(reports) == 1 else Report.of_sequences(reports, notes)
     if options.details is not None and (collected := every[report.sequence or 0]) is not None:
-        options.details.take(collected)
+        vars(options.details).update(vars(collected))
     return report
 
 
@@ -118,16 +121,7 @@ def _mixed(runtime: Runtime, sequences: Sequence[Tokens], traces: Sequence[Trace
     some = [b for b, trace in enumerate(traces) if {LOGITS, LOG_PROBS} & trace.points.keys()]
     if len(sequences) == 1 or not some:
         return {}
-    ours = [run_whole(runtime, tokens)[0] for tokens in sequences]
+    ours = [(tokens, run_whole(runtime, tokens)[0]) for tokens in sequences]
     with np.errstate(all="ignore"):  # numbers that cannot be compared are refused later
-        wrong = [b for b in some if not has_logits(traces[b], ours[b])]
-        return {b: a for b in wrong for a in range(len(ours)) if has_logits(traces[b], ours[a])}
-
-
-def _of_another(report: Report, sequence: int) -> Report:
-    """The report on a sequence that has the logits of another one."""
-    logits, cause = report.logits, f"it has the logits of sequence {sequence}"
-    if logits is None or logits.verdict != Verdict.WRONG:
-        return report
-    logits = replace(logits, reason=f"{cause}; {logits.reason}", explanation=cause)
-    return replace(report, reason=f"{cause}; {report.reason}", logits=logits)
+        wrong = [b for b in some if not has_logits(runtime, ours[b][0], traces[b], ours[b][1])]
+        return {b: a for b in wrong for a, (tokens, logits) in enumerate(ours) if has_logits(runtime, tokens, traces[b], logits)}
