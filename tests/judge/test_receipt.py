@@ -58,15 +58,12 @@ def test_each_threshold_decides_by_itself(threshold, limit, ours, theirs):
         assert receipt.passes(row, receipt.Thresholds(**limits)) is passes, row
 
 
-def test_a_receipt_of_nan_does_not_pass(tmp_path):
+def test_a_receipt_of_nan_does_not_pass_and_one_of_nothing_is_refused(tmp_path):
     ours = np.ones((1, 4), np.float32)
     rows = receipt.positions(ours, ours * np.nan)
     value = receipt.receipt(rows, model="m", backend="b", prompt="p")
     assert value["summary"] == {"all_passed": False, "first_divergence": 0, "mean_mse": None}
     receipt.write(tmp_path / "r.json", value)
-
-
-def test_a_receipt_of_nothing_is_refused():
     with pytest.raises(EmptyInputError):
         receipt.receipt([], model="m", backend="b", prompt="p")
     for a, b in [((2, 3), (2, 4)), ((0, 3), (0, 3)), ((3,), (3,))]:
@@ -81,10 +78,11 @@ WRITTEN = receipt.receipt([ROW, ROW | {"pos": 1, "mse": None}], model="m", backe
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ("[]", "expected a JSON object"),
+        ('{"rows": NaN}', "r.json"),
         ({"thresholds": None}, "thresholds is None, expected a JSON object"),
         ({"thresholds": {"mse": 1, "kl": "0.1", "topk": 1}}, "thresholds: kl is '0.1', expected a finite number"),
         ({"rows": {}}, "rows is {}, expected a JSON array"),
-        ({"rows": [], "positions": 0}, "positions is 0, and there are 0 rows"),
         ({"rows": [ROW]}, "positions is 2, and there are 1 rows"),
         ({"rows": [ROW, ROW]}, "row 1: pos is 0, expected 1"),
         ({"rows": [ROW, ROW | {"pos": 1, "mse": True}]}, "row 1: mse is True, expected a finite number"),
@@ -94,7 +92,7 @@ WRITTEN = receipt.receipt([ROW, ROW | {"pos": 1, "mse": None}], model="m", backe
 )
 def test_a_file_that_is_no_receipt_is_refused(tmp_path, changes, message):
     path = tmp_path / "r.json"
-    path.write_text(json.dumps(WRITTEN | changes))
+    path.write_text(changes if isinstance(changes, str) else json.dumps(WRITTEN | changes))
     with pytest.raises(FileFormatError, match=r"r\.json") as error:
         receipt.read(path)
     assert message in str(error.value)
@@ -109,10 +107,3 @@ def test_reading_takes_no_more_memory_than_the_file(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 1 << 22
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize("text", ["[]", "", '{"rows": 1e999', '{"rows": NaN}'])
-def test_a_file_that_is_no_object_is_refused(tmp_path, text):
-    (tmp_path / "r.json").write_text(text)
-    with pytest.raises(FileFormatError):
-        receipt.read(tmp_path / "r.json")
