@@ -42,7 +42,10 @@ def look_through(model: Model, ours: Tensors, theirs: dict[Key, NDArray]) -> Equ
     tensors, notes = theirs, []
     order = _order(model.config, ours, theirs)
     if order is not None:
-        tensors = {key: _reordered(model.config, order, x) if key.name in (*QUERIES, *KEYS) else x for key, x in theirs.items()}
+        tensors, back = dict(theirs), np.argsort(order)
+        for key in (key for key in theirs if key.name in (*QUERIES, *KEYS)):
+            heads = theirs[key].reshape(len(theirs[key]), -1, model.config.head_dim)
+            tensors[key] = np.ascontiguousarray(heads[..., back]).reshape(theirs[key].shape)
         notes.append("a head's elements are in another order in queries and keys alike: that changes no score, and is looked through")
     sorted_tensors = _with_sorted_experts(model, tensors)
     if sorted_tensors is not tensors:
@@ -99,11 +102,6 @@ def _order(config: Config, ours: Tensors, theirs: Tensors) -> NDArray[np.intp] |
 def _alike(a: Array, b: Array) -> bool:
     """Whether each element of a head is the same, but for roundings."""
     return bool((((a - b) ** 2).mean(axis=(0, 1)) <= _NEAR**2 * (a**2).mean(axis=(0, 1))).all())
-
-
-def _reordered(config: Config, order: NDArray[np.intp], x: NDArray) -> NDArray:
-    heads = x.reshape(len(x), -1, config.head_dim)
-    return np.ascontiguousarray(heads[..., np.argsort(order)]).reshape(x.shape)
 
 
 def in_pairs(config: Config) -> NDArray[np.intp]:

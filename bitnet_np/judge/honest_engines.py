@@ -81,7 +81,9 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
             product = products[name]
             weights = 0.0 if product.kind in ("ternary", precision.act) else ROUNDOFF[precision.act]
             x = _on_steps(x, np.hypot(weights, ROUNDOFF[precision.acc] * np.sqrt(product.terms)))
-            x = _rescaled(x, ROUNDOFF[precision.scale], name) if product.reads_codes else x
+            if product.reads_codes and precision.scale != "float32":  # a random factor of each row
+                random = np.random.default_rng(list(name.encode())).uniform(-1, 1, (len(x), 1))
+                x = x * (1 + ROUNDOFF[precision.scale] * random).astype(np.float32)
         elif name == "kqv_out":
             x = _attended(x, c.heads, ROUNDOFF[precision.attn_acc], 0.0 if in_float16 else ROUNDOFF[precision.probs])
         if precision.act != "float32" and x.dtype == np.float32:
@@ -129,12 +131,6 @@ def _on_steps(x: Floats, part: float | NDArray) -> Floats:
     size = np.sqrt(np.square(x).mean(axis=-1, keepdims=True)) * np.asarray(2 * part, np.float32)
     step = np.maximum(size, np.float32(1e-30))
     return (np.rint(x / step) * step).astype(np.float32)
-
-
-def _rescaled(x: Floats, part: float, name: str) -> Floats:
-    """Rows [T, width], each wrong by a random factor of at most 1 + part, as a rounded activation scale makes them."""
-    random = np.random.default_rng(list(name.encode())).uniform(-1, 1, (len(x), 1))
-    return x * (1 + part * random).astype(np.float32) if part else x
 
 
 def _attended(x: Floats, heads: int, acc: float, probs: float) -> Floats:

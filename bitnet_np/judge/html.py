@@ -197,7 +197,9 @@ def _tensors(report: Report, details: Details) -> dict[str, dict[str, Any]]:
         across = f"judged together with {listed(o.across[:-1], 6)}, which the dump does not have" if len(o.across) > 1 else ""
         untried = "" if o.tried else "known mistakes were not tried: too much work for so many operations of so large a model"
         lines = [o.hypothesis, o.reason, across, untried]
-        tensors[str(o.key)] = _item(o, o.place, _meaning(o.key.name), lines, _NUMBERS, details.tensors.get(o.key))
+        name = o.key.name
+        what = "gradient of the loss" if name in (*GRADIENTS, *MODEL_GRADIENTS) else "the loss" if name == LOSS else meaning(name)
+        tensors[str(o.key)] = _item(o, o.place, what, lines, _NUMBERS, details.tensors.get(o.key))
     if (j := report.logits) is not None:
         what = "all positions and tokens, judged by how far roundings reach on this model"
         tensors[LOGITS_ID] = _item(j, "logits as such", what, [j.explanation, j.reason], _NUMBERS_OF_LOGITS, details.logits)
@@ -248,10 +250,6 @@ def _json(value: Any) -> str:
 
 
 # --- words ---
-
-
-def _meaning(name: str) -> str:
-    return "gradient of the loss" if name in (*GRADIENTS, *MODEL_GRADIENTS) else "the loss" if name == LOSS else meaning(name)
 
 
 def _plural(n: int, noun: str) -> str:

@@ -10,7 +10,7 @@ from .. import spec
 from ..base.tensor_types import TERNARY_TYPES
 from ..engine.dialects import EXACT, Dialect
 from ..model import packing, widen
-from ..model.records import Blocks, Config, Linear, Model, Table, Ternary, Weights
+from ..model.records import Blocks, Linear, Model, Table, Ternary, Weights
 from . import roundings
 from .expected import WIDE, Array, Expected, Storage, U, half_steps, kept, type_of
 from .precision import ROUNDOFF
@@ -78,7 +78,10 @@ def head(model: Model, dialect: Dialect, x: Array, *, types: Storage = WIDE) -> 
     """
     c = model.config
     expected = _plus(matmul(to_float16(x) if dialect.in_float16 else x, model.head, False, dialect), model.output_bias)
-    expected = expected if c.plain_logits else _finished_logits(c, expected)
+    if not c.plain_logits:  # a cap makes errors smaller, but its own tanh is rounded
+        expected = expected.times(1 / c.logit_scale)
+        steps = expected.steps + (3 if c.logit_cap is None else 11)
+        expected = expected._replace(value=spec.soft_cap(expected.value, c.logit_cap), steps=steps)
     if types.is_wide:
         return expected
     results = [kept(types.output, expected.value, 1 + (c.logit_scale != 1) + 3 * (c.logit_cap is not None))]
@@ -90,12 +93,6 @@ def _plus(expected: Expected, bias: NDArray[np.float32] | None) -> Expected:
         return expected
     wide = bias.astype(np.float64)
     return expected._replace(value=expected.value + wide, unit=expected.unit + np.abs(wide), steps=expected.steps + 1)
-
-
-def _finished_logits(c: Config, expected: Expected) -> Expected:
-    """Logits scaled and capped, with the errors that they had before. A cap makes those smaller, but its own tanh is rounded."""
-    expected = expected.times(1 / c.logit_scale)
-    return expected._replace(value=spec.soft_cap(expected.value, c.logit_cap), steps=expected.steps + (3 if c.logit_cap is None else 11))
 
 
 def ternary_matmul(x: Array, weights: Ternary) -> Expected:

@@ -78,7 +78,8 @@ def check_completions(
     Nothing that the server sent raises an error but token ids outside of the vocabulary or beyond the context (TokenRangeError,
     ContextLimitError).
     """
-    rows = [row for row in map(_without_least, completions.top) if len(row.ids) >= FEWEST]
+    likely = [(row, ~(row.logprobs < LEAST)) for row in completions.top]  # NaN stays
+    rows = [replace(row, ids=row.ids[kept], logprobs=row.logprobs[kept]) for row, kept in likely if kept.sum() >= FEWEST]
     check_tokens(model.config, completions.tokens[None])
     problem = _invalid(completions, rows, model.config.vocab)
     if problem:
@@ -103,21 +104,12 @@ def check_completions(
         affine = _affine(a, b, judged) if judged.verdict == Verdict.WRONG and judged.explanation is None else None
         if affine is not None:
             judged = replace(judged, reason=f"{affine}; {judged.reason}", explanation=affine)
-        judged = _with_what_else_is_wrong(judged, completions, rows, ours)
-    return Report.of_logits(judged, (*completions.notes, _what_is_judged(table)))
-
-
-def _what_is_judged(table: _Table) -> str:
-    first, last, n = int(table.positions[0]), int(table.positions[-1]), int(table.present.sum())
-    return (
-        f"{n} log-probabilities of positions {first} to {last} are judged, the most probable at each; "
-        "all other tokens must not be more probable"
-    )
-
-
-def _without_least(row: TopLogprobs) -> TopLogprobs:
-    kept = ~(row.logprobs < LEAST)  # NaN stays
-    return replace(row, ids=row.ids[kept], logprobs=row.logprobs[kept])
+        faults = [_not_greedy(completions, rows), _not_listed(completions, rows, ours, judged) if judged.verdict < Verdict.WRONG else None]
+        if wrong := [fault for fault in faults if fault is not None]:
+            judged = replace(judged, verdict=Verdict.WRONG, reason="; ".join([*wrong, judged.reason]))
+    what = f"{int(table.present.sum())} log-probabilities of positions {table.positions[0]} to {table.positions[-1]}"
+    note = f"{what} are judged, the most probable at each; all other tokens must not be more probable"
+    return Report.of_logits(judged, (*completions.notes, note))
 
 
 def _invalid(completions: Completions, rows: list[TopLogprobs], vocab: int) -> str:
@@ -141,13 +133,6 @@ def _invalid(completions: Completions, rows: list[TopLogprobs], vocab: int) -> s
         if same and completions.tokens[row.position] != completions.tokens[row.position - 1]:
             return f"their log-probabilities of positions {row.position - 1} and {row.position} are the same numbers"
     return ""
-
-
-def _with_what_else_is_wrong(judged: Judgement, completions: Completions, rows: list[TopLogprobs], ours: Floats) -> Judgement:
-    """The judgement with the choice of tokens, and with tokens that should be listed if the listed numbers are right."""
-    faults = [_not_greedy(completions, rows), _not_listed(completions, rows, ours, judged) if judged.verdict < Verdict.WRONG else None]
-    wrong = [fault for fault in faults if fault is not None]
-    return replace(judged, verdict=Verdict.WRONG, reason="; ".join([*wrong, judged.reason])) if wrong else judged
 
 
 def _not_greedy(completions: Completions, rows: list[TopLogprobs]) -> str | None:
