@@ -140,10 +140,7 @@ def _rotated_from(model: Model, before: NDArray, after: NDArray) -> int:
     if fits(0):
         return 0
     turn = (y * x.conj() * steps.conj()[:, None]).sum(axis=(0, 1))  # [J]: what is left of the rotation, alike at all positions
-    best, start = -np.inf, 0
-    for i in range(0, c.context, _STARTS):
-        candidates = np.arange(i, min(i + _STARTS, c.context))
-        likeness = (turn * np.exp(-1j * np.multiply.outer(candidates, frequency))).sum(axis=1).real
-        if likeness.max() > best:
-            best, start = float(likeness.max()), int(candidates[likeness.argmax()])
+    some = np.split(np.arange(c.context), range(_STARTS, c.context, _STARTS))
+    likeness = [(turn * np.exp(-1j * np.multiply.outer(starts, frequency))).sum(axis=1).real for starts in some]
+    start = int(np.concatenate(likeness).argmax())
     return start if fits(start) else 0

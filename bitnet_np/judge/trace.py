@@ -530,9 +530,9 @@ class _Judge:
         parts = InParts(key, self.model.config, places, value, theirs, most)
         return _Case(across, [self.by_key[k] for k in across], value, theirs, most, self._values(across), screen, parts)
 
-    def _made(self, case: "_Case", computes: Mapping[Key, Compute], screen: Screen | None) -> Array | None:
+    def _made(self, case: "_Case", computes: Mapping[Key, Compute]) -> Array | None:
         """The tensor with some operations computed otherwise; None if it is refused at some outputs, or gives no numbers of this shape."""
-        if screen is not None and screen.refuses(computes[case.last], case.right):
+        if case.screen is not None and case.screen.refuses(computes[case.last], case.right):
             return None
         with suppress(FloatingPointError):
             array = self._values(case.across, computes, case.right)[case.last]
@@ -554,7 +554,7 @@ class _Judge:
         def candidates() -> Iterator[tuple[Cause, Array | None, Mapping[Key, Compute] | None]]:
             for done, trial in enumerate(every, 1):
                 self.progress(done, len(every))
-                yield trial.cause, self._made(case, trial.computes, case.screen), trial.computes
+                yield trial.cause, self._made(case, trial.computes), trial.computes
             if cause is None or 4 * best > noise:
                 yield from ((candidate, array, None) for candidate, array in fitted(case.theirs, case.value))
 
@@ -562,21 +562,13 @@ class _Judge:
             for candidate, array, computes in candidates():
                 if array is None or (candidate.fault and relative_error(array, case.value) < least):
                     continue
-                left = self._compared(case, candidate, array, computes)
+                left = case.compared(candidate, array, computes)
                 coarse = candidate.kind in ("q8_0", "q4_0") and left < case.now / 20  # the numbers fall to other sides of its steps
                 if left <= case.most and len(case.across) > 1:
                     fits.append((left, candidate))
                 if left < best or (coarse and cause is None):
                     best, cause = left / 4, candidate  # of two that fit alike, the first one tried stands
         return None if cause is None else with_alike(cause, 4 * best, fits)
-
-    def _compared(self, case: "_Case", cause: Cause, array: Array, computes: Mapping[Key, Compute] | None = None) -> float:
-        """What a mistake leaves of the error. computes: the operations that make it, None if it has a number or is fitted."""
-        left = case.left(array)
-        if computes is not None:
-            case.nearest.offer(left, cause, computes)
-            case.parts.compare(cause, array)
-        return left
 
     def _hidden(self, case: "_Case") -> Cause | None:
         """The hidden mistake that explains a wrong tensor, if one does; in a part only one with a number, as the others were compared."""
@@ -587,10 +579,8 @@ class _Judge:
             return explain(trial).left if left is None else left * now
 
         def explain(trial: Trial) -> Explanation:
-            array = self._made(case, trial.computes, screen)
-            if array is None:
-                return Explanation(np.inf, False)
-            left = self._compared(case, trial.cause, array, trial.computes if trial.number is None else None)
+            array = self._made(case, trial.computes)
+            left = np.inf if array is None else case.compared(trial.cause, array, trial.computes if trial.number is None else None)
             return Explanation(left, left <= min(case.most, now / 10))
 
         def cost(changed: Collection[Key]) -> float:
@@ -604,26 +594,22 @@ class _Judge:
 
     def _in_part(self, case: "_Case") -> Cause | None:
         """The mistake that explains all wrong numbers of a tensor whose others are right."""
-        cause = case.parts.known()
-        for part in case.parts.parts if cause is None else ():
-            cause = self._hidden(replace(case, part=part, screen=None))
-            if cause is not None:
-                return part.named(cause)
-        return cause
+        if (known := case.parts.known()) is not None:
+            return known
+        found = ((part, self._hidden(replace(case, part=part, screen=None))) for part in case.parts.parts)
+        return next((part.named(cause) for part, cause in found if cause is not None), None)
 
     def _nearly(self, case: "_Case") -> Cause | None:
         """The mistake that leaves next to nothing of an error, but more than roundings do, with the rounding that explains the rest."""
 
         def left(computes: Mapping[Key, Compute]) -> float:
-            array = self._made(case, computes, case.screen)
+            array = self._made(case, computes)
             return np.inf if array is None else relative_error(array, case.theirs)
 
         with np.errstate(all="ignore"):
-            narrower = narrowed(case.span, case.nearest.computes)
-            types = cached_and_rounded(case.span)
-            cause = case.nearest.of(case.now, case.most, left, narrower)
+            cause = case.nearest.of(case.now, case.most, left, narrowed(case.span, case.nearest.computes))
             if cause is None:
-                cause, words = in_types(types, left, min(case.most, case.now / 10))
+                cause, words = in_types(cached_and_rounded(case.span), left, min(case.most, case.now / 10))
                 self.search.types.update(words)
             return cause
 
@@ -660,6 +646,14 @@ class _Case:
         if self.part is None:
             return relative_error(array, self.theirs)
         return relative_error(self.part.cut(array), self.part.cut(self.theirs))
+
+    def compared(self, cause: Cause, array: Array, computes: Mapping[Key, Compute] | None) -> float:
+        """What a mistake leaves of the error. computes: the operations that make it, None if it has a number or is fitted."""
+        left = self.left(array)
+        if computes is not None:
+            self.nearest.offer(left, cause, computes)
+            self.parts.compare(cause, array)
+        return left
 
 
 class _Theirs(dict[Key, NDArray]):
