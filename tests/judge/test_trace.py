@@ -253,11 +253,8 @@ def test_who_is_closer_to_float64():
     assert (verdicts[worse].closer, verdicts[better].closer) == ("ours", "theirs")
     assert verdicts[worse].ours_rms < verdicts[worse].theirs_rms < 3
     assert verdicts[Key("Qcur", 0)].closer is None  # the same bits: nothing to ask
-    plain = report.as_dict()
-    assert {o["tensor"]: o["closer_to_float64"] for o in plain["operations"] if o["layer"] == 1}["ffn_down"] == "ours"
-    assert plain["closer_to_float64"]["theirs"] >= 1
-    rows = {row[0]: row[1:] for row in closer_rows(report)}
-    assert (rows["ffn_down"][0], rows["ffn_down"][3]) == (1, "ours")
+    assert report.as_dict()["closer_to_float64"] == report.closer
+    assert [(row[0], row[1], row[4]) for row in closer_rows(report) if row[0] == "ffn_down"] == [("ffn_down", 1, "ours")]
     assert "theirs in " in closer_summary(report)
     assert closer_summary(judge_trace(MODEL, trace(recorded()), TOKENS)) == ""
 
