@@ -172,16 +172,13 @@ def check_records(
     for record in records:
         if record.key is not None and record.key.name not in SCORES:
             theirs.setdefault(record.key, []).append(record)
-    report = _report(Variant("ours", model, dialect), precision, ids, theirs, _float32, _judged_records, "by their RMS")
+    base, float32 = Variant("ours", model, dialect), lambda known, array: array.astype(np.float32)
+    report = _report(base, precision, ids, theirs, float32, _judged_records, "by their RMS")
     if not report.operations:
         return Report(Verdict.INVALID, f"no record names a tensor of this model's forward pass; the first has {records[0].name!r}")
     judged = sum(len(theirs[o.key]) for o in report.operations)
     others = [f"{len(records) - judged} of {len(records)} records are of other tensors"] if judged < len(records) else []
     return replace(report, notes=(*report.notes, "records hold no values: an error that keeps a tensor's RMS is not seen", *others))
-
-
-def _float32(known: object, array: NDArray) -> Tensor:
-    return array.astype(np.float32)
 
 
 def _judged_records(records: list[Fingerprint], ours: Tensor, runs: list[Tensor]) -> OperationVerdict:
