@@ -16,12 +16,12 @@ from ..engine.network import Runtime
 from ..engine.tokens import check_tokens, pad
 from ..files import embedded
 from ..judge.detail import Details
-from ..judge.findings import closer_summary
 from ..judge.logits import Judgement, judge
 from ..judge.options import Options
 from ..judge.partial import check_partial, check_records
+from ..judge.pictures import check_plot, plot
 from ..judge.precision import FLOAT32
-from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, heat_map, next_step, plot, table_rows
+from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, closer_rows, closer_summary, heat_map, next_step, table_rows
 from ..judge.sequences import judge_sequences, read_dump
 from ..judge.verdict import Verdict
 from ..model.families import FAMILIES

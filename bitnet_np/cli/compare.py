@@ -68,11 +68,10 @@ def _rows(option: str, ours: Trace, theirs: Trace) -> list[dict[str, Any]]:
 
 def _by_receipt(path: Path, ours: Trace, theirs: Trace, report: Report) -> Report:
     """The report, which is WRONG if a position that passed in the receipt does not keep its thresholds any more."""
-    before, now = receipt.read(path), _rows("--by-receipt", ours, theirs)
-    if len(before.rows) != len(now):
-        raise OptionError(f"--by-receipt {path} has {len(before.rows)} positions, the dumps have {len(now)}")
-    limit = before.thresholds
-    passed, passes = ([receipt.passes(row, limit) for row in rows] for rows in (before.rows, now))
+    (limit, before), now = receipt.read(path), _rows("--by-receipt", ours, theirs)
+    if len(before) != len(now):
+        raise OptionError(f"--by-receipt {path} has {len(before)} positions, the dumps have {len(now)}")
+    passed, passes = ([receipt.passes(row, limit) for row in rows] for rows in (before, now))
     counts = f"{sum(passes)} of {len(now)} positions keep the thresholds of the receipt, {sum(passed)} did in it"
     report = replace(report, notes=(*report.notes, counts))
     lost = next((row for row, was, still in zip(now, passed, passes, strict=True) if was and not still), None)

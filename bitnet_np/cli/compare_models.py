@@ -5,7 +5,8 @@ import math
 
 from ..base.errors import OptionError
 from ..judge.compare_models import ModelDifference, compare_models
-from ..judge.report import check_plot, picture_map, save, text_map, title
+from ..judge.pictures import check_plot, picture_map, save, title
+from ..judge.report import text_map
 from ..traces.points import Key
 from . import progress
 from .arguments import add_computing_arguments, add_download_argument, add_token_arguments, dialect_of

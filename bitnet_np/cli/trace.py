@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import OptionError, ShapeError
-from ..judge.report import check_plot, pyplot, save
+from ..judge.pictures import check_plot, pyplot, save
 from ..traces.formats import read_any, writer
 from ..traces.record import record_trace
 from .arguments import add_computing_arguments, add_format_argument, add_model_and_tokens, dialect_of

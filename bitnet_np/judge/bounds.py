@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 from ..traces.points import Key
 from .detail import FAR
+from .expected import Expected, U
 from .logits import DIFFERENT, Reach, limits, shape_hint
-from .operations import Expected, U
 from .readings.wrong import parts_of
 from .report import OperationVerdict
 from .verdict import Verdict

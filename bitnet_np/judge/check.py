@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import OptionError, TokenRangeError, shown
@@ -68,7 +69,11 @@ def check(
     model = instance("model", model, Model)
     sequences = _sequences(model.config, tokens)
     runtime = Runtime(model, _dialect(dialect))
-    options = Options(_precision(precision), positive("effort", effort), integer("prefix", prefix, 0), bars, details)
+    if isinstance(precision, str):
+        precision = FLOAT32 if precision == "exact" else Precision.parse(precision)
+    elif not isinstance(precision, Precision | None):
+        raise OptionError(f"precision is {shown(precision)}, expected a Precision, text such as act=bf16,kv=q8_0, or None")
+    options = Options(precision, positive("effort", effort), integer("prefix", prefix, 0), bars, details)
     content: Trace | Labelled
     if isinstance(dump, Trace):
         content = dump
@@ -76,7 +81,7 @@ def check(
         content = read_dump(path_of(dump), sequences, model.config, prefix=options.prefix)
     else:
         arrays = _named(dump) if isinstance(dump, Mapping) else {LABEL: as_numpy("dump", dump)}
-        entries = {label: Entry(array.shape, array.dtype, partial(_same, array)) for label, array in arrays.items()}
+        entries = {label: Entry(array.shape, array.dtype, partial(np.asarray, array)) for label, array in arrays.items()}
         content = Labelled(entries, Path("dump"), "arrays in memory")
     return judge_sequences(runtime.checked(), sequences, content, options)
 
@@ -98,14 +103,6 @@ def _dialect(dialect: Dialect | str) -> Dialect:
     return DIALECTS[dialect]
 
 
-def _precision(precision: Precision | str | None) -> Precision | None:
-    if precision is None or isinstance(precision, Precision):
-        return precision
-    if not isinstance(precision, str):
-        raise OptionError(f"precision is {shown(precision)}, expected a Precision, text such as act=bf16,kv=q8_0, or None")
-    return FLOAT32 if precision == "exact" else Precision.parse(precision)
-
-
 def _named(dump: Mapping[Any, Any]) -> dict[str, NDArray]:
     """The arrays of a dump by label; logits under our own name, whatever theirs is."""
     arrays: dict[str, NDArray] = {}
@@ -117,7 +114,3 @@ def _named(dump: Mapping[Any, Any]) -> dict[str, NDArray]:
             raise OptionError(f"dump has the keys {shown(list(dump))}, expected logits once")
         arrays[label] = as_numpy(f"dump[{shown(name)}]", array)
     return arrays
-
-
-def _same(array: NDArray) -> NDArray:
-    return array

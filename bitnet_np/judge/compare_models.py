@@ -71,7 +71,9 @@ def compare_models(
     """
     runtimes = [Runtime(model, dialect, ops).checked() for model in (ours, theirs)]
     settings = {name: (value, getattr(theirs.config, name)) for name, value in vars(ours.config).items()}
-    differing = {name: both for name, both in settings.items() if not _equal(*both)}
+    # GGUF files have float32, config.json more digits
+    in_float32 = {name: [np.float32(x) if isinstance(x, float) else x for x in both] for name, both in settings.items()}
+    differing = {name: both for name, both in settings.items() if in_float32[name][0] != in_float32[name][1]}
     rope = ["rope"] if "none" in differing.get("rope", ()) else []
     wrong = [f"{name} is {differing[name][0]} and {differing[name][1]}" for name in (*_SHAPE, *rope) if name in differing]
     if wrong:
@@ -89,13 +91,6 @@ def compare_models(
             progress(done, int(tokens.lengths.sum()))
     kl, same_top = map(np.concatenate, zip(*measures, strict=True))
     return ModelDifference(_errors(runtimes[0], sums), kl, same_top, differing)
-
-
-def _equal(ours: object, theirs: object) -> bool:
-    """Whether a setting is the same. GGUF files have float32, config.json more digits."""
-    if isinstance(ours, float) and isinstance(theirs, float):
-        return bool(np.float32(ours) == np.float32(theirs))
-    return ours == theirs
 
 
 def _compare_rows(

@@ -75,10 +75,6 @@ class Details:
         size = np.sqrt(nmse * np.array([row.var(dtype=np.float64) for row in a]))
         self.logits = _detail(a, b, lambda rows: size[rows, None], each=False, numbers=numbers)
 
-    def take(self, other: "Details") -> None:
-        """Hold what another one holds."""
-        self.tensors, self.logits = other.tensors, other.logits
-
 
 def _detail(
     ours: NDArray, theirs: NDArray, limit: Callable[[slice], Array], each: bool, numbers: NDArray[np.int64] | None = None

@@ -40,92 +40,71 @@ def judge_dump(
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
     if key is None:
         return judge_operations(runtime, tokens, trace, options)
-    precision = options.precision
-    rows, others = _Rows.of(trace, key, tokens.ids.shape[1]), trace.without(key)
+    declared, others = options.precision, trace.without(key)
     if not others.points:
-        logits = _Logits(runtime, tokens.ids[0], run_whole(runtime, tokens)[0], rows, options)
-        judged_as = precision or _read_off(rows.theirs)
-        return Report.of_logits(logits.judged(judged_as, search), (*rows.notes, *_note(precision, judged_as)))
+        logits = _Logits.of(runtime, tokens, trace, run_whole(runtime, tokens)[0])
+        kind = storage_type(logits.theirs)
+        judged_as = declared or (None if kind == "float32" else Precision(act=kind))
+        said = f"judged in the declared precision: {judged_as}" if declared else f"judged as {kind}, read off the dump"
+        notes = () if judged_as is None or judged_as == FLOAT32 else (said,)
+        return Report.of_logits(logits.judged(replace(options, precision=judged_as), search), (*logits.notes, *notes))
     compared, every = compare(runtime, tokens, trace)
-    logits = _Logits(runtime, tokens.ids[0], every[0], rows, options)
-    is_operation = key == LOGITS and rows.whole and invalid(every[0], rows.theirs) is None  # from the dump's result_norm
+    logits = _Logits.of(runtime, tokens, trace, every[0])
+    # from the dump's result_norm
+    is_operation = key == LOGITS and logits.has_all and invalid(every[0], logits.theirs) is None
     if not is_operation:
         compared.leave_out(key)
-    judged = trace if is_operation else others
-    operations = judge_operations(runtime, tokens, judged, options, compared)
-    search = search and _is_across(operations)  # what logits alone would show, more tensors must not hide
-    singly = any(len(o.across) > 1 for o in operations.operations)  # else they were tried at the wrong operation
-    of_logits = logits.judged(precision or operations.precision, search, singly, alone=operations.first_wrong is None)
-    if operations.verdict == Verdict.NARROW and of_logits.verdict == Verdict.WRONG and not search:
+    report = judge_operations(runtime, tokens, trace if is_operation else others, options, compared)
+    # what logits alone would show, more tensors must not hide: where what is wrong is in several operations judged together, or may be
+    search = search and any(len(o.across) > 1 for o in ([report.first_wrong] if report.first_wrong else report.operations))
+    singly = any(len(o.across) > 1 for o in report.operations)  # else they were tried at the wrong operation
+    options = replace(options, precision=declared or report.precision)
+    of_logits = logits.judged(options, search, singly, alone=report.first_wrong is None)
+    if report.verdict == Verdict.NARROW and of_logits.verdict == Verdict.WRONG and not search:
         of_logits = replace(of_logits, verdict=Verdict.NARROW, reason=f"they follow from narrower operations: {of_logits.reason}")
-    return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(of_logits)
-
-
-def _is_across(operations: Report) -> bool:
-    """Whether what is wrong is hidden in several operations judged together, or may be."""
-    some = operations.operations if operations.first_wrong is None else (operations.first_wrong,)
-    return any(len(o.across) > 1 for o in some)
-
-
-def _read_off(logits: NDArray) -> Precision | None:
-    """The precision of the type that logits were kept in; None for float32."""
-    kind = storage_type(logits)
-    return None if kind == "float32" else Precision(act=kind)
-
-
-def _note(declared: Precision | None, judged: Precision | None) -> tuple[str, ...]:
-    """The precision that logits are judged in, in words, where it is not float32."""
-    if judged is None or judged == FLOAT32:
-        return ()
-    return (f"judged in the declared precision: {judged}" if declared else f"judged as {judged.act}, read off the dump",)
-
-
-class _Rows(NamedTuple):
-    """The logits, or log-probabilities, that a dump has of some positions."""
-
-    theirs: NDArray  # [P, V]
-    positions: NDArray[np.int64]  # [P]
-    convert: Callable[[Floats], Floats]  # logits -> logits or log-probabilities, as theirs are
-    whole: bool  # whether there is a row for every position
-    notes: tuple[str, ...]  # assumptions made
-
-    @classmethod
-    def of(cls, trace: Trace, key: Key, length: int) -> "_Rows":
-        theirs = trace.points[key]
-        convert = (trace.log_probs or log_softmax) if key == LOG_PROBS else lambda x: x
-        if trace.positions is not None:
-            return cls(theirs, trace.positions, convert, False, ())
-        if len(theirs) == 1 < length:
-            note = f"one row of {key.name} for {length} tokens: taken for the last position, {length - 1}"
-            return cls(theirs, np.array([length - 1]), convert, False, (note,))
-        return cls(theirs, np.arange(length), convert, True, ())
+    return replace(report, notes=(*logits.notes, *report.notes)).with_logits(of_logits)
 
 
 class _Logits(NamedTuple):
-    """Rows of a dump as such, beside our logits of all positions."""
+    """The logits, or log-probabilities, that a dump has of some positions, as such, beside ours of all positions."""
 
     runtime: Runtime
     ids: NDArray[np.int64]
-    every: Floats  # [T, V]
-    rows: _Rows
-    options: Options
+    every: Floats  # ours, [T, V]
+    theirs: NDArray  # [P, V]
+    positions: NDArray[np.int64]  # [P]
+    convert: Callable[[Floats], Floats]  # logits -> logits or log-probabilities, as theirs are
+    has_all: bool  # whether there is a row for every position
+    notes: tuple[str, ...]  # assumptions made
 
-    def judged(self, precision: Precision | None, search: bool = True, singly: bool = True, alone: bool = True) -> Judgement:
+    @classmethod
+    def of(cls, runtime: Runtime, tokens: Tokens, trace: Trace, every: Floats) -> "_Logits":
+        key, length = LOGITS if LOGITS in trace.points else LOG_PROBS, len(every)
+        theirs, positions = trace.points[key], trace.positions
+        notes: tuple[str, ...] = ()
+        if positions is None and len(theirs) == 1 < length:
+            positions = np.array([length - 1])
+            notes = (f"one row of {key.name} for {length} tokens: taken for the last position, {length - 1}",)
+        convert = (trace.log_probs or log_softmax) if key == LOG_PROBS else lambda x: x
+        has_all = positions is None
+        return cls(runtime, tokens.ids[0], every, theirs, np.arange(length) if positions is None else positions, convert, has_all, notes)
+
+    def judged(self, options: Options, search: bool = True, singly: bool = True, alone: bool = True) -> Judgement:
         """The verdict on them. search: try known mistakes too. singly: also those of single operations. alone: no other tensor of the dump
         shows what is wrong."""
-        every, rows, last = self.every, self.rows, len(self.ids) - 1
-        looked_at = _first(rows.positions)
+        last, few = len(self.ids) - 1, self.positions[:_MOST_POSITIONS]
+        late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
+        looked_at = few[: late[0]] if late.size else few  # the first of them, whose logits need few tokens
 
         def run(variant: Variant) -> Floats:
             end = int(looked_at.max()) + 1
-            return rows.convert(variant_logits(variant, self.ids[None, :end])[0][looked_at])
+            return self.convert(variant_logits(variant, self.ids[None, :end])[0][looked_at])
 
-        nearest = _nearest_row(every, rows) if rows.notes else last  # a row of another position tells no mistake
-        ours = rows.convert(every if rows.whole else every[rows.positions])
-        base, search = Variant("ours", self.runtime.model, self.runtime.dialect), search and nearest == last
-        ids, options = self.ids if singly else None, replace(self.options, precision=precision)
-        judged = judge_logits(ours, rows.theirs, base, run, options, search, rows.positions, ids, alone)
-        if not rows.notes:
+        nearest = self.nearest() if self.notes else last  # a row of another position tells no mistake
+        base, ids = Variant("ours", self.runtime.model, self.runtime.dialect), self.ids if singly else None
+        ours, search = self.convert(self.every[self.positions]), search and nearest == last
+        judged = judge_logits(ours, self.theirs, base, run, options, search, self.positions, ids, alone)
+        if not self.notes:
             return judged
         judged = replace(judged, compared=(last,))
         if nearest != last and judged.verdict in (Verdict.FLIPS, Verdict.WRONG):
@@ -133,30 +112,23 @@ class _Logits(NamedTuple):
             return replace(judged, verdict=Verdict.WRONG, reason=reason, explanation=f"the row of position {nearest}")
         return judged
 
-
-def _nearest_row(every: Floats, rows: _Rows) -> int:
-    """The position whose logits, of ours [T, V], are far closer to their one row than those of the last position; else the last."""
-    if rows.theirs.shape != every[-1:].shape:
-        return len(every) - 1
-    with np.errstate(all="ignore"):  # numbers that cannot be compared are refused later
-        distance = position_nmse(rows.convert(every), np.broadcast_to(rows.theirs, every.shape))
-    nearest = int(distance.argmin())
-    return nearest if distance[nearest] < distance[-1] / 4 else len(every) - 1
-
-
-def _first(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The first of these positions, whose logits need few tokens."""
-    few = positions[:_MOST_POSITIONS]
-    late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
-    return few[: late[0]] if late.size else few
+    def nearest(self) -> int:
+        """The position whose logits, of ours, are far closer to their one row than those of the last position; else the last."""
+        last = len(self.every) - 1
+        if self.theirs.shape != self.every[-1:].shape:
+            return last
+        with np.errstate(all="ignore"):  # numbers that cannot be compared are refused later
+            distance = position_nmse(self.convert(self.every), np.broadcast_to(self.theirs, self.every.shape))
+        nearest = int(distance.argmin())
+        return nearest if distance[nearest] < distance[-1] / 4 else last
 
 
-def has_logits(trace: Trace, ours: Floats) -> bool:
+def has_logits(runtime: Runtime, tokens: Tokens, trace: Trace, ours: Floats) -> bool:
     """Whether the logits of a trace are ours [T, V], or near them: those of other tokens are not."""
-    rows = _Rows.of(trace, LOGITS if LOGITS in trace.points else LOG_PROBS, len(ours))
-    if rows.theirs.shape != (len(rows.positions), ours.shape[1]) or rows.positions.max() >= len(ours):
+    logits = _Logits.of(runtime, tokens, trace, ours)
+    if logits.theirs.shape != (len(logits.positions), ours.shape[1]) or logits.positions.max() >= len(ours):
         return False
-    return bool(position_nmse(rows.convert(ours[rows.positions]), rows.theirs).mean() <= 5 * FLIPS_LIMIT)
+    return bool(position_nmse(logits.convert(ours[logits.positions]), logits.theirs).mean() <= 5 * FLIPS_LIMIT)
 
 
 def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -13,7 +13,7 @@ Everything runs at the kernels' speed, with one operation or weight replaced. At
 limit of a dump of last positions.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -27,7 +27,7 @@ from ..model.records import MATRICES
 from ..traces.points import Key
 from .bounds import TINY
 from .graph import LOGITS, Operation, operations
-from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings, with_choices
+from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .logits import Judgement, Reach, judge, position_nmse
 from .mistakes.anywhere import fitted
 from .mistakes.attention import CACHE_ROUNDINGS
@@ -35,7 +35,7 @@ from .mistakes.catalogue import Trial, cached_and_rounded, in_engine, narrowed, 
 from .mistakes.mistake import Cause, Compute
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types
 from .options import DEFAULT, Options
-from .precision import FLOAT32, Precision
+from .precision import FLASH, FLOAT32, Precision
 from .readings.table import facts_of
 from .readings.wrong import Wrong
 from .variant import Floats, Variant, scaled, with_computed
@@ -65,6 +65,7 @@ def judge_logits(
     numbers: NDArray[np.int64] | None = None,
     ids: NDArray[np.int64] | None = None,
     alone: bool = True,
+    slack: float = 1.0,
 ) -> Judgement:
     """Judge their logits by what roundings and known mistakes make of the model.
 
@@ -72,72 +73,58 @@ def judge_logits(
     `run(base)`. options: without a precision, the dialects and the narrow types that nobody declared are tried. search: try the known
     mistakes too. numbers: see logits.judge. ids: the token ids of the one sequence that `run` takes; None: mistakes of single operations
     are not tried. alone: whether no other tensor shows what is wrong; mistakes that are tried across operations only are not tried on
-    logits else. Raises nothing for what the dump holds: see logits.judge.
+    logits else. slack: factor of the limits of what nothing explains, which then have llama.cpp's flash attention in them, too.
+    Raises nothing for what the dump holds: see logits.judge.
     """
     precision, details = options.precision, options.details
     judged = judge(ours, theirs, None, numbers, details)
     if judged.verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.INVALID):
         return judged
     declared = precision or FLOAT32
-    honest, mistakes = list(roundings(base, declared)), list(in_engine(base)) if search else []
-    others = list(dialects(base))
+    honest, others, mistakes = list(roundings(base, declared)), list(dialects(base)), list(in_engine(base)) if search else []
     names = [name for name in base.present(MATRICES) if name != "attn_k"] if search else []  # scales of queries and keys do the same
-    scales = [(name, [scaled(base, name, factor) for factor in (1 / _STEP, _STEP)]) for name in names]
-    logits = _Runs(run, options, len(honest) + len(others) + len(mistakes) + 2 * len(scales))
-    runs = {variant.text: x for variant in honest if (x := logits(variant)) is not None}
-    rows = len(next(iter(runs.values())))
-    a, b = (np.asarray(x).reshape(-1, ours.shape[-1])[:rows] for x in (ours, theirs))
-    reach = reach_of(a, list(runs.values()), base, declared)
-    if (other := other_choices(base, declared)) is not None and (x := logits(other)) is not None:
-        reach = with_choices(reach, a, x)
+    logits = _Runs(run, options, len(honest) + len(others) + len(mistakes) + 2 * len(names))
+    runs = logits.of(honest)
+    right = list(runs.values())
+    a, b = (np.asarray(x).reshape(-1, ours.shape[-1])[: len(right[0])] for x in (ours, theirs))
+    other = other_choices(base, declared)
+    choices = None if other is None else logits(other)
+    reach = reach_of(a, right, base, declared, choices)
     judged = judge(ours, theirs, reach, numbers, details)
 
-    runs |= {variant.text: x for variant in others if (x := logits(variant)) is not None}
+    runs |= logits.of(others)
+    target = _Target(base, logits, a, b, reach, judged.verdict == Verdict.WRONG, options.effort, ids)
     distances = {text: _distances(x, a, b) for text, x in runs.items()}
     nearest = min(distances, key=lambda text: float(distances[text].mean()))
-    ours_away = position_nmse(a, b)
-    closest = f"closest to {nearest}" if distances[nearest].mean() < ours_away.mean() / _CLOSER else None
-    strong = judged.verdict == Verdict.WRONG
-    target = _Target(base, logits, a, b, reach, strong, options.effort)
-    known = target.nearest(
-        ((variant, Cause(variant.text, variant.mistake), {}) for variant in mistakes), np.minimum(ours_away, distances[nearest])
-    )
+    closest = f"closest to {nearest}" if distances[nearest].mean() < target.away.mean() / _CLOSER else None
+    best = np.minimum(target.away, distances[nearest])
+    known = target.nearest(((variant, Cause(variant.text, variant.mistake), {}) for variant in mistakes), best)
     mistake = None if known is None else known.text
     if mistake is None and closest is None and len(a) >= _POSITIONS:
-        mistake = _wrong_scale(base, scales, logits, a, b, reach.nmse, strong)
+        mistake = target.wrong_scale(names)
     if judged.verdict == Verdict.WRONG and judge(a, b, reach).verdict != Verdict.WRONG:
         search = False  # later positions are wrong, which no run has
         target.untried.append(f"the first {len(a)} of these positions are right, and no mistake was tried on the others")
     undeclared = ""
     if mistake is None and judged.verdict == Verdict.WRONG and precision is None and search:
-        judged, undeclared = _undeclared(judged, target, others, runs, ids)
+        judged, undeclared = target.undeclared(judged, others, runs)
     if mistake is None and judged.verdict == Verdict.WRONG and search and ids is not None:
-        cause = target.fitted() or target.placed() or target.in_operations(ids)
-        if cause is None and alone:
-            cause = target.hidden(ids)
-        cause = cause or target.nearly(ids)
-        if cause is not None and not cause.fault and (precision is None or _is_of(cause, precision)):
+        cause = target.cause(alone)
+        # the rounding of a declared KV cache may make a router choose other experts, which no reach allows for
+        if cause is not None and not cause.fault and (precision is None or (cause.id in CACHE_ROUNDINGS and cause.kind == precision.kv)):
             judged = replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}", explanation=cause.text)
         elif cause is not None:
             mistake = cause.text
     logits.progress(logits.total, logits.total)
     if mistake is not None:
         return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
+    if slack > 1 and closest is None and judged.verdict == Verdict.WRONG and (x := logits(in_precision(base, FLASH))) is not None:
+        wide = reach_of(a, [*right, x], base, declared, choices)
+        again = judge(ours, theirs, replace(wide, nmse=slack * wide.nmse, positions=slack * wide.positions), numbers)
+        if again.verdict < judged.verdict:
+            return replace(again, reach=wide.nmse)
     reason = "; ".join(filter(None, (judged.reason, closest, undeclared, *target.untried)))
     return replace(judged, reason=reason, explanation=closest)
-
-
-def _with_caches(base: Variant, ids: NDArray[np.int64]) -> Iterator[Variant]:
-    """Yields the engine with each KV cache of ggml's."""
-    attention = [operation for operation in _span(base) if operation.key.name == "kqv_out"]
-    for trial in trials(attention, singly=False):
-        if trial.cause.id.startswith("cache.ggml"):
-            yield with_computed(base, trial.cause.text, trial.computes, ids)
-
-
-def _is_of(cause: Cause, precision: Precision) -> bool:
-    """Whether a rounding is that of the precision's KV cache: it may make a router choose other experts, which no reach allows for."""
-    return cause.id in CACHE_ROUNDINGS and cause.kind == precision.kv
 
 
 class _Runs:
@@ -158,30 +145,9 @@ class _Runs:
         except (NonFiniteError, ContextLimitError):
             return None
 
-
-def _undeclared(
-    judged: Judgement, target: "_Target", others: list[Variant], runs: dict[str, Floats], ids: NDArray[np.int64] | None
-) -> tuple[Judgement, str]:
-    """A wrong judgement, looked through: NARROW if another dialect's roundings reach so far, alone or behind a cache of ggml's, or with a
-    precision that would, in words."""
-    base, logits, a, b = target.base, target.logits, target.a, target.b
-    for dialect in others:
-        centre = runs.get(dialect.text)
-        if centre is None:
-            continue
-        honest = [centre, *(x for variant in roundings(dialect) if (x := logits(variant)) is not None)]
-        if judge(a, b, reach_of(a, honest, base)).verdict <= Verdict.FLIPS:
-            return replace(judged, verdict=Verdict.NARROW, reason=f"no farther than rounding reaches in {dialect.text}"), ""
-        for cached in () if ids is None else _with_caches(dialect, ids):
-            if target.explained_by(logits(cached), target.away) is not None:
-                return replace(judged, verdict=Verdict.NARROW, reason=f"{cached.text}; in {dialect.text}"), ""
-    for precision in _PRECISIONS:
-        x = logits(in_precision(base, precision))
-        if x is None or _distances(x, a, b).mean() > _NEARER * target.away.mean():
-            continue  # a coarse type reaches far, but only an engine that has it errs in its direction
-        if judge(a, b, reach_of(a, [x], base, precision)).verdict <= Verdict.FLIPS:
-            return judged, f"the precision {precision} would explain it: declare it if your engine has it"
-    return judged, ""
+    def of(self, variants: Iterable[Variant]) -> dict[str, Floats]:
+        """The logits of some variants by their texts, without those that have none."""
+        return {variant.text: x for variant in variants if (x := self(variant)) is not None}
 
 
 _PRECISIONS = tuple(Precision(**kinds) for kinds in ({"kv": "q8_0"}, {"act": "bfloat16"}, {"kv": "q4_0"}))
@@ -200,6 +166,7 @@ class _Target:
     reach: Reach
     strong: bool  # theirs are farther from ours than roundings reach
     effort: float  # times the work that mistakes may take
+    ids: NDArray[np.int64] | None  # of the one sequence; None: mistakes of single operations are not tried
     closest: Nearest = field(default_factory=Nearest, repr=False)
     untried: list[str] = field(default_factory=list, repr=False)  # what took too much work, in words
     engines: dict[str, Variant] = field(default_factory=dict, repr=False)  # those with a mistake in the whole, by what is said of it
@@ -246,12 +213,20 @@ class _Target:
             if variant.edit is None:
                 self.engines[cause.text] = variant
 
-    def nearly(self, ids: NDArray[np.int64]) -> Cause | None:
+    def cause(self, alone: bool) -> Cause | None:
+        """The mistake of operations that makes theirs of ours but for roundings. alone: try those that are tried across operations only."""
+        return self.fitted() or self.placed() or self.in_operations() or (self.hidden() if alone else None) or self.nearly()
+
+    def computed(self, computes: Mapping[Key, Compute], text: str = "", engine: Variant | None = None) -> Variant:
+        """Our engine, or one with a mistake, that computes some operations otherwise."""
+        return with_computed(engine or self.base, text, computes, self.ids)
+
+    def nearly(self) -> Cause | None:
         """The mistake that leaves little of the distance, with the rounding to fewer bits that explains the rest; or two such types."""
         engine = self.base if self.closest.cause is None else self.engines.get(self.closest.cause.text, self.base)
 
         def left(computes: Mapping[Key, Compute]) -> float:
-            away = self.explained_by(self.logits(with_computed(engine, "", computes, ids)), self.away)
+            away = self.explained_by(self.logits(self.computed(computes, engine=engine)), self.away)
             return np.inf if away is None else float(away.mean())
 
         now, span = float(self.away.mean()), _span(engine)
@@ -275,10 +250,10 @@ class _Target:
         places = np.abs(b - a) > _FAR * self.reach.nmse**0.5 * a.std(axis=1, keepdims=True)
         return facts_of(Wrong(self.base.model, self.base.dialect, LOGITS, [], a, b, places, self.reach.nmse, {}), of_columns=True)
 
-    def in_operations(self, ids: NDArray[np.int64]) -> Cause | None:
+    def in_operations(self) -> Cause | None:
         """The mistake of some operations, or of a single one, that makes theirs of ours but for roundings."""
-        base, span, work = self.base, _span(self.base), _work(self.base, len(self.a))
-        every, most = list(trials(span, singly=True)), self.effort * _MOST_WORK
+        span, work, most = _span(self.base), self.work, self.effort * _MOST_WORK
+        every = list(trials(span, singly=True))
         if len(every) * work > most:
             least = 1.1 * len(every) * work / _MOST_WORK
             self.untried.append(f"mistakes in one layer alone were not tried on logits: --effort {least:.2g} tries them")
@@ -286,17 +261,17 @@ class _Target:
         if len(every) * work > most:
             return None
         self.logits.total += len(every)
-        tried = ((with_computed(base, trial.cause.text, trial.computes, ids), trial.cause, trial.computes) for trial in every)
+        tried = ((self.computed(trial.computes, trial.cause.text), trial.cause, trial.computes) for trial in every)
         return self.nearest(tried, self.away)
 
-    def hidden(self, ids: NDArray[np.int64]) -> Cause | None:
+    def hidden(self) -> Cause | None:
         """The mistake that is tried across operations only, if one makes theirs of ours."""
-        base, span = self.base, _span(self.base)
-        work = _work(base, len(self.a)) + OVERHEAD * len(span) // 2
+        span = _span(self.base)
+        work = self.work + OVERHEAD * len(span) // 2
 
         def explain(trial: Trial) -> Explanation:
             self.logits.total += 1
-            variant = with_computed(base, trial.cause.text, trial.computes, ids)
+            variant = self.computed(trial.computes, trial.cause.text)
             try:
                 x = self.logits(variant)
             except KeyError:  # it asks for a tensor of a later layer
@@ -307,19 +282,73 @@ class _Target:
                 self.offer(x, variant, trial.cause, trial.computes)
             return Explanation(float(_distances(x, self.a, self.b).mean()), self.explained_by(x, self.away) is not None)
 
-        search = Search(len(ids), 2 * self.effort * _HIDDEN_WORK)
+        search = Search(len(self.a) if self.ids is None else len(self.ids), 2 * self.effort * _HIDDEN_WORK)
         cause = search.cause(span, False, explain, lambda trial: explain(trial).left, lambda changed: work, float(self.away.mean()))
         self.untried.extend(search.notes())
         return cause
 
+    @property
+    def work(self) -> int:
+        """Multiply-adds of a run."""
+        return len(self.a) * sum(prod(x.shape) for x in (self.base.model.head, *self.base.linears()))
+
+    def undeclared(self, judged: Judgement, others: list[Variant], runs: Mapping[str, Floats]) -> tuple[Judgement, str]:
+        """A wrong judgement, looked through: NARROW if another dialect's roundings reach so far, alone or behind a cache of ggml's, or with
+        a precision that would, in words."""
+        a, b, logits = self.a, self.b, self.logits
+        for dialect in (variant for variant in others if variant.text in runs):
+            honest = [runs[dialect.text], *logits.of(roundings(dialect)).values()]
+            if judge(a, b, reach_of(a, honest, self.base)).verdict <= Verdict.FLIPS:
+                return replace(judged, verdict=Verdict.NARROW, reason=f"no farther than rounding reaches in {dialect.text}"), ""
+            attention = [operation for operation in _span(dialect) if operation.key.name == "kqv_out"]
+            for trial in trials(attention, singly=False) if self.ids is not None else ():
+                if trial.cause.id.startswith("cache.ggml"):
+                    x = logits(self.computed(trial.computes, trial.cause.text, dialect))
+                    if self.explained_by(x, self.away) is not None:
+                        return replace(judged, verdict=Verdict.NARROW, reason=f"{trial.cause}; in {dialect.text}"), ""
+        for precision in _PRECISIONS:
+            x = logits(in_precision(self.base, precision))
+            if x is None or _distances(x, a, b).mean() > _NEARER * self.away.mean():
+                continue  # a coarse type reaches far, but only an engine that has it errs in its direction
+            if judge(a, b, reach_of(a, [x], self.base, precision)).verdict <= Verdict.FLIPS:
+                return judged, f"the precision {precision} would explain it: declare it if your engine has it"
+        return judged, ""
+
+    def wrong_scale(self, names: Iterable[str]) -> str | None:
+        """The kind of matrix whose scale is off, if one is. Kinds whose scale a norm cancels change too little to be seen.
+
+        Where theirs are far, our engine is run with that scale, and believed if it comes _CLOSER times nearer: a large error of another
+        cause may point along.
+        """
+        error = self.b.astype(np.float64) - self.a
+        best, most, slope = "", 1.0, 0.0
+        changes: dict[str, NDArray[np.float64]] = {}
+        for name in names:
+            low, high = (self.logits(scaled(self.base, name, factor)) for factor in (1 / _STEP, _STEP))
+            if low is None or high is None or position_nmse(low, high).mean() / 4 < 2 * self.reach.nmse:
+                continue
+            changes[name] = change = (high.astype(np.float64) - low) / (2 * np.log(_STEP))  # by the logarithm of the scale
+            along, square = (error * change).sum(axis=1), (change**2).sum(axis=1)
+            own = float(along.sum() / max(square.sum(), 1e-300))
+            spread = np.sqrt(((along - own * square) ** 2).sum()) / max(square.sum(), 1e-300)
+            sure = abs(own) / max(_LEAST, (6 + 40 / len(self.a)) * spread)
+            if sure > most:
+                best, most, slope = name, sure, float(np.clip(own, -50, 50))
+        if not best:
+            return None
+        change = changes[best]
+        if self.strong:
+            x = self.logits(scaled(self.base, best, np.exp(slope)))
+            if x is None or not _explains(_distances(x, self.a, self.b), self.away):
+                return None
+            slope += float(((self.b - x.astype(np.float64)) * change).sum() / max((change**2).sum(), 1e-300))  # what is left, once more
+        alike = [o for o, x in changes.items() if o != best and (x * change).sum() ** 2 > _ALIKE * (x**2).sum() * (change**2).sum()]
+        more = f" (that of {listed(alike)} would look the same)" if alike else ""
+        return f"the scale of {best} is off, by a factor of about {np.exp(slope):.3g}{more}"
+
 
 def _span(base: Variant) -> list[Operation]:
     return [o for o in operations(base.model, base.dialect) if not o.key.name.endswith(("_codes", "_scale"))]
-
-
-def _work(base: Variant, rows: int) -> int:
-    """Multiply-adds of a run."""
-    return rows * sum(prod(x.shape) for x in (base.model.head, *base.linears()))
 
 
 def _distances(x: Floats, a: NDArray, b: NDArray) -> NDArray[np.float64]:
@@ -332,48 +361,3 @@ def _explains(away: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
     """Whether a mistake is _CLOSER times nearer to theirs than runs without one: on average, and at most positions."""
     nearer = (away < others / _CLOSER).mean()
     return bool(away.mean() < others.mean() / _CLOSER and nearer >= 0.75)
-
-
-def _wrong_scale(
-    base: Variant,
-    scales: list[tuple[str, list[Variant]]],
-    logits: _Runs,
-    a: NDArray,
-    b: NDArray,
-    reach: float,
-    verify: bool,
-) -> str | None:
-    """The kind of matrix whose scale is off, if one is. Kinds whose scale a norm cancels change too little to be seen.
-
-    verify: run our engine with that scale, and believe it if it comes _CLOSER times nearer: a large error of another cause may point along.
-    """
-    error = b.astype(np.float64) - a
-    best: tuple[str, float] | None = None
-    most = 1.0
-    changes: dict[str, NDArray[np.float64]] = {}
-    for name, variants in scales:
-        low, high = (logits(variant) for variant in variants)
-        if low is None or high is None:
-            continue
-        if position_nmse(low, high).mean() / 4 < 2 * reach:
-            continue
-        changes[name] = change = (high.astype(np.float64) - low) / (2 * np.log(_STEP))  # by the logarithm of the scale
-        along, square = (error * change).sum(axis=1), (change**2).sum(axis=1)
-        slope = float(along.sum() / max(square.sum(), 1e-300))
-        spread = np.sqrt(((along - slope * square) ** 2).sum()) / max(square.sum(), 1e-300)
-        sure = abs(slope) / max(_LEAST, (6 + 40 / len(a)) * spread)
-        if sure > most:
-            best, most = (name, slope), sure
-    if best is None:
-        return None
-    name, slope = best
-    change = changes[name]
-    slope = float(np.clip(slope, -50, 50))
-    if verify:
-        x = logits(scaled(base, name, np.exp(slope)))
-        if x is None or not _explains(_distances(x, a, b), position_nmse(a, b)):
-            return None
-        slope += float(((b - x.astype(np.float64)) * change).sum() / max((change**2).sum(), 1e-300))  # what is left, once more
-    alike = [other for other, x in changes.items() if other != name and (x * change).sum() ** 2 > _ALIKE * (x**2).sum() * (change**2).sum()]
-    more = f" (that of {listed(alike)} would look the same)" if alike else ""
-    return f"the scale of {name} is off, by a factor of about {np.exp(slope):.3g}{more}"

@@ -42,7 +42,10 @@ def look_through(model: Model, ours: Tensors, theirs: dict[Key, NDArray]) -> Equ
     tensors, notes = theirs, []
     order = _order(model.config, ours, theirs)
     if order is not None:
-        tensors = {key: _reordered(model.config, order, x) if key.name in (*QUERIES, *KEYS) else x for key, x in theirs.items()}
+        tensors, back = dict(theirs), np.argsort(order)
+        for key in (key for key in theirs if key.name in (*QUERIES, *KEYS)):
+            heads = theirs[key].reshape(len(theirs[key]), -1, model.config.head_dim)
+            tensors[key] = np.ascontiguousarray(heads[..., back]).reshape(theirs[key].shape)
         notes.append("a head's elements are in another order in queries and keys alike: that changes no score, and is looked through")
     sorted_tensors = _with_sorted_experts(model, tensors)
     if sorted_tensors is not tensors:
@@ -101,11 +104,6 @@ def _alike(a: Array, b: Array) -> bool:
     return bool((((a - b) ** 2).mean(axis=(0, 1)) <= _NEAR**2 * (a**2).mean(axis=(0, 1))).all())
 
 
-def _reordered(config: Config, order: NDArray[np.intp], x: NDArray) -> NDArray:
-    heads = x.reshape(len(x), -1, config.head_dim)
-    return np.ascontiguousarray(heads[..., np.argsort(order)]).reshape(x.shape)
-
-
 def in_pairs(config: Config) -> NDArray[np.intp]:
     """The elements of a head, [K]: the first numbers of all rotated pairs, the second ones, and those that are not rotated."""
     first, second = pair_slices(config)
@@ -142,10 +140,7 @@ def _rotated_from(model: Model, before: NDArray, after: NDArray) -> int:
     if fits(0):
         return 0
     turn = (y * x.conj() * steps.conj()[:, None]).sum(axis=(0, 1))  # [J]: what is left of the rotation, alike at all positions
-    best, start = -np.inf, 0
-    for i in range(0, c.context, _STARTS):
-        candidates = np.arange(i, min(i + _STARTS, c.context))
-        likeness = (turn * np.exp(-1j * np.multiply.outer(candidates, frequency))).sum(axis=1).real
-        if likeness.max() > best:
-            best, start = float(likeness.max()), int(candidates[likeness.argmax()])
+    some = np.split(np.arange(c.context), range(_STARTS, c.context, _STARTS))
+    likeness = [(turn * np.exp(-1j * np.multiply.outer(starts, frequency))).sum(axis=1).real for starts in some]
+    start = int(np.concatenate(likeness).argmax())
     return start if fits(start) else 0

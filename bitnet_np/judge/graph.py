@@ -10,10 +10,9 @@ from ..engine.dialects import Dialect
 from ..model.records import Config, Layer, Linear, Model, with_rope_of
 from ..traces import points
 from ..traces.points import FIELDS, Key
-from . import narrow
 from . import operations as op
-from .narrow import Allow, Storage
-from .operations import Expected
+from .expected import Expected, Storage
+from .products import code_scale, codes, head, of_experts, product, reads_codes
 
 TOKENS = Key("tokens", None)
 EMBEDDING, POSITIONS, SCALED = Key("inp_embd", None), Key("inpL", None), Key("inp_scaled", None)
@@ -67,13 +66,11 @@ class Operation(Place):
     """One tensor of the forward pass, and how it is computed from others."""
 
     inputs: tuple[Key, ...]
-    evaluate: Callable[..., Expected] = field(repr=False)  # the inputs in float64 -> the expected tensor
-    allow: Allow = field(default=narrow.result, repr=False)  # what narrow types allow it
+    evaluate: Callable[..., Expected] = field(repr=False)  # the inputs in float64 -> the expected tensor; types: float32 by default
 
-    def expected(self, storage: Storage, *inputs: NDArray) -> Expected:
+    def expected(self, types: Storage, *inputs: NDArray) -> Expected:
         """The expected tensor with the bound of an engine that keeps its numbers in these types."""
-        expected = self.evaluate(*inputs)
-        return expected if storage.is_wide else expected._replace(**self.allow(storage, expected, *inputs)._asdict())
+        return self.evaluate(*inputs, types=types)
 
 
 def operations(model: Model, dialect: Dialect, start: int = 0, scores: Collection[int] = ()) -> Iterator[Operation]:
@@ -83,17 +80,17 @@ def operations(model: Model, dialect: Dialect, start: int = 0, scores: Collectio
     one = partial(Operation, model, dialect)
     yield one(EMBEDDING, (TOKENS,), partial(op.embed, model))
     if model.position_embd is not None:
-        yield one(POSITIONS, (EMBEDDING,), partial(op.add_positions, model), narrow.add_positions)
+        yield one(POSITIONS, (EMBEDDING,), partial(op.add_positions, model))
     if model.config.embedding_scale != 1:
         source = EMBEDDING if model.position_embd is None else POSITIONS
-        yield one(SCALED, (source,), partial(op.scaled_embedding, model.config), narrow.scaled_embedding)
+        yield one(SCALED, (source,), partial(op.scaled_embedding, model.config))
     for n, layer in enumerate(model.layers):
         yield from _Layer(model, dialect, n, start, n in scores).operations(layer)
     last = Key("l_out", len(model.layers) - 1)
-    yield one(NORM, (last,), _norm(model.config, model.output_norm, model.output_norm_bias), narrow.norm)
+    yield one(NORM, (last,), _norm(model.config, model.output_norm, model.output_norm_bias))
     if model.config.pooling != "none":
-        yield one(POOLED, (NORM,), partial(op.pool, model.config.pooling), narrow.pool)
-    yield one(LOGITS, (NORM,), partial(op.head, model, dialect), partial(narrow.head, model=model, dialect=dialect))
+        yield one(POOLED, (NORM,), partial(op.pool, model.config.pooling))
+    yield one(LOGITS, (NORM,), partial(head, model, dialect))
 
 
 def operation_of(model: Model, dialect: Dialect, key: Key) -> Operation | None:
@@ -122,7 +119,7 @@ def layer_input(model: Model, n: int) -> Key:
 
 def _norm(c: Config, gain: NDArray, bias: NDArray | None) -> Callable[..., Expected]:
     """The evaluation of the family's norm."""
-    return lambda x: op.rms_norm(x, gain, c.eps) if c.norm == "rms" else op.layer_norm(x, gain, bias, c.eps)
+    return partial(op.rms_norm, gain=gain, eps=c.eps) if c.norm == "rms" else partial(op.layer_norm, gain=gain, bias=bias, eps=c.eps)
 
 
 @dataclass(frozen=True)
@@ -136,60 +133,54 @@ class _Layer:
     def at(self, *names: str) -> tuple[Key, ...]:
         return tuple(Key(name, self.n) for name in names)
 
-    def one(self, name: str, inputs: tuple[Key, ...], evaluate: Callable[..., Expected], allow: Allow) -> Operation:
-        return Operation(self.model, self.dialect, Key(name, self.n), inputs, evaluate, allow)
+    def one(self, name: str, inputs: tuple[Key, ...], evaluate: Callable[..., Expected]) -> Operation:
+        return Operation(self.model, self.dialect, Key(name, self.n), inputs, evaluate)
 
     def operations(self, w: Layer) -> Iterator[Operation]:
         c, h = self.model.config, layer_input(self.model, self.n)
-        add, allow = partial(op.add_scaled, c.residual_scale), partial(narrow.add, factor=c.residual_scale)
+        add = partial(op.add, factor=c.residual_scale)
         attended = "attn_o_out" if w.post_attention_norm is None else "attn_post_norm"
         fed = ["ffn_down" if w.post_ffw_norm is None else "ffn_post_norm"]
         if w.experts:
             fed = ["ffn_moe_out", "ffn_shexp_out"] if w.ffn_gate_inp_shexp is not None else ["ffn_moe_out"]
         yield from self.attention(w, h)
-        yield from self.norm(attended, "attn_o_out", w.post_attention_norm)
+        yield from self.rms_norm("attn_post_norm", "attn_o_out", w.post_attention_norm)
         if not c.parallel_residual:
-            yield self.one("ffn_inp", (h, *self.at(attended)), add, allow)
+            yield self.one("ffn_inp", (h, *self.at(attended)), add)
         yield from self.feed_forward(w, h if c.parallel_residual else Key("ffn_inp", self.n))
-        yield from self.norm("ffn_post_norm", "ffn_down", w.post_ffw_norm)
-        terms = (h, *self.at(*fed, attended)) if c.parallel_residual else self.at("ffn_inp", *fed)
-        yield self.one("l_out", terms, add, allow)
+        yield from self.rms_norm("ffn_post_norm", "ffn_down", w.post_ffw_norm)
+        yield self.one("l_out", (h, *self.at(*fed, attended)) if c.parallel_residual else self.at("ffn_inp", *fed), add)
 
-    def norm(self, name: str, source: str, gain: NDArray | None) -> Iterator[Operation]:
-        """The norm after a branch, if there is one."""
+    def rms_norm(self, name: str, source: str, gain: NDArray | None) -> Iterator[Operation]:
+        """A norm of all numbers or of each head, where the family has it."""
         if gain is not None:
-            yield self.one(name, self.at(source), _norm(self.model.config, gain, None), narrow.norm)
+            yield self.one(name, self.at(source), partial(op.rms_norm, gain=gain, eps=self.model.config.eps))
 
     def attention(self, w: Layer, h: Key) -> Iterator[Operation]:
         model, dialect, c, n = self.model, self.dialect, self.model.config, self.n
         source = h
         if w.attn_norm is not None:
-            yield self.one("attn_norm", (h,), _norm(c, w.attn_norm, w.attn_norm_bias), narrow.norm)
+            yield self.one("attn_norm", (h,), _norm(c, w.attn_norm, w.attn_norm_bias))
             (source,) = self.at("attn_norm")
         yield from self.linears(source, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v)
         q, k = "Qcur", "Kcur"
-        if w.attn_q_norm is not None:
-            yield self.head_norm("Qcur_normed", q, w.attn_q_norm)
-            q = "Qcur_normed"
-        if w.attn_k_norm is not None:
-            yield self.head_norm("Kcur_normed", k, w.attn_k_norm)
-            k = "Kcur_normed"
+        yield from self.rms_norm("Qcur_normed", q, w.attn_q_norm)
+        yield from self.rms_norm("Kcur_normed", k, w.attn_k_norm)
+        q, k = (name if gain is None else name + "_normed" for name, gain in ((q, w.attn_q_norm), (k, w.attn_k_norm)))
         if c.rotates(n):
-            model = with_rope_of(model, n)
             for name, before in (("Qcur_rope", q), ("Kcur_rope", k)):
-                yield self.one(name, self.at(before), partial(op.rope, model, dialect, start=self.start), partial(narrow.rope, model=model))
+                yield self.one(name, self.at(before), partial(op.rope, with_rope_of(model, n), dialect, start=self.start))
             q, k = "Qcur_rope", "Kcur_rope"
-        allow = partial(narrow.attend, model=model, layer=n)
-        yield self.one("kqv_out", self.at(q, k, "Vcur"), partial(op.attend, model, dialect, n), allow)
+        yield self.one("kqv_out", self.at(q, k, "Vcur"), partial(op.attend, model, dialect, n))
         if self.scores:
-            yield self.one("kq", self.at(q, k), partial(op.visible_scores, model, dialect, n), partial(narrow.visible_scores, model=model))
-            yield self.one("kq_soft_max", self.at("kq"), partial(op.probabilities, model, n), narrow.probabilities)
+            yield self.one("kq", self.at(q, k), partial(op.visible_scores, model, dialect, n))
+            yield self.one("kq_soft_max", self.at("kq"), partial(op.probabilities, model, n))
         yield from self.behind_sub_norm("attn_sub_norm", "kqv_out", w.attn_sub_norm, attn_o_out=w.attn_output)
 
     def feed_forward(self, w: Layer, h: Key) -> Iterator[Operation]:
         source = h
         if w.ffn_norm is not None:
-            yield self.one("ffn_norm", (h,), _norm(self.model.config, w.ffn_norm, w.ffn_norm_bias), narrow.norm)
+            yield self.one("ffn_norm", (h,), _norm(self.model.config, w.ffn_norm, w.ffn_norm_bias))
             (source,) = self.at("ffn_norm")
         has_codes = False
         if self.model.config.shared_norm and w.attn_norm is not None:
@@ -203,33 +194,27 @@ class _Layer:
         if w.ffn_up is not None:
             yield from self.dense(w, source)
         if w.ffn_gate_inp_shexp is not None:
-            gain = w.ffn_gate_inp_shexp
-            shared = (*self.at("ffn_down"), source)
-            yield self.one("ffn_shexp_out", shared, partial(op.shared_expert, gain), partial(narrow.shared_expert, gain=gain))
+            yield self.one("ffn_shexp_out", (*self.at("ffn_down"), source), partial(op.shared_expert, w.ffn_gate_inp_shexp))
 
     def dense(self, w: Layer, source: Key) -> Iterator[Operation]:
         """The feed-forward that every token takes."""
-        activation = self.model.config.activation
         assert w.ffn_up is not None
         assert w.ffn_down is not None
-        if w.ffn_gate is None:
-            yield from self.linear("ffn_up", source, w.ffn_up)
-            gelu = op.gelu if activation == "gelu" else partial(op.gelu_tanh, dialect=self.dialect)
-            yield self.one("ffn_out", self.at("ffn_up"), gelu, narrow.activation)
-        else:
-            yield from self.linear("ffn_gate", source, w.ffn_gate)
-            yield from self.linear("ffn_up", source, w.ffn_up)
-            yield self.one("ffn_out", self.at("ffn_gate", "ffn_up"), self.gate(), narrow.gate)
+        for name, linear in (("ffn_gate", w.ffn_gate), ("ffn_up", w.ffn_up)):
+            if linear is not None:
+                yield from self.linear(name, source, linear)
+        yield self.one("ffn_out", self.at("ffn_up") if w.ffn_gate is None else self.at("ffn_gate", "ffn_up"), self.activation())
         yield from self.behind_sub_norm("ffn_sub_norm", "ffn_out", w.ffn_sub_norm, ffn_down=w.ffn_down)
 
-    def gate(self) -> Callable[..., Expected]:
-        """The evaluation of the gated activation."""
-        gates: dict[str, Callable[..., Expected]] = {
+    def activation(self) -> Callable[..., Expected]:
+        """The evaluation of the activation, gated or not."""
+        activations: dict[str, Callable[..., Expected]] = {
             "relu2": op.relu2_gate,
             "silu": op.silu_gate,
             "gelu_gate": partial(op.gelu_gate, dialect=self.dialect),
+            "gelu": op.gelu,
         }
-        return gates[self.model.config.activation]
+        return activations.get(self.model.config.activation, partial(op.gelu_tanh, dialect=self.dialect))
 
     def mixture(self, w: Layer, source: Key) -> Iterator[Operation]:
         """The experts of each token. What a slot computes depends on the expert that the dump's own router has put there."""
@@ -237,29 +222,19 @@ class _Layer:
         assert w.ffn_gate_inp is not None
         yield from self.linear("ffn_moe_logits", source, w.ffn_gate_inp)
         logits, chosen = self.at("ffn_moe_logits", "ffn_moe_topk")
-        yield self.one(chosen.name, (logits,), partial(op.top_experts, c.experts_used), partial(narrow.top_experts, c.experts_used))
-        weights = partial(op.expert_weights, c.normalized_experts)
-        yield self.one("ffn_moe_weights", (logits, chosen), weights, narrow.expert_weights)
+        yield self.one(chosen.name, (logits,), partial(op.top_experts, c.experts_used))
+        yield self.one("ffn_moe_weights", (logits, chosen), partial(op.expert_weights, c.normalized_experts))
         for name, reads in (("gate", source), ("up", source), ("down", self.at("ffn_moe_swiglu")[0])):
             if name == "down":
-                yield self.one(reads.name, self.at("ffn_moe_gate", "ffn_moe_up"), self.gate(), narrow.gate)
+                yield self.one(reads.name, self.at("ffn_moe_gate", "ffn_moe_up"), self.activation())
             linears = [getattr(expert, f"ffn_{name}") for expert in w.experts]
-            product, allow = (
-                partial(op.of_experts, linears, self.dialect),
-                partial(narrow.of_experts, linears=linears, dialect=self.dialect),
-            )
-            yield self.one(f"ffn_moe_{name}", (reads, chosen), product, allow)
-        yield self.one("ffn_moe_out", self.at("ffn_moe_down", "ffn_moe_weights"), op.mix, narrow.mix)
+            yield self.one(f"ffn_moe_{name}", (reads, chosen), partial(of_experts, linears, self.dialect))
+        yield self.one("ffn_moe_out", self.at("ffn_moe_down", "ffn_moe_weights"), op.mix)
 
     def behind_sub_norm(self, name: str, source: str, gain: NDArray | None, **output: Linear) -> Iterator[Operation]:
         """The operations of a branch's last matrix, and of the norm in front of it where the family has one."""
-        if gain is not None:
-            yield self.one(name, self.at(source), lambda x: op.rms_norm(x, gain, self.model.config.eps), narrow.norm)
-            source = name
-        yield from self.linears(Key(source, self.n), **output)
-
-    def head_norm(self, name: str, source: str, gain: NDArray) -> Operation:
-        return self.one(name, self.at(source), lambda x: op.head_norm(x, gain, self.model.config.eps), narrow.norm)
+        yield from self.rms_norm(name, source, gain)
+        yield from self.linears(Key(source if gain is None else name, self.n), **output)
 
     def linears(self, source: Key, **outputs: Linear) -> Iterator[Operation]:
         """The operations of matrices that read the same tensor."""
@@ -270,18 +245,18 @@ class _Layer:
 
     def linear(self, name: str, source: Key, w: Linear) -> Iterator[Operation]:
         if w.norm is not None:
-            inner, gain, eps = Key(name + "_in", self.n), w.norm, w.norm_eps or self.model.config.eps
-            yield self.one(inner.name, (source,), lambda x: op.rms_norm(x, gain, eps), narrow.norm)
-            if op.reads_codes(w, self.dialect):
+            inner = Key(name + "_in", self.n)
+            yield self.one(inner.name, (source,), partial(op.rms_norm, gain=w.norm, eps=w.norm_eps or self.model.config.eps))
+            if reads_codes(w, self.dialect):
                 yield from self.quantized(inner)
             source = inner
-        yield self.one(name, (source,), lambda x: op.product(x, w, self.dialect), partial(narrow.product, linear=w, dialect=self.dialect))
+        yield self.one(name, (source,), partial(product, linear=w, dialect=self.dialect))
 
     def quantizes(self, *readers: Linear) -> bool:
         """Whether some of these matrices take the codes of what they all read."""
-        return any(op.reads_codes(w, self.dialect) and w.norm is None for w in readers)
+        return any(reads_codes(w, self.dialect) and w.norm is None for w in readers)
 
     def quantized(self, source: Key) -> Iterator[Operation]:
         name = source.name if source.layer == self.n else "attn_inp"
-        yield self.one(name + "_codes", (source,), op.codes, narrow.codes)
-        yield self.one(name + "_scale", (source,), op.code_scale, narrow.code_scale)
+        yield self.one(name + "_codes", (source,), codes)
+        yield self.one(name + "_scale", (source,), code_scale)

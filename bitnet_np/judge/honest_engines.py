@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from ..engine.dialects import DIALECTS, Dialect
 from ..model.records import Blocks, Model, Ternary
+from .expected import rounded, type_of
 from .graph import FIELDS, LOGITS
 from .logits import Reach, position_nmse, position_scale
-from .narrow import rounded, type_of
-from .operations import next_experts, reads_codes, row_blocks
+from .operations import next_experts
 from .precision import DIGITS, FLOAT32, FLOATS, ROUNDOFF, Precision
+from .products import reads_codes, row_blocks
 from .roundings import to_digits, to_eleven_bits
 from .variant import Floats, Variant
 
@@ -33,14 +34,13 @@ def roundings(base: Variant, precision: Precision = FLOAT32) -> Iterator[Variant
     """Yields variants as honest as ours: float16 numbers after each norm or each operation, or the roundings of a declared precision."""
     if precision == FLOAT32:
         yield replace(base, text="float16 norms", edit=lambda name, n, x: to_eleven_bits(x) if "norm" in name else x)
-        yield replace(base, text="float16 after each operation", edit=_in_float16)
+        yield replace(
+            base,
+            text="float16 after each operation",
+            edit=lambda name, n, x: x if name in _UNROUNDED or x.dtype != np.float32 else to_eleven_bits(x),
+        )
     else:
         yield in_precision(base, precision)
-
-
-def _in_float16(name: str, layer: int | None, x: NDArray) -> NDArray:
-    """A tensor rounded to float16, unless engines with float16 tensors keep it; numbers of experts stay as they are."""
-    return x if name in _UNROUNDED or x.dtype != np.float32 else to_eleven_bits(x)
 
 
 _OPEN = 16
@@ -62,12 +62,6 @@ def other_choices(base: Variant, precision: Precision = FLOAT32) -> Variant | No
     return replace(base.with_operations(top_experts=top_experts), text="other choices between nearly equal experts")
 
 
-def with_choices(reach: Reach, ours: NDArray, run: Floats) -> Reach:
-    """The reach with that of a run of `other_choices`: [P, V]."""
-    scale = float(np.abs(position_scale(ours, run) - 1).max())
-    return replace(reach, choices=position_nmse(ours, run), scale=max(reach.scale, scale))
-
-
 def dialects(base: Variant) -> Iterator[Variant]:
     """Yields our engine in the other dialects."""
     for dialect in DIALECTS.values():
@@ -87,7 +81,9 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
             product = products[name]
             weights = 0.0 if product.kind in ("ternary", precision.act) else ROUNDOFF[precision.act]
             x = _on_steps(x, np.hypot(weights, ROUNDOFF[precision.acc] * np.sqrt(product.terms)))
-            x = _rescaled(x, ROUNDOFF[precision.scale], name) if product.reads_codes else x
+            if product.reads_codes and precision.scale != "float32":  # a random factor of each row
+                random = np.random.default_rng(list(name.encode())).uniform(-1, 1, (len(x), 1))
+                x = x * (1 + ROUNDOFF[precision.scale] * random).astype(np.float32)
         elif name == "kqv_out":
             x = _attended(x, c.heads, ROUNDOFF[precision.attn_acc], 0.0 if in_float16 else ROUNDOFF[precision.probs])
         if precision.act != "float32" and x.dtype == np.float32:
@@ -137,12 +133,6 @@ def _on_steps(x: Floats, part: float | NDArray) -> Floats:
     return (np.rint(x / step) * step).astype(np.float32)
 
 
-def _rescaled(x: Floats, part: float, name: str) -> Floats:
-    """Rows [T, width], each wrong by a random factor of at most 1 + part, as a rounded activation scale makes them."""
-    random = np.random.default_rng(list(name.encode())).uniform(-1, 1, (len(x), 1))
-    return x * (1 + part * random).astype(np.float32) if part else x
-
-
 def _attended(x: Floats, heads: int, acc: float, probs: float) -> Floats:
     """Attention's output [T, HK] with sums of values, and probabilities, that are rounded by these relative errors.
 
@@ -161,12 +151,13 @@ def _to_type(x: NDArray, kind: str) -> Floats:
     return (to_digits(wide, DIGITS[kind]) if kind in FLOATS else rounded(wide, kind)).astype(np.float32)
 
 
-def reach_of(ours: NDArray, runs: list[Floats], base: Variant, precision: Precision = FLOAT32) -> Reach:
-    """The distance of honest engines' runs from ours: [P, V] each."""
+def reach_of(ours: NDArray, runs: list[Floats], base: Variant, precision: Precision = FLOAT32, choices: Floats | None = None) -> Reach:
+    """The distance of honest engines' runs from ours, and of one of `other_choices`, if there is one: [P, V] each."""
     nmse = np.array([position_nmse(ours, run) for run in runs])
-    scale = max(float(np.abs(position_scale(ours, run) - 1).max()) for run in runs)
+    scale = max(float(np.abs(position_scale(ours, run) - 1).max()) for run in (*runs, *([] if choices is None else [choices])))
     name = "float16 rounding" if precision == FLOAT32 else f"the precision {precision}"
-    return Reach(max(float(nmse.mean(axis=1).max()), FLOOR), nmse.max(axis=0), scale, name, one_scale(base.model, base.dialect))
+    of_choices = None if choices is None else position_nmse(ours, choices)
+    return Reach(max(float(nmse.mean(axis=1).max()), FLOOR), nmse.max(axis=0), scale, name, one_scale(base.model, base.dialect), of_choices)
 
 
 def one_scale(model: Model, dialect: Dialect) -> bool:

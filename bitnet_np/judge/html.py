@@ -17,8 +17,8 @@ from typing import Any
 from ..base.errors import listed
 from ..traces.points import GRADIENTS, LOSS, MODEL_GRADIENTS, Key, meaning
 from .detail import Detail, Details
-from .findings import SYMBOLS, Findings, OperationVerdict, causes, closer_summary, layout
 from .logits import Judgement
+from .report import MEANT, SYMBOLS, OperationVerdict, Report, causes, closer_summary, heat_map, layout
 from .verdict import Verdict
 
 LOGITS_ID = "logits"
@@ -28,11 +28,10 @@ FIRST = ("inp_embd", "inpL", "inp_scaled", "grad_token_embd")
 """Tensors of the whole model that stand before the layers; all others of it stand behind."""
 
 _MOST_CAUSES = 12  # rows of causes; those after them are on the panels of their tensors
-MEANT = 1e10  # a larger ratio says that the limit is nearly 0, not how large the error is
 _NOT_IN_DUMP = 40  # names of missing tensors that are listed; the rest is only counted
 
 
-def page(report: Findings, details: Details | None = None, about: Mapping[str, str] | None = None) -> str:
+def page(report: Report, details: Details | None = None, about: Mapping[str, str] | None = None) -> str:
     """The report as an HTML document.
 
     details: what the judge collected, for worst numbers and charts. about: facts to show at the end (files, digests, versions).
@@ -46,28 +45,21 @@ def page(report: Findings, details: Details | None = None, about: Mapping[str, s
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}{_colours()}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
         f"{body}\n<script>{script}</script>\n</body>\n</html>\n"
     )
 
 
-def fragment(report: Findings) -> str:
-    """The report for a notebook: the headline and the heat map, without a script."""
-    scope = "bitnet-np-report"
-    style = f"""{_colours(f".{scope}")}.{scope} td{{padding:1px}} .{scope} th{{padding:2px 6px;font-weight:500;white-space:nowrap}}
-.{scope} th span{{writing-mode:vertical-rl;transform:rotate(180deg)}} .{scope} .chip{{margin-right:14px}} .{scope} table{{font-size:12px}}
-.{scope} .cell,.{scope} .swatch{{display:inline-block;width:20px;text-align:center;background:var(--fill);font-family:monospace}}
-.{scope} .swatch{{margin-right:5px}}"""
-    return (
-        f'<div class="{scope}"><style>{style}</style><p><b>{report.verdict.outcome} ({report.verdict})</b> {escape(_headline(report))}</p>'
-        f"{''.join(_map(report, clickable=False))}</div>"
-    )
+def fragment(report: Report) -> str:
+    """The report for a notebook: the headline and the heat map as text."""
+    headline = f"<p><b>{report.verdict.outcome} ({report.verdict})</b> {escape(_headline(report))}</p>"
+    return f"{headline}<pre>{escape(heat_map(report))}</pre>" if report.operations else headline
 
 
 # --- the page, from top to bottom ---
 
 
-def _body(report: Findings, details: Details, about: Mapping[str, str]) -> Iterator[str]:
+def _body(report: Report, details: Details, about: Mapping[str, str]) -> Iterator[str]:
     tensors = _tensors(report, details)
     yield "<main>\n<header>"
     yield f'<span class="badge v{int(report.verdict)}">{report.verdict.outcome}</span> <b>{report.verdict}</b>'
@@ -86,7 +78,7 @@ def _body(report: Findings, details: Details, about: Mapping[str, str]) -> Itera
         yield "<h2>Notes</h2>" + "".join(f"<p>{escape(note)}</p>" for note in report.notes)
     if report.operations:
         yield '<h2>Every tensor</h2><p class="soft screen">Choose one to see its numbers: by mouse, or with Tab and the arrow keys.</p>'
-        yield '<div class="beside"><div>' + "".join(_map(report, clickable=True)) + "</div>"
+        yield '<div class="beside"><div>' + "".join(_map(report)) + "</div>"
     yield '<noscript><p class="soft">The numbers of single tensors need JavaScript.</p></noscript>'
     yield '<article class="panel" id="panel" aria-live="polite" hidden></article>' + "</div>" * bool(report.operations)
     if summary := closer_summary(report):
@@ -102,13 +94,13 @@ def _body(report: Findings, details: Details, about: Mapping[str, str]) -> Itera
     yield f'<script type="application/json" id="data">{_json(data)}</script>'
 
 
-def _headline(report: Findings) -> str:
+def _headline(report: Report) -> str:
     """The reason without the verdict in front, which stands beside it."""
     reason = report.reason.removeprefix(f"{report.verdict} ") or report.verdict.text
     return f"At {reason[3:]}" if reason.startswith("at ") else reason
 
 
-def _causes(report: Findings) -> Iterator[str]:
+def _causes(report: Report) -> Iterator[str]:
     """Every distinct cause with the tensors that show it."""
     rows = [(cause, listed(places, 6)) for cause, places in causes(report.operations).items()]
     if len(rows) > _MOST_CAUSES:
@@ -119,45 +111,43 @@ def _causes(report: Findings) -> Iterator[str]:
         yield f"<h2>{'Cause' if len(rows) == 1 else 'Causes'}</h2>" + _table(rows, ("what is different", "where"))
 
 
-def _map(report: Findings, clickable: bool) -> Iterator[str]:
+def _map(report: Report) -> Iterator[str]:
     """The heat map: tensors outside layers as a row of chips above or below, layers down and operations across."""
     judged = {o.key: o for o in report.operations}
-    outside = {
-        o.key.name: _chip(str(o.key), o.key.name, o.verdict, o.bound_ratio, clickable) for o in report.operations if o.key.layer is None
-    }
+    outside = {o.key.name: _chip(str(o.key), o.key.name, o.verdict, o.bound_ratio) for o in report.operations if o.key.layer is None}
     before = [outside.pop(name) for name in FIRST if name in outside]
     after = [*outside.values()]
     if report.logits is not None:
-        after.append(_chip(LOGITS_ID, "logits as such", report.logits.verdict, None, clickable))
+        after.append(_chip(LOGITS_ID, "logits as such", report.logits.verdict, None))
     if before:
         yield f'<div class="chips">{"".join(before)}</div>'
-    names, layers = layout(o.key for o in report.operations)
+    names, layers = layout(judged)
     if layers:
         header = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
         yield f'<div class="scroll"><table class="map"><thead><tr><th></th>{header}</tr></thead><tbody>'
         for n in layers:
-            cells = "".join(f"<td>{_cell(judged.get(Key(name, n)), clickable)}</td>" for name in names)
+            cells = "".join(f"<td>{_cell(judged.get(Key(name, n)))}</td>" for name in names)
             yield f'<tr><th scope="row">layer {n}</th>{cells}</tr>'
         yield "</tbody></table></div>"
     if after:
         yield f'<div class="chips">{"".join(after)}</div>'
 
 
-def _cell(o: OperationVerdict | None, clickable: bool) -> str:
+def _cell(o: OperationVerdict | None) -> str:
     if o is None:
         return '<span class="empty" title="not in the dump"></span>'
-    look = f'class="cell v{int(o.verdict)}" style="{_heat(o.bound_ratio)}"'
-    return _button(str(o.key), look, o.place, o.verdict, o.bound_ratio, SYMBOLS[o.verdict], clickable)
+    part = 1.0 if o.bound_ratio is None else (log10(max(o.bound_ratio, 1e-4)) + 4) / 4  # all of the colour at the limit
+    look = f'class="cell v{int(o.verdict)}" style="--heat:{30 + 70 * min(1.0, part):.0f}%"'
+    return _button(str(o.key), look, o.place, o.verdict, o.bound_ratio, SYMBOLS[o.verdict])
 
 
-def _chip(name: str, text: str, verdict: Verdict, ratio: float | None, clickable: bool) -> str:
-    return _button(name, 'class="chip"', text, verdict, ratio, _swatch(verdict) + escape(text), clickable)
+def _chip(name: str, text: str, verdict: Verdict, ratio: float | None) -> str:
+    return _button(name, 'class="chip"', text, verdict, ratio, _swatch(verdict) + escape(text))
 
 
-def _button(name: str, look: str, text: str, verdict: Verdict, ratio: float | None, inside: str, clickable: bool) -> str:
+def _button(name: str, look: str, text: str, verdict: Verdict, ratio: float | None, inside: str) -> str:
     said = escape(f"{text}: {verdict}" + ("" if ratio is None else f", {_times(ratio)} of the limit"))
-    opened = f'button type="button" data-id="{escape(name)}" aria-label="{said}"' if clickable else "span"
-    return f'<{opened} {look} title="{said}">{inside}</{"button" if clickable else "span"}>'
+    return f'<button type="button" data-id="{escape(name)}" aria-label="{said}" {look} title="{said}">{inside}</button>'
 
 
 def _swatch(verdict: Verdict) -> str:
@@ -176,87 +166,75 @@ def _table(rows: Sequence[tuple[str, str]], header: tuple[str, str] | None = Non
 # --- the numbers behind the map, which the script shows ---
 
 
-def _tensors(report: Findings, details: Details) -> dict[str, dict[str, Any]]:
+_NUMBERS = {
+    "max_error": "largest error",
+    "of_bound": "largest error / limit",
+    "nmse": "NMSE",
+    "scale": "best common factor",
+    "cosine": "cosine",
+    "ulps": "largest error in ulps of the largest value",
+    "ours_rms": "our RMS error from float64, in 2^-24 of the RMS",
+    "theirs_rms": "their RMS error from float64",
+}
+_NUMBERS_OF_LOGITS = {
+    "positions": "positions",
+    "max_error": "largest error",
+    "mean_error": "mean error",
+    "nmse": "NMSE of the worst position",
+    "mean_nmse": "mean NMSE",
+    "reach": "mean NMSE that roundings reach",
+    "scale": "factor farthest from 1",
+    "kl": "largest KL divergence, nats",
+    "top1": "share of positions with the same largest logit",
+    "top5": "share of the five largest logits in common",
+}
+
+
+def _tensors(report: Report, details: Details) -> dict[str, dict[str, Any]]:
     """What the panel shows of each tensor, by the id of its button."""
-    tensors = {str(o.key): _operation(o, details) for o in report.operations}
-    if report.logits is not None:
-        tensors[LOGITS_ID] = _logits(report.logits, details)
+    tensors = {}
+    for o in report.operations:
+        across = f"judged together with {listed(o.across[:-1], 6)}, which the dump does not have" if len(o.across) > 1 else ""
+        untried = "" if o.tried else "known mistakes were not tried: too much work for so many operations of so large a model"
+        lines = [o.hypothesis, o.reason, across, untried]
+        name = o.key.name
+        what = "gradient of the loss" if name in (*GRADIENTS, *MODEL_GRADIENTS) else "the loss" if name == LOSS else meaning(name)
+        tensors[str(o.key)] = _item(o, o.place, what, lines, _NUMBERS, details.tensors.get(o.key))
+    if (j := report.logits) is not None:
+        what = "all positions and tokens, judged by how far roundings reach on this model"
+        tensors[LOGITS_ID] = _item(j, "logits as such", what, [j.explanation, j.reason], _NUMBERS_OF_LOGITS, details.logits)
     return tensors
 
 
-def _operation(o: OperationVerdict, details: Details) -> dict[str, Any]:
-    across = f"judged together with {listed(o.across[:-1], 6)}, which the dump does not have" if len(o.across) > 1 else ""
-    untried = "" if o.tried else "known mistakes were not tried: too much work for so many operations of so large a model"
-    return _item(
-        o.verdict,
-        o.place,
-        _meaning(o.key.name),
-        [text for text in (o.hypothesis, o.reason, across, untried) if text],
-        {
-            "largest error": o.max_error,
-            "largest error / limit": None if (o.bound_ratio or 0) > MEANT else o.bound_ratio,
-            "NMSE": o.nmse,
-            "best common factor": o.scale,
-            "cosine": o.cosine,
-            "largest error in ulps of the largest value": o.ulps,
-            "our RMS error from float64, in 2^-24 of the RMS": o.ours_rms,
-            "their RMS error from float64": o.theirs_rms,
-        },
-        details,
-        o.key,
-    )
-
-
-def _logits(j: Judgement, details: Details) -> dict[str, Any]:
-    return _item(
-        j.verdict,
-        "logits as such",
-        "all positions and tokens, judged by how far roundings reach on this model",
-        [text for text in (j.explanation, j.reason) if text],
-        {
-            "positions": j.positions,
-            "largest error": j.max_error,
-            "mean error": j.mean_error,
-            "NMSE of the worst position": j.nmse,
-            "mean NMSE": j.mean_nmse,
-            "mean NMSE that roundings reach": j.reach,
-            "factor farthest from 1": j.scale,
-            "largest KL divergence, nats": j.kl,
-            "share of positions with the same largest logit": j.top1,
-            "share of the five largest logits in common": j.top5,
-        },
-        details,
-        None,
-    )
-
-
 def _item(
-    verdict: Verdict, place: str, what: str, lines: list[str], numbers: Mapping[str, float | None], details: Details, key: Key | None
+    judged: OperationVerdict | Judgement,
+    place: str,
+    what: str,
+    lines: Sequence[str | None],
+    names: Mapping[str, str],
+    detail: Detail | None,
 ) -> dict[str, Any]:
-    """What the panel shows of a tensor, or without a key of the logits as such."""
-    detail = details.logits if key is None else details.tensors.get(key)
+    """What the panel shows of a tensor. names: of its numbers, by field."""
+    said = [line for line in lines if line]
+    numbers = [(name, getattr(judged, field)) for field, name in names.items()]
     return {
-        "verdict": str(verdict),
-        "level": int(verdict),
+        "verdict": str(judged.verdict),
+        "level": int(judged.verdict),
         "place": place,
         "meaning": what,
-        "lines": [line for i, line in enumerate(lines) if not any(line in other for other in lines[i + 1 :])],
-        "numbers": [(name, f"{value:.4g}") for name, value in numbers.items() if value is not None],
+        "lines": [line for i, line in enumerate(said) if not any(line in other for other in said[i + 1 :])],
+        "numbers": [(name, f"{value:.4g}") for name, value in numbers if value is not None],
         "detail": None if detail is None else _plain(detail),
     }
 
 
 def _plain(detail: Detail) -> dict[str, Any]:
     """A Detail for JSON, its numbers cut to what is shown."""
-    return asdict(detail) | {
-        "worst": [
-            (e.position, e.element, *(float(f"{x:.7g}") for x in (e.ours, e.theirs, e.theirs - e.ours, e.limit))) for e in detail.worst
-        ],
-        "errors": [float(f"{min(x, 1e30):.3g}") for x in detail.errors],
-    }
+    worst = [(e.position, e.element, *(float(f"{x:.7g}") for x in (e.ours, e.theirs, e.theirs - e.ours, e.limit))) for e in detail.worst]
+    return asdict(detail) | {"worst": worst, "errors": [float(f"{min(x, 1e30):.3g}") for x in detail.errors]}
 
 
-def _start(report: Findings, tensors: Mapping[str, Any]) -> str:
+def _start(report: Report, tensors: Mapping[str, Any]) -> str:
     """The tensor that is shown first: the first wrong one, or the one nearest to its limit."""
     if report.first_wrong is not None and str(report.first_wrong.key) in tensors:
         return str(report.first_wrong.key)
@@ -271,11 +249,7 @@ def _json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-# --- words and colours ---
-
-
-def _meaning(name: str) -> str:
-    return "gradient of the loss" if name in (*GRADIENTS, *MODEL_GRADIENTS) else "the loss" if name == LOSS else meaning(name)
+# --- words ---
 
 
 def _plural(n: int, noun: str) -> str:
@@ -286,24 +260,3 @@ def _times(ratio: float) -> str:
     if ratio > MEANT:
         return f"over {MEANT:.0e}"
     return f"{ratio:.2g}" if ratio == 0 or -4 < log10(ratio) < 5 else f"{ratio:.0e}"
-
-
-def _heat(ratio: float | None) -> str:
-    """How much of the verdict's colour a cell has: all at the limit, the least at 1e-4 of it."""
-    part = 1.0 if ratio is None else (log10(max(ratio, 1e-4)) + 4) / 4
-    return f"--heat:{30 + 70 * min(1.0, part):.0f}%"
-
-
-_COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#f0e442", "#d55e00", "#cc79a7")
-"""Of the verdicts from best to worst: Okabe and Ito's palette, which colour-blind readers tell apart."""
-
-
-def _colours(scope: str = "") -> str:
-    """CSS of the classes v0, v1, ... of the verdicts."""
-    rules = []
-    for verdict, colour in zip(Verdict, _COLOURS, strict=True):
-        name = f"{scope} .v{int(verdict)}"
-        on = "#fff" if verdict == Verdict.SAME_BITS else "#000"
-        rules.append(f"{name}{{--fill:color-mix(in srgb,{colour} 50%,white);--edge:{colour};--solid:{colour};--on:{on}}}")
-        rules.append(f"@media screen and (prefers-color-scheme:dark){{{name}{{--fill:color-mix(in srgb,{colour} 50%,black)}}}}")
-    return "\n".join(rules) + "\n"

@@ -146,7 +146,8 @@ def judge(
     worst, mean = limits(reach, ours.size // vocab)
     if details is not None:
         details.of_logits(ours, other, worst, numbers)
-    n = _positions(ours, other, OUTLIER_LIMIT * max(1.0, (float(worst.max()) / FLIPS_LIMIT) ** 0.5))
+    single = OUTLIER_LIMIT * max(1.0, (float(worst.max()) / FLIPS_LIMIT) ** 0.5)
+    n = _Numbers(*map(np.concatenate, zip(*(_numbers(a, b, single) for a, b in _blocks(ours, other)), strict=True)))
 
     def place(row: int | np.intp) -> str:
         return str(numbers[row]) if numbers is not None else _place(row, rows)
@@ -204,20 +205,24 @@ def _beyond_rounding(
 
 def position_scale(ours: NDArray, theirs: NDArray) -> Array:
     """The factor that brings ours closest to theirs at each position: [..., V] twice -> [P]."""
-
-    def scale(a: Array, b: Array) -> Array:
-        return _ratio(((a - a.mean(axis=1, keepdims=True)) * b).mean(axis=1), a.var(axis=1), otherwise=1.0)
-
-    return np.concatenate([scale(a.astype(np.float64), b.astype(np.float64)) for a, b in _blocks(ours, theirs)])
+    return _by_position(_scale, ours, theirs)
 
 
 def position_nmse(ours: NDArray, theirs: NDArray) -> Array:
     """NMSE of each position: [..., V] twice -> [P]."""
+    return _by_position(_nmse, ours, theirs)
 
-    def nmse(a: Array, b: Array) -> Array:
-        return _ratio(((a - b) ** 2).mean(axis=1), a.var(axis=1))
 
-    return np.concatenate([nmse(a.astype(np.float64), b.astype(np.float64)) for a, b in _blocks(ours, theirs)])
+def _by_position(measure: Callable[[Array, Array], Array], ours: NDArray, theirs: NDArray) -> Array:
+    return np.concatenate([measure(a.astype(np.float64), b.astype(np.float64)) for a, b in _blocks(ours, theirs)])
+
+
+def _scale(a: Array, b: Array) -> Array:
+    return _ratio(((a - a.mean(axis=1, keepdims=True)) * b).mean(axis=1), a.var(axis=1), otherwise=1.0)
+
+
+def _nmse(a: Array, b: Array) -> Array:
+    return _ratio(((a - b) ** 2).mean(axis=1), a.var(axis=1))
 
 
 def _blocks(ours: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, NDArray]]:
@@ -226,11 +231,6 @@ def _blocks(ours: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, NDArray]]
     step = max(1, _BLOCK // a.shape[1])
     for i in range(0, len(a), step):
         yield a[i : i + step], b[i : i + step]
-
-
-def _positions(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
-    measured = [_numbers(a, b, single) for a, b in _blocks(ours, theirs)]
-    return _Numbers(*(np.concatenate(values) for values in zip(*measured, strict=True)))
 
 
 def same_bits(a: NDArray, b: NDArray) -> bool:
@@ -246,7 +246,7 @@ def _numbers(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
     size = np.abs(error)
     spread = a.std(axis=1)
     centred = a - a.mean(axis=1, keepdims=True)
-    scale = _ratio((centred * b).mean(axis=1), spread**2, otherwise=1.0)
+    scale = _scale(a, b)
     typical = np.median(size, axis=1)
     alone = typical <= ROUNDING_LIMIT / 10 * spread
     far = np.maximum(spread[:, None], np.abs(centred))
@@ -261,7 +261,7 @@ def _numbers(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
         where=size.argmax(axis=1),
         mean=size.mean(axis=1),
         typical=typical,
-        nmse=_ratio(square, spread**2),
+        nmse=_nmse(a, b),
         scale=scale,
         rescaled=_ratio(((scale[:, None] * a - b) ** 2).mean(axis=1), b.var(axis=1)),
         left=_ratio((fit**2).mean(axis=1), square, otherwise=1.0),
@@ -279,12 +279,8 @@ def _ratio(a: Array, b: Array, otherwise: float = 1e300) -> Array:
 
 def _place(row: int | np.intp, rows: tuple[int, ...]) -> str:
     """The position of a row of logits [*rows, V] laid end to end, and its sequence if there are several."""
-    index = np.unravel_index(int(row), rows)
-    return f"{index[1]} of sequence {index[0]}" if len(index) == 2 else _index(index)
-
-
-def _index(index: tuple) -> str:
-    return ", ".join(str(int(i)) for i in index) or "0"
+    index = [str(int(i)) for i in np.unravel_index(int(row), rows)]
+    return f"{index[1]} of sequence {index[0]}" if len(index) == 2 else ", ".join(index) or "0"
 
 
 def _largest(x: Array) -> NDArray[np.intp]:
@@ -347,7 +343,7 @@ def invalid(ours: NDArray[np.float32], theirs: NDArray) -> str | None:
     if bad:
         filtered = bool((theirs[~np.isfinite(theirs)] == -np.inf).all())
         hint = ", each -inf, as a sampler leaves them: dump the logits before it" if filtered else ""
-        at = f"position {first[1]} of sequence {first[0]}, number {first[2]}," if len(first) == 3 else _index(first)
+        at = f"position {first[1]} of sequence {first[0]}, number {first[2]}," if len(first) == 3 else ", ".join(map(str, first))
         return f"their logit at {at} is {theirs[first]}; {bad} in all are not finite{hint}"
     if largest > float(np.finfo(np.float32).max):
         return f"their largest logit is {largest:.3g}, beyond float32"

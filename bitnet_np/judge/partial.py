@@ -8,10 +8,10 @@ Another hash says nothing, because every rounding changes it. Another RMS is evi
 their difference. The same RMS proves little: a permuted tensor has it too.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,10 @@ from ..traces.formats.bitnet_rs import Fingerprint, hash_of
 from ..traces.formats.eval_callback import PRINTED, PRINTED_SUM, PartialTensor, PartialTrace
 from ..traces.points import SCORES, Key
 from .bounds import ROUNDING_ACROSS, TINY
+from .expected import U
 from .graph import operations
 from .honest_engines import FLOOR, roundings
 from .logits import Reach, limits
-from .operations import U
 from .precision import FLOAT32, Precision
 from .report import OperationVerdict, Report
 from .variant import Variant
@@ -45,46 +45,45 @@ _Known = TypeVar("_Known")
 _Taken = TypeVar("_Taken")
 
 
-class _Ours:
-    """Our forward pass of some tokens, and those of honest engines with other roundings."""
+def _report(
+    base: Variant,
+    precision: Precision,
+    ids: NDArray[np.int64],
+    theirs: Mapping[Key, _Known],
+    take: Callable[[_Known, Tensor], _Taken],
+    judge: Callable[[_Known, _Taken, list[_Taken]], OperationVerdict],
+    known: str,
+) -> Report:
+    """The report on what is known of some tensors, in their order; the first one that is wrong, or the one before it, is at fault.
 
-    def __init__(self, model: Model, ids: NDArray[np.int64], dialect: Dialect, precision: Precision) -> None:
-        self.ids = integers("ids", ids, 1, TokenRangeError)
-        Runtime(model, dialect).checked()
-        check_tokens(model.config, self.ids[None])
-        self.base, self.precision = Variant("ours", model, dialect), precision
+    take: what is compared of ours, [T, width]. judge: also by the same of honest engines with other roundings. known: what is known.
+    """
+    ids = integers("ids", ids, 1, TokenRangeError)
+    Runtime(base.model, base.dialect).checked()
+    check_tokens(base.model.config, ids[None])
 
-    def verdicts(
-        self,
-        theirs: Mapping[Key, _Known],
-        take: Callable[[_Known, Tensor], _Taken],
-        judge: Callable[[_Known, _Taken, list[_Taken]], OperationVerdict],
-    ) -> dict[Key, OperationVerdict]:
-        """The verdicts on what is known of some tensors, in the order of the forward pass. take: what is compared of ours [T, width]."""
-        ours, *runs = (self._run(variant, theirs, take) for variant in (self.base, *roundings(self.base, self.precision)))
-        return {key: judge(theirs[key], taken, [run[key] for run in runs if key in run]) for key, taken in ours.items()}
-
-    def _run(self, variant: Variant, theirs: Mapping[Key, _Known], take: Callable[[_Known, Tensor], _Taken]) -> dict[Key, _Taken]:
+    def run(variant: Variant) -> dict[Key, _Taken]:
         seen: dict[Key, _Taken] = {}
 
         def look(name: str, layer: int | None, array: NDArray) -> None:
             if (key := Key(name, layer)) in theirs:
                 seen[key] = take(theirs[key], array.reshape(len(array), -1))
 
-        variant.run(self.ids[None], look)
+        variant.run(ids[None], look)
         return seen
 
-    def report(self, verdicts: tuple[OperationVerdict, ...], theirs: Mapping[Key, Any], right: str, *notes: str) -> Report:
-        """The report on verdicts, the first of which that is wrong, or the one before it, is at fault. right: the reason if none is."""
-        worst = max(v.verdict for v in verdicts)
-        first = next((v for v in verdicts if v.verdict == worst), None) if worst >= Verdict.WRONG else None
-        reason = right if first is None else f"{worst.name} at {first.place}: {first.reason}"
-        missing = tuple(o.key for o in operations(self.base.model, self.base.dialect) if o.key not in theirs)
-        compared = f"compared with our engine in the dialect {self.base.dialect.name}"
-        return Report(worst, reason, verdicts, first, missing, (compared, *notes))
+    ours, *runs = map(run, (base, *roundings(base, precision)))
+    verdicts = tuple(judge(theirs[key], ours[key], [run[key] for run in runs if key in run]) for key in theirs if key in ours)
+    if not verdicts:
+        return Report(Verdict.INVALID, "")
+    worst = max(v.verdict for v in verdicts)
+    first = next((v for v in verdicts if v.verdict == worst), None) if worst >= Verdict.WRONG else None
+    reason = f"{len(verdicts)} tensors, {known}" if first is None else f"{worst.name} at {first.place}: {first.reason}"
+    missing = tuple(o.key for o in operations(base.model, base.dialect) if o.key not in theirs)
+    return Report(worst, reason, verdicts, first, missing, (f"compared with our engine in the dialect {base.dialect.name}",))
 
 
-def _most(power: float, errors: Iterator[float]) -> float:
+def _most(power: float, errors: Iterable[float]) -> float:
     """The NMSE up to which a tensor is right. errors: mean square errors that roundings make of it; power: its mean square."""
     reach = max([FLOOR, *(error / power for error in errors)])
     return limits(Reach(reach, np.array([reach])), 1)[1]
@@ -97,7 +96,8 @@ def _most(power: float, errors: Iterator[float]) -> float:
 class _Numbers:
     """What is compared of one of our tensors."""
 
-    shape: tuple[int, int]  # of the rows that theirs has
+    shape: tuple[int, ...]  # of the rows that theirs has
+    first: int  # the position of the first of these
     values: Array  # [n] at the places of their numbers
     sample: Array  # [.., ..] rows and columns all over it
     sum: float
@@ -110,7 +110,7 @@ class _Numbers:
         steps = [max(1, -(-n // most)) for n, most in zip(rows.shape, _SAMPLED, strict=True)]
         sample = rows[:: steps[0], :: steps[1]].copy()
         values = rows[tuple(theirs.index[inside].T)]
-        return cls((rows.shape[0], rows.shape[1]), values, sample, float(rows.sum()), float(np.abs(rows).sum()))
+        return cls(rows.shape, len(array) - len(rows), values, sample, float(rows.sum()), float(np.abs(rows).sum()))
 
 
 def check_partial(
@@ -121,19 +121,18 @@ def check_partial(
     ids: token ids [T] of the one sequence. ROUNDING: the numbers are ours, as printed. FLIPS: they are as close as roundings reach. Raises
     what `forward_full` raises.
     """
-    trace, ours = instance("trace", trace, PartialTrace), _Ours(model, ids, dialect, precision)
-    theirs = {tensor.key: tensor for tensor in trace.tensors}
-    by_key = ours.verdicts(theirs, _Numbers.of, lambda *what: _judged_numbers(len(ours.ids), *what))
-    verdicts = tuple(by_key[key] for key in theirs if key in by_key)
-    if not verdicts:
+    theirs = {tensor.key: tensor for tensor in instance("trace", trace, PartialTrace).tensors}
+    base = Variant("ours", model, dialect)
+    report = _report(base, precision, ids, theirs, _Numbers.of, _judged_numbers, "as far as they were printed")
+    if not report.operations:
         names = ", ".join(map(str, list(theirs)[:5]))
         return Report(Verdict.INVALID, f"{trace.origin} has no tensor of this model's forward pass; it has {names}")
     known, of = sum(len(t.values) for t in theirs.values()), sum(t.shape[0] * t.shape[1] for t in theirs.values())
     seen = f"the dump has {known} of {of} numbers, and sums: an error between the printed numbers that keeps the sum is not seen"
-    return ours.report(verdicts, theirs, f"{len(verdicts)} tensors, as far as they were printed", seen)
+    return replace(report, notes=(*report.notes, seen))
 
 
-def _judged_numbers(tokens: int, theirs: PartialTensor, ours: _Numbers, runs: list[_Numbers]) -> OperationVerdict:
+def _judged_numbers(theirs: PartialTensor, ours: _Numbers, runs: list[_Numbers]) -> OperationVerdict:
     """The verdict on one tensor. runs: the same tensor with the roundings of honest engines."""
     key = theirs.key
     if theirs.shape != ours.shape:
@@ -144,20 +143,16 @@ def _judged_numbers(tokens: int, theirs: PartialTensor, ours: _Numbers, runs: li
     most = _most(power, (float(((run.sample - ours.sample) ** 2).mean()) for run in runs))
     off = np.maximum(np.abs(theirs.values - ours.values) - PRINTED * (1 + 1e-6), 0)
     nmse, worst = float((off**2).mean()) / power, int(off.argmax())
-    numbers = ours.shape[0] * ours.shape[1]
     sum_error = abs(theirs.sum - ours.sum)
-    sum_limit = PRINTED_SUM + _SUMS * np.sqrt(numbers) * (np.sqrt(most * power) + U * ours.absolute)
+    sum_limit = PRINTED_SUM + _SUMS * np.sqrt(np.prod(ours.shape)) * (np.sqrt(most * power) + U * ours.absolute)
     sum_limit += sum(abs(run.sum - ours.sum) for run in runs)
+    verdict, reason = Verdict.FLIPS if nmse > ROUNDING_ACROSS else Verdict.ROUNDING, ""
     if nmse > most:
         row, column = theirs.index[worst]
-        place = (
-            f"{theirs.values[worst]:.4f} at position {tokens - ours.shape[0] + row}, element {column}, expected {ours.values[worst]:.4f}"
-        )
+        place = f"{theirs.values[worst]:.4f} at position {ours.first + row}, element {column}, expected {ours.values[worst]:.4f}"
         verdict, reason = Verdict.WRONG, f"{place}; NMSE {nmse:.2g} of the printed numbers; rounding alone reaches {most:.2g}"
     elif sum_error > sum_limit:
         verdict, reason = Verdict.WRONG, f"the sum of its numbers is {theirs.sum:.6g}, expected {ours.sum:.6g} +- {sum_limit:.2g}"
-    else:
-        verdict, reason = Verdict.FLIPS if nmse > ROUNDING_ACROSS else Verdict.ROUNDING, ""
     ratio = max(float(np.sqrt(nmse / most)), sum_error / sum_limit)
     return OperationVerdict(key, verdict, reason, (key,), float(off.max()), ratio, nmse)
 
@@ -173,18 +168,17 @@ def check_records(
     ids: token ids [T] of the one sequence. SAME_BITS: the hashes are ours (needs the extra `interop`). ROUNDING, FLIPS: the RMS is as close
     as roundings reach. Raises what `forward_full` raises.
     """
-    ours = _Ours(model, ids, dialect, precision)
     theirs: dict[Key, list[Fingerprint]] = {}
     for record in records:
         if record.key is not None and record.key.name not in SCORES:
             theirs.setdefault(record.key, []).append(record)
-    by_key = ours.verdicts(theirs, lambda known, array: array.astype(np.float32), _judged_records)
-    if not by_key:
+    base, float32 = Variant("ours", model, dialect), lambda known, array: array.astype(np.float32)
+    report = _report(base, precision, ids, theirs, float32, _judged_records, "by their RMS")
+    if not report.operations:
         return Report(Verdict.INVALID, f"no record names a tensor of this model's forward pass; the first has {records[0].name!r}")
-    judged = sum(len(theirs[key]) for key in by_key)
+    judged = sum(len(theirs[o.key]) for o in report.operations)
     others = [f"{len(records) - judged} of {len(records)} records are of other tensors"] if judged < len(records) else []
-    no_values = "records hold no values: an error that keeps a tensor's RMS is not seen"
-    return ours.report(tuple(by_key.values()), theirs, f"{len(by_key)} tensors, by their RMS", no_values, *others)
+    return replace(report, notes=(*report.notes, "records hold no values: an error that keeps a tensor's RMS is not seen", *others))
 
 
 def _judged_records(records: list[Fingerprint], ours: Tensor, runs: list[Tensor]) -> OperationVerdict:
@@ -203,15 +197,14 @@ def _judged_records(records: list[Fingerprint], ours: Tensor, runs: list[Tensor]
             return OperationVerdict(key, Verdict.INVALID, f"{record.name} has no RMS that is finite")
         rms = min(map(_rms, rows), key=lambda value: abs(value - record.rms))
         errors.append((abs(rms - record.rms), record, rms))
-        same = same and _has_hash(record, rows)
+        same = same and find_spec("blake3") is not None and any(hash_of(values) == record.blake3 for values in rows)
     error, record, rms = max(errors, key=lambda item: item[0])
     nmse = float(np.mean([e**2 for e, *_ in errors])) / power
-    ratio = float(np.sqrt(nmse / most))
+    verdict, reason = Verdict.SAME_BITS if same else Verdict.ROUNDING if nmse <= ROUNDING_ACROSS else Verdict.FLIPS, ""
     if nmse > most:
         reason = f"RMS {record.rms:.6g} in {record.name}, expected {rms:.6g}; rounding alone reaches {np.sqrt(most * power):.2g}"
-        return OperationVerdict(key, Verdict.WRONG, reason, (key,), error, ratio, nmse)
-    right = Verdict.SAME_BITS if same else Verdict.ROUNDING if nmse <= ROUNDING_ACROSS else Verdict.FLIPS
-    return OperationVerdict(key, right, "", (key,), error, ratio, nmse)
+        verdict = Verdict.WRONG
+    return OperationVerdict(key, verdict, reason, (key,), error, float(np.sqrt(nmse / most)), nmse)
 
 
 def _rows(record: Fingerprint, ours: Tensor) -> list[Tensor]:
@@ -227,7 +220,3 @@ def _rows(record: Fingerprint, ours: Tensor) -> list[Tensor]:
 
 def _rms(values: NDArray) -> float:
     return float(np.sqrt(np.square(values, dtype=np.float64).mean()))
-
-
-def _has_hash(record: Fingerprint, rows: list[Tensor]) -> bool:
-    return find_spec("blake3") is not None and any(hash_of(values) == record.blake3 for values in rows)

@@ -1,6 +1,6 @@
 """Precision profiles: where an engine keeps numbers in fewer bits than float32, as declared or as read off its dump.
 
-A profile is data. narrow.py turns it into bounds for one operation, honest_engines.py into runs of our own engine.
+A profile is data. operations.py turns it into bounds for one operation, honest_engines.py into runs of our own engine.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..base.errors import OptionError, meant
 from ..engine import cache_types
 from ..engine.dialects import BITNET_CPP, DIALECTS, EXACT, LLAMA_CPP, Dialect
+from .roundings import NARROW
 
 DIGITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 """Significant bits of each float type."""
@@ -113,12 +114,8 @@ PROFILES = {
     "llama.cpp-f16kv": Profile(LLAMA_CPP, Precision(kv="float16", probs="float16")),
     "llama.cpp-flash": Profile(LLAMA_CPP, FLASH),
     "llama.cpp-q8kv": Profile(LLAMA_CPP, replace(FLASH, kv="q8_0")),
-    "transformers-bf16": Profile(EXACT, Precision(act="bfloat16")),
-    "transformers-f16": Profile(EXACT, Precision(act="float16")),
-    "mlx-bf16": Profile(EXACT, Precision(act="bfloat16")),
-    "mlx-f16": Profile(EXACT, Precision(act="float16")),
-    "vllm-bf16": Profile(EXACT, Precision(act="bfloat16")),
-    "vllm-f16": Profile(EXACT, Precision(act="float16")),
+    **{f"{engine}-bf16": Profile(EXACT, Precision(act="bfloat16")) for engine in ("transformers", "mlx", "vllm")},
+    **{f"{engine}-f16": Profile(EXACT, Precision(act="float16")) for engine in ("transformers", "mlx", "vllm")},
 }
 """Kinds of engines by name."""
 
@@ -137,27 +134,17 @@ def storage_type(x: NDArray) -> str:
     """
     if x.dtype.kind != "f":
         return "float32"
-    possible = {"bfloat16": _on_bfloat16, "float16": _on_float16}
-    flat, informative = x.reshape(-1), 0
+    possible, flat, informative = list(NARROW_FLOATS), x.reshape(-1), 0
     for i in range(0, flat.size, _BLOCK):
         part = flat[i : i + _BLOCK]
         with np.errstate(over="ignore", invalid="ignore"):
-            possible = {name: fits for name, fits in possible.items() if fits(part)}
+            possible = [kind for kind in possible if (NARROW[kind](part) == part).all()]
             informative += int(((part != np.rint(part)) & np.isfinite(part)).sum()) if informative < _INFORMATIVE else 0
         if not possible:
             return "float32"
-    return next(iter(possible)) if informative >= _INFORMATIVE else "float32"
+    return possible[0] if informative >= _INFORMATIVE else "float32"
 
 
 def narrowest(kinds: Iterable[str]) -> str:
     """The narrowest of some float types; float32 if there are none."""
     return min(kinds, key=DIGITS.__getitem__, default="float32")
-
-
-def _on_bfloat16(x: NDArray) -> bool:
-    single = x.astype(np.float32)
-    return bool((single == x).all()) and not (np.ascontiguousarray(single).view(np.uint32) & np.uint32(0xFFFF)).any()
-
-
-def _on_float16(x: NDArray) -> bool:
-    return bool((x.astype(np.float16) == x).all())

@@ -4,10 +4,9 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,7 @@ TOP = 5
 _LARGEST = 1 << 26  # bytes of a file: some 300,000 positions
 
 
-@dataclass(frozen=True)
-class Thresholds:
+class Thresholds(NamedTuple):
     """BitNet-rs's own defaults."""
 
     mse: float = 1e-4
@@ -59,45 +57,30 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def receipt(
-    rows: Sequence[dict[str, Any]],
-    *,
-    model: str,
-    backend: str,
-    prompt: str,
-    thresholds: Thresholds = Thresholds(),
-    timestamp: str | None = None,
-    **v2: Any,
-) -> dict[str, Any]:
+def receipt(rows: Sequence[dict[str, Any]], *, model: str, backend: str, prompt: str) -> dict[str, Any]:
     """The receipt's JSON object from its rows.
 
-    v2: tokenizer_authority, prompt_template, determinism_seed, model_sha256. A row passes if its mse, its kl and its top-5 agreement keep
-    the thresholds (BitNet-rs itself looks at the mse only) and all of them are numbers.
+    A row passes if its mse, its kl and its top-5 agreement keep the thresholds (BitNet-rs itself looks at the mse only) and all of them are
+    numbers.
     """
     if not rows:
         raise EmptyInputError("a receipt needs at least one position")
-    unknown = set(v2) - {"tokenizer_authority", "prompt_template", "determinism_seed", "model_sha256"}
-    if unknown:
-        raise TypeError(f"receipt() got the unknown fields {sorted(unknown)}")
-    first = next((i for i, row in enumerate(rows) if not passes(row, thresholds)), None)
+    limit = Thresholds()
+    first = next((i for i, row in enumerate(rows) if not passes(row, limit)), None)
     mse, kl = ([row[name] for row in rows] for name in ("mse", "kl"))
-    summary: dict[str, Any] = {"all_passed": first is None}
-    if first is not None:
-        summary["first_divergence"] = first
-    summary["mean_mse"] = None if None in mse else float(np.mean(mse))
-    if None not in kl:
-        summary["mean_kl"] = float(np.mean(kl))
+    divergence = {} if first is None else {"first_divergence": first}
+    mean_kl = {} if None in kl else {"mean_kl": float(np.mean(kl))}
     return {
         "version": 1,  # the number that BitNet-rs writes for both; the fields of version 2 are optional
-        "timestamp": timestamp or datetime.now(UTC).isoformat(timespec="seconds"),
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": model,
         "backend": backend,
         "prompt": prompt,
         "positions": len(rows),
-        "thresholds": {"mse": thresholds.mse, "kl": thresholds.kl, "topk": thresholds.topk},
+        "thresholds": limit._asdict(),
         "rows": list(rows),
-        "summary": summary,
-    } | {name: value for name, value in v2.items() if value is not None}
+        "summary": {"all_passed": first is None} | divergence | {"mean_mse": None if None in mse else float(np.mean(mse))} | mean_kl,
+    }
 
 
 def passes(row: dict[str, Any], limit: Thresholds) -> bool:
@@ -112,15 +95,7 @@ def write(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
         part.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", "utf-8")
 
 
-@dataclass(frozen=True)
-class Read:
-    """What a receipt's file says."""
-
-    thresholds: Thresholds
-    rows: tuple[dict[str, Any], ...]  # by position
-
-
-def read(path: str | os.PathLike[str]) -> Read:
+def read(path: str | os.PathLike[str]) -> tuple[Thresholds, list[dict[str, Any]]]:
     """The thresholds and rows of a receipt's file.
 
     Raises FileFormatError for a file that is none, whose rows are not one for each position from 0 on, or whose summary says that all
@@ -145,7 +120,7 @@ def read(path: str | os.PathLike[str]) -> Read:
             f"{path}: the summary says that all positions passed; the mse of position {beyond['pos']} is {beyond['mse']}, "
             f"the threshold {thresholds.mse}"
         )
-    return Read(thresholds, tuple(rows))
+    return thresholds, rows
 
 
 def _member(value: Any, kind: type, where: object) -> Any:

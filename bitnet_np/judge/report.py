@@ -1,30 +1,88 @@
-"""The report on a whole trace, with its tables, its heat map and its plot."""
+"""The report on a dump: the verdict on each tensor, all of them as one record, its tables and its heat map as text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import ceil, floor
-from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
-from ..base.errors import OptionError, listed, shortened
-from ..base.extras import extra
-from ..base.whole_file import whole_file
-from ..traces.points import Key
-from .detail import Detail, Details
-from .findings import SYMBOLS, Findings, OperationVerdict, layout
-from .html import FIRST, MEANT, fragment, page
+from ..base.errors import listed, shortened
+from ..traces.points import GRADIENTS, LAYER_NAMES, Key
+from .detail import Details
 from .logits import Judgement
+from .mistakes.mistake import Cause
+from .precision import Precision
 from .verdict import Verdict
+
+SYMBOLS = {Verdict.SAME_BITS: "=", Verdict.ROUNDING: ".", Verdict.FLIPS: "~", Verdict.NARROW: "n", Verdict.WRONG: "X", Verdict.INVALID: "!"}
+LEGEND = "= same bits   . rounding   ~ flips   n narrower   X WRONG   ! INVALID   (blank: not in the dump)"
+MEANT = 1e10
+"""A larger part of a bound says that the bound is nearly 0, not how large the error is."""
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Findings):
+class OperationVerdict:
+    """The verdict on one tensor of the dump."""
+
+    key: Key
+    verdict: Verdict
+    reason: str = ""
+    across: tuple[Key, ...] = ()  # operations judged together, when inputs are not in the dump; the tensor's own is the last
+    max_error: float | None = None
+    bound_ratio: float | None = None  # largest error as a part of its bound: above 1 it is outside
+    nmse: float | None = None
+    scale: float | None = None  # best common factor
+    cosine: float | None = None
+    ulps: float | None = None  # largest error in units of the last place of the largest value
+    worst: tuple[int, ...] | None = None
+    ours_rms: float | None = None  # RMS error of our kernel on their own inputs, in u = 2^-24 of the RMS of what float64 gives
+    theirs_rms: float | None = None  # theirs, in the same unit; both only where the operation's inputs are in the dump
+    hypothesis: str | None = None  # what the operation did instead, if recognised
+    mistake: str | None = None  # its id in the catalogue of mistakes, or "read...." for what was read off the numbers
+    tried: bool = True  # whether known mistakes were tried on it: across many operations of a large model that is too much work
+
+    def __repr__(self) -> str:
+        said = self.hypothesis or self.reason
+        return f"OperationVerdict({self.place}: {self.verdict}{', ' * bool(said)}{shortened(said)})"
+
+    def explained(self, cause: Cause | None) -> "OperationVerdict":
+        """The same verdict with what the operation did instead."""
+        return self if cause is None else replace(self, hypothesis=cause.text, mistake=cause.id)
+
+    @property
+    def of_bound(self) -> float | None:
+        """`bound_ratio`; None where the bound is nearly 0."""
+        return None if (self.bound_ratio or 0) > MEANT else self.bound_ratio
+
+    @property
+    def closer(self) -> str | None:
+        """The side that is closer to float64: "ours", "theirs", or "alike" within 5 %; None where it is not known."""
+        return None if self.ours_rms is None or self.theirs_rms is None else _closer(self.ours_rms, self.theirs_rms)
+
+    @property
+    def place(self) -> str:
+        return self.key.place
+
+
+def _closer(ours: float, theirs: float) -> str:
+    if abs(ours - theirs) <= 0.05 * max(ours, theirs):
+        return "alike"
+    return "ours" if ours < theirs else "theirs"
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
     """The judgement of a dump: of its operations, and of its logits as such where it has some."""
 
-    sequences: tuple["Report", ...] = ()
+    verdict: Verdict
+    reason: str
+    operations: tuple[OperationVerdict, ...] = ()
+    first_wrong: OperationVerdict | None = None
+    missing: tuple[Key, ...] = ()  # tensors of the forward pass that the dump does not have
+    notes: tuple[str, ...] = ()  # assumptions made, and work left out
+    logits: Judgement | None = None
+    precision: Precision | None = None  # the types that operations were judged in; None: float32, and nothing was declared
+    sequences: tuple["Report", ...] = ()  # of several sequences, the report on each; the rest is on one of them, `sequence`
 
     def __repr__(self) -> str:
         judged = [f"{len(self.operations)} tensors"] if self.operations else []
@@ -56,12 +114,36 @@ class Report(Findings):
             return replace(self, logits=logits, reason=self.reason + more)
         return replace(self, verdict=logits.verdict, reason=f"logits: {logits.reason}", logits=logits)
 
+    @property
+    def said(self) -> str:
+        """The verdict and its reason."""
+        return self.reason if self.reason.startswith(str(self.verdict)) else f"{self.verdict}: {self.reason}"
+
+    @property
+    def sequence(self) -> int | None:
+        """The first of the worst of several sequences; None where the dump has one."""
+        return max(range(len(self.sequences)), key=lambda b: self.sequences[b].verdict.rank, default=None)
+
+    @property
+    def causes(self) -> dict[str, tuple[str, ...]]:
+        """Each distinct cause of wrong tensors, and their places."""
+        return causes(o for o in self.operations if o.verdict == Verdict.WRONG)
+
+    @property
+    def closer(self) -> dict[str, int]:
+        """Number of tensors by the side that is closer to float64."""
+        return {side: sum(o.closer == side for o in self.operations) for side in ("ours", "theirs", "alike")}
+
     def html(self, details: Details | None = None, about: Mapping[str, str] | None = None) -> str:
         """The report as one HTML document, see html.page."""
+        from .html import page
+
         return page(self, details, about)
 
     def _repr_html_(self) -> str:
         """The headline and the heat map, for notebooks."""
+        from .html import fragment
+
         return fragment(self)
 
     def as_dict(self) -> dict[str, Any]:
@@ -87,25 +169,16 @@ class Report(Findings):
         }
 
 
-CLOSER_HEADER = ("tensor", "tensors", "ours", "theirs", "closer")
+def causes(operations: Iterable[OperationVerdict]) -> dict[str, tuple[str, ...]]:
+    """Each distinct cause of some tensors, and their places."""
+    places: dict[str, tuple[str, ...]] = {}
+    for o in operations:
+        if o.hypothesis:
+            places[o.hypothesis] = (*places.get(o.hypothesis, ()), o.place)
+    return places
 
 
-def closer_rows(report: Report) -> list[tuple]:
-    """A row for each kind of tensor: RMS errors from float64 over all layers, in u = 2^-24 of its RMS, and the side that is closer."""
-    rows = []
-    for name in dict.fromkeys(o.key.name for o in report.operations if o.closer):
-        judged = [o for o in report.operations if o.closer and o.key.name == name]
-        ours, theirs = (float(np.sqrt(np.mean([x**2 for x in values]))) for values in zip(*_errors(judged), strict=True))
-        closer = OperationVerdict(judged[0].key, Verdict.ROUNDING, ours_rms=ours, theirs_rms=theirs).closer
-        rows.append((name, len(judged), ours, theirs, closer))
-    return rows
-
-
-def _errors(operations: Sequence[OperationVerdict]) -> list[tuple[float, float]]:
-    return [(o.ours_rms, o.theirs_rms) for o in operations if o.ours_rms is not None and o.theirs_rms is not None]
-
-
-def next_step(report: Findings) -> str:
+def next_step(report: Report) -> str:
     """What to do next about a wrong dump whose cause is not known; empty where it is, or where the reason says it."""
     first, logits = report.first_wrong, report.logits
     known = first is not None and (first.hypothesis or len(first.across) != 1)
@@ -121,7 +194,40 @@ def next_step(report: Findings) -> str:
     return f"every input of {first.place} is in the dump, so the bug is in this operation; --html shows its worst numbers"
 
 
-LEGEND = "= same bits   . rounding   ~ flips   n narrower   X WRONG   ! INVALID   (blank: not in the dump)"
+# --- tables ---------------------------------------------------------------------------------------------------------------------------
+
+TABLE_HEADER = ("tensor", "verdict", "max error", "of bound", "NMSE", "scale", "cosine")
+CLOSER_HEADER = ("tensor", "tensors", "ours", "theirs", "closer")
+
+
+def table_rows(operations: Sequence[OperationVerdict]) -> list[tuple]:
+    """A row for each tensor: place, verdict, largest error, its part of the bound unless that is nearly 0, NMSE, scale, cosine."""
+    return [(o.place, o.verdict.name, o.max_error, o.of_bound, o.nmse, o.scale, o.cosine) for o in operations]
+
+
+def closer_rows(report: Report) -> list[tuple]:
+    """A row for each kind of tensor: RMS errors from float64 over all layers, in u = 2^-24 of its RMS, and the side that is closer."""
+    errors: dict[str, list[tuple[float | None, float | None]]] = {}
+    for o in report.operations:
+        if o.closer:
+            errors.setdefault(o.key.name, []).append((o.ours_rms, o.theirs_rms))
+    means = {name: np.sqrt(np.square(np.array(both, float)).mean(axis=0)).tolist() for name, both in errors.items()}
+    return [(name, len(errors[name]), *both, _closer(*both)) for name, both in means.items()]
+
+
+def closer_summary(report: Report) -> str:
+    """A line that says which side is closer to float64; empty where it is not known."""
+    ours, theirs, alike = report.closer.values()
+    if not ours + theirs + alike:
+        return ""
+    return f"closer to float64, on their own inputs: ours in {ours} tensors, theirs in {theirs}, alike in {alike}"
+
+
+def layout(tensors: Iterable[Key]) -> tuple[list[str], list[int]]:
+    """The columns and the rows of a heat map: names of tensors of layers, in the order they are computed, and numbers of layers."""
+    keys = {(key.name, key.layer) for key in tensors if key.layer is not None}
+    names = {name for name, _ in keys}
+    return [name for name in (*LAYER_NAMES, *GRADIENTS) if name in names], sorted({n for _, n in keys})
 
 
 def heat_map(report: Report, columns: int | None = None) -> str:
@@ -140,104 +246,3 @@ def text_map(cells: Mapping[Key, str], columns: int | None = None) -> list[str]:
         lines += [" " * 9 + " ".join(name[i].rjust(size) for name in padded) for i in range(tall)]
         lines += [f"layer {n:>2} " + " ".join(cells.get(Key(name, n), "").rjust(size) for name in part) for n in layers]
     return [*lines, *(["", "   ".join(whole)] if whole else [])]
-
-
-def pyplot() -> Any:
-    """matplotlib, drawing into files and never a window. Raises UnsupportedError that says how to install it."""
-    extra("matplotlib", "plots", "a plot").use("Agg")
-    return extra("matplotlib.pyplot", "plots", "a plot")
-
-
-def check_plot(path: Path) -> None:
-    """Check that `save` can write such a file, before anything is computed. Raises UnsupportedError or OptionError."""
-    known = pyplot().FigureCanvasBase.get_supported_filetypes()
-    if path.suffix[1:].lower() not in known:
-        raise OptionError(f"{path}: expected a name that ends in one of .{', .'.join(sorted(known))}")
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a figure to a picture file, and close it."""
-    try:
-        with whole_file(path) as part:
-            figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
-    finally:
-        pyplot().close(figure)
-
-
-def plot(report: Report, path: Path, details: Details | None = None) -> None:
-    """Write the heat map as a picture: each tensor's largest error as a part of its bound, on a logarithmic scale.
-
-    A report on logits alone has no such map: then the error of each position, which `details` hold, is drawn against its limit.
-    Raises OptionError if there is nothing to draw.
-    """
-    logits = details.logits if details is not None else None
-    if not report.operations and logits is None:
-        raise OptionError(f"{path}: nothing to draw, {report.verdict}: {shortened(report.reason)}")
-    save(_heat_map(report) if report.operations or logits is None else _positions(report, logits), path)
-
-
-def _heat_map(report: Report) -> Any:
-    """The figure of the heat map, with signs on the tensors that are wrong."""
-    figure, cells = picture_map({o.key: o.bound_ratio or 0.0 for o in report.operations}, "largest error / bound", 1e-4, 1e4)
-    bad = {o.key: o for o in report.operations if o.verdict >= Verdict.WRONG}
-    for y, row in enumerate(cells):
-        for x, key in enumerate(row):
-            if key in bad and (key.layer is not None or y == len(cells) // 2):
-                figure.axes[0].text(x, y, SYMBOLS[bad[key].verdict], ha="center", va="center")
-    title(figure, report.said)
-    return figure
-
-
-def picture_map(values: Mapping[Key, float], label: str, least: float, most: float) -> tuple[Any, list[list[Key]]]:
-    """The figure of a number for each tensor, and the tensor of each cell: layers down, operations across, logarithmic colours between
-    `least` and `most`. A tensor of the whole model is a column of one colour, before or behind those of the layers.
-    """
-    from matplotlib.colors import LogNorm
-
-    names, layers = layout(values)
-    whole = [key.name for key in values if key.layer is None]
-    before, after = ([name for name in whole if (name in FIRST) == first] for first in (True, False))
-    columns = [*before, *names, *after]
-    cells = [[Key(name, None if name in whole else n) for name in columns] for n in layers or [0]]
-    grid = [[max(values[key], least) if key in values else float("nan") for key in row] for row in cells]
-    figure, axes = pyplot().subplots(figsize=(max(6.4, 2 + 0.45 * len(columns)), 2.4 + 0.25 * len(layers)), layout="constrained")
-    shown = axes.imshow(grid, aspect="auto", cmap="RdYlBu_r", norm=LogNorm(least, most))  # colours that all readers tell apart
-    axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right")
-    axes.set_yticks(range(len(layers)), layers)
-    axes.set_ylabel("layer" * bool(layers))
-    for edge in (len(before), len(before) + len(names)):
-        axes.axvline(edge - 0.5, color="white", linewidth=4)
-    figure.colorbar(shown, label=label, format="{x:g}")
-    return figure, cells
-
-
-def _positions(report: Report, logits: Detail) -> Any:
-    """The figure of the logits' RMS error at each position, in units of the limit."""
-    figure, axes = pyplot().subplots(figsize=(6.4, 3.6), layout="constrained")
-    errors = np.clip(logits.errors, 1e-6, 1e12)
-    axes.semilogy(logits.positions, errors, marker="." if len(logits.positions) <= 64 else "", linewidth=1.2)
-    low, high = np.log10(errors.min()), np.log10(errors.max())
-    axes.set_ylim(10.0 ** min(-1, floor(low)), 10.0 ** max(1, ceil(high)))  # whole powers of ten
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.axhline(1.0, color="tab:red", linestyle="--", linewidth=1.0, label="limit")
-    axes.set_xlabel("position")
-    axes.set_ylabel("RMS error of the logits / limit")
-    axes.legend(loc="best")
-    title(figure, report.said)
-    return figure
-
-
-def title(figure: Any, text: str) -> None:
-    """Put a text above a figure, in as many lines as its width takes; of more than four the rest is cut."""
-    letters = int(12.5 * figure.get_figwidth())  # an inch takes 14 letters of 8 points
-    lines = wrap(text, letters)
-    figure.suptitle("\n".join(lines[:4]) + "..." * (len(lines) > 4), fontsize=8)
-
-
-def table_rows(operations: Sequence[OperationVerdict]) -> list[tuple]:
-    """A row for each tensor: place, verdict, largest error, its part of the bound unless that is nearly 0, NMSE, scale, cosine."""
-    parts = [None if (o.bound_ratio or 0) > MEANT else o.bound_ratio for o in operations]
-    return [(o.place, o.verdict.name, o.max_error, part, o.nmse, o.scale, o.cosine) for o, part in zip(operations, parts, strict=True)]
-
-
-TABLE_HEADER = ("tensor", "verdict", "max error", "of bound", "NMSE", "scale", "cosine")

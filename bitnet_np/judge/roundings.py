@@ -74,17 +74,13 @@ def _blocks(x: Floats, size: int, signed: bool) -> tuple[Floats, Floats]:
     return np.where(fits, np.rint(blocks * np.where(fits, steps, 0)), 0), np.where(fits, step, 0)
 
 
-def _in_blocks(x: Floats, size: int, signed: bool) -> Floats:
-    codes, step = _blocks(x, size, signed)
-    return (codes * step).astype(np.float32).reshape(x.shape)
-
-
 def matrix_input(x: Array, table: Table) -> Array:  # [T, M] -> [T, M]
     """The input of a matrix of this type: Q8_K for types of 256 weights to a block, Q8_0 for fewer, else the type of the numbers."""
     single = x.astype(np.float32)
     if isinstance(table, Blocks):
         size = 256 if table.type.block == 256 else 32
-        return _in_blocks(single, size, signed=size == 256).astype(np.float64)
+        codes, step = _blocks(single, size, signed=size == 256)
+        return (codes * step).astype(np.float32).reshape(x.shape).astype(np.float64)
     if table.dtype == np.float16:
         return to_float16(x)
     return to_bfloat16(x) if table.dtype == np.uint16 else single.astype(np.float64)

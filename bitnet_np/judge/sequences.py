@@ -3,25 +3,26 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from math import prod
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.blas import one_thread
-from ..base.errors import ShapeError
+from ..base.errors import OptionError, ShapeError
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens
 from ..model.records import Config
 from ..traces.formats import FORMATS, detect, read_any, read_arrays
 from ..traces.formats.arrays import Batch, Labelled
-from ..traces.points import Key, Trace
+from ..traces.points import Entry, Key, Points, Trace
 from .detail import Details
 from .dump import LOG_PROBS, has_logits, judge_dump
 from .graph import LOGITS
 from .options import DEFAULT, Options
-from .prefix import behind, with_prefix
 from .report import Report
 from .verdict import Verdict
 
@@ -81,10 +82,13 @@ def judge_sequences(
         note = f"the rows of the first {prefix} tokens are our own: the dump has none of them"
         reports = [replace(report, notes=(note, *report.notes)) for report in reports]
     for b, a in mixed.items():
-        reports[b] = _of_another(reports[b], a)
+        report, logits, cause = reports[b], reports[b].logits, f"it has the logits of sequence {a}"
+        if logits is not None and logits.verdict == Verdict.WRONG:
+            logits = replace(logits, reason=f"{cause}; {logits.reason}", explanation=cause)
+            reports[b] = replace(report, reason=f"{cause}; {report.reason}", logits=logits)
     report = reports[0] if len(reports) == 1 else Report.of_sequences(reports, notes)
     if options.details is not None and (collected := every[report.sequence or 0]) is not None:
-        options.details.take(collected)
+        vars(options.details).update(vars(collected))
     return report
 
 
@@ -117,16 +121,48 @@ def _mixed(runtime: Runtime, sequences: Sequence[Tokens], traces: Sequence[Trace
     some = [b for b, trace in enumerate(traces) if {LOGITS, LOG_PROBS} & trace.points.keys()]
     if len(sequences) == 1 or not some:
         return {}
-    ours = [run_whole(runtime, tokens)[0] for tokens in sequences]
+    ours = [(tokens, run_whole(runtime, tokens)[0]) for tokens in sequences]
     with np.errstate(all="ignore"):  # numbers that cannot be compared are refused later
-        wrong = [b for b in some if not has_logits(traces[b], ours[b])]
-        return {b: a for b in wrong for a in range(len(ours)) if has_logits(traces[b], ours[a])}
+        wrong = [b for b in some if not has_logits(runtime, ours[b][0], traces[b], ours[b][1])]
+        return {b: a for b in wrong for a, (tokens, logits) in enumerate(ours) if has_logits(runtime, tokens, traces[b], logits)}
 
 
-def _of_another(report: Report, sequence: int) -> Report:
-    """The report on a sequence that has the logits of another one."""
-    logits, cause = report.logits, f"it has the logits of sequence {sequence}"
-    if logits is None or logits.verdict != Verdict.WRONG:
-        return report
-    logits = replace(logits, reason=f"{cause}; {logits.reason}", explanation=cause)
-    return replace(report, reason=f"{cause}; {report.reason}", logits=logits)
+# --- calls that go on from an earlier one: the engine had the keys and values of the first tokens, and computed only the rest -----------
+
+
+def behind(tokens: Tokens, prefix: int) -> Tokens:
+    """The tokens behind a prefix of each sequence. Raises OptionError where a sequence has none."""
+    if prefix >= (shortest := int(tokens.lengths.min())):
+        raise OptionError(f"prefix is {prefix}, expected less than {shortest}, the tokens of the shortest sequence")
+    return Tokens(tokens.ids[:, prefix:], tokens.lengths - prefix)
+
+
+def with_prefix(runtime: Runtime, tokens: Tokens, trace: Trace, prefix: int) -> Trace:
+    """The trace of one sequence, with our rows of its first `prefix` tokens in front of each tensor that has the rows of all others.
+
+    So its operations are judged by the dump's rows alone: ours are right. Logits without other tensors are those of the later positions.
+    """
+    count, points = tokens.ids.shape[1] - prefix, trace.points
+    if trace.tokens is not None and trace.tokens.size == count:
+        trace = replace(trace, tokens=np.concatenate([tokens.ids[0, :prefix], trace.tokens]))
+    shapes = {key: points.entries[key].shape if isinstance(points, Points) else points[key].shape for key in points}
+    later = {key: shape for key, shape in shapes.items() if shape[:1] == (count,)}
+    if prefix == 0 or not later:
+        return trace
+    if len(shapes) == 1:
+        return replace(trace, positions=np.arange(prefix, prefix + count))
+    first: dict[Key, NDArray] = {}
+
+    def keep(name: str, layer: int | None, array: NDArray) -> None:
+        key = Key(name, layer)
+        if key in later and array.size == prefix * prod(later[key][1:]):
+            first[key] = array.reshape(prefix, *later[key][1:]).copy()
+
+    run_whole(runtime, Tokens.whole(tokens.ids[:, :prefix]), keep)
+
+    def joined(key: Key) -> NDArray:
+        theirs = points[key]
+        return np.concatenate([first[key].astype(theirs.dtype), theirs]) if key in first else theirs
+
+    rows = {key: (shape[0] + prefix * (key in first), *shape[1:]) for key, shape in shapes.items()}
+    return replace(trace, points=Points({key: Entry(rows[key], points[key].dtype, partial(joined, key)) for key in points}))

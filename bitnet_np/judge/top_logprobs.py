@@ -5,14 +5,11 @@ other roundings. Log-probabilities are absolute, so what is common to all logits
 no probability. An error of the tokens that are not listed shows only in so far as it moves the normaliser, or puts one among the listed.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import NonFiniteError
 from ..base.progress import Bars, no_bars
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import compute_logits
@@ -21,10 +18,9 @@ from ..model.records import Model
 from ..servers.completions import Completions, TopLogprobs
 from .dump import log_softmax
 from .engine import judge_logits
-from .honest_engines import in_precision, other_choices, reach_of, roundings, with_choices
-from .logits import FLIPS_LIMIT, Judgement, judge
+from .logits import FLIPS_LIMIT, Judgement
 from .options import Options
-from .precision import FLASH, Precision
+from .precision import Precision
 from .report import Report
 from .variant import Variant, variant_logits
 from .verdict import Verdict
@@ -82,7 +78,8 @@ def check_completions(
     Nothing that the server sent raises an error but token ids outside of the vocabulary or beyond the context (TokenRangeError,
     ContextLimitError).
     """
-    rows = [row for row in map(_without_least, completions.top) if len(row.ids) >= FEWEST]
+    likely = [(row, ~(row.logprobs < LEAST)) for row in completions.top]  # NaN stays
+    rows = [replace(row, ids=row.ids[kept], logprobs=row.logprobs[kept]) for row, kept in likely if kept.sum() >= FEWEST]
     check_tokens(model.config, completions.tokens[None])
     problem = _invalid(completions, rows, model.config.vocab)
     if problem:
@@ -101,47 +98,18 @@ def check_completions(
 
     search = len(rows) >= 4 and int(table.present.sum()) >= _ENOUGH
     base = Variant("ours", model, dialect)
-    judged = judge_logits(a, b, base, run, Options(precision, bars=bars), search, table.positions)
-    if judged.verdict == Verdict.WRONG and judged.explanation is None:
-        judged = _with_more_room(judged, a, b, base, run, table.positions)
+    judged = judge_logits(a, b, base, run, Options(precision, bars=bars), search, table.positions, slack=1 + _FEW / a.shape[1])
     if judged.verdict != Verdict.INVALID:
         judged = replace(judged, compared=tuple(int(position) for position in table.positions))
         affine = _affine(a, b, judged) if judged.verdict == Verdict.WRONG and judged.explanation is None else None
         if affine is not None:
             judged = replace(judged, reason=f"{affine}; {judged.reason}", explanation=affine)
-        judged = _with_what_else_is_wrong(judged, completions, rows, ours)
-    return Report.of_logits(judged, (*completions.notes, _what_is_judged(table)))
-
-
-def _with_more_room(
-    judged: Judgement, a: Floats, b: Floats, base: Variant, run: Callable[[Variant], Floats], positions: NDArray[np.int64]
-) -> Judgement:
-    """The judgement by the limits of few numbers, and by the reach of llama.cpp's flash attention, if the numbers are within them."""
-    runs = []
-    for honest in (*roundings(base), in_precision(base, FLASH)):
-        with suppress(NonFiniteError):
-            runs.append(run(honest))
-    if not runs:
-        return judged
-    reach, slack = reach_of(a[: len(runs[0])], runs, base), 1 + _FEW / a.shape[1]
-    if (other := other_choices(base)) is not None:
-        with suppress(NonFiniteError):
-            reach = with_choices(reach, a[: len(runs[0])], run(other))
-    again = judge(a, b, replace(reach, nmse=slack * reach.nmse, positions=slack * reach.positions), positions)
-    return replace(again, reach=reach.nmse) if again.verdict < judged.verdict else judged
-
-
-def _what_is_judged(table: _Table) -> str:
-    first, last, n = int(table.positions[0]), int(table.positions[-1]), int(table.present.sum())
-    return (
-        f"{n} log-probabilities of positions {first} to {last} are judged, the most probable at each; "
-        "all other tokens must not be more probable"
-    )
-
-
-def _without_least(row: TopLogprobs) -> TopLogprobs:
-    kept = ~(row.logprobs < LEAST)  # NaN stays
-    return replace(row, ids=row.ids[kept], logprobs=row.logprobs[kept])
+        faults = [_not_greedy(completions, rows), _not_listed(completions, rows, ours, judged) if judged.verdict < Verdict.WRONG else None]
+        if wrong := [fault for fault in faults if fault is not None]:
+            judged = replace(judged, verdict=Verdict.WRONG, reason="; ".join([*wrong, judged.reason]))
+    what = f"{int(table.present.sum())} log-probabilities of positions {table.positions[0]} to {table.positions[-1]}"
+    note = f"{what} are judged, the most probable at each; all other tokens must not be more probable"
+    return Report.of_logits(judged, (*completions.notes, note))
 
 
 def _invalid(completions: Completions, rows: list[TopLogprobs], vocab: int) -> str:
@@ -165,13 +133,6 @@ def _invalid(completions: Completions, rows: list[TopLogprobs], vocab: int) -> s
         if same and completions.tokens[row.position] != completions.tokens[row.position - 1]:
             return f"their log-probabilities of positions {row.position - 1} and {row.position} are the same numbers"
     return ""
-
-
-def _with_what_else_is_wrong(judged: Judgement, completions: Completions, rows: list[TopLogprobs], ours: Floats) -> Judgement:
-    """The judgement with the choice of tokens, and with tokens that should be listed if the listed numbers are right."""
-    faults = [_not_greedy(completions, rows), _not_listed(completions, rows, ours, judged) if judged.verdict < Verdict.WRONG else None]
-    wrong = [fault for fault in faults if fault is not None]
-    return replace(judged, verdict=Verdict.WRONG, reason="; ".join([*wrong, judged.reason])) if wrong else judged
 
 
 def _not_greedy(completions: Completions, rows: list[TopLogprobs]) -> str | None:

@@ -43,6 +43,7 @@ from .detail import Details
 from .edits.definition import expression
 from .edits.expression import Node, value_of
 from .equivalence import KEYS, QUERIES, ROTATED, look_through
+from .expected import Expected, Storage, U
 from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
 from .graph import EMBEDDING, FIELDS, LOGITS, TOKENS, Operation, matrix_of, operations
 from .honest_engines import FLOOR, one_scale
@@ -52,8 +53,7 @@ from .mistakes.attention import CACHE_ROUNDINGS
 from .mistakes.catalogue import Trial, as_rounded, cached_and_rounded, narrowed, trials
 from .mistakes.mistake import Cause, Compute
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types, with_alike
-from .narrow import Storage
-from .operations import Expected, U, next_experts
+from .operations import next_experts
 from .options import DEFAULT, Options
 from .parts import InParts, Part
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
@@ -128,12 +128,22 @@ def judge_operations(
             return Report(Verdict.INVALID, reason, invalid, first, missing)
         notes.append(f"{reason}; nothing from there on is judged")
     worst = max(o.verdict for o in verdicts)
-    reason = _reason(first_wrong) if first_wrong is not None else _reason_without_fault(verdicts)
-    return Report(worst, reason, (*verdicts, *invalid), first_wrong, missing, tuple(notes), precision=judge.types.judged_as)
+    return Report(
+        worst, _reason(verdicts, first_wrong), (*verdicts, *invalid), first_wrong, missing, tuple(notes), None, judge.types.judged_as
+    )
 
 
-def _reason_without_fault(verdicts: Sequence[OperationVerdict]) -> str:
-    """The reason where nothing is wrong: the first operation that rounds to fewer bits, if one does."""
+def _reason(verdicts: Sequence[OperationVerdict], first_wrong: OperationVerdict | None) -> str:
+    """The first wrong operation in words, and the tensors to record where several operations lie in between; or where none is wrong, the
+    first operation that rounds to fewer bits, if one does."""
+    if first_wrong is not None:
+        across = first_wrong.across
+        reason = f"WRONG at {first_wrong.place}: {first_wrong.hypothesis or first_wrong.reason}"
+        if len(across) > 1:
+            several = len({k.layer for k in across if k.layer is not None}) > 1
+            names = "l_out of every layer" if several else ", ".join(k.name for k in across[:-1])
+            reason += f"; {len(across)} operations lie between it and the tensors of the dump: to tell which is wrong, dump {names}"
+        return reason
     narrow = [o for o in verdicts if o.verdict == Verdict.NARROW]
     if not narrow:
         return f"{len(verdicts)} tensors, each within the bound for its own inputs"
@@ -216,48 +226,32 @@ class Compared:
 
 def compare(runtime: Runtime, tokens: Tokens, trace: Trace) -> tuple[Compared, NDArray[np.float32]]:
     """The tensors of a trace beside ours, and our logits [1, T, V]."""
-    points = by_position(runtime.model.config, trace.points)
-    dump = Compared({}, {}, set(), {}, {})
+    c, points, dump = runtime.model.config, by_position(runtime.model.config, trace.points), Compared({}, {}, set(), {}, {})
 
-    def look(name: str, layer: int | None, array: NDArray) -> None:
-        key, ours = Key(name, layer), array.reshape(len(array), -1)
+    def look(key: Key, array: NDArray) -> None:
+        ours = array.reshape(len(array), -1)
         dump.sizes[key] = ours.size
-        if layer == 0 and name in (*QUERIES, *KEYS):
+        if key.layer == 0 and key.name in (*QUERIES, *KEYS):
             dump.first[key] = ours.copy()
         if key not in points:
             return
         theirs = points[key]
-        dump.problems[key] = (
-            invalid_tensor(theirs, ours) or (name == TOP_EXPERTS and invalid_experts(theirs, runtime.model.config.experts)) or ""
-        )
+        dump.problems[key] = invalid_tensor(theirs, ours) or (invalid_experts(theirs, c.experts) if key.name == TOP_EXPERTS else "")
         if not dump.problems[key]:
             dump.tensors[key] = theirs.reshape(ours.shape)
             if same_bits(dump.tensors[key], ours):
                 dump.same.add(key)
 
-    def look_at_scores(key: Key, array: NDArray) -> None:
-        look(key.name, key.layer, rows_of(c, key, array))
-
     def record(name: str, layer: int | None, array: NDArray) -> None:
-        look(name, layer, array)
+        look(Key(name, layer), array)
         if recorder is not None:
             recorder(name, layer, array)
 
-    c = runtime.model.config
     layers = {key.layer for key in points if key.name in SCORES and key.layer is not None and key.layer < c.n_layers}
-    recorder = Recorder(look_at_scores, c, layers=layers, names=SCORES, dialect=runtime.dialect) if layers else None
+    recorder = None
+    if layers:
+        recorder = Recorder(lambda key, x: look(key, rows_of(c, key, x)), c, layers=layers, names=SCORES, dialect=runtime.dialect)
     return dump, run_whole(runtime, tokens, record)
-
-
-def _reason(first_wrong: OperationVerdict) -> str:
-    """The first wrong operation in words, and the tensors to record where several operations lie in between."""
-    across = first_wrong.across
-    reason = f"WRONG at {first_wrong.place}: {first_wrong.hypothesis or first_wrong.reason}"
-    if len(across) > 1:
-        several = len({k.layer for k in across if k.layer is not None}) > 1
-        names = "l_out of every layer" if several else ", ".join(k.name for k in across[:-1])
-        reason += f"; {len(across)} operations lie between it and the tensors of the dump: to tell which is wrong, dump {names}"
-    return reason
 
 
 def _untried(verdict: OperationVerdict) -> str:
@@ -301,7 +295,8 @@ class _Judge:
         """The verdict on one tensor of the dump."""
         key = operation.key
         across = self._across(operation)
-        if self._has_our_bits(across):
+        # equal outputs of other inputs would be a coincidence or a fake
+        if {key, *(k for o in across for k in self.by_key[o].inputs if k in self.dump.tensors)} <= self.dump.same:
             return OperationVerdict(
                 key, Verdict.SAME_BITS, across=across, max_error=0.0, bound_ratio=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0
             )
@@ -325,7 +320,9 @@ class _Judge:
         if cause is None:
             model, inputs = with_rope_of(self.model, operation.key.layer), [self.theirs[k] for k in operation.inputs]
             wrong = Wrong(model, self.dialect, operation.key, inputs, value, theirs, places, rough, self.theirs)
-            cause = self._searched(case, wrong) or cause_of(wrong)
+            later = None if wrong.is_nearly_right else overwritten(wrong.key, self.dump.tensors, list(self.by_key))
+            plain = facts_of(wrong) if later is None else Cause(later, "read.overwritten")
+            cause = plain or self._hidden(case) or self._in_part(case) or cause_of(wrong)
         if cause is None or cause.id in LOOSE:
             cause = self._nearly(case) or cause
         return self._caused(judged, cause)
@@ -341,11 +338,6 @@ class _Judge:
         if verdict != Verdict.WRONG:
             judged = replace(judged, **self._from_float64(operation, value, theirs))
         return judged, expected
-
-    def _searched(self, case: "_Case", wrong: Wrong) -> Cause | None:
-        """The cause of a wrong tensor: plain to see, or a mistake that gives its numbers, or those of its largest part."""
-        plain = self._overwritten(wrong) or facts_of(wrong)
-        return plain or self._hidden(case) or self._in_part(case)
 
     def _is_flash_attention(self, operation: Operation, theirs: Array) -> bool:
         """Whether an output of attention that nobody declared is right but for the roundings of ggml's flash attention."""
@@ -410,25 +402,26 @@ class _Judge:
         except FloatingPointError:
             return None
         reach = Reach(max(FLOOR, float(narrow.mean())), narrow, one_scale=one_scale(self.model, self.dialect))
-        routers = [k for k in across if k.name == TOP_EXPERTS]
-        if len(routers) < 2 or not self.model.config.has_choice:
-            return reach
-        return replace(reach, choices=position_errors(value, self._other_choices(across, routers)))
+        other = self._other_choices(across, value, several=True)
+        return reach if other is value else replace(reach, choices=position_errors(value, other))
 
     def _nearest_choice(self, across: tuple[Key, ...], value: Array, theirs: Array) -> Array:
         """The result of `across`; where its router leaves two experts open, with the one that is nearer to theirs.
 
         Behind one router, positions are apart. With several, the reach of other choices says how far they go.
         """
-        routers = [k for k in across if k.name == TOP_EXPERTS]
-        if len(routers) != 1 or not self.model.config.has_choice:
+        other = self._other_choices(across, value, several=False)
+        if other is value:
             return value
-        other = self._other_choices(across, routers)
         nearer = position_errors(other, theirs) < position_errors(value, theirs)
         return np.where(nearer[:, None], other, value)
 
-    def _other_choices(self, across: tuple[Key, ...], routers: Sequence[Key]) -> Array:
-        """The result of `across` if these routers take the next best expert for the last one, where roundings leave both open."""
+    def _other_choices(self, across: tuple[Key, ...], value: Array, several: bool) -> Array:
+        """The result of `across` if its router, or its several, take the next best expert for the last one where roundings leave both open;
+        `value` if it has no such router."""
+        routers = [k for k in across if k.name == TOP_EXPERTS]
+        if not routers or (len(routers) > 1) != several or not self.model.config.has_choice:
+            return value
 
         def compute(key: Key, values: Mapping[Key, Array]) -> Array:
             (source,) = self.by_key[key].inputs
@@ -489,17 +482,6 @@ class _Judge:
 
     # --- what went wrong ---
 
-    def _overwritten(self, wrong: Wrong) -> Cause | None:
-        """A later tensor of the dump that stands in the place of this one."""
-        order = [o.key for o in self.graph]
-        text = None if wrong.is_nearly_right else overwritten(wrong.key, self.dump.tensors, order)
-        return None if text is None else Cause(text, "read.overwritten")
-
-    def _has_our_bits(self, across: tuple[Key, ...]) -> bool:
-        """Whether a tensor and all inputs of `across` have our bits: equal outputs of other inputs would be a coincidence or a fake."""
-        inputs = {k for key in across for k in self.by_key[key].inputs if k in self.dump.tensors}
-        return inputs | {across[-1]} <= self.dump.same
-
     def _across(self, operation: Operation) -> tuple[Key, ...]:
         """The operations between what the dump has and this tensor, this one last."""
         needed = {operation.key}
@@ -542,15 +524,15 @@ class _Judge:
 
     def _case(self, across: tuple[Key, ...], value: Array, theirs: Array, most: float, places: NDArray[np.bool_]) -> "_Case":
         """The search for the cause of a tensor that is wrong at these places. Of a large product some outputs are looked at first."""
-        key, right = across[-1], self._values(across)
+        key = across[-1]
         is_product = len(across) == 1 and (key.name in FIELDS or key == LOGITS) and value.shape == theirs.shape
         screen = Screen.of(prod(matrix_of(self.model, key).shape), value, theirs) if is_product else None
         parts = InParts(key, self.model.config, places, value, theirs, most)
-        return _Case(across, [self.by_key[k] for k in across], value, theirs, most, right, screen, parts)
+        return _Case(across, [self.by_key[k] for k in across], value, theirs, most, self._values(across), screen, parts)
 
-    def _made(self, case: "_Case", computes: Mapping[Key, Compute], screen: Screen | None) -> Array | None:
+    def _made(self, case: "_Case", computes: Mapping[Key, Compute]) -> Array | None:
         """The tensor with some operations computed otherwise; None if it is refused at some outputs, or gives no numbers of this shape."""
-        if screen is not None and screen.refuses(computes[case.last], case.right):
+        if case.screen is not None and case.screen.refuses(computes[case.last], case.right):
             return None
         with suppress(FloatingPointError):
             array = self._values(case.across, computes, case.right)[case.last]
@@ -572,7 +554,7 @@ class _Judge:
         def candidates() -> Iterator[tuple[Cause, Array | None, Mapping[Key, Compute] | None]]:
             for done, trial in enumerate(every, 1):
                 self.progress(done, len(every))
-                yield trial.cause, self._made(case, trial.computes, case.screen), trial.computes
+                yield trial.cause, self._made(case, trial.computes), trial.computes
             if cause is None or 4 * best > noise:
                 yield from ((candidate, array, None) for candidate, array in fitted(case.theirs, case.value))
 
@@ -580,21 +562,13 @@ class _Judge:
             for candidate, array, computes in candidates():
                 if array is None or (candidate.fault and relative_error(array, case.value) < least):
                     continue
-                left = self._compared(case, candidate, array, computes)
+                left = case.compared(candidate, array, computes)
                 coarse = candidate.kind in ("q8_0", "q4_0") and left < case.now / 20  # the numbers fall to other sides of its steps
                 if left <= case.most and len(case.across) > 1:
                     fits.append((left, candidate))
                 if left < best or (coarse and cause is None):
                     best, cause = left / 4, candidate  # of two that fit alike, the first one tried stands
         return None if cause is None else with_alike(cause, 4 * best, fits)
-
-    def _compared(self, case: "_Case", cause: Cause, array: Array, computes: Mapping[Key, Compute] | None = None) -> float:
-        """What a mistake leaves of the error. computes: the operations that make it, None if it has a number or is fitted."""
-        left = case.left(array)
-        if computes is not None:
-            case.nearest.offer(left, cause, computes)
-            case.parts.compare(cause, array)
-        return left
 
     def _hidden(self, case: "_Case") -> Cause | None:
         """The hidden mistake that explains a wrong tensor, if one does; in a part only one with a number, as the others were compared."""
@@ -605,10 +579,8 @@ class _Judge:
             return explain(trial).left if left is None else left * now
 
         def explain(trial: Trial) -> Explanation:
-            array = self._made(case, trial.computes, screen)
-            if array is None:
-                return Explanation(np.inf, False)
-            left = self._compared(case, trial.cause, array, trial.computes if trial.number is None else None)
+            array = self._made(case, trial.computes)
+            left = np.inf if array is None else case.compared(trial.cause, array, trial.computes if trial.number is None else None)
             return Explanation(left, left <= min(case.most, now / 10))
 
         def cost(changed: Collection[Key]) -> float:
@@ -622,26 +594,22 @@ class _Judge:
 
     def _in_part(self, case: "_Case") -> Cause | None:
         """The mistake that explains all wrong numbers of a tensor whose others are right."""
-        cause = case.parts.known()
-        for part in case.parts.parts if cause is None else ():
-            cause = self._hidden(replace(case, part=part, screen=None))
-            if cause is not None:
-                return part.named(cause)
-        return cause
+        if (known := case.parts.known()) is not None:
+            return known
+        found = ((part, self._hidden(replace(case, part=part, screen=None))) for part in case.parts.parts)
+        return next((part.named(cause) for part, cause in found if cause is not None), None)
 
     def _nearly(self, case: "_Case") -> Cause | None:
         """The mistake that leaves next to nothing of an error, but more than roundings do, with the rounding that explains the rest."""
 
         def left(computes: Mapping[Key, Compute]) -> float:
-            array = self._made(case, computes, case.screen)
+            array = self._made(case, computes)
             return np.inf if array is None else relative_error(array, case.theirs)
 
         with np.errstate(all="ignore"):
-            narrower = narrowed(case.span, case.nearest.computes)
-            types = cached_and_rounded(case.span)
-            cause = case.nearest.of(case.now, case.most, left, narrower)
+            cause = case.nearest.of(case.now, case.most, left, narrowed(case.span, case.nearest.computes))
             if cause is None:
-                cause, words = in_types(types, left, min(case.most, case.now / 10))
+                cause, words = in_types(cached_and_rounded(case.span), left, min(case.most, case.now / 10))
                 self.search.types.update(words)
             return cause
 
@@ -678,6 +646,14 @@ class _Case:
         if self.part is None:
             return relative_error(array, self.theirs)
         return relative_error(self.part.cut(array), self.part.cut(self.theirs))
+
+    def compared(self, cause: Cause, array: Array, computes: Mapping[Key, Compute] | None) -> float:
+        """What a mistake leaves of the error. computes: the operations that make it, None if it has a number or is fitted."""
+        left = self.left(array)
+        if computes is not None:
+            self.nearest.offer(left, cause, computes)
+            self.parts.compare(cause, array)
+        return left
 
 
 class _Theirs(dict[Key, NDArray]):

@@ -6,8 +6,8 @@ import pytest
 from bitnet_np import EXACT
 from bitnet_np.judge import graph
 from bitnet_np.judge.bounds import close, statistics, within
+from bitnet_np.judge.expected import Expected, U
 from bitnet_np.judge.logits import Reach
-from bitnet_np.judge.operations import Expected, U
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
@@ -30,32 +30,26 @@ def test_float32_angles_are_honest(base, width):
     assert verdict is Verdict.ROUNDING, reason
 
 
-def with_errors(*errors):
-    """Ones [4, 50], and the same with errors at positions 0, 1, ... in units of an element's bound."""
-    value = np.ones((4, 50))
-    theirs = value.copy()
-    theirs[np.arange(len(errors)), 7] += np.array(errors) * 4 * U
-    return value, theirs
+OUTSIDE = "1 at position 1, element 7, expected 1 +- 2.4e-07; wrong only at position 1 of 4, element 7 of 50"
 
 
 @pytest.mark.parametrize(
     ("errors", "reach", "verdict", "reason"),
     [
         ((0.9, -0.9), 0.0, Verdict.ROUNDING, ""),
-        (
-            (0.9, 1.1),
-            0.0,
-            Verdict.WRONG,
-            "1 at position 1, element 7, expected 1 +- 2.4e-07; wrong only at position 1 of 4, element 7 of 50",
-        ),
+        ((0.9, 1.1), 0.0, Verdict.WRONG, OUTSIDE),
         ((0.9, 1.1), 1e-6, Verdict.FLIPS, "1 positions have roundings on the other side of a boundary"),
     ],
 )
 def test_an_element_is_within_its_bound(errors, reach, verdict, reason):
-    """Four rounded terms: each element may be off by four roundings of half a unit, and by what flips reach."""
-    value, theirs = with_errors(*errors)
-    expected = Expected(value, np.abs(value), 4, reach, common=1e9)
-    assert within(expected, theirs)[:2] == (verdict, reason)
+    """Four rounded terms: each element may be off by four roundings of half a unit, and by what flips reach.
+
+    Ones, with errors at positions 0 and 1 in units of an element's bound.
+    """
+    value = np.ones((4, 50))
+    theirs = value.copy()
+    theirs[:2, 7] += np.array(errors) * 4 * U
+    assert within(Expected(value, value, 4, reach, common=1e9), theirs)[:2] == (verdict, reason)
 
 
 def test_nearness_without_a_bound_is_by_mean_square_errors():

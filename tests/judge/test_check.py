@@ -44,11 +44,6 @@ def test_tensors_have_the_verdicts_of_a_file(faulty, tmp_path):
     assert bn.check(MODEL, TOKENS, trace(dict(read_any(tmp_path / "dump.npz").points.items()))) == expected
 
 
-def test_names_of_other_projects_are_understood():
-    module = {"model.layers.1.mlp.down_proj": OURS[Key("ffn_down", 1)], "lm_head": RIGHT}
-    assert [o.key for o in bn.check(MODEL, TOKENS, module).operations] == [Key("ffn_down", 1), LOGITS]
-
-
 def test_other_tokens_are_noticed(faulty):
     report = bn.check(MODEL, TOKENS, faulty | {"tokens": TOKENS[::-1]})
     assert (report.verdict, report.reason.partition(":")[0]) == (Verdict.INVALID, "dump (arrays in memory) was made with other token ids")
@@ -61,11 +56,6 @@ def test_the_dialect_is_a_dialect_or_its_name():
         assert bn.check(MODEL, TOKENS, theirs, dialect).verdict == Verdict.SAME_BITS
 
 
-@pytest.mark.parametrize("shape", [(0, 512), (2, 0), (2, 1, 0), (3, 17, 512), (512,), ()])
-def test_logits_of_several_sequences_in_another_shape_are_invalid(shape):
-    assert bn.check(MODEL, np.stack([TOKENS, TOKENS]), np.zeros(shape, np.float32)).verdict == Verdict.INVALID
-
-
 def test_details_of_several_sequences_are_those_of_the_worst(faulty):
     """What is said of each, and of all, is for test_sequences.py."""
     ours = by_label(OURS)
@@ -73,9 +63,10 @@ def test_details_of_several_sequences_are_those_of_the_worst(faulty):
     details = Details()
     bn.check(MODEL, np.stack([TOKENS, TOKENS]), both, details=details)
     assert Key("ffn_out", 1) in details.tensors
-    report = bn.check(MODEL, np.stack([TOKENS, TOKENS]), {"l_out-0": ours["l_out-0"]})
-    expected = "dump: 'l_out-0' has shape [17, 256], expected 2 sequences, [2, 17, width], or 34 rows"
-    assert (report.verdict, report.reason) == (Verdict.INVALID, expected)
+    for shape, said in (((17, 256), "[17, 256]"), ((0, 512), "[0, 512]"), ((3, 17, 512), "[3, 17, 512]"), ((), "[]")):
+        report = bn.check(MODEL, np.stack([TOKENS, TOKENS]), {"l_out-0": np.zeros(shape, np.float32)})
+        expected = f"dump: 'l_out-0' has shape {said}, expected 2 sequences, [2, 17, width], or 34 rows"
+        assert (report.verdict, report.reason) == (Verdict.INVALID, expected)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +78,6 @@ def test_details_of_several_sequences_are_those_of_the_worst(faulty):
         ({"l_out-0": "abc"}, ShapeError, r"dump\['l_out-0'\] is of type str"),
         ({}, FileFormatError, "no point of a forward pass"),
         (object(), ShapeError, "^dump is of type object"),
-        (None, ShapeError, "is of type NoneType"),
     ],
 )
 def test_what_is_no_dump_is_refused(dump, error, message):
@@ -95,14 +85,17 @@ def test_what_is_no_dump_is_refused(dump, error, message):
         bn.check(MODEL, TOKENS, dump)
 
 
-def test_arguments_are_checked():
-    with pytest.raises(OptionError, match="model is None, expected a Model"):
-        bn.check(None, TOKENS, RIGHT)
-    with pytest.raises(OptionError, match="dialect is 'numpy', expected a Dialect or one of exact, "):
-        bn.check(MODEL, TOKENS, RIGHT, "numpy")
-    with pytest.raises(ShapeError, match="tokens has shape"):
-        bn.check(MODEL, TOKENS[None, None], RIGHT)
-    with pytest.raises(TokenRangeError, match="token 512"):
-        bn.check(MODEL, [512], RIGHT)
-    with pytest.raises(ShapeError, match="a Trace, which holds one sequence, and there are 2 sequences"):
-        bn.check(MODEL, np.stack([TOKENS, TOKENS]), trace(OURS))
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"model": None}, OptionError, "model is None, expected a Model"),
+        ({"dialect": "numpy"}, OptionError, "dialect is 'numpy', expected a Dialect or one of exact, "),
+        ({"precision": 3}, OptionError, "precision is 3, expected a Precision, text such as"),
+        ({"tokens": TOKENS[None, None]}, ShapeError, "tokens has shape"),
+        ({"tokens": [512]}, TokenRangeError, "token 512"),
+        ({"tokens": np.stack([TOKENS, TOKENS]), "dump": trace(OURS)}, ShapeError, "a Trace, which holds one sequence, and there are 2"),
+    ],
+)
+def test_arguments_are_checked(arguments, error, message):
+    with pytest.raises(error, match=message):
+        bn.check(**{"model": MODEL, "tokens": TOKENS, "dump": RIGHT} | arguments)

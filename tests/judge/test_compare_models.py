@@ -28,9 +28,7 @@ def traced(model, ids, dialect):
     return {key: x.astype(np.float64) for key, x in recorded(model, np.asarray(ids), dialect).items()}
 
 
-@pytest.mark.parametrize(
-    ("family", "dialect"), [("bitnet-b1.58", BITNET_CPP), ("llama", EXACT), ("qwen2moe", EXACT), ("gemma3", EXACT), ("gptneox", EXACT)]
-)
+@pytest.mark.parametrize(("family", "dialect"), [("bitnet-b1.58", BITNET_CPP), ("qwen2moe", EXACT), ("gptneox", EXACT)])
 def test_errors_are_those_of_whole_traces(family, dialect):
     ours, theirs = (random_model(seed, family=family, **SHAPE) for seed in (1, 2))
     found = compare_models(ours, theirs, SEQUENCES, dialect=dialect)
@@ -38,11 +36,8 @@ def test_errors_are_those_of_whole_traces(family, dialect):
     compared = [key for key in a[0] if not key.name.endswith(("_codes", "_scale")) and key.name != "ffn_moe_topk"]
     assert {t.key for t in found.tensors} == set(compared)
     for t in found.tensors:
-        off, size = (
-            sum((x**2).sum() for x in arrays)
-            for arrays in ([y[t.key] - x[t.key] for x, y in zip(a, b, strict=True)], [x[t.key] for x in a])
-        )
-        assert t.error == pytest.approx(np.sqrt(off / size), rel=1e-12)
+        x, y = (np.concatenate([points[t.key].ravel() for points in traces]) for traces in (a, b))
+        assert t.error == pytest.approx(np.linalg.norm(y - x) / np.linalg.norm(x), rel=1e-12)
     p, q = (np.concatenate([points[Key("result_output", None)] for points in traces]) for traces in (a, b))
     log_p, log_q = (x - np.log(np.exp(x).sum(axis=1, keepdims=True)) for x in (p, q))
     np.testing.assert_allclose(found.kl, (np.exp(log_p) * (log_p - log_q)).sum(axis=1), rtol=1e-9, atol=1e-12)
@@ -59,12 +54,8 @@ def test_a_changed_matrix_is_the_costliest():
     first = found.costliest[0]
     assert (first.key, first.error, first.growth) == (Key("ffn_down", 1), pytest.approx(0.25, rel=1e-6), pytest.approx(0.25, rel=1e-6))
     assert errors[Key("l_out", 1)] < 0.25
-
-
-def test_growth_is_over_the_largest_error_of_the_inputs():
-    model = random_model(3, family="qwen3", weights="float32", **SHAPE)
-    found = compare_models(model, with_changed(with_changed(model, 0, "ffn_gate", 1.5), 0, "ffn_up", 1.25), SEQUENCES)
-    of = {t.key.name: t for t in found.tensors if t.key.layer == 0}
+    twice = compare_models(model, with_changed(with_changed(model, 0, "ffn_gate", 1.5), 0, "ffn_up", 1.25), SEQUENCES)
+    of = {t.key.name: t for t in twice.tensors if t.key.layer == 0}
     assert of["ffn_gate"].growth == of["ffn_gate"].error > of["ffn_up"].error > 0
     assert of["ffn_out"].growth == of["ffn_out"].error - of["ffn_gate"].error > 0
     assert of["l_out"].growth == 0  # the residual stream is larger than the branch

@@ -13,6 +13,7 @@ from models import random_model
 from bitnet_np import check, spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge import operations as op
+from bitnet_np.judge import products
 from bitnet_np.judge.edits.definition import expression
 from bitnet_np.judge.edits.expression import value_of
 from bitnet_np.judge.graph import FIELDS, TOKENS, matrix_of, operations
@@ -80,7 +81,7 @@ def of_regrouped_heads(x):
 def run_over(x):
     """Products in tiles of 64 of rows of 48, whose last tile is not bounded."""
     linear = MODELS["granite"].layers[1].ffn_gate
-    matrix = op.rows_of(linear.weights, np.arange(linear.shape[0]))
+    matrix = products.rows_of(linear.weights, np.arange(linear.shape[0]))
     tokens, rows = (np.append(a, np.append(a[1:], 0 * a[:1], axis=0)[:, :16], axis=1) for a in (x, matrix))
     rows[-1, 48:] = matrix[-1, :16]  # whatever is behind the matrix
     return tokens @ rows.T + (0 if linear.bias is None else linear.bias)
@@ -89,7 +90,7 @@ def run_over(x):
 def of_a_scale_for_each_element(x):
     w = MODELS["bitnet"].layers[1].attn_v
     steps = 127 / np.maximum(np.abs(x).max(axis=0), 1e-5)
-    return np.rint(x * steps) / steps @ op.dense(w.weights).T.astype(np.float64) * float(w.weights.scale)
+    return np.rint(x * steps) / steps @ products.dense(w.weights).T.astype(np.float64) * float(w.weights.scale)
 
 
 def unturned(x, first):
@@ -168,7 +169,7 @@ def steps_of(most, x):
 def test_codes_of_another_quantiser_are_named(quantise, says):
     def change(x):
         (codes, steps), w = quantise(x), MODELS["bitnet"].layers[1].attn_v
-        return codes / steps @ op.dense(w.weights).T.astype(np.float64) * float(w.weights.scale)
+        return codes / steps @ products.dense(w.weights).T.astype(np.float64) * float(w.weights.scale)
 
     assert re.search(says, planted(MODELS["bitnet"], "Vcur", change))
 

@@ -70,8 +70,7 @@ def test_a_fault_behind_another_order_is_found():
     assert (report.first_wrong.key, report.first_wrong.mistake) == (Key("Kcur_rope", 0), "rope.missing")
 
 
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("by", [1, 7, 200])
+@pytest.mark.parametrize(("family", "by"), [("bitnet-b1.58", 1), ("llama", 7), ("qwen3", 200)])
 def test_later_positions_are_no_fault(family, by):
     report = judged(family, shifted(family, by))
     assert report.verdict <= Verdict.FLIPS

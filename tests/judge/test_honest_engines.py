@@ -4,15 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from engine_runs import BASE, DEEP, DEEP_TOKENS, TOKENS_OF_300, float16_scales, float16_sums, judge_by, judged, llama_of, logits_of
-from spec_faults import tokens
+from engine_runs import DEEP, DEEP_TOKENS, TOKENS_OF_300, float16_scales, float16_sums, judge_by, llama_of, logits_of
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.cache_types import ROUNDINGS
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.judge.engine import judge_logits
-from bitnet_np.judge.honest_engines import in_precision, roundings
+from bitnet_np.judge.honest_engines import in_precision
 from bitnet_np.judge.logits import judge, position_nmse
 from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
 from bitnet_np.judge.options import Options
@@ -42,18 +41,13 @@ def test_roundings_are_no_fault_at_any_depth(base):
         ),
         "float32 noise": Variant("", DEEP, base, Wrapped(cpu, rms_norm=lambda *args: cpu.rms_norm(*args) * np.float32(1 + 2e-7))),
     }
-    verdicts = {}
+    verdicts = set()
     for name, variant in others.items():
         theirs = logits_of(variant, DEEP_TOKENS)
         judgement = judge_theirs(theirs)
         assert judgement.verdict <= FLIPS, (name, judgement)
-        verdicts[name] = judge(logits, theirs).verdict
-    assert WRONG in verdicts.values()  # by FLIPS_LIMIT
-
-
-def test_honest_variants_are_no_mistakes():
-    for variant in roundings(BASE):
-        assert judged(logits_of(variant, tokens(17))).verdict is FLIPS, variant.text
+        verdicts.add(judge(logits, theirs).verdict)
+    assert WRONG in verdicts  # by FLIPS_LIMIT
 
 
 @pytest.mark.parametrize("weights", ["Q4_K", "Q4_1", "float16"])
@@ -72,22 +66,17 @@ def test_dialects_are_no_fault_of_each_other(weights):
             assert judge_theirs(logits_of(turned, TOKENS_OF_300)).verdict is WRONG
 
 
-def with_inputs(name, halves, rounded):
-    """The dialect and the operations of an engine that rounds the input of every product."""
-    ops = Wrapped(
-        cpu,
-        matmul=lambda x, *table: cpu.matmul(rounded(x), *table),
-        matmul_blocks=lambda x, *table: cpu.matmul_blocks(rounded(x), *table),
-    )
-    return {"dialect": Dialect(name, halves, False), "ops": ops}
+def with_inputs(rounded):
+    """The operations of an engine that rounds the input of every product."""
+    kernels = {name: getattr(cpu, name) for name in ("matmul", "matmul_blocks")}
+    return Wrapped(cpu, **{name: lambda x, *table, kernel=kernel: kernel(rounded(x), *table) for name, kernel in kernels.items()})
 
 
 ENGINES = (
     {"dialect": Dialect("llama.cpp, float16 cache", True, True, True)},
-    with_inputs("8 bits, 32 to a scale: as on GPUs", False, round_as_q8_0),
-    with_inputs("8 bits, float16 cache", True, round_as_q8_0),
-    with_inputs("float16", False, round_as_f16),
-    with_inputs("float16, float16 cache", True, round_as_f16),
+    {"dialect": Dialect("8 bits, 32 to a scale: as on GPUs", False, False), "ops": with_inputs(round_as_q8_0)},
+    {"dialect": Dialect("8 bits, float16 cache", True, False), "ops": with_inputs(round_as_q8_0)},
+    {"dialect": Dialect("float16, float16 cache", True, False), "ops": with_inputs(round_as_f16)},
 )
 
 

@@ -4,7 +4,7 @@ import json
 import re
 import tracemalloc
 from itertools import count
-from math import exp, inf, log, nan
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -69,30 +69,18 @@ def test_the_same_bits_in_any_shape(shape):
         (with_value(OURS, (3, 5), OURS[3, 5] + 1.01 * ROUNDING_LIMIT * OURS[3].std()), WRONG),  # no flip moves one logit alone
         (OURS + 1.01 * ROUNDING_LIMIT * OURS.astype(np.float64).std(axis=1, keepdims=True), WRONG),  # no rounding adds a constant
         (OURS.astype(np.float16), FLIPS),
-        (noisy(1e-6), FLIPS),
-        (noisy(1e-3), FLIPS),
         (noisy(0.99 * FLIPS_LIMIT), FLIPS),
         (noisy(1.01 * FLIPS_LIMIT), WRONG),
-        (noisy(2e-2), WRONG),  # whatever FLIPS_LIMIT is
         (OURS * (1 + 0.95 * SCALE_LIMIT) + noisy(1e-4) - OURS, FLIPS),
         (OURS * (1 + 1.05 * SCALE_LIMIT) + noisy(1e-4) - OURS, WRONG),
         (OURS * np.float32(1.001), WRONG),  # no rounding multiplies all by one factor
-        (OURS * np.float32(1.001) + 0.01, WRONG),
         (OURS * (1 + 1.01 * SCALE_LIMIT), WRONG),
         (OURS * (1 - 1.01 * SCALE_LIMIT), WRONG),
-        (OURS * 10, WRONG),
         (OURS * 1e30, WRONG),
         (OURS / 1e30, WRONG),
         (-OURS, WRONG),
-        (NOISE, WRONG),
-        (np.random.default_rng(2).permutation(OURS, axis=1), WRONG),
-        (OURS[:, ::-1], WRONG),
-        (np.roll(OURS, 1, axis=1), WRONG),
         (np.roll(OURS, 1, axis=0), WRONG),  # one position late
-        (OURS - np.log(np.exp(OURS).sum(axis=1, keepdims=True)), WRONG),  # log-probabilities
         (np.exp(OURS) / np.exp(OURS).sum(axis=1, keepdims=True), WRONG),  # probabilities
-        (OURS.clip(min=0), WRONG),
-        (np.rint(OURS), WRONG),
     ],
 )
 def test_verdicts(theirs, verdict):
@@ -120,24 +108,15 @@ def test_one_bad_position_spoils_all_and_is_named(shape, position, named, fault,
     ("theirs", "reason"),
     [
         (with_value(OURS, (4, 9), nan), "logit at 4, 9 is nan; 1 in all"),
-        (with_value(OURS, (0, 0), inf), "logit at 0, 0 is inf"),
         (with_value(OURS, (5, 199), -inf), "logit at 5, 199 is -inf"),
         (np.full_like(OURS, nan), "1200 in all are not finite"),
         (OURS[0], r"shape is \[200\], expected \[6, 200\]"),
-        (OURS[None], r"shape is \[1, 6, 200\]"),
-        (OURS[:, :199], "shape"),
         (np.float32(1), "shape"),
         (OURS[:0], "shape"),
         (OURS.astype(np.int32), "dtype is int32, expected a float type"),
-        (OURS > 0, "dtype is bool"),
-        (OURS.astype(complex), "dtype"),
-        (OURS.astype(object), "dtype"),
         (None, "dtype"),
-        (np.zeros_like(OURS), r"position 0 are all 0\.0"),
-        (with_value(OURS, 4, 0), r"position 4 are all 0\.0"),
         (with_value(OURS, 4, -1.5), r"position 4 are all -1\.5"),
         (with_value(OURS, 3, OURS[2]), "positions 2 and 3 are the same numbers, ours are not"),
-        (np.broadcast_to(OURS[5], OURS.shape), "positions 0 and 1 are the same"),
     ],
 )
 def test_nothing_that_says_nothing_passes(theirs, reason):
@@ -147,11 +126,6 @@ def test_nothing_that_says_nothing_passes(theirs, reason):
     assert judgement.positions == 0
     assert judgement.max_error is judgement.worst is judgement.nmse is judgement.kl is judgement.top1 is None
     json.dumps(judgement.as_dict(), allow_nan=False)
-
-
-def test_nothing_to_compare_is_no_agreement():
-    for shape in ((0, 200), (3, 0), (0,)):
-        assert judge(np.zeros(shape, np.float32), np.zeros(shape, np.float32)).verdict is INVALID
 
 
 @pytest.mark.parametrize("positions", [1, 4, 100])
@@ -216,34 +190,21 @@ def test_positions_are_judged_in_blocks(monkeypatch):
 
 
 def by_formula(ours, theirs):
-    """Each number of a judgement by its definition, position by position."""
-    rows = list(zip(ours.reshape(-1, ours.shape[-1]).tolist(), theirs.reshape(-1, ours.shape[-1]).tolist(), strict=True))
-    errors = [[abs(x - y) for x, y in zip(a, b, strict=True)] for a, b in rows]
-    flat = [error for row in errors for error in row]
-
-    def log_softmax(x):
-        total = log(sum(exp(v - max(x)) for v in x)) + max(x)
-        return [v - total for v in x]
-
-    def kl(a, b):
-        return sum(exp(p) * (p - q) for p, q in zip(log_softmax(a), log_softmax(b), strict=True))
-
-    def largest(x):
-        return set(sorted(range(len(x)), key=lambda i: (-x[i], i))[:5])
-
-    def scale(a, b):
-        return sum(x * y for x, y in zip(a, b, strict=True)) / sum(x * x for x in a)
-
+    """Each number of a judgement by its definition; `ours` have a mean of 0 at each position."""
+    a, b = (x.reshape(-1, x.shape[-1]).astype(np.float64) for x in (ours, theirs))
+    error, square = np.abs(b - a), (a**2).sum(axis=1)
+    log_p, log_q = (x - np.log(np.exp(x).sum(axis=1, keepdims=True)) for x in (a, b))
+    largest = [np.argsort(-x, axis=1, kind="stable")[:, :5] for x in (a, b)]
     return {
-        "positions": len(rows),
-        "max_error": max(flat),
-        "mean_error": sum(flat) / len(flat),
-        "worst": tuple(int(i) for i in np.unravel_index(flat.index(max(flat)), ours.shape)),
-        "nmse": max(sum(e * e for e in error) / sum(x * x for x in a) for error, (a, _) in zip(errors, rows, strict=True)),
-        "scale": max((scale(a, b) for a, b in rows), key=lambda s: abs(s - 1)),
-        "kl": max(kl(a, b) for a, b in rows),
-        "top1": sum(a.index(max(a)) == b.index(max(b)) for a, b in rows) / len(rows),
-        "top5": sum(len(largest(a) & largest(b)) / 5 for a, b in rows) / len(rows),
+        "positions": len(a),
+        "max_error": error.max(),
+        "mean_error": error.mean(),
+        "worst": np.unravel_index(error.argmax(), ours.shape),
+        "nmse": ((error**2).sum(axis=1) / square).max(),
+        "scale": max((a * b).sum(axis=1) / square, key=lambda scale: abs(scale - 1)),
+        "kl": (np.exp(log_p) * (log_p - log_q)).sum(axis=1).max(),
+        "top1": (a.argmax(axis=1) == b.argmax(axis=1)).mean(),
+        "top5": np.mean([len(set(x) & set(y)) / 5 for x, y in zip(*largest, strict=True)]),
     }
 
 
@@ -281,18 +242,13 @@ HIDDEN = np.random.default_rng(7).normal(0, 1, (2, 2, 64))
         (ZERO, ZERO.astype(">f4"), ROUNDING),
         (BYTES, BYTES.view(">f4"), WRONG),
         (EQUAL, EQUAL.copy(), SAME_BITS),
-        (EQUAL, EQUAL.astype(np.float16), FLIPS),
         (OURS - 100, logits(6, 200, seed=5) - 100, WRONG),  # unrelated, and far from zero
         (OURS - 300, OURS * np.float32(1.05) - 300, WRONG),
-        (OURS - 300, OURS * np.float32(0.95) - 300, WRONG),
         (LONG, with_value(LONG, (1, 77), 100), WRONG),  # a few of many
-        (LONG, with_value(LONG, (slice(None), slice(-1000, None)), 0), WRONG),
         (SURE.astype(np.float32), SURE.astype(np.float16), FLIPS),
         (SURE.astype(np.float32), to_bfloat16(SURE), FLIPS),
         ((HIDDEN[0] @ HEAD).astype(np.float32), (HIDDEN[0] + 0.03 * HIDDEN[1]) @ HEAD, FLIPS),
-        (floats(1.5), floats(1.5), SAME_BITS),
         (floats(1.5), floats(1.6), WRONG),
-        (floats(1, 2, 4), floats(1, 2, 4.01), FLIPS),
     ],
     ids=count(),
 )
@@ -302,8 +258,9 @@ def test_verdicts_of_other_logits_of_ours(ours, theirs, verdict):
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    [(with_value(OURS, (1, 2), value), OURS) for value in (nan, inf, -inf)]
-    + [
+    [
+        (with_value(OURS, (1, 2), nan), OURS),
+        *((np.zeros(shape, np.float32),) * 2 for shape in ((0, 200), (3, 0), (0,))),
         (OURS, with_value(with_value(OURS.astype(np.float64), (0, 0), 1e308), (0, 1), -1e308)),
         (np.ones((2, 50), np.float32), logits(2, 50)),
     ],

@@ -1,7 +1,6 @@
 """The bounds of narrow types: honest engines stay within them, and a bound is not much wider than needed."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -10,9 +9,9 @@ from engine_runs import float16_scales
 
 from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.dialects import EXACT
-from bitnet_np.judge import graph, narrow
+from bitnet_np.judge import graph
 from bitnet_np.judge.bounds import bound_of, within
-from bitnet_np.judge.narrow import Storage, half_steps
+from bitnet_np.judge.expected import Storage, half_steps, rounded
 from bitnet_np.judge.precision import Precision
 from bitnet_np.judge.roundings import NARROW, to_bfloat16
 from bitnet_np.judge.trace import judge_trace
@@ -77,7 +76,7 @@ def test_every_operation_of_every_family_has_room_for_its_roundings(family, kind
     model = random_model(1, family=family, n_layers=1, width=64, heads=4, kv_heads=4, head_dim=16, ffn=96)
     ids = np.arange(12) * 7 % model.config.vocab
     values = {graph.TOKENS: ids}
-    for operation in graph.operations(model, EXACT):
+    for operation in graph.operations(model, EXACT, scores=[0]):
         inputs = [values[key] for key in operation.inputs]
         values[operation.key] = NARROW[kind](operation.evaluate(*inputs).value)
         if operation.key.name.endswith(("_codes", "_scale")):
@@ -108,7 +107,7 @@ def test_a_head_of_few_bits_is_within_its_type_and_no_other():
     model = random_model(2, family="llama", n_layers=1, tied=False)
     x = RNG.standard_normal((9, model.config.width))
     operation = list(graph.operations(model, EXACT))[-1]
-    head = narrow.rounded(model.head.astype(np.float64), "int4")
+    head = rounded(model.head.astype(np.float64), "int4")
     theirs = (x @ head.T).astype(np.float32).astype(np.float64)
     verdicts = {}
     for kind in ("float32", "int8", "q6_K", "int4"):
@@ -164,20 +163,15 @@ def test_a_mistake_in_attention_is_seen_through_a_narrow_cache():
     assert report.first_wrong.hypothesis.endswith("; and keys and values are rounded, as a cache of q8_0 does")
 
 
-def test_what_is_declared_is_not_read_off():
-    model, ids, dump = dump_of("bfloat16", 3)
-    check = partial(judged, model, ids, {key: dump[key] for key in (Key("inp_embd", None), Key("attn_norm", 0))})
-    assert check(precision=Precision(act="bfloat16")).verdict <= Verdict.FLIPS
-    assert "judged in the declared precision: act=bfloat16" in check(precision=Precision(act="bfloat16")).notes
-    strict = check(precision=Precision())
-    assert strict.verdict == Verdict.WRONG
-    assert "rounded to bfloat16" in strict.first_wrong.hypothesis
-    assert check(precision=Precision(act="float16")).verdict == Verdict.WRONG
-    assert check().notes[0].startswith("judged as bfloat16, read off the dump: ")
-
-
-def test_a_cache_can_be_declared():
-    check = partial(judged, *dump_of("q8_0 KV cache", 3))
-    assert check(precision=Precision(kv="q8_0")).verdict <= Verdict.FLIPS
-    assert check(precision=Precision(kv="float16")).verdict == Verdict.WRONG
-    assert check(precision=Precision()).verdict == Verdict.WRONG
+@pytest.mark.parametrize(("kind", "field", "right"), [("bfloat16", "act", "bfloat16"), ("q8_0 KV cache", "kv", "q8_0")])
+def test_what_is_declared_is_not_read_off(kind, field, right):
+    model, ids, dump = dump_of(kind, 3)
+    dump = {key: dump[key] for key in (Key("inp_embd", None), Key("attn_norm", 0))} if field == "act" else dump
+    declared = judged(model, ids, dump, precision=Precision(**{field: right}))
+    assert declared.verdict <= Verdict.FLIPS
+    assert f"judged in the declared precision: {field}={right}" in declared.notes
+    for other in ("float32", "float16"):
+        assert judged(model, ids, dump, precision=Precision(**{field: other})).verdict == Verdict.WRONG
+    assert (
+        judged(model, ids, dump).notes[0].startswith("judged as bfloat16, read off the dump: " if field == "act" else "a KV cache of q8_0")
+    )

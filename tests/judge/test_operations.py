@@ -21,7 +21,7 @@ from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.model.records import Yarn
 from bitnet_np.traces.points import TOP_EXPERTS, Key
 
-LAWS = ("operations.py", "graph.py", "roundings.py", "bounds.py")
+LAWS = ("operations.py", "products.py", "expected.py", "graph.py", "roundings.py", "bounds.py")
 
 
 SHAPES = [{"family": family, "inner_norms": inner} for family in ARCHITECTURES for inner in (False, True)]

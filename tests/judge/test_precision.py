@@ -1,10 +1,12 @@
 """Precision profiles: what is declared, and what is read off numbers."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 
 from bitnet_np.base.errors import OptionError
-from bitnet_np.judge.precision import FLOAT32, PROFILES, Precision, storage_type
+from bitnet_np.judge.precision import FLOAT32, Precision, storage_type
 from bitnet_np.judge.roundings import to_bfloat16, to_float16
 
 X = np.random.default_rng(0).standard_normal((5, 40)).astype(np.float32)
@@ -26,35 +28,26 @@ def test_what_is_no_profile_is_refused(text):
         Precision.parse(text)
 
 
-def test_every_profile_has_a_dialect_and_exact_is_strict():
-    assert PROFILES["exact"].precision == FLOAT32
-    assert PROFILES["transformers-bf16"].precision == Precision(act="bfloat16")
-    assert PROFILES["llama.cpp"].precision is None
+BF16, F16 = to_bfloat16(X), to_float16(X)
+ONE_OFF = np.where(np.arange(X.size).reshape(X.shape) == 150, X, BF16.astype(np.float32))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_grid_shows_the_type(dtype):
-    assert storage_type(X.astype(dtype)) == "float32"
-    assert storage_type(to_bfloat16(X).astype(dtype)) == "bfloat16"
-    assert storage_type(to_float16(X).astype(dtype)) == "float16"
-    assert storage_type(X.astype(np.float16)) == "float16"
-
-
-def test_one_number_off_the_grid_is_enough():
-    x = to_bfloat16(X).astype(np.float32)
-    x[4, 39] = X[4, 39]
-    assert storage_type(x) == "float32"
-
-
-def test_whole_numbers_and_few_numbers_show_nothing():
-    assert storage_type(np.arange(200.0).reshape(2, 100)) == "float32"
-    assert storage_type(np.zeros((4, 100), np.float32)) == "float32"
-    assert storage_type(to_bfloat16(X[:, :6])) == "float32"
-    assert storage_type(np.arange(200)) == "float32"
-
-
-def test_what_is_not_finite_or_beyond_float16_is_no_float16():
-    assert storage_type(np.where(X > 0, X, np.inf)) == "float32"
-    assert storage_type(np.where(X > 2, 2.0**20, to_float16(X))) == "float32"
-    assert storage_type(np.where(X > 2, 2.0**20, to_bfloat16(X))) == "bfloat16"
-    assert storage_type(np.where(X > 2, np.nan, to_bfloat16(X))) == "float32"
+@pytest.mark.parametrize(
+    ("x", "kind"),
+    [
+        *((values.astype(dtype), kind) for dtype in (np.float32, np.float64) for values, kind in ((X, "float32"), (BF16, "bfloat16"))),
+        *((F16.astype(dtype), "float16") for dtype in (np.float16, np.float32, np.float64)),
+        (ONE_OFF, "float32"),  # one number off the grid is enough
+        (np.arange(200.0).reshape(2, 100), "float32"),  # whole numbers and few numbers show nothing
+        (np.zeros((4, 100), np.float32), "float32"),
+        (BF16[:, :6], "float32"),
+        (np.arange(200), "float32"),
+        (np.where(X > 0, X, np.inf), "float32"),
+        (np.where(X > 2, np.nan, BF16), "float32"),
+        (np.where(X > 2, 2.0**20, F16), "float32"),  # beyond float16
+        (np.where(X > 2, 2.0**20, BF16), "bfloat16"),
+    ],
+    ids=count(),
+)
+def test_the_grid_shows_the_type(x, kind):
+    assert storage_type(x) == kind

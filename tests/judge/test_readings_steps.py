@@ -8,6 +8,7 @@ from wrong_tensors import IDS, KEY, LAYER, LLAMA, QUERY, C, T, by_weights, judge
 from bitnet_np import spec
 from bitnet_np.judge import operations as op
 from bitnet_np.judge.bounds import within
+from bitnet_np.judge.products import product, rows_of
 from bitnet_np.judge.readings.wrong import runs
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
@@ -42,7 +43,7 @@ def test_a_step_that_explains_the_output_is_named(wrong, says):
 def summed(factors, columns=slice(None), rows=slice(None)):
     """A product whose inputs are summed so many times, at some outputs of some tokens."""
     wrong, linear = POINTS["ffn_up"].copy(), LLAMA.layers[LAYER].ffn_up
-    products = (POINTS["ffn_norm"] * factors) @ op.rows_of(linear.weights, np.arange(120)).T
+    products = (POINTS["ffn_norm"] * factors) @ rows_of(linear.weights, np.arange(120)).T
     wrong[rows, columns] = (products + linear.bias)[rows, columns]
     return wrong
 
@@ -88,7 +89,7 @@ def of_experts(change):
     """What is said of the up products of experts, after a change of those of single slots [T, k, N], given every expert's [E, T, N]."""
     model, ids, points = family_dump("qwen3moe")
     key, chosen = Key("ffn_moe_up", 1), points[Key(TOP_EXPERTS, 1)]
-    every = [op.product(points[Key("ffn_norm", 1)].astype(np.float64), expert.ffn_up).value for expert in model.layers[1].experts]
+    every = [product(points[Key("ffn_norm", 1)].astype(np.float64), expert.ffn_up).value for expert in model.layers[1].experts]
     wrong = points[key].reshape(*chosen.shape, -1).astype(np.float64)
     change(wrong, chosen, np.stack(every))
     report = judge_trace(model, with_tensor(points, key, wrong.reshape(len(ids), -1).astype(np.float32)), ids)
@@ -171,7 +172,7 @@ def test_the_scale_of_another_token_is_named():
     scales = spec.quantize(x)[1]
     least, source = np.argsort(scales.ravel())[:2]  # the first would be that of the whole tensor
     rows = np.array([t for t in range(len(x)) if t not in (least, source)])[:8]
-    wrong, matrix = layer_points("bitnet")["Qcur"].copy(), op.rows_of(linear.weights, np.arange(linear.shape[0]))
+    wrong, matrix = layer_points("bitnet")["Qcur"].copy(), rows_of(linear.weights, np.arange(linear.shape[0]))
     scale = np.broadcast_to(scales[source], (8, 1))
     wrong[rows] = spec.ternary_matmul(np.rint(x[rows] * scale), scale, matrix, float(linear.weights.scale))
     said = f"activations are quantised by the scale of another token: {runs('position', rows)} by that of position {source}"

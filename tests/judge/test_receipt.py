@@ -16,10 +16,10 @@ def test_a_receipt_has_bitnet_rs_fields(tmp_path):
     theirs[1] += np.float32(0.001)
     theirs[2] *= -1
     rows = receipt.positions(ours, theirs)
-    value = receipt.receipt(rows, model="m.gguf", backend="bitnet", prompt="p", model_sha256="ab", determinism_seed=None)
+    value = receipt.receipt(rows, model="m.gguf", backend="bitnet", prompt="p")
     receipt.write(tmp_path / "r.json", value)
     assert json.loads((tmp_path / "r.json").read_text()) == value
-    assert " ".join(value) == "version timestamp model backend prompt positions thresholds rows summary model_sha256"
+    assert " ".join(value) == "version timestamp model backend prompt positions thresholds rows summary"
     assert " ".join(rows[0]) == "pos mse max_abs kl topk_agree top5_rust top5_cpp"
     assert rows[0] | {"kl": 0} == rows[0] | {"mse": 0, "max_abs": 0, "kl": 0, "topk_agree": 1}
     assert rows[0]["top5_cpp"] == np.argsort(-ours[0])[:5].tolist()
@@ -53,21 +53,17 @@ LENIENT = {"mse": 1e9, "kl": 1e9, "topk": 0.0}
     ],
 )
 def test_each_threshold_decides_by_itself(threshold, limit, ours, theirs):
-    rows = receipt.positions(np.array([ours], np.float64), np.array([theirs], np.float64))
+    (row,) = receipt.positions(np.array([ours], np.float64), np.array([theirs], np.float64))
     for limits, passes in ((LENIENT | {threshold: limit}, False), (LENIENT, True)):
-        value = receipt.receipt(rows, model="m", backend="b", prompt="p", thresholds=receipt.Thresholds(**limits))
-        assert value["summary"]["all_passed"] is passes, rows
+        assert receipt.passes(row, receipt.Thresholds(**limits)) is passes, row
 
 
-def test_a_receipt_of_nan_does_not_pass(tmp_path):
+def test_a_receipt_of_nan_does_not_pass_and_one_of_nothing_is_refused(tmp_path):
     ours = np.ones((1, 4), np.float32)
     rows = receipt.positions(ours, ours * np.nan)
     value = receipt.receipt(rows, model="m", backend="b", prompt="p")
     assert value["summary"] == {"all_passed": False, "first_divergence": 0, "mean_mse": None}
     receipt.write(tmp_path / "r.json", value)
-
-
-def test_a_receipt_of_nothing_is_refused():
     with pytest.raises(EmptyInputError):
         receipt.receipt([], model="m", backend="b", prompt="p")
     for a, b in [((2, 3), (2, 4)), ((0, 3), (0, 3)), ((3,), (3,))]:
@@ -82,10 +78,11 @@ WRITTEN = receipt.receipt([ROW, ROW | {"pos": 1, "mse": None}], model="m", backe
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ("[]", "expected a JSON object"),
+        ('{"rows": NaN}', "r.json"),
         ({"thresholds": None}, "thresholds is None, expected a JSON object"),
         ({"thresholds": {"mse": 1, "kl": "0.1", "topk": 1}}, "thresholds: kl is '0.1', expected a finite number"),
         ({"rows": {}}, "rows is {}, expected a JSON array"),
-        ({"rows": [], "positions": 0}, "positions is 0, and there are 0 rows"),
         ({"rows": [ROW]}, "positions is 2, and there are 1 rows"),
         ({"rows": [ROW, ROW]}, "row 1: pos is 0, expected 1"),
         ({"rows": [ROW, ROW | {"pos": 1, "mse": True}]}, "row 1: mse is True, expected a finite number"),
@@ -95,7 +92,7 @@ WRITTEN = receipt.receipt([ROW, ROW | {"pos": 1, "mse": None}], model="m", backe
 )
 def test_a_file_that_is_no_receipt_is_refused(tmp_path, changes, message):
     path = tmp_path / "r.json"
-    path.write_text(json.dumps(WRITTEN | changes))
+    path.write_text(changes if isinstance(changes, str) else json.dumps(WRITTEN | changes))
     with pytest.raises(FileFormatError, match=r"r\.json") as error:
         receipt.read(path)
     assert message in str(error.value)
@@ -110,10 +107,3 @@ def test_reading_takes_no_more_memory_than_the_file(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 1 << 22
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize("text", ["[]", "", '{"rows": 1e999', '{"rows": NaN}'])
-def test_a_file_that_is_no_object_is_refused(tmp_path, text):
-    (tmp_path / "r.json").write_text(text)
-    with pytest.raises(FileFormatError):
-        receipt.read(tmp_path / "r.json")

@@ -46,8 +46,7 @@ def test_another_hash_alone_is_no_evidence(tmp_path):
 
 
 def test_another_rms_is_named(tmp_path):
-    records = records_of(tmp_path)
-    wrong = [replace(r, rms=1.5 * r.rms) if (r.key, r.seq) == (Key("ffn_out", 1), 3) else r for r in records]
+    wrong = [replace(r, rms=1.5 * r.rms) if (r.key, r.seq) == (Key("ffn_out", 1), 3) else r for r in records_of(tmp_path)]
     report = judged(wrong)
     assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("ffn_out", 1))
     assert report.reason.startswith("WRONG at layer 1 ffn_out: RMS ")

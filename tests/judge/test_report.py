@@ -12,22 +12,18 @@ from bitnet_np import check
 from bitnet_np.base.errors import OptionError
 from bitnet_np.judge.detail import Details
 from bitnet_np.judge.logits import Judgement
-from bitnet_np.judge.report import LEGEND, OperationVerdict, Report, check_plot, heat_map, next_step, plot, table_rows
+from bitnet_np.judge.pictures import check_plot, plot
+from bitnet_np.judge.report import LEGEND, OperationVerdict, Report, heat_map, next_step, table_rows
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import LAYER_NAMES, Key, key_of
 
 
-def test_exit_codes_and_order():
-    assert [verdict.exit_code for verdict in Verdict] == [0, 0, 0, 0, 1, 2]
-    assert [verdict.outcome for verdict in Verdict] == ["PASS"] * 4 + ["FAIL"] * 2
+def test_verdicts_have_an_order_exit_codes_and_names():
     assert sorted(Verdict) == list(Verdict)
-    assert len({verdict.text for verdict in Verdict}) == len(Verdict)
-
-
-def test_a_verdict_prints_by_its_name():
+    assert [(verdict.exit_code, verdict.outcome) for verdict in Verdict] == [(0, "PASS")] * 4 + [(1, "FAIL"), (2, "FAIL")]
     for verdict in Verdict:
-        assert str(verdict) == f"{verdict}" == "{}".format(verdict) == verdict.name  # noqa: UP032
+        assert str(verdict) == f"{verdict}" == verdict.name
         assert f"{verdict:>10}" == verdict.name.rjust(10)
 
 
@@ -53,17 +49,16 @@ def test_whose_errors_are_smaller_by_more_than_5_percent_is_closer(ours, theirs,
 
 
 def test_logits_are_the_reason_where_they_are_worse_than_every_operation():
-    operations = Report(Verdict.FLIPS, "3 tensors", (OperationVerdict(Key("Qcur", 0), Verdict.FLIPS),))
-    wrong, fine = Judgement(Verdict.WRONG, "NMSE is 1"), Judgement(Verdict.FLIPS, "close")
-    with_wrong = operations.with_logits(wrong)
-    assert (with_wrong.verdict, with_wrong.reason, with_wrong.logits) == (Verdict.WRONG, "logits: NMSE is 1", wrong)
-    with_fine = operations.with_logits(fine)
-    assert (with_fine.verdict, with_fine.reason, with_fine.logits) == (Verdict.FLIPS, "3 tensors", fine)
-    assert with_wrong.operations == with_fine.operations == operations.operations
-    invalid = Judgement(Verdict.INVALID, "two rows are the same")
-    assert operations.with_logits(invalid).verdict is Verdict.INVALID
-    hidden = Report(Verdict.WRONG, "the bias is missing").with_logits(invalid)
-    assert (hidden.verdict, hidden.reason) == (Verdict.WRONG, "the bias is missing; logits: two rows are the same")
+    flips = (Verdict.FLIPS, "3 tensors")
+    for operations, logits, expected in (
+        (flips, (Verdict.WRONG, "NMSE is 1"), (Verdict.WRONG, "logits: NMSE is 1")),
+        (flips, (Verdict.FLIPS, "close"), flips),
+        (flips, (Verdict.INVALID, "equal rows"), (Verdict.INVALID, "logits: equal rows")),
+        ((Verdict.WRONG, "no bias"), (Verdict.INVALID, "equal rows"), (Verdict.WRONG, "no bias; logits: equal rows")),
+    ):
+        report = Report(*operations, (OperationVerdict(Key("Qcur", 0), Verdict.FLIPS),)).with_logits(Judgement(*logits))
+        assert (report.verdict, report.reason) == expected
+        assert report.operations
 
 
 def test_the_heat_map_has_a_sign_for_every_tensor():
@@ -181,15 +176,11 @@ def test_logits_alone_are_drawn_against_their_limit(tmp_path, drawn):
     assert [label.get_text() for label in drawn[0].axes[0].get_yticklabels()] == ["0.01", "0.1", "1", "10", "100"]
 
 
-def test_a_report_with_nothing_to_draw_is_refused(tmp_path):
+def test_what_cannot_be_drawn_is_refused(tmp_path):
     pytest.importorskip("matplotlib")
     with pytest.raises(OptionError, match=r"x\.png: nothing to draw, INVALID: other tokens$"):
         plot(Report(Verdict.INVALID, "other tokens"), tmp_path / "x.png", Details())
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["x.foo", "x"])
-def test_a_picture_of_no_known_kind_is_refused(name):
-    pytest.importorskip("matplotlib")
-    with pytest.raises(OptionError, match=rf"^{name}: expected a name that ends in one of .*\.png"):
-        check_plot(Path(name))
+    for name in ("x.foo", "x"):
+        with pytest.raises(OptionError, match=rf"^{name}: expected a name that ends in one of .*\.png"):
+            check_plot(Path(name))

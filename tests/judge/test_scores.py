@@ -6,7 +6,6 @@ from dumps import recorded, trace, without_codes
 from models import random_model
 
 from bitnet_np import spec
-from bitnet_np.judge.roundings import to_digits
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import SCORES, Key
@@ -70,17 +69,6 @@ def test_probabilities_below_float32_are_roundings(size):
     points |= {KQ: s, SOFT_MAX: e / e.sum(axis=-1, keepdims=True)}
     verdicts = {o.key: o.verdict for o in judged("llama", points).operations}
     assert verdicts[SOFT_MAX] == Verdict.ROUNDING
-
-
-def test_scores_of_bfloat16_are_judged_as_such():
-    points = float32("llama")
-    for n in range(2):
-        points[Key("kq", n)] = to_digits(points[Key("kq", n)], 8).astype(np.float32)
-        p = spec.softmax(points[Key("kq", n)].astype(np.float64))
-        points[Key("kq_soft_max", n)] = to_digits(p, 8).astype(np.float32)
-    report = judged("llama", points)
-    assert report.verdict in (Verdict.ROUNDING, Verdict.NARROW)
-    assert "judged as bfloat16, read off the dump: 4 of" in report.notes[0]
 
 
 def test_keys_behind_the_tokens_are_padding():

@@ -5,12 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from completions import completions_by, engine
-from engine_runs import llama_of
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP
 from bitnet_np.base.errors import TokenRangeError
-from bitnet_np.judge.roundings import to_eleven_bits
-from bitnet_np.judge.top_logprobs import LEAST, check_completions
+from bitnet_np.judge.top_logprobs import check_completions
 from bitnet_np.judge.variant import Variant, scaled
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.rope import rope_frequencies
@@ -48,13 +46,15 @@ def added_in_float16(name, n, x):
 
 @pytest.mark.parametrize("first", [0, 11])
 def test_our_own_numbers_are_right(first):
-    report = judged(completions_by(engine(Variant("", LLAMA, EXACT)), IDS, first=first))
+    """Also with a number added to all logits of a position, which changes no probability."""
+    own = engine(Variant("", LLAMA, EXACT))
+    report = judged(completions_by(lambda ids: own(ids) + np.arange(len(ids))[:, None].astype(np.float32) / 4, IDS, first=first))
     assert report.verdict <= Verdict.ROUNDING
     assert report.logits.compared == tuple(range(first, 19))
     assert report.notes[-1].startswith(f"{20 * (19 - first)} log-probabilities of positions {first} to 18 are judged")
 
 
-@pytest.mark.parametrize("k", [5, 20, 200])
+@pytest.mark.parametrize("k", [5, 20])
 @pytest.mark.parametrize("model", [LLAMA, BITNET], ids=["llama", "bitnet"])
 def test_honest_servers_are_no_alarm(model, k):
     for theirs in (Variant("", model, LLAMA_CPP), Variant("", model, BITNET_CPP), Variant("", model, EXACT, edit=noisy)):
@@ -75,16 +75,13 @@ def test_attention_in_float16_is_no_alarm():
 
 def test_lists_of_unequal_length_are_measured_by_what_they_list():
     """The NMSE of a position is that of its own numbers: what fills the table changes nothing."""
-    rng = np.random.default_rng(1)
-    rows = [replace(row, logprobs=row.logprobs - np.abs(rng.normal(0, 0.01, 20))) for row in HONEST.top]
-    short = [replace(row, ids=row.ids[:n], logprobs=row.logprobs[:n]) for row, n in zip(rows, range(5, 13), strict=True)]
-    nmse = []
-    for row, true in zip(short, HONEST.top, strict=True):
-        mine = true.logprobs[: len(row.ids)]
-        nmse.append(((row.logprobs - mine) ** 2).mean() / mine.var())
+    noise, nmse, short = np.random.default_rng(1).normal(0, 0.01, (8, 20)), [], []
+    for row, n in zip(HONEST.top, range(5, 13), strict=True):
+        error = np.abs(noise[n - 5, :n])
+        short.append(replace(row, ids=row.ids[:n], logprobs=row.logprobs[:n] - error))
+        nmse.append((error**2).mean() / row.logprobs[:n].var())
     report = judged(replace(HONEST, k=5, top=tuple(short)))
-    np.testing.assert_allclose(report.logits.mean_nmse, np.mean(nmse), rtol=1e-4)
-    np.testing.assert_allclose(report.logits.nmse, max(nmse), rtol=1e-4)
+    np.testing.assert_allclose([report.logits.mean_nmse, report.logits.nmse], [np.mean(nmse), max(nmse)], rtol=1e-4)
 
 
 def test_the_least_log_probabilities_and_the_shortest_lists_are_left_out():
@@ -173,23 +170,6 @@ def test_a_token_that_should_be_listed_is_missed():
     assert "is not listed, though its log-probability is" in report.reason
 
 
-def test_what_cannot_be_seen():
-    """A number that is added to all logits of a position changes no probability."""
-    theirs = completions_by(lambda ids: engine(Variant("", LLAMA, EXACT))(ids) + np.arange(len(ids))[:, None].astype(np.float32) / 4, IDS)
-    assert judged(theirs).verdict <= Verdict.ROUNDING
-
-
-def test_a_quantised_model_in_its_own_dialect():
-    model = llama_of("Q4_K")
-    ids = np.random.default_rng(1).integers(0, 300, 12)
-    honest = completions_by(
-        engine(Variant("", model, LLAMA_CPP, edit=lambda name, n, x: to_eleven_bits(x) if name == "kqv_out" else x)), ids
-    )
-    assert judged(honest, model, LLAMA_CPP).verdict <= Verdict.FLIPS
-    wrong = completions_by(engine(PLANTED["last layer skipped"](Variant("", model, LLAMA_CPP))), ids)
-    assert judged(wrong, model, LLAMA_CPP).verdict is Verdict.WRONG
-
-
 # --- nothing to compare ---------------------------------------------------------------------------------------------------------------
 
 
@@ -200,9 +180,7 @@ def with_row(**changes):
 ROW = HONEST.top[1]
 INVALID = [
     (replace(HONEST, top=()), "no position with 5 log-probabilities"),
-    (with_logprobs(lambda x: np.full(20, LEAST - 1)), "no position with 5 log-probabilities"),
     (with_row(logprobs=np.append(ROW.logprobs[:-1], np.nan)), "at position 12 their log-probability of token"),
-    (with_row(logprobs=np.append(np.inf, ROW.logprobs[1:])), "is inf"),
     (with_row(ids=np.append(ROW.ids[:-1], 200)), "have token 200, which is not an id of the vocabulary, 0..199: is it another model?"),
     (with_row(logprobs=ROW.logprobs + 20), "expected at most 0: are these logits?"),
     (with_logprobs(lambda x: x / np.log(10)), "probabilities sum to"),

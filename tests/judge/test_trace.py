@@ -1,6 +1,5 @@
 """The judge of traces: it finds every fault of scripts/mutations.py at the right place, and leaves honest engines alone."""
 
-import dataclasses
 import tracemalloc
 
 import numpy as np
@@ -10,12 +9,11 @@ from dumps import FAULTS, LOGITS, MODEL, TOKENS, family_dump, only, recorded, tr
 from engine_runs import DEEP, DEEP_TOKENS, deep_model
 
 from bitnet_np import BITNET_CPP, EXACT
-from bitnet_np.judge import graph, operations
+from bitnet_np.judge import graph, operations, products
 from bitnet_np.judge import trace as judging
-from bitnet_np.judge.findings import closer_summary
 from bitnet_np.judge.mistakes.mistake import Cause
 from bitnet_np.judge.precision import FLOAT32
-from bitnet_np.judge.report import closer_rows
+from bitnet_np.judge.report import closer_rows, closer_summary
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES
@@ -53,39 +51,11 @@ def test_fault_is_found_and_blamed(name):
     assert list(map(row.get, ("fault", "verdict", "blamed", "says"))) == DOCUMENTED[name]
 
 
-@pytest.mark.parametrize(
-    ("layer", "change", "says"),
-    [
-        (1, {"window": None}, "the window is missing: all tokens before are seen"),
-        (1, {"window": 6}, "the window is too long by one"),
-        (1, {"window": 4}, "the window is too short by one"),
-        (0, {"window_layers": None}, "only the last 4 tokens are seen"),
-    ],
-)
-def test_windows_are_judged_layer_by_layer(layer, change, says):
-    """Of two layers the first sees all tokens, the second the last four or five. In one layer their engine sees others."""
-    size = 4 if "window_layers" in change else 5
-    model = random_model(0, n_layers=2, window=size, window_layers=(1,))
-    ids = np.random.default_rng(0).integers(0, model.config.vocab, 17)
-    assert judge_trace(model, trace(recorded(model, ids)), ids).verdict is Verdict.SAME_BITS
-    other = dataclasses.replace(model, config=dataclasses.replace(model.config, **change))
-    report = judge_trace(model, trace(recorded(other, ids)), ids)
-    assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("kqv_out", layer))
-    assert says in report.first_wrong.hypothesis
-
-
-WITH_INNER_NORMS = ("bitnet", "bitnet-25", "bitnet-b1.58", "gptneox", "llama")
-
-
-@pytest.mark.parametrize(
-    ("family", "inner_norms"),
-    [(family, False) for family in ARCHITECTURES if family not in ("bitnet", "bitnet-25")]
-    + [(family, True) for family in WITH_INNER_NORMS],
-)
+@pytest.mark.parametrize("family", ARCHITECTURES)
 @pytest.mark.usefixtures("unexplained")
-def test_every_operation_of_every_family_is_blamed(family, inner_norms):
+def test_every_operation_of_every_family_is_blamed(family):
     """All tensors of a layer are made wrong, each by itself: every one is, for the inputs that the dump has."""
-    model, ids, points = family_dump(family, inner_norms=inner_norms)
+    model, ids, points = family_dump(family, inner_norms=family in ("bitnet", "bitnet-25", "gptneox"))
     wrong = dict(points)
     for key, value in points.items():
         if key.layer != 0:
@@ -110,15 +80,12 @@ def test_equal_outputs_of_other_inputs_are_not_the_same_bits():
 
 @pytest.mark.usefixtures("unexplained")
 @pytest.mark.parametrize("size", [3e-5, 1e-3])
-def test_small_errors_everywhere_are_seen(size):
+@pytest.mark.parametrize("shape", [(17, 256), (1, 1)], ids=["random", "a factor"])
+def test_small_errors_everywhere_are_seen(size, shape):
     """Errors within each element's bound: the variance shows that there are too many, and the slope shows a common factor."""
-    rng = np.random.default_rng(0)
-    points = recorded()
     key = Key("ffn_down", 1)
-    points[key] = (points[key] * (1 + size * rng.standard_normal(points[key].shape))).astype(np.float32)
-    assert judge_trace(MODEL, trace(points), TOKENS).first_wrong.key == key
     points = recorded()
-    points[key] = (points[key] * np.float32(1 + size)).astype(np.float32)
+    points[key] = (points[key] * (1 + size * np.random.default_rng(0).standard_normal(shape))).astype(np.float32)
     assert judge_trace(MODEL, trace(points), TOKENS).first_wrong.key == key
 
 
@@ -129,7 +96,7 @@ def test_codes_are_exact_but_for_ambiguous_ones():
     points[key][3, 5] += 1
     report = judge_trace(MODEL, trace(points), TOKENS)
     assert report.first_wrong.key == key
-    expected = operations.codes(np.array([[127.0, 0.5, -1.5, 0.4]]))
+    expected = products.codes(np.array([[127.0, 0.5, -1.5, 0.4]]))
     assert expected.reach.tolist() == [[0, 1, 1, 0]]
 
 
@@ -166,10 +133,10 @@ def test_equal_rows_are_fine_where_tokens_are_equal():
     ("change", "says"),
     [
         (lambda x: np.where(np.arange(x.size).reshape(x.shape) == 77, np.nan, x).astype(np.float32), "nan at position 0, element 77"),
-        (lambda x: np.where(np.arange(x.size).reshape(x.shape) == 77, np.inf, x).astype(np.float32), "inf at position 0"),
         (lambda x: x[:0], "shape"),
         (lambda x: x[:, :-1], "shape"),
         (lambda x: np.full_like(x, 3), "are 3.0"),
+        (lambda x: x.astype(np.float64) + 1e300 * (x == x[3, 5]), "its largest number is 1e+300, beyond float32"),
     ],
 )
 @pytest.mark.parametrize("key", [LOGITS, Key("ffn_out", 1), Key("Kcur", 0)])
@@ -193,14 +160,6 @@ def test_empty_foreign_and_other_tokens_are_invalid():
     assert "other token ids" in report.reason
 
 
-def test_numbers_beyond_float32_are_invalid():
-    """Their squares leave float64's range, too, so nothing that is computed from them could be judged."""
-    wide = {key: value.astype(np.float64) for key, value in recorded().items() if value.dtype == np.float32}
-    wide[Key("ffn_inp", 1)][3, 5] = 1e300
-    report = judge_trace(MODEL, trace(wide), TOKENS)
-    assert (report.verdict, report.reason) == (Verdict.INVALID, "layer 1 ffn_inp: its largest number is 1e+300, beyond float32")
-
-
 # --- several operations at once -------------------------------------------------------------------------------------------------------
 
 
@@ -220,13 +179,6 @@ def test_layer_outputs_are_enough_to_recognise_a_mistake(name, says):
     assert says in report.first_wrong.hypothesis
     assert "dump attn_norm" in report.reason
     assert says.startswith("at") or report.first_wrong.nmse < 1e-2
-
-
-def test_logits_alone_show_a_mistake_of_every_layer():
-    model = random_model(5)
-    dump, ids = FAULTS["SiLU for relu squared, every layer"].make(model, TOKENS[:5] % model.config.vocab)
-    report = judge_trace(model, trace({LOGITS: dump[LOGITS]}), ids)
-    assert "ffn_out of every layer: SiLU(gate) * up" in report.reason
 
 
 @pytest.mark.parametrize(
@@ -301,11 +253,8 @@ def test_who_is_closer_to_float64():
     assert (verdicts[worse].closer, verdicts[better].closer) == ("ours", "theirs")
     assert verdicts[worse].ours_rms < verdicts[worse].theirs_rms < 3
     assert verdicts[Key("Qcur", 0)].closer is None  # the same bits: nothing to ask
-    plain = report.as_dict()
-    assert {o["tensor"]: o["closer_to_float64"] for o in plain["operations"] if o["layer"] == 1}["ffn_down"] == "ours"
-    assert plain["closer_to_float64"]["theirs"] >= 1
-    rows = {row[0]: row[1:] for row in closer_rows(report)}
-    assert (rows["ffn_down"][0], rows["ffn_down"][3]) == (1, "ours")
+    assert report.as_dict()["closer_to_float64"] == report.closer
+    assert [(row[0], row[1], row[4]) for row in closer_rows(report) if row[0] == "ffn_down"] == [("ffn_down", 1, "ours")]
     assert "theirs in " in closer_summary(report)
     assert closer_summary(judge_trace(MODEL, trace(recorded()), TOKENS)) == ""
 

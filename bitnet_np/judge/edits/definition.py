@@ -16,6 +16,7 @@ from ...model.records import Blocks, Linear, Ternary, Weights, with_rope_of
 from ...traces.points import FIELDS
 from .. import operations as op
 from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED, Operation
+from ..products import of_experts, reads_codes, rows_of
 from ..roundings import MINIMUM_TYPES, matrix_input, minimums, rounded_sums
 from .expression import Array, Matrix, Node, constant, tensor
 
@@ -49,7 +50,7 @@ def expression(place: Operation) -> Node | None:
 
 
 def _of_experts(dialect: Dialect, linears: list[Linear], x: Array, chosen: Array) -> Array:
-    return op.of_experts(linears, dialect, x, chosen).value
+    return of_experts(linears, dialect, x, chosen).value
 
 
 def _wide(array: NDArray) -> Array:
@@ -160,7 +161,7 @@ def _of_heads(place: Operation, x: Node) -> Node:
 
 
 def _table(weights: Weights) -> Matrix:
-    return Matrix(weights.shape, lambda rows: op.rows_of(weights, rows))
+    return Matrix(weights.shape, lambda rows: rows_of(weights, rows))
 
 
 def matrix_of(linear: Linear) -> Matrix:
@@ -171,7 +172,7 @@ def matrix_of(linear: Linear) -> Matrix:
 def matrix_product(place: Operation, x: Node, linear: Linear) -> Node:
     """The product of an input with a matrix of the layers, its scale and its bias."""
     weights, scale = linear.weights, 1.0 if linear.scale is None else float(linear.scale)
-    if op.reads_codes(linear, place.dialect):
+    if reads_codes(linear, place.dialect):
         scale *= float(weights.scale) if isinstance(weights, Ternary) else 1.0
         steps = _steps(x)
         numbers = _quotient(CODED, _codes(x, steps), steps)

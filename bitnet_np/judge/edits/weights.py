@@ -14,8 +14,8 @@ from ...contract.blocks import weights_as
 from ...kernels.block_formats import FORMATS, Format
 from ...model import packing
 from ...model.records import Blocks, Ternary
+from ..expected import rounded
 from ..graph import EMBEDDING, Operation
-from ..narrow import rounded
 from ..roundings import to_digits
 from .blocks import misread_formats
 from .expression import Matrix

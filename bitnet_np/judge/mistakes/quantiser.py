@@ -11,10 +11,10 @@ from ...engine.dialects import Dialect
 from ...kernels import cpu
 from ...model.records import MATRICES, Model
 from ...traces.points import MAY_BE_QUANTIZED
-from .. import operations as op
 from ..edits.definition import CODED
 from ..edits.expression import Node, nodes, replaced, tensor
 from ..graph import FIELDS
+from ..products import reads_codes
 from ..variant import Floats, Variant
 from .mistake import Array, Compute, Mistake, Site
 
@@ -29,7 +29,7 @@ AT = (*FIELDS, *CODES, *SCALES)
 def quantises(model: Model, dialect: Dialect) -> bool:
     """Whether some matrix of the model takes int8 codes."""
     linears = (getattr(layer, name) for layer in model.layers for name in MATRICES)
-    return any(linear is not None and op.reads_codes(linear, dialect) for linear in linears)
+    return any(linear is not None and reads_codes(linear, dialect) for linear in linears)
 
 
 def _quantizer(

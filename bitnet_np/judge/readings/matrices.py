@@ -9,7 +9,7 @@ from ... import spec
 from ...base.errors import listed
 from ...engine.dialects import Dialect
 from ...model.records import MATRICES, Linear, Ternary
-from .. import operations as op
+from ..products import reads_codes, rows_of
 from ..roundings import matrix_input
 from .elements import moved_said
 from .wrong import ROWS, Array, Wrong, matched, runs
@@ -34,7 +34,7 @@ def other_rows(wrong: Wrong) -> str | None:
 
 def scales_of_others(wrong: Wrong) -> str | None:
     """The tokens whose activation scales wrong ones are quantised by: their own are not used."""
-    if not op.reads_codes(wrong.linear, wrong.dialect):
+    if not reads_codes(wrong.linear, wrong.dialect):
         return None
     rows, columns, linear = wrong.wrong_rows[:ROWS], wrong.wrong_columns, wrong.linear
     x, scales = wrong.inputs[0][rows], spec.quantize(wrong.inputs[0][:ROWS])[1]
@@ -87,7 +87,7 @@ def _candidates(wrong: Wrong) -> Iterator[tuple[str, Linear]]:
 def _products(x: Array, linear: Linear, dialect: Dialect) -> Array:
     """The products without a bias, in float32: several matrices are looked through."""
     weights, matrix, inputs = linear.weights, _scaled_matrix(linear), x
-    if op.reads_codes(linear, dialect):
+    if reads_codes(linear, dialect):
         codes, steps = spec.quantize(x)
         inputs = codes / steps
     elif dialect.ggml_activations and (table := weights.blocks if isinstance(weights, Ternary) else weights) is not None:
@@ -98,7 +98,7 @@ def _products(x: Array, linear: Linear, dialect: Dialect) -> Array:
 def _scaled_matrix(linear: Linear) -> Array:
     scale = 1.0 if linear.scale is None else float(linear.scale)
     scale *= float(linear.weights.scale) if isinstance(linear.weights, Ternary) else 1.0
-    return op.rows_of(linear.weights, np.arange(linear.shape[0])) * scale
+    return rows_of(linear.weights, np.arange(linear.shape[0])) * scale
 
 
 def _nearest(products: Array, target: Array, noise: float) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
