@@ -48,9 +48,9 @@ from .graph import EMBEDDING, FIELDS, LOGITS, TOKENS, Operation, matrix_of, oper
 from .honest_engines import FLOOR, one_scale
 from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import fitted
-from .mistakes.attention import CACHE_ROUNDINGS
 from .mistakes.catalogue import Trial, as_rounded, cached_and_rounded, narrowed, trials
 from .mistakes.mistake import Cause, Compute
+from .mistakes.names import CACHE_ROUNDINGS
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types, with_alike
 from .narrow import Storage
 from .operations import Expected, U, next_experts

@@ -10,9 +10,10 @@ from models import random_model
 from bitnet_np import EXACT, spec
 from bitnet_np.judge import trace as judging
 from bitnet_np.judge.graph import operations
-from bitnet_np.judge.mistakes import catalogue, search
-from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, trials
+from bitnet_np.judge.mistakes import search
+from bitnet_np.judge.mistakes.catalogue import trials
 from bitnet_np.judge.mistakes.mistake import Cause
+from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
 from bitnet_np.judge.mistakes.search import nearest_number, with_alike
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
@@ -30,8 +31,7 @@ SHAPE = {"n_layers": 2, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head
 def few(monkeypatch):
     """Few mistakes are tried, as all take seconds."""
     tried = tuple(mistake for mistake in HIDDEN if mistake.id in NAMED)
-    for module in (catalogue, search):
-        monkeypatch.setattr(module, "HIDDEN", tried)
+    monkeypatch.setattr(search, "HIDDEN", tried)
 
 
 @cache
@@ -151,8 +151,7 @@ def test_a_mistake_is_named_whatever_is_wrong_before(monkeypatch):
 # --- the catalogue --------------------------------------------------------------------------------------------------------------------
 
 
-def test_every_hidden_mistake_is_tried_somewhere_and_named(monkeypatch):
-    monkeypatch.setattr(catalogue, "HIDDEN", HIDDEN)
+def test_every_hidden_mistake_is_tried_somewhere_and_named():
     drawn = [
         random_model(0, family="llama", weights="Q8_0", **SHAPE | {"n_layers": 3}),
         random_model(0, family="qwen3", **SHAPE),

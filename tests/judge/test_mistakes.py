@@ -14,7 +14,8 @@ from bitnet_np import spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge.graph import operations
 from bitnet_np.judge.logits import judge
-from bitnet_np.judge.mistakes.catalogue import CATALOGUE, at_operation, in_engine
+from bitnet_np.judge.mistakes.catalogue import at_operation, in_engine
+from bitnet_np.judge.mistakes.names import CATALOGUE
 from bitnet_np.judge.roundings import NARROW
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant
@@ -173,11 +174,11 @@ def test_weights_of_routers_and_experts_in_16_bits_are_no_fault(name):
 @pytest.mark.parametrize(
     ("family", "field", "without", "at", "says"),
     [
-        ("gemma2", "logit_cap", None, "result_output", "logits are not capped"),
-        ("gemma2", "score_cap", None, "kqv_out", "scores are not capped"),
-        ("gemma2", "embedding_scale", 1.0, "inp_scaled", "the embedding scale is left out"),
+        ("gemma2", "logit_cap", None, "result_output", "the logits' capping is missing"),
+        ("gemma2", "score_cap", None, "kqv_out", "the scores' capping is missing"),
+        ("gemma2", "embedding_scale", 1.0, "inp_scaled", "the embedding scale is missing"),
         ("granite", "logit_scale", 1.0, "result_output", "the logit scale is not divided out"),
-        ("granite", "residual_scale", 1.0, "ffn_inp", "the residual scale is left out"),
+        ("granite", "residual_scale", 1.0, "ffn_inp", "the residual scale is missing"),
         ("granite", "attention_scale", None, "kqv_out", "scores are multiplied by 1/sqrt(K) instead of 0.125"),
     ],
 )

@@ -40,7 +40,7 @@ OTHER_ROWS = "weights of other rows are used:"
         (lambda w: np.where(np.arange(96) < 64, w, 0), "the last 32 inputs are not summed"),
         (lambda w: np.where(np.arange(96) < 8, 0, w), "the first 8 inputs are not summed"),
         (lambda w: np.where(np.arange(96) // 16 == 3, 2 * w, w), "inputs 48 to 63 are summed twice"),
-        (lambda w: w.reshape(w.shape[::-1]).T, "the weight matrix is transposed: read column by column, not row by row"),
+        (lambda w: w.reshape(w.shape[::-1]).T, "the matrix is read column by column, as if it were transposed"),
         (lambda w: np.roll(w, 7, axis=0), f"{OTHER_ROWS} rows are shifted by 7: row 7 has the numbers of row 0"),
         (lambda w: np.concatenate([w[:16], w[:16], w[32:]]), f"{OTHER_ROWS} rows 16 to 31 have the numbers of rows 0 to 15"),
         (lambda w: np.concatenate([w[:5], w[7:8], w[6:]]), f"{OTHER_ROWS} row 5 has the numbers of row 7"),
@@ -93,7 +93,7 @@ def dense(linear):
         (lambda value, bias: value + 3 * bias, "the bias is 4 times what is right"),
         (lambda value, bias: value - bias + bias[::-1], "the elements of the bias are in the opposite order"),
         (lambda value, bias: value - bias * (np.arange(T) > 0)[:, None], "at positions 1 to 16 of 17: the bias is missing"),
-        (lambda value, bias: value - bias + LLAMA.layers[0].ffn_up.bias, "that of layer 0 instead of the bias"),
+        (lambda value, bias: value - bias + LLAMA.layers[0].ffn_up.bias, "the bias of layer 0 is used"),
     ],
 )
 def test_biases_in_part_or_in_other_places_are_named(change, says):

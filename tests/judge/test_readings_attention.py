@@ -38,7 +38,7 @@ from bitnet_np.traces.points import Key
     [
         (QUERY * (np.arange(C.heads) == 0), "at heads 1 to 3 of 4: the rotation is missing"),
         (QUERY * (np.arange(C.heads) != 2), "at head 2 of 4: the rotation is missing"),
-        (QUERY + (np.arange(C.heads) == 3), "at head 3 of 4: positions are too large by one"),
+        (QUERY + (np.arange(C.heads) == 3), "at head 3 of 4: positions are too large by 1"),
     ],
 )
 def test_heads_that_are_rotated_otherwise_are_named(position, says):
@@ -83,7 +83,7 @@ FREQUENCY = LLAMA.rope_frequency.astype(np.float64)
         (lambda: by_frequencies(FREQUENCY, np.r_[0:8, 0:9]), "positions restart at position 8"),
         (lambda: by_frequencies(FREQUENCY, np.r_[0:8, 9:18]), "positions from 8 on are too large by 1"),
         (lambda: by_frequencies(FREQUENCY * (C.rope_base / 123400) ** (PAIRS / HALF)), "the frequency base is 123400 instead of"),
-        (lambda: by_frequencies(FREQUENCY, narrow=to_bfloat16), "sines and cosines are rounded to bfloat16"),
+        (lambda: by_frequencies(FREQUENCY, narrow=to_bfloat16), "sines and cosines: rounded to bfloat16"),
     ],
 )
 def test_rotations_by_another_rule_are_named(wrong, says):

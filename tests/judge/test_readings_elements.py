@@ -82,8 +82,8 @@ X_OUT, BRANCH = points("llama", "ffn_inp"), points("llama", "ffn_down")
     [
         (X_OUT + 0.5 * BRANCH, "ffn_down is 0.5 times what is right"),
         (1.234 * X_OUT + BRANCH, "the residual, ffn_inp, is 1.234 times what is right"),
-        (X_OUT + BRANCH * (np.arange(T) < T - 1)[:, None], "at position 16 of 17: the branch ffn_down is missing"),
-        (BRANCH + X_OUT * (np.arange(96) < 48), "at elements 48 to 95 of 96: the residual is missing"),
+        (X_OUT + BRANCH * (np.arange(T) < T - 1)[:, None], "at position 16 of 17: ffn_down is missing"),
+        (BRANCH + X_OUT * (np.arange(96) < 48), "at elements 48 to 95 of 96: the residual, ffn_inp, is missing"),
         (np.roll(X_OUT, 1, axis=0) + BRANCH, "rows of the residual, ffn_inp, are shifted by one, the one before in the place"),
         (np.roll(X_OUT, -1, axis=0) + BRANCH, "rows of the residual, ffn_inp, are shifted by one, the next one in the place"),
     ],

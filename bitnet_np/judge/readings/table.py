@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ...traces.points import POOLED, SLOTS
 from ..graph import FIELDS
 from ..mistakes.mistake import Cause
-from . import attention_weights, cells, elements, matrices, places, rotations, rows_of_tables, steps
+from . import attention, cells, elements, matrices, places, rotations, rows_of_tables, steps
 from .wrong import Wrong
 
 
@@ -36,7 +36,7 @@ READINGS = (
     Reading("cells", ("kqv_out",), cells.cells),
     COLUMNS,
     Reading("running", (), elements.running_sums),
-    Reading("values", ("kqv_out",), attention_weights.foreign_values),
+    Reading("values", ("kqv_out",), attention.foreign_values),
     Reading("step", (), steps.wrong_step),
     Reading("places", (), places.few_places),
 )
