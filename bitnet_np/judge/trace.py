@@ -57,7 +57,7 @@ from .operations import Expected, U, next_experts
 from .options import DEFAULT, Options
 from .parts import InParts, Part
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
-from .readings.places import overwritten
+from .readings.elements import overwritten
 from .readings.table import LOOSE, cause_of, facts_of
 from .readings.wrong import Wrong, matched
 from .report import OperationVerdict, Report

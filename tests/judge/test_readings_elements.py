@@ -5,7 +5,7 @@ import pytest
 from wrong_tensors import IDS, LAYER, LLAMA, QWEN3, T, judged, layer_points
 
 from bitnet_np import EXACT, spec
-from bitnet_np.judge.readings import places
+from bitnet_np.judge.readings import elements
 from bitnet_np.judge.readings.table import cause_of
 from bitnet_np.judge.readings.wrong import Wrong
 from bitnet_np.judge.roundings import to_digits
@@ -106,8 +106,8 @@ def test_one_number_beyond_the_bound_is_no_cause_where_all_are_a_little_wrong():
     error = np.full(V.shape, 1e-3)
     error[3, 5] = 2e-3
     wrong = Wrong(LLAMA, EXACT, Key("inpL", None), [V], V, V + error, error > 1.5e-3, 1e-7, {})
-    assert places.one_number(wrong) is None
-    assert places.few_places(wrong) is None
+    assert elements.one_number(wrong) is None
+    assert elements.few_places(wrong) is None
     alone = np.where(error > 1.5e-3, error, 0)
     wrong = Wrong(LLAMA, EXACT, Key("inpL", None), [V], V, V + alone, error > 1.5e-3, 1e-7, {})
-    assert places.one_number(wrong) == "one number alone is wrong: position 3, element 5"
+    assert elements.one_number(wrong) == "one number alone is wrong: position 3, element 5"
