@@ -28,7 +28,7 @@ from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.files import embedded
 from bitnet_np.judge.edits.kinds import described
-from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN
+from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
 from bitnet_np.judge.precision import FLOAT32, Precision
 from bitnet_np.judge.readings.table import FACTS, READINGS
 from bitnet_np.judge.report import Report
@@ -123,10 +123,10 @@ def row(fault: Fault, report: Report) -> dict[str, object]:
 def catalogue() -> Iterator[tuple[str, str, str]]:
     """Every known mistake: id, text, and the kinds of dump on which it is tried."""
     for mistake in (*CATALOGUE, *HIDDEN):
-        where = {"a tensor": mistake.at, "logits alone": mistake.is_of_engines}
-        kinds = ", ".join(how for how, made in where.items() if made) if mistake in CATALOGUE or mistake.engine else "several operations"
-        text = described(mistake.id.removeprefix("edit.")) if mistake.id.startswith("edit.") else mistake.text
-        yield mistake.id, text.replace("|", "\\|"), kinds
+        where = {"a tensor": mistake.at, "logits alone": mistake.is_of_engines, "several operations": mistake in HIDDEN}
+        kind, _, words = mistake.edit.partition(": ")
+        text = mistake.text or (words if " " in words else described(kind))
+        yield mistake.id, text.replace("|", "\\|"), ", ".join(how for how, made in where.items() if made)
     for reading in (*FACTS, *READINGS):
         yield f"read.{reading.id}", (reading.read.__doc__ or "").split(".")[0].replace("\n    ", " "), "a tensor"
 

@@ -30,9 +30,9 @@ from .graph import LOGITS, Operation, operations
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .logits import Judgement, Reach, judge, position_nmse
 from .mistakes.anywhere import fitted
-from .mistakes.attention import CACHE_ROUNDINGS
 from .mistakes.catalogue import Trial, cached_and_rounded, in_engine, narrowed, trials
 from .mistakes.mistake import Cause, Compute
+from .mistakes.names import CACHE_ROUNDINGS
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types
 from .options import DEFAULT, Options
 from .precision import FLASH, FLOAT32, Precision

@@ -49,15 +49,15 @@ from .graph import EMBEDDING, FIELDS, LOGITS, TOKENS, Operation, matrix_of, oper
 from .honest_engines import FLOOR, one_scale
 from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import fitted
-from .mistakes.attention import CACHE_ROUNDINGS
 from .mistakes.catalogue import Trial, as_rounded, cached_and_rounded, narrowed, trials
 from .mistakes.mistake import Cause, Compute
+from .mistakes.names import CACHE_ROUNDINGS
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types, with_alike
 from .operations import next_experts
 from .options import DEFAULT, Options
 from .parts import InParts, Part
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
-from .readings.places import overwritten
+from .readings.elements import overwritten
 from .readings.table import LOOSE, cause_of, facts_of
 from .readings.wrong import Wrong, matched
 from .report import OperationVerdict, Report

@@ -147,9 +147,9 @@ def expert_faults() -> Iterator[tuple[Model, Fault]]:
         (SHARED, "softmax after top-k", "experts.normalised", True),
     ):
         yield fault(model, name, mistake, ffn_moe_weights=lambda e, n, how=how: e.weights(n, how))  # type: ignore[misc]
-    yield fault(SHARED, "sigmoids for the softmax of a router", "experts.sigmoid", ffn_moe_weights=sigmoids)
+    yield fault(SHARED, "sigmoids for the softmax of a router", "experts.not_softmax", ffn_moe_weights=sigmoids)
     yield fault(NORMALIZED, "experts in the opposite order", "experts.permuted", **opposite)
-    yield fault(NORMALIZED, "results of experts averaged", "experts.averaged", ffn_moe_out=averaged)
+    yield fault(NORMALIZED, "results of experts averaged", "experts.not_softmax", ffn_moe_out=averaged)
     alone: Step = lambda e, n: e.at("ffn_inp", n) + e.at("ffn_moe_out", n)  # noqa: E731
     yield fault(SHARED, "shared expert missing", "experts.shared_missing", l_out=alone)
     yield fault(SHARED, "shared expert without its gate", "experts.shared_ungated", ffn_shexp_out=lambda e, n: e.at("ffn_down", n))

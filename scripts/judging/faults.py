@@ -161,8 +161,8 @@ def _rope_faults() -> Iterator[Fault]:
 
     yield rope("RoPE pairs interleaved (queries)", "Qcur", "rope.pairs", pairs="interleaved")
     yield rope("RoPE pairs interleaved (keys)", "Kcur", "rope.pairs", pairs="interleaved")
-    yield rope("query positions too large by one", "Qcur", "rope.position_plus_1", shift=1)
-    yield rope("key positions too small by one", "Kcur", "rope.position_minus_1", shift=-1)
+    yield rope("query positions too large by one", "Qcur", "rope.positions", shift=1)
+    yield rope("key positions too small by one", "Kcur", "rope.positions", shift=-1)
     yield rope("RoPE base 10000", "Qcur", "rope.base", base=10000.0)
     yield rope("RoPE turns the other way", "Kcur", "rope.backwards", sign=-1)
     yield one("keys not rotated", "rope.missing", Kcur_rope=lambda e, n: e.at("Kcur", n))
@@ -226,7 +226,7 @@ def _matrix_faults() -> Iterator[Fault]:
 
     yield changed("weight scale missing", "Vcur", "scale.missing", lambda y, scale, _: y / scale)
     yield changed("weight scale inverted", "Qcur", "scale.inverted", lambda y, scale, _: y / scale**2)
-    yield changed("activation scale not divided out", "ffn_up", "edit.left_out", lambda y, _, scales: y * scales)
+    yield changed("activation scale not divided out", "ffn_up", "edit.steps", lambda y, _, scales: y * scales)
     yield one("one activation scale per tensor", "quantiser.per_tensor", ffn_up=_per_tensor)
     yield one("activations not quantised", "quantiser.none", ffn_gate=_unquantized)
     yield one("codes not shifted to -1..1", "codes.unshifted", Kcur=_unshifted)
@@ -237,7 +237,7 @@ def _matrix_faults() -> Iterator[Fault]:
     yield changed("sign of a matrix flipped", "ffn_down", "any.sign", lambda y, *_: -y)
     yield one("weights of the layer before", "weights.others", attn_o_out=other)
     yield changed("scale off by 1e-4", "Vcur", "any.factor", lambda y, *_: y * f32(1.0001))
-    yield changed("a bias where there is none", "Qcur", "edit.shifts", lambda y, *_: y + f32(0.01))
+    yield changed("a bias where there is none", "Qcur", "edit.values", lambda y, *_: y + f32(0.01))
 
 
 def _gate_faults() -> Iterator[Fault]:
@@ -251,7 +251,7 @@ def _gate_faults() -> Iterator[Fault]:
     yield one("SiLU for relu squared", "activation.other", ffn_out=gated(silu))
     yield all_layers("SiLU for relu squared, every layer", "activation.other", 0, ffn_out=gated(silu))
     yield one("relu not squared", "activation.other", ffn_out=gated(lambda x: np.maximum(x, 0)))
-    yield one("up not multiplied in", "activation.no_up", ffn_out=lambda e, n: np.maximum(e.at("ffn_gate", n), 0) ** 2)
+    yield one("up not multiplied in", "edit.steps", ffn_out=lambda e, n: np.maximum(e.at("ffn_gate", n), 0) ** 2)
 
 
 def _layer_faults() -> Iterator[Fault]:

@@ -42,6 +42,6 @@ def pooling_faults() -> Iterator[tuple[Model, Fault]]:
 
     yield fault("last token pooled instead of the mean", "pooling.other_rows", lambda engine: rows(engine)[-1:])
     yield fault("first token pooled instead of the mean", "pooling.other_rows", lambda engine: rows(engine)[:1])
-    yield fault("pooled before the final norm", "pooling.before_norm", lambda engine: mean(engine.stream(len(engine.model.layers))))
+    yield fault("pooled before the final norm", "head.unnormed", lambda engine: mean(engine.stream(len(engine.model.layers))))
     yield fault("pooled output normalised", "pooling.unit", lambda engine: unit(mean(rows(engine))))
     yield fault("pooled output a sum", "any.factor", lambda engine: rows(engine).sum(axis=0, keepdims=True))

@@ -119,7 +119,7 @@ def unturned(x, first):
             "the largest magnitude of each element over all tokens instead of the largest magnitude",
         ),
         ("granite", "ffn_out", lambda gate, up: gate * gate / (1 + np.exp(-gate)), "{gate} is read instead of {up}"),
-        ("granite", "Qcur_rope", lambda x: unturned(x, first=True), "the cosines are left out, in the first times the cosines"),
+        ("granite", "Qcur_rope", lambda x: unturned(x, first=True), "the cosines are missing, in the first times the cosines"),
         ("granite", "Qcur_rope", lambda x: unturned(x, first=False), "the new first of each pair instead of the first of each pair"),
     ],
 )
@@ -139,11 +139,11 @@ def test_a_number_that_is_another_is_found_at_any_operation(name, number, factor
     points = recorded(model, IDS)
     values = {key: x.reshape(T, -1).astype(np.float64) for key, x in points.items()} | {TOKENS: IDS}
     places = [Site.at(o) for o in operations(model, EXACT) if o.key.layer == 1 and not o.key.name.endswith("_codes")]
-    families = [(place, family) for place in places for family in place.families("numbers") if "code" not in family.words]
+    families = [(place, family) for place in places for family in place.edits("numbers") if "code" not in family.words]
     place, family = families[number % len(families)]
     right = float(family.words.rsplit(" ", 1)[1])
     other = float(f"{right * factor:.4g}")
-    wrong = value_of(family.of(other), values.__getitem__, T)
+    wrong = value_of(family.tree(other), values.__getitem__, T)
     if np.abs(wrong - values[place.key]).max() < 1e-3 * np.abs(values[place.key]).max():
         return
     kept = {key: points[key] for key in place.inputs if key in points}
@@ -237,7 +237,7 @@ UNSCALED = replace(FEWER_BITS_MODEL, config=replace(FEWER_BITS_MODEL.config, att
     ("dumped", "operands", "bits", "key", "other", "says"),
     [
         ("all", to_bfloat16, "bfloat16", "Kcur", WITHOUT_BIAS, "the bias is missing"),
-        ("l_out", to_bfloat16, "bfloat16", "kqv_out", UNSCALED, "scores are not scaled by 1/sqrt(K)"),
+        ("l_out", to_bfloat16, "bfloat16", "kqv_out", UNSCALED, "the score scale is missing"),
         ("result_output", cut, "TF32, by truncation", "ffn_norm", with_layer_1(ffn_norm=np.ones_like), "the norm's weight is missing"),
     ],
 )

@@ -14,7 +14,7 @@ from bitnet_np import EXACT, check
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.judge.honest_engines import other_choices
 from bitnet_np.judge.mistakes.catalogue import in_engine
-from bitnet_np.judge.mistakes.experts import MISTAKES
+from bitnet_np.judge.mistakes.names import CATALOGUE
 from bitnet_np.judge.precision import FLOAT32, Precision
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant, variant_logits
@@ -27,7 +27,7 @@ MODELS = {
     "mixtral": random_model(4, family="llama", experts=5, experts_used=2, ffn=48),
     "qwen2moe": random_model(4, family="qwen2moe", ffn=48),
 }
-IDS = {mistake.id for mistake in MISTAKES} - {"experts.count"}
+IDS = {mistake.id for mistake in CATALOGUE if mistake.id.startswith("experts.")} - {"experts.count"}
 WRONG = {
     f"{name}: {variant.text}": (model, variant)
     for name, model in MODELS.items()

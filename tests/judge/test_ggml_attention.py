@@ -117,7 +117,7 @@ def test_a_bug_behind_a_cache_is_named():
     wrong = replace(MODEL, rope_frequency=rope_frequencies(MODEL.config.rope_base, MODEL.config.head_dim))
     report = check(MODEL, IDS, only(dump(ENGINES["q8_0"][0], wrong), "l_out"))
     assert report.verdict == Verdict.WRONG
-    assert "the factors of the frequencies are not applied" in report.first_wrong.hypothesis
+    assert "the factors of the frequencies are not divided out" in report.first_wrong.hypothesis
     assert "rounded to q8_0, as in a KV cache of ggml" in report.first_wrong.hypothesis
 
 

@@ -25,12 +25,6 @@ def with_step(key, compute, ids=TOKENS):
 # --- matrices -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_outputs_that_are_not_written_are_told():
-    wrong = layer_points("llama")["ffn_down"]
-    wrong[:, -8:] = 0
-    assert judged("llama", "ffn_down", wrong) == "elements 88 to 95 of each position are 0: never written"
-
-
 OTHER_ROWS = "weights of other rows are used:"
 
 
@@ -38,9 +32,8 @@ OTHER_ROWS = "weights of other rows are used:"
     ("change", "says"),
     [
         (lambda w: np.where(np.arange(96) < 64, w, 0), "the last 32 inputs are not summed"),
-        (lambda w: np.where(np.arange(96) < 8, 0, w), "the first 8 inputs are not summed"),
         (lambda w: np.where(np.arange(96) // 16 == 3, 2 * w, w), "inputs 48 to 63 are summed twice"),
-        (lambda w: w.reshape(w.shape[::-1]).T, "the weight matrix is transposed: read column by column, not row by row"),
+        (lambda w: w.reshape(w.shape[::-1]).T, "the matrix is read column by column, as if it were transposed"),
         (lambda w: np.roll(w, 7, axis=0), f"{OTHER_ROWS} rows are shifted by 7: row 7 has the numbers of row 0"),
         (lambda w: np.concatenate([w[:16], w[:16], w[32:]]), f"{OTHER_ROWS} rows 16 to 31 have the numbers of rows 0 to 15"),
         (lambda w: np.concatenate([w[:5], w[7:8], w[6:]]), f"{OTHER_ROWS} row 5 has the numbers of row 7"),
@@ -90,10 +83,8 @@ def dense(linear):
     ("change", "says"),
     [
         (lambda value, bias: value - np.where(np.arange(bias.size) < 40, bias, 0), "at elements 0 to 39 of 120: the bias is missing"),
-        (lambda value, bias: value + 3 * bias, "the bias is 4 times what is right"),
         (lambda value, bias: value - bias + bias[::-1], "the elements of the bias are in the opposite order"),
         (lambda value, bias: value - bias * (np.arange(T) > 0)[:, None], "at positions 1 to 16 of 17: the bias is missing"),
-        (lambda value, bias: value - bias + LLAMA.layers[0].ffn_up.bias, "that of layer 0 instead of the bias"),
     ],
 )
 def test_biases_in_part_or_in_other_places_are_named(change, says):

@@ -8,8 +8,8 @@ from models import random_model
 from bitnet_np import EXACT
 from bitnet_np.judge import screen
 from bitnet_np.judge.graph import FIELDS, LOGITS, TOKENS, operations
-from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, at_operation
-from bitnet_np.judge.mistakes.mistake import Edited
+from bitnet_np.judge.mistakes.catalogue import at_operation
+from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.model import packing
@@ -31,11 +31,10 @@ def edits_of(model, values):
         if operation.key.name in PRODUCTS and operation.key.layer in (None, 1):
             for attempt in at_operation(operation, (*CATALOGUE, *HIDDEN), len(IDS)):
                 compute = attempt.compute(2.5) if attempt.grid else attempt.compute
-                if isinstance(compute, Edited):
-                    try:
-                        yield operation, attempt, compute, compute(values)
-                    except KeyError:  # a tensor of a step that this model has not
-                        continue
+                try:
+                    yield operation, attempt, compute, compute(values)
+                except KeyError:  # a tensor of a step that this model has not
+                    continue
 
 
 def dump_of(model):

@@ -44,10 +44,10 @@ def test_an_engine_without_a_change_has_our_bits():
             [Key("kqv_out", 2)],
             "at kqv_out of layer 2: only the last 2 tokens are seen, as in a window, or in a ring of so many slots",
         ),
-        ("rope.position_plus_1", ROTATED[:3], "at Qcur_rope of every layer: positions are too large by one"),
+        ("rope.positions", ROTATED[:3], "at Qcur_rope of every layer: positions are too large by 1"),
         ("rope.pairs", ROTATED, "in RoPE: pairs are "),
-        ("residual.twice", [Key("l_out", 0)], "at l_out of layer 0: the residual is added twice"),
-        ("head.int8", [LOGITS], "the head's input is quantised to int8"),
+        ("residual.twice", [Key("l_out", 0)], "at l_out of layer 0: the residual, ffn_inp, is applied twice"),
+        ("head.int8", [LOGITS], "result_norm: rounded to int8 with a scale for each row"),
     ],
 )
 def test_a_mistake_of_single_operations_is_named_by_logits_alone(mistake, keys, says):
@@ -67,7 +67,7 @@ def test_a_mistake_in_queries_and_keys_is_named_by_the_outputs_of_layers():
     [
         (np.r_[IDS[:1], IDS], "the first token is fed twice"),
         (np.r_[IDS, IDS], "the cache holds the same prompt already"),
-        ((IDS + 1) % 64, "token ids are too large by one"),
+        ((IDS + 1) % 64, "token ids are off by 1"),
     ],
 )
 def test_another_prompt_is_named_by_logits_alone(prompt, says):

@@ -10,7 +10,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 SAID = set[str]()  # filled by tests/judge/conftest.py
 READINGS = ("readings/*.py",)
-MISTAKES = ("mistakes/*.py", "edits/blocks.py", "edits/caches.py", "edits/orders.py", "edits/weights.py")
+MISTAKES = ("mistakes/*.py", *(f"edits/{name}.py" for name in ("blocks", "caches", "orders", "quantisers", "weights")))
 
 
 def never_said(said: Iterable[str]) -> list[str]:

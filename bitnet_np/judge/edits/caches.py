@@ -1,7 +1,7 @@
 """What attention may read instead of its keys and values, as from a cache."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -12,8 +12,8 @@ from ...model.records import Config, with_rope_of
 from ...traces.points import Key
 from ..graph import Operation
 from ..operations import score_scale
-from ..roundings import NARROW
-from .expression import Array, Node, nodes, replaced, tensor, with_nodes
+from ..roundings import NARROW, to_float16
+from .expression import Array, Node, changed, mapped, replaced, tensor, tensors, with_nodes
 
 Edits = Iterator[tuple[str, Node]]
 
@@ -24,7 +24,7 @@ def cached(place: Operation, tree: Node) -> Edits:
     """Keys and values of another layer, or keys of an earlier chunk that are rotated by other positions than theirs."""
     if place.key.name != "kqv_out" or place.key.layer is None:
         return
-    k, v = (next(node for node, _ in nodes(tree) if node.what == key) for key in place.inputs[1:])
+    k, v = (next(node for node in tensors(tree) if node.what == key) for key in place.inputs[1:])
     for what, some in (("keys and values", (k, v)), ("keys", (k,)), ("values", (v,))):
         for n in range(len(place.model.layers)):
             if n != place.key.layer:
@@ -32,7 +32,7 @@ def cached(place: Operation, tree: Node) -> Edits:
                 yield f"{what} of layer {n} are read: the cache of another layer", with_nodes(tree, other)
     for border in place.borders if k.what.name.endswith("_rope") else ():
         for n in (n for n in _TURNS if abs(n) <= border):
-            turned = replaced(tree, k, _changed(k, partial(_turned, place, border, n)))
+            turned = replaced(tree, k, changed(k, partial(_turned, place, border, n)))
             words = f"keys before position {border} are rotated by {n} positions more than they should be, for tokens behind it"
             yield words, Node("opaque", (tree, turned), tree.noun, partial(_joined, border))
 
@@ -47,40 +47,44 @@ def _joined(border: int, before: Array, behind: Array) -> Array:
     return np.concatenate([before[:border], behind[border:]])
 
 
-def _changed(node: Node, change: Callable[[Array], Array]) -> Node:
-    return Node("opaque", (node,), node.noun, change)
-
-
 def stored(place: Operation, tree: Node) -> Edits:
     """Keys and values in the type of a cache, and queries in the type that ggml multiplies those by."""
-    leaves = {node.what: node for node, _ in nodes(tree) if node.kind == "tensor"}
+    leaves = {node.what: node for node in tensors(tree)}
     if place.key.name != "kqv_out" or any(key not in leaves for key in place.inputs):
         return  # another tensor may stand in the place of one
     q, *kv = (leaves[key] for key in place.inputs)
     for kind, narrow in NARROW.items():
-        yield f"keys and values are rounded, as a cache of {kind} does", with_nodes(tree, {leaf: _changed(leaf, narrow) for leaf in kv})
-    head_dim = place.config.head_dim
+        yield f"keys and values are rounded, as a cache of {kind} does", with_nodes(tree, {leaf: changed(leaf, narrow) for leaf in kv})
+    head_dim, scales = place.config.head_dim, _query_scales(place.config)
     for kind, of_queries in _GGML_QUERIES.items():
-        if kind == "bfloat16" or head_dim % cache_types.BLOCK == 0:
-            for scale in query_scales(place.config):
-                new = {leaf: _changed(leaf, partial(_kept, head_dim, kind, 1.0)) for leaf in kv}
-                new[q] = _changed(q, partial(_kept, head_dim, of_queries, scale))
-                which = "" if scale == 1 else ", and queries that are scaled already,"
-                yield f"keys and values{which} are rounded to {kind}, as in a KV cache of ggml", with_nodes(tree, new)
+        for scale in scales if kind == "bfloat16" or head_dim % cache_types.BLOCK == 0 else ():
+            new = {leaf: changed(leaf, partial(_kept, head_dim, kind, 1.0)) for leaf in kv}
+            new[q] = changed(q, partial(_kept, head_dim, of_queries, scale))
+            which = "" if scale == 1 else ", and queries that are scaled already,"
+            words = f"keys and values{which} are rounded to {kind}, as in a KV cache of ggml: declare it (--precision kv={kind})"
+            yield words, with_nodes(tree, new)
+    for scale in scales[1:] if not place.dialect.in_float16 else ():
+        words = "float16 roundings, of queries that are scaled already: declare them (--as llama.cpp-f16kv)"
+        yield words, mapped(tree, partial(_in_float16, {q: scale, **dict.fromkeys(kv, 1.0)}))
+
+
+def _in_float16(scales: Mapping[Node, float], node: Node) -> Node:
+    """A step of attention with tensors, scaled before, and probabilities in float16."""
+    if node in scales:
+        return changed(node, lambda x: to_float16(x * scales[node]) / scales[node])
+    return Node("rounded", (node,), node.noun, "float16") if node.noun == "the probabilities" else node
 
 
 _GGML_QUERIES = {"bfloat16": "bfloat16", "q8_0": "q8_0", "q4_0": "q8_0"}
 """The type of a cache in ggml -> the type that it rounds queries to in order to multiply them."""
 
 
-def query_scales(config: Config) -> Iterator[float]:
-    """Yields the factors of queries before they are rounded: 1, and that of scores.
+def _query_scales(config: Config) -> list[float]:
+    """The factors of queries before they are rounded: 1, and that of scores.
 
     Some graphs scale queries before attention does, as llama.cpp's for Gemma and Phi. A power of two changes no rounding.
     """
-    yield 1.0
-    if math.frexp(scale := score_scale(config))[0] != 0.5:
-        yield scale
+    return [1.0] + [scale for scale in [score_scale(config)] if math.frexp(scale)[0] != 0.5]
 
 
 def _kept(head_dim: int, kind: str, scale: float, x: Array) -> Array:

@@ -103,7 +103,7 @@ def _capped(x: Node, cap: float | None, noun: str) -> Node:
     if cap is None:
         return x
     number = constant(noun, cap)
-    return _product("the capped numbers", Node("curve", (_quotient("the quotient by the cap", x, number),), "the tanh", "tanh"), number)
+    return _product("the capped numbers", Node("curve", (_quotient("the quotient by the cap", x, number),), f"{noun}ping", "tanh"), number)
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------------------------

@@ -101,6 +101,16 @@ def constant(noun: str, value: float | NDArray | Matrix) -> Node:
     return Node("constant", noun=noun, value=value)
 
 
+def changed(node: Node, change: Callable[..., Any]) -> Node:
+    """A function of a step's value in its place."""
+    return Node("opaque", (node,), node.noun, change)
+
+
+def product(node: Node, number: float | NDArray, noun: str = "") -> Node:
+    """The product of a step with a number, in its place."""
+    return Node("product", (node, constant(noun or f"{number:g}", number)), node.noun)
+
+
 def nodes(tree: Node) -> list[tuple[Node, list[Node]]]:
     """All nodes of a tree with the nodes that read them, each once, a node before its inputs."""
     parents: dict[Node, list[Node]] = {tree: []}
@@ -190,6 +200,6 @@ def at_columns(tree: Node, columns: NDArray[np.integer]) -> Node:
     return Node("columns", (tree,), tree.noun, columns)
 
 
-def reads(tree: Node) -> bool:
-    """Whether an expression reads a tensor: others are numbers of the model."""
-    return any(node.kind == "tensor" for node, _ in nodes(tree))
+def tensors(tree: Node) -> list[Node]:
+    """The tensors that an expression reads; without any it is a number of the model."""
+    return [node for node, _ in nodes(tree) if node.kind == "tensor"]

@@ -1,11 +1,7 @@
-"""The catalogue of known mistakes.
+"""Known mistakes: names of edits of the definition, and whole engines that compute another model.
 
-mistake.py      a mistake: id, text, the models that can make it, its effect on one operation and on a whole engine
-catalogue.py    all mistakes, and how they are tried
-edited.py       tables of edits, and any others       search.py       the search across several operations
-quantiser.py    int8 codes of activations             matrices.py     scales, codes, weights, biases, inputs
-norms.py        norms                                 rope.py         RoPE
-attention.py    masks, heads, scores, the KV cache    gates.py        activation functions
-experts.py      layers with experts                   layers.py       residuals, embedding, head, pooling, layers
-switches.py     settings of models and dialects       anywhere.py     mistakes that any operation can make
+mistake.py      a mistake: id, text, and the edit or the engines that it is; a site, where one is tried
+names.py        the table of all mistakes              engines.py     other models, dialects, quantisers and prompts
+catalogue.py    how they are tried, one or several operations at once
+search.py       the search across several operations   anywhere.py    mistakes that are fitted to any tensor
 """

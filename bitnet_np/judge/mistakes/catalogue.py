@@ -1,8 +1,4 @@
-"""The one catalogue of known mistakes, and how it is read: at one operation, in a whole engine, fitted to any tensor.
-
-The list comes from defects that engines have had: their issue trackers, and what their authors ask an oracle to find. A new mistake is an
-entry in the file of its subject; traces, logits alone, the table in docs/mistakes.md and scripts/mutations.py read it from here.
-"""
+"""How known mistakes are tried: at one operation, at several at once, in a whole engine."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,26 +9,12 @@ from ...base.errors import listed
 from ...engine.dialects import DIALECTS
 from ...traces.points import SCORES, Key
 from ..edits import kinds
+from ..edits.expression import Node
 from ..graph import Operation, operations
 from ..variant import Variant, with_computed
-from . import attention, edited, experts, gates, layers, matrices, norms, quantiser, rope, switches
-from .mistake import Cause, Compute, Computes, Edited, Mistake, Numbers, Site, cause
-
-CATALOGUE: tuple[Mistake, ...] = (
-    *switches.MISTAKES,
-    *matrices.MISTAKES,
-    *quantiser.MISTAKES,
-    *norms.MISTAKES,
-    *rope.MISTAKES,
-    *attention.MISTAKES,
-    *gates.MISTAKES,
-    *experts.MISTAKES,
-    *layers.MISTAKES,
-)
-"""All known mistakes. Of two that fit a tensor alike the first one stands."""
-
-HIDDEN: tuple[Mistake, ...] = edited.MISTAKES
-"""Mistakes that are searched for where none of the catalogue explains a tensor, at its operation or through several."""
+from .engines import in_another
+from .mistake import Cause, Compute, Edited, Mistake, Site
+from .names import CATALOGUE, QUANTISING, SHARED
 
 
 @dataclass(frozen=True)
@@ -45,36 +27,22 @@ class Attempt:
     grid: Sequence[float] = ()  # numbers between which its own is sought, with a brace for it in the text
 
 
-def _each(result: Any) -> Iterator[tuple[Numbers, Any]]:
-    """Yields numbers and results of a mistake that gives one result, or several with their numbers, or none."""
-    if isinstance(result, list | Iterator):
-        yield from result
-    elif result is not None:
-        yield {}, result
-
-
 def at_operation(operation: Operation, mistakes: Sequence[Mistake] = CATALOGUE, length: int = 0) -> Iterator[Attempt]:
     """Yields every one of some mistakes that an operation can make."""
     site = Site.at(operation, length)
     for mistake in mistakes:
-        if site.name in mistake.at:
-            for numbers, compute in _computes(mistake, site):
-                yield Attempt(mistake, cause(mistake, numbers), compute)
-            for family in site.families(mistake.family) if mistake.family else ():
-                yield Attempt(mistake, cause(mistake, {"what": family.words}), partial(_with_number, site, family), family.grid)
+        if site.key.name not in mistake.at:
+            continue
+        for numbers, edit in mistake.edits(site):
+            compute = partial(_at_number, site, edit.tree) if edit.grid else Edited(site, edit.tree)
+            yield Attempt(mistake, mistake.cause(numbers), compute, edit.grid)
+        if not mistake.edit and mistake.engine is not None:
+            for numbers, engine in mistake.engine(Variant("", site.model, site.dialect)):
+                yield Attempt(mistake, mistake.cause(numbers), Edited(site, in_another(engine, site)))
 
 
-def _with_number(site: Site, family: kinds.Family, number: float) -> Compute:
-    return site.edited(family.of(number))
-
-
-def _computes(mistake: Mistake, site: Site) -> Computes:
-    """Yields numbers and what an operation computes with a mistake: by itself, or as whole engines with it do."""
-    if mistake.compute is not None:
-        yield from _each(mistake.compute(site))
-    elif mistake.engine is not None:
-        for numbers, engine in _each(mistake.engine(Variant("", site.model, site.dialect))):
-            yield numbers, site.otherwise(engine)
+def _at_number(site: Site, tree: Callable[[float], Node], number: float) -> Edited:
+    return Edited(site, tree(number))
 
 
 def as_rounded(operation: Operation, cause: Cause) -> Compute:
@@ -85,12 +53,12 @@ def as_rounded(operation: Operation, cause: Cause) -> Compute:
 
 def in_engine(base: Variant) -> Iterator[Variant]:
     """Yields whole engines with each likely mistake: those of the quantiser, also in other dialects, and then the others."""
-    yield from engines(quantiser.MISTAKES, base)
+    yield from _engines(QUANTISING, base)
     for dialect in DIALECTS.values():
         if dialect != base.dialect:
-            for variant in engines(quantiser.MISTAKES, replace(base, dialect=dialect)):
+            for variant in _engines(QUANTISING, replace(base, dialect=dialect)):
                 yield replace(variant, text=f"{variant.text}, in the dialect {dialect.name}")
-    yield from engines([mistake for mistake in CATALOGUE if mistake not in quantiser.MISTAKES], base)
+    yield from _engines([mistake for mistake in CATALOGUE if mistake not in QUANTISING], base)
     span, likely = list(operations(base.model, base.dialect)), [mistake for mistake in CATALOGUE if mistake.likely]
     for trial in trials(span, False, likely):
         yield replace(with_computed(base, trial.cause.text, trial.computes), mistake=trial.cause.id)
@@ -159,12 +127,10 @@ def _in_fewer_bits(
     every: dict[tuple[str, str], dict[Key, Callable[..., Any]]] = {}
     for operation in span:
         site, own = Site.at(operation), mistaken.get(operation.key)
-        tree = own.tree if isinstance(own, Edited) else site.tree if own is None else None
-        if tree is None:
-            continue
+        tree = own.tree if isinstance(own, Edited) else site.tree
         for kind in narrow:
-            for words, edit in kinds.KINDS[kind](site, tree):
-                every.setdefault((kind, words), {})[operation.key] = site.edited(edit)
+            for words, edit in kinds.KINDS[kind](site, tree) if tree is not None else ():
+                every.setdefault((kind, words), {})[operation.key] = Edited(site, edit)
     return every
 
 
@@ -195,7 +161,7 @@ def _groups(keys: list[Key], narrow: bool) -> list[list[Key]]:
     their own; of roundings also both without attention, whose kernels have their own types."""
     groups = [keys, [key for key in keys if key.layer is not None]]
     if narrow:
-        groups += [[key for key in some if key.name not in (*attention.AT, *SCORES)] for some in groups]
+        groups += [[key for key in some if key.name not in ("kqv_out", *SCORES)] for some in groups]
     return [some for i, some in enumerate(groups) if len({key.name for key in some}) > 1 and some not in groups[:i]]
 
 
@@ -204,19 +170,15 @@ def _where(keys: Sequence[Key], last: Key, several: bool, in_layers: bool) -> st
     if list(keys) == [last]:
         return ""
     names = list(dict.fromkeys(key.name for key in keys))
-    for noun, at in _SHARED.items() if len(names) > 1 else ():
+    for noun, at in SHARED.items() if len(names) > 1 else ():
         if set(names) <= set(at):
             return f"in {noun}{' of the layers' * in_layers}: "
     return f"at {listed(names)}{' of every layer' if several else ''}: "
 
 
-_SHARED = {"every norm": norms.AT, "RoPE": rope.AT}
-"""Functions that operations of several names share."""
-
-
-def engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:
+def _engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:
     """Yields whole engines with each of some mistakes that are of the whole engine: another model, dialect or kernel."""
     for mistake in mistakes:
         if mistake.engine is not None and mistake.fault:
-            for numbers, variant in _each(mistake.engine(base)):
-                yield replace(variant, text=cause(mistake, numbers).text, mistake=mistake.id)
+            for numbers, variant in mistake.engine(base):
+                yield replace(variant, text=mistake.cause(numbers).text, mistake=mistake.id)

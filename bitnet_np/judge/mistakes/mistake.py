@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.records import Model, with_rope_of
 from ...traces.points import Key
-from ..edits import kinds
 from ..edits.definition import expression
 from ..edits.expression import Node, at_columns, value_of, values_of
-from ..graph import Operation, layer_input, operation_of
+from ..edits.kinds import KINDS, Edit
+from ..graph import Operation
 from ..variant import Variant
 
 Array = NDArray[np.float64]
@@ -28,30 +28,28 @@ Compute = Callable[[Values], Array]
 Numbers = Mapping[str, Any]
 """The values for the braces of a text."""
 
-Computes = Iterator[tuple[Numbers, Compute]]
 Engines = Iterator[tuple[Numbers, Variant]]
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One entry of the catalogue.
+    """One entry of the catalogue: the name of an edit, or engines.
 
-    text: for people, with braces for numbers that differ from place to place. at: the tensors whose operation can make it; empty if only
-    whole engines can. compute: one operation with it, in float64. engine: a whole engine with it, in every layer; without `compute` its
-    operations are those with the mistake. Both give one result, or several with the numbers of the text, or none where the model cannot
-    make it. fault: False for a rounding that engines do on purpose. likely: on logits alone it is tried first, and on models
-    of any size. family: the kind of edits with a number that is sought, instead of a result. together: it is in a function that all
+    text: for people, with braces for numbers that differ from place to place; empty for the words of the edit. at: the tensors whose
+    operation can make it; empty if only whole engines can. edit: the kind and the words of an edit, with braces for what differs: {a} for
+    one word, {A} for several, {W} for several without a number, {kind} for the name of a narrow type. engine: whole engines with it, in
+    every layer, with the numbers of the text; without `edit` its operations are those with the mistake. fault: False for a rounding that
+    engines do on purpose. likely: on logits alone it is tried first, and on models of any size. together: it is in a function that all
     operations share, and is tried in all at once alone. apart: it is in one tensor, and its number is not sought in several names at once.
     """
 
     id: str
-    text: str
+    text: str = ""
     at: tuple[str, ...] = ()
-    compute: Callable[[Site], Compute | Iterable[tuple[Numbers, Compute]] | None] | None = field(default=None, repr=False)
-    engine: Callable[[Variant], Variant | Iterable[tuple[Numbers, Variant]] | None] | None = field(default=None, repr=False)
+    edit: str = ""
+    engine: Callable[[Variant], Engines] | None = field(default=None, repr=False)
     fault: bool = True
     likely: bool = False
-    family: str = ""
     together: bool = False
     apart: bool = False
 
@@ -59,6 +57,29 @@ class Mistake:
     def is_of_engines(self) -> bool:
         """Whether whole engines are tried with it."""
         return self.fault and (self.engine is not None or self.likely)
+
+    def edits(self, site: Site) -> Iterator[tuple[Numbers, Edit]]:
+        """Yields the edits of a site that it is, with what stands for the braces."""
+        kind, _, words = self.edit.partition(": ")
+        for edit in site.edits(kind) if kind else ():
+            match = _compiled(words).fullmatch(edit.words)
+            if match is not None:
+                yield {"words": edit.words, **match.groupdict()}, edit
+
+    def cause(self, numbers: Numbers) -> Cause:
+        """The Cause with its numbers in the text."""
+        return Cause((self.text or "{words}").format(**numbers), self.id, self.fault, numbers.get("kind", ""))
+
+
+_BRACES = {"{W}": r"[^\d]+", "{kind}": r"b?float16|q\d_\w|int\d"}
+
+
+@cache
+def _compiled(words: str) -> re.Pattern[str]:
+    """What finds words with braces; all that is said where there are none."""
+    parts = re.split(r"(\{\w+\})", words or "{A}")
+    said = {part: _BRACES.get(part, ".+" if part[1].isupper() else r"\S*") for part in parts if part[:1] == "{"}
+    return re.compile("".join(f"(?P<{part[1:-1]}>{said[part]})" if part in said else re.escape(part) for part in parts))
 
 
 @dataclass(frozen=True)
@@ -72,11 +93,6 @@ class Cause:
 
     def __str__(self) -> str:
         return self.text
-
-
-def cause(mistake: Mistake, numbers: Numbers) -> Cause:
-    """The Cause of a mistake, with its numbers in the text."""
-    return Cause(mistake.text.format(**numbers), mistake.id, mistake.fault, numbers.get("kind", ""))
 
 
 class _Right:
@@ -111,44 +127,20 @@ class Site(Operation):
         """The site of an operation. length: of the sequence, where mistakes at single positions are tried."""
         return cls(**vars(operation) | {"length": length})
 
-    @property
-    def name(self) -> str:
-        return self.key.name
-
-    @cached_property
-    def turning(self) -> Model:
-        """The model with the RoPE of its layer."""
-        return with_rope_of(self.model, self.key.layer)
-
-    @property
-    def index(self) -> int:
-        """The number of its layer."""
-        assert self.key.layer is not None
-        return self.key.layer
-
-    @property
-    def layer_input(self) -> Key:
-        """The input tensor of its layer."""
-        return layer_input(self.model, self.index)
-
     @cached_property
     def tree(self) -> Node | None:
         """The operation as an expression; None where it has none."""
         return expression(self)
 
     @cached_property
-    def _edits(self) -> dict[str, list[tuple[str, Node]]]:
+    def _edits(self) -> dict[str, list[Edit]]:
         return {}
 
-    def edits(self, kind: str) -> list[tuple[str, Node]]:
-        """The edits of the operation of one kind: in words, and the expression with each."""
+    def edits(self, kind: str) -> list[Edit]:
+        """The edits of the operation of one kind."""
         if kind not in self._edits:
-            self._edits[kind] = [] if self.tree is None else list(kinds.KINDS[kind](self, self.tree))
+            self._edits[kind] = [] if self.tree is None else [Edit(*edit) for edit in KINDS[kind](self, self.tree)]
         return self._edits[kind]
-
-    def families(self, kind: str) -> Iterator[kinds.Family]:
-        """The edits of the operation with a number, of one kind."""
-        return iter(()) if self.tree is None else kinds.families(kind, self, self.tree)
 
     @cached_property
     def _right(self) -> _Right:
@@ -157,31 +149,12 @@ class Site(Operation):
 
     def value(self, tree: Node, values: Values) -> Array:
         """The value of an expression in the place of the operation's; NaN where that gives no tensor of its shape."""
-        inputs = self.read(values)
+        inputs = [values[key] for key in self.inputs]
         try:
             y = np.asarray(value_of(tree, values.__getitem__, len(inputs[0]), self._right.steps(inputs, values)))
         except (ValueError, IndexError):  # shapes that do not go together
             y = np.empty(0)
         return y if y.ndim == 2 else np.full((len(inputs[0]), 1), np.nan)
-
-    def edited(self, tree: Node) -> Edited:
-        """The operation by an expression."""
-        return Edited(self, tree)
-
-    def otherwise(self, engine: Variant) -> Compute:
-        """The operation in another engine, which leaves the input as it is where it does not have that operation."""
-        other = operation_of(engine.model, engine.dialect, self.key)
-        if other is None:
-            return lambda values: values[self.inputs[0]]
-        return lambda values: other.evaluate(*(values[key] for key in other.inputs)).value
-
-    def read(self, values: Values) -> list[Array]:
-        """What the operation reads."""
-        return [values[key] for key in self.inputs]
-
-    def of(self, function: Callable[..., Array]) -> Compute:
-        """The Compute of a function of the operation's inputs."""
-        return lambda values: function(*self.read(values))
 
 
 @dataclass(frozen=True)

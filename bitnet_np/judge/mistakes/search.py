@@ -9,8 +9,9 @@ import numpy as np
 from ...base.errors import listed
 from ...traces.points import Key
 from ..graph import Operation
-from .catalogue import HIDDEN, Trial, trials
+from .catalogue import Trial, trials
 from .mistake import Cause, Compute
+from .names import HIDDEN
 
 OVERHEAD = 2 * 10**5
 """Multiply-adds that take as long as what an operation does beside them."""

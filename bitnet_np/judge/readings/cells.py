@@ -6,15 +6,13 @@ more than there are tokens in most dumps, and m is the one null vector. Masks, l
 all numbers m.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import spec
 from .attention import Attention, Seen
-from .wrong import FEW, Array, Indices, Wrong, places_of, rough, runs
+from .wrong import FEW, Array, Indices, Wrong, places_of, rough, runs, said
 
 Counts = NDArray[np.int64]
 
@@ -29,68 +27,53 @@ def cells(wrong: Wrong) -> str | None:
     t, heads = own.q.shape[:2]
     places = own.wrong.places.reshape(own.q.shape)
     some, tokens = np.flatnonzero(places.any(axis=(0, 2))), np.flatnonzero(places.any(axis=(1, 2)))
-    weights = np.exp(own.scores - own.scores.max(axis=-1, keepdims=True))  # [H, T, T], of all cells, visible or not
-    values, theirs = spec.by_query_head(own.v, heads), own.wrong.theirs.reshape(own.q.shape)
-    least = max(_LEAST_WEIGHT, 64 * rough(wrong.noise))
-    zero = np.exp(-own.scores.max(axis=-1))  # [H, T], of a key of zeros
-    empty, counts = np.zeros(t, np.int64), own.visible.astype(np.int64)
-    known = np.ones((t, t), bool)  # of tokens that are right too
+    empty = np.zeros((heads, t, 1))  # behind the tokens' cells one with a key and a value of zeros
+    weights = np.exp(np.append(own.scores, empty, axis=2) - own.scores.max(axis=-1, keepdims=True))  # [H, T, T + 1], of all cells
+    values = np.append(own.values, np.zeros((1, *own.q.shape[1:])), axis=0)
+    visible, theirs = np.append(own.visible, np.zeros((t, 1), bool), axis=1), own.wrong.theirs.reshape(own.q.shape)
+    counts, known = visible.astype(np.int64), np.ones_like(visible)  # of tokens that are right too
     for i in tokens:
-        solved = _solve(weights[some, i], values[:, some], theirs[i, some], own.visible[i], least)
+        solved = _solve(weights[some, i], values[:, some], theirs[i, some], visible[i], max(_LEAST_WEIGHT, 64 * rough(wrong.noise)))
         if solved is None:
-            more = np.append(weights[some, i], zero[some, i, None], axis=1), np.append(values[:, some], 0 * values[:1, some], axis=0)
-            solved = _solve(*more, theirs[i, some], np.append(own.visible[i], False), least)
-            if solved is None:
-                return None
-            empty[i], solved = solved.counts[-1] * solved.known[-1], _Solved(solved.counts[:-1], solved.known[:-1])
-        known[i] = solved.known
-        counts[i, known[i]] = solved.counts[known[i]]
-    is_some = np.isin(np.arange(heads), some)
-    by = np.where(is_some[:, None, None], counts, own.visible) * weights
-    total = by.sum(axis=-1) + np.where(is_some[:, None], empty * zero, 0)
-    if not own.wrong.accounts(own.outputs(by / np.maximum(total, 1e-300)[:, :, None])):
+            return None
+        counts[i], known[i] = solved
+    by = np.where(np.isin(np.arange(heads), some)[:, None, None], counts, visible) * weights
+    if not own.wrong.accounts(own.outputs((by / np.maximum(by.sum(axis=-1, keepdims=True), 1e-300))[:, :, :t])):
         return None
-    text = None if (counts == own.visible).all() else _by_distance(counts, known, own.visible, np.arange(t))
-    if text is None and (text := _by_distance(counts, known, own.visible, tokens)):
-        text = f"at {_runs(tokens.tolist())}: {text}"
-    text = text or _by_cell(counts, own.visible)
-    if empty.any():
-        slots = (
-            f"empty slots, whose keys and values are 0, are read by {_runs(np.flatnonzero(empty).tolist())}, up to {empty.max()} of them"
-        )
-        text = f"{slots}; {text}" if text else slots
-    return text if some.size == heads else f"at {places_of(some, heads, 'head')}: {text}"
+    texts, empties, counts, known = [], counts[:, t], counts[:, :t], known[:, :t]
+    if empties.any():
+        slots = "empty slots, whose keys and values are 0, are read by"
+        texts.append(f"{slots} {runs('position', np.flatnonzero(empties))}, up to {empties.max()} of them")
+    if (counts != own.visible).any():
+        text = _by_distance(counts, known, own.visible, np.arange(t))
+        if text is None and (text := _by_distance(counts, known, own.visible, tokens)):
+            text = f"at {runs('position', tokens)}: {text}"
+        texts.append(text or _by_cell(counts, own.visible))
+    return ("" if some.size == heads else f"at {places_of(some, heads, 'head')}: ") + "; ".join(texts) if texts else None
 
 
-class _Solved(NamedTuple):
-    """How often a token reads each cell [T], and where that can be told."""
+def _solve(weights: Array, values: Array, output: Array, visible: Seen, least: float) -> tuple[Counts, Seen] | None:
+    """How often a token reads each cell [T + 1], and where that can be told; None if no whole numbers give its output.
 
-    counts: Counts
-    known: Seen
-
-
-def _solve(weights: Array, values: Array, output: Array, visible: Seen, least: float) -> _Solved | None:
-    """The cells that a token reads; None if no whole numbers give its output.
-
-    weights: [H, T]. values: [T, H, K]. output: [H, K].
+    weights: [H, T + 1]. values: [T + 1, H, K]. output: [H, K]. Where it cannot be told, cells count as they should.
     """
-    equations = (weights.T[:, :, None] * (values - output)).reshape(len(visible), -1).T  # [H K, T]
-    shares = (weights / weights[:, visible].sum(axis=1, keepdims=True)).max(axis=0)
-    known = shares > least
+    equations = (weights.T[:, :, None] * (values - output)).reshape(len(visible), -1).T  # [H K, T + 1]
+    known = (weights / weights[:, visible].sum(axis=1, keepdims=True)).max(axis=0) > least
     equations = equations[:, known]
     if len(equations) < known.sum():
         return None
     _, sizes, vectors = np.linalg.svd(equations, full_matrices=False)
     if sizes.size > 1 and sizes[-2] < _UNIQUE * sizes[-1]:
         return None
-    solved = np.zeros(len(visible))
-    solved[known] = vectors[-1]
+    solved = vectors[-1]
     large = solved[np.abs(solved) > 0.1 * np.abs(solved).max()]
-    solved /= large[np.abs(large).argmin()]  # most cells are read once
-    counts = np.rint(solved)
-    if np.abs(solved - counts).max() > _WHOLE or counts.min() < 0:
+    solved = solved / large[np.abs(large).argmin()]  # most cells are read once
+    whole = np.rint(solved)
+    if np.abs(solved - whole).max() > _WHOLE or whole.min() < 0:
         return None
-    return _Solved(counts.astype(np.int64), known)
+    counts = visible.astype(np.int64)
+    counts[known] = whole
+    return counts, known
 
 
 def _by_distance(counts: Counts, known: Seen, visible: Seen, tokens: Indices) -> str | None:
@@ -115,53 +98,39 @@ def _by_distance(counts: Counts, known: Seen, visible: Seen, tokens: Indices) ->
 
 def _distances(distances: list[int], tokens: int) -> str:
     """What a token sees, by how far it is behind the token, in words."""
-    said = ["itself"] if 0 in distances else []
+    texts = ["itself"] if 0 in distances else []
     for which, numbers in (("before it", [d for d in distances if d > 0]), ("ahead of it", sorted(-d for d in distances if d < 0))):
         if numbers == list(range(1, tokens)):
-            said.append(f"all {which}")
+            texts.append(f"all {which}")
         elif numbers:
-            said.append(f"{runs('position', np.array(numbers))} {which}")
-    return " and ".join(said)
+            texts.append(f"{runs('position', np.array(numbers))} {which}")
+    return " and ".join(texts)
 
 
 def _by_cell(counts: Counts, visible: Seen) -> str:
     """The cells that are read too often or not at all, and by which tokens."""
-    said = list(_cells_said(counts - visible, visible))
-    return "; ".join(said[:FEW]) + (f"; and {len(said) - FEW} more" if len(said) > FEW else "")
+    every = list(_cells_said(counts - visible, visible))
+    return "; ".join(every[:FEW]) + (f"; and {len(every) - FEW} more" if len(every) > FEW else "")
 
 
 def _cells_said(off: Counts, visible: Seen) -> Iterator[str]:
     """What is wrong with cells, and for which tokens. off: how much too often each token reads each cell, [T, T]."""
-    lost, extra, unseen = _readers(off < 0), _readers((off > 0) & visible), _readers((off > 0) & ~visible)
-    for s, by in list(lost.items()):
-        instead = [r for r, others in (extra | unseen).items() if others == by]
-        if instead:
-            r = min(instead, key=lambda r: abs(r - s))
-            del lost[s]
-            (extra if r in extra else unseen).pop(r)
-            yield f"the cell of position {s} holds position {r} where {_runs(by)} read it: it was written over, or its page is another's"
-    for cells, by in _alike(lost):
-        yield f"{_runs(cells)} {_is(cells)} not read by {_runs(by)}: the mask, or slots of the cache that are lost"
-    for cells, by in _alike(unseen):
-        yield f"{_runs(cells)} {_is(cells)} read by {_runs(by)}, which must not see {'them' if len(cells) > 1 else 'it'}: the mask"
-    for cells, by in _alike(extra):
-        yield f"{_runs(cells)} {_is(cells)} read {int(off[list(by)][:, cells].max()) + 1} times by {_runs(by)}"
-
-
-def _readers(marked: Seen) -> dict[int, tuple[int, ...]]:
-    """The tokens that are marked for each cell, where some are."""
-    return {int(s): tuple(map(int, np.flatnonzero(marked[:, s]))) for s in np.flatnonzero(marked.any(axis=0))}
-
-
-def _alike(readers: dict[int, tuple[int, ...]]) -> Iterator[tuple[list[int], tuple[int, ...]]]:
-    """Yields the cells that have the same tokens, with these."""
-    for by in dict.fromkeys(readers.values()):
-        yield [s for s, others in readers.items() if others == by], by
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    return runs("position", np.array(numbers))
-
-
-def _is(cells: Sequence[int]) -> str:
-    return "are" if len(cells) > 1 else "is"
+    lost, extra = off < 0, off > 0
+    for s in np.flatnonzero(lost.any(axis=0)):
+        instead = [r for r in range(len(off)) if r != s and np.array_equal(extra[:, r], lost[:, s])]
+        if instead and lost[:, s].any():
+            by = runs("position", np.flatnonzero(lost[:, s]))
+            lost[:, s] = extra[:, instead[0]] = False
+            yield f"the cell of position {s} holds position {instead[0]} where {by} read it: it was written over, or its page is another's"
+    for marked, rule in (
+        (lost, "not read by {}: the mask, or slots of the cache that are lost"),
+        (extra & ~visible, "read by {}, which must not see {them}: the mask"),
+        (extra & visible, "read {times} times by {}"),
+    ):
+        for s in np.flatnonzero(marked.any(axis=0)):
+            readers = np.flatnonzero(marked[:, s])
+            which = np.flatnonzero((marked == marked[:, [s]]).all(axis=0))
+            if which[0] < s:
+                continue  # it was said already
+            times, them = int(off[np.ix_(readers, which)].max()) + 1, "them" if which.size > 1 else "it"
+            yield f"{said('position', which, 'is')} {rule.format(runs('position', readers), times=times, them=them)}"

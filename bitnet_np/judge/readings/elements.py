@@ -1,9 +1,12 @@
-"""The right numbers of any tensor in other places."""
+"""What any tensor shows: right numbers in other places, zeros, and few wrong ones."""
+
+from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...traces.points import Key
-from .wrong import Array, Indices, Wrong, numbered, runs
+from .wrong import FEW, Array, Indices, Wrong, numbered, runs, said
 
 _FEW_ROWS = 4  # a source found for each column of fewer explains too much
 _NARROW = 8  # columns; the same for rows
@@ -22,7 +25,7 @@ def rows_of_others(wrong: Wrong) -> str | None:
         computed = wrong.value.copy()
         computed[rows] = other[rows]
         if wrong.accounts(computed):
-            which = "it has" if rows.size == len(wrong.theirs) else f"{runs('position', rows)} {'have' if rows.size > 1 else 'has'}"
+            which = "it has" if rows.size == len(wrong.theirs) else said("position", rows, "has")
             return f"{which} the numbers of {key.place}"
     return None
 
@@ -39,19 +42,17 @@ def columns_of_others(wrong: Wrong) -> str | None:
     source = _sources(wrong.rows(rows), wrong.theirs[rows].T, np.concatenate([value, np.zeros((1, rows.size)), *(x.T for _, _, x in left)]))
     if source is None:
         return None
-    said = []
-    for key, columns, _ in left:
-        source[columns] = columns
-        said.append(f"{runs('element', columns)} {'have' if columns.size > 1 else 'has'} the numbers of {key.place}")
+    texts = [f"{said('element', columns, 'has')} the numbers of {key.place}" for key, columns, _ in left]
     zero = np.flatnonzero(source == count)
-    source[zero] = zero
+    for columns in (zero, *(columns for _, columns, _ in left)):
+        source[columns] = columns
     if source.max() >= count:
         return None
     if (source != np.arange(count)).any():
-        said.insert(0, str(moved_said(source, "element")))
+        texts.insert(0, moved_said(source, "element"))
     if zero.size:
-        said.append(f"{runs('element', zero)} {'are' if zero.size > 1 else 'is'} 0")
-    return where + ", and ".join(said) if said else None
+        texts.append(f"{said('element', zero, 'is')} 0")
+    return where + ", and ".join(texts) if texts else None
 
 
 def _left_of_others(wrong: Wrong, rows: Indices) -> list[tuple[Key, Indices, Array]]:
@@ -93,23 +94,61 @@ def _sources(wrong: Wrong, theirs: Array, value: Array) -> Indices | None:
     return None if (source == np.arange(len(source))).all() else source
 
 
-def moved_said(source: Indices, what: str) -> str | None:
+def moved_said(source: Indices, what: str) -> str:
     """Which rows or columns are another one, in words."""
-    count = len(source)
-    index = np.arange(count)
-    shift = source - index
-    off = np.flatnonzero(shift)
-    wrapped = np.where(shift[off] < 0, shift[off] + count, shift[off])
-    if off.size == count and source.max() < count and (wrapped == wrapped[0]).all():
-        by = int(wrapped[0])
-        by = by if by < count / 2 else by - count
+    count, index = len(source), np.arange(len(source))
+    off = np.flatnonzero(source != index)
+    shift = source[off] - off
+    if off.size == count and source.max() < count and np.unique(shift % count).size == 1:
+        by = (int(shift[0]) + count // 2) % count - count // 2
         return f"{what}s are shifted by {abs(by)}: {what} {max(0, -by)} has the numbers of {what} {max(0, by)}"
-    if (shift[off] == shift[off[0]]).all():
-        verb = "have" if off.size > 1 else "has"
-        return f"{runs(what, off)} {verb} the numbers of {runs(what, source[off])}"
+    if np.unique(shift).size == 1:
+        return f"{said(what, off, 'has')} the numbers of {runs(what, source[off])}"
     if np.unique(source[off]).size == 1:
         return f"{runs(what, off)} have the numbers of {what} {source[off[0]]}"
     if off.size == 2 and (np.sort(source) == index).all():
         return f"{numbered(what, off)} are exchanged"
     first = ", ".join(f"{what} {i} has those of {source[i]}" for i in off[:3])
     return f"the right numbers in other places: {first}" + (f", and {off.size - 3} more" if off.size > 3 else "")
+
+
+def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> str | None:
+    """The tensor, if the tensor has the numbers of a later one of the dump: its buffer was written to again before it was dumped."""
+    numbers = raw[key]
+    for other in order[order.index(key) + 1 :]:
+        if other in raw and raw[other].size == numbers.size and not other.name.endswith(("_codes", "_scale")):
+            theirs = raw[other]
+            if np.array_equal(numbers[:1].ravel(), theirs[:1].ravel()) and np.array_equal(numbers.ravel(), theirs.ravel()):
+                return f"it has the numbers of {other.place}: its buffer was written to again before it was dumped"
+    return None
+
+
+def one_number(wrong: Wrong) -> str | None:
+    """The one number that is wrong, if all others are right."""
+    if wrong.places.sum() != 1 or not wrong.is_right_outside(wrong.places):
+        return None
+    (row,), (column,) = np.nonzero(wrong.places)
+    return f"one number alone is wrong: position {row}, element {column}"
+
+
+def never_written(wrong: Wrong) -> str | None:
+    """The elements that are 0 wherever numbers are wrong, if all others are right."""
+    rows, columns = wrong.wrong_rows, wrong.wrong_columns
+    if wrong.theirs[wrong.places].any():
+        return None
+    if wrong.theirs[np.ix_(rows, columns)].any():
+        return f"all wrong numbers are 0, at {runs('position', rows)}: never written"
+    of = "each position" if rows.size == len(wrong.places) else runs("position", rows)
+    return f"{runs('element', columns)} of {of} {'are' if columns.size > 1 else 'is'} 0: never written"
+
+
+def few_places(wrong: Wrong) -> str | None:
+    """The elements or positions that are wrong, if they are few."""
+    rows, columns, (length, width) = wrong.wrong_rows, wrong.wrong_columns, wrong.places.shape
+    marked, few_columns = np.zeros(wrong.places.shape, bool), columns.size <= FEW < width
+    marked[(slice(None), columns) if few_columns else rows] = True
+    if (not few_columns and rows.size > max(1, length // 4)) or not wrong.is_right_outside(marked):
+        return None
+    if few_columns:
+        return f"only {numbered('element', columns)} of each position: the rest of the tensor is right"
+    return f"only {numbered('position', rows)}: the other {length - rows.size} are right"

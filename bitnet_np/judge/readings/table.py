@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ...traces.points import POOLED, SLOTS
 from ..graph import FIELDS
 from ..mistakes.mistake import Cause
-from . import attention_weights, cells, elements, matrices, places, rotations, rows_of_tables, steps
+from . import attention, cells, elements, matrices, rotations, rows_of_tables, steps
 from .wrong import Wrong
 
 
@@ -19,8 +19,8 @@ class Reading(NamedTuple):
 
 
 FACTS = (
-    Reading("one_number", (), places.one_number),
-    Reading("never_written", (), places.never_written),
+    Reading("one_number", (), elements.one_number),
+    Reading("never_written", (), elements.never_written),
     Reading("rows", (), elements.rows_of_others),
 )
 """Readings that need no hypothesis."""
@@ -36,9 +36,9 @@ READINGS = (
     Reading("cells", ("kqv_out",), cells.cells),
     COLUMNS,
     Reading("running", (), elements.running_sums),
-    Reading("values", ("kqv_out",), attention_weights.foreign_values),
+    Reading("values", ("kqv_out",), attention.foreign_values),
     Reading("step", (), steps.wrong_step),
-    Reading("places", (), places.few_places),
+    Reading("places", (), elements.few_places),
 )
 """The readings in the order in which they are tried: the first that finds a cause stands."""
 

@@ -126,3 +126,8 @@ def runs(what: str, numbers: NDArray) -> str:
     spans = [f"{part[0]} to {part[-1]}" if part.size > 1 else f"{part[0]}" for part in parts]
     more = f" and {len(spans) - FEW} runs more" if len(spans) > FEW else ""
     return f"{what}{'s' * (numbers.size > 1)} {', '.join(spans[:FEW])}{more}"
+
+
+def said(what: str, numbers: NDArray, verb: str) -> str:
+    """The noun, the first runs of the numbers, and the verb: elements 0 to 7 are."""
+    return f"{runs(what, numbers)} {verb if numbers.size == 1 else {'is': 'are', 'has': 'have'}[verb]}"
