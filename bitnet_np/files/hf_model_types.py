@@ -120,7 +120,11 @@ MODEL_TYPES: dict[str, ModelType] = {
     "qwen3": ModelType({"silu": "qwen3"}, "Qwen3ForCausalLM", HF_MODULES, window="switched", quantizable=True, buffers=_OLD_ROPE),
     "mistral": ModelType({"silu": "llama"}, "MistralForCausalLM", HF_MODULES, window="always", buffers=_OLD_ROPE),
     "mixtral": ModelType(
-        {"silu": "llama"}, "MixtralForCausalLM", _MIXTRAL_MODULES, experts=_MIXTRAL_EXPERTS, ignored=("router_jitter_noise",)
+        {"silu": "llama"},
+        "MixtralForCausalLM",
+        _MIXTRAL_MODULES,
+        experts=_MIXTRAL_EXPERTS,
+        ignored=("router_jitter_noise",),
     ),
     "qwen2_moe": ModelType({"silu": "qwen2moe"}, "Qwen2MoeForCausalLM", _MOE_MODULES, experts=_MOE_EXPERTS),
     "qwen3_moe": ModelType({"silu": "qwen3moe"}, "Qwen3MoeForCausalLM", _MOE_MODULES, experts=_MOE_EXPERTS),
@@ -248,7 +252,7 @@ TEXT_PARTS: dict[str, TextPart] = {
         ("vision_config", "boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image"),
         {"language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model."},
         ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
-    )
+    ),
 }
 """By `model_type` of config.json."""
 
@@ -260,6 +264,6 @@ OTHER_CLASSES: dict[tuple[str, str], ModelType] = {
         inert={"weight_bits": 1, "input_bits": 8},  # its linears are ternary whatever weight_bits is
         masters=True,
         buffers=_OLD_ROPE,
-    )
+    ),
 }
 """By model_type and class: the models whose code is in their own folders. BitnetForCausalLM is bitnet_b1_58-large, -xl and -3B."""

@@ -9,7 +9,14 @@ from ..base.errors import Error, OptionError, shown
 from ..model.records import LONGEST_CONTEXT, Model
 from ..model.rope import rope_fields
 
-OVERRIDABLE: dict[str, type] = {"context": int, "eps": float, "rope_base": float, "rope_scaling": float, "window": int, "pooling": str}
+OVERRIDABLE: dict[str, type] = {
+    "context": int,
+    "eps": float,
+    "rope_base": float,
+    "rope_scaling": float,
+    "window": int,
+    "pooling": str,
+}
 """The fields of Config that may be overridden: those that do not say what shapes tensors have."""
 
 BEYOND = {"context": LONGEST_CONTEXT}

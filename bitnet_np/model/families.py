@@ -50,7 +50,13 @@ class Family:
 
 
 _BITNET = {"activation": "relu2", "norm": "rms", "rope": "halves"}
-_RELEASED = Family(_BITNET, norms=NORMS, ternary=True, required=("kv_heads", "rope_base"), scaling=False)
+_RELEASED = Family(
+    _BITNET,
+    norms=NORMS,
+    ternary=True,
+    required=("kv_heads", "rope_base"),
+    scaling=False,
+)
 _QWEN = {"activation": "silu", "norm": "rms", "rope": "halves"}
 _LLAMA = {"activation": "silu", "norm": "rms", "rope": "adjacent"}
 _GEMMA = {"activation": "gelu_gate", "norm": "rms", "rope": "halves"}

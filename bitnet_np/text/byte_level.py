@@ -151,7 +151,9 @@ def byte_level_bpe(keys: Keys, vocabulary: Vocabulary, pre: PreTokenizer) -> Byt
     for character in set().union(*ids) - set(BYTE_CHARACTERS):
         token = next(token for token in ids if character in token)
         keys.check(
-            False, "tokenizer.ggml.tokens", f"has {shown(token)} of type normal, but {character!r} is none of the 256 byte characters"
+            False,
+            "tokenizer.ggml.tokens",
+            f"has {shown(token)} of type normal, but {character!r} is none of the 256 byte characters",
         )
     if "tokenizer.ggml.scores" in keys.metadata:
         keys.numbers("tokenizer.ggml.scores", len(vocabulary.tokens))  # of no use here, but as many

@@ -72,7 +72,12 @@ def _byte_level(where: str, tokenizer: Mapping[str, Any], bpe: Mapping[str, Any]
 
 
 def _scored(
-    where: str, tokenizer: Mapping[str, Any], bpe: Mapping[str, Any], merges: list[tuple[str, str]], tokens: list[str], types: list[int]
+    where: str,
+    tokenizer: Mapping[str, Any],
+    bpe: Mapping[str, Any],
+    merges: list[tuple[str, str]],
+    tokens: list[str],
+    types: list[int],
 ) -> dict[str, Any]:
     """The keys that only SentencePiece's BPE has. Its merges are scores that were converted; here they become scores again.
 

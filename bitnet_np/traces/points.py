@@ -51,7 +51,11 @@ POINTS = (
     Point("inpL", "T D", "inp_embd plus learned positions, in models that have them", whole=True).named(ggml="inpL.ADD"),
     Point("inp_scaled", "T D", "the embedding times its scale, in models that have one", whole=True).named(ggml="inp_scaled.SCALE"),
     Point("attn_norm", "T D", "norm in front of attention, in models that have one", codes=True, weight="attn_norm").named(
-        ggml="attn_norm.MUL", module="attention_norm", takes=LAYER_INPUT, bitnet_rs="attn_norm", aprt="attn_norm"
+        ggml="attn_norm.MUL",
+        module="attention_norm",
+        takes=LAYER_INPUT,
+        bitnet_rs="attn_norm",
+        aprt="attn_norm",
     ),
     Point(LAYER_INPUT, "", "the layer's input, in models without a norm in front of attention", codes=True),
     Point("Qcur", "T HK", "queries: matrix product with scale and bias", weight="attn_q").named(
@@ -120,10 +124,16 @@ POINTS = (
         ggml="ffn_moe_out.ADD", llama_cpp="ffn_moe_out.CONT", module="mlp.experts block_sparse_moe.experts"
     ),
     Point("ffn_gate", "T F", "gate matrix, before the activation function, in models that have a gate", weight="ffn_gate").named(
-        ggml="ffn_gate.MUL_MAT", module="feed_forward.w1", takes="ffn_norm", aprt="ffn_gate"
+        ggml="ffn_gate.MUL_MAT",
+        module="feed_forward.w1",
+        takes="ffn_norm",
+        aprt="ffn_gate",
     ),
     Point("ffn_up", "T F", "up matrix", weight="ffn_up").named(
-        ggml="ffn_up.MUL_MAT", module="feed_forward.w3", takes="ffn_norm", aprt="ffn_up"
+        ggml="ffn_up.MUL_MAT",
+        module="feed_forward.w3",
+        takes="ffn_norm",
+        aprt="ffn_up",
     ),
     Point("ffn_out", "T F", "relu(gate)^2 * up, SiLU(gate) * up, GELU(gate) * up, or GELU(up)", codes=True).named(
         ggml="ffn_out.MUL", llama_cpp="ffn_swiglu.SWIGLU ffn_swiglu.GLU ffn_gate_par.MUL", aprt="ffn_swigl"
@@ -145,7 +155,9 @@ POINTS = (
     Point("ffn_post_norm", "T D", "norm of ffn_down, in models that have one", weight="post_ffw_norm").named(ggml="ffn_post_norm.MUL"),
     Point("l_out", "T D", "output of the layer").named(ggml="l_out.ADD", module=".", takes=LAYER_INPUT, aprt="post_ffn_residual"),
     Point("result_norm", "T D", "final norm", whole=True, weight="output_norm").named(
-        ggml="result_norm.MUL", bitnet_rs="all_layers_out", aprt="final_norm"
+        ggml="result_norm.MUL",
+        bitnet_rs="all_layers_out",
+        aprt="final_norm",
     ),
     Point(
         POOLED,
@@ -154,7 +166,11 @@ POINTS = (
         whole=True,
     ).named(ggml="result_embd_pooled.MUL_MAT result_embd_pooled.GET_ROWS"),
     Point("result_output", "T V", "logits, scaled and capped where the model does that", whole=True, weight="output").named(
-        ggml="result_output.MUL_MAT", takes="result_norm", around="logits", bitnet_rs="logits", aprt="lm_head"
+        ggml="result_output.MUL_MAT",
+        takes="result_norm",
+        around="logits",
+        bitnet_rs="logits",
+        aprt="lm_head",
     ),
     Point("log_probs", "T V", "log-softmax of the logits, for files that hold no logits", whole=True),
 )

@@ -87,7 +87,12 @@ class Recorder:
 
 
 def scores(
-    q: Floats, k: Floats, names: Iterable[str] = SCORES, window: int | None = None, scale: float | None = None, cap: float | None = None
+    q: Floats,
+    k: Floats,
+    names: Iterable[str] = SCORES,
+    window: int | None = None,
+    scale: float | None = None,
+    cap: float | None = None,
 ) -> Iterator[tuple[str, Floats]]:
     """Yields attention scores and their softmax over the visible keys, by name: [T, H, K], [T, G, K] -> [H, T, T].
 
