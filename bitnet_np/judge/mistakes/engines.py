@@ -13,7 +13,7 @@ from ...model.records import MATRICES, Model
 from ..edits.expression import Node, tensor
 from ..edits.quantisers import Quantizer, unquantised
 from ..graph import Operation, operations
-from ..operations import reads_codes
+from ..products import reads_codes
 from ..variant import Floats, Variant
 from .mistake import Engines
 
