@@ -21,8 +21,7 @@ from ..base.validate import integer, integers, number, path_of, text_of
 from ..engine.dialects import DIALECTS
 from ..engine.machine import digest_of
 from ..engine.tokens import check_tokens
-from ..files.load import open_model
-from ..files.source import Source
+from ..files.load import Source, open_model
 from ..generation.nll import check_windows
 from ..judge.precision import PROFILES
 from ..judge.verdict import Verdict
