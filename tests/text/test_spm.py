@@ -3,20 +3,18 @@
 import io
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from corpus import CORPUS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_files import bpe_json, changed
+from tokenizer_files import bpe_json, changed, from_json
 
 from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.cli import main as cli
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.testing.models import random_model
-from bitnet_np.text.hf_tokenizer import tokenizer_metadata
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
@@ -162,10 +160,6 @@ def converted(proto):
         byte_fallback=True,
         ignore_merges=False,
     )
-
-
-def from_json(told, config=(("bos_token", "<s>"), ("eos_token", "</s>"))):
-    return tokenizer_from(tokenizer_metadata(Path("m"), told, dict(config), {}, None), "m")
 
 
 METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": False}
