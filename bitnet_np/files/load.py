@@ -107,14 +107,8 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
         raise UnsupportedError(f"{source.path}: {both}, expected one of both")
     with of_file(source.path):
         parts = rope_fields(c, rope_factors)
-    has = {
-        "token_embd": True,
-        "position_embd": FAMILIES[c.architecture].positions,
-        "output_norm": True,
-        "output_norm_bias": c.norm == "layer",
-        "output": weights.has("output"),
-        "output_bias": weights.has("output_bias"),
-    }
+    has = {"token_embd": True, "position_embd": FAMILIES[c.architecture].positions, "output_norm": True}
+    has |= {"output_norm_bias": c.norm == "layer"} | {name: weights.has(name) for name in ("output", "output_bias")}
     shapes = shapes_of(Model, c)
     for name in (name for name in has if has[name]):
         parts[name] = weights.vector(name, *shapes[name]) if len(shapes[name]) == 1 else weights.table(name, shapes[name])
