@@ -23,17 +23,9 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # noqa: E402
 
-TRAINING = {
-    "model_type": "bpe",
-    "vocab_size": 420,
-    "byte_fallback": True,
-    "normalization_rule_name": "identity",
-    "remove_extra_whitespaces": False,
-    "allow_whitespace_only_pieces": True,
-    "character_coverage": 0.98,
-    "split_digits": True,
-    "minloglevel": 2,
-}
+TRAINING = {"model_type": "bpe", "vocab_size": 420, "byte_fallback": True, "character_coverage": 0.98, "split_digits": True}
+TRAINING |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True}
+TRAINING |= {"minloglevel": 2}
 PROTO_TYPES = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: UNUSED, 6: BYTE}
 
 
