@@ -63,14 +63,8 @@ _AFTER_BRANCHES = {"post_attention_norm": "post_attention_layernorm", "post_ffw_
 _GEMMA_MODULES = HF_MODULES | {"ffn_norm": "pre_feedforward_layernorm"} | _AFTER_BRANCHES
 _OLMO_MODULES = {field: module for field, module in HF_MODULES.items() if field not in ("attn_norm", "ffn_norm")} | _AFTER_BRANCHES
 _PHI3_MODULES = HF_MODULES | dict.fromkeys(QKV, "self_attn.qkv_proj") | dict.fromkeys(GATE_UP, "mlp.gate_up_proj")
-_NEOX_MODULES = {
-    "attn_norm": "input_layernorm",
-    **dict.fromkeys(QKV, "attention.query_key_value"),
-    "attn_output": "attention.dense",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
+_NEOX_MODULES = {"attn_norm": "input_layernorm", **dict.fromkeys(QKV, "attention.query_key_value"), "attn_output": "attention.dense"}
+_NEOX_MODULES |= {"ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h"}
 _PHI_MODULES = HF_MODULES | {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 _MIXTRAL_MODULES = HF_MODULES | {"ffn_gate_inp": "block_sparse_moe.gate"}
 _MIXTRAL_EXPERTS = {f"ffn_{name}": f"block_sparse_moe.experts.{{}}.{w}" for name, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))}
@@ -80,14 +74,8 @@ _MOE_MODULES = HF_MODULES | {
     **{f"ffn_{name}": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
 }
 _MOE_EXPERTS = {f"ffn_{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")}
-_GPT2_MODULES = {
-    "attn_norm": "ln_1",
-    **dict.fromkeys(QKV, "attn.c_attn"),
-    "attn_output": "attn.c_proj",
-    "ffn_norm": "ln_2",
-    "ffn_up": "mlp.c_fc",
-    "ffn_down": "mlp.c_proj",
-}
+_GPT2_MODULES = {"attn_norm": "ln_1", **dict.fromkeys(QKV, "attn.c_attn"), "attn_output": "attn.c_proj"}
+_GPT2_MODULES |= {"ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 FUSED_EXPERTS = "mlp.experts"
 """The module of all experts as transformers 5 has them in memory: gate_up_proj [E, 2F, D], gates first, and down_proj [E, D, F]."""
 FUSED_ROUTER = "mlp.gate"
