@@ -81,21 +81,8 @@ _TILED = (
     "its bytes depend on tile sizes that were chosen when the file was made and are not in it; make an I2_S file from the original model"
 )
 
-_KNOWN = (
-    F32,
-    F16,
-    BF16,
-    F64,
-    I2_S,
-    *ALL_BLOCK_TYPES,
-    TensorType("Q8_1", 9, 32, 40),
-    TensorType("Q8_K", 15, 256, 292),
-    TensorType("I8", 24, 1, 1),
-    TensorType("I16", 25, 1, 2),
-    TensorType("I32", 26, 1, 4),
-    TensorType("I64", 27, 1, 8),
-)
-
+_UNREADABLE = (("Q8_1", 9, 32, 40), ("Q8_K", 15, 256, 292), ("I8", 24, 1, 1), ("I16", 25, 1, 2), ("I32", 26, 1, 4), ("I64", 27, 1, 8))
+_KNOWN = (F32, F16, BF16, F64, I2_S, *ALL_BLOCK_TYPES, *(TensorType(*numbers) for numbers in _UNREADABLE))
 BY_NUMBER = {known.number: known for known in _KNOWN}
 
 OF_NUMBER_42 = (Q2_0, PQ2_0)

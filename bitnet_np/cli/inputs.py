@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from ..base.errors import OptionError
 from ..engine.backend import Backend
-from ..files.load import model_from, open_model
+from ..files.load import Source, model_from, open_model, without_ignored
 from ..files.overrides import BEYOND, OVERRIDABLE
-from ..files.source import Source, without_ignored
 from ..gpu.device import device_of, place
 from ..kernels import cpu
 from ..model.matrix_facts import constant_matrices

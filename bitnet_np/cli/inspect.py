@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import Error, NonFiniteError, shown
 from ..engine.forward_pass import forward_full
-from ..files.load import model_from, open_model
-from ..files.source import Source
+from ..files.load import Source, model_from, open_model
 from ..model.matrix_facts import constant_matrices, kinds_of_matrices
 from ..model.records import Model
 from ..traces.points import POOLED, meaning

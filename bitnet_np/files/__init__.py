@@ -2,7 +2,6 @@
 
 locate.py          what a user calls a model -> its file or folder, also in the caches of other programs
 load.py            load(path): a GGUF file or a Hugging Face folder -> Model; open_model(path): the same, only opened
-source.py          what load.py loads from: either kind of source
 gguf_source.py     a GGUF file as a source                  hf_source.py       a Hugging Face folder as a source
 gguf_config.py     GGUF metadata -> Config                  hf_config.py       config.json -> Config, and how tensors are stored
 gguf_names.py      the names of GGUF keys and tensors       hf_model_types.py  the names of transformers' keys and modules

@@ -25,8 +25,7 @@ from ..model import packing, widen
 from ..model.families import FAMILIES
 from ..model.records import Blocks, Config, Model, Table, Ternary, Weights
 from .gguf_writer import Stored, check_rows, stored, write_model
-from .load import load
-from .source import Source
+from .load import Source, load
 from .tensors import FLOATS
 
 TYPES = {kind.name: kind for kind in (I2_S, TQ1_0, TQ2_0, F16, F32)}

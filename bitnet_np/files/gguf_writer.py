@@ -271,28 +271,24 @@ def _fused(n: int, named: dict[str, Any], names: Sequence[str], encode: Encode) 
     """
     for name in names:
         parts = {field: named[field] for field in FUSED[name]}
-        why = _why_not_fused([encode(tensor_name(name, n), linear.weights) for linear in parts.values()], parts)
+        tensors = [encode(tensor_name(name, n), linear.weights) for linear in parts.values()]
+        fields = [field.rpartition("_")[2] for field in parts]
+        both, others = " and ".join(fields), zip(tensors[1:], fields[1:], strict=True)
+        types = "".join(f" and {tensor.type.name} in those of {field}" for tensor, field in others)
+        scales = [linear.weights.scale for linear in parts.values() if isinstance(linear.weights, Ternary)]
+        inside = any(linear.norm is not None or linear.scale is not None for linear in parts.values())
+        reasons = {
+            f"of {both} has no place for a scale or norm": inside,
+            f"of {both} has no place for a bias of some of them": len({linear.bias is None for linear in parts.values()}) > 1,
+            f"would be {tensors[0].type.name} in the {fields[0]}'s rows{types}": len({tensor.type for tensor in tensors}) > 1,
+            f"has one scale, and those of {both} are {', '.join(map(str, scales))}": tensors[0].type is I2_S and len(set(scales)) > 1,
+        }
+        why = next((reason for reason, holds in reasons.items() if holds), None)
         if why is None:
             named = {field: value for field, value in named.items() if field not in parts} | {name: list(parts.values())}
         elif name in parts:
             raise UnsupportedError(f"tensor {tensor_name(name, n)} {why}")
     return named
-
-
-def _why_not_fused(tensors: Sequence[Stored], linears: Mapping[str, Linear]) -> str | None:
-    """Why one tensor cannot hold the rows of these linears, by field; None if it can. tensors: each linear's matrix as it is written."""
-    names = [field.rpartition("_")[2] for field in linears]
-    if any(linear.norm is not None or linear.scale is not None for linear in linears.values()):
-        return f"of {' and '.join(names)} has no place for a scale or norm"
-    if len({linear.bias is None for linear in linears.values()}) > 1:
-        return f"of {' and '.join(names)} has no place for a bias of some of them"
-    if len({tensor.type for tensor in tensors}) > 1:
-        others = (f" and {tensor.type.name} in those of {name}" for tensor, name in zip(tensors[1:], names[1:], strict=True))
-        return f"would be {tensors[0].type.name} in the {names[0]}'s rows{''.join(others)}"
-    scales = [linear.weights.scale for linear in linears.values() if isinstance(linear.weights, Ternary)]
-    if tensors[0].type is I2_S and len(set(scales)) > 1:
-        return f"has one scale, and those of {' and '.join(names)} are {', '.join(map(str, scales))}"
-    return None
 
 
 def _linears(name: str, linears: Sequence[Linear], encode: Encode) -> Iterator[tuple[str, Stored]]:

@@ -1,7 +1,7 @@
 """The table of Hugging Face's model types: the names that transformers has for their modules and their keys of config.json."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..model.records import GATE_UP, QKV
@@ -63,14 +63,8 @@ _AFTER_BRANCHES = {"post_attention_norm": "post_attention_layernorm", "post_ffw_
 _GEMMA_MODULES = HF_MODULES | {"ffn_norm": "pre_feedforward_layernorm"} | _AFTER_BRANCHES
 _OLMO_MODULES = {field: module for field, module in HF_MODULES.items() if field not in ("attn_norm", "ffn_norm")} | _AFTER_BRANCHES
 _PHI3_MODULES = HF_MODULES | dict.fromkeys(QKV, "self_attn.qkv_proj") | dict.fromkeys(GATE_UP, "mlp.gate_up_proj")
-_NEOX_MODULES = {
-    "attn_norm": "input_layernorm",
-    **dict.fromkeys(QKV, "attention.query_key_value"),
-    "attn_output": "attention.dense",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
+_NEOX_MODULES = {"attn_norm": "input_layernorm", **dict.fromkeys(QKV, "attention.query_key_value"), "attn_output": "attention.dense"}
+_NEOX_MODULES |= {"ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h"}
 _PHI_MODULES = HF_MODULES | {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 _MIXTRAL_MODULES = HF_MODULES | {"ffn_gate_inp": "block_sparse_moe.gate"}
 _MIXTRAL_EXPERTS = {f"ffn_{name}": f"block_sparse_moe.experts.{{}}.{w}" for name, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))}
@@ -80,14 +74,8 @@ _MOE_MODULES = HF_MODULES | {
     **{f"ffn_{name}": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
 }
 _MOE_EXPERTS = {f"ffn_{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")}
-_GPT2_MODULES = {
-    "attn_norm": "ln_1",
-    **dict.fromkeys(QKV, "attn.c_attn"),
-    "attn_output": "attn.c_proj",
-    "ffn_norm": "ln_2",
-    "ffn_up": "mlp.c_fc",
-    "ffn_down": "mlp.c_proj",
-}
+_GPT2_MODULES = {"attn_norm": "ln_1", **dict.fromkeys(QKV, "attn.c_attn"), "attn_output": "attn.c_proj"}
+_GPT2_MODULES |= {"ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 FUSED_EXPERTS = "mlp.experts"
 """The module of all experts as transformers 5 has them in memory: gate_up_proj [E, 2F, D], gates first, and down_proj [E, D, F]."""
 FUSED_ROUTER = "mlp.gate"
@@ -101,85 +89,67 @@ _LLAMA_INERT = {"activation": "swiglu", "is_llama_config": True, "parallel_attn"
 _GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "intermediate_size": "n_inner"}
 _GPT2_KEYS |= {"max_position_embeddings": "n_positions", "hidden_act": "activation_function", "layer_norm_eps": "layer_norm_epsilon"}
 
-_GEMMA = ModelType({}, "GemmaForCausalLM", HF_MODULES, tied=True, add_one=True)
-_LATER_GEMMA = replace(
-    _GEMMA,
-    modules=_GEMMA_MODULES,
-    window="layers",
-    names={"hidden_act": "hidden_activation"},
-    ignored=("hidden_act", "cache_implementation"),
-)
+_GRANITE_KEYS = {"embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier"}
+_GRANITE_KEYS |= {"logit_scale": "logits_scaling", "attention_scale": "attention_multiplier"}
+
+_GEMMA: dict[str, Any] = {"tied": True, "add_one": True}
+_LATER_GEMMA = _GEMMA | {"modules": _GEMMA_MODULES, "window": "layers", "names": {"hidden_act": "hidden_activation"}}
+_LATER_GEMMA |= {"ignored": ("hidden_act", "cache_implementation")}
 _GEMMA3_DEFAULTS: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
 _GEMMA3_DEFAULTS |= {"vocab_size": 262208, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "final_logit_softcapping": None}
 _GEMMA3_DEFAULTS |= {"hidden_activation": "gelu_pytorch_tanh"}
 
+_CAPS = {"score_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"}
+_GELU = ("gelu_new", "gelu_pytorch_tanh")
+_ORIGINAL = "original_max_position_embeddings"
+
+
+def _type(architecture: str, name: str, *activations: str, modules: Mapping[str, str] = HF_MODULES, **fields: Any) -> ModelType:
+    """The row of <name>ForCausalLM, whose feed-forward has one of these activations, SiLU if none is named."""
+    return ModelType(dict.fromkeys(activations or ("silu",), architecture), f"{name}ForCausalLM", modules, **fields)
+
+
 MODEL_TYPES: dict[str, ModelType] = {
     "bitnet": ModelType({"relu2": "bitnet-b1.58", "silu": "bitnet"}, "BitNetForCausalLM", HF_MODULES, quantizable=True, buffers=_OLD_ROPE),
-    "llama": ModelType({"silu": "llama"}, "LlamaForCausalLM", HF_MODULES, inert=_LLAMA_INERT, quantizable=True, buffers=_OLD_ROPE),
-    "qwen2": ModelType({"silu": "qwen2"}, "Qwen2ForCausalLM", HF_MODULES, window="switched", quantizable=True, buffers=_OLD_ROPE),
-    "qwen3": ModelType({"silu": "qwen3"}, "Qwen3ForCausalLM", HF_MODULES, window="switched", quantizable=True, buffers=_OLD_ROPE),
-    "mistral": ModelType({"silu": "llama"}, "MistralForCausalLM", HF_MODULES, window="always", buffers=_OLD_ROPE),
-    "mixtral": ModelType(
-        {"silu": "llama"},
-        "MixtralForCausalLM",
-        _MIXTRAL_MODULES,
-        experts=_MIXTRAL_EXPERTS,
-        ignored=("router_jitter_noise",),
-    ),
-    "qwen2_moe": ModelType({"silu": "qwen2moe"}, "Qwen2MoeForCausalLM", _MOE_MODULES, experts=_MOE_EXPERTS),
-    "qwen3_moe": ModelType({"silu": "qwen3moe"}, "Qwen3MoeForCausalLM", _MOE_MODULES, experts=_MOE_EXPERTS),
-    "phi3": ModelType(
-        {"silu": "phi3"},
-        "Phi3ForCausalLM",
-        _PHI3_MODULES,
-        window="stated",
-        defaults={"original_max_position_embeddings": 4096},
-        ignored=("original_max_position_embeddings",),
-    ),
-    "smollm3": ModelType({"silu": "smollm3"}, "SmolLM3ForCausalLM", HF_MODULES, tied=True, ignored=("pretraining_tp",)),
-    "granite": ModelType(
-        {"silu": "granite"},
-        "GraniteForCausalLM",
-        HF_MODULES,
-        numbers={
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-            "attention_scale": "attention_multiplier",
-        },
-    ),
-    "minicpm": ModelType(
-        {"silu": "minicpm"},
-        "MiniCPMForCausalLM",
-        HF_MODULES,
+    "llama": _type("llama", "Llama", inert=_LLAMA_INERT, quantizable=True, buffers=_OLD_ROPE),
+    "qwen2": _type("qwen2", "Qwen2", window="switched", quantizable=True, buffers=_OLD_ROPE),
+    "qwen3": _type("qwen3", "Qwen3", window="switched", quantizable=True, buffers=_OLD_ROPE),
+    "mistral": _type("llama", "Mistral", window="always", buffers=_OLD_ROPE),
+    "mixtral": _type("llama", "Mixtral", modules=_MIXTRAL_MODULES, experts=_MIXTRAL_EXPERTS, ignored=("router_jitter_noise",)),
+    "qwen2_moe": _type("qwen2moe", "Qwen2Moe", modules=_MOE_MODULES, experts=_MOE_EXPERTS),
+    "qwen3_moe": _type("qwen3moe", "Qwen3Moe", modules=_MOE_MODULES, experts=_MOE_EXPERTS),
+    "phi3": _type("phi3", "Phi3", modules=_PHI3_MODULES, window="stated", defaults={_ORIGINAL: 4096}, ignored=(_ORIGINAL,)),
+    "smollm3": _type("smollm3", "SmolLM3", tied=True, ignored=("pretraining_tp",)),
+    "granite": _type("granite", "Granite", numbers=_GRANITE_KEYS),
+    "minicpm": _type(
+        "minicpm",
+        "MiniCPM",
         tied=True,
         numbers={"embedding_scale": "scale_emb"},
         depth_scaled=True,
-        defaults={"rope_theta": 10000.0},
+        defaults={"rope_theta": 1e4},
         buffers=_OLD_ROPE,
     ),
-    "olmo2": ModelType({"silu": "olmo2"}, "Olmo2ForCausalLM", _OLMO_MODULES),
-    "olmo3": ModelType({"silu": "olmo2"}, "Olmo3ForCausalLM", _OLMO_MODULES, window="layers", rope_bases=(5e5, 5e5)),
-    "gemma": replace(_GEMMA, architectures=dict.fromkeys(("gelu", "gelu_pytorch_tanh"), "gemma"), ignored=("hidden_activation",)),
-    "gemma2": replace(
-        _LATER_GEMMA,
-        architectures={"gelu_pytorch_tanh": "gemma2"},
-        causal_lm="Gemma2ForCausalLM",
-        caps={"score_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"},
-    ),
-    "gemma3_text": replace(
-        _LATER_GEMMA,
+    "olmo2": _type("olmo2", "Olmo2", modules=_OLMO_MODULES),
+    "olmo3": _type("olmo2", "Olmo3", modules=_OLMO_MODULES, window="layers", rope_bases=(5e5, 5e5)),
+    "gemma": _type("gemma", "Gemma", "gelu", "gelu_pytorch_tanh", **_GEMMA, ignored=("hidden_activation",)),
+    "gemma2": _type("gemma2", "Gemma2", "gelu_pytorch_tanh", **_LATER_GEMMA, caps=_CAPS),
+    "gemma3_text": _type(
+        "gemma3",
+        "Gemma3",
+        "gelu_pytorch_tanh",
+        **_LATER_GEMMA,
         inert={"attn_logit_softcapping": None},
-        caps={"logit_cap": "final_logit_softcapping"},
+        caps={"logit_cap": _CAPS["logit_cap"]},
         defaults=_GEMMA3_DEFAULTS,
         rope_bases=(1e6, 1e4),
-        architectures={"gelu_pytorch_tanh": "gemma3"},
-        causal_lm="Gemma3ForCausalLM",
     ),
-    "gpt_neox": ModelType(
-        dict.fromkeys(("gelu", "gelu_new", "gelu_pytorch_tanh"), "gptneox"),
-        "GPTNeoXForCausalLM",
-        _NEOX_MODULES,
+    "gpt_neox": _type(
+        "gptneox",
+        "GPTNeoX",
+        "gelu",
+        *_GELU,
+        modules=_NEOX_MODULES,
         layer="gpt_neox.layers.{}.",
         embedding="gpt_neox.embed_in",
         norm="gpt_neox.final_layer_norm",
@@ -189,7 +159,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         buffers=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
     ),
     "gpt2": ModelType(
-        dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gpt2"),
+        dict.fromkeys(_GELU, "gpt2"),
         "GPT2LMHeadModel",
         _GPT2_MODULES,
         layer="transformer.h.{}.",
@@ -201,28 +171,25 @@ MODEL_TYPES: dict[str, ModelType] = {
         transposed=True,
         buffers=("attn.bias", "attn.masked_bias"),
     ),
-    "phi": ModelType(
-        dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "phi2"),
-        "PhiForCausalLM",
-        _PHI_MODULES,
+    "phi": _type(
+        "phi2",
+        "Phi",
+        *_GELU,
+        modules=_PHI_MODULES,
         norm="model.final_layernorm",
         head_bias=True,
         whole_rope=False,
         inert={"qk_layernorm": False},
         buffers=_OLD_ROPE,
     ),
-    "stablelm": ModelType(
-        {"silu": "stablelm"},
-        "StableLmForCausalLM",
-        HF_MODULES,
-        whole_rope=False,
-        inert={"qk_layernorm": False, "use_parallel_residual": False},
-        buffers=_OLD_ROPE,
+    "stablelm": _type(
+        "stablelm", "StableLm", whole_rope=False, inert=dict.fromkeys(("qk_layernorm", "use_parallel_residual"), False), buffers=_OLD_ROPE
     ),
-    "starcoder2": ModelType(
-        dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "starcoder2"),
-        "Starcoder2ForCausalLM",
-        HF_MODULES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+    "starcoder2": _type(
+        "starcoder2",
+        "Starcoder2",
+        *_GELU,
+        modules=HF_MODULES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
         window="stated",
         names={"layer_norm_eps": "norm_epsilon"},
         inert={"use_bias": True, "norm_type": "layer_norm", "mlp_type": "default"},
@@ -252,7 +219,7 @@ TEXT_PARTS: dict[str, TextPart] = {
         ("vision_config", "boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image"),
         {"language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model."},
         ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
-    ),
+    )
 }
 """By `model_type` of config.json."""
 
@@ -264,6 +231,6 @@ OTHER_CLASSES: dict[tuple[str, str], ModelType] = {
         inert={"weight_bits": 1, "input_bits": 8},  # its linears are ternary whatever weight_bits is
         masters=True,
         buffers=_OLD_ROPE,
-    ),
+    )
 }
 """By model_type and class: the models whose code is in their own folders. BitnetForCausalLM is bitnet_b1_58-large, -xl and -3B."""

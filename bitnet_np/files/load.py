@@ -4,20 +4,28 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..base.errors import OptionError, UnsupportedError
+from ..base.errors import OptionError, UnsupportedError, shown
 from ..kernels.float_state import steady
 from ..model import packing
 from ..model.families import FAMILIES, layer_matrices, layer_shapes
 from ..model.records import GATE_UP, QKV, Expert, Layer, Model, frozen, shapes_of
 from ..model.rope import rope_fields, scaling_factors
 from .gguf_file import open_parts
-from .gguf_source import GGUFSource
+from .gguf_source import GGUFSource, GGUFWeights
 from .hf_folder import open_folder
-from .hf_source import HFSource
+from .hf_source import HFSource, HFWeights
 from .locate import locate
-from .overrides import overridden
-from .source import ModelWeights, Source, without_ignored
+from .overrides import OVERRIDABLE, overridden
 from .tensors import Shapes, of_file
+
+Source = GGUFSource | HFSource
+"""An open GGUF file or Hugging Face folder: its headers are checked, its tensors are not read. No command asks which kind it has.
+
+Both give the weights of a model by the names of fields of model.Model and model.Layer, each of which is asked for at most once: `has` says
+whether there is a part that is optional; then `vector`, `table`, `linear`, `siblings` (matrices that may be rows of one tensor), `experts`
+and `rope_factors`; and `check_all_taken` refuses a tensor that nobody has asked for.
+"""
+ModelWeights = GGUFWeights | HFWeights
 
 
 @steady
@@ -79,6 +87,16 @@ def model_from(
     return model
 
 
+def without_ignored(source: Source, overrides: Mapping[str, Any]) -> Source:
+    """The source without the keys that are None in `overrides`. Raises OptionError for no mapping, or a key that the source has not."""
+    if not isinstance(overrides, Mapping):
+        raise OptionError(f"overrides is {shown(overrides)}, expected a mapping of some of {', '.join(OVERRIDABLE)}")
+    for key, value in overrides.items():
+        if value is None:
+            source = source.without(key)
+    return source
+
+
 def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int], None]) -> Model:
     """The Model of all tensors, each of them taken once."""
     c = weights.config
@@ -89,14 +107,8 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
         raise UnsupportedError(f"{source.path}: {both}, expected one of both")
     with of_file(source.path):
         parts = rope_fields(c, rope_factors)
-    has = {
-        "token_embd": True,
-        "position_embd": FAMILIES[c.architecture].positions,
-        "output_norm": True,
-        "output_norm_bias": c.norm == "layer",
-        "output": weights.has("output"),
-        "output_bias": weights.has("output_bias"),
-    }
+    has = {"token_embd": True, "position_embd": FAMILIES[c.architecture].positions, "output_norm": True}
+    has |= {"output_norm_bias": c.norm == "layer"} | {name: weights.has(name) for name in ("output", "output_bias")}
     shapes = shapes_of(Model, c)
     for name in (name for name in has if has[name]):
         parts[name] = weights.vector(name, *shapes[name]) if len(shapes[name]) == 1 else weights.table(name, shapes[name])

@@ -4,7 +4,7 @@ The meaning of an architecture is how llama.cpp computes its files; of `bitnet-b
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .records import GATE_UP, MATRICES, QKV, Config, Layer, shapes_of
@@ -65,36 +65,34 @@ _BOTH_SIDES = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 _FACTORS = ("embedding_scale", "residual_scale", "logit_scale")
 _CAPS = ("score_cap", "logit_cap")
 _EXPERTS = ("experts", "experts_used")
+_LLAMA_LIKE = Family(_LLAMA, optional_biases=MATRICES, rope_factors=True)
+_QWEN_EXPERTS = Family(_QWEN | {"normalized_experts": True}, numbers=_EXPERTS, expert_width=True)
+_LATER_GEMMA = Family(_GEMMA, norms=_BOTH_SIDES, windows=True, scales_embedding=True)
+_LAYER_NORM = {"activation": "gelu_tanh", "norm": "layer", "rope": "halves"}
+_GELU = Family(_LAYER_NORM, matrices=_UNGATED, biases=_UNGATED)
+_PARTLY_ROTATED = replace(_GELU, partial_rope=True, head_bias=True, required=("rope_width",))
 
 FAMILIES: dict[str, Family] = {
     "bitnet-b1.58": _RELEASED,
     "bitnet-25": _RELEASED,  # the name that an earlier upload of the same model used
     "bitnet": Family(_BITNET | {"activation": "silu"}, norms=NORMS, scales=True, ternary=True),
-    "llama": Family(_LLAMA, optional_biases=MATRICES, rope_factors=True, windows=True, numbers=_EXPERTS),
+    "llama": replace(_LLAMA_LIKE, windows=True, numbers=_EXPERTS),
     "qwen2": Family(_QWEN, biases=QKV, head_bias=True, windows=True),
     "qwen3": Family(_QWEN, head_norms=_HEAD_NORMS, windows=True, inner_norms=True),
-    "qwen2moe": Family(
-        _QWEN | {"normalized_experts": False},
+    "qwen2moe": replace(
+        _QWEN_EXPERTS,
+        config=_QWEN | {"normalized_experts": False},
         biases=QKV,
         numbers=(*_EXPERTS, "shared_ffn"),
         required=(*_EXPERTS, "shared_ffn", "expert_ffn"),
-        expert_width=True,
     ),
-    "qwen3moe": Family(
-        _QWEN | {"normalized_experts": True},
-        head_norms=_HEAD_NORMS,
-        numbers=_EXPERTS,
-        required=(*_EXPERTS, "expert_ffn"),
-        expert_width=True,
-    ),
+    "qwen3moe": replace(_QWEN_EXPERTS, head_norms=_HEAD_NORMS, required=(*_EXPERTS, "expert_ffn")),
     "phi3": Family(_QWEN, longrope=True, partial_rope=True, windows=True, fused=("ffn_up",)),
     "smollm3": Family(_LLAMA, rope_period=4),
-    "granite": Family(
-        _LLAMA, optional_biases=MATRICES, rope_factors=True, numbers=(*_FACTORS, "attention_scale"), required=("logit_scale",)
-    ),
-    "minicpm": Family(_LLAMA, optional_biases=MATRICES, rope_factors=True, longrope=True, numbers=_FACTORS, required=_FACTORS),
+    "granite": replace(_LLAMA_LIKE, numbers=(*_FACTORS, "attention_scale"), required=("logit_scale",)),
+    "minicpm": replace(_LLAMA_LIKE, longrope=True, numbers=_FACTORS, required=_FACTORS),
     "olmo2": Family(
-        {"activation": "silu", "norm": "rms", "rope": "halves", "joint_qk_norms": True},
+        _QWEN | {"joint_qk_norms": True},
         norms=("post_attention_norm", "post_ffw_norm"),
         head_norms=_HEAD_NORMS,
         windows=True,  # OLMo 3's, whose files have this architecture, too
@@ -102,56 +100,22 @@ FAMILIES: dict[str, Family] = {
         local_rope=True,
     ),
     "gemma": Family(_GEMMA, scales_embedding=True),
-    "gemma2": Family(
-        _GEMMA,
-        norms=_BOTH_SIDES,
-        windows=True,
-        window_period=2,
-        numbers=_CAPS,
-        required=("window", *_CAPS),
-        scales_embedding=True,
-        wide_scale=46,
-    ),
-    "gemma3": Family(
-        _GEMMA,
-        norms=_BOTH_SIDES,
+    "gemma2": replace(_LATER_GEMMA, window_period=2, numbers=_CAPS, required=("window", *_CAPS), wide_scale=46),
+    "gemma3": replace(
+        _LATER_GEMMA,
         head_norms=_HEAD_NORMS,
-        windows=True,
         window_period=6,
         numbers=("logit_cap", "local_rope_base"),
-        scales_embedding=True,
         local_rope=True,
         local_rope_base=10000.0,
         wide_scale=62,
     ),
-    "gptneox": Family(
-        {"activation": "gelu_tanh", "norm": "layer", "rope": "halves"},  # llama.cpp has no exact GELU here
-        matrices=_UNGATED,
-        biases=_UNGATED,
-        fused=("attn_qkv",),
-        partial_rope=True,
-        head_bias=True,
-        required=("rope_width", "parallel_residual"),
-        chooses_residual=True,
+    "gptneox": replace(  # llama.cpp has no exact GELU here
+        _PARTLY_ROTATED, fused=("attn_qkv",), required=("rope_width", "parallel_residual"), chooses_residual=True
     ),
-    "gpt2": Family(
-        {"activation": "gelu_tanh", "norm": "layer", "rope": "none"},
-        matrices=_UNGATED,
-        biases=_UNGATED,
-        fused=("attn_qkv",),
-        positions=True,
-        scaling=False,
-    ),
-    "starcoder2": Family({"activation": "gelu_tanh", "norm": "layer", "rope": "halves"}, matrices=_UNGATED, biases=_UNGATED, windows=True),
-    "phi2": Family(
-        {"activation": "gelu_tanh", "norm": "layer", "rope": "halves", "parallel_residual": True, "shared_norm": True},
-        norms=("attn_norm",),
-        matrices=_UNGATED,
-        biases=_UNGATED,
-        partial_rope=True,
-        head_bias=True,
-        required=("rope_width",),
-    ),
+    "gpt2": replace(_GELU, config=_LAYER_NORM | {"rope": "none"}, fused=("attn_qkv",), positions=True, scaling=False),
+    "starcoder2": replace(_GELU, windows=True),
+    "phi2": replace(_PARTLY_ROTATED, config=_LAYER_NORM | {"parallel_residual": True, "shared_norm": True}, norms=("attn_norm",)),
     "stablelm": Family(
         {"activation": "silu", "norm": "layer", "rope": "halves"}, optional_biases=QKV, partial_rope=True, required=("rope_width",)
     ),

@@ -36,143 +36,109 @@ class Point(NamedTuple):
     bitnet_rs: str = ""  # BitNet-rs's tracepoints
     aprt: str = ""  # the stages of aprender's `apr trace --save-tensor`
 
-    def named(self, **names: Any) -> "Point":
-        """The same row with these names in other projects."""
-        return self._replace(**names)
+    def named(self, **fields: Any) -> "Point":
+        """The same row with these names in other projects, or other fields."""
+        return self._replace(**fields)
+
+
+def _point(name: str, axes: str, meaning: str, operation: str = "", **fields: Any) -> Point:
+    """A row of the table; operation: that of its node in bitnet.cpp's graph, where that has the same name."""
+    return Point(name, axes, meaning, **({"ggml": f"{name}.{operation}"} if operation else {}) | fields)
 
 
 LAYER_INPUT = "attn_inp"
 """The output of the layer before, or of the embedding: where codes are made of it they have this name."""
 
 POINTS = (
-    Point("inp_embd", "T D", "rows of the embedding for the tokens", whole=True, weight="token_embd").named(
-        ggml="inp_embd.GET_ROWS", module="tok_embeddings", bitnet_rs="embeddings", aprt="embedding"
+    _point("inp_embd", "T D", "rows of the embedding for the tokens", "GET_ROWS", whole=True, weight="token_embd").named(
+        module="tok_embeddings", bitnet_rs="embeddings", aprt="embedding"
     ),
-    Point("inpL", "T D", "inp_embd plus learned positions, in models that have them", whole=True).named(ggml="inpL.ADD"),
-    Point("inp_scaled", "T D", "the embedding times its scale, in models that have one", whole=True).named(ggml="inp_scaled.SCALE"),
-    Point("attn_norm", "T D", "norm in front of attention, in models that have one", codes=True, weight="attn_norm").named(
-        ggml="attn_norm.MUL",
-        module="attention_norm",
-        takes=LAYER_INPUT,
-        bitnet_rs="attn_norm",
-        aprt="attn_norm",
+    _point("inpL", "T D", "inp_embd plus learned positions, in models that have them", "ADD", whole=True),
+    _point("inp_scaled", "T D", "the embedding times its scale, in models that have one", "SCALE", whole=True),
+    _point("attn_norm", "T D", "norm in front of attention, in models that have one", "MUL", codes=True, weight="attn_norm").named(
+        module="attention_norm", takes=LAYER_INPUT, bitnet_rs="attn_norm", aprt="attn_norm"
     ),
-    Point(LAYER_INPUT, "", "the layer's input, in models without a norm in front of attention", codes=True),
-    Point("Qcur", "T HK", "queries: matrix product with scale and bias", weight="attn_q").named(
-        ggml="Qcur.MUL_MAT", llama_cpp="Qcur.ADD", module="attention.wq", takes="attn_norm", bitnet_rs="q_proj"
+    _point(LAYER_INPUT, "", "the layer's input, in models without a norm in front of attention", codes=True),
+    _point("Qcur", "T HK", "queries: matrix product with scale and bias", "MUL_MAT", weight="attn_q").named(
+        llama_cpp="Qcur.ADD", module="attention.wq", takes="attn_norm", bitnet_rs="q_proj"
     ),
-    Point("Kcur", "T GK", "keys: matrix product with scale and bias", weight="attn_k").named(
-        ggml="Kcur.MUL_MAT", llama_cpp="Kcur.ADD", module="attention.wk", takes="attn_norm"
+    _point("Kcur", "T GK", "keys: matrix product with scale and bias", "MUL_MAT", weight="attn_k").named(
+        llama_cpp="Kcur.ADD", module="attention.wk", takes="attn_norm"
     ),
-    Point("Vcur", "T GK", "values: matrix product with scale and bias", weight="attn_v").named(
-        ggml="Vcur.MUL_MAT", llama_cpp="Vcur.ADD", module="attention.wv", takes="attn_norm"
+    _point("Vcur", "T GK", "values: matrix product with scale and bias", "MUL_MAT", weight="attn_v").named(
+        llama_cpp="Vcur.ADD", module="attention.wv", takes="attn_norm"
     ),
-    Point(
-        "Qcur_normed", "T HK", "queries after their norm, of each head or of all together, in models that have one", weight="attn_q_norm"
-    ).named(ggml="Qcur_normed.MUL", takes="Qcur"),
-    Point(
-        "Kcur_normed", "T GK", "keys after their norm, of each head or of all together, in models that have one", weight="attn_k_norm"
-    ).named(ggml="Kcur_normed.MUL", takes="Kcur"),
-    Point("Qcur_rope", "T HK", "queries after RoPE").named(ggml="Qcur.ROPE", aprt="q_post_rope"),
-    Point("Kcur_rope", "T GK", "keys after RoPE").named(ggml="Kcur.ROPE", aprt="k_post_rope"),
-    Point(
+    _point("Qcur_normed", "T HK", "queries after their norm, of each head or of all together, in models that have one", "MUL").named(
+        weight="attn_q_norm", takes="Qcur"
+    ),
+    _point("Kcur_normed", "T GK", "keys after their norm, of each head or of all together, in models that have one", "MUL").named(
+        weight="attn_k_norm", takes="Kcur"
+    ),
+    _point("Qcur_rope", "T HK", "queries after RoPE", ggml="Qcur.ROPE", aprt="q_post_rope"),
+    _point("Kcur_rope", "T GK", "keys after RoPE", ggml="Kcur.ROPE", aprt="k_post_rope"),
+    _point(
         "kq", "H T T", "attention scores q.k / sqrt(K), or with the model's own scale and cap; 0 where the query does not see the key"
     ).named(ggml="kq.MUL_MAT", aprt="attn_scores"),
-    Point("kq_soft_max", "H T T", "attention probabilities: softmax of the scores").named(
+    _point("kq_soft_max", "H T T", "attention probabilities: softmax of the scores").named(
         ggml="kq_soft_max_ext.SOFT_MAX", bitnet_rs="attn_scores_softmax", aprt="attn_softmax"
     ),
-    Point("kqv_out", "T HK", "output of attention, heads side by side", codes=True).named(
-        ggml="kqv_out.CONT", llama_cpp="kqv_out.RESHAPE", aprt="attention"
+    _point("kqv_out", "T HK", "output of attention, heads side by side", "CONT", codes=True, llama_cpp="kqv_out.RESHAPE", aprt="attention"),
+    _point("attn_sub_norm", "T HK", "norm of kqv_out, in models that have one", "MUL", codes=True, weight="attn_sub_norm", takes="kqv_out"),
+    _point("attn_o_out", "T D", "output matrix of attention, before the residual", "MUL_MAT", weight="attn_output").named(
+        llama_cpp="attn_out.MUL_MAT", module="attention.wo", takes="kqv_out", around="self_attn attention attn", aprt="attn_out"
     ),
-    Point("attn_sub_norm", "T HK", "norm of kqv_out, in models that have one", codes=True, weight="attn_sub_norm").named(
-        ggml="attn_sub_norm.MUL", takes="kqv_out"
+    _point("attn_post_norm", "T D", "norm of attn_o_out, in models that have one", "MUL", weight="post_attention_norm").named(
+        module="post_self_attn_layernorm"
     ),
-    Point("attn_o_out", "T D", "output matrix of attention, before the residual", weight="attn_output").named(
-        ggml="attn_o_out.MUL_MAT",
-        llama_cpp="attn_out.MUL_MAT",
-        module="attention.wo",
-        takes="kqv_out",
-        around="self_attn attention attn",
-        aprt="attn_out",
-    ),
-    Point("attn_post_norm", "T D", "norm of attn_o_out, in models that have one", weight="post_attention_norm").named(
-        ggml="attn_post_norm.MUL", module="post_self_attn_layernorm"
-    ),
-    Point(
+    _point(
         "ffn_inp",
         "T D",
         "attention's branch, times the residual scale, plus the layer's input; absent where attention and feed-forward run in parallel",
-        codes=True,
-    ).named(ggml="ffn_inp.ADD", aprt="post_attn_residual"),
-    Point("ffn_norm", "T D", "norm in front of the feed-forward, in models that have one", codes=True, weight="ffn_norm").named(
-        ggml="ffn_norm.MUL", takes="ffn_inp", aprt="ffn_norm"
+    ).named(ggml="ffn_inp.ADD", codes=True, aprt="post_attn_residual"),
+    _point("ffn_norm", "T D", "norm in front of the feed-forward, in models that have one", "MUL", codes=True, weight="ffn_norm").named(
+        takes="ffn_inp", aprt="ffn_norm"
     ),
-    Point("ffn_moe_logits", "T E", "router's product, in models that have experts", weight="ffn_gate_inp").named(
-        ggml="ffn_moe_logits.MUL_MAT", takes="ffn_norm"
-    ),
-    Point(TOP_EXPERTS, "T k", "numbers of each token's experts, int32: those with the largest logits, largest first").named(
-        ggml="ffn_moe_topk.VIEW"
-    ),
-    Point(
+    _point("ffn_moe_logits", "T E", "router's product, in models that have experts", "MUL_MAT", weight="ffn_gate_inp", takes="ffn_norm"),
+    _point(TOP_EXPERTS, "T k", "numbers of each token's experts, int32: those with the largest logits, largest first", "VIEW"),
+    _point(
         "ffn_moe_weights", "T k", "their weights: the softmax of all logits, divided by the sum of these k where the model does that"
     ).named(ggml="ffn_moe_weights.GET_ROWS", llama_cpp="ffn_moe_weights_norm.DIV"),
-    Point("ffn_moe_gate", "T kF", "gate matrix of each of these experts, side by side").named(ggml="ffn_moe_gate.MUL_MAT_ID"),
-    Point("ffn_moe_up", "T kF", "up matrix of each").named(ggml="ffn_moe_up.MUL_MAT_ID"),
-    Point("ffn_moe_swiglu", "T kF", "SiLU(gate) * up of each").named(ggml="ffn_moe_swiglu.SWIGLU", llama_cpp="ffn_moe_swiglu.GLU"),
-    Point("ffn_moe_down", "T kD", "down matrix of each").named(ggml="ffn_moe_down.MUL_MAT_ID"),
-    Point("ffn_moe_out", "T D", "sum of their weights times ffn_moe_down").named(
-        ggml="ffn_moe_out.ADD", llama_cpp="ffn_moe_out.CONT", module="mlp.experts block_sparse_moe.experts"
+    _point("ffn_moe_gate", "T kF", "gate matrix of each of these experts, side by side", "MUL_MAT_ID"),
+    _point("ffn_moe_up", "T kF", "up matrix of each", "MUL_MAT_ID"),
+    _point("ffn_moe_swiglu", "T kF", "SiLU(gate) * up of each", "SWIGLU", llama_cpp="ffn_moe_swiglu.GLU"),
+    _point("ffn_moe_down", "T kD", "down matrix of each", "MUL_MAT_ID"),
+    _point("ffn_moe_out", "T D", "sum of their weights times ffn_moe_down", "ADD").named(
+        llama_cpp="ffn_moe_out.CONT", module="mlp.experts block_sparse_moe.experts"
     ),
-    Point("ffn_gate", "T F", "gate matrix, before the activation function, in models that have a gate", weight="ffn_gate").named(
-        ggml="ffn_gate.MUL_MAT",
-        module="feed_forward.w1",
-        takes="ffn_norm",
-        aprt="ffn_gate",
+    _point(
+        "ffn_gate", "T F", "gate matrix, before the activation function, in models that have a gate", "MUL_MAT", weight="ffn_gate"
+    ).named(module="feed_forward.w1", takes="ffn_norm", aprt="ffn_gate"),
+    _point("ffn_up", "T F", "up matrix", "MUL_MAT", weight="ffn_up", module="feed_forward.w3", takes="ffn_norm", aprt="ffn_up"),
+    _point("ffn_out", "T F", "relu(gate)^2 * up, SiLU(gate) * up, GELU(gate) * up, or GELU(up)", "MUL", codes=True).named(
+        llama_cpp="ffn_swiglu.SWIGLU ffn_swiglu.GLU ffn_gate_par.MUL", aprt="ffn_swigl"
     ),
-    Point("ffn_up", "T F", "up matrix", weight="ffn_up").named(
-        ggml="ffn_up.MUL_MAT",
-        module="feed_forward.w3",
-        takes="ffn_norm",
-        aprt="ffn_up",
-    ),
-    Point("ffn_out", "T F", "relu(gate)^2 * up, SiLU(gate) * up, GELU(gate) * up, or GELU(up)", codes=True).named(
-        ggml="ffn_out.MUL", llama_cpp="ffn_swiglu.SWIGLU ffn_swiglu.GLU ffn_gate_par.MUL", aprt="ffn_swigl"
-    ),
-    Point("ffn_sub_norm", "T F", "norm of ffn_out, in models that have one", codes=True, weight="ffn_sub_norm").named(
-        ggml="ffn_sub_norm.MUL", takes="ffn_out"
-    ),
-    Point("ffn_down", "T D", "down matrix, before the residual", weight="ffn_down").named(
-        ggml="ffn_down.MUL_MAT",
+    _point("ffn_sub_norm", "T F", "norm of ffn_out, in models that have one", "MUL", codes=True, weight="ffn_sub_norm", takes="ffn_out"),
+    _point("ffn_down", "T D", "down matrix, before the residual", "MUL_MAT", weight="ffn_down").named(
         llama_cpp="ffn_out.MUL_MAT ffn_down.ADD ffn_shexp.MUL_MAT",
         module="feed_forward.w2",
         takes="ffn_out",
         around="mlp feed_forward block_sparse_moe",
         aprt="ffn_out",
     ),
-    Point("ffn_shexp_out", "T D", "ffn_down times the sigmoid of its gate, in models that have a shared expert").named(
-        ggml="ffn_shexp_out.MUL"
-    ),
-    Point("ffn_post_norm", "T D", "norm of ffn_down, in models that have one", weight="post_ffw_norm").named(ggml="ffn_post_norm.MUL"),
-    Point("l_out", "T D", "output of the layer").named(ggml="l_out.ADD", module=".", takes=LAYER_INPUT, aprt="post_ffn_residual"),
-    Point("result_norm", "T D", "final norm", whole=True, weight="output_norm").named(
-        ggml="result_norm.MUL",
-        bitnet_rs="all_layers_out",
-        aprt="final_norm",
-    ),
-    Point(
+    _point("ffn_shexp_out", "T D", "ffn_down times the sigmoid of its gate, in models that have a shared expert", "MUL"),
+    _point("ffn_post_norm", "T D", "norm of ffn_down, in models that have one", "MUL", weight="post_ffw_norm"),
+    _point("l_out", "T D", "output of the layer", "ADD", module=".", takes=LAYER_INPUT, aprt="post_ffn_residual"),
+    _point("result_norm", "T D", "final norm", "MUL", whole=True, weight="output_norm", bitnet_rs="all_layers_out", aprt="final_norm"),
+    _point(
         POOLED,
         "1 D",
         "mean of result_norm over all tokens, or that of the first (cls) or the last token, in models that state one",
         whole=True,
     ).named(ggml="result_embd_pooled.MUL_MAT result_embd_pooled.GET_ROWS"),
-    Point("result_output", "T V", "logits, scaled and capped where the model does that", whole=True, weight="output").named(
-        ggml="result_output.MUL_MAT",
-        takes="result_norm",
-        around="logits",
-        bitnet_rs="logits",
-        aprt="lm_head",
+    _point("result_output", "T V", "logits, scaled and capped where the model does that", "MUL_MAT", whole=True, weight="output").named(
+        takes="result_norm", around="logits", bitnet_rs="logits", aprt="lm_head"
     ),
-    Point("log_probs", "T V", "log-softmax of the logits, for files that hold no logits", whole=True),
+    _point("log_probs", "T V", "log-softmax of the logits, for files that hold no logits", whole=True),
 )
 """Some have companions: `<name>_codes` [T, width] int8 and `<name>_scale` [T], the int8 codes that a ternary matrix takes instead of
 `<name>` and the steps per unit, 127 / max |x| of the row; and `<name>_in`, the norm inside a matrix. Numbers are float32, row by row."""

@@ -15,8 +15,7 @@ from bitnet_np import KVCache, forward, forward_full
 from bitnet_np.base.errors import Error
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.files.gguf_file import StringArray
-from bitnet_np.files.load import model_from, open_model
-from bitnet_np.files.source import Source
+from bitnet_np.files.load import Source, model_from, open_model
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.formats import bitnet_rs, eval_callback, read_any
 

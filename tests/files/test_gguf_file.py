@@ -9,6 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from family_models import finish
 from gguf_samples import SAMPLE, everything, read, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,10 +64,7 @@ def test_reads_what_gguf_wrote_as_gguf_reads_it(folder: Path, values: dict, tens
     for name, (kind, blocks) in tensors.items():
         raw = random.integers(0, 256, [*blocks[:-1], blocks[-1] * BY_NUMBER[kind].block_bytes], np.uint8)
         writer.add_tensor(name, raw, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
     ours, theirs = open_gguf(path), gguf.GGUFReader(path)
     fields = {key: field for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
@@ -152,8 +150,6 @@ def test_a_string_array_is_a_sequence(folder: Path, strings: list[str], index: i
 
 
 def test_the_operating_systems_errors_keep_their_types(folder: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="absent"):
-        open_gguf(folder / "absent.gguf")
     with pytest.raises((IsADirectoryError, PermissionError), match=folder.name):  # Windows says the latter
         open_gguf(folder)
     locked = write(folder, SAMPLE, "locked.gguf")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from family_models import assert_refused, drawn
+from family_models import assert_refused, drawn, finish
 from models import assert_same_bits
 
 from bitnet_np.base.errors import FileFormatError, UnsupportedError
@@ -40,8 +40,7 @@ def cut(whole: Path, folder: Path, **changes):
                 (writer.add_int32 if "." in key else writer.add_uint16)(f"split.{key}", value)
         for tensor in reader.tensors[no::PARTS] + (reader.tensors[:1] if no == changes.get("again") else []):
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-            write()
+        finish(writer)
     return paths
 
 

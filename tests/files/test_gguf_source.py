@@ -89,14 +89,6 @@ def test_factors_are_positive(written, bad):
         load(path, allow_nan=True)  # angles must be numbers all the same
 
 
-@pytest.mark.parametrize("factor", [1e-6, 1e-30])
-def test_angles_stay_where_cosines_are_exact(written, factor):
-    model = drawn("llama")
-    model.rope_factors.flags.writeable = True
-    model.rope_factors[0] = factor
-    assert_refused(written(model), UnsupportedError, "RoPE's angles reach ")
-
-
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "TQ1_0", "TQ2_0", "MXFP4"])
 def test_nan_in_blocks_is_found_and_may_be_allowed(written, kind):
     model = drawn("llama", kind)

@@ -46,10 +46,6 @@ def test_a_table_of_one_weight(kind, monkeypatch):
     assert list(matrix_facts.constant_matrices(with_matrix(zeros))) == []
 
 
-def test_a_constant_is_named_by_its_number():
-    assert list(matrix_facts.constant_matrices(with_matrix(np.full((50, 256), 0.25, np.float16)))) == ["token_embd: every weight is 0.25"]
-
-
 def test_kinds_are_named_by_what_the_file_has():
     model = random_model(0)
     number = 7 * len(model.layers)

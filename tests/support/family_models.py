@@ -62,9 +62,14 @@ def rewrite(path, architecture, keys):
             kinds[type(value)](name, value)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    finish(writer)
+    path.with_suffix(".new").replace(path)
+
+
+def finish(writer):
+    """Write all that was added to gguf-py's writer."""
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         write()
-    path.with_suffix(".new").replace(path)
 
 
 def assert_refused(path, error, *parts):

@@ -30,12 +30,8 @@ KEYS = {
     A + "attention.layer_norm_rms_epsilon": number(FLOAT32, CONFIG.eps),
     A + "rope.freq_base": number(FLOAT32, CONFIG.rope_base),
 }
-OPTIONAL = {
-    A + "vocab_size": number(UINT32, CONFIG.vocab),
-    A + "rope.dimension_count": number(UINT32, CONFIG.head_dim),
-    A + "attention.key_length": number(UINT32, CONFIG.head_dim),
-    A + "attention.value_length": number(UINT32, CONFIG.head_dim),
-}
+HEADS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
+OPTIONAL = {A + "vocab_size": number(UINT32, CONFIG.vocab), **{A + key: number(UINT32, CONFIG.head_dim) for key in HEADS}}
 RNG = np.random.default_rng(11)
 
 

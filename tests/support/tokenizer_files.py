@@ -1,7 +1,11 @@
 """tokenizer.json as the tokenizers library writes it, and changes of one key of it."""
 
 import copy
+from pathlib import Path
 from typing import Any
+
+from bitnet_np.text.hf_tokenizer import tokenizer_metadata
+from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
 
 PLAIN = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
@@ -21,6 +25,11 @@ def bpe_json(vocab: dict[str, int], merges: list, special: dict[str, int], bos: 
         "model": model | {name: value for name, value in keys.items() if name not in whole} | {"vocab": vocab, "merges": merges},
         **{name: value for name, value in keys.items() if name in whole},
     }
+
+
+def from_json(told: dict[str, Any], config: Any = (("bos_token", "<s>"), ("eos_token", "</s>")), **model: Any) -> Tokenizer:
+    """The tokenizer in these objects of tokenizer.json, tokenizer_config.json and config.json."""
+    return tokenizer_from(tokenizer_metadata(Path("m"), told, dict(config), model, None), "m")
 
 
 def changed(told: dict[str, Any], path: str, value: Any) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """tokenizer.json -> the tokenizer that a GGUF file would have, judged by the tokenizers library on the same file."""
 
 import json
+import re
+from pathlib import Path
 
 import hf_models
 import numpy as np
@@ -8,14 +10,15 @@ import pytest
 from hf_models import bitnet_folder
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizer_files import bpe_json, changed
+from tokenizer_files import bpe_json, changed, from_json
 
-from bitnet_np.base.errors import Error, FileFormatError, UnsupportedError
+from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.cli import main as cli
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import open_model
 from bitnet_np.testing.released import CHAT_TEMPLATE, vocabulary
 from bitnet_np.text.byte_level import LLAMA3_WORDS, PRE_TOKENIZERS
+from bitnet_np.text.hf_tokenizer import tokenizer_metadata
 from bitnet_np.text.tokenizer import tokenizer_from
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -46,13 +49,12 @@ def tokenizer_json(pre=LLAMA3, whole_words=True, pairs=True):
     return told | {"post_processor": {"type": "Sequence", "processors": [BYTES, told["post_processor"]]}}
 
 
-def write(folder, told, config=None):
-    (folder / "tokenizer.json").write_text(json.dumps(told))
-    more = {"bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|end_of_text|>"}, "chat_template": CHAT_TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(more if config is None else config))
-    if not (folder / "config.json").exists():
-        hf_models.write_folder(folder, {"vocab_size": SIZE + 4}, {})
-    return folder
+CONFIG = {"bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|end_of_text|>"}, "chat_template": CHAT_TEMPLATE}
+
+
+def write(folder, told, config=CONFIG):
+    for name, value in (("tokenizer", told), ("tokenizer_config", config)):
+        (folder / f"{name}.json").write_text(json.dumps(value))
 
 
 DIGITS_GPT2 = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, GPT2]}
@@ -60,10 +62,9 @@ STYLES = {"llama3": (LLAMA3, True), "gpt2": (GPT2, False, False), "digits": (DIG
 
 
 @pytest.fixture(scope="module", params=STYLES)
-def both(request, tmp_path_factory):
-    folder = write(tmp_path_factory.mktemp("t"), tokenizer_json(*STYLES[request.param]))
-    ours = tokenizer_from(open_model(folder).metadata, folder)
-    return ours, tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+def both(request):
+    told = tokenizer_json(*STYLES[request.param])
+    return from_json(told, CONFIG, vocab_size=SIZE + 4), tokenizers.Tokenizer.from_str(json.dumps(told))
 
 
 @given(st.text() | st.text("etaoin <|>begin_of_text tool\n0123456789'sé🙂"))
@@ -74,11 +75,11 @@ def test_the_library_gives_the_same_ids(both, text):
 
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
-def test_patterns_have_the_name_that_stands_for_them(name, tmp_path):
+def test_patterns_have_the_name_that_stands_for_them(name):
     rules = PRE_TOKENIZERS[name]
     splits = [SPLIT | {"pattern": {"Regex": pattern}} for pattern in rules.patterns]
-    write(tmp_path, tokenizer_json({"type": "Sequence", "pretokenizers": [*splits, BYTES]}, rules.whole_words))
-    found = PRE_TOKENIZERS[open_model(tmp_path).metadata["tokenizer.ggml.pre"]]
+    told = tokenizer_json({"type": "Sequence", "pretokenizers": [*splits, BYTES]}, rules.whole_words)
+    found = PRE_TOKENIZERS[tokenizer_metadata(Path("m"), told, CONFIG, {}, None)["tokenizer.ggml.pre"]]
     assert (found.patterns, found.whole_words) == (rules.patterns, rules.whole_words)
 
 
@@ -117,13 +118,9 @@ def test_special_tokens_and_the_chat_template(both):
         ("model.merges", ["! \u4e00"], FileFormatError, "is no token of type normal"),
     ],
 )
-def test_what_is_no_such_tokenizer_is_refused_by_name(tmp_path, path, value, error, message):
-    write(tmp_path, changed(tokenizer_json(), path, value))
-    with pytest.raises(Error) as caught:
-        tokenizer_from(open_model(tmp_path).metadata, tmp_path)
-    assert type(caught.value) is error
-    assert message in str(caught.value)
-    assert str(tmp_path) in str(caught.value)
+def test_what_is_no_such_tokenizer_is_refused_by_name(path, value, error, message):
+    with pytest.raises(error, match="^m.*" + re.escape(message)):
+        from_json(changed(tokenizer_json(), path, value), CONFIG, vocab_size=SIZE + 4)
 
 
 def test_where_bos_and_the_template_come_from(tmp_path):
@@ -141,13 +138,9 @@ def test_where_bos_and_the_template_come_from(tmp_path):
     assert (found.add_bos, found.template) == (False, "z")
 
 
-def test_text_is_normalised_where_the_file_says_so(tmp_path):
+def test_text_is_normalised_where_the_file_says_so():
     told = tokenizer_json() | {"normalizer": {"type": "NFC"}}
-    write(tmp_path, told)
-    ours, theirs = (
-        tokenizer_from(open_model(tmp_path).metadata, tmp_path),
-        tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")),
-    )
+    ours, theirs = from_json(told, CONFIG), tokenizers.Tokenizer.from_str(json.dumps(told))
     for text in ("e\u0301", "\u1100\u1161 <tool>e\u0301", "\u212b"):
         assert ours.encode(text, special=True) == theirs.encode(text).ids
     assert ours.decode(ours.encode("e\u0301")) == "\u00e9"

@@ -3,20 +3,18 @@
 import io
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from corpus import CORPUS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_files import bpe_json, changed
+from tokenizer_files import bpe_json, changed, from_json
 
 from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.cli import main as cli
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.testing.models import random_model
-from bitnet_np.text.hf_tokenizer import tokenizer_metadata
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
@@ -25,17 +23,9 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # noqa: E402
 
-TRAINING = {
-    "model_type": "bpe",
-    "vocab_size": 420,
-    "byte_fallback": True,
-    "normalization_rule_name": "identity",
-    "remove_extra_whitespaces": False,
-    "allow_whitespace_only_pieces": True,
-    "character_coverage": 0.98,
-    "split_digits": True,
-    "minloglevel": 2,
-}
+TRAINING = {"model_type": "bpe", "vocab_size": 420, "byte_fallback": True, "character_coverage": 0.98, "split_digits": True}
+TRAINING |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True}
+TRAINING |= {"minloglevel": 2}
 PROTO_TYPES = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: UNUSED, 6: BYTE}
 
 
@@ -162,10 +152,6 @@ def converted(proto):
         byte_fallback=True,
         ignore_merges=False,
     )
-
-
-def from_json(told, config=(("bos_token", "<s>"), ("eos_token", "</s>"))):
-    return tokenizer_from(tokenizer_metadata(Path("m"), told, dict(config), {}, None), "m")
 
 
 METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": False}
