@@ -97,9 +97,7 @@ class Case:
     nbytes: int = 0  # of weights that a run must read from memory
     request: dict | None = None  # the request that lets a peer do the same
     work: float = 1.0  # relative to the other cases of the bench: to predict how long a run takes
-    rounds: int | None = None  # at most
     warm: bool = True  # run it once before the rounds
-    threads: tuple[int, ...] | None = None  # in place of the bench's
 
     @property
     def measured(self) -> tuple[int, str]:
@@ -193,29 +191,26 @@ def measure(
     admitted: list[Case] = []
     planned, pace = 0.0, 0.0  # seconds; seconds per unit of work
     for case in cases:
-        counts, turns = case.threads or tuple(threads), min(rounds, case.rounds or rounds)
         sides = 1 + (len(peers) if case.request else 0)
-        if admitted and planned + pace * case.work * turns * len(counts) * sides > budget:
+        if admitted and planned + pace * case.work * rounds * len(threads) * sides > budget:
             results.skipped.append(f"{bench} {case.name}, which --budget would not hold")
             continue
-        if (digest_of_result := check(case, counts)) is not None:
+        if (digest_of_result := check(case, threads)) is not None:
             results.digests[bench, case.name] = digest_of_result
         if case.warm:
-            once = [one(case, OURS, n, peers)["seconds"] for n in counts]
+            once = [one(case, OURS, n, peers)["seconds"] for n in threads]
             pace = max(once) / case.work
-            planned += sum(once) * turns * sides
+            planned += sum(once) * rounds * sides
             for peer in peers if case.request else ():
-                one(case, peer.name, counts[0], peers)
+                one(case, peer.name, threads[0], peers)
         admitted.append(case)
     results.cases += admitted
     for turn in tqdm(range(rounds), desc=bench, disable=not sys.stderr.isatty(), leave=False):
-        for n in sorted({n for case in admitted for n in case.threads or threads}):
+        for n in threads:
             results.samples.setdefault(Key("peaks", bench, "machine", n), []).append(peaks(n))
         order = admitted if turn % 2 == 0 else admitted[::-1]
         for case in order:
-            if turn >= (case.rounds or rounds):
-                continue
-            for n in case.threads or threads:
+            for n in threads:
                 sides_here = [OURS, *(peer.name for peer in peers if case.request)]
                 for side in sides_here if turn % 2 == 0 else sides_here[::-1]:
                     results.samples.setdefault(Key(bench, case.name, side, n), []).append(one(case, side, n, peers))
