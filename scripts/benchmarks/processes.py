@@ -69,7 +69,7 @@ def compilation(setup: Setup) -> Iterator[Case]:
             raise CheckError(f"{warm['functions']:.0f} functions were compiled again although they were cached")
         return {**cold, "warm": warm["seconds"]}
 
-    yield Case("compile", "cold start", run, warm=False)
+    yield Case("compile", "cold start", run, rounds=2, warm=False, threads=setup.threads[-1:])
 
 
 def compile_tables(setup: Setup, results: Results) -> list[Table]:

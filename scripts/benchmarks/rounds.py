@@ -22,7 +22,7 @@ from bitnet_np.kernels import ternary_tiles
 from bitnet_np.kernels.fast import amx
 from bitnet_np.testing.selftest import digest
 
-from .peers import Peer
+from .peers import Engine
 
 OURS = "bitnet_np"
 Sample = dict[str, float]
@@ -97,7 +97,9 @@ class Case:
     nbytes: int = 0  # of weights that a run must read from memory
     request: dict | None = None  # the request that lets a peer do the same
     work: float = 1.0  # relative to the other cases of the bench: to predict how long a run takes
+    rounds: int | None = None  # at most
     warm: bool = True  # run it once before the rounds
+    threads: tuple[int, ...] | None = None  # in place of the bench's
 
     @property
     def measured(self) -> tuple[int, str]:
@@ -184,39 +186,42 @@ def measure(
     rounds: int,
     budget: float,
     peaks: Callable[[int], Sample],
-    peers: Sequence[Peer],
+    peers: Sequence[Engine],
     results: Results,
 ) -> None:
     """Check and warm every case, then run the rounds. Cases that would take the bench over `budget` seconds are skipped, and named."""
     admitted: list[Case] = []
     planned, pace = 0.0, 0.0  # seconds; seconds per unit of work
     for case in cases:
+        counts, turns = case.threads or tuple(threads), min(rounds, case.rounds or rounds)
         sides = 1 + (len(peers) if case.request else 0)
-        if admitted and planned + pace * case.work * rounds * len(threads) * sides > budget:
+        if admitted and planned + pace * case.work * turns * len(counts) * sides > budget:
             results.skipped.append(f"{bench} {case.name}, which --budget would not hold")
             continue
-        if (digest_of_result := check(case, threads)) is not None:
+        if (digest_of_result := check(case, counts)) is not None:
             results.digests[bench, case.name] = digest_of_result
         if case.warm:
-            once = [one(case, OURS, n, peers)["seconds"] for n in threads]
+            once = [one(case, OURS, n, peers)["seconds"] for n in counts]
             pace = max(once) / case.work
-            planned += sum(once) * rounds * sides
+            planned += sum(once) * turns * sides
             for peer in peers if case.request else ():
-                one(case, peer.name, threads[0], peers)
+                one(case, peer.name, counts[0], peers)
         admitted.append(case)
     results.cases += admitted
     for turn in tqdm(range(rounds), desc=bench, disable=not sys.stderr.isatty(), leave=False):
-        for n in threads:
+        for n in sorted({n for case in admitted for n in case.threads or threads}):
             results.samples.setdefault(Key("peaks", bench, "machine", n), []).append(peaks(n))
         order = admitted if turn % 2 == 0 else admitted[::-1]
         for case in order:
-            for n in threads:
+            if turn >= (case.rounds or rounds):
+                continue
+            for n in case.threads or threads:
                 sides_here = [OURS, *(peer.name for peer in peers if case.request)]
                 for side in sides_here if turn % 2 == 0 else sides_here[::-1]:
                     results.samples.setdefault(Key(bench, case.name, side, n), []).append(one(case, side, n, peers))
 
 
-def one(case: Case, side: str, threads: int, peers: Sequence[Peer]) -> Sample:
+def one(case: Case, side: str, threads: int, peers: Sequence[Engine]) -> Sample:
     """One run of one side."""
     if side != OURS:
         peer = next(peer for peer in peers if peer.name == side)
