@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numba
-from benchmarks import forwards, models, peaks, peers, processes, report
+from benchmarks import forwards, llama_bench, memory, models, neighbours, peaks, peers, processes, report
 from benchmarks.report import Table
 from benchmarks.rounds import Case, CheckError, Results, Setup, measure
 
@@ -41,9 +41,14 @@ BENCHES = {
     ),
     "load": Bench(processes.load, processes.load_tables, "a new process until its first logits, and its memory"),
     "compile": Bench(processes.compilation, processes.compile_tables, "cold start: seconds of compilation"),
+    "neighbours": Bench(neighbours.cases, neighbours.tables, "prefill and decode beside processes that keep cores busy"),
+    "memory": Bench(memory.cases, memory.tables, "what a call allocates"),
 }
 FORWARDS = {"prefill", "decode"}
-"""The benches that llama.cpp runs, too, and that can follow its roundings."""
+"""The benches that other engines run, too, and that can follow their roundings."""
+
+
+ENGINES = (peers.NAME, *llama_bench.NAMES)
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -65,12 +70,12 @@ def positive(text: str) -> int:
     return first
 
 
-def engine(text: str) -> str:
-    """The Python that runs the other engine."""
-    name, _, python = text.partition("=")
-    if name != peers.NAME:
-        raise argparse.ArgumentTypeError(f"{name!r} is not {peers.NAME}")
-    return python or sys.executable
+def engine(text: str) -> tuple[str, str]:
+    """The name of another engine, and its program if one is given."""
+    name, _, program = text.partition("=")
+    if name not in ENGINES:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(ENGINES)}")
+    return name, program
 
 
 def parser() -> argparse.ArgumentParser:
@@ -93,9 +98,12 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         type=engine,
         default=[],
-        metavar="NAME[=PYTHON]",
-        help=f"also run {peers.NAME} in prefill and decode, of this Python or of the one that is named; repeatable",
+        metavar="NAME[=PROGRAM]",
+        help=f"also run this engine in prefill and decode; repeatable: {', '.join(ENGINES)}. "
+        f"PROGRAM is the Python that has it (default: this one), "
+        f"but for {' and '.join(llama_bench.NAMES)} the llama-bench of such a build, without which they are skipped",
     )
+    result.add_argument("--peer-model", type=Path, metavar="F", help="the file for a llama-bench (default: ours)")
     result.add_argument(
         "--as",
         dest="dialect",
@@ -105,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--read-mb", type=positive, default=1024, metavar="N", help="memory read for the bandwidth's peak (default 1024)")
     result.add_argument("--json", type=Path, metavar="F", help="write every sample")
+    result.add_argument("--plot", type=Path, metavar="F.png", help="draw bars")
     return result
 
 
@@ -125,6 +134,25 @@ def check_forwards(options: argparse.Namespace) -> None:
         raise OptionError(f"{given[0]} is for {' and '.join(sorted(FORWARDS))}, not for {', '.join(options.bench)}")
 
 
+def open_peers(stack: ExitStack, options: argparse.Namespace) -> list[peers.Peer]:
+    """Start the workers, before anything slow is done: a missing one is reported at once."""
+    asked = {program or sys.executable for name, program in options.vs if name == peers.NAME}
+    return [stack.enter_context(peers.Peer(python)) for python in asked]
+
+
+def open_builds(options: argparse.Namespace, path: Path, skipped: list[str]) -> list[llama_bench.LlamaBench]:
+    """The engines that a llama-bench times. One that does not run is named in `skipped`, so that one command serves many machines."""
+    builds = []
+    for name, program in dict(options.vs).items():
+        if name not in llama_bench.NAMES:
+            continue
+        try:
+            builds.append(llama_bench.LlamaBench(name, program, options.peer_model or path))
+        except peers.PeerError as error:
+            skipped.append(f"--vs {error}")
+    return builds
+
+
 def make_setup(options: argparse.Namespace, threads: tuple[int, ...], folder: Path) -> Setup:
     """The setup, with its model loaded, or made first."""
     path = options.model or models.ours(folder, options.shape, options.seed)
@@ -143,20 +171,21 @@ def load_peers(running: Sequence[peers.Peer], setup: Setup, folder: Path) -> Non
             peer.open("llama.cpp, the same file", path=str(setup.path), context=longest)
 
 
-def run(options: argparse.Namespace) -> tuple[list[Table], dict]:
-    """Run all benches; returns their tables, and the JSON object."""
+def run(options: argparse.Namespace) -> tuple[list[Table], Results, dict]:
+    """Run all benches; returns their tables, all measurements, and the JSON object."""
     folder = options.model_dir or models.folder()
     threads = checked_threads(options.threads)
     results, tables = Results(), []
     check_forwards(options)
     with ExitStack() as stack:
         stack.callback(numba.set_num_threads, numba.get_num_threads())
-        running = [stack.enter_context(peers.Peer(python)) for python in dict.fromkeys(options.vs)]  # a missing one is reported at once
+        running = open_peers(stack, options)
         setup = make_setup(options, threads, folder)
         load_peers(running, setup, folder)
+        engines: list[peers.Engine] = [*running, *open_builds(options, setup.path, results.skipped)]
         machine_peaks = peaks.Peaks(options.read_mb)
         for name in dict.fromkeys(options.bench):
-            asked = running if name in FORWARDS else []
+            asked = engines if name in FORWARDS else []
             measure(name, BENCHES[name].cases(setup), threads, options.rounds, options.budget, machine_peaks, asked, results)
             tables += BENCHES[name].tables(setup, results)
         head = {
@@ -169,10 +198,10 @@ def run(options: argparse.Namespace) -> tuple[list[Table], dict]:
                 "ternary_weights": models.ternary_weights(setup.model),
                 "bytes_per_token": models.weight_bytes(setup.model),
             },
-            "peers": {engine.name: engine.description for engine in running},
+            "peers": {engine.name: engine.description for engine in engines},
         }
     tables = [report.peaks(results), *tables]
-    return tables, report.as_json(head, results, tables)
+    return tables, results, report.as_json(head, results, tables)
 
 
 def introduction(outcome: dict) -> str:
@@ -199,12 +228,14 @@ def introduction(outcome: dict) -> str:
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
-        tables, outcome = run(options)
+        tables, results, outcome = run(options)
         print(introduction(outcome))
         for table in tables:
             print("\n" + report.render(table))
         if options.json:
             options.json.write_text(json.dumps(outcome, indent=1) + "\n", "utf-8")
+        if options.plot:
+            report.draw(results, outcome["machine"]["processor"], options.plot)
     except CheckError as error:
         print(f"bench.py: {error}; speed was not judged", file=sys.stderr)
         return 1

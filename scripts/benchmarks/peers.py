@@ -12,13 +12,26 @@ import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 WORKER = Path(__file__).parent / "workers" / "peer.py"
 
 
 class PeerError(Exception):
     """A peer is not installed, or failed."""
+
+
+class Engine(Protocol):
+    """A peer, as rounds see it."""
+
+    name: str
+
+    @property
+    def description(self) -> str:
+        """What runs there, on which model."""
+
+    def run(self, request: dict) -> dict[str, float]:
+        """The sample of one run. workers/peer.py says what a request holds."""
 
 
 NAME = "llama-cpp"

@@ -1,7 +1,8 @@
-"""Results for people (aligned tables) and for programs (JSON with every sample)."""
+"""Results for people (aligned tables, bars) and for programs (JSON with every sample)."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bitnet_np.cli.printing import table as aligned
@@ -81,3 +82,22 @@ def as_json(head: dict[str, Any], results: Results, tables: Sequence[Table]) -> 
             entry["sha256"] = results.digests.get((key.bench, key.case))
         entries.append(entry)
     return {"schema": SCHEMA, **head, "results": entries, "skipped": results.skipped, "tables": [asdict(table) for table in tables]}
+
+
+def draw(results: Results, title: str, path: Path) -> None:
+    """Draw the seconds of every case and side to a picture file: bars for medians, lines for the spread."""
+    from matplotlib.figure import Figure  # needed for plots only
+
+    drawn = {key: summary([sample["seconds"] for sample in samples]) for key, samples in results.samples.items() if key.bench != "peaks"}
+    labels = [f"{key.bench} {key.case}, {key.side}, {key.threads} thread{'s' * (key.threads > 1)}" for key in drawn]
+    medians = [value.median for value in drawn.values()]
+    lines = [[value.median - value.low for value in drawn.values()], [value.high - value.median for value in drawn.values()]]
+    figure = Figure(figsize=(9, 1.5 + 0.3 * len(drawn)), layout="constrained")
+    axis = figure.subplots()
+    axis.barh(range(len(drawn)), medians, xerr=lines, color="#4477aa", ecolor="#222222", capsize=2)
+    axis.set_yticks(range(len(drawn)), labels, fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xscale("log")
+    axis.set_title(title, fontsize=9, loc="left")
+    axis.set_xlabel("seconds", fontsize=8)
+    figure.savefig(path, dpi=120)

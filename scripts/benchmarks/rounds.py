@@ -22,7 +22,7 @@ from bitnet_np.kernels import ternary_tiles
 from bitnet_np.kernels.fast import amx
 from bitnet_np.testing.selftest import digest
 
-from .peers import Peer
+from .peers import Engine
 
 OURS = "bitnet_np"
 Sample = dict[str, float]
@@ -186,7 +186,7 @@ def measure(
     rounds: int,
     budget: float,
     peaks: Callable[[int], Sample],
-    peers: Sequence[Peer],
+    peers: Sequence[Engine],
     results: Results,
 ) -> None:
     """Check and warm every case, then run the rounds. Cases that would take the bench over `budget` seconds are skipped, and named."""
@@ -221,7 +221,7 @@ def measure(
                     results.samples.setdefault(Key(bench, case.name, side, n), []).append(one(case, side, n, peers))
 
 
-def one(case: Case, side: str, threads: int, peers: Sequence[Peer]) -> Sample:
+def one(case: Case, side: str, threads: int, peers: Sequence[Engine]) -> Sample:
     """One run of one side."""
     if side != OURS:
         peer = next(peer for peer in peers if peer.name == side)

@@ -6,6 +6,7 @@ that is started again goes on from its last checkpoint and ends in the same bits
 FOLDER gets checkpoint.npz, log.jsonl (the loss of each step, and the held-out loss at checkpoints) and model.gguf.
 
 `--evaluate [MODEL]` measures a model (default: the embedded one): perplexity on held-out text, and the share of right answers.
+`--record FOLDER` writes greedy.json, what the embedded model says after PROMPTS.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from trainer.evaluate import report
 from trainer.settings import DEMO, Settings
 from writer.corpus import document, sequence
 
-from bitnet_np import load
+from bitnet_np import generate, load
 from bitnet_np.base.errors import Error
 from bitnet_np.cli import progress
 from bitnet_np.files import embedded
@@ -37,6 +38,15 @@ from bitnet_np.testing.selftest import digest, noise
 from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
 from bitnet_np.training.gradients import loss_and_gradients, parameter_shapes
 
+PROMPTS = (
+    "Once upon a time",
+    "Once upon a time there was a little rabbit",
+    "One day, Anna and Tom",
+    "Q: Tom had 3 apples and found 4 more. How many apples does Tom have now?\nA:",
+    "Leo went to the barn. Mia ran to the beach. Tom walked to the park.\nQ: Where is Mia?\nA:",
+    "Q: What does a cow say?\nA:",
+    "Q: 13 - 5 = ?\nA:",
+)
 EVERY = 250  # steps between checkpoints, at which the held-out loss is measured
 HELD_OUT = 32  # sequences of held-out text that measure it
 
@@ -128,11 +138,22 @@ def run_evaluate(path: Path, documents: int, seed: int) -> int:
     return 0
 
 
+def run_record(path: Path, folder: Path) -> int:
+    (model, tokenizer), lines = load_model(path), []
+    for prompt in PROMPTS:
+        ids = tokenizer.encode(prompt)
+        tokens = generate(model, ids, embedded.DEMO_TOKENS, stop=tokenizer.stops)[len(ids) :]
+        lines.append(json.dumps({"prompt": prompt, "tokens": tokens, "text": tokenizer.decode(tokens)}))
+    (folder / "greedy.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", "utf-8")
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="train.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="FOLDER", help="train in this folder, or go on from its checkpoint")
     what.add_argument("--evaluate", nargs="?", type=Path, const=False, metavar="MODEL", help="measure a model (default: the embedded one)")
+    what.add_argument("--record", type=Path, metavar="FOLDER", help="record there what the embedded model says")
     parser.add_argument("--steps", type=int, default=DEMO.steps, help=f"training steps (default {DEMO.steps})")
     parser.add_argument("--documents", type=int, default=300, help="documents of each split to evaluate with (default 300)")
     parser.add_argument(
@@ -145,6 +166,8 @@ def main(argv: list[str] | None = None) -> int:
             if options.out is not None:
                 return run_train(replace(DEMO, steps=options.steps), options.out)
             with embedded.demo_path() as path:
+                if options.record is not None:
+                    return run_record(path, options.record)
                 return run_evaluate(options.evaluate or path, options.documents, DEMO.seed)
     except (Error, OSError) as error:
         print(f"train.py: {error}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """Changes to Hugging Face folders that know their files: values of config.json, entries and bytes of tensors, sizes that agree."""
 
 import json
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import Any
@@ -131,46 +132,35 @@ def _edit_tensors(files: Files, draw: random.Random) -> None:
         return
     if not tensors:
         return
-    i = draw.randrange(len(tensors))
-    draw.choice((_edit_dtype, _edit_shape, _edit_name, _edit_data, _edit_data))(tensors, i, draw)
+    i, j, change = draw.randrange(len(tensors)), draw.randrange(len(tensors)), draw.random()
+    tensor = tensors[i]
+    if change < 0.2:  # mostly to a dtype of the same width, so that sizes agree
+        same = [dtype for dtype, kind in DTYPES.items() if kind.itemsize == DTYPES[tensor.dtype].itemsize]
+        tensors[i] = replace(tensor, dtype=draw.choice(same if draw.random() < 0.8 else list(DTYPES)))
+    elif change < 0.4:
+        tensors[i] = _reshaped(tensor, draw)
+    elif change < 0.46:
+        del tensors[i]
+    elif change < 0.52:
+        tensors.append(replace(tensor, name=tensor.name + draw.choice(["_scale", ".x", "\0", "é"])))
+    elif change < 0.6:
+        tensors[i], tensors[j] = replace(tensor, name=tensors[j].name), replace(tensors[j], name=tensor.name)
+    else:
+        tensors[i] = replace(tensor, data=bytes(damage(bytearray(tensor.data), draw)))
     files[name] = _file_of(tensors)
 
 
-def _edit_dtype(tensors: list[_Tensor], i: int, draw: random.Random) -> None:
-    """Change a tensor's dtype, mostly to one of the same width, so that sizes agree."""
-    size = DTYPES[tensors[i].dtype].itemsize
-    same = [dtype for dtype, kind in DTYPES.items() if kind.itemsize == size]
-    tensors[i] = replace(tensors[i], dtype=draw.choice(same if draw.random() < 0.8 else list(DTYPES)))
-
-
-def _edit_shape(tensors: list[_Tensor], i: int, draw: random.Random) -> None:
-    shape = list(tensors[i].shape)
-    change = draw.random()
-    if shape and change < 0.5:
+def _reshaped(tensor: _Tensor, draw: random.Random) -> _Tensor:
+    """The tensor with another shape, to which its bytes are fitted, mostly."""
+    shape, data = list(tensor.shape), tensor.data
+    if shape and draw.random() < 0.5:
         shape[draw.randrange(len(shape))] = draw.choice([*_SIZES, *NUMBERS])
     else:
         shape = draw.choice([shape[::-1], [*shape, 1], [1, *shape], shape[:-1], []])
-    data = tensors[i].data
-    size = DTYPES[tensors[i].dtype].itemsize
-    for length in shape:
-        size *= length
-    if size < 1 << 18 and draw.random() < 0.7:  # fit the bytes to the shape
+    size = math.prod(shape) * DTYPES[tensor.dtype].itemsize
+    if size < 1 << 18 and draw.random() < 0.7:
         data = (data * (size // max(1, len(data)) + 1))[:size]
-    tensors[i] = replace(tensors[i], shape=tuple(shape), data=data)
-
-
-def _edit_name(tensors: list[_Tensor], i: int, draw: random.Random) -> None:
-    change, j = draw.random(), draw.randrange(len(tensors))
-    if change < 0.3:
-        del tensors[i]
-    elif change < 0.6:
-        tensors.append(replace(tensors[i], name=tensors[i].name + draw.choice(["_scale", ".x", "\0", "é"])))
-    else:
-        tensors[i], tensors[j] = replace(tensors[i], name=tensors[j].name), replace(tensors[j], name=tensors[i].name)
-
-
-def _edit_data(tensors: list[_Tensor], i: int, draw: random.Random) -> None:
-    tensors[i] = replace(tensors[i], data=bytes(damage(bytearray(tensors[i].data), draw)))
+    return replace(tensor, shape=tuple(shape), data=data)
 
 
 # --- any file -------------------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import stat
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -13,12 +14,13 @@ import large_model
 import numba
 import numpy as np
 import pytest
-from benchmarks import forwards, models, peaks, processes, report
+from benchmarks import forwards, memory, models, neighbours, peaks, processes, report
 from benchmarks.rounds import OURS, Case, CheckError, Key, Results, check, measure, ratios, simple, summary, tokens
 
 from bitnet_np import forward_full, load
 from bitnet_np.base.errors import OptionError
 from bitnet_np.engine.dialects import DIALECTS
+from bitnet_np.kernels import workspace
 from bitnet_np.kernels.fast import amx
 from bitnet_np.testing.released import released
 from bitnet_np.testing.selftest import digest
@@ -183,6 +185,47 @@ def test_fractions_are_of_the_instructions_in_use(monkeypatch):
     assert replace(many, macs=0, float_macs=9).measured == (9, "fma")
 
 
+def test_memory_is_seen_where_it_is_used():
+    held = []
+    found = memory.traced(lambda: held.append(np.ones(1_000_000, np.uint8)))
+    assert 1_000_000 <= found["peak"] < 1_100_000
+    assert 1_000_000 <= found["left"] < 1_100_000
+    assert memory.traced(lambda: np.ones(1_000_000, np.uint8))["left"] < 100_000
+    growth = memory.resident_growth(lambda: np.ones(200_000_000, np.uint8))  # the C library keeps up to 67 MB of what others freed
+    assert growth is None or 190_000_000 < growth < 240_000_000
+
+
+def test_memory_counts_what_a_call_used_before():
+    """Results lie in memory that earlier results had: it is given back first, or the peak would be less than the result.
+
+    The array is about as large as what the C library may keep of what others freed.
+    """
+
+    def call():
+        return workspace.empty((4000, 4000))
+
+    call()
+    assert memory.traced(call)["peak"] >= 64_000_000
+    growth = memory.resident_growth(lambda: call().fill(1))
+    assert growth is None or growth > 60_000_000
+
+
+@pytest.mark.parametrize(("sample", "wrong"), [({"peak": 999}, "peak"), ({"peak": 2_000_000, "resident": 0}, "resident")])
+def test_memory_that_does_not_hold_the_result_is_refused(sample, wrong):
+    result = 1000 if wrong == "peak" else 2_000_000
+    assert memory.checked("x", {"peak": result, "resident": result}, result)
+    with pytest.raises(CheckError, match=f"memory x: {wrong} is .* bytes, but the result alone has"):
+        memory.checked("x", sample, result)
+
+
+def test_neighbours_are_busy_as_long_as_they_are_asked_for(monkeypatch):
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **options: started.append(popen(*arguments, **options)) or started[-1])
+    with neighbours.busy(2):
+        assert [process.poll() for process in started] == [None, None]
+    assert all(process.poll() for process in started)
+
+
 # --- peers ----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -213,11 +256,13 @@ def test_a_peer_that_is_not_installed_is_refused_at_once(quick, bare_python, cap
         assert message in capsys.readouterr().err
 
 
-def test_a_peer_runs_beside_us(quick, fake_llama, capsys):
-    """In several benches."""
-    code, found = quick("decode", "prefill", "--vs", "llama-cpp")
+def test_a_peer_runs_beside_us(quick, fake_llama, tmp_path, capsys):
+    """In several benches, with a plot."""
+    picture = tmp_path / "bars.png"
+    code, found = quick("decode", "prefill", "--vs", "llama-cpp", "--plot", str(picture))
     assert code == 0
     assert {entry["bench"] for entry in found["results"]} == {"prefill", "decode", "peaks"}
+    assert picture.read_bytes().startswith(b"\x89PNG")
     theirs = {(entry["bench"], entry["case"], entry["threads"]) for entry in found["results"] if entry["side"] == "llama-cpp"}
     assert theirs == {("prefill", "4 tokens", 1), ("prefill", "8 tokens", 1), ("decode", "2 after 8", 1)}
     assert "not the same model (llama_cpp fake 1)" in found["peers"]["llama-cpp"]
@@ -263,7 +308,7 @@ def test_a_peer_whose_logits_are_wrong_or_that_dies_is_no_peer(quick, fake_llama
         (["decode", "--threads", "1,x"], "'1,x' is not a list of numbers"),
         (["decode", "--rounds", "0"], "0 is not at least 1"),
         (["decode", "--rounds", "5,6"], "'5,6' is not one number"),
-        (["decode", "--vs", "others"], "'others' is not llama-cpp"),
+        (["decode", "--vs", "others"], "'others' is none of llama-cpp"),
         (["decode", "--shape", "tiny", "--model", "m.gguf"], "not allowed with"),
     ],
 )
@@ -285,7 +330,16 @@ CASES = {
     "decode": {"2 after 8", "2 after 8, not recorded", "greedy 2 after 8"},
     "batch": {f"decode, batch {b}" for b in (1, 2)}
     | {f"{way}, batch {b} x {t}" for way in ("prefill", "token by token") for b in (1, 2) for t in (4, 8)},
+    "neighbours": {f"{what}, {count} busy" for what in ("4 tokens", "8 tokens", "decode 2") for count in neighbours.COUNTS},
     "load": {"first logits"},
+    "memory": {
+        "forward_full, all logits",
+        "forward_full, last",
+        "incremental, all logits",
+        "incremental, last",
+        "prefill into a cache",
+        "decode step",
+    },
 }
 
 
@@ -307,7 +361,7 @@ def test_every_bench_runs_and_writes_every_sample(quick, name, capsys):
         assert len(entry["samples"]) == 2
         assert all(sample["seconds"] > 0 for sample in entry["samples"])
     for entry in ours:
-        assert (entry["sha256"] is None) == (name == "load")
+        assert (entry["sha256"] is None) == (name in ("load", "memory"))
     assert {entry["threads"] for entry in found["results"] if entry["bench"] == "peaks"} == threads
     out = capsys.readouterr().out
     for table in found["tables"]:
@@ -343,3 +397,63 @@ def test_a_fresh_process_must_agree(folder, monkeypatch, quick, capsys):
     code, _ = quick("load")
     assert code == 1
     assert "a fresh process computed other logits" in capsys.readouterr().err
+
+
+# --- llama-bench ----------------------------------------------------------------------------------------------------------------------
+
+
+FAKE_BENCH = """#!{python}
+import json, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert given["-r"] == "1" and given["-o"] == "json"
+with open(given["-m"] + ".log", "a") as log:
+    print(given["-p"], given["-n"], given["-t"], file=log)
+print(json.dumps([{{"build_commit": "abc123", "samples_ns": [{nanoseconds}]}}]))
+"""
+
+
+@pytest.fixture
+def fake_bench(tmp_path):
+    """Writes a stand-in for llama-bench, which logs its tests beside the model; returns its path."""
+
+    def write(nanoseconds=2_000_000_000):
+        path = tmp_path / "llama-bench"
+        path.write_text(FAKE_BENCH.format(python=sys.executable, nanoseconds=nanoseconds))
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return str(path)
+
+    return write
+
+
+needs_shebangs = pytest.mark.skipif(sys.platform == "win32", reason="a script is no program here")
+
+
+@needs_shebangs
+def test_a_llama_bench_runs_beside_us(quick, fake_bench, tmp_path, capsys):
+    model = tmp_path / "theirs.gguf"
+    code, found = quick("decode", "prefill", "--vs", f"ik-llama={fake_bench()}", "--peer-model", str(model))
+    assert code == 0
+    theirs = {(entry["bench"], entry["case"]): entry["samples"] for entry in found["results"] if entry["side"] == "ik-llama"}
+    assert set(theirs) == {("prefill", "4 tokens"), ("prefill", "8 tokens"), ("decode", "2 after 8")}
+    assert all(samples == [{"seconds": 2.0}] * 2 for samples in theirs.values())
+    assert found["peers"]["ik-llama"] == f"ik_llama.cpp abc123 by its llama-bench, on {model}"
+    runs = (tmp_path / "theirs.gguf.log").read_text().splitlines()
+    assert {"4 0 1", "8 0 1", "0 2 1"} <= set(runs)
+    assert "x ik-llama: ik-llama's seconds / ours" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("program", ["", "=/nowhere/llama-bench", f"={sys.executable}"])
+def test_a_llama_bench_that_does_not_run_is_skipped_by_name(quick, capsys, program):
+    code, found = quick("prefill", "--vs", f"ik-llama{program}")
+    assert code == 0
+    (skipped,) = found["skipped"]
+    assert skipped.startswith("--vs ik-llama: ")
+    assert program[1:] in skipped
+    assert skipped in capsys.readouterr().out
+    assert found["peers"] == {}
+
+
+@needs_shebangs
+def test_a_llama_bench_without_times_is_no_peer(quick, fake_bench, capsys):
+    assert quick("prefill", "--vs", f"ik-llama={fake_bench(nanoseconds=0)}") == (2, None)
+    assert "reports no time: samples_ns is [0]" in capsys.readouterr().err

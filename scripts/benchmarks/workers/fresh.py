@@ -1,6 +1,7 @@
-"""The fresh process of processes.py: `fresh.py MODEL THREADS [every]` prints a JSON object.
+"""The fresh process of processes.py: `fresh.py MODEL THREADS [every | memory TOKENS SEED]` prints a JSON object.
 
-It has seconds, bytes and a digest of the first logits; `every` runs every path once.
+It has seconds, bytes and a digest of the first logits; `every` runs every path once. With `memory` it has, by the call's name, by how many
+bytes each call of memory.py makes the process grow.
 """
 
 import hashlib
@@ -50,9 +51,23 @@ def every_path(model: Model) -> None:
     forward(model, [[0]], cache, last_only=True)
 
 
+def growth(path: str, n: int, seed: int) -> dict[str, int | None]:
+    """The growth of this process in each call, after a call of each that loads kernels and touches the weights."""
+    sys.path.append(str(Path(__file__).parents[2]))
+    from benchmarks import memory
+
+    model = load(path)
+    for call in memory.calls(model, n, seed).values():
+        call()
+    return {name: memory.resident_growth(call) for name, call in memory.calls(model, n, seed).items()}
+
+
 def main() -> None:
     path, threads, *what = sys.argv[1:]
     numba.set_num_threads(int(threads))
+    if what[:1] == ["memory"]:
+        print(json.dumps(growth(path, *map(int, what[1:]))))
+        return
     compilations = Compilations()
     with event.install_listener("numba:compile", compilations):
         begin = time.perf_counter()
