@@ -6,8 +6,6 @@ and the parts' chains are added in order. Where rows are summed (gradients of we
 is, to the bit, the sum of its sequences' in order. Elsewhere parts are PART numbers long. Nothing depends on threads or tiles.
 """
 
-from typing import Any, NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -235,43 +233,21 @@ def silu_gate_back(gate: Floats, up: Floats, dy: Floats) -> tuple[Floats, Floats
 # --- attention ------------------------------------------------------------------------------------------------------------------------
 
 
-class Forward(NamedTuple):
-    """The forward pass of attention, and the gradient of its result."""
-
-    q: Any  # [R, H*K]
-    k: Any  # [R, G, K]
-    v: Any  # [R, G, K]
-    attended: Any  # [R, H, K]
-    dy: Any  # [R, H*K]
-    scale: Any  # of scores
-    window: Any
-
-
-class Gradients(NamedTuple):
-    """The gradients that attention's are added to."""
-
-    q: Any  # [R, H*K]
-    k: Any  # [R, G*K]
-    v: Any  # [R, G*K]
-
-
-@serial
-def _attend_back_group(forward, first, end, g, gradients):
-    """The part of the gradients that belongs to the sequence in rows first..end and the query heads that read key-value head g."""
-    q, k, v, attended, dy, scale, window = forward
-    width, length = k.shape[2], end - first
-    group = attended.shape[1] // k.shape[1]
-    chunks = (length + CHUNK - 1) // CHUNK
-    keys, values = k[first:end, g].copy(), v[first:end, g].copy()
+@parallel
+def _attend_back(team, q, k, v, attended, dy, cuts, scale, window, dq, dk, dv):
+    """An item is a sequence and the query heads that read one key-value head g. q, dy and gradients are [R, heads * K]."""
+    groups, width, group = k.shape[1], k.shape[2], attended.shape[1] // k.shape[1]
     queries, above = np.zeros((CHUNK, width), np.float32), np.zeros((CHUNK, width), np.float32)
-    part = np.empty((CHUNK, -(-width // SPAN) * SPAN), np.float32)
-    p, ds = np.zeros((chunks, CHUNK, CHUNK), np.float32), np.zeros((CHUNK, CHUNK), np.float32)
+    part, ds = np.empty((CHUNK, -(-width // SPAN) * SPAN), np.float32), np.zeros((CHUNK, CHUNK), np.float32)
     wide_lanes, along, ends = np.empty(WIDE_LANES, np.float64), np.empty(CHUNK, np.float32), np.empty(CHUNK // TOKENS, np.int64)
     largest, weight, here = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-
-    for member in range(group):
-        h = g * group + member
-        for block in range(chunks):
+    for item in shared(team, (cuts.size - 1) * groups):
+        first, length, g = cuts[item // groups], cuts[item // groups + 1] - cuts[item // groups], item % groups
+        keys, values = k[first : first + length, g].copy(), v[first : first + length, g].copy()
+        chunks = (length + CHUNK - 1) // CHUNK
+        p = np.zeros((chunks, CHUNK, CHUNK), np.float32)
+        for step in range(group * chunks):
+            h, block = g * group + step // chunks, step % chunks
             n = min(CHUNK, length - block * CHUNK)
             row = first + block * CHUNK
             _panel(q, row, row + n, h * width, width, queries)
@@ -306,20 +282,12 @@ def _attend_back_group(forward, first, end, g, gradients):
                         difference = np.float32(slope[j] - along[i])
                         slope[j] = np.float32(np.float32(probability[j] * difference) * scale) if j < n_keys else np.float32(0.0)
                 chunk_values(ds[:padded], ends, keys, chunk * CHUNK * width, width, width, part)
-                _fold(part, n, width, False, gradients.q, row, h * width)
+                _fold(part, n, width, False, dq, row, h * width)
                 ends[:] = n
                 weighted_values(ds, CHUNK, 1, CHUNK, ends, queries, 0, width, width, part)
-                _fold(part, n_keys, width, False, gradients.k, key, g * width)
+                _fold(part, n_keys, width, False, dk, key, g * width)
                 weighted_values(p[chunk], CHUNK, 1, CHUNK, ends, above, 0, width, width, part)
-                _fold(part, n_keys, width, False, gradients.v, key, g * width)
-
-
-@parallel
-def _attend_back(team, q, k, v, attended, dy, cuts, scale, window, dq, dk, dv):
-    forward, gradients, groups = Forward(q, k, v, attended, dy, scale, window), Gradients(dq, dk, dv), k.shape[1]
-    for item in shared(team, (cuts.size - 1) * groups):
-        sequence = item // groups
-        _attend_back_group(forward, cuts[sequence], cuts[sequence + 1], item % groups, gradients)
+                _fold(part, n_keys, width, False, dv, key, g * width)
 
 
 def attend_back(
