@@ -10,7 +10,6 @@ the block's own float16. MXFP4 and NVFP4 have scales of one byte, numbers of a t
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -100,10 +99,7 @@ class Format:
         return tuple(factor.half for factor in (self.scale, self.minimum) if factor and not factor.table)
 
 
-Field: TypeAlias = tuple[str, str] | tuple[str, str, int]
-_D: Field = ("d", "<u2")  # the bits of a float16, as are dmin and m
-_DMIN: Field = ("dmin", "<u2")
-_M: Field = ("m", "<u2")
+_D, _DMIN, _M = (("d", "<u2"), ("dmin", "<u2"), ("m", "<u2"))  # the bits of float16
 
 
 def _starts(layout: np.dtype) -> dict[str, int]:
@@ -111,7 +107,7 @@ def _starts(layout: np.dtype) -> dict[str, int]:
     return {name: field[1] for name, field in (layout.fields or {}).items()}
 
 
-def _small(fields: list[Field], bias: int = 0) -> Format:
+def _small(fields: list[tuple], bias: int = 0) -> Format:
     """32 weights: 4 low bits in qs, those of the second 16 weights in the high half of each byte; a fifth bit, if any, in qh."""
     layout = np.dtype(fields)
     start = _starts(layout)
@@ -122,11 +118,6 @@ def _small(fields: list[Field], bias: int = 0) -> Format:
             parts.append(Flags(start["qh"] + 2 * run, place=4))
         codes.append(Integers(tuple(parts), bias))
     return Format(layout, tuple(codes), Factor("d"), Factor("m") if "m" in start else None)
-
-
-def _q8_0() -> Format:
-    layout = np.dtype([_D, ("qs", "i1", 32)])
-    return Format(layout, (Integers((Bits(2 + _TWO_RUNS),), signed=True),), Factor("d"))
 
 
 def _two_bits(qs: int, n: int) -> Bits:
@@ -149,7 +140,7 @@ def _q3_k() -> Format:
     return Format(layout, codes, Factor("d", Integers((low, high), bias=32)))
 
 
-def _q4_k_or_q5_k(fields: list[Field]) -> Format:
+def _q4_k_or_q5_k(fields: list[tuple]) -> Format:
     """Scales and minimums have 6 bits, one for 32 weights: the first four lie whole, the others' upper 2 bits above those."""
     layout = np.dtype([_D, _DMIN, ("scales", "u1", 12), *fields])
     start = _starts(layout)
@@ -187,19 +178,8 @@ def _tq1_0() -> Format:
     return Format(layout, tuple(Integers((digit,), bias=1) for digit in digits), Factor("d"))
 
 
-def _tq2_0() -> Format:
-    layout = np.dtype([("qs", "u1", 64), _D])
-    return Format(layout, tuple(Integers((_two_bits(0, n),), bias=1) for n in range(8)), Factor("d"))
-
-
-def _q1_0() -> Format:
-    """A set bit is +1, a clear one -1."""
-    layout = np.dtype([_D, ("bits", "u1", 16)])
-    return Format(layout, tuple(Integers((Flags(2 + 2 * run, place=1),), bias=1) for run in range(8)), Factor("d"))
-
-
 def _q2_0(weights: int) -> Format:
-    """Four neighbours in a byte. The fields have names of their own, because kernels tell formats apart by them."""
+    """Four neighbours in a byte."""
     layout = np.dtype([_D, ("pairs", "u1", weights // 4)])
     codes = (Bits(2 + 8 * n + _TWO_RUNS // 4, 2 * (_TWO_RUNS % 4), 3) for n in range(weights // 32))
     return Format(layout, tuple(Integers((bits,), bias=1) for bits in codes), Factor("d"))
@@ -222,11 +202,6 @@ def _nibbles(qs: int, table: tuple[int, ...]) -> tuple[Integers, Integers]:
     return low, high
 
 
-def _iq4_nl() -> Format:
-    """The field has a name of its own, because kernels tell formats apart by them, and Q4_0 has the same bytes."""
-    return Format(np.dtype([_D, ("nl", "u1", 16)]), _nibbles(2, _IQ4), Factor("d"))
-
-
 def _iq4_xs() -> Format:
     """Scales have 6 bits, one for 32 weights: 4 low bits in scales_l, 2 high ones in scales_h."""
     layout = np.dtype([_D, ("scales_h", "u1", 2), ("scales_l", "u1", 4), ("qs", "u1", 128)])
@@ -236,10 +211,6 @@ def _iq4_xs() -> Format:
     return Format(layout, codes, Factor("d", six_bits))
 
 
-def _mxfp4() -> Format:
-    return Format(np.dtype([("e", "u1"), ("qs", "u1", 16)]), _nibbles(1, _E2M1), Factor("e", lanes=(0,) * RUN, table=_E8M0_HALVED))
-
-
 def _nvfp4() -> Format:
     """A scale for 16 weights, of which the first eight lie in the low halves of eight bytes and the others in the high ones."""
     layout = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
@@ -247,24 +218,28 @@ def _nvfp4() -> Format:
     return Format(layout, codes, Factor("d", table=tuple(map(_halved_e4m3, range(256)))))
 
 
+# kernels tell formats apart by their fields
 FORMATS = {
     "Q4_0": _small([_D, ("qs", "u1", 16)], bias=8),
     "Q4_1": _small([_D, _M, ("qs", "u1", 16)]),
     "Q5_0": _small([_D, ("qh", "u1", 4), ("qs", "u1", 16)], bias=16),
     "Q5_1": _small([_D, _M, ("qh", "u1", 4), ("qs", "u1", 16)]),
-    "Q8_0": _q8_0(),
+    "Q8_0": Format(np.dtype([_D, ("qs", "i1", 32)]), (Integers((Bits(2 + _TWO_RUNS),), signed=True),), Factor("d")),
     "Q2_K": _q2_k(),
     "Q3_K": _q3_k(),
     "Q4_K": _q4_k_or_q5_k([("qs", "u1", 128)]),
     "Q5_K": _q4_k_or_q5_k([("qh", "u1", 32), ("qs", "u1", 128)]),
     "Q6_K": _q6_k(),
     "TQ1_0": _tq1_0(),
-    "TQ2_0": _tq2_0(),
-    "Q1_0": _q1_0(),
+    "TQ2_0": Format(np.dtype([("qs", "u1", 64), _D]), tuple(Integers((_two_bits(0, n),), bias=1) for n in range(8)), Factor("d")),
+    # a set bit is +1, a clear one -1
+    "Q1_0": Format(
+        np.dtype([_D, ("bits", "u1", 16)]), tuple(Integers((Flags(2 + 2 * run, place=1),), bias=1) for run in range(8)), Factor("d")
+    ),
     "Q2_0": _q2_0(64),
     "PQ2_0": _q2_0(128),
-    "IQ4_NL": _iq4_nl(),
+    "IQ4_NL": Format(np.dtype([_D, ("nl", "u1", 16)]), _nibbles(2, _IQ4), Factor("d")),  # "nl", because Q4_0 has the same bytes
     "IQ4_XS": _iq4_xs(),
-    "MXFP4": _mxfp4(),
+    "MXFP4": Format(np.dtype([("e", "u1"), ("qs", "u1", 16)]), _nibbles(1, _E2M1), Factor("e", lanes=(0,) * RUN, table=_E8M0_HALVED)),
     "NVFP4": _nvfp4(),
 }

@@ -17,7 +17,7 @@ from .fast.block_floats import dot_block
 from .fast.emit import LANES
 from .fast.simd import prefetch_line, store_sums, tile_f32
 from .launching import Floats, launch, parallel, serial, shared
-from .tiles import ROW_BLOCK, ROWS, rows_ahead
+from .tiles import ROW_BLOCK, ROWS
 from .workspace import empty
 
 _CHECKED = 1 << 16  # blocks checked at a time, which bounds the memory
@@ -46,12 +46,13 @@ def embed(data: Bytes, kind: TensorType, tokens: NDArray[np.int64]) -> Floats:  
 def _matmul(team, blocks, size, x, out):
     """The product with one token: a block of ROWS rows of the matrix is computed in registers and used there."""
     n, row_bytes, data = blocks.shape[1], blocks.shape[1] * blocks.itemsize, np.int64(blocks.ctypes.data)
-    totals = np.empty(LANES, np.float32)
+    totals, step = np.empty(LANES, np.float32), ROWS * row_bytes
+    way = (16383 + step) // step * step  # what is asked for lies whole steps ahead: a way of fewer bytes would miss where new rows begin
     for item in shared(team, (blocks.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK):
         first, end = item * ROW_BLOCK, min((item + 1) * ROW_BLOCK, blocks.shape[0])
         for r in range(first, end, ROWS):
             valid = min(ROWS, end - r)
-            tile, ahead = tile_f32(ROWS, 1), data + r * row_bytes + rows_ahead(ROWS, row_bytes)
+            tile, ahead = tile_f32(ROWS, 1), data + r * row_bytes + way
             for b in range(n):
                 for i in range(ROWS):
                     for j in range(0, blocks.itemsize, 64):

@@ -109,20 +109,17 @@ def _rounded(team, w, size, rows, steps, packed):
             _pack_row(codes.view(np.uint32), packed, group, lane)
 
 
-def from_masters(masters: NDArray, steps: float) -> NDArray[np.uint8]:  # [N, M] float32, float16 or bfloat16's bits -> packed
-    """The masters times `steps`, in float64, rounded half to even and cut to -1, 0, +1."""
-    packed = _empty(masters.shape)
-    launch(_rounded, masters.size, read_only(masters), 1, len(masters), steps, packed)
+def from_masters(masters: NDArray, steps: float, size: int = 1) -> NDArray[np.uint8]:
+    # [N, M] float32, float16 or bfloat16's bits -> packed
+    """The masters times `steps`, in float64, rounded half to even and cut to -1, 0, +1. An element may be a block of `size` weights."""
+    packed = _empty((len(masters), masters.shape[1] * size))
+    launch(_rounded, masters.size * size, read_only(masters), size, len(masters), steps, packed)
     return packed.view(np.uint8)
 
 
 def from_blocks(data: Bytes, kind: TensorType, steps: float) -> NDArray[np.uint8]:  # [N, bytes of a row], type -> packed
     """`from_masters` of the weights of blocks."""
-    blocks = records(data, kind)
-    shape = len(blocks), blocks.shape[1] * kind.block
-    packed = _empty(shape)
-    launch(_rounded, shape[0] * shape[1], blocks, kind.block, len(blocks), steps, packed)
-    return packed.view(np.uint8)
+    return from_masters(records(data, kind), steps, kind.block)
 
 
 @inlined

@@ -2,7 +2,7 @@
 
 from .fast.emit import LANES, is_wide
 from .fast.simd import dot_step, dot_tail, prefetch
-from .launching import inlined, rule
+from .launching import inlined
 
 # As many accumulators as registers hold beside what they multiply: of AVX-512's 32 registers 16, of fewer and narrower ones 8.
 WIDE = is_wide()
@@ -14,16 +14,6 @@ ROW_BLOCK = 48  # weight rows that one step of a parallel loop owns: a tile's ac
 DEPTH = 1024  # columns of a strip of weights, whole blocks of each type: a few rows of it stay in the first cache
 PART = 128  # tokens that one block of weight rows after another is multiplied by: they stay in the caches meanwhile
 STREAM = 1 << 13  # bytes by which prefetches of a single stream run ahead: the processor's own end with each page of 4 KB
-
-
-@rule
-def rows_ahead(rows, row_bytes):
-    """Bytes from what is read of some rows of a matrix to what is prefetched meanwhile: the same of later rows, at least 16 KB on.
-
-    A shorter way would end in rows that are read already, and miss where the next ones begin.
-    """
-    step = rows * row_bytes
-    return (16383 + step) // step * step
 
 
 @inlined

@@ -5,13 +5,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from assembly import X86, assembly, lowered
 from block_samples import MODELS, VARIED, activations, of_code, random_blocks, recorded, rounded, same_bytes
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
-from numba import types
-from numba.np.numpy_support import from_dtype
 
 from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, MXFP4, NVFP4, Q4_K, Q8_0
 from bitnet_np.contract import blocks as definition
@@ -159,10 +156,3 @@ def test_planes_are_as_many_as_the_weights_need(kind):
     if record.scale.integers:
         codes = codes * np.repeat(definition._integers(everything, record.scale.integers)[:, list(record.scale.lanes)], 16, axis=1)
     assert plan.planes == (1 if codes.min() >= -128 and codes.max() <= 127 else 2)
-
-
-def test_both_sides_are_multiplied_with_their_signs():
-    """Compiled for a processor with tiles, and read: ternary weights have no sign, and another instruction."""
-    matrix = types.Array(from_dtype(FORMATS["Q4_K"].layout), 2, "C", readonly=True)
-    lines = assembly(lowered(block_tiles.multiply, (types.uint64, matrix, *[types.intp] * 5), "avx512-vnni"), X86, "sapphirerapids", "")
-    assert {line[0] for line in lines if line and line[0].startswith("tdp")} == {"tdpbssd"}

@@ -200,20 +200,6 @@ def array(dtype, axes=1, readonly=False):
     return types.Array(dtype, axes, "C", readonly=readonly)
 
 
-@pytest.mark.parametrize("path", TARGETS)
-def test_byte_dot_products_are_the_instruction_of_their_path(path):
-    """A step of 2 tokens for 4 planes of codes: in as many instructions as a register has pieces."""
-    n, floats, codes = types.intp, array(types.float32), array(types.uint8, readonly=True)
-    arrays = types.NamedTuple([codes, n, array(types.int8, 2), floats, floats, types.boolean, array(types.int32), floats], Product)
-    matrix = types.NamedTuple([n, types.float32, n, n], Matrix)
-    signature = emit.Tile("i32", 4, 2), n, arrays, matrix, n, n, floats
-    triple, processor, features, mnemonic, register, pieces = TARGETS[path]
-    lines = assembly(lowered(ternary_product._some_tokens, signature, path), triple, processor, features)
-    found = [line for line in lines if mnemonic in line[:2]]  # "{vex}" may stand before it
-    assert len(found) == 4 * 2 * pieces
-    assert all(register in " ".join(line) for line in found)
-
-
 @njit
 def _steps(count, codes, q, x, stride, valid, out):
     tile = simd.tile_i32(2, 2)
@@ -241,23 +227,34 @@ def test_a_step_of_many_tokens_is_one_product_for_each_register(path):
     assert [name for name in names[first:last] if name.startswith(orders)] == []
 
 
-@pytest.mark.parametrize("path", TARGETS)
-@pytest.mark.parametrize(("kind", "dots"), [(Q4_K, 4), (Q8_0, 1)], ids=str)
-def test_blocks_are_multiplied_by_the_byte_instruction_of_the_path(path, kind, dots):
-    """A step for one row has ROWS chunks of so many registers; one for several has the 16 weights of a run, four in each lane."""
+def multiplying(kind):
+    """Kernels that multiply by ternary matrices or by blocks of this type, their arguments, and registers of products in a step.
+
+    One of 2 tokens for ternary matrices has 4 planes of codes. One for one row has ROWS chunks of blocks; one for several has the 16
+    weights of a run, four in each lane.
+    """
     n, floats, codes = types.intp, array(types.float32), array(types.uint8)
+    if kind is None:
+        packed = array(types.uint8, readonly=True)
+        arrays = types.NamedTuple([packed, n, array(types.int8, 2), floats, floats, types.boolean, array(types.int32), floats], Product)
+        matrix = types.NamedTuple([n, types.float32, n, n], Matrix)
+        return [(ternary_product._some_tokens, (emit.Tile("i32", 4, 2), n, arrays, matrix, n, n, floats), 4 * 2)]
     rows = types.NamedTuple([array(types.int8, 2), array(types.int16, 3), *[array(types.float32, 2)] * 2], Rows)
     matrix = array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True)
     strip = types.NamedTuple([codes, array(types.int32), array(types.int32), floats], Strip)
-    one = emit.Tile("i32", 1, 1), matrix, rows, n, n, floats
-    several = matrix, rows, strip, n, n, n, n
+    one = emit.Tile("f32", 1, 1), emit.Tile("i32", 1, 1), matrix, rows, n, n, floats
+    several = emit.Tile("i32", 1, 2), emit.Tile("f32", 1, 2), matrix, rows, strip, n, n, n, n
+    return [(block_products.rows_of_one_token, one, ROWS * (4 if kind is Q4_K else 1)), (block_products._tile, several, 4 * 2)]
+
+
+@pytest.mark.parametrize("path", TARGETS)
+@pytest.mark.parametrize("kind", [None, Q4_K, Q8_0], ids=str)
+def test_bytes_are_multiplied_by_the_instruction_of_the_path(path, kind):
+    """As many instructions as a register has pieces."""
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
-    for function, signature, count in (
-        (block_products.rows_of_one_token, (emit.Tile("f32", 1, 1), *one), ROWS * dots),
-        (block_products._tile, (emit.Tile("i32", 1, 2), emit.Tile("f32", 1, 2), *several), 4 * 2),
-    ):
+    for function, signature, count in multiplying(kind):
         lines = assembly(lowered(function, signature, path), triple, processor, features)
-        products = [line for line in lines if {mnemonic, "saddlp"} & set(line[:2])]  # saddlp: sadalp where the sum begins
+        products = [line for line in lines if {mnemonic, "saddlp"} & set(line[:2])]  # saddlp: sadalp where sums begin; or {vex} comes first
         assert len(products) == count * pieces
         assert all(register in " ".join(line) for line in products)
 

@@ -44,27 +44,21 @@ def arm(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("reported", "path", "features"),
+    ("reported", "name", "features", "path", "expected"),
     [
-        (True, "neon-dotprod", "+neon,+fp-armv8,-sve,+dotprod"),
-        (False, "neon", None),
+        (True, None, None, "neon-dotprod", "+neon,+fp-armv8,-sve,+dotprod"),
+        (False, None, None, "neon", None),
+        (True, "cortex-a72", None, "neon", None),
+        (True, None, "+neon", "neon", "+neon"),
     ],
 )
-def test_numba_compiles_for_what_the_system_reports(arm, monkeypatch, reported, path, features):
+def test_numba_compiles_for_what_the_system_reports_unless_users_choose(arm, monkeypatch, reported, name, features, path, expected):
     monkeypatch.setattr(processor, "_reports_dot_products", lambda: reported)
-    processor._add_reported()
-    assert features == config.CPU_FEATURES
-    assert processor.instruction_path() == path
-
-
-@pytest.mark.parametrize(("name", "features"), [("cortex-a72", None), (None, "+neon"), ("cortex-a72", "+neon")])
-def test_settings_of_the_users_stand(arm, monkeypatch, name, features):
-    monkeypatch.setattr(processor, "_reports_dot_products", lambda: True)
     monkeypatch.setattr(config, "CPU_NAME", name)
     monkeypatch.setattr(config, "CPU_FEATURES", features)
     processor._add_reported()
-    assert features == config.CPU_FEATURES
-    assert processor.instruction_path() == "neon"
+    assert expected == config.CPU_FEATURES
+    assert processor.instruction_path() == path
 
 
 @pytest.mark.parametrize(

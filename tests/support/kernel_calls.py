@@ -1,12 +1,8 @@
-"""Every call of a kernel by Python, which kernel it is, and wrong results in its place. As a program, it makes every kernel wrong.
-
-python tests/support/kernel_calls.py [BEGINNING OF A KERNEL'S NAME]
-"""
+"""Every call of a kernel by Python, which kernel it is, and wrong results in its place."""
 
 import ast
 import inspect
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -190,22 +186,3 @@ def mutants(found: Seen) -> Iterator[tuple[Signature, str, str]]:
             for place in PLACES if parameter != "result" else PLACES[:1]:
                 if CHANGES_NOTHING.keys().isdisjoint((name, parameter, where) for where in ("", place, " ".join(cases))):
                     yield signature, parameter, place
-
-
-def main() -> int:
-    beginning = "".join(sys.argv[1:])
-    cases = selftest.cases()
-    found = seen(cases)
-    counts: Counter[str] = Counter()
-    for signature, parameter, place in mutants(found):
-        if signature[0].startswith(beginning):
-            case = finds(cases, found, signature, parameter, place)
-            counts["by an error" if case.endswith(")") else "by digests" if case else "not"] += 1
-            if not case:
-                print(f"not found: {signature[0]}, {place} of {parameter}, {signature[1]}", flush=True)
-    print(f"{len(found.callers)} compiled kernels; of {counts.total()} mistakes in them these were found: {dict(counts)}")
-    return 1 if counts["not"] else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -93,16 +93,6 @@ def _dot_words(b: Emitter, so_far: ir.Value, x: ir.Value, y: ir.Value) -> ir.Val
     return b.add(so_far, sums_of_neighbours(b, b.mul(b.sext(x, wide), b.sext(y, wide))))
 
 
-def _packed(b: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Two registers of int32 as 16-bit words, which they must fit: four lanes of the first, four of the second, and so on."""
-    return instruction(b, "pack", V32I16, x, y)
-
-
-def _scaled(b: Emitter, so_far: ir.Value, sums: ir.Value, scales: ir.Value, words: bool) -> ir.Value:
-    """so_far + sums * scales. words: whether sums fit 16 bits, in which case the upper half of each scale is 0."""
-    return _dot_words(b, so_far, sums, scales) if words and _multiplies_words(b) else b.add(so_far, b.mul(sums, scales))
-
-
 def _words(b: Emitter, lower: ir.Value, upper: ir.Value | None) -> ir.Value:
     """The low words of one or two registers, side by side in each lane."""
     words = b.and_(lower, 0xFFFF)
@@ -235,11 +225,12 @@ def _times_scales(b: Emitter, plan: Plan, dots: Sequence[ir.Value], integers: In
             so_far = b.add(so_far, b.mul(dot, b.shuffled(wide, [4 * k + lane // 4 for lane in range(LANES)])))
         return so_far
     for k in range(0, len(dots), 2):
-        runs = [4 * (k + half) + lane for lane in range(4) for half in range(2) for _ in range(4)]  # of the words that `_packed` makes
+        runs = [4 * (k + half) + lane for lane in range(4) for half in range(2) for _ in range(4)]  # of the packed words
         order = [byte for run in runs for byte in ((LANES, run) if has_sign(integers) else (run, LANES))]  # of the zeros, the first
         words = b.bitcast(b.shuffled(scales, order, bytes_of([0] * LANES)), V32I16)
         words = b.ashr(words, 8) if has_sign(integers) else words
-        so_far = _dot_words(b, so_far, _packed(b, *dots[k : k + 2]), words)
+        packed = instruction(b, "pack", V32I16, *dots[k : k + 2])  # four lanes of the first, four of the second, and so on
+        so_far = _dot_words(b, so_far, packed, words)
     return so_far
 
 
@@ -357,9 +348,12 @@ def run_step(b, tile, blocks, codes, scales, q, valid):
                 if step % together == together - 1:
                     totals[k] = _dot_words(b, totals[k], words[k], factors[i])
                     words[k] = constant(V32I16, None)
-    if plan.is_scaled and not together:
-        return [_scaled(b, totals[k], run, factors[k // tile.columns], plan.fits_words(LANES)) for k, run in enumerate(sums)]
-    return totals if together else sums
+    if together or not plan.is_scaled:
+        return totals if together else sums
+    scaled = [(run, factors[k // tile.columns]) for k, run in enumerate(sums)]
+    if plan.fits_words(LANES) and _multiplies_words(b):  # the upper half of each scale is 0
+        return [_dot_words(b, totals[k], *pair) for k, pair in enumerate(scaled)]
+    return [b.add(totals[k], b.mul(*pair)) for k, pair in enumerate(scaled)]
 
 
 @emitted(returns=first)

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
-from numba import config, njit, types
+from numba import config, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.core.imputils import RefType, iternext_impl
+from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from . import float_control
 from .emit import I8, I32, I64, Emitter, constant, emitted
@@ -35,29 +36,83 @@ _CREW = ir.FunctionType(I32, [_POINTER.as_pointer(), _POINTER.as_pointer(), I64,
 _FINE = (0, -2)  # Numba's statuses of functions that returned, and that returned None
 
 
-@emitted(returns=types.int64)
-def _take(b, counter, count):
-    """Add to the counter at an address; returns what it was."""
-    return b.atomic_rmw("add", b.inttoptr(counter, I64.as_pointer()), count, "monotonic")
+class Items(types.SimpleIteratorType):
+    """The numbers below some number that a member of a team takes: see `shared`."""
+
+    def __init__(self) -> None:
+        super().__init__("items of a team", types.int64)
 
 
-@njit(error_model="numpy")
-def shared(team, n):
+ITEMS = Items()
+
+
+@register_model(Items)
+class _ItemsModel(models.StructModel):
+    def __init__(self, manager: Any, kind: Items):
+        place = types.CPointer(types.int64)
+        members = [("team", TEAM), ("n", types.int64), ("size", types.int64), ("next", place), ("end", place), ("seen", place)]
+        super().__init__(manager, kind, members)
+
+
+@intrinsic
+def shared(typing_context, team, n):
     """The loop of a kernel: those of the numbers below `n` that this member of the team takes.
 
     Each has a share of its own, and takes a piece of it after the other, in order, and then pieces of the others' shares. So one that
     comes late, because another process uses its core, finds less to do, and nobody waits for more than a piece.
     """
-    counters, members, own = team
-    size = n if members == 1 else (n + members * PIECES - 1) // (members * PIECES)
-    for seen in range(members):
-        share = (own + seen) % members
-        first, last = share * n // members, (share + 1) * n // members
-        begin = first + _take(counters + share * LINE, size)
-        while begin < last:
-            for item in range(begin, min(begin + size, last)):  # noqa: UP028 (Numba has no `yield from`)
-                yield item
-            begin = first + _take(counters + share * LINE, size)
+
+    def codegen(context, builder, signature, values):
+        b, items = Emitter(context, builder), cgutils.create_struct_proxy(ITEMS)(context, builder)
+        items.team, items.n = values
+        members = b.extract_value(items.team, 1)
+        pieces = b.mul(members, PIECES)
+        items.size = b.select(b.icmp_signed("==", members, I64(1)), items.n, b.sdiv(b.add(items.n, b.sub(pieces, 1)), pieces))
+        items.next, items.end, items.seen = (cgutils.alloca_once_value(builder, I64(0)) for _ in range(3))  # a piece, and exhausted shares
+        return items._getvalue()
+
+    return ITEMS(TEAM, types.int64), codegen
+
+
+@lower_builtin("getiter", Items)
+def _iterator(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+    return values[0]
+
+
+@lower_builtin("iternext", Items)
+@iternext_impl(RefType.UNTRACKED)
+def _next_item(context: Any, builder: ir.IRBuilder, signature: Any, values: Any, result: Any) -> None:
+    b, items = Emitter(context, builder), cgutils.create_struct_proxy(ITEMS)(context, builder, values[0])
+    counters, members, own = (b.extract_value(items.team, i) for i in range(3))
+    in_piece, in_share, in_team, has, take, new_piece, done = (b.append_basic_block() for _ in range(7))
+    b.branch(in_piece)
+    b.position_at_end(in_piece)
+    item = builder.load(items.next)
+    b.cbranch(b.icmp_signed("<", item, builder.load(items.end)), has, in_team)
+    b.position_at_end(in_team)
+    seen = builder.load(items.seen)
+    result.set_valid(constant(ir.IntType(1), 0))
+    b.cbranch(b.icmp_signed("<", seen, members), take, done)
+    b.position_at_end(take)
+    share = b.srem(b.add(own, seen), members)
+    first, last = (b.sdiv(b.mul(number, items.n), members) for number in (share, b.add(share, 1)))
+    counter = b.inttoptr(b.add(counters, b.mul(share, LINE)), I64.as_pointer())
+    begin = b.add(first, b.atomic_rmw("add", counter, items.size, "monotonic"))
+    b.cbranch(b.icmp_signed("<", begin, last), new_piece, in_share)
+    b.position_at_end(new_piece)
+    end = b.add(begin, items.size)
+    builder.store(begin, items.next)
+    builder.store(b.select(b.icmp_signed("<", end, last), end, last), items.end)
+    b.branch(in_piece)
+    b.position_at_end(in_share)
+    builder.store(b.add(seen, 1), items.seen)
+    b.branch(in_team)
+    b.position_at_end(has)
+    builder.store(b.add(item, 1), items.next)
+    result.set_valid(constant(ir.IntType(1), 1))
+    result.yield_(item)
+    b.branch(done)
+    b.position_at_end(done)
 
 
 @emitted()
