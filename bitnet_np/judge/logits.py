@@ -246,7 +246,7 @@ def _numbers(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
     size = np.abs(error)
     spread = a.std(axis=1)
     centred = a - a.mean(axis=1, keepdims=True)
-    scale = _scale(a, b)
+    scale = _ratio((centred * b).mean(axis=1), spread**2, otherwise=1.0)
     typical = np.median(size, axis=1)
     alone = typical <= ROUNDING_LIMIT / 10 * spread
     far = np.maximum(spread[:, None], np.abs(centred))
@@ -261,7 +261,7 @@ def _numbers(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
         where=size.argmax(axis=1),
         mean=size.mean(axis=1),
         typical=typical,
-        nmse=_nmse(a, b),
+        nmse=_ratio(square, spread**2),
         scale=scale,
         rescaled=_ratio(((scale[:, None] * a - b) ** 2).mean(axis=1), b.var(axis=1)),
         left=_ratio((fit**2).mean(axis=1), square, otherwise=1.0),

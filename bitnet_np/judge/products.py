@@ -231,7 +231,7 @@ def row_blocks(weights: Weights) -> Iterator[tuple[slice, Array]]:
 def rows_of(weights: Weights, rows: NDArray[np.integer]) -> Array:
     """Some rows [n, M] of a matrix in float64, without its scale."""
     if not isinstance(weights, np.ndarray) and _is_small(weights):
-        return _cached(weights)[rows].astype(np.float64)
+        return _cached(weights)[rows].astype(np.float64, copy=False)
     return (packing.unpack_rows(weights, rows) if isinstance(weights, Ternary) else widen.take(weights, rows)).astype(np.float64)
 
 
