@@ -258,9 +258,9 @@ def _masked(place: Operation, scores: Node) -> Node:
 
 
 def _attention_weights(masked: Node) -> Node:
-    largest = Node("largest of", (masked,), "the largest score", -1)
+    largest = Node("largest of", (masked,), "the largest score")
     e = Node("exponential", (Node("difference", (masked, largest), "the scores below the largest"),), "the exponentials", "exp")
-    return _quotient("the probabilities", e, Node("softmax sum", (e,), "the softmax's sum", -1))
+    return _quotient("the probabilities", e, Node("softmax sum", (e,), "the softmax's sum"))
 
 
 def _attention(place: Operation, q: Node, k: Node, v: Node) -> Node:

@@ -16,7 +16,7 @@ from ..graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input,
 from ..precision import NARROW_FLOATS
 from . import caches, functions, quantisers, weights
 from .definition import expression, gain_of, matrix_of, matrix_product, rms
-from .expression import Array, Matrix, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
+from .expression import Array, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
 
 Edits = Iterator[tuple[str, Node]]
 """Edits of an expression: each in words, and the whole expression with it. Or of a node, with what stands in its place."""
@@ -272,7 +272,8 @@ def other_weight(place: Operation, node: Node, readers: list[Node]) -> Edits:
         others += [("result_norm", place.model.output_norm)]
         others += [(f"layer {n}", getattr(layer, field, None)) for n, layer in enumerate(place.model.layers) if n != place.key.layer]
     elif node.noun in ("the matrix", "the bias", "the weight scale"):
-        others = [(other, _part(linear, node.noun)) for other, linear in _linears(place)]
+        trees = [(other, matrix_product(place, tensor(place.inputs[0]), linear)) for other, linear in _linears(place)]
+        others = [(other, step.value) for other, tree in trees for step, _ in nodes(tree) if step.noun == node.noun]
     else:
         return
     for other, value in others:
@@ -287,15 +288,6 @@ def _linears(place: Operation) -> Iterator[tuple[str, Linear]]:
     layers = enumerate(place.model.layers)
     others += [(f"layer {n}", getattr(layer, FIELDS[own])) for n, layer in layers if n != place.key.layer]
     yield from ((noun, linear) for noun, linear in others if linear is not None)
-
-
-def _part(linear: Linear, noun: str) -> float | NDArray | Matrix | None:
-    if noun == "the bias":
-        return None if linear.bias is None else linear.bias.astype(np.float64)
-    if noun == "the weight scale":
-        own = getattr(linear.weights, "scale", None)
-        return float(1.0 if own is None else own) * float(1.0 if linear.scale is None else linear.scale)
-    return matrix_of(linear)
 
 
 def other_product(place: Operation, tree: Node) -> Edits:
