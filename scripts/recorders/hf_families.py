@@ -16,7 +16,7 @@ from hf_engine import Transformers
 
 from bitnet_np import Model, forward_full, load, spec
 from bitnet_np.files.convert import convert
-from bitnet_np.files.source import Source
+from bitnet_np.files.load import Source
 from bitnet_np.model.families import FAMILIES
 from bitnet_np.testing.hf_files import exact_view, folder_model, write_hf
 

@@ -23,7 +23,7 @@ WHOLE = {
         lambda: by_weights(softmax(scores_of(k=heads("Kcur_rope")[:, IN_TURN])), heads("Vcur")[:, IN_TURN]),
         "key-value heads are dealt out in turn (h % G) instead of in groups",
     ),
-    "ffn_out": (lambda: spec.ACTIVATIONS[C.activation](RIGHT["ffn_up"], RIGHT["ffn_gate"]), "gate and up are swapped"),
+    "ffn_out": (lambda: spec.ACTIVATIONS[C.activation](RIGHT["ffn_up"], RIGHT["ffn_gate"]), "ffn_up and ffn_gate are exchanged"),
 }
 """Mistakes of a whole tensor: the wrong tensor, and the cause in words."""
 

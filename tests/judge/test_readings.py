@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 from dumps import MODEL, TOKENS, recorded, trace, with_tensor, without_codes
-from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, layer_points, read_off
+from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, key_of, layer_points, read, read_off
 
-from bitnet_np import BITNET_CPP, EXACT, spec
-from bitnet_np.judge import graph
+from bitnet_np import BITNET_CPP, spec
 from bitnet_np.judge.precision import FLOAT32
-from bitnet_np.judge.readings.table import cause_of
-from bitnet_np.judge.readings.wrong import Wrong
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.model import packing, widen
 from bitnet_np.testing.models import random_model
@@ -61,20 +58,6 @@ BLOCKS = random_model(
 )
 
 
-def said_of(model, name, theirs_of, tokens=20):
-    """What is read off a product of random inputs whose output is theirs_of(inputs, value, linear): text and id."""
-    key = Key(name, None if name == "result_output" else LAYER)
-    operation = next(o for o in graph.operations(model, EXACT) if o.key == key)
-    matrix = getattr(model.layers[LAYER], graph.FIELDS[name]) if key.layer is not None else model.head
-    x = np.random.default_rng(2).standard_normal((tokens, model.config.width))
-    expected = operation.evaluate(x)
-    theirs = theirs_of(x, expected.value, matrix)
-    theirs = theirs * (1 + 1e-7 * np.random.default_rng(1).standard_normal(theirs.shape))
-    places = np.abs(theirs - expected.value) > 1e-5 * np.abs(expected.value).max()
-    cause = cause_of(Wrong(model, EXACT, operation.key, [x], expected.value, theirs, places, 0.0, {}))
-    return ("", "") if cause is None else (cause.text, cause.id)
-
-
 def dense(linear):
     return widen.float32(getattr(linear, "weights", linear)).astype(np.float64)
 
@@ -101,17 +84,18 @@ def test_biases_in_part_or_in_other_places_are_named(change, says):
 )
 def test_rows_of_another_matrix_of_the_layer_are_named(begin, says):
     other = LLAMA.layers[1].attn_q
-    wrong = said_of(LLAMA, "Kcur", lambda x, value, w: (x @ dense(other).T + other.bias)[:, begin : begin + 48])
-    assert wrong == (says, "read.other_rows")
+    assert read("llama", "Kcur", (layer_points("llama")["attn_norm"] @ dense(other).T + other.bias)[:, begin : begin + 48]) == says
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 6, 20])
+@pytest.mark.parametrize("tokens", [1, 3, 6, T])
 def test_nothing_is_fitted_to_few_tokens(tokens):
     """Fewer tokens than unknowns: any rows, blocks' scales or low rank would fit."""
     rng = np.random.default_rng(9)
     for model, name in ((LLAMA, "ffn_up"), (MODEL, "ffn_up"), (BLOCKS, "ffn_up"), (LLAMA, "result_output")):
-        said = said_of(model, name, lambda x, value, w: value + rng.standard_normal(value.shape), tokens)
-        assert said[1] in ("", "read.places"), said
+        points = {key: x[:tokens] for key, x in recorded(model, IDS["llama"]).items()}
+        key = key_of(name)
+        said = read_off(model, IDS["llama"][:tokens], points, key, points[key] + rng.standard_normal(points[key].shape))
+        assert not said or said.startswith("only "), said
 
 
 # --- attention ------------------------------------------------------------------------------------------------------------------------
@@ -182,16 +166,10 @@ def test_an_exact_engine_declared_as_bitnet_cpp_is_told_so():
 @pytest.mark.parametrize("size", [0.1, 1.0])
 def test_nothing_is_said_of_what_nothing_explains(size):
     rng = np.random.default_rng(3)
-    for operation in graph.operations(LLAMA, EXACT):
-        if operation.key.layer != LAYER and operation.key.name != "result_output":
-            continue
-        inputs = [POINTS["llama"][key].astype(np.float64) for key in operation.inputs]
-        expected = operation.evaluate(*inputs)
-        theirs = expected.value + size * rng.standard_normal(expected.value.shape)
-        cause = cause_of(
-            Wrong(LLAMA, EXACT, operation.key, inputs, expected.value, theirs, np.ones(theirs.shape, bool), 0.0, POINTS["llama"])
-        )
-        assert cause is None or "no sums of the values that tokens see" in cause.text, operation.key
+    for key, value in POINTS["llama"].items():
+        if key.layer == LAYER or key.name == "result_output":
+            said = read_off(LLAMA, IDS["llama"], POINTS["llama"], key, value + size * rng.standard_normal(value.shape))
+            assert not said or "no sums of the values that tokens see" in said, key
 
 
 # --- where wrong numbers are ----------------------------------------------------------------------------------------------------------

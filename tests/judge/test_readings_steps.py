@@ -25,6 +25,10 @@ ROW = np.arange(T)[:, None]
     ("wrong", "says"),
     [
         (lambda: NORM * (1 + 0.01 * ROW), "the root mean square: {} instead of {} at position 1, {} instead of {} at position 2; wrong at"),
+        (
+            lambda: NORM * (1 + 3e-5 * np.cos(np.arange(96))),
+            "the norm's weight: {} instead of {} at element 0, {} instead of {} at element 1",
+        ),
         (lambda: NORM * np.where(ROW > 11, 0.5, 1), "at positions 12 to 16 of 17: everything is 0.5 times what is right"),
         (lambda: NORM / GAIN * np.roll(GAIN, 3), "the norm's weight: elements are shifted by 3: element 3 has the numbers of element 0"),
         (lambda: NORM * np.where(np.arange(96) < 40, np.linspace(1, 2, 96), 1), "the norm's weight: {} instead of {} at element 1"),

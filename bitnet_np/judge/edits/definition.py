@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.dialects import Dialect
 from ...model.families import NORMS
 from ...model.records import Blocks, Linear, Ternary, Weights, with_rope_of
 from ...traces.points import FIELDS
@@ -18,7 +17,7 @@ from .. import operations as op
 from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED, Operation
 from ..products import of_experts, reads_codes, rows_of
 from ..roundings import MINIMUM_TYPES, matrix_input, minimums, rounded_sums
-from .expression import Array, Matrix, Node, constant, tensor
+from .expression import Array, Matrix, Node, changed, constant, tensor
 
 CODED = "the numbers that codes stand for"
 _TANH = "GELU's approximation by tanh"
@@ -44,13 +43,9 @@ def expression(place: Operation) -> Node | None:
         return _of_heads(place, inputs[0])
     if name in OF_EXPERTS:
         linears = [getattr(expert, OF_EXPERTS[name]) for expert in place.layer.experts]  # type: ignore[union-attr]
-        products = partial(_of_experts, place.dialect)
-        return Node("opaque", (Node("linears", (), "the experts' matrices", linears), *inputs), "the experts' products", products)
+        matrices = Node("linears", (), "the experts' matrices", linears)
+        return Node("opaque", (matrices, *inputs), "the experts' products", lambda *x: of_experts(x[0], place.dialect, *x[1:]).value)
     return None
-
-
-def _of_experts(dialect: Dialect, linears: list[Linear], x: Array, chosen: Array) -> Array:
-    return of_experts(linears, dialect, x, chosen).value
 
 
 def _wide(array: NDArray) -> Array:
@@ -70,10 +65,6 @@ def _quotient(noun: str, a: Node, b: Node) -> Node:
 
 
 # --- around the layers ------------------------------------------------------------------------------------------------------------------
-
-
-def _embedding(place: Operation, tokens: Node) -> Node:
-    return Node("rows", (constant("the embedding's table", _table(place.model.token_embd)), tokens), "the embedding")
 
 
 def _positions(place: Operation, x: Node) -> Node:
@@ -259,9 +250,9 @@ def _masked(place: Operation, scores: Node) -> Node:
 
 
 def _attention_weights(masked: Node) -> Node:
-    largest = Node("largest of", (masked,), "the largest score", -1)
+    largest = Node("largest of", (masked,), "the largest score")
     e = Node("exponential", (Node("difference", (masked, largest), "the scores below the largest"),), "the exponentials", "exp")
-    return _quotient("the probabilities", e, Node("softmax sum", (e,), "the softmax's sum", -1))
+    return _quotient("the probabilities", e, Node("softmax sum", (e,), "the softmax's sum"))
 
 
 def _attention(place: Operation, q: Node, k: Node, v: Node) -> Node:
@@ -269,13 +260,8 @@ def _attention(place: Operation, q: Node, k: Node, v: Node) -> Node:
     return Node("joined", (Node("weighted", (p, _shared(place, v, "values")), "the sums of values"),), "the heads")
 
 
-def _dumped_scores(place: Operation, q: Node, k: Node) -> Node:
-    return Node("opaque", (_scores(place, q, k),), "the scores as they are dumped", lambda s: op.by_query(np.where(np.isfinite(s), s, 0)))
-
-
 def _dumped_weights(place: Operation, scores: Node) -> Node:
-    weights = _attention_weights(_masked(place, Node("opaque", (scores,), "the scores", op.by_head)))
-    return Node("opaque", (weights,), "the probabilities as they are dumped", op.by_query)
+    return changed(_attention_weights(_masked(place, Node("opaque", (scores,), "the scores", op.by_head))), op.by_query)
 
 
 # --- the feed-forward -------------------------------------------------------------------------------------------------------------------
@@ -286,16 +272,12 @@ def _activation(place: Operation, gate: Node, up: Node | None = None) -> Node:
     return y if up is None else _product("the product with up", y, up)
 
 
-def _softmax(logits: Node) -> Node:
-    below = Node(
-        "difference", (logits, Node("reduction", (logits,), "the largest logit", "largest number")), "the logits below the largest"
-    )
-    e = Node("exponential", (below,), "the exponentials", "exp")
-    return _quotient("the probabilities", e, Node("reduction", (e,), "the softmax's sum", "sum"))
-
-
 def _expert_weights(place: Operation, logits: Node, chosen: Node) -> Node:
-    taken = Node("taken", (_softmax(logits), chosen), "the probabilities of the token's experts")
+    largest = Node("reduction", (logits,), "the largest logit", "largest number")
+    below = Node("difference", (logits, largest), "the logits below the largest")
+    e = Node("exponential", (below,), "the exponentials", "exp")
+    softmax = _quotient("the probabilities", e, Node("reduction", (e,), "the softmax's sum", "sum"))
+    taken = Node("taken", (softmax, chosen), "the probabilities of the token's experts")
     if not place.config.normalized_experts:
         return taken
     return _quotient("the weights", taken, Node("reduction", (taken,), "the sum of the token's experts", "sum"))
@@ -321,6 +303,10 @@ def _residual(place: Operation, h: Node, *branches: Node) -> Node:
     return _sum("the sum", replace(h, noun=f"the residual, {h.noun},"), *branches)
 
 
+def _embedding(place: Operation, tokens: Node) -> Node:
+    return Node("rows", (constant("the embedding's table", _table(place.model.token_embd)), tokens), "the embedding")
+
+
 _WHOLE: dict[str, Callable[..., Node]] = {
     EMBEDDING.name: _embedding,
     POSITIONS.name: _positions,
@@ -330,7 +316,7 @@ _WHOLE: dict[str, Callable[..., Node]] = {
     LOGITS.name: _head,
     "Qcur_rope": _rotation,
     "Kcur_rope": _rotation,
-    "kq": _dumped_scores,
+    "kq": lambda place, q, k: changed(_scores(place, q, k), lambda s: op.by_query(np.where(np.isfinite(s), s, 0))),
     "kq_soft_max": _dumped_weights,
     "kqv_out": _attention,
     "ffn_out": _activation,

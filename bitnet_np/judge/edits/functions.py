@@ -238,20 +238,6 @@ def _mask(scores: Array, what: tuple[int, str, int]) -> Array:
     return np.where(MASKS[rule](i, j, w, n) if rule else causal(i, j, w), scores, -np.inf)
 
 
-def _largest_of(x: Array, what: Any) -> Array:
-    """The largest score, of each query or along other axes, kept finite where a query sees nothing."""
-    largest = x.max(axis=what, keepdims=True)
-    return np.where(np.isfinite(largest), largest, 0)
-
-
-def _softmax_sum(x: Array, what: Any = -1) -> Array:
-    return np.maximum(x.sum(axis=what, keepdims=True), 1e-300)
-
-
-def _taken(x: Array, experts: Array) -> Array:
-    return np.take_along_axis(x, experts.astype(np.intp), axis=-1)
-
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sum": lambda *terms: sum(terms[1:], terms[0]),
     "difference": lambda a, b: a - b,
@@ -282,10 +268,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "grouped": lambda kv, what: spec.by_query_head(kv, what),
     "scores": lambda q, k: np.einsum("thk,shk->hts", q, k),
     "mask": _mask,
-    "largest of": _largest_of,
-    "softmax sum": _softmax_sum,
+    "largest of": lambda x: np.nan_to_num(x.max(axis=-1, keepdims=True), posinf=0.0, neginf=0.0),
+    "softmax sum": lambda x: np.maximum(x.sum(axis=-1, keepdims=True), 1e-300),
     "weighted": lambda p, v: np.einsum("hts,shk->thk", p, v),
-    "taken": _taken,
+    "taken": lambda x, experts: np.take_along_axis(x, experts.astype(np.intp), axis=-1),
     "slots": lambda y, weights: y.reshape(*weights.shape, -1),
     "column": lambda x: x[..., None],
     "dot": lambda x, gain: (x @ gain)[:, None],

@@ -16,7 +16,7 @@ from ..graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input,
 from ..precision import NARROW_FLOATS
 from . import caches, functions, quantisers, weights
 from .definition import expression, gain_of, matrix_of, matrix_product, rms
-from .expression import Array, Matrix, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
+from .expression import Array, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
 
 Edits = Iterator[tuple[str, Node]]
 """Edits of an expression: each in words, and the whole expression with it. Or of a node, with what stands in its place."""
@@ -272,7 +272,8 @@ def other_weight(place: Operation, node: Node, readers: list[Node]) -> Edits:
         others += [("result_norm", place.model.output_norm)]
         others += [(f"layer {n}", getattr(layer, field, None)) for n, layer in enumerate(place.model.layers) if n != place.key.layer]
     elif node.noun in ("the matrix", "the bias", "the weight scale"):
-        others = [(other, _part(linear, node.noun)) for other, linear in _linears(place)]
+        trees = [(other, matrix_product(place, tensor(place.inputs[0]), linear)) for other, linear in _linears(place)]
+        others = [(other, step.value) for other, tree in trees for step, _ in nodes(tree) if step.noun == node.noun]
     else:
         return
     for other, value in others:
@@ -287,15 +288,6 @@ def _linears(place: Operation) -> Iterator[tuple[str, Linear]]:
     layers = enumerate(place.model.layers)
     others += [(f"layer {n}", getattr(layer, FIELDS[own])) for n, layer in layers if n != place.key.layer]
     yield from ((noun, linear) for noun, linear in others if linear is not None)
-
-
-def _part(linear: Linear, noun: str) -> float | NDArray | Matrix | None:
-    if noun == "the bias":
-        return None if linear.bias is None else linear.bias.astype(np.float64)
-    if noun == "the weight scale":
-        own = getattr(linear.weights, "scale", None)
-        return float(1.0 if own is None else own) * float(1.0 if linear.scale is None else linear.scale)
-    return matrix_of(linear)
 
 
 def other_product(place: Operation, tree: Node) -> Edits:
@@ -332,16 +324,12 @@ def overrun(place: Operation, node: Node, readers: list[Node]) -> Edits:
         rows, width = matrix.value.shape
         behind = constant(matrix.noun, matrix.value.moved(np.minimum(np.arange(rows) + 1, rows - 1)))
         for count in (n for n in _TILES if n < width):
-            more = Node("matmul", (changed(x, partial(_behind, count)), behind), "the products beyond")
+            first = changed(x, lambda x, n=count: np.where(np.arange(x.shape[1]) < n, np.append(x[1:], 0 * x[:1], axis=0), 0))
+            more = Node("matmul", (first, behind), "the products beyond")
             yield f"sums run {count} inputs over the end of rows, into the next ones", Node("sum", (node, more), node.noun)
 
 
 _TILES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-
-
-def _behind(count: int, x: Array) -> Array:
-    """The first `count` numbers of each next row, and 0."""
-    return np.where(np.arange(x.shape[1]) < count, np.append(x[1:], 0 * x[:1], axis=0), 0)
 
 
 # --- order ------------------------------------------------------------------------------------------------------------------------------
@@ -357,7 +345,8 @@ def order(place: Operation, node: Node, readers: list[Node]) -> Edits:
         yield "heads and their elements are transposed", replace(node, kind="heads last")
     if node.kind == "tensor" and node.what.name in ("kqv_out", "attn_sub_norm"):
         for count in {place.config.kv_heads, place.config.heads // place.config.kv_heads}:
-            regrouped = changed(node, partial(_regrouped, count, place.config.head_dim))
+            shape = (-1, count, place.config.heads // count, place.config.head_dim)
+            regrouped = changed(node, lambda x, shape=shape: x.reshape(shape).swapaxes(1, 2).reshape(x.shape))
             yield f"heads of {node.noun} are in another order: {count} in turn, not one after another", regrouped
     for axis, noun in _axes_of(node, not readers):
         for words, order in functions.ORDERS.items():
@@ -396,11 +385,6 @@ def _axes_of(node: Node, is_result: bool) -> Iterator[tuple[int, str]]:
     if is_result:
         yield 0, "rows of the result"
         yield 1, "elements of the result"
-
-
-def _regrouped(count: int, width: int, x: Array) -> Array:
-    """Heads [T, count * m * width] as m times `count` of them."""
-    return x.reshape(len(x), count, -1, width).swapaxes(1, 2).reshape(x.shape)
 
 
 _MATRICES = ("the matrix", "the head's matrix")
@@ -442,9 +426,7 @@ def groups(place: Operation, tree: Node) -> Edits:
 
 def _grouped(source: NDArray, node: Node) -> Node:
     """Keys and values by the key-value head of each query head."""
-    if node.kind != "grouped":
-        return node
-    return Node("opaque", node.inputs, node.noun, lambda kv: kv[:, source])
+    return Node("opaque", node.inputs, node.noun, lambda kv: kv[:, source]) if node.kind == "grouped" else node
 
 
 @_of_nodes
@@ -579,16 +561,13 @@ def narrow_weights(place: Operation, tree: Node) -> Edits:
 
     def narrow(node: Node, kind: str) -> Node:
         if node.kind == "linears" and all(not isinstance(linear.weights, Ternary) for linear in node.what):
-            return changed(node, partial(_narrow, kind))
+            narrow_floats = functions.TYPES[kind]
+            return changed(node, lambda linears: [replace(x, weights=np.float32(narrow_floats(matrix_of(x).whole()))) for x in linears])
         return _rounded(node, kind) if node.kind == "constant" and not node.is_number else node
 
     for kind in NARROW_FLOATS:
         if any(node.kind in ("constant", "linears") and not node.is_number for node, _ in nodes(tree)):
             yield f"weights are rounded to {kind}", mapped(tree, partial(narrow, kind=kind))
-
-
-def _narrow(kind: str, linears: list[Linear]) -> list[Linear]:
-    return [replace(linear, weights=functions.TYPES[kind](matrix_of(linear).whole()).astype(np.float32)) for linear in linears]
 
 
 _PRODUCTS = ("matmul", "scores", "weighted")

@@ -38,10 +38,6 @@ def _by_row(change: Function) -> Callable[[Matrix], Matrix]:
     return lambda matrix: matrix.by_row(change)
 
 
-def _of_whole(change: Function) -> Callable[[Matrix], Matrix]:
-    return lambda matrix: matrix.changed(change)
-
-
 def parts(width: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yields parts of the inputs in words, and where they are [M]."""
     place = np.arange(width)
@@ -63,7 +59,7 @@ def codes(place: Operation) -> Changes:
     if isinstance(weights, Ternary):
         for layout in packing.I2S_LAYOUTS:
             if layout != packing.I2S_DEFAULT and weights.shape[0] % 4 == weights.shape[1] % packing.BLOCK == 0:
-                yield f"I2_S is read in the layout {layout}", _of_whole(partial(_in_layout, layout, weights))
+                yield f"I2_S is read in the layout {layout}", partial(Matrix.changed, change=partial(_in_layout, layout, weights))
         for meaning in (*product((-1, 0, 1), repeat=3), (0, 1, 2), (-2, -1, 0)):
             words = ", ".join(f"{n:+d}" if n else "0" for n in meaning)
             yield f"codes 0, 1, 2 are read as {words} instead of -1, 0, +1", _by_row(partial(_taken_for, np.array(meaning, np.float64)))

@@ -87,14 +87,27 @@ def trials(span: Sequence[Operation], singly: bool, mistakes: Sequence[Mistake] 
     operation of one layer. The text says where it is.
     """
     known: dict[str, dict[Key, Attempt]] = {}
-    last = span[-1].key
     for operation in span:
         for attempt in at_operation(operation, mistakes, length):
             known.setdefault(attempt.cause.text, {}).setdefault(operation.key, attempt)
-    for attempts, keys, where, widest in _placed(list(known.values()), last, singly):
-        one = attempts[keys[0]]
-        computes = {key: attempts[key].compute for key in keys}
-        yield Trial(replace(one.cause, text=where + one.cause.text), computes, widest, one.grid)
+    alone = []
+    for attempts in known.values():
+        mistake = next(iter(attempts.values())).mistake
+        names: dict[str, list[Key]] = {}
+        for key in attempts:
+            names.setdefault(key.name, []).append(key)
+        groups = [] if mistake.apart else _groups(list(attempts), not mistake.fault)
+        for i, keys in enumerate(groups if mistake.together and groups else (*groups, *names.values())):
+            yield _trial(attempts, keys, _where(keys, list(attempts), span[-1].key), i < max(len(groups), 1) or mistake.apart)
+        if singly and not mistake.together:
+            alone += [(attempts, key) for keys in names.values() if len(keys) > 1 for key in keys]
+    for attempts, key in alone:
+        yield _trial(attempts, [key], "" if key == span[-1].key else f"at {key.name} of layer {key.layer}: ", False)
+
+
+def _trial(attempts: Mapping[Key, Attempt], keys: Sequence[Key], where: str, widest: bool) -> Trial:
+    one = attempts[keys[0]]
+    return Trial(replace(one.cause, text=where + one.cause.text), {key: attempts[key].compute for key in keys}, widest, one.grid)
 
 
 Computed = Mapping[Key, Callable[..., Any]]
@@ -134,28 +147,6 @@ def _in_fewer_bits(
     return every
 
 
-def _placed(
-    known: Sequence[Mapping[Key, Attempt]], last: Key, singly: bool
-) -> Iterator[tuple[Mapping[Key, Attempt], list[Key], str, bool]]:
-    """Yields what is known of each mistake with the operations that make it together, the place in words, and
-    whether these are all that can make it."""
-    alone = []
-    for places in known:
-        mistake = next(iter(places.values())).mistake
-        names: dict[str, list[Key]] = {}
-        for key in places:
-            names.setdefault(key.name, []).append(key)
-        groups = [] if mistake.apart else _groups(list(places), not mistake.fault)
-        for i, keys in enumerate(groups if mistake.together and groups else (*groups, *names.values())):
-            in_layers = any(key.layer is None for key in places) and all(key.layer is not None for key in keys)
-            where = _where(keys, last, several=len({k.layer for k in keys}) > 1, in_layers=in_layers)
-            yield places, keys, where, i < max(len(groups), 1) or mistake.apart
-        if singly and not mistake.together:
-            alone += [(places, key) for keys in names.values() if len(keys) > 1 for key in keys]
-    for places, key in alone:
-        yield places, [key], "" if key == last else f"at {key.name} of layer {key.layer}: ", False
-
-
 def _groups(keys: list[Key], narrow: bool) -> list[list[Key]]:
     """The operations of several names that may share what they do: all; those of the layers, where the embedding and the head have code of
     their own; of roundings also both without attention, whose kernels have their own types."""
@@ -165,15 +156,15 @@ def _groups(keys: list[Key], narrow: bool) -> list[list[Key]]:
     return [some for i, some in enumerate(groups) if len({key.name for key in some}) > 1 and some not in groups[:i]]
 
 
-def _where(keys: Sequence[Key], last: Key, several: bool, in_layers: bool) -> str:
-    """The place of a mistake, to be put in front of its text. several: it is in more than one layer. in_layers: and nowhere else."""
+def _where(keys: Sequence[Key], every: Sequence[Key], last: Key) -> str:
+    """The place of a mistake, to be put in front of its text. every: all operations that can make it."""
+    names, layers = list(dict.fromkeys(key.name for key in keys)), {key.layer for key in keys}
     if list(keys) == [last]:
         return ""
-    names = list(dict.fromkeys(key.name for key in keys))
     for noun, at in SHARED.items() if len(names) > 1 else ():
         if set(names) <= set(at):
-            return f"in {noun}{' of the layers' * in_layers}: "
-    return f"at {listed(names)}{' of every layer' if several else ''}: "
+            return f"in {noun}{' of the layers' * (None not in layers and any(key.layer is None for key in every))}: "
+    return f"at {listed(names)}{' of every layer' * (len(layers) > 1)}: "
 
 
 def _engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:

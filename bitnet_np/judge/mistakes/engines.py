@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.dialects import DIALECTS, Dialect
+from ...engine.dialects import DIALECTS
 from ...kernels import cpu
-from ...model.records import MATRICES, Model
 from ..edits.expression import Node, tensor
 from ..edits.quantisers import Quantizer, unquantised
 from ..graph import Operation, operations
@@ -43,12 +42,6 @@ def other_dialects(field: str, base: Variant) -> Engines:
             yield {"name": dialect.name, "is": value}, replace(base, dialect=replace(base.dialect, **{field: value}))
 
 
-def quantises(model: Model, dialect: Dialect) -> bool:
-    """Whether some matrix of the model takes int8 codes."""
-    linears = (getattr(layer, name) for layer in model.layers for name in MATRICES)
-    return any(linear is not None and reads_codes(linear, dialect) for linear in linears)
-
-
 def quantising(quantize: Quantizer, base: Variant) -> Engines:
     """The engine with another quantiser, where it has one."""
 
@@ -56,7 +49,7 @@ def quantising(quantize: Quantizer, base: Variant) -> Engines:
         codes, scale = quantize(x)
         return codes.astype(np.int8), np.ascontiguousarray(scale[:, 0])
 
-    if quantises(base.model, base.dialect):
+    if any(reads_codes(linear, base.dialect) for linear in base.linears()):
         yield {}, _unquantised(base) if quantize is unquantised else base.with_operations(quantize=in_bytes)
 
 

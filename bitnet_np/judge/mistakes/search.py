@@ -113,12 +113,7 @@ class Search:
                 before = trial if number is None else trial.with_number(number)
                 if explain(before).fits:
                     return before.cause
-        fits: list[tuple[float, Cause]] = []
-        texts: dict[Cause, tuple[str, float | None]] = {}
-
-        def tried(trial: Trial) -> Explanation:
-            self.work -= cost(trial.computes)
-            return explain(trial)
+        fits: list[tuple[float, Trial, Trial]] = []  # what is left, the trial, and that with its number
 
         def about(trial: Trial) -> float:
             self.work -= cost(trial.computes)
@@ -132,20 +127,20 @@ class Search:
             if trial.grid and number is None:
                 continue
             one = trial if number is None else trial.with_number(number)
-            left, explained = tried(one)
+            self.work -= cost(one.computes)
+            left, explained = explain(one)
             if explained:
-                fits.append((left, one.cause))
-                texts[one.cause] = trial.cause.text, number
+                fits.append((left, trial, one))
                 if left <= _EXACT or (not one.cause.fault and left <= _LITTLE * now):
                     break
         if not fits:
             return None
-        least = min(left for left, _ in fits)
-        found = next(cause for left, cause in fits if left <= _ALIKE * least + _EXACT)
-        self._known.update([texts[found]])
-        if not found.fault:
-            self.types.add(found.text.rsplit(": ", 1)[-1])
-        return with_alike(found, least, fits)
+        least = min(left for left, *_ in fits)
+        trial, found = next((trial, one) for left, trial, one in fits if left <= _ALIKE * least + _EXACT)
+        self._known[trial.cause.text] = found.number
+        if not found.cause.fault:
+            self.types.add(found.cause.text.rsplit(": ", 1)[-1])
+        return with_alike(found.cause, least, [(left, one.cause) for left, _, one in fits])
 
     def _trials(self, span: Sequence[Operation], singly: bool) -> list[Trial]:
         """Those of some operations, the likelier first."""
@@ -161,12 +156,9 @@ class Search:
 
     def notes(self) -> list[str]:
         """What was not tried, in words."""
-        if not self.left_out:
-            return []
-        return [
-            f"{self.left_out} known mistakes were not tried across operations: too much work. "
-            "--effort 10 tries more of them, and a dump of more tensors needs fewer"
-        ]
+        more = "--effort 10 tries more of them, and a dump of more tensors needs fewer"
+        said = f"{self.left_out} known mistakes were not tried across operations: too much work. {more}"
+        return [said] if self.left_out else []
 
 
 def _nearest(trial: Trial, near: Callable[[Trial], float], now: float) -> float | None:

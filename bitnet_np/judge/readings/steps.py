@@ -106,13 +106,13 @@ def _off(solved: Array, right: Array) -> str:
     theirs, ours = (x.reshape(len(x), -1) for x in (solved, right))
     near = _AGREE * np.abs(ours).max()
     off = np.flatnonzero((np.abs(theirs - ours) > near).any(axis=1))
-    off = off if off.size else np.arange(len(ours))  # a small error of all of them
-    if off.size * ours.size <= _MOST:
+    if 0 < off.size * ours.size <= _MOST:
         away = np.abs(theirs[off, None] - ours).max(axis=2)
         if (away.min(axis=1) <= near).all():
             source = np.arange(len(ours))
             source[off] = away.argmin(axis=1)
-            return str(moved_said(source, what))
+            return moved_said(source, what)
+    off = off if off.size else np.arange(len(ours))  # a small error of all of them
     where = "" if off.size == len(ours) else f" at {places_of(off, len(ours), what)}"
     ratio = theirs[off] / ours[off]
     if np.ptp(ratio) <= _AGREE * np.abs(ratio).max():
