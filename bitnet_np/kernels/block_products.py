@@ -124,7 +124,8 @@ def _unpack(blocks, r, groups, first, end, strip):
 @inlined
 def _tile(integers, tile, blocks, rows, strip, first, end, token, valid):
     """`tile` plus the products of chunks first..end with some rows of activations."""
-    weights, units, runs = of_plan(blocks, "weights"), of_plan(blocks, "units"), of_plan(blocks, "unit") // RUN
+    weights, units = of_plan(blocks, "weights"), of_plan(blocks, "units")
+    runs = rows.sums.shape[2]  # not the plan's: the compiler would unroll the loop, for which AVX2 has too few registers
     codes, scales, pairs, floats = pointer_to(strip.codes), pointer_to(strip.scales), pointer_to(strip.pairs), pointer_to(strip.floats)
     q, x_sums, x_scales, eights = pointer_to(rows.q), pointer_to(rows.sums), pointer_to(rows.scales), pointer_to(rows.eights)
     count, units_of_x, run_at, first_unit = end - first, rows.scales.shape[1], 0, first * units
