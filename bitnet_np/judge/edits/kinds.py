@@ -125,7 +125,8 @@ def moved(place: Operation, node: Node, readers: list[Node]) -> Edits:
     if node.kind in kinds and node.inputs[0].inputs and node.inputs[0].kind in kinds:
         inner = node.inputs[0]
         first = node.over(inner.inputs[0], *node.inputs[1:])
-        yield f"{_said(node)} comes before {_said(inner)}", inner.over(first, *inner.inputs[1:])
+        words = f"{_said(inner)} is outside the root" if node.kind == "root" else f"{_said(node)} comes before {_said(inner)}"
+        yield words, inner.over(first, *inner.inputs[1:])
 
 
 def _said(node: Node) -> str:

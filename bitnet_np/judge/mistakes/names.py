@@ -76,14 +76,10 @@ _LIKELY = {
 }
 _NORMS = {
     "norm.epsilon": "usual_numbers: epsilon is {X}",
-    "norm.epsilon_outside": "moved: root comes before epsilon",
+    "norm.epsilon_outside": "moved: epsilon is outside the root",
     "norm.mean_not_subtracted": "steps: the mean is missing",
     "norm.no_mean_no_bias": "whole: the mean is not subtracted, as in RMSNorm, and its bias is missing",
     "norm.mean_subtracted": "centred: the mean is subtracted, as in LayerNorm",
-}
-_BORROWED = {
-    "scale.fused": "other_weight: the weight scale of {x}cur is used",
-    "scale.gated": "other_weight: the weight scale of ffn_{gate_or_up} is used",
 }
 _ANYWHERE = {
     "scale.other": "other_weight: the weight scale of {A} is used",
@@ -196,7 +192,8 @@ CATALOGUE = (
     *_DIALECTS,
     *_named(_LIKELY, likely=True),
     *_named({"activation.other": "other_function: {A} instead of {B}"}, ("ffn_out", "ffn_moe_swiglu"), likely=True),
-    *_named(_BORROWED, ("Qcur", "Kcur", "Vcur", "ffn_gate", "ffn_up"), likely=True, apart=True),
+    *_named({"scale.fused": "other_weight: the weight scale of {x}cur is used"}, ("Qcur", "Kcur", "Vcur"), likely=True, apart=True),
+    *_named({"scale.gated": "other_weight: the weight scale of ffn_{x} is used"}, ("ffn_gate", "ffn_up"), likely=True, apart=True),
     *QUANTISING,
     *_named(_NORMS, NORMING, likely=True, together=True),
     *_ENGINES,
