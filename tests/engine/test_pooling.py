@@ -65,8 +65,8 @@ def test_there_is_none_where_rows_are_missing(model):
 def test_mistakes_are_named(model, seen):
     right, rows, before = model.config.pooling, seen["result_norm", None], seen["l_out", 1]
     wrong = {f"{SAYS[kind]} instead of {SAYS[right]}": pool(rows, kind) for kind in SAYS if kind != right}
-    wrong["rows in front of the final norm are pooled: l_out of layer 1"] = pool(before, right)
-    wrong["it is divided by its length: normalised after pooling"] = seen[POOLED] / np.linalg.norm(seen[POOLED])
+    wrong["l_out of layer 1 is read instead of result_norm"] = pool(before, right)
+    wrong["each position is divided by its length"] = seen[POOLED] / np.linalg.norm(seen[POOLED])
     points = {Key(*key): array.reshape(len(array), -1) for key, array in seen.items()}
     assert judge_trace(model, trace(points), TOKENS[0]).verdict is Verdict.SAME_BITS
     for text, array in wrong.items():

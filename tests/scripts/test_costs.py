@@ -33,7 +33,7 @@ def test_a_second_reading_of_weights_is_seen(counted, monkeypatch):
 
     monkeypatch.setattr(network, "_product", twice)
     lines = costs.differences(counted, costs.costs())
-    for what in ("launches of ternary_matmul", "calls of ternary_matmul", "bytes of ternary_matmul"):
+    for what in ("launches of few_tokens", "calls of ternary_matmul", "bytes of ternary_matmul"):
         assert any(line.startswith(f"bitnet: a step after 100 tokens: {what}: ") for line in lines)
 
 
@@ -50,7 +50,7 @@ def test_entries_are_added_with_their_reason(counted, monkeypatch, tmp_path, cap
     fewer = {name: kinds | {"launches": {}} for name, kinds in counted.items()}
     monkeypatch.setattr(costs, "costs", lambda: fewer)
     assert costs.main([]) == 1
-    assert "launches of ternary_matmul: 0, recorded " in capsys.readouterr().out
+    assert "launches of few_tokens: 0, recorded " in capsys.readouterr().out
     assert costs.main(["--record", "launch nothing"]) == 0
     capsys.readouterr()
     assert costs.main(["--history"]) == 0
