@@ -299,8 +299,9 @@ def _whole(runtime: Runtime, tokens: Tokens, attention: Attention | None) -> tup
 
     Keys and values are kept of one layer at a time.
     """
-    c, storage, batch = runtime.model.config, runtime.ops.storage(), len(tokens.lengths)
+    c, batch = runtime.model.config, len(tokens.lengths)
     rows = Rows.of(c, tokens, np.arange(batch), np.zeros(batch, np.int64))
+    storage = runtime.ops.storage()
     keys, values = storage.zeros((1, *tokens.ids.shape, c.kv_heads, c.head_dim), np.float32)
     return rows, Attend(storage, keys, values, runtime.ops.resident(rows), attention or runtime.attention)
 
