@@ -107,7 +107,7 @@ def plan(
     return Plan(q_len, k_len, past, instance("pattern", pattern, Pattern), _dtype(form, dtype))
 
 
-class How(TypedDict, total=False):
+class _How(TypedDict, total=False):
     """Where the queries of a mask stand, and what it is made of: see `mask`."""
 
     past: int | None
@@ -116,7 +116,7 @@ class How(TypedDict, total=False):
     dtype: DTypeLike
 
 
-def mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, **how: Unpack[How]) -> NDArray:
+def mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, **how: Unpack[_How]) -> NDArray:
     """The mask [q_len, k_len] of one sequence.
 
     past: number of keys before the first query's own, by default k_len - q_len: the last query sees the last key. Keys after the last
@@ -133,7 +133,7 @@ def causal(q_len: int, k_len: int, *, form: Form = "additive", dtype: DTypeLike 
     return mask(q_len, k_len, form=form, dtype=dtype)
 
 
-def rows(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, block: int = STREAM_ROWS, **how: Unpack[How]) -> Iterator[NDArray]:
+def rows(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, block: int = STREAM_ROWS, **how: Unpack[_How]) -> Iterator[NDArray]:
     """The mask that `mask` gives, in pieces of `block` rows, with O(block * k_len) memory.
 
     Raises, on the call itself, what `mask` does, and MaskError for a block below 1.
@@ -283,7 +283,7 @@ class MaskCache:
     def __len__(self) -> int:
         return len(self._masks)
 
-    def get(self, q_len: int, k_len: int, pattern: Pattern = CAUSAL, **how: Unpack[How]) -> NDArray:
+    def get(self, q_len: int, k_len: int, pattern: Pattern = CAUSAL, **how: Unpack[_How]) -> NDArray:
         """As `mask`, but read-only, and the same array while the cache holds it."""
         key = plan(q_len, k_len, pattern, **how)
         with self._lock:
