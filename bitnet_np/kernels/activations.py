@@ -70,35 +70,23 @@ def _round_rows(team, x, size, codes, scale, sums):
         round_row(x[r], size, codes[r], scale[r], sums[r])
 
 
-def _rounded(x: Floats, size: int) -> tuple[NDArray[np.int8], Floats, Floats]:
+def rounded(x: Floats, size: int) -> tuple[NDArray[np.int8], Floats, Floats]:  # [R, M] -> [R, M], [R, M/size], [R, M/size]
+    """Codes and scales of ggml's Q8_K or Q8_0, which have Q8_K or Q8_0 numbers to a scale, and for Q8_0 sums.
+
+    Q8_K's scale has the sign that makes the largest number -127. Q8_0's codes come from the exact scale, which is then rounded to float16.
+    The sums, by which llama.cpp multiplies minimums, are those of codes, times their exact scale, rounded to float16. A number that is not
+    finite makes the scale of its block NaN.
+    """
     codes = np.empty(x.shape, np.int8)
     scale, sums = np.empty((2, x.shape[0], x.shape[1] // size), np.float32)
     launch(_round_rows, x.size, x, size, codes, scale, sums)
     return codes, scale, sums
 
 
-def q8_k(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M], [R, M/256]
-    """Codes and scales of ggml's Q8_K: 256 numbers to a scale, which has the sign that makes the largest of them -127.
-
-    A number that is not finite makes the scale of its block NaN, here and in `q8_0`.
-    """
-    return _rounded(x, Q8_K)[:2]
-
-
-def q8_0(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M], [R, M/32]
-    """Codes and scales of ggml's Q8_0: 32 numbers to a scale. Codes come from the exact scale, which is then rounded to float16."""
-    return _rounded(x, Q8_0)[:2]
-
-
-def q8_1_sums(x: Floats) -> Floats:  # [R, M] -> [R, M/32], M a multiple of 32
-    """The sums of 32 numbers by which llama.cpp multiplies minimums: those of their codes, times their exact scale, rounded to float16."""
-    return _rounded(x, Q8_0)[2]
-
-
 # --- as floats -------------------------------------------------------------------------------------------------------------------------
 
 
-def _widened(codes: NDArray[np.int8], scale: Floats) -> Floats:
+def _widened(codes: NDArray[np.int8], scale: Floats, _: Floats) -> Floats:
     rows, n = scale.shape
     with np.errstate(invalid="ignore"):  # a code of 0 times a scale that is not finite is NaN, as it should be
         return (codes.reshape(rows, n, -1) * scale[:, :, None]).reshape(codes.shape)
@@ -106,7 +94,7 @@ def _widened(codes: NDArray[np.int8], scale: Floats) -> Floats:
 
 def round_as_q8_k(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 256
     """x as llama.cpp sees it when it multiplies by types of 256 weights to a block: K-quants, TQ and IQ types but IQ4_NL."""
-    return _widened(*q8_k(x))
+    return _widened(*rounded(x, Q8_K))
 
 
 def round_as_q8_0(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 32
@@ -114,7 +102,7 @@ def round_as_q8_0(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 32
 
     With Q4_1 and Q5_1 it sees the same x (as Q8_1). There it multiplies minimums by the sum of each 32 numbers, rounded to float16.
     """
-    return _widened(*q8_0(x))
+    return _widened(*rounded(x, Q8_0))
 
 
 def round_as_f16(x: Floats) -> Floats:  # [R, M] -> [R, M]

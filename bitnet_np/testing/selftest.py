@@ -173,11 +173,7 @@ def loading_cases() -> dict[str, Case]:
         "from_quarters": lambda: tuple(np.asarray(part) for part in from_quarters(quarters, 37)),
         "from_blocks TQ1_0": partial(_ternary_blocks, TQ1_0),
         "from_blocks TQ2_0": partial(_ternary_blocks, TQ2_0),
-        "round_rows": lambda: (
-            *activations.q8_k(noise(52, 5, 768)),
-            *activations.q8_0(noise(53, 5, 96)),
-            activations.q8_1_sums(noise(53, 5, 96)),
-        ),
+        "round_rows": lambda: (*activations.rounded(noise(52, 5, 768), 256)[:2], *activations.rounded(noise(53, 5, 96), 32)),
     }
     return named
 

@@ -46,8 +46,8 @@ def activations(rng: np.random.Generator, tokens: int, width: int) -> np.ndarray
 
 def rounded(x: np.ndarray, kind: TensorType) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Codes and scales of activations for a type, and the sums of Q8_1 where they are read."""
-    q, scale = kernels.q8_k(x) if kind.block == 256 else kernels.q8_0(x)
-    return q, scale, kernels.q8_1_sums(x) if kind in (Q4_1, Q5_1) else None
+    q, scale, sums = kernels.rounded(x, 256 if kind.block == 256 else 32)
+    return q, scale, sums if kind in (Q4_1, Q5_1) else None
 
 
 def of_code(kind: TensorType, tokens: int, code: int) -> np.ndarray:
