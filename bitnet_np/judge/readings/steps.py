@@ -115,7 +115,7 @@ def _off(solved: Array, right: Array) -> str:
     off = off if off.size else np.arange(len(ours))  # a small error of all of them
     where = "" if off.size == len(ours) else f" at {places_of(off, len(ours), what)}"
     ratio = theirs[off] / ours[off]
-    if np.ptp(ratio) <= _AGREE * np.abs(ratio).max():
+    if np.ptp(ratio) <= min(_AGREE * np.abs(ratio).max(), np.abs(ratio - 1).max() / 10):
         return f"{ratio[0, 0]:.6g} times what is right{where}"
     worst = np.abs(theirs - ours).argmax(axis=1)  # of the heads of a row
     examples = [f"{theirs[i, worst[i]]:.6g} instead of {ours[i, worst[i]]:.6g} at {what} {i}" for i in off[:2]]
