@@ -273,7 +273,7 @@ def attend_float16(
 ) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]
     """Probabilities normalised and rounded to float16; their sum before, and the sum over values, in float64 and in key order."""
     bias = _causal(position, window)
-    return _by_rows(_attended_by_halves, q, k, v, slot, bias, bias == 0, scale, cap)
+    return _by_rows(_attended_in_float16, q, k, v, slot, bias, bias == 0, scale, cap)
 
 
 def attend_masked(
@@ -338,7 +338,7 @@ def _attended(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, cou
 
 
 @np.errstate(all="ignore")
-def _attended_by_halves(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, counted: Flags, scale: f32, cap: Scalar) -> Floats:
+def _attended_in_float16(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, counted: Flags, scale: f32, cap: Scalar) -> Floats:
     keys, heads = np.arange(bias.shape[1]), q.shape[1]
     parts = _slices(len(keys), CHUNK)
     s = np.concatenate([_scores(q, k, slot, keys[some], bias[:, some], scale, cap) for some in parts], axis=1)
@@ -346,9 +346,9 @@ def _attended_by_halves(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: F
     weight, total = np.zeros((len(q), heads)), np.zeros(q.shape)
     for j in keys:
         weight = weight + p[:, j]
-    halves = (p * (f32(1) / weight.astype(f32))[:, None]).astype(np.float16).astype(np.float64)
+    rounded = (p * (f32(1) / weight.astype(f32))[:, None]).astype(np.float16).astype(np.float64)
     for j in keys:
-        products = halves[:, j, :, None] * _kept(v, slot, keys[j : j + 1], heads)[:, 0]
+        products = rounded[:, j, :, None] * _kept(v, slot, keys[j : j + 1], heads)[:, 0]
         total = np.where(counted[:, j, None, None], total + products, total)
     return total.astype(f32)
 

@@ -160,5 +160,5 @@ def _floats(blocks: Bytes, record: Format, factor: Factor) -> Floats:  # -> [blo
     start, runs = record.start(factor), record.weights // RUN
     if factor.table:
         return np.array(factor.table, f32)[blocks[:, [start + lane for lane in factor.lanes[:runs]]]]
-    halves = np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16)
-    return np.repeat(halves.astype(f32), runs, axis=1)
+    numbers = np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16)
+    return np.repeat(numbers.astype(f32), runs, axis=1)

@@ -57,9 +57,9 @@ def judge_dump(
     report = judge_operations(runtime, tokens, trace if is_operation else others, options, compared)
     # what logits alone would show, more tensors must not hide: where what is wrong is in several operations judged together, or may be
     search = search and any(len(o.across) > 1 for o in ([report.first_wrong] if report.first_wrong else report.operations))
-    singly = any(len(o.across) > 1 for o in report.operations)  # else they were tried at the wrong operation
+    single = any(len(o.across) > 1 for o in report.operations)  # else they were tried at the wrong operation
     options = replace(options, precision=declared or report.precision)
-    of_logits = logits.judged(options, search, singly, alone=report.first_wrong is None)
+    of_logits = logits.judged(options, search, single, alone=report.first_wrong is None)
     if report.verdict == Verdict.NARROW and of_logits.verdict == Verdict.WRONG and not search:
         of_logits = replace(of_logits, verdict=Verdict.NARROW, reason=f"they follow from narrower operations: {of_logits.reason}")
     return replace(report, notes=(*logits.notes, *report.notes)).with_logits(of_logits)
@@ -89,8 +89,8 @@ class _Logits(NamedTuple):
         has_all = positions is None
         return cls(runtime, tokens.ids[0], every, theirs, np.arange(length) if positions is None else positions, convert, has_all, notes)
 
-    def judged(self, options: Options, search: bool = True, singly: bool = True, alone: bool = True) -> Judgement:
-        """The verdict on them. search: try known mistakes too. singly: also those of single operations. alone: no other tensor of the dump
+    def judged(self, options: Options, search: bool = True, single: bool = True, alone: bool = True) -> Judgement:
+        """The verdict on them. search: try known mistakes too. single: also those of single operations. alone: no other tensor of the dump
         shows what is wrong."""
         last, few = len(self.ids) - 1, self.positions[:_MOST_POSITIONS]
         late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
@@ -101,7 +101,7 @@ class _Logits(NamedTuple):
             return self.convert(variant_logits(variant, self.ids[None, :end])[0][looked_at])
 
         nearest = self.nearest() if self.notes else last  # a row of another position tells no mistake
-        base, ids = Variant("ours", self.runtime.model, self.runtime.dialect), self.ids if singly else None
+        base, ids = Variant("ours", self.runtime.model, self.runtime.dialect), self.ids if single else None
         ours, search = self.convert(self.every[self.positions]), search and nearest == last
         judged = judge_logits(ours, self.theirs, base, run, options, search, self.positions, ids, alone)
         if not self.notes:

@@ -253,11 +253,11 @@ class _Target:
     def in_operations(self) -> Cause | None:
         """The mistake of some operations, or of a single one, that makes theirs of ours but for roundings."""
         span, work, most = _span(self.base), self.work, self.effort * _MOST_WORK
-        every = list(trials(span, singly=True))
+        every = list(trials(span, single=True))
         if len(every) * work > most:
             least = 1.1 * len(every) * work / _MOST_WORK
             self.untried.append(f"mistakes in one layer alone were not tried on logits: --effort {least:.2g} tries them")
-            every = list(trials(span, singly=False))
+            every = list(trials(span, single=False))
         if len(every) * work > most:
             return None
         self.logits.total += len(every)
@@ -301,7 +301,7 @@ class _Target:
             if judge(a, b, reach_of(a, honest, self.base)).verdict <= Verdict.FLIPS:
                 return replace(judged, verdict=Verdict.NARROW, reason=f"no farther than rounding reaches in {dialect.text}"), ""
             attention = [operation for operation in _span(dialect) if operation.key.name == "kqv_out"]
-            for trial in trials(attention, singly=False) if self.ids is not None else ():
+            for trial in trials(attention, single=False) if self.ids is not None else ():
                 if trial.cause.id.startswith("cache.ggml"):
                     x = logits(self.computed(trial.computes, trial.cause.text, dialect))
                     if self.explained_by(x, self.away) is not None:

@@ -549,7 +549,7 @@ class _Judge:
         best = min(case.most, case.now / 10)  # a mistake that explains little explains nothing
         cause: Cause | None = None
         fits: list[tuple[float, Cause]] = []
-        every = list(trials(case.span, singly=least == 0))
+        every = list(trials(case.span, single=least == 0))
 
         def candidates() -> Iterator[tuple[Cause, Array | None, Mapping[Key, Compute] | None]]:
             for done, trial in enumerate(every, 1):

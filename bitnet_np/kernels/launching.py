@@ -135,12 +135,12 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
     if team == _ALONE:
         kernel.run(team, *args)
     else:
-        _together(1, kernel.run, team, *args)
+        _by_team(1, kernel.run, team, *args)
     if _this_thread.observer is not None:
         _this_thread.observer.launched(kernel.run, (team, *args))
 
 
-def _together(kernels: int, function: Callable[..., None], *args: Any) -> None:
+def _by_team(kernels: int, function: Callable[..., None], *args: Any) -> None:
     """Call what runs so many kernels by the team."""
     global _threads_started
     with _turn:
@@ -171,7 +171,7 @@ def looked_at() -> None:
 def launch_again(calls: Calls) -> None:
     """Run kernels that were launched before, in their order."""
     with default_state():
-        _together(len(calls), calls.run)
+        _by_team(len(calls), calls.run)
 
 
 def read_only(array: NDArray) -> NDArray:

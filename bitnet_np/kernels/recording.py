@@ -32,7 +32,7 @@ class Recording:
         self._shared = {id(workspace.owner_of(x)) for x in (*self._inputs, *state)}
         self._kept: list[Any] = [*state]
         self._calls = Calls()
-        with workspace.apart() as self._room, launching.observed(self):
+        with workspace.own_room() as self._room, launching.observed(self):
             self._result = function(*self._inputs)
         self.result = self._result.copy()
         self.is_whole = self.is_whole and self._room.holds(self._result)

@@ -148,7 +148,7 @@ def _block(size: int, tally: Counts) -> _Block:
 
 
 @contextmanager
-def apart() -> Iterator[Room]:
+def own_room() -> Iterator[Room]:
     """Context in which arrays, small ones too, take turns in memory that nothing else is given, then or later."""
     usual = vars(_pool).copy()  # of this thread
     _pool.__init__(smallest=1)  # type: ignore[misc]

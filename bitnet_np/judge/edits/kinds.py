@@ -642,9 +642,9 @@ KINDS: dict[str, Kind] = {kind.__name__: kind for kind in _IN_ORDER}
 """Kinds of edits, the likelier first."""
 NARROW = ("stored", "rounded", "narrow_weights", "narrow_inputs")
 """Kinds that engines do on purpose."""
-TOGETHER = ("narrow_weights", "narrow_inputs", "reordered")
+SHARED = ("narrow_weights", "narrow_inputs", "reordered")
 """Kinds that are tried in all operations at once, which share a function."""
-APART = ("values",)
+LOCAL = ("values",)
 """Kinds that are in one tensor, whose number is not sought in several at once."""
 
 

@@ -70,20 +70,20 @@ class Trial:
 
     cause: Cause
     computes: Mapping[Key, Callable[..., Any]] = field(repr=False)  # as those of attempts
-    widest: bool  # whether it is in all operations that share what can make it
+    everywhere: bool  # whether it is in all operations that share what can make it
     grid: Sequence[float] = ()
     number: float | None = None  # the number that it was tried with, if that is sought
 
     def with_number(self, number: float) -> "Trial":
         """The mistake with its number."""
         named = replace(self.cause, text=self.cause.text.format(number=number))
-        return Trial(named, {key: compute(number) for key, compute in self.computes.items()}, self.widest, number=number)
+        return Trial(named, {key: compute(number) for key, compute in self.computes.items()}, self.everywhere, number=number)
 
 
-def trials(span: Sequence[Operation], singly: bool, mistakes: Sequence[Mistake] = CATALOGUE, length: int = 0) -> Iterator[Trial]:
+def trials(span: Sequence[Operation], single: bool, mistakes: Sequence[Mistake] = CATALOGUE, length: int = 0) -> Iterator[Trial]:
     """Yields every one of some mistakes that some operations can make, whose last one gives the tensor that shows it.
 
-    It may be in all operations that can make it, as in a function that they share, in those of one name, or, with `singly`, in one
+    It may be in all operations that can make it, as in a function that they share, in those of one name, or, with `single`, in one
     operation of one layer. The text says where it is.
     """
     known: dict[str, dict[Key, Attempt]] = {}
@@ -96,18 +96,18 @@ def trials(span: Sequence[Operation], singly: bool, mistakes: Sequence[Mistake] 
         names: dict[str, list[Key]] = {}
         for key in attempts:
             names.setdefault(key.name, []).append(key)
-        groups = [] if mistake.apart else _groups(list(attempts), not mistake.fault)
-        for i, keys in enumerate(groups if mistake.together and groups else (*groups, *names.values())):
-            yield _trial(attempts, keys, _where(keys, list(attempts), span[-1].key), i < max(len(groups), 1) or mistake.apart)
-        if singly and not mistake.together:
+        groups = [] if mistake.local else _groups(list(attempts), not mistake.fault)
+        for i, keys in enumerate(groups if mistake.shared and groups else (*groups, *names.values())):
+            yield _trial(attempts, keys, _where(keys, list(attempts), span[-1].key), i < max(len(groups), 1) or mistake.local)
+        if single and not mistake.shared:
             alone += [(attempts, key) for keys in names.values() if len(keys) > 1 for key in keys]
     for attempts, key in alone:
         yield _trial(attempts, [key], "" if key == span[-1].key else f"at {key.name} of layer {key.layer}: ", False)
 
 
-def _trial(attempts: Mapping[Key, Attempt], keys: Sequence[Key], where: str, widest: bool) -> Trial:
+def _trial(attempts: Mapping[Key, Attempt], keys: Sequence[Key], where: str, everywhere: bool) -> Trial:
     one = attempts[keys[0]]
-    return Trial(replace(one.cause, text=where + one.cause.text), {key: attempts[key].compute for key in keys}, widest, one.grid)
+    return Trial(replace(one.cause, text=where + one.cause.text), {key: attempts[key].compute for key in keys}, everywhere, one.grid)
 
 
 Computed = Mapping[Key, Callable[..., Any]]

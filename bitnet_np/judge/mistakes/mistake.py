@@ -39,8 +39,8 @@ class Mistake:
     operation can make it; empty if only whole engines can. edit: the kind and the words of an edit, with braces for what differs: {a} for
     one word, {A} for several, {W} for several without a number, {kind} for the name of a narrow type. engine: whole engines with it, in
     every layer, with the numbers of the text; without `edit` its operations are those with the mistake. fault: False for a rounding that
-    engines do on purpose. likely: on logits alone it is tried first, and on models of any size. together: it is in a function that all
-    operations share, and is tried in all at once alone. apart: it is in one tensor, and its number is not sought in several names at once.
+    engines do on purpose. likely: on logits alone it is tried first, and on models of any size. shared: it is in a function that all
+    operations share, and is tried in all at once alone. local: it is in one tensor, and its number is not sought in several names at once.
     """
 
     id: str
@@ -50,8 +50,8 @@ class Mistake:
     engine: Callable[[Variant], Engines] | None = field(default=None, repr=False)
     fault: bool = True
     likely: bool = False
-    together: bool = False
-    apart: bool = False
+    shared: bool = False
+    local: bool = False
 
     @property
     def is_of_engines(self) -> bool:

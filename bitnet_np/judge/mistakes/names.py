@@ -192,10 +192,10 @@ CATALOGUE = (
     *_DIALECTS,
     *_named(_LIKELY, likely=True),
     *_named({"activation.other": "other_function: {A} instead of {B}"}, ("ffn_out", "ffn_moe_swiglu"), likely=True),
-    *_named({"scale.fused": "other_weight: the weight scale of {x}cur is used"}, ("Qcur", "Kcur", "Vcur"), likely=True, apart=True),
-    *_named({"scale.gated": "other_weight: the weight scale of ffn_{x} is used"}, ("ffn_gate", "ffn_up"), likely=True, apart=True),
+    *_named({"scale.fused": "other_weight: the weight scale of {x}cur is used"}, ("Qcur", "Kcur", "Vcur"), likely=True, local=True),
+    *_named({"scale.gated": "other_weight: the weight scale of ffn_{x} is used"}, ("ffn_gate", "ffn_up"), likely=True, local=True),
     *QUANTISING,
-    *_named(_NORMS, NORMING, likely=True, together=True),
+    *_named(_NORMS, NORMING, likely=True, shared=True),
     *_ENGINES,
     *_named(_ANYWHERE),
     *_named(_RESIDUALS, _SUMS),
@@ -211,9 +211,7 @@ CATALOGUE = (
 )
 """All known mistakes. Of two that fit a tensor alike the first one stands."""
 HIDDEN = tuple(
-    Mistake(
-        f"edit.{kind}", "", _EVERY, f"{kind}: ", fault=kind not in kinds.NARROW, together=kind in kinds.TOGETHER, apart=kind in kinds.APART
-    )
+    Mistake(f"edit.{kind}", "", _EVERY, f"{kind}: ", fault=kind not in kinds.NARROW, shared=kind in kinds.SHARED, local=kind in kinds.LOCAL)
     for kind in kinds.KINDS
     if kind not in ("routers", "quantised")  # whose edits all have names
 )

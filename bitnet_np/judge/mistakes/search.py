@@ -94,7 +94,7 @@ class Search:
     def cause(
         self,
         span: Sequence[Operation],
-        singly: bool,
+        single: bool,
         explain: Explain,
         near: Callable[[Trial], float],
         cost: Callable[[Collection[Key]], float],
@@ -103,10 +103,10 @@ class Search:
     ) -> Cause | None:
         """The hidden mistake that leaves least, of those that fit; None if none does. What explained a tensor before is tried first.
 
-        span, singly: see catalogue.trials. near: what a trial leaves, about, by which numbers are sought. cost: multiply-adds of a trial
+        span, single: see catalogue.trials. near: what a trial leaves, about, by which numbers are sought. cost: multiply-adds of a trial
         that changes these tensors. now: NMSE without a mistake. numbered: only those with a number that is sought.
         """
-        every, kept = [t for t in self._trials(span, singly) if t.grid or not numbered], self.work / 2
+        every, kept = [t for t in self._trials(span, single) if t.grid or not numbered], self.work / 2
         for trial in every:
             if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self.types)):
                 number = self._known.get(trial.cause.text)
@@ -142,7 +142,7 @@ class Search:
             self.types.add(found.cause.text.rsplit(": ", 1)[-1])
         return with_alike(found.cause, least, [(left, one.cause) for left, _, one in fits])
 
-    def _trials(self, span: Sequence[Operation], singly: bool) -> list[Trial]:
+    def _trials(self, span: Sequence[Operation], single: bool) -> list[Trial]:
         """Those of some operations, the likelier first."""
         order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
         later = {operation.key: len(span) - i for i, operation in enumerate(span)}
@@ -150,9 +150,9 @@ class Search:
         def likely(trial: Trial) -> tuple[int, bool, int]:
             """Likely kinds first, and a function that all operations share before single ones; the last steps before earlier ones."""
             steps = max(later[key] for key in trial.computes) if trial.grid else 0
-            return order[trial.cause.id] + (0 if trial.widest else _SINGLE), not trial.widest, steps
+            return order[trial.cause.id] + (0 if trial.everywhere else _SINGLE), not trial.everywhere, steps
 
-        return sorted(trials(span, singly, HIDDEN, self.length), key=likely)
+        return sorted(trials(span, single, HIDDEN, self.length), key=likely)
 
     def notes(self) -> list[str]:
         """What was not tried, in words."""

@@ -209,9 +209,9 @@ def rope(x, cos, sin, distance, step, out):  # [R, H, K], [R, J] x 2 -> [R, H, K
 
 
 @cache
-def keep(halves: bool) -> Any:
-    """Writes keys and values to their places in a cache, as float32 or as the bits of float16 (`halves`)."""
-    to_kept = half_bits if halves else number_of["float32"]
+def keep(float16: bool) -> Any:
+    """Writes keys and values to their places in a cache, as float32 or as the bits of float16."""
+    to_kept = half_bits if float16 else number_of["float32"]
 
     @kernel
     def keep(k, v, slot, position, k_out, v_out):  # [R, G, K] x 2, [R] x 2 -> [B, S, G, K] x 2

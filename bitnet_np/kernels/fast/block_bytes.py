@@ -122,7 +122,7 @@ def _from_table(b: Emitter, factor: Factor, start: int, blocks: Sequence[ir.Valu
     return numbers
 
 
-def _halves(b: Emitter, blocks: Sequence[ir.Value], start: int, count: int) -> list[ir.Value]:
+def _float16s(b: Emitter, blocks: Sequence[ir.Value], start: int, count: int) -> list[ir.Value]:
     """`count` float16 numbers side by side in each of 16 blocks, widened. They are loaded as one, because loads for each lane are slow."""
     lane = ir.IntType(16 * count)
     bits = constant(ir.VectorType(lane, LANES), None)
@@ -144,7 +144,7 @@ def _store_factors(b: Emitter, plan: Plan, rows: Sequence[Sequence[ir.Value]], f
             registers = [_from_table(b, factors[0], first, blocks, weight // LANES)]
         else:
             assert others in ([], [first + 2])  # a minimum lies behind the scale
-            registers = _halves(b, blocks, first, len(factors))
+            registers = _float16s(b, blocks, first, len(factors))
         for i, register in enumerate(registers):
             b.store(register, floats.at(b.add(start, (2 * unit + i) * LANES)), align=4)
 

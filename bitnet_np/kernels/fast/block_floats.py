@@ -22,19 +22,19 @@ def _integers(b: Emitter, block: ir.Value, integers: Integers) -> list[ir.Value]
     return [b.sitofp(widened(b, run, integers), V16F32) for run in b.slices(runs, integers.runs)]
 
 
-def _halves(b: Emitter, block: ir.Value, at: list[int]) -> ir.Value:
+def _float16s(b: Emitter, block: ir.Value, at: list[int]) -> ir.Value:
     """The float16 numbers of a block at the offsets `at`, widened."""
     return widened_half(b, b.bitcast(load_lanes(b, block, [start + i for start in at for i in range(2)]), V16I16))
 
 
-def _products(b: Emitter, block: ir.Value, integers: Integers, halves: ir.Value) -> ir.Value:
+def _products(b: Emitter, block: ir.Value, integers: Integers, numbers: ir.Value) -> ir.Value:
     """The address of integers times float16 numbers, in memory.
 
     A load that fills all lanes is free beside arithmetic, while a shuffle contends with the widening of codes: from memory Q6_K runs 1.3
     times as fast. LLVM would turn the loads into shuffles if it knew what they read.
     """
     place = cgutils.alloca_once(b.builder, V16F32)
-    b.store(b.fmul(halves, *_integers(b, block, integers)), place, align=64)
+    b.store(b.fmul(numbers, *_integers(b, block, integers)), place, align=64)
     unknown = b.asm(ir.FunctionType(place.type, [place.type]), "", "=r,0,~{memory}", [place], True)
     return b.bitcast(unknown, F32.as_pointer())
 
@@ -52,16 +52,16 @@ def _factors(b: Emitter, block: ir.Value, block_format: Format) -> list[Callable
     products = {}
     for integers in dict.fromkeys(factor.integers for factor in factors if factor.integers):
         start = {lane: block_format.start(user) for user in factors if user.integers is integers for lane in user.lanes}
-        halves = _halves(b, block, [start[lane] for lane in range(LANES)])  # each lane has the float16 of the factor that uses it
-        products[integers] = _products(b, block, integers, halves)
+        numbers = _float16s(b, block, [start[lane] for lane in range(LANES)])  # each lane has the float16 of the factor that uses it
+        products[integers] = _products(b, block, integers, numbers)
 
     def function(factor: Factor) -> Callable[[int], ir.Value]:
         start, integers = block_format.start(factor), factor.integers
         if factor.table:
             return lambda run: b.splat(number_of_byte(b, block, start, factor, run), V16F32)
         if integers is None:
-            half = _halves(b, block, [start] * LANES)
-            return lambda run: half
+            number = _float16s(b, block, [start] * LANES)
+            return lambda run: number
         return lambda run: _all_lanes(b, products[integers], factor, run)
 
     return [function(factor) for factor in factors]
