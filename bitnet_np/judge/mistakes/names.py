@@ -80,6 +80,7 @@ _NORMS = {
     "norm.mean_not_subtracted": "steps: the mean is missing",
     "norm.no_mean_no_bias": "whole: the mean is not subtracted, as in RMSNorm, and its bias is missing",
     "norm.mean_subtracted": "centred: the mean is subtracted, as in LayerNorm",
+    "norm.width_less_one": "other_function: the sum of squares over the width less one instead of the mean square",
 }
 _ANYWHERE = {
     "scale.other": "other_weight: the weight scale of {A} is used",

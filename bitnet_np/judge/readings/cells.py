@@ -32,11 +32,15 @@ def cells(wrong: Wrong) -> str | None:
     values = np.append(own.values, np.zeros((1, *own.q.shape[1:])), axis=0)
     visible, theirs = np.append(own.visible, np.zeros((t, 1), bool), axis=1), own.wrong.theirs.reshape(own.q.shape)
     counts, known = visible.astype(np.int64), np.ones_like(visible)  # of tokens that are right too
+    least = max(_LEAST_WEIGHT, 64 * rough(wrong.noise))
     for i in tokens:
-        solved = _solve(weights[some, i], values[:, some], theirs[i, some], visible[i], max(_LEAST_WEIGHT, 64 * rough(wrong.noise)))
-        if solved is None:
+        for n in (t, t + 1):  # the empty cell is one unknown more
+            solved = _solve(weights[some, i, :n], values[:n, some], theirs[i, some], visible[i, :n], least)
+            if solved is not None:
+                counts[i, :n], known[i, :n] = solved
+                break
+        else:
             return None
-        counts[i], known[i] = solved
     by = np.where(np.isin(np.arange(heads), some)[:, None, None], counts, visible) * weights
     if not own.wrong.accounts(own.outputs((by / np.maximum(by.sum(axis=-1, keepdims=True), 1e-300))[:, :, :t])):
         return None
@@ -53,11 +57,11 @@ def cells(wrong: Wrong) -> str | None:
 
 
 def _solve(weights: Array, values: Array, output: Array, visible: Seen, least: float) -> tuple[Counts, Seen] | None:
-    """How often a token reads each cell [T + 1], and where that can be told; None if no whole numbers give its output.
+    """How often a token reads each cell [n], and where that can be told; None if no whole numbers give its output.
 
-    weights: [H, T + 1]. values: [T + 1, H, K]. output: [H, K]. Where it cannot be told, cells count as they should.
+    weights: [H, n]. values: [n, H, K]. output: [H, K]. Where it cannot be told, cells count as they should.
     """
-    equations = (weights.T[:, :, None] * (values - output)).reshape(len(visible), -1).T  # [H K, T + 1]
+    equations = (weights.T[:, :, None] * (values - output)).reshape(len(visible), -1).T  # [H K, n]
     known = (weights / weights[:, visible].sum(axis=1, keepdims=True)).max(axis=0) > least
     equations = equations[:, known]
     if len(equations) < known.sum():
