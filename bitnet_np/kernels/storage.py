@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..base.errors import CapacityError, NonFiniteError
-from .launching import Floats, Ints, launch, parallel, shared
+from .launching import Floats, Ints, launch, looked_at, parallel, shared
 from .workspace import zeros
 
 
@@ -35,6 +35,7 @@ class HostStorage:
         if keys.dtype == np.float32:
             launch(_write, k.size, keys, values, slot, position, k, v)
             return
+        looked_at()  # NumPy writes, which no recording of a pass would have in it
         place = position % keys.shape[1]
         at = (slot.item(), place.item()) if slot.size == 1 else (slot, place)  # plain numbers take a fifth of the time
         for name, out, rows in (("key", keys, k), ("value", values, v)):
