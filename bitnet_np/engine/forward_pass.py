@@ -44,7 +44,7 @@ BLOCK = 512
 Mode = Literal["parallel", "incremental", "auto"]
 
 
-def path_of(mode: Mode, length: int, parallel_threshold: int = PARALLEL_THRESHOLD) -> Mode:
+def path_of(mode: Mode, length: int, parallel_threshold: int = PARALLEL_THRESHOLD) -> Literal["parallel", "incremental"]:
     """The path that a mode takes for sequences of `length` tokens: "auto" is parallel for more than `parallel_threshold`."""
     if mode == "auto":
         return "parallel" if length > parallel_threshold else "incremental"

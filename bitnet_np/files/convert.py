@@ -59,12 +59,12 @@ def convert(
     Raises UnsupportedError, naming the tensor, if the type that is asked for, or GGUF, cannot hold it without a change; NonFiniteError if
     a number is beyond the range of a narrower type.
     """
-    found = source.metadata
-    metadata = {key: value for key, value in found.items() if key.startswith("tokenizer.")} or {"tokenizer.ggml.model": "none"}
-    metadata |= {key: value for key, value in found.items() if key.startswith("general.") and key not in _OWN}
-    metadata["general.name"] = str(found.get("general.name", source.path.resolve().name))
-    if matrix is None and type(found.get("general.file_type")) is int:  # else it is that of the matrices
-        metadata["general.file_type"] = found["general.file_type"]
+    own = source.metadata
+    metadata = {key: value for key, value in own.items() if key.startswith("tokenizer.")} or {"tokenizer.ggml.model": "none"}
+    metadata |= {key: value for key, value in own.items() if key.startswith("general.") and key not in _OWN}
+    metadata["general.name"] = str(own.get("general.name", source.path.resolve().name))
+    if matrix is None and type(own.get("general.file_type")) is int:  # else it is that of the matrices
+        metadata["general.file_type"] = own["general.file_type"]
     permuted = is_permuted(model.config)
     encoded = partial(_encoded, model.config, matrix, head, rounding)
 

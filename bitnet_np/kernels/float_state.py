@@ -8,6 +8,7 @@ kernel do so, too (fast/team.py). A caller's functions that are called meanwhile
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from ..base.errors import UnsupportedError
@@ -56,5 +57,11 @@ def default_state() -> Iterator[None]:
 
 
 def steady(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator of public functions: they run in the default state. It costs a microsecond."""
-    return default_state()(function)
+    """A decorator of public functions: they run in the default state. It costs 0.2 microseconds where that is the caller's."""
+    set_before = default_state()(function)
+
+    @wraps(function)
+    def called(*args: P.args, **options: P.kwargs) -> R:
+        return function(*args, **options) if is_default() else set_before(*args, **options)
+
+    return called

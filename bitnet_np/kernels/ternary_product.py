@@ -137,7 +137,7 @@ def few_tokens(team, codes, second, third, widths, factors, steps, q, scale, out
             _some_tokens(tile_i32(4, 1), 1, product, matrix, group, 0, edge)
         elif n == 2:
             _some_tokens(tile_i32(4, 2), 2, product, matrix, group, 0, edge)
-        elif WIDE:
+        elif WIDE:  # elsewhere LEAST is 3
             for token in range(0, n, TOKENS):
                 _some_tokens(tile_i32(4, TOKENS), TOKENS, product, matrix, group, token, edge)
 
