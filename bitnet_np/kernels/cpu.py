@@ -6,7 +6,6 @@ functions of fast/ count elements from an array's start, whatever its shape. Ker
 """
 # ruff: noqa: F401 (what is imported here are the backend's operations)
 
-import sys
 from typing import TypeVar
 
 from numpy.typing import NDArray
@@ -49,7 +48,7 @@ Record = TypeVar("Record")
 device = "cpu"
 exact_only = False
 splits_rows = True
-repeats = is_known() and sys.byteorder == "little"  # recordings need private parts of Numba, and write words byte by byte
+repeats = is_known()  # recordings need private parts of Numba
 
 
 def storage() -> HostStorage:

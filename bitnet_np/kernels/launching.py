@@ -10,12 +10,11 @@ from types import FunctionType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numba import prange, types
+from numba import config, prange, types
 from numpy.typing import NDArray
 
 from .cache.disk_cache import compiled
-from .fast.calls import Calls, address_of
-from .fast.team import call_member, run_team
+from .fast.team import LINE, address_of, call_member, run_job, run_team
 from .fast.team import shared as shared  # for kernels
 from .float_state import default_state, is_default
 from .sharing import Sharing
@@ -33,7 +32,7 @@ class Kernel(NamedTuple):
     """A kernel: a function of its team, and of arrays and scalars."""
 
     body: Callable  # what each member of a team runs
-    run: Callable  # `body` by a whole team: `run(address of the team's words, *arguments)`
+    run: Callable  # `body` by a whole team: `run((address of the team's words, place for its job or 0), *arguments)`
 
 
 def renamed(function: Any, name: str, names: Mapping[str, Any]) -> FunctionType:
@@ -89,7 +88,8 @@ load_openmp(os.environ)
 
 SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 _turn, _sharing = threading.Lock(), Sharing()
-_alone, _team = np.array([0, 1, 0], np.int64), np.array([0, 1, 1], np.int64)  # the three words of fast/team.run_team
+_alone, _team = (np.zeros((1 + members) * LINE // 8, np.int64) for members in (1, config.NUMBA_NUM_THREADS))  # the words of fast/team.py
+_alone[:3], _team[:3] = (0, 1, 0), (0, 1, 1)
 _ALONE, _TEAM = _alone.ctypes.data, _team.ctypes.data
 _threads_started = _forked = False
 
@@ -107,8 +107,11 @@ if hasattr(os, "register_at_fork"):
 class Observer(Protocol):
     """Sees what a thread launches."""
 
-    def launched(self, kernel: Callable, arguments: tuple[Any, ...]) -> None:
-        """A function of a kernel was called."""
+    place: int
+    """An address for the job of each launch (fast/team.py)."""
+
+    def launched(self, arguments: tuple[Any, ...]) -> None:
+        """A kernel was launched, and its job is there."""
 
     def looked_at(self) -> None:
         """Python looks at a result, and may decide by it what is launched next."""
@@ -131,13 +134,14 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
         with default_state():
             launch(kernel, work, *args)
         return
-    team = _ALONE if work <= SMALL else _TEAM
-    if team == _ALONE:
-        kernel.run(team, *args)
+    observer = _this_thread.observer
+    place = 0 if observer is None else observer.place
+    if work <= SMALL:
+        kernel.run((_ALONE, place), *args)
     else:
-        _by_team(1, kernel.run, team, *args)
-    if _this_thread.observer is not None:
-        _this_thread.observer.launched(kernel.run, (team, *args))
+        _by_team(1, kernel.run, (_TEAM, place), *args)
+    if observer is not None:
+        observer.launched(args)
 
 
 def _by_team(kernels: int, function: Callable[..., None], *args: Any) -> None:
@@ -168,10 +172,16 @@ def looked_at() -> None:
         _this_thread.observer.looked_at()
 
 
-def launch_again(calls: Calls) -> None:
-    """Run kernels that were launched before, in their order."""
+@serial
+def _run_jobs(jobs):
+    for i in range(jobs.size):
+        run_job(jobs[i])
+
+
+def launch_again(jobs: Ints) -> None:
+    """Run kernels that were launched before, in their order, by the addresses of their jobs."""
     with default_state():
-        _by_team(len(calls), calls.run)
+        _by_team(jobs.size, _run_jobs, jobs)
 
 
 def read_only(array: NDArray) -> NDArray:

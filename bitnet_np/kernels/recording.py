@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import launching, workspace
-from .fast.calls import Calls, UnknownArgumentError
+from .fast.team import JOB
 
 
 class Recording:
@@ -31,21 +31,18 @@ class Recording:
         self._inputs = [x.copy() for x in inputs]
         self._shared = {id(workspace.owner_of(x)) for x in (*self._inputs, *state)}
         self._kept: list[Any] = [*state]
-        self._calls = Calls()
+        self._job, self._jobs = np.zeros(JOB // 8, np.int64), list[NDArray[np.int64]]()
+        self.place = self._job.ctypes.data
         with workspace.own_room() as self._room, launching.observed(self):
             self._result = function(*self._inputs)
         self.result = self._result.copy()
         self.is_whole = self.is_whole and self._room.holds(self._result)
-        if self.is_whole:
-            self._calls.close()
+        self._addresses = np.array([job.ctypes.data for job in self._jobs])
 
-    def launched(self, kernel: Callable, arguments: tuple[Any, ...]) -> None:
-        self.is_whole = self.is_whole and all(map(self._is_known, arguments))
-        if self.is_whole:
-            try:
-                self._calls.add(kernel, arguments)
-            except UnknownArgumentError:
-                self.is_whole = False
+    def launched(self, arguments: tuple[Any, ...]) -> None:
+        words, self._job[0] = self._job[0] // 8, 0  # none if the kernel is not compiled, such as with NUMBA_DISABLE_JIT
+        self.is_whole = self.is_whole and words > 0 and all(map(self._is_known, arguments))
+        self._jobs.append(self._job[1 : 1 + words].copy())
 
     def looked_at(self) -> None:
         self.is_whole = False
@@ -63,7 +60,7 @@ class Recording:
         """The result for other inputs, of the same shapes."""
         for own, x in zip(self._inputs, inputs, strict=True):
             own[...] = x
-        launching.launch_again(self._calls)
+        launching.launch_again(self._addresses)
         return self._result.copy()
 
     def forget(self) -> None:

@@ -19,7 +19,7 @@ from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP
 from bitnet_np.engine.forward_pass import forward, forward_full, forward_incremental
-from bitnet_np.kernels import cpu
+from bitnet_np.kernels import cpu, launching
 from bitnet_np.kernels.workspace import empty
 from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.testing.noise import Noise
@@ -253,10 +253,10 @@ def test_a_kernel_without_memory_raises_and_the_cache_is_as_before(monkeypatch):
     decoded(MODEL, cache)
     cache.truncate(0, 5)
     before = cache.k.copy()
-    for recording, _ in cache._repeats._kept.values():
-        monkeypatch.setattr(recording._calls, "_loop", lambda table, count: 1)
-    with pytest.raises(MemoryError):
-        forward(MODEL, [[3]], cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(launching, "_run_jobs", mock.Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            forward(MODEL, [[3]], cache)
     assert cache.lengths.tolist() == [5]
     assert cache.k.tobytes() == before.tobytes()
     assert_same_bits(decoded(MODEL, cache), forward_full(MODEL, [TOKENS[:5] + TOKENS])[0][5:])

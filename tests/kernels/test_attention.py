@@ -29,7 +29,7 @@ def test_attention_of_single_rows_shared_out_by_chunks_is_the_same(seed, heads, 
 
     def launch(kernel, *args):
         launched.append(kernel)
-        kernel.run(launching._ALONE, *args[1:])
+        kernel.run((launching._ALONE, 0), *args[1:])
 
     with mock.patch.multiple(attention, _LONG=0, get_num_threads=lambda: 1000, launch=launch, empty=full_of_nan):
         assert_same_bits(cpu.attend(q, k, v, slot, position, window), expected)

@@ -232,4 +232,4 @@ def test_little_work_stays_on_the_calling_thread():
         patch.setattr(launching, "SMALL", 100)
         for work in (101, 100):
             launching.launch(kernel, work)
-    assert seen == [launching._TEAM, launching._ALONE]
+    assert seen == [(launching._TEAM, 0), (launching._ALONE, 0)]

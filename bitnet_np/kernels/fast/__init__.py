@@ -10,5 +10,4 @@ block_bytes.py    their codes times bytes
 float_control.py  the register that controls floating-point arithmetic
 amx.py            Intel's matrix tiles, and a plain twin
 team.py           how a team of threads runs a kernel
-calls.py          calls of compiled kernels from a list
 """

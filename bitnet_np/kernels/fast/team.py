@@ -3,9 +3,13 @@
 Every member runs the whole kernel; the loop's items are shared out. So a kernel is compiled once, whether one thread runs it or several.
 Numba would compile a parallel loop as a function of its own, beside the kernel, and deal each thread its share in advance.
 
-The caller's thread makes a job in its own memory: words of 64 bits, which are the status, then a counter for each member (a line of the
-cache each), and then the arguments. A layer of threads calls the kernel for each member (`call_member`), in any order, from any thread.
-A member computes in the default state of floating-point arithmetic (../float_state.py), and its thread gets its own back.
+The caller's thread makes a job: words of 64 bits, and then the arguments. The first words are the status, the address of the team's own
+words, and the function that takes the arguments out and calls the kernel. The words of a team are the function that calls `call_member` for
+each member, their number, and, for a team of one, which needs no such function, whether other Python threads may run meanwhile; from the
+next line of the cache on, a counter for each member. A layer of threads calls the kernel for each member, in any order, from any thread. A
+member computes in the default state of floating-point arithmetic (../float_state.py), and its thread gets its own back.
+
+A job owns nothing, so a copy of it can be run again (../recording.py) as long as the arrays live.
 """
 
 from collections.abc import Iterator
@@ -16,6 +20,7 @@ from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils
 from numba.core.imputils import RefType, iternext_impl
+from numba.core.registry import CPUDispatcher
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from . import float_control
@@ -26,6 +31,9 @@ LINE = 64
 
 PIECES = 32
 """Of a share. A thread waits for a piece at most, and a piece costs 0.1 microseconds beside its work."""
+
+JOB = 4096
+"""Bytes of a place for a job, which no kernel's arguments exceed."""
 
 TEAM = types.UniTuple(types.int64, 3)
 """What a kernel is told of its team: the address of the counters, the number of members, and which of them it is."""
@@ -135,11 +143,67 @@ def _is_error(b: Emitter, status: ir.Value) -> ir.Value:
 def run_team(typing_context, kernel, team, arguments):
     """Run a kernel of a team and of `arguments`, a tuple. Raises MemoryError if a member has no memory.
 
-    `team` is the address of three words: the function that calls `call_member` for each member, how many there are, and, for a team of one,
-    which needs no such function, whether other Python threads may run meanwhile.
+    `team` is the address of its words, and that of a place which gets the number of the job's bytes and a copy of them, or 0.
     """
-    signature = kernel.get_call_type(typing_context, (TEAM, *arguments), {})
-    return types.none(kernel, types.int64, arguments), _RunTeam(kernel, signature)
+    called = kernel.get_call_type(typing_context, (TEAM, *arguments), {})
+
+    def codegen(context, builder, signature, values):
+        result = kernel.dispatcher.get_compile_result(called)
+        context.add_linking_libs([result.library])
+        b, kinds = Emitter(context, builder), signature.args[2]
+        taken = [_without_owners(b, kind, value) for kind, value in zip(kinds, cgutils.unpack_tuple(builder, values[2]), strict=True)]
+        job_type = ir.LiteralStructType([I64, I64, I64, *(value.type for value in taken)])
+        size = context.get_abi_sizeof(job_type)
+        assert size <= JOB - 8
+        job, member = cgutils.alloca_once(builder, job_type), _member(context, builder.module, result, job_type)
+        team, place = (b.extract_value(values[1], i) for i in (0, 1))
+        for i, value in enumerate([I64(0), team, b.ptrtoint(member, I64), *taken]):
+            builder.store(value, b.gep(job, [I32(0), I32(i)]))
+        with b.if_then(b.icmp_signed("!=", place, I64(0))):
+            b.store(I64(size), b.pointer(place))
+            cgutils.raw_memcpy(builder, b.pointer(place, 8), job, I64(size), 1)
+        _run(context, builder, b.ptrtoint(job, I64))
+        return context.get_dummy_value()
+
+    return types.none(kernel, types.UniTuple(types.int64, 2), arguments), codegen
+
+
+@intrinsic
+def run_job(typing_context, job):
+    """Run a kernel again, by the copy of a job at an address. Raises as `run_team`."""
+
+    def codegen(context, builder, signature, values):
+        _run(context, builder, values[0])
+        return context.get_dummy_value()
+
+    return types.none(types.int64), codegen
+
+
+def _without_owners(b: Emitter, kind: types.Type, value: ir.Value) -> ir.Value:
+    """An argument with none of Python's owners of arrays: kernels count no references to their arguments."""
+    if isinstance(kind, types.Array):
+        for i in range(2):
+            value = b.insert_value(value, constant(value.type.elements[i], None), i)
+    elif isinstance(kind, types.BaseTuple):
+        for i, own in enumerate(kind):
+            value = b.insert_value(value, _without_owners(b, own, b.extract_value(value, i)), i)
+    return value
+
+
+def _member(context: Any, module: ir.Module, result: Any, job_type: ir.Type) -> ir.Function:
+    """A function of the module: takes the arguments out of a job, and calls the kernel."""
+    function = ir.Function(module, _MEMBER, f".member.{result.fndesc.mangled_name}")
+    function.linkage = "internal"
+    function.attributes.add("noinline")  # no second copy beside the one that others call
+    b = Emitter(context, ir.IRBuilder(function.append_basic_block()))
+    job = b.bitcast(function.args[0], job_type.as_pointer())
+    team, _, *arguments = (b.builder.load(b.gep(job, [I32(0), I32(i)])) for i in range(1, len(job_type.elements)))
+    members = [b.add(team, LINE), b.load(b.pointer(team, 8), I64), function.args[1]]
+    callee, kinds = context.declare_function(module, result.fndesc), result.fndesc.argtypes
+    its = [context.make_tuple(b.builder, TEAM, members), *arguments]
+    status, _ = context.call_conv.call_function(b.builder, callee, result.fndesc.restype, kinds, its)
+    b.ret(status.code)
+    return function
 
 
 @contextmanager
@@ -154,53 +218,30 @@ def _others_may_run(b: Emitter, may: ir.Value) -> Iterator[None]:
         python.restore_thread(b.builder.load(thread))
 
 
-class _RunTeam:
-    """Makes the code of `run_team`."""
+def _run(context: Any, builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Run the job at an address."""
+    b, status = Emitter(context, builder), cgutils.alloca_once_value(builder, I32(0))
+    job = b.pointer(address)
+    team, member = (b.load(b.moved(job, 8 * i), I64) for i in (1, 2))
+    crew, count, may = (b.load(b.pointer(team, 8 * i), I64) for i in range(3))
+    b.store(I64(0), job)
+    cgutils.memset(builder, b.pointer(team, LINE), b.mul(count, LINE), 0)
+    with builder.if_else(b.icmp_signed("==", count, I64(1))) as (alone, together):
+        with alone, _others_may_run(b, may):
+            builder.store(b.call(b.inttoptr(member, _MEMBER.as_pointer()), [job, I64(0)]), status)
+        with together:
+            ignored = [cgutils.alloca_once(builder, _POINTER) for _ in range(2)]
+            builder.store(b.call(b.inttoptr(crew, _CREW.as_pointer()), [*ignored, member, address, count]), status)
+    noted = b.icmp_signed("!=", b.load(job, I64), I64(0))
+    with b.if_then(b.or_(_is_error(b, builder.load(status)), noted)):
+        context.call_conv.return_user_exc(builder, MemoryError, ("a kernel has no memory for its work",))
 
-    def __init__(self, kernel: Any, signature: Any) -> None:
-        self._kernel, self._signature = kernel, signature
 
-    def __call__(self, context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        result = self._kernel.dispatcher.get_compile_result(self._signature)
-        context.add_linking_libs([result.library])
-        b, arguments = Emitter(context, builder), cgutils.unpack_tuple(builder, values[2])
-        job_type = ir.LiteralStructType([I64, I64, I64, *(value.type for value in arguments)])
-        team = b.inttoptr(values[1], I64.as_pointer())
-        count = b.load(b.gep(team, [I64(1)]), I64)
-        counters = b.alloca(I64, size=b.mul(count, LINE // 8))
-        cgutils.memset(builder, counters, b.mul(count, LINE), 0)
-        job = cgutils.alloca_once(builder, job_type)
-        for i, value in enumerate([I64(0), b.ptrtoint(counters, I64), count, *arguments]):
-            b.builder.store(value, b.gep(job, [I32(0), I32(i)]))
-        member = self._member(context, builder.module, result, job_type)
-        place, status = b.bitcast(job, _POINTER), cgutils.alloca_once_value(builder, I32(0))
-        with builder.if_else(b.icmp_signed("==", count, I64(1))) as (alone, together):
-            with alone, _others_may_run(b, b.load(b.gep(team, [I64(2)]), I64)):
-                b.builder.store(b.call(member, [place, I64(0)]), status)
-            with together:
-                crew = b.inttoptr(b.load(team, I64), _CREW.as_pointer())
-                ignored = [cgutils.alloca_once(builder, _POINTER) for _ in range(2)]
-                words = [b.ptrtoint(value, I64) for value in (member, place)]
-                b.builder.store(b.call(crew, [*ignored, *words, count]), status)
-        noted = b.icmp_signed("!=", b.load(b.bitcast(job, I64.as_pointer()), I64), I64(0))
-        with b.if_then(b.or_(_is_error(b, b.builder.load(status)), noted)):
-            context.call_conv.return_user_exc(builder, MemoryError, ("a kernel has no memory for its work",))
-        return context.get_dummy_value()
-
-    def _member(self, context: Any, module: ir.Module, result: Any, job_type: ir.Type) -> ir.Function:
-        """A function of the module: takes the arguments out of a job, and calls the kernel."""
-        function = ir.Function(module, _MEMBER, f".member.{result.fndesc.mangled_name}")
-        function.linkage = "internal"
-        function.attributes.add("noinline")  # one copy for both of its callers
-        b = Emitter(context, ir.IRBuilder(function.append_basic_block()))
-        job = b.bitcast(function.args[0], job_type.as_pointer())
-        counters, count, *arguments = (b.builder.load(b.gep(job, [I32(0), I32(i)])) for i in range(1, len(job_type.elements)))
-        team = context.make_tuple(b.builder, TEAM, [counters, count, function.args[1]])
-        callee = context.declare_function(module, result.fndesc)
-        kind, kinds = result.fndesc.restype, result.fndesc.argtypes
-        status, _ = context.call_conv.call_function(b.builder, callee, kind, kinds, [team, *arguments])
-        b.ret(status.code)
-        return function
+def address_of(function: CPUDispatcher, *kinds: types.Type) -> int:
+    """Where the machine code of a function for arguments of these types begins, as Numba passes them. It is compiled if it has to be."""
+    function.compile(kinds)
+    compiled = function.overloads[kinds]
+    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
 
 
 if config.DISABLE_JIT:  # kernels are Python then
