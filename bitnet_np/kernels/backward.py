@@ -11,19 +11,16 @@ from numpy.typing import NDArray
 
 from .attention import NO_WINDOW, inverse_root
 from .attention_chunk import chunk_scores, chunk_values, exponentials, hide, maxima, visible, weighted_values
-from .fast.emit import LANES
-from .fast.simd import axpy_step, fma, store_tile, tile_f32
-from .launching import Floats, inlined, launch, parallel, read_only, rule, serial, shared, variant
+from .fast.simd import fma
+from .launching import Floats, launch, parallel, read_only, rule, serial, shared, variant
 from .scalar import CHUNK, WIDE_LANES, exp, first_chunk
 from .sums import wide_dot
-from .tiles import SPAN, TOKENS, WIDE
+from .tiles import SPAN, TOKENS
 from .workspace import empty
 
 PART = 256  # numbers of a row, or rows of a matrix, in one chain of a sum
 
-_TILE_ROWS, _TILE_COLUMNS = (4, 4) if WIDE else (2, 2)  # registers of a tile of a product
-_BLOCK = 128  # rows of a result that one step of a parallel loop owns
-_PANEL = _TILE_COLUMNS * LANES  # columns of a result that it owns
+_BLOCK = 128  # rows of a result that one step of a parallel loop owns; it owns SPAN columns
 
 
 def parts(n: int) -> NDArray[np.int64]:
@@ -45,19 +42,6 @@ def _panel(source, first, end, column, width, target):
             target[k, row.size + i] = 0
 
 
-@inlined
-def _chain(zeros, a, a_start, a_k, a_i, valid, b, count, span):
-    """tile[i, j] = sum over k < count of a[a_start + k * a_k + i * a_i] * b[k, j], one chain in order of k."""
-    tile = zeros
-    p = a_start
-    v = 0
-    for _ in range(count):
-        tile = axpy_step(tile, a, p, a_i, valid, b, v, span)
-        p += a_k
-        v += span
-    return tile
-
-
 @serial
 def _fold(edge, rows, columns, fresh, out, row, column):
     for i in range(rows):
@@ -73,28 +57,23 @@ def _fold(edge, rows, columns, fresh, out, row, column):
 @parallel
 def _product(team, a, b, cuts, transposed, fresh, out):
     longest = np.max(cuts[1:] - cuts[:-1])
-    across = (out.shape[1] + _PANEL - 1) // _PANEL
-    down = (out.shape[0] + _BLOCK - 1) // _BLOCK
-    right = np.empty((longest, _PANEL), np.float32)
-    left = np.empty((longest if transposed else 1, _BLOCK), np.float32)
-    edge = np.empty((_TILE_ROWS, _PANEL), np.float32)
-    for item in shared(team, across * down):
-        row, column = item // across * _BLOCK, item % across * _PANEL
-        rows, columns = min(_BLOCK, out.shape[0] - row), min(_PANEL, out.shape[1] - column)
+    right, edge, ends = np.empty((longest, SPAN), np.float32), np.empty((_BLOCK, SPAN), np.float32), np.empty(_BLOCK // TOKENS, np.int64)
+    left = np.empty((longest, _BLOCK) if transposed else (_BLOCK, longest), np.float32)
+    across, along = (1, _BLOCK) if transposed else (longest, 1)
+    down = -(-out.shape[0] // _BLOCK)
+    for item in shared(team, down * -(-out.shape[1] // SPAN)):
+        row, column = item % down * _BLOCK, item // down * SPAN
+        rows, columns = min(_BLOCK, out.shape[0] - row), min(SPAN, out.shape[1] - column)
         for part in range(cuts.size - 1):
             first, end = cuts[part], cuts[part + 1]
             _panel(b, first, end, column, columns, right)
             if transposed:
                 _panel(a, first, end, row, rows, left)
-            for i in range(0, rows, _TILE_ROWS):
-                valid = min(_TILE_ROWS, rows - i)
-                zeros = tile_f32(_TILE_ROWS, _TILE_COLUMNS)
-                if transposed:
-                    tile = _chain(zeros, left, i, _BLOCK, 1, valid, right, end - first, _PANEL)
-                else:
-                    tile = _chain(zeros, a, (row + i) * a.shape[1] + first, 1, a.shape[1], valid, right, end - first, _PANEL)
-                store_tile(tile, edge, 0, _PANEL)
-                _fold(edge, valid, columns, fresh and part == 0, out, row + i, column)
+            else:
+                _panel(a, row, row + rows, first, end - first, left)
+            ends[:] = end - first
+            weighted_values(left, rows, across, along, ends, right, 0, SPAN, SPAN, edge)
+            _fold(edge, rows, columns, fresh and part == 0, out, row, column)
 
 
 def product(a: Floats, b: Floats, into: Floats | None = None) -> Floats:  # [I, K], [K, J] -> [I, J]
@@ -110,28 +89,6 @@ def transposed_product(
     """a^T b, in the parts of K that `cuts` says. They are added to `into`, one after another, if that is given."""
     out = empty((a.shape[1], b.shape[1])) if into is None else into
     launch(_product, a.shape[1] * b.size // 8, read_only(a), read_only(b), cuts, True, into is None, out)
-    return out
-
-
-# --- weights --------------------------------------------------------------------------------------------------------------------------
-
-
-@parallel
-def _dense(team, packed, scale, out):
-    n, m = out.shape
-    steps = (m + LANES - 1) // LANES
-    for r in shared(team, n):
-        row, first = out[r], r // LANES * steps * LANES + r % LANES
-        for i in range(m):
-            word = packed[first + i // LANES * LANES]
-            place = np.uint32(8 * (i % 4) + 6 - 2 * (i % LANES // 4))
-            row[i] = np.float32(np.int32(np.uint32(word >> place) & np.uint32(3)) - np.int32(1)) * scale
-
-
-def dense(packed: NDArray[np.uint8], scale: np.float32, shape: tuple[int, int]) -> Floats:  # packed [N, M] (packing.py) -> [N, M]
-    """The numbers that a ternary matrix stands for."""
-    out = empty(shape)
-    launch(_dense, out.size, read_only(packed.view(np.uint32)), scale, out)
     return out
 
 
@@ -159,8 +116,8 @@ def _rms_norm_back(team, x, gain, eps, dy, dx, factors):
 
 @parallel
 def _gain_back(team, x, dy, factors, cuts, out):
-    for panel in shared(team, (x.shape[1] + _PANEL - 1) // _PANEL):
-        first, end = panel * _PANEL, min(panel * _PANEL + _PANEL, x.shape[1])
+    for panel in shared(team, (x.shape[1] + SPAN - 1) // SPAN):
+        first, end = panel * SPAN, min(panel * SPAN + SPAN, x.shape[1])
         for part in range(cuts.size - 1):
             chain = np.zeros(end - first, np.float32)
             for row in range(cuts[part], cuts[part + 1]):
@@ -341,9 +298,9 @@ def cross_entropy_in_place(logits: Floats, targets: NDArray[np.int64], factor: f
 
 @parallel
 def _add_rows(team, out, x, order, runs, tokens):
-    room = np.empty(_PANEL, np.float32)
-    for panel in shared(team, (x.shape[1] + _PANEL - 1) // _PANEL):
-        first, end = panel * _PANEL, min(panel * _PANEL + _PANEL, x.shape[1])
+    room = np.empty(SPAN, np.float32)
+    for panel in shared(team, (x.shape[1] + SPAN - 1) // SPAN):
+        first, end = panel * SPAN, min(panel * SPAN + SPAN, x.shape[1])
         total = room[: end - first]
         for run in range(runs.size - 1):
             for i in range(total.size):

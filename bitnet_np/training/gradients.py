@@ -26,7 +26,7 @@ from ..engine.network import Runtime, run_layer
 from ..engine.tokens import Rows, Tokens, check_tokens
 from ..kernels import backward, cpu
 from ..kernels.float_state import steady
-from ..model import ternarize, widen
+from ..model import packing, ternarize, widen
 from ..model.checks import check_model, ternary_flaws
 from ..model.families import FAMILIES, NORMS, Family, layer_shapes
 from ..model.records import GATE_UP, MATRICES, QKV, Blocks, Config, Layer, Linear, Model, Ternary
@@ -272,7 +272,7 @@ def _forward(runtime: Runtime, n: int, h: Floats, batch: _Batch) -> tuple[Floats
 def _dense(linear: Linear) -> Floats:  # -> [N, M]
     w = linear.weights
     assert not isinstance(w, Blocks)
-    return backward.dense(w.codes, w.scale, w.shape) if isinstance(w, Ternary) else w
+    return packing.unpack(w).astype(np.float32) * w.scale if isinstance(w, Ternary) else w
 
 
 def _backward(runtime: Runtime, n: int, saved: Mapping[str, NDArray], dh: Floats, batch: _Batch, gradients: Gradients) -> Floats:

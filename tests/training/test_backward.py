@@ -13,7 +13,6 @@ from models import assert_same_bits, seeds
 
 from bitnet_np import contract, spec
 from bitnet_np.kernels import backward, cpu
-from bitnet_np.model import packing
 
 CUTS = st.lists(st.integers(1, 5) | st.sampled_from([63, 64, 65, 130]), min_size=1, max_size=4).map(lambda rows: np.cumsum([0, *rows]))
 
@@ -50,13 +49,6 @@ def test_product(seed, rows, n, m):
     assert np.diff(cuts).max() <= backward.PART
     assert_same_bits(out, folded(a.T, b, cuts))
     assert_within(out, *gradient_bounds.transposed_product(a.T, b, cuts))
-
-
-@given(seed=seeds, n=WIDTHS, m=WIDTHS)
-def test_dense(seed, n, m):
-    codes = np.random.default_rng(seed).integers(-1, 2, (n, m)).astype(np.int8)
-    matrix = backward.dense(packing.pack(codes, 0.75).codes, np.float32(0.75), (n, m))
-    np.testing.assert_array_equal(matrix, codes * np.float32(0.75))
 
 
 def rms_norm_back(rng, rows, width):

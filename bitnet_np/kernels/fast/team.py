@@ -57,9 +57,7 @@ ITEMS = Items()
 @register_model(Items)
 class _ItemsModel(models.StructModel):
     def __init__(self, manager: Any, kind: Items):
-        place = types.CPointer(types.int64)
-        members = [("team", TEAM), ("n", types.int64), ("size", types.int64), ("next", place), ("end", place), ("seen", place)]
-        super().__init__(manager, kind, members)
+        super().__init__(manager, kind, [("team", TEAM), ("n", types.int64), ("size", types.int64), ("state", types.CPointer(types.int64))])
 
 
 @intrinsic
@@ -76,10 +74,30 @@ def shared(typing_context, team, n):
         members = b.extract_value(items.team, 1)
         pieces = b.mul(members, PIECES)
         items.size = b.select(b.icmp_signed("==", members, I64(1)), items.n, b.sdiv(b.add(items.n, b.sub(pieces, 1)), pieces))
-        items.next, items.end, items.seen = (cgutils.alloca_once_value(builder, I64(0)) for _ in range(3))  # a piece, and exhausted shares
+        items.state = b.bitcast(cgutils.alloca_once_value(builder, constant(ir.ArrayType(I64, 3), None)), I64.as_pointer())
         return items._getvalue()
 
     return ITEMS(TEAM, types.int64), codegen
+
+
+@emitted(returns=types.int64)
+def _add(b, address, number):
+    """Add to the number at an address, and return what it was: nobody else adds meanwhile."""
+    return b.atomic_rmw("add", b.inttoptr(address, I64.as_pointer()), number, "monotonic")
+
+
+def _next(team, n, size, state):
+    """The next number that a member takes of those below n, -1 if none is left. state: it, the end of its piece, exhausted shares."""
+    counters, members, own = team
+    while state[0] >= state[1] and state[2] < members:
+        share = (own + state[2]) % members
+        last = (share + 1) * n // members
+        state[0] = share * n // members + _add(counters + share * LINE, size)
+        state[1] = min(state[0] + size, last)
+        state[2] += state[0] >= last
+    item = state[0]
+    state[0] += 1
+    return item if item < state[1] else -1
 
 
 @lower_builtin("getiter", Items)
@@ -90,37 +108,11 @@ def _iterator(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) 
 @lower_builtin("iternext", Items)
 @iternext_impl(RefType.UNTRACKED)
 def _next_item(context: Any, builder: ir.IRBuilder, signature: Any, values: Any, result: Any) -> None:
-    b, items = Emitter(context, builder), cgutils.create_struct_proxy(ITEMS)(context, builder, values[0])
-    counters, members, own = (b.extract_value(items.team, i) for i in range(3))
-    in_piece, in_share, in_team, has, take, new_piece, done = (b.append_basic_block() for _ in range(7))
-    b.branch(in_piece)
-    b.position_at_end(in_piece)
-    item = builder.load(items.next)
-    b.cbranch(b.icmp_signed("<", item, builder.load(items.end)), has, in_team)
-    b.position_at_end(in_team)
-    seen = builder.load(items.seen)
-    result.set_valid(constant(ir.IntType(1), 0))
-    b.cbranch(b.icmp_signed("<", seen, members), take, done)
-    b.position_at_end(take)
-    share = b.srem(b.add(own, seen), members)
-    first, last = (b.sdiv(b.mul(number, items.n), members) for number in (share, b.add(share, 1)))
-    counter = b.inttoptr(b.add(counters, b.mul(share, LINE)), I64.as_pointer())
-    begin = b.add(first, b.atomic_rmw("add", counter, items.size, "monotonic"))
-    b.cbranch(b.icmp_signed("<", begin, last), new_piece, in_share)
-    b.position_at_end(new_piece)
-    end = b.add(begin, items.size)
-    builder.store(begin, items.next)
-    builder.store(b.select(b.icmp_signed("<", end, last), end, last), items.end)
-    b.branch(in_piece)
-    b.position_at_end(in_share)
-    builder.store(b.add(seen, 1), items.seen)
-    b.branch(in_team)
-    b.position_at_end(has)
-    builder.store(b.add(item, 1), items.next)
-    result.set_valid(constant(ir.IntType(1), 1))
+    items = cgutils.create_struct_proxy(ITEMS)(context, builder, values[0])
+    kinds = TEAM, types.int64, types.int64, types.CPointer(types.int64)
+    item = context.compile_internal(builder, _next, types.int64(*kinds), (items.team, items.n, items.size, items.state))
+    result.set_valid(builder.icmp_signed(">=", item, I64(0)))
     result.yield_(item)
-    b.branch(done)
-    b.position_at_end(done)
 
 
 @emitted()
