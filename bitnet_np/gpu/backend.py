@@ -61,11 +61,11 @@ def _refused(error: type[Error], message: str) -> Any:
 
 
 def _by_number(kernel: Any) -> Any:
-    """The operation of a kernel that takes single numbers: of arrays of one shape, and of float32 numbers beside them."""
+    """The operation of a kernel that takes single numbers, with arrays or float32 numbers beside them."""
 
-    def operation(self: "Cuda", *arguments: Any) -> Array:
-        out = self.empty(arguments[0].shape)
-        flat = (argument if np.isscalar(argument) else argument.reshape(-1) for argument in (*arguments, out))
+    def operation(self: "Cuda", x: Array, *beside: Any) -> Array:
+        out = self.empty(x.shape)
+        flat = (np.float32(each) if np.isscalar(each) else each.reshape(-1) for each in (x, *beside, out))
         return self.each(kernel, out.size, *flat).reshape(out.shape)
 
     return operation
@@ -83,14 +83,14 @@ class Cuda:
     embed_blocks = matmul_blocks = matmuls_blocks_as_llama_cpp = _refused(ShapeError, NOT_PLACED)
     top_experts = expert_weights = mix = sigmoid_gate = _refused(UnsupportedError, NO_EXPERTS)
     attend_float16 = _refused(UnsupportedError, "the device has no attention with probabilities in float16, expected the dialect exact")
-    add, scaled, soft_cap = map(_by_number, (row_kernels.add, row_kernels.scaled, row_kernels.soft_cap))
-    relu2_gate, silu_gate, gelu_gate = map(_by_number, (row_kernels.relu2_gate, row_kernels.silu_gate, row_kernels.gelu_gate))
-    gelu, gelu_tanh = map(_by_number, (row_kernels.gelu, row_kernels.gelu_tanh))
 
     def __init__(self, free_bytes: Callable[[], int]) -> None:
         self.free_bytes = free_bytes
         self.stream = cuda.stream()
         self._no_mask = self.zeros((1, 1, 1))
+
+    def __getattr__(self, name: str) -> Any:  # for type checkers: the class gets its operations on single numbers below
+        raise AttributeError(name)
 
     # --- memory ---
 
@@ -179,8 +179,8 @@ class Cuda:
         return self._run(row_kernels.rms_norm, len(x), row_kernels.THREADS, x, gain, np.float32(eps), self.empty(x.shape))
 
     def layer_norm(self, x: Array, gain: Array, bias: Array | None, eps: float) -> Array:
-        bias = self.zeros((x.shape[1],)) if bias is None else bias
-        return self._run(row_kernels.layer_norm, len(x), row_kernels.THREADS, x, gain, bias, np.float32(eps), self.empty(x.shape))
+        centred = self._run(row_kernels.centre, len(x), row_kernels.THREADS, x, self.empty(x.shape))
+        return self.add_bias(self.rms_norm(centred, gain, eps), self.zeros(gain.shape) if bias is None else bias)
 
     def quantize(self, x: Array) -> tuple[Any, Any]:
         n, width = x.shape
@@ -192,10 +192,9 @@ class Cuda:
     def ternary_matmul(self, q: Codes, scale: Array, codes: Array, w_scale: np.float32, width: int) -> Array:
         if not isinstance(q, Codes) or codes.dtype != np.uint32:
             raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's, uint32: upload the model")
-        groups, share = (1, ternary.WARPS) if scale.size <= ternary.TOKENS else (4, 1)
-        grid = -(-width // (ternary.ROWS * ternary.WARPS // share)), -(-scale.size // (groups * ternary.TOKENS))
+        grid = -(-width // ternary.ROWS), -(-scale.size // ternary.TOKENS)
         arguments = codes, np.float32(w_scale), q.words, q.row_sums, scale, self.empty((scale.size, width))
-        return self._run(ternary.product(groups, share), grid, ternary.THREADS, *arguments)
+        return self._run(ternary.product, grid, ternary.THREADS, *arguments)
 
     def ternary_matmuls(self, q: Any, scale: Array, *matrices: tuple[Array, np.float32, int]) -> list[Array]:
         return [self.ternary_matmul(q, scale, *matrix) for matrix in matrices]
@@ -240,9 +239,6 @@ class Cuda:
 
     # --- rows ---
 
-    def add_bias(self, x: Array, bias: Array) -> Array:
-        return self.each(row_kernels.add_bias, x.size, x, bias, self.empty(x.shape))
-
     def take(self, x: Array, rows: Array) -> Array:
         out = self.empty((rows.size, *x.shape[1:]))
         self.each(row_kernels.take, out.size, _matrix(x), rows, _matrix(out))
@@ -260,6 +256,10 @@ class Cuda:
     ) -> None:
         """The mask of kernels/masks.py: 0 and -infinity in float32 [B, Q, K]."""
         self.each(row_kernels.fill_mask, out.size, first, queries, past, keys, window, prefix, block, sinks, out)
+
+
+for _name, _kernel in row_kernels.OF_NUMBERS.items():
+    setattr(Cuda, _name, _by_number(_kernel))
 
 
 def _check_table(table: Any) -> None:

@@ -18,6 +18,7 @@ from bitnet_np.kernels.cache import disk_cache
 from bitnet_np.kernels.cache.outermost import Function
 from bitnet_np.kernels.fast import amx
 from bitnet_np.kernels.launching import Kernel
+from bitnet_np.kernels.rows import OfNumbers
 from bitnet_np.testing import selftest
 
 Signature = tuple[str, str]  # a kernel's name and the types of its arguments: what is compiled by itself
@@ -76,6 +77,7 @@ def outermost() -> set[str]:
     found = set()
     for module in [module for name, module in sys.modules.items() if name.startswith("bitnet_np.kernels.") and ".cuda" not in name]:
         for value in list(vars(module).values()):
+            value = value.kernel if isinstance(value, OfNumbers) else value
             if isinstance(value, Kernel):
                 found.add(name_of(value.run))
         for function in ast.parse(Path(str(module.__file__)).read_text("utf-8")).body:
