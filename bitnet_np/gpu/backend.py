@@ -39,18 +39,6 @@ class Codes:
     width: int  # M
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceTable:
-    """A table of numbers."""
-
-    numbers: Array  # float32 [N, M], or int16: the bits of float16 and bfloat16
-    kind: str  # of floats.py
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.numbers.shape
-
-
 def _refused(error: type[Error], message: str) -> Any:
     """An operation that the device has no kernel for."""
 
@@ -65,7 +53,7 @@ def _by_number(kernel: Any) -> Any:
 
     def operation(self: "Cuda", x: Array, *beside: Any) -> Array:
         out = self.empty(x.shape)
-        flat = (np.float32(each) if np.isscalar(each) else each.reshape(-1) for each in (x, *beside, out))
+        flat = (each if np.isscalar(each) else each.reshape(-1) for each in (x, *beside, out))
         return self.each(kernel, out.size, *flat).reshape(out.shape)
 
     return operation
@@ -117,17 +105,14 @@ class Cuda:
         return DeviceStorage(self)
 
     def upload(self, array: NDArray) -> Array:
-        """A copy on the device. Integers keep the `largest` of them, for attention."""
+        """A copy on the device, float16 as its bits (int16). Integers keep the `largest` of them, for attention."""
+        array = array.view(np.int16) if array.dtype == np.float16 else array
         out = self.empty(array.shape, array.dtype)
         if array.size:
             out.copy_to_device(np.ascontiguousarray(array), stream=self.stream)
         if array.dtype == np.int64 and array.size:
             out.largest = int(array.max())
         return out
-
-    def table(self, array: NDArray) -> DeviceTable:
-        """A table [N, M] of float32, float16 or the bits of bfloat16."""
-        return DeviceTable(self.upload(array if array.dtype == np.float32 else array.view(np.int16)), floats.kind_of(array))
 
     def ternary(self, weights: Ternary) -> Array:
         """The words of a packed matrix [N, M]."""
@@ -162,16 +147,16 @@ class Cuda:
 
     # --- embedding and float matmul ---
 
-    def embed(self, table: DeviceTable, tokens: Array) -> Array:
+    def embed(self, table: Array, tokens: Array) -> Array:
         _check_table(table)
         shape = tokens.size, table.shape[1]
-        return self.each(floats.embed(table.kind), prod(shape), table.numbers, tokens, self.empty(shape))
+        return self.each(floats.embed, prod(shape), table, tokens, self.empty(shape))
 
-    def matmul(self, x: Array, weights: DeviceTable) -> Array:
+    def matmul(self, x: Array, weights: Array) -> Array:
         _check_table(weights)
         n, present, tokens = weights.shape[0], len(x), 1 if len(x) == 1 else 8
         grid = -(-n // floats.ROWS), -(-present // tokens)
-        return self._run(floats.matmul(weights.kind, tokens), grid, floats.THREADS, weights.numbers, x, self.empty((present, n)))
+        return self._run(floats.matmul(tokens), grid, floats.THREADS, weights, x, self.empty((present, n)))
 
     # --- norms and ternary matmul ---
 
@@ -225,16 +210,15 @@ class Cuda:
 
     def _attend(self, rows: tuple[Array, ...], mask: Array | None, keys: int, window: int, scoring: tuple[np.float32, ...]) -> Array:
         """Attention of some rows at a time, so that their chunks fit _PARTS bytes. keys: of the longest row at least."""
-        q, k, *_, position = rows
+        q, *_, position = rows
         (n, heads, width), chunks, masked = q.shape, min(-(-keys // CHUNK), chunks_touched(window)), mask is not None
         count = min(n, max(1, _PARTS // (heads * chunks * (width + 2) * 4)))
         values, largest, weight = (self.empty((count, heads, chunks, *last)) for last in ((width,), (), ()))
         out, mask = self.empty(q.shape), self._no_mask if mask is None else mask
-        chunk, fold = attention.attend_chunk("float32" if k.dtype == np.float32 else "float16", masked), attention.fold_chunks(masked)
         for first in range(0, n, count):
             present, parts = min(count, n - first), (first, values, largest, weight)
-            self._run(chunk, (present, heads, chunks), attention.THREADS, *rows, mask, *scoring, window, *parts)
-            self._run(fold, (present, heads), attention.THREADS, position, window, keys, *parts, out)
+            self._run(attention.attend_chunk(masked), (present, heads, chunks), attention.THREADS, *rows, mask, *scoring, window, *parts)
+            self._run(attention.fold_chunks, (present, heads), attention.THREADS, position, window, keys if masked else 0, *parts, out)
         return out
 
     # --- rows ---
@@ -263,7 +247,7 @@ for _name, _kernel in row_kernels.OF_NUMBERS.items():
 
 
 def _check_table(table: Any) -> None:
-    if not isinstance(table, DeviceTable):
+    if isinstance(table, np.ndarray):
         raise ShapeError(NOT_PLACED)
 
 

@@ -14,8 +14,7 @@ from .. import cpu
 from ..masks import visible_keys
 from ..rows import OfNumbers
 from ..scalar import WIDE_LANES, round_half_even
-from .floats import number_of
-from .ptx import bits_float, float_bits, fma, fma64, half_bits, times
+from .ptx import bits_float, float_bits, fma, fma64, half_bits, number, times
 from .target import device, kernel, place, variant
 
 THREADS = WIDE_LANES  # of a block that has a row: each is a lane of its sums in float64
@@ -178,7 +177,7 @@ def rope(x, cos, sin, distance, step, out):  # [R, H, K], [R, J] x 2 -> [R, H, K
 @cache
 def keep(float16: bool) -> Any:
     """Writes keys and values to their places in a cache, as float32 or as the bits of float16."""
-    to_kept = half_bits if float16 else number_of["float32"]
+    to_kept = half_bits if float16 else number
 
     @kernel
     def keep(k, v, slot, position, k_out, v_out):  # [R, G, K] x 2, [R] x 2 -> [B, S, G, K] x 2
