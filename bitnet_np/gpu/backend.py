@@ -39,18 +39,6 @@ class Codes:
     width: int  # M
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceTable:
-    """A table of numbers."""
-
-    numbers: Array  # float32 [N, M], or int16: the bits of float16 and bfloat16
-    kind: str  # of floats.py
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.numbers.shape
-
-
 def _refused(error: type[Error], message: str) -> Any:
     """An operation that the device has no kernel for."""
 
@@ -61,11 +49,11 @@ def _refused(error: type[Error], message: str) -> Any:
 
 
 def _by_number(kernel: Any) -> Any:
-    """The operation of a kernel that takes single numbers: of arrays of one shape, and of float32 numbers beside them."""
+    """The operation of a kernel that takes single numbers, with arrays or float32 numbers beside them."""
 
-    def operation(self: "Cuda", *arguments: Any) -> Array:
-        out = self.empty(arguments[0].shape)
-        flat = (argument if np.isscalar(argument) else argument.reshape(-1) for argument in (*arguments, out))
+    def operation(self: "Cuda", x: Array, *beside: Any) -> Array:
+        out = self.empty(x.shape)
+        flat = (each if np.isscalar(each) else each.reshape(-1) for each in (x, *beside, out))
         return self.each(kernel, out.size, *flat).reshape(out.shape)
 
     return operation
@@ -83,14 +71,14 @@ class Cuda:
     embed_blocks = matmul_blocks = matmuls_blocks_as_llama_cpp = _refused(ShapeError, NOT_PLACED)
     top_experts = expert_weights = mix = sigmoid_gate = _refused(UnsupportedError, NO_EXPERTS)
     attend_float16 = _refused(UnsupportedError, "the device has no attention with probabilities in float16, expected the dialect exact")
-    add, scaled, soft_cap = map(_by_number, (row_kernels.add, row_kernels.scaled, row_kernels.soft_cap))
-    relu2_gate, silu_gate, gelu_gate = map(_by_number, (row_kernels.relu2_gate, row_kernels.silu_gate, row_kernels.gelu_gate))
-    gelu, gelu_tanh = map(_by_number, (row_kernels.gelu, row_kernels.gelu_tanh))
 
     def __init__(self, free_bytes: Callable[[], int]) -> None:
         self.free_bytes = free_bytes
         self.stream = cuda.stream()
         self._no_mask = self.zeros((1, 1, 1))
+
+    def __getattr__(self, name: str) -> Any:  # for type checkers: the class gets its operations on single numbers below
+        raise AttributeError(name)
 
     # --- memory ---
 
@@ -117,17 +105,14 @@ class Cuda:
         return DeviceStorage(self)
 
     def upload(self, array: NDArray) -> Array:
-        """A copy on the device. Integers keep the `largest` of them, for attention."""
+        """A copy on the device, float16 as its bits (int16). Integers keep the `largest` of them, for attention."""
+        array = array.view(np.int16) if array.dtype == np.float16 else array
         out = self.empty(array.shape, array.dtype)
         if array.size:
             out.copy_to_device(np.ascontiguousarray(array), stream=self.stream)
         if array.dtype == np.int64 and array.size:
             out.largest = int(array.max())
         return out
-
-    def table(self, array: NDArray) -> DeviceTable:
-        """A table [N, M] of float32, float16 or the bits of bfloat16."""
-        return DeviceTable(self.upload(array if array.dtype == np.float32 else array.view(np.int16)), floats.kind_of(array))
 
     def ternary(self, weights: Ternary) -> Array:
         """The words of a packed matrix [N, M]."""
@@ -162,16 +147,16 @@ class Cuda:
 
     # --- embedding and float matmul ---
 
-    def embed(self, table: DeviceTable, tokens: Array) -> Array:
+    def embed(self, table: Array, tokens: Array) -> Array:
         _check_table(table)
         shape = tokens.size, table.shape[1]
-        return self.each(floats.embed(table.kind), prod(shape), table.numbers, tokens, self.empty(shape))
+        return self.each(floats.embed, prod(shape), table, tokens, self.empty(shape))
 
-    def matmul(self, x: Array, weights: DeviceTable) -> Array:
+    def matmul(self, x: Array, weights: Array) -> Array:
         _check_table(weights)
         n, present, tokens = weights.shape[0], len(x), 1 if len(x) == 1 else 8
         grid = -(-n // floats.ROWS), -(-present // tokens)
-        return self._run(floats.matmul(weights.kind, tokens), grid, floats.THREADS, weights.numbers, x, self.empty((present, n)))
+        return self._run(floats.matmul(tokens), grid, floats.THREADS, weights, x, self.empty((present, n)))
 
     # --- norms and ternary matmul ---
 
@@ -179,8 +164,8 @@ class Cuda:
         return self._run(row_kernels.rms_norm, len(x), row_kernels.THREADS, x, gain, np.float32(eps), self.empty(x.shape))
 
     def layer_norm(self, x: Array, gain: Array, bias: Array | None, eps: float) -> Array:
-        bias = self.zeros((x.shape[1],)) if bias is None else bias
-        return self._run(row_kernels.layer_norm, len(x), row_kernels.THREADS, x, gain, bias, np.float32(eps), self.empty(x.shape))
+        centred = self._run(row_kernels.centre, len(x), row_kernels.THREADS, x, self.empty(x.shape))
+        return self.add_bias(self.rms_norm(centred, gain, eps), self.zeros(gain.shape) if bias is None else bias)
 
     def quantize(self, x: Array) -> tuple[Any, Any]:
         n, width = x.shape
@@ -192,10 +177,9 @@ class Cuda:
     def ternary_matmul(self, q: Codes, scale: Array, codes: Array, w_scale: np.float32, width: int) -> Array:
         if not isinstance(q, Codes) or codes.dtype != np.uint32:
             raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's, uint32: upload the model")
-        groups, share = (1, ternary.WARPS) if scale.size <= ternary.TOKENS else (4, 1)
-        grid = -(-width // (ternary.ROWS * ternary.WARPS // share)), -(-scale.size // (groups * ternary.TOKENS))
+        grid = -(-width // ternary.ROWS), -(-scale.size // ternary.TOKENS)
         arguments = codes, np.float32(w_scale), q.words, q.row_sums, scale, self.empty((scale.size, width))
-        return self._run(ternary.product(groups, share), grid, ternary.THREADS, *arguments)
+        return self._run(ternary.product, grid, ternary.THREADS, *arguments)
 
     def ternary_matmuls(self, q: Any, scale: Array, *matrices: tuple[Array, np.float32, int]) -> list[Array]:
         return [self.ternary_matmul(q, scale, *matrix) for matrix in matrices]
@@ -226,22 +210,18 @@ class Cuda:
 
     def _attend(self, rows: tuple[Array, ...], mask: Array | None, keys: int, window: int, scoring: tuple[np.float32, ...]) -> Array:
         """Attention of some rows at a time, so that their chunks fit _PARTS bytes. keys: of the longest row at least."""
-        q, k, *_, position = rows
+        q, *_, position = rows
         (n, heads, width), chunks, masked = q.shape, min(-(-keys // CHUNK), chunks_touched(window)), mask is not None
         count = min(n, max(1, _PARTS // (heads * chunks * (width + 2) * 4)))
         values, largest, weight = (self.empty((count, heads, chunks, *last)) for last in ((width,), (), ()))
         out, mask = self.empty(q.shape), self._no_mask if mask is None else mask
-        chunk, fold = attention.attend_chunk("float32" if k.dtype == np.float32 else "float16", masked), attention.fold_chunks(masked)
         for first in range(0, n, count):
             present, parts = min(count, n - first), (first, values, largest, weight)
-            self._run(chunk, (present, heads, chunks), attention.THREADS, *rows, mask, *scoring, window, *parts)
-            self._run(fold, (present, heads), attention.THREADS, position, window, keys, *parts, out)
+            self._run(attention.attend_chunk(masked), (present, heads, chunks), attention.THREADS, *rows, mask, *scoring, window, *parts)
+            self._run(attention.fold_chunks, (present, heads), attention.THREADS, position, window, keys if masked else 0, *parts, out)
         return out
 
     # --- rows ---
-
-    def add_bias(self, x: Array, bias: Array) -> Array:
-        return self.each(row_kernels.add_bias, x.size, x, bias, self.empty(x.shape))
 
     def take(self, x: Array, rows: Array) -> Array:
         out = self.empty((rows.size, *x.shape[1:]))
@@ -262,8 +242,12 @@ class Cuda:
         self.each(row_kernels.fill_mask, out.size, first, queries, past, keys, window, prefix, block, sinks, out)
 
 
+for _name, _kernel in row_kernels.OF_NUMBERS.items():
+    setattr(Cuda, _name, _by_number(_kernel))
+
+
 def _check_table(table: Any) -> None:
-    if not isinstance(table, DeviceTable):
+    if isinstance(table, np.ndarray):
         raise ShapeError(NOT_PLACED)
 
 

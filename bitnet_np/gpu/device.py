@@ -95,19 +95,15 @@ def place(model: Model, on: Cuda) -> Model:
         weights = value.weights
         if isinstance(weights, Blocks) and weights.type in TERNARY_TYPES:
             raise UnsupportedError(f"{name} is {weights.type.name} with a scale for each block, which the device has no kernel for")
-        placed = replace(weights, codes=on.ternary(weights), blocks=None) if isinstance(weights, Ternary) else table(weights)
-        bias, norm = (None if array is None else on.upload(array) for array in (value.bias, value.norm))
+        placed = replace(weights, codes=on.ternary(weights), blocks=None) if isinstance(weights, Ternary) else moved(name, weights)
+        bias, norm = moved(name, value.bias), moved(name, value.norm)
         return replace(value, weights=placed, bias=bias, norm=norm)
-
-    def table(value: Any) -> Any:
-        return on.table(widen.float32(value) if isinstance(value, Blocks) else value)
 
     def moved(name: str, value: Any) -> Any:
         if isinstance(value, Linear):
             return linear(name, value)
-        if isinstance(value, Blocks) or (isinstance(value, np.ndarray) and value.ndim == 2):
-            return table(value)
-        return on.upload(value) if isinstance(value, np.ndarray) and value.dtype == np.float32 else value
+        value = widen.float32(value) if isinstance(value, Blocks) else value
+        return on.upload(value) if isinstance(value, np.ndarray) else value
 
     def layer(n: int, weights: Layer) -> Layer:
         return replace(weights, **{f.name: moved(f"layer {n}: {f.name}", getattr(weights, f.name)) for f in fields(weights)})

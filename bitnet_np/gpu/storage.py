@@ -45,8 +45,7 @@ class DeviceStorage:
         return array
 
     def erase(self, array: Array, slot: int, start: int, end: int) -> None:
-        flat = _of_positions(array)
-        self.on.each(row_kernels.erase, flat.shape[0] * (end - start) * flat.shape[3], flat, slot, start, end)
+        self.carry(self.on.zeros((array.shape[0], 1, 1, *array.shape[3:]), array.dtype), 0, array, slot, start, end)
 
     def carry(self, source: Array, slot: int, out: Array, target: int, start: int, end: int) -> None:
         flat = _of_positions(out)

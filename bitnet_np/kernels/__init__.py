@@ -3,7 +3,7 @@
 THE OPERATIONS
 cpu.py             the operations of the CPU backend, gathered from the files below
 scalar.py          the rules of the arithmetic contract (../contract/) for one number: exp, rounding, GELU
-rows.py            norms, RoPE, residuals, gates
+rows.py            norms, RoPE; loops over single numbers, whose rules are in cpu.py
 floats.py          embedding and products with tables of floats
 ternary.py         the int8 quantiser and ternary products
 blocks.py          matrices in ggml's block types: rows, products, checks

@@ -1,7 +1,7 @@
-"""Kernels that work on single rows or single numbers: norms, RoPE, residuals, gates."""
+"""Kernels that work on single rows: norms, RoPE. And what makes kernels of rules for single numbers, which are in cpu.py."""
 
-import operator
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial, update_wrapper
 from typing import Any
 
 import numpy as np
@@ -156,27 +156,32 @@ def _each_with(team, x, number, out):
             out[r, i] = of_one(x[r, i], number)
 
 
-def _each_times(team, gate, up, out):
-    for r in shared(team, gate.shape[0]):
-        for i in range(gate.shape[1]):
-            out[r, i] = of_one(gate[r, i]) * up[r, i]
-
-
-@parallel
-def _add_bias(team, x, bias, out):
+def _each_column(team, x, row, out):
     for r in shared(team, x.shape[0]):
         for i in range(x.shape[1]):
-            out[r, i] = x[r, i] + bias[i]
+            out[r, i] = of_one(x[r, i], row[i])
 
 
-_add, _scaled = variant(_each_pair, "_add", of_one=operator.add), variant(_each_with, "_scaled", of_one=operator.mul)
-_relu2_gate = variant(_each_times, "_relu2_gate", of_one=scalar.relu2)
-_silu_gate = variant(_each_times, "_silu_gate", of_one=scalar.silu)
-_gelu_gate = variant(_each_times, "_gelu_gate", of_one=scalar.gelu_tanh)
-_gelu = variant(_each, "_gelu", of_one=scalar.gelu)
-_gelu_tanh = variant(_each, "_gelu_tanh", of_one=scalar.gelu_tanh)
-_soft_cap = variant(_each_with, "_soft_cap", of_one=scalar.soft_cap)
-_exponential = variant(_each, "_exponential", of_one=scalar.exp)
+class OfNumbers:
+    """An operation that applies a rule to every number of x: alone, or with what is beside it. CUDA has loops of the same names."""
+
+    def __init__(self, loop: Callable, taken: Callable[[Any], Any], steps: int, rule: Any) -> None:
+        update_wrapper(self, rule)
+        self.loop, self.rule, self.taken, self.steps = loop.__name__, rule, taken, steps
+        self.kernel = variant(loop, f"_{rule.__name__}", of_one=rule)
+
+    def __call__(self, x: Floats, *beside: Any) -> Floats:
+        return _result(self.kernel, self.steps, x, *map(self.taken, beside))
+
+
+def _kind(loop: Callable, taken: Callable[[Any], Any] = lambda beside: beside) -> Callable[[int], Callable[[Any], OfNumbers]]:
+    """A decorator, of how many elementary steps a rule takes, which makes an operation of it. taken: what is beside x, for the kernel."""
+    return lambda steps: partial(OfNumbers, loop, taken, steps)
+
+
+each, each_pair = _kind(_each), _kind(_each_pair)  # (x), and with another array of that shape
+each_with, each_column = _kind(_each_with, np.float32), _kind(_each_column, read_only)  # with one number for all, or one for each column
+_exponential = each(16)(scalar.exp)
 
 
 def _result(kernel: Kernel, steps: int, x: Floats, *others: Any) -> Floats:
@@ -186,48 +191,6 @@ def _result(kernel: Kernel, steps: int, x: Floats, *others: Any) -> Floats:
     return out
 
 
-def add(a: Floats, b: Floats) -> Floats:  # [R, D], [R, D] -> [R, D]
-    return _result(_add, 1, a, b)
-
-
-def add_bias(x: Floats, bias: Floats) -> Floats:  # [R, N], [N] -> [R, N]
-    return _result(_add_bias, 1, x, read_only(bias))
-
-
-def scaled(x: Floats, factor: np.float32) -> Floats:  # [R, N] -> [R, N]
-    return _result(_scaled, 1, x, np.float32(factor))
-
-
-def relu2_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
-    """max(gate, 0)^2 * up."""
-    return _result(_relu2_gate, 1, gate, up)
-
-
-def silu_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
-    """gate / (1 + e^-gate) * up."""
-    return _result(_silu_gate, 16, gate, up)
-
-
-def gelu_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
-    """The tanh approximation of GELU of the gate, times up."""
-    return _result(_gelu_gate, 16, gate, up)
-
-
-def gelu(x: Floats) -> Floats:  # [R, F] -> [R, F]
-    """The exact GELU: x times the normal distribution's value at x."""
-    return _result(_gelu, 32, x)
-
-
-def gelu_tanh(x: Floats) -> Floats:  # [R, F] -> [R, F]
-    """The tanh approximation of GELU."""
-    return _result(_gelu_tanh, 16, x)
-
-
-def soft_cap(x: Floats, cap: np.float32) -> Floats:  # [R, V] -> [R, V]
-    """cap * tanh(x / cap)."""
-    return _result(_soft_cap, 16, x, cap)
-
-
 def exponential(x: Floats) -> Floats:  # [V] -> [V]
     """e^x by the polynomial of the arithmetic contract."""
-    return _result(_exponential, 16, x[None])[0]
+    return _exponential(x[None])[0]

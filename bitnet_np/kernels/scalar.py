@@ -44,19 +44,6 @@ def exp(x):
     return _f(0.0) if vanishes else power
 
 
-@rule
-def relu2(x):
-    """max(x, 0)^2; NaN stays NaN."""
-    positive = _f(0.0) if x < _f(0.0) else x
-    return _f(positive * positive)
-
-
-@rule
-def silu(x):
-    """x / (1 + e^-x), to 2.5 units in the last place: exp, the sum and the division."""
-    return _f(x / _f(_f(1.0) + exp(-x)))
-
-
 _GELU_LINEAR = _f(1.5957691216057308)  # 2 sqrt(2 / pi)
 _GELU_CUBIC = _f(0.07135481282553)  # times 0.044715
 
@@ -117,12 +104,6 @@ def normal_cdf(x):
         beyond = exp(_f(_erfc_q(t) * t))
     tail = _f(_f(0.5) * beyond)
     return tail if x < _f(0.0) else _f(_f(1.0) - tail)
-
-
-@rule
-def gelu(x):
-    """The exact GELU: x times the normal distribution's value at x."""
-    return _f(x * normal_cdf(x))
 
 
 @rule

@@ -60,6 +60,30 @@ def rows_that_tell_lanes() -> tuple[NDArray[np.float32], NDArray[np.bool_]]:  # 
     return x, np.arange(len(pairs)) < len(pairs) - 1
 
 
+ROWS: dict[str, Callable[[Callable[..., NDArray[np.float32]]], tuple]] = {
+    "rms_norm": lambda n: (n(8, 5, 2571), n(9, 2571), 1e-5),
+    "layer_norm": lambda n: (n(8, 5, 2571), n(9, 2571), n(18, 2571), 1e-5),
+    "quantize": lambda n: (9 * n(10, 5, 2571),),
+    "rope": lambda n: (n(12, 9, 3, 66), n(13, 9, 33), n(14, 9, 33)),
+    "rope_adjacent": lambda n: (n(12, 9, 3, 66), n(13, 9, 33), n(14, 9, 33)),
+    "add": lambda n: (n(54, 5, 161), n(55, 5, 161)),
+    "add_bias": lambda n: (n(54, 5, 161), n(65, 161)),
+    "scaled": lambda n: (n(54, 5, 161), np.float32(0.3)),
+    "relu2_gate": lambda n: (n(15, 3, 161), n(16, 3, 161)),
+    "silu_gate": lambda n: (9 * n(15, 3, 161), n(16, 3, 161)),
+    "gelu_gate": lambda n: (9 * n(15, 3, 1610), n(16, 3, 1610)),
+    "gelu": lambda n: (9 * n(15, 3, 1610),),
+    "gelu_tanh": lambda n: (9 * n(15, 3, 1610),),
+    "soft_cap": lambda n: (9 * n(15, 3, 1610), np.float32(2)),
+    "mix": lambda n: (n(40, 5, 3, 161), n(41, 5, 3)),
+    "sigmoid_gate": lambda n: (n(42, 5, 161), 9 * n(43, 5, 1)),
+}
+"""The arguments of operations on rows, by name, from what makes an array: n(seed, *shape). Here it is `noise`.
+
+Tests draw other numbers (tests/support/operation_draws.py), and other sizes: one for all places where the same size is written here.
+"""
+
+
 def _tables(n: int, m: int) -> dict[str, NDArray]:
     table = noise(1, n, m)
     return {"float32": table, "float16": table.astype(np.float16), "bfloat16": (table.view(np.uint32) >> 16).astype(np.uint16)}
@@ -67,6 +91,11 @@ def _tables(n: int, m: int) -> dict[str, NDArray]:
 
 def _one(function: Callable[..., NDArray], *arguments: Any) -> tuple[NDArray, ...]:
     return (function(*arguments),)
+
+
+def _on_rows(ops: Any, name: str) -> tuple[NDArray, ...]:
+    result = getattr(ops, name)(*ROWS[name](noise))
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _ternary(ops: Backend, rows: int, width: int) -> tuple[NDArray, ...]:
@@ -242,14 +271,12 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         named[f"embed {name}"] = partial(_one, ops.embed, table, np.array([36, 0, 7]))
         for rows in ("1 row", "7 rows", "131 rows"):
             named[f"matmul {name}, {rows}"] = partial(_one, ops.matmul, noise(7, int(rows.split()[0]), 161), table)
+    named |= {name: partial(_on_rows, ops, name) for name in ROWS}
     named |= {
-        "rms_norm": lambda: (ops.rms_norm(noise(8, 5, 2571), noise(9, 2571), 1e-5),),
         "rms_norm, order": lambda: (ops.rms_norm(rows_that_tell_lanes()[0], noise(9, 1024), 1e-5),),
-        "quantize": lambda: ops.quantize(9 * noise(10, 5, 2571)),
         "ternary_matmul, 1 row": lambda: _ternary(ops, 1, 2560) + _ternary(ops, 1, 161),
         "ternary_matmul, 7 rows": lambda: _ternary(ops, 7, 2560) + _ternary(ops, 7, 161),
         "rotations": lambda: ops.rotations(np.abs(np.float64(1 << 20) * noise(11, 9, 33).astype(np.float64))),
-        "rope": lambda: (ops.rope(noise(12, 9, 3, 66), noise(13, 9, 33), noise(14, 9, 33)),),
         "attend": lambda: _attention(ops.attend),
         "attend, window": lambda: _attention(ops.attend, 70),
         "attend, scale and cap": lambda: _attention(ops.attend, 70, np.float32(0.3), np.float32(2)),
@@ -258,27 +285,14 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "attend_masked": partial(_masked, ops),
         "fill_mask": partial(_filled, ops),
         "rope, part of a head": lambda: (ops.rope(noise(12, 9, 3, 66), noise(13, 9, 10), noise(14, 9, 10)),),
-        "rope_adjacent": lambda: (ops.rope_adjacent(noise(12, 9, 3, 66), noise(13, 9, 33), noise(14, 9, 33)),),
-        "layer_norm": lambda: (ops.layer_norm(noise(8, 5, 2571), noise(9, 2571), noise(18, 2571), 1e-5),),
-        "silu_gate": lambda: (ops.silu_gate(9 * noise(15, 3, 161), noise(16, 3, 161)),),
-        "gelu": lambda: (ops.gelu(9 * noise(15, 3, 1610)),),
-        "gelu_gate": lambda: (ops.gelu_gate(9 * noise(15, 3, 1610), noise(16, 3, 1610)),),
-        "soft_cap": lambda: (ops.soft_cap(9 * noise(15, 3, 1610), np.float32(2)),),
         "top_experts": lambda: (ops.top_experts(_router_logits(), 3),),
         "expert_weights": lambda: tuple(
             ops.expert_weights(_router_logits(), ops.top_experts(_router_logits(), 3), n) for n in (True, False)
         ),
-        "mix": lambda: (ops.mix(noise(40, 5, 3, 161), noise(41, 5, 3)),),
-        "sigmoid_gate": lambda: (ops.sigmoid_gate(noise(42, 5, 161), 9 * noise(43, 5, 1)),),
-        "gelu_tanh": lambda: (ops.gelu_tanh(9 * noise(15, 3, 1610)),),
-        "relu2_gate": lambda: (ops.relu2_gate(noise(15, 3, 161), noise(16, 3, 161)),),
         "forward, exact": partial(_forward, ops, EXACT),
         "forward, bitnet.cpp": partial(_forward, ops, BITNET_CPP),
         "token by token": partial(_token_by_token, ops),
         "keys and values": partial(_written, ops),
-        "add_bias": lambda: (ops.add_bias(noise(54, 5, 161), noise(65, 161)),),
-        "scaled": lambda: (ops.scaled(noise(54, 5, 161), np.float32(0.3)),),
-        "add": lambda: (ops.add(noise(54, 5, 161), noise(55, 5, 161)),),
         "attend, 1 row": lambda: (ops.attend(4 * noise(56, 1, 3, 20), *noise(57, 2, 1, 320, 1, 20), np.array([0]), np.array([299])),),
     }
     named |= {f"blocks {kind.name}": partial(_blocks, ops, kind) for kind in ALL_BLOCK_TYPES}

@@ -19,7 +19,7 @@ from cuda_checks.common import check
 
 DISASSEMBLER = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin", "nvdisasm")
 EXPECTED = {
-    "ternary_product": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32",),
+    "product": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32",),
     "matmul": ("fma.rn.f32", "shfl.sync.bfly"),
     "attend_chunk": ("fma.rn.f32", "shfl.sync.bfly"),
     "rms_norm": ("fma.rn.f64", "sqrt.rn.f32"),
@@ -87,6 +87,6 @@ def problems_of(name: str, library: Any) -> list[str]:
 @check
 def compiled_code() -> None:
     listed = kernels()
-    assert {"rms_norm", "matmul", "ternary_product", "attend_chunk", "fold_chunks", "keep"} <= {name for name, _ in listed}
+    assert {"rms_norm", "matmul", "product", "attend_chunk", "fold_chunks", "keep"} <= {name for name, _ in listed}
     problems = [problem for name, library in listed for problem in problems_of(name, library)]
     assert not problems, "\n".join(problems)

@@ -1,7 +1,7 @@
 """Single operations: rows and numbers, tables, ternary matrices, attention, caches and masks."""
 
-from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +11,22 @@ from operation_draws import CASES, Draw
 from bitnet_np.engine.masks import Pattern, mask
 from bitnet_np.gpu import backend, dispatch
 from bitnet_np.gpu.device import open_cuda
-from bitnet_np.kernels import cpu, masks
+from bitnet_np.kernels import cpu
+from bitnet_np.kernels.cuda.rows import OF_NUMBERS
 from bitnet_np.model import packing
 from bitnet_np.testing import selftest
 from cuda_checks.common import GPU, check, normal, odd_rows, rng, same
 
 on = open_cuda()
+
+
+@np.errstate(all="ignore")
+def by_both(name: str, *arguments: Any) -> None:
+    """Assert that an operation gives the same bits on the device."""
+    sent = [on.upload(x) if isinstance(x, np.ndarray) else x for x in arguments]
+    ours, theirs = getattr(cpu, name)(*arguments), getattr(on, name)(*sent)
+    same(on, *((sent[0], arguments[0]) if theirs is None else (theirs, ours)))
+
 
 # --- rows and numbers -----------------------------------------------------------------------------------------------------------------
 
@@ -32,29 +42,20 @@ def quantize() -> None:
         same(on, their_scale, scale)
 
 
-OPERATIONS = ("rms_norm", "layer_norm", "rope", "rope_adjacent", "embed", "spread", "take", "add", "add_bias", "scaled")
-OPERATIONS += ("relu2_gate", "silu_gate", "gelu_gate", "gelu", "gelu_tanh", "soft_cap")
-
-
 @check
+@np.errstate(all="ignore")
 def operations() -> None:
     """Those whose arguments may be of any size, with arguments that are drawn, numbers and edges."""
-    for name, edges, seed in product(OPERATIONS, (False, True), range(4)):
-        with np.errstate(all="ignore"):
-            arguments = CASES[name](Draw(rng(seed), edges))
-            ours = getattr(cpu, name)(*arguments)
-        sent = [on.upload(each) if isinstance(each, np.ndarray) else each for each in arguments]
-        if name == "embed":
-            sent[0] = on.table(arguments[0])
-        same(on, getattr(on, name)(*sent), ours)
+    names = {"rms_norm", "layer_norm", "rope", "rope_adjacent", "embed", "spread", "take"} | OF_NUMBERS.keys() & CASES.keys()
+    for name, edges, seed in product(sorted(names), (False, True), range(4)):
+        by_both(name, *CASES[name](Draw(rng(seed), edges)))
 
 
 @check
 def order_of_sums() -> None:
     """Rows that tell orders of sums apart, and squares that are rounded."""
     for x in (selftest.rows_that_tell_lanes()[0], normal(200, 20)):
-        gain = np.ones(x.shape[1], np.float32)
-        same(on, on.rms_norm(on.upload(x), on.upload(gain), 0.0), cpu.rms_norm(x, gain, 0.0))
+        by_both("rms_norm", x, np.ones(x.shape[1], np.float32), 0.0)
 
 
 # --- tables and ternary matrices ------------------------------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ def matmul() -> None:
             x = normal(present, width, seed=4)
             x[0, 0] = -0.0
             x[1:2] = -1e-30  # times the table's last row, all lanes underflow to -0
-            same(on, on.matmul(on.upload(x), on.table(table)), cpu.matmul(x, table))
+            by_both("matmul", x, table)
 
 
 @check
@@ -105,31 +106,15 @@ def rows_without_a_scale() -> None:
 # --- attention ------------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Rows:
-    slot: NDArray[np.int64]
-    position: NDArray[np.int64]
-
-
 def attention(
-    heads: int,
-    kv_heads: int,
-    width: int,
-    slot: list[int],
-    position: list[int],
-    window: int | None = None,
-    capacity: int = 0,
-    scores: tuple[np.float32, ...] = (),
-    halves: bool = False,
+    heads: int, kv_heads: int, width: int, slot: list[int], position: list[int], *how: Any, capacity: int = 0, halves: bool = False
 ) -> None:
-    slots, positions = np.array(slot), np.array(position)
+    """how: window, scale and cap."""
     shape = max(slot) + 1, capacity or max(position) + 1, kv_heads, width
     q, (k, v) = normal(len(slot), heads, width), (normal(*shape, seed=seed) for seed in (1, 2))
     if halves:
         k, v = (array.astype(np.float16).view(np.int16) for array in (k, v))
-    rows = on.resident(Rows(slots, positions))
-    theirs = on.attend(*map(on.upload, (q, k, v)), rows.slot, rows.position, window, *scores)
-    same(on, theirs, cpu.attend(q, k, v, slots, positions, window, *scores))
+    by_both("attend", q, k, v, np.array(slot), np.array(position), *how)
 
 
 @check
@@ -138,9 +123,9 @@ def attend() -> None:
     attention(5, 1, 20, [1, 1, 0], [63, 64, 130], halves=True)  # across the edges of chunks
     attention(2, 2, 4, [0, 0], [68, 197], 3)  # chunks that are not seen at all
     attention(2, 1, 8, [0, 0], [2, 3], 1 << 40)
-    attention(2, 1, 4, [0, 1, 0], [190, 130, 191], 60, 128)  # a ring
+    attention(2, 1, 4, [0, 1, 0], [190, 130, 191], 60, capacity=128)  # a ring
     attention(2, 1, 130, [0], [65])  # heads wider than a block has threads
-    attention(4, 2, 6, [1, 0], [69, 1], 66, scores=(np.float32(0.3), np.float32(2)))  # another scale, and capped
+    attention(4, 2, 6, [1, 0], [69, 1], 66, np.float32(0.3), np.float32(2))  # another scale, and capped
     if GPU:
         attention(20, 5, 128, [1] * 300 + [0] * 41, [*range(200, 500), *range(41)])
         attention(20, 5, 128, [0, 1, 2], [4000, 63, 2047], halves=True)
@@ -167,9 +152,7 @@ def attend_masked() -> None:
         ([0, 0, 1], [3, 4, 1], infinite, hidden, ()),
         ([0, 0, 1], [3, 4, 1], v, hidden, (np.float32(0.3), np.float32(2))),
     ):
-        rows = on.resident(Rows(np.array(slot), np.array(position)))
-        ours = cpu.attend_masked(q, k, values, np.array(slot), np.array(position), bias, *scores)
-        same(on, on.attend_masked(*map(on.upload, (q, k, values)), rows.slot, rows.position, on.upload(bias), *scores), ours)
+        by_both("attend_masked", q, k, values, np.array(slot), np.array(position), bias, *scores)
 
 
 # --- caches and masks -----------------------------------------------------------------------------------------------------------------
@@ -177,36 +160,28 @@ def attend_masked() -> None:
 
 @check
 def keep_erase_carry() -> None:
-    """Writes keys and values to their places in a ring, erases some and copies some."""
-    storage, slot, position = on.storage(), np.array([0, 2, 2]), np.array([3, 6, 9])
-    k, v = normal(3, 2, 6), normal(3, 2, 6, seed=1)
-    k[1, 0, 5], v[0, 0, 0], v[2, 1, 1] = 70000, 1e-6, 65519.9  # beyond float16, below its normal numbers, and its largest
-    for dtype in (np.float32, np.int16):
-        caches = [np.zeros((2, 3, 5, 2, 6), dtype) for _ in range(2)]
-        uploaded = [on.upload(array) for array in caches]
-        storage.write(1, *(array[1] for array in uploaded), on.upload(slot), on.upload(position), on.upload(k), on.upload(v))
-        for array, new in zip(caches, (k, v), strict=True):
-            with np.errstate(over="ignore"):
-                half = new.astype(np.float16)
-            half[~np.isfinite(half)] = np.float16(np.nan)
-            array[1, slot, position % 5] = new if dtype == np.float32 else half.view(np.int16)
-        for array, theirs in zip(caches, uploaded, strict=True):
-            np.testing.assert_array_equal(on.to_host(theirs), array)
-        storage.carry(uploaded[0], 2, uploaded[1], 1, 6, 10)
-        caches[1][:, 1, np.arange(6, 10) % 5] = caches[0][:, 2, np.arange(6, 10) % 5]
-        storage.erase(uploaded[1], 2, 4, 7)
-        caches[1][:, 2, [4, 0, 1]] = 0
-        np.testing.assert_array_equal(on.to_host(uploaded[1]), caches[1])
+    """Keys and values to their places in a ring; some positions copied, some erased. models.py has numbers beyond float16."""
+    slot, position, new = np.array([0, 2, 2]), np.array([3, 6, 9]), normal(2, 3, 2, 6)
+    new[0, 0, 0, 0], new[1, 2, 1, 1] = 1e-6, 65519.9  # below float16's normal numbers, and its largest
+    for dtype in (np.float32, np.float16):
+        found = []
+        for ops in (cpu, on):
+            storage = ops.storage()
+            k, v = storage.zeros((2, 3, 5, 2, 6), dtype)
+            storage.write(1, k[1], v[1], *map(ops.upload, (slot, position, *new)))
+            storage.carry(k, 2, v, 1, 6, 10)
+            held = storage.held(v, 1, 7, 10)
+            storage.erase(v, 2, 4, 7)
+            found.append([ops.to_host(each) for each in (k, v, held)])
+        for ours, theirs in zip(*found, strict=True):
+            np.testing.assert_array_equal(theirs, ours.view(theirs.dtype))
 
 
 @check
 def fill_mask() -> None:
-    queries, past, keys = np.array([3, 2]), np.array([2, 0]), np.array([5, 2])
+    sizes = np.array([3, 2]), np.array([2, 0]), np.array([5, 2])
     for pattern in ((0, 0, 0, 0), (2, 0, 0, 0), (0, 3, 0, 0), (0, 0, 2, 1)):
-        ours, out = np.empty((2, 3, 5), np.float32), on.empty((2, 3, 5))
-        masks.fill_mask(ours, 0, queries, past, keys, *pattern)
-        on.fill_mask(out, 0, on.upload(queries), on.upload(past), on.upload(keys), *pattern)
-        same(on, out, ours)
+        by_both("fill_mask", np.zeros((2, 3, 5), np.float32), 0, *sizes, *pattern)
     for most in (0, 100):  # filled there, or sent
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(dispatch, "MOST_SENT", most)

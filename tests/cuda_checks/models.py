@@ -4,6 +4,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,8 +23,6 @@ from bitnet_np.generation.batch import Batch, Request, generate_batch
 from bitnet_np.generation.generate import generate
 from bitnet_np.generation.sampling import Sampling
 from bitnet_np.gpu.device import bytes_needed, open_cuda, place
-from bitnet_np.gpu.storage import DeviceStorage
-from bitnet_np.kernels import cpu
 from bitnet_np.model import packing
 from bitnet_np.model.records import Model, Yarn
 from bitnet_np.testing.models import random_model
@@ -41,20 +40,32 @@ def smallest(seed: int, **more: object) -> tuple[Model, Model]:
     return model, place(model, on)
 
 
-def caches(model: Model, batch: int, capacity: int, dtype: type = np.float32) -> tuple[KVCache, KVCache]:
-    return new_cache(model.config, batch, capacity, on, dtype), KVCache(model.config, batch, capacity, dtype)
+class Caches:
+    """A cache on the device and one on the CPU: what is done to both leaves them alike, and gives the same bits."""
 
+    def __init__(self, models: tuple[Model, Model], *how: Any, **more: Any) -> None:
+        self.model, self.placed = models
+        self.own = KVCache(self.model.config, *how, **more)
+        self.theirs = KVCache(self.model.config, *how, **more, storage=on.storage())
 
-def alike(theirs: KVCache, ours: KVCache) -> None:
-    """Assert that two caches hold the same keys, values and lengths, float16 by its bits."""
-    for there, here in ((theirs.k, ours.k), (theirs.v, ours.v)):
-        np.testing.assert_array_equal(on.to_host(there), here if here.dtype == np.float32 else here.view(np.int16))
-    np.testing.assert_array_equal(theirs.lengths, ours.lengths)
+    def run(self, tokens: Any, *lengths: Any, by: Callable[..., NDArray] = forward, **how: Any) -> None:
+        ours = by(self.model, tokens, self.own, *lengths, **how)
+        assert_same_bits(by(self.placed, tokens, self.theirs, *lengths, ops=on, **how), ours)
+        self.check_alike()
 
+    def step(self, *tokens: int) -> None:
+        self.run([[token] for token in tokens], last_only=True)
 
-def stepper(model: Model, cache: KVCache, ops: Any = cpu) -> Callable[[list[int]], NDArray[np.float32]]:
-    """The next token of each sequence -> its logits."""
-    return lambda tokens: forward(model, [[token] for token in tokens], cache, last_only=True, ops=ops)
+    def each(self, name: str, *arguments: Any) -> None:
+        for cache in (self.theirs, self.own):
+            getattr(cache, name)(*arguments)
+        self.check_alike()
+
+    def check_alike(self) -> None:
+        """The same keys, values and lengths, float16 by its bits."""
+        for there, here in ((self.theirs.k, self.own.k), (self.theirs.v, self.own.v)):
+            np.testing.assert_array_equal(on.to_host(there), here if here.dtype == np.float32 else here.view(np.int16))
+        np.testing.assert_array_equal(self.theirs.lengths, self.own.lengths)
 
 
 # --- forwards -------------------------------------------------------------------------------------------------------------------------
@@ -107,32 +118,31 @@ def metered() -> None:
     assert counted["operations"]["attend"] | {"device": "cuda", "reason": "a test", "calls": 2} == counted["operations"]["attend"]
 
 
-# --- caches ---------------------------------------------------------------------------------------------------------------------------
+# --- caches and decoding ---------------------------------------------------------------------------------------------------------------
 
 
 @check
-def cached_forward() -> None:
-    model, placed = smallest(2)
+def decoding() -> None:
+    """Steps behind a ragged prompt, and after some are taken back, copied and resized; a prompt behind them; until the cache is full."""
     for dtype in (np.float32, np.float16):
-        cache, own = caches(model, 2, 4, dtype)
-        for tokens, lengths in (([[3, 1], [4, 0]], [2, 1]), ([[2], [0]], [1, 1])):
-            assert_same_bits(forward(placed, tokens, cache, lengths, ops=on), forward(model, tokens, own, lengths))
-        for each in (cache, own):
-            each.truncate(0, 1)
-            each.clear(1)
-            each.fork(0, [1], 1)
-            each.resize(3, 5)
-        alike(cache, own)
-        assert_same_bits(prefill(placed, [[1, 3, 2]], cache, block=2, ops=on), prefill(model, [[1, 3, 2]], own, block=2))
-        assert_same_bits(stepper(placed, cache, on)([2, 3, 1]), stepper(model, own)([2, 3, 1]))
-        alike(cache, own)
+        both = Caches(smallest(5, **YARN), 2, 6, dtype)
+        both.run([[1, 2], [3, 0]], [2, 1])
+        for tokens in ((3, 1), (0, 4)):
+            both.step(*tokens)
+        for name, arguments in {"truncate": (0, 3), "clear": (1,), "fork": (0, [1], 1), "resize": (3, 5)}.items():
+            both.each(name, *arguments)
+        both.step(0, 2, 1)
+        both.each("truncate", 0, 2)
+        both.run([[1, 3, 2], [4, 0, 0], [2, 2, 0]], [3, 1, 2], by=partial(prefill, block=2))
+        with pytest.raises(CapacityError, match="slot 0 holds 5 of 5"):
+            both.step(1, 1, 1)
 
 
 @check
 def beyond_float16() -> None:
     model, _ = smallest(8)
     model = replace(model, layers=tuple(replace(w, attn_norm=w.attn_norm * np.float32(1e6)) for w in model.layers))
-    cache, _ = caches(model, 1, 4, np.float16)
+    cache = new_cache(model.config, 1, 4, on, np.float16)
     with pytest.raises(NonFiniteError, match="sequence 0, position 0"):
         forward(place(model, on), [[1, 2]], cache, ops=on)
     assert not on.to_host(cache.k).any()
@@ -141,51 +151,23 @@ def beyond_float16() -> None:
 @check
 def ring_caches() -> None:
     """Rows that wrap around, a forward that is stopped and undone, and decoding."""
-    (model, placed), tokens = smallest(9, window=3, context=300), [[1, 3, 2, 4]]
-    cache, own = KVCache(model.config, 1, 300, ring=True, storage=DeviceStorage(on)), KVCache(model.config, 1, 300, ring=True)
+    both = Caches(smallest(9, window=3, context=300), 1, 300, ring=True)
+    own, theirs, tokens = both.own, both.theirs, [[1, 3, 2, 4]]
     assert own.k.shape[2] == 128
     own.k[:], own.v[:] = normal(*own.k.shape), normal(*own.k.shape, seed=1)
-    cache.k, cache.v = on.upload(own.k), on.upload(own.v)
-    cache.lengths[:] = own.lengths[:] = 126
+    theirs.k, theirs.v = on.upload(own.k), on.upload(own.v)
+    theirs.lengths[:] = own.lengths[:] = 126
 
     def stop(name: str, layer: int | None, array: NDArray) -> None:
         if name == "l_out":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        forward(placed, tokens, cache, ops=on, record=stop)
-    alike(cache, own)
-    assert_same_bits(forward(placed, tokens, cache, ops=on), forward(model, tokens, own))
-    step, ours = stepper(placed, cache, on), stepper(model, own)
+        forward(both.placed, tokens, theirs, ops=on, record=stop)
+    both.check_alike()
+    both.run(tokens)
     for token in (3, 1, 4):
-        assert_same_bits(step([token]), ours([token]))
-    alike(cache, own)
-
-
-# --- decoding -------------------------------------------------------------------------------------------------------------------------
-
-
-@check
-def decoding() -> None:
-    """Also after a step was taken back, and after the cache has been resized."""
-    model, placed = smallest(5, **YARN)
-    cache, own = caches(model, 2, 6)
-    assert_same_bits(forward(placed, [[1, 2], [3, 0]], cache, [2, 1], ops=on), forward(model, [[1, 2], [3, 0]], own, [2, 1]))
-    step, ours = stepper(placed, cache, on), stepper(model, own)
-    for tokens in ([3, 1], [0, 4], [2, 2]):
-        assert_same_bits(step(tokens), ours(tokens))
-        alike(cache, own)
-    for each in (cache, own):
-        each.truncate(0, 3)
-        each.truncate(1, 1)
-    assert_same_bits(step([0, 2]), ours([0, 2]))
-    for each in (cache, own):
-        each.resize(2, 5)
-    assert_same_bits(step([0, 2]), ours([0, 2]))
-    alike(cache, own)
-    for both in (step, ours):
-        with pytest.raises(CapacityError, match="slot 0 holds 5 of 5"):
-            both([1, 1])
+        both.step(token)
 
 
 @check

@@ -10,8 +10,6 @@ from bitnet_np.base.errors import OptionError
 from bitnet_np.cli import main as cli
 from bitnet_np.files import embedded
 from bitnet_np.gpu.device import open_cuda
-from bitnet_np.gpu.dispatch import choose
-from bitnet_np.kernels import cpu
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
@@ -42,16 +40,6 @@ def test_a_missing_compiler_is_no_missing_driver(monkeypatch):
     monkeypatch.setattr(cuda, "cuda_error", lambda: None)
     with pytest.raises(OptionError, match=r"the driver is there and libnvvm is not.*CUDA_HOME"):
         open_cuda()
-
-
-@needs_no_gpu
-def test_the_device_is_chosen_once_and_the_reason_kept():
-    assert choose("cpu") == (cpu, "the CPU was asked for")
-    ops, reason = choose("auto")
-    assert ops is cpu
-    assert reason.startswith("no CUDA")
-    with pytest.raises(OptionError, match="no CUDA"):
-        choose("cuda")
 
 
 @needs_no_gpu

@@ -28,6 +28,8 @@ def test_a_command_goes_to_the_gpu_if_there_is_one(monkeypatch):
 
     monkeypatch.setattr(dispatch, "open_cuda", none)
     assert choose("auto") == (cpu, "no CUDA: none here")
+    with pytest.raises(OptionError, match="none here"):
+        choose("cuda")
 
 
 class Elsewhere(SimpleNamespace):

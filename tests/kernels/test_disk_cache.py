@@ -329,7 +329,7 @@ def test_a_file_that_somebody_reads_on_windows_is_left_alone(cache, monkeypatch)
 ROUNDED = """
 import numpy as np
 from bitnet_np.kernels import rows
-print(rows.exponential(np.ones(1, np.float32))[0], rows._exponential.run.stats.cache_misses.total())
+print(rows.exponential(np.ones(1, np.float32))[0], rows._exponential.kernel.run.stats.cache_misses.total())
 """
 
 

@@ -8,8 +8,8 @@ from unittest import mock
 import numpy as np
 import pytest
 from assembly import X86, assembly, lowered
-from bounds import assert_within, gamma
 from child import run_python
+from gradient_bounds import assert_within, gamma
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds

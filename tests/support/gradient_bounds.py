@@ -1,11 +1,31 @@
-"""The result of spec_grad.py for a backward kernel's input, and a bound on the error of float32: (expected, bound), as in bounds.py."""
+"""The result of training/spec.py for a backward kernel's input, and a bound on the error of float32: (expected, bound), both in float64.
+
+The bounds count roundings: k of them, one after the other, are at most gamma(k) = k u / (1 - k u) of what an absolute-value run gives,
+where u = 2^-24 is half a unit in the last place of float32. No bound is fitted to the kernels' results.
+"""
 
 import numpy as np
-from bounds import Bounded, U, gamma, wide
 from numpy.typing import NDArray
 
 from bitnet_np.training import spec as spec_grad
 from bitnet_np.training.spec import attend, rms_norm
+
+U = 2.0**-24
+Bounded = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def gamma(k: float) -> float:
+    return k * U / (1 - k * U)
+
+
+def assert_within(actual: NDArray, expected: NDArray, bound: NDArray) -> None:
+    assert actual.shape == expected.shape
+    excess = np.abs(actual.astype(np.float64) - expected) - bound
+    assert (excess <= 0).all(), f"{(excess > 0).sum()} of {excess.size} beyond the bound, by up to {excess.max()}"
+
+
+def wide(*arrays: NDArray) -> list[NDArray[np.float64]]:
+    return [np.asarray(array, np.float64) for array in arrays]
 
 
 def transposed_product(a: NDArray, b: NDArray, cuts: NDArray) -> Bounded:

@@ -18,6 +18,7 @@ from bitnet_np.kernels.cache import disk_cache
 from bitnet_np.kernels.cache.outermost import Function
 from bitnet_np.kernels.fast import amx
 from bitnet_np.kernels.launching import Kernel
+from bitnet_np.kernels.rows import OfNumbers
 from bitnet_np.testing import selftest
 
 Signature = tuple[str, str]  # a kernel's name and the types of its arguments: what is compiled by itself
@@ -36,28 +37,19 @@ MACHINE_HAS_NOT = {
 """Kernels that no case can run on this machine, and why."""
 
 CHANGES_NOTHING = {
-    ("attention.tiles_of", "result", ""): "Python only asks how many tiles there are, to choose between two ways with the same bits",
-    **{("attention._fold_chunks", name, ""): "used up: nobody reads them afterwards" for name in ("largest", "weight")},
-    **{
-        ("attention._attend_chunks", name, place): "the last chunk is beyond the row's keys, and values are padded to whole tiles"
-        for name in ("largest", "values", "weight")
-        for place in ("tail", "row")
-    },
-    ("float_products._arrange", "out", "tail"): "what is between two strips",
-    ("ternary_tiles._arrange", "sums", "tail"): "a tile reads sums of whole tiles of tokens, and stores results of those that are there",
+    ("attention.tiles_of", "result", ""),  # Python only asks how many tiles there are, to choose between two ways with the same bits
+    *(("attention._fold_chunks", name, "") for name in ("largest", "weight")),  # used up: nobody reads them afterwards
+    # the last chunk is beyond the row's keys, and values are padded to whole tiles
+    *(("attention._attend_chunks", name, place) for name in ("largest", "values", "weight") for place in ("tail", "row")),
+    ("float_products._arrange", "out", "tail"),  # what is between two strips
+    ("ternary_tiles._arrange", "sums", "tail"),  # a tile reads sums of whole tiles of tokens, and stores results of those that are there
     (
         "block_products._arrange",
         "rows.q",
         "tail",
-    ): "matrix tiles read rows of an odd number of cache lines: the last may be beyond the codes",
-    **{
-        (
-            "block_products._arrange",
-            name,
-            "blocks NVFP4, many rows",
-        ): "on matrix tiles this type has rows of its own, of which it reads no sums"
-        for name in ("rows.sums", "rows.eights")
-    },
+    ),  # matrix tiles read rows of an odd number of cache lines: the last may be beyond the codes
+    # on matrix tiles this type has rows of its own, of which it reads no sums
+    *(("block_products._arrange", name, "blocks NVFP4, many rows") for name in ("rows.sums", "rows.eights")),
 }
 """Arrays that a kernel writes and that no case needs to find wrong, and why: anywhere (""), in one place, or if one case alone calls it."""
 
@@ -76,6 +68,7 @@ def outermost() -> set[str]:
     found = set()
     for module in [module for name, module in sys.modules.items() if name.startswith("bitnet_np.kernels.") and ".cuda" not in name]:
         for value in list(vars(module).values()):
+            value = value.kernel if isinstance(value, OfNumbers) else value
             if isinstance(value, Kernel):
                 found.add(name_of(value.run))
         for function in ast.parse(Path(str(module.__file__)).read_text("utf-8")).body:

@@ -1,6 +1,9 @@
-"""Arguments of every operation of a backend, drawn at random: what tests of the contract, of bounds and of memory ask with."""
+"""Arguments of every operation of a backend, drawn at random: what tests of the contract, of bounds and of memory ask with.
 
-from dataclasses import dataclass
+Those of operations on rows are the self-test's, with other numbers and sizes.
+"""
+
+from dataclasses import dataclass, field
 
 import numpy as np
 from block_samples import random_blocks
@@ -9,10 +12,12 @@ from models import as_table, normal
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES
 from bitnet_np.kernels import cpu
 from bitnet_np.model import packing
+from bitnet_np.testing import selftest
 from bitnet_np.testing.models import random_table
 
 f32 = np.float32
 EDGES = f32([0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-39, -1e-39, 3e38, -3e38, 0.5, -1.5, 2.5, 1e19, 88.73, -103.97, -104])
+EDGES = np.concatenate([EDGES, EDGES / 9])  # the self-test's are multiplied by 9
 
 
 @dataclass
@@ -21,6 +26,7 @@ class Draw:
 
     rng: np.random.Generator
     edges: bool = False
+    sizes: dict[int, int] = field(default_factory=lambda: {1: 1})  # by those that are written in the self-test
 
     def size(self, *choices: int) -> int:
         return int(self.rng.choice(choices or [1, 2, 3, 7, 16, 17, 40, 64, 65, 130, 257]))
@@ -32,12 +38,11 @@ class Draw:
             x = np.where(where, self.rng.choice(EDGES, shape), x)
         return x
 
-    def rows(self) -> np.ndarray:
-        return self.numbers(self.size(1, 2, 5, 33), self.size())
-
-    def pair(self) -> tuple[np.ndarray, np.ndarray]:
-        x = self.rows()
-        return x, self.numbers(*x.shape)
+    def written(self, seed: int, *shape: int) -> np.ndarray:
+        """Numbers in place of those that the self-test has for a seed and a shape."""
+        for n in shape:
+            self.sizes.setdefault(n, self.size(1, 2, 5, 33) if n < 10 else self.size())
+        return self.numbers(*(self.sizes[n] for n in shape))
 
     def table(self, n: int, m: int) -> np.ndarray:
         return as_table(self.numbers(n, m), self.rng.choice(["float32", "float16", "bfloat16"]))
@@ -115,15 +120,9 @@ def expert_weights(d: Draw) -> tuple:
     return logits, cpu.top_experts(logits, k), bool(d.rng.integers(2))
 
 
-def mix(d: Draw) -> tuple:
-    rows, k = d.size(1, 5), d.size(1, 3, 8)
-    return d.numbers(rows, k, d.size()), d.numbers(rows, k)
-
-
 def layer_norm(d: Draw) -> tuple:
-    x = d.rows()
-    bias = [None, d.numbers(1, x.shape[1])[0]][d.rng.integers(2)]
-    return x + f32(d.size(0, 30)), d.numbers(1, x.shape[1])[0], bias, 1e-5
+    x, gain, bias, eps = selftest.ROWS["layer_norm"](d.written)
+    return x + f32(d.size(0, 30)), gain, [None, bias][d.rng.integers(2)], eps
 
 
 def embed(d: Draw) -> tuple:
@@ -163,15 +162,13 @@ def spread(d: Draw) -> tuple:
     return d.numbers(7, 2, 6), place // 5, place % 5, (3, 5)
 
 
-CASES = {
+CASES = {name: lambda d, arguments=arguments: arguments(d.written) for name, arguments in selftest.ROWS.items()} | {
     "embed": embed,
     "embed_blocks": embed_blocks,
     "matmul": matmul,
     "matmul_blocks": Draw.blocks,
     "matmuls_blocks_as_llama_cpp": matmuls_blocks_as_llama_cpp,
-    "rms_norm": lambda d: (x := d.rows(), d.numbers(1, x.shape[1])[0], 1e-5),
     "layer_norm": layer_norm,
-    "quantize": lambda d: (d.rows(),),
     "ternary_matmul": ternary_matmul,
     "ternary_matmuls": ternary_matmuls,
     "rotations": lambda d: (np.exp(d.rng.uniform(-20, np.log(1.6e6), (d.size(1, 5), d.size()))),),
@@ -181,19 +178,8 @@ CASES = {
     "attend": lambda d: (*d.attention(), d.window(), *d.scoring()),
     "attend_float16": lambda d: (*d.attention(), d.window(), *d.scoring()),
     "attend_masked": Draw.masked,
-    "add": Draw.pair,
-    "add_bias": lambda d: (x := d.rows(), d.numbers(1, x.shape[1])[0]),
-    "scaled": lambda d: (d.rows(), f32(0.3)),
-    "take": lambda d: (d.rows(), np.zeros(3, np.int64)),
-    "relu2_gate": Draw.pair,
-    "silu_gate": Draw.pair,
-    "gelu_gate": Draw.pair,
-    "gelu": lambda d: (d.rows(),),
-    "gelu_tanh": lambda d: (d.rows(),),
-    "soft_cap": lambda d: (d.rows(), f32(d.rng.choice([0.3, 30]))),
+    "take": lambda d: (d.numbers(5, d.size()), np.array([3, 0, 3])),
     "top_experts": top_experts,
     "expert_weights": expert_weights,
-    "mix": mix,
-    "sigmoid_gate": lambda d: (x := d.rows(), d.numbers(len(x), 1)),
     "fill_mask": Draw.fill_mask,
 }

@@ -5,7 +5,7 @@ from itertools import pairwise
 import gradient_bounds
 import numpy as np
 import pytest
-from bounds import assert_within
+from gradient_bounds import assert_within
 from gradient_models import WIDTHS, WINDOW, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st

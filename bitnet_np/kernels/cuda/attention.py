@@ -12,8 +12,7 @@ from numba import cuda
 
 from ..fast.emit import LANES
 from ..scalar import CHUNK, exp, first_chunk, soft_cap
-from .floats import number_of
-from .ptx import fma, half_warp_sum, plus, times
+from .ptx import fma, half_warp_sum, number, plus, times
 from .target import device, kernel
 
 THREADS = 128
@@ -41,23 +40,23 @@ def _sum_of_weights(weights):
     return half_warp_sum(total)
 
 
+@device
+def _score(q, r, h, k, slot, at, g, scale, cap):
+    """q . k by lanes, for all threads that share the key, scaled and capped."""
+    total = _f(0.0)
+    for i in range(cuda.threadIdx.x % LANES, q.shape[2], LANES):
+        total = fma(number(k[slot, at, g, i]), q[r, h, i], total)
+    s = times(half_warp_sum(total), scale)
+    return soft_cap(s, cap) if cap > _f(0.0) else s
+
+
 @cache
-def attend_chunk(kind: str, masked: bool) -> Any:
+def attend_chunk(masked: bool) -> Any:
     """One chunk of keys of one row and head: its values, times exp(score - largest), its largest score and its sum of weights.
 
-    Blocks: rows, heads, chunks from the first one that the row sees. A block past a row's last chunk ends at once. kind: of keys and
-    values. With a mask, [1 or B, T, S'], `position` is the row of the mask, and each row has the mask's keys.
+    Blocks: rows, heads, chunks from the first one that the row sees. A block past a row's last chunk ends at once. With a
+    mask, [1 or B, T, S'], `position` is the row of the mask, and each row has the mask's keys.
     """
-    number = number_of[kind]
-
-    @device
-    def score(q, r, h, k, slot, at, g, scale, cap):
-        """q . k by lanes, for all threads that share the key, scaled and capped."""
-        total = _f(0.0)
-        for i in range(cuda.threadIdx.x % LANES, q.shape[2], LANES):
-            total = fma(number(k[slot, at, g, i]), q[r, h, i], total)
-        s = times(half_warp_sum(total), scale)
-        return soft_cap(s, cap) if cap > _f(0.0) else s
 
     @kernel
     def attend_chunk(q, k, v, slot, position, mask, scale, cap, window, first_row, values, largest, weight):
@@ -71,7 +70,7 @@ def attend_chunk(kind: str, masked: bool) -> Any:
         scores = cuda.shared.array(CHUNK, np.float32)
         if n_keys > 0:
             for j in range(thread // LANES, CHUNK, _KEYS):  # all threads of a warp, whatever keys there are
-                s = score(q, r, h, k, b, start + min(j, n_keys - 1), g, scale, cap)
+                s = _score(q, r, h, k, b, start + min(j, n_keys - 1), g, scale, cap)
                 if j >= n_keys or (not masked and key + j <= p - window):
                     s = _f(-np.inf)
                 elif masked:
@@ -105,25 +104,23 @@ def attend_chunk(kind: str, masked: bool) -> Any:
     return attend_chunk
 
 
-@cache
-def fold_chunks(masked: bool) -> Any:
-    """The chunks of each row and head in order: blocks are rows and heads. A row that sees no key gets zeros."""
+@kernel
+def fold_chunks(position, window, keys, first_row, values, largest, weight, out):  # as of attend_chunk; -> [R, H, K]
+    """The chunks of each row and head in order: blocks are rows and heads. keys: the mask's, or 0 without one.
 
-    @kernel
-    def fold_chunks(position, window, keys, first_row, values, largest, weight, out):  # as of attend_chunk; -> [R, H, K]
-        here, h = cuda.blockIdx.x, cuda.blockIdx.y
-        r = here + first_row
-        p = position[r]
-        chunks = (keys + CHUNK - 1) // CHUNK if masked else p // CHUNK + 1 - first_chunk(p, window)
-        for d in range(cuda.threadIdx.x, out.shape[2], THREADS):
-            top, total, value = _f(-np.inf), _f(0.0), _f(0.0)
-            for c in range(chunks):
-                if weight[here, h, c] != _UNSEEN:  # adding +0 instead would make a -0 +0
-                    after = max(top, largest[here, h, c])
-                    old, new = exp(plus(top, -after)), exp(plus(largest[here, h, c], -after))
-                    total = fma(total, old, times(weight[here, h, c], new))
-                    value = fma(value, old, times(values[here, h, c, d], new))
-                    top = after
-            out[r, h, d] = value / total if total != _f(0.0) else _f(0.0)
-
-    return fold_chunks
+    A row that sees no key gets zeros.
+    """
+    here, h = cuda.blockIdx.x, cuda.blockIdx.y
+    r = here + first_row
+    p = position[r]
+    chunks = (keys + CHUNK - 1) // CHUNK if keys else p // CHUNK + 1 - first_chunk(p, window)
+    for d in range(cuda.threadIdx.x, out.shape[2], THREADS):
+        top, total, value = _f(-np.inf), _f(0.0), _f(0.0)
+        for c in range(chunks):
+            if weight[here, h, c] != _UNSEEN:  # adding +0 instead would make a -0 +0
+                after = max(top, largest[here, h, c])
+                old, new = exp(plus(top, -after)), exp(plus(largest[here, h, c], -after))
+                total = fma(total, old, times(weight[here, h, c], new))
+                value = fma(value, old, times(values[here, h, c, d], new))
+                top = after
+        out[r, h, d] = value / total if total != _f(0.0) else _f(0.0)

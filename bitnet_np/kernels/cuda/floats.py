@@ -5,55 +5,25 @@ from typing import Any
 
 import numpy as np
 from numba import cuda
-from numpy.typing import NDArray
 
 from ..fast.emit import LANES
-from .ptx import bits_float, fma, half_value, half_warp_sum, plus
-from .target import device, kernel, place
+from .ptx import fma, half_warp_sum, number, plus
+from .target import kernel, place
 
 ROWS = 8  # rows of a table that a block multiplies
 THREADS = ROWS * LANES
-_KINDS = {np.dtype(np.float32): "float32", np.dtype(np.float16): "float16", np.dtype(np.uint16): "bfloat16"}
 
 
-def kind_of(table: NDArray) -> str:
-    """ "float32", "float16" or "bfloat16", which is kept as uint16."""
-    return _KINDS[table.dtype]
-
-
-@device
-def _whole(number):
-    return number
-
-
-@device
-def _wide(bits):
-    """The bfloat16 of these bits, as a float32."""
-    return bits_float(np.int32(np.uint32(np.uint16(bits)) << np.uint32(16)))
-
-
-number_of = {"float32": _whole, "float16": half_value, "bfloat16": _wide}
-"""By the kind of a table or a cache: a function from what it holds, a float32 or bits as int16, to a float32."""
+@kernel
+def embed(table, tokens, out):  # [V, D], [R] -> [R, D]
+    i, width = place(), out.shape[1]
+    if i < out.size:  # + 0 as on the CPU, where 1 * x + 0 makes 0 of -0
+        out[i // width, i % width] = plus(number(table[tokens[i // width], i % width]), np.float32(0.0))
 
 
 @cache
-def embed(kind: str) -> Any:
-    """Rows of a table, by token."""
-    number = number_of[kind]
-
-    @kernel
-    def embed(table, tokens, out):  # [V, D], [R] -> [R, D]
-        i, width = place(), out.shape[1]
-        if i < out.size:  # + 0 as on the CPU, where 1 * x + 0 makes 0 of -0
-            out[i // width, i % width] = plus(number(table[tokens[i // width], i % width]), np.float32(0.0))
-
-    return embed
-
-
-@cache
-def matmul(kind: str, tokens: int) -> Any:
+def matmul(tokens: int) -> Any:
     """The product of a table with `tokens` tokens at a time: a row of the grid for each such group of tokens."""
-    number = number_of[kind]
 
     @kernel
     def matmul(table, x, out):  # [N, M], [R, M] -> [R, N]

@@ -15,8 +15,23 @@ from .target import device
 
 float_bits, bits_float, fma = simd.float_bits, simd.bits_float, simd.fma
 times, plus, fma64 = libdevice.fmul_rn, libdevice.fadd_rn, libdevice.fma_rn
-half_value = libdevice.half2float
-"""The float16 of these bits, an int16, as a float32."""
+
+
+_I32, _F32 = ir.IntType(32), ir.FloatType()
+
+
+@intrinsic
+def number(typing_context, x):
+    """What a table or a cache holds as a float32: a float32 itself, or the bits of a float16 (int16) or a bfloat16 (uint16)."""
+
+    def codegen(context, builder, signature, args):
+        if x == types.float32:
+            return args[0]
+        if x == types.int16:
+            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), _F32)
+        return builder.bitcast(builder.shl(builder.zext(args[0], _I32), ir.Constant(_I32, 16)), _F32)
+
+    return types.float32(x), codegen
 
 
 @device
@@ -37,7 +52,6 @@ def half_warp_sum(x):
     return plus(_exchanged_sum(_exchanged_sum(_exchanged_sum(_exchanged_sum(x, 8), 4), 2), 1), np.float32(0.0))
 
 
-_I32 = ir.IntType(32)
 _MMA = "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
 
 

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from .. import cpu
 from ..masks import visible_keys
-from ..scalar import WIDE_LANES, normal_cdf, round_half_even
-from ..scalar import gelu_tanh as _gelu_tanh_of
-from ..scalar import silu as _silu_of
-from ..scalar import soft_cap as _soft_cap_of
-from .floats import number_of
-from .ptx import bits_float, float_bits, fma, fma64, half_bits, plus, times
+from ..rows import OfNumbers
+from ..scalar import WIDE_LANES, round_half_even
+from .ptx import bits_float, float_bits, fma, fma64, half_bits, number, times
 from .target import device, kernel, place, variant
 
 THREADS = WIDE_LANES  # of a block that has a row: each is a lane of its sums in float64
@@ -42,14 +40,6 @@ def _total(lanes, value):
     return total
 
 
-@device
-def _factor(total, width, eps):
-    """1 / sqrt(mean of squares + eps); NaN if the mean is beyond float32's range."""
-    mean = _f(total / np.float64(width))
-    factor = _f(_f(1.0) / _f(math.sqrt(_f(mean + eps))))
-    return _f(np.nan) if mean == np.inf else factor
-
-
 @kernel
 def rms_norm(x, gain, eps, out):  # [R, M], [M], ..., [R, M]
     r, width, squares = cuda.blockIdx.x, x.shape[1], np.float64(0.0)
@@ -57,25 +47,24 @@ def rms_norm(x, gain, eps, out):  # [R, M], [M], ..., [R, M]
     for i in range(cuda.threadIdx.x, width, THREADS):
         value = np.float64(x[r, i])
         squares = fma64(value, value, squares)
-    factor = _factor(_total(lanes, squares), width, eps)
+    mean = _f(_total(lanes, squares) / np.float64(width))
+    factor = _f(_f(1.0) / _f(math.sqrt(_f(mean + eps))))
+    if mean == np.inf:  # beyond float32's range
+        factor = _f(np.nan)
     for i in range(cuda.threadIdx.x, width, THREADS):
         out[r, i] = times(times(x[r, i], factor), gain[i])
 
 
 @kernel
-def layer_norm(x, gain, bias, eps, out):  # [R, M], [M] x 2, ..., [R, M]
-    r, width, total, squares = cuda.blockIdx.x, x.shape[1], np.float64(0.0), np.float64(0.0)
+def centre(x, out):  # [R, M] -> [R, M]
+    """x less its mean, which is in float64, rounded once."""
+    r, width, total = cuda.blockIdx.x, x.shape[1], np.float64(0.0)
     lanes = cuda.shared.array(WIDE_LANES, np.float64)
     for i in range(cuda.threadIdx.x, width, THREADS):
         total = fma64(np.float64(x[r, i]), np.float64(1.0), total)
     mean = _total(lanes, total) / np.float64(width)
     for i in range(cuda.threadIdx.x, width, THREADS):
-        difference = np.float64(_f(np.float64(x[r, i]) - mean))
-        squares = fma64(difference, difference, squares)
-    factor = _factor(_total(lanes, squares), width, eps)
-    for i in range(cuda.threadIdx.x, width, THREADS):
-        centred = _f(np.float64(x[r, i]) - mean)
-        out[r, i] = plus(times(times(centred, factor), gain[i]), bias[i])
+        out[r, i] = _f(np.float64(x[r, i]) - mean)
 
 
 # --- the quantiser --------------------------------------------------------------------------------------------------------------------
@@ -135,38 +124,15 @@ def _each_with(x, number, out):
         out[i] = of_one(x[i], number)
 
 
-@device
-def _relu2_gate(gate, up):
-    positive = _f(0.0) if gate < _f(0.0) else gate  # NaN stays NaN
-    return times(times(positive, positive), up)
-
-
-@device
-def _silu_gate(gate, up):
-    return times(_silu_of(gate), up)
-
-
-@device
-def _gelu_of(x):
-    return times(x, normal_cdf(x))
-
-
-@device
-def _gelu_gate(gate, up):
-    return times(_gelu_tanh_of(gate), up)
-
-
-add, relu2_gate = variant(_each_pair, "add", of_one=plus), variant(_each_pair, "relu2_gate", of_one=_relu2_gate)
-silu_gate, gelu_gate = variant(_each_pair, "silu_gate", of_one=_silu_gate), variant(_each_pair, "gelu_gate", of_one=_gelu_gate)
-gelu, gelu_tanh = variant(_each, "gelu", of_one=_gelu_of), variant(_each, "gelu_tanh", of_one=_gelu_tanh_of)
-scaled, soft_cap = variant(_each_with, "scaled", of_one=times), variant(_each_with, "soft_cap", of_one=_soft_cap_of)
-
-
-@kernel
-def add_bias(x, bias, out):  # [R, N], [N], [R, N]
-    i, width = place(), bias.size
+def _each_column(x, row, out):
+    i = place()
     if i < out.size:
-        out[i // width, i % width] = plus(x[i // width, i % width], bias[i % width])
+        out[i] = of_one(x[i], row[i % row.size])
+
+
+_LOOPS = {loop.__name__: loop for loop in (_each, _each_pair, _each_with, _each_column)}
+OF_NUMBERS = {name: variant(_LOOPS[it.loop], name, of_one=it.rule) for name, it in vars(cpu).items() if isinstance(it, OfNumbers)}
+"""The kernels of the operations on single numbers, by name, for arrays of one axis. No rule adds to a product, which would be fused."""
 
 
 @kernel
@@ -211,7 +177,7 @@ def rope(x, cos, sin, distance, step, out):  # [R, H, K], [R, J] x 2 -> [R, H, K
 @cache
 def keep(float16: bool) -> Any:
     """Writes keys and values to their places in a cache, as float32 or as the bits of float16."""
-    to_kept = half_bits if float16 else number_of["float32"]
+    to_kept = half_bits if float16 else number
 
     @kernel
     def keep(k, v, slot, position, k_out, v_out):  # [R, G, K] x 2, [R] x 2 -> [B, S, G, K] x 2
@@ -223,14 +189,6 @@ def keep(float16: bool) -> Any:
             v_out[slot[r], at, h, i] = to_kept(v[r, h, i])
 
     return keep
-
-
-@kernel
-def erase(out, slot, start, end):  # [L, B, S, D]
-    i, count, width = place(), end - start, out.shape[3]
-    if i < out.shape[0] * count * width:
-        position = start + i // width % count
-        out[i // width // count, slot, position % out.shape[2], i % width] = 0
 
 
 @kernel

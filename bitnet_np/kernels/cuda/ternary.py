@@ -8,9 +8,6 @@ free, and codes are taken in the same order. Weights count as 0, 1, 2, so that a
 Codes are words of four, zeros up to the next multiple of COLUMNS.
 """
 
-from functools import cache
-from typing import Any
-
 import numpy as np
 from numba import cuda
 
@@ -22,6 +19,7 @@ TOKENS = 8  # of a product
 WARPS = 8  # of a block
 THREADS = WARPS * WARP
 _TILE = ROWS * TOKENS  # sums of a product
+_SUMS = WARPS * _TILE
 _CODES = np.uint32(0x03030303)
 
 
@@ -31,47 +29,32 @@ def _field(word, p):
     return np.uint32(np.uint32(word >> np.uint32(6 - 2 * p)) & _CODES)
 
 
-@cache
-def product(groups: int, share: int) -> Any:
-    """A kernel for `groups` times TOKENS tokens at a time. `share` warps share the columns of 16 rows of weights."""
-    tiles = WARPS // share
-    n_sums, n_parts = 4 * groups, WARPS * groups * _TILE
+@kernel
+def product(weights, factor, codes, row_sums, scale, out):
+    """16 rows times 8 tokens by a block, whose warps share the columns.
 
-    @kernel
-    def ternary_product(weights, factor, codes, row_sums, scale, out):
-        # uint32 [tiles * steps * ROWS], ..., uint32 [R, words], int32 [R], [R] -> [R, N]
-        thread, present, width = cuda.threadIdx.x, out.shape[0], out.shape[1]
-        lane, warp = thread % WARP, thread // WARP
-        g, t = lane // 4, lane % 4
-        tile, first = cuda.blockIdx.x * tiles + warp // share, cuda.blockIdx.y * (groups * TOKENS)
-        steps = weights.size // ((width + ROWS - 1) // ROWS * ROWS)  # words of a row
-        sums, parts = cuda.local.array(n_sums, np.int32), cuda.shared.array(n_parts, np.int32)
-        for i in range(n_sums):
-            sums[i] = 0
-        if tile * ROWS < width:
-            for start in range(warp % share * 4, steps, share * 4):
-                step, upper, lower = start + t, np.uint32(0), np.uint32(0)
-                if step < steps:
-                    at = (tile * steps + step) * ROWS + g
-                    upper, lower = weights[at], weights[at + 8]
-                for group in range(groups):
-                    token, i = min(first + group * TOKENS + g, present - 1), 4 * group
-                    total = sums[i], sums[i + 1], sums[i + 2], sums[i + 3]
-                    for p in (0, 2):
-                        a = _field(upper, p), _field(lower, p), _field(upper, p + 1), _field(lower, p + 1)
-                        total = multiply(a, (codes[token, 4 * step + p], codes[token, 4 * step + p + 1]), total)
-                    sums[i], sums[i + 1], sums[i + 2], sums[i + 3] = total
-        for i in range(n_sums):
-            row, token = g + i % 4 // 2 * 8, i // 4 * TOKENS + t * 2 + i % 2
-            parts[warp * (groups * _TILE) + token * ROWS + row] = sums[i]
-        cuda.syncthreads()
-        for item in range(thread, tiles * groups * _TILE, THREADS):
-            part, place = item // (groups * _TILE), item % (groups * _TILE)
-            row, token = (cuda.blockIdx.x * tiles + part) * ROWS + place % ROWS, first + place // ROWS
-            if row < width and token < present:
-                total = -row_sums[token]
-                for other in range(share):
-                    total += parts[(part * share + other) * (groups * _TILE) + place]
-                out[token, row] = times(np.float32(np.float32(np.int32(total)) / scale[token]), factor)
-
-    return ternary_product
+    uint32 [tiles * steps * ROWS], ..., uint32 [R, words], int32 [R], [R] -> [R, N]
+    """
+    thread, present, width = cuda.threadIdx.x, out.shape[0], out.shape[1]
+    warp, g, t = thread // WARP, thread % WARP // 4, thread % 4
+    tile, first = cuda.blockIdx.x, cuda.blockIdx.y * TOKENS
+    steps = weights.size // ((width + ROWS - 1) // ROWS * ROWS)  # words of a row
+    parts, zero = cuda.shared.array(_SUMS, np.int32), np.int32(0)
+    total, token = (zero, zero, zero, zero), min(first + g, present - 1)
+    for start in range(warp * 4, steps, WARPS * 4):
+        step, upper, lower = start + t, np.uint32(0), np.uint32(0)
+        if step < steps:
+            at = (tile * steps + step) * ROWS + g
+            upper, lower = weights[at], weights[at + 8]
+        for p in (0, 2):
+            a = _field(upper, p), _field(lower, p), _field(upper, p + 1), _field(lower, p + 1)
+            total = multiply(a, (codes[token, 4 * step + p], codes[token, 4 * step + p + 1]), total)
+    at = warp * _TILE + 2 * t * ROWS + g
+    parts[at], parts[at + ROWS], parts[at + 8], parts[at + ROWS + 8] = total
+    cuda.syncthreads()
+    token, row = first + thread // ROWS, tile * ROWS + thread % ROWS
+    if thread < _TILE and row < width and token < present:
+        together = -row_sums[token]
+        for other in range(WARPS):
+            together += parts[other * _TILE + thread]
+        out[token, row] = times(np.float32(np.float32(np.int32(together)) / scale[token]), factor)
