@@ -1,10 +1,12 @@
-"""The metadata of a GGUF file -> Config.
+"""The metadata of a GGUF file -> Config, and back.
 
-A key of the architecture that is not known here could change the arithmetic, so it is refused by name.
+A key of the architecture that is not known here could change the arithmetic, so it is refused by name. A Config that the keys of a file
+would not give back is refused, too.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -135,3 +137,63 @@ def _window(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict
     if window is None and pattern.any():
         raise FileFormatError(f"{where} has layers with a window, but attention.sliding_window is missing")
     return window_fields(window, np.flatnonzero(pattern).tolist(), len(pattern))
+
+
+# --- back -----------------------------------------------------------------------------------------------------------------------------
+
+
+def config_keys(c: Config) -> dict[str, Any]:
+    """The keys of a Config's architecture in the order of the released file; None where a file leaves one out."""
+    usual = c.window is None or _windowed(c) == windowed_layers(c.architecture, c.n_layers)
+    values = {
+        **vars(c),
+        "rope_width": 2 * c.rope_pairs,
+        "window_layers": None if usual else np.isin(np.arange(c.n_layers), _windowed(c)),
+        "expert_ffn": c.ffn,
+        "pooling": get_args(Pooling).index(c.pooling) or None,
+        **_scaling_values(c),
+    }
+    values |= {"head_dim": None} if c.q_width == c.width else {"value_dim": c.head_dim}
+    values |= {} if c.experts else {"experts": None, "experts_used": None}
+    return {f"{c.architecture}.{key.name}": values.get(field) for field, key in keys_of(FAMILIES[c.architecture]).items()}
+
+
+def _windowed(c: Config) -> tuple[int, ...]:
+    """The layers that have the window, if there is one."""
+    return tuple(n for n in range(c.n_layers) if c.window_of(n) is not None)
+
+
+def _scaling_values(c: Config) -> dict[str, Any]:
+    """The values of the keys that say how RoPE is scaled, by their names in KEYS. YaRN's factor is the one that comes nearest."""
+    values: dict[str, Any]
+    if c.longrope is not None:
+        kind, factor, values = "longrope", np.float32(c.rope_magnitude), {"yarn_original": c.longrope.original}
+    elif c.yarn is not None:
+        usual, yarn = yarn_magnitude(c.yarn.factor), c.yarn
+        ratio = np.float32(c.rope_magnitude / usual)
+        near = (ratio, *(np.nextafter(ratio, np.float32(limit)) for limit in (0, np.inf)))
+        kind, factor = "yarn", min(near, key=lambda x: abs(np.float32(usual * float(x)) - np.float32(c.rope_magnitude)))
+        values = {"yarn_original": yarn.original, "rope_scaling": yarn.factor, "yarn_fast": yarn.fast, "yarn_slow": yarn.slow}
+    else:
+        return {"rope_scaling": None} if c.rope_scaling == 1 else {"scaling_type": "linear"}
+    return {"rope_scaling": None, "scaling_type": kind, "yarn_factor": None if factor == 1 else float(factor), **values}
+
+
+_EXACT = ("rope_base", "local_rope_base", "rope_scaling")  # RoPE's frequencies follow from these; float32 is enough for other numbers
+
+
+def check_said(c: Config, path: Path, tensors: Mapping[str, Any]) -> None:
+    """Raises UnsupportedError for a Config that a file of its keys and of `tensors`, by name and with a shape, would not give back."""
+    values = {name: value for name, value in config_keys(c).items() if value is not None}
+    held = {name: float(np.float32(value)) if isinstance(value, float) else value for name, value in values.items()}
+    said = read_config(GGUFFile(path, 3, 32, {"general.architecture": c.architecture, **held}, tensors, 0))
+    same: dict[str, Any] = window_fields(c.window, _windowed(c), c.n_layers)  # in the words in which a file is read
+    same |= {"longrope": None} if FAMILIES[c.architecture].longrope else {}  # whose lists are tensors
+    same |= {"rope_width": None} if c.rope_width == c.head_dim else {}
+    same |= {"rope_base": said.rope_base} if c.rope == "none" else {}
+    meant = replace(c, **same)
+    for name in (field.name for field in fields(Config)):
+        ours, theirs = getattr(meant, name), getattr(said, name)
+        near = name not in _EXACT and isinstance(ours, float) and isinstance(theirs, float) and np.float32(ours) == np.float32(theirs)
+        if ours != theirs and not near:
+            raise UnsupportedError(f"{name} is {ours}, but a GGUF file of architecture {c.architecture} would say {theirs}")

@@ -19,18 +19,19 @@ class Key(NamedTuple):
 
 
 KEYS: dict[str, Key] = {
+    "vocab": Key("vocab_size", int),
     "context": Key("context_length", int),
     "width": Key("embedding_length", int),
     "n_layers": Key("block_count", int),
     "ffn": Key("feed_forward_length", int),
+    "rope_width": Key("rope.dimension_count", int),
     "heads": Key("attention.head_count", int),
     "kv_heads": Key("attention.head_count_kv", int),
     "head_dim": Key("attention.key_length", int),
     "value_dim": Key("attention.value_length", int),  # no field: always head_dim here
-    "vocab": Key("vocab_size", int),
+    "eps": Key("attention.layer_norm_rms_epsilon", float),  # in families with LayerNorms another: see keys_of
     "rope_base": Key("rope.freq_base", float),
     "local_rope_base": Key("rope.freq_base_swa", float),
-    "rope_width": Key("rope.dimension_count", int),
     "scaling_type": Key("rope.scaling.type", str),  # no field: says whether the factor is one
     "rope_scaling": Key("rope.scaling.factor", float),
     "old_rope_scaling": Key("rope.scale_linear", float),  # no field: the name of rope_scaling in older files
@@ -55,13 +56,10 @@ KEYS: dict[str, Key] = {
     "shared_ffn": Key("expert_shared_feed_forward_length", int),
     "pooling": Key("pooling_type", int),  # the place of Config.pooling in model.Pooling
 }
-"""By field of Config, or by a name of their own where Config has no such field."""
+"""By field of Config, or by a name of their own where Config has no such field, in the order of the released file."""
 
 YARN = ("yarn_original", "yarn_factor", "yarn_log", "yarn_fast", "yarn_slow", "yarn_stated")
 """The keys of YaRN beside the factor."""
-
-EPSILON = {"rms": Key("attention.layer_norm_rms_epsilon", float), "layer": Key("attention.layer_norm_epsilon", float)}
-"""The metadata key that holds Config.eps, by kind of norm."""
 
 SIZES = ("context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim", "value_dim", "vocab")
 """Fields whose keys every family has."""
@@ -95,19 +93,18 @@ NEUTRAL: dict[str, Any] = {
 
 
 def keys_of(family: Family) -> dict[str, Key]:
-    """The keys that a file of the family may have, by field of Config, in the order in which they are read."""
+    """The keys that a file of the family may have, by field of Config."""
     rope = family.config["rope"] != "none"
-    names = [
-        "pooling",
+    names = {
+        *(*SIZES, "eps", "pooling", *family.numbers),
         *(("rope_base", "rope_width") if rope else ()),
-        *(("scaling_type", "rope_scaling", "old_rope_scaling") if rope and family.scaling else ()),
-        *(YARN if rope and family.scaling else ()),
+        *(("scaling_type", "rope_scaling", "old_rope_scaling", *YARN) if rope and family.scaling else ()),
         *(("parallel_residual",) if family.chooses_residual else ()),
         *(("window", "window_layers") if family.windows else ()),
-        *family.numbers,
         *(("expert_ffn",) if family.expert_width else ()),
-    ]
-    return {name: KEYS[name] for name in SIZES} | {"eps": EPSILON[family.config["norm"]]} | {name: KEYS[name] for name in names}
+    }
+    keys = {name: key for name, key in KEYS.items() if name in names}
+    return keys if family.config["norm"] == "rms" else keys | {"eps": Key("attention.layer_norm_epsilon", float)}
 
 
 _SHARED = {f"ffn_{name}": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 from gguf import GGUFValueType, GGUFWriter
@@ -19,10 +19,10 @@ from ..base.whole_file import whole_file
 from ..kernels.float_state import steady
 from ..model import packing
 from ..model.checks import check_model
-from ..model.families import FAMILIES, FUSED, implied, windowed_layers
-from ..model.records import Blocks, Config, Expert, Layer, Linear, Model, Pooling, Ternary, Weights
-from ..model.rope import yarn_magnitude
-from .gguf_names import EPSILON, FACTORS, INNER_NORM, KEYS, LONGROPE, matrix_name, tensor_name
+from ..model.families import FAMILIES, FUSED
+from ..model.records import Blocks, Config, Expert, Layer, Linear, Model, Ternary, Weights
+from .gguf_config import check_said, config_keys
+from .gguf_names import FACTORS, INNER_NORM, LONGROPE, matrix_name, tensor_name
 
 FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40, Q1_0: 40, Q2_0: 41}
 """general.file_type, by the type of the file's matrices (llama.h; I2_S's 40 is bitnet.cpp's)."""
@@ -81,88 +81,18 @@ def write_file(
 def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> None:
     """Write every key but general.architecture, which GGUFWriter writes: those that `c` implies, and `metadata`.
 
-    Where both have a key, `c` wins. A value of None is left out. Raises UnsupportedError for a Config that no GGUF file can say.
+    Where both have a key, `c` wins. A value of None is left out.
     """
-    family = FAMILIES[c.architecture]
-    for field in ("rope_base", "rope_scaling", "local_rope_base"):
-        _check_float32(field, getattr(c, field))
-    if c.window is not None and not family.windows:
-        raise UnsupportedError(f"window is {c.window}, and a GGUF file of architecture {c.architecture} has no place for it")
-    for field, usual in {**_USUAL, **implied(c)}.items():
-        if field not in family.numbers and getattr(c, field) != usual:
-            place = f"a GGUF file of architecture {c.architecture} has no place for another than {usual}"
-            raise UnsupportedError(f"{field} is {getattr(c, field)}, and {place}")
-    rotates, scaled, wide = c.rope != "none", c.rope_scaling != 1, c.q_width != c.width
-    windowed = tuple(range(c.n_layers)) if c.window_layers is None else c.window_layers
-    usual_layers = c.window is None or windowed == windowed_layers(c.architecture, c.n_layers)
-
-    def key(field: str) -> str:
-        return f"{c.architecture}.{KEYS[field].name}"
-
-    keys: dict[str, Any] = {
-        "general.name": metadata.get("general.name"),
-        **{key(field): getattr(c, field) for field in ("vocab", "context", "width", "n_layers", "ffn")},
-        key("rope_width"): 2 * c.rope_pairs if rotates else None,
-        **{key(field): getattr(c, field) for field in ("heads", "kv_heads")},
-        key("head_dim"): c.head_dim if wide else None,
-        key("value_dim"): c.head_dim if wide else None,
-        "tokenizer.ggml.add_bos_token": metadata.get("tokenizer.ggml.add_bos_token"),
-        f"{c.architecture}.{EPSILON[c.norm].name}": c.eps,
-        key("rope_base"): c.rope_base if rotates else None,
-        key("scaling_type"): "linear" if scaled else None,
-        key("rope_scaling"): c.rope_scaling if scaled else None,
-        **_yarn_keys(c, key),
-        key("parallel_residual"): c.parallel_residual if family.chooses_residual else None,
-        key("window"): c.window,
-        key("window_layers"): None if usual_layers else np.isin(np.arange(c.n_layers), windowed),
-        **{key(field): getattr(c, field) for field in family.numbers if c.experts or "expert" not in field},
-        key("expert_ffn"): c.ffn if family.expert_width else None,
-        key("pooling"): None if c.pooling == "none" else get_args(Pooling).index(c.pooling),
-        "general.file_type": metadata.get("general.file_type"),
-    }
-    for name, value in {**keys, **{name: value for name, value in metadata.items() if name not in keys}}.items():
+    own = config_keys(c)
+    placed: dict[str, Any] = {"general.name": None}
+    for name, value in own.items():
+        placed |= {"tokenizer.ggml.add_bos_token": None} if name.endswith("epsilon") else {}
+        placed[name] = value
+    placed["general.file_type"] = None
+    for name, value in {**placed, **{name: value for name, value in metadata.items() if name not in own}}.items():
         if value is not None:
             _add(writer, name, value)
     writer.add_quantization_version(QUANTIZATION_VERSION)
-
-
-def _yarn_keys(c: Config, key: Callable[[str], str]) -> dict[str, Any]:
-    """The keys of YaRN or LongRoPE. Raises UnsupportedError where they would not give the same numbers back."""
-    if c.longrope is not None:
-        if not FAMILIES[c.architecture].longrope:
-            raise UnsupportedError(f"RoPE is scaled by LongRoPE, and a GGUF file of architecture {c.architecture} has no place for that")
-        magnitude = None if c.rope_magnitude == 1 else float(c.rope_magnitude)
-        return {key("scaling_type"): "longrope", key("yarn_original"): c.longrope.original, key("yarn_factor"): magnitude}
-    if c.yarn is None:
-        if c.rope_magnitude != 1:
-            raise UnsupportedError(f"rope_magnitude is {c.rope_magnitude} without YaRN, and a GGUF file has no place for it")
-        return {}
-    if not FAMILIES[c.architecture].scaling:
-        raise UnsupportedError(f"RoPE is scaled by YaRN, and a GGUF file of architecture {c.architecture} has no place for that")
-    yarn, usual = c.yarn, yarn_magnitude(c.yarn.factor)
-    numbers = {"rope_scaling": yarn.factor, "yarn_fast": yarn.fast, "yarn_slow": yarn.slow}
-    for name, number in numbers.items():
-        _check_float32(f"YaRN's {KEYS[name].name}", number)
-    if not yarn.truncate:
-        raise UnsupportedError("YaRN's borders are not cut to whole pairs (truncate is false), and a GGUF file has no place for that")
-    ratio = np.float32(c.rope_magnitude / usual)
-    near = (ratio, np.nextafter(ratio, np.float32(0)), np.nextafter(ratio, np.float32(np.inf)))
-    same = [float(x) for x in near if np.float32(usual * float(x)) == np.float32(c.rope_magnitude)]
-    if not same:
-        factor = f"no attn_factor of a GGUF file gives it with YaRN's factor {yarn.factor}"
-        raise UnsupportedError(f"rope_magnitude is {c.rope_magnitude}, and {factor}")
-    keys = {key("scaling_type"): "yarn", key("yarn_original"): yarn.original, key("yarn_factor"): None if same[0] == 1 else same[0]}
-    return keys | {key(name): number for name, number in numbers.items()}
-
-
-def _check_float32(name: str, number: float | None) -> None:
-    if number is not None and float(np.float32(number)) != number:
-        raise UnsupportedError(f"{name} is {number}, which is no float32, and a GGUF file has no other place for it")
-
-
-_RARE = ("attention_scale", "score_cap", "embedding_scale", "residual_scale", "logit_scale", "logit_cap")
-_USUAL = {name: getattr(Config, name) for name in (*_RARE, "rope_layers", "local_layers", "local_rope_base")}
-"""The fields of a Config that only some architectures have a key for, and their values in all others."""
 
 
 _INTEGERS = {
@@ -270,24 +200,16 @@ def _fused(n: int, named: dict[str, Any], names: Sequence[str], encode: Encode) 
     Linears that one tensor cannot hold stay apart. Raises UnsupportedError where they cannot, because the tensor has the name of one.
     """
     for name in names:
-        parts = {field: named[field] for field in FUSED[name]}
-        tensors = [encode(tensor_name(name, n), linear.weights) for linear in parts.values()]
-        fields = [field.rpartition("_")[2] for field in parts]
-        both, others = " and ".join(fields), zip(tensors[1:], fields[1:], strict=True)
-        types = "".join(f" and {tensor.type.name} in those of {field}" for tensor, field in others)
-        scales = [linear.weights.scale for linear in parts.values() if isinstance(linear.weights, Ternary)]
-        inside = any(linear.norm is not None or linear.scale is not None for linear in parts.values())
-        reasons = {
-            f"of {both} has no place for a scale or norm": inside,
-            f"of {both} has no place for a bias of some of them": len({linear.bias is None for linear in parts.values()}) > 1,
-            f"would be {tensors[0].type.name} in the {fields[0]}'s rows{types}": len({tensor.type for tensor in tensors}) > 1,
-            f"has one scale, and those of {both} are {', '.join(map(str, scales))}": tensors[0].type is I2_S and len(set(scales)) > 1,
-        }
-        why = next((reason for reason, holds in reasons.items() if holds), None)
-        if why is None:
+        parts: dict[str, Linear] = {field: named[field] for field in FUSED[name]}
+        forms = set()  # of the rows, which must be one
+        for linear in parts.values():
+            kind = encode(tensor_name(name, n), linear.weights).type
+            forms.add((kind, linear.bias is None, linear.weights.scale if isinstance(linear.weights, Ternary) and kind is I2_S else None))
+        if len(forms) == 1 and all(linear.norm is None and linear.scale is None for linear in parts.values()):
             named = {field: value for field, value in named.items() if field not in parts} | {name: list(parts.values())}
         elif name in parts:
-            raise UnsupportedError(f"tensor {tensor_name(name, n)} {why}")
+            expected = "expected one type, one scale, a bias in all or in none, and no norm or scale beside the weights"
+            raise UnsupportedError(f"tensor {tensor_name(name, n)} cannot hold {' and '.join(parts)}: {expected}")
     return named
 
 
@@ -347,11 +269,8 @@ def write_model(
     Raises UnsupportedError for a model that no GGUF file can say, ShapeError for arrays that are not what the model's Config says.
     """
     check_model(model)
-    c, always = model.config, FAMILIES[model.config.architecture].config
-    own = {field: getattr(c, field) for field in always}
-    if own != always:
-        raise UnsupportedError(f"a GGUF file of architecture {c.architecture} has {dict(always)}, but this model {own}")
-    tensors = dict(model_tensors(model, encode, fused))
+    c, tensors = model.config, dict(model_tensors(model, encode, fused))
+    check_said(c, Path(path), tensors)
     down = next(tensor for name, tensor in tensors.items() if name.startswith("blk.0.ffn_down"))
     file_type = FILE_TYPES.get(down.type, metadata.get("general.file_type"))
     write_file(

@@ -124,7 +124,7 @@ def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
     keys, part = _text_keys(_UnreadKeys(str(path), config_json))
     model_type, kind = _model_type(keys)
     keys.names = kind.names
-    keys.left |= {key: value for key, value in kind.defaults.items() if keys.left.get(key) is None}
+    keys.left = dict(kind.defaults) | keys.left
     for key, value in kind.inert.items():
         keys.take_fixed(key, value)
     if keys.left.get("is_bitnet_config") is True and keys.left.get("quantization_config") is None:
@@ -320,9 +320,6 @@ def _rope_layers(keys: _UnreadKeys, config: Config) -> dict[str, Any]:
     return {"rope_layers": tuple(n for n, value in enumerate(has_rope) if value)}
 
 
-_DEFAULT_WINDOW, _FIRST_LAYER = 4096, 28  # transformers' defaults of sliding_window and max_window_layers
-
-
 def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any]:
     """The fields of a Config that say which layers see a window only. The window of a model that has it switched off is ignored."""
     n_layers = config.n_layers
@@ -332,15 +329,14 @@ def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any
         keys.take_fixed("sliding_window", None)
         _layer_types(keys, n_layers, ("full_attention",))
         return {}
-    default = None if kind.window == "stated" else _DEFAULT_WINDOW
-    window: int | None = keys.take("sliding_window", int, None) if "sliding_window" in keys.left else default
+    window: int | None = keys.take("sliding_window", int, None)
     layers: Sequence[int] = range(n_layers)
-    if kind.window in ("always", "stated"):
+    if kind.window == "all":
         return window_fields(window, layers, n_layers)
     types, missing = _layer_types(keys, n_layers, ("full_attention", "sliding_attention")), "sliding_window is null"
     if kind.window == "switched":
-        layers, missing = range(keys.take("max_window_layers", int, _FIRST_LAYER), n_layers), "no sliding_window is in use"
-        window = window if keys.take("use_sliding_window", bool, False) else None
+        layers, missing = range(keys.take("max_window_layers", int), n_layers), "no sliding_window is in use"
+        window = window if keys.take("use_sliding_window", bool) else None
     else:
         period: int | None = keys.take("sliding_window_pattern", int, None) if config.local_rope_base else None
         if period == 0:

@@ -10,22 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..base.errors import FileFormatError, MissingFileError, shown
-from ..base.tensor_types import BF16, F16, F32, F64, TensorType
 from ..base.validate import check_exists, path_of, text_of
-from .safetensors_file import DTYPES, open_safetensors, strict_json
+from .safetensors_file import open_safetensors, strict_json
 from .tensors import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MAX_JSON = 1 << 25  # bytes: the longest tokenizer.json published has some 30 million
 _MAX_SHARDS = 1024
 _MAX_NAME = 255  # bytes of a file's name: systems raise OSError for a longer one
-
-TYPES = {kind.name: kind for kind in (F32, F16, BF16, F64)}
-TYPES |= {name: TensorType(name, -1, 1, dtype.itemsize) for name, dtype in DTYPES.items() if name not in TYPES}
-"""The dtypes of safetensors as tensor types, by name. Those that ggml has not get the number -1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,21 +43,17 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     config = read_json(config_path)
     index = _index(path)
     files = [SINGLE] if index is None else sorted(set(index.values()))
+    tensors: dict[str, Tensor] = {}
     for file in files:
         if index is not None and not (path / file).exists():
             raise FileFormatError(f"{path / file}: the file is missing, {INDEX} has tensors in it")
-    shards = {name: open_safetensors(_checked(path / name)) for name in files}
-    tensors: dict[str, Tensor] = {}
-    for file, (data, entries) in shards.items():
-        raw = np.frombuffer(data, np.uint8)  # read-only, as the mapping is
-        for name, entry in entries.items():
+        for name, tensor in open_safetensors(_checked(path / file)).items():
             if index is not None and index.get(name) != file:
                 raise FileFormatError(f"{path / file}: tensor {shown(name)} is in {shown(index.get(name))} by {INDEX}")
-            view = raw[entry.offset : entry.offset + entry.nbytes]
-            tensors[name] = Tensor(name, TYPES[entry.dtype], entry.shape, view, entry.offset, data)
+            tensors[name] = tensor
     for name in (index or {}).keys() - tensors.keys():
         raise FileFormatError(f"{path / (index or {})[name]}: tensor {shown(name)} is missing, {INDEX} has it there")
-    return Folder(path, config, tensors, sum(len(data) for data, _ in shards.values()))
+    return Folder(path, config, tensors, sum((path / file).stat().st_size for file in files))
 
 
 def read_text(path: Path) -> str:

@@ -20,9 +20,8 @@ class ModelType:
     positions: str = ""  # the module of learned positions, if there are any
     head_bias: bool = False  # the head has a bias
     file_head: str = ""  # the head's module in files, where that is another one than lm_head
-    window: Literal["", "always", "stated", "switched", "layers"] = ""
-    # where sliding_window is on: nowhere; everywhere, also if it is missing; everywhere if it is stated; if use_sliding_window says so;
-    # or in the layers that layer_types or the family names
+    window: Literal["", "all", "switched", "layers"] = ""
+    # where sliding_window is on: nowhere; everywhere; if use_sliding_window says so; or in the layers that layer_types or the family names
     names: Mapping[str, str] = field(default_factory=dict)  # the usual name of a key of config.json -> its name here, where they differ
     inert: Mapping[str, Any] = field(default_factory=dict)  # key of config.json -> the one value with which it changes nothing
     tied: bool = False  # whether the head is the embedding if config.json does not say
@@ -35,7 +34,7 @@ class ModelType:
     numbers: Mapping[str, str] = field(default_factory=dict)  # field of model.Config that few families have -> its key; 1 if it is missing
     depth_scaled: bool = False  # scale_depth / sqrt(layers) multiplies branches, and hidden_size / dim_model_base divides logits
     caps: Mapping[str, str] = field(default_factory=dict)  # the same for soft caps, which must be stated; null for none
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # key -> its value if it is missing, where that is not so for all types
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # key -> its value if it is not there, where that is not so for all types
     rope_bases: tuple[float, float] | None = None  # RoPE's bases in global and in local layers, if it states none; None: it must, one
     ignored: tuple[str, ...] = ()  # keys that transformers does not read for this type
     experts: Mapping[str, str] = field(default_factory=dict)  # field of model.Expert -> module of the expert of a number
@@ -92,10 +91,18 @@ _GPT2_KEYS |= {"max_position_embeddings": "n_positions", "hidden_act": "activati
 _GRANITE_KEYS = {"embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier"}
 _GRANITE_KEYS |= {"logit_scale": "logits_scaling", "attention_scale": "attention_multiplier"}
 
+_WINDOW = {"sliding_window": 4096}
+_SWITCHED = _WINDOW | {"use_sliding_window": False, "max_window_layers": 28}
+
 _GEMMA: dict[str, Any] = {"tied": True, "add_one": True}
 _LATER_GEMMA = _GEMMA | {"modules": _GEMMA_MODULES, "window": "layers", "names": {"hidden_act": "hidden_activation"}}
 _LATER_GEMMA |= {"ignored": ("hidden_act", "cache_implementation")}
-_GEMMA3_DEFAULTS: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
+_GEMMA3_DEFAULTS: dict[str, Any] = _WINDOW | {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+}
 _GEMMA3_DEFAULTS |= {"vocab_size": 262208, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "final_logit_softcapping": None}
 _GEMMA3_DEFAULTS |= {"hidden_activation": "gelu_pytorch_tanh"}
 
@@ -112,13 +119,13 @@ def _type(architecture: str, name: str, *activations: str, modules: Mapping[str,
 MODEL_TYPES: dict[str, ModelType] = {
     "bitnet": ModelType({"relu2": "bitnet-b1.58", "silu": "bitnet"}, "BitNetForCausalLM", HF_MODULES, quantizable=True, buffers=_OLD_ROPE),
     "llama": _type("llama", "Llama", inert=_LLAMA_INERT, quantizable=True, buffers=_OLD_ROPE),
-    "qwen2": _type("qwen2", "Qwen2", window="switched", quantizable=True, buffers=_OLD_ROPE),
-    "qwen3": _type("qwen3", "Qwen3", window="switched", quantizable=True, buffers=_OLD_ROPE),
-    "mistral": _type("llama", "Mistral", window="always", buffers=_OLD_ROPE),
+    "qwen2": _type("qwen2", "Qwen2", window="switched", defaults=_SWITCHED, quantizable=True, buffers=_OLD_ROPE),
+    "qwen3": _type("qwen3", "Qwen3", window="switched", defaults=_SWITCHED, quantizable=True, buffers=_OLD_ROPE),
+    "mistral": _type("llama", "Mistral", window="all", defaults=_WINDOW, buffers=_OLD_ROPE),
     "mixtral": _type("llama", "Mixtral", modules=_MIXTRAL_MODULES, experts=_MIXTRAL_EXPERTS, ignored=("router_jitter_noise",)),
     "qwen2_moe": _type("qwen2moe", "Qwen2Moe", modules=_MOE_MODULES, experts=_MOE_EXPERTS),
     "qwen3_moe": _type("qwen3moe", "Qwen3Moe", modules=_MOE_MODULES, experts=_MOE_EXPERTS),
-    "phi3": _type("phi3", "Phi3", modules=_PHI3_MODULES, window="stated", defaults={_ORIGINAL: 4096}, ignored=(_ORIGINAL,)),
+    "phi3": _type("phi3", "Phi3", modules=_PHI3_MODULES, window="all", defaults={_ORIGINAL: 4096}, ignored=(_ORIGINAL,)),
     "smollm3": _type("smollm3", "SmolLM3", tied=True, ignored=("pretraining_tp",)),
     "granite": _type("granite", "Granite", numbers=_GRANITE_KEYS),
     "minicpm": _type(
@@ -131,9 +138,9 @@ MODEL_TYPES: dict[str, ModelType] = {
         buffers=_OLD_ROPE,
     ),
     "olmo2": _type("olmo2", "Olmo2", modules=_OLMO_MODULES),
-    "olmo3": _type("olmo2", "Olmo3", modules=_OLMO_MODULES, window="layers", rope_bases=(5e5, 5e5)),
+    "olmo3": _type("olmo2", "Olmo3", modules=_OLMO_MODULES, window="layers", defaults=_WINDOW, rope_bases=(5e5, 5e5)),
     "gemma": _type("gemma", "Gemma", "gelu", "gelu_pytorch_tanh", **_GEMMA, ignored=("hidden_activation",)),
-    "gemma2": _type("gemma2", "Gemma2", "gelu_pytorch_tanh", **_LATER_GEMMA, caps=_CAPS),
+    "gemma2": _type("gemma2", "Gemma2", "gelu_pytorch_tanh", **_LATER_GEMMA, caps=_CAPS, defaults=_WINDOW),
     "gemma3_text": _type(
         "gemma3",
         "Gemma3",
@@ -190,7 +197,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         "Starcoder2",
         *_GELU,
         modules=HF_MODULES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
-        window="stated",
+        window="all",
         names={"layer_norm_eps": "norm_epsilon"},
         inert={"use_bias": True, "norm_type": "layer_norm", "mlp_type": "default"},
         tied=True,

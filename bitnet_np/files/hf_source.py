@@ -28,10 +28,11 @@ from ..model import ternarize, widen
 from ..model.records import Config, Expert, Linear, Ternary, Weights, frozen
 from ..text.hf_tokenizer import tokenizer_metadata
 from .hf_config import Recipe, read_recipe
-from .hf_folder import TYPES, Folder, read_json, read_text
+from .hf_folder import Folder, read_json, read_text
 from .hf_model_types import FUSED_EXPERTS, FUSED_ROUTER, TextPart
 from .mlx_groups import GROUPED, Form, take_numbers
 from .overrides import check_has
+from .safetensors_file import TYPES
 from .tensors import FLOATS, CheckedTensors, Shapes, Tensor
 
 

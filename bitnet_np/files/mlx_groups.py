@@ -17,7 +17,7 @@ from ..base.errors import FileFormatError, UnsupportedError, shown
 from ..kernels import cpu
 from ..kernels.activations import round_as_bf16, round_as_f16
 from ..model import widen
-from .hf_folder import TYPES
+from .safetensors_file import TYPES
 from .tensors import CheckedTensors
 
 GROUPED = ("weight", "scales", "biases")

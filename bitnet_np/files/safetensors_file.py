@@ -9,12 +9,13 @@ import mmap
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..base.errors import FileFormatError, shown
-from .tensors import mapped
+from ..base.tensor_types import BF16, F16, F32, F64, TensorType
+from .tensors import Tensor, mapped
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),
@@ -30,6 +31,9 @@ DTYPES: dict[str, np.dtype] = {
     "U16": np.dtype("<u2"),
     "U8": np.dtype("u1"),
 }
+TYPES = {kind.name: kind for kind in (F32, F16, BF16, F64)}
+TYPES |= {name: TensorType(name, -1, 1, dtype.itemsize) for name, dtype in DTYPES.items() if name not in TYPES}
+"""The dtypes as tensor types, by name. Those that ggml has not get the number -1."""
 NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 _MAX_HEADER = 1 << 24
 _MAX_TENSORS = 1 << 16
@@ -79,47 +83,39 @@ def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
     return header, 8 + size
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+def _counts(values: object, most: int) -> bool:
+    """Whether these are a list of at most so many numbers that count something."""
+    return isinstance(values, list) and len(values) <= most and all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
-class Entry(NamedTuple):
-    """One tensor of the header."""
-
-    dtype: str  # a key of DTYPES
-    shape: tuple[int, ...]
-    offset: int  # from the start of the file
-    nbytes: int
-
-
-def _entry(entry: Any, start: int, where: str) -> Entry:
-    """A tensor of the data that start there; its size is checked."""
+def _tensor(name: str, entry: Any, start: int, data: mmap.mmap, where: str) -> Tensor:
+    """A tensor of the data that start there; its size is checked, its place is not."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise FileFormatError(f"{where} is {shown(entry)}, expected dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise FileFormatError(f"{where} has dtype {shown(dtype)}, expected one of {', '.join(DTYPES)}")
-    if not isinstance(shape, list) or len(shape) > 8 or not all(map(_is_count, shape)):
-        raise FileFormatError(f"{where} has shape {shown(shape)}, expected at most 8 lengths")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
-        raise FileFormatError(f"{where} has data_offsets {shown(offsets)}, expected two")
+    if not _counts(shape, 8) or not _counts(offsets, 2) or len(offsets) != 2:
+        expected = "expected at most 8 lengths and two offsets"
+        raise FileFormatError(f"{where} has shape {shown(shape)} and data_offsets {shown(offsets)}, {expected}")
     size = prod(shape) * DTYPES[dtype].itemsize
     if offsets[1] - offsets[0] != size:
         raise FileFormatError(f"{where} has data_offsets {offsets}, expected {size} bytes for {dtype} {shape}")
-    return Entry(dtype, tuple(shape), start + offsets[0], size)
+    raw = np.frombuffer(data, np.uint8)[start + offsets[0] : start + offsets[1]]  # read-only, as the mapping is
+    return Tensor(name, TYPES[dtype], tuple(shape), raw, start + offsets[0], data)
 
 
-def open_safetensors(path: Path) -> tuple[mmap.mmap, dict[str, Entry]]:
+def open_safetensors(path: Path) -> dict[str, Tensor]:
     """Map a file and check its whole header. Raises FileFormatError for a file that breaks a rule of the format."""
     data = mapped(path, "safetensors")
-    table, start = _read_header(path, data)
-    tensors = {name: _entry(entry, start, f"{path}: tensor {shown(name)}") for name, entry in table.items()}
-    at = start
-    for name, entry in sorted(tensors.items(), key=lambda item: item[1][2:]):
-        if entry.offset != at:
-            places = f"byte {entry.offset - start} of the data, expected {at - start}"
-            raise FileFormatError(f"{path}: tensor {shown(name)} begins at {places}: no holes or overlaps")
-        at += entry.nbytes
+    table, at = _read_header(path, data)
+    tensors = {name: _tensor(name, entry, at, data, f"{path}: tensor {shown(name)}") for name, entry in table.items()}
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.data.size)):
+        if tensor.offset != at:
+            raise FileFormatError(
+                f"{path}: tensor {shown(tensor.name)} begins at byte {tensor.offset}, expected {at}: no holes or overlaps"
+            )
+        at += tensor.type.nbytes(prod(tensor.shape))
     if at != len(data):
         raise FileFormatError(f"{path}: the tensors end at byte {at}, the file at {len(data)}, expected the same")
-    return data, tensors
+    return tensors

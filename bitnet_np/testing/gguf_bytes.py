@@ -2,14 +2,18 @@
 
     gguf([("general.name", text("x")), ("n", number(UINT32, 3))], [Entry("a", (32, 2))])
 
-Any part may be raw bytes; counts, offsets and lengths may be false.
+Any part may be raw bytes; counts, offsets and lengths may be false. A sound file can be taken apart, changed and put together again:
+`Document`.
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from ..base.tensor_types import BY_NUMBER
+from ..files.gguf_file import open_gguf
 
 UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64, INT64, FLOAT64 = range(13)
 FORMATS = dict(zip((*range(STRING), UINT64, INT64, FLOAT64), "BbHhIifBQqd", strict=True))
@@ -46,13 +50,23 @@ def texts(contents: Sequence[str | bytes], count: int | None = None) -> bytes:
     return u32(ARRAY) + u32(STRING) + u64(len(contents) if count is None else count) + b"".join(string(c) for c in contents)
 
 
+def value(given: Any) -> bytes:
+    """A value of Python's in the type that writers give it."""
+    if isinstance(given, bool | int | float):
+        return number({bool: BOOL, int: UINT32, float: FLOAT32}[type(given)], given)
+    if isinstance(given, str):
+        return text(given)
+    kind = type(given[0])
+    return texts(given) if kind is str else numbers({bool: BOOL, int: INT32, float: FLOAT32}[kind], list(given))
+
+
 @dataclass(frozen=True)
 class Entry:
     """A tensor. `dims` are as in the file, row length first. By default it follows the tensor before it and has made-up data."""
 
     name: str | bytes
     dims: Sequence[int]
-    type: int = 0
+    type: Any = 0  # a number
     offset: int | None = None
     data: bytes | None = None
     n_dims: int | None = None
@@ -93,3 +107,46 @@ def gguf(
     if entries:
         head += b"\0" * (-len(head) % alignment)
     return head + data + tail
+
+
+@dataclass
+class Document:
+    """A file taken apart: its keys with their values after their types, and its tensors."""
+
+    keys: list[tuple[str | bytes, bytes]]
+    entries: list[Entry]
+
+    @classmethod
+    def read(cls, path: Path) -> "Document":
+        """The document of a sound file."""
+        file = open_gguf(path)
+        entries = [Entry(name, tensor.shape[::-1], tensor.type.number, data=tensor.data.tobytes()) for name, tensor in file.tensors.items()]
+        return cls(_keys(path.read_bytes(), len(file.metadata)), entries)
+
+    def bytes(self, **header: Any) -> bytes:
+        return gguf(self.keys, self.entries, **header)
+
+    def put(self, values: Mapping[str, Any]) -> None:
+        """Put these values in the place of those of the same keys, or behind all; None leaves a key out."""
+        keys = dict(self.keys) | {key: given if given is None else value(given) for key, given in values.items()}
+        self.keys = [(key, raw) for key, raw in keys.items() if raw is not None]
+
+
+def _keys(raw: bytes, count: int) -> list[tuple[str | bytes, bytes]]:
+    """The keys of a sound file, and their values after their types."""
+    keys: list[tuple[str | bytes, bytes]] = []
+    at = 24
+    for _ in range(count):
+        size = struct.unpack_from("<Q", raw, at)[0]
+        key, at = raw[at + 8 : at + 8 + size].decode(), at + 8 + size
+        start, kind, at = at, struct.unpack_from("<I", raw, at)[0], at + 4
+        items = 1
+        if kind == ARRAY:
+            kind, items = struct.unpack_from("<IQ", raw, at)
+            at += 12
+        for _ in range(items if kind == STRING else 0):
+            at += 8 + struct.unpack_from("<Q", raw, at)[0]
+        if kind != STRING:
+            at += items * struct.calcsize("<" + FORMATS[kind])
+        keys.append((key, raw[start:at]))
+    return keys

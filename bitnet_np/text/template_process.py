@@ -4,8 +4,8 @@ It is run by its file name and imports nothing of this package, because that wou
 """
 
 import json
+import signal
 import sys
-import time
 from typing import Any, NoReturn
 
 _MESSAGE = 1000  # characters of an error that are handed on
@@ -21,7 +21,7 @@ def main() -> None:
     sys.path[:] = job["path"]  # where the calling process found Jinja
     _limit(job["seconds"], job["bytes"])
     try:
-        outcome = {"text": _render(job["template"], job["names"], job["seconds"], job["characters"])}
+        outcome = {"text": _render(job["template"], job["names"], job["characters"])}
     except _RefusedMessages as refused:
         outcome = {"refused": str(refused)[:_MESSAGE]}
     except Exception as error:  # a template can raise anything: it can divide by zero
@@ -30,19 +30,27 @@ def main() -> None:
 
 
 def _limit(seconds: float, size: int) -> None:
-    """Set the limits at which the system stops this process. The clock stops it sooner, and says why; refused memory is an exception."""
+    """Set the clock that stops the template, and the limits at which the system ends this process; refused memory is an exception.
+
+    Windows has neither: there the calling process ends this one.
+    """
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"it takes longer than {seconds} s")
+
     try:
         import resource
-    except ImportError:  # Windows
+    except ImportError:
         return
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     for kind, most in ((resource.RLIMIT_CPU, int(seconds) + 2), (resource.RLIMIT_AS, size), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(kind, (most, most))
 
 
-def _render(template: str, names: dict[str, Any], seconds: float, most: int) -> str:
-    environment = _environment(seconds)
+def _render(template: str, names: dict[str, Any], most: int) -> str:
     pieces, size = [], 0
-    for piece in environment.from_string(_with_ticks(environment.parse(template))).generate(names):
+    for piece in _environment().from_string(template).generate(names):
         pieces.append(piece)
         size += len(piece)
         if size > most:
@@ -50,11 +58,9 @@ def _render(template: str, names: dict[str, Any], seconds: float, most: int) -> 
     return "".join(pieces)
 
 
-def _environment(seconds: float) -> Any:
+def _environment() -> Any:
     """The settings and names that transformers gives to chat templates, without a clock, and without arithmetic on strings."""
     from jinja2 import exceptions, sandbox
-
-    deadline = time.monotonic() + seconds
 
     class Environment(sandbox.ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset(("*", "**", "%"))  # a few characters of these can make a value of any size
@@ -64,10 +70,6 @@ def _environment(seconds: float) -> Any:
                 raise exceptions.SecurityError(f"{symbol} of {type(left).__name__} and {type(right).__name__} is not allowed")
             return super().call_binop(context, symbol, left, right)
 
-        def tick(self) -> None:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"it takes longer than {seconds} s")
-
     def raise_exception(message: object) -> NoReturn:
         raise _RefusedMessages(message)
 
@@ -75,16 +77,6 @@ def _environment(seconds: float) -> Any:
     environment.globals = {name: environment.globals[name] for name in ("range", "dict", "namespace", "cycler", "joiner")}
     environment.globals["raise_exception"] = raise_exception
     return environment
-
-
-def _with_ticks(tree: Any) -> Any:
-    """The parsed template with a look at the clock wherever something can repeat."""
-    from jinja2 import nodes
-
-    for repeated in tree.find_all((nodes.For, nodes.Macro, nodes.Block)):
-        tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)  # a name that no template can say or change
-        repeated.body.insert(0, nodes.ExprStmt(tick).set_lineno(repeated.lineno))
-    return tree
 
 
 if __name__ == "__main__":

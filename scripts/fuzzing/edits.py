@@ -4,6 +4,12 @@ import io
 import random
 import re
 import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from bitnet_np.testing.gguf_bytes import Entry
 
 NUMBERS = [
     *range(18),
@@ -12,6 +18,10 @@ NUMBERS = [
     *((1 << bit) - 1 for bit in (31, 32, 63, 64)),
 ]
 """The limits of integers of some widths, and the sizes of small models."""
+
+SHAPES = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 96, 127, 128, 129, 256, 257, 384, 512]
+_TAME = bytes(byte & 0x2A for byte in range(256))  # no NaN in any type, and no ternary code 3
+_LARGEST = 1 << 19  # bytes at most of a tensor that is fitted to another size
 
 FLOAT_VALUES = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-5, 1e-45, 1e-30, 1e30, 3e38, float("nan"), float("inf"), float("-inf")]
 _PATTERNS = [bytes.fromhex(digits) for digits in ["ff", "00", "007c", "00fc", "807f", "0000c07f", "000080ff", "ffff7f7f", "aa"]]
@@ -83,3 +93,37 @@ def damage(data: bytearray, draw: random.Random) -> bytearray:
         new = draw.randbytes(size) if draw.random() < 0.5 else draw.choice(_PATTERNS) * size
         data[at : at + len(new)] = new[: len(data) - at]
     return data
+
+
+def edit_tensors(tensors: list[Entry], draw: random.Random, types: Mapping[Any, Callable[[int], int]]) -> None:
+    """Change the shape, type, name or bytes of a tensor, or delete or repeat it. types: the bytes of so many elements of each type."""
+    if not tensors:
+        return
+    i, j, change = draw.randrange(len(tensors)), draw.randrange(len(tensors)), draw.random()
+    tensor, dims = tensors[i], list(tensors[i].dims) or [1]  # an earlier change may have left none
+    if change < 0.2:
+        kind = draw.choice(list(types))
+        data = tensor.content().translate(_TAME) if kind != tensor.type else tensor.content()
+        tensors[i] = _fitted(replace(tensor, type=kind, data=data), draw, types)
+    elif change < 0.4:
+        dims[draw.randrange(len(dims))] = draw.choice([*SHAPES, *NUMBERS]) % (1 << 64)
+        others = [tensor.dims[::-1], [*tensor.dims, 1], [1, *tensor.dims], tensor.dims[:-1], []]
+        tensors[i] = _fitted(replace(tensor, dims=dims if draw.random() < 0.5 else draw.choice(others)), draw, types)
+    elif change < 0.5:
+        del tensors[i]
+    elif change < 0.55:
+        tensors.append(replace(tensor, name=f"{tensor.name!s}{draw.choice(['', '_scale', '.x', chr(0), 'é'])}"))
+    elif change < 0.65:
+        tensors[i], tensors[j] = replace(tensor, name=tensors[j].name), replace(tensors[j], name=tensor.name)
+    else:
+        data = bytes(damage(bytearray(tensor.content()), draw))
+        tensors[i] = replace(tensor, data=data[: draw.randint(0, len(data))] if draw.random() < 0.05 else data)
+
+
+def _fitted(tensor: Entry, draw: random.Random, types: Mapping[Any, Callable[[int], int]]) -> Entry:
+    """The tensor with its bytes repeated or cut to the size of its shape and type, mostly, and unless that is too large."""
+    data, elements = tensor.content() or b"\0", prod(tensor.dims)
+    size = types[tensor.type](elements) if elements < 1 << 40 else 0
+    if size > _LARGEST or draw.random() < 0.3:
+        return replace(tensor, data=data)
+    return replace(tensor, data=(data * (size // len(data) + 1))[:size])

@@ -1,18 +1,18 @@
-"""A GGUF file taken apart, so that it can be put together with one rule broken and all others kept."""
+"""Changes to a GGUF file taken apart, so that it is put together with one rule broken and all others kept."""
 
 import random
 import struct
-from dataclasses import dataclass, replace
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bitnet_np.base.errors import Error
-from bitnet_np.base.tensor_types import BY_NUMBER
+from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, BY_NUMBER, I2_S
 from bitnet_np.files.gguf_config import read_config
-from bitnet_np.files.gguf_file import GGUFFile, open_gguf
+from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_names import KEYS, NEUTRAL, SIZES
 from bitnet_np.model import families
-from bitnet_np.model.records import Config, Expert, shapes_of
 from bitnet_np.testing.gguf_bytes import (
     BOOL,
     FLOAT32,
@@ -25,85 +25,61 @@ from bitnet_np.testing.gguf_bytes import (
     UINT8,
     UINT32,
     UINT64,
-    Entry,
-    gguf,
+    Document,
     number,
     numbers,
     text,
     texts,
     u32,
 )
+from bitnet_np.testing.models import random_model, write_gguf
 
-from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes
+from .edits import FLOAT_VALUES, NUMBERS, SHAPES, edit_bytes, edit_tensors
 
-_SIZES = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 96, 127, 128, 129, 256, 257, 384, 512]
 _MORE_KEYS = ("experts", "experts_used", "expert_ffn", "shared_ffn", "window", "window_layers", "pooling")
 _KNOWN_KEYS = [*(KEYS[field].name for field in (*SIZES, *_MORE_KEYS)), *NEUTRAL]
 _KNOWN_KEYS += ["rope.scaling.type", "use_parallel_residual", "attention.layer_norm_rms_epsilon"]
-_TAME = bytes(byte & 0x2A for byte in range(256))  # no NaN in any type, and no ternary code 3
-_LARGEST = 1 << 19  # bytes at most of a tensor that is fitted to other sizes
-
-
-@dataclass
-class Document:
-    """Keys with the bytes of their values, tensors, and the config."""
-
-    keys: list[tuple[str | bytes, bytes]]
-    entries: list[Entry]
-    config: Config | None
-
-    @classmethod
-    def read(cls, path: Path) -> "Document":
-        """The document of a sound file."""
-        file = open_gguf(path)
-        entries = [Entry(name, tensor.shape[::-1], tensor.type.number, data=tensor.data.tobytes()) for name, tensor in file.tensors.items()]
-        return cls(_keys(path.read_bytes(), len(file.metadata)), entries, _config(file))
-
-    def bytes(self, **header: Any) -> bytes:
-        return gguf(self.keys, self.entries, **header)
-
-
-def _config(file: GGUFFile) -> Config | None:
-    try:
-        return read_config(file)
-    except Error:  # a file that holds no model can be a seed, too
-        return None
-
-
-def _keys(raw: bytes, count: int) -> list[tuple[str | bytes, bytes]]:
-    """The keys of a sound file, and their values after their types."""
-    keys: list[tuple[str | bytes, bytes]] = []
-    at = 24
-    for _ in range(count):
-        size = struct.unpack_from("<Q", raw, at)[0]
-        key, at = raw[at + 8 : at + 8 + size], at + 8 + size
-        start, kind, at = at, struct.unpack_from("<I", raw, at)[0], at + 4
-        items = 1
-        if kind == 9:
-            kind, items = struct.unpack_from("<IQ", raw, at)
-            at += 12
-        for _ in range(items if kind == STRING else 0):
-            at += 8 + struct.unpack_from("<Q", raw, at)[0]
-        if kind != STRING:
-            at += items * struct.calcsize("<" + FORMATS[kind])
-        keys.append((key, raw[start:at]))
-    return keys
+_TYPES = {kind: known.nbytes for kind, known in BY_NUMBER.items()}
+_BLOCKS = (
+    dict.fromkeys(("float32", "float16", "bfloat16"), 1) | {"ternary": I2_S.block} | {kind.name: kind.block for kind in ALL_BLOCK_TYPES}
+)
 
 
 def changed(source: Document, draw: random.Random) -> bytes:
     """The bytes of a file with one to three changes; in two of five cases the sizes change, in agreement with each other."""
-    document = Document(list(source.keys), list(source.entries), source.config)
-    resized = draw.random() < 0.4 and _resize(document, draw)
+    resized = _resized(source, draw) if draw.random() < 0.4 else None
+    document = resized or Document(list(source.keys), list(source.entries))
     header: dict[str, Any] = {}
     for _ in range(draw.randint(0, 2) if resized else draw.randint(1, 3)):
-        draw.choice((_edit_key, _edit_key, _edit_entry, _edit_entry, _edit_data, _edit_data, _edit_header))(document, header, draw)
+        draw.choice((_edit_key, _edit_key, _edit_tensors, _edit_tensors, _edit_tensors, _edit_header))(document, header, draw)
     raw = bytearray(document.bytes(**header))
     if draw.random() < 0.05:
         edit_bytes(raw, draw)
     return bytes(raw)
 
 
-# --- one thing ------------------------------------------------------------------------------------------------------------------------
+def _resized(source: Document, draw: random.Random) -> Document | None:
+    """A random model with other sizes, and perhaps matrices of another type, in the source's keys. None where there is no such model."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.gguf"
+        path.write_bytes(source.bytes())
+        try:
+            config = read_config(open_gguf(path))
+            names = draw.sample(["vocab", "context", "width", "ffn", "heads", "kv_heads", "head_dim", "rope_width"], draw.randint(1, 3))
+            values: dict[str, Any] = {name: draw.choice(SHAPES) for name in names}
+            if "heads" in values and draw.random() < 0.7:
+                values["kv_heads"] = draw.choice([n for n in (1, 2, 3, 4, values["heads"]) if values["heads"] % n == 0])
+            config = replace(config, **values)
+            fitting = [kind for kind, block in _BLOCKS.items() if not any(n % block for n in (config.width, config.ffn, config.q_width))]
+            own = {name: value for name, value in vars(config).items() if name != "architecture"}
+            weights = draw.choice(fitting) if draw.random() < 0.4 else fitting[-1]
+            write_gguf(path, random_model(draw.randrange(9), family=config.architecture, weights=weights, **own))
+        except Error:
+            return None
+        document = Document.read(path)
+        keys = dict(document.keys)
+        document.keys += [(key, value) for key, value in source.keys if key not in keys]
+        return document
 
 
 def _value(draw: random.Random) -> bytes:
@@ -137,55 +113,28 @@ def _edit_key(document: Document, header: dict[str, Any], draw: random.Random) -
     elif change < 0.76:
         keys.append(keys[i])
     elif change < 0.92:
-        keys.append((f"{_architecture(document)}.{draw.choice(_KNOWN_KEYS)}", _value(draw)))
+        keys.append((f"{_architecture(keys)}.{draw.choice(_KNOWN_KEYS)}", _value(draw)))
     elif change < 0.96:
         keys[i] = draw.choice(keys)[0], value
     else:
         keys[i] = "general.architecture", text(draw.choice(families.ARCHITECTURES))
 
 
-def _architecture(document: Document) -> str:
-    return document.config.architecture if document.config else "llama"
+def _architecture(keys: list[tuple[str | bytes, bytes]]) -> str:
+    return dict(keys).get("general.architecture", text("llama"))[12:].decode(errors="replace")
 
 
-def _edit_entry(document: Document, header: dict[str, Any], draw: random.Random) -> None:
-    """Change the dimensions, type, offset or name of a tensor, or delete or repeat it."""
-    entries = document.entries
-    if not entries:
+def _edit_tensors(document: Document, header: dict[str, Any], draw: random.Random) -> None:
+    """Change the offset or number of dimensions of a tensor, or what tensors of any file have."""
+    entries, change = document.entries, draw.random()
+    if not entries or change > 0.15:
+        edit_tensors(entries, draw, _TYPES)
         return
     i = draw.randrange(len(entries))
-    entry, dims, change = entries[i], list(entries[i].dims) or [1], draw.random()  # an earlier change may have left none
-    if change < 0.2:
-        dims[draw.randrange(len(dims))] = draw.choice([*_SIZES, *NUMBERS]) % (1 << 64)
-        entries[i] = replace(entry, dims=dims, data=_fitted(entry, dims, entry.type) if draw.random() < 0.6 else entry.data)
-    elif change < 0.3:
-        dims = draw.choice([dims[::-1], [*dims, 1], [1, *dims], dims[:-1], [dims[0] * dims[-1] % (1 << 64)]])
-        entries[i] = replace(entry, dims=dims)
-    elif change < 0.5:
-        kind = draw.choice(list(BY_NUMBER))
-        entries[i] = replace(entry, type=kind, data=_fitted(entry, dims, kind) if draw.random() < 0.8 else entry.data)
-    elif change < 0.6:
-        entries[i] = replace(entry, offset=draw.choice([0, 8, 32, 64, *NUMBERS]) % (1 << 64))
-    elif change < 0.65:
-        entries[i] = replace(entry, n_dims=draw.choice([0, 3, 4, 5, (1 << 32) - 1]))
-    elif change < 0.75:
-        del entries[i]
-    elif change < 0.8:
-        entries.append(entry)
+    if change < 0.1:
+        entries[i] = replace(entries[i], offset=draw.choice([0, 8, 32, 64, *NUMBERS]) % (1 << 64))
     else:
-        j = draw.randrange(len(entries))
-        entries[i], entries[j] = replace(entry, name=entries[j].name), replace(entries[j], name=entry.name)
-
-
-def _edit_data(document: Document, header: dict[str, Any], draw: random.Random) -> None:
-    """Damage some bytes of a tensor, or cut it."""
-    if not document.entries:
-        return
-    i = draw.randrange(len(document.entries))
-    data = damage(bytearray(document.entries[i].content()), draw)
-    if draw.random() < 0.1:
-        del data[draw.randint(0, len(data)) :]
-    document.entries[i] = replace(document.entries[i], data=bytes(data))
+        entries[i] = replace(entries[i], n_dims=draw.choice([0, 3, 4, 5, (1 << 32) - 1]))
 
 
 def _edit_header(document: Document, header: dict[str, Any], draw: random.Random) -> None:
@@ -201,74 +150,3 @@ def _edit_header(document: Document, header: dict[str, Any], draw: random.Random
     else:
         counts = {"key_count": len(document.keys), "tensor_count": len(document.entries), "version": 3}
         header[change] = draw.choice([counts[change] + draw.choice([-1, 1]), *NUMBERS]) % (1 << 32 if change == "version" else 1 << 64)
-
-
-# --- sizes that agree -----------------------------------------------------------------------------------------------------------------
-
-
-def _fitted(entry: Entry, dims: list[int], kind: int) -> bytes | None:
-    """The bytes of a tensor repeated or cut to another size, or unchanged if that is too large. For another type: no NaN and no code 3."""
-    elements = 1
-    for dim in dims:
-        elements *= dim
-    known, data = BY_NUMBER.get(kind), entry.content() or b"\0"
-    size = known.nbytes(elements) if known and elements < 1 << 40 else 0
-    if not 0 < size <= _LARGEST:
-        return entry.data
-    if kind != entry.type:
-        data = data.translate(_TAME)
-    if BY_NUMBER[entry.type].trailer and kind == entry.type:
-        trailer = BY_NUMBER[kind].trailer
-        return (data * (size // len(data) + 1))[: size - trailer] + data[-trailer:]
-    return (data * (size // len(data) + 1))[:size]
-
-
-def _matrices(shapes: dict[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return [shape for shape in shapes.values() if len(shape) == 2]
-
-
-_FACTORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")
-
-
-def _resize(document: Document, draw: random.Random) -> bool:
-    """Give the model other sizes, in keys and tensors alike, and perhaps all matrices another type. Returns whether it could."""
-    if document.config is None:
-        return False
-    names = draw.sample(["vocab", "context", "width", "ffn", "heads", "kv_heads", "head_dim", "rope_width"], draw.randint(1, 3))
-    values: dict[str, Any] = {name: draw.choice(_SIZES) for name in names}
-    if "heads" in values and draw.random() < 0.7:
-        values["kv_heads"] = draw.choice([n for n in (1, 2, 3, 4, values["heads"]) if values["heads"] % n == 0])
-    try:
-        config = replace(document.config, **values)
-    except Error:
-        return False
-    shapes = families.layer_shapes(config)
-    shapes |= {"token_embd": (config.vocab, config.width), "output": (config.vocab, config.width), "output_norm": (config.width,)}
-    shapes |= {"position_embd": (config.context, config.width), **dict.fromkeys(_FACTORS, (max(1, config.rope_pairs),))}
-    if "attn_q" in shapes:
-        shapes["attn_qkv"] = (config.q_width + 2 * config.kv_width, config.width)
-    shapes |= {f"{name}_norm_in": shape[1:] for name, shape in shapes.items() if len(shape) == 2}
-    if config.experts:
-        shapes |= {f"{name}_shexp": shapes.pop(name) for name in ("ffn_gate", "ffn_up", "ffn_down") if name in shapes}
-        own = shapes_of(Expert, config)
-        shapes |= own | {f"{name}_exps": (config.experts, *shape) for name, shape in own.items()}
-    fitting = [
-        kind.number for kind in BY_NUMBER.values() if kind.readable and all(shape[-1] % kind.block == 0 for shape in _matrices(shapes))
-    ]
-    other = draw.choice(fitting) if draw.random() < 0.4 else None
-    for i, entry in enumerate(document.entries):
-        *_, field, role = (part for part in str(entry.name).split(".") if not part.isdigit())
-        dims = [1] if role == "scale" else list((shapes[field][:1] if role == "bias" else shapes[field])[::-1])
-        kind = other if other is not None and len(dims) == 2 else entry.type
-        if dims[0] % BY_NUMBER[kind].block:
-            kind = draw.choice(fitting)
-        document.entries[i] = replace(entry, dims=dims, type=kind, data=_fitted(entry, dims, kind))
-    sizes = {field: config.head_dim if field == "value_dim" else getattr(config, field) for field in SIZES}
-    sizes |= {"expert_ffn": config.ffn, "shared_ffn": config.shared_ffn}
-    sized = {f"{config.architecture}.{KEYS[field].name}": size for field, size in (sizes | {"rope_width": 2 * config.rope_pairs}).items()}
-    for i, (key, _) in enumerate(document.keys):
-        name = key.decode() if isinstance(key, bytes) else key
-        if name in sized:
-            document.keys[i] = key, number(UINT32, sized[name])
-    document.config = config
-    return True

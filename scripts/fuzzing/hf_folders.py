@@ -1,21 +1,19 @@
 """Changes to Hugging Face folders that know their files: values of config.json, entries and bytes of tensors, sizes that agree."""
 
 import json
-import math
 import random
-from dataclasses import dataclass, replace
 from typing import Any
 
 from bitnet_np.base.errors import Error
 from bitnet_np.files.safetensors_file import DTYPES, header
+from bitnet_np.testing.gguf_bytes import Entry
 from bitnet_np.testing.hf_files import FLOATS, folder_files, folder_model, folder_tensors
 
-from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes, edit_words
+from .edits import FLOAT_VALUES, NUMBERS, SHAPES, edit_bytes, edit_tensors, edit_words
 from .seeds import CONFIGS
 
 Files = dict[str, bytes]
 
-_SIZES = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 96, 127, 128, 129]
 _SIZE_KEYS: tuple[str, ...] = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 _SIZE_KEYS += ("max_position_embeddings", "n_embd", "n_head", "n_inner", "n_positions")
 _SIZE_KEYS += ("num_local_experts", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
@@ -58,7 +56,7 @@ def _resize(files: Files, draw: random.Random) -> bool:
     config = json.loads(files["config.json"])
     sizes = config.get("text_config", config)
     for key in draw.sample([key for key in _SIZE_KEYS if key in sizes], 2):
-        sizes[key] = draw.choice(_SIZES)
+        sizes[key] = draw.choice(SHAPES)
     try:
         tensors = folder_tensors(config, folder_model(config, draw.randrange(9)), draw.choice(FLOATS))
         drawn = folder_files(config, tensors, draw.choice([1, 1, 2]))
@@ -97,70 +95,24 @@ def _edit_config(files: Files, draw: random.Random) -> None:
 # --- tensors --------------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-def _tensors(raw: bytes) -> list[_Tensor]:
-    """The tensors of a sound file."""
-    start = 8 + int.from_bytes(raw[:8], "little")
-    table = json.loads(raw[8:start])
-    return [
-        _Tensor(name, entry["dtype"], tuple(entry["shape"]), raw[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]])
-        for name, entry in table.items()
-        if name != "__metadata__"
-    ]
-
-
-def _file_of(tensors: list[_Tensor]) -> bytes:
-    """A file of tensors one after the other, whose sizes are those of their shapes even where their bytes are not."""
-    return header((tensor.name, tensor.dtype, tensor.shape) for tensor in tensors) + b"".join(tensor.data for tensor in tensors)
+_TYPES = {name: lambda count, size=dtype.itemsize: count * size for name, dtype in DTYPES.items()}
 
 
 def _edit_tensors(files: Files, draw: random.Random) -> None:
-    """Change the dtype, shape, name or bytes of a tensor, or delete it."""
+    """Change the tensors of a file, whose sizes in the header are those of their shapes even where their bytes are not."""
     names = sorted(name for name in files if name.endswith(".safetensors"))
     name = draw.choice(names or sorted(files))
     try:
-        tensors = _tensors(files[name])
-        _file_of(tensors)
+        raw = files[name]
+        start = 8 + int.from_bytes(raw[:8], "little")
+        table = {key: entry for key, entry in json.loads(raw[8:start]).items() if key != "__metadata__"}
+        places = {key: [start + at for at in entry["data_offsets"]] for key, entry in table.items()}
+        tensors = [Entry(key, entry["shape"], entry["dtype"], data=raw[slice(*places[key])]) for key, entry in table.items()]
+        edit_tensors(tensors, draw, _TYPES)
+        shapes = [(str(tensor.name), tensor.type, tuple(tensor.dims)) for tensor in tensors]
+        files[name] = header(shapes) + b"".join(tensor.content() for tensor in tensors)
     except Exception:  # an earlier change damaged it
         return
-    if not tensors:
-        return
-    i, j, change = draw.randrange(len(tensors)), draw.randrange(len(tensors)), draw.random()
-    tensor = tensors[i]
-    if change < 0.2:  # mostly to a dtype of the same width, so that sizes agree
-        same = [dtype for dtype, kind in DTYPES.items() if kind.itemsize == DTYPES[tensor.dtype].itemsize]
-        tensors[i] = replace(tensor, dtype=draw.choice(same if draw.random() < 0.8 else list(DTYPES)))
-    elif change < 0.4:
-        tensors[i] = _reshaped(tensor, draw)
-    elif change < 0.46:
-        del tensors[i]
-    elif change < 0.52:
-        tensors.append(replace(tensor, name=tensor.name + draw.choice(["_scale", ".x", "\0", "é"])))
-    elif change < 0.6:
-        tensors[i], tensors[j] = replace(tensor, name=tensors[j].name), replace(tensors[j], name=tensor.name)
-    else:
-        tensors[i] = replace(tensor, data=bytes(damage(bytearray(tensor.data), draw)))
-    files[name] = _file_of(tensors)
-
-
-def _reshaped(tensor: _Tensor, draw: random.Random) -> _Tensor:
-    """The tensor with another shape, to which its bytes are fitted, mostly."""
-    shape, data = list(tensor.shape), tensor.data
-    if shape and draw.random() < 0.5:
-        shape[draw.randrange(len(shape))] = draw.choice([*_SIZES, *NUMBERS])
-    else:
-        shape = draw.choice([shape[::-1], [*shape, 1], [1, *shape], shape[:-1], []])
-    size = math.prod(shape) * DTYPES[tensor.dtype].itemsize
-    if size < 1 << 18 and draw.random() < 0.7:
-        data = (data * (size // max(1, len(data)) + 1))[:size]
-    return replace(tensor, shape=tuple(shape), data=data)
 
 
 # --- any file -------------------------------------------------------------------------------------------------------------------------

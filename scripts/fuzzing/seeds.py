@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES, I2_S, LOOKED_UP, TERNARY_TYPES
+from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.model.families import ARCHITECTURES, FAMILIES
 from bitnet_np.model.records import LongRope, Yarn
-from bitnet_np.testing.gguf_bytes import BOOL, FLOAT32, INT32, UINT16, UINT32, number, numbers, text, texts
+from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.testing.hf_files import FLOATS, write_hf
 from bitnet_np.testing.models import random_model, write_gguf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
@@ -21,8 +22,6 @@ from bitnet_np.text.spm import SPACE
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from bitnet_np.traces.formats.registry import FORMATS
 from bitnet_np.traces.points import Key
-
-from .gguf_document import Document
 
 TOKENS = np.array([3, 1, 4, 1, 5])
 VOCAB = 6
@@ -107,9 +106,8 @@ def write_parts(folder: Path) -> None:
     document = Document.read(whole)
     whole.unlink()
     for no in range(2):
-        split = [("split.no", number(UINT16, no)), ("split.count", number(UINT16, 2))]
-        split.append(("split.tensors.count", number(INT32, len(document.entries))))
-        part = Document([*(document.keys if no == 0 else ()), *split], document.entries[no::2], None)
+        part = Document(document.keys if no == 0 else [], document.entries[no::2])
+        part.put({"split.no": no, "split.count": 2, "split.tensors.count": len(document.entries)})
         (folder / "parts" / f"t-{no + 1:05}-of-00002.gguf").write_bytes(part.bytes())
 
 
@@ -117,36 +115,22 @@ def write_tokenizers(folder: Path) -> None:
     """Write tokenizer-bytes.gguf and tokenizer-scores.gguf: models with both kinds of vocabulary, some merges, tokens of every type."""
     spellings = [*BYTE_CHARACTERS, *_MERGED, "<|begin|>", "<|end|>", "<user>", "<0x41>"]
     kinds = [NORMAL] * (len(spellings) - 4) + [CONTROL, CONTROL, USER_DEFINED, BYTE]
-    keys = [
-        ("tokenizer.ggml.model", text("gpt2")),
-        ("tokenizer.ggml.pre", text("llama-bpe")),
-        ("tokenizer.ggml.merges", texts(_MERGES)),
-        ("tokenizer.ggml.bos_token_id", number(UINT32, len(spellings) - 4)),
-        ("tokenizer.ggml.eos_token_id", number(UINT32, len(spellings) - 3)),
-    ]
+    keys: dict[str, Any] = {"model": "gpt2", "pre": "llama-bpe", "merges": _MERGES}
+    keys |= {"bos_token_id": len(spellings) - 4, "eos_token_id": len(spellings) - 3}
     _write_tokenizer(folder / "tokenizer-bytes.gguf", spellings, kinds, keys)
     spellings = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_PIECES, "<user>"]
     kinds = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * (len(_PIECES) - 1) + [UNUSED, USER_DEFINED]
     scores = [-float(i) for i in range(len(spellings))]
-    keys = [("tokenizer.ggml.model", text("llama")), ("tokenizer.ggml.scores", numbers(FLOAT32, scores))]
-    _write_tokenizer(folder / "tokenizer-scores.gguf", spellings, kinds, keys)
+    _write_tokenizer(folder / "tokenizer-scores.gguf", spellings, kinds, {"model": "llama", "scores": scores})
 
 
-def _write_tokenizer(path: Path, spellings: list[str], kinds: list[int], keys: list[tuple[str, bytes]]) -> None:
+def _write_tokenizer(path: Path, spellings: list[str], kinds: list[int], keys: dict[str, Any]) -> None:
     model = random_model(
         0, family="llama", weights="float32", vocab=len(spellings), width=16, ffn=16, heads=2, kv_heads=1, head_dim=8, n_layers=1
     )
-    write_gguf(path, model)
-    document = Document.read(path)
-    document.keys = [(key, value) for key, value in document.keys if key != b"tokenizer.ggml.model"]
-    document.keys += [
-        *keys,
-        ("tokenizer.ggml.tokens", texts(spellings)),
-        ("tokenizer.ggml.token_type", numbers(INT32, kinds)),
-        ("tokenizer.ggml.add_bos_token", number(BOOL, 1)),
-        ("tokenizer.chat_template", text("{% for message in messages %}{{ message.content }}{% endfor %}")),
-    ]
-    path.write_bytes(document.bytes())
+    keys |= {"tokens": spellings, "token_type": kinds, "add_bos_token": True}
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    write_model(path, model, {f"tokenizer.ggml.{name}": value for name, value in keys.items()} | {"tokenizer.chat_template": template})
 
 
 _PLAIN = {"special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}

@@ -6,7 +6,7 @@ import gguf
 import pytest
 from family_models import drawn
 
-from bitnet_np.files.gguf_names import EPSILON, FACTORS, KEYS, NEUTRAL, REQUIRED, YARN, keys_of, matrix_name, tensor_name
+from bitnet_np.files.gguf_names import FACTORS, KEYS, NEUTRAL, REQUIRED, YARN, keys_of, matrix_name, tensor_name
 from bitnet_np.model.families import ARCHITECTURES, FAMILIES
 from bitnet_np.model.records import Config, Layer, Model
 
@@ -21,9 +21,9 @@ def theirs(*groups):
 def test_keys_are_those_of_gguf():
     known = theirs(gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope)
     known |= {"rope.scale_linear"}  # of files from before rope.scaling.factor; llama.cpp reads it still
-    for key in (*KEYS.values(), *EPSILON.values()):
-        assert key.name in known
-    assert NEUTRAL.keys() <= known
+    names = {key.name for family in FAMILIES.values() for key in keys_of(family).values()}
+    assert {key.name for key in KEYS.values()} | {"attention.layer_norm_epsilon"} == names
+    assert names | NEUTRAL.keys() <= known
 
 
 def test_keys_are_of_fields_of_the_config():

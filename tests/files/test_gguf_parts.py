@@ -3,14 +3,14 @@
 import re
 from pathlib import Path
 
-import gguf
 import pytest
-from family_models import assert_refused, drawn, finish
+from family_models import assert_refused, drawn
 from models import assert_same_bits
 
 from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load, open_model
+from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.testing.models import write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
@@ -26,21 +26,14 @@ def whole(tmp_path_factory):
 
 def cut(whole: Path, folder: Path, **changes):
     """The file's parts, with its keys in the first one. changes: <key>_<number of the part> -> another value of split.<key>; None: none."""
-    reader, paths = gguf.GGUFReader(whole), []
+    document, paths = Document.read(whole), []
     for no in range(PARTS):
         paths.append(folder / f"m-{no + 1:05}-of-{PARTS:05}.gguf")
-        writer = gguf.GGUFWriter(paths[-1], "qwen3")
-        for name, field in reader.fields.items() if no == 0 else ():
-            if not name.startswith("GGUF.") and name != "general.architecture":
-                writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
-        values = {"no": no, "count": PARTS, "tensors.count": len(reader.tensors)}
-        for key, value in values.items():
-            value = changes.get(f"{key.partition('.')[0]}_{no}", value)
-            if value is not None:
-                (writer.add_int32 if "." in key else writer.add_uint16)(f"split.{key}", value)
-        for tensor in reader.tensors[no::PARTS] + (reader.tensors[:1] if no == changes.get("again") else []):
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        finish(writer)
+        again = document.entries[:1] if no == changes.get("again") else []
+        part = Document(document.keys if no == 0 else [], document.entries[no::PARTS] + again)
+        values = {"no": no, "count": PARTS, "tensors.count": len(document.entries)}
+        part.put({f"split.{key}": changes.get(f"{key.partition('.')[0]}_{no}", value) for key, value in values.items()})
+        paths[-1].write_bytes(part.bytes())
     return paths
 
 

@@ -10,7 +10,7 @@ from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.files.load import load
-from bitnet_np.model.records import LongRope
+from bitnet_np.model.records import LongRope, Yarn
 from bitnet_np.testing.models import write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
@@ -70,14 +70,21 @@ def test_queries_keys_and_values_are_one_tensor_where_the_family_has_it(written,
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("llama", {"rope": "halves"}, r"a GGUF file of architecture llama has .*'rope': 'adjacent'.*, but this model .*'rope': 'halves'"),
-        ("qwen2", {"longrope": LongRope(16, (1.0,) * 32, (2.0,) * 32)}, "LongRoPE, and a GGUF file of architecture qwen2 has no place"),
-        ("qwen2", {"local_rope_base": 100.0}, "local_rope_base is 100.0, and a GGUF file of architecture qwen2 has no place"),
-        ("gemma3", {"local_layers": ()}, r"local_layers is \(\), .* architecture gemma3 has no place for another than \(0,\)"),
-        ("bitnet-b1.58", {"window": 3}, r"window is 3, and a GGUF file of architecture bitnet-b1\.58 has no place for it"),
+        ("llama", {"rope": "halves"}, "rope is halves, but a GGUF file of architecture llama would say adjacent"),
+        (
+            "qwen2",
+            {"longrope": LongRope(16, (1.0,) * 32, (2.0,) * 32)},
+            "qwen2.rope.scaling.type is 'longrope', supported are none, linear",
+        ),
+        ("qwen2", {"local_rope_base": 100.0}, r"local_rope_base is 100\.0, but a GGUF file of architecture qwen2 would say None"),
+        ("gemma3", {"local_layers": ()}, r"local_layers is \(\), but a GGUF file of architecture gemma3 would say \(0,\)"),
+        ("bitnet-b1.58", {"window": 3}, r"window is 3, but a GGUF file of architecture bitnet-b1\.58 would say None"),
+        ("qwen2", {"yarn": Yarn(4.0, 16, truncate=False)}, "yarn is .*truncate=False.*, but a GGUF file of architecture qwen2 would say"),
+        ("qwen2", {"rope_magnitude": 1.5}, r"rope_magnitude is 1\.5, but a GGUF file of architecture qwen2 would say 1\.0"),
+        ("smollm3", {"rope_layers": (1,)}, r"rope_layers is \(1,\), but a GGUF file of architecture smollm3 would say \(0, 1\)"),
         ("llama", {"inner_norms": True}, "layer 0 ffn_down has a norm inside the linear"),
         ("qwen3", {"inner_norms": True}, "layer 0 ffn_down has a norm inside the linear with epsilon 1e-06, and GGUF has only"),
-        ("qwen2", {"rope_base": 1e6 + 1 / 64}, r"rope_base is 1000000\.015625, which is no float32"),
+        ("qwen2", {"rope_base": 1e6 + 1 / 64}, r"rope_base is 1000000\.015625, but .* would say 1000000\.0"),
     ],
 )
 def test_a_model_that_no_file_can_say_is_refused(tmp_path, family, changes, message):

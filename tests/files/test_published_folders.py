@@ -63,22 +63,12 @@ def test_the_published_sizes_are_read(tmp_path, repository):
         assert quantization.skipped == ("lm_head",)
 
 
-def published_file(path, architecture, weights, keys, options):
-    """A GGUF file of random weights of that type; the embedding is of it, too, where the weights are not BitNet's."""
-    table = "float16" if weights == "ternary" else weights
-    model = drawn(architecture, weights, table=table, **options)
-    # the writer leaves out what the model's Config denies, so keys are written under other names of the same length
-    write_model(path, model, {"tokenizer.ggml.model": "none", **{key[:-1] + "_": value for key, value in keys.items()}})
-    raw = path.read_bytes()
-    for key in keys:
-        raw = raw.replace(f"{key[:-1]}_".encode(), key.encode())
-    path.write_bytes(raw)
-    return path
-
-
 @pytest.mark.parametrize("repository", PUBLISHED_GGUF)
-def test_a_published_file_loads(tmp_path, repository):
-    assert np.isfinite(forward_full(load(published_file(tmp_path / "m.gguf", *PUBLISHED_GGUF[repository])), TOKENS)).all()
+def test_a_published_file_loads(written, repository):
+    """Of random weights of that type; the embedding is of it, too, where the weights are not BitNet's."""
+    architecture, weights, keys, options = PUBLISHED_GGUF[repository]
+    model = drawn(architecture, weights, table="float16" if weights == "ternary" else weights, **options)
+    assert np.isfinite(forward_full(load(written(model, **keys)), TOKENS)).all()
 
 
 @pytest.mark.parametrize("repository", REFUSED)

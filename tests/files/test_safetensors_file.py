@@ -22,11 +22,10 @@ def test_what_the_library_writes_is_read(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {name: rng.integers(0, 100, (3, n)).astype(dtype) for n, (name, dtype) in enumerate(DTYPES.items()) if name != "BF16"}
     numpy.save_file(arrays, tmp_path / "a.safetensors", {"format": "pt"})
-    data, entries = open_safetensors(tmp_path / "a.safetensors")
-    assert entries.keys() == arrays.keys()
-    for name, entry in entries.items():
-        assert (entry.dtype, entry.shape) == (name, arrays[name].shape)
-        assert data[entry.offset : entry.offset + entry.nbytes] == arrays[name].tobytes()
+    tensors = open_safetensors(tmp_path / "a.safetensors")
+    assert tensors.keys() == arrays.keys()
+    for name, tensor in tensors.items():
+        assert (tensor.type.name, tensor.shape, tensor.data.tobytes()) == (name, arrays[name].shape, arrays[name].tobytes())
 
 
 @pytest.mark.parametrize(
@@ -36,13 +35,13 @@ def test_what_the_library_writes_is_read(tmp_path):
         (b"{", b"", "the header: not JSON"),
         (b'{"a": {}, "a": {}}', b"", "an object has a key twice"),
         ({"__metadata__": {"a": 1}}, b"", "__metadata__ is {'a': 1}, expected an object of strings"),
-        ({"a": A | {"data_offsets": [4, 12]}}, bytes(12), "tensor 'a' begins at byte 4 of the data, expected 0"),
-        ({"a": A, "b": A}, bytes(8), "tensor 'b' begins at byte 0 of the data, expected 8"),
+        ({"a": A | {"data_offsets": [4, 12]}}, bytes(12), r"tensor 'a' begins at byte \d+, expected \d+: no holes"),
+        ({"a": A, "b": A}, bytes(8), r"tensor 'b' begins at byte \d+, expected \d+: no holes"),
         ({"a": A}, bytes(9), "the tensors end at byte .*, expected the same"),
         ({"a": A | {"shape": [1] * 9}}, bytes(8), "expected at most 8 lengths"),
         ({"a": A | {"shape": [-1, -2]}}, bytes(8), r"has shape \[-1, -2\]"),
         ({"a": A | {"shape": [2**62, 2**62]}}, bytes(8), "expected .* bytes for F32"),
-        ({"a": A | {"data_offsets": [0.0, 8]}}, bytes(8), "expected two"),
+        ({"a": A | {"data_offsets": [0.0, 8]}}, bytes(8), "expected at most 8 lengths and two offsets"),
         ({"a": A | {"shape": [3]}}, bytes(8), r"has data_offsets \[0, 8\], expected 12 bytes for F32 \[3\]"),
         ({"a": A | {"dtype": ["F32"]}}, bytes(8), "has dtype"),
         ({"a": A | {"dtype": "F8_E4M3"}}, bytes(8), "has dtype 'F8_E4M3', expected one of F64, F32"),

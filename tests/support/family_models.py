@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from models import random_model
@@ -11,6 +10,7 @@ from models import random_model
 from bitnet_np.base.errors import Error
 from bitnet_np.files.load import load
 from bitnet_np.model.records import Ternary
+from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.testing.models import write_gguf
 
 SHAPE = {"width": 256, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "vocab": 23, "context": 40, "n_layers": 2}
@@ -51,25 +51,10 @@ def writer(folder: Path) -> Callable[..., Path]:
 
 
 def rewrite(path, architecture, keys):
-    reader = gguf.GGUFReader(path)
-    writer = gguf.GGUFWriter(path.with_suffix(".new"), architecture)
-    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
-    values = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")} | {
-        name if name.startswith(("general.", "split.")) else f"{architecture}.{name}": value for name, value in keys.items()
-    }
-    for name, value in values.items():
-        if value is not None and name != "general.architecture":
-            kinds[type(value)](name, value)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    finish(writer)
-    path.with_suffix(".new").replace(path)
-
-
-def finish(writer):
-    """Write all that was added to gguf-py's writer."""
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        write()
+    document = Document.read(path)
+    document.put({key if key.startswith(("general.", "split.")) else f"{architecture}.{key}": value for key, value in keys.items()})
+    path.unlink()  # a new file: it may be mapped
+    path.write_bytes(document.bytes())
 
 
 def assert_refused(path, error, *parts):

@@ -19,8 +19,8 @@ PUBLISHED_GGUF: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "microsoft/bitnet-b1.58-2B-4T-gguf": ("bitnet-b1.58", "ternary", {}, {}),
     "tiiuae/Falcon3-1B-Instruct-1.58bit-GGUF": ("llama", "ternary", {}, {}),
     "tiiuae/Falcon-E-1B-Instruct-GGUF": ("llama", "ternary", {}, {}),
-    "microsoft/bitnet-embedding-0.6b": ("qwen3", "ternary", {"qwen3.pooling_type": 1}, _INNER_NORMS),
-    "prism-ml/Ternary-Bonsai-8B-gguf": ("qwen3", "Q2_0", {f"qwen3.rope.scaling.{key}": value for key, value in _YARN.items()}, {}),
+    "microsoft/bitnet-embedding-0.6b": ("qwen3", "ternary", {"pooling_type": 1}, _INNER_NORMS),
+    "prism-ml/Ternary-Bonsai-8B-gguf": ("qwen3", "Q2_0", {f"rope.scaling.{key}": value for key, value in _YARN.items()}, {}),
 }
 """By repository: the architecture, the weights as testing.random_model calls them, keys beside those of every such file, and more options
 of random_model."""

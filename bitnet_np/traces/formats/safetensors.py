@@ -3,7 +3,6 @@
 Arrays are written from the widest numbers to the narrowest, so each is aligned.
 """
 
-import mmap
 import os
 import shutil
 from functools import partial
@@ -13,25 +12,26 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base.tensor_types import BF16
 from ...files.safetensors_file import DTYPES, NAMES, header, open_safetensors
+from ...files.tensors import Tensor
+from ...model import widen
 from ..points import Entry
-from .arrays import Header, Labelled
+from .arrays import Labelled
 from .output import LabelWriter
 
 
-def _load(data: mmap.mmap, dtype: str, place: Header) -> NDArray:
-    array = place.array(np.frombuffer(data, np.uint8, place.nbytes, place.offset))
-    return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else array
+def _load(tensor: Tensor) -> NDArray:
+    array = tensor.data.view(DTYPES[tensor.type.name]).reshape(tensor.shape)
+    return widen.float32(array) if tensor.type is BF16 else array
 
 
 def read(path: str | os.PathLike[str]) -> Labelled:
     """The arrays of a .safetensors file whose tensors are named by label, such as attn_norm-0. Bfloat16 is widened to float32: exact."""
-    path = Path(path)
-    data, tensors = open_safetensors(path)
-    arrays = {}
-    for name, (dtype, shape, offset, _) in tensors.items():
-        place = Header(shape, DTYPES[dtype], False, offset)
-        arrays[name] = Entry(shape, np.dtype(np.float32) if dtype == "BF16" else place.dtype, partial(_load, data, dtype, place))
+    path, arrays = Path(path), {}
+    for name, tensor in open_safetensors(path).items():
+        dtype = np.dtype(np.float32) if tensor.type is BF16 else DTYPES[tensor.type.name]
+        arrays[name] = Entry(tensor.shape, dtype, partial(_load, tensor))
     return Labelled(arrays, path, "safetensors")
 
 
