@@ -12,6 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ...base.errors import FileFormatError, shown
 from ...base.extras import extra
 from ...files.safetensors_file import strict_json
 from ..points import LAYER_NAMES, MODEL_NAMES, SCORES, Key, ours_of
-from .output import Writer
+from .output import Put, Writer
 
 WHOLE_MODEL, ALL_LAYERS = -1, -2
 _MAX_RECORD = 1 << 23  # bytes: a record may hold the first 262,144 values, which are not read
@@ -144,12 +145,9 @@ def as_json(record: Fingerprint) -> str:
     return json.dumps(fields | {"rms": record.rms if math.isfinite(record.rms) else None})
 
 
-class LinesWriter(Writer):
+@contextmanager
+def opened(out: Writer) -> Iterator[Put]:
     """All records in one file, one on each line: what trace_diff.py reads."""
-
-    def begin(self) -> None:
-        _blake3()
-        self._file = self.opened(self.part, "x")
-
-    def put(self, key: Key, array: NDArray) -> None:
-        self._file.writelines(as_json(record) + "\n" for record in fingerprints(key, array))
+    _blake3()
+    with open(out.part, "x", encoding="utf-8", newline="\n") as file:
+        yield lambda key, array: file.writelines(as_json(record) + "\n" for record in fingerprints(key, array))
