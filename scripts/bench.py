@@ -8,7 +8,7 @@ machine's own peaks are measured in the same rounds. Compilation happens before,
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -134,12 +134,6 @@ def check_forwards(options: argparse.Namespace) -> None:
         raise OptionError(f"{given[0]} is for {' and '.join(sorted(FORWARDS))}, not for {', '.join(options.bench)}")
 
 
-def open_peers(stack: ExitStack, options: argparse.Namespace) -> list[peers.Peer]:
-    """Start the workers, before anything slow is done: a missing one is reported at once."""
-    asked = {program or sys.executable for name, program in options.vs if name == peers.NAME}
-    return [stack.enter_context(peers.Peer(python)) for python in asked]
-
-
 def open_builds(options: argparse.Namespace, path: Path, skipped: list[str]) -> list[llama_bench.LlamaBench]:
     """The engines that a llama-bench times. One that does not run is named in `skipped`, so that one command serves many machines."""
     builds = []
@@ -153,24 +147,6 @@ def open_builds(options: argparse.Namespace, path: Path, skipped: list[str]) -> 
     return builds
 
 
-def make_setup(options: argparse.Namespace, threads: tuple[int, ...], folder: Path) -> Setup:
-    """The setup, with its model loaded, or made first."""
-    path = options.model or models.ours(folder, options.shape, options.seed)
-    dialect = DIALECTS[options.dialect]
-    return Setup(path, load(path), threads, options.lengths, options.batch, options.steps, options.seed, dialect)
-
-
-def load_peers(running: Sequence[peers.Peer], setup: Setup, folder: Path) -> None:
-    """Give each peer the same model where it can load it, else one of the same shape."""
-    config = setup.model.config
-    longest = max(*setup.fitting((128, 512)), forwards.PROMPT + setup.steps)
-    for peer in running:
-        if models.ternary_weights(setup.model):
-            peer.open(path=str(models.for_llama_cpp(folder, config, setup.seed)), context=longest)
-        else:
-            peer.open("llama.cpp, the same file", path=str(setup.path), context=longest)
-
-
 def run(options: argparse.Namespace) -> tuple[list[Table], Results, dict]:
     """Run all benches; returns their tables, all measurements, and the JSON object."""
     folder = options.model_dir or models.folder()
@@ -179,10 +155,19 @@ def run(options: argparse.Namespace) -> tuple[list[Table], Results, dict]:
     check_forwards(options)
     with ExitStack() as stack:
         stack.callback(numba.set_num_threads, numba.get_num_threads())
-        running = open_peers(stack, options)
-        setup = make_setup(options, threads, folder)
-        load_peers(running, setup, folder)
-        engines: list[peers.Engine] = [*running, *open_builds(options, setup.path, results.skipped)]
+        pythons = {program or sys.executable for name, program in options.vs if name == peers.NAME}
+        running = [stack.enter_context(peers.Peer(python)) for python in pythons]  # first: a missing one is reported at once
+        path = options.model or models.ours(folder, options.shape, options.seed)
+        dialect = DIALECTS[options.dialect]
+        setup = Setup(path, load(path), threads, options.lengths, options.batch, options.steps, options.seed, dialect)
+        config, ternary_weights = setup.model.config, models.ternary_weights(setup.model)
+        for peer in running:
+            longest = max(*setup.fitting((128, 512)), forwards.PROMPT + setup.steps)
+            if ternary_weights:  # a model of the same shape, which it can load
+                peer.open(path=str(models.for_llama_cpp(folder, config, setup.seed)), context=longest)
+            else:
+                peer.open("llama.cpp, the same file", path=str(path), context=longest)
+        engines: list[peers.Engine] = [*running, *open_builds(options, path, results.skipped)]
         machine_peaks = peaks.Peaks(options.read_mb)
         for name in dict.fromkeys(options.bench):
             asked = engines if name in FORWARDS else []
@@ -192,10 +177,10 @@ def run(options: argparse.Namespace) -> tuple[list[Table], Results, dict]:
             "machine": machine.describe(),
             "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
             "model": {
-                "path": str(setup.path),
-                "architecture": setup.model.config.architecture,
-                "shape": {name: getattr(setup.model.config, name) for name in TINY},
-                "ternary_weights": models.ternary_weights(setup.model),
+                "path": str(path),
+                "architecture": config.architecture,
+                "shape": {name: getattr(config, name) for name in TINY},
+                "ternary_weights": ternary_weights,
                 "bytes_per_token": models.weight_bytes(setup.model),
             },
             "peers": {engine.name: engine.description for engine in engines},

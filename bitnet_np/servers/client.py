@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..base.errors import OptionError, ServerError, shown
-from .fields import of_type, tokens
+from .completions import of_type, tokens
 
 _PIECE = 1 << 20  # bytes read at a time
 SMALL_ANSWER = 1 << 20

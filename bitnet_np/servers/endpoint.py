@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 from ..base.errors import UnsupportedError
 from .client import Client, RefusedError
-from .fields import member
+from .completions import member
 from .llama_server import LlamaServer
 from .openai import OpenAiServer
 from .sglang import SglangServer

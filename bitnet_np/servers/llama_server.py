@@ -10,8 +10,7 @@ from typing import Any
 
 from ..base.errors import ServerError
 from .client import Client, most_bytes
-from .completions import Completions
-from .fields import completions, listed, member, of_type, prompt_length, token, tokens
+from .completions import Completions, completions, listed, member, of_type, prompt_length, token, tokens
 
 
 @dataclass(frozen=True)

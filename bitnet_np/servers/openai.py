@@ -11,8 +11,7 @@ from typing import Any
 
 from ..base.errors import ServerError, UnsupportedError, shown
 from .client import Client, RefusedError, most_bytes
-from .completions import Completions
-from .fields import Entries, completions, listed, logprob, member, of_type, prompt_length, rows, token, tokens
+from .completions import Completions, Entries, completions, listed, logprob, member, of_type, prompt_length, rows, token, tokens
 
 _WHERE = "/v1/completions"
 _REFUSALS = (400, 422)  # of a request that has a field the server does not know

@@ -10,8 +10,7 @@ from typing import Any
 
 from ..base.errors import ServerError, shown
 from .client import most_bytes
-from .completions import Completions
-from .fields import Entries, completions, listed, logprob, member, of_type, prompt_length, rows, token
+from .completions import Completions, Entries, completions, listed, logprob, member, of_type, prompt_length, rows, token
 from .openai import OpenAiServer
 
 _WHERE = "/generate"

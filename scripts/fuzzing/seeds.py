@@ -231,7 +231,7 @@ def write_dumps(folder: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         with format.writer(path, TOKENS) as writer:
             for key, array in points.items():
-                if writer.names is None or key.name in writer.names:
+                if format.writer.names is None or key.name in format.writer.names:
                     writer.add(key, array)
     packed: dict[str, Any] = {str(key): array for key, array in points.items()}
     np.savez_compressed(_made(folder / "packed") / "t.npz", tokens=TOKENS, **packed)

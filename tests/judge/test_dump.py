@@ -10,7 +10,7 @@ from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
-from bitnet_np.traces.formats import llama_logits, read_any
+from bitnet_np.traces.formats import FORMATS, read_any
 from bitnet_np.traces.points import Key
 
 
@@ -41,7 +41,7 @@ def test_log_probabilities_are_judged_as_far_as_their_file_tells_them(tmp_path):
     logits = recorded()[LOGITS]
     verdicts = []
     for theirs in (logits, logits * np.float32(1 + 1e-6), logits * np.float32(1.05)):
-        with llama_logits.LlamaLogitsWriter(tmp_path / "x.kld", TOKENS) as out:
+        with FORMATS["llama-logits"].writer(tmp_path / "x.kld", TOKENS) as out:
             out.add(LOGITS, theirs)
         report = check(MODEL, TOKENS, read_any(tmp_path / "x.kld"), EXACT, effort=1e-3)  # few mistakes are tried
         verdicts.append((report.verdict, report.logits.verdict))

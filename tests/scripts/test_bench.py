@@ -15,7 +15,7 @@ import numba
 import numpy as np
 import pytest
 from benchmarks import forwards, memory, models, neighbours, peaks, processes, report
-from benchmarks.rounds import OURS, Case, CheckError, Key, Results, check, measure, ratios, simple, summary, tokens
+from benchmarks.rounds import OURS, Case, CheckError, Key, Results, check, measure, simple, summary, tokens
 
 from bitnet_np import forward_full, load
 from bitnet_np.base.errors import OptionError
@@ -89,16 +89,8 @@ def bare_python(tmp_path):
 # --- numbers --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_samples_are_summed_up_and_divided_round_by_round():
+def test_samples_are_summed_up_and_are_fractions_of_the_same_rounds_peak():
     assert summary([3.0, 1.0, 2.0, 10.0]) == (2.5, 1.0, 10.0, pytest.approx(8.95))
-    with pytest.raises(ValueError, match="no samples"):
-        summary([])
-    assert ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
-    with pytest.raises(ValueError, match="longer"):
-        ratios([1.0], [1.0, 2.0])
-
-
-def test_fractions_are_of_the_same_rounds_peak():
     case = Case("b", "c", simple(lambda: None))
     results = Results([case])
     results.samples[Key("b", "c", OURS, 1)] = [{"seconds": 1.0}, {"seconds": 2.0}]
@@ -166,11 +158,9 @@ def test_what_the_budget_does_not_hold_is_skipped_and_named():
 # --- the machine ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_peaks_are_checked_sums():
+def test_peaks_are_of_what_the_machine_has():
     found = peaks.Peaks(1)(2)
-    ways = [value for name, value in found.items() if name.startswith("read, ")]
-    assert found["read"] == max(ways)
-    assert len(ways) == 4
+    assert found["read"] == max(value for name, value in found.items() if name.startswith("read, "))
     assert found["fma"] > 0
     assert ("tiles" in found) == (amx.unit() is not None)
 
@@ -186,36 +176,19 @@ def test_fractions_are_of_the_instructions_in_use(monkeypatch):
 
 
 def test_memory_is_seen_where_it_is_used():
+    """Also what lies in memory that earlier results had: it is given back first. 64 MB is about what the C library may keep."""
     held = []
     found = memory.traced(lambda: held.append(np.ones(1_000_000, np.uint8)))
-    assert 1_000_000 <= found["peak"] < 1_100_000
-    assert 1_000_000 <= found["left"] < 1_100_000
-    assert memory.traced(lambda: np.ones(1_000_000, np.uint8))["left"] < 100_000
-    growth = memory.resident_growth(lambda: np.ones(200_000_000, np.uint8))  # the C library keeps up to 67 MB of what others freed
-    assert growth is None or 190_000_000 < growth < 240_000_000
-
-
-def test_memory_counts_what_a_call_used_before():
-    """Results lie in memory that earlier results had: it is given back first, or the peak would be less than the result.
-
-    The array is about as large as what the C library may keep of what others freed.
-    """
-
-    def call():
-        return workspace.empty((4000, 4000))
-
-    call()
-    assert memory.traced(call)["peak"] >= 64_000_000
-    growth = memory.resident_growth(lambda: call().fill(1))
-    assert growth is None or growth > 60_000_000
-
-
-@pytest.mark.parametrize(("sample", "wrong"), [({"peak": 999}, "peak"), ({"peak": 2_000_000, "resident": 0}, "resident")])
-def test_memory_that_does_not_hold_the_result_is_refused(sample, wrong):
-    result = 1000 if wrong == "peak" else 2_000_000
-    assert memory.checked("x", {"peak": result, "resident": result}, result)
-    with pytest.raises(CheckError, match=f"memory x: {wrong} is .* bytes, but the result alone has"):
-        memory.checked("x", sample, result)
+    assert 1_000_000 <= found["left"] <= found["peak"] < 1_100_000
+    for call, size in ((lambda: np.ones(200_000_000, np.uint8), 200_000_000), (lambda: workspace.empty((4000, 4000)).fill(1), 64_000_000)):
+        call()
+        found, growth = memory.traced(call), memory.resident_growth(call)
+        assert size <= found["peak"] < 1.1 * size
+        assert found["left"] < 100_000
+        assert growth is None or 0.93 * size < growth < 1.2 * size
+    for name in ("peak", "resident"):
+        with pytest.raises(CheckError, match=f"memory x: {name} is .* bytes, but the result alone has"):
+            memory.checked("x", {"peak": size, "resident": size, name: 0}, size)
 
 
 def test_neighbours_are_busy_as_long_as_they_are_asked_for(monkeypatch):
@@ -243,9 +216,6 @@ def test_a_file_for_llama_cpp_holds_the_same_shape(folder):
     assert tensors["token_embd.weight"].tensor_type == gguf.GGMLQuantizationType.F16
     assert models.for_llama_cpp(folder, shape, seed=1) == path
     assert models.for_llama_cpp(folder, shape, seed=2) != path
-
-
-def test_rows_that_tq2_0_cannot_hold_are_refused(folder):
     with pytest.raises(OptionError, match="ffn is 384, but rows of TQ2_0 are multiples of 256"):
         models.for_llama_cpp(folder, released(ffn=384), 0)
 

@@ -1,23 +1,19 @@
 """Traces for the tests of file formats, and files made byte by byte."""
 
 import json
-import shutil
 import struct
 import tracemalloc
 
 import numpy as np
 
-from bitnet_np.traces.formats import FORMATS, bitnet_rs, eval_callback, read_any
+from bitnet_np.traces.formats import FORMATS, read_any
 from bitnet_np.traces.points import LAYER_NAMES, SCORES, Key
 
 TOKENS = np.array([3, 1, 4, 1, 5])
 T, V = len(TOKENS), 7
 READABLE = [name for name, format in FORMATS.items() if format.writer and format.read]
 WHOLE = [name for name in READABLE if FORMATS[name].writer.names is None]  # formats that hold every point
-PARTIAL = {"bitnet-rs": bitnet_rs.read, "eval-callback": eval_callback.read}  # readers of what is no whole trace
 LOGITS = Key("result_output", None)
-RECORD = {"name": "blk0/attn_norm", "shape": [1, 2560], "dtype": "BF16", "blake3": "0" * 64, "rms": 0.9982, "num_elements": 2560}
-"""A record of BitNet-rs."""
 
 
 def all_points(n_layers=2, seed=0):
@@ -58,18 +54,6 @@ def load_all(trace):
 def contents(path):
     """Name -> bytes of a folder's files; a single file has an empty name."""
     return {"": path.read_bytes()} if path.is_file() else {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file()}
-
-
-def read_contents(folder, files, format):
-    """What a reader gives for these `contents`, which are written to the folder: all points of a trace, where it is one."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for name, raw in files.items():
-        path = folder / "t" / name if name else folder / "t"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(raw)
-    if format in PARTIAL:
-        return PARTIAL[format](folder / "t")
-    return load_all(read_trace(folder / "t", {"packed": "npz"}.get(format, format)))
 
 
 def peak_memory(action):

@@ -12,7 +12,8 @@ from bitnet_np import check
 from bitnet_np.base.errors import OptionError, ShapeError
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.formats import read_any
-from bitnet_np.traces.hooks import Recorded, record_mlx, record_transformers
+from bitnet_np.traces.hooks import Recorded, record_mlx
+from bitnet_np.traces.hooks import record_transformers as record
 from bitnet_np.traces.points import Key
 from bitnet_np.traces.record import write_trace
 
@@ -60,40 +61,26 @@ def apply_rotary_pos_emb(queries, keys):
     return queries, keys
 
 
-class TorchModule:
-    head_dim = MODELS["llama"].config.head_dim
+class Module:
+    """What is asked of a module: that Python calls it by its class."""
 
     def __init__(self):
-        self.hooks, self.pre_hooks = {}, {}
         self.result, self.rotated = None, ()
 
-    def register_forward_hook(self, hook, always_call=False):
-        return registered(self.hooks, hook)
-
-    def register_forward_pre_hook(self, hook):
-        return registered(self.pre_hooks, hook)
-
     def __call__(self, *arguments):
-        for hook in list(self.pre_hooks.values()):
-            hook(self, arguments)
-        if self.rotated:
-            apply_rotary_pos_emb(*self.rotated)
-        for hook in list(self.hooks.values()):
-            hook(self, arguments, self.result)
         return self.result
 
 
-def registered(hooks, hook):
-    hooks[id(hook)] = hook
-    return SimpleNamespace(remove=lambda: hooks.pop(id(hook)))
+class TorchModule(Module):
+    head_dim = MODELS["llama"].config.head_dim
+
+    def __call__(self, *arguments):
+        if self.rotated:
+            apply_rotary_pos_emb(*self.rotated)
+        return self.result
 
 
-class MlxModule:
-    """A module that is called by its class, as Python does."""
-
-    def __init__(self):
-        self.result, self.rotated = None, ()
-
+class MlxModule(Module):
     def __call__(self, *arguments):
         for heads in self.rotated:
             self.rope.result = heads
@@ -104,18 +91,18 @@ class MlxModule:
 class FakeModel:
     """A model whose modules take and give these points, some rows at each call."""
 
-    def __init__(self, kind, model, wrap, record=None):
-        self.kind, self.record = kind, record
-        self.points = {Key(name, layer): array.reshape(len(IDS), -1) for (name, layer), array in record_all(model, IDS).items()}
-        self.calls = list(calls(self.points, model.config.n_layers))
-        self.modules = {path: kind() for path, *_ in self.calls} | {"model.layers.0.mlp.act_fn": kind(), "": kind()}
-        self.wrap, self.head_dim, self.factor = wrap, model.config.head_dim, np.float32(1)
-        for path, module in self.modules.items():
-            if path.endswith("self_attn") and kind is MlxModule:
-                module.rope = kind()
+    def __init__(self, kind, wrap, model=MODELS["llama"]):
+        self.kind, self.wrap, self.head_dim, self.factor = kind, wrap, model.config.head_dim, np.float32(1)
+        self.points = points_of(model)
+        self.make(calls(self.points, model.config.n_layers))
 
-    def recording(self):
-        return self.record(self)
+    def make(self, calls):
+        """Let the model consist of the modules of these calls."""
+        self.calls = list(calls)
+        self.modules = {path: self.kind() for path, *_ in self.calls} | {"model.layers.0.mlp.act_fn": self.kind(), "": self.kind()}
+        for path, module in self.modules.items():
+            if path.endswith("self_attn") and self.kind is MlxModule:
+                module.rope = self.kind()
 
     def named_modules(self):
         return iter(self.modules.items())
@@ -134,14 +121,15 @@ class FakeModel:
         self.modules[""].result = self.wrap(self.points[Key("result_output", None)][None, rows] * self.factor)
         return self.modules[""](Tensor(IDS))
 
-    def register_forward_hook(self, *arguments, **named):
-        return self.modules[""].register_forward_hook(*arguments, **named)
+
+def points_of(model):
+    return {Key(name, layer): array.reshape(len(IDS), -1) for (name, layer), array in record_all(model, IDS).items()}
 
 
-FAKES = [(record_transformers, TorchModule, Tensor), (record_mlx, MlxModule, lambda array: array)]
+FAKES = {"transformers": (TorchModule, Tensor), "mlx": (MlxModule, lambda array: array)}
 
 
-@pytest.fixture(params=FAKES, ids=["transformers", "mlx"])
+@pytest.fixture(params=FAKES.values(), ids=FAKES)
 def fake(request):
     return request.param
 
@@ -149,18 +137,16 @@ def fake(request):
 @pytest.fixture
 def engine(fake):
     """A Llama of both kinds."""
-    record, kind, wrap = fake
-    return FakeModel(kind, MODELS["llama"], wrap, record)
+    return FakeModel(*fake)
 
 
 def state(model):
-    return [(type(module), dict(getattr(module, "hooks", {}))) for module in model.modules.values()]
+    return [type(model), apply_rotary_pos_emb, *map(type, model.modules.values())]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_forward_pass_is_recorded_to_the_bit(fake, name):
-    record, kind, wrap = fake
-    engine = FakeModel(kind, MODELS[name], wrap)
+    engine = FakeModel(*fake, MODELS[name])
     with record(engine) as trace:
         engine()
     named = {key for key in engine.points if not key.name.endswith(("_codes", "_scale"))}
@@ -186,19 +172,15 @@ def fuse(engine, config):
             calls.append((f"model.layers.{layer}.{name}", source, joined))
         elif module not in FUSED:
             calls.append((path, source, result))
-    engine.calls, engine.config = calls, config
-    kind = type(engine.modules[""])
-    engine.modules = {path: kind() for path, *_ in calls} | {"": kind()}
-    for path, module in engine.modules.items():
-        if path.endswith("self_attn") and kind is MlxModule:
-            module.rope = kind()
+    engine.config = config
+    engine.make(calls)
 
 
 def test_matrices_of_one_module_are_told_apart(engine):
     named = {key for key in engine.points if not key.name.endswith(("_codes", "_scale"))}
     c = MODELS["llama"].config
     fuse(engine, SimpleNamespace(num_attention_heads=c.heads, num_key_value_heads=c.kv_heads))
-    with engine.recording() as trace:
+    with record(engine) as trace:
         engine()
     assert set(trace.points) == named
     assert check(MODELS["llama"], IDS, trace).verdict == Verdict.SAME_BITS
@@ -206,7 +188,7 @@ def test_matrices_of_one_module_are_told_apart(engine):
 
 def test_a_model_that_does_not_say_its_heads_is_refused(engine):
     fuse(engine, None)
-    with pytest.raises(OptionError, match="expected num_attention_heads"), engine.recording():
+    with pytest.raises(OptionError, match="expected num_attention_heads"), record(engine):
         engine()
 
 
@@ -214,12 +196,10 @@ EXPERTS = random_model(0, family="qwen3moe", n_layers=2)
 ROUTED = ("ffn_moe_logits", "ffn_moe_weights", "ffn_moe_topk")
 
 
-@pytest.mark.parametrize("record", [record_transformers, record_mlx])
-def test_what_routers_and_experts_give_is_recorded(record):
+def test_what_routers_and_experts_give_is_recorded(fake):
     """A prefill of as many tokens as a token has experts, and a step: rows are not taken for slots."""
-    points = {Key(name, layer): array.reshape(len(IDS), -1) for (name, layer), array in record_all(EXPERTS, IDS).items()}
-    torch, used = record is record_transformers, EXPERTS.config.experts_used
-    kind = TorchModule if torch else MlxModule
+    points, kind, used = points_of(EXPERTS), fake[0], EXPERTS.config.experts_used
+    torch = kind is TorchModule
     modules = {f"model.layers.{n}.mlp.{name}": kind() for n in range(2) for name in ("gate", "experts", "switch_mlp")}
     model = kind()
     model.named_modules = modules.items
@@ -250,27 +230,27 @@ def test_what_routers_and_experts_give_is_recorded(record):
 
 def test_the_model_is_as_it_was(engine):
     before = state(engine)
-    with engine.recording():
+    with record(engine):
         assert state(engine) != before
     assert state(engine) == before
     engine.calls.append(("no such module", None, None))
-    with pytest.raises(KeyError), engine.recording():
+    with pytest.raises(KeyError), record(engine):
         engine()
     assert state(engine) == before
 
 
-def test_a_module_that_cannot_be_recorded_leaves_no_other_recorded():
-    engine = FakeModel(TorchModule, MODELS["llama"], Tensor)
-    del engine.modules["lm_head"].hooks
-    with pytest.raises(AttributeError), record_transformers(engine):
+def test_a_module_that_cannot_be_recorded_leaves_no_other_recorded(engine):
+    engine.modules["lm_head"] = len  # its class has no other
+    before = state(engine)
+    with pytest.raises(TypeError), record(engine):
         pass
-    assert not any(module.hooks for path, module in engine.modules.items() if path != "lm_head")
+    assert state(engine) == before
 
 
 def test_recordings_within_each_other(engine):
     before = state(engine)
-    with engine.recording() as outer:
-        with engine.recording() as inner:
+    with record(engine) as outer:
+        with record(engine) as inner:
             engine()
         engine()
     assert len(outer.points[Key("l_out", 0)]) == 2 * len(inner.points[Key("l_out", 0)]) == 2 * len(IDS)
@@ -289,35 +269,27 @@ def test_normed_heads_may_come_first():
     np.testing.assert_array_equal(square[Key("Qcur_normed", 0)], heads[0, :, :2].reshape(2, 6))
 
 
-def test_narrow_numbers_are_widened_exactly():
-    def narrow(array):
-        return Tensor(array.astype(np.float16), "torch.float16")
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_numbers_are_widened_exactly_and_recorded_as_they_were(dtype):
+    """Tensors may change later."""
 
-    engine = FakeModel(TorchModule, MODELS["llama"], narrow)
-    with record_transformers(engine) as trace:
-        engine()
-    for key, array in trace.points.items():
-        assert array.dtype == np.float32
-        np.testing.assert_array_equal(array, engine.points[key].astype(np.float16))
-    engine.wrap = lambda array: Tensor(array.astype(np.float64) * (1 + 2**-40), "torch.float64")
-    with record_transformers(engine) as trace:
-        engine()
-    np.testing.assert_array_equal(trace.points[Key("l_out", 0)], engine.points[Key("l_out", 0)] * (1 + np.float64(2**-40)))
+    def wrap(array):
+        return Tensor((array * dtype(1 + 2**-40)).astype(dtype), f"torch.{dtype.__name__}")
 
-
-def test_tensors_that_change_later_are_recorded_as_they_were():
-    engine = FakeModel(TorchModule, MODELS["llama"], lambda array: Tensor(array.copy()))
-    with record_transformers(engine) as trace:
+    engine = FakeModel(TorchModule, wrap)
+    with record(engine) as trace:
         engine()
         for module in engine.modules.values():
             if isinstance(module.result, Tensor):
                 module.result.array[:] = 0
-    np.testing.assert_array_equal(trace.points[Key("ffn_up", 1)], engine.points[Key("ffn_up", 1)])
+    for key, array in trace.points.items():
+        assert array.dtype == (np.float64 if dtype is np.float64 else np.float32)
+        np.testing.assert_array_equal(array, wrap(engine.points[key]).array)
 
 
 def test_logits_of_some_positions_only_are_those_of_the_last(engine):
     """generate computes the prompt's last logits, and then each token's."""
-    with engine.recording() as trace:
+    with record(engine) as trace:
         engine(slice(0, 4), last_logits_only=True)
         engine(slice(4, 5))
         engine(slice(5, 6))
@@ -329,7 +301,7 @@ def test_logits_of_some_positions_only_are_those_of_the_last(engine):
 def test_logits_are_those_that_the_whole_model_gives(engine):
     """Some models scale or cap what their head gives."""
     engine.factor = np.float32(0.25)
-    with engine.recording() as trace:
+    with record(engine) as trace:
         engine(slice(0, 4))
         engine(slice(4, 6))
     np.testing.assert_array_equal(trace.points[Key("result_output", None)], engine.points[Key("result_output", None)] / 4)
@@ -337,15 +309,13 @@ def test_logits_are_those_that_the_whole_model_gives(engine):
 
 def test_a_head_that_is_no_module():
     """mlx-lm does not call a head that is the embedding: the whole model's output is the logits. A model without a head has none."""
-    engine = FakeModel(MlxModule, MODELS["llama"], lambda array: array)
-    del engine.modules["lm_head"]
-    engine.calls.pop()
+    engine = FakeModel(*FAKES["mlx"])
+    engine.make(engine.calls[:-1])
     with record_mlx(engine) as trace:
         engine()
     np.testing.assert_array_equal(trace.points[Key("result_output", None)], engine.points[Key("result_output", None)])
     assert type(engine) is FakeModel
-    engine.modules = {path.removeprefix("model."): module for path, module in engine.modules.items()}
-    engine.calls = [(path.removeprefix("model."), *keys) for path, *keys in engine.calls]
+    engine.make((path.removeprefix("model."), *keys) for path, *keys in engine.calls)
     with record_mlx(engine) as trace:
         engine()
     assert Key("result_norm", None) in trace.points
@@ -353,8 +323,8 @@ def test_a_head_that_is_no_module():
 
 
 def test_several_sequences_and_other_objects_are_refused(fake):
-    record, kind, wrap = fake
-    engine = FakeModel(kind, MODELS["llama"], lambda array: wrap(np.concatenate([array, array])))
+    kind, wrap = fake
+    engine = FakeModel(kind, lambda array: wrap(np.concatenate([array, array])))
     with pytest.raises(ShapeError, match=r"inp_embd has shape \[2, 6, \d+\] in the model, expected one sequence"), record(engine):
         engine()
     with pytest.raises(OptionError, match="expected a model of transformers or mlx-lm"), record(3):
@@ -366,7 +336,7 @@ def test_several_sequences_and_other_objects_are_refused(fake):
 
 @pytest.mark.parametrize("name", ["dump.npz", "dump.safetensors", "dump"])
 def test_a_recording_is_written_and_read_again(engine, tmp_path, name):
-    with engine.recording() as trace:
+    with record(engine) as trace:
         engine()
     written = write_trace(trace, tmp_path / name, tokens=IDS, format=None if "." in name else "npy")
     again = read_any(tmp_path / name)

@@ -7,6 +7,8 @@ one after another, but lm_head has the logits of the last token only. Scores are
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,9 @@ from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, OptionError, shown
 from ..normal_form import checked_tokens
-from ..points import MODEL_NAMES, SCORES, Entry, Key, Trace, ours_of
-from .arrays import MAX_POINTS, Header, check_size, finished, normal
-from .output import Writer
+from ..points import MODEL_NAMES, SCORES, Entry, Key, ours_of
+from .arrays import MAX_POINTS, Header, Labelled, check_size
+from .output import Put, Writer
 
 MAGIC = b"APRT"
 WHOLE_MODEL = 0xFFFFFFFF
@@ -24,37 +26,37 @@ _HEADER = 12
 _FLOAT32 = np.dtype("<f4")
 _OURS = ours_of("aprt")
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
+NAMES = frozenset(_THEIRS)
+"""The points that it can hold."""
 _LAYER = re.compile(r"layer-(0|[1-9][0-9]{0,5})")
 
 
-def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
-    """The trace of a folder of stage files, or of one file. The files do not say how many tokens there are: `tokens` must be given."""
+def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Labelled:
+    """The arrays of a folder of stage files, or of one file. The files do not say how many tokens there are: `tokens` must be given."""
     path = Path(path)
     if tokens is None:
         raise OptionError(f"{path}: the values in APRT files are flat, give the tokens they are of")
     ids = checked_tokens(tokens, "tokens")
-    entries: dict[Key, Entry] = {}
-    ignored = []
+    arrays: dict[str, Entry] = {}
     for label, file in sorted(_files(path).items()):
         layer, count = _read_header(file)
         folder = _LAYER.fullmatch(file.parent.name)
         if path.is_dir() and layer != (int(folder[1]) if folder and file.parent != path else WHOLE_MODEL):
             raise FileFormatError(f"{file}: its header says layer {layer}, expected that of its folder")
         name = _OURS.get(file.stem, "")
+        shape: tuple[int, ...] = (count,)
         whole = layer == WHOLE_MODEL or (name == "inp_embd" and layer == 0)
-        if not name or whole != (name in MODEL_NAMES):
-            ignored.append(label)
-            continue
-        key = Key(name, None if whole else layer)
-        if key in entries:
-            raise FileFormatError(f"{file}: {key} is there twice, expected each point once")
-        rows = 1 if name == "result_output" else len(ids)
-        unit = rows * rows if name in SCORES else rows
-        if count == 0 or count % unit:
-            raise FileFormatError(f"{file}: {count} numbers, expected a multiple of {unit} for {rows} tokens")
-        shape = (count // unit, rows, rows) if name in SCORES else (rows, count // rows)
-        entries[key] = normal(key, Header(shape, _FLOAT32, False, _HEADER).entry(file), len(ids), str(file))
-    return finished(entries, path, "APRT", ids, ignored)
+        if name and whole == (name in MODEL_NAMES):
+            label = str(Key(name, None if whole else layer))
+            rows = 1 if name == "result_output" else len(ids)
+            unit = rows * rows if name in SCORES else rows
+            if count == 0 or count % unit:
+                raise FileFormatError(f"{file}: {count} numbers, expected a multiple of {unit} for {rows} tokens")
+            shape = (count // unit, rows, rows) if name in SCORES else (rows, count // rows)
+        if label in arrays:
+            raise FileFormatError(f"{file}: {label} is there twice, expected each point once")
+        arrays[label] = Header(shape, _FLOAT32, False, _HEADER).entry(file)
+    return Labelled(arrays, path, "APRT")
 
 
 def _files(path: Path) -> dict[str, Path]:
@@ -79,19 +81,19 @@ def _read_header(path: Path) -> tuple[int, int]:
     return layer, count
 
 
-class AprtWriter(Writer):
+@contextmanager
+def opened(out: Writer) -> Iterator[Put]:
     """A folder of stage files. Of the logits it keeps the last token's, as aprender does."""
 
-    folder = True
-    names = frozenset(_THEIRS)
-
-    def put(self, key: Key, array: NDArray) -> None:
+    def put(key: Key, array: NDArray) -> None:
         layer = 0 if key.name == "inp_embd" else WHOLE_MODEL if key.layer is None else key.layer
         numbers = (array[-1] if key.name == "result_output" else array).astype(_FLOAT32, copy=False)
         if numbers.size >= 1 << 32:
-            raise OptionError(f"{self.path}: {key} has {numbers.size} numbers, an APRT file holds less than 2**32")
-        folder = self.part if layer == WHOLE_MODEL else self.part / f"layer-{layer}"
+            raise OptionError(f"{out.path}: {key} has {numbers.size} numbers, an APRT file holds less than 2**32")
+        folder = out.part if layer == WHOLE_MODEL else out.part / f"layer-{layer}"
         folder.mkdir(exist_ok=True)
         with open(folder / f"{_THEIRS[key.name]}.bin", "xb") as file:
             file.write(MAGIC + layer.to_bytes(4, "little") + numbers.size.to_bytes(4, "little"))
             numbers.tofile(file)
+
+    yield put

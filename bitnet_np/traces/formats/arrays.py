@@ -81,6 +81,13 @@ class Header(NamedTuple):
             raise FileFormatError(f"{path}: the file has changed since it was opened: {error}") from None
 
 
+_WHOLE = -1
+"""In place of a step's number: the rows of all tokens."""
+
+_Parts = dict[Key | None, dict[int, list[str]]]
+"""The labels of each point, or of the token ids, by steps: several that engines give one tensor."""
+
+
 class Labelled(NamedTuple):
     """A file's arrays by their labels (labels.py), of one sequence or of several."""
 
@@ -96,41 +103,32 @@ class Labelled(NamedTuple):
         the file holds other tokens.
         """
         arrays, where = _unstacked(self.arrays, config), str(self.path)
-        meant = meanings(arrays, config, where)
-        parts: dict[Key | None, dict[int | None, Entry]] = {}
-        again = []
-        for label, (key, step, second) in sorted(meant.items(), key=lambda item: item[1].second):
-            if step not in parts.setdefault(key, {}):
-                parts[key][step] = arrays[label]
-            elif second:
-                again.append(label)
-            else:
-                raise FileFormatError(f"{where}: {key or 'tokens'}{_at(step)} is there twice, expected each point once")
-        _check_steps(parts, where)
-        in_file = {step: checked_tokens(entry.load(), where) for step, entry in sorted(parts.pop(None, {}).items(), key=_number)}
-        ids = agreed_tokens(np.concatenate(list(in_file.values())) if in_file else None, tokens, where)
-        rows = _rows_of_steps(parts, where)
-        rows |= {step: len(part) for step, part in in_file.items()} | {None: None if ids is None else len(ids)}
+        parts = _parts(arrays, config, where)
+        held = parts.pop(None, {})
+        in_file = {step: checked_tokens(arrays[label].load(), where) for step, (label,) in sorted(held.items())}
+        ids = agreed_tokens(np.concatenate([*in_file.values()]) if in_file else None, tokens, where)
+        rows = _rows_of_steps(arrays, parts, where) | {step: len(part) for step, part in in_file.items()}
+        rows[_WHOLE] = None if ids is None else len(ids)
         entries: dict[Key, Entry] = {}
-        ignored = [label for label in arrays if label not in meant]
+        used = {label for labels in held.values() for label in labels}
         for key, by_step in parts.items():
-            assert key is not None
-            if key.name in SCORES and None not in by_step:  # each step has more keys than the one before
-                ignored += [label for label, meaning in meant.items() if meaning.key == key]
+            if key is None or (key.name in SCORES and _WHOLE not in by_step):  # each step has more keys than the one before
                 continue
-            steps = [normal(key, entry, rows[step], where, config) for step, entry in sorted(by_step.items(), key=_number)]
-            if len({(step.dtype, step.shape[1:]) for step in steps}) > 1:
-                several = ", ".join(dict.fromkeys(f"{entry.dtype} {list(entry.shape)}" for entry in by_step.values()))
-                raise FileFormatError(f"{where}: the steps of {key} are {several}, expected one dtype and one width")
-            shape = sum(step.shape[0] for step in steps), *steps[0].shape[1:]
-            entries[key] = Entry(shape, steps[0].dtype, partial(_joined, steps)) if len(steps) > 1 else steps[0]
-        for label in again:
-            key, step, _ = meant[label]
-            assert key is not None
-            first, other = (normal(key, array, rows[step], where, config).load() for array in (parts[key][step], arrays[label]))
-            if not np.array_equal(first, other, equal_nan=True):
-                raise FileFormatError(f"{where}: {shown(label)} is {key}{_at(step)} again, with other numbers, expected the same")
-        return finished(entries, self.path, self.kind, ids, ignored)
+            steps = []
+            for step, labels in sorted(by_step.items()):
+                first, *again = (_normal(key, arrays[label], rows[step], where, config) for label in labels)
+                for label, other in zip(labels[1:], again, strict=True):
+                    if not np.array_equal(first.load(), other.load(), equal_nan=True):
+                        what = f"{shown(label)} is {_named(key, step)} again, with other numbers"
+                        raise FileFormatError(f"{where}: {what}, expected the same")
+                steps.append(first)
+                used.update(labels)
+            entries[key] = _joined(key, steps, where)
+        ignored = tuple(label for label in arrays if label not in used)
+        if not entries:
+            has = ", ".join(shown(label) for label in ignored[:5]) or "nothing"
+            raise FileFormatError(f"{where}: no point of a forward pass in it, expected labels such as attn_norm-0; it has {has}")
+        return Trace(Points(entries), ids, f"{where} ({self.kind})", ignored=ignored)
 
 
 def _unstacked(arrays: Mapping[str, Entry], config: Config | None) -> Mapping[str, Entry]:
@@ -147,62 +145,61 @@ def _part(entry: Entry, n: int) -> Callable[[], NDArray]:
     return lambda: entry.load()[n]
 
 
-def normal(key: Key, entry: Entry, rows: int | None, where: str, config: Config | None = None) -> Entry:
-    """The array of a point in normal form. Raises FileFormatError if the point cannot have its shape or dtype."""
-    form = normal_form(key, entry.shape, rows, where, heads_of(key, config))
-    dtype = checked_dtype(key, entry.dtype, where).newbyteorder("=")
-    return Entry(form.shape, dtype, lambda: form.of(entry.load()).astype(dtype, copy=False))
+def _named(key: Key | None, step: int) -> str:
+    return f"{key or 'tokens'}{'' if step == _WHOLE else f' of step {step}'}"
 
 
-def finished(entries: dict[Key, Entry], path: Path, kind: str, ids: NDArray[np.int64] | None, ignored: list[str]) -> Trace:
-    """The trace of these entries. Raises FileFormatError if there are none."""
-    if not entries:
-        labels = ", ".join(shown(label) for label in ignored[:5]) or "nothing"
-        raise FileFormatError(f"{path}: no point of a forward pass in it, expected labels such as attn_norm-0; it has {labels}")
-    return Trace(Points(entries), ids, f"{path} ({kind})", ignored=tuple(ignored))
-
-
-def _number(item: tuple[int | None, Entry]) -> int:
-    return item[0] or 0
-
-
-def _at(step: int | None) -> str:
-    return "" if step is None else f" of step {step}"
-
-
-def _check_steps(parts: Mapping[Key | None, Mapping[int | None, Entry]], where: str) -> None:
-    """Raises FileFormatError if a point is there both as a whole and by steps, or lacks a step from the first to the last of the dump."""
-    numbers = {step for by_step in parts.values() for step in by_step if step is not None}
+def _parts(arrays: Mapping[str, Entry], config: Config | None, where: str) -> _Parts:
+    """What each label stands for. Raises FileFormatError for a point that is there twice, as a whole and by steps, or lacks a step."""
+    parts: _Parts = {}
+    for label, (key, step, second) in sorted(meanings(arrays, config, where).items(), key=lambda item: item[1].second):
+        n = _WHOLE if step is None else step
+        labels = parts.setdefault(key, {}).setdefault(n, [])
+        if labels and not second:
+            raise FileFormatError(f"{where}: {_named(key, n)} is there twice, expected each point once")
+        labels.append(label)
+    numbers = {step for by_step in parts.values() for step in by_step} - {_WHOLE}
     for key, by_step in parts.items():
-        if None in by_step and len(by_step) > 1:
+        if _WHOLE in by_step and len(by_step) > 1:
             raise FileFormatError(f"{where}: {key or 'tokens'} is there as a whole and by steps, expected one of both")
-        if None in by_step:
-            continue
-        missing = min(numbers)
+        missing = min(numbers, default=0)
         while missing in by_step:
             missing += 1
-        if missing <= max(numbers):
+        if _WHOLE not in by_step and missing <= max(numbers):
             span = f"{min(numbers)} to {max(numbers)}"
             raise FileFormatError(f"{where}: {key or 'tokens'} has no step {missing}, expected each from {span}, the steps of the dump")
+    return parts
 
 
-def _rows_of_steps(parts: Mapping[Key | None, Mapping[int | None, Entry]], where: str) -> dict[int | None, int | None]:
+def _rows_of_steps(arrays: Mapping[str, Entry], parts: _Parts, where: str) -> dict[int, int | None]:
     """The number of tokens of each step, by the points that cannot be read in two ways; None where there is no such point."""
-    rows: dict[int | None, int | None] = {}
+    rows: dict[int, int | None] = {}
     for key, by_step in parts.items():
-        for step, entry in by_step.items():
+        for step, (label, *_) in by_step.items():
+            shape = arrays[label].shape
             rows.setdefault(step, None)
-            if key is not None and key.name in _ROWS_AND_WIDTH and len(entry.shape) > 1:
-                rows[step] = normal_form(key, entry.shape, None, where).shape[0]
+            if key is not None and key.name in _ROWS_AND_WIDTH and len(shape) > 1:
+                rows[step] = normal_form(key, shape, None, where).shape[0]
     return rows
 
 
 _ROWS_AND_WIDTH = {name for name, (axes, _) in MEANINGS.items() if axes == "T D"} - {"result_norm"}  # of the last token alone, perhaps
 
 
-def _joined(steps: list[Entry]) -> NDArray:
+def _normal(key: Key, entry: Entry, rows: int | None, where: str, config: Config | None) -> Entry:
+    """The array of a point in normal form. Raises FileFormatError if the point cannot have its shape or dtype."""
+    form = normal_form(key, entry.shape, rows, where, heads_of(key, config))
+    dtype = checked_dtype(key, entry.dtype, where).newbyteorder("=")
+    return Entry(form.shape, dtype, lambda: form.of(entry.load()).astype(dtype, copy=False))
+
+
+def _joined(key: Key, steps: list[Entry], where: str) -> Entry:
     """The rows of all steps, one after another."""
-    return np.concatenate([step.load() for step in steps])
+    if len({(step.dtype, step.shape[1:]) for step in steps}) > 1:
+        several = ", ".join(dict.fromkeys(f"{step.dtype} {list(step.shape)}" for step in steps))
+        raise FileFormatError(f"{where}: the steps of {key} are {several}, expected one dtype and one width")
+    shape = sum(step.shape[0] for step in steps), *steps[0].shape[1:]
+    return Entry(shape, steps[0].dtype, lambda: np.concatenate([step.load() for step in steps])) if len(steps) > 1 else steps[0]
 
 
 @dataclass(frozen=True)

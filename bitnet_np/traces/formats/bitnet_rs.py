@@ -12,6 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ...base.errors import FileFormatError, shown
 from ...base.extras import extra
 from ...files.safetensors_file import strict_json
 from ..points import LAYER_NAMES, MODEL_NAMES, SCORES, Key, ours_of
-from .output import Writer
+from .output import Put, Writer
 
 WHOLE_MODEL, ALL_LAYERS = -1, -2
 _MAX_RECORD = 1 << 23  # bytes: a record may hold the first 262,144 values, which are not read
@@ -109,33 +110,30 @@ def _texts(path: Path) -> Iterator[tuple[str, bytes]]:
                 yield where, text
 
 
+_NEEDED = {"name": (str,), "shape": (list,), "dtype": (str,), "blake3": (str,), "num_elements": (int,)}
+_OPTIONAL = {"rms": (float, int), "seq": (int,), "layer": (int,), "stage": (str,)}
+
+
 def _record(value: Any, where: str) -> Fingerprint:
     if not isinstance(value, dict):
         raise FileFormatError(f"{where}: {shown(value)}, expected an object")
-
-    def field(name: str, *kinds: type, optional: bool = False) -> Any:
-        entry = value.get(name)
-        if type(entry) not in kinds and not (entry is None and optional):
-            raise FileFormatError(f"{where}: {name} is {shown(entry)}, expected {' or '.join(kind.__name__ for kind in kinds)}")
-        return entry
-
-    shape = field("shape", list)
-    count = field("num_elements", int)
+    fields: dict[str, Any] = {name: value.get(name) for name in (*_NEEDED, *_OPTIONAL)}
+    for name, kinds in (_NEEDED | _OPTIONAL).items():
+        if type(fields[name]) not in kinds and not (fields[name] is None and name in _OPTIONAL):
+            raise FileFormatError(f"{where}: {name} is {shown(fields[name])}, expected {' or '.join(kind.__name__ for kind in kinds)}")
+    shape, count, digest = fields["shape"], fields["num_elements"], fields["blake3"]
     if len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**63 for n in shape) or math.prod(shape) != count:
         raise FileFormatError(f"{where}: shape is {shown(shape)} and num_elements {shown(count)}, expected one to be the other's product")
-    digest = field("blake3", str)
     if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
         raise FileFormatError(f"{where}: blake3 is {shown(digest)}, expected 64 hexadecimal digits")
-    numbers = {name: field(name, int, optional=True) for name in ("seq", "layer")}
-    if any(n is not None and not -(2**31) <= n < 2**31 for n in numbers.values()):
-        raise FileFormatError(f"{where}: {shown(numbers)}, expected numbers of 32 bits")
-    rms = field("rms", float, int, optional=True)
+    for name in ("seq", "layer"):
+        if not -(2**31) <= (fields[name] or 0) < 2**31:
+            raise FileFormatError(f"{where}: {name} is {shown(fields[name])}, expected a number of 32 bits")
     try:
-        rms = math.nan if rms is None else float(rms)
+        rms = math.nan if fields["rms"] is None else float(fields["rms"])
     except OverflowError:
-        raise FileFormatError(f"{where}: rms is {shown(rms)}, expected a float") from None
-    stage = field("stage", str, optional=True)
-    return Fingerprint(field("name", str), tuple(shape), field("dtype", str), digest, rms, count, numbers["seq"], numbers["layer"], stage)
+        raise FileFormatError(f"{where}: rms is {shown(fields['rms'])}, expected a float") from None
+    return Fingerprint(**fields | {"shape": tuple(shape), "rms": rms})
 
 
 def as_json(record: Fingerprint) -> str:
@@ -144,12 +142,9 @@ def as_json(record: Fingerprint) -> str:
     return json.dumps(fields | {"rms": record.rms if math.isfinite(record.rms) else None})
 
 
-class LinesWriter(Writer):
+@contextmanager
+def opened(out: Writer) -> Iterator[Put]:
     """All records in one file, one on each line: what trace_diff.py reads."""
-
-    def begin(self) -> None:
-        _blake3()
-        self._file = self.opened(self.part, "x")
-
-    def put(self, key: Key, array: NDArray) -> None:
-        self._file.writelines(as_json(record) + "\n" for record in fingerprints(key, array))
+    _blake3()
+    with open(out.part, "x", encoding="utf-8", newline="\n") as file:
+        yield lambda key, array: file.writelines(as_json(record) + "\n" for record in fingerprints(key, array))

@@ -9,6 +9,8 @@ the file keeps the token of the text.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +21,7 @@ from ...base.errors import FileFormatError, OptionError, ShapeError
 from ..normal_form import checked_tokens
 from ..points import Entry, Key, Points, Trace
 from .arrays import Header, check_size
-from .output import Writer
+from .output import Put, Writer
 
 MAGIC = b"_logits_"
 RANGE = np.float32(16)
@@ -122,22 +124,20 @@ def as_stored(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return decode(encode(logits), logits.shape[1])
 
 
-class LlamaLogitsWriter(Writer):
+@contextmanager
+def opened(out: Writer) -> Iterator[Put]:
     """Logits of one sequence as one chunk; needs the tokens, and all their logits."""
+    if out.tokens is None:
+        raise OptionError(f"{out.path}: this format holds token ids, give them")
+    tokens, context = out.tokens, len(out.tokens)
 
-    names = frozenset({"result_output"})
-
-    def begin(self) -> None:
-        if self.tokens is None:
-            raise OptionError(f"{self.path}: this format holds token ids, give them")
-
-    def put(self, key: Key, array: NDArray) -> None:
-        assert self.tokens is not None
-        context = len(self.tokens)
+    def put(key: Key, array: NDArray) -> None:
         if len(array) != context or context < 3 or array.dtype.kind != "f":
-            raise ShapeError(f"{self.path}: {array.dtype} logits {list(array.shape)} of {context} tokens, expected [tokens, V], 3 at least")
+            raise ShapeError(f"{out.path}: {array.dtype} logits {list(array.shape)} of {context} tokens, expected [tokens, V], 3 at least")
         if not np.isfinite(array).all():
-            raise ShapeError(f"{self.path}: logits have NaN or infinity in them, which this format cannot hold")
-        with open(self.part, "xb") as file:
-            file.write(head(self.tokens[None], array.shape[1]))
-            encode(array[context // 2 : context - 1]).tofile(file)
+            raise ShapeError(f"{out.path}: logits have NaN or infinity in them, which this format cannot hold")
+        file.write(head(tokens[None], array.shape[1]))
+        encode(array[context // 2 : context - 1]).tofile(file)
+
+    with open(out.part, "xb") as file:
+        yield put

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError
-from ..normal_form import agreed_tokens, without_leading_ones
-from ..points import SCORES, Entry, Key, Trace, key_of, ours_of
-from .arrays import finished, normal
+from ..normal_form import without_leading_ones
+from ..points import SCORES, Entry, Key, key_of, ours_of
+from .arrays import Labelled
 from .npz import read_archive
 
 _OURS = ours_of("ggml")
@@ -39,35 +39,23 @@ def is_node(label: str) -> bool:
     return re.match(r"s\d+\.", label) is not None
 
 
-def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int = 0) -> Trace:
-    """The points of one call of the engine, counted from 0: of its prefill, if that is the first."""
-    path = Path(path)
-    arrays = read_archive(path)
-    ids = agreed_tokens(arrays["tokens"].load() if "tokens" in arrays else None, tokens, str(path))
-    nodes: dict[Key, Entry] = {}
-    ignored = []
-    for label, array in arrays.items():
-        node = node_of(label)
-        if node and node[0] == call and node[1] not in nodes:
-            nodes[node[1]] = array
-        elif label != "tokens":
-            ignored.append(label)
-    entries: dict[Key, Entry] = {}
-    for key, entry in nodes.items():
-        if key.name in SCORES:
-            rope = nodes.get(Key("Qcur_rope", key.layer))
-            if rope is None:  # the width of a head is not known then
-                ignored.append(f"s{call}.{key}")
-            else:
-                entries[key] = _scores(key, entry, rope.shape[-1], path)
+def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int = 0) -> Labelled:
+    """The arrays of one call of the engine, counted from 0: of its prefill, if that is the first."""
+    path, arrays = Path(path), {}
+    found = read_archive(path)
+    nodes = {label: node[1] for label in found if (node := node_of(label)) and node[0] == call}
+    widths = {key.layer: found[label].shape[-1] for label, key in nodes.items() if key.name == "Qcur_rope"}  # of heads
+    for label, entry in found.items():
+        key = nodes.get(label)
+        if key is None or str(key) in arrays or (key.name in SCORES and key.layer not in widths):
+            arrays[label] = entry
+        elif key.name in SCORES:
+            arrays[str(key)] = _scores(key, entry, widths[key.layer], path)
         else:
             axes = 3 if key.name.endswith("_rope") else 2  # [1, T, heads, head width], or [1, 1, T, width]
             left = without_leading_ones(entry.shape, axes)
-            if len(left) != axes or 0 in left:
-                shape = list(entry.shape)
-                raise FileFormatError(f"{path}: {key} has shape {shape}, expected {axes} axes after those of length 1")
-            entries[key] = normal(key, replace(entry, shape=(left[0], prod(left[1:]))), left[0], str(path))
-    return finished(entries, path, "nodes", ids, ignored)
+            arrays[str(key)] = replace(entry, shape=(left[0], prod(left[1:]))) if len(left) == axes else entry
+    return Labelled(arrays, path, "nodes")
 
 
 def _scores(key: Key, entry: Entry, width: int, path: Path) -> Entry:
@@ -81,4 +69,4 @@ def _scores(key: Key, entry: Entry, width: int, path: Path) -> Entry:
         scores = entry.load().reshape(shape)[:, :, :rows]
         return scores if scale is None else scores * scale
 
-    return normal(key, Entry((heads, rows, rows), entry.dtype, trimmed), rows, str(path))
+    return Entry((heads, rows, rows), entry.dtype, trimmed)

@@ -5,18 +5,19 @@ And logits as bare float32 numbers, little-endian, in a file that does not say t
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import IO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, OptionError, shown
 from ...base.validate import check_exists
-from ..points import Entry, Key
+from ..points import Entry
 from .arrays import Header, Labelled, bare_shape, check_size, damaged
-from .output import LabelWriter, Writer
+from .output import Put, Writer
 
 MAGIC = b"\x93NUMPY"
 STEP_FOLDER = re.compile(r"step-[0-9]{1,9}")
@@ -80,30 +81,21 @@ def read_bare(path: str | os.PathLike[str], shape: tuple[int, ...] | None) -> La
     return Labelled({"result_output": Header(shape, np.dtype("<f4"), False, 0).entry(path)}, path, "raw float32")
 
 
-class FolderWriter(LabelWriter):
+@contextmanager
+def opened_folder(out: Writer) -> Iterator[Put]:
     """A folder of `<label>.npy`, and tokens.npy."""
-
-    folder = True
-
-    def write(self, label: str, array: NDArray) -> None:
-        np.save(self.part / f"{label}.npy", array, allow_pickle=False)
+    yield lambda key, array: np.save(out.part / f"{key}.npy", array, allow_pickle=False)
 
 
-class LogitsWriter(Writer):
+@contextmanager
+def opened_logits(out: Writer) -> Iterator[Put]:
     """One .npy of logits."""
-
-    names = frozenset({"result_output"})
-
-    def put(self, key: Key, array: NDArray) -> None:
-        with open(self.part, "xb") as file:
-            np.save(file, array, allow_pickle=False)
+    with open(out.part, "xb") as file:
+        yield lambda key, array: np.save(file, array, allow_pickle=False)
 
 
-class BareWriter(Writer):
+@contextmanager
+def opened_bare(out: Writer) -> Iterator[Put]:
     """Bare float32 logits."""
-
-    names = frozenset({"result_output"})
-
-    def put(self, key: Key, array: NDArray) -> None:
-        with open(self.part, "xb") as file:
-            array.astype("<f4", copy=False).tofile(file)
+    with open(out.part, "xb") as file:
+        yield lambda key, array: array.astype("<f4", copy=False).tofile(file)

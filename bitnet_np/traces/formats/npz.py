@@ -2,6 +2,8 @@
 
 import os
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -9,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, shown
-from ..points import Entry
+from ..points import Entry, Key
 from .arrays import MAX_POINTS, Labelled, damaged
 from .labels import TOKENS
 from .npy import read_header
-from .output import LabelWriter
+from .output import Put, Writer
 
 MAX_RATIO = 64
 """The largest ratio of an array to its compressed form, and of all to the file, beyond MAX_SMALL. Deflate could reach 1032."""
@@ -73,13 +75,13 @@ def read(path: str | os.PathLike[str]) -> Labelled:
     return Labelled(arrays, path, "npz")
 
 
-class NpzWriter(LabelWriter):
+@contextmanager
+def opened(out: Writer) -> Iterator[Put]:
     """An uncompressed .npz. The same points give the same bytes: members carry no time."""
+    with zipfile.ZipFile(out.part, "x", zipfile.ZIP_STORED) as archive:
 
-    def begin(self) -> None:
-        self._zip = self.open.enter_context(zipfile.ZipFile(self.part, "x", zipfile.ZIP_STORED))
-        super().begin()
+        def put(key: Key, array: NDArray) -> None:
+            with archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, array, allow_pickle=False)
 
-    def write(self, label: str, array: NDArray) -> None:
-        with self._zip.open(zipfile.ZipInfo(label + ".npy"), "w", force_zip64=True) as stream:
-            np.lib.format.write_array(stream, array, allow_pickle=False)
+        yield put

@@ -1,11 +1,11 @@
 """Writers of traces: one array at a time, and a file appears only when it is complete."""
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, ClassVar, Self
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,21 @@ from ..normal_form import checked_dtype, checked_tokens, normal_form
 from ..points import Key
 from .labels import TOKENS
 
+Put: TypeAlias = Callable[[Key, NDArray], None]
+"""Writes one array: in normal form, C order, little-endian."""
+
+
+class Output(NamedTuple):
+    """How a format is written: called with a path, and perhaps tokens, it gives a Writer."""
+
+    opened: Callable[["Writer"], AbstractContextManager[Put]]  # the output at the writer's `part`, while it is open
+    names: frozenset[str] | None = None  # the points it can hold; None: all
+    folder: bool = False
+    holds_tokens: bool = False  # as an array like the points
+
+    def __call__(self, path: str | os.PathLike[str], tokens: ArrayLike | None = None) -> "Writer":
+        return Writer(self, path, tokens)
+
 
 class Writer:
     """A context in which `add` writes points, each once. An exception leaves no file behind.
@@ -25,16 +40,14 @@ class Writer:
     empty is an error at the start.
     """
 
-    folder: ClassVar[bool] = False
-    names: ClassVar[frozenset[str] | None] = None  # the points it can hold; None: all
-
-    def __init__(self, path: str | os.PathLike[str], tokens: ArrayLike | None = None) -> None:
-        self.path = path_of(path)
+    def __init__(self, output: Output, path: str | os.PathLike[str], tokens: ArrayLike | None = None) -> None:
+        self._output, self.path = output, path_of(path)
         if not self.path.name:
             raise OptionError(f"{self.path} has no name, expected that of a file or folder to write")
         self.tokens = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
         self.written: dict[Key, tuple[tuple[int, ...], int]] = {}  # shape and bytes
-        self.open = ExitStack()  # ended when the output is complete, or thrown away
+        self.part: Path
+        self._put: Put
 
     def __enter__(self) -> Self:
         self._context = self._writing()
@@ -49,26 +62,21 @@ class Writer:
         if not self.path.parent.is_dir():
             raise OptionError(f"{self.path}: there is no folder {self.path.parent}")
         empty = self.path.is_dir() and not any(self.path.iterdir())
-        if self.path.exists() and not (empty if self.folder else self.path.is_file()):
-            expected = "a name that is not taken" if self.folder else "a file or a name that is not taken"
+        if self.path.exists() and not (empty if self._output.folder else self.path.is_file()):
+            expected = "a name that is not taken" if self._output.folder else "a file or a name that is not taken"
             raise OptionError(f"{self.path} is there already, expected {expected}")
-        with whole_file(self.path, self.folder) as self.part:
-            try:
-                self.begin()
-                yield
-                if not self.written:
-                    raise EmptyInputError(f"{self.path}: nothing was written to it, expected at least one point")
-                self.finish()
-                self.open.close()
-            finally:
-                with suppress(Exception):  # where the output is thrown away, closed or not
-                    self.open.close()
+        with whole_file(self.path, self._output.folder) as self.part, self._output.opened(self) as self._put:
+            if self.tokens is not None and self._output.holds_tokens:
+                self._put(Key(TOKENS, None), self.tokens)
+            yield
+            if not self.written:
+                raise EmptyInputError(f"{self.path}: nothing was written to it, expected at least one point")
 
     def add(self, key: Key, array: NDArray) -> None:
         """Write one point, in normal form."""
         instance("key", key, Key)
-        if self.names is not None and key.name not in self.names:
-            raise OptionError(f"{self.path}: this format has no {key}, only {', '.join(sorted(self.names))}")
+        if self._output.names is not None and key.name not in self._output.names:
+            raise OptionError(f"{self.path}: this format has no {key}, only {', '.join(sorted(self._output.names))}")
         if key in self.written:
             raise OptionError(f"{self.path}: {key} was written already, expected each point once")
         array = np.asarray(array)
@@ -76,34 +84,4 @@ class Writer:
         rows = None if self.tokens is None else len(self.tokens)
         array = normal_form(key, array.shape, rows, str(self.path)).of(array)
         self.written[key] = array.shape, array.nbytes
-        self.put(key, np.ascontiguousarray(array, array.dtype.newbyteorder("<")))
-
-    def opened(self, path: Path, mode: str) -> IO[Any]:
-        """A new file that is closed when the output is complete, or thrown away."""
-        file = open(path, mode, encoding=None if "b" in mode else "utf-8", newline=None if "b" in mode else "\n")  # noqa: SIM115
-        return self.open.enter_context(file)
-
-    def begin(self) -> None:
-        """Open the output, at self.part."""
-
-    def put(self, key: Key, array: NDArray) -> None:
-        """Write one array: C order, little-endian."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Complete the output."""
-
-
-class LabelWriter(Writer):
-    """A writer of arrays by their labels: tokens first, if there are any."""
-
-    def begin(self) -> None:
-        if self.tokens is not None:
-            self.write(TOKENS, self.tokens)
-
-    def put(self, key: Key, array: NDArray) -> None:
-        self.write(str(key), array)
-
-    def write(self, label: str, array: NDArray) -> None:
-        """Write one array under its label."""
-        raise NotImplementedError
+        self._put(key, np.ascontiguousarray(array, array.dtype.newbyteorder("<")))

@@ -17,7 +17,7 @@ from ..normal_form import agreed_tokens, checked_tokens
 from ..points import Trace
 from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, safetensors, text, torch_file
 from .arrays import Labelled, damaged
-from .output import Writer
+from .output import Output
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Format:
     summary: str
     suffix: str  # files with this suffix are written in this format by default; "" stands for none
     read: Callable[..., Any] | None  # of a path, and of what it needs: Labelled, and a Trace where it needs tokens
-    writer: type[Writer] | None
+    writer: Output | None
     needs: Literal["", "tokens", "shape"] = ""  # the tokens of its one sequence, or the shape of its one array
     partial: str = ""  # why it holds no trace
 
@@ -37,21 +37,31 @@ _START = 1 << 18
 """Bytes from the start of a file, in which its format shows; a log has other lines before the first node."""
 
 
+_LOGITS = frozenset({"result_output"})
 _SOME, _HASHES = "llama-eval-callback prints some numbers of each tensor only", "records of BitNet-rs hold hashes and no values"
 _TABLE = (
-    Format("npz", "NumPy archive, an array for each label", ".npz", npz.read, npz.NpzWriter),
-    Format("npy", "folder of NumPy files, one for each label", "", npy.read_folder, npy.FolderWriter),
-    Format("safetensors", "a tensor for each label", ".safetensors", safetensors.read, safetensors.SafetensorsWriter),
+    Format("npz", "NumPy archive, an array for each label", ".npz", npz.read, Output(npz.opened, holds_tokens=True)),
+    Format(
+        "npy", "folder of NumPy files, one for each label", "", npy.read_folder, Output(npy.opened_folder, folder=True, holds_tokens=True)
+    ),
+    Format("safetensors", "a tensor for each label", ".safetensors", safetensors.read, Output(safetensors.opened, holds_tokens=True)),
     Format("torch", "tensors by label, as torch.save writes them", "", torch_file.read, None),
-    Format("aprt", "folder of aprender's stage files", "", aprt.read, aprt.AprtWriter, "tokens"),
+    Format("aprt", "folder of aprender's stage files", "", aprt.read, Output(aprt.opened, aprt.NAMES, folder=True), "tokens"),
     Format("nodes", "NumPy archive of a ggml graph's nodes", "", nodes.read, None, "tokens"),
-    Format("llama-logits", "llama.cpp's --kl-divergence-base", ".kld", llama_logits.read, llama_logits.LlamaLogitsWriter, "tokens"),
-    Format("logits", "one .npy of logits", ".npy", npy.read_logits, npy.LogitsWriter),
-    Format("raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", npy.read_bare, npy.BareWriter, "shape"),
+    Format("llama-logits", "llama.cpp's --kl-divergence-base", ".kld", llama_logits.read, Output(llama_logits.opened, _LOGITS), "tokens"),
+    Format("logits", "one .npy of logits", ".npy", npy.read_logits, Output(npy.opened_logits, _LOGITS)),
+    Format(
+        "raw",
+        "bare float32 logits, if the name ends in .f32 or the format is given",
+        ".f32",
+        npy.read_bare,
+        Output(npy.opened_bare, _LOGITS),
+        "shape",
+    ),
     Format("text", "logits as text, a row or a number a line", "", text.read, None, "shape"),
     Format("eval-callback", "text that llama-eval-callback printed: some numbers of each tensor", "", None, None, partial=_SOME),
     Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, None, partial=_HASHES),
-    Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, bitnet_rs.LinesWriter, partial=_HASHES),
+    Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, Output(bitnet_rs.opened), partial=_HASHES),
 )
 
 FORMATS = {format.name: format for format in _TABLE}
@@ -76,11 +86,11 @@ def read_any(
     check_file(path := path_of(path))
     name = format or detect(path, shape)
     ids = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
-    known = FORMATS.get(name)
-    if known is not None and known.read is not None and known.needs == "tokens" and shape is None:
-        trace = known.read(path, ids)
+    if name in FORMATS and FORMATS[name].needs == "tokens" and shape is None:
+        content = cast(Callable[..., Labelled | Trace], FORMATS[name].read)(path, ids)
     else:
-        trace = read_arrays(path, name, shape).trace(ids, config)
+        content = read_arrays(path, name, shape)
+    trace = content.trace(ids, config) if isinstance(content, Labelled) else content
     return replace(trace, tokens=agreed_tokens(trace.tokens, ids, str(path)))
 
 
@@ -159,7 +169,7 @@ def _unknown(path: Path, what: str) -> FileFormatError:
     return FileFormatError(f"{path}: {what}, expected one of the formats: {known}")
 
 
-def writer(path: str | os.PathLike[str], format: str | None = None) -> tuple[str, type[Writer]]:
+def writer(path: str | os.PathLike[str], format: str | None = None) -> tuple[str, Output]:
     """The format to write a file of this name in, and its writer. Raises OptionError where there is none."""
     path = path_of(path)
     by_suffix = {format.suffix: format.name for format in _TABLE if format.suffix and format.writer}
@@ -167,9 +177,9 @@ def writer(path: str | os.PathLike[str], format: str | None = None) -> tuple[str
     name = format or named
     if name is None:
         raise OptionError(f"{path}: no format is given, expected one, or a name that ends in {', '.join(sorted(by_suffix))}")
-    writer_class = FORMATS[name].writer if name in FORMATS else None
-    if writer_class is None:
+    output = FORMATS[name].writer if name in FORMATS else None
+    if output is None:
         raise OptionError(f"{path}: format is {shown(name)}, expected one of {', '.join(f.name for f in _TABLE if f.writer)}")
     if named not in (None, name):
         raise OptionError(f"{path}: format is {name}, but the name ends as those of {named} do; expected the same of both")
-    return name, writer_class
+    return name, output

@@ -5,8 +5,11 @@ Arrays are written from the widest numbers to the narrowest, so each is aligned.
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
 import numpy as np
@@ -16,9 +19,9 @@ from ...base.tensor_types import BF16
 from ...files.safetensors_file import DTYPES, NAMES, header, open_safetensors
 from ...files.tensors import Tensor
 from ...model import widen
-from ..points import Entry
+from ..points import Entry, Key
 from .arrays import Labelled
-from .output import LabelWriter
+from .output import Put, Writer
 
 
 def _load(tensor: Tensor) -> NDArray:
@@ -35,27 +38,23 @@ def read(path: str | os.PathLike[str]) -> Labelled:
     return Labelled(arrays, path, "safetensors")
 
 
-class SafetensorsWriter(LabelWriter):
+@contextmanager
+def opened(out: Writer) -> Iterator[Put]:
     """A .safetensors file. Its header comes first but is known last, so data wait in one file for each width of number."""
+    table: list[tuple[Key, NDArray]] = []  # arrays without their numbers
+    data: dict[int, IO[bytes]] = {}
+    with ExitStack() as stack:
 
-    def begin(self) -> None:
-        self._table: list[tuple[str, NDArray]] = []  # labels, and arrays without their numbers
-        self._data: dict[int, IO[bytes]] = {}
-        super().begin()
+        def put(key: Key, array: NDArray) -> None:
+            if array.itemsize not in data:
+                data[array.itemsize] = stack.enter_context(TemporaryFile(dir=out.part.parent))
+            array.tofile(data[array.itemsize])
+            table.append((key, np.broadcast_to(np.zeros((), array.dtype), array.shape)))
 
-    def write(self, label: str, array: NDArray) -> None:
-        width = array.itemsize
-        if width not in self._data:
-            part = self.part.with_name(f"{self.part.name}{width}")
-            self.open.callback(part.unlink, missing_ok=True)
-            self._data[width] = self.opened(part, "x+b")
-        array.tofile(self._data[width])
-        self._table.append((label, np.broadcast_to(np.zeros((), array.dtype), array.shape)))
-
-    def finish(self) -> None:
-        widest_first = sorted(self._table, key=lambda item: -item[1].itemsize)
-        with open(self.part, "xb") as file:
-            file.write(header((label, NAMES[array.dtype], array.shape) for label, array in widest_first))
-            for width in sorted(self._data, reverse=True):
-                self._data[width].seek(0)
-                shutil.copyfileobj(self._data[width], file, 1 << 20)
+        yield put
+        table.sort(key=lambda item: -item[1].itemsize)
+        with open(out.part, "xb") as file:
+            file.write(header((str(key), NAMES[array.dtype], array.shape) for key, array in table))
+            for width in sorted(data, reverse=True):
+                data[width].seek(0)
+                shutil.copyfileobj(data[width], file, 1 << 20)

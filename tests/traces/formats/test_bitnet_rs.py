@@ -5,11 +5,13 @@ import sys
 
 import numpy as np
 import pytest
-from trace_files import LOGITS, RECORD, T, write_trace
+from trace_files import LOGITS, T, write_trace
 
 from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.traces.formats import bitnet_rs, read_any
 from bitnet_np.traces.points import Key
+
+RECORD = {"name": "blk0/attn_norm", "shape": [1, 2560], "dtype": "BF16", "blake3": "0" * 64, "rms": 0.9982, "num_elements": 2560}
 
 
 @pytest.fixture

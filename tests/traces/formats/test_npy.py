@@ -5,7 +5,7 @@ import pytest
 from trace_files import LOGITS, NO_LOGITS, NO_NPY, TOKENS, T, V, all_points, load_all, write_trace
 
 from bitnet_np.base.errors import FileFormatError, OptionError
-from bitnet_np.traces.formats import npy, read_any
+from bitnet_np.traces.formats import FORMATS, npy, read_any
 from bitnet_np.traces.points import Key
 
 
@@ -31,7 +31,7 @@ def test_one_file_is_logits_whatever_their_shape(tmp_path, shape, rows):
 
 
 def test_bare_numbers_are_logits_only(tmp_path):
-    with pytest.raises(OptionError, match="this format has no l_out-0, only result_output"), npy.BareWriter(tmp_path / "t.f32") as out:
+    with pytest.raises(OptionError, match="this format has no l_out-0, only result_output"), FORMATS["raw"].writer(tmp_path / "t") as out:
         out.add(Key("l_out", 0), np.ones((T, V), np.float32))
     assert not list(tmp_path.iterdir())
 
