@@ -2,12 +2,12 @@
 
 main.py         runs a command, turns errors into exit codes
 
-A file for each command has SUMMARY, add_arguments(parser) and run(arguments) -> exit code: check.py, compare.py, convert.py, generate.py,
+A file for each command has SUMMARY, ARGUMENTS and run(arguments) -> exit code: check.py, compare.py, convert.py, generate.py,
 grad.py, inspect.py, logits.py, mask.py, nll.py, selftest.py, sweep.py, tokenize.py, trace.py. Parts of commands: check_server.py for
 `check --endpoint`, compare_models.py for `compare --models`, generate_many.py for `generate --prompts-file`, cluster.py
 for clusters.
 
-parser.py       the parser of arguments, which names what a mistyped word may have meant
+parser.py       arguments that are declared as text; errors that name what a mistyped word may have meant
 arguments.py    arguments that several commands share
 inputs.py       the model file of a command, and token ids from the command line and from files
 schemas.py      the JSON Schemas of what commands print

@@ -18,96 +18,35 @@ from ..traces.formats import FORMATS
 
 # --- the model and its tokens ---------------------------------------------------------------------------------------------------------
 
+A_MODEL = "a GGUF file or a Hugging Face folder, or its name at Hugging Face (ORG/NAME) or Ollama (NAME:TAG)"
+DOWNLOAD = "--download: fetch a model from Hugging Face if it is not in the cache (extra `hub`)"
+MODEL = f"MODEL: {A_MODEL}\n{DOWNLOAD}"
+TOKENS = """--tokens 1,2,3: token ids between commas or blanks
+--tokens-file F: file of token ids [T] or [B, T]: .npy, .json, or .txt with a sequence on each line
+--text S: text for the model's tokenizer; byte-level BPE needs the extra `text`"""
+"""Of which one may be given; inputs.py reads them."""
+MODEL_AND_TOKENS = f"{MODEL}\n\none of\n{TOKENS}\n"
 
-def add_model_argument(parser: argparse.ArgumentParser, metavar: str = "MODEL", default: str = "") -> None:
-    """Add MODEL, which most commands begin with. default: the model taken where none is named, in words; empty: one must be named."""
-    description = "a GGUF file or a Hugging Face folder, or its name at Hugging Face (ORG/NAME) or Ollama (NAME:TAG)"
-    description += f" (default: {default})" if default else ""
-    parser.add_argument("model", type=Path, nargs="?" if default else None, metavar=metavar, help=description)
-    add_download_argument(parser)
-
-
-def add_download_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--download", action="store_true", help="fetch a model from Hugging Face if it is not in the cache (extra `hub`)")
-
-
-def add_model_and_tokens(
-    parser: argparse.ArgumentParser, default: str = "", text: str = "--text", required: bool = True
-) -> argparse._MutuallyExclusiveGroup:
-    """Add MODEL and the options for token ids."""
-    add_model_argument(parser, default=default)
-    return add_token_arguments(parser, text, required)
-
-
-def add_token_arguments(parser: argparse.ArgumentParser, text: str = "--text", required: bool = True) -> argparse._MutuallyExclusiveGroup:
-    """Add the options for token ids, of which one may be given; text: the name of the one for a text. inputs.py reads them."""
-    group = parser.add_mutually_exclusive_group(required=required)
-    group.add_argument("--tokens", metavar="1,2,3", help="token ids between commas or blanks")
-    group.add_argument(
-        "--tokens-file", type=Path, metavar="F", help="file of token ids [T] or [B, T]: .npy, .json, or .txt with a sequence on each line"
-    )
-    group.add_argument(text, dest="text", metavar="S", help="text for the model's tokenizer; byte-level BPE needs the extra `text`")
-    return group
-
-
-def add_load_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how a model's file is read."""
-    parser.add_argument("--allow-nan", action="store_true", help="load a model even if its weights hold NaN or infinity")
-    parser.add_argument(
-        "--i2s-layout",
-        choices=packing.I2S_LAYOUTS,
-        default=packing.I2S_DEFAULT,
-        help="layout of I2_S matrices, which the file does not say: 128/32 (default) as in the released model, 64/16 as bitnet.cpp writes "
-        "for ARM since the end of 2025, 4-rows as bitnet.cpp writes on x86 without ACT_PARALLEL. In the wrong layout half of all weights "
-        "are wrong",
-    )
-
-
-def add_threads_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", type=int, metavar="N", help="number of threads; the result does not depend on it")
-
-
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add --threads, and the options for loading and overriding."""
-    add_threads_argument(parser)
-    add_load_arguments(parser)
-    parser.add_argument(
-        "--override",
-        action="append",
-        default=[],
-        metavar="NAME=N",
-        help=f"replace a setting of the file: {', '.join(OVERRIDABLE)}; KEY=none ignores an unknown key of the file; repeatable. "
-        "Both values are reported on standard error",
-    )
-    parser.add_argument("--allow-beyond-context", action="store_true", help="allow more tokens than the model was trained for")
-
+THREADS = "--threads N: number of threads; the result does not depend on it"
+LOADING = f"""--allow-nan: load a model even if its weights hold NaN or infinity
+--i2s-layout {"|".join(packing.I2S_LAYOUTS)} = {packing.I2S_DEFAULT}: layout of I2_S matrices, which the file does not say:
+ 128/32 (default) as in the released model, 64/16 as bitnet.cpp writes for ARM since the end of 2025, 4-rows as bitnet.cpp writes on x86
+ without ACT_PARALLEL. In the wrong layout half of all weights are wrong"""
+MODEL_OPTIONS = f"""{THREADS}
+{LOADING}
+--override NAME=N+: replace a setting of the file: {", ".join(OVERRIDABLE)};
+ KEY=none ignores an unknown key of the file; repeatable. Both values are reported on standard error
+--allow-beyond-context: allow more tokens than the model was trained for"""
 
 # --- how to compute -------------------------------------------------------------------------------------------------------------------
 
-
-def add_computing_arguments(parser: argparse.ArgumentParser, device: bool = True) -> None:
-    """Add --as, --precision, --threads, the options for loading and overriding, and with a choice of devices --device and --metrics."""
-    parser.add_argument(
-        "--as",
-        dest="dialect",
-        choices=DIALECTS,
-        default="exact",
-        help="the engine whose roundings to follow (default exact: the definition)",
-    )
-    parser.add_argument("--precision", metavar="kv=TYPE", help=f"the type of the KV cache: {', '.join(CACHES)} (default float32)")
-    add_model_options(parser)
-    if not device:
-        return
-    parser.add_argument(
-        "--device",
-        choices=get_args(Device),
-        default="cpu",
-        help="where to compute: cpu (default), cuda (an NVIDIA GPU, extra `cuda`), auto (a GPU if there is one) or numpy (the contract in "
-        "plain NumPy, without kernels: slow, for comparisons); the bits are the same",
-    )
-    parser.add_argument(
-        "--metrics", type=Path, metavar="F.json", help="count and time every operation: JSON to this file, a table to standard error"
-    )
+DIALECT_AND_MODEL = f"""--as dialect@{"|".join(DIALECTS)} = exact: the engine whose roundings to follow (default exact: the definition)
+--precision kv=TYPE: the type of the KV cache: {", ".join(CACHES)} (default float32)
+{MODEL_OPTIONS}"""
+COMPUTING = f"""{DIALECT_AND_MODEL}
+--device {"|".join(get_args(Device))} = cpu: where to compute: cpu (default), cuda (an NVIDIA GPU, extra `cuda`), auto (a GPU if there is
+ one) or numpy (the contract in plain NumPy, without kernels: slow, for comparisons); the bits are the same
+--metrics F.json: count and time every operation: JSON to this file, a table to standard error"""
 
 
 def dialect_of(arguments: argparse.Namespace) -> Dialect:
@@ -117,22 +56,11 @@ def dialect_of(arguments: argparse.Namespace) -> Dialect:
 
 # --- what is judged -------------------------------------------------------------------------------------------------------------------
 
-
-def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --as and --precision, what is declared of the engine that is judged; `profile_of` reads them."""
-    parser.add_argument(
-        "--as",
-        dest="profile",
-        choices=PROFILES,
-        help="the kind of engine (default: the definition, with types narrower than float32 read off the dump; exact: nothing is read off; "
-        "with --endpoint: the server's)",
-    )
-    parser.add_argument(
-        "--precision",
-        metavar="act=bf16,kv=q8_0,...",
-        help="the types that the engine keeps numbers in: act (tensors), kv (the cache), probs, acc, attn_acc (sums), "
-        "scale (of int8 codes), head",
-    )
+PROFILE = f"""--as profile@{"|".join(PROFILES)}: the kind of engine (default: the definition, with types narrower than float32 read off
+ the dump; exact: nothing is read off; with --endpoint: the server's)
+--precision act=bf16,kv=q8_0,...: the types that the engine keeps numbers in: act (tensors), kv (the cache), probs, acc, attn_acc (sums),
+ scale (of int8 codes), head"""
+"""What is declared of the engine that is judged; `profile_of` reads it."""
 
 
 def profile_of(arguments: argparse.Namespace, default: str | None = None) -> Profile:
@@ -142,11 +70,12 @@ def profile_of(arguments: argparse.Namespace, default: str | None = None) -> Pro
 
 # --- what is written ------------------------------------------------------------------------------------------------------------------
 
-
-def add_format_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --format, for a trace that is written."""
-    formats = [name for name, format in FORMATS.items() if format.writer]
-    parser.add_argument("--format", choices=formats, help="format to write (default: by the end of the file's name)")
+_WRITTEN = "|".join(name for name, format in FORMATS.items() if format.writer)
+FORMAT = f"--format {_WRITTEN}: format to write (default: by the end of the file's name)"
+"""Of a trace that is written."""
+REPORT = """--html F.html: write the report as one HTML file, with the numbers of each tensor
+--plot F.png: draw the heat map to this picture file (extra `plots`)"""
+"""What `check.details_of` checks and `check.show` obeys."""
 
 
 def check_out(option: str, path: Path | None, suffix: str = "") -> None:

@@ -28,9 +28,9 @@ from ..model.families import FAMILIES
 from ..testing import selftest
 from ..traces.formats import FORMATS, bitnet_rs, detect, eval_callback
 from . import check_server, progress
-from .arguments import add_model_and_tokens, add_model_options, add_profile_arguments, profile_of
+from .arguments import A_MODEL, DOWNLOAD, MODEL_OPTIONS, PROFILE, REPORT, TOKENS, profile_of
 from .inputs import Inputs, opened
-from .printing import coloured, fitted, outcome, print_json, printable, table, width
+from .printing import answer, coloured, fitted, outcome, print_json, printable, table, width
 
 SUMMARY = "Judge another engine's dump, or a running server; without arguments, the embedded recording of bitnet.cpp."
 LARGEST_TABLE = 12  # lines of wrong tensors; the rest is only counted
@@ -43,35 +43,22 @@ def _judgement_row(name: str, j: Judgement) -> tuple:
     return (name, j.max_error, j.mean_error, j.nmse, j.scale, j.kl, j.top1, j.top5, j.verdict.name)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    add_model_and_tokens(parser, default="the embedded one, and its recording", required=False)
-    parser.add_argument(
-        "--theirs",
-        type=Path,
-        metavar="DUMP",
-        help="the dump to judge: intermediate tensors or logits, [T, width], or [B, T, width] of several sequences",
-    )
-    parser.add_argument("--format", choices=FORMATS, help="format of the dump (default: recognised by its content)")
-    parser.add_argument("--last", action="store_true", help="the dump holds logits of the last position only")
-    parser.add_argument(
-        "--prefix",
-        type=int,
-        default=0,
-        metavar="N",
-        help="the dump has no rows of the first N tokens: the engine reused their keys and values",
-    )
-    parser.add_argument("--effort", type=float, default=1.0, metavar="X", help="try X times as many mistakes where trying them takes long")
-    add_report_arguments(parser)
-    check_server.add_arguments(parser)
-    add_profile_arguments(parser)
-    add_model_options(parser)
+ARGUMENTS = f"""
+MODEL?: {A_MODEL} (default: the embedded one, and its recording)
+{DOWNLOAD}
+at most one of
+{TOKENS}
 
-
-def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --html and --plot, which `details_of` checks and `show` obeys."""
-    parser.add_argument("--html", type=Path, metavar="F.html", help="write the report as one HTML file, with the numbers of each tensor")
-    parser.add_argument("--plot", type=Path, metavar="F.png", help="draw the heat map to this picture file (extra `plots`)")
+--theirs DUMP: the dump to judge: intermediate tensors or logits, [T, width], or [B, T, width] of several sequences
+--format {"|".join(FORMATS)}: format of the dump (default: recognised by its content)
+--last: the dump holds logits of the last position only
+--prefix N = 0: the dump has no rows of the first N tokens: the engine reused their keys and values
+--effort X = 1.0: try X times as many mistakes where trying them takes long
+{REPORT}
+{check_server.ARGUMENTS}
+{PROFILE}
+{MODEL_OPTIONS}
+"""
 
 
 def details_of(arguments: argparse.Namespace) -> Details | None:
@@ -150,20 +137,18 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
                 fine &= judgement.verdict <= _EXPECTED.get((name, n), Verdict.FLIPS)
     bits = dict(selftest.run("forward"))
     fine &= all(bits.values())
-    if arguments.json:
-        tables = {name: {row: j.as_dict() for row, j in rows.items()} for name, rows in judgements.items()}
-        print_json({"fine": fine, "dialects": tables, "known_bits": bits})
-        return 0 if fine else 1
+    tables = {name: {row: j.as_dict() for row, j in rows.items()} for name, rows in judgements.items()}
     broken = "the kernels are broken on this machine, see bitnet-np selftest"
-    print(outcome(fine, f": {'the kernels on this machine give the known results' if fine else broken}\n"))
-    print("The embedded model (BitNet b1.58, 3 layers, random weights) against logits recorded from bitnet.cpp.\n")
-    print("exact: the definition, no float16 anywhere. bitnet.cpp rounds its KV cache, queries, probabilities and head input to float16:\n")
-    print(table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in judgements["exact"].items()]))
-    print("\nbitnet.cpp: the same forward with those roundings:\n")
-    print(table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in judgements["bitnet.cpp"].items()]))
-    for name, ok in bits.items():
-        print(f"\n{name}: {'the bits known for every machine' if ok else 'NOT the bits known for every machine'}")
-    return 0 if fine else 1
+    parts = [
+        outcome(fine, f": {'the kernels on this machine give the known results' if fine else broken}"),
+        "The embedded model (BitNet b1.58, 3 layers, random weights) against logits recorded from bitnet.cpp.",
+        "exact: the definition, no float16 anywhere. bitnet.cpp rounds its KV cache, queries, probabilities and head input to float16:",
+        table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in judgements["exact"].items()]),
+        "bitnet.cpp: the same forward with those roundings:",
+        table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in judgements["bitnet.cpp"].items()]),
+        *(f"{name}: {'' if ok else 'NOT '}the bits known for every machine" for name, ok in bits.items()),
+    ]
+    return answer(arguments, {"fine": fine, "dialects": tables, "known_bits": bits}, "\n\n".join(parts), 0 if fine else 1)
 
 
 def show(arguments: argparse.Namespace, report: Report, heading: str, details: Details | None, files: Mapping[str, Path]) -> int:

@@ -18,16 +18,10 @@ from .inputs import opened
 _MOST = 1 << 12  # tokens to predict, and log-probabilities at each
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --endpoint and the options that only it has."""
-    parser.add_argument(
-        "--endpoint", metavar="URL", help="judge a running server: llama-server, or an OpenAI-style one with token ids, such as vLLM"
-    )
-    parser.add_argument("--predict", type=int, default=16, metavar="N", help="with --endpoint: tokens to generate greedily (default 16)")
-    parser.add_argument(
-        "--top-logprobs", type=int, default=20, metavar="K", help="with --endpoint: log-probabilities to ask for at each token (default 20)"
-    )
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="with --endpoint: seconds for one request (default 60)")
+ARGUMENTS = """--endpoint URL: judge a running server: llama-server, or an OpenAI-style one with token ids, such as vLLM
+--predict N = 16: with --endpoint: tokens to generate greedily (default 16)
+--top-logprobs K = 20: with --endpoint: log-probabilities to ask for at each token (default 20)
+--timeout S = 60.0: with --endpoint: seconds for one request (default 60)"""
 
 
 def judged(arguments: argparse.Namespace) -> tuple[Report, str]:

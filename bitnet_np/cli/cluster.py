@@ -8,15 +8,19 @@ from typing import Any
 
 from ..base.validate import integer
 from ..sweep import cluster
+from .parser import add_arguments
+
+
+def cluster_arguments(what: str) -> str:
+    """--scheduler and --workers. what: the work that they divide, in words."""
+    return f"""at most one of
+--scheduler ADDRESS: compute {what} on a Dask cluster: tcp://HOST:PORT or tls://HOST:PORT (extra `cluster`)
+--workers N: compute {what} in N processes of this machine (extra `cluster`)"""
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add --scheduler and --workers. what: the work that they divide, in words."""
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--scheduler", metavar="ADDRESS", help=f"compute {what} on a Dask cluster: tcp://HOST:PORT or tls://HOST:PORT (extra `cluster`)"
-    )
-    group.add_argument("--workers", type=int, metavar="N", help=f"compute {what} in N processes of this machine (extra `cluster`)")
+    """Add them to a program's parser."""
+    add_arguments(parser, cluster_arguments(what))
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """`bitnet-np compare`: two dumps in any format, without a model, or two models."""
 
 import argparse
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,46 +14,31 @@ from ..judge.verdict import Verdict
 from ..traces.formats import FORMATS, read_any
 from ..traces.points import Trace
 from . import compare_models
-from .check import add_report_arguments, details_of, show
+from .arguments import REPORT
+from .check import details_of, show
+from .parser import add_arguments
 
 SUMMARY = "Compare two dumps without a model, or two models."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    parser.add_argument("ours", type=Path, metavar="OURS", help="the dump, or with --models the model, taken as the reference")
-    parser.add_argument("theirs", type=Path, metavar="THEIRS", help="the one to compare with it")
-    _add_dump_arguments(parser)
-    add_report_arguments(parser)
-    parser.add_argument(
-        "--models", action="store_true", help="OURS and THEIRS are models of one family, such as an original and a quantised one"
-    )
-    compare_models.add_arguments(parser)
+_OF_DUMPS = f"""--format {"|".join(FORMATS)}: format of both dumps (default: recognised by their content)
+--partial: compare the tensors that both dumps have; without it, a tensor that THEIRS lacks is an error
+--receipt F.json: write BitNet-rs's parity receipt of both dumps' logits, THEIRS as rust, OURS as cpp
+--by-receipt F.json: read a parity receipt: WRONG if a position that passed there now misses its thresholds"""
+ARGUMENTS = f"""
+OURS: the dump, or with --models the model, taken as the reference
+THEIRS: the one to compare with it
+{_OF_DUMPS}
+{REPORT}
+--models: OURS and THEIRS are models of one family, such as an original and a quantised one
+{compare_models.ARGUMENTS}
+"""
 
 
-def _add_dump_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only dumps have."""
-    parser.add_argument("--format", choices=FORMATS, help="format of both dumps (default: recognised by their content)")
-    parser.add_argument(
-        "--partial",
-        action="store_true",
-        help="compare the tensors that both dumps have; without it, a tensor that THEIRS lacks is an error",
-    )
-    parser.add_argument(
-        "--receipt", type=Path, metavar="F.json", help="write BitNet-rs's parity receipt of both dumps' logits, THEIRS as rust, OURS as cpp"
-    )
-    parser.add_argument(
-        "--by-receipt",
-        type=Path,
-        metavar="F.json",
-        help="read a parity receipt: WRONG if a position that passed there now misses its thresholds",
-    )
-
-
-def _given(arguments: argparse.Namespace, add: Callable[[argparse.ArgumentParser], None]) -> list[str]:
-    """The options that `add` offers and that have been given."""
+def _given(arguments: argparse.Namespace, declared: str) -> list[str]:
+    """Those of the declared options that have been given."""
     parser = argparse.ArgumentParser()
-    add(parser)
+    add_arguments(parser, declared)
     return [action.option_strings[-1] for action in parser._actions if getattr(arguments, action.dest, action.default) != action.default]
 
 
@@ -85,7 +69,7 @@ def _by_receipt(path: Path, ours: Trace, theirs: Trace, report: Report) -> Repor
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; returns the exit code."""
-    given = _given(arguments, _add_dump_arguments if arguments.models else compare_models.add_arguments)
+    given = _given(arguments, _OF_DUMPS if arguments.models else compare_models.ARGUMENTS)
     given += ["--html"] if arguments.models and arguments.html else []
     if given:
         kind, how = ("dumps", "without") if arguments.models else ("models", "with")

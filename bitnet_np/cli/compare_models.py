@@ -9,18 +9,18 @@ from ..judge.pictures import check_plot, picture_map, save, title
 from ..judge.report import text_map
 from ..traces.points import Key
 from . import progress
-from .arguments import add_computing_arguments, add_download_argument, add_token_arguments, dialect_of
+from .arguments import COMPUTING, DOWNLOAD, TOKENS, dialect_of
 from .inputs import opened
-from .printing import fitted, print_json, printable, short, table, width
+from .printing import answer, fitted, printable, short, table, width
 
 COSTLIEST = 10  # tensors that are listed
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only --models has."""
-    add_download_argument(parser)
-    add_token_arguments(parser, required=False)
-    add_computing_arguments(parser)
+ARGUMENTS = f"""{DOWNLOAD}
+at most one of
+{TOKENS}
+
+{COMPUTING}"""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,11 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         figure, _ = picture_map({key: min(error, most) for key, error in errors.items()}, "relative error", most / 1e3, most)
         title(figure, heading)
         save(figure, arguments.plot)
-    if arguments.json:
-        print_json({"ours": names[0], "theirs": names[1], "dialect": dialect.name} | _facts(difference))
-    else:
-        print(_printed(difference, printable(heading), width()))
-    return 0
+    facts = {"ours": names[0], "theirs": names[1], "dialect": dialect.name} | _facts(difference)
+    return answer(arguments, facts, _printed(difference, printable(heading), width()))
 
 
 def _facts(difference: ModelDifference) -> dict[str, object]:

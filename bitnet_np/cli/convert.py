@@ -13,25 +13,22 @@ from ..files.load import load, model_from, open_model
 from ..judge.logits import judge
 from ..model.records import Model
 from . import progress
-from .arguments import add_load_arguments, add_model_argument, check_out
-from .printing import print_json
+from .arguments import A_MODEL, DOWNLOAD, LOADING, check_out
+from .printing import answer
 
 SUMMARY = "Write a model as a GGUF file without changing a number, or refuse."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    add_model_argument(parser, metavar="IN")
-    parser.add_argument("out", type=Path, metavar="OUT.gguf", help="the file to write")
-    parser.add_argument(
-        "--type", choices=TYPES, help="type of the layers' matrices (default: unchanged; ternary matrices of a folder become I2_S)"
-    )
-    parser.add_argument("--head", choices=HEADS, help="type of the embedding and the head (default: unchanged)")
-    parser.add_argument(
-        "--allow-rounding", action="store_true", help="allow a narrower type to round numbers and scales, and say how far logits move"
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite OUT.gguf")
-    add_load_arguments(parser)
+ARGUMENTS = f"""
+model@IN: {A_MODEL}
+{DOWNLOAD}
+OUT.gguf: the file to write
+--type {"|".join(TYPES)}: type of the layers' matrices (default: unchanged; ternary matrices of a folder become I2_S)
+--head {"|".join(HEADS)}: type of the embedding and the head (default: unchanged)
+--allow-rounding: allow a narrower type to round numbers and scales, and say how far logits move
+--force: overwrite OUT.gguf
+{LOADING}
+"""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,15 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
     permuted = is_permuted(model.config)
     facts = {"out": str(out), "bytes": out.stat().st_size, "architecture": model.config.architecture, "permuted": permuted}
     moved = _moved(model, load(out)) if arguments.allow_rounding and not arguments.allow_nan else None
-    if arguments.json:
-        print_json(facts | ({"rounding": moved} if moved else {}))
-        return 0
-    print(f"{out}: {facts['bytes']:,} bytes, {model.config.architecture}")
+    lines = [f"{out}: {facts['bytes']:,} bytes, {model.config.architecture}"]
     if permuted:
-        print("rows of queries and keys are permuted, as this architecture has them: logits agree to float32 rounding, not to the bit")
+        lines.append(
+            "rows of queries and keys are permuted, as this architecture has them: logits agree to float32 rounding, not to the bit"
+        )
     if moved:
-        print(_report(moved))
-    return 0
+        lines.append(_report(moved))
+    return answer(arguments, facts | ({"rounding": moved} if moved else {}), "\n".join(lines))
 
 
 _TOKENS = 32

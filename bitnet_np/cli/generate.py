@@ -15,41 +15,33 @@ from ..generation.generate import stream
 from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
 from ..traces.token_files import parse_numbers
-from . import generate_many as batch_command
-from . import progress
-from .arguments import add_computing_arguments, add_model_and_tokens, dialect_of
+from . import generate_many, progress
+from .arguments import A_MODEL, COMPUTING, DOWNLOAD, TOKENS, dialect_of
 from .inputs import Inputs, opened, token_ids
 from .printing import print_json
 
 SUMMARY = "Continue a prompt, token by token."
-TOKENS = 64
+MOST = 64
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    batch_command.add_arguments(parser, add_model_and_tokens(parser, "the embedded demo model", "--prompt"))
-    parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template as the user's message")
-    parser.add_argument(
-        "-n",
-        type=int,
-        metavar="N",
-        help=f"most tokens to generate (default {TOKENS}, {embedded.DEMO_TOKENS} with the demo model, or what fits the context)",
-    )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="sampling temperature; 0 (default) is greedy")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K most likely tokens (default 0: all)")
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample among the fewest tokens whose probabilities add up to P (default 1: all)",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed for sampling (default 0)")
-    parser.add_argument(
-        "--uniforms", metavar="0.1,0.7", help="numbers from 0 to 1 to sample with instead of the seed's, one for each token"
-    )
-    parser.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text (default: the model's end tokens)")
-    add_computing_arguments(parser)
+ARGUMENTS = f"""
+MODEL?: {A_MODEL} (default: the embedded demo model)
+{DOWNLOAD}
+one of
+{TOKENS.replace("--text ", "--prompt text@")}
+--prompts-file F: file with a JSON object on each line: {{"id": ..., "prompt": text}} or {{"id": ..., "tokens": [...]}}
+
+--batch N: number of prompts computed at a time (default {generate_many.DEFAULT_BATCH}); the result does not depend on it
+--chat: put the prompt into the model's chat template as the user's message
+-n N: most tokens to generate (default {MOST}, {embedded.DEMO_TOKENS} with the demo model, or what fits the context)
+--temperature X = 0.0: sampling temperature; 0 (default) is greedy
+--top-k K = 0: sample among the K most likely tokens (default 0: all)
+--top-p P = 1.0: sample among the fewest tokens whose probabilities add up to P (default 1: all)
+--seed N = 0: random seed for sampling (default 0)
+--uniforms 0.1,0.7: numbers from 0 to 1 to sample with instead of the seed's, one for each token
+--stop 7,8: token ids that end the text (default: the model's end tokens)
+{COMPUTING}
+"""
 
 
 def _prompt(inputs: Inputs, tokenizer: Tokenizer | None) -> NDArray:
@@ -87,17 +79,17 @@ def _stream(inputs: Inputs, ids: NDArray, most: int, stops: Collection[int]) -> 
 def run(arguments: argparse.Namespace) -> int:
     """Print the continuation, token by token; returns the exit code."""
     with ExitStack() as stack:
-        most = embedded.DEMO_TOKENS if arguments.model is None else TOKENS
+        most = embedded.DEMO_TOKENS if arguments.model is None else MOST
         path = Path(arguments.model or stack.enter_context(embedded.demo_path()))
         if arguments.prompts_file is not None:
             arguments.n = most if arguments.n is None else arguments.n
-            return batch_command.run_prompts(arguments, path)
+            return generate_many.run_prompts(arguments, path)
         if arguments.batch is not None:
             raise OptionError("--batch needs --prompts-file")
         inputs = opened(arguments, path)
         tokenizer = inputs.tokenizer() if arguments.text is not None else None
         ids = _prompt(inputs, tokenizer)
-        tokens = _stream(inputs, ids, most, batch_command.stops_of(arguments, tokenizer))
+        tokens = _stream(inputs, ids, most, generate_many.stops_of(arguments, tokenizer))
         decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
         new: list[int] = []
         pieces: list[str] = []

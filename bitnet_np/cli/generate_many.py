@@ -19,24 +19,6 @@ from .inputs import opened
 from .printing import printable
 
 DEFAULT_BATCH = 4
-
-
-def add_arguments(parser: argparse.ArgumentParser, prompts: argparse._MutuallyExclusiveGroup) -> None:
-    """Add the arguments for many prompts; prompts: the group of arguments that give a prompt."""
-    prompts.add_argument(
-        "--prompts-file",
-        type=Path,
-        metavar="F",
-        help='file with a JSON object on each line: {"id": ..., "prompt": text} or {"id": ..., "tokens": [...]}',
-    )
-    parser.add_argument(
-        "--batch",
-        type=int,
-        metavar="N",
-        help=f"number of prompts computed at a time (default {DEFAULT_BATCH}); the result does not depend on it",
-    )
-
-
 _LONGEST_LINE = 1 << 25  # bytes: more than any context holds
 
 

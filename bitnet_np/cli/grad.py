@@ -1,7 +1,6 @@
 """`bitnet-np grad`: the loss of token ids, and its gradient for every parameter."""
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 
@@ -9,24 +8,20 @@ from ..base.errors import UnsupportedError
 from ..traces.formats import writer
 from ..traces.points import LOSS, Key, gradient_key
 from ..training.gradients import loss_and_gradients, parameters_of
-from .arguments import add_format_argument, add_model_and_tokens, add_model_options
+from .arguments import FORMAT, MODEL_AND_TOKENS, MODEL_OPTIONS
 from .inputs import opened
-from .printing import print_json, table
+from .printing import answer, table
 
 SUMMARY = "Compute the loss of token ids and its gradients."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    add_model_and_tokens(parser)
-    parser.add_argument("--out", type=Path, metavar="F", help="write the loss and all gradients, to compare with another engine's")
-    add_format_argument(parser)
-    parser.add_argument(
-        "--recompute",
-        action="store_true",
-        help="recompute parts of the forward pass instead of storing them: less memory, slower, the same result",
-    )
-    add_model_options(parser)
+ARGUMENTS = f"""
+{MODEL_AND_TOKENS}
+--out F: write the loss and all gradients, to compare with another engine's
+{FORMAT}
+--recompute: recompute parts of the forward pass instead of storing them: less memory, slower, the same result
+{MODEL_OPTIONS}
+"""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,16 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
         wide = gradient.astype(np.float64)
         rows.append((name, " x ".join(map(str, gradient.shape)), float(np.sqrt((wide**2).sum())), float(np.abs(wide).max())))
     norm = float(np.sqrt(sum(row[2] ** 2 for row in rows)))
-    if arguments.json:
-        tensors = [
-            dict(zip(("name", "shape", "norm", "max"), (row[0], list(gradients[row[0]].shape), *row[2:]), strict=True)) for row in rows
-        ]
-        facts = {"tokens": int(ids.size), "loss": loss, "norm": norm, "out": arguments.out and str(arguments.out), "format": chosen}
-        print_json(facts | {"gradients": tensors})
-        return 0
-    print(f"loss  {loss:.6f} nats a token ({batch.size - len(batch)} predicted)")
-    print(f"norm  {norm:.6g} of all gradients\n")
-    print(table(("gradient", "shape", "norm", "largest"), rows))
-    if chosen:
-        print(f"\n{arguments.out}: {chosen}, {len(rows)} gradients and the loss")
-    return 0
+    tensors = [{"name": row[0], "shape": list(gradients[row[0]].shape), "norm": row[2], "max": row[3]} for row in rows]
+    facts = {"tokens": int(ids.size), "loss": loss, "norm": norm, "out": arguments.out and str(arguments.out), "format": chosen}
+    text = f"loss  {loss:.6f} nats a token ({batch.size - len(batch)} predicted)\nnorm  {norm:.6g} of all gradients\n\n"
+    text += table(("gradient", "shape", "norm", "largest"), rows)
+    text += f"\n\n{arguments.out}: {chosen}, {len(rows)} gradients and the loss" if chosen else ""
+    return answer(arguments, facts | {"gradients": tensors}, text)

@@ -14,18 +14,18 @@ from ..model.matrix_facts import constant_matrices, kinds_of_matrices
 from ..model.records import Model
 from ..traces.points import POOLED, meaning
 from . import progress
-from .arguments import add_model_argument
+from .arguments import MODEL
 from .printing import plain, print_json, printable, short, table
 from .trace import show_layers
 
 SUMMARY = "Show what a model file holds and whether it is supported."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    add_model_argument(parser)
-    parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument("--points", action="store_true", help="list the tensors of a forward pass by the names that dumps use")
+ARGUMENTS = f"""
+{MODEL}
+--tensors: list every tensor
+--points: list the tensors of a forward pass by the names that dumps use
+"""
 
 
 def _loaded(source: Source) -> tuple[Model | None, str]:

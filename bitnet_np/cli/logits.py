@@ -3,7 +3,6 @@
 import argparse
 import os
 import time
-from pathlib import Path
 from typing import cast, get_args
 
 import numpy as np
@@ -11,37 +10,25 @@ import numpy as np
 from ..base.errors import OptionError, shown
 from ..engine.forward_pass import PARALLEL_THRESHOLD, Mode, compute_logits, path_of
 from ..testing.selftest import digest
-from .arguments import add_computing_arguments, add_model_and_tokens, check_out, dialect_of, save_npy
+from .arguments import COMPUTING, MODEL_AND_TOKENS, check_out, dialect_of, save_npy
 from .inputs import opened
-from .printing import print_json, table
+from .printing import answer, table
 
 SUMMARY = "Compute reference logits of token ids."
 TOP = 5
 MODE_VARIABLE = "BITNET_NP_MODE"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    add_model_and_tokens(parser)
-    parser.add_argument(
-        "--mode",
-        choices=get_args(Mode),
-        help="compute whole sequences at once (parallel), through a KV cache (incremental), or as their length suggests (auto); the bits "
-        f"are the same (default: the environment variable {MODE_VARIABLE}, or auto)",
-    )
-    parser.add_argument(
-        "--parallel-threshold",
-        type=int,
-        default=PARALLEL_THRESHOLD,
-        metavar="N",
-        help="number of tokens above which auto is parallel (default %(default)s)",
-    )
-    parser.add_argument(
-        "--chunk", type=int, metavar="N", help="tokens that go through the KV cache at a time (default 1; implies --mode incremental)"
-    )
-    parser.add_argument("--last", action="store_true", help="logits of the last position only")
-    parser.add_argument("--out", type=Path, metavar="F.npy", help="write the logits as float32")
-    add_computing_arguments(parser)
+ARGUMENTS = f"""
+{MODEL_AND_TOKENS}
+--mode {"|".join(get_args(Mode))}: compute whole sequences at once (parallel), through a KV cache (incremental), or as their length
+ suggests (auto); the bits are the same (default: the environment variable {MODE_VARIABLE}, or auto)
+--parallel-threshold N = {PARALLEL_THRESHOLD}: number of tokens above which auto is parallel (default {PARALLEL_THRESHOLD})
+--chunk N: tokens that go through the KV cache at a time (default 1; implies --mode incremental)
+--last: logits of the last position only
+--out F.npy: write the logits as float32
+{COMPUTING}
+"""
 
 
 def _mode(arguments: argparse.Namespace) -> Mode:
@@ -81,14 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
         save_npy(arguments.out, result)
     top = [[(int(i), float(row[i])) for i in np.argsort(-row, kind="stable")[:TOP]] for row in last]
     checksum = digest(result)
-    if arguments.json:
-        tops = [[{"id": i, "logit": value} for i, value in row] for row in top]
-        how = {"dialect": dialect.name, "mode": mode, "path": path_of(mode, ids.shape[-1], arguments.parallel_threshold)}
-        print_json({"shape": result.shape, "sha256": checksum, "top": tops, **how, "seconds": seconds})
-        return 0
-    print(f"shape   {list(result.shape)} float32")
-    print(f"sha256  {checksum}")
+    tops = [[{"id": i, "logit": value} for i, value in row] for row in top]
+    how = {"dialect": dialect.name, "mode": mode, "path": path_of(mode, ids.shape[-1], arguments.parallel_threshold)}
+    parts = [f"shape   {list(result.shape)} float32\nsha256  {checksum}"]
     for b, row in enumerate(top):
-        print(f"\nlast position{f' of sequence {b}' if ids.ndim == 2 else ''}")
-        print(table(("token", "logit"), [(str(i), f"{value:+.6f}") for i, value in row]))
-    return 0
+        heading = f"last position{f' of sequence {b}' if ids.ndim == 2 else ''}\n"
+        parts.append(heading + table(("token", "logit"), [(str(i), f"{value:+.6f}") for i, value in row]))
+    return answer(arguments, {"shape": result.shape, "sha256": checksum, "top": tops, **how, "seconds": seconds}, "\n\n".join(parts))

@@ -22,7 +22,7 @@ from ..gpu.dispatch import choose
 from ..kernels.float_state import steady
 from . import check, compare, convert, generate, grad, inspect, logits, mask, nll, progress, selftest, sweep, tokenize, trace
 from .arguments import check_out
-from .parser import Parser
+from .parser import Parser, add_arguments
 from .printing import printable, table
 from .schemas import PrintSchema
 
@@ -111,10 +111,6 @@ def _message(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-_NAMES_OF_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
-"""What shtab, which makes a shell's completion of the parser, takes for the names of files."""
-
-
 def build_parser() -> Parser:
     """The parser of the command line."""
     parser = Parser(prog="bitnet-np", description="A reference implementation of BitNet b1.58 inference.", epilog=EXIT_CODES)
@@ -126,9 +122,7 @@ def build_parser() -> Parser:
         added.set_defaults(run=command.run)
         added.add_argument("--json", action="store_true", help="print JSON")
         added.add_argument("--json-schema", action=PrintSchema, nargs=0, help="print the JSON Schema of that, and end")
-        command.add_arguments(added)
-        for action in (action for action in added._actions if action.type is Path):
-            action.complete = _NAMES_OF_FILES  # type: ignore[attr-defined]
+        add_arguments(added, command.ARGUMENTS)
     return parser
 
 

@@ -11,22 +11,17 @@ SUMMARY = "Print a small attention mask."
 LARGEST = 128  # queries and keys that are printed
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    parser.add_argument("q_len", type=int, metavar="Q", help="number of queries")
-    parser.add_argument("k_len", type=int, metavar="K", help="number of keys")
-    parser.add_argument("--past", type=int, metavar="N", help="number of keys before the first query's own (default K - Q)")
-    parser.add_argument(
-        "--align",
-        choices=get_args(masks.Align),
-        default="bottom_right",
-        help="corner at which the diagonal begins or ends; top_left is --past 0 and allows K < Q",
-    )
-    parser.add_argument("--window", type=int, default=0, metavar="N", help="each query sees only the last N keys, its own included")
-    parser.add_argument("--block", type=int, default=0, metavar="N", help="each query sees only keys of its own block of N positions")
-    parser.add_argument("--sinks", type=int, default=0, metavar="N", help="with --window or --block: the first N keys are visible, too")
-    parser.add_argument("--prefix", type=int, default=0, metavar="N", help="every query sees the first N keys")
-    parser.add_argument("--bool", action="store_true", help="print 1 for a visible key and 0 for a hidden one, instead of 0 and -inf")
+ARGUMENTS = f"""
+q_len@Q: number of queries
+k_len@K: number of keys
+--past N: number of keys before the first query's own (default K - Q)
+--align {"|".join(get_args(masks.Align))} = bottom_right: corner at which the diagonal begins or ends; top_left is --past 0 and allows K < Q
+--window N = 0: each query sees only the last N keys, its own included
+--block N = 0: each query sees only keys of its own block of N positions
+--sinks N = 0: with --window or --block: the first N keys are visible, too
+--prefix N = 0: every query sees the first N keys
+--bool: print 1 for a visible key and 0 for a hidden one, instead of 0 and -inf
+"""
 
 
 def run(arguments: argparse.Namespace) -> int:

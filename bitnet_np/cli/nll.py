@@ -1,7 +1,6 @@
 """`bitnet-np nll`: how well a model predicts a text."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,35 +14,27 @@ from ..sweep.tasks import ModelFile
 from ..testing.selftest import digest
 from ..traces.llama_base import CONTEXT, Divergence, divergence, save_base
 from . import progress
-from .arguments import add_computing_arguments, add_model_and_tokens, check_out, dialect_of, save_npy
-from .cluster import add_cluster_arguments, connected
+from .arguments import COMPUTING, MODEL, TOKENS, check_out, dialect_of, save_npy
+from .cluster import cluster_arguments, connected
 from .inputs import Inputs, opened
-from .printing import print_json
+from .printing import answer
 
 SUMMARY = "Compute the mean negative log-likelihood and perplexity of a text, and the KL divergence from another model's predictions."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    group = add_model_and_tokens(parser)
-    group.add_argument(
-        "--kl-divergence-base",
-        type=Path,
-        metavar="F.kld",
-        help="compare with the predictions of another model, for the tokens in this file",
-    )
-    parser.add_argument(
-        "--save-all-logits", type=Path, metavar="F.kld", help="write the predictions, by chunks, to compare others with: llama.cpp's file"
-    )
-    parser.add_argument("--ctx-size", type=int, metavar="N", help=f"with --save-all-logits: tokens of a chunk (default {CONTEXT} at most)")
-    parser.add_argument(
-        "--stride", type=int, metavar="N", help="for texts longer than the context: number of tokens between the starts of windows"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="F.npy", help="write the negative log-likelihood of each token but the first as float64"
-    )
-    add_computing_arguments(parser)
-    add_cluster_arguments(parser, "each window of a long text")
+ARGUMENTS = f"""
+{MODEL}
+one of
+{TOKENS}
+--kl-divergence-base F.kld: compare with the predictions of another model, for the tokens in this file
+
+--save-all-logits F.kld: write the predictions, by chunks, to compare others with: llama.cpp's file
+--ctx-size N: with --save-all-logits: tokens of a chunk (default {CONTEXT} at most)
+--stride N: for texts longer than the context: number of tokens between the starts of windows
+--out F.npy: write the negative log-likelihood of each token but the first as float64
+{COMPUTING}
+{cluster_arguments("each window of a long text")}
+"""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,16 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         save_npy(arguments.out, values)
     facts = _facts(values) | ({} if ids is None else {"tokens": len(ids)}) | (_compared(compared) if compared else {})
-    if arguments.json:
-        print_json(facts | {"sha256": digest(values)})
-        return 0
-    print(f"mean negative log-likelihood  {facts['mean_nll']:.6f} nats a token ({len(values)} predicted)")
-    print(f"perplexity                    {facts['perplexity']:.4f}")
+    text = f"mean negative log-likelihood  {facts['mean_nll']:.6f} nats a token ({len(values)} predicted)\n"
+    text += f"perplexity                    {facts['perplexity']:.4f}"
     if compared:
-        print(f"perplexity of the base        {facts['base']['perplexity']:.4f}")
-        print(f"KL divergence from the base   mean {facts['kl']['mean']:.6f}, largest {facts['kl']['max']:.6f} nats")
-        print(f"same token on top             {facts['same_top']:.2%}")
-    return 0
+        text += f"\nperplexity of the base        {facts['base']['perplexity']:.4f}\n"
+        text += f"KL divergence from the base   mean {facts['kl']['mean']:.6f}, largest {facts['kl']['max']:.6f} nats\n"
+        text += f"same token on top             {facts['same_top']:.2%}"
+    return answer(arguments, facts | {"sha256": digest(values)}, text)
 
 
 def _check_chunked(arguments: argparse.Namespace) -> None:

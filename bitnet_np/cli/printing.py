@@ -1,5 +1,6 @@
 """Output of the commands: tables, JSON, and text that is safe for a terminal."""
 
+import argparse
 import json
 import math
 import os
@@ -80,6 +81,15 @@ def short(value: object) -> str:
             narrow = np.float32(value)
         return str(narrow if float(narrow) == value else value)
     return str(value)
+
+
+def answer(arguments: argparse.Namespace, facts: object, text: str, code: int = 0) -> int:
+    """Print the facts with --json and the text without; returns the exit code."""
+    if arguments.json:
+        print_json(facts)
+    else:
+        print(text)
+    return code
 
 
 def print_json(value: object) -> None:

@@ -10,19 +10,19 @@ from ..sweep.plan import read_plan
 from ..sweep.run import sweep
 from ..sweep.tasks import OK, WRONG, DifferentBitsError, Row
 from . import progress
-from .cluster import add_cluster_arguments, connected
+from .cluster import cluster_arguments, connected
 from .printing import printable, table
 
 SUMMARY = "Compute logits, likelihoods and verdicts of many models and texts, as a plan lists them."
 LARGEST_TABLE = 20  # rows that are not OK; the rest is only counted
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="models, tokens, and what to do with each pair")
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder of the results; there a stopped sweep goes on")
-    parser.add_argument("--retry-failed", action="store_true", help="compute rows again that ended in ERROR or KILLED")
-    add_cluster_arguments(parser, "the rows")
+ARGUMENTS = f"""
+PLAN.toml: models, tokens, and what to do with each pair
+--out DIR!: folder of the results; there a stopped sweep goes on
+--retry-failed: compute rows again that ended in ERROR or KILLED
+{cluster_arguments("the rows")}
+"""
 
 
 def run(arguments: argparse.Namespace) -> int:

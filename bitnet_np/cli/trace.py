@@ -3,7 +3,6 @@
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,28 +12,24 @@ from ..base.errors import OptionError, ShapeError
 from ..judge.pictures import check_plot, pyplot, save
 from ..traces.formats import read_any, writer
 from ..traces.record import record_trace
-from .arguments import add_computing_arguments, add_format_argument, add_model_and_tokens, dialect_of
+from .arguments import DIALECT_AND_MODEL, FORMAT, MODEL_AND_TOKENS, dialect_of
 from .inputs import opened
-from .printing import print_json, table
+from .printing import answer, table
 
 SUMMARY = "Write every intermediate tensor of a forward pass."
 _MOST_DRAWN = 10**8  # probabilities in one picture
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    add_model_and_tokens(parser)
-    parser.add_argument(
-        "--layers", metavar="0,3-5", help="layers to write (default: all); tensors that belong to no layer are always written"
-    )
-    parser.add_argument("--names", metavar="A,B", help="tensors to write, such as attn_norm,l_out (default: all but the attention scores)")
-    parser.add_argument("--scores", action="store_true", help="also write attention scores and probabilities")
-    parser.add_argument(
-        "--plot", type=Path, metavar="F.png", help="draw the attention probabilities to this picture file (needs --scores, extra `plots`)"
-    )
-    add_format_argument(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="F", help="file or folder to write")
-    add_computing_arguments(parser, device=False)
+ARGUMENTS = f"""
+{MODEL_AND_TOKENS}
+--layers 0,3-5: layers to write (default: all); tensors that belong to no layer are always written
+--names A,B: tensors to write, such as attn_norm,l_out (default: all but the attention scores)
+--scores: also write attention scores and probabilities
+--plot F.png: draw the attention probabilities to this picture file (needs --scores, extra `plots`)
+{FORMAT}
+--out F!: file or folder to write
+{DIALECT_AND_MODEL}
+"""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,20 +54,17 @@ def run(arguments: argparse.Namespace) -> int:
         recorded = read_any(arguments.out, chosen).points
         save(attention_maps({key.layer: x for key, x in recorded.items() if key.name == "kq_soft_max"}), arguments.plot)
     total = sum(size for _, size in written.values())
-    if arguments.json:
-        points = [{"name": k.name, "layer": k.layer, "shape": shape, "bytes": size} for k, (shape, size) in written.items()]
-        facts = {"out": str(arguments.out), "format": chosen, "dialect": dialect.name, "tokens": int(ids.size)}
-        print_json(facts | {"bytes": total, "points": points})
-        return 0
+    points = [{"name": k.name, "layer": k.layer, "shape": shape, "bytes": size} for k, (shape, size) in written.items()]
+    facts = {"out": str(arguments.out), "format": chosen, "dialect": dialect.name, "tokens": int(ids.size), "bytes": total}
     rows: dict[tuple[str, tuple[int, ...]], list] = {}  # layers of the same shape in one line
     for key, (shape, size) in written.items():
         row = rows.setdefault((key.name, shape), [[], 0])
         row[0].append(key.layer)
         row[1] += size
-    print(f"{arguments.out}: {chosen}, {len(written)} points of {ids.size} tokens, dialect {dialect.name}\n")
+    heading = f"{arguments.out}: {chosen}, {len(written)} points of {ids.size} tokens, dialect {dialect.name}\n\n"
     lines = [(name, show_layers(layers), " x ".join(map(str, shape)), size) for (name, shape), (layers, size) in rows.items()]
-    print(table(("name", "layers", "shape", "bytes"), [*lines, ("all", "", "", total)]))
-    return 0
+    listed = table(("name", "layers", "shape", "bytes"), [*lines, ("all", "", "", total)])
+    return answer(arguments, facts | {"points": points}, heading + listed)
 
 
 def attention_maps(probabilities: Mapping[int | None, NDArray]) -> Any:

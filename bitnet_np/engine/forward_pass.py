@@ -17,7 +17,7 @@ are checked once in each public function; the functions below take `Tokens` and 
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -107,7 +107,7 @@ def forward_layer(
     runtime = Runtime(model, dialect, ops).checked()
     layer, shape, h = _layer_input(runtime, layer, hidden)
     tokens = Tokens.whole(np.zeros(shape[:2], np.int64))  # stand for the sequences' lengths: no token is looked up
-    rows, attend = _whole(runtime, tokens, _by_mask(runtime, mask, tokens, strict))
+    rows, attend = whole_rows(runtime, tokens, _by_mask(runtime, mask, tokens, strict))
     out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
     return _layer_output(runtime, layer, out).reshape(shape)
 
@@ -232,7 +232,25 @@ def forward_incremental(
     """
     runtime = Runtime(model, dialect, ops).checked()
     checked = check_tokens(model.config, tokens, lengths)
-    return _run_incremental(runtime, checked, record, integer("chunk", chunk, 1), last_only, mask)
+    chunk = integer("chunk", chunk, 1)
+    config, (batch, length) = model.config, checked.ids.shape
+    check_context(config, checked.lengths)
+    visible = None if mask is None else masks.check(mask, length, length, batch=batch, strict=True)
+    cache = new_cache(config, batch, length, ops)
+    if visible is not None:
+        _check_maskable(cache)
+    logits = np.zeros((batch, config.vocab) if last_only else (batch, length, config.vocab), np.float32)
+    for part in checked.blocks(chunk):
+        attention = None
+        if visible is not None:
+            rows = visible[part.active if len(visible) > 1 else slice(None), :, part.begin : part.end, : part.end]
+            attention = _masked_attention(runtime, rows, part.tokens, part.active, np.full(len(part.active), part.begin))
+        out = run_cached(runtime, part.tokens, cache, part.active, record, last_only=last_only, attention=attention)
+        if last_only:
+            logits[part.active[part.last]] = out[part.last]
+        else:
+            logits[part.active, part.begin : part.end] = out
+    return logits
 
 
 @steady
@@ -259,12 +277,13 @@ def compute_logits(
     """
     if mode not in get_args(Mode):
         raise OptionError(f"mode is {mode!r}, expected 'parallel', 'incremental' or 'auto'")
-    runtime = Runtime(model, dialect, ops).checked()
-    checked = check_tokens(model.config, tokens, lengths)
-    parallel_threshold = integer("parallel_threshold", parallel_threshold, 0)
-    if path_of(mode, checked.ids.shape[1], 0 if mask is not None else parallel_threshold) == "parallel":
-        return run_whole(runtime, checked, record, last_only=last_only, attention=_by_mask(runtime, mask, checked, strict))
-    return _run_incremental(runtime, checked, record, integer("chunk", chunk, 1), last_only, mask)
+    Runtime(model, dialect, ops).checked()
+    longest = check_tokens(model.config, tokens, lengths).ids.shape[1]
+    threshold = integer("parallel_threshold", parallel_threshold, 0)
+    how: dict[str, Any] = {"last_only": last_only, "dialect": dialect, "ops": ops, "record": record, "mask": mask}
+    if path_of(mode, longest, 0 if mask is not None else threshold) == "parallel":
+        return forward_full(model, tokens, lengths, strict=strict, **how)
+    return forward_incremental(model, tokens, lengths, chunk=chunk, **how)
 
 
 # --- passes over checked tokens -------------------------------------------------------------------------------------------------------
@@ -274,7 +293,7 @@ def run_whole(
     runtime: Runtime, tokens: Tokens, record: Record = ignore, *, last_only: bool = False, attention: Attention | None = None
 ) -> Floats:
     """`forward_full` for checked tokens. attention: replaces the causal one; it gets a layer's keys and values as [B, T, G, K]."""
-    rows, attend = _whole(runtime, tokens, attention)
+    rows, attend = whole_rows(runtime, tokens, attention)
     if runtime.model.config.pooling != "none" and record is not ignore and not last_only:
         record = _with_pooled(record, runtime.model.config.pooling, rows)
     h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
@@ -294,7 +313,7 @@ def _with_pooled(record: Record, pooling: Pooling, rows: Rows) -> Record:
     return observe
 
 
-def _whole(runtime: Runtime, tokens: Tokens, attention: Attention | None) -> tuple[Rows, Attend]:
+def whole_rows(runtime: Runtime, tokens: Tokens, attention: Attention | None = None) -> tuple[Rows, Attend]:
     """The rows of whole sequences, sequence i in slot i from position 0 on, and attention over them.
 
     Keys and values are kept of one layer at a time.
@@ -346,30 +365,6 @@ def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray
             if ends:
                 logits += zip(part.active[part.last], rows[part.last], strict=True)
     return np.stack([row for _, row in sorted(logits, key=lambda item: item[0])])
-
-
-def _run_incremental(
-    runtime: Runtime, tokens: Tokens, record: Record, chunk: int, last_only: bool, mask: ArrayLike | None = None
-) -> Floats:
-    """`forward_incremental` for checked arguments."""
-    config, (batch, length) = runtime.model.config, tokens.ids.shape
-    check_context(config, tokens.lengths)
-    checked = None if mask is None else masks.check(mask, length, length, batch=batch, strict=True)
-    cache = new_cache(config, batch, length, runtime.ops)
-    if checked is not None:
-        _check_maskable(cache)
-    logits = np.zeros((batch, config.vocab) if last_only else (batch, length, config.vocab), np.float32)
-    for part in tokens.blocks(chunk):
-        attention = None
-        if checked is not None:
-            rows = checked[part.active if len(checked) > 1 else slice(None), :, part.begin : part.end, : part.end]
-            attention = _masked_attention(runtime, rows, part.tokens, part.active, np.full(len(part.active), part.begin))
-        out = run_cached(runtime, part.tokens, cache, part.active, record, last_only=last_only, attention=attention)
-        if last_only:
-            logits[part.active[part.last]] = out[part.last]
-        else:
-            logits[part.active, part.begin : part.end] = out
-    return logits
 
 
 # --- checked arguments ----------------------------------------------------------------------------------------------------------------

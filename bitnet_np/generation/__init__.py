@@ -4,5 +4,4 @@ sampling.py  the next token out of its logits
 batch.py     many prompts over few slots of a KV cache
 generate.py  streams of tokens
 nll.py       negative log-likelihood of a text
-compat.py    operations under the names that other projects use
 """

@@ -22,6 +22,7 @@ from ..base.errors import ContextLimitError, NonFiniteError, OptionError, ShapeE
 from ..base.tensor_types import TERNARY_TYPES
 from ..base.validate import instance, positive
 from ..engine.cache import Attend
+from ..engine.forward_pass import whole_rows
 from ..engine.network import Runtime, run_layer
 from ..engine.tokens import Rows, Tokens, check_tokens
 from ..kernels import backward, cpu
@@ -68,7 +69,11 @@ def loss_and_gradients(
     ContextLimitError, TokenRangeError, EmptyInputError, OptionError, and NonFiniteError if the loss or a gradient leaves float32's range.
     """
     instance("config", config, Config)
-    tables = _checked(config, parameters, weights)
+    if not isinstance(parameters, Mapping):
+        raise OptionError(f"parameters is a {type(parameters).__name__}, expected a mapping of names to arrays")
+    if weights not in get_args(Quantizer):
+        raise OptionError(f"weights is {weights!r}, expected one of {', '.join(get_args(Quantizer))}")
+    runtime = Runtime(_model(config, parameters, weights))
     ids, counts = check_tokens(config, tokens, lengths)
     if counts.min() < 2:
         raise ShapeError(f"sequence {int(counts.argmin())} has {counts.min()} token, expected at least 2: one to predict and one before it")
@@ -76,10 +81,9 @@ def loss_and_gradients(
         raise ContextLimitError(f"sequence {int(counts.argmax())} has {counts.max()} tokens, the model's context is {config.context}")
     if divisor is not None:
         positive("divisor", divisor)
-    runtime = Runtime(_model(config, tables, weights))
     batch = _Batch.of(runtime, ids, counts)
     loss, gradients = _run(runtime, batch, recompute, 1 / (len(batch.targets) if divisor is None else divisor))
-    return loss, {name: gradients[name] for name in tables if name != FACTORS}
+    return loss, {name: gradients[name] for name in parameters if name != FACTORS}
 
 
 # --- checked arguments ----------------------------------------------------------------------------------------------------------------
@@ -102,14 +106,10 @@ def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
     check_model(model)
     if model.config.experts:
         raise UnsupportedError("the model has experts, which have no gradient here")
-    parameters: dict[str, Floats | Ternary] = {
-        "token_embd.weight": widen.float32(model.token_embd),
-        "output_norm.weight": model.output_norm,
-    }
-    if model.output is not None:
-        parameters["output.weight"] = widen.float32(model.output)
-    if model.rope_factors is not None and scaling_factors(model.config) is None:
-        parameters[FACTORS] = model.rope_factors
+    if model.output_bias is not None:
+        raise UnsupportedError("output.bias has no gradient here")
+    parameters: dict[str, Floats | Ternary] = {"token_embd.weight": widen.float32(model.token_embd)}
+    behind: dict[str, Floats | Ternary] = {}
     for n, layer in enumerate(model.layers):
         for field in layer_shapes(model.config):
             value, name = getattr(layer, field), f"blk.{n}.{field}"
@@ -122,10 +122,13 @@ def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
                 raise UnsupportedError(f"{name} is {value.weights.type.name} of several scales, which has no gradient here")
             parameters[f"{name}.weight"] = value.weights if isinstance(value.weights, Ternary) else widen.float32(value.weights)
             if value.bias is not None:
-                parameters[f"{name}.bias"] = value.bias
-    if model.output_bias is not None:
-        raise UnsupportedError("output.bias has no gradient here")
-    return parameters
+                behind[f"{name}.bias"] = value.bias
+    parameters["output_norm.weight"] = model.output_norm
+    if model.output is not None:
+        parameters["output.weight"] = widen.float32(model.output)
+    if model.rope_factors is not None and scaling_factors(model.config) is None:
+        behind[FACTORS] = model.rope_factors
+    return parameters | behind
 
 
 def _is_known(family: Family, config: Config) -> bool:
@@ -135,46 +138,6 @@ def _is_known(family: Family, config: Config) -> bool:
     scores = (config.attention_scale, config.score_cap, config.logit_cap) == (None, None, None)
     layers = not config.experts and not config.local_layers
     return norms and factors and scores and layers and config.activation in ("relu2", "silu") and config.rope != "none"
-
-
-def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights: str) -> dict[str, Floats | Ternary]:
-    """The parameters, checked and as kernels take them."""
-    if not isinstance(parameters, Mapping):
-        raise OptionError(f"parameters is a {type(parameters).__name__}, expected a mapping of names to arrays")
-    if weights not in get_args(Quantizer):
-        raise OptionError(f"weights is {weights!r}, expected one of {', '.join(get_args(Quantizer))}")
-    family = FAMILIES.get(config.architecture)
-    if family is None or not _is_known(family, config):
-        raise UnsupportedError(f"architecture is {config.architecture!r}, gradients are there for BitNet's and Llama's")
-    expected = parameter_shapes(config, "output.weight" not in parameters)
-    for n in range(config.n_layers):
-        for field in family.biases + family.optional_biases:
-            if (name := f"blk.{n}.{field}.bias") in parameters or field in family.biases:
-                expected[name] = layer_shapes(config)[field][:1]
-    if family.rope_factors and scaling_factors(config) is None and FACTORS in parameters:
-        expected[FACTORS] = (config.rope_pairs,)
-    for name in parameters:
-        if name not in expected:
-            raise ShapeError(f"parameter {name!r} has no place in a {config.architecture} of {config.n_layers} layers")
-    tables: dict[str, Floats | Ternary] = {}
-    for name, shape in expected.items():
-        if name not in parameters:
-            raise ShapeError(f"parameter {name} is missing, expected float32 {list(shape)}")
-        value = parameters[name]
-        if isinstance(value, Ternary):
-            if not name.startswith("blk.") or len(shape) != 2:  # no matrix of a layer
-                raise ShapeError(f"parameter {name} is Ternary, expected float32 {list(shape)}")
-            for flaw in ternary_flaws(name, value, shape):
-                raise ShapeError(f"parameter {flaw}")
-        elif not (isinstance(value, np.ndarray) and value.dtype == np.float32 and value.shape == shape):
-            kind = f"{getattr(value, 'dtype', type(value).__name__)} {list(np.shape(value))}"
-            raise ShapeError(f"parameter {name} is {kind}, expected float32 {list(shape)}")
-        else:
-            value = np.require(value, requirements=("C", "A"))
-            if cpu.has_non_finite(value):
-                raise NonFiniteError(f"parameter {name} has NaN or infinity in it")
-        tables[name] = value
-    return tables
 
 
 @steady
@@ -196,31 +159,55 @@ def quantize(master: Floats) -> Ternary:
 # --- the data of a pass ---------------------------------------------------------------------------------------------------------------
 
 
-def _model(c: Config, tables: Mapping[str, Any], weights: str) -> Model:
-    """The model of these parameters, as it is computed."""
+def _taken(left: dict[str, Floats | Ternary], name: str, shape: tuple[int, ...]) -> Any:
+    """A parameter of those that nobody has taken yet, as kernels take it. Raises ShapeError or NonFiniteError."""
+    if name not in left:
+        raise ShapeError(f"parameter {name} is missing, expected float32 {list(shape)}")
+    value = left.pop(name)
+    if isinstance(value, Ternary):
+        if not name.startswith("blk.") or len(shape) != 2:  # no matrix of a layer
+            raise ShapeError(f"parameter {name} is Ternary, expected float32 {list(shape)}")
+        for flaw in ternary_flaws(name, value, shape):
+            raise ShapeError(f"parameter {flaw}")
+        return value
+    if not (isinstance(value, np.ndarray) and value.dtype == np.float32 and value.shape == shape):
+        kind = f"{getattr(value, 'dtype', type(value).__name__)} {list(np.shape(value))}"
+        raise ShapeError(f"parameter {name} is {kind}, expected float32 {list(shape)}")
+    if cpu.has_non_finite(value := np.require(value, requirements=("C", "A"))):
+        raise NonFiniteError(f"parameter {name} has NaN or infinity in it")
+    return value
 
-    def linear(name: str) -> Linear:
-        value = tables[f"{name}.weight"]
+
+def _model(c: Config, parameters: Mapping[str, Floats | Ternary], weights: str) -> Model:
+    """The model of these parameters, as it is computed. Raises what `loss_and_gradients` says of them."""
+    family = FAMILIES.get(c.architecture)
+    if family is None or not _is_known(family, c):
+        raise UnsupportedError(f"architecture is {c.architecture!r}, gradients are there for BitNet's and Llama's")
+    left, shapes = dict(parameters), layer_shapes(c)
+    tables = {name: _taken(left, name, shape) for name, shape in parameter_shapes(c, "output.weight" not in parameters).items()}
+
+    def linear(name: str, field: str) -> Linear:
+        value, bias = tables[f"{name}.weight"], f"{name}.bias"
+        biased = field in family.biases or (field in family.optional_biases and bias in parameters)
         ternary = weights == "ternary" and not isinstance(value, Ternary)
-        return Linear(ternarize.from_masters(value) if ternary else value, tables.get(f"{name}.bias"))
+        return Linear(ternarize.from_masters(value) if ternary else value, _taken(left, bias, shapes[field][:1]) if biased else None)
 
     def layer(n: int) -> Layer:
-        names = {field: f"blk.{n}.{field}" for field in layer_shapes(c)}
-        of_matrices = {field: linear(name) for field, name in names.items() if field in MATRICES}
+        names = {field: f"blk.{n}.{field}" for field in shapes}
+        of_matrices = {field: linear(name, field) for field, name in names.items() if field in MATRICES}
         for siblings in (QKV, GATE_UP):
             if len({isinstance(of_matrices[field].weights, Ternary) for field in siblings}) > 1:
                 raise UnsupportedError("matrices that read the same input are ternary and not: expected one or the other")
         fields: dict[str, Any] = {field: tables[f"{name}.weight"] for field, name in names.items() if field not in MATRICES}
         return Layer(**fields | of_matrices)
 
-    return Model(
-        config=c,
-        token_embd=tables["token_embd.weight"],
-        layers=tuple(layer(n) for n in range(c.n_layers)),
-        output_norm=tables["output_norm.weight"],
-        output=tables.get("output.weight"),
-        **(rope_fields(c, tables[FACTORS]) if FACTORS in tables else _rope(c)),
-    )
+    layers = tuple(layer(n) for n in range(c.n_layers))
+    own_factors = family.rope_factors and scaling_factors(c) is None and FACTORS in parameters
+    rope = rope_fields(c, _taken(left, FACTORS, (c.rope_pairs,))) if own_factors else _rope(c)
+    for name in left:
+        raise ShapeError(f"parameter {name!r} has no place in a {c.architecture} of {c.n_layers} layers")
+    whole: dict[str, Any] = {name: tables.get(f"{name}.weight") for name in ("token_embd", "output_norm", "output")}
+    return Model(config=c, layers=layers, **whole, **rope)
 
 
 @lru_cache(maxsize=8)
@@ -240,10 +227,7 @@ class _Batch:
 
     @classmethod
     def of(cls, runtime: Runtime, ids: NDArray[np.int64], counts: NDArray[np.int64]) -> "_Batch":
-        c, (batch, longest) = runtime.model.config, (len(counts), int(counts.max()) - 1)
-        rows = Rows.of(c, Tokens(ids, counts - 1), np.arange(batch), np.zeros(batch, np.int64))
-        storage = runtime.ops.storage()
-        attend = Attend(storage, *storage.zeros((1, batch, longest, c.kv_heads, c.head_dim), np.float32), rows, runtime.attention)
+        rows, attend = whole_rows(runtime, Tokens(ids[:, : counts.max() - 1], counts - 1))
         targets, cuts = ids[rows.sequence, rows.position + 1], np.concatenate([[0], rows.last + 1])
         return cls(rows, targets, cuts, attend, runtime.rotations(rows.position))
 

@@ -51,6 +51,18 @@ def printed(capsys):
 
 
 @pytest.fixture
+def ended(capsys):
+    """Runs words that the parser of arguments answers. Returns the exit code, standard output and error."""
+
+    def run_words(*words):
+        with pytest.raises(SystemExit) as stopped:
+            main([*words])
+        return stopped.value.code, *capsys.readouterr()
+
+    return run_words
+
+
+@pytest.fixture
 def run(printed):
     """Runs a command that must end with `code`. Returns its standard output, as JSON where that was asked for."""
 

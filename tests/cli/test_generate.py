@@ -15,12 +15,6 @@ from bitnet_np.generation.sampling import uniforms
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 
 
-def test_generate_prints_tokens_and_keeps_speeds_apart(model, printed):
-    out, err = printed("generate", TINY, "--tokens", "1,2,3", "-n", "6")
-    assert out == with_commas(generate(model, [1, 2, 3], 6)[3:]) + "\n"
-    assert re.fullmatch(r"prefill [\d.]+ tokens/s \(3 tokens\), decode [\d.]+ tokens/s \(6 tokens\)\n", err)
-
-
 def test_each_token_is_printed_as_it_comes(monkeypatch):
     screen, seen = io.BytesIO(), []
 
@@ -36,11 +30,15 @@ def test_each_token_is_printed_as_it_comes(monkeypatch):
     assert screen.getvalue() == b"5,60,7\n"
 
 
-def test_generate_in_json(run, model):
+def test_tokens_are_the_librarys_and_speeds_are_kept_apart(printed, run, model):
+    new = generate(model, [1, 2, 3], 6)[3:]
+    out, err = printed("generate", TINY, "--tokens", "1,2,3", "-n", "6")
+    assert out == with_commas(new) + "\n"
+    assert re.fullmatch(r"prefill [\d.]+ tokens/s \(3 tokens\), decode [\d.]+ tokens/s \(6 tokens\)\n", err)
     result = run("generate", TINY, "--tokens", "1,2,3", "-n", "6", "--json")
     assert result.pop("prefill_tokens_per_second") > 0
     assert result.pop("decode_tokens_per_second") > 0
-    assert result == {"prompt": [1, 2, 3], "tokens": generate(model, [1, 2, 3], 6)[3:]}
+    assert result == {"prompt": [1, 2, 3], "tokens": new}
     assert run("generate", TINY, "--tokens", "1", "-n", "1", "--json")["decode_tokens_per_second"] is None
     assert run("generate", TINY, "--tokens", "1", "-n", "0", "--json")["tokens"] == []
     assert run("generate", TINY, "--tokens", "1", "-n", "0") == "\n"
@@ -71,7 +69,7 @@ def test_seeds_and_numbers_say_every_token(run, model):
     options = ["--top-k", "5", "--top-p", "0.9", "--seed", "2"]
     assert of(*options) == with_commas(generate(model, [7, 8], 12, sampling=Sampling(3.0, 5, 0.9), seed=2)[2:]) + "\n"
     assert of("--as", "bitnet.cpp") == with_commas(generate(model, [7, 8], 12, sampling=Sampling(3.0), dialect=BITNET_CPP)[2:]) + "\n"
-    assert of("--threads", "2") == of("--threads", "1") == of()
+    assert of("--threads", "2") == of("--threads", "1") == of("--device", "numpy") == of()
 
 
 def test_generation_stops(run):

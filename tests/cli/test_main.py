@@ -14,6 +14,7 @@ from bitnet_np.cli import generate as generate_command
 from bitnet_np.cli import logits as logits_command
 from bitnet_np.cli.main import build_parser, main
 from bitnet_np.testing.gguf_bytes import gguf as build
+from bitnet_np.testing.models import random_model, write_gguf
 
 COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "convert", "mask", "selftest")
 
@@ -21,46 +22,24 @@ COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare"
 # --- help and usage -------------------------------------------------------------------------------------------------------------------
 
 
-def test_version(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert (ended.value.code, capsys.readouterr().out) == (0, f"bitnet-np {bitnet_np.__version__}\n")
-
-
-def test_help(capsys):
-    for arguments in ([], *([command] for command in COMMANDS)):
-        with pytest.raises(SystemExit) as ended:
-            main([*arguments, "--help"])
-        assert ended.value.code == 0
-        out = capsys.readouterr().out
-        assert out.startswith(f"usage: {' '.join(['bitnet-np', *arguments])} ")
-        assert all(each in out for each in (["--json"] if arguments else [*COMMANDS, "Exit codes: 0 fine, 1 a difference"]))
+def test_version_and_help(ended):
+    assert ended("--version") == (0, f"bitnet-np {bitnet_np.__version__}\n", "")
+    for words in ([], *([command] for command in COMMANDS)):
+        code, out, _ = ended(*words, "--help")
+        assert (code, out.startswith(f"usage: {' '.join(['bitnet-np', *words])} ")) == (0, True)
+        assert all(each in out for each in (["--json"] if words else [*COMMANDS, "Exit codes: 0 fine, 1 a difference"]))
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("words", "end"),
     [
-        [],
-        ["logits", TINY],
-        ["logits", TINY, "--tokens", "1", "--text", "a"],
-        ["logits", TINY, "--tokens", "1", "--threads", "many"],
-        ["generate"],
-        ["inspect"],
-        ["inspect", TINY, "--threads", "1"],
-    ],
-)
-def test_usage(capsys, arguments):
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("usage: bitnet-np")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "end"),
-    [
+        ([], ""),
+        (["logits", TINY], ""),
+        (["logits", TINY, "--tokens", "1", "--text", "a"], ""),
+        (["logits", TINY, "--tokens", "1", "--threads", "many"], ""),
+        (["generate"], ""),
+        (["inspect"], ""),
+        (["inspect", TINY, "--threads", "1"], ""),
         (["chek"], "did you mean check?"),
         (["frobnicate"], ")"),
         (["generate", "--promt", "x"], "unrecognized arguments: --promt, did you mean --prompt or --prompts-file?"),
@@ -71,11 +50,11 @@ def test_usage(capsys, arguments):
         (["logits", TINY, "--tokens", "1", "--mode", "paralel"], "did you mean parallel?"),
     ],
 )
-def test_a_mistyped_word_is_answered_with_the_one_that_is_like_it(arguments, end, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.endswith(f"{end}\n")
+def test_wrong_usage_is_answered_with_the_word_that_is_like_a_mistyped_one(ended, words, end):
+    code, out, err = ended(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("usage: bitnet-np")
+    assert err.endswith(f"{end}\n")
 
 
 def test_a_shell_can_complete_commands_options_values_and_files():
@@ -85,12 +64,11 @@ def test_a_shell_can_complete_commands_options_values_and_files():
 
 
 @pytest.mark.parametrize("option", ["--tokens", "--tokens-file", "--text", "--out", "--metrics", "--chunk", "--threads", "--as"])
-def test_an_option_is_never_given_two_dashes_as_its_value(option, capsys):
+def test_an_option_is_never_given_two_dashes_as_its_value(option, ended):
     """Before Python 3.13 argparse makes an empty list of the two dashes, whatever type the option has."""
-    with pytest.raises(SystemExit) as stopped:
-        main(["logits", TINY, f"{option}=--"])
-    assert stopped.value.code == 2
-    assert f"{option}=--" in capsys.readouterr().err
+    code, _, err = ended("logits", TINY, f"{option}=--")
+    assert code == 2
+    assert f"{option}=--" in err
 
 
 ALL_OR_NONE = "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs or --endpoint, or none of them"
@@ -131,6 +109,20 @@ LAYERS = ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999", "٣"]
 )
 def test_wrong_arguments_are_refused_in_a_line(refused, arguments, message):
     assert message in refused(*arguments)
+
+
+def test_a_model_with_nan_in_it_is_run_if_that_is_said(run, refused, tmp_path):
+    model = random_model(1, family="llama", tied=False)
+    write_gguf(tmp_path / "sound.gguf", model)
+    model.token_embd.flags.writeable = True
+    model.token_embd[7, 3] = np.nan  # no token of the prompt is 7
+    write_gguf(tmp_path / "nan.gguf", model)
+    for command in (["logits"], ["generate"], ["nll"], ["trace", "--out", tmp_path / "t.npz"]):
+        arguments = [command[0], tmp_path / "nan.gguf", "--tokens", "1,2,3", *command[1:], "--json"]
+        assert "tensor token_embd.weight has NaN or infinity in it" in refused(*arguments)
+        run(*arguments, "--allow-nan")
+    sound, damaged = (run("logits", tmp_path / f"{name}.gguf", "--tokens", "1,2,3", "--json", "--allow-nan") for name in ("sound", "nan"))
+    assert damaged["sha256"] == sound["sha256"]
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------------------------

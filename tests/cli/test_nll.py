@@ -11,31 +11,25 @@ from bitnet_np.generation.nll import token_nll
 from bitnet_np.traces.llama_base import divergence
 
 
-def test_nll_in_json_and_in_a_file(run, model, tmp_path):
+@pytest.mark.parametrize(
+    ("ids", "options", "how"),
+    [
+        (TOKENS, "--as bitnet.cpp", {"dialect": BITNET_CPP}),
+        (TOKENS[:5], "--device numpy", {}),
+        (np.random.default_rng(0).integers(0, 512, 600), "--stride 300", {"stride": 300}),  # the context is 512
+    ],
+)
+def test_nll_is_the_librarys_in_json_and_in_a_file(run, model, tmp_path, ids, options, how):
     out = tmp_path / "nll.npy"
-    result = run("nll", TINY, "--tokens", with_commas(TOKENS), "--as", "bitnet.cpp", "--json", "--out", out)
-    values = token_nll(model, TOKENS, dialect=BITNET_CPP)
+    result = run("nll", TINY, "--tokens-file", save_array(tmp_path / "ids.npy", ids), *options.split(), "--json", "--out", out)
+    values = token_nll(model, ids, **how)
     np.testing.assert_array_equal(np.load(out), values)
     assert result == {
-        "tokens": 17,
+        "tokens": len(ids),
         "mean_nll": values.mean(),
         "perplexity": pytest.approx(np.exp(values.mean()), rel=1e-15),
         "sha256": hashlib.sha256(values.astype("<f8").tobytes()).hexdigest(),
     }
-
-
-def test_nll_and_generate_in_plain_numpy(run):
-    tokens = with_commas(TOKENS[:5])
-    assert run("nll", TINY, "--tokens", tokens, "--device", "numpy") == run("nll", TINY, "--tokens", tokens)
-    assert run("generate", TINY, "--tokens", tokens, "-n", 3, "--device", "numpy") == run("generate", TINY, "--tokens", tokens, "-n", 3)
-
-
-def test_a_text_longer_than_the_context_is_read_in_windows(run, model, tmp_path):
-    """The context is 512."""
-    ids = np.random.default_rng(0).integers(0, 512, 600)
-    file = save_array(tmp_path / "ids.npy", ids)
-    result = run("nll", TINY, "--tokens-file", file, "--stride", 300, "--json")
-    assert (result["tokens"], result["mean_nll"]) == (600, token_nll(model, ids, stride=300).mean())
 
 
 def test_a_model_is_compared_with_anothers_predictions(run, model, tokenizer, tmp_path):
