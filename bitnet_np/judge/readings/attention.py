@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .wrong import ROWS, Array, Wrong, rough
+from .wrong import ROWS, Array, Wrong, rough, runs
 
 Seen = NDArray[np.bool_]
 
@@ -67,6 +67,7 @@ def foreign_values(wrong: Wrong) -> str | None:
     return f"values that are not of this sequence are summed too, {most} of them: a cache slot that was not cleared, or another's"
 
 
+_LEAST_WEIGHT = 1e-2  # that is read
 _COARSE = 0.02  # of the largest number: what codes of 7 bits and more leave
 
 
@@ -86,9 +87,14 @@ def _wrong_weights(own: Attention) -> str:
     values, sums = (x.swapaxes(0, 1) for x in (own.values[distinct], own.theirs))
     weights = np.stack([np.linalg.lstsq(v.T, out.T, rcond=1e-6)[0].T for v, out in zip(values, sums, strict=True)])  # [H, T, U]
     right = own.weights @ members
-    can_be_told = all(np.linalg.matrix_rank(v, 1e-4 * np.abs(v).max()) == len(v) for v in values)
-    if can_be_told and (away := float(np.abs(weights - right).max())) < _COARSE:
-        return f"attention's weights are right to {away:.1g}: scores or probabilities are rounded, or the exponential is coarse"
+    if all(np.linalg.matrix_rank(v, 1e-4 * np.abs(v).max()) == len(v) for v in values):  # so that weights can be told
+        ahead = (np.abs(weights).max(axis=0) > _LEAST_WEIGHT) & (own.visible @ members == 0)  # [T, U]
+        if ahead.any():
+            i = int(ahead.any(axis=1).argmax())
+            where = f"position {i} reads {runs('position', distinct[ahead[i]])}"
+            return f"values are summed that a token must not see: {where}; the mask, or a cache that holds another sequence's"
+        if (away := float(np.abs(weights - right).max())) < _COARSE:
+            return f"attention's weights are right to {away:.1g}: scores or probabilities are rounded, or the exponential is coarse"
     total = weights.sum(axis=-1)
     off = np.abs(total - 1) > _COARSE
     if off.any():
