@@ -7,7 +7,7 @@ security policy allows only the script that this module writes.
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
@@ -87,7 +87,7 @@ def _body(report: Report, details: Details, about: Mapping[str, str]) -> Iterato
         yield f"<details><summary>Not in the dump: {len(report.missing)} {_plural(len(report.missing), 'tensor')}</summary>"
         yield f'<p class="mono">{escape(listed(report.missing, _NOT_IN_DUMP))}</p></details>'
     if about:
-        yield "<h2>Where this comes from</h2>" + _table([(name, value) for name, value in about.items()], mono=1)
+        yield "<h2>Where this comes from</h2>" + _table(about.items(), mono=True)
     yield "<footer>Written by bitnet_np. An error is judged in units of its limit: above 1 it is more than roundings explain.</footer>"
     yield "</main>"
     data = {"tensors": tensors, "start": _start(report, tensors)}
@@ -114,14 +114,12 @@ def _causes(report: Report) -> Iterator[str]:
 def _map(report: Report) -> Iterator[str]:
     """The heat map: tensors outside layers as a row of chips above or below, layers down and operations across."""
     judged = {o.key: o for o in report.operations}
-    outside = {o.key.name: _chip(str(o.key), o.key.name, o.verdict, o.bound_ratio) for o in report.operations if o.key.layer is None}
-    before = [outside.pop(name) for name in FIRST if name in outside]
-    after = [*outside.values()]
+    whole = [(str(o.key), o.key.name, o.verdict, o.bound_ratio) for o in report.operations if o.key.layer is None]
     if report.logits is not None:
-        after.append(_chip(LOGITS_ID, "logits as such", report.logits.verdict, None))
-    if before:
-        yield f'<div class="chips">{"".join(before)}</div>'
+        whole.append((LOGITS_ID, "logits as such", report.logits.verdict, None))
+    chips = {first: [_button(*item, 'class="chip"') for item in whole if (item[0] in FIRST) == first] for first in (True, False)}
     names, layers = layout(judged)
+    yield f'<div class="chips">{"".join(chips[True])}</div>' if chips[True] else ""
     if layers:
         header = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
         yield f'<div class="scroll"><table class="map"><thead><tr><th></th>{header}</tr></thead><tbody>'
@@ -129,8 +127,7 @@ def _map(report: Report) -> Iterator[str]:
             cells = "".join(f"<td>{_cell(judged.get(Key(name, n)))}</td>" for name in names)
             yield f'<tr><th scope="row">layer {n}</th>{cells}</tr>'
         yield "</tbody></table></div>"
-    if after:
-        yield f'<div class="chips">{"".join(after)}</div>'
+    yield f'<div class="chips">{"".join(chips[False])}</div>' if chips[False] else ""
 
 
 def _cell(o: OperationVerdict | None) -> str:
@@ -138,15 +135,13 @@ def _cell(o: OperationVerdict | None) -> str:
         return '<span class="empty" title="not in the dump"></span>'
     part = 1.0 if o.bound_ratio is None else (log10(max(o.bound_ratio, 1e-4)) + 4) / 4  # all of the colour at the limit
     look = f'class="cell v{int(o.verdict)}" style="--heat:{30 + 70 * min(1.0, part):.0f}%"'
-    return _button(str(o.key), look, o.place, o.verdict, o.bound_ratio, SYMBOLS[o.verdict])
+    return _button(str(o.key), o.place, o.verdict, o.bound_ratio, look, SYMBOLS[o.verdict])
 
 
-def _chip(name: str, text: str, verdict: Verdict, ratio: float | None) -> str:
-    return _button(name, 'class="chip"', text, verdict, ratio, _swatch(verdict) + escape(text))
-
-
-def _button(name: str, look: str, text: str, verdict: Verdict, ratio: float | None, inside: str) -> str:
+def _button(name: str, text: str, verdict: Verdict, ratio: float | None, look: str, inside: str = "") -> str:
+    """What a tensor is chosen by. inside: what stands on it, if that is not its text."""
     said = escape(f"{text}: {verdict}" + ("" if ratio is None else f", {_times(ratio)} of the limit"))
+    inside = inside or _swatch(verdict) + escape(text)
     return f'<button type="button" data-id="{escape(name)}" aria-label="{said}" {look} title="{said}">{inside}</button>'
 
 
@@ -154,12 +149,11 @@ def _swatch(verdict: Verdict) -> str:
     return f'<span class="swatch v{int(verdict)}" aria-hidden="true">{SYMBOLS[verdict]}</span>'
 
 
-def _table(rows: Sequence[tuple[str, str]], header: tuple[str, str] | None = None, mono: int | None = None) -> str:
-    head = f"<thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in header)}</tr></thead>" if header else ""
-    body = "".join(
-        "<tr>" + "".join(f"<td{' class=mono' if i == mono else ''}>{escape(text)}</td>" for i, text in enumerate(row)) + "</tr>"
-        for row in rows
-    )
+def _table(rows: Iterable[tuple[str, str]], header: tuple[str, ...] = (), mono: bool = False) -> str:
+    """A table of texts. mono: whether the second column has digits and paths."""
+    head = f"<thead><tr>{''.join(f'<th>{name}</th>' for name in header)}</tr></thead>" * bool(header)
+    second = "<td class=mono>" if mono else "<td>"
+    body = "".join(f"<tr><td>{escape(a)}</td>{second}{escape(b)}</td></tr>" for a, b in rows)
     return f'<div class="scroll"><table class="plain">{head}<tbody>{body}</tbody></table></div>'
 
 
@@ -167,27 +161,23 @@ def _table(rows: Sequence[tuple[str, str]], header: tuple[str, str] | None = Non
 
 
 _NUMBERS = {
+    "positions": "positions",
     "max_error": "largest error",
+    "mean_error": "mean error",
     "of_bound": "largest error / limit",
-    "nmse": "NMSE",
-    "scale": "best common factor",
+    "nmse": "NMSE (of logits: at the worst position)",
+    "mean_nmse": "mean NMSE",
+    "reach": "mean NMSE that roundings reach",
+    "scale": "best common factor (of logits: the one farthest from 1)",
     "cosine": "cosine",
     "ulps": "largest error in ulps of the largest value",
     "ours_rms": "our RMS error from float64, in 2^-24 of the RMS",
     "theirs_rms": "their RMS error from float64",
-}
-_NUMBERS_OF_LOGITS = {
-    "positions": "positions",
-    "max_error": "largest error",
-    "mean_error": "mean error",
-    "nmse": "NMSE of the worst position",
-    "mean_nmse": "mean NMSE",
-    "reach": "mean NMSE that roundings reach",
-    "scale": "factor farthest from 1",
     "kl": "largest KL divergence, nats",
     "top1": "share of positions with the same largest logit",
     "top5": "share of the five largest logits in common",
 }
+"""What numbers of an OperationVerdict or a Judgement are called."""
 
 
 def _tensors(report: Report, details: Details) -> dict[str, dict[str, Any]]:
@@ -199,39 +189,34 @@ def _tensors(report: Report, details: Details) -> dict[str, dict[str, Any]]:
         lines = [o.hypothesis, o.reason, across, untried]
         name = o.key.name
         what = "gradient of the loss" if name in (*GRADIENTS, *MODEL_GRADIENTS) else "the loss" if name == LOSS else meaning(name)
-        tensors[str(o.key)] = _item(o, o.place, what, lines, _NUMBERS, details.tensors.get(o.key))
+        tensors[str(o.key)] = _item(o, o.place, what, lines, details.tensors.get(o.key))
     if (j := report.logits) is not None:
         what = "all positions and tokens, judged by how far roundings reach on this model"
-        tensors[LOGITS_ID] = _item(j, "logits as such", what, [j.explanation, j.reason], _NUMBERS_OF_LOGITS, details.logits)
+        tensors[LOGITS_ID] = _item(j, "logits as such", what, [j.explanation, j.reason], details.logits)
     return tensors
 
 
 def _item(
-    judged: OperationVerdict | Judgement,
-    place: str,
-    what: str,
-    lines: Sequence[str | None],
-    names: Mapping[str, str],
-    detail: Detail | None,
+    judged: OperationVerdict | Judgement, place: str, what: str, lines: Sequence[str | None], detail: Detail | None
 ) -> dict[str, Any]:
-    """What the panel shows of a tensor. names: of its numbers, by field."""
+    """What the panel shows of a tensor: lines that are not in a later one, and numbers, cut to what is shown."""
     said = [line for line in lines if line]
-    numbers = [(name, getattr(judged, field)) for field, name in names.items()]
-    return {
+    numbers = [(name, getattr(judged, field, None)) for field, name in _NUMBERS.items()]
+    item = {
         "verdict": str(judged.verdict),
         "level": int(judged.verdict),
         "place": place,
         "meaning": what,
         "lines": [line for i, line in enumerate(said) if not any(line in other for other in said[i + 1 :])],
         "numbers": [(name, f"{value:.4g}") for name, value in numbers if value is not None],
-        "detail": None if detail is None else _plain(detail),
+        "detail": None,
     }
-
-
-def _plain(detail: Detail) -> dict[str, Any]:
-    """A Detail for JSON, its numbers cut to what is shown."""
-    worst = [(e.position, e.element, *(float(f"{x:.7g}") for x in (e.ours, e.theirs, e.theirs - e.ours, e.limit))) for e in detail.worst]
-    return asdict(detail) | {"worst": worst, "errors": [float(f"{min(x, 1e30):.3g}") for x in detail.errors]}
+    if detail is not None:
+        worst = [
+            (e.position, e.element, *(float(f"{x:.7g}") for x in (e.ours, e.theirs, e.theirs - e.ours, e.limit))) for e in detail.worst
+        ]
+        item["detail"] = asdict(detail) | {"worst": worst, "errors": [float(f"{min(x, 1e30):.3g}") for x in detail.errors]}
+    return item
 
 
 def _start(report: Report, tensors: Mapping[str, Any]) -> str:

@@ -57,7 +57,7 @@ from .operations import next_experts
 from .options import DEFAULT, Options
 from .parts import InParts, Part
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
-from .readings.elements import overwritten
+from .readings.others import overwritten
 from .readings.table import LOOSE, cause_of, facts_of
 from .readings.wrong import Wrong, matched
 from .report import OperationVerdict, Report

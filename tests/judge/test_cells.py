@@ -71,11 +71,3 @@ def test_cells_before_a_chunk_are_a_cache_that_it_does_not_see():
     late = np.arange(T) >= 10
     text = "positions 0 to 9 are not read by positions 10 to 16: the mask, or slots of the cache that are lost"
     assert said(VISIBLE & ~(late[:, None] & ~late)) == text
-
-
-def test_a_cell_that_is_lost_is_named_beside_weights_that_are_rough():
-    """So that no whole number of readings gives the weights."""
-    counts = VISIBLE * (1 + 0.1 * np.random.default_rng(0).random((T, T)))
-    counts[9, 4] = 0
-    text = "values are not summed that a token must see: position 9 does not read position 4; the mask, or slots of a cache that are lost"
-    assert said(counts) == text

@@ -50,23 +50,35 @@ def test_many_positions_are_put_together_and_the_largest_error_of_each_group_sta
     assert {p: e for p, e in zip(detail.positions, detail.errors, strict=True) if e} == {776: 5.0}
 
 
-def test_a_judged_dump_has_a_detail_of_every_tensor_that_differs():
-    """Errors of positions are beyond limits where the verdict's is, and no larger: limits of nearly 0 count where no others are passed."""
-    dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+WRONG, IDS = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+WAYS = {
+    "each operation": lambda details: check(MODEL, IDS, trace(WRONG), details=details),
+    "several operations": lambda details: check(MODEL, IDS, only(WRONG, "l_out"), details=details),
+    "no model": lambda details: compare_traces(trace(recorded()), trace(WRONG), partial=True, details=details),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_errors_are_beyond_limits_where_the_verdicts_are(way):
+    """And no larger: limits of nearly 0 count where no others are passed, and across operations the mean has a limit, too."""
     details = Details()
-    report = check(MODEL, ids, trace(dump), details=details)
-    assert report == check(MODEL, ids, trace(dump))
+    report = WAYS[way](details)
+    assert report == WAYS[way](None)
+    wrong = details.tensors[report.first_wrong.key]
+    assert wrong.each == (way == "each operation")
     for o in report.operations:
         if o.bound_ratio:
             largest = max(details.tensors[o.key].errors)
             assert (largest > 1) == (o.bound_ratio > 1)
             assert largest <= o.bound_ratio * (1 + 1e-6)
-            assert largest == pytest.approx(o.bound_ratio, rel=1e-6) or 1 < largest < 1e10
+            assert way != "each operation" or largest == pytest.approx(o.bound_ratio, rel=1e-6) or 1 < largest < 1e10
         assert o.key not in details.tensors or details.tensors[o.key].shape[0] == len(TOKENS)
-    (worst,) = {
-        e for e in details.tensors[Key("ffn_out", 1)].worst if abs(e.theirs - e.ours) == pytest.approx(report.first_wrong.max_error)
-    }
-    assert (worst.position, worst.element) == report.first_wrong.worst
+    if way == "each operation":
+        (worst,) = (e for e in wrong.worst if abs(e.theirs - e.ours) == pytest.approx(report.first_wrong.max_error))
+        assert (worst.position, worst.element) == report.first_wrong.worst
+    if way == "no model":
+        nmse = position_errors(*(points[Key("ffn_out", 1)].astype(np.float64) for points in (recorded(), WRONG)))
+        np.testing.assert_allclose(wrong.errors, np.sqrt(nmse / FLIPS_LIMIT), rtol=1e-6)
 
 
 def test_the_limit_of_a_number_has_room_for_the_codes_that_may_flip():
@@ -86,14 +98,6 @@ def test_the_limit_of_a_number_has_room_for_the_codes_that_may_flip():
     assert 0.1 < max(details.tensors[query].errors) <= 1
 
 
-def test_several_operations_are_measured_by_the_reach_of_roundings():
-    dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
-    details = Details()
-    report = check(MODEL, ids, only(dump, "l_out"), details=details)
-    assert not details.tensors[report.first_wrong.key].each
-    assert 1 < max(details.tensors[report.first_wrong.key].errors) <= report.first_wrong.bound_ratio  # which has the mean's limit in it
-
-
 def test_logits_are_measured_as_they_are_judged():
     dump, ids = FAULTS["SiLU for relu squared, every layer"].make(MODEL, TOKENS)
     details = Details()
@@ -105,15 +109,3 @@ def test_logits_are_measured_as_they_are_judged():
     batch = Details()
     check(MODEL, np.stack([ids, ids]), np.stack([ours, dump[LOGITS]]), details=batch)
     assert batch == details
-
-
-def test_a_comparison_without_a_model_is_measured_by_the_fixed_limit():
-    dump, _ = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
-    details = Details()
-    report = compare_traces(trace(recorded()), trace(dump), partial=True, details=details)
-    for o in report.operations:
-        if o.bound_ratio:
-            assert max(details.tensors[o.key].errors) <= o.bound_ratio * 1.000001
-    wrong = Key("ffn_out", 1)
-    nmse = position_errors(recorded()[wrong].astype(np.float64), dump[wrong].astype(np.float64))
-    np.testing.assert_allclose(details.tensors[wrong].errors, np.sqrt(nmse / FLIPS_LIMIT), rtol=1e-6)

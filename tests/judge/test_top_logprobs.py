@@ -18,7 +18,8 @@ from bitnet_np.testing.models import random_model
 SHAPE = {"width": 128, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 32, "vocab": 200, "tied": False}
 LLAMA, BITNET = random_model(3, family="llama", n_layers=3, **SHAPE), random_model(4, n_layers=3, **SHAPE)
 IDS = np.random.default_rng(5).integers(0, 200, 12)
-HONEST = completions_by(engine(Variant("", LLAMA, EXACT)), IDS)
+OURS = engine(Variant("", LLAMA, EXACT))
+HONEST = completions_by(OURS, IDS)
 
 
 def judged(completions, model=LLAMA, dialect=EXACT):
@@ -47,8 +48,7 @@ def added_in_float16(name, n, x):
 @pytest.mark.parametrize("first", [0, 11])
 def test_our_own_numbers_are_right(first):
     """Also with a number added to all logits of a position, which changes no probability."""
-    own = engine(Variant("", LLAMA, EXACT))
-    report = judged(completions_by(lambda ids: own(ids) + np.arange(len(ids))[:, None].astype(np.float32) / 4, IDS, first=first))
+    report = judged(completions_by(lambda ids: OURS(ids) + np.arange(len(ids))[:, None].astype(np.float32) / 4, IDS, first=first))
     assert report.verdict <= Verdict.ROUNDING
     assert report.logits.compared == tuple(range(first, 19))
     assert report.notes[-1].startswith(f"{20 * (19 - first)} log-probabilities of positions {first} to 18 are judged")
@@ -97,6 +97,8 @@ def test_the_least_log_probabilities_and_the_shortest_lists_are_left_out():
 # --- differences ----------------------------------------------------------------------------------------------------------------------
 
 
+FLAT = replace(LLAMA, output=LLAMA.output * np.float32(0.2))  # so that tokens that are not listed have a part of the probability
+OF_FLAT = completions_by(engine(Variant("", FLAT, EXACT)), IDS, k=10)
 PLANTED = {
     "the frequency base is 500000 instead of 10000": lambda v: v.with_model(
         rope_frequency=rope_frequencies(500000.0, 32, v.model.rope_factors)
@@ -107,67 +109,44 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
-@pytest.mark.parametrize("base", [EXACT, BITNET_CPP], ids=lambda dialect: dialect.name)
-def test_planted_differences_are_found(name, base):
-    theirs = PLANTED[name](Variant("", LLAMA, base))
-    report = judged(completions_by(engine(theirs), IDS))
-    assert report.verdict is Verdict.WRONG
-    if name.startswith("the "):
-        assert name in report.logits.explanation
-        assert name in report.reason
-
-
-def with_logprobs(change):
+def with_logprobs(change, honest=HONEST):
     """The honest completion with other numbers."""
-    return replace(HONEST, top=tuple(replace(row, logprobs=change(row.logprobs)) for row in HONEST.top))
+    return replace(honest, top=tuple(replace(row, logprobs=change(row.logprobs)) for row in honest.top))
 
 
-def normalised(x):
-    return x - np.log(np.exp(x).sum())
+def biased(ids):
+    """Logits of which one at each position is wrong, and too low to be listed."""
+    logits = OURS(ids).copy()
+    logits[np.arange(len(logits)), np.argsort(logits, axis=1)[:, -8]] -= 50
+    return logits
 
 
-def test_a_temperature_is_named():
-    theirs = completions_by(lambda ids: engine(Variant("", LLAMA, EXACT))(ids) / np.float32(0.8), IDS)
-    report = judged(theirs)
+@pytest.mark.parametrize(
+    ("theirs", "model", "says"),
+    [
+        *[
+            (completions_by(engine(change(Variant("", LLAMA, base))), IDS), LLAMA, name * name.startswith("the "))
+            for name, change in PLANTED.items()
+            for base in (EXACT, BITNET_CPP)
+        ],
+        (completions_by(lambda ids: OURS(ids) / np.float32(0.8), IDS), LLAMA, "logits are 1.25 times ours, as with a temperature of 0.8"),
+        (with_logprobs(lambda x: x - np.log(np.exp(x).sum()), OF_FLAT), FLAT, "are normalised over only the listed tokens"),
+        (with_logprobs(lambda x: x - 0.5, OF_FLAT), FLAT, "are normalised over other numbers than all logits"),
+        (completions_by(OURS, IDS, choose=lambda x: np.argsort(x)[-2]), LLAMA, "after position 11 the server chose token"),
+        (completions_by(biased, IDS), LLAMA, "is not listed, though its log-probability is"),
+    ],
+)
+def test_planted_differences_are_found(theirs, model, says):
+    report = judged(theirs, model)
     assert report.verdict is Verdict.WRONG
-    assert "logits are 1.25 times ours, as with a temperature of 0.8" in report.reason
+    assert says in report.reason
+    assert not says.startswith("the ") or says in report.logits.explanation
 
 
-def test_probabilities_over_the_listed_tokens_are_named():
-    flat = replace(LLAMA, output=LLAMA.output * np.float32(0.2))  # so that other tokens have a part of the probability
-    honest = completions_by(engine(Variant("", flat, EXACT)), IDS, k=10)
-    own = tuple(replace(row, logprobs=normalised(row.logprobs)) for row in honest.top)
-    report = judged(replace(honest, top=own), flat)
-    assert report.verdict is Verdict.WRONG
-    assert "the probabilities are normalised over only the listed tokens" in report.reason
-    report = judged(replace(honest, top=tuple(replace(row, logprobs=row.logprobs - 0.5) for row in honest.top)), flat)
-    assert report.verdict is Verdict.WRONG
-    assert "the probabilities are normalised over other numbers than all logits" in report.reason
-
-
-def test_a_token_that_is_not_the_most_probable_is_no_greedy_choice():
-    theirs = completions_by(engine(Variant("", LLAMA, EXACT)), IDS, choose=lambda x: np.argsort(x)[-2])
-    report = judged(theirs)
-    assert report.verdict is Verdict.WRONG
-    assert "after position 11 the server chose token" in report.reason
-    assert "temperature 0 was not obeyed" in report.reason
+def test_of_two_tokens_that_are_as_probable_either_may_be_chosen():
     row = HONEST.top[0]
     tied = replace(row, logprobs=np.array([row.logprobs[0] + 1e-6, *row.logprobs[1:]]))
     assert judged(replace(HONEST, top=(tied, *HONEST.top[1:]))).verdict <= Verdict.ROUNDING
-
-
-def test_a_token_that_should_be_listed_is_missed():
-    """Its logit alone is wrong, and too low to be listed."""
-
-    def biased(ids):
-        logits = engine(Variant("", LLAMA, EXACT))(ids).copy()
-        logits[np.arange(len(logits)), np.argsort(logits, axis=1)[:, -8]] -= 50
-        return logits
-
-    report = judged(completions_by(biased, IDS))
-    assert report.verdict is Verdict.WRONG
-    assert "is not listed, though its log-probability is" in report.reason
 
 
 # --- nothing to compare ---------------------------------------------------------------------------------------------------------------

@@ -41,18 +41,23 @@ _VALUES = (
 _AXES = {point.name: point.axes for point in POINTS}
 
 
-def _of_nodes(change: Callable[[Operation, Node, list[Node]], Edits]) -> Callable[[Operation, Node], Edits]:
-    """A kind of edits of single nodes: of a place, a node, and the nodes that read it. Where two have the same words, these say the step,
-    too."""
+def _of_nodes(change: Callable[[Operation, Node, list[Node]], Iterator[tuple]]) -> Kind:
+    """A kind of edits of single nodes, of a place, a node, and the nodes that read it: words, and what stands in its place; or words, what
+    gives that for a number, and the grid. Where two have the same words, these say the step, too."""
 
     @wraps(change)
-    def edits(place: Operation, tree: Node) -> Edits:
-        every = [(words, node, new) for node, readers in nodes(tree) for words, new in change(place, node, readers)]
-        count = Counter(words for words, _, _ in every)
-        for words, node, new in every:
-            yield words if count[words] == 1 else f"{words}, in {node.noun}", replaced(tree, node, new)
+    def edits(place: Operation, tree: Node) -> Iterator[tuple]:
+        every = [(node, *edit) for node, readers in nodes(tree) for edit in change(place, node, readers)]
+        count = Counter(words for _, words, *_ in every)
+        for node, words, new, *grid in every:
+            said = words if count[words] == 1 else f"{words}, in {node.noun}"
+            yield said, partial(_at_number, tree, node, new) if grid else replaced(tree, node, new), *grid
 
     return edits
+
+
+def _at_number(tree: Node, node: Node, of: Callable[[Node], Node], number: float) -> Node:
+    return replaced(tree, node, of(constant("the number", number)))
 
 
 def _is(noun: str) -> str:
@@ -61,9 +66,9 @@ def _is(noun: str) -> str:
     return f"{noun} are" if head.endswith("s") and not head.endswith("bias") else f"{noun} is"
 
 
-def _name(node: Node) -> str:
-    """A node as what a step does with it: the option of a function, or its noun."""
-    return node.what if node.kind in functions.OF_ONE else node.noun
+def _done(node: Node) -> str:
+    """What a step does: the option of a function, or the noun of the operand that it takes."""
+    return node.what if node.kind in functions.OF_ONE else node.inputs[1].noun
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------------------------
@@ -125,12 +130,8 @@ def moved(place: Operation, node: Node, readers: list[Node]) -> Edits:
     if node.kind in kinds and node.inputs[0].inputs and node.inputs[0].kind in kinds:
         inner = node.inputs[0]
         first = node.over(inner.inputs[0], *node.inputs[1:])
-        words = f"{_said(inner)} is outside the root" if node.kind == "root" else f"{_said(node)} comes before {_said(inner)}"
+        words = f"{_done(inner)} is outside the root" if node.kind == "root" else f"{_done(node)} comes before {_done(inner)}"
         yield words, inner.over(first, *inner.inputs[1:])
-
-
-def _said(node: Node) -> str:
-    return node.what if node.kind in functions.OF_ONE else node.inputs[1].noun
 
 
 @_of_nodes
@@ -265,8 +266,8 @@ def _near(key: Key, place: Operation) -> str:
 
 @_of_nodes
 def other_weight(place: Operation, node: Node, readers: list[Node]) -> Edits:
-    """A weight of another layer, or of another step."""
-    name, own = place.key.name, node.value
+    """A weight of another layer, or of another step; or the matrix, scale and bias of another product."""
+    name, others = place.key.name, list[tuple[str, Any]]()
     if node.noun == "the norm's weight" and place.layer is not None:
         field = HEAD_NORMS.get(name, name)
         others = [(other, getattr(place.layer, other)) for other in (*NORMS, *HEAD_NORMS.values()) if other != field]
@@ -275,11 +276,12 @@ def other_weight(place: Operation, node: Node, readers: list[Node]) -> Edits:
     elif node.noun in ("the matrix", "the bias", "the weight scale"):
         trees = [(other, matrix_product(place, tensor(place.inputs[0]), linear)) for other, linear in _linears(place)]
         others = [(other, step.value) for other, tree in trees for step, _ in nodes(tree) if step.noun == node.noun]
-    else:
-        return
     for other, value in others:
-        if value is not None and np.shape(value) == np.shape(own):
+        if value is not None and np.shape(value) == np.shape(node.value):
             yield f"{node.noun} of {other} is used", constant(node.noun, value)
+    for other, linear in _linears(place) if not readers and place.layer is not None and name in FIELDS else ():
+        if linear.shape == place.linear.shape:
+            yield f"the weights of {other} are used", matrix_product(place, tensor(place.inputs[0]), linear)
 
 
 def _linears(place: Operation) -> Iterator[tuple[str, Linear]]:
@@ -289,13 +291,6 @@ def _linears(place: Operation) -> Iterator[tuple[str, Linear]]:
     layers = enumerate(place.model.layers)
     others += [(f"layer {n}", getattr(layer, FIELDS[own])) for n, layer in layers if n != place.key.layer]
     yield from ((noun, linear) for noun, linear in others if linear is not None)
-
-
-def other_product(place: Operation, tree: Node) -> Edits:
-    """The matrix, scale and bias of another product."""
-    for noun, linear in _linears(place) if place.layer is not None and place.key.name in FIELDS else ():
-        if linear.shape == place.linear.shape:
-            yield f"the weights of {noun} are used", matrix_product(place, tensor(place.inputs[0]), linear)
 
 
 def swapped(place: Operation, tree: Node) -> Edits:
@@ -365,29 +360,23 @@ def _in_order(order: Callable[[Array, int], Array], rows: Array) -> Array:
 
 def _axes_of(node: Node, is_result: bool) -> Iterator[tuple[int, str]]:
     """Yields the axes of a node along which things may be in another order, with what they are."""
-    if node.kind == "grouped":
-        yield 1, f"heads of {node.noun.removeprefix('the heads of ')}"
-    elif node.kind == "heads":
-        yield 1, f"heads of {node.noun}, before they are shared,"
-        yield 2, f"the elements of each head of {node.noun}"
-    elif node.kind == "tensor" and node.what != TOKENS:
-        yield 0, f"rows of {node.noun}"
-        yield 1, f"elements of {node.noun}"
-    elif _is_vector(node):
-        yield 0, f"the elements of {node.noun}"
-    elif node.kind == "constant" and node.noun in _MATRICES:
-        yield 0, f"rows of {node.noun}"
-        yield 1, f"columns of {node.noun}"
-    elif node.kind == "outer":
-        yield 1, "the frequencies"
-    elif node.kind in ("paired", "weighted"):
-        yield 1, "the heads of the result"
-        yield 2, "the elements of each head of the result"
-    if is_result:
-        yield 0, "rows of the result"
-        yield 1, "elements of the result"
+    what = "vector" if _is_vector(node) else "matrix" if node.noun in _MATRICES else node.kind
+    for axis, things in (*_THINGS.get(what if node.what != TOKENS else "", ()), *_RESULT * is_result):
+        yield axis, things.format(noun=node.noun)
 
 
+_RESULT = ((0, "rows of the result"), (1, "elements of the result"))
+_HEADS = ((1, "the heads of the result"), (2, "the elements of each head of the result"))
+_THINGS: dict[str, tuple[tuple[int, str], ...]] = {
+    "grouped": ((1, "{noun}"),),
+    "heads": ((1, "heads of {noun}, before they are shared,"), (2, "the elements of each head of {noun}")),
+    "tensor": ((0, "rows of {noun}"), (1, "elements of {noun}")),
+    "vector": ((0, "the elements of {noun}"),),
+    "matrix": ((0, "rows of {noun}"), (1, "columns of {noun}")),
+    "outer": ((1, "the frequencies"),),
+    "paired": _HEADS,
+    "weighted": _HEADS,
+}
 _MATRICES = ("the matrix", "the head's matrix")
 _TABLES = (*_MATRICES, "the embedding's table")
 
@@ -520,27 +509,35 @@ OPERANDS = "operands of products"
 
 def rounded(place: Operation, tree: Node) -> Edits:
     """Numbers that are kept in fewer bits: both operands of products, or the numbers between two steps."""
-    every = nodes(tree)
+    every = [
+        (node, readers) for node, readers in nodes(tree) if node.kind not in _NOT_ROUNDED and not node.is_number and node.what != TOKENS
+    ]
     for kind in functions.TYPES:
-        narrow = partial(_rounded, kind=kind)
-
-        def of_operands(node: Node, narrow: Callable[[Node], Node] = narrow) -> Node:
-            return node.over(*map(narrow, node.inputs)) if node.kind in _PRODUCTS else node
-
-        def of_tables(node: Node, narrow: Callable[[Node], Node] = narrow) -> Node:
-            return narrow(node) if node.kind in _TABLED and not tensors(node) else node
-
-        if any(node.kind in _PRODUCTS for node, _ in every):
-            yield f"{OPERANDS} are rounded to {kind}", mapped(tree, of_operands)
-        if any(node.kind == "circle" for node, _ in every):
-            yield f"frequencies, angles, sines and cosines are rounded to {kind}", mapped(tree, of_tables)
-        for node, _ in every:
-            if node.kind == "activation":
-                words = f"the activation's input and value are rounded to {kind}, as in a table of it"
-                yield words, replaced(tree, node, narrow(node.over(narrow(node.inputs[0]))))
+        for words, change in _ROUNDED.items():
+            new = mapped(tree, partial(change, partial(_rounded, kind=kind)))
+            if new is not tree:
+                yield words.format(kind=kind), new
         for node, readers in every:
-            if node.kind not in _NOT_ROUNDED and not node.is_number and node.what != TOKENS:
-                yield f"{node.noun if readers else 'the result'}: rounded to {kind}", replaced(tree, node, narrow(node))
+            yield f"{node.noun if readers else 'the result'}: rounded to {kind}", replaced(tree, node, _rounded(node, kind))
+
+
+def _operands(narrow: Callable[[Node], Node], node: Node) -> Node:
+    return node.over(*map(narrow, node.inputs)) if node.kind in _PRODUCTS else node
+
+
+def _angles(narrow: Callable[[Node], Node], node: Node) -> Node:
+    return narrow(node) if node.kind in _TABLED and not tensors(node) else node
+
+
+def _table(narrow: Callable[[Node], Node], node: Node) -> Node:
+    return narrow(node.over(narrow(node.inputs[0]))) if node.kind == "activation" else node
+
+
+_ROUNDED: dict[str, Callable[[Callable[[Node], Node], Node], Node]] = {
+    OPERANDS + " are rounded to {kind}": _operands,
+    "frequencies, angles, sines and cosines are rounded to {kind}": _angles,
+    "the activation's input and value are rounded to {kind}, as in a table of it": _table,
+}
 
 
 def _rounded(node: Node, kind: str) -> Node:
@@ -567,8 +564,9 @@ def narrow_weights(place: Operation, tree: Node) -> Edits:
         return _rounded(node, kind) if node.kind == "constant" and not node.is_number else node
 
     for kind in NARROW_FLOATS:
-        if any(node.kind in ("constant", "linears") and not node.is_number for node, _ in nodes(tree)):
-            yield f"weights are rounded to {kind}", mapped(tree, partial(narrow, kind=kind))
+        new = mapped(tree, partial(narrow, kind=kind))
+        if new is not tree:
+            yield f"weights are rounded to {kind}", new
 
 
 _PRODUCTS = ("matmul", "scores", "weighted")
@@ -584,57 +582,41 @@ _LIMITS = (*np.geomspace(0.01, 100, 10), 448.0, 57344.0, 65504.0)
 """Limits, with the largest numbers of fp8 and float16 among them."""
 _CODES = (7.0, 8.0, 15.0, 31.0, 63.0, 64.0, 126.0, 127.0, 127.5, 128.0, 254.0, 255.0, 256.0, 511.0, 32767.0)
 """Largest codes. Behind a rounding the error is no smooth function of the number, so these are the likely ones."""
-Sought = Iterator[tuple[str, tuple[float, ...], Callable[[Node], Node]]]
-"""Words with a brace for a number, numbers between which it lies, and what stands in a node's place with one."""
-
-
-def _with_number(change: Callable[[Operation, Node, list[Node]], Sought]) -> Callable[[Operation, Node], Iterator[Edit]]:
-    """A kind of edits of single nodes with a number that is sought."""
-
-    @wraps(change)
-    def edits(place: Operation, tree: Node) -> Iterator[Edit]:
-        for node, readers in nodes(tree):
-            for words, grid, of in change(place, node, readers):
-                yield Edit(words, partial(_at_number, tree, node, of), grid)
-
-    return edits
-
-
-def _at_number(tree: Node, node: Node, of: Callable[[Node], Node], number: float) -> Node:
-    return replaced(tree, node, of(constant("the number", number)))
+Sought = Iterator[tuple[str, Callable[[Node], Node], tuple[float, ...]]]
+"""Words with a brace for a number, what stands in a node's place with one, and numbers between which it lies."""
 
 
 def _step(kind: str, node: Node, number: Node) -> Node:
     return Node(kind, (node, number), node.noun)
 
 
-@_with_number
+@_of_nodes
 def numbers(place: Operation, node: Node, readers: list[Node]) -> Sought:
     """Another number in the place of one of the model's."""
     if node.is_number:
         right, wide = float(node.value), node.noun in ("epsilon", "the frequency base")
         factors = (1e-8, 1e-6, 1e-4, 1e-2, *_RELATIVE, 1e4, 1e6) if wide else _RELATIVE
         grid = _CODES if node.noun == "the largest code" else tuple(right * x for x in factors)
-        yield f"{node.noun} is {{number:.6g}} instead of {right:.6g}", grid, lambda number: number
+        yield f"{node.noun} is {{number:.6g}} instead of {right:.6g}", lambda number: number, grid
 
 
-@_with_number
+@_of_nodes
 def values(place: Operation, node: Node, readers: list[Node]) -> Sought:
     """A value between two steps that is multiplied by a number, that a number is added to, or that is clipped."""
     is_value = node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS)
     if is_value or node.kind == "reduction" or (_is_vector(node) and node.noun.endswith("bias")):
         noun = node.noun if readers else "everything"
-        yield f"{_is(noun)} {{number:.6g}} times what is right", _RELATIVE, partial(_step, "product", node)
+        yield f"{_is(noun)} {{number:.6g}} times what is right", partial(_step, "product", node), _RELATIVE
     if node.kind in _VALUES and node.kind != "outer":
-        yield f"{{number:.6g}} is added to {node.noun if readers else 'every number'}", _SHIFTS, partial(_step, "sum", node)
+        yield f"{{number:.6g}} is added to {node.noun if readers else 'every number'}", partial(_step, "sum", node), _SHIFTS
     for kind, words in (("clipped", "beyond"), ("clipped above", "above")) if is_value else ():
-        yield f"{_is(node.noun if readers else 'the result')} clipped {words} {{number:.6g}}", _LIMITS, partial(_step, kind, node)
+        yield f"{_is(node.noun if readers else 'the result')} clipped {words} {{number:.6g}}", partial(_step, kind, node), _LIMITS
 
 
 _IN_ORDER: tuple[Kind, ...] = (
     *(steps, other_function, whole, routers, centred, moved, exchanged, usual_numbers, overrun, turns, other_operand, reduced_in_part),
     *(masks, caches.cached, groups, positions, order),
-    *(other_weight, other_product, *map(_of_matrices, (weights.inputs, weights.codes)), _of_nodes(quantisers.quantised), narrow_weights),
+    *(other_weight, *map(_of_matrices, (weights.inputs, weights.codes)), _of_nodes(quantisers.quantised), narrow_weights),
     *(_of_tables(weights.fewer_bits), narrow_inputs, _of_tables(weights.misread), _of_tables(weights.reordered)),
     *(other_tensor, swapped, caches.stored, rounded, numbers, values),
 )

@@ -87,7 +87,7 @@ _ANYWHERE = {
     "codes.unshifted": "codes: codes 0, 1, 2 are read as 0, +1, +2 instead of -1, 0, +1",
     "codes.layout": "codes: I2_S is read in the layout {layout}",
     "weights.transposed": "order: the{X}matrix is read column by column, as if it were transposed",
-    "weights.others": "other_product: {A}",
+    "weights.others": "other_weight: the weights of {A} are used",
     "input.unnormed": "other_tensor: {input} is read instead of {x}_norm",
     "norm.other_weight": "other_weight: the norm's weight of {A} is used",
     "norm.after_rope": "swapped: {A}_rope comes before {B}_normed",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .attention import Attention, Seen
+from .attention import Seen, attention
 from .wrong import FEW, Array, Indices, Wrong, places_of, rough, runs, said
 
 Counts = NDArray[np.int64]
@@ -23,14 +23,14 @@ _LEAST_WEIGHT = 1e-4  # a cell that counts less cannot be told
 
 def cells(wrong: Wrong) -> str | None:
     """The cells that are read and must not be, or not read, or read several times, if these alone are wrong in attention."""
-    own = Attention.of(wrong)
-    t, heads = own.q.shape[:2]
-    places = own.wrong.places.reshape(own.q.shape)
+    own = attention(wrong)
+    t, heads = own.values.shape[:2]
+    places = own.wrong.places.reshape(own.values.shape)
     some, tokens = np.flatnonzero(places.any(axis=(0, 2))), np.flatnonzero(places.any(axis=(1, 2)))
     empty = np.zeros((heads, t, 1))  # behind the tokens' cells one with a key and a value of zeros
     weights = np.exp(np.append(own.scores, empty, axis=2) - own.scores.max(axis=-1, keepdims=True))  # [H, T, T + 1], of all cells
-    values = np.append(own.values, np.zeros((1, *own.q.shape[1:])), axis=0)
-    visible, theirs = np.append(own.visible, np.zeros((t, 1), bool), axis=1), own.wrong.theirs.reshape(own.q.shape)
+    values = np.append(own.values, np.zeros((1, *own.values.shape[1:])), axis=0)
+    visible, theirs = np.append(own.visible, np.zeros((t, 1), bool), axis=1), own.theirs
     counts, known = visible.astype(np.int64), np.ones_like(visible)  # of tokens that are right too
     least = max(_LEAST_WEIGHT, 64 * rough(wrong.noise))
     for i in tokens:

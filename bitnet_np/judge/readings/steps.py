@@ -9,21 +9,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ... import spec
 from ...base.errors import listed
 from ..edits import functions
-from ..edits.definition import expression
-from ..edits.expression import Node, constant, replaced, value_of, values_of
-from ..graph import operation_of
-from .elements import moved_said
+from ..edits.expression import Node
 from .inputs import summed
-from .wrong import Array, Wrong, parts_of, places_of
+from .wrong import ROWS, Array, Wrong, moved_said, parts_of, places_of, runs, sources
 
 _AGREE = 1e-4  # of the largest number: two that are the same
 _SMOOTH = 1e-3  # NMSE that a function leaves between its neighbours
-_MOST = 1 << 24  # comparisons of numbers
 _MOSTLY = 0.8  # of rows or columns: where more are wrong, all are
 _OUTPUTS = 4096  # of a product that are looked at
 _FEWEST = 64  # numbers to know a function from
+_SAMPLED = 64  # outputs that a token's scale is looked for by
 
 
 class _Step(NamedTuple):
@@ -36,26 +34,36 @@ class _Step(NamedTuple):
 
 def wrong_step(wrong: Wrong) -> str | None:
     """The step whose numbers explain the output, and how these differ from the right ones."""
-    operation = operation_of(wrong.model, wrong.dialect, wrong.key)
-    tree = None if operation is None else expression(operation)
-    if operation is None or tree is None or len(operation.inputs) != len(wrong.inputs):
+    if wrong.tree is None:
         return None
-    leaves, rows = dict(zip(operation.inputs, wrong.inputs, strict=True)), len(wrong.theirs)
+    values = wrong.steps
     with np.errstate(all="ignore"):
-        values = values_of(tree, leaves.__getitem__, rows)
-        for step in _steps(_Step(tree, wrong.theirs, wrong.places.astype(np.float64)), values):
+        for step in _steps(_Step(wrong.tree, wrong.theirs, wrong.places.astype(np.float64)), values):
             right = values[step.node]
             text = _function(step, values) if step.node.kind == "activation" else _sums(step, values, wrong)
             if text is not None:
                 return text
             solved = _solved(step, np.asarray(right))
-            if solved is None:
-                continue
-            other = replaced(tree, step.node, constant(step.node.noun, solved))
-            computed = np.where(wrong.places, value_of(other, leaves.__getitem__, rows, values), wrong.value)
-            if wrong.accounts(computed):
+            if solved is not None and wrong.accounts(np.where(wrong.places, wrong.with_step(step.node, solved), wrong.value)):
                 return f"{step.node.noun}: {_off(solved, right)}; all other steps are right"
     return None
+
+
+def scales_of_others(wrong: Wrong) -> str | None:
+    """The tokens whose activation scales wrong ones are quantised by: their own are not used."""
+    rows, columns = wrong.wrong_rows[:ROWS], wrong.wrong_columns
+    some, sample = wrong.rows(rows), columns[:: -(-columns.size // _SAMPLED)]  # enough to tell the scale by
+    step = some.step("the activation scale")
+    if step is None:
+        return None
+    scales, theirs = spec.quantize(wrong.inputs[0][:ROWS])[1], some.theirs[:, sample]
+    away = [((some.with_step(step, np.tile(scale, (len(rows), 1)), sample) - theirs) ** 2).sum(axis=1) for scale in scales]
+    source = np.argmin(away, axis=0)
+    off = source != rows
+    if not off.any() or not some.accounts(some.with_step(step, scales[source])):
+        return None
+    texts = [f"{runs('position', rows[off & (source == t)])} by that of position {t}" for t in dict.fromkeys(source[off].tolist())]
+    return f"activations are quantised by the scale of another token: {listed(texts)}"
 
 
 def _steps(last: _Step, values: dict[Node, Any]) -> Iterator[_Step]:
@@ -106,12 +114,10 @@ def _off(solved: Array, right: Array) -> str:
     theirs, ours = (x.reshape(len(x), -1) for x in (solved, right))
     near = _AGREE * np.abs(ours).max()
     off = np.flatnonzero((np.abs(theirs - ours) > near).any(axis=1))
-    if 0 < off.size * ours.size <= _MOST:
-        away = np.abs(theirs[off, None] - ours).max(axis=2)
-        if (away.min(axis=1) <= near).all():
-            source = np.arange(len(ours))
-            source[off] = away.argmin(axis=1)
-            return moved_said(source, what)
+    if off.size and (found := sources(ours, theirs[off], near)) is not None:
+        source = np.arange(len(ours))
+        source[off] = found
+        return moved_said(source, what)
     off = off if off.size else np.arange(len(ours))  # a small error of all of them
     where = "" if off.size == len(ours) else f" at {places_of(off, len(ours), what)}"
     ratio = theirs[off] / ours[off]

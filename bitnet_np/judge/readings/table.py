@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ...traces.points import POOLED, SLOTS
 from ..graph import FIELDS
 from ..mistakes.mistake import Cause
-from . import attention, cells, elements, matrices, rotations, rows_of_tables, steps
+from . import attention, cells, elements, others, rotations, steps
 from .wrong import Wrong
 
 
@@ -21,18 +21,18 @@ class Reading(NamedTuple):
 FACTS = (
     Reading("one_number", (), elements.one_number),
     Reading("never_written", (), elements.never_written),
-    Reading("rows", (), elements.rows_of_others),
+    Reading("rows", (), others.rows_of_others),
 )
 """Readings that need no hypothesis."""
 
-COLUMNS = Reading("columns", (), elements.columns_of_others)
+COLUMNS = Reading("columns", (), others.columns_of_others)
 READINGS = (
-    Reading("other_rows", (*FIELDS, "result_output"), matrices.other_rows),
-    Reading("scales", tuple(FIELDS), matrices.scales_of_others),
+    Reading("other_rows", (*FIELDS, "result_output"), others.other_rows),
+    Reading("scales", tuple(FIELDS), steps.scales_of_others),
     Reading("rotation", ("Qcur_rope", "Kcur_rope"), rotations.rotation),
     Reading("positions", ("Qcur_rope", "Kcur_rope"), rotations.positions),
-    Reading("tokens", ("inp_embd",), rows_of_tables.tokens),
-    Reading("experts", SLOTS, rows_of_tables.experts),
+    Reading("tokens", ("inp_embd",), others.tokens),
+    Reading("experts", SLOTS, others.experts),
     Reading("cells", ("kqv_out",), cells.cells),
     COLUMNS,
     Reading("running", (), elements.running_sums),

@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.errors import listed
 from ...traces.points import Key
-from ..graph import Place
+from ..edits.definition import expression
+from ..edits.expression import Node, at_columns, constant, replaced, value_of, values_of
+from ..graph import Operation, Place, operation_of
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -20,6 +22,7 @@ _NEARLY_RIGHT = 0.01  # NMSE
 _NOISY = 8  # times the noise: a mistake's own roundings are not those of the right operation
 FEW = 4  # columns, or listed numbers
 ROWS = 64  # tokens looked at
+_TOGETHER = 64  # rows compared at once with all
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,40 @@ class Wrong(Place):
     places: NDArray[np.bool_]  # True for each wrong element, [T, width]
     noise: float  # NMSE that narrow types make by themselves, 0 in float32
     tensors: Mapping[Key, Array]  # all of theirs
+
+    @cached_property
+    def operation(self) -> Operation | None:
+        """The operation; None if the model has none of these inputs."""
+        operation = operation_of(self.model, self.dialect, self.key)
+        return operation if operation is not None and len(operation.inputs) == len(self.inputs) else None
+
+    @cached_property
+    def tree(self) -> Node | None:
+        """The operation as an expression of the inputs; None where it has none."""
+        return None if self.operation is None else expression(self.operation)
+
+    @cached_property
+    def _leaves(self) -> dict[Key, Array]:
+        assert self.operation is not None
+        return dict(zip(self.operation.inputs, self.inputs, strict=True))
+
+    @cached_property
+    def steps(self) -> dict[Node, Any]:
+        """The right values of all steps of the expression."""
+        with np.errstate(all="ignore"):
+            return {} if self.tree is None else values_of(self.tree, self._leaves.__getitem__, len(self.theirs))
+
+    def step(self, noun: str) -> Node | None:
+        """The step of this noun; None if the operation has none."""
+        return next((node for node in self.steps if node.noun == noun), None)
+
+    def with_step(self, node: Node, numbers: Array, columns: Indices | None = None) -> Array:
+        """The tensor, or some elements of it, if a step had given these numbers."""
+        assert self.tree is not None
+        other = replaced(self.tree, node, constant(node.noun, numbers))
+        other = other if columns is None else at_columns(other, columns)
+        with np.errstate(all="ignore"):
+            return value_of(other, self._leaves.__getitem__, len(self.theirs), self.steps)
 
     @cached_property
     def wrong_rows(self) -> Indices:
@@ -50,10 +87,10 @@ class Wrong(Place):
 
     def accounts(self, computed: NDArray) -> bool:
         """Whether computed numbers are theirs, and far closer than the right ones, which may be close themselves."""
-        if not np.isfinite(computed).all() or not explained(computed, self.theirs, self.noise):
+        if not np.isfinite(computed).all():
             return False
-        closer = _CLOSER_NARROW if self.noise else _CLOSER
-        return bool(((computed - self.theirs) ** 2).sum() <= closer * ((self.value - self.theirs) ** 2).sum())
+        left, before, size = ((x**2).sum() for x in (computed - self.theirs, self.value - self.theirs, self.theirs))
+        return bool(left <= min(matched(self.noise) * size, (_CLOSER_NARROW if self.noise else _CLOSER) * before))
 
     @property
     def is_nearly_right(self) -> bool:
@@ -74,11 +111,6 @@ class Wrong(Place):
                 yield key, self.tensors[key]
 
 
-def explained(computed: NDArray, theirs: NDArray, noise: float) -> bool:
-    """Whether the numbers that a reading computes from the inputs are theirs."""
-    return bool((np.abs(computed - theirs) ** 2).sum() <= matched(noise) * (np.abs(theirs) ** 2).sum())
-
-
 def matched(noise: float) -> float:
     """The NMSE up to which numbers are explained, where narrow types make `noise` by themselves."""
     return max(_SURE, _NOISY * noise)
@@ -89,9 +121,20 @@ def rough(noise: float) -> float:
     return max(1e-7, noise**0.5)
 
 
-def numbered(what: str, numbers: NDArray) -> str:
-    """The noun, and the first of the numbers: elements 3, 5, 8."""
-    return f"{what}{'s' * (numbers.size > 1)} {listed(numbers.tolist(), FEW)}"
+def nearest(candidates: Array, targets: Array) -> Indices:
+    """The row of candidates [N, K] that is nearest to each of some targets [n, K]."""
+    return ((candidates * candidates).sum(axis=1) - 2 * targets @ candidates.T).argmin(axis=1)
+
+
+def sources(candidates: Array, targets: Array, near: float) -> Indices | None:
+    """The row of candidates that each target is, up to `near` in each number; None if one is none."""
+    found = []
+    for begin in range(0, len(targets), _TOGETHER):
+        some = targets[begin : begin + _TOGETHER]
+        found.append(nearest(candidates, some))
+        if not (np.abs(candidates[found[-1]] - some) <= near).all():
+            return None
+    return np.concatenate(found)
 
 
 def places_of(numbers: NDArray, count: int, what: str) -> str:
@@ -131,3 +174,21 @@ def runs(what: str, numbers: NDArray) -> str:
 def said(what: str, numbers: NDArray, verb: str) -> str:
     """The noun, the first runs of the numbers, and the verb: elements 0 to 7 are."""
     return f"{runs(what, numbers)} {verb if numbers.size == 1 else {'is': 'are', 'has': 'have'}[verb]}"
+
+
+def moved_said(source: Indices, what: str) -> str:
+    """Which rows or columns are another one, in words."""
+    count, index = len(source), np.arange(len(source))
+    off = np.flatnonzero(source != index)
+    shift = source[off] - off
+    if off.size == count and source.max() < count and np.unique(shift % count).size == 1:
+        by = (int(shift[0]) + count // 2) % count - count // 2
+        return f"{what}s are shifted by {abs(by)}: {what} {max(0, -by)} has the numbers of {what} {max(0, by)}"
+    if np.unique(shift).size == 1:
+        return f"{said(what, off, 'has')} the numbers of {runs(what, source[off])}"
+    if np.unique(source[off]).size == 1:
+        return f"{runs(what, off)} have the numbers of {what} {source[off[0]]}"
+    if off.size == 2 and (np.sort(source) == index).all():
+        return f"{what}s {off[0]}, {off[1]} are exchanged"
+    first = ", ".join(f"{what} {i} has those of {source[i]}" for i in off[:3])
+    return f"the right numbers in other places: {first}" + (f", and {off.size - 3} more" if off.size > 3 else "")

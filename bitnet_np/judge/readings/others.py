@@ -1,0 +1,174 @@
+"""Right numbers in other places: rows and columns of a tensor, rows of tables and matrices of the model, products of experts."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.errors import listed
+from ...model import widen
+from ...model.records import MATRICES
+from ...traces.points import TOP_EXPERTS, Key
+from ..edits.definition import matrix_product
+from ..edits.expression import tensor, value_of
+from ..graph import OF_EXPERTS, TOKENS
+from ..products import product
+from .wrong import FEW, Indices, Wrong, matched, moved_said, nearest, rough, runs, said, sources
+
+_FEW_ROWS = 4  # a source found for each column of fewer explains too much
+_NARROW = 8  # columns; the same for rows
+_NEAR = 1e-2  # of the largest number: a first look, before everything is compared
+_ROWS_AT_ONCE = 1 << 14
+_MOST = 64  # wrong rows that are looked for in a table
+_TOKENS = 16  # compared
+_LEAST_TOKENS = 4  # independent ones: fewer numbers may be near another row's by chance
+
+
+def rows_of_others(wrong: Wrong) -> str | None:
+    """The wrong positions that have the right numbers of another position, or of another tensor, where all others are right."""
+    is_narrow = wrong.theirs.shape[1] < _NARROW or len(wrong.theirs) < 2
+    return None if is_narrow else _of_others(wrong, np.arange(len(wrong.theirs)), 0)
+
+
+def columns_of_others(wrong: Wrong) -> str | None:
+    """The wrong elements that have the right numbers of another element at every wrong position, are 0, or are left of another tensor,
+    where all others are right."""
+    rows = wrong.wrong_rows
+    text = None if rows.size < _FEW_ROWS else _of_others(wrong, rows, 1)
+    return f"at {runs('position', rows)}: {text}" if text and rows.size < len(wrong.theirs) else text
+
+
+def _of_others(wrong: Wrong, rows: Indices, axis: int) -> str | None:
+    """What stands in the wrong positions (axis 0) or elements (1) of some rows, if that is right elsewhere and explains them."""
+
+    def along(x: NDArray) -> NDArray:
+        return x[rows].T if axis else x[rows]
+
+    what, theirs, value = ("position", "element")[axis], along(wrong.theirs), along(wrong.value)
+    computed, source, texts = value.copy(), np.arange(len(value)), []
+    off: NDArray[np.bool_] = np.any(along(wrong.places), axis=1)
+    for key, other in wrong.beside() if not wrong.is_nearly_right else ():
+        near = np.abs(theirs - along(other)) <= max(1e-5, 8 * rough(wrong.noise)) * np.abs(other).max()
+        same = np.flatnonzero(near.all(axis=1) & off & theirs.any(axis=1))
+        if same.size:
+            off[same], computed[same] = False, along(other)[same]
+            which = "it has" if same.size == len(value) else said(what, same, "has")
+            texts.append(f"{which} the numbers of {key.place}")
+    if off.any():
+        every = np.append(value, np.zeros((1, value.shape[1])), axis=0)
+        found = sources(every, theirs[off], 2 * _NEAR * float(np.abs(value).max()))
+        if found is None:
+            return None
+        source[off], computed[off] = found, every[found]
+    if not wrong.rows(rows).accounts(computed.T if axis else computed):
+        return None
+    zero = np.flatnonzero(source == len(value))
+    source[zero] = zero
+    if (source != np.arange(len(value))).any():
+        texts.insert(0, moved_said(source, what))
+    if zero.size:
+        texts.append(f"{said(what, zero, 'is')} 0")
+    return ", and ".join(texts) or None
+
+
+def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> str | None:
+    """The tensor, if the tensor has the numbers of a later one of the dump: its buffer was written to again before it was dumped."""
+    numbers = raw[key]
+    for other in order[order.index(key) + 1 :]:
+        if other in raw and raw[other].size == numbers.size and not other.name.endswith(("_codes", "_scale")):
+            theirs = raw[other]
+            if np.array_equal(numbers[:1].ravel(), theirs[:1].ravel()) and np.array_equal(numbers.ravel(), theirs.ravel()):
+                return f"it has the numbers of {other.place}: its buffer was written to again before it was dumped"
+    return None
+
+
+def other_rows(wrong: Wrong) -> str | None:
+    """The rows, and the matrix of the layer, whose products stand in wrong outputs, if that explains all of these."""
+    columns, own, operation = wrong.wrong_columns, wrong.linear, wrong.operation
+    tokens = np.unique(np.linspace(0, len(wrong.theirs) - 1, min(len(wrong.theirs), _TOKENS)).astype(int))
+    x = wrong.inputs[0][tokens]
+    if operation is None or not x.any(axis=1).all() or np.linalg.matrix_rank(x, tol=1e-3 * np.linalg.norm(x, 2)) < _LEAST_TOKENS:
+        return None
+    others = {name: getattr(wrong.layer, name, None) for name in MATRICES}
+    linears = {"": own} | {n: w for n, w in others.items() if w is not None and w is not own and w.shape[1] == own.shape[1]}
+    names = np.repeat([*linears], [linear.shape[0] for linear in linears.values()])
+    rows = np.concatenate([np.arange(linear.shape[0]) for linear in linears.values()])
+    size = np.linalg.norm(x, axis=1)
+    for with_bias in (True, False):  # of the other row, or the output's own
+        products, theirs = [], wrong.theirs[np.ix_(tokens, columns)].T
+        for linear in linears.values():
+            y = value_of(matrix_product(operation, tensor(TOKENS), linear), lambda key: x, len(x))
+            products.append((y if with_bias or linear.bias is None else y - linear.bias).T)
+        theirs = theirs if with_bias or own.bias is None else theirs - own.bias[columns, None]
+        every = np.concatenate(products)
+        found = sources(every / size, theirs / size, _NEAR * float(np.abs(theirs / size).max()))
+        if found is None or ((every[found] - theirs) ** 2).sum() > matched(wrong.noise) * (theirs**2).sum():
+            continue
+        row, name, every_row = rows[found], names[found], np.arange(own.shape[0])
+        if ((row == columns) & (name == "")).any():
+            return None
+        of = listed([other for other in dict.fromkeys(name.tolist()) if other])
+        if (row == columns).all():
+            return f"the weights of {of} are used in the place of {runs('row', columns)}"
+        every_row[columns] = row
+        return f"weights of other rows are used{of and f', of {of}'}: {moved_said(every_row, 'row')}"
+    return None
+
+
+def tokens(wrong: Wrong) -> str | None:
+    """The tokens whose rows of the embedding stand at wrong positions, if that explains all of these."""
+    rows, table = wrong.wrong_rows, wrong.model.token_embd
+    if rows.size > _MOST:
+        return None
+    theirs, found, least = wrong.theirs[rows], np.zeros(rows.size, np.intp), np.full(rows.size, np.inf)
+    for begin in range(0, table.shape[0], _ROWS_AT_ONCE):
+        some = widen.take(table, slice(begin, begin + _ROWS_AT_ONCE)).astype(np.float64)
+        one = nearest(some, theirs)
+        away = ((some[one] - theirs) ** 2).sum(axis=1)
+        nearer = away < least
+        found[nearer], least[nearer] = begin + one[nearer], away[nearer]
+    if not wrong.rows(rows).accounts(widen.take(table, found).astype(np.float64)):
+        return None
+    every = zip(rows, found, wrong.inputs[0].astype(np.int64)[rows], strict=True)
+    texts = [f"position {t} has the row of token {n} instead of {own}" for t, n, own in every if n != own]
+    return f"rows of other tokens: {listed(texts, FEW)}" if texts else None
+
+
+def experts(wrong: Wrong) -> str | None:
+    """The experts whose numbers are wrong wherever they are taken; or whose products, of which token, stand in wrong slots."""
+    key = Key(TOP_EXPERTS, wrong.key.layer)
+    if key not in wrong.tensors:
+        return None
+    chosen = wrong.tensors[key].astype(np.intp)
+    slots = np.flatnonzero(wrong.places.reshape(chosen.size, -1).any(axis=1))
+    own, right = chosen.ravel()[slots], np.delete(chosen.ravel(), slots)
+    guilty = np.unique(own)
+    if 4 * guilty.size <= wrong.config.experts and not np.isin(right, guilty).any():
+        return f"numbers of {runs('expert', guilty)} alone are wrong, wherever a token takes {'it' if guilty.size == 1 else 'them'}"
+    return _products(wrong, slots, slots // chosen.shape[1], own) if wrong.key.name in OF_EXPERTS else None
+
+
+def _products(wrong: Wrong, slots: Indices, tokens: Indices, own: Indices) -> str | None:
+    """What is said of products in these slots, of these tokens and experts, that are another expert's, or of another token's input."""
+    assert wrong.layer is not None
+    linears = [getattr(expert, OF_EXPERTS[wrong.key.name]) for expert in wrong.layer.experts]
+    x = wrong.inputs[0]
+    if x.shape[1] != linears[0].shape[1]:  # each slot has an input of its own
+        return None
+    computed = wrong.value.reshape(-1, linears[0].shape[0]).copy()
+    theirs, least, token, expert = wrong.theirs.reshape(computed.shape)[slots], np.full(len(own), np.inf), tokens.copy(), own.copy()
+    for e, linear in enumerate(linears):
+        products, of, mine = product(x, linear, wrong.dialect).value, tokens.copy(), own == e
+        of[mine] = nearest(products, theirs[mine])
+        away = ((products[of] - theirs) ** 2).sum(axis=1)
+        nearer = away < least
+        least[nearer], computed[slots[nearer]] = away[nearer], products[of[nearer]]
+        token[nearer], expert[nearer] = of[nearer], e
+    if not wrong.accounts(computed.reshape(wrong.value.shape)):
+        return None
+    texts = [
+        f"position {t} has that of expert {e} instead of {right}" if t == at else f"position {at} has that of position {t}"
+        for at, right, t, e in zip(tokens, own, token, expert, strict=True)
+        if (t, e) != (at, right)
+    ]
+    return f"products of others: {listed(list(dict.fromkeys(texts)), FEW)}" if texts else None
