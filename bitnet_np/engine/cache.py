@@ -187,7 +187,11 @@ class KVCache:
         saved: list[tuple[int, int, int, int, Any]] = []  # slot, oldest position, length before and after, keys and values overwritten
         for slot, length, count in zip(slots.tolist(), self.lengths[slots].tolist(), counts.tolist(), strict=True):
             end, covers = length + count, length > 0 and self.k.shape[2] < length + count  # a ring then overwrites what it holds
-            held = [self.storage.held(array, slot, self._begin(length, end), end) for array in (self.k, self.v)] if covers else None
+            held, begin = None, self._begin(length, end)
+            if covers:
+                held = self.storage.zeros((self.k.shape[0], 1, end - begin, *self.k.shape[3:]), self.dtype)
+                for copy, array in zip(held, (self.k, self.v), strict=True):
+                    self.storage.carry(array, slot, copy, 0, begin, end)
             saved.append((slot, int(self._oldest[slot]), length, end, held))
         try:
             yield
