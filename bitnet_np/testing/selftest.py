@@ -77,10 +77,7 @@ ROWS: dict[str, Callable[[Callable[..., NDArray[np.float32]]], tuple]] = {
     "mix": lambda n: (n(40, 5, 3, 161), n(41, 5, 3)),
     "sigmoid_gate": lambda n: (n(42, 5, 161), 9 * n(43, 5, 1)),
 }
-"""The arguments of operations on rows, by name, from what makes an array: n(seed, *shape). Here it is `noise`.
-
-Tests draw other numbers (tests/support/operation_draws.py), and other sizes: one for all places where the same size is written here.
-"""
+"""Arguments of operations on rows, from n(seed, *shape): `noise`. Tests draw other numbers, and a size for each size that is written."""
 
 
 def _tables(n: int, m: int) -> dict[str, NDArray]:
