@@ -84,11 +84,6 @@ class ArrayStorage:
         positions = np.arange(start, end)
         out[:, target, positions % out.shape[2]] = source[:, slot, positions % source.shape[2]]
 
-    def held(self, array: NDArray, slot: int, start: int, end: int) -> NDArray:
-        out = np.empty((len(array), 1, end - start, *array.shape[3:]), array.dtype)
-        self.carry(array, slot, out, 0, start, end)
-        return out
-
     def by_pieces(
         self, pieces: Sequence[Any], attend: Callable[..., NDArray], q: NDArray, k: NDArray, v: NDArray, slot: Places, position: Places
     ) -> NDArray:

@@ -42,9 +42,6 @@ class Storage(Protocol):
     def carry(self, source: Array, slot: int, out: Array, target: int, start: int, end: int, /) -> None:
         """Copy positions start..end of a slot to another slot, of the same array or of one with another S."""
 
-    def held(self, array: Array, slot: int, start: int, end: int, /) -> Array:
-        """A copy of positions start..end of a slot, as an array of one slot with end - start places."""
-
     def by_pieces(
         self, pieces: Sequence[Any], attend: Callable[..., Array], q: Array, k: Array, v: Array, slot: NDArray, position: NDArray, /
     ) -> Array:

@@ -187,13 +187,16 @@ class KVCache:
         saved: list[tuple[int, int, int, int, Any]] = []  # slot, oldest position, length before and after, keys and values overwritten
         for slot, length, count in zip(slots.tolist(), self.lengths[slots].tolist(), counts.tolist(), strict=True):
             end, covers = length + count, length > 0 and self.k.shape[2] < length + count  # a ring then overwrites what it holds
-            held = [self.storage.held(array, slot, self._begin(length, end), end) for array in (self.k, self.v)] if covers else None
+            begin = self._begin(length, end)
+            held = self.storage.zeros((self.k.shape[0], 1, end - begin, *self.k.shape[3:]), self.dtype) if covers else ()
+            for copy, array in zip(held, (self.k, self.v), strict=False):
+                self.storage.carry(array, slot, copy, 0, begin, end)
             saved.append((slot, int(self._oldest[slot]), length, end, held))
         try:
             yield
         except BaseException:
             for slot, oldest, length, end, held in saved:
-                if held is None:
+                if not held:
                     self.erase(slot, length, end)
                 else:
                     for copy, array in zip(held, (self.k, self.v), strict=True):

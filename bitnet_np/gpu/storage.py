@@ -52,11 +52,6 @@ class DeviceStorage:
         count = flat.shape[0] * (end - start) * flat.shape[3]
         self.on.each(row_kernels.carry, count, _of_positions(source), slot, flat, target, start, end)
 
-    def held(self, array: Array, slot: int, start: int, end: int) -> Array:
-        out = self.on.empty((array.shape[0], 1, end - start, *array.shape[3:]), array.dtype)
-        self.carry(array, slot, out, 0, start, end)
-        return out
-
     def by_pieces(
         self,
         pieces: Sequence[NDArray[np.intp]],

@@ -57,11 +57,6 @@ class HostStorage:
         for old, new in zip(source, out, strict=True):  # a layer at a time: NumPy copies all at once twice, in case they overlap
             new[target, after] = old[slot, before]
 
-    def held(self, array: NDArray, slot: int, start: int, end: int) -> NDArray:
-        out = np.empty((array.shape[0], 1, end - start, *array.shape[3:]), array.dtype)
-        self.carry(array, slot, out, 0, start, end)
-        return out
-
     def by_pieces(
         self, pieces: Sequence[Ints], attend: Callable[..., NDArray], q: Floats, k: Floats, v: Floats, slot: Ints, position: Ints
     ) -> Floats:

@@ -78,10 +78,7 @@ ROWS: dict[str, Callable[[Callable[..., NDArray[np.float32]]], tuple]] = {
     "mix": lambda n: (n(40, 5, 3, 161), n(41, 5, 3)),
     "sigmoid_gate": lambda n: (n(42, 5, 161), 9 * n(43, 5, 1)),
 }
-"""The arguments of operations on rows, by name, from what makes an array: n(seed, *shape). Here it is `noise`.
-
-Tests draw other numbers (tests/support/operation_draws.py), and other sizes: one for all places where the same size is written here.
-"""
+"""Arguments of operations on rows, from n(seed, *shape): `noise`. Tests draw other numbers, and a size for each size that is written."""
 
 
 def _tables(n: int, m: int) -> dict[str, NDArray]:
@@ -89,12 +86,8 @@ def _tables(n: int, m: int) -> dict[str, NDArray]:
     return {"float32": table, "float16": table.astype(np.float16), "bfloat16": (table.view(np.uint32) >> 16).astype(np.uint16)}
 
 
-def _one(function: Callable[..., NDArray], *arguments: Any) -> tuple[NDArray, ...]:
-    return (function(*arguments),)
-
-
-def _on_rows(ops: Any, name: str) -> tuple[NDArray, ...]:
-    result = getattr(ops, name)(*ROWS[name](noise))
+def _results(function: Callable[..., Any], *arguments: Any) -> tuple[NDArray, ...]:
+    result = function(*arguments)
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -193,8 +186,8 @@ def loading_cases() -> dict[str, Case]:
     named: dict[str, Case] = {}
     for name, wrong in (("float32", np.nan), ("float16", np.inf), ("bfloat16", 0xFF80)):
         named[f"has_non_finite {name}"] = partial(_answers, checks.has_non_finite, _tables(37, 161)[name], wrong)
-        named[f"magnitude_sums {name}"] = partial(_one, magnitude_sums, _tables(137, 161)[name])
-        named[f"from_masters {name}"] = partial(_one, from_masters, _tables(37, 161)[name], 2.0)
+        named[f"magnitude_sums {name}"] = partial(_results, magnitude_sums, _tables(137, 161)[name])
+        named[f"from_masters {name}"] = partial(_results, from_masters, _tables(37, 161)[name], 2.0)
     codes = (np.abs(noise(50, 131 * 64)) * 256).astype(np.uint8) & np.uint8(0x55)
     quarters = (np.abs(noise(51, 10, 161)) * 256).astype(np.uint8) & np.uint8(0x55)
     named |= {
@@ -268,10 +261,10 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
     """Every case, by name: a function that computes its results. ops: a backend, which the cases of forward operations call."""
     named: dict[str, Case] = {}
     for name, table in _tables(37, 161).items():
-        named[f"embed {name}"] = partial(_one, ops.embed, table, np.array([36, 0, 7]))
+        named[f"embed {name}"] = partial(_results, ops.embed, table, np.array([36, 0, 7]))
         for rows in ("1 row", "7 rows", "131 rows"):
-            named[f"matmul {name}, {rows}"] = partial(_one, ops.matmul, noise(7, int(rows.split()[0]), 161), table)
-    named |= {name: partial(_on_rows, ops, name) for name in ROWS}
+            named[f"matmul {name}, {rows}"] = partial(_results, ops.matmul, noise(7, int(rows.split()[0]), 161), table)
+    named |= {name: partial(_results, getattr(ops, name), *arguments(noise)) for name, arguments in ROWS.items()}
     named |= {
         "rms_norm, order": lambda: (ops.rms_norm(rows_that_tell_lanes()[0], noise(9, 1024), 1e-5),),
         "ternary_matmul, 1 row": lambda: _ternary(ops, 1, 2560) + _ternary(ops, 1, 161),

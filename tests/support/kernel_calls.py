@@ -177,5 +177,5 @@ def mutants(found: Seen) -> Iterator[tuple[Signature, str, str]]:
         name = signature[0]
         for parameter in sorted(found.written[name]):
             for place in PLACES if parameter != "result" else PLACES[:1]:
-                if CHANGES_NOTHING.keys().isdisjoint((name, parameter, where) for where in ("", place, " ".join(cases))):
+                if CHANGES_NOTHING.isdisjoint((name, parameter, where) for where in ("", place, " ".join(cases))):
                     yield signature, parameter, place
