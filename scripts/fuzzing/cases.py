@@ -14,7 +14,6 @@ from numba.core import event
 from bitnet_np import KVCache, forward, forward_full
 from bitnet_np.base.errors import Error
 from bitnet_np.engine.dialects import DIALECTS
-from bitnet_np.files.gguf_file import StringArray
 from bitnet_np.files.load import Source, model_from, open_model
 from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.text.tokenizer import tokenizer_from
@@ -235,9 +234,7 @@ def read_model(path: Path) -> Source:
     """An open model, with every value, every small tensor and its tokenizer read."""
     file = open_model(path)
     for value in file.metadata.values():
-        if isinstance(value, StringArray):
-            list(value)
-        elif isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray):
             value.tobytes()
     for tensor in file.tensors.values():
         if tensor.data.size <= _SUMMED:
