@@ -160,38 +160,46 @@ def model_tensors(model: Model, encode: Encode = stored, fused: Sequence[str] | 
     fused: the names of families.FUSED that are written, where one tensor can hold all their rows; None: those of the family.
     Raises UnsupportedError for a linear that no GGUF file can say.
     """
-
-    def given(named: Mapping[str, Weights | None]) -> Iterator[tuple[str, Stored]]:
-        for name, weights in named.items():
-            if weights is not None:
-                yield name, encode(name, weights)
-
-    def of_model(*names: str) -> Iterator[tuple[str, Stored]]:
-        yield from given({tensor_name(field): getattr(model, field) for field in names})
-
-    yield from of_model("token_embd", "position_embd")
     c = model.config
+    yield from _tensors({tensor_name(field): [getattr(model, field)] for field in ("token_embd", "position_embd")}, encode)
     if c.longrope is not None:
-        yield from given({name: np.array(getattr(c.longrope, which), np.float32) for which, name in LONGROPE.items()})
+        yield from _tensors({name: [np.array(getattr(c.longrope, which), np.float32)] for which, name in LONGROPE.items()}, encode)
     elif c.yarn is None:
-        yield from given({FACTORS: model.rope_factors})
+        yield from _tensors({FACTORS: [model.rope_factors]}, encode)
     for n, layer in enumerate(model.layers):
         named = _fused(n, present(layer), FAMILIES[c.architecture].fused if fused is None else fused, encode)
         first = [field for field in (*RELEASED, "attn_qkv") if field in named]
         for field in dict.fromkeys((*first, *named)):
-            value = named[field]
-            if isinstance(value, np.ndarray):
-                yield from given({tensor_name(field, n): value})
-                continue
-            linears, inside = value if isinstance(value, list) else [value], f"layer {n} {field} has a norm inside the linear"
-            for linear in linears:
-                if linear.norm is not None and not FAMILIES[c.architecture].inner_norms:
-                    raise UnsupportedError(f"{inside}, and GGUF has no place for that")
-                if linear.norm is not None and linear.norm_eps not in (None, c.eps):
-                    raise UnsupportedError(f"{inside} with epsilon {linear.norm_eps}, and GGUF has only {c.eps}")
-            yield from _linears(matrix_name(c, field, n), linears, encode)
+            linears = named[field]
+            if isinstance(linears, np.ndarray):
+                yield from _tensors({tensor_name(field, n): [linears]}, encode)
+            else:
+                yield from _tensors(_parts(c, n, field, linears if isinstance(linears, list) else [linears]), encode)
         yield from _stacks(n, layer.experts, encode)
-    yield from of_model("output_norm", "output_norm_bias", "output", "output_bias")
+    last = ("output_norm", "output_norm_bias", "output", "output_bias")
+    yield from _tensors({tensor_name(field): [getattr(model, field)] for field in last}, encode)
+
+
+def _tensors(named: Mapping[str, Sequence[Weights | None]], encode: Encode) -> Iterator[tuple[str, Stored]]:
+    """Name and content of tensors that have the rows of these parts one after the other, where they are there."""
+    for name, parts in named.items():
+        if parts[0] is not None:
+            yield name, _rows([encode(name, part) for part in parts if part is not None])
+
+
+def _parts(c: Config, n: int, field: str, linears: Sequence[Linear]) -> dict[str, list[Any]]:
+    """The parts of the tensors of linears whose rows are one after the other in them: weights, biases, scale and norm."""
+    name, (first, *_) = matrix_name(c, field, n), linears
+    if first.norm is not None and not FAMILIES[c.architecture].inner_norms:
+        raise UnsupportedError(f"layer {n} {field} has a norm inside the linear, and GGUF has no place for that")
+    if first.norm is not None and first.norm_eps not in (None, c.eps):
+        raise UnsupportedError(f"layer {n} {field} has a norm inside the linear with epsilon {first.norm_eps}, and GGUF has only {c.eps}")
+    return {
+        f"{name}.weight": [linear.weights for linear in linears],
+        f"{name}.bias": [linear.bias for linear in linears],
+        f"{name}.scale": [None if first.scale is None else np.array([first.scale])],
+        name + INNER_NORM: [first.norm],
+    }
 
 
 def _fused(n: int, named: dict[str, Any], names: Sequence[str], encode: Encode) -> dict[str, Any]:
@@ -213,18 +221,10 @@ def _fused(n: int, named: dict[str, Any], names: Sequence[str], encode: Encode) 
     return named
 
 
-def _linears(name: str, linears: Sequence[Linear], encode: Encode) -> Iterator[tuple[str, Stored]]:
-    """Name and content of the tensors of linears whose rows are one after the other in them: weights, biases, scale and norm."""
-    ends: dict[str, list[Any]] = {".weight": [linear.weights for linear in linears], ".bias": [linear.bias for linear in linears]}
-    ends[".scale"] = [None if linear.scale is None else np.array([linear.scale]) for linear in linears]
-    ends[INNER_NORM] = [linear.norm for linear in linears]
-    for end, arrays in ends.items():
-        if arrays[0] is not None:
-            yield name + end, _rows([encode(name + end, array) for array in arrays])
-
-
 def _rows(parts: Sequence[Stored]) -> Stored:
     """Tensors of one type and width as one, with the rows of each after those of the one before."""
+    if len(parts) == 1:
+        return parts[0]
     end = -packing.TRAILER if parts[0].type is I2_S else None
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
     return Stored(parts[0].type, shape, lambda: np.concatenate([*(part.make()[:end] for part in parts[:-1]), parts[-1].make()]))

@@ -8,7 +8,7 @@ from ..base.errors import OptionError, UnsupportedError, shown
 from ..kernels.float_state import steady
 from ..model import packing
 from ..model.families import FAMILIES, layer_matrices, layer_shapes
-from ..model.records import GATE_UP, QKV, Expert, Layer, Model, frozen, shapes_of
+from ..model.records import Expert, Layer, Model, frozen, shapes_of
 from ..model.rope import rope_fields, scaling_factors
 from .gguf_file import open_parts
 from .gguf_source import GGUFSource, GGUFWeights
@@ -22,8 +22,8 @@ Source = GGUFSource | HFSource
 """An open GGUF file or Hugging Face folder: its headers are checked, its tensors are not read. No command asks which kind it has.
 
 Both give the weights of a model by the names of fields of model.Model and model.Layer, each of which is asked for at most once: `has` says
-whether there is a part that is optional; then `vector`, `table`, `linear`, `siblings` (matrices that may be rows of one tensor), `experts`
-and `rope_factors`; and `check_all_taken` refuses a tensor that nobody has asked for.
+whether there is a part that is optional; then `vector`, `table`, `linears` (matrices that are rows of the tensor whose name `place` gives),
+`experts` and `rope_factors`; and `check_all_taken` refuses a tensor that nobody has asked for.
 """
 ModelWeights = GGUFWeights | HFWeights
 
@@ -129,11 +129,11 @@ def _build_layer(weights: ModelWeights, shapes: Shapes, n: int) -> Layer:
         fields[norm] = weights.vector(norm, size, n)
         if c.norm == "layer":
             fields[norm + "_bias"] = weights.vector(norm + "_bias", size, n)
-    for siblings in (QKV, GATE_UP):
-        fields |= weights.siblings({field: shapes[field] for field in siblings if field in matrices}, n)
+    together: dict[str, dict[str, tuple[int, ...]]] = {}  # those that are rows of one tensor
     for field in matrices:
-        if field not in fields:
-            fields[field] = weights.linear(field, shapes[field], n)
+        together.setdefault(weights.place(field, n), {})[field] = shapes[field]
+    for place, parts in together.items():
+        fields |= weights.linears(place, parts)
     if c.shared_ffn:
         fields["ffn_gate_inp_shexp"] = weights.vector("ffn_gate_inp_shexp", c.width, n)
     if c.experts:

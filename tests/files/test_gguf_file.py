@@ -99,26 +99,14 @@ def test_the_limits_themselves_are_allowed(folder: Path, raw: bytes, keys: int, 
     assert (len(file.metadata), len(file.tensors)) == (keys, tensors)
 
 
-def test_arrays_are_read_only_views_of_one_mapping(folder: Path) -> None:
+def test_arrays_are_read_only_views_of_one_mapping_and_nothing_can_be_changed(folder: Path) -> None:
     file = read(folder, SAMPLE)
     arrays = [tensor.data for tensor in file.tensors.values()]
     for array in [*arrays, file.metadata["scores"], file.metadata["flags"]]:
-        assert type(array) is np.ndarray
         assert not array.flags.owndata
-        assert not array.flags.writeable
         with pytest.raises(ValueError, match=r"(?i)writeable"):
             array.flags.writeable = True
-    for array in arrays:
-        assert (array.dtype, array.ndim) == (np.uint8, 1)
-    again = open_gguf(file.path)
-    address = {name: tensor.data.ctypes.data - tensor.offset for name, tensor in file.tensors.items()}
-    assert len(set(address.values())) == 1
-    assert np.shares_memory(file.tensors["q"].data, file.tensors["q"].data)
-    assert again.tensors["q"].data.tobytes() == SAMPLE[again.tensors["q"].offset :][: 128 * 3 // 4 + 32]
-
-
-def test_nothing_can_be_changed(folder: Path) -> None:
-    file = read(folder, SAMPLE)
+    assert len({tensor.data.ctypes.data - tensor.offset for tensor in file.tensors.values()}) == 1
     with pytest.raises(TypeError):
         file.metadata["new"] = 1
     with pytest.raises(TypeError):
