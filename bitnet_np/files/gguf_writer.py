@@ -46,8 +46,8 @@ class Stored(NamedTuple):
 
 def write_file(
     path: str | os.PathLike[str],
-    architecture: str,
-    write_metadata: Callable[[GGUFWriter], None],
+    c: Config,
+    metadata: Mapping[str, Any],
     tensors: Sequence[tuple[str, TensorType, tuple[int, ...]]],
     data: Iterable[NDArray],
     *,
@@ -56,12 +56,15 @@ def write_file(
 ) -> None:
     """Write a GGUF file. `path` is the complete new file after it, or as it was before if anything fails.
 
-    write_metadata: adds the keys, all but general.architecture. tensors: name, type and shape of each. data: their bytes, in the same
-    order. progress: called after each tensor with those written and all. check: called with the path of the complete file before it gets
-    its name; what it raises passes through.
+    metadata: keys beside those of `c`, which wins where both have a key; a value of None is left out. tensors: name, type and shape of
+    each. data: their bytes, in the same order. progress: called after each tensor with those written and all. check: called with the path
+    of the complete file before it gets its name; what it raises passes through.
     """
-    with whole_file(path) as part, closing(GGUFWriter(part, architecture)) as writer:
-        write_metadata(writer)
+    with whole_file(path) as part, closing(GGUFWriter(part, c.architecture)) as writer:
+        for name, value in _keys(c, metadata).items():
+            if value is not None:
+                _add(writer, name, value)
+        writer.add_quantization_version(QUANTIZATION_VERSION)
         for name, kind, shape in tensors:
             # GGUFWriter does not know I2_S, but it writes any number as the type, and any shape as given unless the dtype is uint8
             writer.add_tensor_info(name, shape, np.dtype(np.float32), kind.nbytes(int(np.prod(shape, dtype=object))), kind.number)
@@ -78,21 +81,15 @@ def write_file(
 # --- keys -----------------------------------------------------------------------------------------------------------------------------
 
 
-def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> None:
-    """Write every key but general.architecture, which GGUFWriter writes: those that `c` implies, and `metadata`.
-
-    Where both have a key, `c` wins. A value of None is left out.
-    """
+def _keys(c: Config, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Every key in the order of the released file, but those that GGUFWriter adds."""
     own = config_keys(c)
     placed: dict[str, Any] = {"general.name": None}
     for name, value in own.items():
         placed |= {"tokenizer.ggml.add_bos_token": None} if name.endswith("epsilon") else {}
         placed[name] = value
     placed["general.file_type"] = None
-    for name, value in {**placed, **{name: value for name, value in metadata.items() if name not in own}}.items():
-        if value is not None:
-            _add(writer, name, value)
-    writer.add_quantization_version(QUANTIZATION_VERSION)
+    return placed | {name: value for name, value in metadata.items() if name not in own}
 
 
 _INTEGERS = {
@@ -275,8 +272,8 @@ def write_model(
     file_type = FILE_TYPES.get(down.type, metadata.get("general.file_type"))
     write_file(
         path,
-        c.architecture,
-        lambda writer: write_keys(writer, c, {**metadata, "general.file_type": file_type}),
+        c,
+        {**metadata, "general.file_type": file_type},
         [(name, tensor.type, tensor.shape) for name, tensor in tensors.items()],
         (tensor.make() for tensor in tensors.values()),
         progress=progress,
