@@ -180,7 +180,8 @@ def use_model(folder: Path, n: int) -> None:
     ids = [[last, 0, last // 2][: model.config.context]]
     dialect = tuple(DIALECTS.values())[n % 3]
     forward_full(model, ids, dialect=dialect)
-    forward(model, [[last]], KVCache(model.config), dialect=dialect)
+    cache = KVCache(model.config, capacity=min(64, model.config.context))  # one of the whole context takes what the file says
+    forward(model, [[last]], cache, dialect=dialect)
 
 
 def read_model(path: Path) -> Source:
