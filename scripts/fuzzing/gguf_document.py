@@ -13,25 +13,8 @@ from bitnet_np.files.gguf_config import read_config
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_names import KEYS, NEUTRAL, SIZES
 from bitnet_np.model import families
-from bitnet_np.testing.gguf_bytes import (
-    BOOL,
-    FLOAT32,
-    FLOAT64,
-    FORMATS,
-    INT8,
-    INT32,
-    INT64,
-    STRING,
-    UINT8,
-    UINT32,
-    UINT64,
-    Document,
-    number,
-    numbers,
-    text,
-    texts,
-    u32,
-)
+from bitnet_np.testing import gguf_bytes as gguf
+from bitnet_np.testing.gguf_bytes import Document, number, numbers, text, texts, u32
 from bitnet_np.testing.models import random_model, write_gguf
 
 from .edits import FLOAT_VALUES, NUMBERS, SHAPES, edit_bytes, edit_tensors
@@ -83,14 +66,14 @@ def _resized(source: Document, draw: random.Random) -> Document | None:
 
 
 def _value(draw: random.Random) -> bytes:
-    kind = draw.choice([UINT8, INT8, UINT32, UINT32, UINT32, INT32, UINT64, INT64, FLOAT32, FLOAT32, FLOAT64, BOOL, STRING, 9])
-    if kind == STRING:
+    kind = draw.choice([*gguf.FORMATS, gguf.UINT32, gguf.UINT32, gguf.FLOAT32, gguf.STRING, gguf.ARRAY])
+    if kind == gguf.STRING:
         return text(draw.choice([b"", b"linear", b"yarn", b"none", b"llama", b"bitnet", b"\xff\xfe", b"x" * 300]))
-    if kind == 9:
-        return draw.choice([texts(["a", ""]), texts([]), numbers(INT32, [1, 2, 3]), numbers(FLOAT32, [])])
-    if kind in (FLOAT32, FLOAT64):
+    if kind == gguf.ARRAY:
+        return draw.choice([texts(["a", ""]), texts([]), numbers(gguf.INT32, [1, 2, 3]), numbers(gguf.FLOAT32, [])])
+    if kind in (gguf.FLOAT32, gguf.FLOAT64):
         return number(kind, draw.choice(FLOAT_VALUES))
-    return u32(kind) + (draw.choice(NUMBERS) % (1 << 64)).to_bytes(8, "little")[: struct.calcsize(FORMATS[kind])]
+    return u32(kind) + (draw.choice(NUMBERS) % (1 << 64)).to_bytes(8, "little")[: struct.calcsize(gguf.FORMATS[kind])]
 
 
 def _edit_key(document: Document, header: dict[str, Any], draw: random.Random) -> None:
@@ -100,9 +83,9 @@ def _edit_key(document: Document, header: dict[str, Any], draw: random.Random) -
         return
     i = draw.randrange(len(keys))
     (key, value), change = keys[i], draw.random()
-    if change < 0.45 and value[0] in FORMATS:
+    if change < 0.45 and value[0] in gguf.FORMATS:
         size = len(value) - 4
-        if value[0] in (FLOAT32, FLOAT64):
+        if value[0] in (gguf.FLOAT32, gguf.FLOAT64):
             keys[i] = key, number(value[0], draw.choice(FLOAT_VALUES))
         else:
             keys[i] = key, value[:4] + (draw.choice(NUMBERS) % (1 << 8 * size)).to_bytes(size, "little")
@@ -146,7 +129,7 @@ def _edit_header(document: Document, header: dict[str, Any], draw: random.Random
     elif change == "alignment":
         header[change] = draw.choice([8, 16, 64, 1024])
         if draw.random() < 0.7:
-            document.keys.append(("general.alignment", number(UINT32, header[change])))
+            document.keys.append(("general.alignment", number(gguf.UINT32, header[change])))
     else:
         counts = {"key_count": len(document.keys), "tensor_count": len(document.entries), "version": 3}
         header[change] = draw.choice([counts[change] + draw.choice([-1, 1]), *NUMBERS]) % (1 << 32 if change == "version" else 1 << 64)
