@@ -22,6 +22,7 @@ from .edits import FLOAT_VALUES, NUMBERS, SHAPES, edit_bytes, edit_tensors
 _MORE_KEYS = ("experts", "experts_used", "expert_ffn", "shared_ffn", "window", "window_layers", "pooling")
 _KNOWN_KEYS = [*(KEYS[field].name for field in (*SIZES, *_MORE_KEYS)), *NEUTRAL]
 _KNOWN_KEYS += ["rope.scaling.type", "use_parallel_residual", "attention.layer_norm_rms_epsilon"]
+_WIDEST = 2048  # of a random model, which takes time to draw
 _TYPES = {kind: known.nbytes for kind, known in BY_NUMBER.items()}
 _BLOCKS = (
     dict.fromkeys(("float32", "float16", "bfloat16"), 1) | {"ternary": I2_S.block} | {kind.name: kind.block for kind in ALL_BLOCK_TYPES}
@@ -53,6 +54,8 @@ def _resized(source: Document, draw: random.Random) -> Document | None:
             if "heads" in values and draw.random() < 0.7:
                 values["kv_heads"] = draw.choice([n for n in (1, 2, 3, 4, values["heads"]) if values["heads"] % n == 0])
             config = replace(config, **values)
+            if max(config.q_width, config.experts * config.ffn) > _WIDEST:
+                return None
             fitting = [kind for kind, block in _BLOCKS.items() if not any(n % block for n in (config.width, config.ffn, config.q_width))]
             own = {name: value for name, value in vars(config).items() if name != "architecture"}
             weights = draw.choice(fitting) if draw.random() < 0.4 else fitting[-1]
