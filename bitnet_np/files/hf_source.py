@@ -189,17 +189,17 @@ def _model_tensors(folder: Folder, recipe: Recipe) -> dict[str, Tensor]:
     kind, tensors = recipe.kind, dict(folder.tensors) if recipe.part is None else _of_part(folder.tensors, recipe.part)
     if f"{kind.file_head}.weight" in tensors and "lm_head.weight" not in tensors:
         tensors["lm_head.weight"] = tensors.pop(f"{kind.file_head}.weight")
-    for n in range(min(recipe.config.n_layers, len(tensors))) if kind.experts else ():
-        router, fused = (f"{kind.layer.format(n)}{module}.weight" for module in (kind.modules["ffn_gate_inp"], FUSED_ROUTER))
-        if router not in tensors and fused in tensors:
-            tensors[router] = tensors.pop(fused)
     base = kind.embedding.partition(".")[0] + "."
     if recipe.tied and kind.embedding + ".weight" not in tensors:  # saved without the head, and so without the prefix
         for name in [name for name in tensors if base + name not in tensors and not name.startswith(base)]:
             tensors[base + name] = tensors.pop(name)
     for n in range(min(recipe.config.n_layers, len(tensors))):
+        layer = kind.layer.format(n)
         for buffer in kind.buffers:
-            tensors.pop(kind.layer.format(n) + buffer, None)
+            tensors.pop(layer + buffer, None)
+        router = f"{layer}{kind.modules.get('ffn_gate_inp')}.weight"
+        if kind.experts and router not in tensors and (fused := tensors.pop(f"{layer}{FUSED_ROUTER}.weight", None)) is not None:
+            tensors[router] = fused
     if recipe.tied and (head := tensors.pop("lm_head.weight", None)) is not None:
         embedding = tensors.get(kind.embedding + ".weight")
         if embedding is not None and not (head.type is embedding.type and np.array_equal(head.data, embedding.data)):

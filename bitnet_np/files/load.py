@@ -7,7 +7,7 @@ from typing import Any
 from ..base.errors import OptionError, UnsupportedError, shown
 from ..kernels.float_state import steady
 from ..model import packing
-from ..model.families import FAMILIES, layer_matrices, layer_shapes
+from ..model.families import FAMILIES, layer_shapes
 from ..model.records import Expert, Layer, Model, frozen, shapes_of
 from ..model.rope import rope_fields, scaling_factors
 from .gguf_file import open_parts
@@ -122,20 +122,16 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
 
 def _build_layer(weights: ModelWeights, shapes: Shapes, n: int) -> Layer:
     c = weights.config
-    family, matrices = FAMILIES[c.architecture], layer_matrices(c)
     fields: dict[str, Any] = {}
-    for norm in (*family.norms, *family.head_norms):
-        (size,) = shapes[norm]
-        fields[norm] = weights.vector(norm, size, n)
-        if c.norm == "layer":
-            fields[norm + "_bias"] = weights.vector(norm + "_bias", size, n)
-    together: dict[str, dict[str, tuple[int, ...]]] = {}  # those that are rows of one tensor
-    for field in matrices:
-        together.setdefault(weights.place(field, n), {})[field] = shapes[field]
+    together: dict[str, dict[str, tuple[int, ...]]] = {}  # matrices that are rows of one tensor
+    for name, shape in shapes.items():
+        if len(shape) == 2:
+            together.setdefault(weights.place(name, n), {})[name] = shape
+            continue
+        for end in ("", "_bias") if c.norm == "layer" else ("",):
+            fields[name + end] = weights.vector(name + end, shape[0], n)
     for place, parts in together.items():
         fields |= weights.linears(place, parts)
-    if c.shared_ffn:
-        fields["ffn_gate_inp_shexp"] = weights.vector("ffn_gate_inp_shexp", c.width, n)
     if c.experts:
         fields["experts"] = weights.experts(shapes_of(Expert, c), n)
     return frozen(Layer(**fields))

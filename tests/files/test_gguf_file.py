@@ -1,4 +1,4 @@
-"""The GGUF reader: equal to gguf.GGUFReader on sound files, lazy, and quick on a header of full size."""
+"""The GGUF reader: equal to gguf.GGUFReader on sound files, and quick on a header of full size."""
 
 import math
 import os
