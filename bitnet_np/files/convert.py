@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import NonFiniteError, UnsupportedError
+from ..base.progress import Progress, silent
 from ..base.tensor_types import BF16, F16, F32, I2_S, TERNARY_TYPES, TQ1_0, TQ2_0, TensorType
 from ..kernels.float_state import steady
 from ..model import packing, widen
@@ -46,7 +47,7 @@ def convert(
     matrix: TensorType | None = None,
     head: TensorType | None = None,
     rounding: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
 ) -> None:
     """Write a loaded model with the name and the tokenizer of its source. The new file is loaded once before it gets its name.
 

@@ -14,6 +14,7 @@ from gguf import GGUFValueType, GGUFWriter
 from numpy.typing import NDArray
 
 from ..base.errors import UnsupportedError
+from ..base.progress import Progress, silent
 from ..base.tensor_types import BF16, F16, F32, I2_S, Q1_0, Q2_0, TQ1_0, TQ2_0, TensorType
 from ..base.whole_file import whole_file
 from ..kernels.float_state import steady
@@ -51,7 +52,7 @@ def write_file(
     tensors: Sequence[tuple[str, TensorType, tuple[int, ...]]],
     data: Iterable[NDArray],
     *,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
     """Write a GGUF file. `path` is the complete new file after it, or as it was before if anything fails.
@@ -254,7 +255,7 @@ def write_model(
     *,
     encode: Encode = stored,
     fused: Sequence[str] | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
     """Write a model of one of families.FAMILIES as a GGUF file.

@@ -1,10 +1,11 @@
 """A model file -> a Model: every tensor checked, float tables left where they lie in the mapped file."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..base.errors import OptionError, UnsupportedError, shown
+from ..base.progress import Progress, silent
 from ..kernels.float_state import steady
 from ..model import packing
 from ..model.families import FAMILIES, layer_shapes
@@ -31,7 +32,7 @@ ModelWeights = GGUFWeights | HFWeights
 @steady
 def load(
     path: str | os.PathLike,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
     *,
     allow_nan: bool = False,
     i2s_layout: str = packing.I2S_DEFAULT,
@@ -66,7 +67,7 @@ def open_model(path: str | os.PathLike, download: bool = False) -> Source:
 
 def model_from(
     source: Source,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
     *,
     allow_nan: bool = False,
     i2s_layout: str = packing.I2S_DEFAULT,
@@ -97,7 +98,7 @@ def without_ignored(source: Source, overrides: Mapping[str, Any]) -> Source:
     return source
 
 
-def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int], None]) -> Model:
+def _build(source: Source, weights: ModelWeights, progress: Progress) -> Model:
     """The Model of all tensors, each of them taken once."""
     c = weights.config
     rope_factors = weights.rope_factors()

@@ -7,7 +7,7 @@ The same config and seed give the same bytes with every version of NumPy. Only t
 keep stable, and 16 bits of it are the index of each value in a table. That is also fast: 6 s and 0.7 GB of memory for the 2B file.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count, islice, product
 from math import prod, sqrt
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import OptionError
+from ..base.progress import Progress, silent
 from ..base.tensor_types import F16, F32, I2_S, TensorType
 from ..files.gguf_names import tensor_name
 from ..files.gguf_writer import FILE_TYPES, RELEASED, write_file
@@ -172,7 +173,7 @@ def _metadata(c: Config, name: str) -> dict[str, Any]:
     }
 
 
-def write_released(path: Path, c: Config, seed: int, *, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+def write_released(path: Path, c: Config, seed: int, *, progress: Progress = silent) -> None:
     """Write the file of a Config of `released`. `path` appears only when it is complete."""
     if seed < 0:
         raise OptionError(f"seed is {seed}, but must not be negative")
