@@ -20,7 +20,7 @@ from bitnet_np.base.errors import Error
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, F16, F32, I2_S, Q4_K, Q6_K, TERNARY_TYPES, TensorType
 from bitnet_np.cli.progress import bar
 from bitnet_np.files.gguf_names import tensor_name
-from bitnet_np.files.gguf_writer import FILE_TYPES, write_file, write_keys
+from bitnet_np.files.gguf_writer import FILE_TYPES, write_file
 from bitnet_np.model import packing
 from bitnet_np.model.families import layer_shapes
 from bitnet_np.model.records import Blocks
@@ -70,7 +70,7 @@ def write(path: Path, config: Config, name: str, seed: int) -> None:
             yield _random(rng, table_type, shape)
 
     metadata = {"tokenizer.ggml.model": "none", "general.name": f"random, seed {seed}", "general.file_type": FILE_TYPES.get(kind)}
-    write_file(path, "llama", lambda writer: write_keys(writer, config, metadata), list(entries()), contents(), progress=bar(path.name))
+    write_file(path, config, metadata, list(entries()), contents(), progress=bar(path.name))
 
 
 def _random(rng: np.random.Generator, kind: TensorType, shape: tuple[int, ...]) -> NDArray:

@@ -11,15 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import NonFiniteError, UnsupportedError
+from ..base.progress import Progress, silent
 from ..base.tensor_types import BF16, F16, F32, I2_S, TERNARY_TYPES, TQ1_0, TQ2_0, TensorType
-from ..kernels.activations import bfloat16_bits
 from ..kernels.float_state import steady
 from ..model import packing, widen
 from ..model.families import FAMILIES
@@ -48,7 +47,7 @@ def convert(
     matrix: TensorType | None = None,
     head: TensorType | None = None,
     rounding: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
 ) -> None:
     """Write a loaded model with the name and the tokenizer of its source. The new file is loaded once before it gets its name.
 
@@ -128,55 +127,48 @@ def _ternary(name: str, weights: Weights, kind: TensorType, rounding: bool) -> S
     if isinstance(blocks, Blocks) and blocks.type is kind:
         return stored(name, blocks)
     if isinstance(blocks, Blocks) and blocks.type in TERNARY_TYPES and kind is not I2_S:  # each block keeps its scale
-        return Stored(kind, blocks.shape, lambda: _as_blocks(blocks.shape, kind, lambda rows: widen.take(blocks, rows)))
+        return _written_as(kind, name, blocks.shape, lambda rows: widen.take(blocks, rows))
     if not isinstance(weights, Ternary):
         raise UnsupportedError(f"tensor {name} is not -1, 0, +1 times one scale: it cannot be {kind.name} without loss")
-    n, m = weights.shape
     check_rows(name, weights, kind)
     if kind is I2_S:
-        return Stored(I2_S, (n, m), lambda: packing.to_i2s(weights))
-    scale = weights.scale
+        return Stored(I2_S, weights.shape, lambda: packing.to_i2s(weights))
     with np.errstate(over="ignore"):
-        half = np.float32(np.float16(scale))
-    if not 0 < half < np.inf or (half != scale and not rounding):
+        half = np.float32(np.float16(weights.scale))
+    if not 0 < half < np.inf or (half != weights.scale and not rounding):
         hint = "" if not 0 < half < np.inf else ": --allow-rounding lets it change"
-        raise UnsupportedError(f"tensor {name} has the scale {scale}, and those of {kind.name} are float16 numbers above 0{hint}")
-
-    def make() -> NDArray:
-        codes = packing.unpack(weights)
-        return _as_blocks((n, m), kind, lambda rows: codes[rows] * half)
-
-    return Stored(kind, (n, m), make)
-
-
-def _as_blocks(shape: tuple[int, int], kind: TensorType, rows: Callable[[slice], NDArray[np.float32]]) -> NDArray[np.uint8]:
-    """The bytes of a matrix whose blocks are -1, 0, +1 times a float16, as TQ1_0 or TQ2_0. rows: some rows as float32."""
-    ggml_type, step = gguf.GGMLQuantizationType(kind.number), max(1, _CHUNK // shape[1])
-    return np.concatenate([gguf.quants.quantize(rows(slice(i, i + step)), ggml_type) for i in range(0, shape[0], step)])
+        raise UnsupportedError(f"tensor {name} has the scale {weights.scale}, and those of {kind.name} are float16 numbers above 0{hint}")
+    every = np.arange(weights.shape[0])
+    return _written_as(kind, name, weights.shape, lambda rows: packing.unpack_rows(weights, every[rows]) * half)
 
 
 def _floats(name: str, table: Table, kind: TensorType, rounding: bool) -> Stored:
-    """A table as floats of another type. `make` raises UnsupportedError for a number that would change, unless `rounding` allows it."""
-    n, m = table.shape
-    dtype = FLOATS[kind]
-    if not isinstance(table, Blocks) and table.dtype == dtype:
+    """A table as floats of another type."""
+    if not isinstance(table, Blocks) and table.dtype == FLOATS[kind]:
         return stored(name, table)
+    n, m = table.shape
+    return _written_as(kind, name, (n, m), lambda rows: widen.take(table, rows), rounding)
 
-    def make() -> NDArray:
-        out: NDArray[Any] = np.empty((n, m), dtype)
-        step = max(1, _CHUNK // m)
-        for i in range(0, n, step):
-            wide = widen.take(table, slice(i, i + step))
-            with np.errstate(over="ignore"):  # to the nearest number of the type, ties to even
-                out[i : i + step] = narrow = bfloat16_bits(wide) if kind is BF16 else wide.astype(dtype)
-            back = widen.float32(narrow)
-            if not np.isfinite(back).all():
-                example = wide[~np.isfinite(back)][0]
-                raise NonFiniteError(f"tensor {name} has the number {example}, which is none of {kind.name}'s that a model may have")
-            if not rounding and (back != wide).any():
-                example = wide[back != wide][0]
-                number = f"the number {example}, which is none of {kind.name}'s"
-                raise UnsupportedError(f"tensor {name} has {number}: --allow-rounding lets it change")
-        return out
 
-    return Stored(kind, (n, m), make)
+def _written_as(
+    kind: TensorType, name: str, shape: tuple[int, int], rows: Callable[[slice], NDArray[np.float32]], rounding: bool = False
+) -> Stored:
+    """A matrix in another type, as gguf-py writes it. rows: some of its rows as float32.
+
+    `make` raises NonFiniteError for a number beyond the type's range, UnsupportedError for one that would change without `rounding`.
+    """
+    ggml_type, step = gguf.GGMLQuantizationType(kind.number), max(1, _CHUNK // shape[1])
+
+    def piece(wide: NDArray[np.float32]) -> NDArray:
+        with np.errstate(over="ignore"):  # to the nearest number of the type, ties to even
+            narrow = gguf.quants.quantize(wide, ggml_type)
+        back = gguf.quants.dequantize(narrow, ggml_type)
+        if not np.isfinite(back).all():
+            example = wide[~np.isfinite(back)][0]
+            raise NonFiniteError(f"tensor {name} has the number {example}, which is none of {kind.name}'s that a model may have")
+        if not rounding and (back != wide).any():
+            number = f"the number {wide[back != wide][0]}, which is none of {kind.name}'s"
+            raise UnsupportedError(f"tensor {name} has {number}: --allow-rounding lets it change")
+        return narrow
+
+    return Stored(kind, shape, lambda: np.concatenate([piece(rows(slice(i, i + step))) for i in range(0, shape[0], step)]))

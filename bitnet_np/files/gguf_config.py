@@ -29,10 +29,7 @@ def read_config(file: GGUFFile) -> Config:
     family = FAMILIES[name]
     value = _read_keys(file, name)
     head_dim = _head_dim(file, name, value)
-    vocab = _vocab(file, name, value["width"], value.get("vocab"))
-    scaling = _rope_scaling(file, name, value)
-    pooling = value.get("pooling", 0)
-    kinds: tuple[Pooling, ...] = get_args(Pooling)
+    pooling, kinds = value.get("pooling", 0), get_args(Pooling)
     if pooling not in range(len(kinds)):
         known = ", ".join(f"{i} ({kind})" for i, kind in enumerate(kinds))
         raise UnsupportedError(f"{file.path}: {name}.{KEYS['pooling'].name} is {pooling}, supported are {known}")
@@ -41,18 +38,10 @@ def read_config(file: GGUFFile) -> Config:
     fields |= {field: value[field] for field in stated if field in value}
     if fields.get("rope_width") == head_dim:
         del fields["rope_width"]
+    fields |= {"vocab": _vocab(file, name, value), "ffn": value.get("expert_ffn", value["ffn"])}
     with of_file(file.path):
-        if value.get("scaling_type") == "yarn":  # by llama.cpp's rules and defaults
-            borders = value.get("yarn_fast", 32.0), value.get("yarn_slow", 1.0)
-            magnitude = yarn_magnitude(scaling, divisor=value.get("yarn_log", 0.0)) * value.get("yarn_factor", 1.0)
-            yarn = Yarn(scaling, value.get("yarn_original", value["context"]), *borders)
-            fields |= {"yarn": yarn, "rope_magnitude": magnitude}
-        else:
-            fields["rope_scaling"] = scaling
-        if has_longrope(file, name) and "yarn_factor" in value:
-            fields["rope_magnitude"] = value["yarn_factor"]
-        fields |= {"vocab": vocab, "ffn": value.get("expert_ffn", value["ffn"]), "head_dim": head_dim, "pooling": kinds[pooling]}
-        config = Config(architecture=name, **{**fields, **family.config})
+        fields |= _scaling(file, name, value)
+        config = Config(name, **{**fields, "head_dim": head_dim, "pooling": kinds[pooling], **family.config})
         config = replace(config, **_window(file, name, value))  # lists of layers come after the check of their number
         return replace(config, **implied(config))
 
@@ -92,20 +81,23 @@ def _head_dim(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> in
     return head_dim
 
 
-def _vocab(file: GGUFFile, architecture: str, width: int, stated: int | None) -> int:
+def _vocab(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> int:
     """The rows of the embedding [V, D], the columns of one that is transposed. A file may state their number, too."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FileFormatError(f"{file.path}: no tensor token_embd.weight of two dimensions")
     rows, columns = embedding.shape
-    vocab = columns if rows == width != columns else rows
-    if stated not in (None, vocab):
-        raise FileFormatError(f"{file.path}: {architecture}.vocab_size is {stated}, token_embd.weight has {vocab} rows")
+    vocab = columns if rows == value["width"] != columns else rows
+    if value.get("vocab", vocab) != vocab:
+        raise FileFormatError(f"{file.path}: {architecture}.vocab_size is {value['vocab']}, token_embd.weight has {vocab} rows")
     return vocab
 
 
-def _rope_scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> float:
-    """The number that positions are divided by. llama.cpp takes a missing type for linear, and a factor that is missing or 0 for none."""
+def _scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a Config that say how RoPE is scaled.
+
+    llama.cpp takes a missing type for linear, and a factor that is missing or 0 for none. YaRN's rules and defaults are its, too.
+    """
     kind = value.get("scaling_type") or "linear"
     longrope = has_longrope(file, architecture)
     if kind not in ("none", "linear", "yarn") and not (longrope and kind == "longrope"):
@@ -115,8 +107,13 @@ def _rope_scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -
         key = f"{architecture}.{KEYS[name].name}"
         if name in value and not _is_neutral(KEYS[name].name, value[name]):
             raise UnsupportedError(f"{file.path}: {not_implemented(key, value[name])} without YaRN; {how_to_ignore(key)}")
-    factor = value.get("rope_scaling", value.get("old_rope_scaling"))
-    return 1.0 if kind in ("none", "longrope") or not factor else factor
+    factor = value.get("rope_scaling", value.get("old_rope_scaling")) or 1.0
+    if kind == "yarn":
+        borders = value.get("yarn_fast", 32.0), value.get("yarn_slow", 1.0)
+        magnitude = yarn_magnitude(factor, divisor=value.get("yarn_log", 0.0)) * value.get("yarn_factor", 1.0)
+        return {"yarn": Yarn(factor, value.get("yarn_original", value["context"]), *borders), "rope_magnitude": magnitude}
+    magnitude = value.get("yarn_factor", 1.0) if longrope else 1.0
+    return {"rope_scaling": factor if kind == "linear" else 1.0, "rope_magnitude": magnitude}
 
 
 def has_longrope(file: GGUFFile, architecture: str) -> bool:

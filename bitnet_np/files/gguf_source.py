@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,12 @@ from ..kernels import blocks as block_kernels
 from ..kernels import cpu
 from ..model import packing, ternarize
 from ..model.families import FAMILIES
-from ..model.records import Blocks, Config, Expert, Linear, LongRope, Table, Ternary, Weights
+from ..model.records import GATE_UP, QKV, Blocks, Config, Expert, Linear, LongRope, Table, Ternary, Weights
 from .gguf_config import has_longrope, read_config
 from .gguf_file import GGUFFile
 from .gguf_names import FACTORS, INNER_NORM, KEYS, LONGROPE, matrix_name, tensor_name
 from .overrides import check_has
-from .tensors import FLOATS, CheckedTensors, Shapes, Tensor, of_file
+from .tensors import FLOATS, CheckedTensors, Shapes, Tensor, of_file, rows_of
 
 _TABLES = (*FLOATS, *ALL_BLOCK_TYPES)
 
@@ -94,17 +93,13 @@ class GGUFWeights(CheckedTensors):
             raise FileFormatError(f"{self.path}: tensor {FACTORS} has the value {factors.min()}, expected positive numbers")
         return factors
 
-    def siblings(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
-        """From blk.<n>.attn_qkv, from the blk.<n>.ffn_up of a family that has the gate in it, or from a tensor for each."""
-        if "ffn_up" in shapes and "ffn_up" in self._family.fused:
-            return self._linears(f"blk.{layer}.ffn_up", shapes)
-        if "attn_q" in shapes and f"blk.{layer}.attn_qkv.weight" in self:
-            return self._linears(f"blk.{layer}.attn_qkv", shapes)
-        return {field: self.linear(field, shape, layer) for field, shape in shapes.items()}
-
-    def linear(self, field: str, shape: tuple[int, ...], layer: int) -> Linear:
-        """From blk.<n>.<field>, its .weight, .bias and .scale."""
-        return self._linears(matrix_name(self.config, field, layer), {field: shape})[field]
+    def place(self, field: str, layer: int) -> str:
+        """blk.<n>.<field>, or that of attn_qkv, or of the ffn_up of a family that has the gate in it."""
+        if field in GATE_UP and "ffn_up" in self._family.fused:
+            return f"blk.{layer}.ffn_up"
+        if field in QKV and f"blk.{layer}.attn_qkv.weight" in self:
+            return f"blk.{layer}.attn_qkv"
+        return matrix_name(self.config, field, layer)
 
     def experts(self, shapes: Mapping[str, tuple[int, int]], layer: int) -> tuple[Expert, ...]:
         """From blk.<n>.<field>_exps, a matrix of each expert after the other's; in older files from blk.<n>.<field>.<expert>."""
@@ -112,7 +107,7 @@ class GGUFWeights(CheckedTensors):
         for field, (n, m) in shapes.items():
             name = f"blk.{layer}.{field}_exps.weight"
             if name not in self:
-                fields[field] = [self._linears(f"blk.{layer}.{field}.{e}", {field: (n, m)})[field] for e in range(count)]
+                fields[field] = [self.linears(f"blk.{layer}.{field}.{e}", {field: (n, m)})[field] for e in range(count)]
                 continue
             tensor = self.take(name, (count, n, m))
             self.check_type(tensor, _TABLES, ", because I2_S has one scale for a whole tensor" if tensor.type is I2_S else "")
@@ -120,22 +115,19 @@ class GGUFWeights(CheckedTensors):
             fields[field] = [Linear(weights) for weights in self._matrices(replace(tensor, shape=(count * n, m)), pieces)]
         return tuple(Expert(**dict(zip(fields, of_one, strict=True))) for of_one in zip(*fields.values(), strict=True))
 
-    def _linears(self, name: str, shapes: Shapes) -> dict[str, Linear]:
-        """The linears of one tensor, by their fields: their rows are one after the other in it, and in its bias."""
-        family = self._family
-        ends = list(accumulate(shape[0] for shape in shapes.values()))
-        pieces = [slice(end - shape[0], end) for shape, end in zip(shapes.values(), ends, strict=True)]
-        tensor = self.take(name + ".weight", (ends[-1], next(iter(shapes.values()))[1]))
+    def linears(self, name: str, shapes: Shapes) -> dict[str, Linear]:
+        """From .weight, .bias and .scale, and the norm of an input."""
+        family, rows = self._family, rows_of(shapes)
+        *_, (n, m) = ((rows[field].stop, shape[1]) for field, shape in shapes.items())
+        tensor = self.take(name + ".weight", (n, m))
         required = all(field in family.biases for field in shapes)
         allowed = all(field in family.optional_biases for field in shapes) and name + ".bias" in self
-        bias = self.take_vector(name + ".bias", ends[-1]) if required or allowed else None
+        bias = self.take_vector(name + ".bias", n) if required or allowed else None
         scale = self.take_vector(name + ".scale", 1)[0] if family.scales and name + ".scale" in self else None
         inner = name + INNER_NORM
-        norm = self.take_vector(inner, tensor.shape[1]) if family.inner_norms and inner in self else None
-        return {
-            field: Linear(weights, None if bias is None else bias[rows], scale, norm)
-            for field, weights, rows in zip(shapes, self._matrices(tensor, pieces), pieces, strict=True)
-        }
+        norm = self.take_vector(inner, m) if family.inner_norms and inner in self else None
+        matrices = zip(rows.items(), self._matrices(tensor, [*rows.values()]), strict=True)
+        return {field: Linear(weights, None if bias is None else bias[part], scale, norm) for (field, part), weights in matrices}
 
     def _matrices(self, tensor: Tensor, pieces: Sequence[slice]) -> Sequence[Weights]:
         """Matrices of a layer, each of them some rows of a tensor."""

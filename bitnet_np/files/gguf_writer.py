@@ -14,6 +14,7 @@ from gguf import GGUFValueType, GGUFWriter
 from numpy.typing import NDArray
 
 from ..base.errors import UnsupportedError
+from ..base.progress import Progress, silent
 from ..base.tensor_types import BF16, F16, F32, I2_S, Q1_0, Q2_0, TQ1_0, TQ2_0, TensorType
 from ..base.whole_file import whole_file
 from ..kernels.float_state import steady
@@ -46,22 +47,25 @@ class Stored(NamedTuple):
 
 def write_file(
     path: str | os.PathLike[str],
-    architecture: str,
-    write_metadata: Callable[[GGUFWriter], None],
+    c: Config,
+    metadata: Mapping[str, Any],
     tensors: Sequence[tuple[str, TensorType, tuple[int, ...]]],
     data: Iterable[NDArray],
     *,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
     """Write a GGUF file. `path` is the complete new file after it, or as it was before if anything fails.
 
-    write_metadata: adds the keys, all but general.architecture. tensors: name, type and shape of each. data: their bytes, in the same
-    order. progress: called after each tensor with those written and all. check: called with the path of the complete file before it gets
-    its name; what it raises passes through.
+    metadata: keys beside those of `c`, which wins where both have a key; a value of None is left out. tensors: name, type and shape of
+    each. data: their bytes, in the same order. progress: called after each tensor with those written and all. check: called with the path
+    of the complete file before it gets its name; what it raises passes through.
     """
-    with whole_file(path) as part, closing(GGUFWriter(part, architecture)) as writer:
-        write_metadata(writer)
+    with whole_file(path) as part, closing(GGUFWriter(part, c.architecture)) as writer:
+        for name, value in _keys(c, metadata).items():
+            if value is not None:
+                _add(writer, name, value)
+        writer.add_quantization_version(QUANTIZATION_VERSION)
         for name, kind, shape in tensors:
             # GGUFWriter does not know I2_S, but it writes any number as the type, and any shape as given unless the dtype is uint8
             writer.add_tensor_info(name, shape, np.dtype(np.float32), kind.nbytes(int(np.prod(shape, dtype=object))), kind.number)
@@ -78,21 +82,15 @@ def write_file(
 # --- keys -----------------------------------------------------------------------------------------------------------------------------
 
 
-def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> None:
-    """Write every key but general.architecture, which GGUFWriter writes: those that `c` implies, and `metadata`.
-
-    Where both have a key, `c` wins. A value of None is left out.
-    """
+def _keys(c: Config, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Every key in the order of the released file, but those that GGUFWriter adds."""
     own = config_keys(c)
     placed: dict[str, Any] = {"general.name": None}
     for name, value in own.items():
         placed |= {"tokenizer.ggml.add_bos_token": None} if name.endswith("epsilon") else {}
         placed[name] = value
     placed["general.file_type"] = None
-    for name, value in {**placed, **{name: value for name, value in metadata.items() if name not in own}}.items():
-        if value is not None:
-            _add(writer, name, value)
-    writer.add_quantization_version(QUANTIZATION_VERSION)
+    return placed | {name: value for name, value in metadata.items() if name not in own}
 
 
 _INTEGERS = {
@@ -160,38 +158,46 @@ def model_tensors(model: Model, encode: Encode = stored, fused: Sequence[str] | 
     fused: the names of families.FUSED that are written, where one tensor can hold all their rows; None: those of the family.
     Raises UnsupportedError for a linear that no GGUF file can say.
     """
-
-    def given(named: Mapping[str, Weights | None]) -> Iterator[tuple[str, Stored]]:
-        for name, weights in named.items():
-            if weights is not None:
-                yield name, encode(name, weights)
-
-    def of_model(*names: str) -> Iterator[tuple[str, Stored]]:
-        yield from given({tensor_name(field): getattr(model, field) for field in names})
-
-    yield from of_model("token_embd", "position_embd")
     c = model.config
+    yield from _tensors({tensor_name(field): [getattr(model, field)] for field in ("token_embd", "position_embd")}, encode)
     if c.longrope is not None:
-        yield from given({name: np.array(getattr(c.longrope, which), np.float32) for which, name in LONGROPE.items()})
+        yield from _tensors({name: [np.array(getattr(c.longrope, which), np.float32)] for which, name in LONGROPE.items()}, encode)
     elif c.yarn is None:
-        yield from given({FACTORS: model.rope_factors})
+        yield from _tensors({FACTORS: [model.rope_factors]}, encode)
     for n, layer in enumerate(model.layers):
         named = _fused(n, present(layer), FAMILIES[c.architecture].fused if fused is None else fused, encode)
         first = [field for field in (*RELEASED, "attn_qkv") if field in named]
         for field in dict.fromkeys((*first, *named)):
-            value = named[field]
-            if isinstance(value, np.ndarray):
-                yield from given({tensor_name(field, n): value})
-                continue
-            linears, inside = value if isinstance(value, list) else [value], f"layer {n} {field} has a norm inside the linear"
-            for linear in linears:
-                if linear.norm is not None and not FAMILIES[c.architecture].inner_norms:
-                    raise UnsupportedError(f"{inside}, and GGUF has no place for that")
-                if linear.norm is not None and linear.norm_eps not in (None, c.eps):
-                    raise UnsupportedError(f"{inside} with epsilon {linear.norm_eps}, and GGUF has only {c.eps}")
-            yield from _linears(matrix_name(c, field, n), linears, encode)
+            linears = named[field]
+            if isinstance(linears, np.ndarray):
+                yield from _tensors({tensor_name(field, n): [linears]}, encode)
+            else:
+                yield from _tensors(_parts(c, n, field, linears if isinstance(linears, list) else [linears]), encode)
         yield from _stacks(n, layer.experts, encode)
-    yield from of_model("output_norm", "output_norm_bias", "output", "output_bias")
+    last = ("output_norm", "output_norm_bias", "output", "output_bias")
+    yield from _tensors({tensor_name(field): [getattr(model, field)] for field in last}, encode)
+
+
+def _tensors(named: Mapping[str, Sequence[Weights | None]], encode: Encode) -> Iterator[tuple[str, Stored]]:
+    """Name and content of tensors that have the rows of these parts one after the other, where they are there."""
+    for name, parts in named.items():
+        if parts[0] is not None:
+            yield name, _rows([encode(name, part) for part in parts if part is not None])
+
+
+def _parts(c: Config, n: int, field: str, linears: Sequence[Linear]) -> dict[str, list[Any]]:
+    """The parts of the tensors of linears whose rows are one after the other in them: weights, biases, scale and norm."""
+    name, (first, *_) = matrix_name(c, field, n), linears
+    if first.norm is not None and not FAMILIES[c.architecture].inner_norms:
+        raise UnsupportedError(f"layer {n} {field} has a norm inside the linear, and GGUF has no place for that")
+    if first.norm is not None and first.norm_eps not in (None, c.eps):
+        raise UnsupportedError(f"layer {n} {field} has a norm inside the linear with epsilon {first.norm_eps}, and GGUF has only {c.eps}")
+    return {
+        f"{name}.weight": [linear.weights for linear in linears],
+        f"{name}.bias": [linear.bias for linear in linears],
+        f"{name}.scale": [None if first.scale is None else np.array([first.scale])],
+        name + INNER_NORM: [first.norm],
+    }
 
 
 def _fused(n: int, named: dict[str, Any], names: Sequence[str], encode: Encode) -> dict[str, Any]:
@@ -213,18 +219,10 @@ def _fused(n: int, named: dict[str, Any], names: Sequence[str], encode: Encode) 
     return named
 
 
-def _linears(name: str, linears: Sequence[Linear], encode: Encode) -> Iterator[tuple[str, Stored]]:
-    """Name and content of the tensors of linears whose rows are one after the other in them: weights, biases, scale and norm."""
-    ends: dict[str, list[Any]] = {".weight": [linear.weights for linear in linears], ".bias": [linear.bias for linear in linears]}
-    ends[".scale"] = [None if linear.scale is None else np.array([linear.scale]) for linear in linears]
-    ends[INNER_NORM] = [linear.norm for linear in linears]
-    for end, arrays in ends.items():
-        if arrays[0] is not None:
-            yield name + end, _rows([encode(name + end, array) for array in arrays])
-
-
 def _rows(parts: Sequence[Stored]) -> Stored:
     """Tensors of one type and width as one, with the rows of each after those of the one before."""
+    if len(parts) == 1:
+        return parts[0]
     end = -packing.TRAILER if parts[0].type is I2_S else None
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
     return Stored(parts[0].type, shape, lambda: np.concatenate([*(part.make()[:end] for part in parts[:-1]), parts[-1].make()]))
@@ -257,7 +255,7 @@ def write_model(
     *,
     encode: Encode = stored,
     fused: Sequence[str] | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
     """Write a model of one of families.FAMILIES as a GGUF file.
@@ -275,8 +273,8 @@ def write_model(
     file_type = FILE_TYPES.get(down.type, metadata.get("general.file_type"))
     write_file(
         path,
-        c.architecture,
-        lambda writer: write_keys(writer, c, {**metadata, "general.file_type": file_type}),
+        c,
+        {**metadata, "general.file_type": file_type},
         [(name, tensor.type, tensor.shape) for name, tensor in tensors.items()],
         (tensor.make() for tensor in tensors.values()),
         progress=progress,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import FileFormatError, UnsupportedError, shown
 from ..model.families import FAMILIES, Family, implied, windowed_layers
-from ..model.records import MATRICES, QKV, Config, LongRope, Yarn, window_fields
+from ..model.records import MATRICES, Config, LongRope, Yarn, window_fields
 from ..model.rope import llama3_factors, longrope_magnitude, rope_frequencies, yarn_magnitude
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
 from .mlx_groups import Groups, read_groups
@@ -75,6 +75,7 @@ _NEUTRAL = frozenset(
 _OFF = ("add_cross_attention", "is_encoder_decoder", "tie_encoder_decoder", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx")
 _FIXED: dict[str, tuple[Any, ...]] = dict.fromkeys((*_OFF, "use_sliding_window"), (False,))
 _FIXED |= {"cross_attention_hidden_size": (None,), "pretraining_tp": (1, None), "pruned_heads": ({}, None), "scale_attn_weights": (True,)}
+_FIXED |= {"attention_bias": (False,), "mlp_bias": (False,), "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)}
 _FIXED |= {"use_bidirectional_attention": (None, False), "is_decoder": (False, True)}  # matters to cross attention only, which is off
 """Keys that may be missing, or else must have one of these values."""
 
@@ -136,7 +137,7 @@ def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
     recipe = Recipe(
         config=config,
         kind=kind,
-        biases=_biases(keys, model_type, config.architecture),
+        biases=_biases(keys, kind, config.architecture),
         tied=keys.take("tie_word_embeddings", bool, kind.tied),
         groups=_groups(keys),  # before the other form of quantization_config
         quantization=_quantization(keys, kind),
@@ -190,53 +191,43 @@ def _model_type(keys: _UnreadKeys) -> tuple[str, ModelType]:
     raise UnsupportedError(f"{keys.where}: architectures is {shown(classes)}, supported for {model_type} is {supported}")
 
 
+_SIZES = {"vocab": "vocab_size", "context": "max_position_embeddings", "width": "hidden_size", "n_layers": "num_hidden_layers"}
+_SIZES |= {"heads": "num_attention_heads"}
+
+
 def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config, NDArray[np.float64] | None]:
     """The numbers of the model, and Llama 3's factors of RoPE's frequencies."""
-    heads, width = keys.take("num_attention_heads", int), keys.take("hidden_size", int)
-    experts = _experts(keys, model_type) if kind.experts else {}
-    ffn = experts.pop("ffn", None) or keys.take("intermediate_size", int, 4 * width if model_type == "gpt2" else _REQUIRED)
+    fields: dict[str, Any] = {field: keys.take(key, int) for field, key in _SIZES.items()}
+    heads, width = fields["heads"], fields["width"]
+    experts = _experts(keys, kind) if kind.experts else {}
+    if "ffn" not in experts:
+        fields["ffn"] = keys.take("intermediate_size", int, 4 * width if model_type == "gpt2" else _REQUIRED)
     activation = keys.take("hidden_act", str)
     if activation not in kind.architectures:
         choices = ", ".join(kind.architectures)
         raise UnsupportedError(f"{keys.where}: hidden_act is {shown(activation)}, supported for {model_type} are {choices}")
-    architecture = kind.architectures[activation]
-    family = FAMILIES[architecture]
-    gated = "ffn_gate" in family.matrices
+    family = FAMILIES[kind.architectures[activation]]
     head_dim: int | None = keys.take("head_dim", int, None)
     if head_dim is None and (heads < 1 or width % heads):
         raise FileFormatError(f"{keys.where}: hidden_size {width} is no multiple of num_attention_heads {heads}")
-    head_dim = width // heads if head_dim is None else head_dim
-    eps = keys.take("layer_norm_eps" if family.config["norm"] == "layer" else "rms_norm_eps", float)
-    rope, llama3 = _rotation(keys, model_type, kind, family, head_dim)
-    context = keys.take("max_position_embeddings", int)
+    fields["head_dim"] = width // heads if head_dim is None else head_dim
+    fields["kv_heads"] = keys.take("num_key_value_heads", int, heads)
+    fields["eps"] = keys.take("layer_norm_eps" if family.config["norm"] == "layer" else "rms_norm_eps", float)
+    rope, llama3 = _rotation(keys, model_type, kind, family, fields["head_dim"])
     if rope.get("rope_magnitude", 1.0) is None:
         original = rope["longrope"].original
-        rope["rope_magnitude"] = longrope_magnitude(context / original, original)
-    always: dict[str, Any] = {
-        **family.config,
-        "activation": "gelu" if activation == "gelu" and not gated else family.config["activation"],
-        "rope": "halves" if family.config["rope"] == "adjacent" else family.config["rope"],  # only GGUF's rows are permuted
-        "parallel_residual": keys.take("use_parallel_residual", bool, True)
-        if family.chooses_residual
-        else family.config.get("parallel_residual", False),
-    }
-    config = Config(
-        architecture=architecture,
-        vocab=keys.take("vocab_size", int),
-        context=context,
-        width=width,
-        n_layers=keys.take("num_hidden_layers", int),
-        ffn=ffn,
-        heads=heads,
-        kv_heads=keys.take("num_key_value_heads", int, heads),
-        head_dim=head_dim,
-        eps=eps,
-        **rope | always | experts,
-    )
+        rope["rope_magnitude"] = longrope_magnitude(fields["context"] / original, original)
+    fields |= {**rope, **family.config, **experts}
+    if activation == "gelu" and "ffn_gate" not in family.matrices:
+        fields["activation"] = "gelu"  # exact, as no GGUF file has it
+    if family.config["rope"] == "adjacent":
+        fields["rope"] = "halves"  # only GGUF's rows are permuted
+    if family.chooses_residual:
+        fields["parallel_residual"] = keys.take("use_parallel_residual", bool, True)
+    config = Config(kind.architectures[activation], **fields)
     for key in kind.ignored:
         keys.left.pop(key, None)
-    fields = _window(keys, kind, config) | _numbers(keys, config, kind) | _rope_layers(keys, config)
-    config = replace(config, **fields)
+    config = replace(config, **_window(keys, kind, config), **_numbers(keys, config, kind), **_rope_layers(keys, config))
     local = {"local_layers": implied(config)["local_layers"]} if family.local_rope else {}
     factors = None if llama3 is None else llama3_factors(rope_frequencies(config.rope_base, 2 * config.rope_pairs), *llama3)
     return replace(config, **local), factors
@@ -260,28 +251,20 @@ def _rotation(keys: _UnreadKeys, model_type: str, kind: ModelType, family: Famil
     return rope | ({} if rotated == head_dim else {"rope_width": rotated}), llama3
 
 
-def _experts(keys: _UnreadKeys, model_type: str) -> dict[str, Any]:
+def _experts(keys: _UnreadKeys, kind: ModelType) -> dict[str, Any]:
     """The fields of a Config that say how a token takes experts. All layers must have some."""
-    names = [name for name in ("num_local_experts", "num_experts") if name in keys.left]  # transformers has either name for the same number
-    if not names:
-        raise FileFormatError(f"{keys.where}: num_experts is missing, expected int")
-    counts = {name: keys.take(name, int) for name in names}
+    names = [name for name in ("num_local_experts", "num_experts") if name in keys.left]  # transformers has either for the same number
+    counts = {name: keys.take(name, int) for name in names or ["num_experts"]}
     if len(set(counts.values())) > 1:
         raise FileFormatError(f"{keys.where}: num_local_experts and num_experts are {counts}, expected one number")
-    fields: dict[str, Any] = {"experts": counts[names[0]], "experts_used": keys.take("num_experts_per_tok", int)}
-    if not fields["experts"]:
-        raise UnsupportedError(f"{keys.where}: {names[0]} is 0, expected a model of experts")
-    if model_type == "mixtral":
-        return fields
-    keys.take_fixed("decoder_sparse_step", 1)
-    keys.take_fixed("mlp_only_layers", [], None)
-    keys.take("intermediate_size", int, 0)  # of layers without experts
-    fields |= {"ffn": keys.take("moe_intermediate_size", int), "normalized_experts": keys.take("norm_topk_prob", bool, False)}
-    if model_type == "qwen2_moe":
-        keys.take_fixed("qkv_bias", True)
-        fields["shared_ffn"] = keys.take("shared_expert_intermediate_size", int)
-        if not fields["shared_ffn"]:
-            raise UnsupportedError(f"{keys.where}: shared_expert_intermediate_size is 0, expected a model with a shared expert")
+    fields: dict[str, Any] = {"experts": min(counts.values()), "experts_used": keys.take("num_experts_per_tok", int)}
+    if kind.expert_sizes:
+        keys.take("intermediate_size", int, 0)  # of layers without experts
+        fields |= {field: keys.take(key, int) for field, key in kind.expert_sizes.items()}
+        fields["normalized_experts"] = keys.take("norm_topk_prob", bool, False)
+    for field, key in {"experts": next(iter(counts)), **kind.expert_sizes}.items():
+        if not fields[field]:
+            raise UnsupportedError(f"{keys.where}: {key} is 0, expected a model of experts")
     return fields
 
 
@@ -452,17 +435,10 @@ _OLD_ROPE = {
 """The names of rope_parameters' keys, by those that older files have outside of it."""
 
 
-def _biases(keys: _UnreadKeys, model_type: str, architecture: str) -> tuple[str, ...]:
+def _biases(keys: _UnreadKeys, kind: ModelType, architecture: str) -> tuple[str, ...]:
     """The matrices that have a bias, by their fields."""
-    family = FAMILIES[architecture]
-    if model_type == "stablelm":
-        return QKV if keys.take("use_qkv_bias", bool, False) else ()
-    if not family.optional_biases or model_type in ("mistral", "mixtral"):
-        keys.take_fixed("attention_bias", model_type == "gpt_neox")
-        keys.take_fixed("mlp_bias", False)
-        return family.biases
-    attention, mlp = keys.take("attention_bias", bool, False), keys.take("mlp_bias", bool, False)
-    return tuple(name for name in MATRICES if (attention if name.startswith("attn") else mlp))
+    chosen = {field for key, fields in kind.biases.items() if keys.take(key, bool, False) for field in fields}
+    return tuple(field for field in MATRICES if field in chosen or field in FAMILIES[architecture].biases)
 
 
 def _groups(keys: _UnreadKeys) -> Groups | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..model.records import GATE_UP, QKV
+from ..model.records import GATE_UP, MATRICES, QKV
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class ModelType:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # key -> its value if it is not there, where that is not so for all types
     rope_bases: tuple[float, float] | None = None  # RoPE's bases in global and in local layers, if it states none; None: it must, one
     ignored: tuple[str, ...] = ()  # keys that transformers does not read for this type
+    biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key -> the matrices that have a bias where it is true
     experts: Mapping[str, str] = field(default_factory=dict)  # field of model.Expert -> module of the expert of a number
+    expert_sizes: Mapping[str, str] = field(default_factory=dict)  # field of model.Config -> key that only models of experts have
     buffers: tuple[str, ...] = ()  # tensors of a layer in old files that can be computed; transformers ignores them
 
 
@@ -107,6 +109,9 @@ _GEMMA3_DEFAULTS |= {"vocab_size": 262208, "max_position_embeddings": 131072, "r
 _GEMMA3_DEFAULTS |= {"hidden_activation": "gelu_pytorch_tanh"}
 
 _CAPS = {"score_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"}
+_EXPERT_FFN = {"ffn": "moe_intermediate_size"}
+_SHARED_FFN = _EXPERT_FFN | {"shared_ffn": "shared_expert_intermediate_size"}
+_BIASES = {"attention_bias": MATRICES[:4], "mlp_bias": MATRICES[4:]}
 _GELU = ("gelu_new", "gelu_pytorch_tanh")
 _ORIGINAL = "original_max_position_embeddings"
 
@@ -118,21 +123,24 @@ def _type(architecture: str, name: str, *activations: str, modules: Mapping[str,
 
 MODEL_TYPES: dict[str, ModelType] = {
     "bitnet": ModelType({"relu2": "bitnet-b1.58", "silu": "bitnet"}, "BitNetForCausalLM", HF_MODULES, quantizable=True, buffers=_OLD_ROPE),
-    "llama": _type("llama", "Llama", inert=_LLAMA_INERT, quantizable=True, buffers=_OLD_ROPE),
+    "llama": _type("llama", "Llama", inert=_LLAMA_INERT, biases=_BIASES, quantizable=True, buffers=_OLD_ROPE),
     "qwen2": _type("qwen2", "Qwen2", window="switched", defaults=_SWITCHED, quantizable=True, buffers=_OLD_ROPE),
     "qwen3": _type("qwen3", "Qwen3", window="switched", defaults=_SWITCHED, quantizable=True, buffers=_OLD_ROPE),
     "mistral": _type("llama", "Mistral", window="all", defaults=_WINDOW, buffers=_OLD_ROPE),
     "mixtral": _type("llama", "Mixtral", modules=_MIXTRAL_MODULES, experts=_MIXTRAL_EXPERTS, ignored=("router_jitter_noise",)),
-    "qwen2_moe": _type("qwen2moe", "Qwen2Moe", modules=_MOE_MODULES, experts=_MOE_EXPERTS),
-    "qwen3_moe": _type("qwen3moe", "Qwen3Moe", modules=_MOE_MODULES, experts=_MOE_EXPERTS),
+    "qwen2_moe": _type(
+        "qwen2moe", "Qwen2Moe", modules=_MOE_MODULES, experts=_MOE_EXPERTS, expert_sizes=_SHARED_FFN, inert={"qkv_bias": True}
+    ),
+    "qwen3_moe": _type("qwen3moe", "Qwen3Moe", modules=_MOE_MODULES, experts=_MOE_EXPERTS, expert_sizes=_EXPERT_FFN),
     "phi3": _type("phi3", "Phi3", modules=_PHI3_MODULES, window="all", defaults={_ORIGINAL: 4096}, ignored=(_ORIGINAL,)),
     "smollm3": _type("smollm3", "SmolLM3", tied=True, ignored=("pretraining_tp",)),
-    "granite": _type("granite", "Granite", numbers=_GRANITE_KEYS),
+    "granite": _type("granite", "Granite", numbers=_GRANITE_KEYS, biases=_BIASES),
     "minicpm": _type(
         "minicpm",
         "MiniCPM",
         tied=True,
         numbers={"embedding_scale": "scale_emb"},
+        biases=_BIASES,
         depth_scaled=True,
         defaults={"rope_theta": 1e4},
         buffers=_OLD_ROPE,
@@ -163,6 +171,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         file_head="embed_out",
         fused_by_head=True,
         whole_rope=False,
+        inert={"attention_bias": True},
         buffers=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
     ),
     "gpt2": ModelType(
@@ -190,7 +199,12 @@ MODEL_TYPES: dict[str, ModelType] = {
         buffers=_OLD_ROPE,
     ),
     "stablelm": _type(
-        "stablelm", "StableLm", whole_rope=False, inert=dict.fromkeys(("qk_layernorm", "use_parallel_residual"), False), buffers=_OLD_ROPE
+        "stablelm",
+        "StableLm",
+        biases={"use_qkv_bias": QKV},
+        whole_rope=False,
+        inert=dict.fromkeys(("qk_layernorm", "use_parallel_residual"), False),
+        buffers=_OLD_ROPE,
     ),
     "starcoder2": _type(
         "starcoder2",

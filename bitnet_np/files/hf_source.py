@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from .hf_model_types import FUSED_EXPERTS, FUSED_ROUTER, TextPart
 from .mlx_groups import GROUPED, Form, take_numbers
 from .overrides import check_has
 from .safetensors_file import TYPES
-from .tensors import FLOATS, CheckedTensors, Shapes, Tensor
+from .tensors import FLOATS, CheckedTensors, Shapes, Tensor, rows_of
 
 
 class HFSource:
@@ -120,29 +119,37 @@ class HFWeights(CheckedTensors):
         factors = self._recipe.rope_factors
         return None if factors is None else factors.astype(np.float32)
 
-    def siblings(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
-        """From one module, or from one for each."""
-        modules = {self._module(field, layer) for field in shapes}
-        if len(modules) < len(shapes):
-            return self._fused(modules.pop(), shapes)
-        return {field: self.linear(field, shape, layer) for field, shape in shapes.items()}
+    def place(self, field: str, layer: int) -> str:
+        """The module that has a field's matrix, alone or with others."""
+        return self._module(field, layer)
 
-    def linear(self, field: str, shape: tuple[int, ...], layer: int) -> Linear:
-        """From <module>.weight and .bias; where config.json quantises it, also from .weight_scale and .rms_norm.weight."""
-        (n, m), module, quantization = shape, self._module(field, layer), self._recipe.quantization
-        weights: Weights
+    def linears(self, name: str, shapes: Shapes) -> dict[str, Linear]:
+        """From .weight and .bias; where config.json quantises the module, also from .weight_scale and .rms_norm.weight.
+
+        Matrices that are rows of one lie one after the other, or a head's rows of each after those of the head before.
+        """
+        c, recipe, quantization = self.config, self._recipe, self._recipe.quantization
+        rows: dict[str, Any] = dict(rows_of(shapes))
+        *_, (n, m) = ((part.stop, shapes[field][1]) for field, part in rows.items())
+        if recipe.kind.fused_by_head and len(shapes) > 1:
+            if c.kv_heads != c.heads:
+                raise UnsupportedError(f"{self.path}: {name} has {c.kv_heads} key-value heads for {c.heads}, expected as many")
+            rows = dict(
+                zip(shapes, np.arange(n).reshape(c.heads, len(shapes), c.head_dim).swapaxes(0, 1).reshape(len(shapes), -1), strict=True)
+            )
         norm = norm_eps = None
-        if quantization is None or not quantization.converts(module):
-            weights = self._floats(module, n, m)
+        matrices: dict[str, Weights]
+        if quantization is None or not quantization.converts(name):
+            matrix = self._floats(name, n, m)
+            matrices = {field: matrix[part] for field, part in rows.items()}
         else:
-            if quantization.packed:
-                weights = packed_matrix(self, module, n, m, quantization.divides)
-            else:
-                weights = _quantized_matrix(self, module, n, m)
+            (field,) = shapes  # no model type has several quantised matrices in a module
+            packed = quantization.packed
+            matrices = {field: packed_matrix(self, name, n, m, quantization.divides) if packed else _quantized_matrix(self, name, n, m)}
             if quantization.inner_norms:
-                norm, norm_eps = self.take_vector(module + ".rms_norm.weight", m), quantization.norm_eps
-        bias = self.take_vector(module + ".bias", n) if field in self._recipe.biases else None
-        return Linear(weights, bias, norm=norm, norm_eps=norm_eps)
+                norm, norm_eps = self.take_vector(name + ".rms_norm.weight", m), quantization.norm_eps
+        bias = self.take_vector(name + ".bias", n) if shapes.keys() <= set(recipe.biases) else None
+        return {field: Linear(matrices[field], None if bias is None else bias[part], None, norm, norm_eps) for field, part in rows.items()}
 
     def experts(self, shapes: Mapping[str, tuple[int, int]], layer: int) -> tuple[Expert, ...]:
         """From modules of each expert's own, from mlx-lm's three tensors of all, or from the two that transformers 5 has in memory."""
@@ -176,40 +183,23 @@ class HFWeights(CheckedTensors):
             return np.ascontiguousarray(self.take_floats(module + ".weight", shape[::-1]).T)
         return self.take_floats(module + ".weight", shape)
 
-    def _fused(self, module: str, shapes: Shapes) -> dict[str, Linear]:
-        """Matrices that are rows of one: one after the other, or a head's rows of each after those of the head before."""
-        c, kind = self.config, self._recipe.kind
-        if kind.fused_by_head and c.kv_heads != c.heads:
-            raise UnsupportedError(f"{self.path}: {module} has {c.kv_heads} key-value heads for {c.heads}, expected as many")
-        ends = list(accumulate(shape[0] for shape in shapes.values()))
-        matrix = self._floats(module, ends[-1], c.width)
-        has_bias = all(field in self._recipe.biases for field in shapes)
-        bias = self.take_vector(module + ".bias", ends[-1]) if has_bias else None
-
-        def part(array: NDArray, i: int) -> NDArray:  # [rows of all, ...] -> [rows of one, ...]
-            if kind.fused_by_head:
-                return array.reshape(c.heads, len(ends), c.head_dim, *array.shape[1:])[:, i].reshape(c.q_width, *array.shape[1:])
-            return array[ends[i - 1] if i else 0 : ends[i]]
-
-        return {field: Linear(part(matrix, i), None if bias is None else part(bias, i)) for i, field in enumerate(shapes)}
-
 
 def _model_tensors(folder: Folder, recipe: Recipe) -> dict[str, Tensor]:
     """The folder's tensors without those that transformers does not read, under the names of a model that has its head."""
     kind, tensors = recipe.kind, dict(folder.tensors) if recipe.part is None else _of_part(folder.tensors, recipe.part)
     if f"{kind.file_head}.weight" in tensors and "lm_head.weight" not in tensors:
         tensors["lm_head.weight"] = tensors.pop(f"{kind.file_head}.weight")
-    for n in range(min(recipe.config.n_layers, len(tensors))) if kind.experts else ():
-        router, fused = (f"{kind.layer.format(n)}{module}.weight" for module in (kind.modules["ffn_gate_inp"], FUSED_ROUTER))
-        if router not in tensors and fused in tensors:
-            tensors[router] = tensors.pop(fused)
     base = kind.embedding.partition(".")[0] + "."
     if recipe.tied and kind.embedding + ".weight" not in tensors:  # saved without the head, and so without the prefix
         for name in [name for name in tensors if base + name not in tensors and not name.startswith(base)]:
             tensors[base + name] = tensors.pop(name)
     for n in range(min(recipe.config.n_layers, len(tensors))):
+        layer = kind.layer.format(n)
         for buffer in kind.buffers:
-            tensors.pop(kind.layer.format(n) + buffer, None)
+            tensors.pop(layer + buffer, None)
+        router = f"{layer}{kind.modules.get('ffn_gate_inp')}.weight"
+        if kind.experts and router not in tensors and (fused := tensors.pop(f"{layer}{FUSED_ROUTER}.weight", None)) is not None:
+            tensors[router] = fused
     if recipe.tied and (head := tensors.pop("lm_head.weight", None)) is not None:
         embedding = tensors.get(kind.embedding + ".weight")
         if embedding is not None and not (head.type is embedding.type and np.array_equal(head.data, embedding.data)):

@@ -1,14 +1,15 @@
 """A model file -> a Model: every tensor checked, float tables left where they lie in the mapped file."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..base.errors import OptionError, UnsupportedError, shown
+from ..base.progress import Progress, silent
 from ..kernels.float_state import steady
 from ..model import packing
-from ..model.families import FAMILIES, layer_matrices, layer_shapes
-from ..model.records import GATE_UP, QKV, Expert, Layer, Model, frozen, shapes_of
+from ..model.families import FAMILIES, layer_shapes
+from ..model.records import Expert, Layer, Model, frozen, shapes_of
 from ..model.rope import rope_fields, scaling_factors
 from .gguf_file import open_parts
 from .gguf_source import GGUFSource, GGUFWeights
@@ -22,8 +23,8 @@ Source = GGUFSource | HFSource
 """An open GGUF file or Hugging Face folder: its headers are checked, its tensors are not read. No command asks which kind it has.
 
 Both give the weights of a model by the names of fields of model.Model and model.Layer, each of which is asked for at most once: `has` says
-whether there is a part that is optional; then `vector`, `table`, `linear`, `siblings` (matrices that may be rows of one tensor), `experts`
-and `rope_factors`; and `check_all_taken` refuses a tensor that nobody has asked for.
+whether there is a part that is optional; then `vector`, `table`, `linears` (matrices that are rows of the tensor whose name `place` gives),
+`experts` and `rope_factors`; and `check_all_taken` refuses a tensor that nobody has asked for.
 """
 ModelWeights = GGUFWeights | HFWeights
 
@@ -31,7 +32,7 @@ ModelWeights = GGUFWeights | HFWeights
 @steady
 def load(
     path: str | os.PathLike,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
     *,
     allow_nan: bool = False,
     i2s_layout: str = packing.I2S_DEFAULT,
@@ -66,7 +67,7 @@ def open_model(path: str | os.PathLike, download: bool = False) -> Source:
 
 def model_from(
     source: Source,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
     *,
     allow_nan: bool = False,
     i2s_layout: str = packing.I2S_DEFAULT,
@@ -97,7 +98,7 @@ def without_ignored(source: Source, overrides: Mapping[str, Any]) -> Source:
     return source
 
 
-def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int], None]) -> Model:
+def _build(source: Source, weights: ModelWeights, progress: Progress) -> Model:
     """The Model of all tensors, each of them taken once."""
     c = weights.config
     rope_factors = weights.rope_factors()
@@ -122,20 +123,16 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
 
 def _build_layer(weights: ModelWeights, shapes: Shapes, n: int) -> Layer:
     c = weights.config
-    family, matrices = FAMILIES[c.architecture], layer_matrices(c)
     fields: dict[str, Any] = {}
-    for norm in (*family.norms, *family.head_norms):
-        (size,) = shapes[norm]
-        fields[norm] = weights.vector(norm, size, n)
-        if c.norm == "layer":
-            fields[norm + "_bias"] = weights.vector(norm + "_bias", size, n)
-    for siblings in (QKV, GATE_UP):
-        fields |= weights.siblings({field: shapes[field] for field in siblings if field in matrices}, n)
-    for field in matrices:
-        if field not in fields:
-            fields[field] = weights.linear(field, shapes[field], n)
-    if c.shared_ffn:
-        fields["ffn_gate_inp_shexp"] = weights.vector("ffn_gate_inp_shexp", c.width, n)
+    together: dict[str, dict[str, tuple[int, ...]]] = {}  # matrices that are rows of one tensor
+    for name, shape in shapes.items():
+        if len(shape) == 2:
+            together.setdefault(weights.place(name, n), {})[name] = shape
+            continue
+        for end in ("", "_bias") if c.norm == "layer" else ("",):
+            fields[name + end] = weights.vector(name + end, shape[0], n)
+    for place, parts in together.items():
+        fields |= weights.linears(place, parts)
     if c.experts:
         fields["experts"] = weights.experts(shapes_of(Expert, c), n)
     return frozen(Layer(**fields))

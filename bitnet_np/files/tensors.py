@@ -4,6 +4,7 @@ import mmap
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,12 @@ FLOATS: dict[TensorType, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2")
 
 Shapes = Mapping[str, tuple[int, ...]]
 """(N, M) of matrices, by their fields in model.Layer."""
+
+
+def rows_of(shapes: Shapes) -> dict[str, slice]:
+    """The rows that each matrix has in a tensor of all, one matrix after the other."""
+    ends = list(accumulate(shape[0] for shape in shapes.values()))
+    return {field: slice(end - shape[0], end) for (field, shape), end in zip(shapes.items(), ends, strict=True)}
 
 
 @dataclass(frozen=True, eq=False)

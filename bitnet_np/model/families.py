@@ -144,16 +144,11 @@ def windowed_layers(architecture: str, n_layers: int, period: int | None = None)
     return tuple(n for n in range(n_layers) if not period or (n + 1) % period)
 
 
-def layer_matrices(c: Config) -> tuple[str, ...]:
-    """The matrices of a layer, without those of its experts, by field of model.Layer."""
-    matrices = FAMILIES[c.architecture].matrices
-    if not c.experts:
-        return matrices
-    return (*(name for name in matrices if c.shared_ffn or not name.startswith("ffn")), "ffn_gate_inp")
-
-
 def layer_shapes(c: Config) -> dict[str, tuple[int, ...]]:
-    """The shapes of a layer's matrices and gains that the architecture has, by field of model.Layer; (N, M) for a matrix."""
+    """The shapes of a layer's matrices and gains that the architecture has, but for experts, by field of Layer; (N, M) for a matrix."""
     family = FAMILIES[c.architecture]
-    fields = {*family.norms, *family.head_norms, *layer_matrices(c), *(("ffn_gate_inp_shexp",) if c.shared_ffn else ())}
+    fields = {*family.norms, *family.head_norms, *family.matrices}
+    if c.experts:
+        fields |= {"ffn_gate_inp", "ffn_gate_inp_shexp"}
+        fields -= set() if c.shared_ffn else {"ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp_shexp"}
     return {name: shape for name, shape in shapes_of(Layer, c).items() if name in fields}

@@ -197,15 +197,14 @@ def folder_files(config: Mapping[str, Any], tensors: Mapping[str, NDArray], shar
     return files
 
 
-def write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """Write files to a folder, which is made where it is not there. Returns it."""
+def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, NDArray], shards: int = 1) -> Path:
+    """Write the files of `folder_files` to a folder, which is made where it is not there. Returns it."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, raw in files.items():
+    for name, raw in folder_files(config, tensors, shards).items():
         (folder / name).write_bytes(raw)
     return folder
 
 
 def write_hf(folder: Path, config: Mapping[str, Any], model: Model | None = None, *, floats: str = "BF16", shards: int = 1) -> Path:
     """Write a model, or a random one, as a Hugging Face folder of this config.json. Returns the folder."""
-    tensors = folder_tensors(config, folder_model(config) if model is None else model, floats)
-    return write_files(folder, folder_files(config, tensors, shards))
+    return write_folder(folder, config, folder_tensors(config, folder_model(config) if model is None else model, floats), shards)

@@ -7,7 +7,7 @@ The same config and seed give the same bytes with every version of NumPy. Only t
 keep stable, and 16 bits of it are the index of each value in a table. That is also fast: 6 s and 0.7 GB of memory for the 2B file.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count, islice, product
 from math import prod, sqrt
 from pathlib import Path
@@ -15,13 +15,13 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from gguf import GGUFWriter
 from numpy.typing import NDArray
 
 from ..base.errors import OptionError
+from ..base.progress import Progress, silent
 from ..base.tensor_types import F16, F32, I2_S, TensorType
 from ..files.gguf_names import tensor_name
-from ..files.gguf_writer import FILE_TYPES, RELEASED, write_file, write_keys
+from ..files.gguf_writer import FILE_TYPES, RELEASED, write_file
 from ..model.families import layer_shapes
 from ..model.records import Activation, Config
 from ..text.byte_level import BYTE_CHARACTERS
@@ -153,11 +153,11 @@ def bpe(word: str, ranks: dict[tuple[str, str], int]) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
-def _write_metadata(writer: GGUFWriter, c: Config, name: str) -> None:
+def _metadata(c: Config, name: str) -> dict[str, Any]:
     """The 24 keys of the released file, in its order (23 without merges; 26 where head_dim is not width / heads)."""
     tokens, merges, special = vocabulary(c.vocab)
     bos = c.vocab - special
-    metadata = {
+    return {
         "general.name": name,
         "general.file_type": FILE_TYPES[I2_S],
         "tokenizer.ggml.add_bos_token": True,
@@ -171,18 +171,10 @@ def _write_metadata(writer: GGUFWriter, c: Config, name: str) -> None:
         "tokenizer.ggml.padding_token_id": bos + 1,
         "tokenizer.chat_template": CHAT_TEMPLATE,
     }
-    write_keys(writer, c, metadata)
 
 
-def write_released(path: Path, c: Config, seed: int, *, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+def write_released(path: Path, c: Config, seed: int, *, progress: Progress = silent) -> None:
     """Write the file of a Config of `released`. `path` appears only when it is complete."""
     if seed < 0:
         raise OptionError(f"seed is {seed}, but must not be negative")
-    write_file(
-        path,
-        c.architecture,
-        lambda writer: _write_metadata(writer, c, f"random, seed {seed}"),
-        tensor_table(c),
-        weights(c, seed),
-        progress=progress,
-    )
+    write_file(path, c, _metadata(c, f"random, seed {seed}"), tensor_table(c), weights(c, seed), progress=progress)

@@ -150,13 +150,8 @@ def byte_level_bpe(keys: Keys, vocabulary: Vocabulary, pre: PreTokenizer) -> Byt
     ids = vocabulary.ids[NORMAL]
     for character in set().union(*ids) - set(BYTE_CHARACTERS):
         token = next(token for token in ids if character in token)
-        keys.check(
-            False,
-            "tokenizer.ggml.tokens",
-            f"has {shown(token)} of type normal, but {character!r} is none of the 256 byte characters",
-        )
-    if "tokenizer.ggml.scores" in keys.metadata:
-        keys.numbers("tokenizer.ggml.scores", len(vocabulary.tokens))  # of no use here, but as many
+        wrong = f"has {shown(token)} of type normal, but {character!r} is none of the 256 byte characters"
+        keys.check(False, "tokenizer.ggml.tokens", wrong)
     tokenizers = extra("tokenizers")
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE(ids, _merges(keys, ids), ignore_merges=pre.whole_words))
     patterns = (_SAME_IN_LINEAR_TIME.get(pattern, pattern) for pattern in pre.patterns)

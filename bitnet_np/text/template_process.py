@@ -42,8 +42,8 @@ def _limit(seconds: float, size: int) -> None:
         import resource
     except ImportError:
         return
-    signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # of processor time: a busy machine stops no template
     for kind, most in ((resource.RLIMIT_CPU, int(seconds) + 2), (resource.RLIMIT_AS, size), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(kind, (most, most))
 

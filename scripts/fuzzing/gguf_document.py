@@ -13,25 +13,8 @@ from bitnet_np.files.gguf_config import read_config
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_names import KEYS, NEUTRAL, SIZES
 from bitnet_np.model import families
-from bitnet_np.testing.gguf_bytes import (
-    BOOL,
-    FLOAT32,
-    FLOAT64,
-    FORMATS,
-    INT8,
-    INT32,
-    INT64,
-    STRING,
-    UINT8,
-    UINT32,
-    UINT64,
-    Document,
-    number,
-    numbers,
-    text,
-    texts,
-    u32,
-)
+from bitnet_np.testing import gguf_bytes as gguf
+from bitnet_np.testing.gguf_bytes import Document, number, numbers, text, texts, u32
 from bitnet_np.testing.models import random_model, write_gguf
 
 from .edits import FLOAT_VALUES, NUMBERS, SHAPES, edit_bytes, edit_tensors
@@ -39,6 +22,7 @@ from .edits import FLOAT_VALUES, NUMBERS, SHAPES, edit_bytes, edit_tensors
 _MORE_KEYS = ("experts", "experts_used", "expert_ffn", "shared_ffn", "window", "window_layers", "pooling")
 _KNOWN_KEYS = [*(KEYS[field].name for field in (*SIZES, *_MORE_KEYS)), *NEUTRAL]
 _KNOWN_KEYS += ["rope.scaling.type", "use_parallel_residual", "attention.layer_norm_rms_epsilon"]
+_WIDEST = 2048  # of a random model, which takes time to draw
 _TYPES = {kind: known.nbytes for kind, known in BY_NUMBER.items()}
 _BLOCKS = (
     dict.fromkeys(("float32", "float16", "bfloat16"), 1) | {"ternary": I2_S.block} | {kind.name: kind.block for kind in ALL_BLOCK_TYPES}
@@ -70,6 +54,8 @@ def _resized(source: Document, draw: random.Random) -> Document | None:
             if "heads" in values and draw.random() < 0.7:
                 values["kv_heads"] = draw.choice([n for n in (1, 2, 3, 4, values["heads"]) if values["heads"] % n == 0])
             config = replace(config, **values)
+            if max(config.q_width, config.experts * config.ffn) > _WIDEST:
+                return None
             fitting = [kind for kind, block in _BLOCKS.items() if not any(n % block for n in (config.width, config.ffn, config.q_width))]
             own = {name: value for name, value in vars(config).items() if name != "architecture"}
             weights = draw.choice(fitting) if draw.random() < 0.4 else fitting[-1]
@@ -83,14 +69,14 @@ def _resized(source: Document, draw: random.Random) -> Document | None:
 
 
 def _value(draw: random.Random) -> bytes:
-    kind = draw.choice([UINT8, INT8, UINT32, UINT32, UINT32, INT32, UINT64, INT64, FLOAT32, FLOAT32, FLOAT64, BOOL, STRING, 9])
-    if kind == STRING:
+    kind = draw.choice([*gguf.FORMATS, gguf.UINT32, gguf.UINT32, gguf.FLOAT32, gguf.STRING, gguf.ARRAY])
+    if kind == gguf.STRING:
         return text(draw.choice([b"", b"linear", b"yarn", b"none", b"llama", b"bitnet", b"\xff\xfe", b"x" * 300]))
-    if kind == 9:
-        return draw.choice([texts(["a", ""]), texts([]), numbers(INT32, [1, 2, 3]), numbers(FLOAT32, [])])
-    if kind in (FLOAT32, FLOAT64):
+    if kind == gguf.ARRAY:
+        return draw.choice([texts(["a", ""]), texts([]), numbers(gguf.INT32, [1, 2, 3]), numbers(gguf.FLOAT32, [])])
+    if kind in (gguf.FLOAT32, gguf.FLOAT64):
         return number(kind, draw.choice(FLOAT_VALUES))
-    return u32(kind) + (draw.choice(NUMBERS) % (1 << 64)).to_bytes(8, "little")[: struct.calcsize(FORMATS[kind])]
+    return u32(kind) + (draw.choice(NUMBERS) % (1 << 64)).to_bytes(8, "little")[: struct.calcsize(gguf.FORMATS[kind])]
 
 
 def _edit_key(document: Document, header: dict[str, Any], draw: random.Random) -> None:
@@ -100,9 +86,9 @@ def _edit_key(document: Document, header: dict[str, Any], draw: random.Random) -
         return
     i = draw.randrange(len(keys))
     (key, value), change = keys[i], draw.random()
-    if change < 0.45 and value[0] in FORMATS:
+    if change < 0.45 and value[0] in gguf.FORMATS:
         size = len(value) - 4
-        if value[0] in (FLOAT32, FLOAT64):
+        if value[0] in (gguf.FLOAT32, gguf.FLOAT64):
             keys[i] = key, number(value[0], draw.choice(FLOAT_VALUES))
         else:
             keys[i] = key, value[:4] + (draw.choice(NUMBERS) % (1 << 8 * size)).to_bytes(size, "little")
@@ -146,7 +132,7 @@ def _edit_header(document: Document, header: dict[str, Any], draw: random.Random
     elif change == "alignment":
         header[change] = draw.choice([8, 16, 64, 1024])
         if draw.random() < 0.7:
-            document.keys.append(("general.alignment", number(UINT32, header[change])))
+            document.keys.append(("general.alignment", number(gguf.UINT32, header[change])))
     else:
         counts = {"key_count": len(document.keys), "tensor_count": len(document.entries), "version": 3}
         header[change] = draw.choice([counts[change] + draw.choice([-1, 1]), *NUMBERS]) % (1 << 32 if change == "version" else 1 << 64)

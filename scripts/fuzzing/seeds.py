@@ -38,18 +38,8 @@ ggml_debug:                  l_out-0 = (f32)        ADD(a{8, 2, 1, 1}, b{8, 2, 1
         ],
     ]
     sum = 2.850000
-ggml_debug:                   Qcur-0 = (f32)       ROPE(a{2, 1, 2, 1}, b{2, 1, 1, 1}}) = {2, 1, 2, 1}
-    [
-        [
-            [      1.0000,       2.0000  ],
-        ],
-        [
-            [      3.0000,       4.0000  ],
-        ],
-    ]
-    sum = 10.000000
 """
-"""Two nodes as llama-eval-callback prints them."""
+"""A node as llama-eval-callback prints it."""
 _BLOCKS = {kind.name: kind.block for kind in ALL_BLOCK_TYPES} | {"ternary": I2_S.block}
 
 

@@ -50,7 +50,7 @@ from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import FAMILIES, NORMS
 from bitnet_np.model.records import MATRICES, Activation, Config
-from bitnet_np.testing.hf_files import exact_view, folder_files, folder_model, write_files, write_hf
+from bitnet_np.testing.hf_files import exact_view, folder_model, write_folder, write_hf
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.points import QUANTIZED, Trace
 from bitnet_np.training.gradients import parameter_shapes
@@ -230,7 +230,7 @@ def record_gradients(hf: Transformers, name: str, path: Path) -> None:
         recording[f"parameters/{tensor}"] = drawn.astype(np.float32)
     weights = {f"{module_of(tensor)}.weight": recording[f"parameters/{tensor}"] for tensor in shapes}
     with tempfile.TemporaryDirectory() as folder:
-        write_files(Path(folder), folder_files(config_json(config, KINDS[0], tied), weights))
+        write_folder(Path(folder), config_json(config, KINDS[0], tied), weights)
         with hf.strict(Path(folder)) as model:
             modules, tokens = dict(model.named_modules()), hf.torch.from_numpy(recording["tokens"])
             logits = model(input_ids=tokens[None], use_cache=False).logits[0]

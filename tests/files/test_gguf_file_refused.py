@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[bytes, list[str]]] = {
     "array element type 13": (metadata(u32(ARRAY) + u32(13) + u64(1) + NUL), ["'some.key'", "type 13", "0 to 12"]),
     "array past the end": (metadata(numbers(INT32, [1, 2, 3], 4)), ["'some.key' needs 16 bytes", "file ends"]),
     "endless strings": (metadata(texts(["a", "b"], BIG)), ["'some.key'", f"{BIG} strings", "18 bytes left"]),
-    "one string too many, with room": (metadata(texts(["a" * 9, "b" * 9], 3)), ["'some.key'", "string 1 of 3"]),
+    "one string too many, with room": (metadata(texts(["a" * 9, "b" * 9], 3)), ["'some.key'", "string 2 of 3"]),
     "second string past the end": (metadata(texts(["a"], 2), tail=string("bc", 3)), ["'some.key'", "string 1 of 2 is 3"]),
     "alignment 8 or more": (aligned(number(UINT32, 0)), ["'general.alignment' is 0", "power of two from 8 to 65536"]),
     **{f"alignment {n}": (aligned(number(UINT32, n)), [f"'general.alignment' is {n}"]) for n in (1, 4, 12, 24, 2**17)},

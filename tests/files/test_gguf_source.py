@@ -56,12 +56,6 @@ def test_fused_rows_stay_where_they_are_in_the_file(written, family, fields, wei
     assert addresses == [addresses[0] + sum(a.nbytes for a in arrays[:i]) for i in range(len(fields))]
 
 
-def test_scales_may_be_missing(written):
-    model = drawn("bitnet")
-    object.__setattr__(model.layers[1], "ffn_down", Linear(model.layers[1].ffn_down.weights))
-    assert load(written(model)).layers[1].ffn_down.scale is None
-
-
 @pytest.mark.parametrize("weights", ["TQ1_0", "TQ2_0"])
 def test_ternary_blocks_take_int8_activations(written, weights):
     """With scales of their own for each 256 weights they are no I2_S matrix, but BitNet's arithmetic is the same."""

@@ -12,7 +12,7 @@ from published_configs import PUBLISHED, small
 from bitnet_np.files.hf_folder import open_folder
 from bitnet_np.files.load import load
 from bitnet_np.files.safetensors_file import DTYPES
-from bitnet_np.testing.hf_files import folder_files, folder_tensors, safetensors, write_files, write_hf
+from bitnet_np.testing.hf_files import folder_tensors, safetensors, write_folder, write_hf
 
 DATA = Path(__file__).parents[1] / "data"
 FAMILIES = json.loads((DATA / "hf_families" / "configs.json").read_text("utf-8"))
@@ -22,11 +22,6 @@ FAMILIES = json.loads((DATA / "hf_families" / "configs.json").read_text("utf-8")
 def write_safetensors(path, tensors: dict[str, NDArray]):
     """Write a safetensors file; uint16 becomes bfloat16."""
     path.write_bytes(safetensors(tensors))
-
-
-def write_folder(path, config, tensors, shards=1):
-    """Write config.json and the tensors, in one file or in several with an index."""
-    return write_files(path, folder_files(config, tensors, shards))
 
 
 def recorded_folder(name):

@@ -1,20 +1,20 @@
-"""Tokenizers for tests: two that the library has trained, and one small enough to check by hand."""
+"""Tokenizers for tests: some that the library has trained, and one small enough to check by hand."""
 
 import json
 
-import numpy as np
 import pytest
 from corpus import CORPUS
 from hypothesis import strategies as st
+from tokenizer_files import from_json
 
 tokenizers = pytest.importorskip("tokenizers")
 jinja2 = pytest.importorskip("jinja2")
 
-from tokenizers import AddedToken, Regex, models, pre_tokenizers, trainers  # noqa: E402
+from tokenizers import AddedToken, Regex, models, pre_tokenizers, processors, trainers  # noqa: E402
 
 from bitnet_np.text.byte_level import BYTE_CHARACTERS  # noqa: E402
 from bitnet_np.text.tokenizer import tokenizer_from  # noqa: E402
-from bitnet_np.text.vocabulary import CONTROL, NORMAL, USER_DEFINED  # noqa: E402
+from bitnet_np.text.vocabulary import CONTROL, NORMAL  # noqa: E402
 
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|eot|>", "<|eot|>s"]
 USER = ["<tool>", "    "]
@@ -25,39 +25,38 @@ LLAMA3 = (
 )
 
 
-def original(style):
-    """A tokenizer trained by the library, in the style of Llama 3 or GPT-2, and the metadata of a GGUF file made from it."""
-    trained = tokenizers.Tokenizer(models.BPE())
-    trained.pre_tokenizer = {
-        "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
-        "llama-bpe": pre_tokenizers.Sequence(
-            [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        ),
-    }[style]
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+STYLES = {
+    "gpt-2": BYTES,
+    "llama-bpe": pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    ),
+    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTES]),
+}
+"""How text is cut into words, by the name that GGUF has for it."""
+
+
+def trained(style):
+    """A tokenizer that the library has trained, whose texts begin with the first of SPECIAL."""
+    found = tokenizers.Tokenizer(models.BPE())
+    found.pre_tokenizer = STYLES[style]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False))
-    model = json.loads(trained.to_str())["model"]
+    found.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False))
+    model = json.loads(found.to_str())["model"]
     vocab = {**model["vocab"], WHOLE_WORD: len(model["vocab"])}
-    trained.model = models.BPE(vocab, [tuple(pair) for pair in model["merges"]], ignore_merges=style == "llama-bpe")
-    trained.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL])
-    trained.add_tokens([AddedToken(token, normalized=False) for token in USER])
-    ordinary = sorted(vocab, key=vocab.__getitem__)
-    tokens = [*ordinary, *SPECIAL, *USER]
-    assert [trained.token_to_id(token) for token in tokens] == list(range(len(tokens)))
-    metadata = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": style,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.array([NORMAL] * len(ordinary) + [CONTROL] * len(SPECIAL) + [USER_DEFINED] * len(USER), np.int32),
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
-        "tokenizer.ggml.bos_token_id": len(ordinary),
-        "tokenizer.ggml.eos_token_id": len(ordinary) + 1,
-    }
-    return trained, metadata
+    found.model = models.BPE(vocab, [tuple(pair) for pair in model["merges"]], ignore_merges=style == "llama-bpe")
+    found.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL])
+    found.add_tokens([AddedToken(token, normalized=False) for token in USER])
+    found.post_processor = processors.TemplateProcessing(f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], found.token_to_id(SPECIAL[0]))])
+    return found
 
 
-ORIGINALS = {style: original(style) for style in ("llama-bpe", "gpt-2")}
-OURS = {style: tokenizer_from(metadata, "model.gguf") for style, (_, metadata) in ORIGINALS.items()}
+TRAINED = {style: trained(style) for style in STYLES}
+TOLD = {style: json.loads(found.to_str()) for style, found in TRAINED.items()}
+"""tokenizer.json of each; that of GPT-2's style as older files have merges."""
+TOLD["gpt-2"]["model"]["merges"] = [" ".join(pair) for pair in TOLD["gpt-2"]["model"]["merges"]]
+CONFIG = {"bos_token": SPECIAL[0], "eos_token": {"content": SPECIAL[1]}}
+OURS = {style: from_json(told, CONFIG) for style, told in TOLD.items()}
 texts = st.lists(
     st.one_of(
         st.text(),

@@ -8,88 +8,47 @@ import hf_models
 import numpy as np
 import pytest
 from hf_models import bitnet_folder
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizer_files import bpe_json, changed, from_json
+from tokenizer_files import changed, from_json
+from tokenizer_models import CONFIG, OURS, SPECIAL, TOLD
 
 from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.cli import main as cli
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import open_model
-from bitnet_np.testing.released import CHAT_TEMPLATE, vocabulary
-from bitnet_np.text.byte_level import LLAMA3_WORDS, PRE_TOKENIZERS
+from bitnet_np.testing.released import CHAT_TEMPLATE
+from bitnet_np.text.byte_level import PRE_TOKENIZERS
 from bitnet_np.text.hf_tokenizer import tokenizer_metadata
 from bitnet_np.text.tokenizer import tokenizer_from
 
 tokenizers = pytest.importorskip("tokenizers")
 
-SIZE = 600
-BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-SPLIT = {"type": "Split", "pattern": {"Regex": LLAMA3_WORDS}, "behavior": "Isolated", "invert": False}
-LLAMA3 = {"type": "Sequence", "pretokenizers": [SPLIT, BYTES]}
-GPT2 = BYTES | {"use_regex": True}
+LLAMA3 = TOLD["llama-bpe"]
+SIZE = len(OURS["llama-bpe"].tokens)
+CHATS = CONFIG | {"chat_template": CHAT_TEMPLATE}
 
 
-def tokenizer_json(pre=LLAMA3, whole_words=True, pairs=True):
-    """Of testing_released's vocabulary: bytes, words, and special tokens at the end."""
-    tokens, merges, special = vocabulary(SIZE)
-    first = SIZE - special
-    told = bpe_json(
-        {token: i for i, token in enumerate(tokens[:first])},
-        [merge.split(" ") for merge in merges] if pairs else merges,
-        {token: first + i for i, token in enumerate(tokens[first:])},
-        tokens[first],
-        pre_tokenizer=pre,
-        decoder=BYTES,
-        fuse_unk=False,
-        byte_fallback=False,
-        ignore_merges=whole_words,
-    )
-    told["added_tokens"].append(told["added_tokens"][0] | {"id": SIZE, "content": "<tool>", "special": False})
-    return told | {"post_processor": {"type": "Sequence", "processors": [BYTES, told["post_processor"]]}}
-
-
-CONFIG = {"bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|end_of_text|>"}, "chat_template": CHAT_TEMPLATE}
-
-
-def write(folder, told, config=CONFIG):
+def write(folder, told, config=CHATS):
     for name, value in (("tokenizer", told), ("tokenizer_config", config)):
         (folder / f"{name}.json").write_text(json.dumps(value))
-
-
-DIGITS_GPT2 = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, GPT2]}
-STYLES = {"llama3": (LLAMA3, True), "gpt2": (GPT2, False, False), "digits": (DIGITS_GPT2, False)}
-
-
-@pytest.fixture(scope="module", params=STYLES)
-def both(request):
-    told = tokenizer_json(*STYLES[request.param])
-    return from_json(told, CONFIG, vocab_size=SIZE + 4), tokenizers.Tokenizer.from_str(json.dumps(told))
-
-
-@given(st.text() | st.text("etaoin <|>begin_of_text tool\n0123456789'sé🙂"))
-def test_the_library_gives_the_same_ids(both, text):
-    ours, theirs = both
-    assert ours.encode(text, special=True) == theirs.encode(text).ids
-    assert ours.decode(ours.encode(text)) == text
 
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
 def test_patterns_have_the_name_that_stands_for_them(name):
     rules = PRE_TOKENIZERS[name]
-    splits = [SPLIT | {"pattern": {"Regex": pattern}} for pattern in rules.patterns]
-    told = tokenizer_json({"type": "Sequence", "pretokenizers": [*splits, BYTES]}, rules.whole_words)
+    split, last = LLAMA3["pre_tokenizer"]["pretokenizers"]
+    splits = [split | {"pattern": {"Regex": pattern}} for pattern in rules.patterns]
+    told = changed(LLAMA3, "pre_tokenizer.pretokenizers", [*splits, last])
+    told["model"]["ignore_merges"] = rules.whole_words
     found = PRE_TOKENIZERS[tokenizer_metadata(Path("m"), told, CONFIG, {}, None)["tokenizer.ggml.pre"]]
     assert (found.patterns, found.whole_words) == (rules.patterns, rules.whole_words)
 
 
-def test_special_tokens_and_the_chat_template(both):
-    ours, _ = both
-    assert (ours.bos, ours.eos, ours.add_bos) == (SIZE - 86, SIZE - 85, True)
-    assert ours.tokens[ours.bos] == "<|begin_of_text|>"
-    assert ours.encode("<|end_of_text|>")[-1] != ours.eos  # only text
-    assert ours.encode("a<tool>", special=False)[-1] == SIZE  # user-defined: always found
-    assert ours.tokens[SIZE + 1 :] == [f"[PAD{SIZE + i}]" for i in (1, 2, 3)]  # rows of the embedding without a token
+def test_special_tokens_and_the_chat_template():
+    ours = from_json(LLAMA3, CHATS, vocab_size=SIZE + 3)
+    assert ([ours.tokens[i] for i in (ours.bos, ours.eos)], ours.add_bos) == (SPECIAL[:2], True)
+    assert ours.encode(SPECIAL[1])[-1] != ours.eos  # only text
+    assert ours.encode("a<tool>", special=False)[-1] == ours.tokens.index("<tool>")  # user-defined: always found
+    assert ours.tokens[SIZE:] == [f"[PAD{SIZE + i}]" for i in range(3)]  # rows of the embedding without a token
     chat = ours.chat([{"role": "user", "content": "hi"}])
     assert ours.decode(chat, skip_special=False).startswith("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>")
 
@@ -120,12 +79,11 @@ def test_special_tokens_and_the_chat_template(both):
 )
 def test_what_is_no_such_tokenizer_is_refused_by_name(path, value, error, message):
     with pytest.raises(error, match="^m.*" + re.escape(message)):
-        from_json(changed(tokenizer_json(), path, value), CONFIG, vocab_size=SIZE + 4)
+        from_json(changed(LLAMA3, path, value), CONFIG)
 
 
 def test_where_bos_and_the_template_come_from(tmp_path):
-    told = tokenizer_json()
-    told["post_processor"] = None
+    told = changed(LLAMA3, "post_processor", None)
     hf_models.write_folder(tmp_path, {"vocab_size": SIZE, "bos_token_id": 7, "eos_token_id": [8, 9]}, {})
     write(
         tmp_path, told, {"add_bos_token": True, "chat_template": [{"name": "rag", "template": "x"}, {"name": "default", "template": "y"}]}
@@ -139,7 +97,7 @@ def test_where_bos_and_the_template_come_from(tmp_path):
 
 
 def test_text_is_normalised_where_the_file_says_so():
-    told = tokenizer_json() | {"normalizer": {"type": "NFC"}}
+    told = LLAMA3 | {"normalizer": {"type": "NFC"}}
     ours, theirs = from_json(told, CONFIG), tokenizers.Tokenizer.from_str(json.dumps(told))
     for text in ("e\u0301", "\u1100\u1161 <tool>e\u0301", "\u212b"):
         assert ours.encode(text, special=True) == theirs.encode(text).ids
@@ -147,8 +105,8 @@ def test_text_is_normalised_where_the_file_says_so():
 
 
 def test_a_folder_that_is_converted_keeps_its_tokenizer(tmp_path, capsys):
-    folder, _ = bitnet_folder(tmp_path / "model", vocab=SIZE + 4)
-    write(folder, tokenizer_json())
+    folder, _ = bitnet_folder(tmp_path / "model", vocab=SIZE + 4, context=200)
+    write(folder, LLAMA3)
 
     def run(*arguments):
         assert cli.main([str(argument) for argument in arguments]) == 0

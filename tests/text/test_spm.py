@@ -9,7 +9,7 @@ import pytest
 from corpus import CORPUS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_files import bpe_json, changed, from_json
+from tokenizer_files import changed, from_json
 
 from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.cli import main as cli
@@ -22,6 +22,7 @@ sentencepiece = pytest.importorskip("sentencepiece")
 tokenizers = pytest.importorskip("tokenizers")
 
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # noqa: E402
+from tokenizers import models, normalizers, processors  # noqa: E402
 
 TRAINING = {"model_type": "bpe", "vocab_size": 420, "byte_fallback": True, "character_coverage": 0.98, "split_digits": True}
 TRAINING |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True}
@@ -139,19 +140,12 @@ def converted(proto):
         pairs = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in vocab and token[i:] in vocab]
         merges += [(*pair, piece.score) for pair in sorted(pairs, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))]
     merges.sort(key=lambda merge: (merge[2], len(merge[0]), len(merge[1])), reverse=True)
-    prepend = {"type": "Prepend", "prepend": "\u2581"}
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
-    return bpe_json(
-        vocab,
-        [[left, right] for left, right, _ in merges],
-        {proto.pieces[i].piece: i for i in range(3)},
-        "<s>",
-        normalizer={"type": "Sequence", "normalizers": [prepend, replace]},
-        unk_token="<unk>",
-        fuse_unk=True,
-        byte_fallback=True,
-        ignore_merges=False,
-    )
+    model = models.BPE(vocab, [(left, right) for left, right, _ in merges], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    library = tokenizers.Tokenizer(model)
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    library.add_special_tokens([tokenizers.AddedToken(piece.piece, normalized=False) for piece in proto.pieces[:3]])
+    library.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", vocab["<s>"])])
+    return json.loads(library.to_str())
 
 
 METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": False}

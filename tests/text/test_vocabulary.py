@@ -20,7 +20,6 @@ TOKENS = small()["tokenizer.ggml.tokens"]
         (FileFormatError, r"tokenizer\.ggml\.tokens is \[1, 2\], expected an array of strings", {"tokens": [1, 2]}),
         (FileFormatError, r"tokenizer\.ggml\.token_type has the shape \(259,\), but there are 260 tokens", {"token_type": [1] * 259}),
         (FileFormatError, r"tokenizer\.ggml\.token_type is 7 for token 1, expected 1 to 6", {"token_type": [1, 7] + [0] * 258}),
-        (FileFormatError, r"tokenizer\.ggml\.scores has the shape \(2,\), but there are 260 tokens", {"scores": [0.0, 0.0]}),
         (FileFormatError, r"tokens has 'Ā' twice, as token 0 and as token 260", {"tokens": [*TOKENS, "Ā"], "token_type": [1] * 261}),
         (FileFormatError, r"tokens has an empty string", {"tokens": [*TOKENS, ""], "token_type": [1] * 261}),
         (FileFormatError, r"tokens has 'a b' of type normal, but ' ' is none", {"tokens": [*TOKENS, "a b"], "token_type": [1] * 261}),
