@@ -3,19 +3,20 @@
 import argparse
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import Error, NonFiniteError, shown
 from ..engine.forward_pass import forward_full
-from ..files.load import Source, model_from, open_model
+from ..files.load import model_from, open_model
 from ..model.matrix_facts import constant_matrices, kinds_of_matrices
 from ..model.records import Model
 from ..traces.points import POOLED, meaning
 from . import progress
 from .arguments import MODEL
-from .printing import plain, print_json, printable, short, table
+from .printing import answer, plain, printable, short, table
 from .trace import show_layers
 
 SUMMARY = "Show what a model file holds and whether it is supported."
@@ -26,14 +27,6 @@ ARGUMENTS = f"""
 --tensors: list every tensor
 --points: list the tensors of a forward pass by the names that dumps use
 """
-
-
-def _loaded(source: Source) -> tuple[Model | None, str]:
-    """The model, or None and the reason why it cannot be run."""
-    try:
-        return model_from(source, progress.bar("checking weights")), ""
-    except Error as error:
-        return None, str(error)
 
 
 def _points(model: Model) -> list[tuple[str, list[int | None], tuple[int | str, ...], str, str]]:
@@ -53,11 +46,12 @@ def _points(model: Model) -> list[tuple[str, list[int | None], tuple[int | str, 
 def run(arguments: argparse.Namespace) -> int:
     """Print the facts; returns the exit code."""
     source = open_model(arguments.model, arguments.download)
-    model, problem = _loaded(source)
+    model = config = problem = None
     try:
         config = source.config()
-    except Error:
-        config = None
+        model = model_from(source, progress.bar("checking weights"))
+    except Error as error:
+        problem = str(error)
     keys = source.keys
     types: dict[str, list[int]] = {}
     for tensor in source.tensors.values():
@@ -67,13 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
     matrices = kinds_of_matrices(model, types) if model else {}
     warnings = list(constant_matrices(model)) if model else []
     cache = 2 * 4 * config.n_layers * config.kv_width if config else None
-    facts = {
+    facts: dict[str, Any] = {
         "file": str(source.path),
         "bytes": source.size,
         "kind": source.kind,
         "version": source.version,
         "supported": not problem,
-        "problem": problem or None,
+        "problem": problem,
         "config": asdict(config) if config else None,
         "kv_cache_bytes_per_token": cache,
         "types": {name: dict(zip(("tensors", "elements", "bytes"), entry, strict=True)) for name, entry in types.items()},
@@ -83,27 +77,25 @@ def run(arguments: argparse.Namespace) -> int:
     }
     tensors = [(t.name, t.type.name, " x ".join(map(str, t.shape)), t.data.size) for t in source.tensors.values()]
     points = _points(model) if arguments.points and model else []
-    if arguments.json:
-        described = [dict(zip(("name", "layers", "shape", "dtype", "meaning"), row, strict=True)) for row in points]
-        listed = [dict(zip(("name", "type", "shape", "bytes"), row, strict=True)) for row in tensors]
-        print_json(facts | ({"tensors": listed} if arguments.tensors else {}) | ({"points": described} if arguments.points else {}))
-        return 0
-    print(f"{printable(str(source.path))}: {source.kind}, {source.size:,} bytes, {len(source.tensors)} tensors")
-    print("supported: " + (f"no: {printable(problem)}" if problem else "yes") + "\n")
+    parts = [f"{printable(str(source.path))}: {source.kind}, {source.size:,} bytes, {len(source.tensors)} tensors"]
+    parts[0] += f"\nsupported: {f'no: {printable(problem)}' if problem else 'yes'}"
     if config:
         rows = [(name, short(value)) for name, value in vars(config).items()]
-        print(table(("config", ""), [*rows, ("KV cache, bytes per token", str(cache))]) + "\n")
-    print(table(("type", "tensors", "elements", "bytes"), [(name, *entry) for name, entry in types.items()]) + "\n")
+        parts.append(table(("config", ""), [*rows, ("KV cache, bytes per token", str(cache))]))
+    parts.append(table(("type", "tensors", "elements", "bytes"), [(name, *entry) for name, entry in types.items()]))
     if matrices:
-        print(table(("matrices of layers", "number"), list(matrices.items())) + "\n")
+        parts.append(table(("matrices of layers", "number"), list(matrices.items())))
     if warnings:
-        print("".join(f"warning: {warning}\n" for warning in warnings))
+        parts.append("\n".join(f"warning: {warning}" for warning in warnings))
     values = [(key, short(v) if isinstance(v, float) else shown(v) if isinstance(v, str | int) else plain(v)) for key, v in keys.items()]
-    print(table(("key", "value"), values))
+    parts.append(table(("key", "value"), values))
     if arguments.tensors:
-        print("\n" + table(("tensor", "type", "shape", "bytes"), tensors))
+        facts["tensors"] = [dict(zip(("name", "type", "shape", "bytes"), row, strict=True)) for row in tensors]
+        parts.append(table(("tensor", "type", "shape", "bytes"), tensors))
+    if arguments.points:
+        facts["points"] = [dict(zip(("name", "layers", "shape", "dtype", "meaning"), row, strict=True)) for row in points]
     if points:
         lines = [(name, show_layers(layers), " x ".join(map(str, axes)), dtype, text) for name, layers, axes, dtype, text in points]
-        print("\n" + table(("point", "layers", "shape", "dtype", "meaning"), lines))
-        print("\nA dump names them so, those of a layer with its number, such as attn_norm-0. T is the number of tokens.")
-    return 0
+        parts.append(table(("point", "layers", "shape", "dtype", "meaning"), lines))
+        parts.append("A dump names them so, those of a layer with its number, such as attn_norm-0. T is the number of tokens.")
+    return answer(arguments, facts, "\n\n".join(parts))

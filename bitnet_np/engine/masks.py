@@ -302,15 +302,14 @@ class MaskCache:
                 self._masks.move_to_end(key)
                 return cached
             self.misses += 1
-        array = _build(key)
-        array.flags.writeable = False
-        if max(q_len, k_len) <= self.side and array.nbytes <= self.limit:
-            with self._lock:
-                array = self._masks.setdefault(key, array)  # another thread may have been faster
-                self.nbytes = sum(mask.nbytes for mask in self._masks.values())
+            array = _build(key)
+            array.flags.writeable = False
+            if max(q_len, k_len) <= self.side and array.nbytes <= self.limit:
+                self._masks[key] = array
+                self.nbytes += array.nbytes
                 while len(self._masks) > self.entries or self.nbytes > self.limit:
                     self.nbytes -= self._masks.popitem(last=False)[1].nbytes
-        return array
+            return array
 
     def warm(self, sizes: Iterable[int]) -> None:
         """Make the causal masks [n, n] of these sizes now."""

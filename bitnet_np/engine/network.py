@@ -21,7 +21,7 @@ from ..base.validate import instance
 from ..kernels import cpu
 from ..kernels.attention import most_keys
 from ..model.checks import check_model
-from ..model.records import Activation, Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, with_rope_of
+from ..model.records import Activation, Blocks, Expert, Layer, Linear, Model, Table, Ternary, Weights, with_rope_of
 from . import cache_types
 from .backend import Array, Backend
 from .cache import ALL, Attend, Part, some
@@ -43,11 +43,8 @@ ATTENTION_ROWS, FFN_ROWS = 128, 128
 Fewer take less memory and more launches: by 8, a small model (width 512) takes twice the time.
 """
 
-Rotation = tuple[Array, Array]
-"""Cosines and sines of the rows' positions, [R, J] each."""
-
-Rotations = Mapping[bool, Rotation]
-"""Those of all layers but the local ones (False), and of the local ones (True), where the model has such layers."""
+Rotations = Mapping[bool, tuple[Array, ...]]
+"""Cosines and sines of the rows' positions, [R, J] each: of all layers but the local ones (False), and of the local ones (True), if any."""
 
 
 def ignore(name: str, layer: int | None, array: NDArray) -> None:
@@ -88,21 +85,21 @@ class Runtime:
         scale = None if c.attention_scale is None else np.float32(c.attention_scale)
         return scale, None if c.score_cap is None else np.float32(c.score_cap)
 
+    @np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end
     def rotations(self, position: NDArray[np.int64]) -> Rotations | None:
-        """Cosines and sines for positions [R], of every kind of layer that the model has; None for a model without RoPE."""
+        """Cosines and sines for positions [R], of every kind of layer that the model has; None for a model without RoPE.
+
+        Each is multiplied by the model's magnitude in float32.
+        """
         c = self.model.config
         if c.rope == "none":
             return None
-        layers = {n in c.local_layers: n for n in range(c.n_layers)}  # one of each kind
-        turned = {local: with_rope_of(self.model, n) for local, n in layers.items()}
-        return {local: rotations(self.ops, self.dialect.angles(position, like), like.config) for local, like in turned.items()}
-
-
-@np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end
-def rotations(ops: Backend, angle: NDArray[np.float64], c: Config) -> Rotation:  # [R, J] -> 2 x [R, J]
-    """Cosines and sines of these angles, each times the model's magnitude in float32."""
-    cos, sin = ops.rotations(angle)
-    return _times(c.rope_magnitude, cos, ops), _times(c.rope_magnitude, sin, ops)
+        rotations = {}
+        for local, n in {n in c.local_layers: n for n in range(c.n_layers)}.items():  # one of each kind
+            like = with_rope_of(self.model, n)
+            cos, sin = self.ops.rotations(self.dialect.angles(position, like))
+            rotations[local] = tuple(_times(like.config.rope_magnitude, numbers, self.ops) for numbers in (cos, sin))
+        return rotations
 
 
 @np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end

@@ -73,7 +73,7 @@ def loss_and_gradients(
         raise OptionError(f"parameters is a {type(parameters).__name__}, expected a mapping of names to arrays")
     if weights not in get_args(Quantizer):
         raise OptionError(f"weights is {weights!r}, expected one of {', '.join(get_args(Quantizer))}")
-    runtime = Runtime(_model(config, parameters, weights))
+    runtime = Runtime(model_of(config, parameters, weights))
     ids, counts = check_tokens(config, tokens, lengths)
     if counts.min() < 2:
         raise ShapeError(f"sequence {int(counts.argmin())} has {counts.min()} token, expected at least 2: one to predict and one before it")
@@ -178,8 +178,8 @@ def _taken(left: dict[str, Floats | Ternary], name: str, shape: tuple[int, ...])
     return value
 
 
-def _model(c: Config, parameters: Mapping[str, Floats | Ternary], weights: str) -> Model:
-    """The model of these parameters, as it is computed. Raises what `loss_and_gradients` says of them."""
+def model_of(c: Config, parameters: Mapping[str, Floats | Ternary], weights: Quantizer = "ternary") -> Model:
+    """The model of these parameters, as it is computed and as it is to be exported. Raises what `loss_and_gradients` says of them."""
     family = FAMILIES.get(c.architecture)
     if family is None or not _is_known(family, c):
         raise UnsupportedError(f"architecture is {c.architecture!r}, gradients are there for BitNet's and Llama's")

@@ -74,11 +74,6 @@ def batch(settings: Settings, tokenizer: Tokenizer, split: str, first: int, n: i
     return np.stack([sequence(split, settings.seed, first + i, encode, tokenizer.eos, settings.context) for i in range(n)])
 
 
-def resumed(path: Path, settings: Settings) -> tuple[State, dict[str, Any]]:
-    """The state and the tokenizer of the checkpoint, or those before the first step if there is none."""
-    return checkpoint.load(path, settings) if path.exists() else (initial(settings), learned_tokenizer(settings))
-
-
 def keep_lines(log: Path, steps: int) -> None:
     """Drop the lines that a run wrote after its last checkpoint."""
     lines = log.read_text("utf-8").splitlines(keepends=True) if log.exists() else []
@@ -96,7 +91,7 @@ def train(
     """Train, or go on training, up to step `stop` (default: the end), with a checkpoint every `every` steps and at the stop."""
     folder.mkdir(parents=True, exist_ok=True)
     saved, log = folder / "checkpoint.npz", folder / "log.jsonl"
-    state, keys = resumed(saved, settings)
+    state, keys = checkpoint.load(saved, settings) if saved.exists() else (initial(settings), learned_tokenizer(settings))
     keep_lines(log, state.step)
     tokenizer = tokenizer_from(keys, saved)
     config, last = settings.config, settings.steps if stop is None else min(stop, settings.steps)
@@ -121,31 +116,18 @@ def train(
     return state
 
 
-def run_train(settings: Settings, folder: Path) -> int:
-    state = train(settings, folder, show=progress.bar("training"))
-    print(f"{folder / 'model.gguf'}: {(folder / 'model.gguf').stat().st_size} bytes after {state.step} steps")
-    print(f"sha256 of the parameters {digest(*state.parameters.values())}")
-    return 0
-
-
 def load_model(path: Path) -> tuple[Model, Tokenizer]:
     return load(path), tokenizer_from(open_gguf(path).metadata, path)
 
 
-def run_evaluate(path: Path, documents: int, seed: int) -> int:
-    model, tokenizer = load_model(path)
-    print(report(model, tokenizer, seed, documents, progress.bar))
-    return 0
-
-
-def run_record(path: Path, folder: Path) -> int:
-    (model, tokenizer), lines = load_model(path), []
+def record(model: Model, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write greedy.json: what the model says after PROMPTS."""
+    lines = []
     for prompt in PROMPTS:
         ids = tokenizer.encode(prompt)
         tokens = generate(model, ids, embedded.DEMO_TOKENS, stop=tokenizer.stops)[len(ids) :]
         lines.append(json.dumps({"prompt": prompt, "tokens": tokens, "text": tokenizer.decode(tokens)}))
     (folder / "greedy.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", "utf-8")
-    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -164,11 +146,18 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with progress.compiling():
             if options.out is not None:
-                return run_train(replace(DEMO, steps=options.steps), options.out)
+                state = train(replace(DEMO, steps=options.steps), options.out, show=progress.bar("training"))
+                file = options.out / "model.gguf"
+                print(f"{file}: {file.stat().st_size} bytes after {state.step} steps")
+                print(f"sha256 of the parameters {digest(*state.parameters.values())}")
+                return 0
             with embedded.demo_path() as path:
+                model, tokenizer = load_model(options.evaluate or path)
                 if options.record is not None:
-                    return run_record(path, options.record)
-                return run_evaluate(options.evaluate or path, options.documents, DEMO.seed)
+                    record(model, tokenizer, options.record)
+                else:
+                    print(report(model, tokenizer, DEMO.seed, options.documents, progress.bar))
+            return 0
     except (Error, OSError) as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2

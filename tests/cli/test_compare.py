@@ -170,17 +170,3 @@ def test_the_errors_of_two_models_are_drawn(run, rounded, tmp_path):
     run("compare", "--models", TINY, rounded, "--tokens", "1,2", "--plot", tmp_path / "map.png")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     run("compare", "--models", TINY, TINY, "--tokens", "1,2", "--plot", tmp_path / "same.png")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--models"], "--models needs token ids: --tokens, --tokens-file or --text"),
-        (["--models", "--tokens", "1", "--html", "x.html"], "--html is for dumps, expected it without --models"),
-        (["--models", "--tokens", "1", "--partial"], "--partial is for dumps, expected it without --models"),
-        (["--tokens", "1"], "--tokens is for models, expected it with --models"),
-        (["--as", "llama.cpp"], "--as is for models, expected it with --models"),
-    ],
-)
-def test_options_of_dumps_and_of_models_are_told_apart(refused, options, message):
-    assert message in refused("compare", TINY, TINY, *options)

@@ -72,6 +72,22 @@ def test_an_option_is_never_given_two_dashes_as_its_value(option, ended):
 
 
 ALL_OR_NONE = "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs or --endpoint, or none of them"
+OF_COMPARE = {
+    "--models": "--models needs token ids: --tokens, --tokens-file or --text",
+    "--models --tokens 1 --html x.html": "--html is for dumps, expected it without --models",
+    "--models --tokens 1 --partial": "--partial is for dumps, expected it without --models",
+    "--tokens 1": "--tokens is for models, expected it with --models",
+    "--as llama.cpp": "--as is for models, expected it with --models",
+}
+OF_NLL = {
+    "--tokens 1,2,3 --save-all-logits x.kld --stride 2": "--save-all-logits and --stride exclude each other",
+    f"--kl-divergence-base {TINY} --workers 2": "--kl-divergence-base and --workers exclude each other",
+    f"--kl-divergence-base {TINY} --save-all-logits x.kld": "--kl-divergence-base and --save-all-logits exclude each other",
+    "--tokens 1,2,3 --ctx-size 3": "--ctx-size is 3, expected it with --save-all-logits alone",
+    f"--kl-divergence-base {TINY}": "starts with b'GGUF",
+    "--tokens 1,2,3 --save-all-logits no/x.kld": "--save-all-logits is no/x.kld, expected a file in a folder",
+    f"--tokens 1,2,3 --save-all-logits {TINY}": "--save-all-logits is ",
+}
 LAYERS = ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999", "٣"]
 
 
@@ -104,6 +120,8 @@ LAYERS = ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999", "٣"]
         (["mask", 129, 129], "a mask of 129 x 129 is too large to print"),
         (["check", TINY, "--tokens", "1"], ALL_OR_NONE),
         (["check", "--tokens", ""], ALL_OR_NONE),
+        *((["compare", TINY, TINY, *words.split()], said) for words, said in OF_COMPARE.items()),
+        *((["nll", TINY, *words.split()], said) for words, said in OF_NLL.items()),
         *((["trace", TINY, "--tokens", "1", f"--layers={layers}", "--out", "no.npz"], "--layers") for layers in LAYERS),
     ],
 )

@@ -41,19 +41,3 @@ def test_a_model_is_compared_with_anothers_predictions(run, model, tokenizer, tm
     np.testing.assert_array_equal(np.load(out), found.nll)
     assert (result["predicted"], result["mean_nll"], result["base"]["mean_nll"]) == (6, found.nll.mean(), found.base_nll.mean())
     assert (result["kl"], result["same_top"]) == ({"mean": found.kl.mean(), "max": found.kl.max()}, found.same_top.mean())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--tokens", "1,2,3", "--save-all-logits", "x.kld", "--stride", "2"], "--save-all-logits and --stride exclude each other"),
-        (["--kl-divergence-base", TINY, "--workers", "2"], "--kl-divergence-base and --workers exclude each other"),
-        (["--kl-divergence-base", TINY, "--save-all-logits", "x.kld"], "--kl-divergence-base and --save-all-logits exclude each other"),
-        (["--tokens", "1,2,3", "--ctx-size", "3"], "--ctx-size is 3, expected it with --save-all-logits alone"),
-        (["--kl-divergence-base", TINY], "starts with b'GGUF"),
-        (["--tokens", "1,2,3", "--save-all-logits", "no/x.kld"], "--save-all-logits is no/x.kld, expected a file in a folder"),
-        (["--tokens", "1,2,3", "--save-all-logits", TINY], "--save-all-logits is "),
-    ],
-)
-def test_options_of_bases_that_do_not_go_together_are_refused(refused, options, message):
-    assert message in refused("nll", TINY, *options)

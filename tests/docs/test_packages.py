@@ -1,13 +1,10 @@
 """What is published: the wheel and the sdist, and what they say of themselves."""
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
-import sysconfig
 import tarfile
-import venv
 import zipfile
 from email import message_from_bytes
 
@@ -16,7 +13,7 @@ import pytest
 
 from bitnet_np import __version__
 
-TOOLS = [name for name in ("hatchling", "hatch_fancy_pypi_readme", "twine", "mypy") if importlib.util.find_spec(name) is None]
+TOOLS = [name for name in ("hatchling", "hatch_fancy_pypi_readme", "twine") if importlib.util.find_spec(name) is None]
 LARGEST = 5 << 20  # bytes of an sdist
 
 
@@ -57,17 +54,6 @@ def test_links_of_the_description_lead_out_of_the_index(published):
     assert f"{home}/blob/main/docs/judging.md" in targets
     assert f"{home.replace('github.com', 'raw.githubusercontent.com')}/main/docs/report.png" in targets  # /blob/ is a page about it
     assert [target for target in targets if not target.startswith("https://")] == []
-
-
-def test_mypy_sees_the_types_of_an_installed_package(published, tmp_path):
-    venv.create(tmp_path / "env")
-    folders = {name: sysconfig.get_path(name, "venv", {"base": tmp_path / "env"}) for name in ("purelib", "scripts")}
-    with zipfile.ZipFile(published[0]) as archive:
-        archive.extractall(folders["purelib"])
-    (tmp_path / "user.py").write_text('import bitnet_np\n\nreveal_type(bitnet_np.load("model.gguf"))\n')
-    command = [sys.executable, "-m", "mypy", "--python-executable", f"{folders['scripts']}/python", "user.py"]
-    out = subprocess.run(command, cwd=tmp_path, env=os.environ | {"MYPYPATH": ""}, capture_output=True, text=True, check=False).stdout
-    assert 'Revealed type is "bitnet_np.model.records.Model"' in out
 
 
 def test_the_changes_and_the_citation_are_of_this_version():

@@ -29,11 +29,8 @@ def test_the_size_of_a_cache(dtype):
     cache.resize(5, 11)
     assert (cache.batch, cache.capacity, cache.nbytes) == (5, 11, 2 * c.n_layers * 5 * 11 * c.kv_width * itemsize)
     assert cache.dtype == dtype
-
-
-def test_the_default_is_one_sequence_of_the_context_in_float32():
-    cache = KVCache(MODEL.config)
-    assert (cache.batch, cache.capacity, cache.dtype) == (1, MODEL.config.context, np.float32)
+    default = KVCache(c)
+    assert (default.batch, default.capacity, default.dtype) == (1, c.context, np.float32)
 
 
 @pytest.mark.skipif(not resident.STATM.exists(), reason="Linux tells what is resident")
@@ -51,6 +48,7 @@ def test_the_default_capacity_of_an_absurd_context_takes_no_memory():
 
 # --- rings ----------------------------------------------------------------------------------------------------------------------------
 
+LOCAL = random_model(0, window=4, window_layers=(0,)).config
 SMALL = {"width": 20, "ffn": 36, "heads": 2, "kv_heads": 1, "head_dim": 6, "vocab": 30, "context": 2000}
 
 
@@ -63,12 +61,6 @@ def test_a_ring_is_as_small_as_it_says(window):
     assert window <= places < window + 2 * CHUNK
     assert ring.nbytes == 2 * 4 * c.n_layers * places * c.kv_width
     assert KVCache(c, 1, 10, ring=True).k.shape[2] == 10
-
-
-@pytest.mark.parametrize("change", [{"window": None}, {"window": 4, "window_layers": (0,)}])
-def test_a_ring_needs_a_window_in_every_layer(change):
-    with pytest.raises(OptionError, match="a ring is for a model with a window in every layer"):
-        KVCache(random_model(0, **SMALL, **change).config, ring=True)
 
 
 @pytest.mark.parametrize("length", [0, 280, 300])
@@ -113,13 +105,15 @@ def test_what_float16_cannot_hold_is_an_error(scale, name):
         ({"batch": -1}, OptionError, "batch is -1, expected at least 1"),
         ({"capacity": 0}, OptionError, "capacity is 0, expected at least 1"),
         ({"dtype": np.float64}, OptionError, "dtype is float64, expected float32 or float16"),
+        ({"ring": True}, OptionError, "a ring is for a model with a window in every layer"),
+        ({"ring": True, "config": LOCAL}, OptionError, "a ring is for a model with a window in every layer"),
         ({"capacity": 2**50}, CapacityError, r"[\d,]+ bytes for 1 sequences of 1125899906842624 positions cannot be had"),
         ({"batch": 2**18, "capacity": 2**40}, CapacityError, r".* bytes for 262144 sequences of \d+ positions cannot be had"),
     ],
 )
 def test_a_cache_that_cannot_be(how, error, message):
     with pytest.raises(error, match=f"KV cache: {message}"):
-        KVCache(MODEL.config, **how)
+        KVCache(**{"config": MODEL.config, **how})
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,11 @@ def test_recording_changes_nothing_and_rows_are_tokens_end_to_end():
 def test_options_are_checked():
     with pytest.raises(OptionError, match="mode is 'fast', expected 'parallel', 'incremental' or 'auto'"):
         compute_logits(MODEL, TOKENS, mode="fast")
-    for chunk in (0, -3):
-        with pytest.raises(OptionError, match=f"chunk is {chunk}, expected at least 1"):
-            forward_incremental(MODEL, TOKENS, chunk=chunk)
+    for n in (0, -3):
+        with pytest.raises(OptionError, match=f"chunk is {n}, expected at least 1"):
+            forward_incremental(MODEL, TOKENS, chunk=n)
+        with pytest.raises(OptionError, match=f"block is {n}, expected at least 1"):
+            prefill(MODEL, TOKENS, filled_cache(0, 0, 0), block=n)
 
 
 # --- what does not fit a cache --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Masks: against their rules, in every form, and what is refused. The cache: bounded, shared, counted."""
 
 import hashlib
-import threading
+import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -301,19 +302,9 @@ def test_the_mask_not_used_longest_goes_where_masks_or_bytes_are_too_many():
 
 
 def test_threads_share_one_array(monkeypatch):
-    """Two threads that miss at the same time make two masks; both get the one that was kept."""
-    cache, both, got = masks.MaskCache(), threading.Barrier(2, timeout=60), []
-    build = masks._build
-
-    def slow(request):
-        both.wait()
-        return build(request)
-
-    monkeypatch.setattr(masks, "_build", slow)
-    workers = [threading.Thread(target=lambda: got.append(cache.get(3, 3))) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert got[0] is got[1]
-    assert (len(cache), cache.nbytes, cache.misses) == (1, 36, 2)
+    cache, build = masks.MaskCache(), masks._build
+    monkeypatch.setattr(masks, "_build", lambda plan: time.sleep(0.1) or build(plan))
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(lambda n: cache.get(3, n), [3] * 4)
+    assert all(other is first for other in others)
+    assert (len(cache), cache.nbytes, cache.misses) == (1, 36, 1)

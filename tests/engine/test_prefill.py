@@ -9,7 +9,7 @@ import pytest
 from models import assert_same_bits, random_model, random_tokens
 
 from bitnet_np import KVCache, Metrics, Request, forward, forward_full, forward_incremental, generate, generate_batch, prefill
-from bitnet_np.base.errors import ContextLimitError, OptionError
+from bitnet_np.base.errors import ContextLimitError
 from bitnet_np.engine import forward_pass
 from bitnet_np.engine.forward_pass import BLOCK
 
@@ -83,13 +83,6 @@ def test_an_error_in_a_later_block_undoes_the_earlier_ones(window, held):
         prefill(model, tokens, cache, block=50)
     assert (cache.k.tobytes(), cache.v.tobytes(), cache.lengths.tobytes()) == before
     assert_same_bits(prefill(model, tokens[:, held:], cache, block=50), forward_full(model, tokens, last_only=True))
-
-
-def test_a_block_has_a_token_at_least():
-    cache = KVCache(MODEL.config, 2, 30)
-    with pytest.raises(OptionError, match="block is 0, expected at least 1"):
-        prefill(MODEL, [[1] * 5], cache, block=0)
-    assert not cache.lengths.any()
 
 
 def test_the_context_is_checked_before_anything_is_computed():

@@ -25,8 +25,11 @@ def test_definition(length):
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_chunks_change_no_bit(chunk):
-    np.testing.assert_array_equal(token_nll(MODEL, TOKENS, chunk=chunk), token_nll(MODEL, TOKENS, chunk=40))
+def test_chunks_change_no_bit_and_progress_ends_at_the_end(chunk):
+    seen = []
+    values = token_nll(MODEL, TOKENS, chunk=chunk, progress=lambda done, total: seen.append((done, total)))
+    np.testing.assert_array_equal(values, token_nll(MODEL, TOKENS, chunk=40))
+    assert seen[-1] == (99, 99)
 
 
 @pytest.mark.parametrize("stride", [1, 13, 20, 39])
@@ -44,24 +47,19 @@ def test_windows(stride):
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
 
 
-def test_refusals():
-    for tokens, error in (([1], ShapeError), ([[1, 2]], ShapeError), ([1, 50], TokenRangeError)):
-        with pytest.raises(error):
-            token_nll(MODEL, tokens)
-    for options in ({"stride": 0}, {"stride": 40}, {"chunk": 0}):
-        with pytest.raises(OptionError):
-            token_nll(MODEL, TOKENS, **options)
-
-
-def test_a_context_of_one_token_predicts_nothing():
-    with pytest.raises(ContextLimitError, match="the model's context is 1, expected at least 2"):
-        token_nll(random_model(3, context=1), TOKENS)
-
-
-def test_progress_ends_at_the_end():
-    seen = []
-    token_nll(MODEL, TOKENS, progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (99, 99)
+@pytest.mark.parametrize(
+    ("tokens", "options", "error"),
+    [
+        ([1], {}, ShapeError),
+        ([[1, 2]], {}, ShapeError),
+        ([1, 50], {}, TokenRangeError),
+        *((TOKENS, options, OptionError) for options in ({"stride": 0}, {"stride": 40}, {"chunk": 0})),
+        (TOKENS, {"model": random_model(3, context=1)}, ContextLimitError),  # one token predicts nothing
+    ],
+)
+def test_refusals(tokens, options, error):
+    with pytest.raises(error):
+        token_nll(**{"model": MODEL, "tokens": tokens, **options})
 
 
 def test_a_certain_token_takes_no_nats():

@@ -28,13 +28,6 @@ def wide(*arrays: NDArray) -> list[NDArray[np.float64]]:
     return [np.asarray(array, np.float64) for array in arrays]
 
 
-def transposed_product(a: NDArray, b: NDArray, cuts: NDArray) -> Bounded:
-    """Each part is a chain of multiply-adds, each rounded once, and adds one addition."""
-    a, b = wide(a, b)
-    steps = int(np.diff(cuts).max()) + len(cuts)
-    return a.T @ b, gamma(steps) * (np.abs(a).T @ np.abs(b))
-
-
 def rms_norm_back(x: NDArray, gain: NDArray, eps: float, dy: NDArray, cuts: NDArray) -> tuple[Bounded, Bounded]:
     """f = 1 / root has 4 roundings. g = dy gain has one; f^2 mean(g x) has 12, of the mean of |g x|; the difference and the product
     with f make it 18 for the sum of both terms. dgain has 5 in x f, and those of its chains.
@@ -110,12 +103,3 @@ def attend_back(
     )
     first, second, third = zip(expected, bounds, strict=True)
     return first, second, third
-
-
-def add_rows(before: NDArray, x: NDArray, tokens: NDArray) -> Bounded:
-    """A sum of as many numbers as the token has occurrences, and the number before."""
-    before, x = wide(before, x)
-    expected, size = before.copy(), np.abs(before)
-    np.add.at(expected, tokens, x)
-    np.add.at(size, tokens, np.abs(x))
-    return expected, gamma(len(x) + 1) * size

@@ -34,7 +34,7 @@ def test_transposed_product(seed, cuts, n, m):
     a, b = normal(rng, cuts[-1], n), normal(rng, cuts[-1], m)
     out = backward.transposed_product(a, b, cuts)
     assert_same_bits(out, folded(a, b, cuts))
-    assert_within(out, *gradient_bounds.transposed_product(a, b, cuts))
+    np.testing.assert_allclose(out, a.astype(float).T @ b, rtol=0, atol=1e-4 * (np.abs(a).T @ np.abs(b)).max())
     more = normal(rng, n, m)
     both = backward.transposed_product(a, b, cuts[:2], more.copy())
     assert_same_bits(both, more + folded(a, b, cuts[:2]))
@@ -48,7 +48,6 @@ def test_product(seed, rows, n, m):
     cuts = backward.parts(n)
     assert np.diff(cuts).max() <= backward.PART
     assert_same_bits(out, folded(a.T, b, cuts))
-    assert_within(out, *gradient_bounds.transposed_product(a.T, b, cuts))
 
 
 def rms_norm_back(rng, rows, width):
@@ -110,7 +109,6 @@ def test_add_rows_and_column_sums(seed, cuts, width, vocab):
     x, tokens, before = normal(rng, cuts[-1], width), rng.integers(0, vocab, cuts[-1]), normal(rng, vocab, width)
     out = before.copy()
     backward.add_rows(out, x, tokens, cuts)
-    assert_within(out, *gradient_bounds.add_rows(before, x, tokens))
     total = before.copy()
     for i, j in pairwise(cuts):
         for token in range(vocab):
@@ -118,5 +116,5 @@ def test_add_rows_and_column_sums(seed, cuts, width, vocab):
             if len(rows):
                 total[token] += np.add.accumulate(rows)[-1]
     np.testing.assert_array_equal(out, total)
-    sums = backward.column_sums(x, cuts)
-    assert_within(sums[None], *gradient_bounds.add_rows(np.zeros((1, width)), x, np.zeros(len(x), np.int64)))
+    parts = [np.add.accumulate(x[i:j])[-1] for i, j in pairwise(cuts)]
+    np.testing.assert_array_equal(backward.column_sums(x, cuts), np.add.accumulate(parts)[-1])
