@@ -15,7 +15,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
-from assembly import ARM, AVX2, AVX512, SSE4, X86, assembly, lowered
+from assembly import ARM, AVX2, AVX512, X86, assembly, lowered
 from block_samples import random_blocks, same_bytes
 from models import SHAPE, random_model, random_tokens
 from numba import njit, types
@@ -38,13 +38,12 @@ FORWARD = ("logits", "halves", "weights", "products")
 
 # name for Numba: its features, the path expected, whether registers are many, and what it computes. Compiling takes most of the time, so
 # each path of byte dot products has one type with signed codes and one without. Those of floats run where they differ most from this
-# processor's. Tables of codes and float16 are widened on the first as here, on the third as on the second, on the fourth as on the second
-# and the last. The last two have no fused multiply-add: each lane is a call.
+# processor's. Tables of codes and float16 are widened on the first as here, on the third as on the second. The last has no fused
+# multiply-add: each lane is a call.
 PROCESSORS = {
     "skylake-avx512": (AVX512, "avx512", True, ("ternary", "Q4_K", "Q8_0")),
     "haswell": (AVX2, "avx2", False, (*FORWARD, "ternary", "Q5_1", "Q6_K")),
     "alderlake": (AVX2 + ",+avxvnni", "avx-vnni", False, ("ternary", "Q5_1", "Q8_0")),
-    "nehalem": (SSE4, "ssse3", False, ("ternary", "Q4_K", "Q6_K")),
     "generic": ("", "generic", False, (*FORWARD, "ternary", "Q4_K", "Q8_0", "masked", "backward")),
 }
 
@@ -190,7 +189,6 @@ TARGETS = {  # path: triple, processor, features, mnemonic, its register, how ma
     "avx512": (X86, "skylake-avx512", "", "vpmaddubsw", "%zmm", 1),
     "avx-vnni": (X86, "alderlake", "", "vpdpbusd", "%ymm", 2),
     "avx2": (X86, "haswell", "", "vpmaddubsw", "%ymm", 2),
-    "ssse3": (X86, "nehalem", "", "pmaddubsw", "%xmm", 4),
     "neon-dotprod": (ARM, "generic", "+dotprod", "sdot", "v", 4),  # "generic", as for a processor that LLVM does not know
     "neon": (ARM, "cortex-a72", "", "sadalp", "v", 4),
 }
