@@ -23,7 +23,6 @@ Factor = np.float32 | None
 NO_WINDOW = 1 << 62
 _MOST, _LEAST = 128, 32  # queries that share one reading of the keys and values they see
 _SHARES = 4  # runs of rows for each thread, or their queries are fewer
-_LONG = 256  # keys of a row from which on threads share them, where threads have fewer than two heads each
 UNSEEN = np.float32(-1.0)
 """In place of a weight, which is never negative: the query sees no key of the chunk."""
 
@@ -221,33 +220,6 @@ def _attend(team, q, k, v, slot, position, per_tile, scale, cap, window, mask, o
                 _attend_together(inputs, window, None, Run(r, r + 1, g, group), out)
 
 
-@parallel
-def _attend_chunks(team, q, k, v, slot, position, scale, cap, window, largest, weight, values):
-    """What `_attend` sums up, for rows that stand alone: a chunk of keys is an item, so that threads share a single row."""
-    rows, heads, group, chunks = q.shape[0], k.shape[2], q.shape[1] // k.shape[2], largest.shape[1]
-    inputs = Inputs(q, k, v, slot, position, scale, cap)
-    for item in shared(team, rows * chunks * heads):
-        r, c, g = item // (chunks * heads), item // heads % chunks, item % heads
-        key = (first_chunk(position[r], window) + c) * CHUNK
-        if key <= position[r]:
-            run = Run(r, r + 1, g, group)
-            here = Sums(largest[r, c, g], weight[r, c, g], values[r, c, g])
-            _attend_chunk(inputs, window, None, run, key, position[r] + 1, new_room(q, run), here)
-
-
-@parallel
-def _fold_chunks(team, q, heads, position, window, largest, weight, values, out):
-    """The results of `_attend_chunks`."""
-    group = q.shape[1] // heads
-    for item in shared(team, q.shape[0] * heads):
-        r, g = item // heads, item % heads
-        run = Run(r, r + 1, g, group)
-        sums = no_sums(q, run)
-        for c in range(position[r] // CHUNK - first_chunk(position[r], window) + 1):
-            fold(Sums(largest[r, c, g], weight[r, c, g], values[r, c, g]), sums)
-        store_attended(sums, run, out)
-
-
 def chunks_touched(keys: int) -> int:
     """The most chunks that so many consecutive keys lie in."""
     return -(-(keys - 1) // CHUNK) + 1
@@ -279,17 +251,8 @@ def attend(
     per_tile = rows_of_tile(len(q), heads, group, _MOST)
     window = window or NO_WINDOW
     scores = scale_and_cap(q.shape[2], scale, cap)
-    longest = most_keys(position, window)
-    work = q.size * longest // 8
-    few = longest > _LONG and len(q) * heads < 2 * get_num_threads()
-    if few and tiles_of(slot, position, per_tile).size == len(q) + 1:
-        chunks = chunks_touched(longest)
-        values = empty((len(q), chunks, heads, -(-group // TOKENS) * TOKENS, -(-q.shape[2] // SPAN) * SPAN))
-        largest, weight = empty((2, len(q), chunks, heads, group))
-        launch(_attend_chunks, work, q, k, v, slot, position, *scores, window, largest, weight, values)
-        launch(_fold_chunks, values.size, q, heads, position, window, largest, weight, values, out)
-    else:
-        launch(_attend, work, q, k, v, slot, position, per_tile, *scores, window, None, out)
+    work = q.size * most_keys(position, window) // 8
+    launch(_attend, work, q, k, v, slot, position, per_tile, *scores, window, None, out)
     return out
 
 

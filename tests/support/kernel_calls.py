@@ -36,13 +36,6 @@ MACHINE_HAS_NOT = {
 """Kernels that no case can run on this machine, and why."""
 
 CHANGES_NOTHING = {
-    ("attention.tiles_of", "result", ""): "Python only asks how many tiles there are, to choose between two ways with the same bits",
-    **{("attention._fold_chunks", name, ""): "used up: nobody reads them afterwards" for name in ("largest", "weight")},
-    **{
-        ("attention._attend_chunks", name, place): "the last chunk is beyond the row's keys, and values are padded to whole tiles"
-        for name in ("largest", "values", "weight")
-        for place in ("tail", "row")
-    },
     ("float_products._arrange", "out", "tail"): "what is between two strips",
     ("ternary_tiles._arrange", "sums", "tail"): "a tile reads sums of whole tiles of tokens, and stores results of those that are there",
     (
