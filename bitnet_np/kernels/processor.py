@@ -32,13 +32,13 @@ def cpu_features() -> frozenset[str]:
 def instruction_path() -> str:
     """The instructions of byte dot products on this processor.
 
-    One of avx512-vnni, avx512, avx-vnni, avx2, neon-dotprod, neon and generic, which has none.
+    One of avx512-vnni, avx512, avx-vnni, avx2, ssse3, neon-dotprod, neon and generic.
     """
     features = cpu_features()
     if architecture() == "x86_64":
         if "avx512bw" in features:
             return "avx512-vnni" if "avx512vnni" in features else "avx512"
-        for feature, path in (("avxvnni", "avx-vnni"), ("avx2", "avx2")):
+        for feature, path in (("avxvnni", "avx-vnni"), ("avx2", "avx2"), ("ssse3", "ssse3")):
             if feature in features:
                 return path
     elif architecture() == "aarch64":

@@ -22,8 +22,8 @@ from bitnet_np.kernels.processor import architecture, instruction_path
 
 from .rounds import CheckError, Sample, timed
 
-# logical registers: 12 of AVX-512's 32, or 8 of the 16 of AVX2
-_CHAINS = 12 if emit.is_wide() else 4
+# logical registers: 12 of AVX-512's 32, or 8 of the 16 of AVX2 and SSE
+_CHAINS = 12 if emit.is_wide() else 2 if instruction_path() == "ssse3" else 4
 _STEPS = 200_000  # of every chain in one burst: 5 to 25 ms
 _STEPS_OF_A_WORD = 50  # steps whose sums fit words
 _BURSTS = 4

@@ -15,13 +15,13 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
-from assembly import ARM, AVX2, AVX512, X86, assembly, lowered
+from assembly import ARM, AVX2, AVX512, SSE4, X86, assembly, lowered
 from block_samples import random_blocks, same_bytes
 from models import SHAPE, random_model, random_tokens
 from numba import njit, types
 from numba.np.numpy_support import from_dtype
 
-from bitnet_np.base.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
+from bitnet_np.base.tensor_types import BLOCK_TYPES, MXFP4, Q3_K, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
 from bitnet_np.engine import masks
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.engine.forward_pass import forward_full, forward_incremental
@@ -38,12 +38,13 @@ FORWARD = ("logits", "halves", "weights", "products")
 
 # name for Numba: its features, the path expected, whether registers are many, and what it computes. Compiling takes most of the time, so
 # each path of byte dot products has one type with signed codes and one without. Those of floats run where they differ most from this
-# processor's. Tables of codes and float16 are widened on the first as here, on the third as on the second. The last has no fused
-# multiply-add: each lane is a call.
+# processor's. Tables of codes and float16 are widened on the first as here, on the third as on the second, on the fourth as on the second
+# and the last. The last two have no fused multiply-add: each lane is a call.
 PROCESSORS = {
     "skylake-avx512": (AVX512, "avx512", True, ("ternary", "Q4_K", "Q8_0")),
     "haswell": (AVX2, "avx2", False, (*FORWARD, "ternary", "Q5_1", "Q6_K")),
     "alderlake": (AVX2 + ",+avxvnni", "avx-vnni", False, ("ternary", "Q5_1", "Q8_0")),
+    "nehalem": (SSE4, "ssse3", False, ("ternary", "Q4_K", "Q6_K")),
     "generic": ("", "generic", False, (*FORWARD, "ternary", "Q4_K", "Q8_0", "masked", "backward")),
 }
 
@@ -189,6 +190,7 @@ TARGETS = {  # path: triple, processor, features, mnemonic, its register, how ma
     "avx512": (X86, "skylake-avx512", "", "vpmaddubsw", "%zmm", 1),
     "avx-vnni": (X86, "alderlake", "", "vpdpbusd", "%ymm", 2),
     "avx2": (X86, "haswell", "", "vpmaddubsw", "%ymm", 2),
+    "ssse3": (X86, "nehalem", "", "pmaddubsw", "%xmm", 4),
     "neon-dotprod": (ARM, "generic", "+dotprod", "sdot", "v", 4),  # "generic", as for a processor that LLVM does not know
     "neon": (ARM, "cortex-a72", "", "sadalp", "v", 4),
 }
@@ -297,15 +299,19 @@ def unpacking(kind):
     return array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True), n, n, n, array(types.float32), n
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q2_K", "Q4_K", "TQ2_0", "IQ4_XS", "MXFP4"])
-def test_avx512_looks_up_what_codes_of_at_most_four_bits_stand_for(name):
+@pytest.mark.parametrize(
+    ("name", "path", "wide", "triple", "processor", "look_up"),
+    [
+        *(
+            (name, "generic", True, X86, "icelake-server", ("vpermps", "vpermd"))
+            for name in ("Q4_0", "Q4_1", "Q2_K", "Q4_K", "TQ2_0", "IQ4_XS", "MXFP4")
+        ),
+        ("NVFP4", "avx2", False, X86, "haswell", ("vpshufb",)),
+        ("NVFP4", "neon", False, ARM, "generic", ("tbl",)),
+    ],
+)
+def test_what_codes_of_four_bits_stand_for_is_looked_up_by_an_instruction(name, path, wide, triple, processor, look_up):
+    """Sixteen weights in a register of AVX-512, else bytes of a table."""
     kind = next(kind for kind in BLOCK_TYPES if kind.name == name)
-    lines = assembly(lowered(float_products.fill_blocks, unpacking(kind), "generic", wide=True), X86, "icelake-server", "")
-    names = [line[0] for line in lines if line]
-    assert sum(mnemonic in ("vpermps", "vpermd") for mnemonic in names) >= kind.block // 16
-
-
-@pytest.mark.parametrize(("path", "triple", "processor", "look_up"), [("avx2", X86, "haswell", "vpshufb"), ("neon", ARM, "generic", "tbl")])
-def test_tables_of_codes_are_looked_up_by_an_instruction(path, triple, processor, look_up):
-    lines = assembly(lowered(float_products.fill_blocks, unpacking(NVFP4), path), triple, processor, "")
-    assert [line[0] for line in lines if line].count(look_up) >= NVFP4.block // 16
+    lines = assembly(lowered(float_products.fill_blocks, unpacking(kind), path, wide=wide), triple, processor, "")
+    assert sum(line[0] in look_up for line in lines if line) >= kind.block // 16

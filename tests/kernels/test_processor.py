@@ -85,4 +85,4 @@ def test_without_avx_in_numba_kernels_are_compiled_without_it():
         "print(processor.instruction_path(), (out == 1).all())"
     )
     path, right = run_python(program, NUMBA_ENABLE_AVX="0").split()
-    assert (path, right) == ("generic", "True")
+    assert (path in ("ssse3", "generic"), right) == (True, "True")
