@@ -1,7 +1,7 @@
 """Attention without a [T, T] array: keys in chunks of CHUNK from position 0, in the contract's order.
 
 The queries that read the same keys and values are worked out together: the heads of a group, for a run of rows. Each chunk of keys gives
-them a maximum, a sum of weights and weighted values (`Sums`), which are folded into those of the chunks before.
+them a maximum, a sum of weights and weighted values, which are folded into those of the chunks before.
 """
 
 from functools import lru_cache
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import get_num_threads
 
-from .attention_chunk import cap_scores, chunk_scores, chunk_values, exponentials, hide_unseen, leave_out_hidden, maxima, sees_any, visible
+from .attention_chunk import chunk_scores, exponentials, hide_unseen, leave_out_hidden, maxima, sees_any, visible, weighted_values
 from .fast.emit import LANES
 from .fast.simd import fma, store_sums, tile_f32
 from .launching import Floats, Ints, inlined, launch, parallel, read_only, serial, shared
@@ -23,9 +23,6 @@ Factor = np.float32 | None
 NO_WINDOW = 1 << 62
 _MOST, _LEAST = 128, 32  # queries that share one reading of the keys and values they see
 _SHARES = 4  # runs of rows for each thread, or their queries are fewer
-_LONG = 256  # keys of a row from which on threads share them, where threads have fewer than two heads each
-UNSEEN = np.float32(-1.0)
-"""In place of a weight, which is never negative: the query sees no key of the chunk."""
 
 
 # Functions that are called for each chunk and take these records are inlined: a call counts a reference to every array of a record.
@@ -59,25 +56,22 @@ class Run(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What the queries of a run are worked out in. There are as many as fill whole tiles."""
+    """What the queries of a run are worked out in. N are as many as fill whole tiles, n those that are there."""
 
-    queries: Any  # [n, K]; those that only fill a tile are 0
-    scores: Any  # [n, CHUNK] of one chunk; then the weights
+    queries: Any  # [N, K]; those that only fill a tile are 0
     ends: Any  # [tiles] of one chunk: how many of its keys any query of the tile sees
-    sums: Any  # [n], over the keys of one chunk
-
-
-class Sums(NamedTuple):
-    """What the queries of a run get from some chunks."""
-
-    largest: Any  # [n] score
-    weight: Any  # [n] sum of exp(score - largest), or UNSEEN
-    values: Any  # [n, K] or whole tiles of it: sums of values, each times its exp(score - largest)
+    seen: Any  # [n] 1 if a query sees a key of the chunk, else 0
+    scores: Any  # [N, CHUNK] of the chunk; then the weights
+    top: Any  # [N] the largest score of the chunk
+    sums: Any  # [N] of exp(score - top)
+    part: Any  # [N, whole tiles of K]: the sums of the chunk's values, each times its exp(score - top)
+    largest: Any  # [n] score of all chunks so far
+    weight: Any  # [n] sum of exp(score - largest)
+    values: Any  # [n, K]
 
 
 @inlined
-def new_room(q, run):
-    """A run's queries, padded to whole tiles, and memory for their scores."""
+def _new_room(q, run):
     n, width = (run.end - run.first) * run.group, q.shape[2]
     padded = -(-n // TOKENS) * TOKENS
     queries, scores = aligned_floats(padded, width), aligned_floats(padded, CHUNK)
@@ -86,91 +80,56 @@ def new_room(q, run):
             queries[i, d] = q[run.first + i // run.group, run.g * run.group + i % run.group, d] if i < n else np.float32(0.0)
         for j in range(CHUNK):
             scores[i, j] = 0
-    return Room(queries, scores, np.empty(padded // TOKENS, np.int64), np.empty(padded, np.float32))
-
-
-@inlined
-def new_sums(q, run):
-    """Memory for what a run gets from one chunk. `chunk_values` pads values to whole tiles."""
-    n, width = (run.end - run.first) * run.group, q.shape[2]
-    values = aligned_floats(-(-n // TOKENS) * TOKENS, -(-width // SPAN) * SPAN)
-    return Sums(np.empty(n, np.float32), np.empty(n, np.float32), values)
-
-
-@inlined
-def no_sums(q, run):
-    """The sums of a run that has seen no key."""
-    n, width = (run.end - run.first) * run.group, q.shape[2]
-    return Sums(np.full(n, -np.inf, np.float32), np.zeros(n, np.float32), np.zeros((n, width), np.float32))
+    ends, (seen, top, sums) = np.empty(padded // TOKENS, np.int64), np.empty((3, padded), np.float32)
+    part, largest = aligned_floats(padded, -(-width // SPAN) * SPAN), np.full(n, -np.inf, np.float32)
+    weight, values = np.zeros(n, np.float32), np.zeros((n, width), np.float32)
+    return Room(queries, ends, seen, scores, top, sums, part, largest, weight, values)
 
 
 # `mask` is rows of biases [T, S], by the position of a query, or None: then a query sees the last `window` keys. Numba compiles either.
 
 
 @inlined
-def _attend_chunk(inputs, window, mask, run, key, end, room, here):
-    """Store what the queries of a run get from the chunk that begins with number `key` of their keys, which end at `end`, in `here`.
-
-    A query that sees none of its keys has the weight UNSEEN.
-    """
-    width, scores, ends, sums = room.queries.shape[1], room.scores, room.ends, room.sums
-    largest, weight, position, (_, places, heads, _) = here.largest, here.weight, inputs.position, inputs.k.shape
+def _attend_chunk(inputs, window, mask, run, key, end, room):
+    """Work out what the queries of a run get from the chunk that begins with number `key` of their keys, which end at `end`."""
+    n, width, scores, ends = room.weight.size, room.queries.shape[1], room.scores, room.ends
+    position, (_, places, heads, _) = inputs.position, inputs.k.shape
     start, stride = ((inputs.slot[run.first] * places + key % places) * heads + run.g) * width, heads * width
     end = min(key + CHUNK, end)
     ends[:] = end - key
     if mask is None:
         for tile in range(ends.size):
-            last = min(weight.size, (tile + 1) * TOKENS) - 1  # the query that sees the latest keys
+            last = min(n, (tile + 1) * TOKENS) - 1  # the query that sees the latest keys
             ends[tile] = max(0, visible(position[run.first + last // run.group], window, key)[1])
     chunk_scores(room.queries, width, inputs.k, inputs.v, start, stride, ends, inputs.scale, scores)
     if inputs.cap > 0:
-        cap_scores(scores, inputs.cap)
-    for i in range(weight.size):
-        seen = hide_unseen(scores, i, position[run.first + i // run.group], window, mask, key, end)
-        weight[i] = 0 if seen else UNSEEN
-    maxima(scores, sums)
-    for i in range(weight.size):
-        largest[i] = sums[i]
-    exponentials(scores, largest, sums)  # the scores are weights from here on
-    for i in range(weight.size):
-        weight[i] = sums[i] if weight[i] != UNSEEN else UNSEEN
-    chunk_values(scores, ends, inputs.v, start, stride, width, here.values)
+        for i in range(scores.shape[0]):
+            for j in range(CHUNK):
+                scores[i, j] = soft_cap(scores[i, j], inputs.cap)
+    for i in range(n):
+        room.seen[i] = hide_unseen(scores, i, position[run.first + i // run.group], window, mask, key, end)
+    maxima(scores, room.top)
+    exponentials(scores, room.top[:n], room.sums)  # the scores are weights from here on
+    weighted_values(scores, scores.shape[0], CHUNK, 1, ends, inputs.v, start, stride, width, room.part)
     if mask is not None:
-        leave_out_hidden(scores[: weight.size], mask, position[run.first], inputs.v[inputs.slot[run.first]], key, end, run, here.values)
+        leave_out_hidden(scores[:n], mask, position[run.first], inputs.v[inputs.slot[run.first]], key, end, run, room.part)
 
 
 @inlined
-def fold(here, sums):
-    """Fold what queries get from one more chunk into their sums. `here` is used up: it holds the factors of old and new values then."""
-    largest, weight, values, part = sums.largest, sums.weight, sums.values, here.values
+def _fold(room):
+    """Fold what queries get from one more chunk into what they have. `top` and `sums` are the factors of old and new values then."""
+    seen, top, sums, largest, weight, values = room.seen, room.top, room.sums, room.largest, room.weight, room.values
     for i in range(weight.size):
-        seen = here.weight[i] != UNSEEN
-        after = max(largest[i], here.largest[i])
-        old, new = exp(np.float32(largest[i] - after)), exp(np.float32(here.largest[i] - after))
-        weight[i] = fma(weight[i], old, np.float32(here.weight[i] * new)) if seen else weight[i]
+        after = max(largest[i], top[i])
+        old, new = exp(np.float32(largest[i] - after)), exp(np.float32(top[i] - after))
+        weight[i] = fma(weight[i], old, np.float32(sums[i] * new)) if seen[i] else weight[i]
         largest[i] = after
-        here.largest[i], here.weight[i] = old, new if seen else UNSEEN
+        top[i], sums[i] = old, new
     for i in range(weight.size):
-        if here.weight[i] != UNSEEN:  # adding +0 instead would turn a -0 around
-            old, new = here.largest[i], here.weight[i]
+        if seen[i]:  # adding +0 instead would turn a -0 around
+            old, new = top[i], sums[i]
             for d in range(values.shape[1]):
-                values[i, d] = fma(values[i, d], old, np.float32(part[i, d] * new))
-
-
-@serial
-def store_attended(sums, run, out):
-    """Store the sums of values divided by their weight, and 0 for a query that saw nothing. Every other weight is at least 1.
-
-    Returns whether there is NaN in the result.
-    """
-    values, weight = sums.values, sums.weight
-    nan = np.int32(0)
-    for i in range(values.shape[0]):
-        for d in range(values.shape[1]):
-            attended = values[i, d] / weight[i] if weight[i] != 0 else np.float32(0.0)
-            out[run.first + i // run.group, run.g * run.group + i % run.group, d] = attended
-            nan |= np.int32(attended != attended)
-    return nan != 0
+                values[i, d] = fma(values[i, d], old, np.float32(room.part[i, d] * new))
 
 
 @serial
@@ -178,17 +137,22 @@ def _attend_together(inputs, window, mask, run, out):
     """Attention of a run.
 
     Returns whether there is NaN in the result: by the rule a later position's values, times the 0 of a row that does not see them, are in
-    it too.
+    it too. A query that sees nothing gets 0; every other one has a weight of at least 1.
     """
     first, end = inputs.position[run.first], inputs.position[run.end - 1] + 1
     if mask is not None:
         end = mask.shape[1]
-    room, here, sums = new_room(inputs.q, run), new_sums(inputs.q, run), no_sums(inputs.q, run)
+    room, nan = _new_room(inputs.q, run), np.int32(0)
     for key in range(first_chunk(first, window) * CHUNK, end, CHUNK):
         if mask is None or sees_any(mask, first, run.end - run.first, key, min(key + CHUNK, end)):
-            _attend_chunk(inputs, window, mask, run, key, end, room, here)
-            fold(here, sums)
-    return store_attended(sums, run, out)
+            _attend_chunk(inputs, window, mask, run, key, end, room)
+            _fold(room)
+    for i in range(room.values.shape[0]):
+        for d in range(room.values.shape[1]):
+            attended = room.values[i, d] / room.weight[i] if room.weight[i] != 0 else np.float32(0.0)
+            out[run.first + i // run.group, run.g * run.group + i % run.group, d] = attended
+            nan |= np.int32(attended != attended)
+    return nan != 0
 
 
 @serial
@@ -219,33 +183,6 @@ def _attend(team, q, k, v, slot, position, per_tile, scale, cap, window, mask, o
         elif _attend_together(inputs, window, None, run, out):
             for r in range(run.first, run.end):
                 _attend_together(inputs, window, None, Run(r, r + 1, g, group), out)
-
-
-@parallel
-def _attend_chunks(team, q, k, v, slot, position, scale, cap, window, largest, weight, values):
-    """What `_attend` sums up, for rows that stand alone: a chunk of keys is an item, so that threads share a single row."""
-    rows, heads, group, chunks = q.shape[0], k.shape[2], q.shape[1] // k.shape[2], largest.shape[1]
-    inputs = Inputs(q, k, v, slot, position, scale, cap)
-    for item in shared(team, rows * chunks * heads):
-        r, c, g = item // (chunks * heads), item // heads % chunks, item % heads
-        key = (first_chunk(position[r], window) + c) * CHUNK
-        if key <= position[r]:
-            run = Run(r, r + 1, g, group)
-            here = Sums(largest[r, c, g], weight[r, c, g], values[r, c, g])
-            _attend_chunk(inputs, window, None, run, key, position[r] + 1, new_room(q, run), here)
-
-
-@parallel
-def _fold_chunks(team, q, heads, position, window, largest, weight, values, out):
-    """The results of `_attend_chunks`."""
-    group = q.shape[1] // heads
-    for item in shared(team, q.shape[0] * heads):
-        r, g = item // heads, item % heads
-        run = Run(r, r + 1, g, group)
-        sums = no_sums(q, run)
-        for c in range(position[r] // CHUNK - first_chunk(position[r], window) + 1):
-            fold(Sums(largest[r, c, g], weight[r, c, g], values[r, c, g]), sums)
-        store_attended(sums, run, out)
 
 
 def chunks_touched(keys: int) -> int:
@@ -279,17 +216,8 @@ def attend(
     per_tile = rows_of_tile(len(q), heads, group, _MOST)
     window = window or NO_WINDOW
     scores = scale_and_cap(q.shape[2], scale, cap)
-    longest = most_keys(position, window)
-    work = q.size * longest // 8
-    few = longest > _LONG and len(q) * heads < 2 * get_num_threads()
-    if few and tiles_of(slot, position, per_tile).size == len(q) + 1:
-        chunks = chunks_touched(longest)
-        values = empty((len(q), chunks, heads, -(-group // TOKENS) * TOKENS, -(-q.shape[2] // SPAN) * SPAN))
-        largest, weight = empty((2, len(q), chunks, heads, group))
-        launch(_attend_chunks, work, q, k, v, slot, position, *scores, window, largest, weight, values)
-        launch(_fold_chunks, values.size, q, heads, position, window, largest, weight, values, out)
-    else:
-        launch(_attend, work, q, k, v, slot, position, per_tile, *scores, window, None, out)
+    work = q.size * most_keys(position, window) // 8
+    launch(_attend, work, q, k, v, slot, position, per_tile, *scores, window, None, out)
     return out
 
 

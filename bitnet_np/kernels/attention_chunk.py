@@ -21,7 +21,7 @@ from .fast.simd import (
     tile_f32,
 )
 from .launching import inlined, serial
-from .scalar import CHUNK, exp, soft_cap
+from .scalar import CHUNK, exp
 from .tiles import ROWS, SPAN, TOKENS, VALUE_COLUMNS, dot_tile
 
 _AHEAD = 12  # keys by which prefetches run ahead
@@ -59,14 +59,6 @@ def chunk_scores(queries, width, keys, values, key_start, key_stride, ends, scal
                 if j < ends[i // TOKENS]:
                     tile = dot_tile(tile_f32(ROWS, TOKENS), key, start, key_stride, n_j, query, i * width, width, TOKENS, width)
                     store_products(tile, scale, score, i * CHUNK + j, CHUNK)
-
-
-@serial
-def cap_scores(scores, cap):
-    """Replace each score s by cap * tanh(s / cap)."""
-    for i in range(scores.shape[0]):
-        for j in range(CHUNK):
-            scores[i, j] = soft_cap(scores[i, j], cap)
 
 
 @serial
@@ -127,12 +119,6 @@ def weighted_values(p, n, across, along, ends, values, value_start, value_stride
             store_tile(tile, out, i * out.shape[1] + d, out.shape[1])
 
 
-@inlined
-def chunk_values(p, ends, values, value_start, value_stride, width, out):
-    """out[i] = sum over keys of p[i, j] * value j, as `weighted_values`."""
-    weighted_values(p, p.shape[0], CHUNK, 1, ends, values, value_start, value_stride, width, out)
-
-
 # --- masks: rows of biases, of which -infinity hides a key ------------------------------------------------------------------------------
 
 
@@ -173,7 +159,7 @@ def hide_unseen(scores, i, position, window, mask, key, end):
 
 @serial
 def leave_out_hidden(p, mask, position, values, key, end, run, out):
-    """Compute what `chunk_values` did without the hidden keys' values if any is not finite: else a probability of 0 has made 0 of them."""
+    """Compute weighted values anew without the hidden keys' if any is not finite: else a probability of 0 has made 0 of them."""
     largest = np.int32(0)
     for j in range(key, end):
         row = values[j, run.g]

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .attention import NO_WINDOW, inverse_root
-from .attention_chunk import chunk_scores, chunk_values, exponentials, hide, maxima, visible, weighted_values
+from .attention_chunk import chunk_scores, exponentials, hide, maxima, visible, weighted_values
 from .fast.simd import fma
-from .launching import Floats, launch, parallel, read_only, rule, serial, shared, variant
+from .launching import Floats, Kernel, launch, parallel, read_only, rule, serial, shared, variant
 from .scalar import CHUNK, WIDE_LANES, exp, first_chunk
 from .sums import wide_dot
 from .tiles import SPAN, TOKENS
@@ -175,15 +175,18 @@ _silu_gate_back = variant(_gate_back, "_silu_gate_back", slope_of=_silu_slope)
 
 def relu2_gate_back(gate: Floats, up: Floats, dy: Floats) -> tuple[Floats, Floats]:  # [R, F] x 3 -> [R, F] x 2
     """The gradients of relu2_gate: dy up 2 max(gate, 0), and dy max(gate, 0)^2."""
-    dgate, dup = empty(gate.shape), empty(gate.shape)
-    launch(_relu2_gate_back, gate.size, gate, up, dy, dgate, dup)
-    return dgate, dup
+    return _both(_relu2_gate_back, 1, gate, up, dy)
 
 
 def silu_gate_back(gate: Floats, up: Floats, dy: Floats) -> tuple[Floats, Floats]:  # [R, F] x 3 -> [R, F] x 2
     """The gradients of silu_gate: dy up s (1 + gate (1 - s)), and dy gate s, where s = 1 / (1 + e^-gate)."""
+    return _both(_silu_gate_back, 16, gate, up, dy)
+
+
+def _both(kernel: Kernel, steps: int, gate: Floats, up: Floats, dy: Floats) -> tuple[Floats, Floats]:
+    """The two gradients by a kernel of so many elementary steps for each number."""
     dgate, dup = empty(gate.shape), empty(gate.shape)
-    launch(_silu_gate_back, 16 * gate.size, gate, up, dy, dgate, dup)
+    launch(kernel, steps * gate.size, gate, up, dy, dgate, dup)
     return dgate, dup
 
 
@@ -238,7 +241,7 @@ def _attend_back(team, q, k, v, attended, dy, cuts, scale, window, dq, dk, dv):
                         probability[j] = probability[j] / weight[i]
                         difference = np.float32(slope[j] - along[i])
                         slope[j] = np.float32(np.float32(probability[j] * difference) * scale) if j < n_keys else np.float32(0.0)
-                chunk_values(ds[:padded], ends, keys, chunk * CHUNK * width, width, width, part)
+                weighted_values(ds, padded, CHUNK, 1, ends, keys, chunk * CHUNK * width, width, width, part)
                 _fold(part, n, width, False, dq, row, h * width)
                 ends[:] = n
                 weighted_values(ds, CHUNK, 1, CHUNK, ends, queries, 0, width, width, part)

@@ -35,7 +35,7 @@ from .fast.block_bytes import (
 from .fast.emit import LANES, Strided
 from .fast.simd import load_tile, pointer_to, store_tile, tile_f32, tile_i32
 from .launching import Floats, inlined, launch, parallel, read_only, serial, shared
-from .ternary_product import blocks_of
+from .ternary_product import block_of, blocks_of
 from .tiles import ROW_BLOCK, WIDE
 from .workspace import aligned, empty
 
@@ -254,11 +254,7 @@ def _products_of_row(team, first, second, third, widths, x, size, order, out):
     )
     _arrange_row(0, x, size, order, rows)
     for item in shared(team, blocks_of(widths, ROW_BLOCK)):
-        which, block, place = 0, item, 0
-        while block * ROW_BLOCK >= widths[which]:
-            block -= -(-widths[which] // ROW_BLOCK)
-            place += widths[which]
-            which += 1
+        which, block, place = block_of(widths, ROW_BLOCK, item)
         begin, results = block * ROW_BLOCK, out[place : place + widths[which]]
         end = min(begin + ROW_BLOCK, widths[which])
         rows_of_one_token(tile_f32(1, 1), tile_i32(1, 1), (first, second, third)[which], rows, begin, end, results)

@@ -15,16 +15,10 @@ _FEW = 64  # tokens up to which to copy weights to a strip, while memory waits, 
 # --- embedding ------------------------------------------------------------------------------------------------------------------------
 
 
-@serial
-def widen_row(row, out):
-    """A row of float32, float16 or bfloat16 bits as float32, -0 as +0."""
-    float_products.widen_some(row, 0, out.size, out, 0)
-
-
 @parallel
 def _embed(team, table, tokens, out):
     for r in shared(team, tokens.size):
-        widen_row(table[tokens[r]], out[r])
+        float_products.widen_some(table[tokens[r]], 0, out.shape[1], out[r], 0)
 
 
 def embed(table: NDArray, tokens: NDArray[np.int64]) -> Floats:  # [V, D], [R] -> [R, D]

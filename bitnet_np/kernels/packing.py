@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from ..base.tensor_types import TensorType
 from .block_products import Bytes, records
 from .fast.emit import LANES
-from .float_products import fill
-from .floats import widen_row
+from .float_products import fill, widen_some
 from .launching import inlined, launch, parallel, read_only, serial, shared
 from .workspace import for_weights
 
@@ -160,7 +159,7 @@ def _magnitude_sums(team, table, sums):
     for part in shared(team, sums.shape[0]):
         first, end = part * n // sums.shape[0], (part + 1) * n // sums.shape[0]
         for r in range(end - first):
-            widen_row(table[first + r], row)
+            widen_some(table[first + r], 0, m, row, 0)
             for start in range(0, m, _PIECE):
                 _add_magnitudes(row.view(np.uint32)[start : min(start + _PIECE, m)], sums[part])
 

@@ -79,15 +79,22 @@ def blocks_of(widths, size):
 
 
 @serial
+def block_of(widths, size, block):
+    """The number of the matrix that a block belongs to, the block's number in it, and the columns of the matrices before it."""
+    which, before = 0, 0
+    while block * size >= widths[which]:
+        block -= -(-widths[which] // size)
+        before += widths[which]
+        which += 1
+    return which, block, before
+
+
+@serial
 def matrix_of(codes, widths, factors, n, size, block):
     """The matrix that a block belongs to, of three with these codes, and the block's number in it. The product has n tokens."""
-    first, second = -(-widths[0] // size), -(-widths[1] // size)
-    if block < first:
-        return Matrix(np.int64(0), factors[0], 0, widths[0]), block
-    start = np.int64(codes[0].ctypes.data)  # three arrays as if they were one
-    if block < first + second:
-        return Matrix(np.int64(codes[1].ctypes.data) - start, factors[1], n * widths[0], widths[1]), block - first
-    return Matrix(np.int64(codes[2].ctypes.data) - start, factors[2], n * (widths[0] + widths[1]), widths[2]), block - first - second
+    which, block, before = block_of(widths, size, block)
+    begin = np.int64(codes[which].ctypes.data) - np.int64(codes[0].ctypes.data)  # three arrays as if they were one
+    return Matrix(begin, factors[which], n * before, widths[which]), block
 
 
 @inlined

@@ -193,6 +193,24 @@ def test_exp_at_its_ends():
     assert np.isnan(cpu.exponential(f32([np.nan, -np.nan]))).all()
 
 
+@njit
+def rounded_to_half(x, out):
+    for i in range(x.size):
+        out[i] = scalar.round_to_half(x[i])
+
+
+def test_round_to_half():
+    """At every float16, at every boundary between two, and beside those; and at numbers in between."""
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middles = (halves[:-1] + halves[1:]) / 2
+    rng = np.random.default_rng(0)
+    random = rng.integers(0, f32(65504).view(np.uint32), 200_000, np.uint32).view(np.float32)
+    x = np.concatenate([halves, middles, np.nextafter(middles, f32(0)), np.nextafter(middles, f32(1e9)), random])
+    out = np.empty_like(x)
+    rounded_to_half(x, out)
+    assert_same_bits(out, x.astype(np.float16).astype(np.float32))
+
+
 # --- checks of weights ----------------------------------------------------------------------------------------------------------------
 
 

@@ -37,17 +37,10 @@ MACHINE_HAS_NOT = {
 """Kernels that no case can run on this machine, and why."""
 
 CHANGES_NOTHING = {
-    ("attention.tiles_of", "result", ""),  # Python only asks how many tiles there are, to choose between two ways with the same bits
-    *(("attention._fold_chunks", name, "") for name in ("largest", "weight")),  # used up: nobody reads them afterwards
-    # the last chunk is beyond the row's keys, and values are padded to whole tiles
-    *(("attention._attend_chunks", name, place) for name in ("largest", "values", "weight") for place in ("tail", "row")),
     ("float_products._arrange", "out", "tail"),  # what is between two strips
     ("ternary_tiles._arrange", "sums", "tail"),  # a tile reads sums of whole tiles of tokens, and stores results of those that are there
-    (
-        "block_products._arrange",
-        "rows.q",
-        "tail",
-    ),  # matrix tiles read rows of an odd number of cache lines: the last may be beyond the codes
+    # matrix tiles read rows of an odd number of cache lines: the last may be beyond the codes
+    ("block_products._arrange", "rows.q", "tail"),
     # on matrix tiles this type has rows of its own, of which it reads no sums
     *(("block_products._arrange", name, "blocks NVFP4, many rows") for name in ("rows.sums", "rows.eights")),
 }

@@ -40,7 +40,7 @@ from .emit import (
     emitted,
     first,
 )
-from .simd import lower_and_upper, total, widened_half
+from .simd import folded, total, widened_half
 
 
 class Chunk(NamedTuple):
@@ -160,11 +160,7 @@ def _blocks(b: Emitter, blocks: Place, places: Chunk, count: int) -> list[list[i
 
 def _tree(b: Emitter, registers: Sequence[ir.Value], width: int) -> ir.Value:
     """Registers folded in pairs until one is left, which is made with `width` lanes to a fold, and those before it with twice as many."""
-    if len(registers) == 1:
-        return registers[0]
-    half = len(registers) // 2
-    lower, upper = (_tree(b, part, 2 * width) for part in (registers[:half], registers[half:]))
-    return total(b, *lower_and_upper(b, lower, upper, width))
+    return folded(b, registers, [width << i for i in reversed(range(len(registers).bit_length() - 1))], total)[0]
 
 
 ROWS = 4

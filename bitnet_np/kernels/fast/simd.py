@@ -163,21 +163,21 @@ def times_power_of_two(b, x, magic):
 
 
 def _over_lanes(b: Emitter, registers: list[ir.Value], combine: Callable) -> list[ir.Value]:
-    """16 lanes of each register combined by halving (i with i+8, i+4, i+2, i+1): a lane of the results for each, 16 registers at a time.
+    """16 lanes of each register combined by halving (i with i+8, i+4, i+2, i+1): a lane of the results for each, 16 registers at a time."""
+    return folded(b, registers + [constant(registers[0].type, None)] * (-len(registers) % LANES), (16, 8, 4, 2), combine)
 
-    Each round adds the lower halves of two registers to their upper halves: 15 additions for 16 sums.
+
+def folded(b: Emitter, registers: Sequence[ir.Value], widths: Sequence[int], combine: Callable) -> list[ir.Value]:
+    """The lower halves of each `width` lanes of two neighbours combined with the upper halves, in one register; width after width.
+
+    Four rounds sum up 16 lanes of 16 registers by 15 additions.
     """
-    registers = registers + [constant(registers[0].type, None)] * (-len(registers) % LANES)
-    for width in (16, 8, 4, 2):
+    for width in widths:
+        lower = [lane + i for lane in range(0, 2 * LANES, width) for i in range(width // 2)]
+        upper = [lane + width // 2 for lane in lower]
         pairs = zip(registers[::2], registers[1::2], strict=True)
-        registers = [combine(b, *lower_and_upper(b, *pair, width)) for pair in pairs]
-    return registers
-
-
-def lower_and_upper(b: Emitter, x: ir.Value, y: ir.Value, width: int) -> tuple[ir.Value, ir.Value]:
-    """The lower halves of each `width` lanes of two registers, and the upper ones."""
-    lower = [lane + i for lane in range(0, 2 * LANES, width) for i in range(width // 2)]
-    return b.shuffled(x, lower, y), b.shuffled(x, [lane + width // 2 for lane in lower], y)
+        registers = [combine(b, b.shuffled(x, lower, y), b.shuffled(x, upper, y)) for x, y in pairs]
+    return list(registers)
 
 
 def total(b: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
