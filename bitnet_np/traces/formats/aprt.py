@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...base.errors import FileFormatError, OptionError, shown
 from ..normal_form import checked_tokens
 from ..points import MODEL_NAMES, SCORES, Entry, Key, ours_of
-from .arrays import MAX_POINTS, Header, Labelled, check_size
+from .arrays import MAX_POINTS, Header, Labelled, check_size, files_in
 from .output import Put, Writer
 
 MAGIC = b"APRT"
@@ -38,7 +38,8 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Labelle
         raise OptionError(f"{path}: the values in APRT files are flat, give the tokens they are of")
     ids = checked_tokens(tokens, "tokens")
     arrays: dict[str, Entry] = {}
-    for label, file in sorted(_files(path).items()):
+    files = {path.name: path} if path.is_file() else files_in(path, ".bin", _LAYER, MAX_POINTS)
+    for label, file in files.items():
         layer, count = _read_header(file)
         folder = _LAYER.fullmatch(file.parent.name)
         if path.is_dir() and layer != (int(folder[1]) if folder and file.parent != path else WHOLE_MODEL):
@@ -57,17 +58,6 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Labelle
             raise FileFormatError(f"{file}: {label} is there twice, expected each point once")
         arrays[label] = Header(shape, _FLOAT32, False, _HEADER).entry(file)
     return Labelled(arrays, path, "APRT")
-
-
-def _files(path: Path) -> dict[str, Path]:
-    """Stage files by their names within the folder."""
-    if path.is_file():
-        return {path.name: path}
-    folders = [path, *(Path(entry) for entry in os.scandir(path) if entry.is_dir() and _LAYER.fullmatch(entry.name))]
-    files = [Path(entry) for folder in folders for entry in os.scandir(folder) if entry.name.endswith(".bin") and entry.is_file()]
-    if len(files) > MAX_POINTS:
-        raise FileFormatError(f"{path}: {len(files)} stage files, expected {MAX_POINTS} at most")
-    return {str(file.relative_to(path)): file for file in files}
 
 
 def _read_header(path: Path) -> tuple[int, int]:

@@ -3,6 +3,8 @@
 Arrays of several sequences are cut into those of each.
 """
 
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +35,15 @@ def damaged(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise FileFormatError(f"{what}: {shown(str(error) or type(error).__name__)}") from None
+
+
+def files_in(path: Path, ending: str, folders: re.Pattern[str], most: int) -> dict[str, Path]:
+    """The files of a folder and of folders in it of such names, by their names within it. Raises FileFormatError for more than `most`."""
+    inside = (Path(entry) for entry in os.scandir(path) if folders.fullmatch(entry.name) and entry.is_dir())
+    found = [Path(entry) for folder in (path, *inside) for entry in os.scandir(folder) if entry.name.endswith(ending) and entry.is_file()]
+    if len(found) > most:
+        raise FileFormatError(f"{path}: {len(found)} files, expected {most} at most")
+    return {file.relative_to(path).as_posix(): file for file in sorted(found)}
 
 
 def check_size(path: Path, size: int, expected: int, what: str, unit: str = "bytes") -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from ...base.errors import FileFormatError, OptionError, shown
 from ...base.validate import check_exists
 from ..points import Entry
-from .arrays import Header, Labelled, bare_shape, check_size, damaged
+from .arrays import Header, Labelled, bare_shape, check_size, damaged, files_in
 from .output import Put, Writer
 
 MAGIC = b"\x93NUMPY"
@@ -55,13 +55,8 @@ def read_folder(path: str | os.PathLike[str]) -> Labelled:
     Rows that were written step by step are in `<label>.step-<n>.npy` or `step-<n>/<label>.npy`.
     """
     path = Path(path)
-    files: dict[str, Path] = {}
-    for folder in (path, *(Path(entry) for entry in os.scandir(path) if STEP_FOLDER.fullmatch(entry.name) and entry.is_dir())):
-        inside = "" if folder == path else f"{folder.name}/"
-        files |= {inside + entry.name: Path(entry) for entry in os.scandir(folder) if entry.name.endswith(".npy") and entry.is_file()}
-    if len(files) > MAX_FILES:
-        raise FileFormatError(f"{path}: {len(files)} .npy files, expected {MAX_FILES} at most")
-    return Labelled({name.removesuffix(".npy"): entry_of(file) for name, file in sorted(files.items())}, path, "folder of .npy")
+    files = files_in(path, ".npy", STEP_FOLDER, MAX_FILES)
+    return Labelled({name.removesuffix(".npy"): entry_of(file) for name, file in files.items()}, path, "folder of .npy")
 
 
 def read_logits(path: str | os.PathLike[str]) -> Labelled:
