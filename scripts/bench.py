@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,7 +156,7 @@ def run(options: argparse.Namespace) -> tuple[list[Table], Results, dict]:
     with ExitStack() as stack:
         stack.callback(numba.set_num_threads, numba.get_num_threads())
         pythons = {program or sys.executable for name, program in options.vs if name == peers.NAME}
-        running = [stack.enter_context(peers.Peer(python)) for python in pythons]  # first: a missing one is reported at once
+        running = [stack.enter_context(closing(peers.Peer(python))) for python in pythons]  # first: a missing one is reported at once
         path = options.model or models.ours(folder, options.shape, options.seed)
         dialect = DIALECTS[options.dialect]
         setup = Setup(path, load(path), threads, options.lengths, options.batch, options.steps, options.seed, dialect)
