@@ -148,7 +148,7 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         return "bitnet-rs"
     if path.suffix == ".npy":  # its reader reports what is wrong with it
         return "logits"
-    if eval_callback.is_printed(head):
+    if eval_callback.HEADER.search(head):
         return "eval-callback"
     if path.suffix in (".txt", ".csv") or text.is_numbers(head):
         return "text"
