@@ -8,7 +8,6 @@ one after another, but lm_head has the logits of the last token only. Scores are
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from ...base.errors import FileFormatError, OptionError, shown
 from ..normal_form import checked_tokens
 from ..points import MODEL_NAMES, SCORES, Entry, Key, ours_of
 from .arrays import MAX_POINTS, Header, Labelled, check_size, files_in
-from .output import Put, Writer
+from .output import Put, Writer, output
 
 MAGIC = b"APRT"
 WHOLE_MODEL = 0xFFFFFFFF
@@ -26,8 +25,6 @@ _HEADER = 12
 _FLOAT32 = np.dtype("<f4")
 _OURS = ours_of("aprt")
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
-NAMES = frozenset(_THEIRS)
-"""The points that it can hold."""
 _LAYER = re.compile(r"layer-(0|[1-9][0-9]{0,5})")
 
 
@@ -71,8 +68,8 @@ def _read_header(path: Path) -> tuple[int, int]:
     return layer, count
 
 
-@contextmanager
-def opened(out: Writer) -> Iterator[Put]:
+@output(names=frozenset(_THEIRS), folder=True)
+def write(out: Writer) -> Iterator[Put]:
     """A folder of stage files. Of the logits it keeps the last token's, as aprender does."""
 
     def put(key: Key, array: NDArray) -> None:

@@ -10,7 +10,6 @@ the file keeps the token of the text.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from ...base.errors import FileFormatError, OptionError, ShapeError
 from ..normal_form import checked_tokens
 from ..points import Entry, Key, Points, Trace
 from .arrays import Header, check_size
-from .output import Put, Writer
+from .output import LOGITS, Put, Writer, output
 
 MAGIC = b"_logits_"
 RANGE = np.float32(16)
@@ -124,8 +123,8 @@ def as_stored(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return decode(encode(logits), logits.shape[1])
 
 
-@contextmanager
-def opened(out: Writer) -> Iterator[Put]:
+@output(names=LOGITS)
+def write(out: Writer) -> Iterator[Put]:
     """Logits of one sequence as one chunk; needs the tokens, and all their logits."""
     if out.tokens is None:
         raise OptionError(f"{out.path}: this format holds token ids, give them")

@@ -54,6 +54,17 @@ class Output(NamedTuple):
                     raise EmptyInputError(f"{path}: nothing was written to it, expected at least one point")
 
 
+def output(
+    names: frozenset[str] | None = None, folder: bool = False, holds_tokens: bool = False
+) -> Callable[[Callable[["Writer"], Iterator[Put]]], Output]:
+    """A decorator: makes the output of a function that opens it, yields what writes one array, and closes it."""
+    return lambda opened: Output(contextmanager(opened), names, folder, holds_tokens)
+
+
+LOGITS = frozenset({"result_output"})
+"""The point of formats that hold logits alone."""
+
+
 class Writer:
     """What writes points, each once."""
 
