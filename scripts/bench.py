@@ -51,23 +51,16 @@ FORWARDS = {"prefill", "decode"}
 ENGINES = (peers.NAME, *llama_bench.NAMES)
 
 
+def positive(text: str) -> int:
+    """A number of at least 1."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return int(text)
+
+
 def numbers(text: str) -> tuple[int, ...]:
     """The numbers of a list such as 1,2,4."""
-    try:
-        values = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 1,2,4") from None
-    if min(values) < 1:
-        raise argparse.ArgumentTypeError(f"{min(values)} is not at least 1")
-    return tuple(dict.fromkeys(values))
-
-
-def positive(text: str) -> int:
-    """One number of at least 1."""
-    first, *more = numbers(text)
-    if more:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one number")
-    return first
+    return tuple(dict.fromkeys(map(positive, text.split(","))))
 
 
 def engine(text: str) -> tuple[str, str]:

@@ -308,9 +308,9 @@ def test_a_peer_whose_logits_are_wrong_or_that_dies_is_no_peer(quick, fake_llama
     ("arguments", "message"),
     [
         (["nonsense"], "invalid choice"),
-        (["decode", "--threads", "1,x"], "'1,x' is not a list of numbers"),
+        (["decode", "--threads", "1,x"], "invalid numbers value: '1,x'"),
         (["decode", "--rounds", "0"], "0 is not at least 1"),
-        (["decode", "--rounds", "5,6"], "'5,6' is not one number"),
+        (["decode", "--rounds", "5,6"], "invalid positive value: '5,6'"),
         (["decode", "--vs", "others"], "'others' is none of llama-cpp"),
         (["decode", "--shape", "tiny", "--model", "m.gguf"], "not allowed with"),
     ],
