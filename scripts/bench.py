@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numba
 from benchmarks import forwards, llama_bench, memory, models, neighbours, peaks, peers, processes, report
 from benchmarks.report import Table
-from benchmarks.rounds import Case, CheckError, Results, Setup, measure
+from benchmarks.rounds import Case, CheckError, Engine, Results, Setup, measure
 
 from bitnet_np import Error, load
 from bitnet_np.base.errors import OptionError
@@ -160,7 +160,7 @@ def run(options: argparse.Namespace) -> tuple[list[Table], Results, dict]:
                 peer.open(path=str(models.for_llama_cpp(folder, config, setup.seed)), context=longest)
             else:
                 peer.open("llama.cpp, the same file", path=str(path), context=longest)
-        engines: list[peers.Engine] = [*running, *open_builds(options, path, results.skipped)]
+        engines: list[Engine] = [*running, *open_builds(options, path, results.skipped)]
         machine_peaks = peaks.Peaks(options.read_mb)
         for name in dict.fromkeys(options.bench):
             asked = engines if name in FORWARDS else []

@@ -12,26 +12,13 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 WORKER = Path(__file__).parent / "workers" / "peer.py"
 
 
 class PeerError(Exception):
     """A peer is not installed, or failed."""
-
-
-class Engine(Protocol):
-    """A peer, as rounds see it."""
-
-    name: str
-
-    @property
-    def description(self) -> str:
-        """What runs there, on which model."""
-
-    def run(self, request: dict) -> dict[str, float]:
-        """The sample of one run. workers/peer.py says what a request holds."""
 
 
 NAME = "llama-cpp"
