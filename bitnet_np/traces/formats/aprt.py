@@ -34,7 +34,7 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Labelle
     if tokens is None:
         raise OptionError(f"{path}: the values in APRT files are flat, give the tokens they are of")
     ids = checked_tokens(tokens, "tokens")
-    arrays: dict[str, Entry] = {}
+    arrays, ignored = dict[str, Entry](), []
     files = {path.name: path} if path.is_file() else files_in(path, ".bin", _LAYER, MAX_POINTS)
     for label, file in files.items():
         layer, count = _read_header(file)
@@ -42,19 +42,20 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Labelle
         if path.is_dir() and layer != (int(folder[1]) if folder and file.parent != path else WHOLE_MODEL):
             raise FileFormatError(f"{file}: its header says layer {layer}, expected that of its folder")
         name = _OURS.get(file.stem, "")
-        shape: tuple[int, ...] = (count,)
         whole = layer == WHOLE_MODEL or (name == "inp_embd" and layer == 0)
-        if name and whole == (name in MODEL_NAMES):
-            label = str(Key(name, None if whole else layer))
-            rows = 1 if name == "result_output" else len(ids)
-            unit = rows * rows if name in SCORES else rows
-            if count == 0 or count % unit:
-                raise FileFormatError(f"{file}: {count} numbers, expected a multiple of {unit} for {rows} tokens")
-            shape = (count // unit, rows, rows) if name in SCORES else (rows, count // rows)
-        if label in arrays:
-            raise FileFormatError(f"{file}: {label} is there twice, expected each point once")
-        arrays[label] = Header(shape, _FLOAT32, False, _HEADER).entry(file)
-    return Labelled(arrays, path, "APRT")
+        if not name or whole != (name in MODEL_NAMES):
+            ignored.append(label)
+            continue
+        key = str(Key(name, None if whole else layer))
+        if key in arrays:
+            raise FileFormatError(f"{file}: {key} is there twice, expected each point once")
+        rows = 1 if name == "result_output" else len(ids)
+        unit = rows * rows if name in SCORES else rows
+        if count == 0 or count % unit:
+            raise FileFormatError(f"{file}: {count} numbers, expected a multiple of {unit} for {rows} tokens")
+        shape = (count // unit, rows, rows) if name in SCORES else (rows, count // rows)
+        arrays[key] = Header(shape, _FLOAT32, False, _HEADER).entry(file)
+    return Labelled(arrays, path, "APRT", tuple(ignored))
 
 
 def _read_header(path: Path) -> tuple[int, int]:

@@ -105,6 +105,7 @@ class Labelled(NamedTuple):
     arrays: Mapping[str, Entry]
     path: Path
     kind: str  # the format, for messages
+    ignored: tuple[str, ...] = ()  # records of the file that are none of these arrays
 
     def trace(self, tokens: NDArray | None = None, config: Config | None = None) -> Trace:
         """The trace of one sequence; labels that stand for nothing are ignored.
@@ -135,7 +136,7 @@ class Labelled(NamedTuple):
                 steps.append(first)
                 used.update(labels)
             entries[key] = _joined(key, steps, where)
-        ignored = tuple(label for label in arrays if label not in used)
+        ignored = (*self.ignored, *(label for label in arrays if label not in used))
         if not entries:
             has = ", ".join(shown(label) for label in ignored[:5]) or "nothing"
             raise FileFormatError(f"{where}: no point of a forward pass in it, expected labels such as attn_norm-0; it has {has}")
