@@ -41,7 +41,7 @@ def is_node(label: str) -> bool:
 
 
 def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int = 0) -> Labelled:
-    """The arrays of one call of the engine, counted from 0: of its prefill, if that is the first."""
+    """The arrays of one call of the engine, counted from 0: of its prefill, if that is the first. They say how many tokens there are."""
     path, arrays, ignored = Path(path), dict[str, Entry](), []
     found = read_archive(path)
     nodes = {label: node[1] for label in found if (node := node_of(label)) and node[0] == call}

@@ -3,7 +3,7 @@
 import os
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from ...base.errors import FileFormatError, OptionError, UnsupportedError, shown
 from ...base.validate import check_file, integer, path_of
 from ...model.records import Config
-from ..normal_form import agreed_tokens, checked_tokens
+from ..normal_form import checked_tokens
 from ..points import Trace
 from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, safetensors, text, torch_file
 from .arrays import Labelled, damaged
@@ -80,8 +80,7 @@ def read_any(
         content = cast(Callable[..., Labelled | Trace], FORMATS[name].read)(path, ids)
     else:
         content = read_arrays(path, name, shape)
-    trace = content.trace(ids, config) if isinstance(content, Labelled) else content
-    return replace(trace, tokens=agreed_tokens(trace.tokens, ids, str(path)))
+    return content.trace(ids, config) if isinstance(content, Labelled) else content
 
 
 def read_arrays(path: str | os.PathLike[str], format: str | None = None, shape: tuple[int, ...] | None = None) -> Labelled:
