@@ -9,14 +9,14 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
 import numba
 from benchmarks import forwards, llama_bench, memory, models, neighbours, peaks, peers, processes, report
 from benchmarks.report import Table
-from benchmarks.rounds import Case, CheckError, Results, Setup, measure
+from benchmarks.rounds import Case, CheckError, Engine, Results, Setup, measure
 
 from bitnet_np import Error, load
 from bitnet_np.base.errors import OptionError
@@ -51,23 +51,16 @@ FORWARDS = {"prefill", "decode"}
 ENGINES = (peers.NAME, *llama_bench.NAMES)
 
 
+def positive(text: str) -> int:
+    """A number of at least 1."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return int(text)
+
+
 def numbers(text: str) -> tuple[int, ...]:
     """The numbers of a list such as 1,2,4."""
-    try:
-        values = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 1,2,4") from None
-    if min(values) < 1:
-        raise argparse.ArgumentTypeError(f"{min(values)} is not at least 1")
-    return tuple(dict.fromkeys(values))
-
-
-def positive(text: str) -> int:
-    """One number of at least 1."""
-    first, *more = numbers(text)
-    if more:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one number")
-    return first
+    return tuple(dict.fromkeys(map(positive, text.split(","))))
 
 
 def engine(text: str) -> tuple[str, str]:
@@ -156,7 +149,7 @@ def run(options: argparse.Namespace) -> tuple[list[Table], Results, dict]:
     with ExitStack() as stack:
         stack.callback(numba.set_num_threads, numba.get_num_threads())
         pythons = {program or sys.executable for name, program in options.vs if name == peers.NAME}
-        running = [stack.enter_context(peers.Peer(python)) for python in pythons]  # first: a missing one is reported at once
+        running = [stack.enter_context(closing(peers.Peer(python))) for python in pythons]  # first: a missing one is reported at once
         path = options.model or models.ours(folder, options.shape, options.seed)
         dialect = DIALECTS[options.dialect]
         setup = Setup(path, load(path), threads, options.lengths, options.batch, options.steps, options.seed, dialect)
@@ -167,7 +160,7 @@ def run(options: argparse.Namespace) -> tuple[list[Table], Results, dict]:
                 peer.open(path=str(models.for_llama_cpp(folder, config, setup.seed)), context=longest)
             else:
                 peer.open("llama.cpp, the same file", path=str(path), context=longest)
-        engines: list[peers.Engine] = [*running, *open_builds(options, path, results.skipped)]
+        engines: list[Engine] = [*running, *open_builds(options, path, results.skipped)]
         machine_peaks = peaks.Peaks(options.read_mb)
         for name in dict.fromkeys(options.bench):
             asked = engines if name in FORWARDS else []

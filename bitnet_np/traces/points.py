@@ -36,10 +36,6 @@ class Point(NamedTuple):
     bitnet_rs: str = ""  # BitNet-rs's tracepoints
     aprt: str = ""  # the stages of aprender's `apr trace --save-tensor`
 
-    def named(self, **fields: Any) -> "Point":
-        """The same row with these names in other projects, or other fields."""
-        return self._replace(**fields)
-
 
 def _point(name: str, axes: str, meaning: str, operation: str = "", **fields: Any) -> Point:
     """A row of the table; operation: that of its node in bitnet.cpp's graph, where that has the same name."""
@@ -50,75 +46,75 @@ LAYER_INPUT = "attn_inp"
 """The output of the layer before, or of the embedding: where codes are made of it they have this name."""
 
 POINTS = (
-    _point("inp_embd", "T D", "rows of the embedding for the tokens", "GET_ROWS", whole=True, weight="token_embd").named(
+    _point("inp_embd", "T D", "rows of the embedding for the tokens", "GET_ROWS", whole=True, weight="token_embd")._replace(
         module="tok_embeddings", bitnet_rs="embeddings", aprt="embedding"
     ),
     _point("inpL", "T D", "inp_embd plus learned positions, in models that have them", "ADD", whole=True),
     _point("inp_scaled", "T D", "the embedding times its scale, in models that have one", "SCALE", whole=True),
-    _point("attn_norm", "T D", "norm in front of attention, in models that have one", "MUL", codes=True, weight="attn_norm").named(
+    _point("attn_norm", "T D", "norm in front of attention, in models that have one", "MUL", codes=True, weight="attn_norm")._replace(
         module="attention_norm", takes=LAYER_INPUT, bitnet_rs="attn_norm", aprt="attn_norm"
     ),
     _point(LAYER_INPUT, "", "the layer's input, in models without a norm in front of attention", codes=True),
-    _point("Qcur", "T HK", "queries: matrix product with scale and bias", "MUL_MAT", weight="attn_q").named(
+    _point("Qcur", "T HK", "queries: matrix product with scale and bias", "MUL_MAT", weight="attn_q")._replace(
         llama_cpp="Qcur.ADD", module="attention.wq", takes="attn_norm", bitnet_rs="q_proj"
     ),
-    _point("Kcur", "T GK", "keys: matrix product with scale and bias", "MUL_MAT", weight="attn_k").named(
+    _point("Kcur", "T GK", "keys: matrix product with scale and bias", "MUL_MAT", weight="attn_k")._replace(
         llama_cpp="Kcur.ADD", module="attention.wk", takes="attn_norm"
     ),
-    _point("Vcur", "T GK", "values: matrix product with scale and bias", "MUL_MAT", weight="attn_v").named(
+    _point("Vcur", "T GK", "values: matrix product with scale and bias", "MUL_MAT", weight="attn_v")._replace(
         llama_cpp="Vcur.ADD", module="attention.wv", takes="attn_norm"
     ),
-    _point("Qcur_normed", "T HK", "queries after their norm, of each head or of all together, in models that have one", "MUL").named(
+    _point("Qcur_normed", "T HK", "queries after their norm, of each head or of all together, in models that have one", "MUL")._replace(
         weight="attn_q_norm", takes="Qcur"
     ),
-    _point("Kcur_normed", "T GK", "keys after their norm, of each head or of all together, in models that have one", "MUL").named(
+    _point("Kcur_normed", "T GK", "keys after their norm, of each head or of all together, in models that have one", "MUL")._replace(
         weight="attn_k_norm", takes="Kcur"
     ),
     _point("Qcur_rope", "T HK", "queries after RoPE", ggml="Qcur.ROPE", aprt="q_post_rope"),
     _point("Kcur_rope", "T GK", "keys after RoPE", ggml="Kcur.ROPE", aprt="k_post_rope"),
     _point(
         "kq", "H T T", "attention scores q.k / sqrt(K), or with the model's own scale and cap; 0 where the query does not see the key"
-    ).named(ggml="kq.MUL_MAT", aprt="attn_scores"),
-    _point("kq_soft_max", "H T T", "attention probabilities: softmax of the scores").named(
+    )._replace(ggml="kq.MUL_MAT", aprt="attn_scores"),
+    _point("kq_soft_max", "H T T", "attention probabilities: softmax of the scores")._replace(
         ggml="kq_soft_max_ext.SOFT_MAX", bitnet_rs="attn_scores_softmax", aprt="attn_softmax"
     ),
     _point("kqv_out", "T HK", "output of attention, heads side by side", "CONT", codes=True, llama_cpp="kqv_out.RESHAPE", aprt="attention"),
     _point("attn_sub_norm", "T HK", "norm of kqv_out, in models that have one", "MUL", codes=True, weight="attn_sub_norm", takes="kqv_out"),
-    _point("attn_o_out", "T D", "output matrix of attention, before the residual", "MUL_MAT", weight="attn_output").named(
+    _point("attn_o_out", "T D", "output matrix of attention, before the residual", "MUL_MAT", weight="attn_output")._replace(
         llama_cpp="attn_out.MUL_MAT", module="attention.wo", takes="kqv_out", around="self_attn attention attn", aprt="attn_out"
     ),
-    _point("attn_post_norm", "T D", "norm of attn_o_out, in models that have one", "MUL", weight="post_attention_norm").named(
+    _point("attn_post_norm", "T D", "norm of attn_o_out, in models that have one", "MUL", weight="post_attention_norm")._replace(
         module="post_self_attn_layernorm"
     ),
     _point(
         "ffn_inp",
         "T D",
         "attention's branch, times the residual scale, plus the layer's input; absent where attention and feed-forward run in parallel",
-    ).named(ggml="ffn_inp.ADD", codes=True, aprt="post_attn_residual"),
-    _point("ffn_norm", "T D", "norm in front of the feed-forward, in models that have one", "MUL", codes=True, weight="ffn_norm").named(
+    )._replace(ggml="ffn_inp.ADD", codes=True, aprt="post_attn_residual"),
+    _point("ffn_norm", "T D", "norm in front of the feed-forward, in models that have one", "MUL", codes=True, weight="ffn_norm")._replace(
         takes="ffn_inp", aprt="ffn_norm"
     ),
     _point("ffn_moe_logits", "T E", "router's product, in models that have experts", "MUL_MAT", weight="ffn_gate_inp", takes="ffn_norm"),
     _point(TOP_EXPERTS, "T k", "numbers of each token's experts, int32: those with the largest logits, largest first", "VIEW"),
     _point(
         "ffn_moe_weights", "T k", "their weights: the softmax of all logits, divided by the sum of these k where the model does that"
-    ).named(ggml="ffn_moe_weights.GET_ROWS", llama_cpp="ffn_moe_weights_norm.DIV"),
+    )._replace(ggml="ffn_moe_weights.GET_ROWS", llama_cpp="ffn_moe_weights_norm.DIV"),
     _point("ffn_moe_gate", "T kF", "gate matrix of each of these experts, side by side", "MUL_MAT_ID"),
     _point("ffn_moe_up", "T kF", "up matrix of each", "MUL_MAT_ID"),
     _point("ffn_moe_swiglu", "T kF", "SiLU(gate) * up of each", "SWIGLU", llama_cpp="ffn_moe_swiglu.GLU"),
     _point("ffn_moe_down", "T kD", "down matrix of each", "MUL_MAT_ID"),
-    _point("ffn_moe_out", "T D", "sum of their weights times ffn_moe_down", "ADD").named(
+    _point("ffn_moe_out", "T D", "sum of their weights times ffn_moe_down", "ADD")._replace(
         llama_cpp="ffn_moe_out.CONT", module="mlp.experts block_sparse_moe.experts"
     ),
     _point(
         "ffn_gate", "T F", "gate matrix, before the activation function, in models that have a gate", "MUL_MAT", weight="ffn_gate"
-    ).named(module="feed_forward.w1", takes="ffn_norm", aprt="ffn_gate"),
+    )._replace(module="feed_forward.w1", takes="ffn_norm", aprt="ffn_gate"),
     _point("ffn_up", "T F", "up matrix", "MUL_MAT", weight="ffn_up", module="feed_forward.w3", takes="ffn_norm", aprt="ffn_up"),
-    _point("ffn_out", "T F", "relu(gate)^2 * up, SiLU(gate) * up, GELU(gate) * up, or GELU(up)", "MUL", codes=True).named(
+    _point("ffn_out", "T F", "relu(gate)^2 * up, SiLU(gate) * up, GELU(gate) * up, or GELU(up)", "MUL", codes=True)._replace(
         llama_cpp="ffn_swiglu.SWIGLU ffn_swiglu.GLU ffn_gate_par.MUL", aprt="ffn_swigl"
     ),
     _point("ffn_sub_norm", "T F", "norm of ffn_out, in models that have one", "MUL", codes=True, weight="ffn_sub_norm", takes="ffn_out"),
-    _point("ffn_down", "T D", "down matrix, before the residual", "MUL_MAT", weight="ffn_down").named(
+    _point("ffn_down", "T D", "down matrix, before the residual", "MUL_MAT", weight="ffn_down")._replace(
         llama_cpp="ffn_out.MUL_MAT ffn_down.ADD ffn_shexp.MUL_MAT",
         module="feed_forward.w2",
         takes="ffn_out",
@@ -134,8 +130,8 @@ POINTS = (
         "1 D",
         "mean of result_norm over all tokens, or that of the first (cls) or the last token, in models that state one",
         whole=True,
-    ).named(ggml="result_embd_pooled.MUL_MAT result_embd_pooled.GET_ROWS"),
-    _point("result_output", "T V", "logits, scaled and capped where the model does that", "MUL_MAT", whole=True, weight="output").named(
+    )._replace(ggml="result_embd_pooled.MUL_MAT result_embd_pooled.GET_ROWS"),
+    _point("result_output", "T V", "logits, scaled and capped where the model does that", "MUL_MAT", whole=True, weight="output")._replace(
         takes="result_norm", around="logits", bitnet_rs="logits", aprt="lm_head"
     ),
     _point("log_probs", "T V", "log-softmax of the logits, for files that hold no logits", whole=True),

@@ -80,11 +80,6 @@ class Recorder:
     def _heads(self, array: NDArray) -> Floats:
         return array.reshape(len(array), -1, self._config.head_dim)
 
-    @property
-    def needs_all_rows(self) -> bool:
-        """Whether points after the last layer are recorded."""
-        return not self.names.isdisjoint(("result_norm", POOLED, "result_output"))
-
 
 def scores(
     q: Floats,
@@ -136,16 +131,15 @@ def record_trace(
     checked = check_tokens(model.config, ids[None] if ids.ndim == 1 and ids.size else tokens)
     if len(checked.ids) != 1:
         raise OptionError(f"tokens are {len(checked.ids)} sequences, a trace is of one")
-    chosen, writer_of = writer_for(out, format)
-    if names is None and writer_of.names is not None:
-        names = writer_of.names - (set() if scores else set(SCORES))
-    writer = writer_of(out, checked.ids[0])
-    recorder = Recorder(writer.add, model.config, layers=layers, names=names, scores=scores, dialect=dialect)
-    if writer_of.names is not None and recorder.names - writer_of.names:
-        missing = ", ".join(sorted(recorder.names - writer_of.names))
-        raise OptionError(f"{out}: format {chosen} has no {missing}, only {', '.join(sorted(writer_of.names))}")
-    with writer:
-        run_whole(runtime, checked, recorder, last_only=not recorder.needs_all_rows)
+    chosen, output = writer_for(out, format)
+    if names is None and output.names is not None:
+        names = output.names - (set() if scores else set(SCORES))
+    with output(out, checked.ids[0]) as writer:
+        recorder = Recorder(writer.add, model.config, layers=layers, names=names, scores=scores, dialect=dialect)
+        if output.names is not None and recorder.names - output.names:
+            missing = ", ".join(sorted(recorder.names - output.names))
+            raise OptionError(f"{out}: format {chosen} has no {missing}, only {', '.join(sorted(output.names))}")
+        run_whole(runtime, checked, recorder, last_only=recorder.names.isdisjoint(("result_norm", POOLED, "result_output")))
     return writer.written
 
 
@@ -158,8 +152,8 @@ def write_trace(
     tokens: [T], by default those of the trace. format: a name of formats.FORMATS, by default that of the ending of `out`. Raises
     OptionError for a format that does not exist or cannot hold a point. Then no file is left.
     """
-    _, writer_of = writer_for(out, format)
-    with writer_of(out, trace.tokens if tokens is None else tokens) as writer:
+    _, output = writer_for(out, format)
+    with output(out, trace.tokens if tokens is None else tokens) as writer:
         for key, array in trace.points.items():
             writer.add(key, array)
     return writer.written

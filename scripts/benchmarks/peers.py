@@ -10,28 +10,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 WORKER = Path(__file__).parent / "workers" / "peer.py"
 
 
 class PeerError(Exception):
     """A peer is not installed, or failed."""
-
-
-class Engine(Protocol):
-    """A peer, as rounds see it."""
-
-    name: str
-
-    @property
-    def description(self) -> str:
-        """What runs there, on which model."""
-
-    def run(self, request: dict) -> dict[str, float]:
-        """The sample of one run. workers/peer.py says what a request holds."""
 
 
 NAME = "llama-cpp"
@@ -60,12 +47,6 @@ class Peer:
             remedy = f"pip install llama-cpp-python, or --vs {NAME}=PYTHON with one that has it"
             raise PeerError(f"--vs {NAME}: {python} has no working llama_cpp ({error}); {remedy}") from error
 
-    def __enter__(self) -> "Peer":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     @property
     def description(self) -> str:
         return f"{self._model} (llama_cpp {self.version})"
@@ -83,22 +64,10 @@ class Peer:
         return {"seconds": float(answer["seconds"])}
 
     def close(self) -> None:
-        """End the process."""
-        if self._process.poll() is None:
-            self._signal("SIGCONT")
-            self._process.terminate()
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            try:
-                if stream:
-                    stream.close()
-            except OSError:  # unwritten data for a process that has ended
-                pass
-        self._log.close()
+        """End the process, also while it is stopped."""
+        self._process.kill()
+        with suppress(OSError), self._process:  # unwritten data for a process that has ended
+            self._log.close()
 
     def _signal(self, name: str) -> None:
         if hasattr(signal, name):  # not on Windows: there the worker goes on waiting for its next request

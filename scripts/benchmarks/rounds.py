@@ -22,8 +22,11 @@ from bitnet_np.kernels import ternary_tiles
 from bitnet_np.kernels.fast import amx
 from bitnet_np.testing.selftest import digest
 
-from .peers import Engine
+from .llama_bench import LlamaBench
+from .peers import Peer
 
+Engine = Peer | LlamaBench
+"""Another engine: its `run` takes a request as workers/peer.py has it, and gives a sample."""
 OURS = "bitnet_np"
 Sample = dict[str, float]
 """The measurements of one run: "seconds", and more in some cases."""

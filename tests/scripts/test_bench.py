@@ -45,6 +45,17 @@ LOGITS = [0.0, 1.0, 2.0, 3.0]
 """
 
 
+FAKE_BENCH = """#!{python}
+import json, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert given["-r"] == "1" and given["-o"] == "json"
+with open(given["-m"] + ".log", "a") as log:
+    print(given["-p"], given["-n"], given["-t"], file=log)
+print(json.dumps([{{"build_commit": "abc123", "samples_ns": [{nanoseconds}]}}]))
+"""
+needs_shebangs = pytest.mark.skipif(sys.platform == "win32", reason="a script is no program here")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("models")
@@ -75,6 +86,19 @@ def fake_llama(tmp_path, monkeypatch):
     module.write_text(FAKE_LLAMA)
     monkeypatch.setenv("PYTHONPATH", str(module.parent), prepend=os.pathsep)
     return module
+
+
+@pytest.fixture
+def fake_bench(tmp_path):
+    """Writes a stand-in for llama-bench, which logs its tests beside the model; returns its path."""
+
+    def write(nanoseconds=2_000_000_000):
+        path = tmp_path / "llama-bench"
+        path.write_text(FAKE_BENCH.format(python=sys.executable, nanoseconds=nanoseconds))
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return str(path)
+
+    return write
 
 
 @pytest.fixture
@@ -226,18 +250,27 @@ def test_a_peer_that_is_not_installed_is_refused_at_once(quick, bare_python, cap
         assert message in capsys.readouterr().err
 
 
-def test_a_peer_runs_beside_us(quick, fake_llama, tmp_path, capsys):
+@pytest.mark.parametrize("side", ["llama-cpp", pytest.param("ik-llama", marks=needs_shebangs)])
+def test_another_engine_runs_beside_us(quick, fake_llama, fake_bench, tmp_path, capsys, side):
     """In several benches, with a plot."""
-    picture = tmp_path / "bars.png"
-    code, found = quick("decode", "prefill", "--vs", "llama-cpp", "--plot", str(picture))
+    picture, model, log = tmp_path / "bars.png", tmp_path / "theirs.gguf", tmp_path / "theirs.gguf.log"
+    asked, described = ["--vs", side], "not the same model (llama_cpp fake 1)"
+    if side == "ik-llama":
+        asked, described = (
+            ["--vs", f"{side}={fake_bench()}", "--peer-model", str(model)],
+            f"ik_llama.cpp abc123 by its llama-bench, on {model}",
+        )
+    code, found = quick("decode", "prefill", *asked, "--plot", str(picture))
     assert code == 0
     assert {entry["bench"] for entry in found["results"]} == {"prefill", "decode", "peaks"}
     assert picture.read_bytes().startswith(b"\x89PNG")
-    theirs = {(entry["bench"], entry["case"], entry["threads"]) for entry in found["results"] if entry["side"] == "llama-cpp"}
-    assert theirs == {("prefill", "4 tokens", 1), ("prefill", "8 tokens", 1), ("decode", "2 after 8", 1)}
-    assert "not the same model (llama_cpp fake 1)" in found["peers"]["llama-cpp"]
-    out = capsys.readouterr().out
-    assert "x llama-cpp: llama-cpp's seconds / ours" in out
+    theirs = {(entry["bench"], entry["case"], entry["threads"]): entry["samples"] for entry in found["results"] if entry["side"] == side}
+    assert set(theirs) == {("prefill", "4 tokens", 1), ("prefill", "8 tokens", 1), ("decode", "2 after 8", 1)}
+    assert described in found["peers"][side]
+    assert f"x {side}: {side}'s seconds / ours" in capsys.readouterr().out
+    if side == "ik-llama":
+        assert all(samples == [{"seconds": 2.0}] * 2 for samples in theirs.values())
+        assert {"4 0 1", "8 0 1", "0 2 1"} <= set(log.read_text().splitlines())
 
 
 def test_llama_cpp_gets_the_same_file_where_it_is_not_ternary(quick, fake_llama, tmp_path, capsys):
@@ -275,9 +308,9 @@ def test_a_peer_whose_logits_are_wrong_or_that_dies_is_no_peer(quick, fake_llama
     ("arguments", "message"),
     [
         (["nonsense"], "invalid choice"),
-        (["decode", "--threads", "1,x"], "'1,x' is not a list of numbers"),
+        (["decode", "--threads", "1,x"], "invalid numbers value: '1,x'"),
         (["decode", "--rounds", "0"], "0 is not at least 1"),
-        (["decode", "--rounds", "5,6"], "'5,6' is not one number"),
+        (["decode", "--rounds", "5,6"], "invalid positive value: '5,6'"),
         (["decode", "--vs", "others"], "'others' is none of llama-cpp"),
         (["decode", "--shape", "tiny", "--model", "m.gguf"], "not allowed with"),
     ],
@@ -367,49 +400,6 @@ def test_a_fresh_process_must_agree(folder, monkeypatch, quick, capsys):
     code, _ = quick("load")
     assert code == 1
     assert "a fresh process computed other logits" in capsys.readouterr().err
-
-
-# --- llama-bench ----------------------------------------------------------------------------------------------------------------------
-
-
-FAKE_BENCH = """#!{python}
-import json, sys
-given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-assert given["-r"] == "1" and given["-o"] == "json"
-with open(given["-m"] + ".log", "a") as log:
-    print(given["-p"], given["-n"], given["-t"], file=log)
-print(json.dumps([{{"build_commit": "abc123", "samples_ns": [{nanoseconds}]}}]))
-"""
-
-
-@pytest.fixture
-def fake_bench(tmp_path):
-    """Writes a stand-in for llama-bench, which logs its tests beside the model; returns its path."""
-
-    def write(nanoseconds=2_000_000_000):
-        path = tmp_path / "llama-bench"
-        path.write_text(FAKE_BENCH.format(python=sys.executable, nanoseconds=nanoseconds))
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        return str(path)
-
-    return write
-
-
-needs_shebangs = pytest.mark.skipif(sys.platform == "win32", reason="a script is no program here")
-
-
-@needs_shebangs
-def test_a_llama_bench_runs_beside_us(quick, fake_bench, tmp_path, capsys):
-    model = tmp_path / "theirs.gguf"
-    code, found = quick("decode", "prefill", "--vs", f"ik-llama={fake_bench()}", "--peer-model", str(model))
-    assert code == 0
-    theirs = {(entry["bench"], entry["case"]): entry["samples"] for entry in found["results"] if entry["side"] == "ik-llama"}
-    assert set(theirs) == {("prefill", "4 tokens"), ("prefill", "8 tokens"), ("decode", "2 after 8")}
-    assert all(samples == [{"seconds": 2.0}] * 2 for samples in theirs.values())
-    assert found["peers"]["ik-llama"] == f"ik_llama.cpp abc123 by its llama-bench, on {model}"
-    runs = (tmp_path / "theirs.gguf.log").read_text().splitlines()
-    assert {"4 0 1", "8 0 1", "0 2 1"} <= set(runs)
-    assert "x ik-llama: ik-llama's seconds / ours" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("program", ["", "=/nowhere/llama-bench", f"={sys.executable}"])

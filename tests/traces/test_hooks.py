@@ -247,16 +247,6 @@ def test_a_module_that_cannot_be_recorded_leaves_no_other_recorded(engine):
     assert state(engine) == before
 
 
-def test_recordings_within_each_other(engine):
-    before = state(engine)
-    with record(engine) as outer:
-        with record(engine) as inner:
-            engine()
-        engine()
-    assert len(outer.points[Key("l_out", 0)]) == 2 * len(inner.points[Key("l_out", 0)]) == 2 * len(IDS)
-    assert state(engine) == before
-
-
 def test_normed_heads_may_come_first():
     """The rows of the queries before their norm tell which axis is the tokens'; where both are as long, tokens come first as usual."""
     recorded, heads = Recorded(), np.arange(2 * 5 * 3, dtype=np.float32).reshape(1, 2, 5, 3)

@@ -8,7 +8,6 @@ one after another, but lm_head has the logits of the last token only. Scores are
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,8 @@ from numpy.typing import NDArray
 from ...base.errors import FileFormatError, OptionError, shown
 from ..normal_form import checked_tokens
 from ..points import MODEL_NAMES, SCORES, Entry, Key, ours_of
-from .arrays import MAX_POINTS, Header, Labelled, check_size
-from .output import Put, Writer
+from .arrays import MAX_POINTS, Header, Labelled, check_size, files_in
+from .output import Put, Writer, output
 
 MAGIC = b"APRT"
 WHOLE_MODEL = 0xFFFFFFFF
@@ -26,8 +25,6 @@ _HEADER = 12
 _FLOAT32 = np.dtype("<f4")
 _OURS = ours_of("aprt")
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
-NAMES = frozenset(_THEIRS)
-"""The points that it can hold."""
 _LAYER = re.compile(r"layer-(0|[1-9][0-9]{0,5})")
 
 
@@ -37,37 +34,28 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Labelle
     if tokens is None:
         raise OptionError(f"{path}: the values in APRT files are flat, give the tokens they are of")
     ids = checked_tokens(tokens, "tokens")
-    arrays: dict[str, Entry] = {}
-    for label, file in sorted(_files(path).items()):
+    arrays, ignored = dict[str, Entry](), []
+    files = {path.name: path} if path.is_file() else files_in(path, ".bin", _LAYER, MAX_POINTS)
+    for label, file in files.items():
         layer, count = _read_header(file)
         folder = _LAYER.fullmatch(file.parent.name)
         if path.is_dir() and layer != (int(folder[1]) if folder and file.parent != path else WHOLE_MODEL):
             raise FileFormatError(f"{file}: its header says layer {layer}, expected that of its folder")
         name = _OURS.get(file.stem, "")
-        shape: tuple[int, ...] = (count,)
         whole = layer == WHOLE_MODEL or (name == "inp_embd" and layer == 0)
-        if name and whole == (name in MODEL_NAMES):
-            label = str(Key(name, None if whole else layer))
-            rows = 1 if name == "result_output" else len(ids)
-            unit = rows * rows if name in SCORES else rows
-            if count == 0 or count % unit:
-                raise FileFormatError(f"{file}: {count} numbers, expected a multiple of {unit} for {rows} tokens")
-            shape = (count // unit, rows, rows) if name in SCORES else (rows, count // rows)
-        if label in arrays:
-            raise FileFormatError(f"{file}: {label} is there twice, expected each point once")
-        arrays[label] = Header(shape, _FLOAT32, False, _HEADER).entry(file)
-    return Labelled(arrays, path, "APRT")
-
-
-def _files(path: Path) -> dict[str, Path]:
-    """Stage files by their names within the folder."""
-    if path.is_file():
-        return {path.name: path}
-    folders = [path, *(Path(entry) for entry in os.scandir(path) if entry.is_dir() and _LAYER.fullmatch(entry.name))]
-    files = [Path(entry) for folder in folders for entry in os.scandir(folder) if entry.name.endswith(".bin") and entry.is_file()]
-    if len(files) > MAX_POINTS:
-        raise FileFormatError(f"{path}: {len(files)} stage files, expected {MAX_POINTS} at most")
-    return {str(file.relative_to(path)): file for file in files}
+        if not name or whole != (name in MODEL_NAMES):
+            ignored.append(label)
+            continue
+        key = str(Key(name, None if whole else layer))
+        if key in arrays:
+            raise FileFormatError(f"{file}: {key} is there twice, expected each point once")
+        rows = 1 if name == "result_output" else len(ids)
+        unit = rows * rows if name in SCORES else rows
+        if count == 0 or count % unit:
+            raise FileFormatError(f"{file}: {count} numbers, expected a multiple of {unit} for {rows} tokens")
+        shape = (count // unit, rows, rows) if name in SCORES else (rows, count // rows)
+        arrays[key] = Header(shape, _FLOAT32, False, _HEADER).entry(file)
+    return Labelled(arrays, path, "APRT", tuple(ignored))
 
 
 def _read_header(path: Path) -> tuple[int, int]:
@@ -81,8 +69,8 @@ def _read_header(path: Path) -> tuple[int, int]:
     return layer, count
 
 
-@contextmanager
-def opened(out: Writer) -> Iterator[Put]:
+@output(names=frozenset(_THEIRS), folder=True)
+def write(out: Writer) -> Iterator[Put]:
     """A folder of stage files. Of the logits it keeps the last token's, as aprender does."""
 
     def put(key: Key, array: NDArray) -> None:

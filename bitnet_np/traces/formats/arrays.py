@@ -3,6 +3,8 @@
 Arrays of several sequences are cut into those of each.
 """
 
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from ...base.errors import Error, FileFormatError, OptionError, shown
 from ...model.records import Config
 from ..normal_form import agreed_tokens, checked_dtype, checked_tokens, heads_of, normal_form, without_leading_ones
 from ..points import MEANINGS, SCORES, Entry, Key, Points, Trace
-from .labels import is_scores, meanings
+from .labels import by_itself, meanings
 
 MAX_POINTS = 1 << 16
 """Most points of one trace; 30 layers have 700."""
@@ -33,6 +35,15 @@ def damaged(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise FileFormatError(f"{what}: {shown(str(error) or type(error).__name__)}") from None
+
+
+def files_in(path: Path, ending: str, folders: re.Pattern[str], most: int) -> dict[str, Path]:
+    """The files of a folder and of folders in it of such names, by their names within it. Raises FileFormatError for more than `most`."""
+    inside = (Path(entry) for entry in os.scandir(path) if folders.fullmatch(entry.name) and entry.is_dir())
+    found = [Path(entry) for folder in (path, *inside) for entry in os.scandir(folder) if entry.name.endswith(ending) and entry.is_file()]
+    if len(found) > most:
+        raise FileFormatError(f"{path}: {len(found)} files, expected {most} at most")
+    return {file.relative_to(path).as_posix(): file for file in sorted(found)}
 
 
 def check_size(path: Path, size: int, expected: int, what: str, unit: str = "bytes") -> None:
@@ -94,6 +105,7 @@ class Labelled(NamedTuple):
     arrays: Mapping[str, Entry]
     path: Path
     kind: str  # the format, for messages
+    ignored: tuple[str, ...] = ()  # records of the file that are none of these arrays
 
     def trace(self, tokens: NDArray | None = None, config: Config | None = None) -> Trace:
         """The trace of one sequence; labels that stand for nothing are ignored.
@@ -124,7 +136,7 @@ class Labelled(NamedTuple):
                 steps.append(first)
                 used.update(labels)
             entries[key] = _joined(key, steps, where)
-        ignored = tuple(label for label in arrays if label not in used)
+        ignored = (*self.ignored, *(label for label in arrays if label not in used))
         if not entries:
             has = ", ".join(shown(label) for label in ignored[:5]) or "nothing"
             raise FileFormatError(f"{where}: no point of a forward pass in it, expected labels such as attn_norm-0; it has {has}")
@@ -246,7 +258,7 @@ class Batch:
         if shape[0] != len(self.lengths):
             end = sum(self.lengths[: b + 1])
             index = (slice(end - length, end),)
-        elif is_scores(label) and len(shape) == 4:
+        elif len(shape) == 4 and (key := by_itself(label)) is not None and key.name in SCORES:
             index = (b, slice(None), kept, kept)
         elif shape[1:2] == (longest,):
             index = (b, kept)

@@ -12,7 +12,6 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from ...base.errors import FileFormatError, shown
 from ...base.extras import extra
 from ...files.safetensors_file import strict_json
 from ..points import LAYER_NAMES, MODEL_NAMES, SCORES, Key, ours_of
-from .output import Put, Writer
+from .output import Put, Writer, output
 
 WHOLE_MODEL, ALL_LAYERS = -1, -2
 _MAX_RECORD = 1 << 23  # bytes: a record may hold the first 262,144 values, which are not read
@@ -142,8 +141,8 @@ def as_json(record: Fingerprint) -> str:
     return json.dumps(fields | {"rms": record.rms if math.isfinite(record.rms) else None})
 
 
-@contextmanager
-def opened(out: Writer) -> Iterator[Put]:
+@output()
+def write(out: Writer) -> Iterator[Put]:
     """All records in one file, one on each line: what trace_diff.py reads."""
     _blake3()
     with open(out.part, "x", encoding="utf-8", newline="\n") as file:

@@ -82,11 +82,6 @@ def read(path: str | os.PathLike[str]) -> PartialTrace:
     return PartialTrace(tuple(tensors.values()), f"{path} (eval-callback)", tuple(dict.fromkeys(ignored)))
 
 
-def is_printed(start: bytes) -> bool:
-    """Whether the first bytes of a file have the line of a node in them."""
-    return HEADER.search(start) is not None
-
-
 def _nodes(file: IO[bytes], path: Path) -> Iterator[tuple[str, str, str, tuple[int, ...]]]:
     """Yields name, type, operation and lengths of each node; its numbers may be read from `file` then."""
     for count in range(_MOST_NODES + 1):

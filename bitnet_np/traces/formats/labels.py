@@ -20,7 +20,7 @@ from ...base.errors import FileFormatError, shown
 from ...files.hf_model_types import MODEL_TYPES, OTHER_CLASSES
 from ...model.families import FAMILIES
 from ...model.records import Config
-from ..points import LAYER_INPUT, LINEAR_NAMES, POINT, POINTS, SCORES, TOP_EXPERTS, Key, gradient_key, key_of
+from ..points import LAYER_INPUT, LINEAR_NAMES, POINT, POINTS, TOP_EXPERTS, Key, gradient_key, key_of
 
 TOKENS = "tokens"
 """The label of the token ids."""
@@ -214,16 +214,9 @@ def second(label: str, present: set[Key], config: Config | None) -> Key | None:
     return Key(name, side.layer)
 
 
-def is_cached(label: str) -> bool:
-    """Whether a label is that of the keys or values of transformers' cache."""
-    key = returned(label, None)
-    return key is not None and key.name in ("Kcur_rope", "Vcur")
-
-
-def is_scores(label: str) -> bool:
-    """Whether a label is that of attention scores or probabilities."""
-    key = direct(label) or returned(label, None)
-    return key is not None and key.name in SCORES
+def by_itself(label: str) -> Key | None:
+    """The point that a label stands for, whatever others there are: one that is its own, or what a model of transformers returns."""
+    return direct(label) or returned(label, None)
 
 
 def returned(label: str, config: Config | None) -> Key | None:

@@ -10,7 +10,6 @@ the file keeps the token of the text.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, OptionError, ShapeError
-from ..normal_form import checked_tokens
+from ..normal_form import agreed_tokens, checked_tokens
 from ..points import Entry, Key, Points, Trace
 from .arrays import Header, check_size
-from .output import Put, Writer
+from .output import LOGITS, Put, Writer, output
 
 MAGIC = b"_logits_"
 RANGE = np.float32(16)
@@ -74,14 +73,14 @@ def open_chunks(path: str | os.PathLike[str]) -> Chunks:
 
 
 def read(path: str | os.PathLike[str], tokens: NDArray | None = None, chunk: int = 0) -> Trace:
-    """Log-probabilities [P, V] of one chunk: the point log_probs, at `positions`. The file has its own tokens."""
+    """Log-probabilities [P, V] of one chunk: the point log_probs, at `positions`. It has its own tokens; `tokens` must be the same."""
     of = open_chunks(path)
     if not 0 <= chunk < of.chunks:
         raise OptionError(f"{path}: chunk is {chunk}, the file has chunks 0 to {of.chunks - 1}")
     entry = Entry((len(of.positions), of.vocab), np.dtype(np.float32), lambda: decode(of.rows(chunk), of.vocab))
     return Trace(
         Points({Key("log_probs", None): entry}),
-        of.tokens(chunk),
+        agreed_tokens(of.tokens(chunk), tokens, str(path)),
         f"{path} (llama-logits, chunk {chunk})",
         of.positions,
         log_probs=as_stored,
@@ -124,8 +123,8 @@ def as_stored(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return decode(encode(logits), logits.shape[1])
 
 
-@contextmanager
-def opened(out: Writer) -> Iterator[Put]:
+@output(names=LOGITS)
+def write(out: Writer) -> Iterator[Put]:
     """Logits of one sequence as one chunk; needs the tokens, and all their logits."""
     if out.tokens is None:
         raise OptionError(f"{out.path}: this format holds token ids, give them")

@@ -17,6 +17,7 @@ from ...base.errors import FileFormatError
 from ..normal_form import without_leading_ones
 from ..points import SCORES, Entry, Key, key_of, ours_of
 from .arrays import Labelled
+from .labels import TOKENS
 from .npz import read_archive
 
 _OURS = ours_of("ggml")
@@ -40,22 +41,24 @@ def is_node(label: str) -> bool:
 
 
 def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int = 0) -> Labelled:
-    """The arrays of one call of the engine, counted from 0: of its prefill, if that is the first."""
-    path, arrays = Path(path), {}
+    """The arrays of one call of the engine, counted from 0: of its prefill, if that is the first. They say how many tokens there are."""
+    path, arrays, ignored = Path(path), dict[str, Entry](), []
     found = read_archive(path)
     nodes = {label: node[1] for label in found if (node := node_of(label)) and node[0] == call}
     widths = {key.layer: found[label].shape[-1] for label, key in nodes.items() if key.name == "Qcur_rope"}  # of heads
     for label, entry in found.items():
         key = nodes.get(label)
-        if key is None or str(key) in arrays or (key.name in SCORES and key.layer not in widths):
+        if label == TOKENS:
             arrays[label] = entry
+        elif key is None or str(key) in arrays or (key.name in SCORES and key.layer not in widths):
+            ignored.append(label)
         elif key.name in SCORES:
             arrays[str(key)] = _scores(key, entry, widths[key.layer], path)
         else:
             axes = 3 if key.name.endswith("_rope") else 2  # [1, T, heads, head width], or [1, 1, T, width]
             left = without_leading_ones(entry.shape, axes)
             arrays[str(key)] = replace(entry, shape=(left[0], prod(left[1:]))) if len(left) == axes else entry
-    return Labelled(arrays, path, "nodes")
+    return Labelled(arrays, path, "nodes", tuple(ignored))
 
 
 def _scores(key: Key, entry: Entry, width: int, path: Path) -> Entry:

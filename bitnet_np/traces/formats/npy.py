@@ -6,7 +6,6 @@ And logits as bare float32 numbers, little-endian, in a file that does not say t
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import IO
@@ -16,8 +15,8 @@ import numpy as np
 from ...base.errors import FileFormatError, OptionError, shown
 from ...base.validate import check_exists
 from ..points import Entry
-from .arrays import Header, Labelled, bare_shape, check_size, damaged
-from .output import Put, Writer
+from .arrays import Header, Labelled, bare_shape, check_size, damaged, files_in
+from .output import LOGITS, Put, Writer, output
 
 MAGIC = b"\x93NUMPY"
 STEP_FOLDER = re.compile(r"step-[0-9]{1,9}")
@@ -55,13 +54,8 @@ def read_folder(path: str | os.PathLike[str]) -> Labelled:
     Rows that were written step by step are in `<label>.step-<n>.npy` or `step-<n>/<label>.npy`.
     """
     path = Path(path)
-    files: dict[str, Path] = {}
-    for folder in (path, *(Path(entry) for entry in os.scandir(path) if STEP_FOLDER.fullmatch(entry.name) and entry.is_dir())):
-        inside = "" if folder == path else f"{folder.name}/"
-        files |= {inside + entry.name: Path(entry) for entry in os.scandir(folder) if entry.name.endswith(".npy") and entry.is_file()}
-    if len(files) > MAX_FILES:
-        raise FileFormatError(f"{path}: {len(files)} .npy files, expected {MAX_FILES} at most")
-    return Labelled({name.removesuffix(".npy"): entry_of(file) for name, file in sorted(files.items())}, path, "folder of .npy")
+    files = files_in(path, ".npy", STEP_FOLDER, MAX_FILES)
+    return Labelled({name.removesuffix(".npy"): entry_of(file) for name, file in files.items()}, path, "folder of .npy")
 
 
 def read_logits(path: str | os.PathLike[str]) -> Labelled:
@@ -81,21 +75,21 @@ def read_bare(path: str | os.PathLike[str], shape: tuple[int, ...] | None) -> La
     return Labelled({"result_output": Header(shape, np.dtype("<f4"), False, 0).entry(path)}, path, "raw float32")
 
 
-@contextmanager
-def opened_folder(out: Writer) -> Iterator[Put]:
+@output(folder=True, holds_tokens=True)
+def write_folder(out: Writer) -> Iterator[Put]:
     """A folder of `<label>.npy`, and tokens.npy."""
     yield lambda key, array: np.save(out.part / f"{key}.npy", array, allow_pickle=False)
 
 
-@contextmanager
-def opened_logits(out: Writer) -> Iterator[Put]:
+@output(names=LOGITS)
+def write_logits(out: Writer) -> Iterator[Put]:
     """One .npy of logits."""
     with open(out.part, "xb") as file:
         yield lambda key, array: np.save(file, array, allow_pickle=False)
 
 
-@contextmanager
-def opened_bare(out: Writer) -> Iterator[Put]:
+@output(names=LOGITS)
+def write_bare(out: Writer) -> Iterator[Put]:
     """Bare float32 logits."""
     with open(out.part, "xb") as file:
         yield lambda key, array: array.astype("<f4", copy=False).tofile(file)

@@ -3,7 +3,6 @@
 import os
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from ..points import Entry, Key
 from .arrays import MAX_POINTS, Labelled, damaged
 from .labels import TOKENS
 from .npy import read_header
-from .output import Put, Writer
+from .output import Put, Writer, output
 
 MAX_RATIO = 64
 """The largest ratio of an array to its compressed form, and of all to the file, beyond MAX_SMALL. Deflate could reach 1032."""
@@ -75,8 +74,8 @@ def read(path: str | os.PathLike[str]) -> Labelled:
     return Labelled(arrays, path, "npz")
 
 
-@contextmanager
-def opened(out: Writer) -> Iterator[Put]:
+@output(holds_tokens=True)
+def write(out: Writer) -> Iterator[Put]:
     """An uncompressed .npz. The same points give the same bytes: members carry no time."""
     with zipfile.ZipFile(out.part, "x", zipfile.ZIP_STORED) as archive:
 

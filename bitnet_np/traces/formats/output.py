@@ -4,8 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,61 +21,64 @@ Put: TypeAlias = Callable[[Key, NDArray], None]
 
 
 class Output(NamedTuple):
-    """How a format is written: called with a path, and perhaps tokens, it gives a Writer."""
+    """How a format is written. Called with a path, and perhaps tokens, it gives a context: a Writer, whose `add` writes points.
+
+    The file or folder is written beside its place under a temporary name. An existing file is replaced at the end; a folder that is not
+    empty is an error at the start. An exception leaves no file behind.
+    """
 
     opened: Callable[["Writer"], AbstractContextManager[Put]]  # the output at the writer's `part`, while it is open
     names: frozenset[str] | None = None  # the points it can hold; None: all
     folder: bool = False
     holds_tokens: bool = False  # as an array like the points
 
-    def __call__(self, path: str | os.PathLike[str], tokens: ArrayLike | None = None) -> "Writer":
-        return Writer(self, path, tokens)
+    @contextmanager
+    def __call__(self, path: str | os.PathLike[str], tokens: ArrayLike | None = None) -> Iterator["Writer"]:
+        path = path_of(path)
+        if not path.name:
+            raise OptionError(f"{path} has no name, expected that of a file or folder to write")
+        ids = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
+        if not path.parent.is_dir():
+            raise OptionError(f"{path}: there is no folder {path.parent}")
+        empty = path.is_dir() and not any(path.iterdir())
+        if path.exists() and not (empty if self.folder else path.is_file()):
+            expected = "a name that is not taken" if self.folder else "a file or a name that is not taken"
+            raise OptionError(f"{path} is there already, expected {expected}")
+        with whole_file(path, self.folder) as part:
+            out = Writer(path, part, ids, self.names)
+            with self.opened(out) as out.put:
+                if ids is not None and self.holds_tokens:
+                    out.put(Key(TOKENS, None), ids)
+                yield out
+                if not out.written:
+                    raise EmptyInputError(f"{path}: nothing was written to it, expected at least one point")
+
+
+def output(
+    names: frozenset[str] | None = None, folder: bool = False, holds_tokens: bool = False
+) -> Callable[[Callable[["Writer"], Iterator[Put]]], Output]:
+    """A decorator: makes the output of a function that opens it, yields what writes one array, and closes it."""
+    return lambda opened: Output(contextmanager(opened), names, folder, holds_tokens)
+
+
+LOGITS = frozenset({"result_output"})
+"""The point of formats that hold logits alone."""
 
 
 class Writer:
-    """A context in which `add` writes points, each once. An exception leaves no file behind.
+    """What writes points, each once."""
 
-    The file or folder is written beside its place under a temporary name. An existing file is replaced at the end; a folder that is not
-    empty is an error at the start.
-    """
+    put: Put
 
-    def __init__(self, output: Output, path: str | os.PathLike[str], tokens: ArrayLike | None = None) -> None:
-        self._output, self.path = output, path_of(path)
-        if not self.path.name:
-            raise OptionError(f"{self.path} has no name, expected that of a file or folder to write")
-        self.tokens = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
+    def __init__(self, path: Path, part: Path, tokens: NDArray[np.int64] | None, names: frozenset[str] | None) -> None:
+        self.path, self.part, self.tokens, self._names = path, part, tokens, names
         self.written: dict[Key, tuple[tuple[int, ...], int]] = {}  # shape and bytes
-        self.part: Path
-        self._put: Put
-
-    def __enter__(self) -> Self:
-        self._context = self._writing()
-        self._context.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._context.__exit__(kind, error, trace)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        if not self.path.parent.is_dir():
-            raise OptionError(f"{self.path}: there is no folder {self.path.parent}")
-        empty = self.path.is_dir() and not any(self.path.iterdir())
-        if self.path.exists() and not (empty if self._output.folder else self.path.is_file()):
-            expected = "a name that is not taken" if self._output.folder else "a file or a name that is not taken"
-            raise OptionError(f"{self.path} is there already, expected {expected}")
-        with whole_file(self.path, self._output.folder) as self.part, self._output.opened(self) as self._put:
-            if self.tokens is not None and self._output.holds_tokens:
-                self._put(Key(TOKENS, None), self.tokens)
-            yield
-            if not self.written:
-                raise EmptyInputError(f"{self.path}: nothing was written to it, expected at least one point")
 
     def add(self, key: Key, array: NDArray) -> None:
         """Write one point, in normal form."""
         instance("key", key, Key)
-        if self._output.names is not None and key.name not in self._output.names:
-            raise OptionError(f"{self.path}: this format has no {key}, only {', '.join(sorted(self._output.names))}")
+        if self._names is not None and key.name not in self._names:
+            raise OptionError(f"{self.path}: this format has no {key}, only {', '.join(sorted(self._names))}")
         if key in self.written:
             raise OptionError(f"{self.path}: {key} was written already, expected each point once")
         array = np.asarray(array)
@@ -84,4 +86,4 @@ class Writer:
         rows = None if self.tokens is None else len(self.tokens)
         array = normal_form(key, array.shape, rows, str(self.path)).of(array)
         self.written[key] = array.shape, array.nbytes
-        self._put(key, np.ascontiguousarray(array, array.dtype.newbyteorder("<")))
+        self.put(key, np.ascontiguousarray(array, array.dtype.newbyteorder("<")))

@@ -3,7 +3,7 @@
 import os
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from ...base.errors import FileFormatError, OptionError, UnsupportedError, shown
 from ...base.validate import check_file, integer, path_of
 from ...model.records import Config
-from ..normal_form import agreed_tokens, checked_tokens
+from ..normal_form import checked_tokens
 from ..points import Trace
 from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, safetensors, text, torch_file
 from .arrays import Labelled, damaged
@@ -37,31 +37,21 @@ _START = 1 << 18
 """Bytes from the start of a file, in which its format shows; a log has other lines before the first node."""
 
 
-_LOGITS = frozenset({"result_output"})
 _SOME, _HASHES = "llama-eval-callback prints some numbers of each tensor only", "records of BitNet-rs hold hashes and no values"
 _TABLE = (
-    Format("npz", "NumPy archive, an array for each label", ".npz", npz.read, Output(npz.opened, holds_tokens=True)),
-    Format(
-        "npy", "folder of NumPy files, one for each label", "", npy.read_folder, Output(npy.opened_folder, folder=True, holds_tokens=True)
-    ),
-    Format("safetensors", "a tensor for each label", ".safetensors", safetensors.read, Output(safetensors.opened, holds_tokens=True)),
+    Format("npz", "NumPy archive, an array for each label", ".npz", npz.read, npz.write),
+    Format("npy", "folder of NumPy files, one for each label", "", npy.read_folder, npy.write_folder),
+    Format("safetensors", "a tensor for each label", ".safetensors", safetensors.read, safetensors.write),
     Format("torch", "tensors by label, as torch.save writes them", "", torch_file.read, None),
-    Format("aprt", "folder of aprender's stage files", "", aprt.read, Output(aprt.opened, aprt.NAMES, folder=True), "tokens"),
+    Format("aprt", "folder of aprender's stage files", "", aprt.read, aprt.write, "tokens"),
     Format("nodes", "NumPy archive of a ggml graph's nodes", "", nodes.read, None, "tokens"),
-    Format("llama-logits", "llama.cpp's --kl-divergence-base", ".kld", llama_logits.read, Output(llama_logits.opened, _LOGITS), "tokens"),
-    Format("logits", "one .npy of logits", ".npy", npy.read_logits, Output(npy.opened_logits, _LOGITS)),
-    Format(
-        "raw",
-        "bare float32 logits, if the name ends in .f32 or the format is given",
-        ".f32",
-        npy.read_bare,
-        Output(npy.opened_bare, _LOGITS),
-        "shape",
-    ),
+    Format("llama-logits", "llama.cpp's --kl-divergence-base", ".kld", llama_logits.read, llama_logits.write, "tokens"),
+    Format("logits", "one .npy of logits", ".npy", npy.read_logits, npy.write_logits),
+    Format("raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", npy.read_bare, npy.write_bare, "shape"),
     Format("text", "logits as text, a row or a number a line", "", text.read, None, "shape"),
     Format("eval-callback", "text that llama-eval-callback printed: some numbers of each tensor", "", None, None, partial=_SOME),
     Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, None, partial=_HASHES),
-    Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, Output(bitnet_rs.opened), partial=_HASHES),
+    Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, bitnet_rs.write, partial=_HASHES),
 )
 
 FORMATS = {format.name: format for format in _TABLE}
@@ -90,8 +80,7 @@ def read_any(
         content = cast(Callable[..., Labelled | Trace], FORMATS[name].read)(path, ids)
     else:
         content = read_arrays(path, name, shape)
-    trace = content.trace(ids, config) if isinstance(content, Labelled) else content
-    return replace(trace, tokens=agreed_tokens(trace.tokens, ids, str(path)))
+    return content.trace(ids, config) if isinstance(content, Labelled) else content
 
 
 def read_arrays(path: str | os.PathLike[str], format: str | None = None, shape: tuple[int, ...] | None = None) -> Labelled:
@@ -148,7 +137,7 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         return "bitnet-rs"
     if path.suffix == ".npy":  # its reader reports what is wrong with it
         return "logits"
-    if eval_callback.is_printed(head):
+    if eval_callback.HEADER.search(head):
         return "eval-callback"
     if path.suffix in (".txt", ".csv") or text.is_numbers(head):
         return "text"

@@ -6,7 +6,7 @@ Arrays are written from the widest numbers to the narrowest, so each is aligned.
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -21,7 +21,7 @@ from ...files.tensors import Tensor
 from ...model import widen
 from ..points import Entry, Key
 from .arrays import Labelled
-from .output import Put, Writer
+from .output import Put, Writer, output
 
 
 def _load(tensor: Tensor) -> NDArray:
@@ -38,8 +38,8 @@ def read(path: str | os.PathLike[str]) -> Labelled:
     return Labelled(arrays, path, "safetensors")
 
 
-@contextmanager
-def opened(out: Writer) -> Iterator[Put]:
+@output(holds_tokens=True)
+def write(out: Writer) -> Iterator[Put]:
     """A .safetensors file. Its header comes first but is known last, so data wait in one file for each width of number."""
     table: list[tuple[Key, NDArray]] = []  # arrays without their numbers
     data: dict[int, IO[bytes]] = {}

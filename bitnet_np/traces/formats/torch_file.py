@@ -15,14 +15,14 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, UnsupportedError, shown
 from ...base.extras import extra
+from ..arrays import as_numpy
 from ..normal_form import without_leading_ones
-from ..points import Entry
+from ..points import Entry, Key
 from .arrays import MAX_POINTS, Labelled, damaged
-from .labels import is_cached
+from .labels import returned
 
 PICKLE = "data.pkl"
 """The member of the archive that names the tensors."""
@@ -61,7 +61,7 @@ def read(path: str | os.PathLike[str]) -> Labelled:
     for label, tensor in _tensors(content, torch.Tensor, path):
         if label in arrays:
             raise FileFormatError(f"{path}: tensor {shown(label)} is there twice, expected each name once")
-        arrays[label] = _entry(tensor, f"{path}: tensor {shown(label)}", is_cached(label))
+        arrays[label] = _entry(tensor, f"{path}: tensor {shown(label)}", returned(label, None))
     if "sequences" in arrays:
         raise FileFormatError(f"{path}: what `generate` returned, step by step, expected what one call of the model returned")
     if set(arrays) == {""}:
@@ -120,10 +120,10 @@ def _tensors(content: Any, kind: Any, path: Path) -> Iterator[tuple[str, Any]]:
             found += [(f"{label}.{name}" if label else str(name), item, depth + 1) for name, item in items if isinstance(name, str | int)]
 
 
-def _entry(tensor: Any, where: str, cached: bool) -> Entry:
+def _entry(tensor: Any, where: str, key: Key | None) -> Entry:
     """Shape and dtype of a tensor, and a function that gives its numbers. Raises FileFormatError if it claims more than the file has.
 
-    cached: a cache's keys or values [B, G, T, K] become [B, T, GK], or [T, GK].
+    key: the point, if a model returned it: a cache's keys or values [B, G, T, K] become [B, T, GK], or [T, GK].
     """
     dtype = _DTYPES.get(str(tensor.dtype))
     if dtype is None or str(tensor.layout) != "torch.strided" or str(tensor.device) != "cpu":
@@ -134,15 +134,11 @@ def _entry(tensor: Any, where: str, cached: bool) -> Entry:
         raise FileFormatError(f"{where} has shape {list(tensor.shape)}, but {held} bytes in the file, fewer than its numbers take")
 
     shape = tuple(tensor.shape)
-    if cached and len(shape) == 4:
+    if key is not None and key.name in ("Kcur_rope", "Vcur") and len(shape) == 4:
         tensor = tensor.transpose(1, 2)
         shape = without_leading_ones((shape[0], shape[2], shape[1] * shape[3]), 2)
 
-    def load() -> NDArray:
-        plain = tensor.detach()
-        return np.array((plain.float() if str(plain.dtype) == "torch.bfloat16" else plain).numpy()).reshape(shape)
-
-    return Entry(shape, dtype, load)
+    return Entry(shape, dtype, lambda: np.array(as_numpy(where, tensor)).reshape(shape))
 
 
 _DTYPES: dict[str, np.dtype] = {

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from trace_files import TOKENS, safetensors_bytes, write_trace
 
-from bitnet_np.base.errors import FileFormatError
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key
 
@@ -27,10 +26,3 @@ def test_bfloat16_becomes_float32(tmp_path):
     entry = {"dtype": "BF16", "shape": [1, 3], "data_offsets": [0, 6]}
     (tmp_path / "t").write_bytes(safetensors_bytes({"l_out-0": entry}, (values.view(np.uint32) >> 16).astype("<u2").tobytes()))
     np.testing.assert_array_equal(read_any(tmp_path / "t").points[Key("l_out", 0)], values)
-
-
-def test_two_names_of_one_point_are_refused(tmp_path):
-    path, first, second = tmp_path / "t", *({"dtype": "F32", "shape": [1, 1], "data_offsets": [at, at + 4]} for at in (0, 4))
-    path.write_bytes(safetensors_bytes({"model.norm": first, "result_norm": second}, bytes(8)))
-    with pytest.raises(FileFormatError, match="result_norm is there twice"):
-        read_any(path)
