@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...traces.points import Key
 from ..edits.definition import expression
-from ..edits.expression import Node, at_columns, constant, replaced, value_of, values_of
+from ..edits.expression import Node, at_columns, constant, nodes, replaced, value_of, values_of
 from ..graph import Operation, Place, operation_of
 
 Array = NDArray[np.float64]
@@ -60,7 +60,7 @@ class Wrong(Place):
 
     def step(self, noun: str) -> Node | None:
         """The step of this noun; None if the operation has none."""
-        return next((node for node in self.steps if node.noun == noun), None)
+        return None if self.tree is None else next((node for node, _ in nodes(self.tree) if node.noun == noun), None)
 
     def with_step(self, node: Node, numbers: Array, columns: Indices | None = None) -> Array:
         """The tensor, or some elements of it, if a step had given these numbers."""
