@@ -5,7 +5,7 @@ import math
 
 from ..base.errors import OptionError
 from ..judge.compare_models import ModelDifference, compare_models
-from ..judge.pictures import check_plot, picture_map, save, title
+from ..judge.pictures import check_plot, picture_map, save
 from ..judge.report import text_map
 from ..traces.points import Key
 from . import progress
@@ -38,9 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     heading = f"{names[1]} against {names[0]}: {len(difference.kl)} tokens, dialect {dialect.name}"
     if arguments.plot is not None:
         errors, most = _errors(difference)
-        figure, _ = picture_map({key: min(error, most) for key, error in errors.items()}, "relative error", most / 1e3, most)
-        title(figure, heading)
-        save(figure, arguments.plot)
+        figure = picture_map({key: min(error, most) for key, error in errors.items()}, "relative error", most / 1e3, most)
+        save(figure, arguments.plot, heading)
     facts = {"ours": names[0], "theirs": names[1], "dialect": dialect.name} | _facts(difference)
     return answer(arguments, facts, _printed(difference, printable(heading), width()))
 

@@ -31,8 +31,11 @@ def check_plot(path: Path) -> None:
         raise OptionError(f"{path}: expected a name that ends in one of .{', .'.join(sorted(known))}")
 
 
-def save(figure: Any, path: Path) -> None:
-    """Write a figure to a picture file, and close it."""
+def save(figure: Any, path: Path, text: str = "") -> None:
+    """Write a figure to a picture file, with a text above it, of which more than four lines are cut, and close it."""
+    lines = wrap(text, int(12.5 * figure.get_figwidth()))  # an inch takes 14 letters of 8 points
+    if lines:
+        figure.suptitle("\n".join(lines[:4]) + "..." * (len(lines) > 4), fontsize=8)
     try:
         with whole_file(path) as part:
             figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
@@ -48,28 +51,17 @@ def plot(report: Report, path: Path, details: Details | None = None) -> None:
     """
     logits = details.logits if details is not None else None
     if report.operations:
-        figure = _heat_map(report)
+        bad = {o.key: SYMBOLS[o.verdict] for o in report.operations if o.verdict >= Verdict.WRONG}
+        figure = picture_map({o.key: o.bound_ratio or 0.0 for o in report.operations}, "largest error / bound", 1e-4, 1e4, bad)
     elif logits is not None:
         figure = _positions(logits)
     else:
         raise OptionError(f"{path}: nothing to draw, {report.verdict}: {shortened(report.reason)}")
-    title(figure, report.said)
-    save(figure, path)
+    save(figure, path, report.said)
 
 
-def _heat_map(report: Report) -> Any:
-    """The figure of the heat map, with signs on the tensors that are wrong."""
-    figure, cells = picture_map({o.key: o.bound_ratio or 0.0 for o in report.operations}, "largest error / bound", 1e-4, 1e4)
-    bad = {o.key: SYMBOLS[o.verdict] for o in report.operations if o.verdict >= Verdict.WRONG}
-    for y, row in enumerate(cells):
-        for x, key in enumerate(row):
-            if key in bad and (key.layer is not None or y == len(cells) // 2):
-                figure.axes[0].text(x, y, bad[key], ha="center", va="center")
-    return figure
-
-
-def picture_map(values: Mapping[Key, float], label: str, least: float, most: float) -> tuple[Any, list[list[Key]]]:
-    """The figure of a number for each tensor, and the tensor of each cell: layers down, operations across, logarithmic colours between
+def picture_map(values: Mapping[Key, float], label: str, least: float, most: float, signs: Mapping[Key, str] | None = None) -> Any:
+    """The figure of a number for each tensor, and of the signs that some have: layers down, operations across, logarithmic colours between
     `least` and `most`. A tensor of the whole model is a column of one colour, before or behind those of the layers.
     """
     from matplotlib.colors import LogNorm
@@ -88,7 +80,11 @@ def picture_map(values: Mapping[Key, float], label: str, least: float, most: flo
     for edge in (len(before), len(before) + len(names)):
         axes.axvline(edge - 0.5, color="white", linewidth=4)
     figure.colorbar(shown, label=label, format="{x:g}")
-    return figure, cells
+    for y, row in enumerate(cells):
+        for x, key in enumerate(row):
+            if signs and key in signs and (key.layer is not None or y == len(cells) // 2):
+                axes.text(x, y, signs[key], ha="center", va="center")
+    return figure
 
 
 def _positions(logits: Detail) -> Any:
@@ -103,10 +99,3 @@ def _positions(logits: Detail) -> Any:
     axes.set(xlabel="position", ylabel="RMS error of the logits / limit")
     axes.legend(loc="best")
     return figure
-
-
-def title(figure: Any, text: str) -> None:
-    """Put a text above a figure, in as many lines as its width takes; of more than four the rest is cut."""
-    letters = int(12.5 * figure.get_figwidth())  # an inch takes 14 letters of 8 points
-    lines = wrap(text, letters)
-    figure.suptitle("\n".join(lines[:4]) + "..." * (len(lines) > 4), fontsize=8)

@@ -303,13 +303,8 @@ def swapped(place: Operation, tree: Node) -> Edits:
             continue
         trees = [expression(operation) for operation in (first, second)]
         if trees[0] is not None and trees[1] is not None:
-            early = _reading(trees[1], first.key, tensor(first.inputs[0]))
-            yield f"{second.key.name} comes before {first.key.name}", _reading(trees[0], first.inputs[0], early)
-
-
-def _reading(tree: Node, key: Key, source: Node) -> Node:
-    """An expression that reads something else in a tensor's place."""
-    return mapped(tree, lambda node: source if node.kind == "tensor" and node.what == key else node)
+            early = with_nodes(trees[1], dict.fromkeys(tensors(trees[1]), tensor(first.inputs[0])))
+            yield f"{second.key.name} comes before {first.key.name}", with_nodes(trees[0], dict.fromkeys(tensors(trees[0]), early))
 
 
 @_of_nodes

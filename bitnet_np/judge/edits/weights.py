@@ -117,10 +117,9 @@ def in_fewer_bits(width: int) -> Iterator[tuple[str, Callable[[Array], Array]]]:
         yield f"cut to {digits} significant bits, not rounded", partial(_cut, digits=digits)
     for kind, words in CODE_TYPES.items():
         yield f"rounded to {words}", partial(rounded, kind=kind)
-    for bits, most in ((8, 127), (4, 7)):
-        for size in (16, 32, 64, 128, 256):
-            if width % size == 0:
-                yield f"rounded to {bits} bits, one scale for each {size} of them", partial(_in_groups, size=size, most=most)
+    for kind, bits in (("int8", 8), ("int4", 4)):
+        for size in (n for n in (16, 32, 64, 128, 256) if width % n == 0):
+            yield f"rounded to {bits} bits, one scale for each {size} of them", partial(_in_groups, size=size, kind=kind)
 
 
 def _cut(x: Array, digits: int) -> Array:
@@ -129,8 +128,6 @@ def _cut(x: Array, digits: int) -> Array:
     return np.ldexp(np.trunc(np.ldexp(fraction, digits)), exponent - digits)
 
 
-def _in_groups(x: Array, size: int, most: int) -> Array:
-    """x in codes of -most to most, in steps of the largest of `size` numbers / most."""
-    cut = x.reshape(len(x), -1, size)
-    step = np.abs(cut).max(axis=2, keepdims=True) / most
-    return (np.rint(cut / np.where(step == 0, 1, step)) * step).reshape(x.shape)
+def _in_groups(x: Array, size: int, kind: str) -> Array:
+    """x in codes of this type, each `size` numbers with a step of their own."""
+    return rounded(x.reshape(len(x), -1, size), kind).reshape(x.shape)

@@ -32,7 +32,7 @@ class Attention(NamedTuple):
 def attention(wrong: Wrong, most: int = ROWS) -> Attention:
     """The attention of the first tokens, `most` of them."""
     some = wrong.rows(np.arange(min(most, len(wrong.theirs))))
-    masked, sums = some.step("the masked scores"), some.step("the sums of values")
+    masked, sums = some.step("mask"), some.step("weighted")
     assert masked is not None
     assert sums is not None
     weights, values = (some.steps[node] for node in sums.inputs)

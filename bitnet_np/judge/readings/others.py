@@ -93,14 +93,13 @@ def other_rows(wrong: Wrong) -> str | None:
     linears = {"": own} | {n: w for n, w in others.items() if w is not None and w is not own and w.shape[1] == own.shape[1]}
     names = np.repeat([*linears], [linear.shape[0] for linear in linears.values()])
     rows = np.concatenate([np.arange(linear.shape[0]) for linear in linears.values()])
-    size = np.linalg.norm(x, axis=1)
+    products = [value_of(matrix_product(operation, tensor(TOKENS), linear), lambda key: x, len(x)).T for linear in linears.values()]
+    biases = [linear.bias for linear in linears.values()]
+    size, every, theirs = np.linalg.norm(x, axis=1), np.concatenate(products), wrong.theirs[np.ix_(tokens, columns)].T
     for with_bias in (True, False):  # of the other row, or the output's own
-        products, theirs = [], wrong.theirs[np.ix_(tokens, columns)].T
-        for linear in linears.values():
-            y = value_of(matrix_product(operation, tensor(TOKENS), linear), lambda key: x, len(x))
-            products.append((y if with_bias or linear.bias is None else y - linear.bias).T)
-        theirs = theirs if with_bias or own.bias is None else theirs - own.bias[columns, None]
-        every = np.concatenate(products)
+        if not with_bias:
+            every = np.concatenate([y if bias is None else y - bias[:, None] for y, bias in zip(products, biases, strict=True)])
+            theirs = theirs if own.bias is None else theirs - own.bias[columns, None]
         found = sources(every / size, theirs / size, _NEAR * float(np.abs(theirs / size).max()))
         if found is None or ((every[found] - theirs) ** 2).sum() > matched(wrong.noise) * (theirs**2).sum():
             continue

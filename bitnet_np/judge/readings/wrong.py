@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...traces.points import Key
 from ..edits.definition import expression
-from ..edits.expression import Node, at_columns, constant, replaced, value_of, values_of
+from ..edits.expression import Node, at_columns, constant, nodes, replaced, value_of, values_of
 from ..graph import Operation, Place, operation_of
 
 Array = NDArray[np.float64]
@@ -58,9 +58,9 @@ class Wrong(Place):
         with np.errstate(all="ignore"):
             return {} if self.tree is None else values_of(self.tree, self._leaves.__getitem__, len(self.theirs))
 
-    def step(self, noun: str) -> Node | None:
-        """The step of this noun; None if the operation has none."""
-        return next((node for node in self.steps if node.noun == noun), None)
+    def step(self, what: str) -> Node | None:
+        """The step of this kind or noun; None if the operation has none."""
+        return None if self.tree is None else next((node for node, _ in nodes(self.tree) if what in (node.kind, node.noun)), None)
 
     def with_step(self, node: Node, numbers: Array, columns: Indices | None = None) -> Array:
         """The tensor, or some elements of it, if a step had given these numbers."""
