@@ -37,7 +37,6 @@ class Variant:
     feed: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = (
         None  # token ids [B, T] -> [B, T or more] that are fed; logits of the last T
     )
-    mistake: str = ""  # the id in the catalogue, if it is a known mistake
 
     def with_operations(self, **operations: Callable[..., Any]) -> Variant:
         """The variant with other kernels, by the names of backend.Backend."""

@@ -20,6 +20,7 @@ from bitnet_np.engine.dialects import BITNET_CPP
 from bitnet_np.judge.graph import TOKENS, Operation, operations
 from bitnet_np.judge.mistakes.anywhere import fitted
 from bitnet_np.judge.mistakes.catalogue import at_operation
+from bitnet_np.judge.mistakes.mistake import Site
 from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.trace import judge_trace
@@ -93,7 +94,7 @@ class Planter:
 
     def attempts(self, operation):
         """Yields all mistakes that an operation can make, with what it puts out then."""
-        for attempt in at_operation(operation, (*CATALOGUE, *HIDDEN), len(IDS)):
+        for attempt in at_operation(Site.at(operation, len(IDS)), (*CATALOGUE, *HIDDEN)):
             if not attempt.grid:
                 yield attempt.cause, attempt.compute
             for number in NUMBERS if attempt.grid else ():

@@ -5,8 +5,7 @@ import pytest
 from dumps import LOGITS, only, recorded, trace
 
 from bitnet_np import EXACT, check, forward_full
-from bitnet_np.judge.graph import operations
-from bitnet_np.judge.mistakes.catalogue import at_operation
+from bitnet_np.judge.mistakes.catalogue import at_operation, sites
 from bitnet_np.judge.variant import Variant, variant_logits, with_computed
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
@@ -14,7 +13,7 @@ from bitnet_np.traces.points import Key
 
 MODEL = random_model(5, family="llama", n_layers=3, vocab=64)
 IDS = np.random.default_rng(2).permutation(64)[:10]
-GRAPH = {o.key: o for o in operations(MODEL, EXACT)}
+GRAPH = {site.key: site for site in sites(MODEL, EXACT)}
 BASE = Variant("ours", MODEL, EXACT)
 ROTATED = [Key(name, n) for name in ("Qcur_rope", "Kcur_rope") for n in range(3)]
 

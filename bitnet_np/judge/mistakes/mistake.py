@@ -118,7 +118,7 @@ class _Right:
 _SMALL = 1 << 20  # numbers of a step that are kept
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Site(Operation):
     """An operation that may have a mistake in it."""
 
