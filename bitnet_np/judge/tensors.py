@@ -73,7 +73,7 @@ class TensorJudge:
         self.model, self.dialect, self.ids, self.dump, self.types, self.options = model, dialect, ids, dump, types, options
         self.start = start
         self.theirs = _Theirs({TOKENS: ids, **dump.tensors})
-        self.sites = {o.key: Site.at(o, len(ids)) for o in graph}
+        self.sites = {o.key: Site.at(o) for o in graph}
         # what comes before a tensor that cannot be judged may be its cause, and what comes behind has it in it
         sound = takewhile(lambda key: not dump.problems.get(key), self.sites)
         self.judged = [key for key in sound if key in dump.tensors]
@@ -123,7 +123,8 @@ class TensorJudge:
         if self._is_flash_attention(site, inputs, theirs):
             self.types = replace(self.types, precision=FLASH)
             return replace(judged.explained(FLASH_CAUSE), verdict=Verdict.NARROW)
-        return self._caused(judged, self.search.cause(self._case_of_one(site, expected, inputs, theirs), trials([site], single=True)))
+        case = self._case_of_one(site, expected, inputs, theirs)
+        return self._caused(judged, self.search.cause(case, trials(case.span, single=True)))
 
     def _case_of_one(self, site: Site, expected: Expected, inputs: list[Array], theirs: Array) -> "TensorCase":
         value, rough = expected.value, noise(expected)
@@ -182,7 +183,7 @@ class TensorJudge:
         work, effort = sum(self.cost(site.key) for site in span), self.options.effort
         if judged.verdict == Verdict.FLIPS and work <= effort * _LITTLE_WORK:
             small = self._case(span, value, theirs, most, np.zeros(value.shape, bool), least=most / 2)
-            cause = self.search.named(small, trials(span, single=most == 0))
+            cause = self.search.named(small, trials(small.span, single=most == 0))
             return replace(judged.explained(cause), verdict=Verdict.WRONG) if cause is not None and cause.fault else judged
         if judged.verdict != Verdict.WRONG:
             return judged
@@ -190,7 +191,7 @@ class TensorJudge:
             return replace(judged, tried=False)
         places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
         case = self._case(span, value, theirs, most, places)
-        cause = self.search.named(case, trials(span, single=True))
+        cause = self.search.named(case, trials(case.span, single=True))
         if cause is None:
             self.in_vain += work
             cause = self.search.unnamed(case)
@@ -296,7 +297,7 @@ class TensorJudge:
         key = span[-1].key
         is_product = len(span) == 1 and (key.name in FIELDS or key == LOGITS) and value.shape == theirs.shape
         return TensorCase(
-            span=span,
+            span=[Site.at(site, len(self.ids)) for site in span],  # what it keeps of them goes with the case
             value=value,
             theirs=theirs,
             now=relative_error(value, theirs),
