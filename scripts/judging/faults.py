@@ -32,7 +32,7 @@ class Fault:
     mistake: str = ""  # the id of the cause that a judge should name; "" if there is nothing to explain
 
 
-def in_engine(name: str, mistake: str, layers: tuple[int, ...] | None = (LAYER,), **steps: Step) -> Fault:
+def in_engine(name: str, mistake: str, layers: tuple[int, ...] | None = (LAYER,), /, **steps: Step) -> Fault:
     """A fault that replaces steps of some layers, or of all; the first step is blamed, in the first of the layers."""
     blamed, layer = next(iter(steps)), 0 if layers is None else layers[0]
     make = lambda model, tokens, **kind: (Engine(model, tokens, steps, layers, **kind).run(), tokens)  # noqa: E731

@@ -125,7 +125,7 @@ class Site(Operation):
     @classmethod
     def at(cls, operation: Operation, length: int = 0) -> Site:
         """The site of an operation. length: of the sequence, where mistakes at single positions are tried."""
-        return cls(**vars(operation) | {"length": length})
+        return cls(operation.model, operation.dialect, operation.key, operation.inputs, operation.evaluate, length=length)
 
     @cached_property
     def tree(self) -> Node | None:
