@@ -317,8 +317,8 @@ class TensorJudge:
         if cause.kind in CACHES and cause.id in CACHE_ROUNDINGS:
             known = [mistake for mistake in CATALOGUE if mistake.id == cause.id]
             for key in (key for key in self.sites if key.name == "kqv_out"):
-                attempts = at_operation(self.sites[key], known)
-                self.cached[key] = next(attempt.compute for attempt in attempts if attempt.cause.kind == cause.kind)
+                every = at_operation(self.sites[key], known)
+                self.cached[key] = next(trial.computes[key] for _, trial in every if trial.cause.kind == cause.kind)
             self.types = self.types.with_cache(cause.kind)
         return replace(explained, verdict=Verdict.NARROW)
 

@@ -94,11 +94,9 @@ class Planter:
 
     def attempts(self, operation):
         """Yields all mistakes that an operation can make, with what it puts out then."""
-        for attempt in at_operation(Site.at(operation, len(IDS)), (*CATALOGUE, *HIDDEN)):
-            if not attempt.grid:
-                yield attempt.cause, attempt.compute
-            for number in NUMBERS if attempt.grid else ():
-                yield replace(attempt.cause, text=attempt.cause.text.format(number=number)), attempt.compute(number)
+        for _, trial in at_operation(Site.at(operation, len(IDS)), (*CATALOGUE, *HIDDEN)):
+            for one in map(trial.with_number, NUMBERS) if trial.grid else (trial,):
+                yield one.cause, one.computes[operation.key]
         value = self.values[operation.key]
         for cause, array in fitted(value, value):
             yield cause, lambda values, array=array: array

@@ -20,7 +20,7 @@ ROTATED = [Key(name, n) for name in ("Qcur_rope", "Kcur_rope") for n in range(3)
 
 def engine_with(mistake, *keys):
     """Our engine with a known mistake, by its id, in some operations."""
-    computes = {key: next(a.compute for a in at_operation(GRAPH[key]) if a.cause.id == mistake) for key in keys}
+    computes = {key: next(trial.computes[key] for _, trial in at_operation(GRAPH[key]) if trial.cause.id == mistake) for key in keys}
     return with_computed(BASE, mistake, computes, IDS)
 
 
@@ -76,7 +76,7 @@ def test_another_prompt_is_named_by_logits_alone(prompt, says):
 
 def test_weights_of_fewer_bits_are_no_fault_by_logits_alone():
     text = "weights are rounded to bfloat16"
-    attempts = {key: a.compute for key, o in GRAPH.items() for a in at_operation(o) if a.cause.text == text}
-    report = judged(with_computed(BASE, text, attempts, IDS))
+    computes = {key: trial.computes[key] for key, o in GRAPH.items() for _, trial in at_operation(o) if trial.cause.text == text}
+    report = judged(with_computed(BASE, text, computes, IDS))
     assert report.verdict == Verdict.NARROW
     assert text in report.reason

@@ -25,51 +25,42 @@ Computes = Mapping[Key, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """A mistake at one operation."""
-
-    mistake: Mistake
-    cause: Cause
-    compute: Callable[..., Any] = field(repr=False)  # as those of Computes
-    grid: Sequence[float] = ()  # numbers between which its own is sought, with a brace for it in the text
-
-
-def at_operation(site: Site, mistakes: Sequence[Mistake] = CATALOGUE) -> Iterator[Attempt]:
-    """Yields every one of some mistakes that an operation can make."""
-    for mistake in mistakes:
-        if site.key.name not in mistake.at:
-            continue
-        for numbers, edit in mistake.edits(site):
-            compute = partial(_at_number, site, edit.tree) if edit.grid else Edited(site, edit.tree)
-            yield Attempt(mistake, mistake.cause(numbers), compute, edit.grid)
-        if not mistake.edit and mistake.engine is not None:
-            for numbers, engine in mistake.engine(Variant("", site.model, site.dialect)):
-                yield Attempt(mistake, mistake.cause(numbers), Edited(site, in_another(engine, site)))
-
-
-def _at_number(site: Site, tree: Callable[[float], Node], number: float) -> Edited:
-    return Edited(site, tree(number))
-
-
-@dataclass(frozen=True)
 class Trial:
-    """A mistake at several operations at once, at one of them, or in a whole engine."""
+    """A mistake at one operation, at several at once, or in a whole engine."""
 
     cause: Cause
     computes: Computes = field(default_factory=dict, repr=False)
+    grid: Sequence[float] = ()  # numbers between which its own is sought, with a brace for it in the text
     everywhere: bool = True  # whether it is in all operations that share what can make it
-    grid: Sequence[float] = ()
     number: float | None = None  # the number that it was tried with, if that is sought
     engine: Variant | None = None  # the engine that makes it by itself
 
     def with_number(self, number: float) -> "Trial":
         """The mistake with its number."""
         named = replace(self.cause, text=self.cause.text.format(number=number))
-        return Trial(named, {key: compute(number) for key, compute in self.computes.items()}, self.everywhere, number=number)
+        computes = {key: compute(number) for key, compute in self.computes.items()}
+        return replace(self, cause=named, computes=computes, grid=(), number=number)
 
     def variant(self, base: Variant, ids: NDArray[np.int64] | None = None) -> Variant:
         """An engine with it, that is ours otherwise. ids: see with_computed."""
         return with_computed(self.engine or base, self.cause.text, self.computes, ids) if self.computes else self.engine or base
+
+
+def at_operation(site: Site, mistakes: Sequence[Mistake] = CATALOGUE) -> Iterator[tuple[Mistake, Trial]]:
+    """Yields every one of some mistakes that an operation can make."""
+    for mistake in mistakes:
+        if site.key.name not in mistake.at:
+            continue
+        for numbers, edit in mistake.edits(site):
+            compute = partial(_at_number, site, edit.tree) if edit.grid else Edited(site, edit.tree)
+            yield mistake, Trial(mistake.cause(numbers), {site.key: compute}, edit.grid)
+        if not mistake.edit and mistake.engine is not None:
+            for numbers, engine in mistake.engine(Variant("", site.model, site.dialect)):
+                yield mistake, Trial(mistake.cause(numbers), {site.key: Edited(site, in_another(engine, site))})
+
+
+def _at_number(site: Site, tree: Callable[[float], Node], number: float) -> Edited:
+    return Edited(site, tree(number))
 
 
 def in_engine(base: Variant) -> Iterator[Trial]:
@@ -101,28 +92,29 @@ def trials(span: Sequence[Site], single: bool, mistakes: Sequence[Mistake] = CAT
     It may be in all operations that can make it, as in a function that they share, in those of one name, or, with `single`, in one
     operation of one layer. The text says where it is.
     """
-    known: dict[str, dict[Key, Attempt]] = {}
+    known: dict[str, tuple[Mistake, dict[Key, Trial]]] = {}
     for site in span:
-        for attempt in at_operation(site, mistakes):
-            known.setdefault(attempt.cause.text, {}).setdefault(site.key, attempt)
+        for mistake, trial in at_operation(site, mistakes):
+            known.setdefault(trial.cause.text, (mistake, {}))[1].setdefault(site.key, trial)
     alone = []
-    for attempts in known.values():
-        mistake = next(iter(attempts.values())).mistake
+    for mistake, at in known.values():
         names: dict[str, list[Key]] = {}
-        for key in attempts:
+        for key in at:
             names.setdefault(key.name, []).append(key)
-        groups = [] if mistake.local else _groups(list(attempts), not mistake.fault)
+        groups = [] if mistake.local else _groups(list(at), not mistake.fault)
         for i, keys in enumerate(groups if mistake.shared and groups else (*groups, *names.values())):
-            yield _trial(attempts, keys, _where(keys, list(attempts), span[-1].key), i < max(len(groups), 1) or mistake.local)
+            yield _at_all(at, keys, _where(keys, list(at), span[-1].key), i < max(len(groups), 1) or mistake.local)
         if single and not mistake.shared:
-            alone += [(attempts, key) for keys in names.values() if len(keys) > 1 for key in keys]
-    for attempts, key in alone:
-        yield _trial(attempts, [key], "" if key == span[-1].key else f"at {key.name} of layer {key.layer}: ", False)
+            alone += [(at, key) for keys in names.values() if len(keys) > 1 for key in keys]
+    for at, key in alone:
+        yield _at_all(at, [key], "" if key == span[-1].key else f"at {key.name} of layer {key.layer}: ", False)
 
 
-def _trial(attempts: Mapping[Key, Attempt], keys: Sequence[Key], where: str, everywhere: bool) -> Trial:
-    one = attempts[keys[0]]
-    return Trial(replace(one.cause, text=where + one.cause.text), {key: attempts[key].compute for key in keys}, everywhere, one.grid)
+def _at_all(at: Mapping[Key, Trial], keys: Sequence[Key], where: str, everywhere: bool) -> Trial:
+    """The mistake at these operations, of those that can make it."""
+    one = at[keys[0]]
+    computes = {key: at[key].computes[key] for key in keys}
+    return replace(one, cause=replace(one.cause, text=where + one.cause.text), computes=computes, everywhere=everywhere)
 
 
 def narrowed(span: Sequence[Site], trial: Trial) -> Iterator[Trial]:

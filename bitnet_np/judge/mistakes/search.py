@@ -136,10 +136,9 @@ class Search:
             for done, trial in enumerate(every, 1):
                 self.progress(done, len(every))
                 left, explained = case.tried(trial)
-                if explained:
-                    fits.append(_Fit(left, trial))
-                    if left <= case.exact:
-                        break
+                fits += [_Fit(left, trial)] * explained
+                if explained and left <= case.exact:
+                    break
             if case.fit and (not fits or _alike(fits)[0].left > case.noise):
                 for cause, array in fitted(case.theirs.astype(np.float64), case.value.astype(np.float64)):
                     left, explained = case.explained(array, trial := Trial(cause))
