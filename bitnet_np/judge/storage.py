@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ..traces.points import TOP_EXPERTS, Key
 from .expected import Storage
 from .graph import EMBEDDING, TOKENS, Operation
-from .precision import DIGITS, FLOAT32, Precision, narrowest, storage_type
+from .precision import DIGITS, FLOAT32, Precision, storage_type
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Types:
             return cls(precision, None, precision.act)
         own = {EMBEDDING} & set(same)  # rows of a narrow table are narrow in every engine
         read = {k: storage_type(x) for k, x in tensors.items() if k not in own and not k.name.endswith(("_codes", "_scale", TOP_EXPERTS))}
-        return cls(FLOAT32, read, narrowest(read.values()))
+        return cls(FLOAT32, read, min(read.values(), key=DIGITS.__getitem__, default="float32"))
 
     def __getitem__(self, key: Key) -> str:
         if key == TOKENS:

@@ -5,7 +5,7 @@ last two causes at once: a mistake, and fewer bits.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,9 +17,8 @@ from ...base.progress import Progress, silent
 from ...traces.points import Key
 from ..parts import InParts, Part
 from ..readings.table import LOOSE
-from .anywhere import fitted
 from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
-from .mistake import Cause, Site
+from .mistake import Array, Cause, Site
 from .names import HIDDEN
 
 OVERHEAD = 2 * 10**5
@@ -221,6 +220,20 @@ class Search:
         more = "--effort 10 tries more of them, and a dump of more tensors needs fewer"
         said = f"{self.left_out} known mistakes were not tried across operations: too much work. {more}"
         return [said] if self.left_out else []
+
+
+def fitted(theirs: Array, value: Array) -> Iterator[tuple[Cause, Array]]:
+    """Yields each mistake that any operation can make, with its result [T, width], its number fitted to theirs where it has one."""
+    square = max(float((value * value).sum()), 1e-300)
+    yield Cause("the sign is flipped", "any.sign"), -value
+    ratio = float((theirs * value).sum()) / square
+    yield Cause(f"everything is {ratio:.6g} times what it should be", "any.factor"), ratio * value
+    if len(value) > 2:
+        for shift, which in ((1, "previous"), (-1, "next")):
+            rows = np.roll(value, shift, axis=0)
+            end = 0 if shift == 1 else -1
+            rows[end] = theirs[end]
+            yield Cause(f"every row is that of the {which} token", "any.moved"), rows
 
 
 def _hidden(span: Sequence[Site], single: bool) -> list[Trial]:
