@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import NonFiniteError
-from ..engine.dialects import EXACT, Dialect
+from ..engine.dialects import EXACT
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens
-from ..model.records import Model, with_rope_of
+from ..model.records import with_rope_of
 from ..traces.points import SCORES, TOP_EXPERTS, Key
 from .bounds import ROUNDING_ACROSS, TINY, bound_of, close, dot, noise, position_errors, relative_error, statistics, within
 from .compared import Compared
@@ -29,7 +29,7 @@ from .edits.expression import value_of
 from .equivalence import ROTATED
 from .expected import Expected, U
 from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
-from .graph import FIELDS, LOGITS, TOKENS, Operation, matrix_of
+from .graph import FIELDS, LOGITS, TOKENS, matrix_of, operations
 from .honest_engines import FLOOR, one_scale
 from .logits import Reach, judge, limits
 from .mistakes.catalogue import Computes, Trial, at_operation, trials
@@ -59,21 +59,13 @@ class TensorJudge:
     """One engine's tensors, beside everything they are judged by."""
 
     def __init__(
-        self,
-        model: Model,
-        dialect: Dialect,
-        graph: Sequence[Operation],
-        ids: NDArray[np.int64],
-        dump: Compared,
-        types: Types,
-        options: Options,
-        start: int,
+        self, runtime: Runtime, ids: NDArray[np.int64], dump: Compared, types: Types, options: Options, start: int, scored: Collection[int]
     ) -> None:
-        """For the operations of a model in the order they run. types: of the dump's tensors. start: the position of the first token."""
-        self.model, self.dialect, self.ids, self.dump, self.types, self.options = model, dialect, ids, dump, types, options
-        self.start = start
+        """types: of the dump's tensors. start: the position of the first token. scored: the layers whose scores are in the dump."""
+        self.model, self.dialect, self.ids, self.dump = runtime.model, runtime.dialect, ids, dump
+        self.types, self.options, self.start = types, options, start
         self.theirs = _Theirs({TOKENS: ids, **dump.tensors})
-        self.sites = {o.key: Site.at(o) for o in graph}
+        self.sites = {o.key: Site.at(o) for o in operations(self.model, self.dialect, start, scored)}
         # what comes before a tensor that cannot be judged may be its cause, and what comes behind has it in it
         sound = takewhile(lambda key: not dump.problems.get(key), self.sites)
         self.judged = [key for key in sound if key in dump.tensors]

@@ -54,9 +54,8 @@ def judge_operations(
     missing = tuple(key for key in every if key not in trace.points)
     invalid = tuple(OperationVerdict(key, Verdict.INVALID, dump.problems[key]) for key in common if dump.problems[key])
     seen = look_through(model, dump.first, dump.tensors)
-    graph = list(operations(model, dialect, seen.start, scored))
     types = Types.of(options.precision, dump.tensors, dump.same)
-    judge = TensorJudge(model, dialect, graph, ids, replace(dump, tensors=seen.tensors), types, options, seen.start)
+    judge = TensorJudge(runtime, ids, replace(dump, tensors=seen.tensors), types, options, seen.start, scored)
     verdicts = judge.verdicts()
     notes = [*judge.types.notes(), *seen.notes, *[_untried(o) for o in verdicts if not o.tried][:1], *judge.search.notes()]
     first_wrong = next((o for o in verdicts if o.verdict == Verdict.WRONG), None)
