@@ -160,29 +160,6 @@ def faults_in(kind: str) -> list[dict[str, object]]:
     return rows
 
 
-_WAYS = (lambda x, w: x @ w.T, precise, accumulate(8))
-
-
-def narrow_alarms(seed: int) -> list[str]:
-    """The false alarms about honest engines of every kind on one random model."""
-    model = random_model(seed, table=("float32", "float16", "bfloat16")[seed % 3], tied=seed % 2 == 0, head_dim=32)
-    ids, alarms = np.random.default_rng(seed).integers(0, model.config.vocab, 3 + seed), []
-    for kind, fields in KINDS.items():
-        for n, dot in enumerate(_WAYS):
-            report = judged(model, Engine(model, ids, dot=dot, **fields).run(), ids, EXACT, precision=None)
-            if report.verdict > Verdict.NARROW:
-                alarms.append(f"seed {seed}, {kind}, way {n}: {report.reason}")
-    return alarms
-
-
-def by_precision(honest_runs: int, every: Callable) -> tuple[list[dict[str, object]], list[str], int]:
-    """Every fault in every kind of engine; false alarms; and the number of honest runs."""
-    seeds = range(-(-honest_runs // (len(KINDS) * len(_WAYS))))
-    rows = [row for rows in every(faults_in, list(KINDS), "kinds of engines") for row in rows]
-    alarms = [alarm for alarms in every(narrow_alarms, seeds, "honest runs") for alarm in alarms]
-    return rows, alarms, len(seeds) * len(KINDS) * len(_WAYS)
-
-
 def print_by_precision(rows: list[dict[str, object]], alarms: list[str], runs: int) -> None:
     print("| engine | faults beyond its precision | found | blamed | explained | found of the others |\n|---|---|---|---|---|---|")
     for kind in KINDS:
@@ -204,12 +181,19 @@ def fault_row(number: int, only: tuple[str, ...]) -> dict[str, object]:
     return row(fault, judged(model, dump, ids, EXACT, only))
 
 
-def honest_verdicts(seed: int, only: tuple[str, ...]) -> list[str]:
-    """An alarm, or "", for each honest run on one random model."""
-    model = random_model(seed, table=("float32", "float16", "bfloat16")[seed % 3], tied=seed % 2 == 0)
-    ids = np.random.default_rng(seed).integers(0, model.config.vocab, 3 + 2 * seed)
-    reports = ((name, judged(model, dump, ids, dialect, only)) for name, dump, dialect in honest(model, ids))
-    return [f"seed {seed}, {name}: {report.reason}" if report.verdict > Verdict.FLIPS else "" for name, report in reports]
+_WAYS = (lambda x, w: x @ w.T, precise, accumulate(8))
+
+
+def honest_verdicts(seed: int, only: tuple[str, ...], narrow: bool) -> list[str]:
+    """An alarm, or "", for each honest run on one random model. narrow: of engines of every kind, whose types are not declared."""
+    shape: dict[str, Any] = {"head_dim": 32} if narrow else {}
+    model = random_model(seed, table=("float32", "float16", "bfloat16")[seed % 3], tied=seed % 2 == 0, **shape)
+    ids = np.random.default_rng(seed).integers(0, model.config.vocab, 3 + (1 if narrow else 2) * seed)
+    of_kinds = ((kind, n, Engine(model, ids, dot=dot, **fields)) for kind, fields in KINDS.items() for n, dot in enumerate(_WAYS))
+    runs = ((f"{kind}, way {n}", engine.run(), EXACT) for kind, n, engine in of_kinds) if narrow else honest(model, ids)
+    precision, most = (None, Verdict.NARROW) if narrow else (FLOAT32, Verdict.FLIPS)
+    reports = ((name, judged(model, dump, ids, dialect, only, precision)) for name, dump, dialect in runs)
+    return [f"seed {seed}, {name}: {report.reason}" if report.verdict > most else "" for name, report in reports]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -238,13 +222,14 @@ def report_faults(arguments: argparse.Namespace, spread: Callable) -> int:
         return tqdm(spread(run, cases), desc=title, total=len(cases), disable=not sys.stderr.isatty())
 
     only = tuple(filter(None, arguments.only.split(",")))
-    if arguments.precision:
-        rows, alarms, runs = by_precision(max(400, arguments.honest), every)
+    narrow, runs_of_seed = arguments.precision, len(KINDS) * len(_WAYS) if arguments.precision else 12
+    if narrow:
+        rows = [row for rows in every(faults_in, list(KINDS), "kinds of engines") for row in rows]
     else:
         rows = list(every(partial(fault_row, only=only), range(len(every_fault())), "faults"))
-        verdicts = every(partial(honest_verdicts, only=only), range(1 + arguments.honest // 12), "honest models")
-        of_runs = [verdict for some in verdicts for verdict in some]
-        alarms, runs = list(filter(None, of_runs)), len(of_runs)
+    seeds = range(-(-max(400, arguments.honest) // runs_of_seed) if narrow else 1 + arguments.honest // runs_of_seed)
+    verdicts = [one for some in every(partial(honest_verdicts, only=only, narrow=narrow), seeds, "honest models") for one in some]
+    alarms, runs = list(filter(None, verdicts)), len(verdicts)
     if arguments.json:
         print(json.dumps({"faults": rows, "honest_runs": runs, "false_alarms": alarms}, indent=2))
     elif arguments.precision:

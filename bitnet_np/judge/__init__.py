@@ -1,7 +1,9 @@
 """Verdicts on another engine's numbers: same bits, rounding, or bug, and where.
 
 dump.py         dumps of one sequence: `judge_dump`           compare_dumps.py   two dumps without a model
-trace.py        every operation from the dump's own inputs    engine.py          logits alone, against engines with mistakes
+trace.py        the report on all tensors of a dump           tensors.py         each tensor from the dump's own inputs
+compared.py     their tensors beside ours                     storage.py         the type that each tensor is kept in
+engine.py       logits alone, against engines with mistakes   options.py         what a caller asks of the judge
 graph.py        the operations of a model                     operations.py      the law for one operation, with its bound
 expected.py     what a bound is made of                       products.py        that law for products with matrices
 bounds.py       tensors against that law                      roundings.py       how engines round
@@ -14,9 +16,8 @@ parts.py        mistakes in some rows, heads or elements      screen.py         
 report.py       the Report, its tables and its heat map       pictures.py        the report as pictures
 html.py         the report as one HTML file                   detail.py          worst numbers and errors by position, on request
 check.py        `bitnet_np.check`: arrays of any library      top_logprobs.py    log-probabilities of a running server
-sequences.py    several sequences, and later parts of one     options.py         what a caller asks of all of them
+sequences.py    several sequences, and later parts of one     compare_models.py  two models of a family, side by side
 partial.py      tensors of which a part is known, or the RMS  receipt.py         BitNet-rs's parity receipts
-scores.py       attention scores of a dump, by position       compare_models.py  two models of a family, side by side
 
 spec.py is the law for whole models, operations.py the law for one operation on given inputs. The judge shares no arithmetic with the
 kernels and dialects that it may have to judge; tests/judge/ ties them together.

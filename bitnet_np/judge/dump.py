@@ -12,13 +12,14 @@ from ..engine.network import Runtime
 from ..engine.tokens import Tokens
 from ..generation.nll import log_probabilities
 from ..traces.points import Key, Trace
-from .engine import judge_logits
+from .compared import compare
+from .engine import Tries, judge_logits
 from .graph import LOGITS
 from .logits import FLIPS_LIMIT, Judgement, invalid, position_nmse
 from .options import DEFAULT, Options
 from .precision import FLOAT32, Precision, storage_type
 from .report import Report
-from .trace import compare, judge_operations
+from .trace import judge_operations
 from .variant import Floats, Variant, variant_logits
 from .verdict import Verdict
 
@@ -26,13 +27,7 @@ LOG_PROBS = Key("log_probs", None)
 _MOST_POSITIONS = 64  # positions to try mistakes on: each mistake is a forward pass
 
 
-def judge_dump(
-    runtime: Runtime,
-    tokens: Tokens,
-    trace: Trace,
-    options: Options = DEFAULT,
-    search: bool = True,
-) -> Report:
+def judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options = DEFAULT, search: bool = True) -> Report:
     """The report on every operation of a dump, and on its logits or log-probabilities as such, where it has some.
 
     runtime, tokens: checked; of one sequence. search: try known mistakes on logits as such. Nothing that a dump holds raises an error.
@@ -47,7 +42,9 @@ def judge_dump(
         judged_as = declared or (None if kind == "float32" else Precision(act=kind))
         said = f"judged in the declared precision: {judged_as}" if declared else f"judged as {kind}, read off the dump"
         notes = () if judged_as is None or judged_as == FLOAT32 else (said,)
-        return Report.of_logits(logits.judged(replace(options, precision=judged_as), search), (*logits.notes, *notes))
+        return Report.of_logits(
+            logits.judged(replace(options, precision=judged_as), Tries.EVERYTHING if search else Tries.NOTHING), (*logits.notes, *notes)
+        )
     compared, every = compare(runtime, tokens, trace)
     logits = _Logits.of(runtime, tokens, trace, every[0])
     # from the dump's result_norm
@@ -57,9 +54,8 @@ def judge_dump(
     report = judge_operations(runtime, tokens, trace if is_operation else others, options, compared)
     # what logits alone would show, more tensors must not hide: where what is wrong is in several operations judged together, or may be
     search = search and any(len(o.across) > 1 for o in ([report.first_wrong] if report.first_wrong else report.operations))
-    single = any(len(o.across) > 1 for o in report.operations)  # else they were tried at the wrong operation
-    options = replace(options, precision=declared or report.precision)
-    of_logits = logits.judged(options, search, single, alone=report.first_wrong is None)
+    tries = Tries.NOTHING if not search else Tries.EVERYTHING if report.first_wrong is None else Tries.OPERATIONS
+    of_logits = logits.judged(replace(options, precision=declared or report.precision), tries)
     if report.verdict == Verdict.NARROW and of_logits.verdict == Verdict.WRONG and not search:
         of_logits = replace(of_logits, verdict=Verdict.NARROW, reason=f"they follow from narrower operations: {of_logits.reason}")
     return replace(report, notes=(*logits.notes, *report.notes)).with_logits(of_logits)
@@ -89,9 +85,8 @@ class _Logits(NamedTuple):
         has_all = positions is None
         return cls(runtime, tokens.ids[0], every, theirs, np.arange(length) if positions is None else positions, convert, has_all, notes)
 
-    def judged(self, options: Options, search: bool = True, single: bool = True, alone: bool = True) -> Judgement:
-        """The verdict on them. search: try known mistakes too. single: also those of single operations. alone: no other tensor of the dump
-        shows what is wrong."""
+    def judged(self, options: Options, tries: Tries) -> Judgement:
+        """The verdict on them."""
         last, few = len(self.ids) - 1, self.positions[:_MOST_POSITIONS]
         late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
         looked_at = few[: late[0]] if late.size else few  # the first of them, whose logits need few tokens
@@ -101,9 +96,9 @@ class _Logits(NamedTuple):
             return self.convert(variant_logits(variant, self.ids[None, :end])[0][looked_at])
 
         nearest = self.nearest() if self.notes else last  # a row of another position tells no mistake
-        base, ids = Variant("ours", self.runtime.model, self.runtime.dialect), self.ids if single else None
-        ours, search = self.convert(self.every[self.positions]), search and nearest == last
-        judged = judge_logits(ours, self.theirs, base, run, options, search, self.positions, ids, alone)
+        base, ours = Variant("ours", self.runtime.model, self.runtime.dialect), self.convert(self.every[self.positions])
+        tries = tries if nearest == last else Tries.NOTHING
+        judged = judge_logits(ours, self.theirs, base, run, options, tries, self.positions, self.ids)
         if not self.notes:
             return judged
         judged = replace(judged, compared=(last,))

@@ -13,11 +13,11 @@ Everything runs at the kernels' speed, with one operation or weight replaced. At
 limit of a dump of last positions.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cached_property
 from math import prod
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,23 +26,21 @@ from ..base.errors import ContextLimitError, NonFiniteError, listed
 from ..model.records import MATRICES
 from ..traces.points import Key
 from .bounds import TINY
-from .graph import LOGITS, Operation, operations
+from .graph import LOGITS
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .logits import Judgement, Reach, judge, position_nmse
-from .mistakes.anywhere import fitted
-from .mistakes.catalogue import Trial, cached_and_rounded, in_engine, narrowed, trials
-from .mistakes.mistake import Cause, Compute
+from .mistakes.catalogue import Trial, in_engine, sites, trials
+from .mistakes.mistake import Cause
 from .mistakes.names import CACHE_ROUNDINGS
-from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types
+from .mistakes.search import OVERHEAD, Case, Explanation, Search
 from .options import DEFAULT, Options
 from .precision import FLASH, FLOAT32, Precision
 from .readings.table import facts_of
 from .readings.wrong import Wrong
-from .variant import Floats, Variant, scaled, with_computed
+from .variant import Floats, Variant, scaled
 from .verdict import Verdict
 
 Run = Callable[[Variant], Floats]
-_Named = TypeVar("_Named")
 
 _CLOSER = 4  # times nearer than ours, in NMSE: two runs of equal errors have a factor 2 between them and their centre
 _EXACT = 1e-6  # of the error without a mistake: what is left is float32's own, and nothing else can come nearer
@@ -55,76 +53,49 @@ _POSITIONS = 8  # fewest to know a standard error from
 _FAR = 8  # times the RMS error that roundings leave: a logit that is farther is in question
 
 
+class Tries(IntEnum):
+    """What is tried on logits, each with all before it."""
+
+    NOTHING = 0
+    ENGINES = 1  # whole engines, scales of matrices, and likely mistakes
+    OPERATIONS = 2  # every known mistake, also in single operations
+    EVERYTHING = 3  # hidden mistakes too, which nothing else of a dump shows
+
+
 def judge_logits(
     ours: Floats,
     theirs: ArrayLike,
     base: Variant,
     run: Run,
     options: Options = DEFAULT,
-    search: bool = True,
+    tries: Tries = Tries.ENGINES,
     numbers: NDArray[np.int64] | None = None,
     ids: NDArray[np.int64] | None = None,
-    alone: bool = True,
     slack: float = 1.0,
 ) -> Judgement:
     """Judge their logits by what roundings and known mistakes make of the model.
 
     ours, theirs: [..., V]. run: logits of a variant, [P, V], the first P positions of `ours` (laid end to end) or all; ours are
-    `run(base)`. options: without a precision, the dialects and the narrow types that nobody declared are tried. search: try the known
-    mistakes too. numbers: see logits.judge. ids: the token ids of the one sequence that `run` takes; None: mistakes of single operations
-    are not tried. alone: whether no other tensor shows what is wrong; mistakes that are tried across operations only are not tried on
-    logits else. slack: factor of the limits of what nothing explains, which then have llama.cpp's flash attention in them, too.
+    `run(base)`. options: without a precision, the dialects and the narrow types that nobody declared are tried. numbers: see logits.judge.
+    ids: the token ids of the one sequence that `run` takes, which mistakes in operations need. slack: factor of the limits of what nothing
+    explains, which then have llama.cpp's flash attention in them, too.
     Raises nothing for what the dump holds: see logits.judge.
     """
-    precision, details = options.precision, options.details
-    judged = judge(ours, theirs, None, numbers, details)
+    judged = judge(ours, theirs, None, numbers, options.details)
     if judged.verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.INVALID):
         return judged
-    declared = precision or FLOAT32
-    honest, others, mistakes = list(roundings(base, declared)), list(dialects(base)), list(in_engine(base)) if search else []
-    names = [name for name in base.present(MATRICES) if name != "attn_k"] if search else []  # scales of queries and keys do the same
-    logits = _Runs(run, options, len(honest) + len(others) + len(mistakes) + 2 * len(names))
-    runs = logits.of(honest)
-    right = list(runs.values())
-    a, b = (np.asarray(x).reshape(-1, ours.shape[-1])[: len(right[0])] for x in (ours, theirs))
-    other = other_choices(base, declared)
-    choices = None if other is None else logits(other)
-    reach = reach_of(a, right, base, declared, choices)
-    judged = judge(ours, theirs, reach, numbers, details)
-
-    runs |= logits.of(others)
-    target = _Target(base, logits, a, b, reach, judged.verdict == Verdict.WRONG, options.effort, ids)
-    distances = {text: _distances(x, a, b) for text, x in runs.items()}
-    nearest = min(distances, key=lambda text: float(distances[text].mean()))
-    closest = f"closest to {nearest}" if distances[nearest].mean() < target.away.mean() / _CLOSER else None
-    best = np.minimum(target.away, distances[nearest])
-    known = target.nearest(((variant, Cause(variant.text, variant.mistake), {}) for variant in mistakes), best)
-    mistake = None if known is None else known.text
-    if mistake is None and closest is None and len(a) >= _POSITIONS:
-        mistake = target.wrong_scale(names)
-    if judged.verdict == Verdict.WRONG and judge(a, b, reach).verdict != Verdict.WRONG:
-        search = False  # later positions are wrong, which no run has
-        target.untried.append(f"the first {len(a)} of these positions are right, and no mistake was tried on the others")
-    undeclared = ""
-    if mistake is None and judged.verdict == Verdict.WRONG and precision is None and search:
-        judged, undeclared = target.undeclared(judged, others, runs)
-    if mistake is None and judged.verdict == Verdict.WRONG and search and ids is not None:
-        cause = target.cause(alone)
-        # the rounding of a declared KV cache may make a router choose other experts, which no reach allows for
-        if cause is not None and not cause.fault and (precision is None or (cause.id in CACHE_ROUNDINGS and cause.kind == precision.kv)):
-            judged = replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}", explanation=cause.text)
-        elif cause is not None:
-            mistake = cause.text
-    logits.progress(logits.total, logits.total)
-    if mistake is not None:
-        return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
-    if slack > 1 and closest is None and judged.verdict == Verdict.WRONG and (x := logits(in_precision(base, FLASH))) is not None:
-        wide = reach_of(a, [*right, x], base, declared, choices)
+    target = _Target(ours, theirs, base, run, options, tries, ids)
+    judged = target.explained(judge(ours, theirs, target.reach, numbers, options.details))
+    target.runs.progress(target.runs.total, target.runs.total)
+    if judged.verdict == Verdict.WRONG and judged.explanation is not None:
+        return judged
+    closest = target.closest
+    if slack > 1 and closest is None and judged.verdict == Verdict.WRONG and (x := target.runs(in_precision(base, FLASH))) is not None:
+        wide = reach_of(target.a, [*target.right, x], base, target.declared, target.choices)
         again = judge(ours, theirs, replace(wide, nmse=slack * wide.nmse, positions=slack * wide.positions), numbers)
         if again.verdict < judged.verdict:
             return replace(again, reach=wide.nmse)
-    reason = "; ".join(filter(None, (judged.reason, closest, undeclared, *target.untried)))
-    return replace(judged, reason=reason, explanation=closest)
+    return replace(judged, reason="; ".join(filter(None, (judged.reason, closest, *target.said))), explanation=closest)
 
 
 class _Runs:
@@ -155,166 +126,114 @@ _PRECISIONS = tuple(Precision(**kinds) for kinds in ({"kv": "q8_0"}, {"act": "bf
 _NEARER = 0.8  # of their distance from ours, to the logits in a precision that is named
 
 
-@dataclass(frozen=True)
 class _Target:
     """Their logits beside ours, and runs that may come nearer to them."""
 
-    base: Variant
-    logits: _Runs
-    a: NDArray  # ours [P, V]
-    b: NDArray  # theirs [P, V]
-    reach: Reach
-    strong: bool  # theirs are farther from ours than roundings reach
-    effort: float  # times the work that mistakes may take
-    ids: NDArray[np.int64] | None  # of the one sequence; None: mistakes of single operations are not tried
-    closest: Nearest = field(default_factory=Nearest, repr=False)
-    untried: list[str] = field(default_factory=list, repr=False)  # what took too much work, in words
-    engines: dict[str, Variant] = field(default_factory=dict, repr=False)  # those with a mistake in the whole, by what is said of it
+    def __init__(
+        self, ours: Floats, theirs: ArrayLike, base: Variant, run: Run, options: Options, tries: Tries, ids: NDArray[np.int64] | None
+    ) -> None:
+        self.base, self.options, self.tries, self.ids = base, options, tries, ids
+        self.declared = options.precision or FLOAT32
+        self.engines = list(in_engine(base)) if tries else []
+        # scales of queries and keys do the same
+        self.names = [name for name in base.present(MATRICES) if name != "attn_k"] if tries else []
+        honest, others = list(roundings(base, self.declared)), list(dialects(base))
+        self.runs = _Runs(run, options, len(honest) + len(others) + len(self.engines) + 2 * len(self.names))
+        of_honest = self.runs.of(honest)
+        self.right = list(of_honest.values())
+        self.a, self.b = (np.asarray(x).reshape(-1, ours.shape[-1])[: len(self.right[0])] for x in (ours, theirs))  # [P, V]
+        other = other_choices(base, self.declared)
+        self.choices = None if other is None else self.runs(other)
+        self.reach: Reach = reach_of(self.a, self.right, base, self.declared, self.choices)
+        self.others = [(variant, x) for variant in others if (x := self.runs(variant)) is not None]
+        self.away = position_nmse(self.a, self.b)  # [P]
+        known = of_honest | {variant.text: x for variant, x in self.others}
+        distances = {text: _distances(x, self.a, self.b) for text, x in known.items()}
+        text, distance = min(distances.items(), key=lambda item: float(item[1].mean()))
+        self.closest = f"closest to {text}" if distance.mean() < self.away.mean() / _CLOSER else None
+        self.best = np.minimum(self.away, distance)  # [P]: of the nearest run without a mistake
+        self.strong = False  # whether theirs are farther from ours than roundings reach
+        self.said: list[str] = []  # what took too much work, or would explain it, in words
 
-    @cached_property
-    def away(self) -> NDArray[np.float64]:
-        """Their distance from ours, [P]."""
-        return position_nmse(self.a, self.b)
+    def explained(self, judged: Judgement) -> Judgement:
+        """Their judgement, with the first explanation that is found."""
+        self.strong = judged.verdict == Verdict.WRONG
+        span = sites(self.base.model, self.base.dialect, 0 if self.ids is None else len(self.ids))
+        now = float(self.away.mean())
+        case = LogitsCase(
+            span=span, value=self.a, theirs=self.b, now=now, exact=_EXACT * now, single=False, fit=False, target=self, best=self.best
+        )
+        search = Search(2 * self.options.effort * _HIDDEN_WORK)
+        mistake = search.named(case, self.engines)
+        text = mistake.text if mistake is not None else None if self.closest or len(self.a) < _POSITIONS else self.wrong_scale()
+        if text is not None or not self.strong:
+            return judged if text is None else _wrong(judged, text)
+        if judge(self.a, self.b, self.reach).verdict != Verdict.WRONG:
+            self.said.append(f"the first {len(self.a)} of these positions are right, and no mistake was tried on the others")
+            return judged
+        precision = self.options.precision
+        if precision is None and self.tries and (reason := self.undeclared()) is not None:
+            return replace(judged, verdict=Verdict.NARROW, reason=reason)
+        cause = self.of_operations(search, replace(case, best=self.away, fit=True))
+        if cause is None:
+            return judged
+        # the rounding of a declared KV cache may make a router choose other experts, which no reach allows for
+        if not cause.fault and (precision is None or (cause.id in CACHE_ROUNDINGS and cause.kind == precision.kv)):
+            return replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}")
+        return _wrong(judged, cause.text)
+
+    def of_operations(self, search: Search, case: "LogitsCase") -> Cause | None:
+        """The mistake of operations that makes theirs of ours but for roundings."""
+        if self.ids is None or self.tries < Tries.OPERATIONS:
+            return None
+        most = self.options.effort * _MOST_WORK
+        every = list(trials(case.span, single=True))
+        if len(every) * self.work > most:
+            least = 1.1 * len(every) * self.work / _MOST_WORK
+            self.said.append(f"mistakes in one layer alone were not tried on logits: --effort {least:.2g} tries them")
+            every = list(trials(case.span, single=False))
+        if len(every) * self.work > most:
+            every = []
+        self.runs.total += len(every)
+        cause = search.named(case, every) or search.unnamed(case)
+        self.said.extend(search.notes())
+        return cause
 
     def made_by(self, x: NDArray) -> bool:
         """Whether logits are theirs but for roundings."""
-        return judge(x, self.b, self.reach).verdict <= Verdict.FLIPS
+        return judge(x.astype(np.float32, copy=False), self.b, self.reach).verdict <= Verdict.FLIPS
 
-    def explained_by(self, x: Floats | None, best: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """The distance [P] of logits that are theirs but for roundings, and _CLOSER times nearer than `best`; else None."""
-        if x is None:
-            return None
-        away = _distances(x, self.a, self.b)
-        return away if _explains(away, best) and self.made_by(x) else None
-
-    def nearest(self, candidates: Iterable[tuple[Variant, Cause, Mapping[Key, Compute]]], best: NDArray[np.float64]) -> Cause | None:
-        """The mistake in the nearest of some variants that explain them. best: the distance [P] of the nearest run without a mistake.
-
-        candidates: with the operations that a variant computes otherwise, none where all of it is another engine. An operation that is off
-        by no more than roundings reach may flip the very codes that they flip: theirs have to be farther, then.
-        """
-        found = None
-        for variant, cause, computes in candidates:
-            x = self.logits(variant)
-            if x is not None and variant.edit is not None and not self.strong and position_nmse(self.a, x).mean() <= self.reach.nmse:
-                continue
-            away = self.explained_by(x, best)
-            self.offer(x, variant, cause, computes)
-            if away is not None:
-                found, best = cause, away
-                if best.mean() < _EXACT * self.away.mean():
-                    break
-        return found
-
-    def offer(self, x: Floats | None, variant: Variant, cause: Cause, computes: Mapping[Key, Compute]) -> None:
-        """Keep what comes closest."""
-        if x is not None:
-            self.closest.offer(float(_distances(x, self.a, self.b).mean()), cause, computes)
-            if variant.edit is None:
-                self.engines[cause.text] = variant
-
-    def cause(self, alone: bool) -> Cause | None:
-        """The mistake of operations that makes theirs of ours but for roundings. alone: try those that are tried across operations only."""
-        return self.fitted() or self.placed() or self.in_operations() or (self.hidden() if alone else None) or self.nearly()
-
-    def computed(self, computes: Mapping[Key, Compute], text: str = "", engine: Variant | None = None) -> Variant:
-        """Our engine, or one with a mistake, that computes some operations otherwise."""
-        return with_computed(engine or self.base, text, computes, self.ids)
-
-    def nearly(self) -> Cause | None:
-        """The mistake that leaves little of the distance, with the rounding to fewer bits that explains the rest; or two such types."""
-        engine = self.base if self.closest.cause is None else self.engines.get(self.closest.cause.text, self.base)
-
-        def left(computes: Mapping[Key, Compute]) -> float:
-            away = self.explained_by(self.logits(self.computed(computes, engine=engine)), self.away)
-            return np.inf if away is None else float(away.mean())
-
-        now, span = float(self.away.mean()), _span(engine)
-        found = self.closest.of(now, now, left, narrowed(span, self.closest.computes))
-        if found is not None or engine is not self.base:
-            return found
-        return in_types(cached_and_rounded(span), left, now)[0]
-
-    def fitted(self) -> Cause | None:
-        """The mistake in the last operation, with numbers fitted to theirs, that makes them of ours but for roundings."""
-        for cause, array in fitted(self.b.astype(np.float64), self.a.astype(np.float64)):
-            if not np.isfinite(array).all() or position_nmse(array, self.b).mean() > self.away.mean() / _CLOSER:
-                continue
-            if self.made_by(array.astype(np.float32)):
-                return cause
-        return None
-
-    def placed(self) -> Cause | None:
-        """What theirs show by themselves, such as our logits in other places, where the others are ours but for roundings."""
-        a, b = self.a.astype(np.float64), self.b.astype(np.float64)
-        places = np.abs(b - a) > _FAR * self.reach.nmse**0.5 * a.std(axis=1, keepdims=True)
-        return facts_of(Wrong(self.base.model, self.base.dialect, LOGITS, [], a, b, places, self.reach.nmse, {}), of_columns=True)
-
-    def in_operations(self) -> Cause | None:
-        """The mistake of some operations, or of a single one, that makes theirs of ours but for roundings."""
-        span, work, most = _span(self.base), self.work, self.effort * _MOST_WORK
-        every = list(trials(span, single=True))
-        if len(every) * work > most:
-            least = 1.1 * len(every) * work / _MOST_WORK
-            self.untried.append(f"mistakes in one layer alone were not tried on logits: --effort {least:.2g} tries them")
-            every = list(trials(span, single=False))
-        if len(every) * work > most:
-            return None
-        self.logits.total += len(every)
-        tried = ((self.computed(trial.computes, trial.cause.text), trial.cause, trial.computes) for trial in every)
-        return self.nearest(tried, self.away)
-
-    def hidden(self) -> Cause | None:
-        """The mistake that is tried across operations only, if one makes theirs of ours."""
-        span = _span(self.base)
-        work = self.work + OVERHEAD * len(span) // 2
-
-        def explain(trial: Trial) -> Explanation:
-            self.logits.total += 1
-            variant = self.computed(trial.computes, trial.cause.text)
-            try:
-                x = self.logits(variant)
-            except KeyError:  # it asks for a tensor of a later layer
-                x = None
-            if x is None:
-                return Explanation(np.inf, False)
-            if trial.number is None:
-                self.offer(x, variant, trial.cause, trial.computes)
-            return Explanation(float(_distances(x, self.a, self.b).mean()), self.explained_by(x, self.away) is not None)
-
-        search = Search(len(self.a) if self.ids is None else len(self.ids), 2 * self.effort * _HIDDEN_WORK)
-        cause = search.cause(span, False, explain, lambda trial: explain(trial).left, lambda changed: work, float(self.away.mean()))
-        self.untried.extend(search.notes())
-        return cause
-
-    @property
+    @cached_property
     def work(self) -> int:
         """Multiply-adds of a run."""
         return len(self.a) * sum(prod(x.shape) for x in (self.base.model.head, *self.base.linears()))
 
-    def undeclared(self, judged: Judgement, others: list[Variant], runs: Mapping[str, Floats]) -> tuple[Judgement, str]:
-        """A wrong judgement, looked through: NARROW if another dialect's roundings reach so far, alone or behind a cache of ggml's, or with
-        a precision that would, in words."""
-        a, b, logits = self.a, self.b, self.logits
-        for dialect in (variant for variant in others if variant.text in runs):
-            honest = [runs[dialect.text], *logits.of(roundings(dialect)).values()]
-            if judge(a, b, reach_of(a, honest, self.base)).verdict <= Verdict.FLIPS:
-                return replace(judged, verdict=Verdict.NARROW, reason=f"no farther than rounding reaches in {dialect.text}"), ""
-            attention = [operation for operation in _span(dialect) if operation.key.name == "kqv_out"]
+    def undeclared(self) -> str | None:
+        """Why another dialect's roundings reach so far, alone or behind a cache of ggml's; a precision that would is said."""
+        for dialect, own in self.others:
+            honest = [own, *self.runs.of(roundings(dialect)).values()]
+            if judge(self.a, self.b, reach_of(self.a, honest, self.base)).verdict <= Verdict.FLIPS:
+                return f"no farther than rounding reaches in {dialect.text}"
+            attention = [site for site in sites(dialect.model, dialect.dialect) if site.key.name == "kqv_out"]
             for trial in trials(attention, single=False) if self.ids is not None else ():
                 if trial.cause.id.startswith("cache.ggml"):
-                    x = logits(self.computed(trial.computes, trial.cause.text, dialect))
-                    if self.explained_by(x, self.away) is not None:
-                        return replace(judged, verdict=Verdict.NARROW, reason=f"{trial.cause}; in {dialect.text}"), ""
+                    x = self.runs(trial.variant(dialect, self.ids))
+                    if x is not None and self.explains(x, self.away):
+                        return f"{trial.cause}; in {dialect.text}"
         for precision in _PRECISIONS:
-            x = logits(in_precision(self.base, precision))
-            if x is None or _distances(x, a, b).mean() > _NEARER * self.away.mean():
+            x = self.runs(in_precision(self.base, precision))
+            if x is None or _distances(x, self.a, self.b).mean() > _NEARER * self.away.mean():
                 continue  # a coarse type reaches far, but only an engine that has it errs in its direction
-            if judge(a, b, reach_of(a, [x], self.base, precision)).verdict <= Verdict.FLIPS:
-                return judged, f"the precision {precision} would explain it: declare it if your engine has it"
-        return judged, ""
+            if judge(self.a, self.b, reach_of(self.a, [x], self.base, precision)).verdict <= Verdict.FLIPS:
+                self.said.append(f"the precision {precision} would explain it: declare it if your engine has it")
+                break
+        return None
 
-    def wrong_scale(self, names: Iterable[str]) -> str | None:
+    def explains(self, x: NDArray, best: NDArray[np.float64]) -> bool:
+        """Whether logits are theirs but for roundings, and _CLOSER times nearer than `best`."""
+        return _explains(_distances(x, self.a, self.b), best) and self.made_by(x)
+
+    def wrong_scale(self) -> str | None:
         """The kind of matrix whose scale is off, if one is. Kinds whose scale a norm cancels change too little to be seen.
 
         Where theirs are far, our engine is run with that scale, and believed if it comes _CLOSER times nearer: a large error of another
@@ -323,8 +242,8 @@ class _Target:
         error = self.b.astype(np.float64) - self.a
         best, most, slope = "", 1.0, 0.0
         changes: dict[str, NDArray[np.float64]] = {}
-        for name in names:
-            low, high = (self.logits(scaled(self.base, name, factor)) for factor in (1 / _STEP, _STEP))
+        for name in self.names:
+            low, high = (self.runs(scaled(self.base, name, factor)) for factor in (1 / _STEP, _STEP))
             if low is None or high is None or position_nmse(low, high).mean() / 4 < 2 * self.reach.nmse:
                 continue
             changes[name] = change = (high.astype(np.float64) - low) / (2 * np.log(_STEP))  # by the logarithm of the scale
@@ -338,7 +257,7 @@ class _Target:
             return None
         change = changes[best]
         if self.strong:
-            x = self.logits(scaled(self.base, best, np.exp(slope)))
+            x = self.runs(scaled(self.base, best, np.exp(slope)))
             if x is None or not _explains(_distances(x, self.a, self.b), self.away):
                 return None
             slope += float(((self.b - x.astype(np.float64)) * change).sum() / max((change**2).sum(), 1e-300))  # what is left, once more
@@ -347,8 +266,39 @@ class _Target:
         return f"the scale of {best} is off, by a factor of about {np.exp(slope):.3g}{more}"
 
 
-def _span(base: Variant) -> list[Operation]:
-    return [o for o in operations(base.model, base.dialect) if not o.key.name.endswith(("_codes", "_scale"))]
+@dataclass(kw_only=True)
+class LogitsCase(Case):
+    """Their logits, and what our engine makes of the tokens with a mistake."""
+
+    target: _Target
+    best: NDArray[np.float64]  # [P], the distance of the nearest run without a mistake
+
+    def made(self, trial: Trial) -> Floats | None:
+        try:
+            return self.target.runs(trial.variant(self.target.base, self.target.ids))
+        except KeyError:  # it asks for a tensor of a later layer
+            return None
+
+    def explained(self, array: NDArray, trial: Trial) -> Explanation:
+        """What is left. An operation that is off by no more than roundings may flip the codes that they flip: theirs are farther, then."""
+        t, away = self.target, _distances(array, self.value, self.theirs)
+        if trial.computes and not t.strong and position_nmse(self.value, array).mean() <= t.reach.nmse:
+            return Explanation(np.inf, False)
+        return Explanation(float(away.mean()), _explains(away, self.best) and t.made_by(array))
+
+    def cost(self, changed: Collection[Key]) -> float:
+        return self.target.work + OVERHEAD * len(self.span) // 2
+
+    def facts(self) -> Cause | None:
+        """What theirs show by themselves, such as our logits in other places, where the others are ours but for roundings."""
+        a, b = self.value.astype(np.float64), self.theirs.astype(np.float64)
+        base, nmse = self.target.base, self.target.reach.nmse
+        places = np.abs(b - a) > _FAR * nmse**0.5 * a.std(axis=1, keepdims=True)
+        return facts_of(Wrong(base.model, base.dialect, LOGITS, [], a, b, places, nmse, {}), of_columns=True)
+
+
+def _wrong(judged: Judgement, mistake: str) -> Judgement:
+    return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
 
 
 def _distances(x: Floats, a: NDArray, b: NDArray) -> NDArray[np.float64]:

@@ -7,15 +7,15 @@ farther from ours than they are, by the margins of logits.limits, is wrong.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.dialects import DIALECTS, Dialect
 from ..model.records import Blocks, Model, Ternary
+from ..traces.points import Key
 from .expected import rounded, type_of
-from .graph import FIELDS, LOGITS
+from .graph import FIELDS, LOGITS, matrix_of
 from .logits import Reach, position_nmse, position_scale
 from .operations import next_experts
 from .precision import DIGITS, FLOAT32, FLOATS, ROUNDOFF, Precision
@@ -74,14 +74,14 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
     c, layer = base.model.config, base.model.layers[0]
     plain = "Kcur" if layer.attn_k_norm is None else "Kcur_normed"
     in_float16 = precision.kv == precision.probs == "float16"  # a dialect rounds both, with the queries, as they are rounded
-    products = _products(base)
 
     def edit(name: str, n: int | None, x: NDArray) -> NDArray:
-        if name in products:
-            product = products[name]
-            weights = 0.0 if product.kind in ("ternary", precision.act) else ROUNDOFF[precision.act]
-            x = _on_steps(x, np.hypot(weights, ROUNDOFF[precision.acc] * np.sqrt(product.terms)))
-            if product.reads_codes and precision.scale != "float32":  # a random factor of each row
+        if name in FIELDS or name == LOGITS.name:
+            w = matrix_of(base.model, Key(name, n))
+            exact = isinstance(w.weights, Ternary) or type_of(w.weights) == precision.act
+            terms = ROUNDOFF[precision.acc] * np.sqrt(w.weights.shape[1])
+            x = _on_steps(x, np.hypot(0.0 if exact else ROUNDOFF[precision.act], terms))
+            if n is not None and reads_codes(w, base.dialect) and precision.scale != "float32":  # a random factor of each row
                 random = np.random.default_rng(list(name.encode())).uniform(-1, 1, (len(x), 1))
                 x = x * (1 + ROUNDOFF[precision.scale] * random).astype(np.float32)
         elif name == "kqv_out":
@@ -100,25 +100,6 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
     for rows, matrix in row_blocks(base.model.head):
         head[rows] = rounded(matrix, precision.head)
     return variant.with_model(head=head)
-
-
-class _Product(NamedTuple):
-    """What the error of a matrix product depends on."""
-
-    terms: int
-    kind: str  # the type of the weights: ternary, a float type, or empty for blocks
-    reads_codes: bool  # whether its input is int8 codes
-
-
-def _products(base: Variant) -> dict[str, _Product]:
-    """The matrix products by the names of their results."""
-    model, products = base.model, {}
-    for name, field in FIELDS.items():
-        w = getattr(model.layers[0], field)
-        if w is not None:
-            kind = "ternary" if isinstance(w.weights, Ternary) else type_of(w.weights)
-            products[name] = _Product(w.weights.shape[1], kind, reads_codes(w, base.dialect))
-    return {**products, LOGITS.name: _Product(model.config.width, type_of(model.head), False)}
 
 
 def _on_steps(x: Floats, part: float | NDArray) -> Floats:

@@ -5,7 +5,6 @@ A profile is data. operations.py turns it into bounds for one operation, honest_
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -143,8 +142,3 @@ def storage_type(x: NDArray) -> str:
         if not possible:
             return "float32"
     return possible[0] if informative >= _INFORMATIVE else "float32"
-
-
-def narrowest(kinds: Iterable[str]) -> str:
-    """The narrowest of some float types; float32 if there are none."""
-    return min(kinds, key=DIGITS.__getitem__, default="float32")

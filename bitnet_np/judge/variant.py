@@ -37,7 +37,6 @@ class Variant:
     feed: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = (
         None  # token ids [B, T] -> [B, T or more] that are fed; logits of the last T
     )
-    mistake: str = ""  # the id in the catalogue, if it is a known mistake
 
     def with_operations(self, **operations: Callable[..., Any]) -> Variant:
         """The variant with other kernels, by the names of backend.Backend."""
@@ -107,11 +106,10 @@ def with_computed(base: Variant, text: str, computes: Mapping[Key, Computed], id
     return replace(base, text=text, edit=edit)
 
 
-def times(linear: Linear, factor: float) -> Linear:
-    """The linear with its products multiplied by a factor."""
-    return replace(linear, scale=np.float32(factor * (1.0 if linear.scale is None else float(linear.scale))))
-
-
 def scaled(base: Variant, name: str, factor: float) -> Variant:
     """The variant with the scale of one kind of matrix times a factor, in every layer."""
-    return replace(base.with_field(name, lambda linear: times(linear, factor)), text=f"{name} times {factor}")
+
+    def times(linear: Linear) -> Linear:
+        return replace(linear, scale=np.float32(factor * (1.0 if linear.scale is None else float(linear.scale))))
+
+    return replace(base.with_field(name, times), text=f"{name} times {factor}")

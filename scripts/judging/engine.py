@@ -5,6 +5,7 @@ It may keep its tensors in a narrower type, as eager code on a GPU does, and its
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -44,28 +45,38 @@ class Engine:
 
     def layer(self, n: int) -> None:
         w: Any = self.model.layers[n]
-        h, position = self.stream(n), np.arange(len(self.tokens))
-
-        def linear(name: str, source: str, matrix: Linear) -> None:
-            self.step(name, n, lambda: self.linear(self.at(source, n), cast(Ternary, matrix.weights)))
-
+        h, source = self.stream(n), "kqv_out"
         self.step("attn_norm", n, lambda: self.norm(h, w.attn_norm))
-        linear("Qcur", "attn_norm", w.attn_q)
-        linear("Kcur", "attn_norm", w.attn_k)
-        linear("Vcur", "attn_norm", w.attn_v)
-        self.step("Qcur_rope", n, lambda: self.rope(self.at("Qcur", n), position))
-        self.step("Kcur_rope", n, lambda: self.rope(self.at("Kcur", n), position))
+        for name, matrix, gain in (("Qcur", w.attn_q, w.attn_q_norm), ("Kcur", w.attn_k, w.attn_k_norm), ("Vcur", w.attn_v, None)):
+            self.step(name, n, partial(self.product, "attn_norm", n, matrix))
+            if gain is not None:
+                self.step(f"{name}_normed", n, partial(self.head_norm, name, n, gain))
+            if name != "Vcur":
+                self.step(f"{name}_rope", n, partial(self.turned, name if gain is None else f"{name}_normed", n))
         self.step("kqv_out", n, lambda: self.attend(n))
-        self.step("attn_sub_norm", n, lambda: self.norm(self.at("kqv_out", n), w.attn_sub_norm))
-        linear("attn_o_out", "attn_sub_norm", w.attn_output)
+        if w.attn_sub_norm is not None:
+            source = "attn_sub_norm"
+            self.step(source, n, lambda: self.norm(self.at("kqv_out", n), w.attn_sub_norm))
+        self.step("attn_o_out", n, partial(self.product, source, n, w.attn_output))
         self.step("ffn_inp", n, lambda: h + self.at("attn_o_out", n))
         self.step("ffn_norm", n, lambda: self.norm(self.at("ffn_inp", n), w.ffn_norm))
-        linear("ffn_gate", "ffn_norm", w.ffn_gate)
-        linear("ffn_up", "ffn_norm", w.ffn_up)
+        branches = self.feed_forward(n, w)
+        self.step("l_out", n, lambda: sum((self.at(name, n) for name in branches), self.at("ffn_inp", n)))
+
+    def feed_forward(self, n: int, w: Any) -> tuple[str, ...]:
+        """Everything behind a layer's second norm; returns what is added to the residual stream."""
+        self.step("ffn_gate", n, partial(self.product, "ffn_norm", n, w.ffn_gate))
+        self.step("ffn_up", n, partial(self.product, "ffn_norm", n, w.ffn_up))
         self.step("ffn_out", n, lambda: np.maximum(self.at("ffn_gate", n), 0) ** 2 * self.at("ffn_up", n))
         self.step("ffn_sub_norm", n, lambda: self.norm(self.at("ffn_out", n), w.ffn_sub_norm))
-        linear("ffn_down", "ffn_sub_norm", w.ffn_down)
-        self.step("l_out", n, lambda: self.at("ffn_inp", n) + self.at("ffn_down", n))
+        self.step("ffn_down", n, partial(self.product, "ffn_sub_norm", n, w.ffn_down))
+        return ("ffn_down",)
+
+    def product(self, source: str, n: int, linear: Linear) -> Floats:
+        return self.linear(self.at(source, n), cast(Ternary, linear.weights))
+
+    def turned(self, source: str, n: int) -> Floats:
+        return self.rope(self.at(source, n), np.arange(len(self.tokens)))
 
     def step(self, name: str, n: int | None, compute: Callable[[], Floats]) -> None:
         faulty = name in self.faults and (self.layers is None or n is None or n in self.layers)
@@ -89,6 +100,10 @@ class Engine:
         x = x - x.mean(axis=1, keepdims=True) if centre else x
         eps = self.model.config.eps if eps is None else eps
         return self.kept(x / np.sqrt((x * x).mean(axis=1, keepdims=True, dtype=f32) + f32(eps))) * self.kept(gain)
+
+    def head_norm(self, source: str, n: int, gain: Floats) -> Floats:
+        x = self.at(source, n)
+        return self.norm(x.reshape(-1, gain.size), gain).reshape(x.shape)
 
     def quantized(self, x: Floats) -> tuple[Floats, Floats]:
         scale = self.kept(f32(127) / np.maximum(f32(1e-5), np.abs(x).max(axis=1, keepdims=True)))

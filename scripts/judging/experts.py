@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_np import Expert, Layer, Model
+from bitnet_np import Expert, Model
 from bitnet_np.model import widen
 from bitnet_np.model.records import Linear
 from bitnet_np.testing.models import random_model
@@ -24,28 +24,9 @@ TOKENS_OF_EXPERTS = np.arange(17) * 5 % 50
 class MixtureEngine(Engine):
     """`Engine` for float matrices, norms of each head, and experts."""
 
-    def layer(self, n: int) -> None:
-        w: Any = self.model.layers[n]
-        h, position = self.stream(n), np.arange(len(self.tokens))
-        self.step("attn_norm", n, lambda: self.norm(h, w.attn_norm))
-        for letter, matrix, gain in (("Q", w.attn_q, w.attn_q_norm), ("K", w.attn_k, w.attn_k_norm), ("V", w.attn_v, None)):
-            name = f"{letter}cur"
-            self.step(name, n, partial(self.product, "attn_norm", n, matrix))
-            if gain is not None:
-                self.step(name + "_normed", n, partial(self.head_norm, name, n, gain))
-            if letter != "V":
-                source = name if gain is None else name + "_normed"
-                self.step(name + "_rope", n, lambda source=source: self.rope(self.at(source, n), position))  # type: ignore[misc]
-        self.step("kqv_out", n, lambda: self.attend(n))
-        self.step("attn_o_out", n, lambda: self.product("kqv_out", n, w.attn_output))
-        self.step("ffn_inp", n, lambda: h + self.at("attn_o_out", n))
-        self.step("ffn_norm", n, lambda: self.norm(self.at("ffn_inp", n), w.ffn_norm))
-        self.experts(n, w)
-        self.step("l_out", n, lambda: sum((self.at(name, n) for name in _branches(w)), self.at("ffn_inp", n)))
-
-    def experts(self, n: int, w: Any) -> None:
+    def feed_forward(self, n: int, w: Any) -> tuple[str, ...]:
         c = self.model.config
-        self.step("ffn_moe_logits", n, lambda: self.product("ffn_norm", n, w.ffn_gate_inp))
+        self.step("ffn_moe_logits", n, partial(self.product, "ffn_norm", n, w.ffn_gate_inp))
         self.step(TOP_EXPERTS, n, lambda: self.top(n, c.experts_used))
         self.step("ffn_moe_weights", n, lambda: self.weights(n, c.normalized_experts))
         self.step("ffn_moe_gate", n, lambda: self.slots(n, "ffn_gate"))
@@ -55,21 +36,18 @@ class MixtureEngine(Engine):
         self.step("ffn_moe_out", n, lambda: self.mixed(n, self.at("ffn_moe_weights", n)))
         self.t[Key(TOP_EXPERTS, n)] = self.at(TOP_EXPERTS, n).astype(np.int32)
         if w.ffn_gate_inp_shexp is None:
-            return
+            return ("ffn_moe_out",)
         row = w.ffn_gate_inp_shexp[:, None]
-        self.step("ffn_gate", n, lambda: self.product("ffn_norm", n, w.ffn_gate))
-        self.step("ffn_up", n, lambda: self.product("ffn_norm", n, w.ffn_up))
+        self.step("ffn_gate", n, partial(self.product, "ffn_norm", n, w.ffn_gate))
+        self.step("ffn_up", n, partial(self.product, "ffn_norm", n, w.ffn_up))
         self.step("ffn_out", n, lambda: silu(self.at("ffn_gate", n)) * self.at("ffn_up", n))
-        self.step("ffn_down", n, lambda: self.product("ffn_out", n, w.ffn_down))
+        self.step("ffn_down", n, partial(self.product, "ffn_out", n, w.ffn_down))
         self.step("ffn_shexp_out", n, lambda: self.at("ffn_down", n) * sigmoid(self.at("ffn_norm", n) @ row))
+        return "ffn_moe_out", "ffn_shexp_out"
 
     def product(self, source: str, n: int, linear: Linear) -> Floats:
         y = self.dot(self.at(source, n), _matrix(linear))
         return y if linear.bias is None else y + linear.bias
-
-    def head_norm(self, source: str, n: int, gain: Floats) -> Floats:
-        x = self.at(source, n)
-        return self.norm(x.reshape(-1, gain.size), gain).reshape(x.shape)
 
     def top(self, n: int, k: int) -> NDArray:
         return np.argsort(-self.at("ffn_moe_logits", n), axis=1, kind="stable")[:, :k]
@@ -102,11 +80,6 @@ def sigmoid(x: Floats) -> Floats:
 def _matrix(linear: Linear) -> Floats:
     assert isinstance(linear.weights, np.ndarray)
     return widen.float32(linear.weights)
-
-
-def _branches(w: Layer) -> tuple[str, ...]:
-    """What is added to the residual stream behind a layer's norm."""
-    return ("ffn_moe_out",) if w.ffn_gate_inp_shexp is None else ("ffn_moe_out", "ffn_shexp_out")
 
 
 Step = Callable[[MixtureEngine, int], Floats]

@@ -85,7 +85,7 @@ def rotation_faults() -> Iterator[tuple[Model, Fault]]:
     yield fault(TWO_BASES, "one RoPE base for all layers", "Qcur_rope", LAYER, "rope.other_layers", local_layers=())
     yield fault(TWO_BASES, "positions scaled in local layers, too", "Qcur_rope", LAYER, "rope.scaled_local", local_scale=4.0)
     yield fault(TWO_BASES, "local layers one layer too early", "Qcur_rope", 0, "rope.other_layers", local_layers=(0,), window_layers=(0,))
-    yield fault(TWO_BASES, "windows one layer too early", "kqv_out", 0, "edit.masks", window_layers=(0,))
+    yield fault(TWO_BASES, "windows one layer too early", "kqv_out", 0, "attention.last_only", window_layers=(0,))
     yield fault(STRETCHED, "YaRN's magnitude missing", "Qcur_rope", 0, "rope.magnitude", rope_magnitude=1.0)
     yield fault(STRETCHED, "YaRN's magnitude applied twice", "Qcur_rope", 0, "any.factor", rope_magnitude=1.44)
     yield fault(STRETCHED, "YaRN's factors missing", "Qcur_rope", 0, "rope.factors", yarn=None)

@@ -8,11 +8,10 @@ from dumps import only, recorded
 from models import random_model
 
 from bitnet_np import spec
-from bitnet_np.judge import trace as judging
+from bitnet_np.judge import tensors as judging
 from bitnet_np.judge.mistakes import search
-from bitnet_np.judge.mistakes.mistake import Cause
 from bitnet_np.judge.mistakes.names import HIDDEN
-from bitnet_np.judge.mistakes.search import nearest_number, with_alike
+from bitnet_np.judge.mistakes.search import nearest_number
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import widen
@@ -106,9 +105,9 @@ def test_a_mistake_inside_the_first_layer_is_named_from_its_output(name):
 def test_what_explained_a_layer_is_tried_first_in_the_next(monkeypatch):
     change = PLANTED["rows shifted"][0]
     tried = []
-    values = judging._Judge._values
-    monkeypatch.setattr(judging._Judge, "_values", lambda self, across, *more: tried.append(across[-1]) or values(self, across, *more))
-    monkeypatch.setattr(judging._Judge, "_explain", lambda self, *rest, **named: None)  # which tries the whole catalogue each time
+    values = judging.TensorJudge.values
+    monkeypatch.setattr(judging.TensorJudge, "values", lambda self, span, *more: tried.append(span[-1].key) or values(self, span, *more))
+    monkeypatch.setattr(search.Search, "named", lambda self, *rest: None)  # which tries the whole catalogue each time
     report = judge_trace(model(), dumped(change), IDS)
     assert [o.hypothesis for o in report.operations if o.verdict is Verdict.WRONG] == [report.first_wrong.hypothesis] * 2
     assert tried.count(Key("l_out", 1)) < tried.count(Key("l_out", 0)) / 10
@@ -149,10 +148,3 @@ def test_a_mistake_is_named_whatever_is_wrong_before(monkeypatch):
 def test_the_nearest_number_is_found_between_those_of_a_grid():
     assert nearest_number(lambda x: (np.log(x) - np.log(0.7)) ** 2, (0.01, 0.1, 1.0, 10.0), 40) == pytest.approx(0.7, rel=1e-6)
     assert nearest_number(lambda x: 1.0, (0.01, 0.1, 1.0, 10.0), 40, worth=0.5) is None
-
-
-def test_causes_that_leave_as_little_are_said_too():
-    first, second, third = (Cause(text, text) for text in ("a", "b", "c"))
-    fits = [(1e-6, first), (2e-6, second), (1e-4, third)]
-    assert with_alike(first, 1e-6, fits).text == "a (b would look the same)"
-    assert with_alike(third, 1e-8, fits).text == "c"

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace
+from engine_runs import known_mistakes
 
 from bitnet_np import EXACT, check, forward_full
 from bitnet_np.judge.dump import log_softmax
-from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model

@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_runs import BASE, DEEP, DEEP_TOKENS, TOKENS_OF_300, judge_by, judged, llama_of, logits_of
+from engine_runs import BASE, DEEP, DEEP_TOKENS, TOKENS_OF_300, judge_by, judged, known_mistakes, llama_of, logits_of
 from spec_faults import SMALL_FAULTS, definition, model, ours, tokens
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, check, forward_full
 from bitnet_np.base.errors import NonFiniteError, OptionError
-from bitnet_np.judge.engine import judge_logits
+from bitnet_np.judge.engine import Tries, judge_logits
 from bitnet_np.judge.honest_engines import in_precision
 from bitnet_np.judge.logits import judge
-from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
 from bitnet_np.judge.options import Options
 from bitnet_np.judge.precision import Precision
 from bitnet_np.judge.variant import Variant, scaled
@@ -91,7 +90,7 @@ def test_mistakes_smaller_than_roundings_are_found_and_named(name):
     judgement = judged(theirs)
     assert judgement.verdict is WRONG, judgement
     assert SAYS[name] in judgement.explanation
-    assert judged(theirs, search=False).explanation is None
+    assert judged(theirs, tries=Tries.NOTHING).explanation is None
 
 
 def test_what_changes_less_than_float16_is_no_more_than_close():

@@ -49,10 +49,10 @@ def test_ids_are_told_apart():
 
 def test_every_entry_is_tried_somewhere_with_its_numbers():
     """In whole engines; test_planted.py plants each in a tensor."""
-    engines = [variant for model in models() for variant in in_engine(Variant("ours", model, EXACT))]
-    assert {mistake.id for mistake in CATALOGUE if mistake.is_of_engines} == {variant.mistake for variant in engines}
+    engines = [trial for model in models() for trial in in_engine(Variant("ours", model, EXACT))]
+    assert {mistake.id for mistake in CATALOGUE if mistake.is_of_engines} == {trial.cause.id for trial in engines}
     assert all(mistake.at or mistake.is_of_engines for mistake in CATALOGUE)
-    assert not any("{" in variant.text for variant in engines)
+    assert not any("{" in trial.cause.text for trial in engines)
 
 
 # --- whole engines --------------------------------------------------------------------------------------------------------------------
@@ -62,8 +62,9 @@ def assert_mistakes_name_themselves(model, texts=None):
     """No other mistake is blamed for those that one made, unless it makes the same logits. texts: of some; None: of every third."""
     base, ids = Variant("ours", model, EXACT), TOKENS_OF_300
     mine, judge_theirs = logits_of(base, ids), judge_by(base, ids)
-    mistakes = {mistake.text: mistake for mistake in in_engine(base)}
-    assert len(mistakes) == len(list(in_engine(base)))
+    every = list(in_engine(base))
+    mistakes = {trial.cause.text: trial.variant(base) for trial in every}
+    assert len(mistakes) == len(every)
     changed = 0
     for text in texts or [*mistakes][::3]:
         theirs = logits_of(mistakes[text], ids)
@@ -103,11 +104,11 @@ FAMILY = {  # what a family adds to the shape
 @cache
 def own_mistakes():
     """By family, the mistakes that no family before it can make, one of each id."""
-    known, own = {mistake.text for mistake in in_engine(Variant("", random_model(3, **SMALL), EXACT))}, {}
+    known, own = {trial.cause.text for trial in in_engine(Variant("", random_model(3, **SMALL), EXACT))}, {}
     for family, more in FAMILY.items():
-        every = list(in_engine(Variant("", random_model(3, family=family, **SMALL, **more), EXACT)))
-        own[family] = {mistake.mistake: mistake.text for mistake in every if mistake.text not in known}
-        known.update(mistake.text for mistake in every)
+        every = [trial.cause for trial in in_engine(Variant("", random_model(3, family=family, **SMALL, **more), EXACT))]
+        own[family] = {cause.id: cause.text for cause in every if cause.text not in known}
+        known.update(cause.text for cause in every)
     return own
 
 

@@ -18,9 +18,10 @@ from models import random_model
 from bitnet_np import EXACT
 from bitnet_np.engine.dialects import BITNET_CPP
 from bitnet_np.judge.graph import TOKENS, Operation, operations
-from bitnet_np.judge.mistakes.anywhere import fitted
 from bitnet_np.judge.mistakes.catalogue import at_operation
+from bitnet_np.judge.mistakes.mistake import Site
 from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
+from bitnet_np.judge.mistakes.search import fitted
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.model.records import Yarn
@@ -93,11 +94,9 @@ class Planter:
 
     def attempts(self, operation):
         """Yields all mistakes that an operation can make, with what it puts out then."""
-        for attempt in at_operation(operation, (*CATALOGUE, *HIDDEN), len(IDS)):
-            if not attempt.grid:
-                yield attempt.cause, attempt.compute
-            for number in NUMBERS if attempt.grid else ():
-                yield replace(attempt.cause, text=attempt.cause.text.format(number=number)), attempt.compute(number)
+        for _, trial in at_operation(Site.at(operation, len(IDS)), (*CATALOGUE, *HIDDEN)):
+            for one in map(trial.with_number, NUMBERS) if trial.grid else (trial,):
+                yield one.cause, one.computes[operation.key]
         value = self.values[operation.key]
         for cause, array in fitted(value, value):
             yield cause, lambda values, array=array: array

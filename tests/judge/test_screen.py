@@ -9,6 +9,7 @@ from bitnet_np import EXACT
 from bitnet_np.judge import screen
 from bitnet_np.judge.graph import FIELDS, LOGITS, TOKENS, operations
 from bitnet_np.judge.mistakes.catalogue import at_operation
+from bitnet_np.judge.mistakes.mistake import Site
 from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.trace import judge_trace
@@ -29,10 +30,11 @@ def edits_of(model, values):
     """Yields each edit of a product of the second layer and of the head, with its result."""
     for operation in operations(model, EXACT):
         if operation.key.name in PRODUCTS and operation.key.layer in (None, 1):
-            for attempt in at_operation(operation, (*CATALOGUE, *HIDDEN), len(IDS)):
-                compute = attempt.compute(2.5) if attempt.grid else attempt.compute
+            for _, trial in at_operation(Site.at(operation, len(IDS)), (*CATALOGUE, *HIDDEN)):
+                one = trial.with_number(2.5) if trial.grid else trial
+                compute = one.computes[operation.key]
                 try:
-                    yield operation, attempt, compute, compute(values)
+                    yield operation, one, compute, compute(values)
                 except KeyError:  # a tensor of a step that this model has not
                     continue
 

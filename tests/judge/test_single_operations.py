@@ -5,8 +5,7 @@ import pytest
 from dumps import LOGITS, only, recorded, trace
 
 from bitnet_np import EXACT, check, forward_full
-from bitnet_np.judge.graph import operations
-from bitnet_np.judge.mistakes.catalogue import at_operation
+from bitnet_np.judge.mistakes.catalogue import at_operation, sites
 from bitnet_np.judge.variant import Variant, variant_logits, with_computed
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
@@ -14,14 +13,14 @@ from bitnet_np.traces.points import Key
 
 MODEL = random_model(5, family="llama", n_layers=3, vocab=64)
 IDS = np.random.default_rng(2).permutation(64)[:10]
-GRAPH = {o.key: o for o in operations(MODEL, EXACT)}
+GRAPH = {site.key: site for site in sites(MODEL, EXACT)}
 BASE = Variant("ours", MODEL, EXACT)
 ROTATED = [Key(name, n) for name in ("Qcur_rope", "Kcur_rope") for n in range(3)]
 
 
 def engine_with(mistake, *keys):
     """Our engine with a known mistake, by its id, in some operations."""
-    computes = {key: next(a.compute for a in at_operation(GRAPH[key]) if a.cause.id == mistake) for key in keys}
+    computes = {key: next(trial.computes[key] for _, trial in at_operation(GRAPH[key]) if trial.cause.id == mistake) for key in keys}
     return with_computed(BASE, mistake, computes, IDS)
 
 
@@ -77,7 +76,7 @@ def test_another_prompt_is_named_by_logits_alone(prompt, says):
 
 def test_weights_of_fewer_bits_are_no_fault_by_logits_alone():
     text = "weights are rounded to bfloat16"
-    attempts = {key: a.compute for key, o in GRAPH.items() for a in at_operation(o) if a.cause.text == text}
-    report = judged(with_computed(BASE, text, attempts, IDS))
+    computes = {key: trial.computes[key] for key, o in GRAPH.items() for _, trial in at_operation(o) if trial.cause.text == text}
+    report = judged(with_computed(BASE, text, computes, IDS))
     assert report.verdict == Verdict.NARROW
     assert text in report.reason

@@ -10,7 +10,7 @@ from engine_runs import DEEP, DEEP_TOKENS, deep_model
 
 from bitnet_np import BITNET_CPP, EXACT
 from bitnet_np.judge import graph, operations, products
-from bitnet_np.judge import trace as judging
+from bitnet_np.judge import tensors as judging
 from bitnet_np.judge.mistakes.mistake import Cause
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.report import closer_rows, closer_summary
@@ -25,7 +25,7 @@ from scripts import mutations
 @pytest.fixture
 def unexplained(monkeypatch):
     """What is wrong is blamed and not explained, which would take seconds."""
-    monkeypatch.setattr(judging._Judge, "_explain", lambda self, *arguments, **options: Cause("known", "known"))
+    monkeypatch.setattr(judging.Search, "named", lambda self, case, every: Cause("known", "known"))
 
 
 DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "validation.md", "fault")}

@@ -5,6 +5,7 @@ from spec_faults import model, ours, tokens
 
 from bitnet_np import EXACT
 from bitnet_np.judge.engine import judge_logits
+from bitnet_np.judge.mistakes.catalogue import in_engine
 from bitnet_np.judge.variant import Variant, variant_logits
 from bitnet_np.testing.models import random_model
 
@@ -43,6 +44,11 @@ def float16_sums(x, table):
 def logits_of(variant, ids):
     """Logits [T, V] of one sequence."""
     return variant_logits(variant, ids[None])[0]
+
+
+def known_mistakes(base):
+    """Our engine with each known mistake of whole engines."""
+    return [trial.variant(base) for trial in in_engine(base)]
 
 
 def judge_by(base, ids):

@@ -3,5 +3,5 @@
 mistake.py      a mistake: id, text, and the edit or the engines that it is; a site, where one is tried
 names.py        the table of all mistakes              engines.py     other models, dialects, quantisers and prompts
 catalogue.py    how they are tried, one or several operations at once
-search.py       the search across several operations   anywhere.py    mistakes that are fitted to any tensor
+search.py       the one search for a cause, known, fitted to theirs, or hidden
 """

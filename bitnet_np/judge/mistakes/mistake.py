@@ -118,14 +118,14 @@ class _Right:
 _SMALL = 1 << 20  # numbers of a step that are kept
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Site(Operation):
     """An operation that may have a mistake in it."""
 
     @classmethod
     def at(cls, operation: Operation, length: int = 0) -> Site:
         """The site of an operation. length: of the sequence, where mistakes at single positions are tried."""
-        return cls(**vars(operation) | {"length": length})
+        return cls(operation.model, operation.dialect, operation.key, operation.inputs, operation.evaluate, length=length)
 
     @cached_property
     def tree(self) -> Node | None:

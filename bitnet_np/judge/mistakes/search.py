@@ -1,29 +1,42 @@
-"""The search for the mistake that explains what comes out of several operations, where no tensor in between is known."""
+"""The search for the mistake that explains wrong numbers: a tensor, a part of one, or logits.
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+Known mistakes come first, then what needs no hypothesis, then every other edit of the operations, with numbers where they have some, and at
+last two causes at once: a mistake, and fewer bits.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...base.errors import listed
+from ...base.progress import Progress, silent
 from ...traces.points import Key
-from ..graph import Operation
-from .catalogue import Trial, trials
-from .mistake import Cause, Compute
+from ..parts import InParts, Part
+from ..readings.table import LOOSE
+from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
+from .mistake import Array, Cause, Site
 from .names import HIDDEN
 
 OVERHEAD = 2 * 10**5
 """Multiply-adds that take as long as what an operation does beside them."""
+EXACT = 1e-11
+"""NMSE that float32 leaves of any mistake."""
 
-_ALIKE = 4  # times what the nearest leaves: of two that leave as little, nothing tells which it is
-_EXACT = 1e-11  # NMSE that float32 leaves of any
+_ALIKE = 4  # times what the nearest leaves: of two that leave as little, the first one tried stands
 _WORTH = 0.5  # of the error, left after the first steps between two numbers of a grid
 _SINGLE = 8  # kinds of edits that are tried in all operations that share a function, before one is in single operations
 _DIGITS = 6  # of a number that somebody may have written: it is preferred to one that fits no better
 _STEPS = 24  # of a golden section: 1e-5 of an interval of the grid
 _FIRST_STEPS = 4
 _GOLDEN = (5**0.5 - 1) / 2
+_NEARLY = 1e-3  # of the error: what another mistake leaves by chance is far more
+_LESS = 0.999  # of what another mistake leaves
+_LITTLE = 0.02  # the same of a type of fewer bits, whose roundings fall to other sides here and there; the next types leave far more
+_MUCH = 0.1  # of a mistake, where roundings to fewer bits explain the rest
 
 
 class Explanation(NamedTuple):
@@ -33,132 +46,220 @@ class Explanation(NamedTuple):
     fits: bool  # whether that is no more than roundings leave
 
 
-Explain = Callable[[Trial], Explanation]
-Computes = Mapping[Key, Compute]
-"""Operations that are computed otherwise."""
+@dataclass(kw_only=True)
+class Case(ABC):
+    """Wrong numbers, and what they are when operations that lead to them are computed otherwise. Subclasses say how that is known."""
 
-_NEARLY = 1e-3  # of the error: what another mistake leaves by chance is far more
-_LESS = 0.999  # of what another mistake leaves
-_LITTLE = 0.02  # the same of a type of fewer bits, whose roundings fall to other sides here and there; the next types leave far more
-_MUCH = 0.1  # of a mistake, where roundings to fewer bits explain the rest
+    span: Sequence[Site]  # the operations, the last of which gives the numbers
+    value: NDArray  # what they should be, [T, width]
+    theirs: NDArray
+    now: float  # NMSE without a mistake
+    single: bool = True  # whether hidden mistakes are tried in one operation of one layer, too
+    exact: float = 0.0  # NMSE that no other known mistake can outdo
+    fit: bool = True  # whether numbers are fitted to theirs
+    noise: float = 0.0  # NMSE of roundings alone: what leaves no more is not given up for a fitted factor, which takes away roundings too
+    parts: InParts | None = None
+    nearest: tuple[float, Trial | None] = (np.inf, None)  # what leaves least, be it more than roundings leave
+
+    @abstractmethod
+    def made(self, trial: Trial) -> NDArray | None:
+        """The numbers with a mistake; None if it gives none of this shape."""
+
+    @abstractmethod
+    def explained(self, array: NDArray, trial: Trial) -> Explanation:
+        """What is left where a mistake gives these numbers."""
+
+    @abstractmethod
+    def cost(self, changed: Collection[Key]) -> float:
+        """Multiply-adds of a trial that changes these tensors."""
+
+    def explain(self, trial: Trial) -> Explanation:
+        """What a mistake leaves."""
+        array = self.made(trial)
+        return Explanation(np.inf, False) if array is None else self.explained(array, trial)
+
+    def near(self, trial: Trial) -> float:
+        """What it leaves, about: by that numbers are sought."""
+        return self.explain(trial).left
+
+    def tried(self, trial: Trial) -> Explanation:
+        """What a mistake leaves. It is kept if it comes closest, in a part too, unless its number was sought."""
+        array = self.made(trial)
+        if array is None:
+            return Explanation(np.inf, False)
+        found = self.explained(array, trial)
+        if trial.number is None:
+            if trial.cause.fault and found.left < _LESS * self.nearest[0]:
+                self.nearest = found.left, trial
+            if self.parts is not None:
+                self.parts.compare(trial.cause, array)
+        return found
+
+    @abstractmethod
+    def facts(self) -> Cause | None:
+        """What the numbers show without a hypothesis."""
+
+    def readings(self) -> Cause | None:
+        """What else may be read off the numbers."""
+        return None
+
+    def within(self, part: Part) -> "Case":
+        """The case of one of `parts` alone."""
+        raise NotImplementedError
 
 
-@dataclass
-class Nearest:
-    """The mistake without a number that leaves least of an error, be it more than roundings leave: an engine may have fewer bits, too."""
-
-    left: float = np.inf  # NMSE
-    cause: Cause | None = None
-    computes: Computes = field(default_factory=dict, repr=False)
-
-    def offer(self, left: float, cause: Cause, computes: Computes) -> None:
-        """Keep a mistake if it leaves less than the others did. Of two that do the same the first one stands."""
-        if cause.fault and left < _LESS * self.left:
-            self.left, self.cause, self.computes = left, cause, computes
-
-    def of(self, now: float, most: float, left: Callable[[Computes], float], narrower: Iterable[tuple[str, Computes]]) -> Cause | None:
-        """The mistake with what explains the rest, if it leaves little of an error of this NMSE.
-
-        most: NMSE that is explained. left: what operations leave that are computed otherwise. narrower: this mistake with fewer bits, too.
-        """
-        if self.cause is None or self.left > _MUCH * now:
-            return None
-        rests = [(left(computes), words) for words, computes in narrower]
-        least, words = min(rests, default=(np.inf, ""))
-        if least <= most:
-            return replace(self.cause, text=f"{self.cause.text}; and {words}")
-        if self.left > _NEARLY * now:
-            return None
-        rest = f"what is left of the error, NMSE {self.left:.2g}, is no more than fewer bits leave"
-        return replace(self.cause, text=f"{self.cause.text}; {rest}")
-
-
-def in_types(
-    types: Iterable[tuple[tuple[str, str], Computes]], left: Callable[[Computes], float], most: float
-) -> tuple[Cause | None, tuple[str, ...]]:
-    """The two types of fewer bits that leave least of an error, if that is no more than `most`, an NMSE; and each of them in words."""
-    least, words = min(((left(computes), words) for words, computes in types), default=(np.inf, ("", "")))
-    return (None, ()) if least > most else (Cause(", and ".join(words), "edit.rounded", fault=False), words)
+class _Fit(NamedTuple):
+    left: float
+    trial: Trial
+    text: str = ""  # without its number
 
 
 @dataclass
 class Search:
-    """The search for hidden mistakes in one dump."""
+    """The search for causes in one dump."""
 
-    length: int  # of the sequence
-    work: float  # that may still be done, in multiply-adds; half of it on one tensor, so that later ones are searched too
+    work: float  # that hidden mistakes may still do, in multiply-adds; half of it on one tensor, so that later ones are searched too
+    progress: Progress = silent
     left_out: int = 0  # mistakes that were not tried, because of it
-    _known: dict[str, float | None] = field(default_factory=dict)  # texts of those that explained a tensor before, and their numbers
-    types: set[str] = field(default_factory=set)  # of fewer bits, in words, that explained a tensor before: other operations have them, too
+    _known: dict[str, float | None] = field(default_factory=dict)  # texts of hidden mistakes that explained a tensor, and their numbers
+    _types: set[str] = field(default_factory=set)  # of fewer bits, in words, that explained a tensor: other operations have them, too
 
-    def cause(
-        self,
-        span: Sequence[Operation],
-        single: bool,
-        explain: Explain,
-        near: Callable[[Trial], float],
-        cost: Callable[[Collection[Key]], float],
-        now: float,
-        numbered: bool = False,
-    ) -> Cause | None:
-        """The hidden mistake that leaves least, of those that fit; None if none does. What explained a tensor before is tried first.
+    def cause(self, case: Case, every: Iterable[Trial]) -> Cause | None:
+        """The cause of wrong numbers, among these known mistakes and all others; None if nothing explains them."""
+        return self.named(case, every) or self.unnamed(case)
 
-        span, single: see catalogue.trials. near: what a trial leaves, about, by which numbers are sought. cost: multiply-adds of a trial
-        that changes these tensors. now: NMSE without a mistake. numbered: only those with a number that is sought.
-        """
-        every, kept = [t for t in self._trials(span, single) if t.grid or not numbered], self.work / 2
+    def named(self, case: Case, every: Iterable[Trial]) -> Cause | None:
+        """The known or fitted mistake that explains them."""
+        every, fits = list(every), []
+        with np.errstate(all="ignore"):
+            for done, trial in enumerate(every, 1):
+                self.progress(done, len(every))
+                left, explained = case.tried(trial)
+                fits += [_Fit(left, trial)] * explained
+                if explained and left <= case.exact:
+                    break
+            if case.fit and (not fits or _alike(fits)[0].left > case.noise):
+                for cause, array in fitted(case.theirs.astype(np.float64), case.value.astype(np.float64)):
+                    left, explained = case.explained(array, trial := Trial(cause))
+                    fits += [_Fit(left, trial)] * explained
+        if not fits:
+            return None
+        cause = _alike(fits)[0].trial.cause
+        return _with_alike(cause, fits) if len(case.span) > 1 and not case.exact else cause
+
+    def unnamed(self, case: Case) -> Cause | None:
+        """Any other cause."""
+        with np.errstate(all="ignore"):
+            cause = case.facts() or self.hidden(case) or self._in_part(case) or case.readings()
+            return (self._nearly(case) or cause) if cause is None or cause.id in LOOSE else cause
+
+    def hidden(self, case: Case, numbered: bool = False) -> Cause | None:
+        """The hidden mistake that leaves least; what explained a tensor before is tried first. numbered: only those with a number."""
+        every, kept = [trial for trial in _hidden(case.span, case.single) if trial.grid or not numbered], self.work / 2
         for trial in every:
-            if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self.types)):
+            if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self._types)):
                 number = self._known.get(trial.cause.text)
                 before = trial if number is None else trial.with_number(number)
-                if explain(before).fits:
+                if case.tried(before).fits:
                     return before.cause
-        fits: list[tuple[float, Trial, Trial]] = []  # what is left, the trial, and that with its number
+        fits: list[_Fit] = []
 
         def about(trial: Trial) -> float:
-            self.work -= cost(trial.computes)
-            return near(trial)
+            self.work -= case.cost(trial.computes)
+            return case.near(trial)
 
         for trial in every:
             if self.work < kept:
                 self.left_out += 1
                 continue
-            number = _nearest(trial, about, now) if trial.grid else None
+            number = _nearest(trial, about, case.now) if trial.grid else None
             if trial.grid and number is None:
                 continue
             one = trial if number is None else trial.with_number(number)
-            self.work -= cost(one.computes)
-            left, explained = explain(one)
+            self.work -= case.cost(one.computes)
+            left, explained = case.tried(one)
             if explained:
-                fits.append((left, trial, one))
-                if left <= _EXACT or (not one.cause.fault and left <= _LITTLE * now):
+                fits.append(_Fit(left, one, trial.cause.text))
+                if left <= max(EXACT, case.exact) or (not one.cause.fault and left <= _LITTLE * case.now):
                     break
         if not fits:
             return None
-        least = min(left for left, *_ in fits)
-        trial, found = next((trial, one) for left, trial, one in fits if left <= _ALIKE * least + _EXACT)
-        self._known[trial.cause.text] = found.number
+        _, found, text = _alike(fits, EXACT)[0]
+        self._known[text] = found.number
         if not found.cause.fault:
-            self.types.add(found.cause.text.rsplit(": ", 1)[-1])
-        return with_alike(found.cause, least, [(left, one.cause) for left, _, one in fits])
+            self._types.add(found.cause.text.rsplit(": ", 1)[-1])
+        return _with_alike(found.cause, fits)
 
-    def _trials(self, span: Sequence[Operation], single: bool) -> list[Trial]:
-        """Those of some operations, the likelier first."""
-        order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
-        later = {operation.key: len(span) - i for i, operation in enumerate(span)}
+    def _in_part(self, case: Case) -> Cause | None:
+        """The mistake that explains all wrong numbers of a tensor whose others are right."""
+        if case.parts is None:
+            return None
+        hidden = ((part, self.hidden(case.within(part), numbered=True)) for part in case.parts.parts)
+        return case.parts.known() or next((part.named(cause) for part, cause in hidden if cause is not None), None)
 
-        def likely(trial: Trial) -> tuple[int, bool, int]:
-            """Likely kinds first, and a function that all operations share before single ones; the last steps before earlier ones."""
-            steps = max(later[key] for key in trial.computes) if trial.grid else 0
-            return order[trial.cause.id] + (0 if trial.everywhere else _SINGLE), not trial.everywhere, steps
+    def _nearly(self, case: Case) -> Cause | None:
+        """The mistake that leaves little of the error, with the rounding to fewer bits that explains the rest; or two such types."""
 
-        return sorted(trials(span, single, HIDDEN, self.length), key=likely)
+        def best(every: Iterable[Trial]) -> Cause | None:
+            fits = [_Fit(left, trial) for trial in every for left, explained in [case.explain(trial)] if explained]
+            return min(fits, key=lambda fit: fit.left).trial.cause if fits else None
+
+        left, trial = case.nearest
+        if trial is not None and left <= _MUCH * case.now:
+            if (cause := best(narrowed(case.span, trial))) is not None:
+                return cause
+            if left <= _NEARLY * case.now:
+                rest = f"what is left of the error, NMSE {left:.2g}, is no more than fewer bits leave"
+                return replace(trial.cause, text=f"{trial.cause.text}; {rest}")
+        cause = best(cached_and_rounded(case.span))
+        self._types.update(cause.text.split(AND) if cause is not None else ())
+        return cause
 
     def notes(self) -> list[str]:
         """What was not tried, in words."""
         more = "--effort 10 tries more of them, and a dump of more tensors needs fewer"
         said = f"{self.left_out} known mistakes were not tried across operations: too much work. {more}"
         return [said] if self.left_out else []
+
+
+def fitted(theirs: Array, value: Array) -> Iterator[tuple[Cause, Array]]:
+    """Yields each mistake that any operation can make, with its result [T, width], its number fitted to theirs where it has one."""
+    square = max(float((value * value).sum()), 1e-300)
+    yield Cause("the sign is flipped", "any.sign"), -value
+    ratio = float((theirs * value).sum()) / square
+    yield Cause(f"everything is {ratio:.6g} times what it should be", "any.factor"), ratio * value
+    if len(value) > 2:
+        for shift, which in ((1, "previous"), (-1, "next")):
+            rows = np.roll(value, shift, axis=0)
+            end = 0 if shift == 1 else -1
+            rows[end] = theirs[end]
+            yield Cause(f"every row is that of the {which} token", "any.moved"), rows
+
+
+def _hidden(span: Sequence[Site], single: bool) -> list[Trial]:
+    """The hidden mistakes of some operations, the likelier first."""
+    order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
+    later = {site.key: len(span) - i for i, site in enumerate(span)}
+
+    def likely(trial: Trial) -> tuple[int, bool, int]:
+        """Likely kinds first, and a function that all operations share before single ones; the last steps before earlier ones."""
+        steps = max(later[key] for key in trial.computes) if trial.grid else 0
+        return order[trial.cause.id] + (0 if trial.everywhere else _SINGLE), not trial.everywhere, steps
+
+    return sorted(trials(span, single, HIDDEN), key=likely)
+
+
+def _alike(fits: Sequence[_Fit], least: float = 0.0) -> list[_Fit]:
+    """Those that leave as little as the nearest, or no more than `least`."""
+    most = _ALIKE * min(fit.left for fit in fits) + least
+    return [fit for fit in fits if fit.left <= most]
+
+
+def _with_alike(cause: Cause, fits: Sequence[_Fit]) -> Cause:
+    """The cause with others in its text that leave as little."""
+    every = (fit.trial.cause for fit in _alike(fits, EXACT))
+    others = dict.fromkeys(other.text for other in every if other.fault and other != cause)
+    return replace(cause, text=f"{cause.text} ({listed(list(others), 2)} would look the same)") if others else cause
 
 
 def _nearest(trial: Trial, near: Callable[[Trial], float], now: float) -> float | None:
@@ -171,30 +272,23 @@ def _nearest(trial: Trial, near: Callable[[Trial], float], now: float) -> float 
     return next((x for x in plain if near(trial.with_number(x)) <= least), number)
 
 
-def with_alike(cause: Cause, left: float, fits: Sequence[tuple[float, Cause]]) -> Cause:
-    """The cause with others in its text that leave as little as it leaves, among NMSEs and causes that fit."""
-    others = dict.fromkeys(other.text for error, other in fits if error <= _ALIKE * left + _EXACT and other.fault and other != cause)
-    return replace(cause, text=f"{cause.text} ({listed(list(others), 2)} would look the same)") if others else cause
-
-
 def nearest_number(error: Callable[[float], float], grid: Sequence[float], steps: int, worth: float = np.inf) -> float | None:
     """The number with the least error beside the best one of a grid, by a golden section. None if the first steps of it leave `worth`."""
-    with np.errstate(all="ignore"):
-        errors = [error(x) for x in grid]
-        best = int(np.argmin(errors))
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-        a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        of_a, of_b = error(a), error(b)
-        for step in range(steps):
-            if step == _FIRST_STEPS and not min(of_a, of_b, errors[best]) < worth:
-                return None
-            if of_a < of_b:
-                high, b, of_b = b, a, of_a
-                a = high - _GOLDEN * (high - low)
-                of_a = error(a)
-            else:
-                low, a, of_a = a, b, of_b
-                b = low + _GOLDEN * (high - low)
-                of_b = error(b)
-        middle = (low + high) / 2
-        return float(grid[best]) if errors[best] <= error(middle) else middle
+    errors = [error(x) for x in grid]
+    best = int(np.argmin(errors))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    of_a, of_b = error(a), error(b)
+    for step in range(steps):
+        if step == _FIRST_STEPS and not min(of_a, of_b, errors[best]) < worth:
+            return None
+        if of_a < of_b:
+            high, b, of_b = b, a, of_a
+            a = high - _GOLDEN * (high - low)
+            of_a = error(a)
+        else:
+            low, a, of_a = a, b, of_b
+            b = low + _GOLDEN * (high - low)
+            of_b = error(b)
+    middle = (low + high) / 2
+    return float(grid[best]) if errors[best] <= error(middle) else middle

@@ -1,0 +1,403 @@
+"""The judge of tensors: each is recomputed from the tensors of the dump that it follows from, and what is wrong is explained.
+
+Where an operation's inputs are not in the dump they are recomputed from what is there, and the verdict covers all operations in between.
+Derived bounds do not hold across several operations, because int8 codes flip. There the same operations are evaluated once more with every
+tensor between them rounded to float16: how far that reaches, on their own numbers, is the measure (logits.limits).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import takewhile
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.errors import NonFiniteError
+from ..engine.dialects import EXACT
+from ..engine.forward_pass import run_whole
+from ..engine.network import Runtime
+from ..engine.tokens import Tokens
+from ..model.records import with_rope_of
+from ..traces.points import SCORES, TOP_EXPERTS, Key
+from .bounds import ROUNDING_ACROSS, TINY, bound_of, close, dot, noise, position_errors, relative_error, statistics, within
+from .compared import Compared
+from .edits.expression import value_of
+from .equivalence import ROTATED
+from .expected import Expected, U
+from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
+from .graph import FIELDS, LOGITS, TOKENS, matrix_of, operations
+from .honest_engines import FLOOR, one_scale
+from .logits import Reach, judge, limits
+from .mistakes.catalogue import Computes, Trial, at_operation, trials
+from .mistakes.mistake import Array, Cause, Compute, Site
+from .mistakes.names import CACHE_ROUNDINGS, CATALOGUE
+from .mistakes.search import OVERHEAD, Case, Explanation, Search
+from .operations import next_experts
+from .options import Options
+from .parts import InParts, Part
+from .precision import CACHES, DIGITS, FLASH, ROUNDOFF
+from .readings.others import overwritten
+from .readings.table import cause_of, facts_of
+from .readings.wrong import Wrong, matched
+from .report import OperationVerdict
+from .roundings import to_digits, to_eleven_bits
+from .screen import Screen
+from .storage import Types
+from .verdict import Verdict
+
+_MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
+_MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
+_LITTLE_WORK = 3 * 10**7  # the same where the verdict is FLIPS, which may hide a small mistake
+_HIDDEN_WORK = 2 * 10**10  # of all hidden mistakes that are tried on the first wrong tensor, and at most on all others together: seconds
+
+
+class TensorJudge:
+    """One engine's tensors, beside everything they are judged by."""
+
+    def __init__(
+        self, runtime: Runtime, ids: NDArray[np.int64], dump: Compared, types: Types, options: Options, start: int, scored: Collection[int]
+    ) -> None:
+        """types: of the dump's tensors. start: the position of the first token. scored: the layers whose scores are in the dump."""
+        self.model, self.dialect, self.ids, self.dump = runtime.model, runtime.dialect, ids, dump
+        self.types, self.options, self.start = types, options, start
+        self.theirs = _Theirs({TOKENS: ids, **dump.tensors})
+        self.sites = {o.key: Site.at(o) for o in operations(self.model, self.dialect, start, scored)}
+        # what comes before a tensor that cannot be judged may be its cause, and what comes behind has it in it
+        sound = takewhile(lambda key: not dump.problems.get(key), self.sites)
+        self.judged = [key for key in sound if key in dump.tensors]
+        self.progress = options.bars("judging operations")
+        self.search = Search(2 * options.effort * _HIDDEN_WORK, self.progress)
+        self.in_vain = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
+        self.cached: dict[Key, Compute] = {}  # attention with the KV cache that a tensor has shown, assumed from there on
+
+    def verdicts(self) -> list[OperationVerdict]:
+        """The verdict on each tensor that can be judged."""
+        found = []
+        for i, key in enumerate(self.judged, 1):
+            found.append(self._verdict(self.sites[key]))
+            self.progress(i, len(self.judged))
+        return found
+
+    def _verdict(self, site: Site) -> OperationVerdict:
+        span = self._span(site)
+        # equal outputs of other inputs would be a coincidence or a fake
+        if {site.key, *(k for o in span for k in o.inputs if k in self.dump.tensors)} <= self.dump.same:
+            across = tuple(o.key for o in span)
+            return OperationVerdict(
+                site.key, Verdict.SAME_BITS, across=across, max_error=0.0, bound_ratio=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0
+            )
+        return self._several(span, self.theirs[site.key]) if len(span) > 1 else self._one(site, self.theirs[site.key])
+
+    def _span(self, site: Site) -> list[Site]:
+        """The operations between what the dump has and this tensor, this one last."""
+        needed = {site.key}
+        for other in reversed(self.sites.values()):
+            if other.key in needed:
+                needed |= {k for k in other.inputs if k not in self.theirs}
+        return [self.sites[key] for key in self.sites if key in needed]
+
+    # --- an operation whose inputs are in the dump ---
+
+    def _one(self, site: Site, theirs: Array) -> OperationVerdict:
+        """An operation by its bound, with the cause of what is wrong."""
+        inputs, details = [self.theirs[k] for k in site.inputs], self.options.details
+        expected = site.expected(self.types.storage(site), *inputs)
+        value, (verdict, reason, ratio) = expected.value, within(expected, theirs)
+        judged = statistics(site.key, verdict, reason, (site.key,), ratio, value, theirs)
+        if details is not None:
+            details.numbers(site.key, value, theirs, lambda rows: bound_of(expected, value.shape, rows)[0])
+        if verdict != Verdict.WRONG:
+            return replace(judged, **self._from_float64(site, value, theirs))
+        if self._is_flash_attention(site, inputs, theirs):
+            self.types = replace(self.types, precision=FLASH)
+            return replace(judged.explained(FLASH_CAUSE), verdict=Verdict.NARROW)
+        case = self._case_of_one(site, expected, inputs, theirs)
+        return self._caused(judged, self.search.cause(case, trials(case.span, single=True)))
+
+    def _case_of_one(self, site: Site, expected: Expected, inputs: list[Array], theirs: Array) -> "TensorCase":
+        value, rough = expected.value, noise(expected)
+        most_away, bound = bound_of(expected, value.shape)[:2]
+        loose = dot(bound, bound) / max(dot(value, value), TINY)
+        places = np.abs(theirs - value) > most_away
+        wrong = Wrong(with_rope_of(self.model, site.key.layer), self.dialect, site.key, inputs, value, theirs, places, rough, self.theirs)
+        return self._case([site], value, theirs, matched(rough), places, noise=loose, wrong=wrong)
+
+    def _is_flash_attention(self, site: Site, inputs: list[Array], theirs: Array) -> bool:
+        """Whether an output of attention that nobody declared is right but for the roundings of ggml's flash attention."""
+        storage, layer = self.types.storage(site), site.key.layer
+        if site.key.name != "kqv_out" or layer is None or self.types.strict or not storage.is_wide:
+            return False
+        return (
+            is_summed_in_float16(self.model, layer, inputs, theirs)
+            and within(site.expected(storage._replace(precision=FLASH), *inputs), theirs)[0] != Verdict.WRONG
+        )
+
+    def _from_float64(self, site: Site, value: Array, theirs: Array) -> dict[str, Any]:
+        """RMS errors of our kernel and of theirs, both on their inputs, in u of the RMS of float64's result."""
+        tensors = self.dump.tensors
+        inputs = [tensors[k] if k in tensors else self.theirs[k] for k in site.inputs]
+        size = float(np.sqrt(dot(value, value) / value.size))
+        shifted = self.start and site.key.name in ROTATED  # our kernel has the tokens' own positions
+        no_kernel = site.key.name in SCORES
+        if size == 0 or no_kernel or shifted or any(x.dtype not in (np.float32, np.float16, np.int64) for x in inputs):
+            return {}  # inputs of more bits than ours can take would count against us
+        ours = self._ours_on_theirs[site.key].reshape(value.shape)
+        errors = {"ours_rms": ours - value, "theirs_rms": theirs - value}
+        return {name: float(np.sqrt(dot(error, error) / value.size)) / (U * size) for name, error in errors.items()}
+
+    @cached_property
+    def _ours_on_theirs(self) -> dict[Key, NDArray]:
+        """Our kernels' outputs from their inputs, for each tensor of the dump: a forward pass that continues with their tensors."""
+        ours: dict[Key, NDArray] = {}
+
+        def keep(name: str, layer: int | None, array: NDArray) -> None:
+            if (key := Key(name, layer)) in self.dump.tensors:
+                ours.setdefault(key, array.copy())
+
+        def exchange(name: str, layer: int | None, array: NDArray) -> NDArray:
+            keep(name, layer, array)
+            theirs = self.dump.tensors.get(Key(name, layer))
+            return array if theirs is None else theirs.reshape(array.shape).astype(array.dtype)
+
+        with np.errstate(all="ignore"), suppress(NonFiniteError):  # the logits come last
+            run_whole(Runtime(self.model, self.dialect, edit=exchange), Tokens.whole(self.ids[None]), keep)
+        return ours
+
+    # --- several operations at once, the last of which gives a tensor of the dump ---
+
+    def _several(self, span: list[Site], theirs: Array) -> OperationVerdict:
+        """Several operations by the reach of roundings, with the cause of what is wrong."""
+        judged, value, most = self._by_reach(span, theirs)
+        work, effort = sum(self.cost(site.key) for site in span), self.options.effort
+        if judged.verdict == Verdict.FLIPS and work <= effort * _LITTLE_WORK:
+            small = self._case(span, value, theirs, most, np.zeros(value.shape, bool), least=most / 2)
+            cause = self.search.named(small, trials(small.span, single=most == 0))
+            return replace(judged.explained(cause), verdict=Verdict.WRONG) if cause is not None and cause.fault else judged
+        if judged.verdict != Verdict.WRONG:
+            return judged
+        if work > effort * _MOST_WORK or self.in_vain > effort * _MOST_IN_VAIN:
+            return replace(judged, tried=False)
+        places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
+        case = self._case(span, value, theirs, most, places)
+        cause = self.search.named(case, trials(case.span, single=True))
+        if cause is None:
+            self.in_vain += work
+            cause = self.search.unnamed(case)
+        return self._caused(judged, cause)
+
+    def _by_reach(self, span: list[Site], theirs: Array) -> tuple[OperationVerdict, Array, float]:
+        """The verdict on several operations at once, what their result should be, and the NMSE that roundings leave."""
+        key, details = span[-1].key, self.options.details
+        value = self._nearest_choice(span, self.values(span)[key], theirs)
+        reach = self._reach(span, value) if position_errors(value, theirs).max() > ROUNDING_ACROSS else None
+        verdict, reason, ratio = close(value, theirs, reach)
+        if key == LOGITS and verdict == Verdict.FLIPS:  # single logits, factors and constants too
+            logits = judge(value.astype(np.float32), theirs, reach)
+            verdict, reason = max((verdict, reason), (logits.verdict, logits.reason))
+        if details is not None:
+            details.rows(key, value, theirs, ROUNDING_ACROSS if verdict == Verdict.ROUNDING else limits(reach, len(value))[0])
+        judged = statistics(key, verdict, reason, tuple(site.key for site in span), ratio, value, theirs)
+        return judged, value, 0.0 if reach is None else reach.nmse
+
+    def _reach(self, span: list[Site], value: Array) -> Reach | None:
+        """The reach of roundings in every tensor of a span; None if their numbers leave float32's range on the way."""
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                narrow = position_errors(value, self.values(span, {o.key: partial(self._rounded, o) for o in span})[span[-1].key])
+        except FloatingPointError:
+            return None
+        reach = Reach(max(FLOOR, float(narrow.mean())), narrow, one_scale=one_scale(self.model, self.dialect))
+        other = self._other_choices(span, value, several=True)
+        return reach if other is value else replace(reach, choices=position_errors(value, other))
+
+    def _rounded(self, site: Site, values: Mapping[Key, Array]) -> Array:
+        """An operation that rounds its output to float16; with narrow types every step, by as much as they may at random."""
+        storage = self.types.storage(site)
+        expected = site.expected(storage, *(values[k] for k in site.inputs))
+        if site.key.name == TOP_EXPERTS:
+            return expected.value
+        if storage.is_wide:
+            return to_eleven_bits(expected.value.astype(np.float32)).astype(np.float64)
+        random = np.random.default_rng(list(str(site.key).encode())).uniform(-1, 1, expected.value.shape)
+        return to_digits(expected.value + random * np.sqrt(expected.square), DIGITS[storage.output])
+
+    def _nearest_choice(self, span: list[Site], value: Array, theirs: Array) -> Array:
+        """The result of a span; where its router leaves two experts open, with the one that is nearer to theirs.
+
+        Behind one router, positions are apart. With several, the reach of other choices says how far they go.
+        """
+        other = self._other_choices(span, value, several=False)
+        if other is value:
+            return value
+        nearer = position_errors(other, theirs) < position_errors(value, theirs)
+        return np.where(nearer[:, None], other, value)
+
+    def _other_choices(self, span: list[Site], value: Array, several: bool) -> Array:
+        """The result of a span if its router, or its several, take the next best expert for the last one where roundings leave both open;
+        `value` if it has no such router."""
+        routers = [site for site in span if site.key.name == TOP_EXPERTS]
+        if not routers or (len(routers) > 1) != several or not self.model.config.has_choice:
+            return value
+
+        def compute(site: Site, values: Mapping[Key, Array]) -> Array:
+            logits = values[site.inputs[0]]
+            size = 16 * max(U, ROUNDOFF[self.types[site.inputs[0]]]) * (1 + np.abs(logits).max(axis=1))
+            return next_experts(logits, self.model.config.experts_used, size).astype(np.float64)
+
+        return self.values(span, {site.key: partial(compute, site) for site in routers})[span[-1].key]
+
+    # --- what tensors are, computed from theirs ---
+
+    def values(self, span: Sequence[Site], changed: Computes | None = None, right: Mapping[Key, Array] | None = None) -> dict[Key, Array]:
+        """Their tensors, and those of a span computed from them, those of `changed` with a mistake.
+
+        right: the result without changes, if it is known: operations before the first change need not run again. Raises
+        FloatingPointError if a change gives no finite numbers.
+        """
+        changed = changed or {}
+        across = [site.key for site in span]
+        later = span[next((i for i, k in enumerate(across) if k in changed), 0) if right else 0 :]
+        again = {site.key for site in later}
+        values = _Lazy({k: x for k, x in (right or {}).items() if k not in again}, self, across)
+        for site in later:
+            if site.key in changed:
+                values[site.key] = changed[site.key](_Lazy(values, self, across))
+                if values[site.key].size != self.dump.sizes[site.key] or not np.isfinite(values[site.key]).all():
+                    raise FloatingPointError(f"{site.key} is not finite, or of another size")
+            else:
+                values[site.key] = self.cached[site.key](values) if site.key in self.cached else self.value(site, values)
+        return values
+
+    def value(self, site: Site, values: Mapping[Key, Array]) -> Array:
+        """What an operation gives, without a bound, which takes twice as long."""
+        if self.dialect != EXACT or self.start or site.tree is None:
+            return site.evaluate(*(values[k] for k in site.inputs)).value
+        return value_of(site.tree, values.__getitem__, len(values[site.inputs[0]]))
+
+    def cost(self, key: Key) -> int:
+        """Multiply-adds of the operation of a tensor, at most."""
+        return self.dump.sizes[key] * (self.model.config.width if key.layer is not None else self.model.config.vocab)
+
+    # --- what went wrong ---
+
+    def _case(self, span: list[Site], value: Array, theirs: Array, most: float, places: NDArray[np.bool_], **more: Any) -> "TensorCase":
+        """The case of a tensor that is wrong at these places. Of a large product some outputs are looked at first. more: fields of it."""
+        key = span[-1].key
+        is_product = len(span) == 1 and (key.name in FIELDS or key == LOGITS) and value.shape == theirs.shape
+        return TensorCase(
+            span=[Site.at(site, len(self.ids)) for site in span],  # what it keeps of them goes with the case
+            value=value,
+            theirs=theirs,
+            now=relative_error(value, theirs),
+            most=most,
+            judge=self,
+            right=self.values(span),
+            screen=Screen.of(prod(matrix_of(self.model, key).shape), value, theirs) if is_product else None,
+            parts=InParts(key, self.model.config, places, value, theirs, most),
+            **more,
+        )
+
+    def _caused(self, judged: OperationVerdict, cause: Cause | None) -> OperationVerdict:
+        """A wrong tensor with its cause: a rounding to fewer bits is no fault where nothing was declared, and assumed from there on."""
+        explained = judged.explained(cause)
+        if cause is None or cause.fault or self.types.strict:
+            return explained
+        if cause.kind in CACHES and cause.id in CACHE_ROUNDINGS:
+            known = [mistake for mistake in CATALOGUE if mistake.id == cause.id]
+            for key in (key for key in self.sites if key.name == "kqv_out"):
+                every = at_operation(self.sites[key], known)
+                self.cached[key] = next(trial.computes[key] for _, trial in every if trial.cause.kind == cause.kind)
+            self.types = self.types.with_cache(cause.kind)
+        return replace(explained, verdict=Verdict.NARROW)
+
+
+@dataclass(kw_only=True)
+class TensorCase(Case):
+    """A wrong tensor, and what a span of operations makes of the dump's tensors before it."""
+
+    most: float  # NMSE that roundings leave
+    judge: TensorJudge
+    right: Mapping[Key, Array]  # what the operations give without a mistake
+    screen: Screen | None
+    wrong: Wrong | None = None  # for readings: the tensor of an operation whose inputs are in the dump
+    least: float = (
+        0.0  # NMSE by which a mistake must change the right numbers: one that changes less may flip the codes that roundings flip
+    )
+    part: Part | None = None  # that alone is to be explained
+
+    def made(self, trial: Trial) -> Array | None:
+        """The tensor with a mistake; None if that is refused at some outputs, or gives no numbers of this shape."""
+        last = self.span[-1].key
+        if self.screen is not None and self.screen.refuses(trial.computes[last], self.right):
+            return None
+        with suppress(FloatingPointError):
+            array = self.judge.values(self.span, trial.computes, self.right)[last]
+            return array if array.shape == self.value.shape else None
+        return None
+
+    def explained(self, array: Array, trial: Trial) -> Explanation:
+        """A mistake explains little unless a tenth is left. Of coarse types the numbers fall to other sides of their steps."""
+        cause = trial.cause
+        if cause.fault and relative_error(array, self.value) < self.least:
+            return Explanation(np.inf, False)
+        left = self._left(array)
+        coarse = cause.kind in ("q8_0", "q4_0") and left < self.now / 20
+        return Explanation(left, left <= min(self.most, self.now / 10) or coarse)
+
+    def near(self, trial: Trial) -> float:
+        left = None if self.screen is None else self.screen.left(trial.computes[self.span[-1].key], self.right)
+        return super().near(trial) if left is None else left * self.now
+
+    def cost(self, changed: Collection[Key]) -> float:
+        if self.screen is not None:
+            return len(self.screen.columns) * self.judge.cost(self.span[-1].key) / self.value.shape[1] + OVERHEAD
+        first = next(i for i, site in enumerate(self.span) if site.key in changed)
+        return sum(self.judge.cost(site.key) + OVERHEAD for site in self.span[first:])
+
+    def facts(self) -> Cause | None:
+        if self.wrong is None:
+            return None
+        later = None if self.wrong.is_nearly_right else overwritten(self.wrong.key, self.judge.dump.tensors, list(self.judge.sites))
+        return facts_of(self.wrong) if later is None else Cause(later, "read.overwritten")
+
+    def readings(self) -> Cause | None:
+        return None if self.wrong is None else cause_of(self.wrong)
+
+    def within(self, part: Part) -> "TensorCase":
+        alone = replace(self, part=part, screen=None)
+        return replace(alone, now=alone._left(self.value))
+
+    def _left(self, array: Array) -> float:
+        if self.part is None:
+            return relative_error(array, self.theirs)
+        return relative_error(self.part.cut(array), self.part.cut(self.theirs))
+
+
+class _Theirs(dict[Key, NDArray]):
+    """Their tensors, and the tokens. They are read in float64: one at a time, as all together are twice the dump."""
+
+    def __getitem__(self, key: Key) -> Array:
+        x = super().__getitem__(key)
+        return x if key == TOKENS else x.astype(np.float64)
+
+
+class _Lazy(dict):
+    """Tensors known so far, and theirs except those of a span, when they are asked for.
+
+    A mistake may ask for one that is neither in the dump nor on the way: it is computed then.
+    """
+
+    def __init__(self, values: Mapping[Key, Array], judge: TensorJudge, across: Collection[Key]):
+        super().__init__(values)
+        self._judge, self._across = judge, across
+
+    def __missing__(self, key: Key) -> Array:
+        if key in self._judge.theirs and key not in self._across:
+            self[key] = self._judge.theirs[key]
+        else:
+            self[key] = self._judge.value(self._judge.sites[key], self)
+        return self[key]
