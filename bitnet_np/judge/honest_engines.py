@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from ..engine.dialects import DIALECTS, Dialect
 from ..model.records import Blocks, Model, Ternary
+from ..traces.points import FIELDS
 from .expected import rounded, type_of
-from .graph import FIELDS, LOGITS
+from .graph import LOGITS
+from .law import next_experts
 from .logits import Reach, position_nmse, position_scale
-from .operations import next_experts
 from .precision import DIGITS, FLOAT32, FLOATS, ROUNDOFF, Precision
 from .products import reads_codes, row_blocks
 from .roundings import to_digits, to_eleven_bits

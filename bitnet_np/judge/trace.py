@@ -23,11 +23,10 @@ from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens, check_tokens
 from ..model.records import Model, with_rope_of
-from ..traces.points import SCORES, TOP_EXPERTS, Key, Trace
+from ..traces.points import FIELDS, SCORES, TOP_EXPERTS, Key, Trace
 from ..traces.record import Recorder
 from .bounds import (
     ROUNDING_ACROSS,
-    TINY,
     bound_of,
     close,
     dot,
@@ -40,22 +39,22 @@ from .bounds import (
     within,
 )
 from .detail import Details
-from .edits.definition import expression
-from .edits.expression import Node, value_of
+from .edits.expression import value_of
 from .equivalence import KEYS, QUERIES, ROTATED, look_through
-from .expected import Expected, Storage, U
+from .expected import TINY, Expected, Storage, U
 from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
-from .graph import EMBEDDING, FIELDS, LOGITS, TOKENS, Operation, matrix_of, operations
+from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
 from .honest_engines import FLOOR, one_scale
+from .law import next_experts
 from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import fitted
 from .mistakes.catalogue import Trial, as_rounded, cached_and_rounded, narrowed, trials
 from .mistakes.mistake import Cause, Compute
 from .mistakes.names import CACHE_ROUNDINGS
 from .mistakes.search import OVERHEAD, Explanation, Nearest, Search, in_types, with_alike
-from .operations import next_experts
 from .options import DEFAULT, Options
 from .parts import InParts, Part
+from .place import matrix_of
 from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
 from .readings.elements import overwritten
 from .readings.table import LOOSE, cause_of, facts_of
@@ -288,7 +287,6 @@ class _Judge:
         # what comes before a tensor that cannot be judged may be its cause, and what comes behind has it in it
         sound = takewhile(lambda o: not self.dump.problems.get(o.key), self.graph)
         self.judged = [o for o in sound if o.key in self.dump.tensors]
-        self._trees: dict[Operation, Node | None] = {}
         self.search = Search(len(self.ids), 2 * self.options.effort * _HIDDEN_WORK)
 
     def operation(self, operation: Operation) -> OperationVerdict:
@@ -313,7 +311,7 @@ class _Judge:
         value = expected.value
         most_away, bound = bound_of(expected, value.shape)[:2]
         loose = dot(bound, bound) / max(dot(value, value), TINY)
-        rough = noise(expected)
+        rough = 0.0 if self.types.storage(operation).is_wide else noise(expected)
         places = np.abs(theirs - value) > most_away
         case = self._case(judged.across, value, theirs, matched(rough), places)
         cause = self._explain(case, noise=loose)
@@ -515,12 +513,9 @@ class _Judge:
 
     def value(self, operation: Operation, values: Mapping[Key, Array]) -> Array:
         """What an operation gives, without a bound, which takes twice as long."""
-        if operation not in self._trees:
-            self._trees[operation] = expression(operation) if self.dialect == EXACT and not self.start else None
-        tree = self._trees[operation]
-        if tree is None:
+        if operation.tree is None or self.dialect != EXACT:
             return operation.evaluate(*(values[k] for k in operation.inputs)).value
-        return value_of(tree, values.__getitem__, len(values[operation.inputs[0]]))
+        return value_of(operation.tree, values.__getitem__, len(values[operation.inputs[0]]))
 
     def _case(self, across: tuple[Key, ...], value: Array, theirs: Array, most: float, places: NDArray[np.bool_]) -> "_Case":
         """The search for the cause of a tensor that is wrong at these places. Of a large product some outputs are looked at first."""

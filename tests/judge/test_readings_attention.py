@@ -23,7 +23,7 @@ from wrong_tensors import (
 )
 
 from bitnet_np import spec
-from bitnet_np.judge.operations import pair_slices
+from bitnet_np.judge.equivalence import pair_slices
 from bitnet_np.judge.roundings import to_bfloat16
 from bitnet_np.traces.points import Key
 

@@ -5,10 +5,10 @@ import pytest
 from dumps import MODEL, family_dump, with_tensor
 from wrong_tensors import IDS, KEY, LAYER, LLAMA, QUERY, C, T, by_weights, judged, layer_points, scores_of, softmax, turned
 
-from bitnet_np import spec
-from bitnet_np.judge import operations as op
+from bitnet_np import EXACT, spec
 from bitnet_np.judge.bounds import within
-from bitnet_np.judge.products import product, rows_of
+from bitnet_np.judge.graph import operation_of
+from bitnet_np.judge.products import rows_of
 from bitnet_np.judge.readings.wrong import runs
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
@@ -83,7 +83,8 @@ def test_a_sigmoid_taken_from_tanh_is_honest():
     """As compilers do: 1 + tanh(x / 2) is as wrong as 1 is, where the sigmoid is small, too."""
     gate, up = np.float32(GATE) * np.float32(3), np.float32(UP)
     theirs = np.float32(0.5) * gate * (1 + np.tanh(gate / 2)) * up
-    assert within(op.silu_gate(gate.astype(np.float64), up.astype(np.float64)), theirs.astype(np.float64))[0] is Verdict.ROUNDING
+    operation = operation_of(LLAMA, EXACT, Key("ffn_out", LAYER))
+    assert within(operation.evaluate(gate.astype(np.float64), up.astype(np.float64)), theirs.astype(np.float64))[0] is Verdict.ROUNDING
 
 
 # --- other places of the model's numbers ----------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def of_experts(change):
     """What is said of the up products of experts, after a change of those of single slots [T, k, N], given every expert's [E, T, N]."""
     model, ids, points = family_dump("qwen3moe")
     key, chosen = Key("ffn_moe_up", 1), points[Key(TOP_EXPERTS, 1)]
-    every = [product(points[Key("ffn_norm", 1)].astype(np.float64), expert.ffn_up).value for expert in model.layers[1].experts]
+    every = [points[Key("ffn_norm", 1)].astype(np.float64) @ expert.ffn_up.weights.T for expert in model.layers[1].experts]
     wrong = points[key].reshape(*chosen.shape, -1).astype(np.float64)
     change(wrong, chosen, np.stack(every))
     report = judge_trace(model, with_tensor(points, key, wrong.reshape(len(ids), -1).astype(np.float32)), ids)
@@ -146,7 +147,7 @@ def test_numbers_left_of_another_tensor_are_named():
 
 def test_rows_of_other_tokens_are_named():
     wrong, ids = POINTS["inp_embd"].copy(), IDS["llama"]
-    wrong[[3, 8]] = op.embed(LLAMA, np.array([ids[3] ^ 64, 0])).value
+    wrong[[3, 8]] = LLAMA.token_embd[[ids[3] ^ 64, 0]]
     said = f"rows of other tokens: position 3 has the row of token {ids[3] ^ 64} instead of {ids[3]}, position 8 has the row of token 0"
     assert judged("llama", "inp_embd", wrong).startswith(said)
 

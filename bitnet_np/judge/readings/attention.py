@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
-from .. import operations as op
+from ..edits.definition import score_scale
 from ..roundings import to_float16
 from .wrong import ROWS, Array, Wrong, rough, runs
 
@@ -37,7 +37,7 @@ class Attention:
         """[H, T, T], of all keys."""
         c = self.wrong.config
         products = np.einsum("thk,shk->hts", self.q, spec.by_query_head(self.k, self.q.shape[1]))
-        return spec.soft_cap(products * op.score_scale(c), c.score_cap)
+        return spec.soft_cap(products * score_scale(c), c.score_cap)
 
     @cached_property
     def visible(self) -> Seen:

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import listed
-from .. import operations as op
+from ..equivalence import complex_pairs, pair_slices
 from .wrong import FEW, ROWS, Array, Wrong, explained, numbered, runs
 
 _BEFORE = 64  # positions before the first, and behind twice the length, that are tried
@@ -13,7 +13,7 @@ _BEFORE = 64  # positions before the first, and behind twice the length, that ar
 def rotation(wrong: Wrong) -> str | None:
     """The frequencies that pairs were rotated by, where they are not the model's."""
     c = wrong.config
-    before, after = (op.complex_pairs(c, a[:ROWS]) for a in (wrong.inputs[0], wrong.theirs))
+    before, after = (complex_pairs(c, a[:ROWS]) for a in (wrong.inputs[0], wrong.theirs))
     before = c.rope_magnitude * before
     turn = (after * before.conj()).sum(axis=1)
     size = np.abs(before * after).sum(axis=1)
@@ -37,14 +37,14 @@ def rotation(wrong: Wrong) -> str | None:
 def positions(wrong: Wrong) -> str | None:
     """The positions that tokens are rotated by, where they are not their own."""
     c, rows = wrong.config, wrong.wrong_rows[:ROWS]
-    before, after = (op.complex_pairs(c, a[rows]) for a in (wrong.inputs[0], wrong.theirs))
+    before, after = (complex_pairs(c, a[rows]) for a in (wrong.inputs[0], wrong.theirs))
     tried = np.arange(-_BEFORE, 2 * len(wrong.theirs) + _BEFORE)
     turns = np.exp(1j * np.multiply.outer(tried, wrong.model.rope_frequency.astype(np.float64)))  # [P, J]
     likeness = np.real((after * before.conj()).sum(axis=1) @ turns.conj().T)
     theirs = tried[likeness.argmax(axis=1)]
     turned = c.rope_magnitude * before * turns[theirs + _BEFORE][:, None]
     computed = wrong.inputs[0][rows].reshape(len(rows), -1, c.head_dim).copy()
-    first, second = op.pair_slices(c)
+    first, second = pair_slices(c)
     computed[..., first], computed[..., second] = turned.real, turned.imag
     if (theirs == rows).all() or not wrong.rows(rows).accounts(computed.reshape(len(rows), -1)):
         return None

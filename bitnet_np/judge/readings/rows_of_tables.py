@@ -5,8 +5,9 @@ import numpy as np
 from ...base.errors import listed
 from ...model import widen
 from ...traces.points import TOP_EXPERTS, Key
+from ..edits.definition import matrix_product
+from ..edits.expression import tensor, value_of
 from ..graph import OF_EXPERTS
-from ..products import product
 from .wrong import FEW, Array, Indices, Wrong, runs
 
 _ROWS_AT_ONCE = 1 << 14
@@ -67,7 +68,7 @@ def _products(wrong: Wrong, slots: Indices, count: int, own: Indices) -> str | N
         source[:, some], least[some], nearest[some] = [of[nearer], np.full(some.size, expert)], away[nearer], products[nearer]
 
     for expert, linear in enumerate(linears):
-        products = product(x, linear, wrong.dialect).value  # [T, N]
+        products = value_of(matrix_product(wrong, tensor(wrong.key), linear), {wrong.key: x}.__getitem__, len(x))  # [T, N]
         offer(np.arange(len(own)), tokens, expert, products[tokens])
         mine = np.flatnonzero(own == expert)
         others = ((products**2).sum(axis=1) - 2 * theirs[mine] @ products.T).argmin(axis=1)

@@ -11,7 +11,6 @@ import numpy as np
 
 from ...base.errors import listed
 from ..edits import functions
-from ..edits.definition import expression
 from ..edits.expression import Node, constant, replaced, value_of, values_of
 from ..graph import operation_of
 from .elements import moved_said
@@ -37,7 +36,7 @@ class _Step(NamedTuple):
 def wrong_step(wrong: Wrong) -> str | None:
     """The step whose numbers explain the output, and how these differ from the right ones."""
     operation = operation_of(wrong.model, wrong.dialect, wrong.key)
-    tree = None if operation is None else expression(operation)
+    tree = None if operation is None else operation.tree
     if operation is None or tree is None or len(operation.inputs) != len(wrong.inputs):
         return None
     leaves, rows = dict(zip(operation.inputs, wrong.inputs, strict=True)), len(wrong.theirs)

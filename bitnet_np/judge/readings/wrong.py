@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import listed
 from ...traces.points import Key
-from ..graph import Place
+from ..place import Place
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
