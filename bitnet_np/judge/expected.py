@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -90,9 +91,12 @@ def added(*errors: Error) -> Error:
     if len(some) < 2:
         return (some or errors)[0]._replace(reach=reach)
     size = np.prod(np.broadcast_shapes(*(np.shape(error.worst) for error in some)))
-    means = [float(np.mean(error.square)) for error in some]
-    shared = sum(mean * error.shared * size / np.size(error.worst) for mean, error in zip(means, some, strict=True))
-    return Error(sum(e.worst for e in some), sum(e.square for e in some), reach, shared / sum(means) if any(means) else 1.0)
+    times = [error.shared * size / np.size(error.worst) for error in some]
+    shared = float(times[0])
+    if len(set(times)) > 1:
+        means = [float(np.mean(error.square)) for error in some]
+        shared = sum(map(operator.mul, means, times)) / sum(means) if any(means) else 1.0
+    return Error(sum(e.worst for e in some), sum(e.square for e in some), reach, shared)
 
 
 class Expected(NamedTuple):

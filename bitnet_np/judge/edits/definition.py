@@ -91,13 +91,16 @@ def _capped(x: Node, cap: float | None, noun: str) -> Node:
 # --- norms ------------------------------------------------------------------------------------------------------------------------------
 
 
-def norm(place: Place, x: Node, gain: NDArray, bias: NDArray | None = None) -> Node:
+def norm(place: Place, x: Node, gain: NDArray, bias: NDArray | None) -> Node:
     """The family's norm of a layer's input or of a branch."""
-    c = place.config
-    if c.norm == "rms":
-        return rms(x, gain, c.eps)
+    eps = place.config.eps
+    return rms(x, gain, eps) if place.config.norm == "rms" else layer_norm(x, gain, bias, eps)
+
+
+def layer_norm(x: Node, gain: NDArray, bias: NDArray | None, eps: float) -> Node:
+    """The LayerNorm of rows."""
     centred = Node("difference", (x, Node("reduction", (x,), "the mean", "mean")), "the numbers without their mean")
-    y = rms(centred, gain, c.eps)
+    y = rms(centred, gain, eps)
     return y if bias is None else _sum("the sum with the bias", y, constant("the norm's bias", _wide(bias)))
 
 
@@ -268,8 +271,12 @@ def visible_weights(place: Place, scores: Node) -> Node:
 def activation(place: Place, gate: Node, up: Node | None = None) -> Node:
     """The activation of the gate, times up; or of up alone, in families without a gate."""
     name = ACTIVATIONS[place.config.activation]
-    from_table = roundings.gelu_of_table if name == _TANH and place.dialect.ggml_activations else None
-    y = Node("activation", (gate,), "the activation", name, from_table)
+    return gated(name, gate, up, roundings.gelu_of_table if name == _TANH and place.dialect.ggml_activations else None)
+
+
+def gated(name: str, gate: Node, up: Node | None = None, rounded: Callable[[Array], Array] | None = None) -> Node:
+    """A function of the gate, by its name, times up. rounded: how a dialect computes it."""
+    y = Node("activation", (gate,), "the activation", name, rounded)
     return y if up is None else _product("the product with up", y, up)
 
 
