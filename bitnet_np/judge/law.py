@@ -165,8 +165,9 @@ def _at_least(law: Law, node: Node, v: Any, x: Values, e: Errors) -> Error:
 
 
 def _power(law: Law, node: Node, v: Any, x: Values, e: Errors) -> Error:
-    """The exponent is rounded, too."""
-    return added(rounding(U * np.abs(v), 2), rounding(U * np.abs(v * np.log(v))))
+    """The exponent is rounded, too, where float32 does not hold it."""
+    exact = x[1].astype(np.float32) == x[1]
+    return added(rounding(U * v, 2), rounding(U * np.where(exact, 0, np.abs(v * np.log(v)))))
 
 
 def _circle(law: Law, node: Node, v: Any, x: Values, e: Errors) -> Error:
