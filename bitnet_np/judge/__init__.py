@@ -4,13 +4,13 @@ dump.py         dumps of one sequence: `judge_dump`           compare_dumps.py  
 trace.py        the report on all tensors of a dump           tensors.py         each tensor from the dump's own inputs
 compared.py     their tensors beside ours                     storage.py         the type that each tensor is kept in
 engine.py       logits alone, against engines with mistakes   options.py         what a caller asks of the judge
-graph.py        the operations of a model                     operations.py      the law for one operation, with its bound
-expected.py     what a bound is made of                       products.py        that law for products with matrices
+graph.py        the operations of a model                     law.py             the law for one operation: its bound, step by step
+expected.py     what a bound is made of                       products.py        the numbers of matrices
 bounds.py       tensors against that law                      roundings.py       how engines round
 precision.py    types that engines keep numbers in            honest_engines.py  how far roundings reach on this model
 logits.py       measures, limits and verdicts of logits       verdict.py         SAME_BITS, ROUNDING, FLIPS, NARROW, WRONG, INVALID
 mistakes/       the one catalogue of known mistakes           readings/          mistakes that are read off the numbers
-edits/          what any operation may do instead             variant.py         our engine with something changed
+edits/          the definition as expressions, and changed    variant.py         our engine with something changed
 equivalence.py  differences that change nothing               ggml_attention.py  the grid of ggml's flash attention
 parts.py        mistakes in some rows, heads or elements      screen.py          large products, looked at in part first
 report.py       the Report, its tables and its heat map       pictures.py        the report as pictures
@@ -18,7 +18,8 @@ html.py         the report as one HTML file                   detail.py         
 check.py        `bitnet_np.check`: arrays of any library      top_logprobs.py    log-probabilities of a running server
 sequences.py    several sequences, and later parts of one     compare_models.py  two models of a family, side by side
 partial.py      tensors of which a part is known, or the RMS  receipt.py         BitNet-rs's parity receipts
+place.py        one tensor of a model in a dialect            scores.py          attention scores of a dump, by position
 
-spec.py is the law for whole models, operations.py the law for one operation on given inputs. The judge shares no arithmetic with the
+spec.py is the law for whole models, law.py the law for one operation on given inputs. The judge shares no arithmetic with the
 kernels and dialects that it may have to judge; tests/judge/ ties them together.
 """

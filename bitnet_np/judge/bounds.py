@@ -1,11 +1,11 @@
-"""Tensors against their expected values: the three tests of operations.py where a bound is known, mean square errors where none is."""
+"""Tensors against their expected values: the three tests of law.py where a bound is known, mean square errors where none is."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..traces.points import Key
 from .detail import FAR
-from .expected import Expected, U
+from .expected import TINY, Expected, U
 from .logits import DIFFERENT, Reach, limits, shape_hint
 from .readings.wrong import parts_of
 from .report import OperationVerdict
@@ -13,12 +13,12 @@ from .verdict import Verdict
 
 Array = NDArray[np.float64]
 
-TINY = 2.0**-126  # below float32's normal numbers engines may flush to zero
 _FLOAT32 = float(np.finfo(np.float32).max)
 _FLOAT16 = float(np.finfo(np.float16).max)
 _LARGEST = 2.0**127  # a power of two that float32 has
 _MOSTLY = 0.9  # of the rows or columns: where more are wrong, all are
 _BLOCK = 1 << 20  # numbers judged at a time
+_COMMON = 6  # roundings that all elements of a tensor may share, such as that of a scale
 ROUNDING_ACROSS = 1e-9
 """NMSE across several operations in which no code flipped."""
 
@@ -58,20 +58,19 @@ def invalid_experts(theirs: NDArray, count: int) -> str:
 
 def bound_of(expected: Expected, shape: tuple[int, ...], rows: slice = slice(None)) -> tuple[Array, ...]:
     """The bound of each element of some rows, with flips and without, then value, squared roundings and reach, all of one shape."""
-    arrays = (*expected[:4], expected.worst, expected.square)
-    value, unit, steps, reach, worst, square = (np.broadcast_to(np.asarray(x, np.float64), shape)[rows] for x in arrays)
-    bound = U * unit * np.minimum(steps, 6 * np.sqrt(steps)) + np.minimum(worst, 6 * np.sqrt(square)) + TINY
-    return bound + reach, bound, value, (U * unit) ** 2 * steps + square, reach
+    value, worst, square, reach = (np.broadcast_to(np.asarray(x, np.float64), shape)[rows] for x in expected[:4])
+    bound = np.minimum(worst, 6 * np.sqrt(square)) + TINY
+    return bound + reach, bound, value, square, reach
 
 
 def noise(expected: Expected) -> float:
-    """The NMSE that roundings to narrow types make, about: a rounding's variance is a third of its largest square."""
+    """The NMSE that roundings make, about: a rounding's variance is a third of its largest square."""
     square = np.broadcast_to(np.asarray(expected.square, np.float64), expected.value.shape)
     return float(square.sum()) / 3 / max(dot(expected.value, expected.value), TINY)
 
 
 def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
-    """Verdict, reason, and the largest error as a part of its bound, by the three tests of operations.py."""
+    """Verdict, reason, and the largest error as a part of its bound, by the three tests of law.py."""
     ratio, farthest, worst, flipped = 0.0, 0.0, "", 0
     count, squares, along, size, spread = 0, 0.0, 0.0, 0.0, 0.0
     step = max(1, _BLOCK // theirs.shape[1])  # rows at a time: logits are large, and a dozen arrays of their shape larger
@@ -105,7 +104,7 @@ def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
             return Verdict.WRONG, f"errors are small but everywhere: variance {variance:.2g} of the bound's, expected at most 0.4", ratio
         if size > 0:
             slope = along / size
-            if abs(slope) > expected.common * U + 4 * np.sqrt(spread * expected.shared) / size:
+            if abs(slope) > _COMMON * U + 4 * np.sqrt(spread * expected.shared) / size:
                 return Verdict.WRONG, f"everything is {1 + slope:.9g} times what it should be", ratio
     if flipped:
         return Verdict.FLIPS, f"{flipped} positions have roundings on the other side of a boundary", ratio

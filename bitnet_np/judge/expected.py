@@ -1,17 +1,10 @@
-"""What an operation should give, and what its bound is made of: float32's own roundings, and those to narrower types.
-
-Engines that keep numbers in fewer bits round every tensor that they write: the inputs of an operation, the steps inside it and its result.
-Each such rounding changes a number by at most `delta`, and the result by as much times the derivative. For independent roundings with
-effects d_i
-
-    |error| <= min(sum d_i, 6 sqrt(sum d_i^2))
-
-as for float32's own (operations.py); the sums of squares serve its statistics. Fused engines round less, and stay within the same bound.
-"""
+"""What an operation should give, and what its bound is made of: roundings to float32 and to narrower types. law.py says how they add up."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +17,8 @@ Array = NDArray[np.float64]
 U = 2.0**-24
 """Half a unit in the last place of float32, relative."""
 
+TINY = 2.0**-126
+"""Below float32's normal numbers, which engines may flush to zero."""
 _TINY = {"float32": 0.0, "float16": 2.0**-25, "bfloat16": 0.0}
 """Half the spacing of each type's subnormal numbers, where it is not negligible."""
 
@@ -45,50 +40,73 @@ class Storage(NamedTuple):
         """The relative error of a scale that is kept in the precision's own type for scales."""
         return ROUNDOFF[self.precision.scale]
 
-    def near_boundary(self, exact: Array) -> NDArray[np.bool_]:
-        """Numbers that roundings of an input, of its scale and of their product may move over a boundary between two codes."""
-        relative = ROUNDOFF[self.inputs[0]] + 2 * ROUNDOFF[self.output] + self.scale
-        return (np.abs(np.abs(exact - np.floor(exact)) - 0.5) <= relative * np.abs(exact)) & (relative > 0)
-
 
 WIDE = Storage((), "float32")
 
 
+class Error(NamedTuple):
+    """What roundings may change a step's value by."""
+
+    worst: Any = 0.0  # the sum of the sizes of their effects
+    square: Any = 0.0  # and of their squares
+    reach: Any = 0.0  # what numbers on the other side of a boundary can change
+    shared: float = 1.0  # elements that have an effect in common, about
+
+    @property
+    def bound(self) -> Any:
+        """How far roundings may reach, without those of numbers near to a boundary."""
+        return np.minimum(self.worst, 6 * np.sqrt(self.square))
+
+    @property
+    def is_none(self) -> bool:
+        """Whether there are no roundings but for those near to a boundary."""
+        return not np.ndim(self.worst) and self.worst == 0
+
+    def over(self, shape: tuple[int, ...], change: Callable[[Any], Any], squared: Callable[[Any], Any] | None = None) -> Error:
+        """What a linear step makes of the effects on an array of this shape. squared: and of squares, if not the same.
+
+        A step that gives more numbers than it takes makes several of them share an effect.
+        """
+        parts = zip(self[:3], (change, squared or change, change), strict=True)
+        worst, square, reach = (of(np.broadcast_to(x, shape)) if np.ndim(x) or x else 0.0 for x, of in parts)
+        return Error(worst, square, reach, max(1.0, self.shared * np.size(worst) / np.size(self.worst)))
+
+    def times(self, factor: Any) -> Error:
+        """The effects times a factor."""
+        size = np.abs(factor)
+        shape = np.broadcast_shapes(np.shape(self.worst), np.shape(self.reach))
+        return self.over(shape, lambda a: a * size, lambda a: a * size**2)
+
+
+def rounding(effect: Any, times: Any = 1, shared: float = 1.0) -> Error:
+    """So many roundings with effects of this size each."""
+    worst = times * effect
+    return Error(worst, worst * effect, 0.0, shared)
+
+
+def added(*errors: Error) -> Error:
+    """Errors that add up."""
+    reach = sum(error.reach for error in errors)
+    some = [error for error in errors if not error.is_none]
+    if len(some) < 2:
+        return (some or errors)[0]._replace(reach=reach)
+    size = np.prod(np.broadcast_shapes(*(np.shape(error.worst) for error in some)))
+    times = [error.shared * size / np.size(error.worst) for error in some]
+    shared = float(times[0])
+    if len(set(times)) > 1:
+        means = [float(np.mean(error.square)) for error in some]
+        shared = sum(map(operator.mul, means, times)) / sum(means) if any(means) else 1.0
+    return Error(sum(e.worst for e in some), sum(e.square for e in some), reach, shared)
+
+
 class Expected(NamedTuple):
-    """The expected output of an operation, and what its bound is made of."""
+    """The expected output of an operation, and what its bound is made of: see Error."""
 
     value: Array
-    unit: Array  # the operation on absolute values, same shape or broadcastable
-    steps: float | Array  # rounded terms of a sum
-    reach: float | Array = 0.0  # change that ambiguous roundings of inputs can make
-    common: float = 6.0  # roundings, in units of u, that all elements can share
-    worst: float | Array = 0.0  # what larger roundings add, such as to narrow types: the sum of their sizes, and of their squares
-    square: float | Array = 0.0
-    shared: float = 1.0  # elements that have these roundings in common, about
-
-    def times(self, factor: float) -> Expected:
-        """The result times a factor, before its roundings to narrow types."""
-        return self._replace(value=self.value * factor, unit=self.unit * abs(factor), reach=self.reach * abs(factor))
-
-    def stored(self, types: Storage, *inputs: Array, inside: tuple[Array, ...] = (), more: tuple[Array, ...] = ()) -> Expected:
-        """The result with its roundings to narrow types.
-
-        inputs: of each input how much the result changes with it, times its size. inside: the sizes of steps that are rounded as the result
-        is. more: effects of other roundings.
-        """
-        if types.is_wide:
-            return self
-        effects = [kept(kind, size) for kind, size in zip(types.inputs, inputs, strict=False)]
-        effects += [kept(types.output, size) for size in (*inside, self.value)]
-        effects += more
-        return self._replace(worst=sum(effects), square=sum(effect * effect for effect in effects))
-
-    def with_factor(self, effect: Array) -> Expected:
-        """The result where a factor, too, is rounded, to this effect: all elements share its error."""
-        own, size = self.square * self.value**2, effect * np.abs(self.value)
-        every = float((own + size**2).sum())
-        shared = self.shared if every == 0 else max(self.shared, (float(size.sum()) ** 2 + float(own.sum())) / every)
-        return self._replace(worst=self.worst + effect, square=self.square + effect**2, shared=shared)
+    worst: Any
+    square: Any
+    reach: Any = 0.0
+    shared: float = 1.0
 
 
 def kept(kind: str, size: Array, times: int = 1) -> Array:

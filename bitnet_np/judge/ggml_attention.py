@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .. import spec
 from ..engine import cache_types
 from ..model.records import Model
-from . import operations as op
+from .edits.definition import score_scale
 from .mistakes.mistake import Cause
 
 Array = NDArray[np.float64]
@@ -37,7 +37,7 @@ def is_summed_in_float16(model: Model, layer: int, inputs: Sequence[Array], thei
     c, rows = model.config, min(len(theirs), _MOST_ROWS + 1)
     if rows < 2:
         return False
-    scale = op.score_scale(c)
+    scale = score_scale(c)
     q, k = (x[:rows].reshape(rows, -1, c.head_dim).astype(np.float32) for x in inputs[:2])
     keys = spec.by_query_head(cache_types.rounded(k, "float16").astype(np.float64), c.heads)
     sums = theirs[:rows].reshape(rows, c.heads, c.head_dim)

@@ -1,18 +1,21 @@
 """The operations of a forward pass: each recorded tensor, and how it is computed from others."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from numpy.typing import NDArray
 
 from ..engine.dialects import Dialect
-from ..model.records import Config, Layer, Linear, Model, with_rope_of
+from ..model.records import Layer, Linear, Model
 from ..traces import points
-from ..traces.points import FIELDS, Key
-from . import operations as op
-from .expected import Expected, Storage
-from .products import code_scale, codes, head, of_experts, product, reads_codes
+from ..traces.points import Key
+from . import law
+from .edits import definition as of
+from .edits.expression import Node, tensor
+from .expected import WIDE, Expected, Storage
+from .place import Place
+from .products import reads_codes
 
 TOKENS = Key("tokens", None)
 EMBEDDING, POSITIONS, SCALED = Key("inp_embd", None), Key("inpL", None), Key("inp_scaled", None)
@@ -23,54 +26,27 @@ OF_EXPERTS = {"ffn_moe_gate": "ffn_gate", "ffn_moe_up": "ffn_up", "ffn_moe_down"
 """The tensors of experts' products -> the fields of model.Expert."""
 
 
-def matrix_of(model: Model, key: Key) -> Linear:
-    """The matrix whose product a tensor is, the head's too."""
-    if key.layer is None:
-        return Linear(model.head, model.output_bias)
-    return getattr(model.layers[key.layer], FIELDS[key.name])
-
-
-@dataclass(frozen=True)
-class Place:
-    """One tensor of a model in a dialect."""
-
-    model: Model = field(repr=False)
-    dialect: Dialect
-    key: Key
-    length: int = field(default=0, kw_only=True)  # of the sequence, where mistakes at single positions are tried
-
-    @property
-    def borders(self) -> Sequence[int]:
-        """Positions at which a later chunk may begin, lengths of windows and prefixes; a few where the length is not known."""
-        if not self.length:
-            return [2, 4, 8, 16, 32, 64]
-        return [b for b in (*range(1, 33), 40, 48, 64, 96, 128, 256, 512) if b < self.length]
-
-    @property
-    def config(self) -> Config:
-        return self.model.config
-
-    @property
-    def layer(self) -> Layer | None:
-        """Its layer; None outside the layers."""
-        return None if self.key.layer is None else self.model.layers[self.key.layer]
-
-    @property
-    def linear(self) -> Linear:
-        """Its matrix, the head's too."""
-        return matrix_of(self.model, self.key)
-
-
 @dataclass(frozen=True, eq=False)
 class Operation(Place):
     """One tensor of the forward pass, and how it is computed from others."""
 
     inputs: tuple[Key, ...]
-    evaluate: Callable[..., Expected] = field(repr=False)  # the inputs in float64 -> the expected tensor; types: float32 by default
+    make: Callable[..., Node] | None = field(repr=False)  # the place, and its inputs as expressions -> its own; None for integers
+
+    @cached_property
+    def tree(self) -> Node | None:
+        """The operation as an expression; None if it gives the numbers of a token's experts, which are found by another rule."""
+        return None if self.make is None else self.make(self, *map(tensor, self.inputs))
 
     def expected(self, types: Storage, *inputs: NDArray) -> Expected:
-        """The expected tensor with the bound of an engine that keeps its numbers in these types."""
-        return self.evaluate(*inputs, types=types)
+        """The expected tensor for these inputs in float64, with the bound of an engine that keeps its numbers in these types."""
+        if self.tree is None:
+            return law.top_experts(self.config.experts_used, inputs[0], types)
+        return law.expected(self.tree, dict(zip(self.inputs, inputs, strict=True)), types)
+
+    def evaluate(self, *inputs: NDArray) -> Expected:
+        """The same for an engine of float32."""
+        return self.expected(WIDE, *inputs)
 
 
 def operations(model: Model, dialect: Dialect, start: int = 0, scores: Collection[int] = ()) -> Iterator[Operation]:
@@ -78,19 +54,19 @@ def operations(model: Model, dialect: Dialect, start: int = 0, scores: Collectio
     scores and probabilities, behind attention's output, which shows the type of a KV cache.
     """
     one = partial(Operation, model, dialect)
-    yield one(EMBEDDING, (TOKENS,), partial(op.embed, model))
+    yield one(EMBEDDING, (TOKENS,), of.embedding)
     if model.position_embd is not None:
-        yield one(POSITIONS, (EMBEDDING,), partial(op.add_positions, model))
+        yield one(POSITIONS, (EMBEDDING,), of.with_positions)
     if model.config.embedding_scale != 1:
         source = EMBEDDING if model.position_embd is None else POSITIONS
-        yield one(SCALED, (source,), partial(op.scaled_embedding, model.config))
+        yield one(SCALED, (source,), of.scaled)
     for n, layer in enumerate(model.layers):
         yield from _Layer(model, dialect, n, start, n in scores).operations(layer)
     last = Key("l_out", len(model.layers) - 1)
-    yield one(NORM, (last,), _norm(model.config, model.output_norm, model.output_norm_bias))
+    yield one(NORM, (last,), partial(of.norm, gain=model.output_norm, bias=model.output_norm_bias))
     if model.config.pooling != "none":
-        yield one(POOLED, (NORM,), partial(op.pool, model.config.pooling))
-    yield one(LOGITS, (NORM,), partial(head, model, dialect))
+        yield one(POOLED, (NORM,), of.pooled)
+    yield one(LOGITS, (NORM,), of.head)
 
 
 def operation_of(model: Model, dialect: Dialect, key: Key) -> Operation | None:
@@ -100,14 +76,6 @@ def operation_of(model: Model, dialect: Dialect, key: Key) -> Operation | None:
     return next((operation for operation in some if operation.key == key), None)
 
 
-def evaluated(some: Iterable[Operation], given: Callable[[Key], NDArray]) -> dict[Key, NDArray]:
-    """What some operations give, one after another. given: the tensors that none of them gives."""
-    own: dict[Key, NDArray] = {}
-    for operation in some:
-        own[operation.key] = operation.evaluate(*(own[k] if k in own else given(k) for k in operation.inputs)).value
-    return own
-
-
 def layer_input(model: Model, n: int) -> Key:
     """The input tensor of a layer."""
     if n:
@@ -115,11 +83,6 @@ def layer_input(model: Model, n: int) -> Key:
     if model.config.embedding_scale != 1:
         return SCALED
     return EMBEDDING if model.position_embd is None else POSITIONS
-
-
-def _norm(c: Config, gain: NDArray, bias: NDArray | None) -> Callable[..., Expected]:
-    """The evaluation of the family's norm."""
-    return partial(op.rms_norm, gain=gain, eps=c.eps) if c.norm == "rms" else partial(op.layer_norm, gain=gain, bias=bias, eps=c.eps)
 
 
 @dataclass(frozen=True)
@@ -133,12 +96,11 @@ class _Layer:
     def at(self, *names: str) -> tuple[Key, ...]:
         return tuple(Key(name, self.n) for name in names)
 
-    def one(self, name: str, inputs: tuple[Key, ...], evaluate: Callable[..., Expected]) -> Operation:
-        return Operation(self.model, self.dialect, Key(name, self.n), inputs, evaluate)
+    def one(self, name: str, inputs: tuple[Key, ...], make: Callable[..., Node] | None) -> Operation:
+        return Operation(self.model, self.dialect, Key(name, self.n), inputs, make)
 
     def operations(self, w: Layer) -> Iterator[Operation]:
         c, h = self.model.config, layer_input(self.model, self.n)
-        add = partial(op.add, factor=c.residual_scale)
         attended = "attn_o_out" if w.post_attention_norm is None else "attn_post_norm"
         fed = ["ffn_down" if w.post_ffw_norm is None else "ffn_post_norm"]
         if w.experts:
@@ -146,41 +108,40 @@ class _Layer:
         yield from self.attention(w, h)
         yield from self.rms_norm("attn_post_norm", "attn_o_out", w.post_attention_norm)
         if not c.parallel_residual:
-            yield self.one("ffn_inp", (h, *self.at(attended)), add)
+            yield self.one("ffn_inp", (h, *self.at(attended)), of.residual)
         yield from self.feed_forward(w, h if c.parallel_residual else Key("ffn_inp", self.n))
         yield from self.rms_norm("ffn_post_norm", "ffn_down", w.post_ffw_norm)
-        yield self.one("l_out", (h, *self.at(*fed, attended)) if c.parallel_residual else self.at("ffn_inp", *fed), add)
+        yield self.one("l_out", (h, *self.at(*fed, attended)) if c.parallel_residual else self.at("ffn_inp", *fed), of.residual)
 
-    def rms_norm(self, name: str, source: str, gain: NDArray | None) -> Iterator[Operation]:
+    def rms_norm(self, name: str, source: str, gain: NDArray | None, make: Callable[..., Node] = of.rms_norm) -> Iterator[Operation]:
         """A norm of all numbers or of each head, where the family has it."""
         if gain is not None:
-            yield self.one(name, self.at(source), partial(op.rms_norm, gain=gain, eps=self.model.config.eps))
+            yield self.one(name, self.at(source), partial(make, gain=gain))
 
     def attention(self, w: Layer, h: Key) -> Iterator[Operation]:
-        model, dialect, c, n = self.model, self.dialect, self.model.config, self.n
         source = h
         if w.attn_norm is not None:
-            yield self.one("attn_norm", (h,), _norm(c, w.attn_norm, w.attn_norm_bias))
+            yield self.one("attn_norm", (h,), partial(of.norm, gain=w.attn_norm, bias=w.attn_norm_bias))
             (source,) = self.at("attn_norm")
         yield from self.linears(source, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v)
         q, k = "Qcur", "Kcur"
-        yield from self.rms_norm("Qcur_normed", q, w.attn_q_norm)
-        yield from self.rms_norm("Kcur_normed", k, w.attn_k_norm)
+        yield from self.rms_norm("Qcur_normed", q, w.attn_q_norm, of.norm_of_heads)
+        yield from self.rms_norm("Kcur_normed", k, w.attn_k_norm, of.norm_of_heads)
         q, k = (name if gain is None else name + "_normed" for name, gain in ((q, w.attn_q_norm), (k, w.attn_k_norm)))
-        if c.rotates(n):
+        if self.model.config.rotates(self.n):
             for name, before in (("Qcur_rope", q), ("Kcur_rope", k)):
-                yield self.one(name, self.at(before), partial(op.rope, with_rope_of(model, n), dialect, start=self.start))
+                yield self.one(name, self.at(before), partial(of.rotation, start=self.start))
             q, k = "Qcur_rope", "Kcur_rope"
-        yield self.one("kqv_out", self.at(q, k, "Vcur"), partial(op.attend, model, dialect, n))
+        yield self.one("kqv_out", self.at(q, k, "Vcur"), of.attention)
         if self.scores:
-            yield self.one("kq", self.at(q, k), partial(op.visible_scores, model, dialect, n))
-            yield self.one("kq_soft_max", self.at("kq"), partial(op.probabilities, model, n))
+            yield self.one("kq", self.at(q, k), of.visible_scores)
+            yield self.one("kq_soft_max", self.at("kq"), of.visible_weights)
         yield from self.behind_sub_norm("attn_sub_norm", "kqv_out", w.attn_sub_norm, attn_o_out=w.attn_output)
 
     def feed_forward(self, w: Layer, h: Key) -> Iterator[Operation]:
         source = h
         if w.ffn_norm is not None:
-            yield self.one("ffn_norm", (h,), _norm(self.model.config, w.ffn_norm, w.ffn_norm_bias))
+            yield self.one("ffn_norm", (h,), partial(of.norm, gain=w.ffn_norm, bias=w.ffn_norm_bias))
             (source,) = self.at("ffn_norm")
         has_codes = False
         if self.model.config.shared_norm and w.attn_norm is not None:
@@ -194,7 +155,7 @@ class _Layer:
         if w.ffn_up is not None:
             yield from self.dense(w, source)
         if w.ffn_gate_inp_shexp is not None:
-            yield self.one("ffn_shexp_out", (*self.at("ffn_down"), source), partial(op.shared_expert, w.ffn_gate_inp_shexp))
+            yield self.one("ffn_shexp_out", (*self.at("ffn_down"), source), of.shared_expert)
 
     def dense(self, w: Layer, source: Key) -> Iterator[Operation]:
         """The feed-forward that every token takes."""
@@ -203,33 +164,22 @@ class _Layer:
         for name, linear in (("ffn_gate", w.ffn_gate), ("ffn_up", w.ffn_up)):
             if linear is not None:
                 yield from self.linear(name, source, linear)
-        yield self.one("ffn_out", self.at("ffn_up") if w.ffn_gate is None else self.at("ffn_gate", "ffn_up"), self.activation())
+        yield self.one("ffn_out", self.at("ffn_up") if w.ffn_gate is None else self.at("ffn_gate", "ffn_up"), of.activation)
         yield from self.behind_sub_norm("ffn_sub_norm", "ffn_out", w.ffn_sub_norm, ffn_down=w.ffn_down)
-
-    def activation(self) -> Callable[..., Expected]:
-        """The evaluation of the activation, gated or not."""
-        activations: dict[str, Callable[..., Expected]] = {
-            "relu2": op.relu2_gate,
-            "silu": op.silu_gate,
-            "gelu_gate": partial(op.gelu_gate, dialect=self.dialect),
-            "gelu": op.gelu,
-        }
-        return activations.get(self.model.config.activation, partial(op.gelu_tanh, dialect=self.dialect))
 
     def mixture(self, w: Layer, source: Key) -> Iterator[Operation]:
         """The experts of each token. What a slot computes depends on the expert that the dump's own router has put there."""
-        c = self.model.config
         assert w.ffn_gate_inp is not None
         yield from self.linear("ffn_moe_logits", source, w.ffn_gate_inp)
         logits, chosen = self.at("ffn_moe_logits", "ffn_moe_topk")
-        yield self.one(chosen.name, (logits,), partial(op.top_experts, c.experts_used))
-        yield self.one("ffn_moe_weights", (logits, chosen), partial(op.expert_weights, c.normalized_experts))
+        yield self.one(chosen.name, (logits,), None)
+        yield self.one("ffn_moe_weights", (logits, chosen), of.expert_weights)
         for name, reads in (("gate", source), ("up", source), ("down", self.at("ffn_moe_swiglu")[0])):
             if name == "down":
-                yield self.one(reads.name, self.at("ffn_moe_gate", "ffn_moe_up"), self.activation())
+                yield self.one(reads.name, self.at("ffn_moe_gate", "ffn_moe_up"), of.activation)
             linears = [getattr(expert, f"ffn_{name}") for expert in w.experts]
-            yield self.one(f"ffn_moe_{name}", (reads, chosen), partial(of_experts, linears, self.dialect))
-        yield self.one("ffn_moe_out", self.at("ffn_moe_down", "ffn_moe_weights"), op.mix)
+            yield self.one(f"ffn_moe_{name}", (reads, chosen), partial(of.of_experts, linears=linears))
+        yield self.one("ffn_moe_out", self.at("ffn_moe_down", "ffn_moe_weights"), of.mixed)
 
     def behind_sub_norm(self, name: str, source: str, gain: NDArray | None, **output: Linear) -> Iterator[Operation]:
         """The operations of a branch's last matrix, and of the norm in front of it where the family has one."""
@@ -246,11 +196,11 @@ class _Layer:
     def linear(self, name: str, source: Key, w: Linear) -> Iterator[Operation]:
         if w.norm is not None:
             inner = Key(name + "_in", self.n)
-            yield self.one(inner.name, (source,), partial(op.rms_norm, gain=w.norm, eps=w.norm_eps or self.model.config.eps))
+            yield self.one(inner.name, (source,), partial(of.rms_norm, gain=w.norm, eps=w.norm_eps))
             if reads_codes(w, self.dialect):
                 yield from self.quantized(inner)
             source = inner
-        yield self.one(name, (source,), partial(product, linear=w, dialect=self.dialect))
+        yield self.one(name, (source,), partial(of.matrix_product, linear=w))
 
     def quantizes(self, *readers: Linear) -> bool:
         """Whether some of these matrices take the codes of what they all read."""
@@ -258,5 +208,5 @@ class _Layer:
 
     def quantized(self, source: Key) -> Iterator[Operation]:
         name = source.name if source.layer == self.n else "attn_inp"
-        yield self.one(name + "_codes", (source,), codes)
-        yield self.one(name + "_scale", (source,), code_scale)
+        yield self.one(name + "_codes", (source,), of.codes)
+        yield self.one(name + "_scale", (source,), of.code_scale)

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from ..engine.dialects import DIALECTS, Dialect
 from ..model.records import Blocks, Model, Ternary
-from ..traces.points import Key
+from ..traces.points import FIELDS, Key
 from .expected import rounded, type_of
-from .graph import FIELDS, LOGITS, matrix_of
+from .graph import LOGITS
+from .law import next_experts
 from .logits import Reach, position_nmse, position_scale
-from .operations import next_experts
+from .place import matrix_of
 from .precision import DIGITS, FLOAT32, FLOATS, ROUNDOFF, Precision
 from .products import reads_codes, row_blocks
 from .roundings import to_digits, to_eleven_bits

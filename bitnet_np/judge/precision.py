@@ -1,6 +1,6 @@
 """Precision profiles: where an engine keeps numbers in fewer bits than float32, as declared or as read off its dump.
 
-A profile is data. operations.py turns it into bounds for one operation, honest_engines.py into runs of our own engine.
+A profile is data. law.py turns it into bounds for one operation, honest_engines.py into runs of our own engine.
 """
 
 from __future__ import annotations

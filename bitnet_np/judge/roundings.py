@@ -90,18 +90,36 @@ MINIMUM_TYPES = (Q4_1, Q5_1)
 """The types whose minimums llama.cpp multiplies by rounded sums."""
 
 
-def rounded_sums(x: Array) -> Array:  # [T, M] -> [T, M / 32]
-    """Q8_1's float16 sums of 32 numbers, minus the sums of their codes times the step: the minimums are multiplied by it."""
+def _sums(x: Array) -> tuple[Array, Array]:  # [T, M] -> [T, M / 32] each
+    """The sums of 32 numbers in steps, times the exact step and times the step that is kept."""
     single = x.astype(np.float32)
     codes, step = _blocks(single, 32, signed=False)
     exact = np.abs(single.reshape(codes.shape)).max(axis=2) / np.float32(127)
     totals = codes.sum(axis=2, dtype=np.float32)
-    return to_float16((totals * exact).astype(np.float64)) - (totals * step[:, :, 0]).astype(np.float64)
+    return (totals * exact).astype(np.float64), (totals * step[:, :, 0]).astype(np.float64)
+
+
+def rounded_sums(x: Array) -> Array:  # [T, M] -> [T, M / 32]
+    """Q8_1's float16 sums of 32 numbers, minus the sums of their codes times the step: the minimums are multiplied by it."""
+    exact, kept = _sums(x)
+    return to_float16(exact) - kept
+
+
+def ambiguous_sums(x: Array) -> Array:  # [T, M] -> [T, M / 32]
+    """float16's spacing at each of these sums that is nearly on a rounding boundary, or 0."""
+    exact = _sums(x)[0]
+    spacing = np.spacing(np.abs(exact).astype(np.float16)).astype(np.float64)
+    return (np.abs(np.abs(exact - to_float16(exact)) - spacing / 2) <= 2.0**-9 * np.abs(exact)) * spacing
 
 
 def minimums(blocks: Blocks) -> Array:  # -> [N, M / 32]
     """The minimums of a Q4_1 or Q5_1 matrix."""
     return np.ascontiguousarray(blocks.data.view(FORMATS[blocks.type.name].layout)["m"]).view(np.float16).astype(np.float64)
+
+
+def gelu_of_table(x: Array) -> Array:
+    """GELU by tanh of numbers below 10, from ggml's table of float16."""
+    return np.where(np.abs(x) < 10, to_float16(spec.gelu_tanh(to_float16(np.where(np.abs(x) < 10, x, 0)))), spec.gelu_tanh(x))
 
 
 # --- angles ---------------------------------------------------------------------------------------------------------------------------

@@ -22,23 +22,24 @@ from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens
 from ..model.records import with_rope_of
-from ..traces.points import SCORES, TOP_EXPERTS, Key
-from .bounds import ROUNDING_ACROSS, TINY, bound_of, close, dot, noise, position_errors, relative_error, statistics, within
+from ..traces.points import FIELDS, SCORES, TOP_EXPERTS, Key
+from .bounds import ROUNDING_ACROSS, bound_of, close, dot, noise, position_errors, relative_error, statistics, within
 from .compared import Compared
 from .edits.expression import value_of
 from .equivalence import ROTATED
-from .expected import Expected, U
+from .expected import TINY, Expected, U
 from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
-from .graph import FIELDS, LOGITS, TOKENS, matrix_of, operations
+from .graph import LOGITS, TOKENS, operations
 from .honest_engines import FLOOR, one_scale
+from .law import next_experts
 from .logits import Reach, judge, limits
 from .mistakes.catalogue import Computes, Trial, at_operation, trials
 from .mistakes.mistake import Array, Cause, Compute, Site
 from .mistakes.names import CACHE_ROUNDINGS, CATALOGUE
 from .mistakes.search import OVERHEAD, Case, Explanation, Search
-from .operations import next_experts
 from .options import Options
 from .parts import InParts, Part
+from .place import matrix_of
 from .precision import CACHES, DIGITS, FLASH, ROUNDOFF
 from .readings.others import overwritten
 from .readings.table import cause_of, facts_of
@@ -119,7 +120,7 @@ class TensorJudge:
         return self._caused(judged, self.search.cause(case, trials(case.span, single=True)))
 
     def _case_of_one(self, site: Site, expected: Expected, inputs: list[Array], theirs: Array) -> "TensorCase":
-        value, rough = expected.value, noise(expected)
+        value, rough = expected.value, 0.0 if self.types.storage(site).is_wide else noise(expected)
         most_away, bound = bound_of(expected, value.shape)[:2]
         loose = dot(bound, bound) / max(dot(value, value), TINY)
         places = np.abs(theirs - value) > most_away
@@ -274,7 +275,7 @@ class TensorJudge:
 
     def value(self, site: Site, values: Mapping[Key, Array]) -> Array:
         """What an operation gives, without a bound, which takes twice as long."""
-        if self.dialect != EXACT or self.start or site.tree is None:
+        if self.dialect != EXACT or site.tree is None:
             return site.evaluate(*(values[k] for k in site.inputs)).value
         return value_of(site.tree, values.__getitem__, len(values[site.inputs[0]]))
 

@@ -49,7 +49,7 @@ def test_an_element_is_within_its_bound(errors, reach, verdict, reason):
     value = np.ones((4, 50))
     theirs = value.copy()
     theirs[:2, 7] += np.array(errors) * 4 * U
-    assert within(Expected(value, value, 4, reach, common=1e9), theirs)[:2] == (verdict, reason)
+    assert within(Expected(value, 4 * U, 4 * U**2, reach), theirs)[:2] == (verdict, reason)
 
 
 def test_nearness_without_a_bound_is_by_mean_square_errors():

@@ -11,18 +11,18 @@ from models import random_model
 
 from bitnet_np import check, spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
-from bitnet_np.judge import operations as op
 from bitnet_np.judge import products
-from bitnet_np.judge.edits.definition import expression
 from bitnet_np.judge.edits.expression import value_of
-from bitnet_np.judge.graph import FIELDS, TOKENS, matrix_of, operations
+from bitnet_np.judge.equivalence import pair_slices
+from bitnet_np.judge.graph import TOKENS, operations
 from bitnet_np.judge.mistakes.mistake import Site
+from bitnet_np.judge.place import matrix_of
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.roundings import NARROW, to_bfloat16
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES
-from bitnet_np.traces.points import TOP_EXPERTS, Key
+from bitnet_np.traces.points import FIELDS, TOP_EXPERTS, Key
 
 T = 14
 SMALL = {"width": 48, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "n_layers": 2, "vocab": 80}
@@ -42,7 +42,7 @@ def test_expressions_are_the_operations(family, dialect):
     values = {TOKENS: np.random.default_rng(0).integers(0, model.config.vocab, 9)}
     for operation in operations(model, DIALECTS[dialect]):
         values[operation.key] = operation.evaluate(*(values[key] for key in operation.inputs)).value
-        tree = expression(operation)
+        tree = operation.tree
         if tree is None:
             assert operation.key.name == TOP_EXPERTS, operation.key
             continue
@@ -97,11 +97,11 @@ def unturned(x, first):
     model = MODELS["granite"]
     angle = spec.angles(np.arange(T), model.config.rope_base, model.config.rope_pairs, model.rope_factors)[:, None]
     heads = x.reshape(T, -1, model.config.head_dim)
-    a, b = (heads[..., part] for part in op.pair_slices(model.config))
+    a, b = (heads[..., part] for part in pair_slices(model.config))
     new = (a if first else a * np.cos(angle)) - b * np.sin(angle)
     out = heads.copy()
-    out[..., op.pair_slices(model.config)[0]] = new
-    out[..., op.pair_slices(model.config)[1]] = (a if first else new) * np.sin(angle) + b * np.cos(angle)
+    out[..., pair_slices(model.config)[0]] = new
+    out[..., pair_slices(model.config)[1]] = (a if first else new) * np.sin(angle) + b * np.cos(angle)
     return out.reshape(T, -1)
 
 

@@ -1,4 +1,4 @@
-"""The two laws are one: spec.py's whole models, taken apart, are operations.py's single operations on the same inputs."""
+"""The two laws are one: spec.py's whole models, taken apart, are law.py's single operations on the same inputs."""
 
 import ast
 from pathlib import Path
@@ -21,7 +21,8 @@ from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.model.records import Yarn
 from bitnet_np.traces.points import TOP_EXPERTS, Key
 
-LAWS = ("operations.py", "products.py", "expected.py", "graph.py", "roundings.py", "bounds.py")
+LAWS = ("law.py", "products.py", "expected.py", "graph.py", "roundings.py", "bounds.py")
+LAWS += tuple(f"edits/{name}.py" for name in ("definition", "expression", "functions"))
 
 
 SHAPES = [{"family": family, "inner_norms": inner} for family in ARCHITECTURES for inner in (False, True)]

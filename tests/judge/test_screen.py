@@ -7,13 +7,14 @@ from models import random_model
 
 from bitnet_np import EXACT
 from bitnet_np.judge import screen
-from bitnet_np.judge.graph import FIELDS, LOGITS, TOKENS, operations
+from bitnet_np.judge.graph import LOGITS, TOKENS, operations
 from bitnet_np.judge.mistakes.catalogue import at_operation
 from bitnet_np.judge.mistakes.mistake import Site
 from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.model import packing
+from bitnet_np.traces.points import FIELDS
 
 IDS = np.random.default_rng(0).permutation(300)[:12]
 SHAPE = {"vocab": 300, "n_layers": 2, "width": 128, "ffn": 256, "heads": 8, "kv_heads": 4, "head_dim": 16, "tied": False}

@@ -31,10 +31,11 @@ from wrong_tensors import (
 )
 
 from bitnet_np import BITNET_CPP, EXACT, spec
-from bitnet_np.judge import operations as op
 from bitnet_np.judge.bounds import within
+from bitnet_np.judge.equivalence import pair_slices
+from bitnet_np.judge.graph import operation_of
 from bitnet_np.judge.precision import FLOAT32
-from bitnet_np.judge.products import product, rows_of
+from bitnet_np.judge.products import rows_of
 from bitnet_np.judge.readings import elements
 from bitnet_np.judge.readings.wrong import Wrong, places_of, runs
 from bitnet_np.judge.roundings import to_bfloat16, to_digits
@@ -116,7 +117,7 @@ def in_codes(x, axis):
 
 
 def of_tokens(ids):
-    return op.embed(LLAMA, np.asarray(ids)).value
+    return LLAMA.token_embd[np.asarray(ids)]
 
 
 FFN_NORM = {
@@ -189,7 +190,7 @@ def by_frequencies(frequency, positions=KEY, narrow=lambda x: x):
     x = P["Qcur"].reshape(T, C.heads, C.head_dim)
     turns = np.exp(1j * np.multiply.outer(positions, frequency))
     cos, sin = (narrow(part)[:, None] for part in (turns.real, turns.imag))
-    first, second = op.pair_slices(C)
+    first, second = pair_slices(C)
     y, a, b = x.copy(), x[..., first], x[..., second]
     y[..., first], y[..., second] = a * cos - b * sin, a * sin + b * cos
     return y.reshape(T, -1)
@@ -372,7 +373,8 @@ def test_a_sigmoid_taken_from_tanh_is_honest():
     """As compilers do: 1 + tanh(x / 2) is as wrong as 1 is, where the sigmoid is small, too."""
     gate, up = np.float32(GATE) * np.float32(3), np.float32(UP)
     theirs = np.float32(0.5) * gate * (1 + np.tanh(gate / 2)) * up
-    assert within(op.silu_gate(gate.astype(np.float64), up.astype(np.float64)), theirs.astype(np.float64))[0] is Verdict.ROUNDING
+    operation = operation_of(LLAMA, EXACT, Key("ffn_out", LAYER))
+    assert within(operation.evaluate(gate.astype(np.float64), up.astype(np.float64)), theirs.astype(np.float64))[0] is Verdict.ROUNDING
 
 
 @pytest.mark.parametrize("size", [0.1, 1.0])
@@ -537,7 +539,7 @@ def test_the_expert_whose_products_are_wrong_is_named():
 )
 def test_products_of_other_experts_and_of_other_tokens_are_named(slots, says):
     """slots: the token and the place of each, and the expert and the token whose product stands there."""
-    every = [product(MIXED_POINTS[Key("ffn_norm", 1)].astype(np.float64), expert.ffn_up).value for expert in MIXED.layers[1].experts]
+    every = [MIXED_POINTS[Key("ffn_norm", 1)].astype(np.float64) @ expert.ffn_up.weights.T for expert in MIXED.layers[1].experts]
 
     def exchanged(wrong):
         for t, place, expert, other in slots:

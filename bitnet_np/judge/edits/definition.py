@@ -1,8 +1,11 @@
-"""The definition as expressions: each operation of spec.py, of the tensors that graph.py says it reads."""
+"""The definition as expressions: each operation of spec.py, of the tensors that graph.py says it reads.
+
+place: the tensor that an operation gives, in its model and dialect. The nodes behind it are the operation's inputs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,42 +13,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.families import NORMS
-from ...model.records import Blocks, Linear, Ternary, Weights, with_rope_of
-from ...traces.points import FIELDS
-from .. import operations as op
-from ..graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED, Operation
-from ..products import of_experts, reads_codes, rows_of
-from ..roundings import MINIMUM_TYPES, matrix_input, minimums, rounded_sums
-from .expression import Array, Matrix, Node, changed, constant, tensor
+from ...model.records import Blocks, Config, Linear, Ternary, Weights, with_rope_of
+from ...traces.points import Key
+from .. import roundings
+from ..place import Place
+from ..products import reads_codes, rows_of
+from .expression import Array, Matrix, Node, changed, constant, tensor, value_of
+from .functions import by_head, by_query, visible_by_query
 
 CODED = "the numbers that codes stand for"
+HEAD = "the head's matrix"
+FACTORS = ("the embedding scale", "the residual scale")
+"""The numbers that some engines keep in the type of the activations, as mlx-lm does."""
 _TANH = "GELU's approximation by tanh"
 ACTIVATIONS = {"relu2": "relu^2", "silu": "SiLU", "gelu_gate": _TANH, "gelu": "the exact GELU", "gelu_tanh": _TANH}
 """The names of the functions that Config.activation stands for."""
 _POOLS = {"mean": "the mean of all tokens", "cls": "the first token", "last": "the last token"}
-
-
-def expression(place: Operation) -> Node | None:
-    """The expression of an operation; None for integers, which have none."""
-    name, inputs = place.key.name, [tensor(key) for key in place.inputs]
-    if name.endswith("_codes"):
-        return _codes(inputs[0], _steps(inputs[0]))
-    if name.endswith("_scale"):
-        return _steps(inputs[0])
-    if name in _WHOLE:
-        return _WHOLE[name](place, *inputs)
-    if name in FIELDS:
-        return matrix_product(place, inputs[0], place.linear)
-    if name in (*NORMS, *_POST_NORMS) or name.endswith("_in"):
-        return _norm(place, inputs[0])
-    if name in HEAD_NORMS:
-        return _of_heads(place, inputs[0])
-    if name in OF_EXPERTS:
-        linears = [getattr(expert, OF_EXPERTS[name]) for expert in place.layer.experts]  # type: ignore[union-attr]
-        matrices = Node("linears", (), "the experts' matrices", linears)
-        return Node("opaque", (matrices, *inputs), "the experts' products", lambda *x: of_experts(x[0], place.dialect, *x[1:]).value)
-    return None
 
 
 def _wide(array: NDArray) -> Array:
@@ -67,22 +50,30 @@ def _quotient(noun: str, a: Node, b: Node) -> Node:
 # --- around the layers ------------------------------------------------------------------------------------------------------------------
 
 
-def _positions(place: Operation, x: Node) -> Node:
+def embedding(place: Place, tokens: Node) -> Node:
+    return Node("rows", (constant("the embedding's table", _table(place.model.token_embd)), tokens), "the embedding")
+
+
+def pooled(place: Place, x: Node) -> Node:
+    return Node("pooled", (x,), "the pooled row", _POOLS[place.config.pooling])
+
+
+def with_positions(place: Place, x: Node) -> Node:
     assert place.model.position_embd is not None
     learned = place.model.position_embd
     table = constant("the table of positions", _table(learned))
     return _sum("the sum", x, Node("rows", (table, Node("positions", noun="positions")), "the rows of positions"))
 
 
-def _scaled(place: Operation, x: Node) -> Node:
+def scaled(place: Place, x: Node) -> Node:
     return _product("the product", x, constant("the embedding scale", place.config.embedding_scale))
 
 
-def _head(place: Operation, x: Node) -> Node:
+def head(place: Place, x: Node) -> Node:
     c, model = place.config, place.model
     if place.dialect.in_float16:
         x = Node("rounded", (x,), "the head's input", "float16")
-    y = _multiplied(place, x, model.head, "the head's matrix")
+    y = _multiplied(place, x, model.head, HEAD)
     if model.output_bias is not None:
         y = _sum("the sum with the bias", y, constant("the head's bias", _wide(model.output_bias)))
     if c.logit_scale != 1:
@@ -100,32 +91,22 @@ def _capped(x: Node, cap: float | None, noun: str) -> Node:
 # --- norms ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _norm(place: Operation, x: Node) -> Node:
-    name, c = place.key.name, place.config
-    if name.endswith("_in"):
-        linear = getattr(place.layer, FIELDS[name.removesuffix("_in")])
-        return rms(x, linear.norm, linear.norm_eps or c.eps)
-    gain, bias = gain_of(place), None
-    if place.layer is None:
-        bias = place.model.output_norm_bias
-    elif name in ("attn_norm", "ffn_norm"):
-        bias = getattr(place.layer, f"{name}_bias")
-    if c.norm == "rms" or name.endswith("sub_norm"):
-        return rms(x, gain, c.eps)
+def norm(place: Place, x: Node, gain: NDArray, bias: NDArray | None) -> Node:
+    """The family's norm of a layer's input or of a branch."""
+    eps = place.config.eps
+    return rms(x, gain, eps) if place.config.norm == "rms" else layer_norm(x, gain, bias, eps)
+
+
+def layer_norm(x: Node, gain: NDArray, bias: NDArray | None, eps: float) -> Node:
+    """The LayerNorm of rows."""
     centred = Node("difference", (x, Node("reduction", (x,), "the mean", "mean")), "the numbers without their mean")
-    y = rms(centred, gain, c.eps)
+    y = rms(centred, gain, eps)
     return y if bias is None else _sum("the sum with the bias", y, constant("the norm's bias", _wide(bias)))
 
 
-def gain_of(place: Operation) -> NDArray:
-    """The weight of a norm."""
-    name = place.key.name
-    if place.layer is None:
-        return place.model.output_norm
-    return getattr(place.layer, _POST_NORMS.get(name, HEAD_NORMS.get(name, name)))
-
-
-_POST_NORMS = {"attn_post_norm": "post_attention_norm", "ffn_post_norm": "post_ffw_norm"}
+def rms_norm(place: Place, x: Node, gain: NDArray, eps: float | None = None) -> Node:
+    """The RMS norm of rows. eps: the norm's own, if it has one."""
+    return rms(x, gain, eps or place.config.eps)
 
 
 def rms(x: Node, gain: NDArray, eps: float) -> Node:
@@ -135,13 +116,13 @@ def rms(x: Node, gain: NDArray, eps: float) -> Node:
     return _product("the weighted numbers", normed, constant("the norm's weight", _wide(gain)))
 
 
-def _count(place: Operation) -> int:
+def _count(place: Place) -> int:
     """The number of heads of queries, or of keys."""
     return place.config.heads if place.key.name.startswith("Q") else place.config.kv_heads
 
 
-def _of_heads(place: Operation, x: Node) -> Node:
-    gain = gain_of(place)
+def norm_of_heads(place: Place, x: Node, gain: NDArray) -> Node:
+    """The RMS norm of each head, or of all of them together."""
     if place.config.joint_qk_norms:
         return rms(x, gain, place.config.eps)
     heads = Node("heads", (x,), x.noun, _count(place) * place.config.head_dim // gain.size)
@@ -152,7 +133,7 @@ def _of_heads(place: Operation, x: Node) -> Node:
 
 
 def _table(weights: Weights) -> Matrix:
-    return Matrix(weights.shape, lambda rows: rows_of(weights, rows))
+    return Matrix(weights.shape, lambda rows: rows_of(weights, rows), weights=weights)
 
 
 def matrix_of(linear: Linear) -> Matrix:
@@ -160,12 +141,17 @@ def matrix_of(linear: Linear) -> Matrix:
     return _table(linear.weights)
 
 
-def matrix_product(place: Operation, x: Node, linear: Linear) -> Node:
+def codes(place: Place, x: Node) -> Node:
+    """The int8 codes of an input."""
+    return _codes(x, code_scale(place, x))
+
+
+def matrix_product(place: Place, x: Node, linear: Linear) -> Node:
     """The product of an input with a matrix of the layers, its scale and its bias."""
     weights, scale = linear.weights, 1.0 if linear.scale is None else float(linear.scale)
     if reads_codes(linear, place.dialect):
         scale *= float(weights.scale) if isinstance(weights, Ternary) else 1.0
-        steps = _steps(x)
+        steps = code_scale(place, x)
         numbers = _quotient(CODED, _codes(x, steps), steps)
         y = Node("matmul", (numbers, constant("the matrix", matrix_of(linear))), "the products")
     else:
@@ -175,14 +161,14 @@ def matrix_product(place: Operation, x: Node, linear: Linear) -> Node:
     return y if linear.bias is None else _sum("the sum with the bias", y, constant("the bias", _wide(linear.bias)))
 
 
-def _multiplied(place: Operation, x: Node, table: Any, noun: str) -> Node:
+def _multiplied(place: Place, x: Node, table: Any, noun: str) -> Node:
     """The product of x, rounded as in the dialect, with a table."""
     if place.dialect.ggml_activations:
-        x = Node("opaque", (x,), "the numbers in blocks", partial(matrix_input, table=table))
+        x = Node("opaque", (x,), "the numbers in blocks", partial(roundings.matrix_input, table=table))
     y = Node("matmul", (x, constant(noun, _table(table))), "the products")
-    if place.dialect.ggml_activations and isinstance(table, Blocks) and table.type in MINIMUM_TYPES:
-        sums = Node("opaque", x.inputs, "the rounded sums", rounded_sums)
-        rest = Node("matmul", (sums, constant("the minimums", minimums(table))), "the products with minimums")
+    if place.dialect.ggml_activations and isinstance(table, Blocks) and table.type in roundings.MINIMUM_TYPES:
+        sums = Node("opaque", x.inputs, "the rounded sums", roundings.rounded_sums)
+        rest = Node("matmul", (sums, constant("the minimums", roundings.minimums(table))), "the products with minimums")
         y = _sum("the products with those of minimums", y, rest)
     return y
 
@@ -192,7 +178,8 @@ def _codes(x: Node, steps: Node) -> Node:
     return Node("cut", (rounded, steps.inputs[0]), "the codes")
 
 
-def _steps(x: Node) -> Node:
+def code_scale(place: Place, x: Node) -> Node:
+    """Steps per unit, 127 / absmax."""
     largest = Node("reduction", (x,), "the largest magnitude", "largest magnitude")
     kept = Node("at least", (largest, constant("the least magnitude", 1e-5)), "the largest magnitude, kept from 0")
     return _quotient("the activation scale", constant("the largest code", 127.0), kept)
@@ -201,17 +188,20 @@ def _steps(x: Node) -> Node:
 # --- attention --------------------------------------------------------------------------------------------------------------------------
 
 
-def _rotation(place: Operation, x: Node) -> Node:
+def rotation(place: Place, x: Node, start: int = 0) -> Node:
+    """RoPE of positions from `start` on."""
     model = with_rope_of(place.model, place.key.layer)
     c = model.config
     exponents = constant("the exponents", -np.arange(c.rope_pairs) / max(c.rope_pairs, 1))
     frequency = Node("power", (constant("the frequency base", c.rope_base), exponents), "the frequencies")
     if model.rope_factors is not None:
         frequency = _quotient("the divided frequencies", frequency, constant("the factors of the frequencies", _wide(model.rope_factors)))
-    position = Node("positions", noun="positions")
+    position = Node("positions", (), "positions", start)
     if c.rope_scaling != 1:
         position = _quotient("the scaled positions", position, constant("the position scale", c.rope_scaling))
-    turns = Node("circle", (Node("outer", (position, frequency), "the angles"),), "sines and cosines")
+    stepped = place.dialect.stepped_angles and c.rope_pairs > 0
+    as_stepped = (lambda t, _: roundings.angles(model, place.dialect, len(t), start)) if stepped else None
+    turns = Node("circle", (Node("outer", (position, frequency), "the angles", value=as_stepped),), "sines and cosines")
     if c.rope_magnitude != 1:
         turns = _product("the scaled sines and cosines", turns, constant("RoPE's magnitude", c.rope_magnitude))
     heads = Node("heads", (x,), x.noun, _count(place))
@@ -225,26 +215,31 @@ def _rotation(place: Operation, x: Node) -> Node:
     return Node("joined", (Node("paired", (heads, *numbers), "the rotated heads", c.rope),), "the heads")
 
 
-def _stored(place: Operation, x: Node) -> Node:
+def score_scale(c: Config) -> float:
+    """The factor of q . k."""
+    return c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
+
+
+def _stored(place: Place, x: Node) -> Node:
     return Node("rounded", (x,), x.noun, "float16") if place.dialect.in_float16 else x
 
 
-def _shared(place: Operation, x: Node, noun: str) -> Node:
+def _shared(place: Place, x: Node, noun: str) -> Node:
     """Keys or values by the heads of the queries that read them."""
     heads = Node("heads", (_stored(place, x),), f"the {noun}", place.config.kv_heads)
     return Node("grouped", (heads,), f"the heads of {noun}", place.config.heads)
 
 
-def _scores(place: Operation, q: Node, k: Node) -> Node:
+def _scores(place: Place, q: Node, k: Node) -> Node:
     """The scores [H, T, T] of what a query sees; those of what it does not are minus infinity."""
     c = place.config
     q = Node("heads", (_stored(place, q),), "the queries", c.heads)
     products = Node("scores", (q, _shared(place, k, "keys")), "the products q.k")
-    scaled = _product("the scores", products, constant("the score scale", op.score_scale(c)))
+    scaled = _product("the scores", products, constant("the score scale", score_scale(c)))
     return _masked(place, _capped(scaled, c.score_cap, "the scores' cap"))
 
 
-def _masked(place: Operation, scores: Node) -> Node:
+def _masked(place: Place, scores: Node) -> Node:
     window = place.config.window_of(place.key.layer)  # type: ignore[arg-type]
     return Node("mask", (scores,), "the masked scores", (window or 0, "", 0))
 
@@ -255,24 +250,37 @@ def _attention_weights(masked: Node) -> Node:
     return _quotient("the probabilities", e, Node("softmax sum", (e,), "the softmax's sum"))
 
 
-def _attention(place: Operation, q: Node, k: Node, v: Node) -> Node:
+def attention(place: Place, q: Node, k: Node, v: Node) -> Node:
     p = _stored(place, _attention_weights(_scores(place, q, k)))
     return Node("joined", (Node("weighted", (p, _shared(place, v, "values")), "the sums of values"),), "the heads")
 
 
-def _dumped_weights(place: Operation, scores: Node) -> Node:
-    return changed(_attention_weights(_masked(place, Node("opaque", (scores,), "the scores", op.by_head))), op.by_query)
+def visible_scores(place: Place, q: Node, k: Node) -> Node:
+    """Scores as they are dumped, [T, H * T]: 0 where a query does not see the key."""
+    return changed(_scores(place, q, k), visible_by_query)
+
+
+def visible_weights(place: Place, scores: Node) -> Node:
+    """The softmax of dumped scores [T, H * T]."""
+    return changed(_attention_weights(_masked(place, Node("opaque", (scores,), "the scores", by_head))), by_query)
 
 
 # --- the feed-forward -------------------------------------------------------------------------------------------------------------------
 
 
-def _activation(place: Operation, gate: Node, up: Node | None = None) -> Node:
-    y = Node("activation", (gate,), "the activation", ACTIVATIONS[place.config.activation])
+def activation(place: Place, gate: Node, up: Node | None = None) -> Node:
+    """The activation of the gate, times up; or of up alone, in families without a gate."""
+    name = ACTIVATIONS[place.config.activation]
+    return gated(name, gate, up, roundings.gelu_of_table if name == _TANH and place.dialect.ggml_activations else None)
+
+
+def gated(name: str, gate: Node, up: Node | None = None, rounded: Callable[[Array], Array] | None = None) -> Node:
+    """A function of the gate, by its name, times up. rounded: how a dialect computes it."""
+    y = Node("activation", (gate,), "the activation", name, rounded)
     return y if up is None else _product("the product with up", y, up)
 
 
-def _expert_weights(place: Operation, logits: Node, chosen: Node) -> Node:
+def expert_weights(place: Place, logits: Node, chosen: Node) -> Node:
     largest = Node("reduction", (logits,), "the largest logit", "largest number")
     below = Node("difference", (logits, largest), "the logits below the largest")
     e = Node("exponential", (below,), "the exponentials", "exp")
@@ -283,48 +291,50 @@ def _expert_weights(place: Operation, logits: Node, chosen: Node) -> Node:
     return _quotient("the weights", taken, Node("reduction", (taken,), "the sum of the token's experts", "sum"))
 
 
-def _mixed(place: Operation, y: Node, weights: Node) -> Node:
+_ROWS = Key("rows", None)
+
+
+def of_experts(place: Place, x: Node, chosen: Node, linears: Sequence[Linear]) -> Node:
+    """Each slot's input [T, M], or [T, k*M] where every slot has its own, times the matrix of the slot's expert -> [T, k*N]."""
+    return Node(
+        "opaque",
+        (Node("linears", (), "the experts' matrices", linears), x, chosen),
+        "the experts' products",
+        partial(_by_expert, place),
+    )
+
+
+def _by_expert(place: Place, linears: Sequence[Linear], x: Array, experts: Array, compute: Callable[..., Any] | None = None) -> Any:
+    """compute: an expression and its input -> arrays of the product's shape or less. The product alone, if there is none."""
+    flat, rows = experts.astype(np.intp).reshape(-1), x.reshape(-1, linears[0].shape[1])
+    made: list[Array] = []
+    for expert in np.unique(flat):
+        slots = np.flatnonzero(flat == expert)
+        some = {_ROWS: rows[slots // (flat.size // len(rows))]}
+        tree = matrix_product(place, tensor(_ROWS), linears[expert])
+        parts = [value_of(tree, some.__getitem__, len(slots))] if compute is None else compute(tree, some)
+        made = made or [np.zeros((flat.size, linears[0].shape[0])) for _ in parts]
+        for out, part in zip(made, parts, strict=True):
+            out[slots] = part
+    every = [out.reshape(len(experts), -1) for out in made]
+    return every[0] if compute is None else every
+
+
+def mixed(place: Place, y: Node, weights: Node) -> Node:
     results, factors = Node("slots", (y, weights), "the results of experts"), Node("column", (weights,), "the weights of experts")
     return Node("total", (_product("the weighted results", results, factors),), "the sum of experts", "sum")
 
 
-def _shared_expert(place: Operation, y: Node, x: Node) -> Node:
+def shared_expert(place: Place, y: Node, x: Node) -> Node:
     assert place.layer is not None
     assert place.layer.ffn_gate_inp_shexp is not None
     dot = Node("dot", (x, constant("the gate's weight", _wide(place.layer.ffn_gate_inp_shexp))), "the gate's product")
     return _product("the gated result", y, Node("sigmoid", (dot,), "the gate", "sigmoid"))
 
 
-def _residual(place: Operation, h: Node, *branches: Node) -> Node:
+def residual(place: Place, h: Node, *branches: Node) -> Node:
     scale = place.config.residual_scale
     if scale != 1:
         factor = constant("the residual scale", scale)
         branches = tuple(_product(branch.noun, branch, factor) for branch in branches)
     return _sum("the sum", replace(h, noun=f"the residual, {h.noun},"), *branches)
-
-
-def _embedding(place: Operation, tokens: Node) -> Node:
-    return Node("rows", (constant("the embedding's table", _table(place.model.token_embd)), tokens), "the embedding")
-
-
-_WHOLE: dict[str, Callable[..., Node]] = {
-    EMBEDDING.name: _embedding,
-    POSITIONS.name: _positions,
-    SCALED.name: _scaled,
-    NORM.name: _norm,
-    POOLED.name: lambda place, x: Node("pooled", (x,), "the pooled row", _POOLS[place.config.pooling]),
-    LOGITS.name: _head,
-    "Qcur_rope": _rotation,
-    "Kcur_rope": _rotation,
-    "kq": lambda place, q, k: changed(_scores(place, q, k), lambda s: op.by_query(np.where(np.isfinite(s), s, 0))),
-    "kq_soft_max": _dumped_weights,
-    "kqv_out": _attention,
-    "ffn_out": _activation,
-    "ffn_moe_swiglu": _activation,
-    "ffn_moe_weights": _expert_weights,
-    "ffn_moe_out": _mixed,
-    "ffn_shexp_out": _shared_expert,
-    "ffn_inp": _residual,
-    "l_out": _residual,
-}
-"""The expressions of operations that have one way to be computed, by the name of their tensor."""

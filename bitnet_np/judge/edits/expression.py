@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...model.records import Weights
 from ...traces.points import Key
 from . import functions
 
@@ -23,7 +24,8 @@ class Node:
     """A step of an operation. Nodes are the same if they are one object, so an edit shares all that it leaves alone.
 
     kind: a function of functions.py, "tensor", "constant" or "positions" (of the tokens). noun: what its value is called. what: the
-    option of the function, such as the name of an activation; of a tensor its key. value: that of a constant.
+    option of the function, such as the name of an activation; of a tensor its key, of positions the first one. value: that of a constant;
+    of another step the function by which a dialect rounds it, which law.py takes and edits do not.
     """
 
     kind: str
@@ -61,6 +63,7 @@ class Matrix:
     shape: tuple[int, int]
     rows: Callable[[NDArray[np.integer]], Array] = field(repr=False)
     in_parts: bool = True  # whether some rows are read without the others
+    weights: Weights | None = field(default=None, repr=False)  # whose rows these are, if they are not changed
 
     @cached_property
     def all(self) -> NDArray[np.intp]:
@@ -80,11 +83,11 @@ class Matrix:
 
     def by_row(self, change: Callable[[Array], Array]) -> Matrix:
         """The matrix with every row changed by itself."""
-        return replace(self, rows=lambda which: change(self.rows(which)))
+        return replace(self, rows=lambda which: change(self.rows(which)), weights=None)
 
     def moved(self, source: NDArray[np.integer]) -> Matrix:
         """The matrix of these rows."""
-        return replace(self, shape=(len(source), self.shape[1]), rows=lambda which: self.rows(source[which]))
+        return replace(self, shape=(len(source), self.shape[1]), rows=lambda which: self.rows(source[which]), weights=None)
 
     def changed(self, change: Callable[[Array], Array]) -> Matrix:
         """The matrix of this shape that a function makes of all of it."""
@@ -129,13 +132,13 @@ def nodes(tree: Node) -> list[tuple[Node, list[Node]]]:
     return [(node, parents[node]) for node in reversed(order)]
 
 
-def _folded(node: Node, made: dict[Node, Any], make: Callable[[Node, list[Any]], Any]) -> Any:
-    """What `make` gives for a node and for what it gave for its inputs; each node once.
+def folded(node: Node, made: dict[Node, Any], make: Callable[[Node, list[Any]], Any]) -> Any:
+    """What `make` gives for a node and for what it gave for its inputs; each node once, those that are made already not again.
 
     A closure that calls itself would keep all values until Python looks for cycles: gigabytes, in a long search.
     """
     if node not in made:
-        made[node] = make(node, [_folded(child, made, make) for child in node.inputs])
+        made[node] = make(node, [folded(child, made, make) for child in node.inputs])
     return made[node]
 
 
@@ -145,12 +148,12 @@ def _over(node: Node, inputs: list[Node]) -> Node:
 
 def mapped(tree: Node, change: Callable[[Node], Node]) -> Node:
     """The tree with change(node) in the place of every node, whose inputs are changed before."""
-    return _folded(tree, {}, lambda node, inputs: change(_over(node, inputs)))
+    return folded(tree, {}, lambda node, inputs: change(_over(node, inputs)))
 
 
 def with_nodes(tree: Node, new: Mapping[Node, Node]) -> Node:
     """The tree with nodes exchanged wherever they stand. What stands for them may read them, or each other."""
-    return _folded(tree, dict(new), _over)
+    return folded(tree, dict(new), _over)
 
 
 def replaced(tree: Node, old: Node, new: Node) -> Node:
@@ -161,7 +164,7 @@ def replaced(tree: Node, old: Node, new: Node) -> Node:
 def values_of(tree: Node, leaf: Leaf, rows: int, known: Mapping[Node, Any] | None = None) -> dict[Node, Any]:
     """The values of all steps of an expression of these tensors, for so many tokens. known: those of steps that need not run again."""
     values = dict(known or {})
-    _folded(tree, values, partial(_value, leaf, rows))
+    folded(tree, values, partial(step_value, leaf, rows))
     return values
 
 
@@ -170,13 +173,14 @@ def value_of(tree: Node, leaf: Leaf, rows: int, known: Mapping[Node, Any] | None
     return values_of(tree, leaf, rows, known)[tree]
 
 
-def _value(leaf: Leaf, rows: int, node: Node, inputs: list[Any]) -> Any:
+def step_value(leaf: Leaf, rows: int, node: Node, inputs: list[Any]) -> Any:
+    """The value of a step of these values, for so many tokens."""
     if node.kind == "tensor":
         return leaf(node.what)
     if node.kind == "constant":
         return node.value
     if node.kind == "positions":
-        return np.arange(rows, dtype=np.float64)
+        return (node.what or 0) + np.arange(rows, dtype=np.float64)
     if node.kind == "rows" and isinstance(inputs[0], Matrix):
         return inputs[0].rows(inputs[1].astype(np.intp) % inputs[0].shape[0])
     if node.kind == "matmul" and isinstance(inputs[1], Matrix):

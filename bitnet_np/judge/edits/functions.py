@@ -201,6 +201,21 @@ def _paired(heads: Array, first: Array, second: Array, layout: str) -> Array:
     return out
 
 
+def by_query(x: Array) -> Array:
+    """[H, T, S] -> [T, H * S]."""
+    return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
+
+
+def visible_by_query(x: Array) -> Array:
+    """The same, with 0 for what is minus infinity."""
+    return by_query(np.where(np.isfinite(x), x, 0))
+
+
+def by_head(x: Array) -> Array:
+    """[T, H * T] -> [H, T, T]."""
+    return x.reshape(len(x), -1, len(x)).transpose(1, 0, 2)
+
+
 Sees = Callable[[NDArray, NDArray, float, int], NDArray]
 """The rule of a mask: query i [T, 1], key j [T], the window, and a number -> True where i sees j."""
 
@@ -266,11 +281,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "of pairs": lambda heads, what: heads[..., _pairs(what[0], what[2], heads.shape[-1])[what[1]]],
     "paired": lambda heads, first, second, what: _paired(heads, first, second, what),
     "grouped": lambda kv, what: spec.by_query_head(kv, what),
-    "scores": lambda q, k: np.einsum("thk,shk->hts", q, k),
+    "scores": lambda q, k: q.swapaxes(0, 1) @ k.transpose(1, 2, 0),
     "mask": _mask,
     "largest of": lambda x: np.nan_to_num(x.max(axis=-1, keepdims=True), posinf=0.0, neginf=0.0),
     "softmax sum": lambda x: np.maximum(x.sum(axis=-1, keepdims=True), 1e-300),
-    "weighted": lambda p, v: np.einsum("hts,shk->thk", p, v),
+    "weighted": lambda p, v: (p @ v.swapaxes(0, 1)).swapaxes(0, 1),
     "taken": lambda x, experts: np.take_along_axis(x, experts.astype(np.intp), axis=-1),
     "slots": lambda y, weights: y.reshape(*weights.shape, -1),
     "column": lambda x: x[..., None],

@@ -15,7 +15,7 @@ from ...traces.points import FIELDS, POINTS, Key
 from ..graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input, operations
 from ..precision import NARROW_FLOATS
 from . import caches, functions, quantisers, weights
-from .definition import expression, gain_of, matrix_of, matrix_product, rms
+from .definition import matrix_of, matrix_product, rms
 from .expression import Array, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
 
 Edits = Iterator[tuple[str, Node]]
@@ -184,7 +184,10 @@ def whole(place: Operation, tree: Node) -> Edits:
     if place.key.name == "l_out" and place.key.layer is not None:
         yield "the layer is skipped: its output is its input", tensor(layer_input(place.model, place.key.layer))
     if tree.noun == "the sum with the bias" and place.key.name in _MISSING:
-        yield "the mean is not subtracted, as in RMSNorm, and its bias is missing", rms(leaves[0], gain_of(place), place.config.eps)
+        yield (
+            "the mean is not subtracted, as in RMSNorm, and its bias is missing",
+            rms(leaves[0], tree.inputs[0].inputs[1].value, place.config.eps),
+        )
     if place.key == EMBEDDING:
         yield "embeddings are scaled by the root of the width", product(tree, place.config.width**0.5)
     yield "the sign is flipped", product(tree, -1.0)
@@ -301,7 +304,7 @@ def swapped(place: Operation, tree: Node) -> Edits:
         first = steps.get(second.inputs[0])
         if first is None or place.key not in (first.key, second.key):
             continue
-        trees = [expression(operation) for operation in (first, second)]
+        trees = [operation.tree for operation in (first, second)]
         if trees[0] is not None and trees[1] is not None:
             early = with_nodes(trees[1], dict.fromkeys(tensors(trees[1]), tensor(first.inputs[0])))
             yield f"{second.key.name} comes before {first.key.name}", with_nodes(trees[0], dict.fromkeys(tensors(trees[0]), early))

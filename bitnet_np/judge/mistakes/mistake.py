@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.points import Key
-from ..edits.definition import expression
 from ..edits.expression import Node, at_columns, value_of, values_of
 from ..edits.kinds import KINDS, Edit
 from ..graph import Operation
@@ -125,12 +124,7 @@ class Site(Operation):
     @classmethod
     def at(cls, operation: Operation, length: int = 0) -> Site:
         """The site of an operation. length: of the sequence, where mistakes at single positions are tried."""
-        return cls(operation.model, operation.dialect, operation.key, operation.inputs, operation.evaluate, length=length)
-
-    @cached_property
-    def tree(self) -> Node | None:
-        """The operation as an expression; None where it has none."""
-        return expression(self)
+        return cls(operation.model, operation.dialect, operation.key, operation.inputs, operation.make, length=length)
 
     @cached_property
     def _edits(self) -> dict[str, list[Edit]]:

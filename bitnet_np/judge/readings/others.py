@@ -12,7 +12,6 @@ from ...traces.points import TOP_EXPERTS, Key
 from ..edits.definition import matrix_product
 from ..edits.expression import tensor, value_of
 from ..graph import OF_EXPERTS, TOKENS
-from ..products import product
 from .wrong import FEW, Indices, Wrong, matched, moved_said, nearest, rough, runs, said, sources
 
 _FEW_ROWS = 4  # a source found for each column of fewer explains too much
@@ -157,7 +156,7 @@ def _products(wrong: Wrong, slots: Indices, tokens: Indices, own: Indices) -> st
     computed = wrong.value.reshape(-1, linears[0].shape[0]).copy()
     theirs, least, token, expert = wrong.theirs.reshape(computed.shape)[slots], np.full(len(own), np.inf), tokens.copy(), own.copy()
     for e, linear in enumerate(linears):
-        products, of, mine = product(x, linear, wrong.dialect).value, tokens.copy(), own == e
+        products, of, mine = value_of(matrix_product(wrong, tensor(TOKENS), linear), lambda key: x, len(x)), tokens.copy(), own == e
         of[mine] = nearest(products, theirs[mine])
         away = ((products[of] - theirs) ** 2).sum(axis=1)
         nearer = away < least

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import listed
-from .. import operations as op
+from ..equivalence import complex_pairs
 from .wrong import FEW, ROWS, Array, Wrong, runs
 
 _BEFORE = 64  # positions before the first, and behind twice the length, that are tried
@@ -48,7 +48,7 @@ def _accounts(wrong: Wrong, angles: Array) -> bool:
 
 def _turns(wrong: Wrong) -> NDArray[np.complex128]:
     """What turns each pair into theirs, about: complex numbers [T, J], over all heads."""
-    before, after = (op.complex_pairs(wrong.config, x) for x in (wrong.inputs[0], wrong.theirs))
+    before, after = (complex_pairs(wrong.config, x) for x in (wrong.inputs[0], wrong.theirs))
     return (after * before.conj()).sum(axis=1)
 
 

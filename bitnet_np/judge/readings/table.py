@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ...traces.points import POOLED, SLOTS
-from ..graph import FIELDS
+from ...traces.points import FIELDS, POOLED, SLOTS
 from ..mistakes.mistake import Cause
 from . import attention, cells, elements, others, rotations, steps
 from .wrong import Wrong

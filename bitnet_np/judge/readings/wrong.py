@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.points import Key
-from ..edits.definition import expression
 from ..edits.expression import Node, at_columns, constant, nodes, replaced, value_of, values_of
-from ..graph import Operation, Place, operation_of
+from ..graph import Operation, operation_of
+from ..place import Place
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -45,7 +45,7 @@ class Wrong(Place):
     @cached_property
     def tree(self) -> Node | None:
         """The operation as an expression of the inputs; None where it has none."""
-        return None if self.operation is None else expression(self.operation)
+        return None if self.operation is None else self.operation.tree
 
     @cached_property
     def _leaves(self) -> dict[Key, Array]:
