@@ -290,7 +290,8 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
     }
     named |= {f"blocks {kind.name}": partial(_blocks, ops, kind) for kind in ALL_BLOCK_TYPES}
     named |= {f"blocks {kind.name}, many rows": partial(_blocks_of_many_rows, ops, kind) for kind in ALL_BLOCK_TYPES}
-    return named | cases_of_kernels() | model_cases(ops)
+    named |= cases_of_kernels() | model_cases(ops)
+    return {name: named[name] for name in (*known_bits(), *named) if name in named}  # in the order of the records
 
 
 def cases_of_kernels() -> dict[str, Case]:
