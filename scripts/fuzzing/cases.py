@@ -14,11 +14,11 @@ from bitnet_np import KVCache, forward, forward_full
 from bitnet_np.base.errors import Error
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.files.load import Source, model_from, open_model
-from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.formats import bitnet_rs, eval_callback, read_any
 
 from .edits import edit_archive, edit_bytes, edit_words
+from .gguf_bytes import Document
 from .gguf_document import changed
 from .hf_folders import changed_folder
 from .seeds import TOKENS, VOCAB

@@ -13,11 +13,11 @@ from bitnet_np.files.gguf_config import read_config
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_names import KEYS, NEUTRAL, SIZES
 from bitnet_np.model import families
-from bitnet_np.testing import gguf_bytes as gguf
-from bitnet_np.testing.gguf_bytes import Document, number, numbers, text, texts, u32
 from bitnet_np.testing.models import random_model, write_gguf
 
+from . import gguf_bytes as gguf
 from .edits import FLOAT_VALUES, NUMBERS, SHAPES, edit_bytes, edit_tensors
+from .gguf_bytes import Document, number, numbers, text, texts, u32
 
 _MORE_KEYS = ("experts", "experts_used", "expert_ffn", "shared_ffn", "window", "window_layers", "pooling")
 _KNOWN_KEYS = [*(KEYS[field].name for field in (*SIZES, *_MORE_KEYS)), *NEUTRAL]

@@ -6,10 +6,10 @@ from typing import Any
 
 from bitnet_np.base.errors import Error
 from bitnet_np.files.safetensors_file import DTYPES, header
-from bitnet_np.testing.gguf_bytes import Entry
 from bitnet_np.testing.hf_files import FLOATS, folder_files, folder_model, folder_tensors
 
 from .edits import FLOAT_VALUES, NUMBERS, SHAPES, edit_bytes, edit_tensors, edit_words
+from .gguf_bytes import Entry
 from .seeds import CONFIGS
 
 Files = dict[str, bytes]

@@ -9,14 +9,14 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from fuzzing.gguf_bytes import BOOL, INT16, UINT8, UINT32, Entry, number, numbers, text, texts
+from fuzzing.gguf_bytes import gguf as build
 from gguf_samples import SAMPLE, everything, read, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitnet_np.base.tensor_types import BY_NUMBER, OF_NUMBER_42, TensorType
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.testing.gguf_bytes import BOOL, INT16, UINT8, UINT32, Entry, number, numbers, text, texts
-from bitnet_np.testing.gguf_bytes import gguf as build
 
 
 def plain(value: object) -> str:

@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 from damage import EDITS, damaged
-from gguf_samples import SAMPLE, everything, read, write
-from hypothesis import given, settings
-
-from bitnet_np.base.errors import Error, FileFormatError, UnsupportedError
-from bitnet_np.base.tensor_types import I2_S
-from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.testing.gguf_bytes import (
+from fuzzing.gguf_bytes import (
     ARRAY,
     BOOL,
     INT32,
@@ -26,7 +20,13 @@ from bitnet_np.testing.gguf_bytes import (
     u32,
     u64,
 )
-from bitnet_np.testing.gguf_bytes import gguf as build
+from fuzzing.gguf_bytes import gguf as build
+from gguf_samples import SAMPLE, everything, read, write
+from hypothesis import given, settings
+
+from bitnet_np.base.errors import Error, FileFormatError, UnsupportedError
+from bitnet_np.base.tensor_types import I2_S
+from bitnet_np.files.gguf_file import open_gguf
 
 # Refusals: one per rule. The message names the file, the key or tensor, the value and what was expected.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from family_models import assert_refused
+from fuzzing.gguf_bytes import UINT32, UINT64, Entry, number
 from gguf_models import CONFIG, MATRIX_NAMES, OPTIONAL, TENSORS, A, assert_same_model, floats, written_model
 
 from bitnet_np.base.errors import FileFormatError, NonFiniteError, OptionError
@@ -15,7 +16,6 @@ from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load, model_from, open_model
 from bitnet_np.model import packing
 from bitnet_np.model.records import Ternary
-from bitnet_np.testing.gguf_bytes import UINT32, UINT64, Entry, number
 from bitnet_np.testing.released import released, write_released
 
 

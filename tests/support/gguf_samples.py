@@ -4,11 +4,11 @@ import math
 from pathlib import Path
 
 import numpy as np
+from fuzzing.gguf_bytes import BOOL, FLOAT32, UINT32, UINT64, Entry, number, numbers, text, texts
+from fuzzing.gguf_bytes import gguf as build
 
 from bitnet_np.base.tensor_types import I2_S
 from bitnet_np.files.gguf_file import GGUFFile, open_gguf
-from bitnet_np.testing.gguf_bytes import BOOL, FLOAT32, UINT32, UINT64, Entry, number, numbers, text, texts
-from bitnet_np.testing.gguf_bytes import gguf as build
 
 SAMPLE = build(
     [
