@@ -20,22 +20,17 @@ _CHECKED: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
 
 
 def check_model(model: Model) -> None:
-    """Raises ShapeError for a model with an array whose shape, dtype or layout is not what its Config asks for."""
+    """Raises ShapeError for a model with an array whose shape, dtype or layout is not what its Config and records.py say.
+
+    The arrays are those in the memory of this machine. A model is looked at once.
+    """
     if not isinstance(model, Model):
         raise ShapeError(f"model is a {type(model).__name__}, expected a Model")
-    if flaw := first_flaw(model):
-        raise ShapeError(f"the model's {flaw}")
-
-
-def first_flaw(model: Model) -> str:
-    """The first field of the model that is not as the comments in records.py say, and how; an empty string if all are.
-
-    The fields' arrays are those of a model in the memory of this machine. A model is looked at once.
-    """
     flaw = _CHECKED.get(model)
     if flaw is None:
         flaw = _CHECKED[model] = next(_flaws(model), "")
-    return flaw
+    if flaw:
+        raise ShapeError(f"the model's {flaw}")
 
 
 _BEFORE_BRANCHES = {"attn_norm", "ffn_norm"}
