@@ -139,13 +139,13 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
     if work <= SMALL:
         kernel.run((_ALONE, place), *args)
     else:
-        _by_team(kernel.run, (_TEAM, place), *args)
+        _by_team(1, kernel.run, (_TEAM, place), *args)
     if observer is not None:
         observer.launched(args)
 
 
-def _by_team(function: Callable[..., None], *args: Any) -> None:
-    """Call what runs kernels by the team."""
+def _by_team(kernels: int, function: Callable[..., None], *args: Any) -> None:
+    """Call what runs so many kernels by the team."""
     global _threads_started
     with _turn:
         members = 1 if _forked else _sharing.members()
@@ -153,7 +153,7 @@ def _by_team(function: Callable[..., None], *args: Any) -> None:
             _team[0] = address_of(_crew, types.int64, types.int64, types.int64)
         _threads_started |= members > 1
         _team[1] = members
-        _sharing.call(members, function, *args)
+        _sharing.call(members, kernels, function, *args)
 
 
 @contextmanager
@@ -181,7 +181,7 @@ def _run_jobs(jobs):
 def launch_again(jobs: Ints) -> None:
     """Run kernels that were launched before, in their order, by the addresses of their jobs."""
     with default_state():
-        _by_team(_run_jobs, jobs)
+        _by_team(jobs.size, _run_jobs, jobs)
 
 
 def read_only(array: NDArray) -> NDArray:

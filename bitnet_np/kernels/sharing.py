@@ -12,7 +12,9 @@ from numba import get_num_threads
 
 _PERIOD = 0.05  # seconds of shared work that are looked at together: a clock of processor time may tick 64 times a second
 _REST = 0.5  # seconds until sharing is tried again
-_GAIN = 1.1  # seconds of processor time in a second, of all threads, spinning included: with less, sharing gains nothing
+_KNOWN = 5.0  # seconds from the beginning of a rest for which it is known how much processor time one thread alone gets
+_GAIN = 1.1  # times that much, of all threads, spinning included: with less, sharing gains nothing
+_LONG = 1e-3  # seconds of a kernel: threads wait for each other in shorter ones, whatever time one alone would get
 
 
 class Sharing:
@@ -21,27 +23,44 @@ class Sharing:
     def __init__(self, clock: Callable[[], float] = time.perf_counter, processor: Callable[[], float] = time.process_time) -> None:
         self._clock, self._processor = clock, processor
         self._seconds = self._worked = 0.0  # of the shared calls of this period
-        self._rest = -_REST  # when it began
+        self._kernels = 0  # in them
+        self._alone_seconds = self._alone_worked = 0.0  # of the calls of the last rest
+        self._rest = -_KNOWN  # when that began
 
     def members(self) -> int:
         """How many threads share the next call. No bit depends on that."""
         return 1 if self._clock() < self._rest + _REST else get_num_threads()
 
-    def call(self, members: int, function: Callable[..., None], *arguments: Any) -> None:
-        """Call what so many threads share."""
-        if members == 1:
-            function(*arguments)
+    def call(self, members: int, kernels: int, function: Callable[..., None], *arguments: Any) -> None:
+        """Call what so many threads share, so many kernels."""
+        begin = self._clock()
+        if members == 1 and begin >= self._rest + _REST:
+            function(*arguments)  # the caller has one thread, and nothing is learnt
             return
-        begin, forms, worked = self._clock(), _forms(function), self._processor()
+        forms, worked = _forms(function), self._processor()
         function(*arguments)
-        if _forms(function) != forms:  # it was compiled or loaded meanwhile, by one thread
+        if _forms(function) == forms:  # else it was compiled or loaded meanwhile, by one thread
+            self._count(members, kernels, self._clock() - begin, self._processor() - worked)
+
+    def _count(self, members: int, kernels: int, seconds: float, worked: float) -> None:
+        if members == 1:
+            self._alone_seconds += seconds
+            self._alone_worked += worked
             return
-        self._seconds += self._clock() - begin
-        self._worked += self._processor() - worked
+        self._seconds += seconds
+        self._worked += worked
+        self._kernels += kernels
         if self._seconds >= _PERIOD:
-            if self._worked < _GAIN * self._seconds:
-                self._rest = self._clock()
-            self._seconds = self._worked = 0.0
+            alone = self._alone() if self._seconds > _LONG * self._kernels else 1.0
+            if self._worked < _GAIN * alone * self._seconds:
+                self._rest, self._alone_seconds, self._alone_worked = self._clock(), 0.0, 0.0
+            self._seconds, self._worked, self._kernels = 0.0, 0.0, 0
+
+    def _alone(self) -> float:
+        """Seconds of processor time that one thread alone gets in a second: all, where the last rest does not say."""
+        if self._alone_seconds < _PERIOD or self._clock() > self._rest + _KNOWN:
+            return 1.0
+        return min(1.0, self._alone_worked / self._alone_seconds)
 
 
 def _forms(function: Any) -> int:
