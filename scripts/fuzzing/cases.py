@@ -23,7 +23,7 @@ from .gguf_document import changed
 from .hf_folders import changed_folder
 from .seeds import TOKENS, VOCAB
 
-SECONDS = 1.0  # of processor time; a case that takes more of it or of memory twice is a finding: the first run may have compiled kernels
+SECONDS = 1.0  # of processor time; a case that takes more of it, or of memory, is a finding
 MEMORY = 64 << 20  # bytes beyond those of the file, of Python's objects and NumPy's arrays; mapped files do not count
 _SUMMED = 1 << 20  # bytes; tensors up to this size are read whole
 
@@ -145,10 +145,14 @@ def attempt(seeds: Sequence[Seed], n: int, scratch: Path) -> str:
 
 
 def outcome(use: Callable[[], None], size: int) -> str:
-    """What becomes of reading files of `size` bytes: "ran", "refused", or the finding."""
-    finding = ""
-    for _ in range(2):
-        tracemalloc.start()
+    """What becomes of reading files of `size` bytes: "ran", "refused", or the finding.
+
+    They are read twice, and the second time is measured: the first may compile kernels.
+    """
+    ended, took, memory = "", 0.0, 0
+    for measured in (False, True):
+        if measured:
+            tracemalloc.start()
         start = time.process_time()
         try:
             with warnings.catch_warnings():
@@ -162,10 +166,7 @@ def outcome(use: Callable[[], None], size: int) -> str:
         finally:
             took, memory = time.process_time() - start, tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-        finding = f"took {took:.1f} s" if took > SECONDS else f"took {memory:,} bytes" if memory > size + MEMORY else ""
-        if not finding:
-            return ended
-    return finding
+    return f"took {took:.1f} s" if took > SECONDS else f"took {memory:,} bytes" if memory > size + MEMORY else ended
 
 
 def use_model(folder: Path, n: int) -> None:
