@@ -39,5 +39,5 @@ def test_what_threads_share_gives_the_known_bits():
 def test_every_kernel_is_found_wrong(found):
     """Every compiled form of each, in one number of each row, the last of each row, and the last row of each array that it writes."""
     cases, mutants = selftest.cases(), list(kernel_calls.mutants(found))
-    assert len(mutants) > 500  # more where the processor has matrix tiles
+    assert len(mutants) > 450  # more where the processor has matrix tiles
     assert [mutant for mutant in mutants if not kernel_calls.finds(cases, found, *mutant)] == []
