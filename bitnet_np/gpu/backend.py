@@ -6,7 +6,7 @@ Methods check nothing, like the CPU's kernels: callers have checked the argument
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import cuda
@@ -77,8 +77,9 @@ class Cuda:
         self.stream = cuda.stream()
         self._no_mask = self.zeros((1, 1, 1))
 
-    def __getattr__(self, name: str) -> Any:  # for type checkers: the class gets its operations on single numbers below
-        raise AttributeError(name)
+    if TYPE_CHECKING:  # the class gets its operations on single numbers below
+
+        def __getattr__(self, name: str) -> Any: ...
 
     # --- memory ---
 
