@@ -26,6 +26,7 @@ from bitnet_np.judge import law
 from bitnet_np.judge.bounds import within
 from bitnet_np.judge.edits import definition
 from bitnet_np.judge.edits.expression import tensor
+from bitnet_np.judge.edits.functions import ACTIVATION_NAMES
 from bitnet_np.judge.expected import WIDE
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import activations, cpu, scalar
@@ -91,16 +92,7 @@ EXPRESSIONS = {
     "rms_norm": definition.rms,
     "layer_norm": definition.layer_norm,
     "mix": partial(definition.mixed, None),
-    **{
-        name: partial(definition.gated, definition.ACTIVATIONS[activation])
-        for name, activation in (
-            ("relu2_gate", "relu2"),
-            ("silu_gate", "silu"),
-            ("gelu_gate", "gelu_gate"),
-            ("gelu", "gelu"),
-            ("gelu_tanh", "gelu_tanh"),
-        )
-    },
+    **{name if name in OPERATIONS else f"{name}_gate": partial(definition.gated, function) for name, function in ACTIVATION_NAMES.items()},
 }
 """The judge's expressions of what an operation of a backend takes.
 

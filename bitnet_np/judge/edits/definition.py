@@ -19,15 +19,12 @@ from .. import roundings
 from ..place import Place
 from ..products import reads_codes, rows_of
 from .expression import Array, Matrix, Node, changed, constant, tensor, value_of
-from .functions import by_head, by_query, visible_by_query
+from .functions import ACTIVATION_NAMES, GELU_BY_TANH, by_head, by_query, visible_by_query
 
 CODED = "the numbers that codes stand for"
 HEAD = "the head's matrix"
 FACTORS = ("the embedding scale", "the residual scale")
 """The numbers that some engines keep in the type of the activations, as mlx-lm does."""
-_TANH = "GELU's approximation by tanh"
-ACTIVATIONS = {"relu2": "relu^2", "silu": "SiLU", "gelu_gate": _TANH, "gelu": "the exact GELU", "gelu_tanh": _TANH}
-"""The names of the functions that Config.activation stands for."""
 _POOLS = {"mean": "the mean of all tokens", "cls": "the first token", "last": "the last token"}
 
 
@@ -270,8 +267,8 @@ def visible_weights(place: Place, scores: Node) -> Node:
 
 def activation(place: Place, gate: Node, up: Node | None = None) -> Node:
     """The activation of the gate, times up; or of up alone, in families without a gate."""
-    name = ACTIVATIONS[place.config.activation]
-    return gated(name, gate, up, roundings.gelu_of_table if name == _TANH and place.dialect.ggml_activations else None)
+    name = ACTIVATION_NAMES[place.config.activation]
+    return gated(name, gate, up, roundings.gelu_of_table if name == GELU_BY_TANH and place.dialect.ggml_activations else None)
 
 
 def gated(name: str, gate: Node, up: Node | None = None, rounded: Callable[[Array], Array] | None = None) -> Node:

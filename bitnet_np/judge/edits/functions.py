@@ -16,11 +16,20 @@ Function = Callable[[Array], Array]
 # --- tables: functions of one number, of a row, masks, types ----------------------------------------------------------------------------
 
 
+GELU_BY_TANH = "GELU's approximation by tanh"
+ACTIVATION_NAMES = {
+    "relu2": "relu^2",
+    "silu": "SiLU",
+    "gelu_gate": GELU_BY_TANH,
+    "gelu": "the exact GELU",
+    "gelu_tanh": GELU_BY_TANH,
+}
+"""The names of the functions that Config.activation stands for."""
 ACTIVATIONS: dict[str, Function] = {
     "SiLU": lambda x: x * spec.sigmoid(x),
     "relu^2": lambda x: np.maximum(x, 0) ** 2,
     "the exact GELU": spec.gelu,
-    "GELU's approximation by tanh": spec.gelu_tanh,
+    GELU_BY_TANH: spec.gelu_tanh,
     "relu": lambda x: np.maximum(x, 0),
     "sigmoid": spec.sigmoid,
     "tanh": np.tanh,
