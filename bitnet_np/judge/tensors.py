@@ -325,9 +325,7 @@ class TensorCase(Case):
     right: Mapping[Key, Array]  # what the operations give without a mistake
     screen: Screen | None
     wrong: Wrong | None = None  # for readings: the tensor of an operation whose inputs are in the dump
-    least: float = (
-        0.0  # NMSE by which a mistake must change the right numbers: one that changes less may flip the codes that roundings flip
-    )
+    least: float = 0.0  # NMSE by which a mistake must change the right numbers: a smaller change may flip codes as roundings do
     part: Part | None = None  # that alone is to be explained
 
     def made(self, trial: Trial) -> Array | None:
