@@ -30,7 +30,7 @@ from ..traces.formats import FORMATS, bitnet_rs, detect, eval_callback
 from . import check_server, progress
 from .arguments import A_MODEL, DOWNLOAD, MODEL_OPTIONS, PROFILE, REPORT, TOKENS, profile_of
 from .inputs import Inputs, opened
-from .printing import answer, coloured, fitted, outcome, print_json, printable, table, width
+from .printing import answer, coloured, fitted, outcome, printable, table, width
 
 SUMMARY = "Judge another engine's dump, or a running server; without arguments, the embedded recording of bitnet.cpp."
 LARGEST_TABLE = 12  # lines of wrong tensors; the rest is only counted
@@ -163,11 +163,7 @@ def show(arguments: argparse.Namespace, report: Report, heading: str, details: D
     if arguments.plot is not None:
         plot(report, arguments.plot, details)
     progress.clear()  # of a search that ended early
-    if arguments.json:
-        print_json(report.as_dict())
-    else:
-        print(_printed(report, heading, width()))
-    return report.verdict.exit_code
+    return answer(arguments, report.as_dict(), _printed(report, heading, width()), report.verdict.exit_code)
 
 
 def _about(arguments: argparse.Namespace, files: Mapping[str, Path]) -> dict[str, str]:
