@@ -35,16 +35,16 @@ def rounding_step(x: Array, table: Table) -> Array:
     return np.repeat(largest / 127, size, axis=1)
 
 
-def dense(weights: Ternary) -> NDArray[np.float32]:
-    """The matrix [N, M] of -1, 0, +1. Products with int8 codes are exact in float32 while M < 131,072."""
-    return _cached(weights) if _is_small(weights) else packing.unpack(weights).astype(np.float32)
+def dense(weights: Ternary | Blocks) -> NDArray:
+    """The matrix [N, M] of -1, 0, +1 in float32, in which products with int8 codes are exact while M < 131,072; of blocks in float64."""
+    return packing.unpack(weights).astype(np.float32) if isinstance(weights, Ternary) else widen.float32(weights).astype(np.float64)
 
 
 def row_blocks(weights: Weights) -> Iterator[tuple[slice, NDArray]]:
     """The rows of [N, M] in float64, of a ternary matrix in float32, without a scale, as many at a time as take little memory."""
     n, m = weights.shape
     if isinstance(weights, Ternary):
-        yield slice(0, n), dense(weights)
+        yield slice(0, n), _cached(weights) if _is_small(weights) else dense(weights)
         return
     step = n if isinstance(weights, Blocks) and _is_small(weights) else max(1, _BLOCK // m)
     for i in range(0, n, step):
@@ -65,7 +65,7 @@ def _is_small(weights: Weights) -> bool:
 
 @lru_cache(maxsize=128)
 def _cached(weights: Ternary | Blocks) -> NDArray:
-    """A matrix of a small model, which is read again for each mistake that is tried: float32 of a ternary one, or float64."""
-    matrix = packing.unpack(weights).astype(np.float32) if isinstance(weights, Ternary) else widen.float32(weights).astype(np.float64)
+    """A matrix of a small model, which is read again for each mistake that is tried."""
+    matrix = dense(weights)
     matrix.flags.writeable = False
     return matrix
