@@ -231,8 +231,8 @@ def packed_matrix(tensors: CheckedTensors, module: str, n: int, m: int, divides:
         scale = np.float32(1 / stated if divides and stated else stated)
     if not (stated > 0 and 0 < scale < np.inf):
         raise NonFiniteError(f"{tensors.path}: tensor {name} is {stated}, expected a positive number, and no infinity when divided by")
-    codes, has_three = kernels.from_quarters(tensor.data.reshape(height, m), n)
-    if has_three:
+    codes = kernels.from_quarters(tensor.data.reshape(height, m), n)
+    if cpu.has_code_three(codes):
         raise FileFormatError(f"{tensors.path}: tensor {tensor.name} has the ternary code 3, which means nothing")
     tensor.release()
     return frozen(Ternary(codes, scale, (n, m)))

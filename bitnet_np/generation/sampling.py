@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 from ..base.errors import NonFiniteError, OptionError, ShapeError
 from ..base.validate import integer, number
 from ..kernels import cpu
-from ..kernels.sampling import MOST_TOKENS, drawn
 
+UNIT = 2.0**-40
+"""Of a probability, relative to that of the likeliest token."""
+MOST_TOKENS = 1 << 22
+"""So many probabilities at most: their sum fits 64 bits."""
 _COLDEST, _HOTTEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
@@ -90,3 +93,25 @@ def choose(logits: NDArray[np.float32], sampling: Sampling = GREEDY, uniform: fl
         probabilities = cpu.exponential((logits - largest) / np.float32(sampling.temperature))
     pick = drawn(logits, probabilities, sampling.top_p, uniform)
     return pick if candidates is None else int(candidates[pick])
+
+
+def drawn(logits: NDArray[np.float32], probabilities: NDArray[np.float32], top_p: float, uniform: float) -> int:  # [V] x 2
+    """The first token, in order, whose running sum of probabilities exceeds `uniform` of all, or of the fewest that hold `top_p` of all.
+
+    Logits are no NaN. Probabilities are relative to the largest, which is 1; they are counted in UNITs, rounded down.
+    """
+    order = _falling(logits)
+    running = np.cumsum((probabilities[order] * np.float32(1 / UNIT)).astype(np.int64))
+    total = running[-1]
+    if top_p < 1:
+        total = running[np.searchsorted(running, min(np.int64(np.ceil(top_p * total)), total) - 1, "right")]
+    # the product may round to the total itself
+    return int(order[np.searchsorted(running, min(np.int64(uniform * total), total - 1), "right")])
+
+
+def _falling(logits: NDArray[np.float32]) -> NDArray[np.intp]:
+    """The tokens by falling logit, equals by rising id: by the lower half of the bits, then the upper, which NumPy sorts by counting."""
+    bits = (logits + np.float32(0)).view(np.int32)  # -0 as 0
+    keys = np.where(bits < 0, bits, bits ^ 0x7FFFFFFF).view(np.uint32)
+    order = np.argsort(keys.astype(np.uint16), kind="stable")
+    return order[np.argsort((keys >> 16).astype(np.uint16)[order], kind="stable")]

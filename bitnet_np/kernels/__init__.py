@@ -11,7 +11,6 @@ grids.py           the same for block types without kernels
 attention.py       attention, causal or by a mask array
 masks.py           the filling of mask arrays
 experts.py         the router of a layer with experts
-sampling.py        the draw of a token
 backward.py        the gradients of these operations
 activations.py     how llama.cpp rounds what it multiplies by a matrix
 packing.py         files' ternary layouts, masters, ternary blocks -> packed matrices
@@ -27,8 +26,7 @@ ternary_product.py ternary products on vectors
 ternary_tiles.py   those on matrix tiles
 block_formats.py   ggml's block types, as tables
 block_plans.py     how they are multiplied by bytes
-block_products.py  these products: the definition, and those on vectors
-block_tiles.py     those on matrix tiles
+block_products.py  these products
 
 WHAT COMPILES AND RUNS THEM
 float_state.py     the default state of floating-point arithmetic, for public functions and threads

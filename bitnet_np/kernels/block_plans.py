@@ -27,7 +27,7 @@ class Plan:
         # weights of a unit: those that share both scales, of the weights and of the activations, but for small integer factors
         self.unit = BLOCK_OF_K if self.is_k else SMALL_BLOCK if len(set(scale.lanes[:2])) == 1 or not scale.table else RUN
         self.units = self.weights // self.unit  # of a chunk
-        self.width = min(self.unit, REGISTER)  # weights of a unit in a register, or in a row of a matrix tile: at most 64 bytes
+        self.width = min(self.unit, REGISTER)  # weights of a unit in a register
         # the runs of a chunk as they are multiplied: those of a large block by the place of their bits, so that four runs are unpacked at
         # once from neighbouring bytes; units of small blocks stay in order
         self.order = list(range(self.blocks * len(self.runs)))
@@ -39,8 +39,6 @@ class Plan:
         self.has_integer_minimum = bool(minimum and minimum.integers)  # runs have small integers that count how often it is subtracted
         self.has_float_minimum = bool(minimum and not minimum.integers)  # a block has one that multiplies rounded sums of activations
         self.registers = 1 + self.has_integer_minimum if self.is_k else self.weights // REGISTER  # of sums that one row's chunk makes
-        products = [code * factor for code in self.code_range for factor in (_range(scale.integers) if scale.integers else (1,))]
-        self.planes = 1 if min(products) >= -128 and max(products) <= 127 else 2  # bytes with a sign that hold a code times its small scale
 
     def offset(self, path: str) -> int:
         """What is added to codes to make bytes without a sign of them, on an instruction path; sums of activations take it off again."""

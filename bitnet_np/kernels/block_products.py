@@ -13,19 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.tensor_types import TensorType
-from . import block_tiles
 from .activations import round_row
 from .block_formats import FORMATS, RUN
 from .block_plans import PLANS
-from .block_tiles import sixteen_tokens
-from .fast import amx
 from .fast.block_bytes import (
     ROWS,
     Chunk,
     add_lanes,
     close_unit,
     dot_rows,
-    make_planes,
     minimums,
     of_plan,
     open_unit,
@@ -43,7 +39,6 @@ Bytes = NDArray[np.uint8]
 
 _SPAN = 1024  # weights of a row that are unpacked at a time: with 32 rows, a first-level cache
 _SHAPE = (2, 6) if WIDE else (1, 2)  # groups of 16 weight rows, and rows of activations, of a tile
-_ON_TILES = amx.ROWS  # rows of activations of a matrix tile, which has one group
 _GROUPS = 4  # groups whose results are written together: few pages then take many of them at a time
 
 
@@ -148,43 +143,23 @@ def _tile(integers, tile, blocks, rows, strip, first, end, token, valid):
 
 
 @serial
-def _several_rows(zeros, integers, groups, tokens, blocks, rows, r, out, memory):
-    """_GROUPS * 16 rows of the matrix from r on, or those that are left, for all rows of activations.
-
-    Tiles have `groups` groups of 16 rows, and `tokens` rows of activations. memory: that of a unit of matrix tiles, or None.
-    """
-    n, present, width, weights, units = (
-        blocks.shape[1],
-        rows.q.shape[0],
-        groups * LANES,
-        of_plan(blocks, "weights"),
-        of_plan(blocks, "units"),
-    )
+def _several_rows(zeros, integers, blocks, rows, r, out):
+    """_GROUPS * 16 rows of the matrix from r on, or those that are left, for all rows of activations, in tiles of _SHAPE."""
+    (groups, tokens), weights, units = _SHAPE, of_plan(blocks, "weights"), of_plan(blocks, "units")
+    n, present, width = blocks.shape[1], rows.q.shape[0], groups * LANES
     chunks, span = -(-n // of_plan(blocks, "blocks")), max(1, _SPAN // weights)
     most, tiles, columns = min(span, chunks), -(-present // tokens), min(_GROUPS * LANES, out.shape[1] - r)
     strip, results = _room_for(most * groups, weights, units), aligned(_GROUPS * tiles * tokens * LANES * 4).view(np.float32)
     target, stride = np.int64(results.ctypes.data), LANES * 4
-    if memory is not None:
-        high, room = aligned(most * weights * LANES if of_plan(blocks, "planes") == 2 else 1), aligned(4 * amx.SIZE)
-        unit, sums = amx.configure(memory, tokens, of_plan(blocks, "width")), np.int64(room.ctypes.data)
     for part in range(-(-columns // width)):
         for first in range(0, chunks, span):
-            end, first_unit = min(first + span, chunks), first * units
+            end = min(first + span, chunks)
             _unpack(blocks, r + part * width, groups, first, end, strip)
-            if memory is not None:
-                for run in range((end - first) * weights // RUN):
-                    make_planes(blocks, strip.codes, strip.scales, high, run)
             for t in range(tiles):
                 place = (part * tiles + t) * tokens * width
                 tile = load_tile(zeros, target + place * 4, tokens * stride, stride) if first else zeros
-                if memory is None:
-                    tile = _tile(integers, tile, blocks, rows, strip, first, end, t * tokens, min(tokens, present - t * tokens))
-                else:
-                    count = min(end * units, n * units // of_plan(blocks, "blocks")) - first_unit
-                    tile = sixteen_tokens(unit, tile, integers, blocks, rows, strip, high, first_unit, count, t * tokens, sums)
+                tile = _tile(integers, tile, blocks, rows, strip, first, end, t * tokens, min(tokens, present - t * tokens))
                 store_tile(tile, results, place, tokens * LANES)
-    if memory is not None:
-        amx.tile_release(unit)
     for t in range(out.shape[0]):
         for i in range(columns):
             part, group = i // width, i // LANES % groups
@@ -200,17 +175,7 @@ def _arrange(team, x, size, order, rows):
 @parallel
 def _products(team, blocks, rows, out):
     for strip in shared(team, -(-blocks.shape[0] // (_GROUPS * LANES))):
-        start, zeros, integers = strip * _GROUPS * LANES, tile_f32(*_SHAPE), tile_i32(*_SHAPE)
-        _several_rows(zeros, integers, _SHAPE[0], _SHAPE[1], blocks, rows, start, out, None)
-
-
-@parallel
-def _products_on_tiles(team, blocks, rows, out, memory):
-    """On units like that of `memory`."""
-    own = memory.copy()
-    for strip in shared(team, -(-blocks.shape[0] // (_GROUPS * LANES))):
-        start, zeros, integers = strip * _GROUPS * LANES, tile_f32(1, _ON_TILES), tile_i32(1, _ON_TILES)
-        _several_rows(zeros, integers, 1, _ON_TILES, blocks, rows, start, out, own)
+        _several_rows(tile_f32(*_SHAPE), tile_i32(*_SHAPE), blocks, rows, strip * _GROUPS * LANES, out)
 
 
 # --- one token ------------------------------------------------------------------------------------------------------------------------
@@ -273,42 +238,23 @@ def products(x: Floats, matrices: Sequence[Bytes], kind: TensorType) -> list[Flo
     # [R, M], [N, bytes of a row] each, type -> [R, N] each
     """The products that this file defines with up to three matrices of a type. x is rounded once for all of them."""
     blocks = [records(data, kind) for data in matrices]
-    arranged = x, PLANS[kind.name].activations, _order(kind)
-    unit = amx.unit() if len(x) >= block_tiles.LEAST else None
-    if len(x) == 1 and unit is None:
+    plan = PLANS[kind.name]
+    arranged = x, plan.activations, _order(kind)
+    if len(x) == 1:
         (a, b, c), (i, j, k) = (*blocks, blocks[0], blocks[0])[:3], (*map(len, blocks), 0, 0)[:3]
         out = empty((1, i + j + k))
         launch(_products_of_row, out.size * x.size // 64, a, b, c, (i, j, k), *arranged, out[0])
         return [out[:, :i], out[:, i : i + j], out[:, i + j :]][: len(blocks)]
-    plan, results = PLANS[kind.name], [empty((len(x), len(b))) for b in blocks]
-    rows = _rows_for(len(x), -(-x.shape[1] // plan.weights) * plan.units, plan.unit // RUN, unit is not None)
+    results = [empty((len(x), len(b))) for b in blocks]
+    units, runs = -(-x.shape[1] // plan.weights) * plan.units, plan.unit // RUN
+    q, sums = empty((len(x), units * runs * RUN), np.int8), empty((len(x), units, runs), np.int16)
+    rows = Rows(q, sums, *empty((2, len(x), units)))
     launch(_arrange, x.size, *arranged, rows)
     for b, out in zip(blocks, results, strict=True):
-        work = out.size * x.shape[1] // 64
-        if unit is None:
-            launch(_products, work, b, rows, out)
-        else:
-            launch(_products_on_tiles, work, b, rows, out, unit)
+        launch(_products, out.size * x.shape[1] // 64, b, rows, out)
     return results
 
 
 @cache
 def _order(kind: TensorType) -> NDArray[np.int64]:
     return read_only(np.array(PLANS[kind.name].order))
-
-
-def _rows_for(present: int, units: int, runs: int, on_tiles: bool) -> Rows:
-    """Room for the activations of so many tokens.
-
-    Matrix tiles take whole tiles of tokens; those beyond the last have scales and sums of 0. Codes lie there in rows of an odd number of
-    cache lines, because rows of most even numbers share few sets of a cache, and what belongs to a unit lies together for all tokens.
-    """
-    weights = units * runs * RUN
-    if not on_tiles:
-        return Rows(empty((present, weights), np.int8), empty((present, units, runs), np.int16), *empty((2, present, units)))
-    lines, tokens = -(-weights // amx.WIDTH), -(-present // amx.ROWS) * amx.ROWS
-    scales, eights = empty((2, units, tokens))
-    for floats in (scales, eights):
-        floats[:, present:] = 0  # arithmetic is slow with the tiny numbers that any bits may be
-    q, sums = empty((tokens, (lines + 1 - lines % 2) * amx.WIDTH), np.int8), empty((units, tokens, runs), np.int16)
-    return Rows(q, sums.transpose(1, 0, 2), scales.T, eights.T)

@@ -11,14 +11,11 @@ from ..base.tensor_types import TensorType
 from .block_products import Bytes, records
 from .fast.emit import LANES
 from .float_products import fill, widen_some
-from .launching import inlined, launch, parallel, read_only, serial, shared
+from .launching import launch, parallel, read_only, serial, shared
 from .workspace import for_weights
 
-MOST = 1 << 31  # numbers at most of which `magnitude_sums` can sum the magnitudes
 _PARTS = 64  # parts of a matrix whose magnitudes are summed, each by one owner
-_PIECE = 2048  # magnitudes that 64 bits can sum if exponents differ by at most _SPREAD: 24 bits each, shifted
-_SPREAD = 28
-_ENTRIES = 256 + 32  # exponents, and 32 more for the upper halves of pieces' sums
+_TURNS = 4  # sums that take turns, so that one number need not wait for the sum of the last
 
 
 def _empty(shape: tuple[int, int]) -> NDArray[np.uint32]:
@@ -67,30 +64,26 @@ def _pack_row(codes, packed, group, lane):
 
 
 @parallel
-def _from_quarters(team, data, rows, packed, threes):
+def _from_quarters(team, data, rows, packed):
     height, m = data.shape
     codes = np.ones((m + LANES - 1) // LANES * LANES, np.uint8)
     for group in shared(team, (rows + LANES - 1) // LANES):
-        three = np.uint8(0)
         for lane in range(min(LANES, rows - group * LANES)):
             row = group * LANES + lane
             source, place = data[row % height], np.uint8(row // height * 2)
             for i in range(m):
-                code = np.uint8(source[i] >> place) & np.uint8(3)
-                codes[i] = code
-                three |= code & np.uint8(code >> np.uint8(1))
+                codes[i] = np.uint8(source[i] >> place) & np.uint8(3)
             _pack_row(codes.view(np.uint32), packed, group, lane)
-        threes[group] = three
 
 
-def from_quarters(data: NDArray[np.uint8], rows: int) -> tuple[NDArray[np.uint8], bool]:  # [ceil(N / 4), M], N -> packed, a code is 3
-    """The packed matrix of transformers' bytes, and whether any row has a code of 3, which no writer produces.
+def from_quarters(data: NDArray[np.uint8], rows: int) -> NDArray[np.uint8]:  # [ceil(N / 4), M], N -> packed
+    """The packed matrix of transformers' bytes.
 
     A byte holds one column of four rows that are a quarter of the matrix apart, the first in the lowest bits.
     """
-    packed, threes = _empty((rows, data.shape[1])), np.empty(-(-rows // LANES), np.uint8)
-    launch(_from_quarters, packed.size, read_only(data), rows, packed, threes)
-    return packed.view(np.uint8), bool(threes.any())
+    packed = _empty((rows, data.shape[1]))
+    launch(_from_quarters, packed.size, read_only(data), rows, packed)
+    return packed.view(np.uint8)
 
 
 @parallel
@@ -121,37 +114,6 @@ def from_blocks(data: Bytes, kind: TensorType, steps: float) -> NDArray[np.uint8
     return from_masters(records(data, kind), steps, kind.block)
 
 
-@inlined
-def _exponent(bits):
-    """The exponent as stored. Numbers below the normal range have 0, which counts as 1."""
-    return (bits >> np.uint32(23)) & np.uint32(0xFF)
-
-
-@inlined
-def _fraction(bits):
-    """The fraction with the leading bit, which is not stored."""
-    return (bits & np.uint32(0x7FFFFF)) | np.uint32(_exponent(bits) > 0) << np.uint32(23)
-
-
-@serial
-def _add_magnitudes(bits, sums):
-    """Add up to _PIECE numbers: all at once unless the smallest is too small beside the largest, else one by one."""
-    low, top = np.uint32(255), np.uint32(1)
-    for i in range(bits.size):
-        exponent = max(_exponent(bits[i]), np.uint32(1))
-        low = min(low, exponent if np.uint32(bits[i] << np.uint32(1)) else np.uint32(255))  # zeros have none
-        top = max(top, exponent)
-    if top <= low + _SPREAD:
-        total = np.uint64(0)
-        for i in range(bits.size):
-            total += np.uint64(_fraction(bits[i])) << np.uint64(max(_exponent(bits[i]), low) - low)
-        sums[low] += np.int64(total & np.uint64(0xFFFFFFFF))
-        sums[low + 32] += np.int64(total >> np.uint64(32))
-    else:
-        for i in range(bits.size):
-            sums[max(_exponent(bits[i]), np.uint32(1))] += np.int64(_fraction(bits[i]))
-
-
 @parallel
 def _magnitude_sums(team, table, sums):
     n, m = table.shape
@@ -160,12 +122,18 @@ def _magnitude_sums(team, table, sums):
         first, end = part * n // sums.shape[0], (part + 1) * n // sums.shape[0]
         for r in range(end - first):
             widen_some(table[first + r], 0, m, row, 0)
-            for start in range(0, m, _PIECE):
-                _add_magnitudes(row.view(np.uint32)[start : min(start + _PIECE, m)], sums[part])
+            bits = row.view(np.uint32)
+            for i in range(m):
+                exponent = bits[i] >> np.uint32(23) & np.uint32(0xFF)
+                leading = np.uint32(exponent > 0) << np.uint32(23)  # the bit that is not stored
+                sums[part, i % _TURNS, exponent] += np.int64(bits[i] & np.uint32(0x7FFFFF) | leading)
 
 
-def magnitude_sums(table: NDArray) -> NDArray[np.int64]:  # [N, M] float32, float16 or bfloat16's bits, at most MOST -> [E]
-    """The exact sum of |x|: that of entry e times 2^(e - 150). Entries are sums of integers, so their order is free."""
-    sums = np.zeros((_PARTS, _ENTRIES), np.int64)
+def magnitude_sums(table: NDArray) -> NDArray[np.int64]:  # [N, M] float32, float16 or bfloat16's bits -> [256]
+    """The exact sum of |x|, by exponents as they are stored: that of entry e times 2^(max(e, 1) - 150).
+
+    Entries are sums of integers, so their order is free. They hold the sums of 2^39 numbers.
+    """
+    sums = np.zeros((_PARTS, _TURNS, 256), np.int64)
     launch(_magnitude_sums, table.size, read_only(table), sums)
-    return sums.sum(axis=0)
+    return sums.sum(axis=(0, 1))

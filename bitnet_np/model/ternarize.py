@@ -23,11 +23,8 @@ def from_masters(masters: NDArray) -> Ternary:  # [N, M] float32, float16 or bfl
 
 def mean_magnitude(table: NDArray) -> float:  # [N, M] float32, float16 or bfloat16's bits
     """The mean of |x|: the exact sum, rounded to float64, divided by the number of elements."""
-    n, m = table.shape
-    rows = max(1, kernels.MOST // m)
-    parts = (kernels.magnitude_sums(table[start : start + rows]).tolist() for start in range(0, n, rows))
-    total = sum(count << exponent for sums in parts for exponent, count in enumerate(sums))
-    return total / (1 << 150) / (n * m)
+    total = sum(count << max(exponent, 1) for exponent, count in enumerate(kernels.magnitude_sums(table).tolist()))
+    return total / (1 << 150) / table.size
 
 
 def from_blocks(blocks: Blocks) -> Ternary | None:

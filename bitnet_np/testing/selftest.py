@@ -28,7 +28,6 @@ from ..files import embedded
 from ..files.load import load
 from ..kernels import activations, backward, checks, cpu, launching
 from ..kernels.packing import from_blocks, from_i2s, from_masters, from_quarters, magnitude_sums
-from ..kernels.sampling import drawn
 from ..model import packing
 from ..model.records import Ternary
 from .model_cases import model_cases
@@ -193,7 +192,7 @@ def loading_cases() -> dict[str, Case]:
     named |= {
         "has_code_three": partial(_answers, checks.has_code_three, codes[:-3], 3),
         "from_i2s": lambda: (from_i2s(codes, (131, 161)),),
-        "from_quarters": lambda: tuple(np.asarray(part) for part in from_quarters(quarters, 37)),
+        "from_quarters": lambda: (packed := from_quarters(quarters, 37), np.asarray(checks.has_code_three(packed))),
         "from_blocks TQ1_0": partial(_ternary_blocks, TQ1_0),
         "from_blocks TQ2_0": partial(_ternary_blocks, TQ2_0),
         "round_rows": lambda: (*activations.rounded(noise(52, 5, 768), 256)[:2], *activations.rounded(noise(53, 5, 96), 32)),
@@ -204,13 +203,6 @@ def loading_cases() -> dict[str, Case]:
 def _router_logits() -> NDArray[np.float32]:
     """Logits of 5 tokens for 37 experts, with ties."""
     return (np.rint(40 * noise(44, 5, 37)) / np.float32(8)).astype(np.float32)
-
-
-def _draws() -> tuple[NDArray, ...]:
-    """Tokens drawn from 4,096 logits, with ties."""
-    logits = (np.rint(200 * noise(45, 4096)) / np.float32(32)).astype(np.float32)
-    probabilities = cpu.exponential(logits - logits.max())
-    return (np.array([drawn(logits, probabilities, top_p, n / 64) for top_p in (1.0, 0.9) for n in range(64)]),)
 
 
 def _blocks(ops: Backend, kind: TensorType) -> tuple[NDArray, ...]:
@@ -296,8 +288,8 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
 
 def cases_of_kernels() -> dict[str, Case]:
     """The cases that no backend computes but the kernels alone."""
-    kernels: dict[str, Case] = {"exponential": lambda: (cpu.exponential(110 * noise(17, 4096)),), "sampling": _draws}
-    return kernels | loading_cases() | backward_cases()
+    exponential: dict[str, Case] = {"exponential": lambda: (cpu.exponential(110 * noise(17, 4096)),)}
+    return exponential | loading_cases() | backward_cases()
 
 
 @contextmanager

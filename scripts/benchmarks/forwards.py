@@ -11,7 +11,7 @@ import bitnet_np
 from bitnet_np import KVCache, Model, forward, forward_full, forward_incremental, stream
 from bitnet_np.engine.backend import Backend, Wrapped
 from bitnet_np.engine.dialects import EXACT
-from bitnet_np.kernels import block_tiles, cpu
+from bitnet_np.kernels import cpu
 
 from . import models
 from .report import Table, figure, percent, spread
@@ -28,7 +28,7 @@ def multiply_adds(setup: Setup, model: Model, tokens: int) -> dict[str, Any]:
         return {"macs": tokens * ternary}
     if setup.dialect.name == EXACT.name:
         return {"float_macs": tokens * models.matrix_weights(model)}
-    return {"macs": tokens * models.matrix_weights(model), "tiles_from": block_tiles.LEAST}
+    return {"macs": tokens * models.matrix_weights(model), "ternary": False}
 
 
 # --- prefill --------------------------------------------------------------------------------------------------------------------------

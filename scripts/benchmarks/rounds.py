@@ -96,7 +96,7 @@ class Case:
     rows: int = 1  # tokens that go through a matrix at a time, which decides the instructions
     macs: int = 0  # multiply-adds of bytes per run
     float_macs: int = 0  # those of float32
-    tiles_from: int = ternary_tiles.LEAST  # rows from which on bytes are multiplied on matrix tiles, where there are any
+    ternary: bool = True  # whether these bytes are ternary weights, which matrix tiles multiply where there are any
     nbytes: int = 0  # of weights that a run must read from memory
     request: dict | None = None  # the request that lets a peer do the same
     work: float = 1.0  # relative to the other cases of the bench: to predict how long a run takes
@@ -109,7 +109,8 @@ class Case:
         """The multiply-adds that its speed is measured by, and the peak of the instructions they run on: "tiles", "int8" or "fma"."""
         if not self.macs:
             return self.float_macs, "fma"
-        return self.macs, "tiles" if amx.unit() is not None and self.rows >= self.tiles_from else "int8"
+        on_tiles = self.ternary and amx.unit() is not None and self.rows >= ternary_tiles.LEAST
+        return self.macs, "tiles" if on_tiles else "int8"
 
 
 class Key(NamedTuple):

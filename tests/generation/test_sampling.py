@@ -9,8 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bitnet_np.base.errors import NonFiniteError, OptionError, ShapeError
-from bitnet_np.generation.sampling import GREEDY, Sampling, choose, uniforms
-from bitnet_np.kernels.sampling import drawn
+from bitnet_np.generation.sampling import GREEDY, Sampling, choose, drawn, uniforms
 
 ANY = Sampling(temperature=20.0)  # flat enough that a random model says something new with nearly every token
 BELOW_ONE = float(np.nextafter(1.0, 0.0))

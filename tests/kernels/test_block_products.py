@@ -1,11 +1,10 @@
 """Products of ggml's blocks by bytes: the bits of the definition in plain NumPy, at every edge, and llama.cpp's own recordings."""
 
-import contextlib
 from unittest import mock
 
 import numpy as np
 import pytest
-from block_samples import MODELS, VARIED, activations, of_code, random_blocks, recorded, rounded, same_bytes
+from block_samples import MODELS, activations, of_code, random_blocks, recorded, rounded, same_bytes
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
@@ -13,54 +12,30 @@ from models import assert_same_bits, seeds, threads
 from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, MXFP4, NVFP4, Q4_K, Q8_0
 from bitnet_np.contract import blocks as definition
 from bitnet_np.kernels import activations as roundings
-from bitnet_np.kernels import block_products, block_tiles, blocks, launching
+from bitnet_np.kernels import block_products, blocks, launching
 from bitnet_np.kernels.block_formats import FORMATS
-from bitnet_np.kernels.block_plans import PLANS
-from bitnet_np.kernels.fast import amx
 
-UNITS = {"vectors": None, "twin": amx.PLAIN, "processor": amx.PROCESSOR}
 ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
-KINDS = {"vectors": BLOCK_TYPES, "twin": VARIED if amx.why_absent() else (Q4_K, Q8_0), "processor": VARIED}  # the twin where it stands in
-EACH = pytest.mark.parametrize(
-    ("unit", "kind"),
-    [(unit, kind) for unit in UNITS for kind in KINDS[unit]],
-    ids=lambda part: getattr(part, "name", part),
-)
 
 
-def on(unit, alone=True):
-    """Products of any number of tokens run on this unit, vectors or matrix tiles, and on one thread if `alone`."""
-    if unit == "processor" and amx.why_absent():
-        pytest.skip(amx.why_absent())
-    stack = contextlib.ExitStack()
-    for module, name, value in (
-        (amx, "unit", lambda: UNITS[unit]),
-        (block_tiles, "LEAST", 1),
-        (launching, "SMALL", 1 << 60 if alone else 0),
-    ):
-        stack.enter_context(mock.patch.object(module, name, value))
-    return stack
-
-
-@EACH
+@ALL
 @given(seed=seeds, rows=st.integers(1, 70), per_row=st.integers(1, 9), tokens=st.integers(1, 35))
 @example(seed=0, rows=65, per_row=9, tokens=33)
 @example(seed=0, rows=16, per_row=4, tokens=16)
 @settings(max_examples=15)
-def test_products_have_the_bits_of_the_definition(unit, kind, seed, rows, per_row, tokens):
+def test_products_have_the_bits_of_the_definition(kind, seed, rows, per_row, tokens):
     rng = np.random.default_rng(seed)
     matrix = random_blocks(rng, kind, rows, per_row)
     x = activations(rng, tokens, matrix.shape[1])
     expected = definition.product(*rounded(x, kind), matrix.data, kind)
-    with on(unit):
-        assert_same_bits(block_products.products(x, [matrix.data], kind)[0], expected)
-        assert_same_bits(block_products.products(x[-1:], [matrix.data], kind)[0], expected[-1:])
+    assert_same_bits(block_products.products(x, [matrix.data], kind)[0], expected)
+    assert_same_bits(block_products.products(x[-1:], [matrix.data], kind)[0], expected[-1:])
 
 
-@EACH
+@ALL
 @pytest.mark.parametrize("byte", [0x00, 0xFF, 0x80, 0x7F])
 @pytest.mark.parametrize("code", [-127, 127, 0])
-def test_the_largest_codes_of_both_sides_overflow_nothing(unit, kind, byte, code):
+def test_the_largest_codes_of_both_sides_overflow_nothing(kind, byte, code):
     """All bytes of the blocks are alike, and all codes of the activations; the scales are 1, so that no rounding hides a wrong integer."""
     data = same_bytes(kind, byte)
     for tokens in (1, 5, 17):
@@ -68,14 +43,13 @@ def test_the_largest_codes_of_both_sides_overflow_nothing(unit, kind, byte, code
         q, scale, sums = rounded(x, kind)
         assert (np.delete(q, (0, 256), axis=1) == code).all()
         assert (scale == bool(code)).all()
-        with on(unit):
-            found = block_products.products(x, [data], kind)[0]
+        found = block_products.products(x, [data], kind)[0]
         assert_same_bits(found, definition.product(q, scale, sums, data, kind))
 
 
-@EACH
+@ALL
 @pytest.mark.parametrize("rows", [1, 17])
-def test_scales_of_zero_and_not_finite_reach_their_rows_alone(unit, kind, rows):
+def test_scales_of_zero_and_not_finite_reach_their_rows_alone(kind, rows):
     """What is beyond the end of a row may be anything: one more infinity of the last block would not show, but one times a scale of 0."""
     rng = np.random.default_rng(0)
     matrix = random_blocks(rng, kind, 40, 3)
@@ -91,8 +65,7 @@ def test_scales_of_zero_and_not_finite_reach_their_rows_alone(unit, kind, rows):
     x[0] *= np.float32(1e30)  # whose scale is infinite in float16
     x[-1, :256] = 0
     expected = definition.product(*rounded(x, kind), data, kind)
-    with on(unit):
-        found = block_products.products(x, [data], kind)[0]
+    found = block_products.products(x, [data], kind)[0]
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     assert_same_bits(found[~np.isnan(found)], expected[~np.isnan(expected)])
     if kind not in (MXFP4, NVFP4) and rows > 1:
@@ -101,15 +74,14 @@ def test_scales_of_zero_and_not_finite_reach_their_rows_alone(unit, kind, rows):
         assert np.isfinite(np.delete(found[1:-1], (17, 20, 39), axis=1)).all()  # infinite units of both signs make row 39 NaN
 
 
-@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("kind", [Q4_K, Q8_0], ids=lambda kind: kind.name)
-def test_threads_do_not_change_a_bit(unit, kind):
+def test_threads_do_not_change_a_bit(kind):
     rng = np.random.default_rng(0)
     matrix = random_blocks(rng, kind, 200, 2048 // kind.block)
     x = activations(rng, 130, 2048)
     expected = definition.product(*rounded(x, kind), matrix.data, kind)
     for count in (1, 4):
-        with on(unit, alone=False), threads(count):
+        with mock.patch.object(launching, "SMALL", 0), threads(count):
             for tokens in (1, 130):
                 assert_same_bits(block_products.products(x[:tokens], [matrix.data], kind)[0], expected[:tokens])
 
@@ -130,29 +102,3 @@ def test_recordings_of_llama_cpp_are_met_as_nearly_as_by_floats(name):
     for kind, errors in integers.items():
         assert max(errors) < 2e-6
         assert max(errors) < max(floats[kind])
-
-
-# --- matrix tiles -------------------------------------------------------------------------------------------------------------------------
-
-
-def test_few_tokens_and_processors_without_tiles_use_vectors(monkeypatch):
-    used = []
-    monkeypatch.setattr(block_products, "launch", lambda kernel, *_: used.append(kernel))
-    data = random_blocks(np.random.default_rng(0), Q8_0, 3, 2).data
-    for unit, tokens in ((amx.PLAIN, block_tiles.LEAST), (amx.PLAIN, block_tiles.LEAST - 1), (None, 99)):
-        monkeypatch.setattr(amx, "unit", lambda unit=unit: unit)
-        block_products.products(np.ones((tokens, 64), np.float32), [data, data], Q8_0)
-    ways = [block_products._products_on_tiles, block_products._products, block_products._products]
-    assert used == [kernel for way in ways for kernel in (block_products._arrange, way, way)]
-
-
-@ALL
-def test_planes_are_as_many_as_the_weights_need(kind):
-    """All codes times all scales that a block can hold."""
-    record = FORMATS[kind.name]
-    plan = PLANS[kind.name]
-    everything = np.random.default_rng(0).integers(0, 256, (4000, kind.block_bytes), np.uint8)
-    codes = np.concatenate([definition._integers(everything, part) for part in record.codes], axis=1)
-    if record.scale.integers:
-        codes = codes * np.repeat(definition._integers(everything, record.scale.integers)[:, list(record.scale.lanes)], 16, axis=1)
-    assert plan.planes == (1 if codes.min() >= -128 and codes.max() <= 127 else 2)

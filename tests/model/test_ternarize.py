@@ -37,13 +37,6 @@ def test_the_mean_magnitude_of_equal_numbers_is_theirs(value):
     assert ternarize.from_masters(np.zeros((2, 64), np.float32)).scale == np.float32(1e-5)  # the floor that transformers has
 
 
-def test_the_mean_magnitude_of_more_numbers_than_are_summed_at_once(monkeypatch):
-    table = np.random.default_rng(0).standard_normal((40, 70)).astype(np.float32)
-    whole = ternarize.mean_magnitude(table)
-    monkeypatch.setattr(kernels, "MOST", 700)
-    assert ternarize.mean_magnitude(table) == whole
-
-
 @given(seeds, DTYPES, SIZES, SIZES, st.sampled_from([1, 3]))
 def test_codes_of_masters(seed, dtype, n, m, count):
     """Those of the definition, also for weights on a tie or far away, packed as packing.py packs them."""

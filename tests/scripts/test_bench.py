@@ -190,10 +190,10 @@ def test_peaks_are_of_what_the_machine_has():
 
 
 def test_fractions_are_of_the_instructions_in_use(monkeypatch):
-    many = Case("b", "c", lambda threads: {"seconds": 1.0}, rows=128, macs=7, tiles_from=5)
-    one, late = replace(many, rows=1), replace(many, rows=30, tiles_from=40)
+    many = Case("b", "c", lambda threads: {"seconds": 1.0}, rows=128, macs=7)
+    one, blocks = replace(many, rows=1), replace(many, ternary=False)
     monkeypatch.setattr(amx, "unit", lambda: amx.PLAIN)
-    assert [case.measured for case in (one, many, late)] == [(7, "int8"), (7, "tiles"), (7, "int8")]
+    assert [case.measured for case in (one, many, blocks)] == [(7, "int8"), (7, "tiles"), (7, "int8")]
     monkeypatch.setattr(amx, "unit", lambda: None)
     assert many.measured == (7, "int8")
     assert replace(many, macs=0, float_macs=9).measured == (9, "fma")

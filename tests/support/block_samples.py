@@ -6,16 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from bitnet_np.base.tensor_types import IQ4_XS, MXFP4, NVFP4, Q2_K, Q4_1, Q4_K, Q5_1, Q6_K, Q8_0, TQ2_0, TensorType
+from bitnet_np.base.tensor_types import MXFP4, Q4_1, Q5_1, TensorType
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.kernels import activations as kernels
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model.records import Blocks, frozen
 
 LLAMA_CPP = Path(__file__).parents[1] / "data" / "llamacpp"
-VARIED = (Q5_1, Q8_0, Q2_K, Q4_K, Q6_K, TQ2_0, IQ4_XS, NVFP4)
-"""One or two planes, with and without small scales, either kind of minimum, and every size of a unit: enough for matrix tiles, whose
-kernels take a second or more to compile for each type."""
 
 
 def random_blocks(rng: np.random.Generator, kind: TensorType, n: int, per_row: int) -> Blocks:

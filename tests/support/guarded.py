@@ -10,14 +10,14 @@ from contextlib import ExitStack
 from unittest import mock
 
 import numpy as np
-from block_samples import VARIED, random_blocks
+from block_samples import random_blocks
 from numpy.typing import NDArray
 from operation_draws import CASES, Draw
 
 from bitnet_np.base.tensor_types import BLOCK_TYPES, Q4_K
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.forward_pass import forward, forward_full
-from bitnet_np.kernels import block_products, block_tiles, blocks, cpu, launching, ternary_product, ternary_tiles, workspace
+from bitnet_np.kernels import block_products, blocks, cpu, launching, ternary_product, ternary_tiles, workspace
 from bitnet_np.kernels.fast import amx
 from bitnet_np.testing.models import random_model
 
@@ -77,9 +77,7 @@ def operations(rng: np.random.Generator, number: int) -> None:
     data, x = matrix.data, rng.standard_normal((r, matrix.shape[1])).astype(np.float32)
     # for several threads they are compiled of one type: what they share out is not the type's
     with mock.patch.object(launching, "SMALL", launching.SMALL if kind is Q4_K else 1 << 60):
-        for unit in (None, *([amx.PLAIN if amx.unit() is None else amx.unit()] if kind in VARIED else [])):
-            with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(block_tiles, "LEAST", 1):
-                same(block_products.products, x, (data, data[: n // 2 + 1], data), kind)
+        same(block_products.products, x, (data, data[: n // 2 + 1], data), kind)
         for few in (x, x[:1]):
             same(blocks.matmul, few, data, kind)
     same(blocks.embed, data, kind, rng.integers(0, n, r))

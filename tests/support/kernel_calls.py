@@ -25,11 +25,7 @@ Signature = tuple[str, str]  # a kernel's name and the types of its arguments: w
 
 _MOST = 1 << 20 if amx.why_absent() else ternary_tiles.LEAST  # tokens of a ternary product that vectors may be given
 MACHINE_HAS_NOT = {
-    **(
-        {name: amx.why_absent() for name in ("block_products._products_on_tiles", "ternary_tiles._arrange", "ternary_tiles.ternary_matmul")}
-        if amx.why_absent()
-        else {}
-    ),
+    **({name: amx.why_absent() for name in ("ternary_tiles._arrange", "ternary_tiles.ternary_matmul")} if amx.why_absent() else {}),
     **({"ternary_product.many_tokens": "this processor has another way for as many tokens"} if ternary_product.LEAST >= _MOST else {}),
     "launching._crew": "it computes nothing, and no Python calls it: kernels do, where threads share them",
     "float_state._exchange": "it computes nothing, and runs where another library has changed the state of the floating-point unit",

@@ -399,48 +399,10 @@ def close_unit(b, tile, totals, counts, blocks, floats, scales, eights, valid):
     return results
 
 
-# --- matrix tiles ---------------------------------------------------------------------------------------------------------------------
-
-
-@emitted()
-def make_planes(b, blocks, codes, scales, high, run):
-    """Turn the codes of a run of 16 rows, as `unpack_chunk` left them, into bytes of weights, which are code * scale and have a sign.
-
-    Weights of two planes are 256 * h + l: l takes the place of the code in `codes`, and h has the same place in `high`.
-    """
-    plan = _plan(blocks)
-    if plan.is_scaled:
-        wide = b.load(scales.at(b.mul(run, LANES)), V16I32)
-        scale = b.bitcast(b.or_(b.and_(wide, 0xFFFF), b.shl(wide, 16)), V32I16)
-    for step in range(4):
-        place = b.place(constant(I64, step * STEP), run, LANES * LANES)
-        signed = b.sub(b.load(codes.at(place), V64I8), plan.offset(b.path))
-        if not plan.is_scaled:
-            b.store(signed, codes.at(place))
-            continue
-        words = b.bitcast(signed, V32I16)  # bytes 2i and 2i + 1 in one
-        even, odd = (b.mul(b.ashr(part, 8), scale) for part in (b.shl(words, 8), words))
-        b.store(b.bitcast(b.or_(b.and_(even, 255), b.shl(odd, 8)), V64I8), codes.at(place))
-        if plan.planes == 2:  # l is -128..127, so h is rounded to the nearest
-            even, odd = (b.lshr(b.add(part, 128), 8) for part in (even, odd))
-            b.store(b.bitcast(b.or_(even, b.shl(odd, 8)), V64I8), high.at(place))
-
-
 @emitted(returns=types.intp, literal=True)
 def of_plan(b, blocks, name):
     """A number of the plan of these blocks, known when the kernel is compiled."""
     return constant(I64, getattr(_plan(blocks), name))
-
-
-@emitted(returns=first)
-def sums_of_planes(b, tile, blocks, address):
-    """A tile of integers from int32 [columns, 16] in memory, plus 256 times those 1024 bytes on if weights have two planes."""
-
-    def plane(number: int, i: int) -> ir.Value:
-        return b.load(b.pointer(address, STEP * (i + number * LANES)), V16I32)
-
-    low = [plane(0, i) for i in range(len(tile))]
-    return low if _plan(blocks).planes == 1 else [b.add(register, b.shl(plane(1, i), 8)) for i, register in enumerate(low)]
 
 
 _PLANS = {from_dtype(plan.block_format.layout): plan for plan in PLANS.values()}
