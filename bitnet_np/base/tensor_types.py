@@ -66,7 +66,7 @@ LOOKED_UP = (IQ4_NL, IQ4_XS, MXFP4, NVFP4)
 """The types whose codes of four bits stand for the integers of a table."""
 
 BLOCK_TYPES = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0, *FEW_BITS, *LOOKED_UP)
-"""The types whose weights are small integers times the scales of a block (kernels/block_formats.py)."""
+"""The types whose weights are small integers times the scales of a block (block_formats.py)."""
 
 GRID_TYPES = (IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M)
 """The types whose codes stand for four or eight neighbouring weights at once: rows of a grid (kernels/grids.py)."""

@@ -1,6 +1,6 @@
 """Matrices in ggml's block types: their weights, and their products as llama.cpp's CPU backend defines them.
 
-kernels/block_formats.py is the table of the types: where the integers and the floats lie in the bytes of a block.
+base/block_formats.py is the table of the types: where the integers and the floats lie in the bytes of a block.
 """
 
 import numpy as np
@@ -8,8 +8,8 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
+from ..base.block_formats import FORMATS, RUN, Bits, Digit, Factor, Flags, Format, Integers
 from ..base.tensor_types import GRID_TYPES, NVFP4, TensorType
-from ..kernels.block_formats import FORMATS, RUN, Bits, Digit, Factor, Flags, Format, Integers
 from .numbers import Floats, dot, f32, fma
 
 Bytes = NDArray[np.uint8]

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import spec
+from ..base.block_formats import FORMATS
 from ..base.tensor_types import Q4_1, Q5_1
 from ..engine.dialects import Dialect
-from ..kernels.block_formats import FORMATS
 from ..model.records import Blocks, Model, Table
 
 Array = NDArray[np.float64]

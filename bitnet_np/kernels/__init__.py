@@ -24,8 +24,7 @@ attention_chunk.py what queries get from a chunk of keys
 float_products.py  many tokens times floats and blocks, widened a strip at a time
 ternary_product.py ternary products on vectors
 ternary_tiles.py   those on matrix tiles
-block_formats.py   ggml's block types, as tables
-block_plans.py     how they are multiplied by bytes
+block_plans.py     how ggml's block types are multiplied by bytes
 block_products.py  these products
 
 WHAT COMPILES AND RUNS THEM

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.block_formats import FORMATS, RUN
 from ..base.tensor_types import TensorType
 from .activations import round_row
-from .block_formats import FORMATS, RUN
 from .block_plans import PLANS
 from .fast.block_bytes import (
     ROWS,

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import tensor_types
+from ..base.block_formats import FORMATS
 from ..base.tensor_types import GRID_TYPES, TensorType
 from . import block_products, float_products, grids
 from .activations import round_as_q8_k
-from .block_formats import FORMATS
 from .block_products import Bytes, records
 from .fast.block_floats import dot_block
 from .fast.emit import LANES

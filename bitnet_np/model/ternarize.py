@@ -3,11 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.block_formats import FORMATS
 from ..base.errors import FileFormatError
 from ..base.tensor_types import TERNARY_TYPES, TQ2_0
 from ..kernels import blocks as block_kernels
 from ..kernels import packing as kernels
-from ..kernels.block_formats import FORMATS
 from .records import Blocks, Ternary, frozen
 
 

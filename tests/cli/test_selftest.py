@@ -1,4 +1,4 @@
-"""`bitnet-np selftest`: what it prints of each kernel and of the kernel cache, and its exit code."""
+"""`bitnet-np selftest`: what it prints of each kernel, and its exit code."""
 
 import re
 
@@ -15,7 +15,7 @@ from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.testing import selftest
 from bitnet_np.testing.model_cases import TABLES
 
-FEW = ("rms_norm", "layer_norm", "sampling", "attend, window", "forward, exact", "model, gpt2", "model, llama")
+FEW = ("rms_norm", "layer_norm", "attend, window", "forward, exact", "model, gpt2", "model, llama")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_selftest(run, few_cases):
     assert re.search(r"\nthreads +2\n", out)
     assert re.search(r"^PASS: all as known, [\d.]+ s\n", out)
     result = run("selftest", "--json")
-    assert (result["fine"], result["cache"]["bad"], result["kernels"]) == (True, [], dict.fromkeys(few_cases, True))
+    assert (result["fine"], result["kernels"]) == (True, dict.fromkeys(few_cases, True))
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "attend, window", "forward, exact"])
@@ -70,47 +70,23 @@ def test_selftest_names_what_differs_from_the_contract(run, monkeypatch, few_cas
     assert out.startswith("FAIL: ")
     result = run("selftest", "--against", "contract", "--json", code=1)
     assert (result["fine"], result["against"]) == (False, "contract")
-    assert result["kernels"] == {name: name not in ("layer_norm", "model, gpt2") for name in few_cases if name != "sampling"}
+    assert result["kernels"] == {name: name not in ("layer_norm", "model, gpt2") for name in few_cases}
 
 
 def plus_three(x):
     return x + 3
 
 
-@pytest.fixture
-def entry(tmp_path, monkeypatch):
-    """The one entry of a fresh cache; and a selftest that runs no kernels, which are compiled elsewhere."""
+def test_selftest_clears_the_cache(run, tmp_path, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(selftest, "run", lambda: [("embed float32", True)])
     serial(plus_three)(1)
-    (file,) = tmp_path.rglob("*.kernel")
-    return file
-
-
-@pytest.mark.parametrize("options", [(), ("--recompile",)])
-def test_selftest_looks_through_the_cache(run, entry, options):
-    folder = str(entry.parents[1])
-    assert f"\ncompiled kernels on disk: 1, 0 of them bad, in {folder}\n" in run("selftest", *options)
-    assert run("selftest", "--json", *options)["cache"] == {"folder": folder, "entries": 1, "bad": []}
-    entry.write_bytes(entry.read_bytes()[:-1])
-    out = run("selftest", *options, code=1)
-    problem = "it is damaged: its SHA-256 is not the recorded one"
-    assert f"\nfile       {entry}\nfunction   {__name__}.plus_three\nsignature  (int64)\nproblem    {problem}\n" in out
-    assert re.search(
-        r"^FAIL: this machine computes something else, [\d.]+ s\n(?s:.*)\nbitnet-np selftest --clear-cache deletes them all\n$", out
-    )
-    result = run("selftest", "--json", *options, code=1)
-    assert result["fine"] is False
-    named = {"file": str(entry), "function": f"{__name__}.plus_three", "signature": "(int64)", "problem": problem}
-    assert result["cache"] == {"folder": folder, "entries": 1, "bad": [named]}
-
-
-def test_selftest_clears_the_cache(run, entry):
-    nbytes = entry.stat().st_size
-    assert run("selftest", "--clear-cache", "--json") == {"folder": str(entry.parents[1]), "files": 1, "bytes": nbytes}
+    (entry,) = tmp_path.rglob("*.kernel")
+    nbytes, folder = entry.stat().st_size, str(entry.parents[1])
+    assert run("selftest", "--clear-cache", "--json") == {"folder": folder, "files": 1, "bytes": nbytes}
     assert not entry.parent.exists()
     assert re.fullmatch(r".*: 0 compiled kernels deleted, 0.0 MB\n", run("selftest", "--clear-cache"))
-    assert "compiled kernels on disk: 0, 0 of them bad" in run("selftest")
+    monkeypatch.setattr(selftest, "run", lambda: [("embed float32", True)])
+    assert run("selftest", "--json")["compiled_kernels"] == folder
 
 
 def test_fixtures_are_a_file_for_each_case(run, tmp_path):

@@ -9,11 +9,11 @@ from family_models import assert_refused, drawn
 from gguf_models import MATRIX_NAMES, TENSORS, assert_same_model, written_model
 
 from bitnet_np import spec
+from bitnet_np.base.block_formats import FORMATS
 from bitnet_np.base.errors import FileFormatError, NonFiniteError, UnsupportedError
 from bitnet_np.base.tensor_types import I2_S
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load
-from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import packing
 from bitnet_np.model.dense import dense_view
 from bitnet_np.model.records import Blocks, Linear, Ternary

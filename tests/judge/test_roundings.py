@@ -7,10 +7,10 @@ import pytest
 from models import random_model
 
 from bitnet_np.base import tensor_types
+from bitnet_np.base.block_formats import FORMATS
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.judge import roundings
 from bitnet_np.kernels import activations as kernels
-from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import widen
 from bitnet_np.model.records import Yarn
 from bitnet_np.testing.models import random_table

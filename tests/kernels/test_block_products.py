@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
 
+from bitnet_np.base.block_formats import FORMATS
 from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, MXFP4, NVFP4, Q4_K, Q8_0
 from bitnet_np.contract import blocks as definition
 from bitnet_np.kernels import activations as roundings
 from bitnet_np.kernels import block_products, blocks, launching
-from bitnet_np.kernels.block_formats import FORMATS
 
 ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
 

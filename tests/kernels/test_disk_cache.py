@@ -7,7 +7,6 @@ import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FunctionType
 
 import numba
 import numpy as np
@@ -17,7 +16,7 @@ from numba.core import types
 from numba.core.registry import cpu_target
 
 import bitnet_np
-from bitnet_np.kernels.cache import cache_check, cache_folder, disk_cache
+from bitnet_np.kernels.cache import cache_folder, disk_cache
 from bitnet_np.kernels.launching import launch, parallel, serial, shared
 
 ROOT = Path(bitnet_np.__file__).parents[1]
@@ -25,10 +24,6 @@ ROOT = Path(bitnet_np.__file__).parents[1]
 
 def add_one(x):
     return x + 1
-
-
-def add_two(x):
-    return x + 2
 
 
 def count(team, x):
@@ -53,16 +48,11 @@ def run_once(x, function=add_one):
     return dispatcher(x), dispatcher.stats.cache_hits.total()
 
 
-def problems():
-    return [entry.problem for entry in cache_check.check()]
-
-
 # --- what is kept ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_what_one_process_compiles_the_next_one_reads(cache):
     assert [run_once(1), run_once(1), run_once(0.5), run_once(0.5)] == [(2, 0), (2, 1), (1.5, 0), (1.5, 1)]
-    assert problems() == ["", ""]
     launch(parallel(count), 1, np.zeros(3))
     serial(count)((np.zeros(1, np.int64).ctypes.data, 1, 0), np.zeros(3))
     keys = [json.loads(disk_cache.read(file)[0]) for file in files(cache)]
@@ -112,15 +102,11 @@ def pair(cache, monkeypatch):
     return by_signature["(int64)"], by_signature["(float64)"], unpickled
 
 
-def assert_compiled_and_replaced(file, whole, problem):
-    """A file is named as bad and not used; and then it is as good as it was."""
-    found = {entry.file: entry for entry in cache_check.check()}
-    assert problem in found[file].problem
-    assert "add_one" in found[file].function
+def assert_compiled_and_replaced(file, whole):
+    """A bad file is not used; and then it is as good as it was."""
     assert [run_once(1), run_once(0.5)].count((2, 0)) == 1
     assert disk_cache.read(file)[0] == whole.split(b"\n")[1]
     assert [run_once(1), run_once(0.5)] == [(2, 1), (1.5, 1)]
-    assert set(problems()) == {""}
 
 
 def test_no_damage_is_unseen(pair):
@@ -136,9 +122,9 @@ def test_no_damage_is_unseen(pair):
         file.write_bytes(flipped)
         assert dispatcher._cache.load_overload((types.int64,), cpu_target.target_context) is None
     assert unpickled == []
-    for damaged, problem in ((b"", "begins with"), (whole[:500], "damaged"), (whole + b"\0", "damaged")):
+    for damaged in (b"", whole[:500], whole + b"\0"):
         file.write_bytes(damaged)
-        assert_compiled_and_replaced(file, whole, problem)
+        assert_compiled_and_replaced(file, whole)
 
 
 def forge(file, key, code):
@@ -148,18 +134,12 @@ def forge(file, key, code):
     disk_cache._write(file.with_name(disk_cache.file_name(key)), line, code)
 
 
-@pytest.mark.parametrize(
-    ("code", "problem"),
-    [
-        (lambda other: disk_cache.read(other)[1], "the signature of its code is (float64), expected (int64)"),
-        (lambda other: b"no pickle", "it cannot be read"),
-    ],
-)
-def test_other_code_under_a_valid_checksum_is_not_run(pair, code, problem):
+@pytest.mark.parametrize("code", [lambda other: disk_cache.read(other)[1], lambda other: b"no pickle"])
+def test_other_code_under_a_valid_checksum_is_not_run(pair, code):
     one, two, _ = pair
     key, whole = json.loads(disk_cache.read(one)[0]), one.read_bytes()
     forge(one, key, code(two))
-    assert_compiled_and_replaced(one, whole, problem)
+    assert_compiled_and_replaced(one, whole)
 
 
 def test_a_whole_file_of_another_state_under_this_ones_name_is_not_run(pair, monkeypatch):
@@ -170,30 +150,7 @@ def test_a_whole_file_of_another_state_under_this_ones_name_is_not_run(pair, mon
         run_once(1)
     (other,) = (file for file in files(one.parents[2]) if file.parent != one.parent)
     shutil.copy(other, one)
-    assert_compiled_and_replaced(one, whole, f"its key is that of {other.parent.name}/{other.name}")
-
-
-def test_an_entry_of_no_kernel_of_this_package_is_named(cache, monkeypatch):
-    stranger = FunctionType(add_one.__code__, {"__name__": "bitnet_np.kernels.rows"})
-    assert run_once(1, stranger) == (2, 0)
-    assert problems() == [""]
-    monkeypatch.setattr(disk_cache, "DISPATCHERS", {})
-    assert problems() == ["there is no such kernel"]
-
-
-def test_machine_code_that_is_not_the_signatures_is_found_by_compiling_it_anew(pair):
-    """What no checksum shows: a compiler, or memory, that was wrong at the time."""
-    one, _, _ = pair
-    disguised = FunctionType(add_two.__code__, globals(), "add_one")
-    disguised.__qualname__ = "add_one"
-    assert run_once(1, disguised) == (3, 0)
-    (other,) = (file for file in files(one.parents[2]) if json.loads(disk_cache.read(file)[0])["line"] == add_two.__code__.co_firstlineno)
-    forge(one, json.loads(disk_cache.read(one)[0]), disk_cache.read(other)[1])
-    serial(add_one)
-    assert set(problems()) == {""}
-    bad = [entry for entry in cache_check.check(recompile=True) if entry.problem]
-    assert [(entry.file, entry.signature) for entry in bad] == [(one, "(int64)")]
-    assert "its machine code is not what the compiler makes" in bad[0].problem
+    assert_compiled_and_replaced(one, whole)
 
 
 # --- folders --------------------------------------------------------------------------------------------------------------------------
@@ -365,7 +322,9 @@ def test_processes_that_fill_one_cache_at_once_mix_nothing_up(tmp_path, monkeypa
     assert min(compiled) > 0
     assert run_python(RACE, 0, NUMBA_CACHE_DIR=str(tmp_path)) == "0\n"
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    assert {entry.problem for entry in cache_check.check(recompile=True)} == {""}
+    for file in files(tmp_path):
+        line, code = disk_cache.read(file)
+        disk_cache.unpickle(code, json.loads(line))
 
 
 # --- a Numba that is not known --------------------------------------------------------------------------------------------------------

@@ -21,12 +21,12 @@ from models import SHAPE, random_model, random_tokens
 from numba import njit, types
 from numba.np.numpy_support import from_dtype
 
+from bitnet_np.base.block_formats import FORMATS
 from bitnet_np.base.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
 from bitnet_np.engine import masks
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.engine.forward_pass import forward_full, forward_incremental
 from bitnet_np.kernels import block_products, blocks, cpu, float_products, processor, ternary_product, tiles
-from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_products import Rows, Strip
 from bitnet_np.kernels.fast import byte_dots, emit, simd
 from bitnet_np.kernels.fast.block_bytes import ROWS

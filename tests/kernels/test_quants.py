@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds
 
+from bitnet_np.base.block_formats import FORMATS
 from bitnet_np.base.errors import FileFormatError, ShapeError
 from bitnet_np.base.tensor_types import (
     ALL_BLOCK_TYPES,
@@ -25,7 +26,6 @@ from bitnet_np.base.tensor_types import (
     TensorType,
 )
 from bitnet_np.kernels import blocks as kernels
-from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import packing, ternarize, widen
 from bitnet_np.model.records import Blocks, frozen
 

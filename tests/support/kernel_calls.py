@@ -53,7 +53,7 @@ def outermost() -> set[str]:
 
     They are those that threads can share, and what functions with annotations name: functions that are compiled have none.
     """
-    ours = {id(kernel): kernel for kernel in disk_cache.DISPATCHERS.values()}
+    ours = {id(kernel): kernel for kernel in disk_cache.DISPATCHERS}
     found = set()
     for module in [module for name, module in sys.modules.items() if name.startswith("bitnet_np.kernels.") and ".cuda" not in name]:
         for value in list(vars(module).values()):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...kernels.block_formats import RUN, Bits, Factor, Format, Integers
+from ...base.block_formats import RUN, Bits, Factor, Format, Integers
 from .orders import orders
 
 Formats = Iterator[tuple[str, Format]]

@@ -10,8 +10,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base.block_formats import FORMATS, Format
 from ...contract.blocks import weights_as
-from ...kernels.block_formats import FORMATS, Format
 from ...model import packing
 from ...model.records import Blocks, Ternary
 from ..expected import rounded

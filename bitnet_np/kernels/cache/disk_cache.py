@@ -51,8 +51,8 @@ _SETTINGS = [
     *("DEBUG_ARRAY_OPT_RUNTIME", "DEBUG_JIT", "DEBUG_NRT", "NRT_STATS"),
 ]
 
-DISPATCHERS: dict[str, Any] = {}
-"""Every dispatcher that `compiled` made, by `identity_of`."""
+DISPATCHERS: list[Any] = []
+"""Every dispatcher that `compiled` made."""
 
 
 class BadEntryError(Exception):
@@ -75,7 +75,7 @@ def compiled(**options: Any) -> Callable[[Callable], Any]:
 
             kernel = Function(function, targetoptions={"nopython": True, "boundscheck": None, **options})
             kernel._cache = DiskCache(kernel)
-            DISPATCHERS[identity_of(kernel._cache.identity)] = kernel
+            DISPATCHERS.append(kernel)
             return kernel
         _warn_of_version()
         return numba.njit(**options)(function)
@@ -117,11 +117,6 @@ def state(codegen: Any) -> dict[str, Any]:
     }
 
 
-def identity_of(key: dict[str, Any]) -> str:
-    """A digest of the parts of a key that describe the function alone."""
-    return _digest({name: value for name, value in key.items() if name not in ("signature", "returns", "state")})
-
-
 def _signature_text(arguments: Any) -> str:
     return f"({', '.join(map(str, arguments))})"
 
@@ -134,8 +129,8 @@ def _line(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 
-# taken before the kernel modules are imported: a later edit is noticed when code is saved
-_FILES = sorted(cache_folder.HERE.rglob("*.py"))
+# of the kernels and of the tables that they are made of, taken before they are imported: a later edit is noticed when code is saved
+_FILES = sorted(file for room in ("kernels", "base") for file in (cache_folder.HERE.parent / room).rglob("*.py"))
 SOURCES = _stamp(_FILES)
 
 

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.np.numpy_support import from_dtype
 
-from ..block_formats import Factor, Integers
+from ...base.block_formats import Factor, Integers
 from ..block_plans import PLANS, REGISTER, Plan
 from .block_codes import bytes_of, has_sign, joined_runs, widened
 from .block_floats import number_of_byte

@@ -6,7 +6,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ..block_formats import Digit, Flags, Integers
+from ...base.block_formats import Digit, Flags, Integers
 from . import emit
 from .emit import I8, I16, LANES, V16I32, Emitter, constant
 

@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.np.numpy_support import from_dtype
 
-from ..block_formats import FORMATS, Bits, Factor, Format, Integers
+from ...base.block_formats import FORMATS, Bits, Factor, Format, Integers
 from . import emit
 from .block_codes import joined_runs, load_lanes, widened
 from .emit import F32, I8, I64, LANES, V16F32, V16I16, V16I32, Emitter, Place, constant, emitted, first
