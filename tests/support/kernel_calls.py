@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bitnet_np.kernels import ternary_product, ternary_tiles
 from bitnet_np.kernels.cache import disk_cache
-from bitnet_np.kernels.cache.outermost import Function
+from bitnet_np.kernels.cache.whole_kernels import Function
 from bitnet_np.kernels.fast import amx
 from bitnet_np.kernels.launching import Kernel
 from bitnet_np.kernels.rows import OfNumbers
@@ -48,7 +48,7 @@ def name_of(kernel: Any) -> str:
     return f"{kernel.py_func.__module__.removeprefix('bitnet_np.kernels.')}.{kernel.py_func.__qualname__.removesuffix('.run')}"
 
 
-def outermost() -> set[str]:
+def called_from_python() -> set[str]:
     """Every kernel that Python may call, read from the package.
 
     They are those that threads can share, and what functions with annotations name: functions that are compiled have none.

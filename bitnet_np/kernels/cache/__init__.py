@@ -2,5 +2,5 @@
 
 disk_cache.py    what an entry depends on, and how it is written and read
 cache_folder.py  where entries are, and which are deleted
-outermost.py     compiling a kernel and the functions that it calls as one
+whole_kernels.py compiling a kernel and the functions that it calls as one
 """

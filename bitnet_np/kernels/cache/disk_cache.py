@@ -15,7 +15,7 @@ damage and not intent: a folder or file of another user's (root aside), or that 
 FOLDER is cache_folder.folder(). A state is a version of the sources, the libraries, the processor and Numba's settings. Numba's own cache
 files (.nbi, .nbc) are never read.
 
-A dispatcher's `_cache` is a private part of Numba, and outermost.py needs others. `is_known` says whether they were written for this
+A dispatcher's `_cache` is a private part of Numba, and whole_kernels.py needs others. `is_known` says whether they were written for this
 version of Numba. Kernels are compiled by each process for itself where they were not.
 """
 
@@ -71,7 +71,7 @@ def compiled(**options: Any) -> Callable[[Callable], Any]:
         if numba.config.DISABLE_JIT:
             return function
         if is_known():
-            from .outermost import Function
+            from .whole_kernels import Function
 
             kernel = Function(function, targetoptions={"nopython": True, "boundscheck": None, **options})
             kernel._cache = DiskCache(kernel)

@@ -1,4 +1,4 @@
-"""Functions that are compiled as one: only the outermost becomes machine code, and each can be the outermost."""
+"""Functions that are compiled as one: only the one that Python calls becomes machine code, and Python can call each."""
 
 import gc
 
@@ -9,7 +9,7 @@ from numba.core import errors
 from numba.core.registry import cpu_target
 
 from bitnet_np.kernels.cache import disk_cache
-from bitnet_np.kernels.cache.outermost import _Part
+from bitnet_np.kernels.cache.whole_kernels import _Part
 from bitnet_np.kernels.launching import inlined, serial
 
 pytestmark = pytest.mark.skipif(not disk_cache.is_known(), reason="another version of Numba")
@@ -58,7 +58,7 @@ def anew(kernel):
     return serial(kernel.py_func)
 
 
-def test_only_the_outermost_becomes_machine_code():
+def test_only_what_python_calls_becomes_machine_code():
     kernel, before = anew(outer), len(inner.overloads)
     assert kernel(4.0, 9.0) == 5
     (result,) = kernel.overloads.values()
@@ -76,7 +76,7 @@ def test_a_part_can_be_called_by_itself_before_and_after():
 
 
 def test_a_part_raises_what_it_raises():
-    """The number is put into the exception by way of an environment, which only the outermost library has in memory."""
+    """The number is put into the exception by way of an environment, which only the whole kernel has in memory."""
     first, second = anew(refuse), anew(refuse)
     for kernel in (first, second):
         with pytest.raises(ValueError, match=r"'no', 16\.0"):

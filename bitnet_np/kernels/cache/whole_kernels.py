@@ -2,7 +2,7 @@
 
 Numba makes a library of each function. It optimises each for itself, makes machine code of it, and links it into the library of every
 caller, where all of it is optimised again. Our kernels call functions that call others, five deep. So here
-only the library of the function that Python calls, the outermost, is optimised and becomes machine code. The others are its parts: they are
+only the library of the function that Python calls is optimised and becomes machine code. The others are its parts: they are
 linked into it as they were lowered. Compiling takes less than half the time, and what runs is as fast.
 
 This needs private parts of Numba, so disk_cache.py imports it for the versions that it knows.
@@ -17,7 +17,7 @@ from numba.core import codegen, compiler, errors, typing
 from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
 from numba.core.registry import CPUDispatcher
 
-_outermost = ""  # the qualified name of the function being compiled, which is its library's; for holders of the compiler's lock
+_compiled_whole = ""  # the qualified name of the function being compiled, which is its library's; for holders of the compiler's lock
 
 
 class _Part(codegen.JITCodeLibrary):
@@ -39,14 +39,14 @@ class _Part(codegen.JITCodeLibrary):
 
 
 class _NoEnvironments:
-    """In place of a code generator: a part has no place in memory for its environment. The outermost library has one."""
+    """In place of a code generator: a part has no place in memory for its environment. The whole kernel has one."""
 
     def set_env(self, name: str, environment: Any) -> None:
         pass
 
 
 class _Compiler(_FunctionCompiler):
-    """As Numba's, but what it compiles is an outermost function, with an entry for calls from Python, or a part, with none."""
+    """As Numba's, but what it compiles is a whole kernel, with an entry for calls from Python, or a part, with none."""
 
     is_part = False
 
@@ -79,7 +79,7 @@ class Function(CPUDispatcher):
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """The types of a call by a function that is being compiled."""
-        if not _outermost:  # it is not one of ours
+        if not _compiled_whole:  # it is not one of ours
             return super().get_call_template(args, kws)
         pysig, args = self._compiler.fold_argument_types(args, kws)
         if args not in self._parts:
@@ -92,13 +92,13 @@ class Function(CPUDispatcher):
 
     def get_overload(self, sig: Any) -> Any:
         """What stands for the compiled function in the code that calls it."""
-        if not _outermost:
+        if not _compiled_whole:
             return super().get_overload(sig)
         return self._parts[tuple(sig)].entry_point
 
     def get_compile_result(self, sig: Any) -> Any:
         """The part that the code being compiled calls (fast/team.py)."""
-        return self._parts[sig.args] if _outermost else super().get_compile_result(sig)
+        return self._parts[sig.args] if _compiled_whole else super().get_compile_result(sig)
 
 
 @contextmanager
@@ -107,14 +107,14 @@ def _compiling(name: str, generator: Any) -> Iterator[None]:
 
     Nothing is collected meanwhile: the compiler's many small objects would make the collector run all the time, a tenth of the time.
     """
-    global _outermost
+    global _compiled_whole
     usual, collects = generator._library_class, gc.isenabled()
-    _outermost, generator._library_class = name, lambda codegen, own: (usual if own == name else _Part)(codegen, own)
+    _compiled_whole, generator._library_class = name, lambda codegen, own: (usual if own == name else _Part)(codegen, own)
     gc.disable()
     try:
         yield
     finally:
-        _outermost = ""
+        _compiled_whole = ""
         del generator._library_class
         if collects:
             gc.enable()
