@@ -12,7 +12,6 @@ attention.py       attention, causal or by a mask array
 masks.py           the filling of mask arrays
 experts.py         the router of a layer with experts
 sampling.py        the draw of a token
-backward.py        the gradients of these operations
 activations.py     how llama.cpp rounds what it multiplies by a matrix
 packing.py         files' ternary layouts, masters, ternary blocks -> packed matrices
 checks.py          weights that are NaN, infinite or no ternary code
