@@ -99,23 +99,23 @@ def parameters_of(model: Model) -> dict[str, Parameter]:
     _check_covered(model.config)
     if model.output_bias is not None:
         raise UnsupportedError("output.bias has no gradient here")
-    parameters: dict[str, Any] = {"token_embd.weight": widen.float32(model.token_embd)}
-    behind: dict[str, Any] = {}
+    tables: dict[str, Any] = {"token_embd": model.token_embd}
     for n, layer in enumerate(model.layers):
-        for field in layer_shapes(model.config):
-            value, name = getattr(layer, field), f"blk.{n}.{field}"
-            if isinstance(value, Linear):
-                if value.scale is not None or value.norm is not None:
-                    raise UnsupportedError(f"{name} has a {'factor' if value.norm is None else 'norm inside'}, which has no gradient here")
-                if value.bias is not None:
-                    behind[f"{name}.bias"] = value.bias
-                value = value.weights
-                if isinstance(value, Blocks) and value.type in TERNARY_TYPES:
-                    raise UnsupportedError(f"{name} is {value.type.name} of several scales, which has no gradient here")
+        tables |= {f"blk.{n}.{field}": getattr(layer, field) for field in layer_shapes(model.config)}
+    tables |= {"output_norm": model.output_norm, "output": model.output}
+    parameters: dict[str, Parameter] = {}
+    behind: dict[str, Parameter] = {}
+    for name, value in tables.items():
+        if isinstance(value, Linear):
+            if value.scale is not None or value.norm is not None:
+                raise UnsupportedError(f"{name} has a {'factor' if value.norm is None else 'norm inside'}, which has no gradient here")
+            if value.bias is not None:
+                behind[f"{name}.bias"] = value.bias
+            value = value.weights
+            if isinstance(value, Blocks) and value.type in TERNARY_TYPES:
+                raise UnsupportedError(f"{name} is {value.type.name} of several scales, which has no gradient here")
+        if value is not None:
             parameters[f"{name}.weight"] = value if isinstance(value, Ternary) else widen.float32(value)
-    parameters["output_norm.weight"] = model.output_norm
-    if model.output is not None:
-        parameters["output.weight"] = widen.float32(model.output)
     if model.rope_factors is not None and scaling_factors(model.config) is None:
         behind[FACTORS] = model.rope_factors
     return parameters | behind

@@ -138,21 +138,12 @@ GATES = {"relu2": relu2_gate, "silu": silu_gate}
 
 @dataclass(eq=False)
 class _Value:
-    """A tensor, and how the loss's gradient with respect to it, which adds up, reaches what it was computed from."""
+    """A tensor, the loss's gradient with respect to it, which adds up, and how that reaches what the tensor was computed from."""
 
     tensor: Array
     back: Back | None = None  # None: a parameter
     inputs: tuple["_Value", ...] = ()
     gradient: Any = 0.0
-
-
-class _Pass(list[_Value]):
-    """The results of operations, in their order."""
-
-    def __call__(self, operation: Callable[..., tuple[Array, Back]], *inputs: _Value, **how: Any) -> _Value:
-        """The result of an operation of some values."""
-        self.append(_Value(*operation(*(value.tensor for value in inputs), **how), inputs))
-        return self[-1]
 
 
 def loss_and_gradients(
@@ -168,41 +159,37 @@ def loss_and_gradients(
     c: any record with the fields of model.Config. quantizers: those of a layer's matrix, by its name. divisor: by default the T - 1
     predicted tokens; with that of a whole batch, the sequences' losses and gradients add up to its. factors: of RoPE's frequencies, [J].
     """
-    ids, run = np.asarray(tokens), _Pass()
-    values = {name: _Value(value) for name, value in parameters.items()}
+    ids, steps = np.asarray(tokens), list[_Value]()
+    t, values = len(ids) - 1, {name: _Value(value) for name, value in parameters.items()}
+
+    def run(operation: Callable[..., tuple[Array, Back]], *inputs: _Value, **how: Any) -> _Value:  # in the order of the forward pass
+        steps.append(_Value(*operation(*(value.tensor for value in inputs), **how), inputs))
+        return steps[-1]
+
+    def norm(name: str, x: _Value) -> _Value:  # x itself where a family has no such norm
+        gain = values.get(f"{name}.weight")
+        return x if gain is None else run(rms_norm, x, gain, eps=c.eps)
+
+    def product(name: str, x: _Value) -> _Value:  # with a bias where there is one
+        weight, bias = f"{name}.weight", values.get(f"{name}.bias")
+        y = run(linear, x, values[weight], quantizers=quantizers(weight))
+        return y if bias is None else run(add, y, bias)
+
     h = run(embed, values["token_embd.weight"], tokens=ids[:-1])
     for n in range(c.n_layers):
-        h = _layer(c, run, values, n, h, factors, quantizers)
-    x = run(rms_norm, h, values["output_norm.weight"], eps=c.eps)
-    logits = run(linear, x, values.get("output.weight", values["token_embd.weight"]))  # the head, which is never quantised
-    loss, logits.gradient = cross_entropy(logits.tensor, ids[1:], len(ids) - 1 if divisor is None else divisor)
-    for value in reversed(run):
+        x = norm(f"blk.{n}.attn_norm", h)
+        q, k, v = (run(reshape, product(f"blk.{n}.attn_{name}", x), shape=(t, -1, c.head_dim)) for name in "qkv")
+        q, k = (run(rope, x, c=c, factors=factors) for x in (q, k))
+        x = run(reshape, run(attend, q, k, v, mask=spec.causal_mask(t, t, window=c.window_of(n))), shape=(t, -1))
+        h = run(add, h, product(f"blk.{n}.attn_output", norm(f"blk.{n}.attn_sub_norm", x)))
+        x = norm(f"blk.{n}.ffn_norm", h)
+        x = run(GATES[c.activation], product(f"blk.{n}.ffn_gate", x), product(f"blk.{n}.ffn_up", x))
+        h = run(add, h, product(f"blk.{n}.ffn_down", norm(f"blk.{n}.ffn_sub_norm", x)))
+    head = values.get("output.weight", values["token_embd.weight"])
+    logits = run(linear, norm("output_norm", h), head)  # the head is never quantised
+    loss, logits.gradient = cross_entropy(logits.tensor, ids[1:], t if divisor is None else divisor)
+    for value in reversed(steps):
         assert value.back is not None
         for source, gradient in zip(value.inputs, value.back(value.gradient), strict=True):
             source.gradient = source.gradient + gradient
     return loss, {name: value.gradient for name, value in values.items()}
-
-
-def _layer(
-    c: Any, run: _Pass, values: Mapping[str, _Value], n: int, h: _Value, factors: Any, quantizers: Callable[[str], Quantizers]
-) -> _Value:
-    """A layer [T, D] -> [T, D], in the order of spec.py."""
-    t = len(h.tensor)
-
-    def norm(name: str, x: _Value) -> _Value:  # x itself where a family has no such norm
-        gain = values.get(f"blk.{n}.{name}.weight")
-        return x if gain is None else run(rms_norm, x, gain, eps=c.eps)
-
-    def product(name: str, x: _Value) -> _Value:  # with a bias where there is one
-        weight, bias = f"blk.{n}.{name}.weight", values.get(f"blk.{n}.{name}.bias")
-        y = run(linear, x, values[weight], quantizers=quantizers(weight))
-        return y if bias is None else run(add, y, bias)
-
-    x = norm("attn_norm", h)
-    q, k, v = (run(reshape, product(name, x), shape=(t, -1, c.head_dim)) for name in ("attn_q", "attn_k", "attn_v"))
-    q, k = (run(rope, x, c=c, factors=factors) for x in (q, k))
-    x = run(attend, q, k, v, mask=spec.causal_mask(t, t, window=c.window_of(n)))
-    h = run(add, h, product("attn_output", norm("attn_sub_norm", run(reshape, x, shape=(t, -1)))))
-    x = norm("ffn_norm", h)
-    x = run(GATES[c.activation], product("ffn_gate", x), product("ffn_up", x))
-    return run(add, h, product("ffn_down", norm("ffn_sub_norm", x)))
