@@ -16,7 +16,6 @@ from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.llama_base import divergence, save_base
 from bitnet_np.traces.points import Trace
 from bitnet_np.traces.record import Recorder
-from bitnet_np.training.gradients import quantize
 
 MODEL = random_model(5, context=16)
 TRACE = Trace({}, None, "a trace")
@@ -61,7 +60,6 @@ CALLS = {
     "pattern": lambda v: masks.mask(1, 2, v),
     "sequences": lambda v: bn.pad(v if np.ndim(v) == 0 and not isinstance(v, dict) else [v[0] if isinstance(v, list) else 1.5]),
     "prompt": lambda v: bn.generate(MODEL, [1.5] if isinstance(v, list | np.ndarray) else v, 1),
-    "master weights": lambda v: quantize(v),
     "layers": lambda v: Recorder(print, MODEL.config, layers=[v]),
     "names": lambda v: Recorder(print, MODEL.config, names=[v] if v is None or isinstance(v, dict | list | np.ndarray) else v),
     "shape": lambda v: read_any(__file__, "raw", v),
@@ -111,10 +109,6 @@ def once():
         (lambda: bn.generate(MODEL, [1] * 10, np.int8(120)), bn.Error, "exceed the model's context of 16"),  # 130 is beyond int8
         (lambda: bn.generate(MODEL, [1], 1, sampling=ANY, numbers=5), OptionError, "numbers are 5, expected an iterable"),
         (lambda: bn.generate(MODEL, [1], 1, sampling=ANY, numbers=["a"]), OptionError, "uniform number is 'a', expected a number"),
-        (lambda: quantize([[1, 2]]), ShapeError, "master weights"),
-        (lambda: quantize(np.ones(3)), ShapeError, "master weights"),
-        (lambda: quantize(np.zeros((0, 3))), ShapeError, "master weights"),
-        (lambda: quantize([[1e300]]), bn.Error, "master weights"),
         (lambda: bn.forward_full(MODEL, [[1, 2]], mask=[[0.0], [0.0, 0.0]]), masks.MaskError, "mask is ragged"),
         (lambda: token_nll(MODEL, [[1], [1, 2]]), ShapeError, "tokens is ragged"),
         (lambda: bn.pad([[2**70]]), TokenRangeError, "beyond 64 bits"),

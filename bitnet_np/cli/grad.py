@@ -19,7 +19,6 @@ ARGUMENTS = f"""
 {MODEL_AND_TOKENS}
 --out F: write the loss and all gradients, to compare with another engine's
 {FORMAT}
---recompute: recompute parts of the forward pass instead of storing them: less memory, slower, the same result
 {MODEL_OPTIONS}
 """
 
@@ -33,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     ids = inputs.token_ids()
     batch = ids if ids.ndim == 2 else ids[None]
     model = inputs.model()
-    loss, gradients = loss_and_gradients(model.config, parameters_of(model), batch, weights="none", recompute=arguments.recompute)
+    loss, gradients = loss_and_gradients(model.config, parameters_of(model), batch, weights="none")
     if writer_of is not None:
         with writer_of(arguments.out, batch[0] if len(batch) == 1 else None) as out:
             out.add(Key(LOSS, None), np.array([loss]))
@@ -43,8 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
                 out.add(key, gradient)
     rows = []
     for name, gradient in gradients.items():
-        wide = gradient.astype(np.float64)
-        rows.append((name, " x ".join(map(str, gradient.shape)), float(np.sqrt((wide**2).sum())), float(np.abs(wide).max())))
+        rows.append((name, " x ".join(map(str, gradient.shape)), float(np.sqrt((gradient**2).sum())), float(np.abs(gradient).max())))
     norm = float(np.sqrt(sum(row[2] ** 2 for row in rows)))
     tensors = [{"name": row[0], "shape": list(gradients[row[0]].shape), "norm": row[2], "max": row[3]} for row in rows]
     facts = {"tokens": int(ids.size), "loss": loss, "norm": norm, "out": arguments.out and str(arguments.out), "format": chosen}

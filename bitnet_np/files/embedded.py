@@ -3,7 +3,7 @@
 `tiny.gguf` has random weights in the released file's form; the recording (logits of 1, 2, 17 and 64 tokens, by prefill and by decode) comes
 from a build of bitnet.cpp of 2026-03 with squared ReLU and GGML_LLAMAFILE=OFF, so that its prefill and its decode agree.
 
-`demo.gguf` tells small stories, answers questions about them and adds up; `python scripts/demo/train.py` made it.
+`demo.gguf` tells small stories, answers questions about them and adds up; docs/demo.md says how it was made.
 """
 
 from contextlib import AbstractContextManager

@@ -11,7 +11,6 @@ grids.py           the same for block types without kernels
 attention.py       attention, causal or by a mask array
 masks.py           the filling of mask arrays
 experts.py         the router of a layer with experts
-backward.py        the gradients of these operations
 activations.py     how llama.cpp rounds what it multiplies by a matrix
 packing.py         files' ternary layouts, masters, ternary blocks -> packed matrices
 checks.py          weights that are NaN, infinite or no ternary code

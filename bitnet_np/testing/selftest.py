@@ -26,7 +26,7 @@ from ..engine.dialects import BITNET_CPP, EXACT, Dialect
 from ..engine.forward_pass import forward, forward_full
 from ..files import embedded
 from ..files.load import load
-from ..kernels import activations, backward, checks, cpu, launching
+from ..kernels import activations, checks, cpu, launching
 from ..kernels.packing import from_blocks, from_i2s, from_masters, from_quarters, magnitude_sums
 from ..model import packing
 from ..model.records import Ternary
@@ -117,51 +117,6 @@ def _filled(ops: Backend) -> tuple[NDArray, ...]:
     return (out,)
 
 
-def backward_cases() -> dict[str, Case]:
-    """The cases of the backward pass, by name: two sequences, of 130 rows and of 7."""
-    cuts = np.array([0, 130, 137])
-
-    def attend_back() -> tuple[NDArray, ...]:
-        q, attended, dy = (4 * noise(seed, 137, 6, 20) for seed in (20, 21, 22))
-        return backward.attend_back(q, noise(23, 137, 2, 20), noise(24, 137, 2, 20), attended, dy, cuts, 70)
-
-    def cross_entropy() -> tuple[NDArray, ...]:
-        """The gradient alone: losses take a logarithm, whose bits depend on the math library."""
-        logits = 9 * noise(25, 5, 161)
-        backward.cross_entropy_in_place(logits, np.array([160, 0, 7, 7, 99]), 0.01)
-        return (logits,)
-
-    def losses() -> tuple[NDArray, ...]:
-        """Losses that are the same with every math library: one token has all of the probability, and the logarithm of 1 is 0."""
-        logits = -200 - np.abs(noise(61, 5, 161))
-        logits[:, 7] = 0
-        return backward.cross_entropy_in_place(logits, np.array([160, 0, 7, 99, 7]), 0.01), logits
-
-    def add_rows() -> tuple[NDArray, ...]:
-        out = noise(26, 3, 70)
-        backward.add_rows(out, noise(27, 137, 70), np.arange(137) % 3, cuts)
-        return (out,)
-
-    def quantize_weights() -> tuple[NDArray, ...]:
-        packed = from_masters(noise(38, 37, 161), 2.0)
-        return packed, packing.unpack(Ternary(packed, np.float32(1), (37, 161))).astype(np.float32) * np.float32(0.37)
-
-    gate, up, dy = 9 * noise(28, 3, 161), noise(29, 3, 161), noise(30, 3, 161)
-    return {
-        "product": lambda: (backward.product(noise(31, 37, 300), noise(32, 300, 70)),),
-        "transposed_product": lambda: (backward.transposed_product(noise(33, 137, 37), noise(34, 137, 70), cuts),),
-        "rms_norm_back": lambda: backward.rms_norm_back(noise(35, 137, 161), noise(36, 161), 1e-5, noise(37, 137, 161), cuts),
-        "relu2_gate_back": lambda: backward.relu2_gate_back(gate, up, dy),
-        "silu_gate_back": lambda: backward.silu_gate_back(gate, up, dy),
-        "attend_back": attend_back,
-        "cross_entropy_in_place": cross_entropy,
-        "cross_entropy_in_place, losses": losses,
-        "add_rows": add_rows,
-        "quantize_weights": quantize_weights,
-        "dequantize": lambda: (backward.dequantize(*cpu.quantize(noise(39, 5, 161))),),
-    }
-
-
 def _ternary_blocks(kind: TensorType) -> tuple[NDArray, ...]:
     """Random codes of TQ1_0 or TQ2_0 packed, of which the last row's first block has the scale 0."""
     data = (np.abs(noise(46, 5, 3 * kind.block_bytes)) * 256).astype(np.uint8)
@@ -187,9 +142,15 @@ def loading_cases() -> dict[str, Case]:
         named[f"has_non_finite {name}"] = partial(_answers, checks.has_non_finite, _tables(37, 161)[name], wrong)
         named[f"magnitude_sums {name}"] = partial(_results, magnitude_sums, _tables(137, 161)[name])
         named[f"from_masters {name}"] = partial(_results, from_masters, _tables(37, 161)[name], 2.0)
+
+    def quantize_weights() -> tuple[NDArray, ...]:
+        packed = from_masters(noise(38, 37, 161), 2.0)
+        return packed, packing.unpack(Ternary(packed, np.float32(1), (37, 161))).astype(np.float32) * np.float32(0.37)
+
     codes = (np.abs(noise(50, 131 * 64)) * 256).astype(np.uint8) & np.uint8(0x55)
     quarters = (np.abs(noise(51, 10, 161)) * 256).astype(np.uint8) & np.uint8(0x55)
     named |= {
+        "quantize_weights": quantize_weights,
         "has_code_three": partial(_answers, checks.has_code_three, codes[:-3], 3),
         "from_i2s": lambda: (from_i2s(codes, (131, 161)),),
         "from_quarters": lambda: (packed := from_quarters(quarters, 37), np.asarray(checks.has_code_three(packed))),
@@ -289,7 +250,7 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
 def cases_of_kernels() -> dict[str, Case]:
     """The cases that no backend computes but the kernels alone."""
     exponential: dict[str, Case] = {"exponential": lambda: (cpu.exponential(110 * noise(17, 4096)),)}
-    return exponential | loading_cases() | backward_cases()
+    return exponential | loading_cases()
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Training: the loss of token ids and its gradients, as spec.py of this folder defines them.
+"""Training: the loss of token ids and its gradients, to judge those of an engine.
 
-gradients.py    loss_and_gradients, for batches, in float32 kernels
+spec.py         the definition, for one sequence
+gradients.py    loss_and_gradients, for batches, with arguments checked
 """

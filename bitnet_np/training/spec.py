@@ -8,9 +8,9 @@ inputs (a vector-Jacobian product); the model runs forward through the values, i
 THE CONVENTION. Rounding has no useful derivative: training pretends that it has one, and this is a choice, not mathematics. The published
 recipe ("The Era of 1-bit LLMs: Training Tips, Code and FAQ", Microsoft 2024, after Bengio, Léonard and Courville, arXiv 1308.3432) keeps
 master weights and uses `x + (quantize(x) - x).detach()` for activations and weights alike: the forward pass computes the quantised value,
-and the gradient passes as if nothing had happened, scale, rounding and clamp included (`int8`, `ternary`; transformers' AutoBitLinear does
-the same). So a matrix's gradient is dy^T quantize(x), and its input's is dy quantize(W). With `smooth` quantisers nothing is pretended: the
-gradients are the loss's derivatives, and finite differences can check them.
+and the gradient passes as if nothing had happened, scale, rounding and clamp included (transformers' AutoBitLinear does the same). So a
+matrix's gradient is dy^T quantize(x), and its input's is dy quantize(W). Without quantisers nothing is pretended: the gradients are the
+loss's derivatives, and finite differences can check them.
 
 Letters as in spec.py. `parameters` have the names of GGUF's tensors: token_embd.weight [V, D], blk.<n>.attn_q.weight [H*K, D] and so on,
 output_norm.weight [D], and output.weight [V, D] where the head is not the embedding.
@@ -26,48 +26,43 @@ from numpy.typing import ArrayLike, NDArray
 from .. import spec
 
 Array = NDArray[np.float64]
-Back = Callable[[Array], Any]
-Quantizer = Callable[[Array], tuple[Array, Back]]
+Back = Callable[[Array], tuple[Array, ...]]
+Quantizers = tuple[Callable[[Array], Array], Callable[[Array], Array]]
+"""Of a layer's matrix: what its input becomes, and what the matrix becomes. The gradients of both are taken to be 1."""
 
 
-# --- quantisers -----------------------------------------------------------------------------------------------------------------------
+def same(x: Array) -> Array:
+    return x
 
 
-def smooth(x: Array) -> tuple[Array, Back]:
-    """The identity: no quantiser."""
-    return x, lambda dy: dy
-
-
-def int8(x: Array) -> tuple[Array, Back]:  # [T, M]
-    """Activations on 127 steps of each row's absmax. The recipe's gradient: the identity."""
+def int8(x: Array) -> Array:  # [T, M] -> [T, M]; on 127 steps of each row's absmax
     q, scale = spec.quantize(x)
-    return q / scale, lambda dy: dy
+    return q / scale
 
 
-def absmean(w: Array) -> float:
-    """The scale of a matrix of master weights: mean |w|, but at least 1e-5."""
-    return float(max(np.abs(w).mean(), 1e-5))
+def ternary(w: Array) -> Array:  # [N, M] -> [N, M]; -1, 0, +1 times the absmean, which is at least 1e-5
+    scale = max(np.abs(w).mean(), 1e-5)
+    return np.clip(np.rint(w / scale), -1, 1) * scale
 
 
-def ternary(w: Array) -> tuple[Array, Back]:  # [N, M]
-    """Weights as -1, 0, +1 times their absmean. The recipe's gradient: the identity, the scale taken as constant."""
-    scale = absmean(w)
-    return np.clip(np.rint(w / scale), -1, 1) * scale, lambda dy: dy
+MASTERS: Quantizers = (int8, ternary)  # weights in training
+DEQUANTIZED: Quantizers = (int8, same)  # ternary weights of a file, times their scale
+FLOATS: Quantizers = (same, same)
 
 
 # --- operations: value, back ----------------------------------------------------------------------------------------------------------
 
 
 def embed(table: Array, tokens: ArrayLike) -> tuple[Array, Back]:  # [V, D], [T] -> [T, D]
-    def back(dy: Array) -> Array:
+    def back(dy: Array) -> tuple[Array]:
         gradient = np.zeros_like(table)
         np.add.at(gradient, np.asarray(tokens), dy)  # a token that comes twice counts twice
-        return gradient
+        return (gradient,)
 
     return spec.embed(table, tokens), back
 
 
-def rms_norm(x: Array, gain: Array, eps: float) -> tuple[Array, Back]:  # [T, D], [D] -> [T, D]; back: [T, D], [D]
+def rms_norm(x: Array, gain: Array, eps: float) -> tuple[Array, Back]:  # [T, D], [D] -> [T, D]
     factor = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
 
     def back(dy: Array) -> tuple[Array, Array]:
@@ -77,17 +72,15 @@ def rms_norm(x: Array, gain: Array, eps: float) -> tuple[Array, Back]:  # [T, D]
     return spec.rms_norm(x, gain, eps), back
 
 
-def linear(x: Array, w: Array, activations: Quantizer, weights: Quantizer) -> tuple[Array, Back]:  # [T, M], [N, M] -> [T, N]
-    quantised, x_back = activations(x)
-    matrix, w_back = weights(w)
-    return spec.matmul(quantised, matrix), lambda dy: (x_back(dy @ matrix), w_back(dy.T @ quantised))
+def linear(x: Array, w: Array, quantizers: Quantizers = FLOATS) -> tuple[Array, Back]:  # [T, M], [N, M] -> [T, N]
+    x, w = quantizers[0](x), quantizers[1](w)
+    return spec.matmul(x, w), lambda dy: (dy @ w, dy.T @ x)
 
 
-def rope(x: Array, base: float, pairs: str, width: int | None, factors: Any, scaling: float, magnitude: float = 1.0) -> tuple[Array, Back]:
-    """A rotation's transpose is the rotation back: [T, H, K] -> [T, H, K]."""
-    position = np.arange(len(x)) / scaling
-    turn = lambda y, p: spec.rope(y, p, base, pairs, width, factors, magnitude)  # noqa: E731
-    return turn(x, position), lambda dy: turn(dy, -position)
+def rope(x: Array, c: Any, factors: Any) -> tuple[Array, Back]:  # [T, H, K] -> [T, H, K]; a rotation's transpose is the rotation back
+    position = np.arange(len(x)) / c.rope_scaling
+    turned = lambda y, p: spec.rope(y, p, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)  # noqa: E731
+    return turned(x, position), lambda dy: (turned(dy, -position),)
 
 
 def attend(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Back]:  # [T, H, K], [S, G, K], [S, G, K] -> [T, H, K]
@@ -108,16 +101,12 @@ def attend(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Back]:  # 
     return spec.attend(q, k, v, mask), back
 
 
-def add(a: Array, b: Array) -> tuple[Array, Back]:  # [T, D], [T, D] -> [T, D]
-    return a + b, lambda dy: (dy, dy)
-
-
-def add_bias(x: Array, bias: Array) -> tuple[Array, Back]:  # [T, N], [N] -> [T, N]
-    return x + bias, lambda dy: (dy, dy.sum(axis=0))
+def add(a: Array, b: Array) -> tuple[Array, Back]:  # [T, N], [T, N] -> [T, N]; or a bias: [T, N], [N] -> [T, N]
+    return a + b, lambda dy: (dy, dy.sum(axis=0) if b.ndim < a.ndim else dy)
 
 
 def reshape(x: Array, shape: tuple[int, ...]) -> tuple[Array, Back]:
-    return x.reshape(shape), lambda dy: dy.reshape(x.shape)
+    return x.reshape(shape), lambda dy: (dy.reshape(x.shape),)
 
 
 def relu2_gate(gate: Array, up: Array) -> tuple[Array, Back]:  # [T, F], [T, F] -> [T, F]
@@ -126,7 +115,7 @@ def relu2_gate(gate: Array, up: Array) -> tuple[Array, Back]:  # [T, F], [T, F] 
 
 
 def silu_gate(gate: Array, up: Array) -> tuple[Array, Back]:  # [T, F], [T, F] -> [T, F]
-    sigmoid = 1 / (1 + np.exp(-gate))
+    sigmoid = spec.sigmoid(gate)
     return spec.silu_gate(gate, up), lambda dy: (dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid)
 
 
@@ -149,80 +138,58 @@ GATES = {"relu2": relu2_gate, "silu": silu_gate}
 
 @dataclass(eq=False)
 class _Value:
-    """A tensor, and the loss's gradient with respect to it, which adds up as the backward pass runs."""
+    """A tensor, the loss's gradient with respect to it, which adds up, and how that reaches what the tensor was computed from."""
 
     tensor: Array
+    back: Back | None = None  # None: a parameter
+    inputs: tuple["_Value", ...] = ()
     gradient: Any = 0.0
 
 
-class _Pass:
-    """A forward pass that can be run backward: each operation with its inputs and its result, in their order."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[_Value, tuple[_Value, ...], Back]] = []
-
-    def __call__(self, operation: Callable[..., tuple[Array, Back]], *inputs: _Value, **how: Any) -> _Value:
-        """The result of an operation of some values."""
-        tensor, back = operation(*(value.tensor for value in inputs), **how)
-        self.steps.append((_Value(tensor), inputs, back))
-        return self.steps[-1][0]
-
-    def backward(self) -> None:
-        """Let the gradient of the last result reach all that it was computed from."""
-        for result, inputs, back in reversed(self.steps):
-            gradients = back(result.gradient)
-            for value, gradient in zip(inputs, gradients if isinstance(gradients, tuple) else (gradients,), strict=True):
-                value.gradient = value.gradient + gradient
-
-
 def loss_and_gradients(
-    config: Any,
+    c: Any,
     parameters: Mapping[str, Array],
     tokens: ArrayLike,
-    *,
-    activations: Quantizer = int8,
-    weights: Quantizer = ternary,
+    quantizers: Callable[[str], Quantizers] = lambda name: MASTERS,
     divisor: float | None = None,
     factors: Any = 1.0,
 ) -> tuple[float, dict[str, Array]]:
     """The loss of one sequence and its gradients by the names of the parameters: tokens [T] -> loss, gradients.
 
-    config: any record with the fields of model.Config. divisor: by default the T - 1 tokens that are predicted; with that of a whole
-    batch, losses and gradients of its sequences add up to the batch's. factors: of RoPE's frequencies, [J].
+    c: any record with the fields of model.Config. quantizers: those of a layer's matrix, by its name. divisor: by default the T - 1
+    predicted tokens; with that of a whole batch, the sequences' losses and gradients add up to its. factors: of RoPE's frequencies, [J].
     """
-    ids, run = np.asarray(tokens), _Pass()
-    values = {name: _Value(value) for name, value in parameters.items()}
-    h = run(embed, values["token_embd.weight"], tokens=ids[:-1])
-    for n in range(config.n_layers):
-        h = _layer(config, run, values, n, h, factors, {"activations": activations, "weights": weights})
-    x = run(rms_norm, h, values["output_norm.weight"], eps=config.eps)
-    head = values.get("output.weight", values["token_embd.weight"])
-    logits = run(linear, x, head, activations=smooth, weights=smooth)  # the head is never quantised
-    loss, logits.gradient = cross_entropy(logits.tensor, ids[1:], len(ids) - 1 if divisor is None else divisor)
-    run.backward()
-    return loss, {name: np.zeros_like(value.tensor) + value.gradient for name, value in values.items()}
+    ids, steps = np.asarray(tokens), list[_Value]()
+    t, values = len(ids) - 1, {name: _Value(value) for name, value in parameters.items()}
 
-
-def _layer(c: Any, run: _Pass, values: Mapping[str, _Value], n: int, h: _Value, factors: Any, quantizers: Any) -> _Value:
-    """A layer [T, D] -> [T, D], in the order of spec.py."""
-    t = len(h.tensor)
+    def run(operation: Callable[..., tuple[Array, Back]], *inputs: _Value, **how: Any) -> _Value:  # in the order of the forward pass
+        steps.append(_Value(*operation(*(value.tensor for value in inputs), **how), inputs))
+        return steps[-1]
 
     def norm(name: str, x: _Value) -> _Value:  # x itself where a family has no such norm
-        gain = values.get(f"blk.{n}.{name}.weight")
+        gain = values.get(f"{name}.weight")
         return x if gain is None else run(rms_norm, x, gain, eps=c.eps)
 
     def product(name: str, x: _Value) -> _Value:  # with a bias where there is one
-        y, bias = run(linear, x, values[f"blk.{n}.{name}.weight"], **quantizers), values.get(f"blk.{n}.{name}.bias")
-        return y if bias is None else run(add_bias, y, bias)
+        weight, bias = f"{name}.weight", values.get(f"{name}.bias")
+        y = run(linear, x, values[weight], quantizers=quantizers(weight))
+        return y if bias is None else run(add, y, bias)
 
-    def turned(x: _Value) -> _Value:
-        how = {"base": c.rope_base, "pairs": c.rope, "width": c.rope_width, "scaling": c.rope_scaling, "magnitude": c.rope_magnitude}
-        return run(rope, x, factors=factors, **how)
-
-    x = norm("attn_norm", h)
-    v, k, q = (run(reshape, product(name, x), shape=(t, -1, c.head_dim)) for name in ("attn_v", "attn_k", "attn_q"))
-    x = run(attend, turned(q), turned(k), v, mask=spec.causal_mask(t, t, window=c.window_of(n)))
-    h = run(add, h, product("attn_output", norm("attn_sub_norm", run(reshape, x, shape=(t, -1)))))
-    x = norm("ffn_norm", h)
-    x = run(GATES[c.activation], product("ffn_gate", x), product("ffn_up", x))
-    return run(add, h, product("ffn_down", norm("ffn_sub_norm", x)))
+    h = run(embed, values["token_embd.weight"], tokens=ids[:-1])
+    for n in range(c.n_layers):
+        x = norm(f"blk.{n}.attn_norm", h)
+        q, k, v = (run(reshape, product(f"blk.{n}.attn_{name}", x), shape=(t, -1, c.head_dim)) for name in "qkv")
+        q, k = (run(rope, x, c=c, factors=factors) for x in (q, k))
+        x = run(reshape, run(attend, q, k, v, mask=spec.causal_mask(t, t, window=c.window_of(n))), shape=(t, -1))
+        h = run(add, h, product(f"blk.{n}.attn_output", norm(f"blk.{n}.attn_sub_norm", x)))
+        x = norm(f"blk.{n}.ffn_norm", h)
+        x = run(GATES[c.activation], product(f"blk.{n}.ffn_gate", x), product(f"blk.{n}.ffn_up", x))
+        h = run(add, h, product(f"blk.{n}.ffn_down", norm(f"blk.{n}.ffn_sub_norm", x)))
+    head = values.get("output.weight", values["token_embd.weight"])
+    logits = run(linear, norm("output_norm", h), head)  # the head is never quantised
+    loss, logits.gradient = cross_entropy(logits.tensor, ids[1:], t if divisor is None else divisor)
+    for value in reversed(steps):
+        assert value.back is not None
+        for source, gradient in zip(value.inputs, value.back(value.gradient), strict=True):
+            source.gradient = source.gradient + gradient
+    return loss, {name: value.gradient for name, value in values.items()}

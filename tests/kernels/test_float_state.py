@@ -15,7 +15,6 @@ from bitnet_np.base.errors import UnsupportedError
 from bitnet_np.kernels import cpu, float_state
 from bitnet_np.kernels.fast.float_control import DEFAULT
 from bitnet_np.testing.models import random_model
-from bitnet_np.training.gradients import quantize
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 STATES = (
@@ -30,7 +29,6 @@ TINY = (np.float32(2.0) ** np.arange(-149, -117)).reshape(1, 32)
 """Subnormal numbers, and products that become such."""
 HIDDEN = np.full((1, 3, 128), 0.1, np.float32)
 LOGITS = [np.linspace(0, x, 300, dtype=np.float32)[None] for x in (1, 1.1)]
-MASTER = np.linspace(-1e-3, 1e-3, 512, dtype=np.float32).reshape(2, 256)
 
 
 CALLS = {
@@ -49,7 +47,6 @@ CALLS = {
     "generate": lambda: np.array(bn.generate(MODEL, [1], 8, sampling=bn.Sampling(0.9))),
     "generate_batch": lambda: np.array([done.tokens for done in bn.generate_batch(MODEL, [bn.Request("a", [1], 4)], 1)]),
     "judge": lambda: np.array(repr(bn.judge(*LOGITS).as_dict())),
-    "quantize": lambda: quantize(MASTER).scale,
 }
 
 

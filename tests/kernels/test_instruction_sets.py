@@ -32,7 +32,6 @@ from bitnet_np.kernels.fast import byte_dots, emit, simd
 from bitnet_np.kernels.fast.block_bytes import ROWS
 from bitnet_np.kernels.ternary_product import Matrix, Product
 from bitnet_np.model import packing
-from bitnet_np.testing import selftest
 
 FORWARD = ("logits", "halves", "weights", "products")
 
@@ -45,7 +44,7 @@ PROCESSORS = {
     "haswell": (AVX2, "avx2", False, (*FORWARD, "ternary", "Q5_1", "Q6_K")),
     "alderlake": (AVX2 + ",+avxvnni", "avx-vnni", False, ("ternary", "Q5_1", "Q8_0")),
     "nehalem": (SSE4, "ssse3", False, ("ternary", "Q4_K", "Q6_K")),
-    "generic": ("", "generic", False, (*FORWARD, "ternary", "Q4_K", "Q8_0", "masked", "backward")),
+    "generic": ("", "generic", False, (*FORWARD, "ternary", "Q4_K", "Q8_0", "masked")),
 }
 
 
@@ -116,7 +115,6 @@ PARTS = {
     "halves": halves,
     "weights": lambda: {kind.name: digest(blocks.embed(blocks_of(kind), kind, np.arange(40))) for kind in DIFFERENT_TYPES},
     "products": lambda: [digest(blocks.matmul(random_floats((rows, 512)), blocks_of(Q5_K), Q5_K)) for rows in (1, 7)],
-    "backward": lambda: {name: selftest.digest(*compute()) for name, compute in selftest.backward_cases().items()},
 } | {kind.name: partial(byte_products, kind) for kind in (Q5_1, Q8_0, Q4_K, Q6_K)}
 
 
