@@ -1,6 +1,6 @@
 """Attention without a [T, T] array: keys in chunks of CHUNK from position 0, in the contract's order.
 
-The queries that read the same keys and values are worked out together: the heads of a group, for a run of rows. Each chunk of keys gives
+Queries that read the same keys and values are computed together: the heads of a GQA group, for a run of rows. Each chunk of keys gives
 them a maximum, a sum of weights and weighted values, which are folded into those of the chunks before.
 """
 

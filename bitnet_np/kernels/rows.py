@@ -1,4 +1,4 @@
-"""Kernels that work on single rows: norms, RoPE. And what makes kernels of rules for single numbers, which are in cpu.py."""
+"""Kernels over rows: norms and RoPE. And functions that make a kernel of a rule for one number; the rules are in cpu.py."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial, update_wrapper

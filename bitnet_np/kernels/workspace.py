@@ -1,12 +1,12 @@
-"""Memory: for results, for kernels themselves, and for weights.
+"""Memory for results, for kernels' own arrays, and for weights.
 
 Memory for results is used again as soon as nothing refers to the result it was lent to. A forward pass makes some hundred arrays of the
 same few sizes. Fresh memory is zeroed by the system page by page, which takes longer than most kernels that fill it (a norm over 128 rows
 ran three times as long). So each thread keeps the memory of deleted arrays, up to LIMIT bytes. An array from here is like any other:
 nothing else uses its memory as long as it, or a view of it, is alive.
 
-An array gets the smallest block that holds it. Where none does, a new one takes the place of the largest that is free. So a thread has no
-more blocks than were lent at once, and after a layer or two they fit all that follows: a pass takes little more than it holds at once.
+An array gets the smallest free block that holds it. Where none does, a new block replaces the largest free one. So a thread has no more
+blocks than were lent at once, and after a layer or two they fit all that follows: a pass takes little more than it holds at once.
 """
 
 import threading
