@@ -39,7 +39,7 @@ _before = 1  # threads, to be given back by the last user
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Products of NumPy take one thread within, in the whole process; then as many as before."""
+    """Context in which NumPy's products take one thread, in the whole process; afterwards they take as many as before."""
     global _users, _before
     blas = openblas()
     if blas is None:
