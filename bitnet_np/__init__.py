@@ -1,4 +1,4 @@
-"""bitnet_np: a reference implementation of BitNet b1.58 inference. A GGUF file and token ids in, logits one can trust out."""
+"""bitnet_np: a reference implementation of BitNet b1.58 and Llama-family inference. A model file and token ids in, logits to trust out."""
 
 import sys
 

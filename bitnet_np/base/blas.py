@@ -1,6 +1,6 @@
-"""The threads of NumPy's matrix products: for small ones they wait for each other longer than they multiply.
+"""The number of threads of NumPy's matrix products. In small products threads wait for each other longer than they multiply.
 
-Where other processes keep the cores busy, the judge of a small model took 10 to 25 times as long with two of them as with one.
+Beside busy processes the judge of a small model took 10 to 25 times as long with two threads as with one.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ _before = 1  # threads, to be given back by the last user
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Products of NumPy take one thread within, in the whole process; then as many as before."""
+    """Context in which NumPy's products take one thread, in the whole process; afterwards they take as many as before."""
     global _users, _before
     blas = openblas()
     if blas is None:

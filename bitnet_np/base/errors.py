@@ -75,7 +75,7 @@ def listed(items: Sequence[object], most: int = 4) -> str:
 
 
 def meant(word: str, known: Collection[str]) -> str:
-    """The end of a message that refuses a word: the known ones that are like it, if any are."""
+    """The end of a message that refuses a word: the known words that are like it, if there are any."""
     near = get_close_matches(word, known, 2)
     return f", did you mean {' or '.join(near)}?" if near else ""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def name_beside(path: Path) -> Path:
-    """A hidden temporary name next to `path` that no other process uses. What processes left that live no more is deleted."""
+    """A hidden temporary name next to `path` that no other process uses. Files that ended processes left are deleted."""
     start = f".{path.name}.{_where()}-"
     with suppress(OSError):  # there is no such folder, or another process deletes the same
         for left in os.scandir(path.parent):

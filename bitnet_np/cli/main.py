@@ -113,7 +113,7 @@ def _message(error: Exception) -> str:
 
 def build_parser() -> Parser:
     """The parser of the command line."""
-    parser = Parser(prog="bitnet-np", description="A reference implementation of BitNet b1.58 inference.", epilog=EXIT_CODES)
+    parser = Parser(prog="bitnet-np", description="Reference inference of BitNet b1.58 and Llama families.", epilog=EXIT_CODES)
     parser.add_argument("--version", action="version", version=f"bitnet-np {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     parser.commands = commands.choices
@@ -121,7 +121,7 @@ def build_parser() -> Parser:
         added = commands.add_parser(name, help=command.SUMMARY, description=command.SUMMARY)
         added.set_defaults(run=command.run)
         added.add_argument("--json", action="store_true", help="print JSON")
-        added.add_argument("--json-schema", action=PrintSchema, nargs=0, help="print the JSON Schema of that, and end")
+        added.add_argument("--json-schema", action=PrintSchema, nargs=0, help="print the JSON Schema of what --json prints, and end")
         add_arguments(added, command.ARGUMENTS)
     return parser
 

@@ -26,10 +26,10 @@ ARGUMENTS = f"""
 {MODEL}
 one of
 {TOKENS}
---kl-divergence-base F.kld: compare with the predictions of another model, for the tokens in this file
+--kl-divergence-base F.kld: compare with another model's predictions in this file, which has the tokens, too
 
---save-all-logits F.kld: write the predictions, by chunks, to compare others with: llama.cpp's file
---ctx-size N: with --save-all-logits: tokens of a chunk (default {CONTEXT} at most)
+--save-all-logits F.kld: write the predictions, by chunks, in llama.cpp's format, to compare other models with
+--ctx-size N: with --save-all-logits: tokens of a chunk (default {CONTEXT}, or fewer for a short text or context)
 --stride N: for texts longer than the context: number of tokens between the starts of windows
 --out F.npy: write the negative log-likelihood of each token but the first as float64
 {COMPUTING}

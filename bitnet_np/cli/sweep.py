@@ -19,7 +19,7 @@ LARGEST_TABLE = 20  # rows that are not OK; the rest is only counted
 
 ARGUMENTS = f"""
 PLAN.toml: models, tokens, and what to do with each pair
---out DIR!: folder of the results; there a stopped sweep goes on
+--out DIR!: folder of the results; a stopped sweep continues in its folder
 --retry-failed: compute rows again that ended in ERROR or KILLED
 {cluster_arguments("the rows")}
 """

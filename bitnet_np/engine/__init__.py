@@ -6,7 +6,7 @@ cache.py         the KV cache                          cache_types.py  the types
 masks.py         attention masks as arrays             dialects.py     where other engines round
 network.py       embedding, layers, head               forward_pass.py the ways through it: `forward`, `forward_full`, `prefill`
 repeats.py       recordings of decoded tokens, and when they are used
-pooling.py       the one vector of a sequence, in embedding models
+pooling.py       embedding models: the one vector of a sequence
 metrics.py       calls, times and bytes of every operation
 machine.py       the processor and the software that a result was computed on, digests of its files
 """

@@ -1,7 +1,7 @@
-"""Passes that are run again instead of anew: a decoded token is like the one before it (kernels/recording.py).
+"""Recordings of decoded tokens, which are run again in place of new passes (kernels/recording.py).
 
-Nothing here knows the order of operations. A pass of network.py is recorded as it is, and a recording is used after it has given the same
-bits as the pass after it.
+Nothing here knows the order of operations. A pass of network.py is recorded as it is. A recording is used after it has given the bits of
+the next pass, too.
 """
 
 from collections import Counter

@@ -7,6 +7,6 @@ gguf_config.py     GGUF metadata -> Config, and back        hf_config.py       c
 gguf_names.py      the names of GGUF keys and tensors       hf_model_types.py  the names of transformers' keys and modules
 gguf_file.py       the GGUF format                          hf_folder.py       the folder's files; safetensors_file.py: their format
 tensors.py         the tensors of a file, each taken once, checked    mlx_groups.py      tensors that mlx-lm quantised in groups
-overrides.py       settings to have instead of a file's     embedded.py        the models and recordings of the package
+overrides.py       settings that replace a file's            embedded.py        the models and recordings of the package
 gguf_writer.py     a Model -> a GGUF file                   convert.py         a loaded model -> a GGUF file of given types
 """

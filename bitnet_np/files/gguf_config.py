@@ -1,7 +1,7 @@
 """The metadata of a GGUF file -> Config, and back.
 
-A key of the architecture that is not known here could change the arithmetic, so it is refused by name. A Config that the keys of a file
-would not give back is refused, too.
+A key of the architecture that is not known here could change the arithmetic, so it is refused by name. A Config that could not be read
+back from a file's keys is refused, too.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Settings to have instead of a file's: the one way to change the Config of a loaded Model, or to ignore a key that is not known."""
+"""Settings that replace a file's: the one way to change the Config of a loaded Model, or to ignore a key that is not known."""
 
 from collections.abc import Mapping
 from dataclasses import replace

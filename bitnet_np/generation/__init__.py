@@ -1,4 +1,4 @@
-"""Tokens out of logits. The engine does not know it.
+"""From logits to tokens. The engine imports nothing of this room.
 
 sampling.py  the next token out of its logits
 batch.py     many prompts over few slots of a KV cache

@@ -1,4 +1,4 @@
-"""Whole dumps judged by a model: the logits as such, and every operation."""
+"""The judge of a whole dump of one sequence: its logits, and every operation."""
 
 from collections.abc import Callable
 from dataclasses import replace

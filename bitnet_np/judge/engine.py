@@ -2,12 +2,11 @@
 
 A dump that is no farther from ours than roundings reach can still be wrong in a small way:
 
-* A known mistake (mistakes/) that comes at least four times nearer to the dump than we do is the cause. Roundings alone cannot make
-  one do so: of two runs that differ by roundings only each has errors of its own, so the centre between them, where a mistake that
-  removes roundings may lie, is half as far from either as they are from each other.
-* The scale of one kind of matrix may be off by any factor. The change that a factor makes is measured by central differences, which do
-  not hold our own run's errors; the dump's error is projected on it, position by position. A mean that is many standard errors from 0
-  and beyond 1 % of the scale is a wrong scale. That takes eight positions.
+* A known mistake (mistakes/) whose run is at least four times nearer to the dump than ours, in NMSE, is the cause. Roundings alone cannot
+  bring a run so near: each run has errors of its own, so even one without any is only half as far from a correct dump as ours is.
+* The scale of one kind of matrix may be off by any factor. Central differences measure the change that a factor makes, free of our own
+  run's errors. The dump's error is projected on it, position by position. A mean that is many standard errors from 0 and beyond 1 % of the
+  scale is a wrong scale. That takes eight positions.
 
 Everything runs at the kernels' speed, with one operation or weight replaced. At most 64 tokens of the dump are looked at, except for the
 limit of a dump of last positions.

@@ -1,6 +1,6 @@
-"""ggml's flash attention over a float16 KV cache, read off an output of attention whose numbers are float32.
+"""ggml's flash attention over a float16 KV cache, recognised by the float32 output of attention.
 
-On a CPU it adds up the values in float16, and divides by the sum of the weights, in float32, at the end: times that sum, the output is of
+On a CPU it adds up the values in float16, and divides by the sum of the weights, in float32, at the end. So its output times that sum has
 float16 numbers again.
 """
 

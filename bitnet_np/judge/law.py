@@ -19,9 +19,9 @@ third catches small wrong factors; an error that several elements share counts a
 
 A sum of n numbers rounds n times, each time by no more than the sum of their sizes. Sums of integers are exact, but engines that multiply
 dequantised numbers round there too, so a ternary product counts as any other. Inputs are rounded as well, like those of a float64 engine in
-a dump of float32. Engines in narrow types round every tensor that they write: inputs, steps and result, each by its type's own amount; what
-all of them keep in float32 is what they compute of whole rows, of positions, and inside a softmax. Fused engines round less, and stay
-within the same bound.
+a dump of float32. Engines in narrow types round every tensor that they write: inputs, steps and result, each by its type's own amount; all
+of them keep in float32 what they compute of whole rows, of positions, and inside a softmax. Fused engines round less, and stay within the
+same bound.
 
 FLIPS. A code, or a float16, is ambiguous if the number before rounding is nearer to a rounding boundary than its error; the reach of flips
 is the change that all ambiguous ones together can make. In narrow types flips are roundings like others.

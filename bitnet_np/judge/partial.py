@@ -1,8 +1,8 @@
 """Tensors that are known in part, against our forward pass: the first one that is farther than roundings reach.
 
-Of a tensor that llama.cpp printed some numbers and the sum are known (PartialTensor), of one in BitNet-rs's trace records its shape, its
-hash and its root mean square, RMS (Fingerprint). There are no inputs to recompute an operation from, so each tensor is compared with ours
-as logits alone are: how far roundings reach is measured on the model and the tokens, by the runs of honest_engines.py.
+llama.cpp prints some numbers and the sum of a tensor (PartialTensor). BitNet-rs's trace records have its shape, hash and root mean square,
+RMS (Fingerprint). There are no inputs to recompute an operation from, so each tensor is compared with ours as logits alone are: how far
+roundings reach is measured on the model and the tokens, by the runs of honest_engines.py.
 
 Another hash says nothing, because every rounding changes it. Another RMS is evidence: two tensors' RMS differ by no more than the RMS of
 their difference. The same RMS proves little: a permuted tensor has it too.

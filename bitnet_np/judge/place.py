@@ -1,4 +1,4 @@
-"""The place of a tensor: in a model and a dialect, with its matrix."""
+"""A tensor's place: its model, dialect, name and layer, with the matrix that makes it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

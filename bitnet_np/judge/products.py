@@ -1,4 +1,4 @@
-"""Matrices as the judge reads them: which of them take codes, the steps of what they read, and their numbers in float64."""
+"""Matrices as the judge reads them: which of them take int8 codes, the grid of their rounded inputs, and their numbers in float64."""
 
 from collections.abc import Iterator
 from functools import lru_cache

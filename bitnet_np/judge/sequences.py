@@ -1,4 +1,4 @@
-"""Several sequences: each is judged by itself, and one report says of all of them."""
+"""Several sequences: each is judged by itself, and one report holds the reports of all."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext

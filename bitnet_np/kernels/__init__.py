@@ -7,7 +7,7 @@ rows.py            norms, RoPE; loops over single numbers, whose rules are in cp
 floats.py          embedding and products with tables of floats
 ternary.py         the int8 quantiser and ternary products
 blocks.py          matrices in ggml's block types: rows, products, checks
-grids.py           the same for block types without kernels
+grids.py           matrices in ggml's grid types (IQ1, IQ2, IQ3), decoded by gguf-py
 attention.py       attention, causal or by a mask array
 masks.py           the filling of mask arrays
 experts.py         the router of a layer with experts
@@ -18,22 +18,22 @@ storage.py         the memory of a KV cache
 
 WHAT THEY ARE MADE OF
 tiles.py           sizes of tiles of dot products on this processor
-sums.py            sums in float64, and the largest magnitude of a row
-attention_chunk.py what queries get from a chunk of keys
-float_products.py  many tokens times floats and blocks, widened a strip at a time
+sums.py            the sum of a row in float64, and its largest magnitude
+attention_chunk.py attention to one chunk of keys
+float_products.py  products of many tokens with floats and blocks, widened a strip at a time
 ternary_product.py ternary products on vectors
-ternary_tiles.py   those on matrix tiles
-block_plans.py     how ggml's block types are multiplied by bytes
-block_products.py  these products
+ternary_tiles.py   ternary products on matrix tiles (AMX)
+block_plans.py     the order and range of codes in products of ggml's blocks by bytes
+block_products.py  products of ggml's blocks by bytes, as llama.cpp's CPU backend has them
 
 WHAT COMPILES AND RUNS THEM
 float_state.py     the default state of floating-point arithmetic, for public functions and threads
-launching.py       compiling kernels, and sharing them out among threads
+launching.py       compiling kernels, and dividing their work among threads
 recording.py       the launches of a pass, to be run again by one call
 sharing.py         whether it pays to share kernels among threads
 workspace.py       memory for results, kernels and weights
 processor.py       the features that Numba compiles for
 fast/              what builds LLVM IR: vector registers, byte dot products, matrix tiles
 cache/             compiled kernels on disk
-cuda/              the twins on GPUs
+cuda/              the same kernels for NVIDIA GPUs
 """

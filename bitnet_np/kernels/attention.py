@@ -1,6 +1,6 @@
 """Attention without a [T, T] array: keys in chunks of CHUNK from position 0, in the contract's order.
 
-The queries that read the same keys and values are worked out together: the heads of a group, for a run of rows. Each chunk of keys gives
+Queries that read the same keys and values are computed together: the heads of a GQA group, for a run of rows. Each chunk of keys gives
 them a maximum, a sum of weights and weighted values, which are folded into those of the chunks before.
 """
 
@@ -56,7 +56,7 @@ class Run(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What the queries of a run are worked out in. N are as many as fill whole tiles, n those that are there."""
+    """The memory in which a run is computed. n is its number of queries, N that number filled up to whole tiles."""
 
     queries: Any  # [N, K]; those that only fill a tile are 0
     ends: Any  # [tiles] of one chunk: how many of its keys any query of the tile sees
@@ -117,7 +117,7 @@ def _attend_chunk(inputs, window, mask, run, key, end, room):
 
 @inlined
 def _fold(room):
-    """Fold what queries get from one more chunk into what they have. `top` and `sums` are the factors of old and new values then."""
+    """Fold one more chunk into the results so far. Afterwards `top` and `sums` hold the factors of the old and the new values."""
     seen, top, sums, largest, weight, values = room.seen, room.top, room.sums, room.largest, room.weight, room.values
     for i in range(weight.size):
         after = max(largest[i], top[i])
@@ -237,7 +237,7 @@ def attend_masked(
 
 
 def most_keys(position: Ints, window: int = NO_WINDOW) -> int:
-    """No row sees more keys: a power of two, so that what follows from it is the same for many tokens one after the other, or `window`."""
+    """A number of keys that no row exceeds: `window`, or a power of two, which stays the same for many consecutive tokens."""
     return min(1 << int(position.max()).bit_length(), window)
 
 

@@ -1,4 +1,4 @@
-"""What some queries get from one chunk of keys and values: scores, weights, and weighted sums of values, in the contract's order.
+"""Attention of some queries to one chunk of keys: scores, weights, and weighted sums of values, in the contract's order.
 
 Queries come in tiles of TOKENS. `ends` has, for each tile, how many of the chunk's keys any of its queries sees: the others cost nothing.
 """

@@ -41,7 +41,7 @@ class Plan:
         self.registers = 1 + self.has_integer_minimum if self.is_k else self.weights // REGISTER  # of sums that one row's chunk makes
 
     def offset(self, path: str) -> int:
-        """What is added to codes to make bytes without a sign of them, on an instruction path; sums of activations take it off again."""
+        """What makes unsigned bytes of codes when it is added, on an instruction path; sums of activations subtract it again."""
         if self.is_wide:
             return 128 if PATHS[path].dot and not PATHS[path].signed else 0
         return -self.code_range[0]

@@ -1,7 +1,7 @@
 """The operations of a backend, on the CPU: arrays and scalars in, arrays out. They know nothing of models.
 
-The kernels are in the files imported here. Those of single numbers are made of the rules at the end, here and for a GPU. The contract that
-all keep is contract/. Arrays are C-contiguous; offsets given to the functions of fast/ count elements from an array's start, whatever its
+The kernels are in the files imported here. Kernels over single numbers are made of the rules at the end, here and for a GPU. contract/ says
+what each must give. Arrays are C-contiguous; offsets given to the functions of fast/ count elements from an array's start, whatever its
 shape. Kernels have no bounds checks: everything that could break them (token ids, slots, positions, shapes) is checked at the package's
 border. Every output row has one owner, so threads cannot change a bit.
 """

@@ -62,7 +62,7 @@ def _crew(member, job, members):
 
 
 def variant(loop: Callable, name: str, **names: Any) -> Kernel:
-    """The kernel of this name that a loop becomes where some of its global names stand for something else."""
+    """A kernel of this name: the loop, with some of its global names replaced."""
     return parallel(renamed(loop, name, names))
 
 
@@ -145,7 +145,7 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
 
 
 def _by_team(kernels: int, function: Callable[..., None], *args: Any) -> None:
-    """Call what runs so many kernels by the team."""
+    """Let the team call a function that runs so many kernels."""
     global _threads_started
     with _turn:
         members = 1 if _forked else _sharing.members()

@@ -1,7 +1,7 @@
-"""Kernels that write ternary matrices in the order in which products stream them (../packing.py).
+"""Kernels that write ternary matrices in the packed layout (model/packing.py), in which products stream them.
 
-They read the layouts of files: codes as they lie there, or weights, which they round. Such are the floats that a model is trained with, its
-masters, and ggml's blocks.
+They read what files hold: codes, or weights, which they round. Weights are ggml's blocks, or the floats that a model was trained with, its
+masters.
 """
 
 import numpy as np

@@ -1,12 +1,12 @@
 """A pass that is recorded once and then run again for other inputs, by one compiled call.
 
-Between kernels a decoded token spends a tenth to a fifth of its time in Python, whose code and data the weights drive out of the caches.
+A decoded token spends a tenth to a fifth of its time in Python between kernels, whose code and data the weights drive out of the caches.
 But one token is like the next: the same kernels on the same weights. So the launches of one pass are kept, with the memory that it worked
 in.
 
-A recording must hold all that the pass computes. What a kernel reads must be an input, the result of another launch, or constant, as a
-read-only array is. Python must not look at a result (launching.looked_at). A pass that breaks these rules is not recorded. What they do not
-see, such as an array that NumPy changes in place, a comparison shows (engine/repeats.py).
+A recording must hold all that the pass computes. A kernel may read an input, the result of another launch, or a constant: a read-only
+array. Python must not look at a result (launching.looked_at). A pass that breaks these rules is not recorded. A breach that they do not
+detect, such as an array that NumPy changes in place, is found by comparing bits (engine/repeats.py).
 """
 
 from collections.abc import Callable, Sequence

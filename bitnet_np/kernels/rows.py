@@ -1,4 +1,4 @@
-"""Kernels that work on single rows: norms, RoPE. And what makes kernels of rules for single numbers, which are in cpu.py."""
+"""Kernels over rows: norms and RoPE. And functions that make a kernel of a rule for one number; the rules are in cpu.py."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial, update_wrapper
@@ -135,7 +135,7 @@ def spread(x: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], shap
 
 
 def of_one(*numbers):
-    """In place of a rule: see launching.variant."""
+    """A placeholder for the rule that launching.variant puts here."""
 
 
 def _each(team, x, out):
@@ -175,7 +175,7 @@ class OfNumbers:
 
 
 def _kind(loop: Callable, taken: Callable[[Any], Any] = lambda beside: beside) -> Callable[[int], Callable[[Any], OfNumbers]]:
-    """A decorator, of how many elementary steps a rule takes, which makes an operation of it. taken: what is beside x, for the kernel."""
+    """The decorator that makes an operation of a rule of so many elementary steps. taken: converts what is beside x, for the kernel."""
     return lambda steps: partial(OfNumbers, loop, taken, steps)
 
 

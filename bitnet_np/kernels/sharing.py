@@ -32,7 +32,7 @@ class Sharing:
         return 1 if self._clock() < self._rest + _REST else get_num_threads()
 
     def call(self, members: int, kernels: int, function: Callable[..., None], *arguments: Any) -> None:
-        """Call what so many threads share, so many kernels."""
+        """Call a function that runs so many kernels, which so many threads share."""
         begin = self._clock()
         if members == 1 and begin >= self._rest + _REST:
             function(*arguments)  # the caller has one thread, and nothing is learnt

@@ -1,4 +1,4 @@
-"""What is said of a whole row without tiles: sums in float64 by the lane rule, and the largest magnitude."""
+"""The sum of a row in float64 by the lane rule, and its largest magnitude."""
 
 import numpy as np
 

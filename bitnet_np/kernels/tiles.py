@@ -1,4 +1,4 @@
-"""Tiles of dot products, which floats.py, attention.py and others are made of: their sizes on this processor, and how one is filled."""
+"""Tiles of dot products: their sizes on this processor, and how one is filled. floats.py, attention.py and others are made of them."""
 
 from .fast.emit import LANES, is_wide
 from .fast.simd import dot_step, dot_tail, prefetch

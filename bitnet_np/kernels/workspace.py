@@ -1,12 +1,12 @@
-"""Memory: for results, for kernels themselves, and for weights.
+"""Memory for results, for kernels' own arrays, and for weights.
 
 Memory for results is used again as soon as nothing refers to the result it was lent to. A forward pass makes some hundred arrays of the
 same few sizes. Fresh memory is zeroed by the system page by page, which takes longer than most kernels that fill it (a norm over 128 rows
 ran three times as long). So each thread keeps the memory of deleted arrays, up to LIMIT bytes. An array from here is like any other:
 nothing else uses its memory as long as it, or a view of it, is alive.
 
-An array gets the smallest block that holds it. Where none does, a new one takes the place of the largest that is free. So a thread has no
-more blocks than were lent at once, and after a layer or two they fit all that follows: a pass takes little more than it holds at once.
+An array gets the smallest free block that holds it. Where none does, a new block replaces the largest free one. So a thread has no more
+blocks than were lent at once, and after a layer or two they fit all that follows: a pass takes little more than it holds at once.
 """
 
 import threading
@@ -149,7 +149,7 @@ def _block(size: int, tally: Counts) -> _Block:
 
 @contextmanager
 def own_room() -> Iterator[Room]:
-    """Context in which arrays, small ones too, take turns in memory that nothing else is given, then or later."""
+    """Context in which all arrays, small ones too, get memory that is reserved for them, then and later."""
     usual = vars(_pool).copy()  # of this thread
     _pool.__init__(smallest=1)  # type: ignore[misc]
     made: list[_Block] = []
@@ -161,7 +161,7 @@ def own_room() -> Iterator[Room]:
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
-    """An array like that of np.zeros, of which no register straddles two cache lines: for those that live long."""
+    """An array like that of np.zeros, for arrays that live long. It is aligned: no register straddles two cache lines."""
     dtype = np.dtype(dtype)
     memory = np.zeros(prod(shape) * dtype.itemsize + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
@@ -170,7 +170,7 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
 
 @serial
 def aligned(size):
-    """So many bytes of which no register straddles two cache lines, for kernels themselves."""
+    """So many aligned bytes, for kernels' own arrays."""
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size]

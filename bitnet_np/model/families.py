@@ -139,7 +139,7 @@ def implied(c: Config) -> dict[str, Any]:
 
 
 def windowed_layers(architecture: str, n_layers: int, period: int | None = None) -> tuple[int, ...]:
-    """The layers that have the window of a file that does not say which do. period: as Family.window_period; None: the family's."""
+    """The layers with a window, for a file that does not name them. period: as Family.window_period; None: the family's."""
     period = FAMILIES[architecture].window_period if period is None else period
     return tuple(n for n in range(n_layers) if not period or (n + 1) % period)
 

@@ -308,7 +308,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Expert:
-    """One of the feed-forwards of a layer, of which each token takes some."""
+    """One expert of a layer: a feed-forward that some of the tokens take."""
 
     ffn_gate: Annotated[Linear, "ffn", "width"]  # [F, D]
     ffn_up: Annotated[Linear, "ffn", "width"]  # [F, D]

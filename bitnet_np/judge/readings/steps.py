@@ -1,7 +1,7 @@
 """The one step of an operation that is wrong, solved for: what it must have given, if all other steps are right.
 
-Where y = a b, and a is right, b was y / a. From the output back, each operand is solved for so. A step with fewer numbers than the output,
-such as the root mean square of a row or a weight that all tokens share, is solved for many times over: if all agree, it is that step.
+Where y = a b, and a is right, b was y / a. So each operand is solved for, from the output back. A step with fewer numbers than the output,
+such as the root mean square of a row or a weight that all tokens share, has many solutions: if they agree, it is that step.
 """
 
 from collections.abc import Iterator

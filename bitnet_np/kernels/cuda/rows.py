@@ -1,4 +1,4 @@
-"""Kernels over rows, of which a block has one, and over single numbers, of which a thread has one.
+"""Kernels over rows, a block of threads for each, and over single numbers, a thread for each.
 
 They follow kernels/rows.py, whose order is the contract's.
 """

@@ -1,7 +1,7 @@
 """Byte dot products: the instructions that each processor has for them, one row of `PATHS` each, and the sums that they make.
 
-Of many tokens, a step multiplies 16 columns of 16 rows, four registers of codes, by 16 activations of each. Where bytes are multiplied two
-at a time to words, its sums are words, and are kept so between `open_sums` and `close_sums`: that saves one instruction in two.
+For many tokens, one step multiplies 16 columns of 16 rows (four registers of codes) by 16 activations of each token. Where instructions
+multiply two bytes to a word, sums stay words between `open_sums` and `close_sums`: that saves one instruction in two.
 """
 
 from typing import NamedTuple
