@@ -23,7 +23,6 @@ MEANT = {
     "mode": "auto",
     "ops": cpu,
     "overrides": None,
-    "ring": False,
     "sampling": Sampling(temperature=0, top_k=0, top_p=1),
     "seed": 0,
     "stop": (),

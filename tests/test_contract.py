@@ -222,15 +222,15 @@ def test_every_family_has_the_bits_of_the_kernels(shape, seed, counts, dialect):
 # --- storage --------------------------------------------------------------------------------------------------------------------------
 
 
-@given(seed=seeds, dtype=st.sampled_from([np.float32, np.float16]), ring=st.booleans())
+@given(seed=seeds, dtype=st.sampled_from([np.float32, np.float16]))
 @settings(max_examples=15)
-def test_a_cache_in_its_storage_holds_what_the_kernels_does(seed, dtype, ring):
-    """Chunks past a ring's end, forked, rolled back and resized: the same bytes, and the same logits."""
+def test_a_cache_in_its_storage_holds_what_the_kernels_does(seed, dtype):
+    """Chunks, forked, rolled back and resized: the same bytes, and the same logits."""
     model, rng = random_model(seed, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, window=20), np.random.default_rng(seed)
     tokens, cut = random_tokens(rng, model, 1, 200), int(rng.integers(1, 199))
     caches, logits = [], []
     for ops, storage in ((cpu, cpu.storage()), (contract, contract.storage()), (contract, cpu.storage())):
-        cache = bn.KVCache(model.config, 2, 300, dtype, ring=ring, storage=storage)
+        cache = bn.KVCache(model.config, 2, 300, dtype, storage=storage)
         seen = [bn.prefill(model, tokens[:, :cut], cache, slots=[0], ops=ops, block=90)]
         seen.append(bn.forward(model, tokens[:, cut:], cache, slots=[0], ops=ops, last_only=True))
         cache.rollback(0, 1)

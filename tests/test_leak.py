@@ -23,7 +23,6 @@ from bitnet_np.generation.sampling import Sampling
 from bitnet_np.kernels import workspace
 
 MODEL = random_model(0, width=256, ffn=256, vocab=64, context=4096)
-RING = random_model(0, width=256, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, context=4096, window=70)
 KILOBYTE, MEGABYTE = 1 << 10, 1 << 20
 TOKENS = random_tokens(np.random.default_rng(0), MODEL, 2, 40)
 
@@ -47,16 +46,6 @@ def decode_steps(n):
         if cache.lengths[0] == 60:
             cache.clear()
         forward(MODEL, [[1], [2]], cache)
-
-
-def ring_steps(n):
-    """Round and round, with a prompt of several rounds now and then."""
-    cache = KVCache(RING.config, 2, 4096, ring=True)
-    for i in range(n):
-        if i % 300 == 0:
-            cache.clear()
-            forward(RING, np.ones((2, 300), int), cache)
-        forward(RING, [[1], [2]], cache)
 
 
 def measured_passes(n):
@@ -108,7 +97,6 @@ WORK = {  # with so many steps that one array of a step, kept each time, is more
     "masked passes": (stateless(lambda i: forward_full(MODEL, TOKENS, mask=masks.causal(40, 40))), 20),
     "loads": (stateless(lambda i: load(TINY)), 20),
     "decode steps": (decode_steps, 600),
-    "ring steps": (ring_steps, 600),
     "measured passes": (measured_passes, 20),
     "failed passes": (failed_passes, 20),
     "requests": (requests, 150),

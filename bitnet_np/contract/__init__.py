@@ -26,7 +26,7 @@ numbers.py has fused multiply-adds, lanes, exponentials and angles, blocks.py th
 float32 if their type is not given; engine/backend.py explains the operations, model/records.py the letters of shapes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -55,7 +55,7 @@ _SIZE, _OUTPUTS = 1 << 16, 1 << 10  # numbers of a result, and rows of a matrix,
 
 
 class ArrayStorage:
-    """Keys and values [L, B, S, G, K] of a KV cache in NumPy's arrays: position p of slot b is at [:, b, p % S]."""
+    """Keys and values [L, B, S, G, K] of a KV cache in NumPy's arrays: position p of slot b is at [:, b, p]."""
 
     most_positions: int | None = None
 
@@ -72,25 +72,16 @@ class ArrayStorage:
             rounded = rows.astype(out.dtype)
             if out.dtype == np.float16 and not np.isfinite(rounded).all():
                 raise NonFiniteError(f"KV cache: a {name} of layer {layer} is not a number within float16's range")
-            out[slot, position % out.shape[1]] = rounded
+            out[slot, position] = rounded
 
     def readable(self, array: NDArray) -> NDArray:
         return array.view(np.int16) if array.dtype == np.float16 else array
 
     def erase(self, array: NDArray, slot: int, start: int, end: int) -> None:
-        array[:, slot, np.arange(start, end) % array.shape[2]] = 0
+        array[:, slot, start:end] = 0
 
-    def carry(self, source: NDArray, slot: int, out: NDArray, target: int, start: int, end: int) -> None:
-        positions = np.arange(start, end)
-        out[:, target, positions % out.shape[2]] = source[:, slot, positions % source.shape[2]]
-
-    def by_pieces(
-        self, pieces: Sequence[Any], attend: Callable[..., NDArray], q: NDArray, k: NDArray, v: NDArray, slot: Places, position: Places
-    ) -> NDArray:
-        out = np.empty_like(q)
-        for piece in pieces:
-            out[piece] = attend(q[piece], k[piece], v[piece], slot[piece], position[piece])
-        return out
+    def carry(self, source: NDArray, slot: int, out: NDArray, target: int, length: int) -> None:
+        out[:, target, :length] = source[:, slot, :length]
 
 
 def storage() -> ArrayStorage:
@@ -296,7 +287,7 @@ def _by_rows(attention: Callable[..., Floats], q: Floats, k: NDArray, v: NDArray
 
 def _kept(array: NDArray, slot: Places, keys: Places, heads: int) -> Floats:  # [B, S, G, K], [R], [n], H -> [R, n, H, K]
     """Keys or values of some positions, in float32 and for each head. int16 stands for float16's bits."""
-    rows = array[slot[:, None], keys % array.shape[1]]
+    rows = array[slot[:, None], keys]
     rows = (rows.view(np.float16) if rows.dtype == np.int16 else rows).astype(f32)
     return np.repeat(rows, heads // array.shape[2], axis=2)
 

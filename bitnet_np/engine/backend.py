@@ -6,7 +6,7 @@ is a backend with some operations replaced: to count them (metrics.py), or to co
 An `Array` is NumPy's or the device's own. Nothing is checked here: the callers of a backend check their arguments.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from inspect import isfunction
 from typing import Any, Protocol, TypeVar
 
@@ -19,7 +19,7 @@ Record = TypeVar("Record")
 
 
 class Storage(Protocol):
-    """The memory that keys and values lie in: arrays [L, B, S, G, K], of which position p of slot b is at [:, b, p % S]."""
+    """The memory that keys and values lie in: arrays [L, B, S, G, K], of which position p of slot b is at [:, b, p]."""
 
     most_positions: int | None  # that a slot can hold; None: as many as there is memory for
 
@@ -39,13 +39,8 @@ class Storage(Protocol):
     def erase(self, array: Array, slot: int, start: int, end: int, /) -> None:
         """Set positions start..end of a slot to zero."""
 
-    def carry(self, source: Array, slot: int, out: Array, target: int, start: int, end: int, /) -> None:
-        """Copy positions start..end of a slot to another slot, of the same array or of one with another S."""
-
-    def by_pieces(
-        self, pieces: Sequence[Any], attend: Callable[..., Array], q: Array, k: Array, v: Array, slot: NDArray, position: NDArray, /
-    ) -> Array:
-        """Call `attend` for one piece of the rows [R] after another -> [R, H, K]. Slots and positions are NumPy's."""
+    def carry(self, source: Array, slot: int, out: Array, target: int, length: int, /) -> None:
+        """Copy the first positions of a slot to another slot, of the same array or of one with another S."""
 
 
 class Backend(Protocol):

@@ -1,18 +1,15 @@
 """KVCache: the keys and values of sequences in progress, each with its own length."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..base.errors import CapacityError, OptionError, SlotError, listed, shown
+from ..base.errors import CapacityError, SlotError, listed, shown
 from ..base.validate import dtype_of, instance, integer
-from ..kernels.attention import chunks_touched
-from ..kernels.scalar import CHUNK
 from ..kernels.storage import HOST, nbytes_of
 from ..model.records import Config
 from .backend import Array, Backend, Storage
@@ -45,26 +42,18 @@ class Attend:
     rows: Rows  # in the storage's memory
     attention: Attention
     mark: Callable[[str, int], None] = lambda event, count: None  # called with ("kv_write", positions) for each write
-    pieces: Sequence[NDArray[np.intp]] = ()  # the rows to write and read at a time, if not all: then calls are for all rows
-    host: Rows | None = None  # the rows in NumPy's arrays, where there are pieces
     repeats: Repeats | None = None  # recordings of passes like this one, where it may have some
 
     def __call__(self, layer: int, q: Array | None, k: Array | None, v: Array | None, part: Part = ALL) -> Array:
         """Write k and v [R, G, K] of some rows, if given; then attend by their q [R, H, K], if given, to all that is written."""
-        place = layer % self.keys.shape[0]
-
-        def piece(q: Array | None, k: Array | None, v: Array | None, slot: Array, position: Array) -> Array | None:
-            if k is not None:
-                self.storage.write(layer, self.keys[place], self.values[place], slot, position, k, v)
-                self.mark("kv_write", len(k))
-            if q is None:
-                return None
-            keys, values = (self.storage.readable(array[place]) for array in (self.keys, self.values))
-            return self.attention(layer, q, keys, values, slot, position)
-
-        if self.host is None:
-            return piece(q, k, v, some(self.rows.slot, part), some(self.rows.position, part))
-        return self.storage.by_pieces(self.pieces, piece, q, k, v, self.host.slot, self.host.position)
+        keys, values = (array[layer % len(array)] for array in (self.keys, self.values))
+        slot, position = some(self.rows.slot, part), some(self.rows.position, part)
+        if k is not None:
+            self.storage.write(layer, keys, values, slot, position, k, v)
+            self.mark("kv_write", len(k))
+        if q is None:
+            return None
+        return self.attention(layer, q, self.storage.readable(keys), self.storage.readable(values), slot, position)
 
 
 class KVCache:
@@ -78,10 +67,6 @@ class KVCache:
     takes half the memory, and keys and values are rounded on their way in: logits then differ from the definition's. They are still the
     same bits in any chunks and any batch, and those of dialect bitnet.cpp do not change, because it rounds there anyway.
 
-    As a ring, for a model with a window in every layer, S is at most the window and one or two chunks of attention: position p is in
-    place p % S, where it replaces a position that no later token sees. Logits are the same bits. A slot can then be truncated only while
-    the cache still holds what its next token sees.
-
     Several threads may run passes over one cache at a time, each over slots of its own; nothing else may change the cache meanwhile.
     """
 
@@ -92,7 +77,6 @@ class KVCache:
         capacity: int | None = None,
         dtype: DTypeLike = np.float32,
         *,
-        ring: bool = False,
         storage: Storage = HOST,
     ):
         """`capacity` defaults to the model's context, `storage` to NumPy's arrays (new_cache makes caches for other backends).
@@ -102,31 +86,33 @@ class KVCache:
         instance("config", config, Config)
         self.storage = storage
         self.dtype = dtype_of("KV cache: dtype", dtype, (np.float32, np.float16))
-        if ring and (config.window is None or config.window_layers is not None):
-            raise OptionError("KV cache: a ring is for a model with a window in every layer, this one has layers that see all positions")
-        batch, self.capacity = _sizes(batch, config.context if capacity is None else capacity)
-        self.window = config.window if ring else None
-        shape = config.n_layers, batch, self._places(self.capacity), config.kv_heads, config.head_dim
+        batch, capacity = self._sizes(batch, config.context if capacity is None else capacity)
+        shape = config.n_layers, batch, capacity, config.kv_heads, config.head_dim
         self.k, self.v = storage.zeros(shape, self.dtype)  # [L, B, S, G, K]
         self.lengths = np.zeros(batch, np.int64)
-        self._oldest = np.zeros_like(self.lengths)  # the first position of each slot that is not overwritten
         self._written: set[int] = set()  # slots that a forward pass is writing to
         self._repeats = Repeats()
 
     def __repr__(self) -> str:
         return f"<KVCache of {self.dtype}: {listed(self.lengths.tolist())} of {self.capacity} positions in {self.batch} slots>"
 
-    def _places(self, capacity: int) -> int:
-        """S for this capacity. A ring holds the chunks that the windows of one whole chunk of queries touch."""
+    def _sizes(self, batch: int, capacity: int) -> tuple[int, int]:
+        """Batch and capacity, checked. Raises OptionError, or CapacityError for more positions than the storage can hold."""
+        batch, capacity = integer("KV cache: batch", batch, 1), integer("KV cache: capacity", capacity, 1)
         most = self.storage.most_positions
         if most is not None and capacity > most:
             raise CapacityError(f"KV cache: {capacity:,} positions, on the device expected at most {most:,}")
-        return capacity if self.window is None else min(capacity, chunks_touched(self.window) * CHUNK)
+        return batch, capacity
 
     @property
     def batch(self) -> int:
         """Number of slots."""
         return self.k.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """Number of positions that a slot has room for."""
+        return self.k.shape[2]
 
     @property
     def nbytes(self) -> int:
@@ -176,7 +162,6 @@ class KVCache:
             with self.undone_on_error(slots, counts):
                 yield start
             self.lengths[slots] += counts
-            self._oldest = np.maximum(self._oldest, self.lengths - self.k.shape[2])
         finally:
             with _LOCK:
                 self._written -= reserved
@@ -184,74 +169,35 @@ class KVCache:
     @contextmanager
     def undone_on_error(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[None]:
         """Context that undoes what is appended in it, at most counts[i] positions to slot slots[i], if it raises."""
-        saved: list[tuple[int, int, int, int, Any]] = []  # slot, oldest position, length before and after, keys and values overwritten
-        for slot, length, count in zip(slots.tolist(), self.lengths[slots].tolist(), counts.tolist(), strict=True):
-            end, covers = length + count, length > 0 and self.k.shape[2] < length + count  # a ring then overwrites what it holds
-            begin = self._begin(length, end)
-            held = self.storage.zeros((self.k.shape[0], 1, end - begin, *self.k.shape[3:]), self.dtype) if covers else ()
-            for copy, array in zip(held, (self.k, self.v), strict=False):
-                self.storage.carry(array, slot, copy, 0, begin, end)
-            saved.append((slot, int(self._oldest[slot]), length, end, held))
+        before = self.lengths[slots]
         try:
             yield
         except BaseException:
-            for slot, oldest, length, end, held in saved:
-                if not held:
-                    self.erase(slot, length, end)
-                else:
-                    for copy, array in zip(held, (self.k, self.v), strict=True):
-                        self.storage.carry(copy, 0, array, slot, self._begin(length, end), end)
-                self.lengths[slot], self._oldest[slot] = length, oldest
+            for slot, length, count in zip(slots.tolist(), before.tolist(), counts.tolist(), strict=True):
+                self.erase(slot, length, length + count)
+            self.lengths[slots] = before
             raise
 
-    def attending(
-        self, rows: Rows, resident: Rows, attention: Attention, mark: Callable[[str, int], None], repeats: bool = False
-    ) -> Attend:
-        """Attention of a pass over new rows, which are also `resident` in the storage's memory.
+    def attending(self, rows: Rows, attention: Attention, mark: Callable[[str, int], None], repeats: bool = False) -> Attend:
+        """Attention of a pass over new rows, which are in the storage's memory.
 
         repeats: whether the pass may be recorded, or run by a recording, if it is for one row of each sequence. Writing keys and values
         raises NonFiniteError when a float16 cache cannot hold them. The caller changes `lengths`.
         """
-        pieces = self._pieces(rows.slot, rows.position)
         steps = self._repeats if repeats and rows.last.size == rows.slot.size else None
-        return Attend(self.storage, self.k, self.v, resident, attention, mark, pieces, rows if pieces else None, steps)
-
-    def _pieces(self, slot: NDArray[np.int64], position: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-        """Indices of the rows to write and read at a time where a ring wraps: one chunk of each sequence. Empty where it does not wrap."""
-        chunk = position // CHUNK
-        first = np.full(self.batch, chunk.max())
-        np.minimum.at(first, slot, chunk)
-        turn = chunk - first[slot]
-        if position.max() < self.k.shape[2] or not turn.any():
-            return []
-        return [np.flatnonzero(turn == n) for n in range(turn.max() + 1)]
-
-    def _begin(self, start: int, end: int) -> int:
-        """The first of positions start..end to have a place: a ring holds only the last S of them."""
-        return max(start, end - self.k.shape[2])
+        return Attend(self.storage, self.k, self.v, rows, attention, mark, steps)
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first `length` positions of a slot; other slots keep every byte.
 
-        Raises SlotError for a slot that does not exist, CapacityError for a length that it does not have, or from which it cannot continue:
-        a ring may have overwritten what the next token sees.
+        Raises SlotError for a slot that does not exist, CapacityError for a length that it does not have.
         """
         slot, length = self._checked(slot), _count("length", length)
         if not 0 <= length <= self.lengths[slot]:
             raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot be cut to {length}")
         self._check_idle((slot,))
-        self._check_window(slot, length)
         self.erase(slot, length, int(self.lengths[slot]))
         self.lengths[slot] = length
-        self._oldest[slot] = min(self._oldest[slot], length)
-
-    def _check_window(self, slot: int, length: int) -> None:
-        """Raises CapacityError if a ring no longer holds what the token after `length` positions sees."""
-        if length and self.window is not None and max(0, length - self.window + 1) < self._oldest[slot]:
-            raise CapacityError(
-                f"KV cache: slot {slot} has forgotten the positions before {self._oldest[slot]}, "
-                f"and after {length} a window of {self.window} needs them"
-            )
 
     def rollback(self, slot: int, count: int) -> None:
         """Forget the last `count` positions of a slot. Raises what `truncate` does."""
@@ -282,20 +228,16 @@ class KVCache:
         length = filled if length is None else _count("length", length)
         if not 0 <= length <= filled:
             raise CapacityError(f"KV cache: slot {source} holds {filled} positions, {length} cannot be copied")
-        self._check_window(source, length)
         self._check_idle((source, *targets))
         if len({source, *targets}) <= len(targets):
             raise SlotError(f"KV cache: slots {targets} name one slot twice, or the source {source}")
         for slot in targets:
             if self.lengths[slot]:
                 raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, clear it before it is copied to")
-        wraps = filled > self.k.shape[2]
         for slot in targets:
             for array in (self.k, self.v):
-                self.storage.carry(array, source, array, slot, *((self._begin(0, filled), filled) if wraps else (0, length)))
-            if wraps and length < filled:  # all places of the ring were copied, those past `length` too
-                self.erase(slot, length, filled)
-            self.lengths[slot], self._oldest[slot] = length, min(length, self._oldest[source])
+                self.storage.carry(array, source, array, slot, length)
+            self.lengths[slot] = length
 
     def resize(self, batch: int | None = None, capacity: int | None = None, *, force: bool = False) -> None:
         """Change the number of slots, or of positions in each. Slots keep what they hold, as far as there is room for it.
@@ -303,39 +245,31 @@ class KVCache:
         Raises SlotError or CapacityError, and changes nothing, if a slot in use would go or be cut, unless `force` is set.
         Needs memory for the old and the new cache at once.
         """
-        batch, capacity = _sizes(self.batch if batch is None else batch, self.capacity if capacity is None else capacity)
+        batch, capacity = self._sizes(self.batch if batch is None else batch, self.capacity if capacity is None else capacity)
         self._check_idle(range(self.batch))
-        for slot in np.flatnonzero(self.lengths[:batch] > capacity) if force else ():
-            self._check_window(int(slot), capacity)
-        if not force:
-            for slot in np.flatnonzero(self.lengths):
-                if slot >= batch:
-                    raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {batch} slots")
-                if self.lengths[slot] > capacity:
-                    raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {capacity}")
-        k, v = self.storage.zeros((self.k.shape[0], batch, self._places(capacity), *self.k.shape[3:]), self.dtype)
-        lengths, oldest = np.zeros((2, batch), np.int64)
+        for slot in () if force else np.flatnonzero(self.lengths):
+            if slot >= batch:
+                raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {batch} slots")
+            if self.lengths[slot] > capacity:
+                raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {capacity}")
+        k, v = self.storage.zeros((self.k.shape[0], batch, capacity, *self.k.shape[3:]), self.dtype)
+        lengths = np.zeros(batch, np.int64)
         slots = min(batch, self.batch)
-        lengths[:slots], oldest[:slots] = np.minimum(self.lengths[:slots], capacity), self._oldest[:slots]
+        lengths[:slots] = np.minimum(self.lengths[:slots], capacity)
         for i in range(slots):
             for new, old in ((k, self.k), (v, self.v)):
-                self.storage.carry(old, i, new, i, int(oldest[i]), int(lengths[i]))
-        self.k, self.v, self.capacity, self.lengths, self._oldest = k, v, capacity, lengths, oldest
+                self.storage.carry(old, i, new, i, int(lengths[i]))
+        self.k, self.v, self.lengths = k, v, lengths
 
     def erase(self, slot: int, start: int, end: int) -> None:
         """Zero positions start..end of a slot in every layer."""
         for array in (self.k, self.v):
-            self.storage.erase(array, slot, self._begin(start, end), end)
+            self.storage.erase(array, slot, start, end)
 
 
 def new_cache(config: Config, batch: int, capacity: int | None, ops: Backend, dtype: DTypeLike = np.float32) -> KVCache:
     """A KV cache in the memory of a backend. Raises what KVCache does."""
     return KVCache(config, batch, capacity, dtype, storage=ops.storage())
-
-
-def _sizes(batch: int, capacity: int) -> tuple[int, int]:
-    """Batch and capacity, checked to be at least 1. Raises OptionError."""
-    return integer("KV cache: batch", batch, 1), integer("KV cache: capacity", capacity, 1)
 
 
 def _count(name: str, value: int) -> int:

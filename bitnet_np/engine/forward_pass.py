@@ -168,7 +168,7 @@ def forward(
     mask: as in `forward_full`, [T, S] or [1 or B, 1, T, S]: a row for each new token, a column for each position from 0 on, S of them, as
     many as the longest sequence has if all its T tokens are real. A position that is not there yet, or is padding, is never seen.
 
-    Raises what `forward_full` raises, UnsupportedError for a mask with a ring, a float16 cache or one on a device, CapacityError when the
+    Raises what `forward_full` raises, UnsupportedError for a mask with a float16 cache or one on a device, CapacityError when the
     cache is too small, SlotError for a slot that does not exist, is named twice, or that another pass is writing to. Whatever is raised,
     also by `record`, the cache is as it was.
     """
@@ -344,7 +344,7 @@ def run_cached(
     with cache.appending(slots, tokens.lengths) as start:
         rows = Rows.of(runtime.model.config, tokens, slots, start)
         repeats = ops.repeats and attention is None and record is ignore and runtime.edit is None
-        attend = cache.attending(rows, ops.resident(rows), attention or runtime.attention, ops.mark, repeats)
+        attend = cache.attending(ops.resident(rows), attention or runtime.attention, ops.mark, repeats)
         h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
         if not with_logits:
             return np.empty((0, runtime.model.config.vocab), np.float32)
@@ -421,6 +421,6 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
 
 def _check_maskable(cache: KVCache) -> None:
     """Raises UnsupportedError for a cache whose keys cannot be read by a mask's columns."""
-    kind = "a ring" if cache.window is not None else "float16" if cache.dtype == np.float16 else ""
-    if kind or not isinstance(cache.k, np.ndarray):
-        raise UnsupportedError(f"the KV cache is {kind or 'on a device'}, which takes no mask; expected float32 in the computer's memory")
+    if cache.dtype == np.float16 or not isinstance(cache.k, np.ndarray):
+        kind = "float16" if cache.dtype == np.float16 else "on a device"
+        raise UnsupportedError(f"the KV cache is {kind}, which takes no mask; expected float32 in the computer's memory")

@@ -132,16 +132,16 @@ def _bytes_read(name: str, arguments: tuple, options: Mapping[str, Any]) -> int:
     if name in _ATTENTION:
         q, k, _, slot, position = arguments[:5]
         mask_or_window = arguments[5] if len(arguments) > 5 else options.get("window")
-        visible = _positions_seen(slot, position, mask_or_window if isinstance(mask_or_window, int) else None, k.shape[1])
+        visible = _positions_seen(slot, position, mask_or_window if isinstance(mask_or_window, int) else None)
         return _size((q, slot, position, mask_or_window)) + 2 * visible * k[0, 0].nbytes
     return sum(map(_size, (*arguments, *options.values())))
 
 
-def _positions_seen(slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None, places: int) -> int:
+def _positions_seen(slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None) -> int:
     """Number of positions that some row sees, over all sequences."""
     total = 0
     for one in np.unique(slot):
         positions = position[slot == one]
         first = 0 if window is None else max(0, int(positions.min()) - window + 1)
-        total += min(int(positions.max()) + 1 - first, places)
+        total += int(positions.max()) + 1 - first
     return total

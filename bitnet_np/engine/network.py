@@ -292,9 +292,9 @@ class _Way:
 
     @classmethod
     def of(cls, step: _Step, rows: int, rotations: Rotations | None, attend: Attend) -> _Way:
-        """All rows at once where tensors are observed, a ring wraps, or a backend does not split rows (Backend.splits_rows)."""
+        """All rows at once where tensors are observed, a pass may be recorded, or a backend does not split rows."""
         c = step.runtime.model.config
-        splits = rows > 1 and step.runtime.ops.splits_rows and not (step.observed or attend.pieces or attend.repeats)
+        splits = rows > 1 and step.runtime.ops.splits_rows and not (step.observed or attend.repeats)
         experts = max(1, c.experts // max(1, c.experts_used))
         attention, feed_forward = (_parts(rows, size if splits else rows) for size in (ATTENTION_ROWS, FFN_ROWS * experts))
         return cls(attend, rotations, splits, attention, feed_forward)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from ..base.errors import CapacityError
 from ..engine.backend import Array
@@ -45,30 +43,15 @@ class DeviceStorage:
         return array
 
     def erase(self, array: Array, slot: int, start: int, end: int) -> None:
-        self.carry(self.on.zeros((array.shape[0], 1, 1, *array.shape[3:]), array.dtype), 0, array, slot, start, end)
+        self._copy(self.on.zeros((array.shape[0], 1, 1, *array.shape[3:]), array.dtype), 0, array, slot, start, end)
 
-    def carry(self, source: Array, slot: int, out: Array, target: int, start: int, end: int) -> None:
+    def carry(self, source: Array, slot: int, out: Array, target: int, length: int) -> None:
+        self._copy(source, slot, out, target, 0, length)
+
+    def _copy(self, source: Array, slot: int, out: Array, target: int, start: int, end: int) -> None:
         flat = _of_positions(out)
         count = flat.shape[0] * (end - start) * flat.shape[3]
         self.on.each(row_kernels.carry, count, _of_positions(source), slot, flat, target, start, end)
-
-    def by_pieces(
-        self,
-        pieces: Sequence[NDArray[np.intp]],
-        attend: Callable[..., Array],
-        q: Array,
-        k: Array,
-        v: Array,
-        slot: NDArray,
-        position: NDArray,
-    ) -> Array:
-        on, out = self.on, self.on.empty(q.shape)
-        width = prod(q.shape[1:])
-        for piece in pieces:
-            rows, *where = (on.upload(array[piece]) for array in (np.arange(slot.size), slot, position))
-            attended = attend(*(on.take(array, rows) for array in (q, k, v)), *where).reshape(piece.size, width)
-            on.each(row_kernels.spread, attended.size, attended, on.zeros((rows.size,), np.int64), rows, out.reshape(1, len(out), width))
-        return out
 
 
 def _of_positions(cache: Array) -> Array:

@@ -29,10 +29,7 @@ _SHARES = 4  # runs of rows for each thread, or their queries are fewer
 
 
 class Inputs(NamedTuple):
-    """What attention is computed from. Position p is in place p % S of k and v.
-
-    S is more than every position, or a multiple of CHUNK (a ring): no chunk is torn apart.
-    """
+    """What attention is computed from."""
 
     q: Any  # [R, H, K]
     k: Any  # [B, S, G, K]
@@ -94,7 +91,7 @@ def _attend_chunk(inputs, window, mask, run, key, end, room):
     """Work out what the queries of a run get from the chunk that begins with number `key` of their keys, which end at `end`."""
     n, width, scores, ends = room.weight.size, room.queries.shape[1], room.scores, room.ends
     position, (_, places, heads, _) = inputs.position, inputs.k.shape
-    start, stride = ((inputs.slot[run.first] * places + key % places) * heads + run.g) * width, heads * width
+    start, stride = ((inputs.slot[run.first] * places + key) * heads + run.g) * width, heads * width
     end = min(key + CHUNK, end)
     ends[:] = end - key
     if mask is None:
@@ -208,8 +205,7 @@ def attend(
 
     scale: multiplies q . k; None: 1 / sqrt(K). cap: scores s become cap * tanh(s / cap).
 
-    There is no mask array and no [T, S] buffer. Position p is in place p % S: with a window k and v may be rings of S positions, S a
-    multiple of CHUNK, which hold all chunks that a call's rows see.
+    There is no mask array and no [T, S] buffer.
     """
     out = empty(q.shape)
     heads, group = k.shape[2], q.shape[1] // k.shape[2]
@@ -261,7 +257,7 @@ def _attend_float16(team, q, k, v, slot, position, scale, cap, window, out):
         n, largest = position[r] + 1 - first, np.float32(-np.inf)
         p, sums, total = np.empty(n, np.float32), np.empty(LANES, np.float32), np.zeros(width, np.float64)
         for j in range(n):
-            key = ((slot[r] * places + (first + j) % places) * k.shape[2] + g) * width
+            key = ((slot[r] * places + first + j) * k.shape[2] + g) * width
             store_sums(dot_tile(tile_f32(1, 1), k, key, 0, 1, q, item * width, 0, 1, width), sums)
             p[j] = soft_cap(np.float32(sums[0] * scale), cap) if cap > 0 else sums[0] * scale
             largest = max(largest, p[j])
@@ -272,7 +268,7 @@ def _attend_float16(team, q, k, v, slot, position, scale, cap, window, out):
         factor = np.float32(1.0) / np.float32(weight)
         for j in range(n):
             half = np.float64(round_to_half(np.float32(p[j] * factor)))
-            row = v[slot[r], (first + j) % places, g]
+            row = v[slot[r], first + j, g]
             for d in range(width):
                 total[d] += half * row[d]
         for d in range(width):

@@ -1,7 +1,5 @@
 """Keys and values in NumPy's arrays: the memory of a KV cache on the CPU."""
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -13,10 +11,9 @@ from .workspace import zeros
 @parallel
 def _write(team, keys, values, slot, position, k, v):
     for r in shared(team, slot.size):
-        place = position[r] % keys.shape[1]
         for g in range(k.shape[1]):
             for d in range(k.shape[2]):
-                keys[slot[r], place, g, d], values[slot[r], place, g, d] = k[r, g, d], v[r, g, d]
+                keys[slot[r], position[r], g, d], values[slot[r], position[r], g, d] = k[r, g, d], v[r, g, d]
 
 
 class HostStorage:
@@ -36,8 +33,7 @@ class HostStorage:
             launch(_write, k.size, keys, values, slot, position, k, v)
             return
         looked_at()  # NumPy writes, which no recording of a pass would have in it
-        place = position % keys.shape[1]
-        at = (slot.item(), place.item()) if slot.size == 1 else (slot, place)  # plain numbers take a fifth of the time
+        at = (slot.item(), position.item()) if slot.size == 1 else (slot, position)  # plain numbers take a fifth of the time
         for name, out, rows in (("key", keys, k), ("value", values, v)):
             with np.errstate(over="ignore"):
                 rows = rows.astype(np.float16)
@@ -50,29 +46,14 @@ class HostStorage:
         return array if array.dtype == np.float32 else array.view(np.int16)
 
     def erase(self, array: NDArray, slot: int, start: int, end: int) -> None:
-        array[:, slot, _places(array, start, end)] = 0
+        array[:, slot, start:end] = 0
 
-    def carry(self, source: NDArray, slot: int, out: NDArray, target: int, start: int, end: int) -> None:
-        before, after = _places(source, start, end), _places(out, start, end)
+    def carry(self, source: NDArray, slot: int, out: NDArray, target: int, length: int) -> None:
         for old, new in zip(source, out, strict=True):  # a layer at a time: NumPy copies all at once twice, in case they overlap
-            new[target, after] = old[slot, before]
-
-    def by_pieces(
-        self, pieces: Sequence[Ints], attend: Callable[..., NDArray], q: Floats, k: Floats, v: Floats, slot: Ints, position: Ints
-    ) -> Floats:
-        out = np.empty_like(q)
-        for piece in pieces:
-            out[piece] = attend(q[piece], k[piece], v[piece], slot[piece], position[piece])
-        return out
+            new[target, :length] = old[slot, :length]
 
 
 HOST = HostStorage()
-
-
-def _places(array: NDArray, start: int, end: int) -> slice | Ints:
-    """The places of positions start..end, which are at most as many as the places."""
-    size = array.shape[2]
-    return slice(start, end) if end <= size else np.arange(start, end) % size
 
 
 def nbytes_of(shape: tuple[int, ...], dtype: np.dtype) -> int:

@@ -202,14 +202,6 @@ def _token_by_token(ops: Backend) -> tuple[NDArray, ...]:
     return tuple(forward(model, [[token]], cache, ops=ops) for token in embedded.recording()["tokens_T64"][:20])
 
 
-def _written(ops: Backend) -> tuple[NDArray, ...]:
-    """Keys and values of two sequences in a cache, of one of them in a ring."""
-    arrays = ops.storage().zeros((2, 160, 2, 64), np.float32)
-    slot, position = np.repeat([1, 0], 150), np.concatenate([np.arange(150), np.arange(100, 250)])
-    ops.storage().write(0, *arrays, slot, position, noise(63, 300, 2, 64), noise(64, 300, 2, 64))
-    return arrays
-
-
 def cases(ops: Any = cpu) -> dict[str, Case]:
     """Every case, by name: a function that computes its results. ops: a backend, which the cases of forward operations call."""
     named: dict[str, Case] = {}
@@ -238,7 +230,6 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "forward, exact": partial(_forward, ops, EXACT),
         "forward, bitnet.cpp": partial(_forward, ops, BITNET_CPP),
         "token by token": partial(_token_by_token, ops),
-        "keys and values": partial(_written, ops),
         "attend, 1 row": lambda: (ops.attend(4 * noise(56, 1, 3, 20), *noise(57, 2, 1, 320, 1, 20), np.array([0]), np.array([299])),),
     }
     named |= {f"blocks {kind.name}": partial(_blocks, ops, kind) for kind in ALL_BLOCK_TYPES}

@@ -12,7 +12,6 @@ from models import assert_same_bits, random_model
 from bitnet_np.base.errors import CapacityError, NonFiniteError, OptionError, SlotError
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.forward_pass import forward, forward_full
-from bitnet_np.kernels.scalar import CHUNK
 from bitnet_np.kernels.storage import HostStorage
 
 # --- size -----------------------------------------------------------------------------------------------------------------------------
@@ -46,43 +45,6 @@ def test_the_default_capacity_of_an_absurd_context_takes_no_memory():
     assert resident.of_process() - before < 1 << 24
 
 
-# --- rings ----------------------------------------------------------------------------------------------------------------------------
-
-LOCAL = random_model(0, window=4, window_layers=(0,)).config
-SMALL = {"width": 20, "ffn": 36, "heads": 2, "kv_heads": 1, "head_dim": 6, "vocab": 30, "context": 2000}
-
-
-@pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 66, 128, 129])
-def test_a_ring_is_as_small_as_it_says(window):
-    c = random_model(0, **SMALL, window=window).config
-    ring = KVCache(c, ring=True)
-    places = ring.k.shape[2]
-    assert places % CHUNK == 0
-    assert window <= places < window + 2 * CHUNK
-    assert ring.nbytes == 2 * 4 * c.n_layers * places * c.kv_width
-    assert KVCache(c, 1, 10, ring=True).k.shape[2] == 10
-
-
-@pytest.mark.parametrize("length", [0, 280, 300])
-def test_a_part_of_a_ring_is_forked_as_if_the_rest_had_never_been(length):
-    """Nothing past its end, whatever the source has in those places. (properties/test_cache_states.py hardly ever draws it.)"""
-    model = random_model(0, **SMALL, window=8)
-    cache = KVCache(model.config, 2, 400, ring=True)
-    forward(model, np.arange(300)[None] % model.config.vocab, cache, slots=[0], last_only=True)
-    cache.fork(0, [1], length)
-    cache.truncate(0, length)
-    np.testing.assert_array_equal(cache.k[:, 1], cache.k[:, 0])
-    np.testing.assert_array_equal(cache.v[:, 1], cache.v[:, 0])
-
-
-def test_a_ring_says_what_it_has_forgotten():
-    model = random_model(0, **SMALL, window=64)
-    cache = KVCache(model.config, 1, 400, ring=True)
-    forward(model, np.ones((1, 300), int), cache)
-    with pytest.raises(CapacityError, match="slot 0 has forgotten the positions before 172, and after 200 a window of 64 needs them"):
-        cache.truncate(0, 200)
-
-
 # --- float16 --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -105,8 +67,6 @@ def test_what_float16_cannot_hold_is_an_error(scale, name):
         ({"batch": -1}, OptionError, "batch is -1, expected at least 1"),
         ({"capacity": 0}, OptionError, "capacity is 0, expected at least 1"),
         ({"dtype": np.float64}, OptionError, "dtype is float64, expected float32 or float16"),
-        ({"ring": True}, OptionError, "a ring is for a model with a window in every layer"),
-        ({"ring": True, "config": LOCAL}, OptionError, "a ring is for a model with a window in every layer"),
         ({"capacity": 2**50}, CapacityError, r"[\d,]+ bytes for 1 sequences of 1125899906842624 positions cannot be had"),
         ({"batch": 2**18, "capacity": 2**40}, CapacityError, r".* bytes for 262144 sequences of \d+ positions cannot be had"),
     ],

@@ -25,7 +25,6 @@ def calls(metrics, name):
 # --- what is counted ------------------------------------------------------------------------------------------------------------------
 
 
-RING = random_model(0, n_layers=L, width=20, ffn=36, window=20)
 REQUESTS = [Request(i, [1 + i] * (1 + i), 4) for i in range(4)]
 RUNS = {
     "nothing": (lambda ops: [], (0, 0, 0, 0)),
@@ -34,8 +33,6 @@ RUNS = {
         f"chunks of {chunk}": (lambda ops, chunk=chunk: forward_incremental(MODEL, TOKENS, chunk=chunk, ops=ops), (n, L * n, L * n, L * 18))
         for chunk, n in ((1, 9), (2, 5), (4, 3), (9, 1))
     },
-    # 300 positions are five chunks, and the ring has room for two: it takes one after the other
-    "a ring": (lambda ops: forward(RING, [[1] * 300], KVCache(RING.config, 1, 400, ring=True), ops=ops), (1, L, 5 * L, 300 * L)),
     "generation of none": (lambda ops: generate(MODEL, [1, 2, 3], 0, ops=ops), (1, L, L, L * 3)),
     "generation": (lambda ops: generate(MODEL, [1, 2, 3], 5, ops=ops), (5, 5 * L, 5 * L, L * 7)),
     "a batch": (lambda ops: [d.tokens for d in generate_batch(MODEL, REQUESTS, 4, ops=ops)], (4, 4 * L, 4 * L, L * (10 + 4 * 3))),

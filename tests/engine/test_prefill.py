@@ -18,17 +18,15 @@ MODEL = random_model(0, **SMALL)
 
 
 @pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1])
-@pytest.mark.parametrize("window", [None, 70])
-def test_generation_prefills_so(length, window):
-    """One prompt alone, and among others in a batch; a ring too."""
-    model = random_model(0, **SMALL, window=window)
-    prompt = random_tokens(np.random.default_rng(0), model, length).tolist()
-    expected = forward_full(model, [prompt], last_only=True)
-    assert generate(model, prompt, 1)[-1] == expected[0].argmax()
+def test_generation_prefills_so(length):
+    """One prompt alone, and among others in a batch."""
+    prompt = random_tokens(np.random.default_rng(0), MODEL, length).tolist()
+    expected = forward_full(MODEL, [prompt], last_only=True)
+    assert generate(MODEL, prompt, 1)[-1] == expected[0].argmax()
     requests = [Request("short", [1, 2], 3), Request("long", prompt, 2), Request("other", [3], 3)]
-    alone = [next(generate_batch(model, [request], 1)).tokens for request in requests]
-    assert [done.tokens for done in generate_batch(model, requests, 3)] == alone
-    assert_same_bits(prefill(model, [prompt], KVCache(model.config, ring=window is not None)), expected)
+    alone = [next(generate_batch(MODEL, [request], 1)).tokens for request in requests]
+    assert [done.tokens for done in generate_batch(MODEL, requests, 3)] == alone
+    assert_same_bits(prefill(MODEL, [prompt], KVCache(MODEL.config)), expected)
 
 
 def test_a_block_or_chunk_larger_than_any_prompt_is_one_shot():
@@ -69,20 +67,18 @@ def test_memory_does_not_grow_with_the_prompt():
 # --- what cannot be -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [None, 70])
-@pytest.mark.parametrize("held", [0, 5, 300])
-def test_an_error_in_a_later_block_undoes_the_earlier_ones(window, held):
-    model = random_model(0, **SMALL, window=window)
-    cache = KVCache(model.config, 2, ring=window is not None)
-    tokens = random_tokens(np.random.default_rng(0), model, 1, 600)
+@pytest.mark.parametrize("held", [0, 5])
+def test_an_error_in_a_later_block_undoes_the_earlier_ones(held):
+    cache = KVCache(MODEL.config, 2)
+    tokens = random_tokens(np.random.default_rng(0), MODEL, 1, 600)
     for slot in (0, 1):
-        forward(model, tokens[:, : held + slot], cache, slots=[slot]) if held + slot else None
+        forward(MODEL, tokens[:, : held + slot], cache, slots=[slot]) if held + slot else None
     before = cache.k.tobytes(), cache.v.tobytes(), cache.lengths.tobytes()
 
     with mock.patch.object(forward_pass, "run_output", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        prefill(model, tokens, cache, block=50)
+        prefill(MODEL, tokens, cache, block=50)
     assert (cache.k.tobytes(), cache.v.tobytes(), cache.lengths.tobytes()) == before
-    assert_same_bits(prefill(model, tokens[:, held:], cache, block=50), forward_full(model, tokens, last_only=True))
+    assert_same_bits(prefill(MODEL, tokens[:, held:], cache, block=50), forward_full(MODEL, tokens, last_only=True))
 
 
 def test_the_context_is_checked_before_anything_is_computed():

@@ -122,16 +122,14 @@ def test_a_mask_is_of_the_positions_that_sequences_are_at():
         (np.ones((2, 5), bool), {"strict": True}, MaskError, "lets the query at position 3 see the key at position 4, which is later"),
         (np.ones((2, 5), bool), {"dialect": BITNET_CPP}, UnsupportedError, "the dialect bitnet.cpp has no attention with a mask"),
         (np.ones((2, 5), bool), {"dtype": np.float16}, UnsupportedError, "the KV cache is float16, which takes no mask"),
-        (np.ones((2, 5), bool), {"ring": True}, UnsupportedError, "the KV cache is a ring, which takes no mask"),
     ],
 )
 def test_masks_that_a_cache_refuses(mask, options, error, message):
-    model = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, window=2) if options.get("ring") else MODEL
-    cache = KVCache(model.config, 1, 20, **{name: options.pop(name) for name in ("dtype", "ring") if name in options})
-    forward(model, [[1, 2, 3]], cache)
+    cache = KVCache(MODEL.config, 1, 20, options.pop("dtype", np.float32))
+    forward(MODEL, [[1, 2, 3]], cache)
     before = cache.k.tobytes()
     with pytest.raises(error, match=message):
-        forward(model, [[4, 5]], cache, mask=mask, **options)
+        forward(MODEL, [[4, 5]], cache, mask=mask, **options)
     assert (cache.k.tobytes(), cache.lengths[0]) == (before, 3)
 
 

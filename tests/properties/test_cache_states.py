@@ -1,4 +1,4 @@
-"""Whatever was done to a KV cache, what follows has the bits of the tokens that each slot should hold, or the cache says what it forgot."""
+"""Whatever was done to a KV cache, what follows has the bits of the tokens that each slot should hold."""
 
 import numpy as np
 import pytest
@@ -15,35 +15,25 @@ from bitnet_np.engine.forward_pass import forward, forward_full
 SMALL = {"width": 20, "ffn": 36, "heads": 2, "kv_heads": 1, "head_dim": 6, "vocab": 30, "context": 1000}
 slots = st.integers(0, 2)
 counts = st.integers(1, 5) | st.sampled_from([63, 64, 65, 150, 250])
-shorter = st.integers(0, 3) | st.integers(0, 300) | st.sampled_from(["kept", "lost"])
+shorter = st.integers(0, 3) | st.integers(0, 300)
 
 
 class Caches(RuleBasedStateMachine):
-    """A cache of two slots or three. `held` are the tokens of each; `forgotten` positions of a ring were written over."""
+    """A cache of two slots or three. `held` are the tokens of each."""
 
     @initialize(
         window=st.sampled_from([None, 1, 3, 64, 65, 100]),
-        ring=st.booleans(),
         seed=st.integers(0, 9),
         dtype=st.sampled_from([np.float32, np.float16]),
         dialect=st.sampled_from(list(DIALECTS.values())),
         first=st.sampled_from([5, 250, 400]),
     )
-    def start(self, window, ring, seed, dtype, dialect, first):
+    def start(self, window, seed, dtype, dialect, first):
         self.model, self.rng, self.dialect = random_model(seed, **SMALL, window=window), np.random.default_rng(seed), dialect
         self.narrow = dialect if dtype == np.float32 else dialect.with_cache("float16")
-        self.cache = KVCache(self.model.config, 2, 600, dtype, ring=ring and window is not None)
-        self.held, self.forgotten = [[], []], [0, 0]
+        self.cache = KVCache(self.model.config, 2, 600, dtype)
+        self.held = [[], []]
         self.run(0, first)
-
-    def lost(self, slot, length):
-        """Whether a slot cannot go on from so many positions, because the window of the next has been written over."""
-        window = self.cache.window
-        return bool(length) and window is not None and max(0, length - window + 1) < self.forgotten[slot]
-
-    def cut(self, slot, length):
-        del self.held[slot][length:]
-        self.forgotten[slot] = min(self.forgotten[slot], length)
 
     @rule(slot=slots, count=counts)
     def run(self, slot, count):
@@ -56,11 +46,10 @@ class Caches(RuleBasedStateMachine):
         before = len(held)
         held.extend(tokens)
         assert_same_bits(logits, forward_full(self.model, [held], dialect=self.narrow)[0, before:])
-        self.forgotten[slot] = max(self.forgotten[slot], len(held) - self.cache.k.shape[2])
 
     @rule(slot=slots, count=counts)
     def interrupt(self, slot, count):
-        """A pass that fails after its last layer has written over old positions of a ring, which earlier tokens still see."""
+        """A pass that fails after its last layer has written."""
         slot %= self.cache.batch
         if len(self.held[slot]) + count > self.cache.capacity:
             return
@@ -75,62 +64,43 @@ class Caches(RuleBasedStateMachine):
         assert (self.cache.k.tobytes(), self.cache.v.tobytes()) == before
 
     def length(self, slot, less):
-        """A length of a slot that is so much less, or from which a ring just has, or just lacks, what the next token sees."""
-        least = self.forgotten[slot] + (self.cache.window or 1) - 1
-        length = {"kept": least, "lost": least - 1}[less] if isinstance(less, str) else len(self.held[slot]) - less
-        return min(max(length, 0), len(self.held[slot]))
+        return max(len(self.held[slot]) - less, 0)
 
     @rule(slot=slots, less=shorter, rollback=st.booleans())
     def back(self, slot, less, rollback):
         slot %= self.cache.batch
         length = self.length(slot, less)
         change, number = (self.cache.rollback, len(self.held[slot]) - length) if rollback else (self.cache.truncate, length)
-        self.attempt(self.lost(slot, length), lambda: change(slot, number), lambda: self.cut(slot, length))
+        change(slot, number)
+        del self.held[slot][length:]
 
     @rule(slot=slots, every=st.sampled_from([False, False, True]))
     def clear(self, slot, every):
         slot %= self.cache.batch
         self.cache.clear(*[] if every else [slot])
         for i in range(self.cache.batch) if every else [slot]:
-            self.cut(i, 0)
+            self.held[i].clear()
 
     @rule(source=slots, less=shorter)
     def fork(self, source, less):
         source %= self.cache.batch
         held, length = self.held[source], self.length(source, less)
         targets = [i for i, other in enumerate(self.held) if i != source and not other]
-
-        def copied():
-            for i in targets:
-                self.held[i], self.forgotten[i] = held[:length], min(self.forgotten[source], length)
-
-        self.attempt(self.lost(source, length), lambda: self.cache.fork(source, targets, *[] if length == len(held) else [length]), copied)
+        self.cache.fork(source, targets, *[] if length == len(held) else [length])
+        for i in targets:
+            self.held[i] = held[:length]
 
     @rule(batch=st.integers(2, 3) | st.just(1), capacity=st.integers(500, 900) | shorter, force=st.booleans())
     def resize(self, batch, capacity, force):
-        capacity = capacity if isinstance(capacity, int) and capacity > 0 else self.length(0, capacity) or 500
-        too_long = any(len(held) > capacity for held in self.held[:batch])
-        lost = any(len(held) > capacity and self.lost(i, capacity) for i, held in enumerate(self.held[:batch]))
-
-        def resized():
-            for i in range(min(batch, len(self.held))):
-                self.cut(i, capacity)
-            self.held = self.held[:batch] + [[] for _ in range(batch - len(self.held))]
-            self.forgotten = self.forgotten[:batch] + [0] * (batch - len(self.forgotten))
-
-        refused = lost if force else too_long or any(self.held[batch:])
-        self.attempt(refused, lambda: self.cache.resize(batch, capacity, force=force), resized)
-
-    def attempt(self, refused, change, meant):
-        """Change the cache, and what it should hold; or see that it is refused and changes no byte."""
-        if refused:
+        capacity = capacity or 500
+        if not force and (any(len(held) > capacity for held in self.held[:batch]) or any(self.held[batch:])):
             before = self.cache.k.tobytes(), self.cache.v.tobytes()
             with pytest.raises((CapacityError, SlotError)):
-                change()
+                self.cache.resize(batch, capacity)
             assert (self.cache.k.tobytes(), self.cache.v.tobytes()) == before
-        else:
-            change()
-            meant()
+            return
+        self.cache.resize(batch, capacity, force=force)
+        self.held = [held[:capacity] for held in self.held[:batch]] + [[] for _ in range(batch - len(self.held))]
 
     @invariant()
     def holds_so_much_and_zeros(self):

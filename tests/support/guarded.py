@@ -84,14 +84,13 @@ def operations(rng: np.random.Generator, number: int) -> None:
 
 
 def caches(rng: np.random.Generator, number: int) -> None:
-    """Chunks through a guarded cache, a ring or not, with a fork on the way: the bits of the whole sequence."""
-    heads, ring = int(rng.integers(1, 4)), bool(rng.integers(2))
-    window = int(rng.integers(1, 40))
+    """Chunks through a guarded cache, with a fork on the way: the bits of the whole sequence."""
+    heads, window = int(rng.integers(1, 4)), int(rng.integers(1, 40))
     shape = {"width": int(rng.integers(1, 70)), "ffn": int(rng.integers(1, 90)), "head_dim": 2 * int(rng.integers(1, 12)), "vocab": 11}
     model = random_model(rng, heads=heads * int(rng.integers(1, 4)), kv_heads=heads, n_layers=2, window=window, context=300, **shape)
     tokens = rng.integers(0, 11, (1, int(rng.integers(2, 160))))
     for dtype in (np.float32, np.float16):
-        cache = KVCache(model.config, 2, 300 if ring else 160, dtype, ring=ring)
+        cache = KVCache(model.config, 2, 160, dtype)
         cache.k, cache.v = guarded(cache.k), guarded(cache.v)
         cut = int(rng.integers(1, tokens.shape[1]))
         forward(model, tokens[:, :cut], cache, slots=[0])

@@ -1,7 +1,6 @@
 """Attention in the contract's order: keys in chunks of CHUNK from position 0, each with a maximum, a sum and values of its own.
 
-One kernel works out the chunks, a block for each, and another folds the chunks of a row in order. Position p is in place p % S of keys
-and values, S a multiple of CHUNK or more than every position: no chunk is torn apart.
+One kernel works out the chunks, a block for each, and another folds the chunks of a row in order.
 """
 
 from functools import cache
@@ -66,11 +65,11 @@ def attend_chunk(masked: bool) -> Any:
         width, g, b, p = q.shape[2], h // (q.shape[1] // k.shape[2]), slot[r], position[r]
         first, end = (0, mask.shape[2]) if masked else (first_chunk(p, window), p + 1)
         key = (first + c) * CHUNK
-        n_keys, start, m = min(CHUNK, end - key), key % k.shape[1], min(b, mask.shape[0] - 1)
+        n_keys, m = min(CHUNK, end - key), min(b, mask.shape[0] - 1)
         scores = cuda.shared.array(CHUNK, np.float32)
         if n_keys > 0:
             for j in range(thread // LANES, CHUNK, _KEYS):  # all threads of a warp, whatever keys there are
-                s = _score(q, r, h, k, b, start + min(j, n_keys - 1), g, scale, cap)
+                s = _score(q, r, h, k, b, key + min(j, n_keys - 1), g, scale, cap)
                 if j >= n_keys or (not masked and key + j <= p - window):
                     s = _f(-np.inf)
                 elif masked:
@@ -91,7 +90,7 @@ def attend_chunk(masked: bool) -> Any:
                 for d in range(thread, width, THREADS):
                     value = _f(0.0)
                     for j in range(n_keys):
-                        factor = number(v[b, start + j, g, d])
+                        factor = number(v[b, key + j, g, d])
                         # a hidden key counts 0 times, as on the CPU, or not at all if that would be NaN
                         if not masked or mask[m, p, key + j] > _f(-np.inf) or abs(factor) < _f(np.inf):
                             value = fma(scores[j], factor, value)

@@ -176,7 +176,7 @@ def rope(x, cos, sin, distance, step, out):  # [R, H, K], [R, J] x 2 -> [R, H, K
 
 @cache
 def keep(float16: bool) -> Any:
-    """Writes keys and values to their places in a cache, as float32 or as the bits of float16."""
+    """Writes keys and values to their positions in a cache, as float32 or as the bits of float16."""
     to_kept = half_bits if float16 else number
 
     @kernel
@@ -184,20 +184,19 @@ def keep(float16: bool) -> Any:
         item, heads, width = place(), k.shape[1], k.shape[2]
         if item < k.size:
             r, h, i = item // (heads * width), item // width % heads, item % width
-            at = position[r] % k_out.shape[1]
-            k_out[slot[r], at, h, i] = to_kept(k[r, h, i])
-            v_out[slot[r], at, h, i] = to_kept(v[r, h, i])
+            k_out[slot[r], position[r], h, i] = to_kept(k[r, h, i])
+            v_out[slot[r], position[r], h, i] = to_kept(v[r, h, i])
 
     return keep
 
 
 @kernel
 def carry(source, slot, out, target, start, end):  # [L, B, S, D] -> [L, B', S', D]
-    """Copies positions start..end of one slot to the same positions of another slot, which may be in another cache."""
+    """Copies positions start..end of a slot to another, which may be in another cache. A single position of the source is copied to all."""
     i, count, width = place(), end - start, out.shape[3]
     if i < out.shape[0] * count * width:
         layer, position = i // width // count, start + i // width % count
-        out[layer, target, position % out.shape[2], i % width] = source[layer, slot, position % source.shape[2], i % width]
+        out[layer, target, position, i % width] = source[layer, slot, min(position, source.shape[2] - 1), i % width]
 
 
 @kernel
