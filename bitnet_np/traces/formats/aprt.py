@@ -5,7 +5,6 @@ layer-<N>/<stage>.bin, and final_norm.bin and lm_head.bin for the whole model; t
 one after another, but lm_head has the logits of the last token only. Scores are [H, T, T], zero where a query does not see a key.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from ...base.errors import FileFormatError, OptionError, shown
 from ..normal_form import checked_tokens
 from ..points import MODEL_NAMES, SCORES, Entry, Key, ours_of
-from .arrays import MAX_POINTS, Header, Labelled, check_size, files_in
+from .arrays import MAX_POINTS, Header, Labelled, check_size, files_in, head_of
 from .output import Put, Writer, output
 
 MAGIC = b"APRT"
@@ -28,9 +27,8 @@ _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 _LAYER = re.compile(r"layer-(0|[1-9][0-9]{0,5})")
 
 
-def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Labelled:
+def read(path: Path, tokens: NDArray | None = None) -> Labelled:
     """The arrays of a folder of stage files, or of one file. The files do not say how many tokens there are: `tokens` must be given."""
-    path = Path(path)
     if tokens is None:
         raise OptionError(f"{path}: the values in APRT files are flat, give the tokens they are of")
     ids = checked_tokens(tokens, "tokens")
@@ -60,8 +58,7 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Labelle
 
 def _read_header(path: Path) -> tuple[int, int]:
     """The layer and the count of numbers, which is checked against the file's size."""
-    with open(path, "rb") as file:
-        head, size = file.read(_HEADER), os.fstat(file.fileno()).st_size
+    head, size = head_of(path, _HEADER)
     if head[:4] != MAGIC:
         raise FileFormatError(f"{path}: starts with {shown(head[:4])}, expected {MAGIC!r}")
     layer, count = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8))

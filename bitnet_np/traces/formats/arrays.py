@@ -5,7 +5,7 @@ Arrays of several sequences are cut into those of each.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +44,12 @@ def files_in(path: Path, ending: str, folders: re.Pattern[str], most: int) -> di
     if len(found) > most:
         raise FileFormatError(f"{path}: {len(found)} files, expected {most} at most")
     return {file.relative_to(path).as_posix(): file for file in sorted(found)}
+
+
+def head_of(path: Path, count: int) -> tuple[bytes, int]:
+    """The first bytes of a file, so many at most, and the size of the file."""
+    with open(path, "rb") as file:
+        return file.read(count), os.fstat(file.fileno()).st_size
 
 
 def check_size(path: Path, size: int, expected: int, what: str, unit: str = "bytes") -> None:
@@ -150,11 +156,10 @@ def _unstacked(arrays: Mapping[str, Entry], config: Config | None) -> Mapping[st
     (entry,) = arrays.values()
     if len(entry.shape) < 3 or (entry.shape[0], entry.shape[-1]) != (config.n_layers + 1, config.width):
         return arrays
-    return {f"hidden_states.{n}": Entry(entry.shape[1:], entry.dtype, _part(entry, n)) for n in range(config.n_layers + 1)}
-
-
-def _part(entry: Entry, n: int) -> Callable[[], NDArray]:
-    return lambda: entry.load()[n]
+    return {
+        f"hidden_states.{n}": Entry(entry.shape[1:], entry.dtype, lambda n=n: entry.load()[n])  # type: ignore[misc]
+        for n in range(config.n_layers + 1)
+    }
 
 
 def _named(key: Key | None, step: int) -> str:

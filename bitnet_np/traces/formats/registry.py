@@ -15,7 +15,7 @@ from ...base.validate import check_file, integer, path_of
 from ...model.records import Config
 from ..normal_form import checked_tokens
 from ..points import Trace
-from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, safetensors, text, torch_file
+from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, safetensors, text, torch_file
 from .arrays import Labelled, damaged
 from .output import Output
 
@@ -39,7 +39,7 @@ _START = 1 << 18
 
 _SOME, _HASHES = "llama-eval-callback prints some numbers of each tensor only", "records of BitNet-rs hold hashes and no values"
 _TABLE = (
-    Format("npz", "NumPy archive, an array for each label", ".npz", npz.read, npz.write),
+    Format("npz", "NumPy archive, an array for each label", ".npz", npy.read_npz, npy.write_npz),
     Format("npy", "folder of NumPy files, one for each label", "", npy.read_folder, npy.write_folder),
     Format("safetensors", "a tensor for each label", ".safetensors", safetensors.read, safetensors.write),
     Format("torch", "tensors by label, as torch.save writes them", "", torch_file.read, None),

@@ -3,7 +3,6 @@
 Arrays are written from the widest numbers to the narrowest, so each is aligned.
 """
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -29,9 +28,9 @@ def _load(tensor: Tensor) -> NDArray:
     return widen.float32(array) if tensor.type is BF16 else array
 
 
-def read(path: str | os.PathLike[str]) -> Labelled:
+def read(path: Path) -> Labelled:
     """The arrays of a .safetensors file whose tensors are named by label, such as attn_norm-0. Bfloat16 is widened to float32: exact."""
-    path, arrays = Path(path), {}
+    arrays = {}
     for name, tensor in open_safetensors(path).items():
         dtype = np.dtype(np.float32) if tensor.type is BF16 else DTYPES[tensor.type.name]
         arrays[name] = Entry(tensor.shape, dtype, partial(_load, tensor))

@@ -8,7 +8,7 @@ import pytest
 from trace_files import load_all, peak_memory, write_trace
 
 from bitnet_np.base.errors import FileFormatError
-from bitnet_np.traces.formats import npz, read_any
+from bitnet_np.traces.formats import npy, read_any
 from bitnet_np.traces.points import Key
 
 
@@ -23,7 +23,7 @@ def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "t.npz", **{"l_out-0": np.zeros((1 << 10, 1 << 11), np.float32)})  # 8 MiB
     assert (tmp_path / "t.npz").stat().st_size < 1 << 17
     assert read_any(tmp_path / "t.npz").points[Key("l_out", 0)].shape == (1 << 10, 1 << 11)
-    monkeypatch.setattr(npz, "MAX_SMALL", 1 << 20)
+    monkeypatch.setattr(npy, "MAX_SMALL", 1 << 20)
 
     def attempt():
         with pytest.raises(FileFormatError, match=r"bytes that unpack to 8388\d+ in a file of"):
@@ -33,7 +33,7 @@ def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
 
 
 def test_an_archive_of_many_members_that_unpack_to_far_more_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "MAX_SMALL", 1 << 20)
+    monkeypatch.setattr(npy, "MAX_SMALL", 1 << 20)
     np.savez_compressed(tmp_path / "t.npz", **{f"l_out-{n}": np.zeros(1 << 17, np.float32) for n in range(20)})
     with pytest.raises(FileFormatError, match=r"t\.npz: \d{5} bytes that unpack to 1048\d+, expected at most 64 times as many"):
         read_any(tmp_path / "t.npz")
@@ -56,7 +56,7 @@ def test_members_of_an_archive_are_there_once(tmp_path):
         archive.writestr("l_out-0.npy", buffer.getvalue())
         archive.writestr("l_out-0", buffer.getvalue())
     with pytest.raises(FileFormatError, match="member 'l_out-0' is there twice"):
-        npz.read(tmp_path / "t.npz")
+        npy.read_npz(tmp_path / "t.npz")
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -64,7 +64,7 @@ def test_other_compression_is_refused(tmp_path, method):
     with zipfile.ZipFile(tmp_path / "t.npz", "w", method) as archive:
         archive.writestr("l_out-0.npy", b"x")
     with pytest.raises(FileFormatError, match="compressed by method"):
-        npz.read(tmp_path / "t.npz")
+        npy.read_npz(tmp_path / "t.npz")
 
 
 @pytest.mark.parametrize(
