@@ -133,28 +133,22 @@ class GGUFWeights(CheckedTensors):
         """Matrices of a layer, each of them some rows of a tensor."""
         if tensor.type is I2_S:
             return self._from_i2s(tensor, pieces)
-        if tensor.type in TERNARY_TYPES:
-            return [self._from_ternary_blocks(tensor, rows) for rows in pieces]
         self.check_type(tensor, (I2_S, *(TERNARY_TYPES if self._family.ternary else _TABLES)))
-        if tensor.type in ALL_BLOCK_TYPES:
-            return [self._blocks(tensor, rows) for rows in pieces]
-        table = self.floats(tensor)
-        return [table[rows] for rows in pieces]
+        if tensor.type not in ALL_BLOCK_TYPES:
+            table = self.floats(tensor)
+            return [table[rows] for rows in pieces]
+        blocks = [self._blocks(tensor, rows) for rows in pieces]
+        if tensor.type not in TERNARY_TYPES:
+            return blocks
+        with of_file(f"{self.path}: tensor {tensor.name}"):
+            packed = [ternarize.from_blocks(part) for part in blocks]  # None where its blocks have scales of their own
+        return [part if one is None else replace(one, blocks=part) for part, one in zip(blocks, packed, strict=True)]
 
     def _blocks(self, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
         data = tensor.data.reshape(tensor.shape[0], -1)[rows]
         if not self.allow_nan and block_kernels.has_non_finite(data, tensor.type):
             raise self.non_finite(tensor)
         return Blocks(data, tensor.type, (len(data), tensor.shape[1]))
-
-    def _from_ternary_blocks(self, tensor: Tensor, rows: slice) -> Weights:
-        """A TQ1_0 or TQ2_0 matrix: packed if its blocks share one scale, else its blocks."""
-        blocks = self._blocks(tensor, rows)
-        try:
-            ternary = ternarize.from_blocks(blocks)
-        except FileFormatError as error:
-            raise FileFormatError(f"{self.path}: tensor {tensor.name}: {error}") from None
-        return blocks if ternary is None else replace(ternary, blocks=blocks)
 
     def _from_i2s(self, tensor: Tensor, pieces: Sequence[slice]) -> list[Ternary]:
         """I2_S matrices packed; the pages of the file are given back."""

@@ -134,10 +134,11 @@ def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
     keys.take_fixed("is_bitnet_config", False, True)
     with of_file(path):
         config, rope_factors = _config(keys, model_type, kind)
+    biases = {field for key, fields in kind.biases.items() if keys.take(key, bool, False) for field in fields}
     recipe = Recipe(
         config=config,
         kind=kind,
-        biases=_biases(keys, kind, config.architecture),
+        biases=tuple(field for field in MATRICES if field in biases or field in FAMILIES[config.architecture].biases),
         tied=keys.take("tie_word_embeddings", bool, kind.tied),
         groups=_groups(keys),  # before the other form of quantization_config
         quantization=_quantization(keys, kind),
@@ -433,12 +434,6 @@ _OLD_ROPE = {
     "partial_rotary_factor": "partial_rotary_factor",
 }
 """The names of rope_parameters' keys, by those that older files have outside of it."""
-
-
-def _biases(keys: _UnreadKeys, kind: ModelType, architecture: str) -> tuple[str, ...]:
-    """The matrices that have a bias, by their fields."""
-    chosen = {field for key, fields in kind.biases.items() if keys.take(key, bool, False) for field in fields}
-    return tuple(field for field in MATRICES if field in chosen or field in FAMILIES[architecture].biases)
 
 
 def _groups(keys: _UnreadKeys) -> Groups | None:
