@@ -18,7 +18,7 @@ from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.formats import bitnet_rs, eval_callback, read_any
 
-from .edits import edit_archive, edit_bytes, edit_words
+from .edits import edit_archive, edit_bytes, edit_words, edited
 from .gguf_document import changed
 from .hf_folders import changed_folder
 from .seeds import TOKENS, VOCAB
@@ -94,10 +94,8 @@ def case(seeds: Sequence[Seed], n: int) -> tuple[Seed, Files]:
         raw = changed(seed.document, draw)
     else:
         whole = next(iter(seed.files.values()))
-        edited = bytearray(whole)
-        for _ in range(draw.randint(1, 4)):
-            edit_bytes(edited, draw, near=None if change < 0.8 else 4096)
-        raw = bytes(edited) if change < 0.98 else whole[: draw.choice([0, 4, 8, 24])] + draw.randbytes(draw.randint(0, 300))
+        raw = edited(whole, draw, None if change < 0.8 else 4096)
+        raw = raw if change < 0.98 else whole[: draw.choice([0, 4, 8, 24])] + draw.randbytes(draw.randint(0, 300))
     files, change = seed.with_first(raw), draw.random()
     if len(files) > 1 and change < 0.1:
         del files[draw.choice(list(files))]

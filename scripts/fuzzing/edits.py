@@ -59,6 +59,14 @@ def edit_bytes(raw: bytearray, draw: random.Random, near: int | None = None) -> 
     return raw
 
 
+def edited(raw: bytes, draw: random.Random, near: int | None = None) -> bytes:
+    """The bytes after one to four changes, as `edit_bytes` makes them."""
+    changed = bytearray(raw)
+    for _ in range(draw.randint(1, 4)):
+        edit_bytes(changed, draw, near)
+    return bytes(changed)
+
+
 def edit_words(raw: bytearray, draw: random.Random) -> bytearray:
     """Replace one word, number or bracket of a text, such as JSON or the header of a .npy, in place."""
     words = list(_WORDS.finditer(raw, 0, 4096))
