@@ -38,7 +38,14 @@ def read_config(file: GGUFFile) -> Config:
     fields |= {field: value[field] for field in stated if field in value}
     if fields.get("rope_width") == head_dim:
         del fields["rope_width"]
-    fields |= {"vocab": _vocab(file, name, value), "ffn": value.get("expert_ffn", value["ffn"])}
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise FileFormatError(f"{file.path}: no tensor token_embd.weight of two dimensions")
+    rows, columns = embedding.shape
+    vocab = columns if rows == value["width"] != columns else rows  # it may be transposed
+    if value.get("vocab", vocab) != vocab:
+        raise FileFormatError(f"{file.path}: {name}.vocab_size is {value['vocab']}, token_embd.weight has {vocab} rows")
+    fields |= {"vocab": vocab, "ffn": value.get("expert_ffn", value["ffn"])}
     with of_file(file.path):
         fields |= _scaling(file, name, value)
         config = Config(name, **{**fields, "head_dim": head_dim, "pooling": kinds[pooling], **family.config})
@@ -79,18 +86,6 @@ def _head_dim(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> in
             stated = f"{prefix}{KEYS[field].name} is {value[field]}"
             raise UnsupportedError(f"{file.path}: {stated}, only the head width {head_dim} is supported")
     return head_dim
-
-
-def _vocab(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> int:
-    """The rows of the embedding [V, D], the columns of one that is transposed. A file may state their number, too."""
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise FileFormatError(f"{file.path}: no tensor token_embd.weight of two dimensions")
-    rows, columns = embedding.shape
-    vocab = columns if rows == value["width"] != columns else rows
-    if value.get("vocab", vocab) != vocab:
-        raise FileFormatError(f"{file.path}: {architecture}.vocab_size is {value['vocab']}, token_embd.weight has {vocab} rows")
-    return vocab
 
 
 def _scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict[str, Any]:

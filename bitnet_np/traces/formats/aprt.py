@@ -35,7 +35,11 @@ def read(path: Path, tokens: NDArray | None = None) -> Labelled:
     arrays, ignored = dict[str, Entry](), []
     files = {path.name: path} if path.is_file() else files_in(path, ".bin", _LAYER, MAX_POINTS)
     for label, file in files.items():
-        layer, count = _read_header(file)
+        head, size = head_of(file, _HEADER)
+        if head[:4] != MAGIC:
+            raise FileFormatError(f"{file}: starts with {shown(head[:4])}, expected {MAGIC!r}")
+        layer, count = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8))
+        check_size(file, size, _HEADER + 4 * count, f"{count} numbers")
         folder = _LAYER.fullmatch(file.parent.name)
         if path.is_dir() and layer != (int(folder[1]) if folder and file.parent != path else WHOLE_MODEL):
             raise FileFormatError(f"{file}: its header says layer {layer}, expected that of its folder")
@@ -54,16 +58,6 @@ def read(path: Path, tokens: NDArray | None = None) -> Labelled:
         shape = (count // unit, rows, rows) if name in SCORES else (rows, count // rows)
         arrays[key] = Header(shape, _FLOAT32, False, _HEADER).entry(file)
     return Labelled(arrays, path, "APRT", tuple(ignored))
-
-
-def _read_header(path: Path) -> tuple[int, int]:
-    """The layer and the count of numbers, which is checked against the file's size."""
-    head, size = head_of(path, _HEADER)
-    if head[:4] != MAGIC:
-        raise FileFormatError(f"{path}: starts with {shown(head[:4])}, expected {MAGIC!r}")
-    layer, count = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8))
-    check_size(path, size, _HEADER + 4 * count, f"{count} numbers")
-    return layer, count
 
 
 @output(names=frozenset(_THEIRS), folder=True)

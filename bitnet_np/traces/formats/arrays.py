@@ -20,7 +20,7 @@ from ...base.errors import Error, FileFormatError, OptionError, shown
 from ...model.records import Config
 from ..normal_form import agreed_tokens, checked_dtype, checked_tokens, heads_of, normal_form, without_leading_ones
 from ..points import MEANINGS, SCORES, Entry, Key, Points, Trace
-from .labels import by_itself, meanings
+from .labels import direct, meanings, returned
 
 MAX_POINTS = 1 << 16
 """Most points of one trace; 30 layers have 700."""
@@ -263,7 +263,7 @@ class Batch:
         if shape[0] != len(self.lengths):
             end = sum(self.lengths[: b + 1])
             index = (slice(end - length, end),)
-        elif len(shape) == 4 and (key := by_itself(label)) is not None and key.name in SCORES:
+        elif len(shape) == 4 and (key := direct(label) or returned(label, None)) is not None and key.name in SCORES:
             index = (b, slice(None), kept, kept)
         elif shape[1:2] == (longest,):
             index = (b, kept)

@@ -214,11 +214,6 @@ def second(label: str, present: set[Key], config: Config | None) -> Key | None:
     return Key(name, side.layer)
 
 
-def by_itself(label: str) -> Key | None:
-    """The point that a label stands for, whatever others there are: one that is its own, or what a model of transformers returns."""
-    return direct(label) or returned(label, None)
-
-
 def returned(label: str, config: Config | None) -> Key | None:
     """The point of what a model of transformers, or its router, returns for each layer."""
     for pattern, name in _RETURNED.items():

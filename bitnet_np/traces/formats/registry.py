@@ -125,7 +125,11 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
     if shape is not None and not text.is_numbers(head):
         return "raw"
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-        return _archive(path)
+        with damaged(f"{path}: no sound .npz"), zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+        if any(name.endswith(f"/{torch_file.PICKLE}") for name in names):
+            return "torch"
+        return "nodes" if any(nodes.is_node(name) for name in names) else "npz"
     if path.suffix == ".f32":
         return "raw"
     for magic, name in ((npy.MAGIC, "logits"), (llama_logits.MAGIC, "llama-logits"), (aprt.MAGIC, "aprt")):
@@ -142,15 +146,6 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
     if path.suffix in (".txt", ".csv") or text.is_numbers(head):
         return "text"
     raise _unknown(path, "a GGUF file, which is a model" if head[:4] == b"GGUF" else f"a file that starts with {shown(head[:16])}")
-
-
-def _archive(path: Path) -> str:
-    """The format of a zip archive, by the names in it."""
-    with damaged(f"{path}: no sound .npz"), zipfile.ZipFile(path) as archive:
-        names = archive.namelist()
-    if any(name.endswith(f"/{torch_file.PICKLE}") for name in names):
-        return "torch"
-    return "nodes" if any(nodes.is_node(name) for name in names) else "npz"
 
 
 def _unknown(path: Path, what: str) -> FileFormatError:
