@@ -16,14 +16,14 @@ from ...base.errors import FileFormatError, OptionError, shown
 from ..normal_form import checked_tokens
 from ..points import MODEL_NAMES, SCORES, Entry, Key, ours_of
 from .arrays import MAX_POINTS, Header, Labelled, check_size, files_in, head_of
-from .output import Put, Writer, output
+from .output import Put, Writer
 
 MAGIC = b"APRT"
 WHOLE_MODEL = 0xFFFFFFFF
 _HEADER = 12
 _FLOAT32 = np.dtype("<f4")
 _OURS = ours_of("aprt")
-_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
+THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 _LAYER = re.compile(r"layer-(0|[1-9][0-9]{0,5})")
 
 
@@ -60,7 +60,6 @@ def read(path: Path, tokens: NDArray | None = None) -> Labelled:
     return Labelled(arrays, path, "APRT", tuple(ignored))
 
 
-@output(names=frozenset(_THEIRS), folder=True)
 def write(out: Writer) -> Iterator[Put]:
     """A folder of stage files. Of the logits it keeps the last token's, as aprender does."""
 
@@ -71,7 +70,7 @@ def write(out: Writer) -> Iterator[Put]:
             raise OptionError(f"{out.path}: {key} has {numbers.size} numbers, an APRT file holds less than 2**32")
         folder = out.part if layer == WHOLE_MODEL else out.part / f"layer-{layer}"
         folder.mkdir(exist_ok=True)
-        with open(folder / f"{_THEIRS[key.name]}.bin", "xb") as file:
+        with open(folder / f"{THEIRS[key.name]}.bin", "xb") as file:
             file.write(MAGIC + layer.to_bytes(4, "little") + numbers.size.to_bytes(4, "little"))
             numbers.tofile(file)
 

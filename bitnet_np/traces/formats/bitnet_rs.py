@@ -23,7 +23,7 @@ from ...base.errors import FileFormatError, shown
 from ...base.extras import extra
 from ...files.safetensors_file import strict_json
 from ..points import LAYER_NAMES, MODEL_NAMES, SCORES, Key, ours_of
-from .output import Put, Writer, output
+from .output import Put, Writer
 
 WHOLE_MODEL, ALL_LAYERS = -1, -2
 _MAX_RECORD = 1 << 23  # bytes: a record may hold the first 262,144 values, which are not read
@@ -141,7 +141,6 @@ def as_json(record: Fingerprint) -> str:
     return json.dumps(fields | {"rms": record.rms if math.isfinite(record.rms) else None})
 
 
-@output()
 def write(out: Writer) -> Iterator[Put]:
     """All records in one file, one on each line: what trace_diff.py reads."""
     _blake3()

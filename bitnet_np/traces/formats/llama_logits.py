@@ -19,7 +19,7 @@ from ...base.errors import FileFormatError, OptionError, ShapeError
 from ..normal_form import agreed_tokens, checked_tokens
 from ..points import Entry, Key, Points, Trace
 from .arrays import Header, check_size, head_of
-from .output import LOGITS, Put, Writer, output
+from .output import Put, Writer
 
 MAGIC = b"_logits_"
 RANGE = np.float32(16)
@@ -120,7 +120,6 @@ def as_stored(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return decode(encode(logits), logits.shape[1])
 
 
-@output(names=LOGITS)
 def write(out: Writer) -> Iterator[Put]:
     """Logits of one sequence as one chunk; needs the tokens, and all their logits."""
     if out.tokens is None:

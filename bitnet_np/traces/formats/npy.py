@@ -21,7 +21,7 @@ from ...base.validate import check_exists
 from ..points import Entry, Key
 from .arrays import MAX_POINTS, Header, Labelled, bare_shape, check_size, damaged, files_in, head_of
 from .labels import TOKENS
-from .output import LOGITS, Put, Writer, output
+from .output import Put, Writer
 
 MAGIC = b"\x93NUMPY"
 STEP_FOLDER = re.compile(r"step-[0-9]{1,9}")
@@ -132,7 +132,6 @@ def read_npz(path: Path) -> Labelled:
     return Labelled(arrays, path, "npz")
 
 
-@output(holds_tokens=True)
 def write_npz(out: Writer) -> Iterator[Put]:
     """An uncompressed .npz. The same points give the same bytes: members carry no time."""
     with zipfile.ZipFile(out.part, "x", zipfile.ZIP_STORED) as archive:
@@ -144,20 +143,17 @@ def write_npz(out: Writer) -> Iterator[Put]:
         yield put
 
 
-@output(folder=True, holds_tokens=True)
 def write_folder(out: Writer) -> Iterator[Put]:
     """A folder of `<label>.npy`, and tokens.npy."""
     yield lambda key, array: np.save(out.part / f"{key}.npy", array, allow_pickle=False)
 
 
-@output(names=LOGITS)
 def write_logits(out: Writer) -> Iterator[Put]:
     """One .npy of logits."""
     with open(out.part, "xb") as file:
         yield lambda key, array: np.save(file, array, allow_pickle=False)
 
 
-@output(names=LOGITS)
 def write_bare(out: Writer) -> Iterator[Put]:
     """Bare float32 logits."""
     with open(out.part, "xb") as file:

@@ -19,7 +19,7 @@ from ...files.safetensors_file import DTYPES, NAMES, header, open_safetensors
 from ...model import widen
 from ..points import Entry, Key
 from .arrays import Labelled
-from .output import Put, Writer, output
+from .output import Put, Writer
 
 
 def read(path: Path) -> Labelled:
@@ -34,7 +34,6 @@ def read(path: Path) -> Labelled:
     return Labelled(arrays, path, "safetensors")
 
 
-@output(holds_tokens=True)
 def write(out: Writer) -> Iterator[Put]:
     """A .safetensors file. Its header comes first but is known last, so data wait in one file for each width of number."""
     table: list[tuple[Key, NDArray]] = []  # arrays without their numbers
