@@ -4,13 +4,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from foreign_arrays import Tensor
+from foreign_arrays import Bfloat16, Tensor
 from models import random_model
 from recorder import record_all
 
 from bitnet_np import check
 from bitnet_np.base.errors import OptionError, ShapeError
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.traces.arrays import as_numpy
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.hooks import Recorded, record_mlx
 from bitnet_np.traces.hooks import record_transformers as record
@@ -333,3 +334,29 @@ def test_a_recording_is_written_and_read_again(engine, tmp_path, name):
     assert set(again.points) == set(written) == set(trace.points)
     np.testing.assert_array_equal(again.tokens, IDS)
     assert check(MODELS["llama"], IDS, again).verdict == Verdict.SAME_BITS
+
+
+# --- arrays of other libraries, by stand-ins -----------------------------------------------------------------------------------------
+
+
+NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3) / 4
+
+
+def test_arrays_of_numpy_are_not_copied():
+    assert as_numpy("x", NUMBERS) is NUMBERS
+    assert np.shares_memory(as_numpy("x", Tensor(NUMBERS)), NUMBERS)
+
+
+@pytest.mark.parametrize("value", [NUMBERS.tolist(), Tensor(NUMBERS), Tensor(NUMBERS, "torch.bfloat16"), memoryview(NUMBERS)])
+def test_arrays_of_any_library(value):
+    np.testing.assert_array_equal(as_numpy("x", value), NUMBERS)
+
+
+def test_a_library_with_types_of_its_own():
+    np.testing.assert_array_equal(as_numpy("x", Bfloat16(NUMBERS)), NUMBERS)
+
+
+@pytest.mark.parametrize("value", ["abc", None, object(), [[1], [2, 3]], np.array(["a"]), np.zeros(2, np.complex64)])
+def test_what_is_no_array_of_numbers_is_refused(value):
+    with pytest.raises(ShapeError, match=r"^dump\['x'\] is of type "):
+        as_numpy("dump['x']", value)
