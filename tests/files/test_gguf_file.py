@@ -12,30 +12,65 @@ import gguf
 import numpy as np
 import pytest
 from fuzzing.edits import edited
-from gguf_samples import SAMPLE, everything, read, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitnet_np.base.errors import Error, FileFormatError, UnsupportedError
 from bitnet_np.base.tensor_types import BY_NUMBER, I2_S, OF_NUMBER_42, TensorType
-from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.files.gguf_file import GGUFFile, open_gguf
+from bitnet_np.testing import gguf_bytes
 from bitnet_np.testing.gguf_bytes import (
     ARRAY,
     BOOL,
+    FLOAT32,
     INT16,
     INT32,
     UINT8,
     UINT32,
+    UINT64,
     Entry,
     number,
     numbers,
     string,
     text,
     texts,
-    u32,
-    u64,
 )
 from bitnet_np.testing.gguf_bytes import gguf as build
+
+SAMPLE = build(
+    [
+        ("general.architecture", text("bitnet-b1.58")),
+        ("general.alignment", number(UINT32, 64)),
+        ("layers", number(UINT64, 2)),
+        ("epsilon", number(FLOAT32, 1e-5)),
+        ("flag", number(BOOL, 1)),
+        ("tokens", texts(["a", "", "Ġthe", "🙂"])),
+        ("scores", numbers(FLOAT32, [0.5, -1, 2])),
+        ("flags", numbers(BOOL, [1, 0, 1])),
+    ],
+    [Entry("norm", [8]), Entry("q", [128, 3], I2_S.number), Entry("table", [4, 2, 3], 1), Entry("k", [256, 1, 1, 2], 12)],
+    alignment=64,
+)
+
+
+def write(folder: Path, raw: bytes, name: str = "some.gguf") -> Path:
+    path = folder / name
+    path.unlink(missing_ok=True)  # a new inode: truncating one that an earlier test still maps would kill the process
+    path.write_bytes(raw)
+    return path
+
+
+def read(folder: Path, raw: bytes) -> GGUFFile:
+    return open_gguf(write(folder, raw))
+
+
+def everything(file: GGUFFile) -> None:
+    """Decode every value and touch every byte."""
+    for value in file.metadata.values():
+        np.asarray(value).tobytes()
+    for tensor in file.tensors.values():
+        assert tensor.data.size == tensor.type.nbytes(math.prod(tensor.shape))
+        tensor.data.sum()
 
 
 def plain(value: object) -> str:
@@ -128,8 +163,6 @@ def test_arrays_are_read_only_views_of_one_mapping_and_nothing_can_be_changed(fo
     assert len({tensor.data.ctypes.data - tensor.offset for tensor in file.tensors.values()}) == 1
     with pytest.raises(TypeError):
         file.metadata["new"] = 1
-    with pytest.raises(TypeError):
-        del file.tensors["q"]
     assert len(repr(file)) + len(repr(file.tensors["q"])) < 800
 
 
@@ -179,8 +212,7 @@ def test_the_type_of_number_42_is_the_one_that_fills_the_room(tmp_path: Path, ki
 # --- files that are refused ----------------------------------------------------------------------------------------------------------
 
 
-# Refusals: one per rule. The message names the file, the key or tensor, the value and what was expected.
-
+# One per rule. The message names the file, the key or tensor, the value and what was expected.
 NUL = bytes(200)
 BIG = 2**64 - 1
 
@@ -207,14 +239,17 @@ REFUSED: dict[str, tuple[bytes, list[str]]] = {
     "one key too few": (build([("k", number(UINT32, 1))], key_count=2, tail=bytes(11)), ["key 1 of 2", "0 bytes long"]),
     "empty key": (build([("", number(UINT32, 1))]), ["key 0 of 1 is 0 bytes long", "1 to 65535"]),
     "long key": (build([("k" * 65536, number(UINT32, 1))]), ["key 0 of 1 is 65536 bytes long", "1 to 65535"]),
-    "key past the end": (build(key_count=1, tail=u64(300) + NUL), ["key 0 of 1 needs 300 bytes at byte 32", "ends at byte 232"]),
+    "key past the end": (build(key_count=1, tail=gguf_bytes.u64(300) + NUL), ["key 0 of 1 needs 300 bytes at byte 32", "ends at byte 232"]),
     "key not UTF-8": (build([(b"k\xff", number(UINT32, 1))]), ["key 0 of 1", r"b'k\xff'", "UTF-8"]),
     "key twice": (metadata(number(UINT32, 1), number(UINT32, 1)), ["'some.key'", "twice"]),
-    "value type 13": (metadata(u32(13) + NUL), ["'some.key'", "type 13", "0 to 12"]),
+    "value type 13": (metadata(gguf_bytes.u32(13) + NUL), ["'some.key'", "type 13", "0 to 12"]),
     "bools 255": (metadata(numbers(BOOL, [0, 1, 255])), ["'some.key'", "byte 255", "0 or 1"]),
     "string not UTF-8": (metadata(text(b"\xc3")), ["key 'some.key': string 0 is not UTF-8 at byte 0", r"b'\xc3'"]),
     "string past the end": (metadata(text("four", 5)), ["'some.key'", "is 5 bytes long", "ends at byte 77"]),
-    "array element type 13": (metadata(u32(ARRAY) + u32(13) + u64(1) + NUL), ["'some.key'", "type 13", "0 to 12"]),
+    "array element type 13": (
+        metadata(gguf_bytes.u32(ARRAY) + gguf_bytes.u32(13) + gguf_bytes.u64(1) + NUL),
+        ["'some.key'", "type 13", "0 to 12"],
+    ),
     "array past the end": (metadata(numbers(INT32, [1, 2, 3], 4)), ["'some.key' needs 16 bytes", "file ends"]),
     "endless strings": (metadata(texts(["a", "b"], BIG)), ["'some.key'", f"{BIG} strings", "18 bytes left"]),
     "one string too many, with room": (metadata(texts(["a" * 9, "b" * 9], 3)), ["'some.key'", "string 2 of 3"]),
@@ -238,12 +273,18 @@ REFUSED: dict[str, tuple[bytes, list[str]]] = {
     "one tensor twice": (tensors(Entry("t", [8], offset=0)), ["tensor 't'", "tensor 'first'", "byte 96", "byte 128 or later"]),
     "long key with a wrong value": (build([("\x1b\n" * 9000, number(BOOL, 2))]), [r"'\x1b\n\x1b", "...", "byte 2"]),
     "one entry too few": (build([], [Entry("t", [8])], tensor_count=2), ["name of tensor 1 of 2 is 0 bytes"]),
-    "entry cut off": (build(tensor_count=1, tail=string("name") + u32(2) + u64(32) + u64(2) + b"\0"), ["type of tensor 'name'", "4 bytes"]),
+    "entry cut off": (
+        build(tensor_count=1, tail=string("name") + gguf_bytes.u32(2) + gguf_bytes.u64(32) + gguf_bytes.u64(2) + b"\0"),
+        ["type of tensor 'name'", "4 bytes"],
+    ),
 }
 UNSUPPORTED: dict[str, tuple[bytes, list[str]]] = {
     **{f"version {n}": (build(version=n), [f"version {n}", "2 or 3"]) for n in (0, 1, 4)},
     "big-endian version 3": (build(version=3 << 24), ["0x03000000", "big-endian", "little-endian"]),
-    "array of arrays": (metadata(u32(ARRAY) + u32(ARRAY) + u64(1) + u32(UINT8) + u64(1) + b"1"), ["'some.key'", "array of arrays", "9"]),
+    "array of arrays": (
+        metadata(gguf_bytes.u32(ARRAY) + gguf_bytes.u32(ARRAY) + gguf_bytes.u64(1) + gguf_bytes.u32(UINT8) + gguf_bytes.u64(1) + b"1"),
+        ["'some.key'", "array of arrays", "9"],
+    ),
     "a removed type": (tensors(Entry("t", [32], 4)), ["tensor 't'", "type 4"]),
     "bitnet.cpp's TL1": (tensors(Entry("t", [128], 38)), ["tensor 't'", "type 38", "TL1", "tile sizes"]),
     "bitnet.cpp's TL2": (

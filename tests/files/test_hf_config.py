@@ -14,7 +14,6 @@ from bitnet_np.model.rope import longrope_magnitude
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 LISTS = {"rope_type": "longrope", "short_factor": [1] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 16}
-ONLINE = "bitnet_online_mha_tied"
 MLX = ("quantization", "quantization_config")  # mlx-lm writes both
 
 

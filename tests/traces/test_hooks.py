@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from foreign_arrays import Bfloat16, Tensor
 from models import random_model
 from recorder import record_all
 
@@ -21,6 +20,54 @@ from bitnet_np.traces.record import write_trace
 IDS = np.array([7, 3, 11, 3, 0, 5])
 MODELS = {name: random_model(0, family=name, n_layers=2) for name in ("llama", "bitnet-b1.58", "qwen3")}
 ROTATED = ("Qcur_rope", "Kcur_rope")
+
+# --- stand-ins for the arrays of torch and MLX: what is asked of them, and what they refuse -------------------------------------------
+
+
+class Tensor:
+    """What is asked of torch's: bfloat16 has no NumPy, and a tensor with a gradient must be detached."""
+
+    def __init__(self, array, dtype="torch.float32", detached=False):
+        self.array, self.dtype, self.detached = array, dtype, detached
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    def detach(self):
+        return Tensor(self.array, self.dtype, True)
+
+    def float(self):
+        return Tensor(self.array.astype(np.float32, copy=False), "torch.float32", self.detached)
+
+    def cpu(self):
+        return self
+
+    def numpy(self):
+        assert self.detached
+        if self.dtype == "torch.bfloat16":
+            raise TypeError("Got unsupported ScalarType BFloat16")
+        return self.array
+
+
+float32 = "this library's own float32"
+
+
+class Bfloat16:
+    """An array of MLX that NumPy cannot read; `astype` takes a dtype of the module of its class."""
+
+    dtype = "mlx.core.bfloat16"
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        raise ValueError("Item size 2 does not match")
+
+    def astype(self, dtype):
+        assert dtype is float32
+        return self.array
+
 
 # --- models that call their modules as transformers' models do -------------------------------------------------------------------------
 
