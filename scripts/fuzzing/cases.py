@@ -18,7 +18,7 @@ from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.formats import bitnet_rs, eval_callback, read_any
 
-from .edits import edit_archive, edit_bytes, edit_words, edited
+from .edits import edit_file
 from .gguf_document import changed
 from .hf_folders import changed_folder
 from .seeds import TOKENS, VOCAB
@@ -87,40 +87,16 @@ def case(seeds: Sequence[Seed], n: int) -> tuple[Seed, Files]:
     seed = draw.choice(kinds[draw.choices(present, [_SHARES[kind] for kind in present])[0]])
     if seed.kind == "folder":
         return seed, changed_folder(seed.files, draw)
-    if seed.document is None:
-        return seed, _changed_dump(seed.files, draw)
-    change = draw.random()
-    if change < 0.75:
-        raw = changed(seed.document, draw)
-    else:
-        whole = next(iter(seed.files.values()))
-        raw = edited(whole, draw, None if change < 0.8 else 4096)
-        raw = raw if change < 0.98 else whole[: draw.choice([0, 4, 8, 24])] + draw.randbytes(draw.randint(0, 300))
-    files, change = seed.with_first(raw), draw.random()
+    document, change = seed.document, draw.random()
+    if document is None or change > 0.75:
+        files = dict(seed.files) if document is None else seed.with_first(next(iter(seed.files.values())))
+        for _ in range(draw.randint(1, 4)):
+            edit_file(files, draw)
+        return seed, files
+    files = seed.with_first(changed(document, draw))
     if len(files) > 1 and change < 0.1:
-        del files[draw.choice(list(files))]
-    elif len(files) > 1 and change < 0.2:
         files = dict(zip(files, reversed(files.values()), strict=True))  # each part under another's name
     return seed, files
-
-
-def _changed_dump(files: Files, draw: random.Random) -> Files:
-    files = dict(files)
-    for _ in range(draw.randint(1, 4)):
-        name = draw.choice(sorted(files))
-        raw, change = bytearray(files[name]), draw.random()
-        if change < 0.5:
-            raw = edit_bytes(raw, draw, near=draw.choice([64, 300, None]))
-        elif change < 0.9:
-            raw = edit_archive(files[name], draw) if name.endswith(".npz") and draw.random() < 0.7 else edit_words(raw, draw)
-        elif change < 0.93:
-            raw = bytearray(draw.randbytes(draw.randint(0, 100)))
-        elif len(files) > 1:
-            other = draw.choice(sorted(files))
-            files[name], raw = files[other], bytearray(files[name])
-            name = other
-        files[name] = bytes(raw)
-    return files
 
 
 def write(folder: Path, files: Files) -> None:
