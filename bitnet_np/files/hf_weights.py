@@ -38,8 +38,8 @@ class HFWeights(CheckedTensors):
         self._recipe, kind = recipe, recipe.kind
         self._modules = {"token_embd": kind.embedding, "position_embd": kind.positions, "output_norm": kind.norm, "output": "lm_head"}
 
-    def _module(self, field: str, layer: int | None = None) -> str:
-        """The name of the module that has the tensors of a field."""
+    def place(self, field: str, layer: int | None = None) -> str:
+        """The module that has the tensors of a field, alone or with others'."""
         kind = self._recipe.kind
         return self._modules[field] if layer is None else kind.layer.format(layer) + kind.modules[field]
 
@@ -52,7 +52,7 @@ class HFWeights(CheckedTensors):
     def vector(self, field: str, size: int, layer: int | None = None) -> NDArray[np.float32]:
         """From <module>.weight, or .bias for a field that ends in _bias."""
         plain = field.removesuffix("_bias")
-        module = self._module(plain, layer)
+        module = self.place(plain, layer)
         if plain == field and (form := self._form(module)) is not None:  # the gate of a shared expert: a matrix of one row
             return take_numbers(self, module, (1, size), form).reshape(size)
         name = f"{module}.{'weight' if plain == field else 'bias'}"
@@ -62,7 +62,7 @@ class HFWeights(CheckedTensors):
 
     def table(self, field: str, shape: tuple[int, int]) -> NDArray:
         """Floats, as they lie in the file, where they may be transposed, [D, V]; or those that groups stand for."""
-        if (form := self._form(module := self._module(field))) is not None:
+        if (form := self._form(module := self.place(field))) is not None:
             return take_numbers(self, module, shape, form, rounded=field != "output")
         return self.upright(self.take(module + ".weight", shape, shape[::-1]), shape)
 
@@ -70,10 +70,6 @@ class HFWeights(CheckedTensors):
         """Llama 3's, worked out from config.json; in float32, as a GGUF file has them."""
         factors = self._recipe.rope_factors
         return None if factors is None else factors.astype(np.float32)
-
-    def place(self, field: str, layer: int) -> str:
-        """The module that has a field's matrix, alone or with others."""
-        return self._module(field, layer)
 
     def linears(self, name: str, shapes: Shapes) -> dict[str, Linear]:
         """From .weight and .bias; where config.json quantises the module, also from .weight_scale and .rms_norm.weight.
