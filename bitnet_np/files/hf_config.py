@@ -235,12 +235,27 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
 
 
 def _rotation(keys: _UnreadKeys, model_type: str, kind: ModelType, family: Family, head_dim: int) -> tuple[dict[str, Any], Any]:
-    """The fields of a Config that say how a head is rotated, as in `_rope`, and the numbers of Llama 3's scaling."""
+    """The fields of a Config that say how a head is rotated, and the numbers of Llama 3's scaling if there is one.
+
+    They are keys of rope_parameters; older files have rope_theta beside rope_scaling, and gpt_neox its own names.
+    """
+    if family.config["rope"] == "none":
+        return {"rope_base": 10000.0}, None
     local_base = None if kind.rope_bases is None else _local_rope_base(keys, kind.rope_bases[1])
-    rope: dict[str, Any] = {"rope_base": 10000.0}
-    if family.config["rope"] != "none":
-        rope = _rope(keys, kind, family.partial_rope and not kind.whole_rope)
-    fraction, llama3 = rope.pop("fraction", 1.0), rope.pop("llama3", None)
+    old = {new: keys.left.pop(name) for name, new in _OLD_ROPE.items() if name in keys.left}
+    path = "rope_parameters." if "rope_parameters" in keys.left else "rope_scaling."
+    merged: dict[str, Any] = {}
+    for source in (old, keys.take("rope_scaling", dict, {}), keys.take("rope_parameters", dict, {})):
+        for name, value in source.items():
+            name = "rope_type" if name == "type" else name
+            if merged.setdefault(name, value) != value:
+                raise FileFormatError(f"{keys.where}: RoPE's {shown(name)} is {shown(merged[name])} and {shown(value)}, expected one value")
+    inner = _UnreadKeys(f"{keys.where}: RoPE", merged, path)
+    rope: dict[str, Any] = {"rope_base": inner.take("rope_theta", float, _REQUIRED if kind.rope_bases is None else kind.rope_bases[0])}
+    fraction = inner.take("partial_rotary_factor", float, 1.0 if kind.whole_rope or not family.partial_rope else _REQUIRED)
+    rope |= _scaling(inner, keys.left.get("original_max_position_embeddings"))
+    llama3 = rope.pop("llama3", None)
+    inner.check_all_taken()
     if not (fraction == 1 or (family.partial_rope and 0 < fraction < 1)):
         raise UnsupportedError(f"{keys.where}: partial_rotary_factor is {fraction}, which {model_type} cannot have")
     if family.local_rope_base is not None:
@@ -248,8 +263,9 @@ def _rotation(keys: _UnreadKeys, model_type: str, kind: ModelType, family: Famil
     elif local_base not in (None, rope["rope_base"]):
         both = f"RoPE's base is {rope['rope_base']} in global and {local_base} in local layers"
         raise UnsupportedError(f"{keys.where}: {both}, expected one in {model_type}")
-    rotated = int(head_dim * fraction)
-    return rope | ({} if rotated == head_dim else {"rope_width": rotated}), llama3
+    if (rotated := int(head_dim * fraction)) != head_dim:
+        rope["rope_width"] = rotated
+    return rope, llama3
 
 
 def _experts(keys: _UnreadKeys, kind: ModelType) -> dict[str, Any]:
@@ -359,32 +375,6 @@ def _local_rope_base(keys: _UnreadKeys, default: float) -> float:
         base = theta
         local.check_all_taken()
     return default if base is None else base
-
-
-def _rope(keys: _UnreadKeys, model_type: ModelType, partial: bool) -> dict[str, Any]:
-    """RoPE's settings: fields of a Config, the fraction of a head that is rotated, and Llama 3's scaling if there is one.
-
-    They are keys of rope_parameters; older files have rope_theta beside rope_scaling, and gpt_neox its own names. partial: the model type
-    must state its partial_rotary_factor.
-    """
-    where = keys.where
-    old = {new: keys.left.pop(name) for name, new in _OLD_ROPE.items() if name in keys.left}
-    path = "rope_parameters." if "rope_parameters" in keys.left else "rope_scaling."
-    merged: dict[str, Any] = {}
-    for source in (old, keys.take("rope_scaling", dict, {}), keys.take("rope_parameters", dict, {})):
-        for name, value in source.items():
-            name = "rope_type" if name == "type" else name
-            if merged.setdefault(name, value) != value:
-                raise FileFormatError(f"{where}: RoPE's {shown(name)} is {shown(merged[name])} and {shown(value)}, expected one value")
-    outside = keys.left.get("original_max_position_embeddings")
-    keys = _UnreadKeys(f"{where}: RoPE", merged, path)
-    fields: dict[str, Any] = {
-        "rope_base": keys.take("rope_theta", float, _REQUIRED if model_type.rope_bases is None else model_type.rope_bases[0]),
-        "fraction": keys.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0),
-    }
-    fields |= _scaling(keys, outside)
-    keys.check_all_taken()
-    return fields
 
 
 def _scaling(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
