@@ -27,13 +27,11 @@ _TABLES = (*FLOATS, *ALL_BLOCK_TYPES)
 class GGUFSource:
     """An open GGUF file, or all files of a model in several."""
 
-    version: int | None  # of the file format
-
     def __init__(self, file: GGUFFile) -> None:
         self.path, self.size, self.tensors = file.path, file.size, file.tensors  # bytes of all files, tensors by the file's own names
-        self.kind, self.version = f"GGUF v{file.version}", file.version
+        self.kind, self.version, self._file = f"GGUF v{file.version}", file.version, file
         self.metadata: Mapping[str, Any] = file.metadata
-        self.keys, self._file = self.metadata, file
+        self.keys = self.metadata
 
     def without(self, key: str) -> "GGUFSource":
         """The file as if its metadata had not this key. Raises OptionError if it has not."""
@@ -41,16 +39,13 @@ class GGUFSource:
         return GGUFSource(replace(self._file, metadata={name: value for name, value in self.metadata.items() if name != key}))
 
     @cached_property
-    def _config(self) -> Config:
-        return read_config(self._file)
-
     def config(self) -> Config:
         """From the metadata, and from the shape of the embedding."""
-        return self._config
+        return read_config(self._file)
 
     def weights(self, allow_nan: bool, i2s_layout: str) -> "GGUFWeights":
         """The tensors of the file. `i2s_layout` is one of packing.I2S_LAYOUTS."""
-        return GGUFWeights(self._file, self._config, allow_nan, i2s_layout)
+        return GGUFWeights(self._file, self.config, allow_nan, i2s_layout)
 
 
 class GGUFWeights(CheckedTensors):

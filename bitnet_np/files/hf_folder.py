@@ -64,6 +64,7 @@ class HFSource:
         """Everything that config.json says about the model."""
         return read_recipe(self.keys, self.path / "config.json")
 
+    @property
     def config(self) -> Config:
         """From config.json."""
         return self.recipe.config
