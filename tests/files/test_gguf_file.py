@@ -53,6 +53,12 @@ SAMPLE = build(
 )
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For files that the tests write one after another."""
+    return tmp_path_factory.mktemp("gguf")
+
+
 def write(folder: Path, raw: bytes, name: str = "some.gguf") -> Path:
     path = folder / name
     path.unlink(missing_ok=True)  # a new inode: truncating one that an earlier test still maps would kill the process
