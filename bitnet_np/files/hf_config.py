@@ -322,18 +322,21 @@ def _rope_layers(keys: _UnreadKeys, config: Config) -> dict[str, Any]:
 
 def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any]:
     """The fields of a Config that say which layers see a window only. The window of a model that has it switched off is ignored."""
-    n_layers = config.n_layers
+    n_layers, supported = config.n_layers, ("full_attention", "sliding_attention")[: 2 if kind.window else 1]
+    types: list[str] = [] if kind.window == "all" else keys.take("layer_types", list, [])
+    if any(value not in supported for value in types) or len(types) not in (0, n_layers):
+        expected = f"{' or '.join(supported)}, for each of {n_layers} layers"
+        raise UnsupportedError(f"{keys.where}: layer_types is {shown(types)}, supported is {expected}")
     if not kind.window:
         if "use_sliding_window" in keys.left:
             keys.left.pop("sliding_window", None)
         keys.take_fixed("sliding_window", None)
-        _layer_types(keys, n_layers, ("full_attention",))
         return {}
     window: int | None = keys.take("sliding_window", int, None)
     layers: Sequence[int] = range(n_layers)
     if kind.window == "all":
         return window_fields(window, layers, n_layers)
-    types, missing = _layer_types(keys, n_layers, ("full_attention", "sliding_attention")), "sliding_window is null"
+    missing = "sliding_window is null"
     if kind.window == "switched":
         layers, missing = range(keys.take("max_window_layers", int), n_layers), "no sliding_window is in use"
         window = window if keys.take("use_sliding_window", bool) else None
@@ -348,15 +351,6 @@ def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any
     if window is None and layers and (types or kind.window == "layers"):
         raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but {missing}")
     return window_fields(window, layers, n_layers)
-
-
-def _layer_types(keys: _UnreadKeys, n_layers: int, supported: tuple[str, ...]) -> list[str]:
-    """layer_types, one of `supported` for each layer; empty if the key is missing."""
-    types = keys.take("layer_types", list, [])
-    if any(value not in supported for value in types) or len(types) not in (0, n_layers):
-        expected = f"{' or '.join(supported)}, for each of {n_layers} layers"
-        raise UnsupportedError(f"{keys.where}: layer_types is {shown(types)}, supported is {expected}")
-    return types
 
 
 def _local_rope_base(keys: _UnreadKeys, default: float) -> float:
