@@ -98,6 +98,8 @@ class Header(NamedTuple):
             raise FileFormatError(f"{path}: the file has changed since it was opened: {error}") from None
 
 
+_ROWS_AND_WIDTH = {name for name, (axes, _) in MEANINGS.items() if axes == "T D"} - {"result_norm"}  # of the last token alone, perhaps
+
 _WHOLE = -1
 """In place of a step's number: the rows of all tokens."""
 
@@ -125,7 +127,13 @@ class Labelled(NamedTuple):
         held = parts.pop(None, {})
         in_file = {step: checked_tokens(arrays[label].load(), where) for step, (label,) in sorted(held.items())}
         ids = agreed_tokens(np.concatenate([*in_file.values()]) if in_file else None, tokens, where)
-        rows = _rows_of_steps(arrays, parts, where) | {step: len(part) for step, part in in_file.items()}
+        rows: dict[int, int | None] = {}  # of each step: by its tokens, or by a point that cannot be read in two ways
+        for key, by_step in parts.items():
+            for step, (label, *_) in by_step.items():
+                rows.setdefault(step, None)
+                if key is not None and key.name in _ROWS_AND_WIDTH and len(arrays[label].shape) > 1:
+                    rows[step] = normal_form(key, arrays[label].shape, None, where).shape[0]
+        rows |= {step: len(part) for step, part in in_file.items()}
         rows[_WHOLE] = None if ids is None else len(ids)
         entries: dict[Key, Entry] = {}
         used = {label for labels in held.values() for label in labels}
@@ -186,21 +194,6 @@ def _parts(arrays: Mapping[str, Entry], config: Config | None, where: str) -> _P
             span = f"{min(numbers)} to {max(numbers)}"
             raise FileFormatError(f"{where}: {key or 'tokens'} has no step {missing}, expected each from {span}, the steps of the dump")
     return parts
-
-
-def _rows_of_steps(arrays: Mapping[str, Entry], parts: _Parts, where: str) -> dict[int, int | None]:
-    """The number of tokens of each step, by the points that cannot be read in two ways; None where there is no such point."""
-    rows: dict[int, int | None] = {}
-    for key, by_step in parts.items():
-        for step, (label, *_) in by_step.items():
-            shape = arrays[label].shape
-            rows.setdefault(step, None)
-            if key is not None and key.name in _ROWS_AND_WIDTH and len(shape) > 1:
-                rows[step] = normal_form(key, shape, None, where).shape[0]
-    return rows
-
-
-_ROWS_AND_WIDTH = {name for name, (axes, _) in MEANINGS.items() if axes == "T D"} - {"result_norm"}  # of the last token alone, perhaps
 
 
 def _normal(key: Key, entry: Entry, rows: int | None, where: str, config: Config | None) -> Entry:
