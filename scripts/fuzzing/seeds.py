@@ -4,7 +4,6 @@ format.
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,15 +162,11 @@ def _tokenizer(scored: bool) -> dict[str, Any]:
         "model": {"type": "BPE", "vocab": ids, "merges": _MERGES},
     }
     if scored:
-        told["model"] |= {"unk_token": "<unk>", "byte_fallback": True, "merges": _splits(_PIECES)}
+        splits = [[piece[:i], piece[i:]] for piece in _PIECES for i in range(1, len(piece)) if {piece[:i], piece[i:]} <= {*_PIECES}]
+        told["model"] |= {"unk_token": "<unk>", "byte_fallback": True, "merges": splits}
         return told | {"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}}
     cuts = [{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]
     return told | {"normalizer": {"type": "NFC"}, "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts}}
-
-
-def _splits(pieces: Sequence[str]) -> list[list[str]]:
-    """All pairs of pieces that join to another piece."""
-    return [[piece[:i], piece[i:]] for piece in pieces for i in range(1, len(piece)) if piece[:i] in pieces and piece[i:] in pieces]
 
 
 def write_dumps(folder: Path) -> None:
