@@ -24,7 +24,7 @@ from ..kernels import packing as kernels
 from ..model import ternarize, widen
 from ..model.records import Expert, Linear, Ternary, Weights, frozen
 from .hf_config import Recipe
-from .hf_model_types import FUSED_EXPERTS, FUSED_ROUTER, TextPart
+from .hf_model_types import FUSED_EXPERTS, FUSED_ROUTER
 from .mlx_groups import GROUPED, Form, take_numbers
 from .safetensors_file import TYPES
 from .tensors import FLOATS, CheckedTensors, Shapes, Tensor, rows_of
@@ -134,7 +134,13 @@ class HFWeights(CheckedTensors):
 
 def _model_tensors(path: Path, in_files: Mapping[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
     """The folder's tensors without those that transformers does not read, under the names of a model that has its head."""
-    kind, tensors = recipe.kind, dict(in_files) if recipe.part is None else _of_part(in_files, recipe.part)
+    kind, part, tensors = recipe.kind, recipe.part, dict(in_files)
+    if part is not None:  # of a larger model, where they have other names than in a folder of the text model alone
+        tensors = {}
+        for name, tensor in in_files.items():
+            start = next((start for start in part.prefixes if name.startswith(start)), "")
+            if not name.startswith(part.other_parts):
+                tensors[part.prefixes.get(start, "") + name.removeprefix(start)] = tensor
     if f"{kind.file_head}.weight" in tensors and "lm_head.weight" not in tensors:
         tensors["lm_head.weight"] = tensors.pop(f"{kind.file_head}.weight")
     base = kind.embedding.partition(".")[0] + "."
@@ -156,16 +162,6 @@ def _model_tensors(path: Path, in_files: Mapping[str, Tensor], recipe: Recipe) -
     if recipe.tied and recipe.groups is not None and scales is not None and scales.type is not F32:  # its rows and its products differ
         tensors |= {f"lm_head.{end}": tensors[name] for end in GROUPED if (name := f"{kind.embedding}.{end}") in tensors}
     return tensors
-
-
-def _of_part(tensors: Mapping[str, Tensor], part: TextPart) -> dict[str, Tensor]:
-    """The tensors of the text model in a larger one, under the names that they have in a folder of the text model alone."""
-    named: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        start = next((start for start in part.prefixes if name.startswith(start)), "")
-        if not name.startswith(part.other_parts):
-            named[part.prefixes.get(start, "") + name.removeprefix(start)] = tensor
-    return named
 
 
 def packed_matrix(tensors: CheckedTensors, module: str, n: int, m: int, divides: bool) -> Ternary:
