@@ -90,7 +90,15 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     path = path_of(path)
     check_file(path)
     cursor = _Cursor(path, mapped(path, "GGUF"))
-    version = _read_version(cursor)
+    magic = cursor.data[:4]
+    cursor.check(magic == b"GGUF", f"the file starts with {magic!r}, expected b'GGUF'")
+    cursor.claim(len(magic), "magic")
+    version = cursor.u32("version")
+    if version not in (2, 3):
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        if swapped in (1, 2, 3):
+            raise UnsupportedError(f"{path}: version {version:#010x} is {swapped} in a big-endian file, expected a little-endian one")
+        raise UnsupportedError(f"{path}: GGUF version {version}, expected 2 or 3")
     tensor_count = _read_count(cursor, "tensors", _MIN_TENSOR_BYTES)
     key_count = _read_count(cursor, "keys", _MIN_KEY_BYTES)
     values = _read_metadata(cursor, key_count)
@@ -160,19 +168,6 @@ class _Cursor:
             raise FileFormatError(f"{self.path}: {what}: string {len(texts)} is not UTF-8 at {where}") from None
         self.at = at
         return tuple(texts)
-
-
-def _read_version(cursor: _Cursor) -> int:
-    magic = cursor.data[:4]
-    cursor.check(magic == b"GGUF", f"the file starts with {magic!r}, expected b'GGUF'")
-    cursor.claim(len(magic), "magic")
-    version = cursor.u32("version")
-    if version in (2, 3):
-        return version
-    swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-    if swapped in (1, 2, 3):
-        raise UnsupportedError(f"{cursor.path}: version {version:#010x} is {swapped} in a big-endian file, expected a little-endian one")
-    raise UnsupportedError(f"{cursor.path}: GGUF version {version}, expected 2 or 3")
 
 
 def _read_count(cursor: _Cursor, what: str, smallest: int) -> int:
