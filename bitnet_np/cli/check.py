@@ -96,7 +96,7 @@ def _declared(arguments: argparse.Namespace) -> str:
 
 def _judged(inputs: Inputs, details: Details | None) -> Report:
     """The report on the dump of one sequence, or of several."""
-    arguments, config, rows = inputs.arguments, inputs.source.config(), inputs.sequences()
+    arguments, config, rows = inputs.arguments, inputs.source.config, inputs.sequences()
     profile, effort = profile_of(arguments), positive("--effort", arguments.effort)
     path, prefix = arguments.theirs, integer("--prefix", arguments.prefix, 0)
     name = arguments.format or detect(path)

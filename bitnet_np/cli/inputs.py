@@ -51,7 +51,7 @@ class Inputs:
         arguments, overrides = self.arguments, {name: value for name, value in self.overrides.items() if value is not None}
         bar = progress.bar("checking weights")
         model = model_from(self.source, bar, allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout, overrides=overrides)
-        before = self.source.config() if overrides else model.config
+        before = self.source.config if overrides else model.config
         for name in overrides:
             print(f"bitnet-np: {name} is {getattr(model.config, name)}, the file says {getattr(before, name)}", file=sys.stderr)
         for warning in constant_matrices(model):

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     source = open_model(arguments.model, arguments.download)
     model = config = problem = None
     try:
-        config = source.config()
+        config = source.config
         model = model_from(source, progress.bar("checking weights"))
     except Error as error:
         problem = str(error)

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     ids = inputs.token_ids()
     if ids.ndim == 2 and len(ids) != 1:
         raise ShapeError(f"token ids have shape {list(ids.shape)}, expected one sequence")
-    config, dialect = inputs.source.config(), dialect_of(arguments)
+    config, dialect = inputs.source.config, dialect_of(arguments)
     if arguments.plot is not None and len(layers or range(config.n_layers)) * config.heads * ids.size**2 > _MOST_DRAWN:
         raise OptionError(f"--plot of {config.heads} heads and {ids.size} tokens in every layer is too large: choose fewer --layers")
     how = {"format": chosen, "layers": layers, "names": names, "scores": arguments.scores, "dialect": dialect}

@@ -28,17 +28,33 @@ def read_config(file: GGUFFile) -> Config:
         raise UnsupportedError(f"{file.path}: general.architecture is {name!r}, supported are {', '.join(ARCHITECTURES)}")
     family = FAMILIES[name]
     value = _read_keys(file, name)
-    head_dim = _head_dim(file, name, value)
+    heads, width, head_dim = value["heads"], value["width"], value.get("head_dim")
+    if head_dim is None:
+        if heads < 1 or width % heads:
+            stated = f"{width} = {name}.embedding_length is no multiple of {heads} = {name}.attention.head_count"
+            raise FileFormatError(f"{file.path}: {stated}")
+        head_dim = width // heads
+    for field in ("rope_width", "value_dim"):
+        if value.get(field) not in (None, head_dim) and not (field == "rope_width" and family.partial_rope):
+            stated = f"{name}.{KEYS[field].name} is {value[field]}"
+            raise UnsupportedError(f"{file.path}: {stated}, only the head width {head_dim} is supported")
     pooling, kinds = value.get("pooling", 0), get_args(Pooling)
     if pooling not in range(len(kinds)):
         known = ", ".join(f"{i} ({kind})" for i, kind in enumerate(kinds))
         raise UnsupportedError(f"{file.path}: {name}.{KEYS['pooling'].name} is {pooling}, supported are {known}")
-    stated = ("context", "width", "n_layers", "heads", "kv_heads", "eps", "rope_base", "rope_width", "parallel_residual", *family.numbers)
-    fields: dict[str, Any] = {"kv_heads": value["heads"], "rope_base": 10000.0, "local_rope_base": family.local_rope_base}
-    fields |= {field: value[field] for field in stated if field in value}
+    usual = ("context", "width", "n_layers", "heads", "kv_heads", "eps", "rope_base", "rope_width", "parallel_residual", *family.numbers)
+    fields: dict[str, Any] = {"kv_heads": heads, "rope_base": 10000.0, "local_rope_base": family.local_rope_base}
+    fields |= {field: value[field] for field in usual if field in value}
     if fields.get("rope_width") == head_dim:
         del fields["rope_width"]
-    fields |= {"vocab": _vocab(file, name, value), "ffn": value.get("expert_ffn", value["ffn"])}
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise FileFormatError(f"{file.path}: no tensor token_embd.weight of two dimensions")
+    rows, columns = embedding.shape
+    vocab = columns if rows == width != columns else rows  # it may be transposed
+    if value.get("vocab", vocab) != vocab:
+        raise FileFormatError(f"{file.path}: {name}.vocab_size is {value['vocab']}, token_embd.weight has {vocab} rows")
+    fields |= {"vocab": vocab, "ffn": value.get("expert_ffn", value["ffn"])}
     with of_file(file.path):
         fields |= _scaling(file, name, value)
         config = Config(name, **{**fields, "head_dim": head_dim, "pooling": kinds[pooling], **family.config})
@@ -64,33 +80,6 @@ def _read_keys(file: GGUFFile, architecture: str) -> dict[str, Any]:
 def _is_neutral(key: str, value: Any) -> bool:
     """Whether a key, without its architecture, changes nothing with this value."""
     return key in NEUTRAL and (NEUTRAL[key] is None or (np.ndim(value) == 0 and value == NEUTRAL[key]))
-
-
-def _head_dim(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> int:
-    """The head width: stated, or the model's width over the number of heads."""
-    heads, width, head_dim, prefix = value["heads"], value["width"], value.get("head_dim"), architecture + "."
-    if head_dim is None:
-        if heads < 1 or width % heads:
-            stated = f"{width} = {prefix}embedding_length is no multiple of {heads} = {prefix}attention.head_count"
-            raise FileFormatError(f"{file.path}: {stated}")
-        head_dim = width // heads
-    for field in ("rope_width", "value_dim"):
-        if value.get(field) not in (None, head_dim) and not (field == "rope_width" and FAMILIES[architecture].partial_rope):
-            stated = f"{prefix}{KEYS[field].name} is {value[field]}"
-            raise UnsupportedError(f"{file.path}: {stated}, only the head width {head_dim} is supported")
-    return head_dim
-
-
-def _vocab(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> int:
-    """The rows of the embedding [V, D], the columns of one that is transposed. A file may state their number, too."""
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise FileFormatError(f"{file.path}: no tensor token_embd.weight of two dimensions")
-    rows, columns = embedding.shape
-    vocab = columns if rows == value["width"] != columns else rows
-    if value.get("vocab", vocab) != vocab:
-        raise FileFormatError(f"{file.path}: {architecture}.vocab_size is {value['vocab']}, token_embd.weight has {vocab} rows")
-    return vocab
 
 
 def _scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict[str, Any]:

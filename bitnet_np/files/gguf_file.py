@@ -90,7 +90,15 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     path = path_of(path)
     check_file(path)
     cursor = _Cursor(path, mapped(path, "GGUF"))
-    version = _read_version(cursor)
+    magic = cursor.data[:4]
+    cursor.check(magic == b"GGUF", f"the file starts with {magic!r}, expected b'GGUF'")
+    cursor.claim(len(magic), "magic")
+    version = cursor.u32("version")
+    if version not in (2, 3):
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        if swapped in (1, 2, 3):
+            raise UnsupportedError(f"{path}: version {version:#010x} is {swapped} in a big-endian file, expected a little-endian one")
+        raise UnsupportedError(f"{path}: GGUF version {version}, expected 2 or 3")
     tensor_count = _read_count(cursor, "tensors", _MIN_TENSOR_BYTES)
     key_count = _read_count(cursor, "keys", _MIN_KEY_BYTES)
     values = _read_metadata(cursor, key_count)
@@ -162,19 +170,6 @@ class _Cursor:
         return tuple(texts)
 
 
-def _read_version(cursor: _Cursor) -> int:
-    magic = cursor.data[:4]
-    cursor.check(magic == b"GGUF", f"the file starts with {magic!r}, expected b'GGUF'")
-    cursor.claim(len(magic), "magic")
-    version = cursor.u32("version")
-    if version in (2, 3):
-        return version
-    swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-    if swapped in (1, 2, 3):
-        raise UnsupportedError(f"{cursor.path}: version {version:#010x} is {swapped} in a big-endian file, expected a little-endian one")
-    raise UnsupportedError(f"{cursor.path}: GGUF version {version}, expected 2 or 3")
-
-
 def _read_count(cursor: _Cursor, what: str, smallest: int) -> int:
     count = cursor.u64(f"number of {what}")
     cursor.check(count * smallest <= cursor.left, f"{count} {what} of at least {smallest} bytes, but only {cursor.left} bytes are left")
@@ -219,11 +214,10 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
     base = -(-cursor.at // alignment) * alignment  # where the data begin: offsets in the table are relative to it
     for number in SHARED_NUMBERS:
         entries = _of_shared_number(cursor, entries, number, base, alignment)
-    for name, (kind, shape, _) in entries.items():
-        rows = f"tensor {name!r} has rows of {shape[-1]} elements"
-        cursor.check(shape[-1] % kind.block == 0, f"{rows}, expected a multiple of {kind.name}'s {kind.block}")
     tensors = {}
     for name, (kind, shape, offset) in entries.items():
+        rows = f"tensor {name!r} has rows of {shape[-1]} elements"
+        cursor.check(shape[-1] % kind.block == 0, f"{rows}, expected a multiple of {kind.name}'s {kind.block}")
         start, end = base + offset, base + offset + kind.nbytes(prod(shape))
         cursor.check(end <= len(cursor.data), f"tensor {name!r} takes bytes {start} to {end}, but the file ends at byte {len(cursor.data)}")
         tensors[name] = Tensor(name, kind, shape, cursor.bytes[start:end], start, cursor.data)
@@ -291,29 +285,21 @@ def open_parts(path: str | os.PathLike[str]) -> GGUFFile:
         raise FileFormatError(
             f"{given.path}: this is part {number} of {count} by split.no, expected a name that ends in -{number:05}-of-{count:05}.gguf"
         )
-    name = match[1]  # that all parts have in front of their number
-    parts = [_part(given, given.path.with_name(f"{name}-{no + 1:05}-of-{count:05}.gguf"), no, count) for no in range(count)]
     tensors: dict[str, Tensor] = {}
-    for part in parts:
-        for tensor in part.tensors.values():
-            if tensor.name in tensors:
-                raise FileFormatError(f"{part.path}: tensor {tensor.name} is in a part before, too, expected each in one part")
-            tensors[tensor.name] = tensor
+    parts = []
+    for no in range(count):
+        path = given.path.with_name(f"{match[1]}-{no + 1:05}-of-{count:05}.gguf")
+        try:
+            parts.append(part := given if path == given.path else open_gguf(path))
+        except FileNotFoundError:
+            raise FileFormatError(f"{given.path}: part {no + 1} of {count} is missing, expected the file {path}") from None
+        for key, expected in (("split.no", no), ("split.count", count)):
+            if part.require(key, int) != expected:
+                raise FileFormatError(f"{path}: {key} is {part.metadata[key]}, expected {expected}")
+        if again := part.tensors.keys() & tensors.keys():
+            raise FileFormatError(f"{path}: tensor {min(again)} is in a part before, too, expected each in one part")
+        tensors |= part.tensors
     stated = parts[0].get("split.tensors.count", int, len(tensors))
     if stated != len(tensors):
         raise FileFormatError(f"{parts[0].path}: split.tensors.count is {stated}, but its {count} parts have {len(tensors)} tensors")
     return replace(parts[0], path=given.path, tensors=MappingProxyType(tensors), size=sum(part.size for part in parts))
-
-
-def _part(given: GGUFFile, path: Path, no: int, count: int) -> GGUFFile:
-    """The part of that number, from 0 on."""
-    if path == given.path:
-        return given
-    try:
-        part = open_gguf(path)
-    except FileNotFoundError:
-        raise FileFormatError(f"{given.path}: part {no + 1} of {count} is missing, expected the file {path}") from None
-    for key, expected in (("split.no", no), ("split.count", count)):
-        if part.require(key, int) != expected:
-            raise FileFormatError(f"{path}: {key} is {part.metadata[key]}, expected {expected}")
-    return part

@@ -27,13 +27,11 @@ _TABLES = (*FLOATS, *ALL_BLOCK_TYPES)
 class GGUFSource:
     """An open GGUF file, or all files of a model in several."""
 
-    version: int | None  # of the file format
-
     def __init__(self, file: GGUFFile) -> None:
         self.path, self.size, self.tensors = file.path, file.size, file.tensors  # bytes of all files, tensors by the file's own names
-        self.kind, self.version = f"GGUF v{file.version}", file.version
+        self.kind, self.version, self._file = f"GGUF v{file.version}", file.version, file
         self.metadata: Mapping[str, Any] = file.metadata
-        self.keys, self._file = self.metadata, file
+        self.keys = self.metadata
 
     def without(self, key: str) -> "GGUFSource":
         """The file as if its metadata had not this key. Raises OptionError if it has not."""
@@ -41,16 +39,13 @@ class GGUFSource:
         return GGUFSource(replace(self._file, metadata={name: value for name, value in self.metadata.items() if name != key}))
 
     @cached_property
-    def _config(self) -> Config:
-        return read_config(self._file)
-
     def config(self) -> Config:
         """From the metadata, and from the shape of the embedding."""
-        return self._config
+        return read_config(self._file)
 
     def weights(self, allow_nan: bool, i2s_layout: str) -> "GGUFWeights":
         """The tensors of the file. `i2s_layout` is one of packing.I2S_LAYOUTS."""
-        return GGUFWeights(self._file, self._config, allow_nan, i2s_layout)
+        return GGUFWeights(self._file, self.config, allow_nan, i2s_layout)
 
 
 class GGUFWeights(CheckedTensors):
@@ -133,28 +128,22 @@ class GGUFWeights(CheckedTensors):
         """Matrices of a layer, each of them some rows of a tensor."""
         if tensor.type is I2_S:
             return self._from_i2s(tensor, pieces)
-        if tensor.type in TERNARY_TYPES:
-            return [self._from_ternary_blocks(tensor, rows) for rows in pieces]
         self.check_type(tensor, (I2_S, *(TERNARY_TYPES if self._family.ternary else _TABLES)))
-        if tensor.type in ALL_BLOCK_TYPES:
-            return [self._blocks(tensor, rows) for rows in pieces]
-        table = self.floats(tensor)
-        return [table[rows] for rows in pieces]
+        if tensor.type not in ALL_BLOCK_TYPES:
+            table = self.floats(tensor)
+            return [table[rows] for rows in pieces]
+        blocks = [self._blocks(tensor, rows) for rows in pieces]
+        if tensor.type not in TERNARY_TYPES:
+            return blocks
+        with of_file(f"{self.path}: tensor {tensor.name}"):
+            packed = [ternarize.from_blocks(part) for part in blocks]  # None where its blocks have scales of their own
+        return [part if one is None else replace(one, blocks=part) for part, one in zip(blocks, packed, strict=True)]
 
     def _blocks(self, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
         data = tensor.data.reshape(tensor.shape[0], -1)[rows]
         if not self.allow_nan and block_kernels.has_non_finite(data, tensor.type):
             raise self.non_finite(tensor)
         return Blocks(data, tensor.type, (len(data), tensor.shape[1]))
-
-    def _from_ternary_blocks(self, tensor: Tensor, rows: slice) -> Weights:
-        """A TQ1_0 or TQ2_0 matrix: packed if its blocks share one scale, else its blocks."""
-        blocks = self._blocks(tensor, rows)
-        try:
-            ternary = ternarize.from_blocks(blocks)
-        except FileFormatError as error:
-            raise FileFormatError(f"{self.path}: tensor {tensor.name}: {error}") from None
-        return blocks if ternary is None else replace(ternary, blocks=blocks)
 
     def _from_i2s(self, tensor: Tensor, pieces: Sequence[slice]) -> list[Ternary]:
         """I2_S matrices packed; the pages of the file are given back."""

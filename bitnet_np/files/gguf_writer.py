@@ -61,8 +61,14 @@ def write_file(
     each. data: their bytes, in the same order. progress: called after each tensor with those written and all. check: called with the path
     of the complete file before it gets its name; what it raises passes through.
     """
+    own = config_keys(c)
+    keys: dict[str, Any] = {"general.name": None}  # in the order of the released file, but for those that GGUFWriter adds
+    for name, value in own.items():
+        keys |= {"tokenizer.ggml.add_bos_token": None} if name.endswith("epsilon") else {}
+        keys[name] = value
+    keys |= {"general.file_type": None} | {name: value for name, value in metadata.items() if name not in own}
     with whole_file(path) as part, closing(GGUFWriter(part, c.architecture)) as writer:
-        for name, value in _keys(c, metadata).items():
+        for name, value in keys.items():
             if value is not None:
                 _add(writer, name, value)
         writer.add_quantization_version(QUANTIZATION_VERSION)
@@ -80,17 +86,6 @@ def write_file(
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------------------------
-
-
-def _keys(c: Config, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Every key in the order of the released file, but those that GGUFWriter adds."""
-    own = config_keys(c)
-    placed: dict[str, Any] = {"general.name": None}
-    for name, value in own.items():
-        placed |= {"tokenizer.ggml.add_bos_token": None} if name.endswith("epsilon") else {}
-        placed[name] = value
-    placed["general.file_type"] = None
-    return placed | {name: value for name, value in metadata.items() if name not in own}
 
 
 _INTEGERS = {

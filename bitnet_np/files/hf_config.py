@@ -134,10 +134,11 @@ def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
     keys.take_fixed("is_bitnet_config", False, True)
     with of_file(path):
         config, rope_factors = _config(keys, model_type, kind)
+    biases = {field for key, fields in kind.biases.items() if keys.take(key, bool, False) for field in fields}
     recipe = Recipe(
         config=config,
         kind=kind,
-        biases=_biases(keys, kind, config.architecture),
+        biases=tuple(field for field in MATRICES if field in biases or field in FAMILIES[config.architecture].biases),
         tied=keys.take("tie_word_embeddings", bool, kind.tied),
         groups=_groups(keys),  # before the other form of quantization_config
         quantization=_quantization(keys, kind),
@@ -234,12 +235,27 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
 
 
 def _rotation(keys: _UnreadKeys, model_type: str, kind: ModelType, family: Family, head_dim: int) -> tuple[dict[str, Any], Any]:
-    """The fields of a Config that say how a head is rotated, as in `_rope`, and the numbers of Llama 3's scaling."""
+    """The fields of a Config that say how a head is rotated, and the numbers of Llama 3's scaling if there is one.
+
+    They are keys of rope_parameters; older files have rope_theta beside rope_scaling, and gpt_neox its own names.
+    """
+    if family.config["rope"] == "none":
+        return {"rope_base": 10000.0}, None
     local_base = None if kind.rope_bases is None else _local_rope_base(keys, kind.rope_bases[1])
-    rope: dict[str, Any] = {"rope_base": 10000.0}
-    if family.config["rope"] != "none":
-        rope = _rope(keys, kind, family.partial_rope and not kind.whole_rope)
-    fraction, llama3 = rope.pop("fraction", 1.0), rope.pop("llama3", None)
+    old = {new: keys.left.pop(name) for name, new in _OLD_ROPE.items() if name in keys.left}
+    path = "rope_parameters." if "rope_parameters" in keys.left else "rope_scaling."
+    merged: dict[str, Any] = {}
+    for source in (old, keys.take("rope_scaling", dict, {}), keys.take("rope_parameters", dict, {})):
+        for name, value in source.items():
+            name = "rope_type" if name == "type" else name
+            if merged.setdefault(name, value) != value:
+                raise FileFormatError(f"{keys.where}: RoPE's {shown(name)} is {shown(merged[name])} and {shown(value)}, expected one value")
+    inner = _UnreadKeys(f"{keys.where}: RoPE", merged, path)
+    rope: dict[str, Any] = {"rope_base": inner.take("rope_theta", float, _REQUIRED if kind.rope_bases is None else kind.rope_bases[0])}
+    fraction = inner.take("partial_rotary_factor", float, 1.0 if kind.whole_rope or not family.partial_rope else _REQUIRED)
+    rope |= _scaling(inner, keys.left.get("original_max_position_embeddings"))
+    llama3 = rope.pop("llama3", None)
+    inner.check_all_taken()
     if not (fraction == 1 or (family.partial_rope and 0 < fraction < 1)):
         raise UnsupportedError(f"{keys.where}: partial_rotary_factor is {fraction}, which {model_type} cannot have")
     if family.local_rope_base is not None:
@@ -247,8 +263,9 @@ def _rotation(keys: _UnreadKeys, model_type: str, kind: ModelType, family: Famil
     elif local_base not in (None, rope["rope_base"]):
         both = f"RoPE's base is {rope['rope_base']} in global and {local_base} in local layers"
         raise UnsupportedError(f"{keys.where}: {both}, expected one in {model_type}")
-    rotated = int(head_dim * fraction)
-    return rope | ({} if rotated == head_dim else {"rope_width": rotated}), llama3
+    if (rotated := int(head_dim * fraction)) != head_dim:
+        rope["rope_width"] = rotated
+    return rope, llama3
 
 
 def _experts(keys: _UnreadKeys, kind: ModelType) -> dict[str, Any]:
@@ -305,18 +322,21 @@ def _rope_layers(keys: _UnreadKeys, config: Config) -> dict[str, Any]:
 
 def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any]:
     """The fields of a Config that say which layers see a window only. The window of a model that has it switched off is ignored."""
-    n_layers = config.n_layers
+    n_layers, supported = config.n_layers, ("full_attention", "sliding_attention")[: 2 if kind.window else 1]
+    types: list[str] = [] if kind.window == "all" else keys.take("layer_types", list, [])
+    if any(value not in supported for value in types) or len(types) not in (0, n_layers):
+        expected = f"{' or '.join(supported)}, for each of {n_layers} layers"
+        raise UnsupportedError(f"{keys.where}: layer_types is {shown(types)}, supported is {expected}")
     if not kind.window:
         if "use_sliding_window" in keys.left:
             keys.left.pop("sliding_window", None)
         keys.take_fixed("sliding_window", None)
-        _layer_types(keys, n_layers, ("full_attention",))
         return {}
     window: int | None = keys.take("sliding_window", int, None)
     layers: Sequence[int] = range(n_layers)
     if kind.window == "all":
         return window_fields(window, layers, n_layers)
-    types, missing = _layer_types(keys, n_layers, ("full_attention", "sliding_attention")), "sliding_window is null"
+    missing = "sliding_window is null"
     if kind.window == "switched":
         layers, missing = range(keys.take("max_window_layers", int), n_layers), "no sliding_window is in use"
         window = window if keys.take("use_sliding_window", bool) else None
@@ -331,15 +351,6 @@ def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any
     if window is None and layers and (types or kind.window == "layers"):
         raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but {missing}")
     return window_fields(window, layers, n_layers)
-
-
-def _layer_types(keys: _UnreadKeys, n_layers: int, supported: tuple[str, ...]) -> list[str]:
-    """layer_types, one of `supported` for each layer; empty if the key is missing."""
-    types = keys.take("layer_types", list, [])
-    if any(value not in supported for value in types) or len(types) not in (0, n_layers):
-        expected = f"{' or '.join(supported)}, for each of {n_layers} layers"
-        raise UnsupportedError(f"{keys.where}: layer_types is {shown(types)}, supported is {expected}")
-    return types
 
 
 def _local_rope_base(keys: _UnreadKeys, default: float) -> float:
@@ -358,32 +369,6 @@ def _local_rope_base(keys: _UnreadKeys, default: float) -> float:
         base = theta
         local.check_all_taken()
     return default if base is None else base
-
-
-def _rope(keys: _UnreadKeys, model_type: ModelType, partial: bool) -> dict[str, Any]:
-    """RoPE's settings: fields of a Config, the fraction of a head that is rotated, and Llama 3's scaling if there is one.
-
-    They are keys of rope_parameters; older files have rope_theta beside rope_scaling, and gpt_neox its own names. partial: the model type
-    must state its partial_rotary_factor.
-    """
-    where = keys.where
-    old = {new: keys.left.pop(name) for name, new in _OLD_ROPE.items() if name in keys.left}
-    path = "rope_parameters." if "rope_parameters" in keys.left else "rope_scaling."
-    merged: dict[str, Any] = {}
-    for source in (old, keys.take("rope_scaling", dict, {}), keys.take("rope_parameters", dict, {})):
-        for name, value in source.items():
-            name = "rope_type" if name == "type" else name
-            if merged.setdefault(name, value) != value:
-                raise FileFormatError(f"{where}: RoPE's {shown(name)} is {shown(merged[name])} and {shown(value)}, expected one value")
-    outside = keys.left.get("original_max_position_embeddings")
-    keys = _UnreadKeys(f"{where}: RoPE", merged, path)
-    fields: dict[str, Any] = {
-        "rope_base": keys.take("rope_theta", float, _REQUIRED if model_type.rope_bases is None else model_type.rope_bases[0]),
-        "fraction": keys.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0),
-    }
-    fields |= _scaling(keys, outside)
-    keys.check_all_taken()
-    return fields
 
 
 def _scaling(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
@@ -433,12 +418,6 @@ _OLD_ROPE = {
     "partial_rotary_factor": "partial_rotary_factor",
 }
 """The names of rope_parameters' keys, by those that older files have outside of it."""
-
-
-def _biases(keys: _UnreadKeys, kind: ModelType, architecture: str) -> tuple[str, ...]:
-    """The matrices that have a bias, by their fields."""
-    chosen = {field for key, fields in kind.biases.items() if keys.take(key, bool, False) for field in fields}
-    return tuple(field for field in MATRICES if field in chosen or field in FAMILIES[architecture].biases)
 
 
 def _groups(keys: _UnreadKeys) -> Groups | None:

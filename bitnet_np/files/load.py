@@ -13,8 +13,8 @@ from ..model.records import Expert, Layer, Model, frozen, shapes_of
 from ..model.rope import rope_fields, scaling_factors
 from .gguf_file import open_parts
 from .gguf_source import GGUFSource, GGUFWeights
-from .hf_folder import open_folder
-from .hf_source import HFSource, HFWeights
+from .hf_folder import HFSource, open_folder
+from .hf_weights import HFWeights
 from .locate import locate
 from .overrides import OVERRIDABLE, overridden
 from .tensors import Shapes, of_file
@@ -62,7 +62,7 @@ def open_model(path: str | os.PathLike, download: bool = False) -> Source:
     download: fetch a repository of Hugging Face that is not in the cache.
     """
     path = locate(path, download)
-    return HFSource(open_folder(path)) if path.is_dir() else GGUFSource(open_parts(path))
+    return open_folder(path) if path.is_dir() else GGUFSource(open_parts(path))
 
 
 def model_from(

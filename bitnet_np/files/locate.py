@@ -121,15 +121,11 @@ def _of_file(path: Path) -> Path:
         if not (path.parent / "config.json").exists():
             raise FileFormatError(f"{path}: no config.json beside it, expected one as in a Hugging Face folder, unless it is {_DUMP}")
         return path.parent
-    return _blob(path) if head[:1] == b"{" and _OLLAMA_MODEL.encode() in head else path
-
-
-def _blob(manifest: Path) -> Path:
-    """The GGUF file of a manifest of Ollama, MODELS/manifests/HOST/USER/NAME/TAG: it is in MODELS/blobs."""
-    content = strict_json(text_of(manifest, 1 << 20), str(manifest))
-    try:
-        layers = content["layers"]
-        (digest,) = (layer["digest"] for layer in layers if layer["mediaType"] == _OLLAMA_MODEL)
-        return manifest.absolute().parents[4] / "blobs" / digest.replace(":", "-")
+    if head[:1] != b"{" or _OLLAMA_MODEL.encode() not in head:
+        return path
+    content = strict_json(text_of(path, 1 << 20), str(path))
+    try:  # a manifest of Ollama, MODELS/manifests/HOST/USER/NAME/TAG, whose model is in MODELS/blobs
+        (digest,) = (layer["digest"] for layer in content["layers"] if layer["mediaType"] == _OLLAMA_MODEL)
+        return path.absolute().parents[4] / "blobs" / digest.replace(":", "-")
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise FileFormatError(f"{manifest}: expected a manifest of Ollama with one model, in manifests/HOST/USER/NAME/") from None
+        raise FileFormatError(f"{path}: expected a manifest of Ollama with one model, in manifests/HOST/USER/NAME/") from None

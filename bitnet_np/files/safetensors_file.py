@@ -66,23 +66,6 @@ def header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
-    """The JSON object of the header, and the byte at which the data start."""
-    size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or size > min(_MAX_HEADER, len(data) - 8):
-        raise FileFormatError(f"{path}: a header of {size} bytes, expected at most {min(_MAX_HEADER, max(0, len(data) - 8))}")
-    raw = data[8 : 8 + size]
-    header = strict_json(raw, f"{path}: the header") if raw[:1] == b"{" else None
-    if not isinstance(header, dict):
-        raise FileFormatError(f"{path}: the header starts with {shown(raw[:8])}, expected a JSON object")
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise FileFormatError(f"{path}: __metadata__ is {shown(metadata)}, expected an object of strings")
-    if len(header) > _MAX_TENSORS:
-        raise FileFormatError(f"{path}: {len(header)} tensors, expected {_MAX_TENSORS} at most")
-    return header, 8 + size
-
-
 def _counts(values: object, most: int) -> bool:
     """Whether these are a list of at most so many numbers that count something."""
     return isinstance(values, list) and len(values) <= most and all(type(value) is int and 0 <= value < 2**63 for value in values)
@@ -108,7 +91,19 @@ def _tensor(name: str, entry: Any, start: int, data: mmap.mmap, where: str) -> T
 def open_safetensors(path: Path) -> dict[str, Tensor]:
     """Map a file and check its whole header. Raises FileFormatError for a file that breaks a rule of the format."""
     data = mapped(path, "safetensors")
-    table, at = _read_header(path, data)
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > min(_MAX_HEADER, len(data) - 8):
+        raise FileFormatError(f"{path}: a header of {size} bytes, expected at most {min(_MAX_HEADER, max(0, len(data) - 8))}")
+    at = 8 + size
+    raw = data[8:at]
+    table = strict_json(raw, f"{path}: the header") if raw[:1] == b"{" else None
+    if not isinstance(table, dict):
+        raise FileFormatError(f"{path}: the header starts with {shown(raw[:8])}, expected a JSON object")
+    metadata = table.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise FileFormatError(f"{path}: __metadata__ is {shown(metadata)}, expected an object of strings")
+    if len(table) > _MAX_TENSORS:
+        raise FileFormatError(f"{path}: {len(table)} tensors, expected {_MAX_TENSORS} at most")
     tensors = {name: _tensor(name, entry, at, data, f"{path}: tensor {shown(name)}") for name, entry in table.items()}
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.data.size)):
         if tensor.offset != at:

@@ -59,8 +59,8 @@ def mapped(path: Path, kind: str) -> mmap.mmap:
 
 
 @contextmanager
-def of_file(path: Path) -> Iterator[None]:
-    """Puts the file's path in front of an error that does not name it: those of records that know no file do not."""
+def of_file(path: Path | str) -> Iterator[None]:
+    """Puts the file's path, or a place in it, in front of an error that does not name it: those of records know no file."""
     try:
         yield
     except ValueError as error:

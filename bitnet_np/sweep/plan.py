@@ -147,7 +147,7 @@ class _Reader:
         settings |= {key: values[key] for key in ("accept", "at_most") if key in values}
         layout = {"i2s_layout": values["i2s_layout"]} if "i2s_layout" in values else {}
         for file in (file for name in self._named(run, "models", self.models) for file in self.files(name)):
-            config = self.source(file.path).config()
+            config = self.source(file.path).config
             for label, ids in (each for name in self._named(run, "tokens", self.tokens) for each in self.sequences(name, file.path)):
                 with run.at(what=f"{file.path}, {label}: "):
                     if do == "nll":
@@ -200,7 +200,7 @@ class _Reader:
             if not files:
                 raise OptionError(f"{name}: no GGUF file in the folder")
             for file in files:
-                self.source(file.path).config()
+                _ = self.source(file.path).config  # is read, or refused, here
         return files
 
     def _sequences(self, name: str, model: str) -> list[tuple[str, NDArray[np.int64]]]:
@@ -214,7 +214,7 @@ class _Reader:
             (kind,) = kinds
             _check(kind, table[kind], _TOKENS[kind])
             if kind == "random":
-                length, vocab = integer("random", table[kind], 1, source.config().context), source.config().vocab
+                length, vocab = integer("random", table[kind], 1, source.config.context), source.config.vocab
                 seed, count = integer("seed", table.get("seed", 0), 0), integer("count", table.get("count", 1), 1, MOST_ROWS)
                 rows = [np.random.default_rng([seed, n]).integers(0, vocab, length) for n in range(count)]
                 return [(name if count == 1 else f"{name}-{n}", row) for n, row in enumerate(rows)]

@@ -151,7 +151,7 @@ def _four_rows_a_byte(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
 def exact_view(folder: Path, model: Model) -> Any:
     """The model of a folder for spec.forward, with the folder's scales and RoPE factors in float64: those of a Model are float32."""
     source, dense = open_folder(folder), dense_view(model)
-    recipe = read_recipe(source.config_json, folder / "config.json")
+    recipe = source.recipe
     c, factors = recipe.config, dense.rope_factors if recipe.rope_factors is None else recipe.rope_factors
     if c.yarn is not None:
         factors = spec.yarn_factors(c.rope_base, c.rope_pairs, c.yarn)

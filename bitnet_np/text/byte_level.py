@@ -3,7 +3,6 @@
 It is that of the `tokenizers` library (extra `text`), built from the file's own tokens and merges.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -152,23 +151,17 @@ def byte_level_bpe(keys: Keys, vocabulary: Vocabulary, pre: PreTokenizer) -> Byt
         token = next(token for token in ids if character in token)
         wrong = f"has {shown(token)} of type normal, but {character!r} is none of the 256 byte characters"
         keys.check(False, "tokenizer.ggml.tokens", wrong)
-    tokenizers = extra("tokenizers")
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE(ids, _merges(keys, ids), ignore_merges=pre.whole_words))
+    tokenizers, key = extra("tokenizers"), "tokenizer.ggml.merges"
+    merges = [tuple(merge.split(" ")) for merge in keys.strings(key)]  # pairs of tokens that make a third
+    for i, pair in enumerate(merges):
+        if len(pair) != 2 or "".join(pair) not in ids or pair[0] not in ids or pair[1] not in ids:
+            keys.check(len(pair) == 2, key, f"has {shown(' '.join(pair))} as merge {i}, expected two tokens and a space between them")
+            unknown = next(part for part in (*pair, "".join(pair)) if part not in ids)
+            keys.check(False, key, f"has {shown(' '.join(pair))} as merge {i}, but {shown(unknown)} is no token of type normal")
+    keys.check(len(set(merges)) == len(merges), key, "has the same merge twice")
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE(ids, merges, ignore_merges=pre.whole_words))
     patterns = (_SAME_IN_LINEAR_TIME.get(pattern, pattern) for pattern in pre.patterns)
     cuts = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
     to_bytes = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([*cuts, to_bytes])
     return ByteLevelBpe(keys.path, bpe, frozenset(byte for byte, character in enumerate(BYTE_CHARACTERS) if character not in ids))
-
-
-def _merges(keys: Keys, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Pairs of tokens that make a third."""
-    key = "tokenizer.ggml.merges"
-    pairs = [tuple(merge.split(" ")) for merge in keys.strings(key)]
-    for i, pair in enumerate(pairs):
-        if len(pair) != 2 or "".join(pair) not in ids or pair[0] not in ids or pair[1] not in ids:
-            keys.check(len(pair) == 2, key, f"has {shown(' '.join(pair))} as merge {i}, expected two tokens and a space between them")
-            unknown = next(part for part in (*pair, "".join(pair)) if part not in ids)
-            keys.check(False, key, f"has {shown(' '.join(pair))} as merge {i}, but {shown(unknown)} is no token of type normal")
-    keys.check(len(set(pairs)) == len(pairs), key, "has the same merge twice")
-    return pairs  # type: ignore[return-value]

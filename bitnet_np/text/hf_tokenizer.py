@@ -14,7 +14,7 @@ import numpy as np
 from ..base.errors import FileFormatError, UnsupportedError, shown
 from .byte_level import DIGITS, GPT2_WORDS, pre_tokenizer_name
 from .spm import SPACE
-from .vocabulary import BYTE, CONTROL, NFC, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, is_byte
+from .vocabulary import BYTE, BYTES, CONTROL, NFC, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 _MAX_PADDING = 1 << 16  # rows of an embedding that no token has
 _OFF = (None, False, "")
@@ -41,7 +41,15 @@ def tokenizer_metadata(
     ids = {token: i for i, token in enumerate(tokens)}
     merges = _merges(where, bpe.get("merges"))
     keys: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": np.array(types, np.int32)}
-    keys |= _scored(where, tokenizer, bpe, merges, tokens, types) if scored else _byte_level(where, tokenizer, bpe, merges)
+    if scored:
+        keys |= _scored(where, tokenizer, bpe, merges, tokens, types)
+    else:
+        _refuse(where, bpe, ("unk_token", "fuse_unk"))
+        if (normalizer := tokenizer.get("normalizer")) not in (None, {"type": "NFC"}):
+            raise UnsupportedError(f"{where}: normalizer is {shown(normalizer)}, supported for BPE of bytes are none and NFC")
+        keys |= {} if normalizer is None else {NFC: True}
+        keys |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": [" ".join(pair) for pair in merges]}
+        keys["tokenizer.ggml.pre"] = _pre_tokenizer(where, tokenizer.get("pre_tokenizer"), bpe.get("ignore_merges") is True)
     for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         token = _named(config, model, name, ids)
         if token is not None:
@@ -55,20 +63,6 @@ def tokenizer_metadata(
         found = {_at(part, "name"): _at(part, "template") for part in parts}.get("default") if parts else found
         template = found if isinstance(found, str) else None
     return keys | ({} if template is None else {"tokenizer.chat_template": template})
-
-
-def _byte_level(where: str, tokenizer: Mapping[str, Any], bpe: Mapping[str, Any], merges: list[tuple[str, str]]) -> dict[str, Any]:
-    """The keys that only BPE of bytes has."""
-    _refuse(where, bpe, ("unk_token", "fuse_unk"))
-    normalizer = tokenizer.get("normalizer")
-    if normalizer not in (None, {"type": "NFC"}):
-        raise UnsupportedError(f"{where}: normalizer is {shown(normalizer)}, supported for BPE of bytes are none and NFC")
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": _pre_tokenizer(where, tokenizer.get("pre_tokenizer"), bpe.get("ignore_merges") is True),
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
-        **({} if normalizer is None else {NFC: True}),
-    }
 
 
 def _scored(
@@ -142,7 +136,7 @@ def _tokens(where: str, bpe: Mapping[str, Any], tokenizer: Mapping[str, Any], vo
     for spelling, i in _object(bpe.get("vocab"), f"{where}: model.vocab").items():
         if type(i) is not int or i < 0 or i in spelled:
             raise FileFormatError(f"{where}: model.vocab has {shown(spelling)} as {shown(i)}, expected an id of its own")
-        spelled[i] = spelling, BYTE if scored and is_byte(spelling) else NORMAL
+        spelled[i] = spelling, BYTE if scored and spelling in BYTES else NORMAL
     added = tokenizer.get("added_tokens") or []
     if not isinstance(added, list):
         raise FileFormatError(f"{where}: added_tokens is {shown(added)}, expected an array")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..base.errors import UnsupportedError, shown
-from .vocabulary import NORMAL, UNUSED, USER_DEFINED, Keys, Vocabulary, read_scores
+from .vocabulary import NORMAL, UNUSED, USER_DEFINED, Keys, Vocabulary
 
 SPACE = "\u2581"
 _IGNORED = ("tokenizer.ggml.remove_extra_whitespaces", "tokenizer.ggml.precompiled_charsmap")  # these change a text before it is cut
@@ -93,13 +93,16 @@ def scored_pieces(keys: Keys, vocabulary: Vocabulary) -> ScoredPieces:
         value = keys.metadata.get(key)
         if value is not None and value is not False and np.size(value):
             raise UnsupportedError(f"{keys.path}: {key} is {shown(value)}, which is not supported with tokenizer.ggml.model 'llama'")
-    prefix = keys.get("tokenizer.ggml.add_space_prefix", bool)
-    ids = vocabulary.ids
+    prefix, ids, key = keys.get("tokenizer.ggml.add_space_prefix", bool), vocabulary.ids, "tokenizer.ggml.scores"
+    scores = keys.numbers(key, len(vocabulary.tokens))
+    keys.check(scores.dtype.kind in "fiu", key, f"are of type {scores.dtype}, expected numbers")
+    for i in np.flatnonzero(np.isnan(scores))[:1].tolist():
+        keys.check(False, key, f"is NaN for token {i}, expected a number")
     return ScoredPieces(
         path=keys.path,
         space_prefix=prefix is not False,
         _ids={**ids[NORMAL], **ids[USER_DEFINED], **ids[UNUSED]},
-        _scores=read_scores(keys, len(vocabulary.tokens)).tolist(),
+        _scores=scores.astype(np.float64).tolist(),
         _unused=frozenset(ids[UNUSED].values()),
         _bytes={byte: token for token, byte in vocabulary.bytes.items()},
     )

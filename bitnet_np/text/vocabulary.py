@@ -16,7 +16,8 @@ SPECIAL = (UNKNOWN, CONTROL, UNUSED)  # tokens for the model, which a reader doe
 
 NFC = "tokenizer.bitnet_np.nfc"  # a key of our own: GGUF has none for text that is normalised before it is cut
 
-_BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
+BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
+"""The spelling of each token of type byte."""
 
 
 @dataclass(frozen=True)
@@ -79,20 +80,5 @@ def read_vocabulary(keys: Keys) -> Vocabulary:
     keys.check("" not in tokens, key, "has an empty string")
     ids = {kind: {tokens[i]: i for i in np.flatnonzero(types == kind).tolist()} for kind in TYPES}
     for spelling in ids[BYTE]:
-        keys.check(spelling in _BYTES, key, f"has {shown(spelling)} of type byte, expected <0x00> to <0xFF>")
-    return Vocabulary(tokens, types, ids, {token: _BYTES[spelling] for spelling, token in ids[BYTE].items()})
-
-
-def is_byte(spelling: str) -> bool:
-    """Whether a token of type byte is spelled like this."""
-    return spelling in _BYTES
-
-
-def read_scores(keys: Keys, vocabulary: int) -> np.ndarray:  # -> float64 [vocabulary]
-    """The score of each token, none of them NaN."""
-    key = "tokenizer.ggml.scores"
-    scores = keys.numbers(key, vocabulary)
-    keys.check(scores.dtype.kind in "fiu", key, f"are of type {scores.dtype}, expected numbers")
-    for i in np.flatnonzero(np.isnan(scores))[:1].tolist():
-        keys.check(False, key, f"is NaN for token {i}, expected a number")
-    return scores.astype(np.float64)
+        keys.check(spelling in BYTES, key, f"has {shown(spelling)} of type byte, expected <0x00> to <0xFF>")
+    return Vocabulary(tokens, types, ids, {token: BYTES[spelling] for spelling, token in ids[BYTE].items()})

@@ -15,25 +15,20 @@ def as_numpy(name: str, value: Any) -> NDArray:
     bfloat16, which NumPy has not, becomes float32 with the same numbers. Raises ShapeError that names `name` for anything else.
     """
     try:
-        array = _converted(value)
+        if hasattr(value, "detach"):  # a tensor of torch or tinygrad, perhaps with a gradient, perhaps on a GPU
+            tensor = value.detach()
+            tensor = tensor.cpu() if hasattr(tensor, "cpu") else tensor  # tinygrad's numpy() copies from any device
+            try:
+                array = tensor.numpy()
+            except TypeError:  # bfloat16
+                array = tensor.float().numpy()
+        elif not isinstance(value, np.ndarray) and str(getattr(value, "dtype", "")).endswith("bfloat16"):
+            library = sys.modules[type(value).__module__]
+            array = np.asarray(value.astype(getattr(library, "float32", np.float32)))  # MLX takes its own types, JAX those of NumPy
+        else:
+            array = np.asarray(value)
     except Exception as error:  # each library has errors of its own
         raise ShapeError(f"{name} is of type {type(value).__name__}, which is no array of numbers: {error}") from None
     if array.dtype.kind not in "fiu":
         raise ShapeError(f"{name} is of type {type(value).__name__} with dtype {array.dtype}, expected numbers")
     return array
-
-
-def _converted(value: Any) -> NDArray:
-    if isinstance(value, np.ndarray):
-        return value
-    if hasattr(value, "detach"):  # a tensor of torch or tinygrad, perhaps with a gradient, perhaps on a GPU
-        tensor = value.detach()
-        tensor = tensor.cpu() if hasattr(tensor, "cpu") else tensor  # tinygrad's numpy() copies from any device
-        try:
-            return tensor.numpy()
-        except TypeError:  # bfloat16
-            return tensor.float().numpy()
-    if str(getattr(value, "dtype", "")).endswith("bfloat16"):
-        library = sys.modules[type(value).__module__]
-        value = value.astype(getattr(library, "float32", np.float32))  # MLX takes its own types, JAX those of NumPy
-    return np.asarray(value)

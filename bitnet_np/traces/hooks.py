@@ -201,15 +201,10 @@ def _of_functions(points: Recorded, model: Any, modules: dict[str, Any]) -> Iter
         layer, home = int(attention[1]), sys.modules.get(type(module).__module__)
         if hasattr(module, "rope"):
             keys = cycle([Key(name, layer) for name in _ROTATED])  # it is called for queries and keys in turn
-            yield _Hook(module.rope, partial(_take_heads, points, keys))
+            yield _Hook(module.rope, lambda arguments, output, keys=keys: points.add_heads(next(keys), output))  # type: ignore[misc]
         elif callable(getattr(home, _ROTATE, None)):
             head_dim = getattr(module, "head_dim", None) or getattr(module, "head_size", None)
             yield _Hook(module, around=partial(_rotating, points, home, layer, head_dim))
-
-
-def _take_heads(points: Recorded, keys: Iterator[Key], arguments: Arguments, output: Any) -> None:
-    """Record heads [1, H, T, K] as the next of these points."""
-    points.add_heads(next(keys), output)
 
 
 def _take_parts(points: Recorded, model: Any, fused: re.Match[str], arguments: Arguments, output: Any) -> None:

@@ -204,13 +204,8 @@ def batch(setup: Setup) -> Iterator[Case]:
                 f"{name}, batch {count} x {length}",
                 simple(logits),
                 check=logits,
-                expected=lambda ids=ids: each_alone(model, ids),  # type: ignore[misc]
+                expected=lambda ids=ids: np.concatenate([forward_full(model, row[None], last_only=True) for row in ids]),  # type: ignore[misc]
                 tokens=ids.size,
                 **multiply_adds(setup, model, ids.size),
                 work=ids.size,
             )
-
-
-def each_alone(model: Model, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The last logits of each sequence, computed by itself."""
-    return np.concatenate([forward_full(model, row[None], last_only=True) for row in ids])

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from . import forwards
 from .report import Table, spread
@@ -26,19 +27,16 @@ def busy(count: int) -> Iterator[None]:
         yield
 
 
-def _beside(count: int, run: Callable[[int], Sample]) -> Callable[[int], Sample]:
-    def beside(threads: int) -> Sample:
-        with busy(count):
-            return run(threads)
-
-    return beside
+def _beside(count: int, run: Callable[[int], Sample], threads: int) -> Sample:
+    with busy(count):
+        return run(threads)
 
 
 def cases(setup: Setup) -> Iterator[Case]:
     prompts = [forwards.prefill_case(setup, length) for length in setup.fitting((512,))]
     for case in [*prompts, forwards.decode_case("neighbours", f"decode {setup.steps}", setup, 1)]:
         for count in COUNTS:
-            yield replace(case, bench="neighbours", name=_name(case.name, count), run=_beside(count, case.run), request=None)
+            yield replace(case, bench="neighbours", name=_name(case.name, count), run=partial(_beside, count, case.run), request=None)
 
 
 def _name(what: str, count: int) -> str:

@@ -13,12 +13,12 @@ import numpy as np
 from bitnet_np import KVCache, forward, forward_full
 from bitnet_np.base.errors import Error
 from bitnet_np.engine.dialects import DIALECTS
-from bitnet_np.files.load import Source, model_from, open_model
+from bitnet_np.files.load import model_from, open_model
 from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.formats import bitnet_rs, eval_callback, read_any
 
-from .edits import edit_archive, edit_bytes, edit_words
+from .edits import edit_file
 from .gguf_document import changed
 from .hf_folders import changed_folder
 from .seeds import TOKENS, VOCAB
@@ -57,10 +57,6 @@ class Seed(NamedTuple):
 _SHARES = {"model": 5, "dump": 2, "folder": 2, "tokenizer": 1, "parts": 1}
 
 
-def files_of(folder: Path) -> Files:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def read_seeds(paths: Sequence[Path]) -> list[Seed]:
     """The seeds at these paths: GGUF files, folders of one model, and folders of one dump, named after its format.
 
@@ -69,7 +65,7 @@ def read_seeds(paths: Sequence[Path]) -> list[Seed]:
     seeds = []
     for path in paths:
         if path.is_dir():
-            files = files_of(path)
+            files = {str(part.relative_to(path)): part.read_bytes() for part in sorted(path.rglob("*")) if part.is_file()}
             parts = [name for name in files if name.endswith(".gguf")]
             seeds += [Seed(f"{path.name}-{i}", Document.read(path / name), {name: files[name], **files}) for i, name in enumerate(parts)]
             if not parts:
@@ -87,42 +83,16 @@ def case(seeds: Sequence[Seed], n: int) -> tuple[Seed, Files]:
     seed = draw.choice(kinds[draw.choices(present, [_SHARES[kind] for kind in present])[0]])
     if seed.kind == "folder":
         return seed, changed_folder(seed.files, draw)
-    if seed.document is None:
-        return seed, _changed_dump(seed.files, draw)
-    change = draw.random()
-    if change < 0.75:
-        raw = changed(seed.document, draw)
-    else:
-        whole = next(iter(seed.files.values()))
-        edited = bytearray(whole)
+    document, change = seed.document, draw.random()
+    if document is None or change > 0.75:
+        files = dict(seed.files) if document is None else seed.with_first(next(iter(seed.files.values())))
         for _ in range(draw.randint(1, 4)):
-            edit_bytes(edited, draw, near=None if change < 0.8 else 4096)
-        raw = bytes(edited) if change < 0.98 else whole[: draw.choice([0, 4, 8, 24])] + draw.randbytes(draw.randint(0, 300))
-    files, change = seed.with_first(raw), draw.random()
+            edit_file(files, draw)
+        return seed, files
+    files = seed.with_first(changed(document, draw))
     if len(files) > 1 and change < 0.1:
-        del files[draw.choice(list(files))]
-    elif len(files) > 1 and change < 0.2:
         files = dict(zip(files, reversed(files.values()), strict=True))  # each part under another's name
     return seed, files
-
-
-def _changed_dump(files: Files, draw: random.Random) -> Files:
-    files = dict(files)
-    for _ in range(draw.randint(1, 4)):
-        name = draw.choice(sorted(files))
-        raw, change = bytearray(files[name]), draw.random()
-        if change < 0.5:
-            raw = edit_bytes(raw, draw, near=draw.choice([64, 300, None]))
-        elif change < 0.9:
-            raw = edit_archive(files[name], draw) if name.endswith(".npz") and draw.random() < 0.7 else edit_words(raw, draw)
-        elif change < 0.93:
-            raw = bytearray(draw.randbytes(draw.randint(0, 100)))
-        elif len(files) > 1:
-            other = draw.choice(sorted(files))
-            files[name], raw = files[other], bytearray(files[name])
-            name = other
-        files[name] = bytes(raw)
-    return files
 
 
 def write(folder: Path, files: Files) -> None:
@@ -170,24 +140,12 @@ def outcome(use: Callable[[], None], size: int) -> str:
 
 
 def use_model(folder: Path, n: int) -> None:
-    """Open and read a model and its tokenizer, if it has one, load it, and run it with three tokens and, with a cache, with one.
+    """Open a model, read every value, every small tensor and its tokenizer, load it, and run it with three tokens and, cached, with one.
 
     A model in several files is opened by one of them.
     """
     parts = sorted(folder.glob("*.gguf"))
-    file = read_model(parts[n % len(parts)] if parts else folder)
-    model = model_from(file, allow_nan=n % 8 == 0)
-    last = model.config.vocab - 1
-    ids = [[last, 0, last // 2][: model.config.context]]
-    dialect = tuple(DIALECTS.values())[n % 3]
-    forward_full(model, ids, dialect=dialect)
-    cache = KVCache(model.config, capacity=min(64, model.config.context))  # one of the whole context takes what the file says
-    forward(model, [[last]], cache, dialect=dialect)
-
-
-def read_model(path: Path) -> Source:
-    """An open model, with every value, every small tensor and its tokenizer read."""
-    file = open_model(path)
+    file = open_model(parts[n % len(parts)] if parts else folder)
     for value in file.metadata.values():
         if isinstance(value, np.ndarray):
             value.tobytes()
@@ -197,7 +155,13 @@ def read_model(path: Path) -> Source:
     if "tokenizer.ggml.tokens" in file.metadata:
         tokenizer = tokenizer_from(file.metadata, file.path)
         tokenizer.decode(tokenizer.encode("hello \U0001f642 <user>", special=True))
-    return file
+    model = model_from(file, allow_nan=n % 8 == 0)
+    last = model.config.vocab - 1
+    ids = [[last, 0, last // 2][: model.config.context]]
+    dialect = tuple(DIALECTS.values())[n % 3]
+    forward_full(model, ids, dialect=dialect)
+    cache = KVCache(model.config, capacity=min(64, model.config.context))  # one of the whole context takes what the file says
+    forward(model, [[last]], cache, dialect=dialect)
 
 
 def use_dump(folder: Path, n: int) -> None:

@@ -4,7 +4,7 @@ import io
 import random
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -59,6 +59,14 @@ def edit_bytes(raw: bytearray, draw: random.Random, near: int | None = None) -> 
     return raw
 
 
+def edited(raw: bytes, draw: random.Random, near: int | None = None) -> bytes:
+    """The bytes after one to four changes, as `edit_bytes` makes them."""
+    changed = bytearray(raw)
+    for _ in range(draw.randint(1, 4)):
+        edit_bytes(changed, draw, near)
+    return bytes(changed)
+
+
 def edit_words(raw: bytearray, draw: random.Random) -> bytearray:
     """Replace one word, number or bracket of a text, such as JSON or the header of a .npy, in place."""
     words = list(_WORDS.finditer(raw, 0, 4096))
@@ -84,6 +92,24 @@ def edit_archive(raw: bytes, draw: random.Random) -> bytearray:
     except Exception:  # an earlier change damaged it
         return bytearray(raw)
     return bytearray(out.getvalue())
+
+
+def edit_file(files: dict[str, bytes], draw: random.Random, kept: Sequence[str] = ()) -> None:
+    """Change a word, some bytes or an archive's member, mostly near a file's start, where headers are.
+
+    Or let a file be random bytes, overwrite another with it, or delete it, unless it is one of `kept` or the last.
+    """
+    name, change = draw.choice(sorted(files)), draw.random()
+    if change < 0.4:
+        files[name] = bytes(edit_archive(files[name], draw) if name.endswith(".npz") else edit_words(bytearray(files[name]), draw))
+    elif change < 0.9:
+        files[name] = bytes(edit_bytes(bytearray(files[name]), draw, near=draw.choice([16, 64, 300, 4096, None])))
+    elif change < 0.92:
+        files[name] = draw.randbytes(draw.randint(0, 100))
+    elif change < 0.96 or name in kept or len(files) == 1:
+        files[draw.choice(sorted(files))] = files[name]
+    else:
+        del files[name]
 
 
 def damage(data: bytearray, draw: random.Random) -> bytearray:

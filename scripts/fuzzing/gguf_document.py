@@ -99,15 +99,12 @@ def _edit_key(document: Document, header: dict[str, Any], draw: random.Random) -
     elif change < 0.76:
         keys.append(keys[i])
     elif change < 0.92:
-        keys.append((f"{_architecture(keys)}.{draw.choice(_KNOWN_KEYS)}", _value(draw)))
+        architecture = dict(keys).get("general.architecture", text("llama"))[12:].decode(errors="replace")
+        keys.append((f"{architecture}.{draw.choice(_KNOWN_KEYS)}", _value(draw)))
     elif change < 0.96:
         keys[i] = draw.choice(keys)[0], value
     else:
         keys[i] = "general.architecture", text(draw.choice(families.ARCHITECTURES))
-
-
-def _architecture(keys: list[tuple[str | bytes, bytes]]) -> str:
-    return dict(keys).get("general.architecture", text("llama"))[12:].decode(errors="replace")
 
 
 def _edit_tensors(document: Document, header: dict[str, Any], draw: random.Random) -> None:

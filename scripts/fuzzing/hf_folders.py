@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from typing import Any
 
 from bitnet_np.base.errors import Error
@@ -9,7 +10,7 @@ from bitnet_np.files.safetensors_file import DTYPES, header
 from bitnet_np.testing.gguf_bytes import Entry
 from bitnet_np.testing.hf_files import FLOATS, folder_files, folder_model, folder_tensors
 
-from .edits import FLOAT_VALUES, NUMBERS, SHAPES, edit_bytes, edit_tensors, edit_words
+from .edits import FLOAT_VALUES, NUMBERS, SHAPES, edit_file, edit_tensors
 from .seeds import CONFIGS
 
 Files = dict[str, bytes]
@@ -47,7 +48,7 @@ def changed_folder(files: Files, draw: random.Random) -> Files:
     files = dict(files)
     resized = draw.random() < 0.25 and _resize(files, draw)
     for _ in range(draw.randint(0, 2) if resized else draw.randint(1, 3)):
-        draw.choice((_edit_config, _edit_config, _edit_tensors, _edit_tensors, _edit_text))(files, draw)
+        draw.choice((_edit_config, _edit_config, _edit_tensors, _edit_tensors, partial(edit_file, kept=_NEEDED)))(files, draw)
     return files
 
 
@@ -113,20 +114,3 @@ def _edit_tensors(files: Files, draw: random.Random) -> None:
         files[name] = header(shapes) + b"".join(tensor.content() for tensor in tensors)
     except Exception:  # an earlier change damaged it
         return
-
-
-# --- any file -------------------------------------------------------------------------------------------------------------------------
-
-
-def _edit_text(files: Files, draw: random.Random) -> None:
-    """Change a word or some bytes of a file, mostly near its start, where headers are; or delete a file, or overwrite another with it."""
-    name = draw.choice(sorted(files))
-    change = draw.random()
-    if change < 0.5:
-        files[name] = bytes(edit_words(bytearray(files[name]), draw))
-    elif change < 0.9:
-        files[name] = bytes(edit_bytes(bytearray(files[name]), draw, near=draw.choice([16, 4096, None])))
-    elif change < 0.95 and name not in _NEEDED:
-        del files[name]
-    else:
-        files[draw.choice(sorted(files))] = files[name]

@@ -4,14 +4,14 @@ format.
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES, I2_S, LOOKED_UP, TERNARY_TYPES
-from bitnet_np.files.gguf_writer import write_model
+from bitnet_np.files.convert import convert
+from bitnet_np.files.load import load, open_model
 from bitnet_np.model.families import ARCHITECTURES, FAMILIES
 from bitnet_np.model.records import LongRope, Yarn
 from bitnet_np.testing.gguf_bytes import Document
@@ -19,7 +19,6 @@ from bitnet_np.testing.hf_files import FLOATS, write_hf
 from bitnet_np.testing.models import random_model, write_gguf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.spm import SPACE
-from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from bitnet_np.traces.formats.registry import FORMATS
 from bitnet_np.traces.points import Key
 
@@ -40,12 +39,13 @@ ggml_debug:                  l_out-0 = (f32)        ADD(a{8, 2, 1, 1}, b{8, 2, 1
     sum = 2.850000
 """
 """A node as llama-eval-callback prints it."""
+_SMALL: dict[str, Any] = {"vocab": 9, "context": 64, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "n_layers": 1}
 _BLOCKS = {kind.name: kind.block for kind in ALL_BLOCK_TYPES} | {"ternary": I2_S.block}
 
 
 def write_seeds(folder: Path) -> Path:
     """Write all sound files to a new folder. Returns it."""
-    for write in (write_models, write_parts, write_tokenizers, write_folders, write_dumps):
+    for write in (write_models, write_parts, write_folders, write_dumps):
         write(_made(folder))
     return folder
 
@@ -66,14 +66,7 @@ def write_models(folder: Path) -> None:
                 weights=weights,
                 table=weights if family != "gpt2" and i % 2 and weights != "ternary" and weights not in ternary else _FLOATS[i % 3],
                 tied=i % 3 != 1,
-                vocab=9,
-                context=64,
-                n_layers=1 + (not wide and i % 2),
-                width=size,
-                ffn=size,
-                heads=4,
-                kv_heads=2,
-                head_dim=size // 4,
+                **_SMALL | {"n_layers": 1 + (not wide and i % 2), "width": size, "ffn": size, "head_dim": size // 4},
             )
             write_gguf(folder / f"{family}-{weights}.gguf", model, fused=True if i % 4 == 2 else None)
     more: dict[str, dict[str, Any]] = {
@@ -83,16 +76,14 @@ def write_models(folder: Path) -> None:
         "longrope-Q8_0": {"family": "phi3", "longrope": LongRope(16, (2.0,) * 8, (2.0,) * 8)},
         "embedding-float16": {"family": "qwen3", "inner_norms": True, "pooling": "mean", "eps": 1e-6},
     }
-    sizes: dict[str, Any] = {"vocab": 9, "context": 64, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "n_layers": 1}
     for name, how in more.items():
-        write_gguf(folder / f"{name}.gguf", random_model(9, weights=name.partition("-")[2], **sizes | how))
+        write_gguf(folder / f"{name}.gguf", random_model(9, weights=name.partition("-")[2], **_SMALL | how))
 
 
 def write_parts(folder: Path) -> None:
     """Write parts/t-00001-of-00002.gguf and the second file of that model, which has every other tensor."""
-    sizes: dict[str, Any] = {"vocab": 9, "context": 64, "width": 32, "ffn": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "n_layers": 1}
     whole = _made(folder / "parts") / "whole"
-    write_gguf(whole, random_model(0, family="llama", weights="Q8_0", **sizes))
+    write_gguf(whole, random_model(0, family="llama", weights="Q8_0", **_SMALL))
     document = Document.read(whole)
     whole.unlink()
     for no in range(2):
@@ -101,30 +92,13 @@ def write_parts(folder: Path) -> None:
         (folder / "parts" / f"t-{no + 1:05}-of-00002.gguf").write_bytes(part.bytes())
 
 
-def write_tokenizers(folder: Path) -> None:
-    """Write tokenizer-bytes.gguf and tokenizer-scores.gguf: models with both kinds of vocabulary, some merges, tokens of every type."""
-    spellings = [*BYTE_CHARACTERS, *_MERGED, "<|begin|>", "<|end|>", "<user>", "<0x41>"]
-    kinds = [NORMAL] * (len(spellings) - 4) + [CONTROL, CONTROL, USER_DEFINED, BYTE]
-    keys: dict[str, Any] = {"model": "gpt2", "pre": "llama-bpe", "merges": _MERGES}
-    keys |= {"bos_token_id": len(spellings) - 4, "eos_token_id": len(spellings) - 3}
-    _write_tokenizer(folder / "tokenizer-bytes.gguf", spellings, kinds, keys)
-    spellings = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_PIECES, "<user>"]
-    kinds = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * (len(_PIECES) - 1) + [UNUSED, USER_DEFINED]
-    scores = [-float(i) for i in range(len(spellings))]
-    _write_tokenizer(folder / "tokenizer-scores.gguf", spellings, kinds, {"model": "llama", "scores": scores})
-
-
-def _write_tokenizer(path: Path, spellings: list[str], kinds: list[int], keys: dict[str, Any]) -> None:
-    model = random_model(
-        0, family="llama", weights="float32", vocab=len(spellings), width=16, ffn=16, heads=2, kv_heads=1, head_dim=8, n_layers=1
-    )
-    keys |= {"tokens": spellings, "token_type": kinds, "add_bos_token": True}
-    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    write_model(path, model, {f"tokenizer.ggml.{name}": value for name, value in keys.items()} | {"tokenizer.chat_template": template})
-
-
 _PLAIN = {"special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_SPECIAL = ["<s>", "</s>", "<user>"]
+_TOKENIZER = {
+    "bos_token": "<s>",
+    "eos_token": {"content": "</s>"},
+    "chat_template": "{% for message in messages %}{{ message.content }}{% endfor %}",
+}
 _DATA = Path(__file__).parents[2] / "tests" / "data"
 CONFIGS = json.loads((_DATA / "hf_families" / "configs.json").read_text("utf-8"))
 _SIZES: dict[str, Any] = {"vocab_size": 9, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -160,44 +134,39 @@ _FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"floats": "F16"},
     ),
     "gemma3-vision": (_VISION, {"shards": 2}),
-    "tokenizer-bytes": (_SIZES | {"model_type": "qwen2", "vocab_size": 256 + len(_MERGED) + 2}, {}),
-    "tokenizer-scores": (_SIZES | {"model_type": "llama", "vocab_size": 259 + len(_PIECES) + 1}, {}),
+    "tokenizer-bytes": (_SIZES | {"model_type": "qwen2", "vocab_size": 260 + len(_MERGED)}, {}),
+    "tokenizer-scores": (_SIZES | {"model_type": "llama", "vocab_size": 261 + len(_PIECES)}, {}),
 }
 
 
 def write_folders(folder: Path) -> None:
-    """Write hf-<name>: Hugging Face folders of every model type and form of ternary matrices, and two with a tokenizer."""
+    """Write hf-<name>: Hugging Face folders of every model type and form of ternary matrices; two with a tokenizer, as GGUF files too."""
     for name, (config, how) in _FOLDERS.items():
         write_hf(folder / f"hf-{name}", config, **how)
     for path in sorted((_DATA / "mlx").iterdir()):
         shutil.copytree(path, folder / f"hf-mlx-{path.name}", ignore=shutil.ignore_patterns("*.npz"))
-    ids = {spelling: i for i, spelling in enumerate([*BYTE_CHARACTERS, *_MERGED])}
-    tokenizer: dict[str, Any] = {
-        "added_tokens": [_PLAIN | {"id": len(ids), "content": "<s>", "special": True}, _PLAIN | {"id": len(ids) + 1, "content": "<user>"}],
-        "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES]},
+    for name in ("bytes", "scores"):
+        path = folder / f"hf-tokenizer-{name}"
+        for file, value in (("tokenizer", _tokenizer(name == "scores")), ("tokenizer_config", _TOKENIZER)):
+            (path / f"{file}.json").write_text(json.dumps(value))
+        convert(load(path), folder / f"tokenizer-{name}.gguf", open_model(path))
+
+
+def _tokenizer(scored: bool) -> dict[str, Any]:
+    """A tokenizer.json with some merges and tokens of every type."""
+    first = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *_PIECES] if scored else [*BYTE_CHARACTERS, *_MERGED]
+    ids = {spelling: i for i, spelling in enumerate([*first, *_SPECIAL])}
+    told: dict[str, Any] = {
+        "added_tokens": [_PLAIN | {"id": ids[name], "content": name, "special": name != "<user>"} for name in _SPECIAL],
+        "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]},
         "model": {"type": "BPE", "vocab": ids, "merges": _MERGES},
     }
-    _write_json(folder / "hf-tokenizer-bytes" / "tokenizer.json", tokenizer)
-    _write_json(folder / "hf-tokenizer-bytes" / "tokenizer_config.json", {"bos_token": "<s>", "chat_template": "{{ messages[0].content }}"})
-    ids = {spelling: i for i, spelling in enumerate(["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_PIECES])}
-    tokenizer = {
-        "added_tokens": [_PLAIN | {"id": i, "content": spelling, "special": True} for i, spelling in enumerate(list(ids)[:3])],
-        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
-        "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]},
-        "model": {"type": "BPE", "unk_token": "<unk>", "byte_fallback": True, "vocab": ids, "merges": _splits(_PIECES)},
-    }
-    _write_json(folder / "hf-tokenizer-scores" / "tokenizer.json", tokenizer)
-    _write_json(folder / "hf-tokenizer-scores" / "tokenizer_config.json", {"bos_token": "<s>", "eos_token": {"content": "</s>"}})
-
-
-def _splits(pieces: Sequence[str]) -> list[list[str]]:
-    """All pairs of pieces that join to another piece."""
-    return [[piece[:i], piece[i:]] for piece in pieces for i in range(1, len(piece)) if piece[:i] in pieces and piece[i:] in pieces]
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value))
+    if scored:
+        splits = [[piece[:i], piece[i:]] for piece in _PIECES for i in range(1, len(piece)) if {piece[:i], piece[i:]} <= {*_PIECES}]
+        told["model"] |= {"unk_token": "<unk>", "byte_fallback": True, "merges": splits}
+        return told | {"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}}
+    cuts = [{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]
+    return told | {"normalizer": {"type": "NFC"}, "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts}}
 
 
 def write_dumps(folder: Path) -> None:

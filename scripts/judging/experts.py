@@ -1,6 +1,7 @@
 """A small engine of models with experts (Qwen2-MoE, Qwen3-MoE), and bugs put into it, as `faults.py` has them for BitNet."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import SLOTS, TOP_EXPERTS, Key
 
 from .engine import Engine, Floats, f32
-from .faults import LAYER, Fault, silu
+from .faults import LAYER, Fault, in_engine, silu
 
 NORMALIZED = random_model(4, family="qwen3moe", ffn=48)
 SHARED = random_model(4, family="qwen2moe", ffn=48)
@@ -85,21 +86,11 @@ def _matrix(linear: Linear) -> Floats:
 Step = Callable[[MixtureEngine, int], Floats]
 
 
-def in_mixture(faults: Mapping[str, Step], leaving_out: tuple[str, ...] = ()) -> Callable:
-    """A fault that replaces steps of layer LAYER; its dump has no tensors of these names."""
-
-    def make(model: Model, tokens: NDArray[np.int64]) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
-        dump = MixtureEngine(model, tokens, faults, (LAYER,)).run()  # type: ignore[arg-type]
-        return {key: x for key, x in dump.items() if key.name not in leaving_out}, tokens
-
-    return make
-
-
 def expert_faults() -> Iterator[tuple[Model, Fault]]:
     """All faults, each with the model in which it is made."""
 
     def fault(model: Model, name: str, mistake: str, **steps: Step) -> tuple[Model, Fault]:
-        return model, Fault(name, next(iter(steps)), in_mixture(steps), mistake=mistake)
+        return model, in_engine(name, mistake, (LAYER,), MixtureEngine, **steps)
 
     def permuted(name: str) -> Step:
         return lambda e, n: e.slots(n, name, lambda expert: e.model.config.experts - 1 - expert)
@@ -110,16 +101,17 @@ def expert_faults() -> Iterator[tuple[Model, Fault]]:
     def sigmoids(e: MixtureEngine, n: int) -> Floats:
         return sigmoid(e.of_taken(n, e.at("ffn_moe_logits", n)))
 
-    more: Step = lambda e, n: e.top(n, e.model.config.experts_used + 1)  # noqa: E731
-    unsaid = in_mixture({"ffn_moe_topk": more}, (*SLOTS, TOP_EXPERTS))
+    def unsaid(model: Model, tokens: NDArray[np.int64]) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
+        dump, _ = one_more.make(model, tokens)
+        return {key: x for key, x in dump.items() if key.name not in (*SLOTS, TOP_EXPERTS)}, tokens
+
+    _, one_more = fault(NORMALIZED, "one expert too many", "", ffn_moe_topk=lambda e, n: e.top(n, e.model.config.experts_used + 1))
     opposite = {f"ffn_moe_{name}": permuted(f"ffn_{name}") for name in ("gate", "up", "down")}
-    yield NORMALIZED, Fault("one expert too many", "", in_mixture({"ffn_moe_topk": more}))
+    yield NORMALIZED, replace(one_more, blamed="")
     yield NORMALIZED, Fault("one expert too many, and no word of it", "ffn_moe_out", unsaid, mistake="experts.count")
-    for model, name, mistake, how in (
-        (NORMALIZED, "softmax before top-k, not normalised", "experts.not_normalised", False),
-        (SHARED, "softmax after top-k", "experts.normalised", True),
-    ):
-        yield fault(model, name, mistake, ffn_moe_weights=lambda e, n, how=how: e.weights(n, how))  # type: ignore[misc]
+    unnormalised = "softmax before top-k, not normalised"
+    yield fault(NORMALIZED, unnormalised, "experts.not_normalised", ffn_moe_weights=lambda e, n: e.weights(n, False))
+    yield fault(SHARED, "softmax after top-k", "experts.normalised", ffn_moe_weights=lambda e, n: e.weights(n, True))
     yield fault(SHARED, "sigmoids for the softmax of a router", "experts.not_softmax", ffn_moe_weights=sigmoids)
     yield fault(NORMALIZED, "experts in the opposite order", "experts.permuted", **opposite)
     yield fault(NORMALIZED, "results of experts averaged", "experts.not_softmax", ffn_moe_out=averaged)

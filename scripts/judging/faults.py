@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bitnet_np import Model
 from bitnet_np.model import packing, widen
 from bitnet_np.model.records import Ternary
-from bitnet_np.traces.points import Key
+from bitnet_np.traces.points import MODEL_NAMES, Key
 
 from .engine import Engine, Floats, embedded_model, f32
 
@@ -32,11 +32,13 @@ class Fault:
     mistake: str = ""  # the id of the cause that a judge should name; "" if there is nothing to explain
 
 
-def in_engine(name: str, mistake: str, layers: tuple[int, ...] | None = (LAYER,), /, **steps: Step) -> Fault:
+def in_engine(
+    name: str, mistake: str, layers: tuple[int, ...] | None = (LAYER,), engine: type[Engine] = Engine, /, **steps: Callable[..., Floats]
+) -> Fault:
     """A fault that replaces steps of some layers, or of all; the first step is blamed, in the first of the layers."""
     blamed, layer = next(iter(steps)), 0 if layers is None else layers[0]
-    make = lambda model, tokens, **kind: (Engine(model, tokens, steps, layers, **kind).run(), tokens)  # noqa: E731
-    return Fault(name, blamed, make, None if blamed in ("inp_embd", "result_norm") else layer, mistake)
+    make = lambda model, tokens, **kind: (engine(model, tokens, steps, layers, **kind).run(), tokens)  # noqa: E731
+    return Fault(name, blamed, make, None if blamed in MODEL_NAMES else layer, mistake)
 
 
 def in_dump(name: str, mistake: str, key: Key, change: Callable[[Floats], Floats]) -> Fault:

@@ -6,6 +6,7 @@ Each loads a model from a folder in transformers' format or from a GGUF file, an
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,51 +41,45 @@ def installed() -> list[Peer]:
     peers: list[Peer] = []
     if find_spec("torch") and find_spec("transformers"):
         peers += [
-            Peer(f"transformers {dtype} {attention}", "folder", _transformers(dtype, attention))
+            Peer(f"transformers {dtype} {attention}", "folder", partial(_transformers, dtype, attention))
             for dtype in ("float32", "float16", "bfloat16")
             for attention in ("eager", "sdpa")
         ]
     if find_spec("mlx_lm"):
-        peers += [Peer(f"mlx-lm {dtype}", "folder", _mlx(dtype)) for dtype in ("float32", "float16", "bfloat16")]
+        peers += [Peer(f"mlx-lm {dtype}", "folder", partial(_mlx, dtype)) for dtype in ("float32", "float16", "bfloat16")]
     if _has_tinygrad():
-        peers.append(Peer("tinygrad", "gguf", _tinygrad(False), _TINYGRAD))
-        peers.append(Peer("tinygrad float16 weights", "gguf", _tinygrad(True), _TINYGRAD))
+        peers.append(Peer("tinygrad", "gguf", partial(_tinygrad, False), _TINYGRAD))
+        peers.append(Peer("tinygrad float16 weights", "gguf", partial(_tinygrad, True), _TINYGRAD))
     if find_spec("llama_cpp"):
         peers += [
-            Peer("llama.cpp", "gguf", _llama_cpp("float32", False)),
-            Peer("llama.cpp float16 cache", "gguf", _llama_cpp("float16", False)),
-            Peer("llama.cpp float16 cache and flash", "gguf", _llama_cpp("float16", True)),
-            Peer("llama.cpp q8_0 cache and flash", "gguf", _llama_cpp("q8_0", True)),
+            Peer("llama.cpp", "gguf", partial(_llama_cpp, "float32", False)),
+            Peer("llama.cpp float16 cache", "gguf", partial(_llama_cpp, "float16", False)),
+            Peer("llama.cpp float16 cache and flash", "gguf", partial(_llama_cpp, "float16", True)),
+            Peer("llama.cpp q8_0 cache and flash", "gguf", partial(_llama_cpp, "q8_0", True)),
         ]
     return peers
 
 
-def _transformers(dtype: str, attention: str) -> Run:
-    def run(folder: Path, tokens: NDArray[np.int64]) -> Trace:
-        import torch
-        from transformers import AutoModelForCausalLM
+def _transformers(dtype: str, attention: str, folder: Path, tokens: NDArray[np.int64]) -> Trace:
+    import torch
+    from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention).eval()
-        with torch.no_grad(), record_transformers(model) as trace:
-            model(torch.tensor(tokens[None]))
-        return _loaded(trace)
-
-    return run
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention).eval()
+    with torch.no_grad(), record_transformers(model) as trace:
+        model(torch.tensor(tokens[None]))
+    return _loaded(trace)
 
 
-def _mlx(dtype: str) -> Run:
-    def run(folder: Path, tokens: NDArray[np.int64]) -> Trace:
-        import mlx.core as mx
-        from mlx.utils import tree_map
-        from mlx_lm.utils import load_model
+def _mlx(dtype: str, folder: Path, tokens: NDArray[np.int64]) -> Trace:
+    import mlx.core as mx
+    from mlx.utils import tree_map
+    from mlx_lm.utils import load_model
 
-        model, _ = load_model(folder)
-        model.update(tree_map(lambda x: x.astype(getattr(mx, dtype)), model.parameters()))
-        with record_mlx(model) as trace:
-            mx.eval(model(mx.array(tokens[None])))
-        return _loaded(trace)
-
-    return run
+    model, _ = load_model(folder)
+    model.update(tree_map(lambda x: x.astype(getattr(mx, dtype)), model.parameters()))
+    with record_mlx(model) as trace:
+        mx.eval(model(mx.array(tokens[None])))
+    return _loaded(trace)
 
 
 def _has_tinygrad() -> bool:
@@ -97,39 +92,32 @@ def _has_tinygrad() -> bool:
     return True
 
 
-def _tinygrad(in_float16: bool) -> Run:
+def _tinygrad(in_float16: bool, path: Path, tokens: NDArray[np.int64]) -> Trace:
     """tinygrad's Transformer. in_float16: whether it rounds all weights to float16, as it does by default; activations are float32."""
+    from tinygrad import Tensor
+    from tinygrad.llm import model as llm
 
-    def run(path: Path, tokens: NDArray[np.int64]) -> Trace:
-        from tinygrad import Tensor
-        from tinygrad.llm import model as llm
-
-        settings = {"HALF": int(in_float16)}
-        llm.getenv = lambda name, default=0: settings.get(name, default)
-        llm.function = lambda **options: lambda f: f  # blocks run step by step, not as compiled graphs
-        model, _ = llm.Transformer.from_gguf(path)
-        modules = {"token_embd": model.token_embd, "output_norm": model.output_norm, "output": model.output}
-        for n, block in enumerate(model.blk):
-            modules[f"blk.{n}"] = block
-            modules |= {f"blk.{n}.{name}": part for name, part in vars(block).items() if callable(part)}
-        named = SimpleNamespace(named_modules=modules.items)
-        with record_mlx(named) as trace:  # Python calls its modules, too
-            x = model.token_embd(Tensor(tokens[None].tolist())).float()
-            for block in model.blk:
-                x = block(x, 0)
-            model.output(model.output_norm(x))
-        return _loaded(trace)
-
-    return run
+    settings = {"HALF": int(in_float16)}
+    llm.getenv = lambda name, default=0: settings.get(name, default)
+    llm.function = lambda **options: lambda f: f  # blocks run step by step, not as compiled graphs
+    model, _ = llm.Transformer.from_gguf(path)
+    modules = {"token_embd": model.token_embd, "output_norm": model.output_norm, "output": model.output}
+    for n, block in enumerate(model.blk):
+        modules[f"blk.{n}"] = block
+        modules |= {f"blk.{n}.{name}": part for name, part in vars(block).items() if callable(part)}
+    named = SimpleNamespace(named_modules=modules.items)
+    with record_mlx(named) as trace:  # Python calls its modules, too
+        x = model.token_embd(Tensor(tokens[None].tolist())).float()
+        for block in model.blk:
+            x = block(x, 0)
+        model.output(model.output_norm(x))
+    return _loaded(trace)
 
 
-def _llama_cpp(cache: str, flash: bool) -> Run:
-    def run(path: Path, tokens: NDArray[np.int64]) -> Trace:
-        logits, nodes = LlamaCpp().run(path, tokens, cache, flash)
-        tensors = points(load(path).config, nodes, len(tokens))
-        return Trace({**tensors, Key("result_output", None): logits}, None, "llama.cpp")
-
-    return run
+def _llama_cpp(cache: str, flash: bool, path: Path, tokens: NDArray[np.int64]) -> Trace:
+    logits, nodes = LlamaCpp().run(path, tokens, cache, flash)
+    tensors = points(load(path).config, nodes, len(tokens))
+    return Trace({**tensors, Key("result_output", None): logits}, None, "llama.cpp")
 
 
 def _loaded(trace: Trace) -> Trace:

@@ -10,7 +10,7 @@ from bitnet_np.traces.points import POOLED, Key
 
 from .engine import Engine, Floats, f32
 from .experts import MixtureEngine
-from .faults import Fault
+from .faults import Fault, in_engine
 
 EMBEDDING = random_model(4, family="qwen3moe", ffn=48, pooling="mean")
 
@@ -28,8 +28,7 @@ def pooling_faults() -> Iterator[tuple[Model, Fault]]:
     """All faults, each with the model in which it is made."""
 
     def fault(name: str, mistake: str, pooled: Callable[[Engine], Floats]) -> tuple[Model, Fault]:
-        steps = {POOLED: lambda engine, n: pooled(engine)}
-        return EMBEDDING, Fault(name, POOLED, lambda model, ids: (PooledEngine(model, ids, steps).run(), ids), None, mistake)
+        return EMBEDDING, in_engine(name, mistake, None, PooledEngine, **{POOLED: lambda engine, n: pooled(engine)})
 
     def rows(engine: Engine) -> Floats:
         return engine.at("result_norm", None)

@@ -1,7 +1,8 @@
 """A small engine of models with local layers (RoPE and windows of Gemma 3 and OLMo 3) and YaRN, and bugs put into it, as in `faults.py`."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,22 +66,18 @@ class RotationEngine(MixtureEngine):
         return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=2)
 
 
-def believing(**wrong: Any) -> Callable:
-    """A fault of an engine that takes the model's numbers for others."""
-
-    def make(model: Model, tokens: NDArray[np.int64]) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
-        engine = RotationEngine(model, tokens)
-        engine.wrong = wrong
-        return engine.run(), tokens
-
-    return make
+def _run(wrong: dict[str, Any], model: Model, tokens: NDArray[np.int64]) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
+    """The dump of an engine that takes the model's numbers for others."""
+    engine = RotationEngine(model, tokens)
+    engine.wrong = wrong
+    return engine.run(), tokens
 
 
 def rotation_faults() -> Iterator[tuple[Model, Fault]]:
     """All faults, each with the model in which it is made."""
 
     def fault(model: Model, name: str, blamed: str, layer: int, mistake: str, **wrong: Any) -> tuple[Model, Fault]:
-        return model, Fault(name, blamed, believing(**wrong), layer, mistake)
+        return model, Fault(name, blamed, partial(_run, wrong), layer, mistake)
 
     yield fault(TWO_BASES, "one RoPE base for all layers", "Qcur_rope", LAYER, "rope.other_layers", local_layers=())
     yield fault(TWO_BASES, "positions scaled in local layers, too", "Qcur_rope", LAYER, "rope.scaled_local", local_scale=4.0)

@@ -16,7 +16,7 @@ from bitnet_np.cli.progress import bar
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.testing.models import random_model
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))  # the recordings are the tests', and so are their subjects
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))  # the recordings are the tests', and so are their subjects
 
 CUTS = importlib.import_module("cut_texts")
 

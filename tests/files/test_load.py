@@ -1,11 +1,10 @@
 """Loading: a sound file is the model that was written, without a copy; a file with a tensor too few or too many is refused."""
 
-import re
 from math import nan
-from pathlib import Path
 
 import numpy as np
 import pytest
+import resident
 from family_models import assert_refused
 from gguf_models import CONFIG, MATRIX_NAMES, OPTIONAL, TENSORS, A, assert_same_model, floats, written_model
 
@@ -62,22 +61,18 @@ def test_tables_stay_where_they_are_in_the_file(write):
             array[0] = 0
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux to say how much memory is the process's own")
+@pytest.mark.skipif(not resident.STATM.exists(), reason="needs Linux to say how much memory is the process's own")
 def test_loading_takes_no_more_memory_than_the_file(tmp_path):
     """Matrices are packed anew, and their pages of the file given back."""
-
-    def resident():
-        return 1024 * int(re.search(r"VmRSS:\s*(\d+)", Path("/proc/self/status").read_text())[1])
-
     path = tmp_path / "larger.gguf"
     write_released(path, released(vocab=300, width=1024, n_layers=6, ffn=4096, heads=8, kv_heads=4, head_dim=128), seed=1)
     small = tmp_path / "small.gguf"
     write_released(small, released(vocab=300, width=512, n_layers=1, ffn=2048, heads=4, kv_heads=4, head_dim=128), seed=1)
     load(small)  # compiles what loading needs, for threads to share
-    before = resident()
+    before = resident.of_process()
     model = load(path)
     assert path.stat().st_size > 20 << 20
-    assert resident() - before < path.stat().st_size + (4 << 20)
+    assert resident.of_process() - before < path.stat().st_size + (4 << 20)
     assert model.config.n_layers == 6
 
 

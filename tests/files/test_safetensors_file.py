@@ -1,20 +1,13 @@
 """The .safetensors format: what Hugging Face's library writes is read, and a file that breaks a rule is refused."""
 
-import json
-
 import numpy as np
 import pytest
+from trace_files import safetensors_bytes
 
 from bitnet_np.base.errors import FileFormatError
 from bitnet_np.files.safetensors_file import DTYPES, open_safetensors
 
 A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-
-
-def written(path, header, data=bytes(8)):
-    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
-    return path
 
 
 def test_what_the_library_writes_is_read(tmp_path):
@@ -49,7 +42,8 @@ def test_what_the_library_writes_is_read(tmp_path):
     ],
 )
 def test_a_file_that_breaks_a_rule_is_refused(tmp_path, header, data, message):
-    path = written(tmp_path / "a.safetensors", header, data)
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(safetensors_bytes(header, data))
     with pytest.raises(FileFormatError, match=rf"a\.safetensors: .*{message}"):
         open_safetensors(path)
 

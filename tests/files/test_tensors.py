@@ -1,11 +1,9 @@
 """The tensors of a file: shapes are checked, floats finite and widened or narrowed exactly."""
 
-import mmap
 from math import inf, nan
 
 import numpy as np
 import pytest
-import resident
 from family_models import assert_refused
 from gguf_models import FLOAT_NAMES, MATRIX_NAMES, TENSORS, bfloat16, floats, patched, ternary
 from models import assert_same_bits
@@ -13,7 +11,6 @@ from models import assert_same_bits
 from bitnet_np.base.errors import FileFormatError, NonFiniteError, UnsupportedError
 from bitnet_np.base.tensor_types import BF16, F16, F32, F64, I2_S, Q4_0, Q8_0
 from bitnet_np.files.load import load
-from bitnet_np.files.tensors import Tensor
 from bitnet_np.model import packing, widen
 from bitnet_np.testing.gguf_bytes import Entry
 
@@ -100,19 +97,3 @@ def test_float64_is_read_where_float32_holds_it(write, name):
     ):
         numbers.flat[5] = wrong
         assert_refused(write(tensors={name: wide()}), error, message)
-
-
-@pytest.mark.skipif(not resident.SMAPS.exists(), reason="Linux tells what is resident")
-def test_whole_pages_are_given_back_and_read_anew(tmp_path):
-    """The tensor begins within the first page, which others may share, so that page stays. So does the last, which is not full."""
-    path, pages = tmp_path / "table", 64
-    expected = np.random.default_rng(0).bytes(pages * mmap.PAGESIZE + mmap.PAGESIZE // 2)
-    path.write_bytes(expected)
-    with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    data = np.frombuffer(mapping, np.uint8, offset=100)
-    assert data.tobytes() == expected[100:]
-    assert resident.of_file(path) >= pages * mmap.PAGESIZE
-    Tensor("table", F32, data.shape, data, 100, mapping).release()
-    assert resident.of_file(path) <= 2 * mmap.PAGESIZE
-    assert data.tobytes() == expected[100:]

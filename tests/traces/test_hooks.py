@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from foreign_arrays import Tensor
 from models import random_model
 from recorder import record_all
 
 from bitnet_np import check
 from bitnet_np.base.errors import OptionError, ShapeError
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.traces.arrays import as_numpy
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.hooks import Recorded, record_mlx
 from bitnet_np.traces.hooks import record_transformers as record
@@ -20,6 +20,54 @@ from bitnet_np.traces.record import write_trace
 IDS = np.array([7, 3, 11, 3, 0, 5])
 MODELS = {name: random_model(0, family=name, n_layers=2) for name in ("llama", "bitnet-b1.58", "qwen3")}
 ROTATED = ("Qcur_rope", "Kcur_rope")
+
+# --- stand-ins for the arrays of torch and MLX: what is asked of them, and what they refuse -------------------------------------------
+
+
+class Tensor:
+    """What is asked of torch's: bfloat16 has no NumPy, and a tensor with a gradient must be detached."""
+
+    def __init__(self, array, dtype="torch.float32", detached=False):
+        self.array, self.dtype, self.detached = array, dtype, detached
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    def detach(self):
+        return Tensor(self.array, self.dtype, True)
+
+    def float(self):
+        return Tensor(self.array.astype(np.float32, copy=False), "torch.float32", self.detached)
+
+    def cpu(self):
+        return self
+
+    def numpy(self):
+        assert self.detached
+        if self.dtype == "torch.bfloat16":
+            raise TypeError("Got unsupported ScalarType BFloat16")
+        return self.array
+
+
+float32 = "this library's own float32"
+
+
+class Bfloat16:
+    """An array of MLX that NumPy cannot read; `astype` takes a dtype of the module of its class."""
+
+    dtype = "mlx.core.bfloat16"
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        raise ValueError("Item size 2 does not match")
+
+    def astype(self, dtype):
+        assert dtype is float32
+        return self.array
+
 
 # --- models that call their modules as transformers' models do -------------------------------------------------------------------------
 
@@ -333,3 +381,29 @@ def test_a_recording_is_written_and_read_again(engine, tmp_path, name):
     assert set(again.points) == set(written) == set(trace.points)
     np.testing.assert_array_equal(again.tokens, IDS)
     assert check(MODELS["llama"], IDS, again).verdict == Verdict.SAME_BITS
+
+
+# --- arrays of other libraries, by stand-ins -----------------------------------------------------------------------------------------
+
+
+NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3) / 4
+
+
+def test_arrays_of_numpy_are_not_copied():
+    assert as_numpy("x", NUMBERS) is NUMBERS
+    assert np.shares_memory(as_numpy("x", Tensor(NUMBERS)), NUMBERS)
+
+
+@pytest.mark.parametrize("value", [NUMBERS.tolist(), Tensor(NUMBERS), Tensor(NUMBERS, "torch.bfloat16"), memoryview(NUMBERS)])
+def test_arrays_of_any_library(value):
+    np.testing.assert_array_equal(as_numpy("x", value), NUMBERS)
+
+
+def test_a_library_with_types_of_its_own():
+    np.testing.assert_array_equal(as_numpy("x", Bfloat16(NUMBERS)), NUMBERS)
+
+
+@pytest.mark.parametrize("value", ["abc", None, object(), [[1], [2, 3]], np.array(["a"]), np.zeros(2, np.complex64)])
+def test_what_is_no_array_of_numbers_is_refused(value):
+    with pytest.raises(ShapeError, match=r"^dump\['x'\] is of type "):
+        as_numpy("dump['x']", value)

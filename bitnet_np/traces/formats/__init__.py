@@ -3,7 +3,7 @@
 registry.py     the table of formats, and the detection of a file's format
 output.py       the Writer that each format has               arrays.py     the trace of a file's arrays by their labels
 labels.py       what labels in a file stand for
-npz.py, npy.py, safetensors.py, torch_file.py                 arrays by label
+npy.py, safetensors.py, torch_file.py                         arrays by label
 text.py         one array of numbers as text
 nodes.py        nodes of a ggml graph
 aprt.py         aprender's stage files                        bitnet_rs.py  BitNet-rs's trace records: hashes

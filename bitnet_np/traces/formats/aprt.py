@@ -5,7 +5,6 @@ layer-<N>/<stage>.bin, and final_norm.bin and lm_head.bin for the whole model; t
 one after another, but lm_head has the logits of the last token only. Scores are [H, T, T], zero where a query does not see a key.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,28 +15,31 @@ from numpy.typing import NDArray
 from ...base.errors import FileFormatError, OptionError, shown
 from ..normal_form import checked_tokens
 from ..points import MODEL_NAMES, SCORES, Entry, Key, ours_of
-from .arrays import MAX_POINTS, Header, Labelled, check_size, files_in
-from .output import Put, Writer, output
+from .arrays import MAX_POINTS, Header, Labelled, check_size, files_in, head_of
+from .output import Put, Writer
 
 MAGIC = b"APRT"
 WHOLE_MODEL = 0xFFFFFFFF
 _HEADER = 12
 _FLOAT32 = np.dtype("<f4")
 _OURS = ours_of("aprt")
-_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
+THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 _LAYER = re.compile(r"layer-(0|[1-9][0-9]{0,5})")
 
 
-def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Labelled:
+def read(path: Path, tokens: NDArray | None = None) -> Labelled:
     """The arrays of a folder of stage files, or of one file. The files do not say how many tokens there are: `tokens` must be given."""
-    path = Path(path)
     if tokens is None:
         raise OptionError(f"{path}: the values in APRT files are flat, give the tokens they are of")
     ids = checked_tokens(tokens, "tokens")
     arrays, ignored = dict[str, Entry](), []
     files = {path.name: path} if path.is_file() else files_in(path, ".bin", _LAYER, MAX_POINTS)
     for label, file in files.items():
-        layer, count = _read_header(file)
+        head, size = head_of(file, _HEADER)
+        if head[:4] != MAGIC:
+            raise FileFormatError(f"{file}: starts with {shown(head[:4])}, expected {MAGIC!r}")
+        layer, count = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8))
+        check_size(file, size, _HEADER + 4 * count, f"{count} numbers")
         folder = _LAYER.fullmatch(file.parent.name)
         if path.is_dir() and layer != (int(folder[1]) if folder and file.parent != path else WHOLE_MODEL):
             raise FileFormatError(f"{file}: its header says layer {layer}, expected that of its folder")
@@ -58,18 +60,6 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Labelle
     return Labelled(arrays, path, "APRT", tuple(ignored))
 
 
-def _read_header(path: Path) -> tuple[int, int]:
-    """The layer and the count of numbers, which is checked against the file's size."""
-    with open(path, "rb") as file:
-        head, size = file.read(_HEADER), os.fstat(file.fileno()).st_size
-    if head[:4] != MAGIC:
-        raise FileFormatError(f"{path}: starts with {shown(head[:4])}, expected {MAGIC!r}")
-    layer, count = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8))
-    check_size(path, size, _HEADER + 4 * count, f"{count} numbers")
-    return layer, count
-
-
-@output(names=frozenset(_THEIRS), folder=True)
 def write(out: Writer) -> Iterator[Put]:
     """A folder of stage files. Of the logits it keeps the last token's, as aprender does."""
 
@@ -80,7 +70,7 @@ def write(out: Writer) -> Iterator[Put]:
             raise OptionError(f"{out.path}: {key} has {numbers.size} numbers, an APRT file holds less than 2**32")
         folder = out.part if layer == WHOLE_MODEL else out.part / f"layer-{layer}"
         folder.mkdir(exist_ok=True)
-        with open(folder / f"{_THEIRS[key.name]}.bin", "xb") as file:
+        with open(folder / f"{THEIRS[key.name]}.bin", "xb") as file:
             file.write(MAGIC + layer.to_bytes(4, "little") + numbers.size.to_bytes(4, "little"))
             numbers.tofile(file)
 

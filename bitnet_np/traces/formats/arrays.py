@@ -5,7 +5,7 @@ Arrays of several sequences are cut into those of each.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from ...base.errors import Error, FileFormatError, OptionError, shown
 from ...model.records import Config
 from ..normal_form import agreed_tokens, checked_dtype, checked_tokens, heads_of, normal_form, without_leading_ones
 from ..points import MEANINGS, SCORES, Entry, Key, Points, Trace
-from .labels import by_itself, meanings
+from .labels import direct, meanings, returned
 
 MAX_POINTS = 1 << 16
 """Most points of one trace; 30 layers have 700."""
@@ -44,6 +44,12 @@ def files_in(path: Path, ending: str, folders: re.Pattern[str], most: int) -> di
     if len(found) > most:
         raise FileFormatError(f"{path}: {len(found)} files, expected {most} at most")
     return {file.relative_to(path).as_posix(): file for file in sorted(found)}
+
+
+def head_of(path: Path, count: int) -> tuple[bytes, int]:
+    """The first bytes of a file, so many at most, and the size of the file."""
+    with open(path, "rb") as file:
+        return file.read(count), os.fstat(file.fileno()).st_size
 
 
 def check_size(path: Path, size: int, expected: int, what: str, unit: str = "bytes") -> None:
@@ -92,6 +98,8 @@ class Header(NamedTuple):
             raise FileFormatError(f"{path}: the file has changed since it was opened: {error}") from None
 
 
+_ROWS_AND_WIDTH = {name for name, (axes, _) in MEANINGS.items() if axes == "T D"} - {"result_norm"}  # of the last token alone, perhaps
+
 _WHOLE = -1
 """In place of a step's number: the rows of all tokens."""
 
@@ -119,7 +127,13 @@ class Labelled(NamedTuple):
         held = parts.pop(None, {})
         in_file = {step: checked_tokens(arrays[label].load(), where) for step, (label,) in sorted(held.items())}
         ids = agreed_tokens(np.concatenate([*in_file.values()]) if in_file else None, tokens, where)
-        rows = _rows_of_steps(arrays, parts, where) | {step: len(part) for step, part in in_file.items()}
+        rows: dict[int, int | None] = {}  # of each step: by its tokens, or by a point that cannot be read in two ways
+        for key, by_step in parts.items():
+            for step, (label, *_) in by_step.items():
+                rows.setdefault(step, None)
+                if key is not None and key.name in _ROWS_AND_WIDTH and len(arrays[label].shape) > 1:
+                    rows[step] = normal_form(key, arrays[label].shape, None, where).shape[0]
+        rows |= {step: len(part) for step, part in in_file.items()}
         rows[_WHOLE] = None if ids is None else len(ids)
         entries: dict[Key, Entry] = {}
         used = {label for labels in held.values() for label in labels}
@@ -150,11 +164,10 @@ def _unstacked(arrays: Mapping[str, Entry], config: Config | None) -> Mapping[st
     (entry,) = arrays.values()
     if len(entry.shape) < 3 or (entry.shape[0], entry.shape[-1]) != (config.n_layers + 1, config.width):
         return arrays
-    return {f"hidden_states.{n}": Entry(entry.shape[1:], entry.dtype, _part(entry, n)) for n in range(config.n_layers + 1)}
-
-
-def _part(entry: Entry, n: int) -> Callable[[], NDArray]:
-    return lambda: entry.load()[n]
+    return {
+        f"hidden_states.{n}": Entry(entry.shape[1:], entry.dtype, lambda n=n: entry.load()[n])  # type: ignore[misc]
+        for n in range(config.n_layers + 1)
+    }
 
 
 def _named(key: Key | None, step: int) -> str:
@@ -181,21 +194,6 @@ def _parts(arrays: Mapping[str, Entry], config: Config | None, where: str) -> _P
             span = f"{min(numbers)} to {max(numbers)}"
             raise FileFormatError(f"{where}: {key or 'tokens'} has no step {missing}, expected each from {span}, the steps of the dump")
     return parts
-
-
-def _rows_of_steps(arrays: Mapping[str, Entry], parts: _Parts, where: str) -> dict[int, int | None]:
-    """The number of tokens of each step, by the points that cannot be read in two ways; None where there is no such point."""
-    rows: dict[int, int | None] = {}
-    for key, by_step in parts.items():
-        for step, (label, *_) in by_step.items():
-            shape = arrays[label].shape
-            rows.setdefault(step, None)
-            if key is not None and key.name in _ROWS_AND_WIDTH and len(shape) > 1:
-                rows[step] = normal_form(key, shape, None, where).shape[0]
-    return rows
-
-
-_ROWS_AND_WIDTH = {name for name, (axes, _) in MEANINGS.items() if axes == "T D"} - {"result_norm"}  # of the last token alone, perhaps
 
 
 def _normal(key: Key, entry: Entry, rows: int | None, where: str, config: Config | None) -> Entry:
@@ -258,7 +256,7 @@ class Batch:
         if shape[0] != len(self.lengths):
             end = sum(self.lengths[: b + 1])
             index = (slice(end - length, end),)
-        elif len(shape) == 4 and (key := by_itself(label)) is not None and key.name in SCORES:
+        elif len(shape) == 4 and (key := direct(label) or returned(label, None)) is not None and key.name in SCORES:
             index = (b, slice(None), kept, kept)
         elif shape[1:2] == (longest,):
             index = (b, kept)

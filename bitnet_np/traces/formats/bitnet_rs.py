@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ...base.errors import FileFormatError, shown
 from ...base.extras import extra
 from ...files.safetensors_file import strict_json
 from ..points import LAYER_NAMES, MODEL_NAMES, SCORES, Key, ours_of
-from .output import Put, Writer, output
+from .output import Put, Writer
 
 WHOLE_MODEL, ALL_LAYERS = -1, -2
 _MAX_RECORD = 1 << 23  # bytes: a record may hold the first 262,144 values, which are not read
@@ -88,25 +89,19 @@ def read(path: str | os.PathLike[str]) -> list[Fingerprint]:
         files = sorted(Path(entry) for entry in os.scandir(path) if entry.name.endswith((".trace", ".jsonl")) and entry.is_file())
     records = []
     for file in files:
-        for where, text in _texts(file):
-            records.append(_record(strict_json(text, where), where))
-            if len(records) > _MAX_RECORDS:
-                raise FileFormatError(f"{path}: more than {_MAX_RECORDS} records")
+        lines = file.suffix == ".jsonl"  # a record on each; else one in the file
+        with open(file, "rb") as stream:
+            for number, text in enumerate(iter(partial(stream.readline if lines else stream.read, _MAX_RECORD + 1), b""), 1):
+                where = f"{file}:{number}" if lines else str(file)
+                if len(text) > _MAX_RECORD:
+                    raise FileFormatError(f"{where}: a record of more than {_MAX_RECORD} bytes")
+                if text.strip():
+                    records.append(_record(strict_json(text, where), where))
+                if len(records) > _MAX_RECORDS:
+                    raise FileFormatError(f"{path}: more than {_MAX_RECORDS} records")
     if not records:
         raise FileFormatError(f"{path}: no records in it, expected .trace or .jsonl files of BitNet-rs")
     return records
-
-
-def _texts(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The JSON texts of a file: one, or one a line."""
-    with open(path, "rb") as file:
-        read = file.readline if path.suffix == ".jsonl" else file.read
-        for number, text in enumerate(iter(lambda: read(_MAX_RECORD + 1), b""), 1):
-            where = f"{path}:{number}" if path.suffix == ".jsonl" else str(path)
-            if len(text) > _MAX_RECORD:
-                raise FileFormatError(f"{where}: a record of more than {_MAX_RECORD} bytes")
-            if text.strip():
-                yield where, text
 
 
 _NEEDED = {"name": (str,), "shape": (list,), "dtype": (str,), "blake3": (str,), "num_elements": (int,)}
@@ -141,7 +136,6 @@ def as_json(record: Fingerprint) -> str:
     return json.dumps(fields | {"rms": record.rms if math.isfinite(record.rms) else None})
 
 
-@output()
 def write(out: Writer) -> Iterator[Put]:
     """All records in one file, one on each line: what trace_diff.py reads."""
     _blake3()

@@ -67,7 +67,12 @@ def read(path: str | os.PathLike[str]) -> PartialTrace:
     ignored = []
     with open(path, "rb") as file:
         for name, kind, operation, lengths in _nodes(file, path):
-            key = _key(name, operation)
+            base, dash, layer = name.rpartition("-")
+            if dash and (ours := _OURS.get(f"{base}.{operation}")) is not None:
+                key = key_of(f"{ours}-{layer}")
+            else:
+                node = node_of(f"s0.{name}.{operation}")
+                key = None if node is None or node[1].name in SCORES else node[1]
             where = f"{path}: node {shown(f'{name} {operation}')}"
             if key == Key("inp_embd", None) and key in tensors:
                 break  # the next call
@@ -94,15 +99,6 @@ def _nodes(file: IO[bytes], path: Path) -> Iterator[tuple[str, str, str, tuple[i
             raise FileFormatError(f"{path}: more than {_MOST_NODES} nodes, expected fewer")
         name, kind, operation = (match[i].decode("ascii", "replace") for i in (1, 2, 3))
         yield name, kind, operation, tuple(int(match[i]) for i in range(4, 8))
-
-
-def _key(name: str, operation: str) -> Key | None:
-    base, dash, layer = name.rpartition("-")
-    ours = _OURS.get(f"{base}.{operation}") if dash else None
-    if ours is not None:
-        return key_of(f"{ours}-{layer}")
-    node = node_of(f"s0.{name}.{operation}")
-    return None if node is None or node[1].name in SCORES else node[1]
 
 
 def _tensor(key: Key, lengths: tuple[int, ...], file: IO[bytes], where: str) -> PartialTensor:

@@ -161,7 +161,13 @@ def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[s
         direct_keys |= dict.fromkeys(scaled, Key("inp_scaled", None))
     present = {key for key in direct_keys.values() if key is not None}
     hidden = {label: int(match[1]) for label in direct_keys if (match := _HIDDEN.fullmatch(label))}
-    last = _last_hidden(set(hidden.values()), config, where)
+    most = max(hidden.values(), default=0)
+    if config is not None and most > config.n_layers:
+        last = f"hidden_states.{config.n_layers}"
+        raise FileFormatError(f"{where}: hidden_states.{most} for {config.n_layers} layers, expected at most {last}")
+    if config is None and hidden and (len(set(hidden.values())) != most + 1 or most == 0):
+        expected = "all from 0 on, as without a model the last is taken for the final norm"
+        raise FileFormatError(f"{where}: hidden_states {shown(sorted(set(hidden.values()))[:8])}, expected {expected}")
     table = {}
     for whole, (label, step) in split.items():
         key = direct_keys[label]
@@ -170,7 +176,7 @@ def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[s
             continue
         if label in hidden:
             n = hidden[label]
-            key = Key("result_norm", None) if n == last else layer_input(n, config)
+            key = Key("result_norm", None) if n == (most if config is None else config.n_layers) else layer_input(n, config)
         else:
             key = returned(label, config) or second(label, present, config)
         if key is not None:
@@ -214,11 +220,6 @@ def second(label: str, present: set[Key], config: Config | None) -> Key | None:
     return Key(name, side.layer)
 
 
-def by_itself(label: str) -> Key | None:
-    """The point that a label stands for, whatever others there are: one that is its own, or what a model of transformers returns."""
-    return direct(label) or returned(label, None)
-
-
 def returned(label: str, config: Config | None) -> Key | None:
     """The point of what a model of transformers, or its router, returns for each layer."""
     for pattern, name in _RETURNED.items():
@@ -227,19 +228,3 @@ def returned(label: str, config: Config | None) -> Key | None:
             rotates = config is None or layer >= config.n_layers or config.rotates(layer)
             return Key(name if rotates else name.removesuffix("_rope"), layer)
     return None
-
-
-def _last_hidden(numbers: set[int], config: Config | None, where: str) -> int | None:
-    """The number of the hidden states that come behind the final norm; None if there are none."""
-    if not numbers:
-        return None
-    most = max(numbers)
-    if config is not None:
-        if most > config.n_layers:
-            last = f"hidden_states.{config.n_layers}"
-            raise FileFormatError(f"{where}: hidden_states.{most} for {config.n_layers} layers, expected at most {last}")
-        return config.n_layers
-    if len(numbers) != most + 1 or most == 0:
-        expected = "all from 0 on, as without a model the last is taken for the final norm"
-        raise FileFormatError(f"{where}: hidden_states {shown(sorted(numbers)[:8])}, expected {expected}")
-    return most

@@ -8,7 +8,6 @@ Where a vocabulary wants a beginning-of-sequence token, the tool puts it in plac
 the file keeps the token of the text.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +18,8 @@ from numpy.typing import NDArray
 from ...base.errors import FileFormatError, OptionError, ShapeError
 from ..normal_form import agreed_tokens, checked_tokens
 from ..points import Entry, Key, Points, Trace
-from .arrays import Header, check_size
-from .output import LOGITS, Put, Writer, output
+from .arrays import Header, check_size, head_of
+from .output import Put, Writer
 
 MAGIC = b"_logits_"
 RANGE = np.float32(16)
@@ -56,11 +55,9 @@ class Chunks(NamedTuple):
         return Header(shape, np.dtype("<u2"), False, before).map_from(self.path)
 
 
-def open_chunks(path: str | os.PathLike[str]) -> Chunks:
+def open_chunks(path: Path) -> Chunks:
     """The head of a file. Raises FileFormatError if it is damaged, or the file has another size."""
-    path = Path(path)
-    with open(path, "rb") as file:
-        head, size = file.read(_HEADER), os.fstat(file.fileno()).st_size
+    head, size = head_of(path, _HEADER)
     if head[:8] != MAGIC or len(head) < _HEADER:
         raise FileFormatError(f"{path}: starts with {head[:8]!r}, expected {MAGIC!r} and three numbers")
     context, vocab, chunks = (int(n) for n in np.frombuffer(head, "<i4", 3, 8))
@@ -72,7 +69,7 @@ def open_chunks(path: str | os.PathLike[str]) -> Chunks:
     return Chunks(path, context, vocab, chunks)
 
 
-def read(path: str | os.PathLike[str], tokens: NDArray | None = None, chunk: int = 0) -> Trace:
+def read(path: Path, tokens: NDArray | None = None, chunk: int = 0) -> Trace:
     """Log-probabilities [P, V] of one chunk: the point log_probs, at `positions`. It has its own tokens; `tokens` must be the same."""
     of = open_chunks(path)
     if not 0 <= chunk < of.chunks:
@@ -123,7 +120,6 @@ def as_stored(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return decode(encode(logits), logits.shape[1])
 
 
-@output(names=LOGITS)
 def write(out: Writer) -> Iterator[Put]:
     """Logits of one sequence as one chunk; needs the tokens, and all their logits."""
     if out.tokens is None:

@@ -4,7 +4,6 @@ Axes are in row-major order, four or fewer. The operation is needed, as Qcur bef
 the graph, and padded with keys that do not exist; both are undone here.
 """
 
-import os
 import re
 from dataclasses import replace
 from math import prod
@@ -18,7 +17,7 @@ from ..normal_form import without_leading_ones
 from ..points import SCORES, Entry, Key, key_of, ours_of
 from .arrays import Labelled
 from .labels import TOKENS
-from .npz import read_archive
+from .npy import read_archive
 
 _OURS = ours_of("ggml")
 _NODE = re.compile(r"s(0|[1-9][0-9]{0,8})\.([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?\.([A-Z_0-9]+)")
@@ -40,10 +39,9 @@ def is_node(label: str) -> bool:
     return re.match(r"s\d+\.", label) is not None
 
 
-def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int = 0) -> Labelled:
+def read(path: Path, tokens: NDArray | None = None, call: int = 0) -> Labelled:
     """The arrays of one call of the engine, counted from 0: of its prefill, if that is the first. They say how many tokens there are."""
-    path, arrays, ignored = Path(path), dict[str, Entry](), []
-    found = read_archive(path)
+    arrays, ignored, found = dict[str, Entry](), [], read_archive(path)
     nodes = {label: node[1] for label in found if (node := node_of(label)) and node[0] == call}
     widths = {key.layer: found[label].shape[-1] for label, key in nodes.items() if key.name == "Qcur_rope"}  # of heads
     for label, entry in found.items():

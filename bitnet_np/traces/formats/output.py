@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -27,7 +27,7 @@ class Output(NamedTuple):
     empty is an error at the start. An exception leaves no file behind.
     """
 
-    opened: Callable[["Writer"], AbstractContextManager[Put]]  # the output at the writer's `part`, while it is open
+    opened: Callable[["Writer"], Iterator[Put]]  # opens the output at the writer's `part`, yields what writes one array, and closes it
     names: frozenset[str] | None = None  # the points it can hold; None: all
     folder: bool = False
     holds_tokens: bool = False  # as an array like the points
@@ -46,23 +46,12 @@ class Output(NamedTuple):
             raise OptionError(f"{path} is there already, expected {expected}")
         with whole_file(path, self.folder) as part:
             out = Writer(path, part, ids, self.names)
-            with self.opened(out) as out.put:
+            with contextmanager(self.opened)(out) as out.put:
                 if ids is not None and self.holds_tokens:
                     out.put(Key(TOKENS, None), ids)
                 yield out
                 if not out.written:
                     raise EmptyInputError(f"{path}: nothing was written to it, expected at least one point")
-
-
-def output(
-    names: frozenset[str] | None = None, folder: bool = False, holds_tokens: bool = False
-) -> Callable[[Callable[["Writer"], Iterator[Put]]], Output]:
-    """A decorator: makes the output of a function that opens it, yields what writes one array, and closes it."""
-    return lambda opened: Output(contextmanager(opened), names, folder, holds_tokens)
-
-
-LOGITS = frozenset({"result_output"})
-"""The point of formats that hold logits alone."""
 
 
 class Writer:

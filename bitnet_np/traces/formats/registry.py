@@ -15,7 +15,7 @@ from ...base.validate import check_file, integer, path_of
 from ...model.records import Config
 from ..normal_form import checked_tokens
 from ..points import Trace
-from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, safetensors, text, torch_file
+from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, safetensors, text, torch_file
 from .arrays import Labelled, damaged
 from .output import Output
 
@@ -38,20 +38,23 @@ _START = 1 << 18
 
 
 _SOME, _HASHES = "llama-eval-callback prints some numbers of each tensor only", "records of BitNet-rs hold hashes and no values"
+_BARE, _LOGITS = "bare float32 logits, if the name ends in .f32 or the format is given", frozenset({"result_output"})
 _TABLE = (
-    Format("npz", "NumPy archive, an array for each label", ".npz", npz.read, npz.write),
-    Format("npy", "folder of NumPy files, one for each label", "", npy.read_folder, npy.write_folder),
-    Format("safetensors", "a tensor for each label", ".safetensors", safetensors.read, safetensors.write),
+    Format("npz", "NumPy archive, an array for each label", ".npz", npy.read_npz, Output(npy.write_npz, holds_tokens=True)),
+    Format(
+        "npy", "folder of NumPy files, one for each label", "", npy.read_folder, Output(npy.write_folder, folder=True, holds_tokens=True)
+    ),
+    Format("safetensors", "a tensor for each label", ".safetensors", safetensors.read, Output(safetensors.write, holds_tokens=True)),
     Format("torch", "tensors by label, as torch.save writes them", "", torch_file.read, None),
-    Format("aprt", "folder of aprender's stage files", "", aprt.read, aprt.write, "tokens"),
+    Format("aprt", "folder of aprender's stage files", "", aprt.read, Output(aprt.write, frozenset(aprt.THEIRS), folder=True), "tokens"),
     Format("nodes", "NumPy archive of a ggml graph's nodes", "", nodes.read, None, "tokens"),
-    Format("llama-logits", "llama.cpp's --kl-divergence-base", ".kld", llama_logits.read, llama_logits.write, "tokens"),
-    Format("logits", "one .npy of logits", ".npy", npy.read_logits, npy.write_logits),
-    Format("raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", npy.read_bare, npy.write_bare, "shape"),
+    Format("llama-logits", "llama.cpp's --kl-divergence-base", ".kld", llama_logits.read, Output(llama_logits.write, _LOGITS), "tokens"),
+    Format("logits", "one .npy of logits", ".npy", npy.read_logits, Output(npy.write_logits, _LOGITS)),
+    Format("raw", _BARE, ".f32", npy.read_bare, Output(npy.write_bare, _LOGITS), "shape"),
     Format("text", "logits as text, a row or a number a line", "", text.read, None, "shape"),
     Format("eval-callback", "text that llama-eval-callback printed: some numbers of each tensor", "", None, None, partial=_SOME),
     Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, None, partial=_HASHES),
-    Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, bitnet_rs.write, partial=_HASHES),
+    Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, Output(bitnet_rs.write), partial=_HASHES),
 )
 
 FORMATS = {format.name: format for format in _TABLE}
@@ -125,7 +128,11 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
     if shape is not None and not text.is_numbers(head):
         return "raw"
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-        return _archive(path)
+        with damaged(f"{path}: no sound .npz"), zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+        if any(name.endswith(f"/{torch_file.PICKLE}") for name in names):
+            return "torch"
+        return "nodes" if any(nodes.is_node(name) for name in names) else "npz"
     if path.suffix == ".f32":
         return "raw"
     for magic, name in ((npy.MAGIC, "logits"), (llama_logits.MAGIC, "llama-logits"), (aprt.MAGIC, "aprt")):
@@ -142,15 +149,6 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
     if path.suffix in (".txt", ".csv") or text.is_numbers(head):
         return "text"
     raise _unknown(path, "a GGUF file, which is a model" if head[:4] == b"GGUF" else f"a file that starts with {shown(head[:16])}")
-
-
-def _archive(path: Path) -> str:
-    """The format of a zip archive, by the names in it."""
-    with damaged(f"{path}: no sound .npz"), zipfile.ZipFile(path) as archive:
-        names = archive.namelist()
-    if any(name.endswith(f"/{torch_file.PICKLE}") for name in names):
-        return "torch"
-    return "nodes" if any(nodes.is_node(name) for name in names) else "npz"
 
 
 def _unknown(path: Path, what: str) -> FileFormatError:

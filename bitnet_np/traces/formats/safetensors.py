@@ -3,7 +3,6 @@
 Arrays are written from the widest numbers to the narrowest, so each is aligned.
 """
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,28 +16,24 @@ from numpy.typing import NDArray
 
 from ...base.tensor_types import BF16
 from ...files.safetensors_file import DTYPES, NAMES, header, open_safetensors
-from ...files.tensors import Tensor
 from ...model import widen
 from ..points import Entry, Key
 from .arrays import Labelled
-from .output import Put, Writer, output
+from .output import Put, Writer
 
 
-def _load(tensor: Tensor) -> NDArray:
-    array = tensor.data.view(DTYPES[tensor.type.name]).reshape(tensor.shape)
-    return widen.float32(array) if tensor.type is BF16 else array
-
-
-def read(path: str | os.PathLike[str]) -> Labelled:
+def read(path: Path) -> Labelled:
     """The arrays of a .safetensors file whose tensors are named by label, such as attn_norm-0. Bfloat16 is widened to float32: exact."""
-    path, arrays = Path(path), {}
+    arrays = {}
     for name, tensor in open_safetensors(path).items():
-        dtype = np.dtype(np.float32) if tensor.type is BF16 else DTYPES[tensor.type.name]
-        arrays[name] = Entry(tensor.shape, dtype, partial(_load, tensor))
+        array = tensor.data.view(DTYPES[tensor.type.name]).reshape(tensor.shape)
+        if tensor.type is BF16:
+            arrays[name] = Entry(tensor.shape, np.dtype(np.float32), partial(widen.float32, array))
+        else:
+            arrays[name] = Entry(tensor.shape, array.dtype, partial(np.asarray, array))
     return Labelled(arrays, path, "safetensors")
 
 
-@output(holds_tokens=True)
 def write(out: Writer) -> Iterator[Put]:
     """A .safetensors file. Its header comes first but is known last, so data wait in one file for each width of number."""
     table: list[tuple[Key, NDArray]] = []  # arrays without their numbers

@@ -3,7 +3,6 @@
 Blanks, commas, semicolons and square brackets part numbers, so CSV and JSON's arrays are read, too.
 """
 
-import os
 from array import array
 from collections.abc import Iterator
 from math import prod
@@ -26,13 +25,13 @@ def is_numbers(start: bytes) -> bool:
     return bool(start.split()) and not start.translate(None, _OF_NUMBERS)
 
 
-def read(path: str | os.PathLike[str], shape: tuple[int, ...] | None = None) -> Labelled:
+def read(path: Path, shape: tuple[int, ...] | None = None) -> Labelled:
     """The logits, as float32. shape: see arrays.bare_shape; without one each line is a row.
 
     Raises FileFormatError, which names the line, for a word that is no number and for a line that is neither rows nor one number, and
     OptionError for one number a line and no shape.
     """
-    path, numbers = Path(path), array("f")
+    numbers = array("f")
     width, before = shape[-1] if shape else 0, 0  # numbers of a row, and those before this line
     for line, words, ends in _pieces(path):
         numbers.extend(_number(word, f"{path}: line {line}") for word in words)

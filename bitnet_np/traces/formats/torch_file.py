@@ -4,7 +4,6 @@ So nothing in a file is run. Tensors are mapped, not read, and none can be large
 transformers returned is read, too: classes of transformers have stand-ins here, and nothing of transformers is imported.
 """
 
-import os
 import re
 import warnings
 import zipfile
@@ -21,7 +20,7 @@ from ...base.extras import extra
 from ..arrays import as_numpy
 from ..normal_form import without_leading_ones
 from ..points import Entry, Key
-from .arrays import MAX_POINTS, Labelled, damaged
+from .arrays import MAX_POINTS, Labelled, damaged, head_of
 from .labels import returned
 
 PICKLE = "data.pkl"
@@ -37,13 +36,12 @@ _ALLOWING = Lock()
 """torch has one list of allowed names for all threads."""
 
 
-def read(path: str | os.PathLike[str]) -> Labelled:
+def read(path: Path) -> Labelled:
     """The arrays of a file with tensors in dictionaries, lists and tuples, whose keys and numbers make a label, joined by dots.
 
     One tensor alone is taken for logits. bfloat16 is widened to float32, which is exact. Raises FileFormatError for a damaged file, for one
     that holds more than tensors, and for what transformers' generate returned; UnsupportedError if torch is missing, or older than 2.6.
     """
-    path = Path(path)
     _check_archive(path)
     torch = extra("torch", "torch", "a file of torch.save")
     version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
@@ -51,8 +49,8 @@ def read(path: str | os.PathLike[str]) -> Labelled:
         raise UnsupportedError(f"{path}: torch is {torch.__version__}, expected 2.6 or later: older ones may run what a file says")
     try:
         with _ALLOWING, warnings.catch_warnings(action="ignore"):  # of a damaged file: it is an error, or its tensors are checked
-            named = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-            with torch.serialization.safe_globals(_stand_ins(named)):
+            named = [name for name in torch.serialization.get_unsafe_globals_in_checkpoint(path) if name.startswith("transformers.")]
+            with torch.serialization.safe_globals([(_stand_in(name), name) for name in named]):
                 content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises nearly anything for a damaged file
         reason = shown((str(error) or type(error).__name__).splitlines()[0])
@@ -81,16 +79,14 @@ def _output(*fields: object) -> OrderedDict:
     return OrderedDict()
 
 
-def _stand_ins(names: list[str]) -> list[tuple[Any, str]]:
-    """What torch is to make in place of transformers' classes of these names."""
-    ours = [name for name in names if name.startswith("transformers.")]
-    return [(_output if _OUTPUT.fullmatch(name) else OrderedDict if _CACHE.fullmatch(name) else _Unread, name) for name in ours]
+def _stand_in(name: str) -> Any:
+    """What torch is to make in place of the class of transformers of this name."""
+    return _output if _OUTPUT.fullmatch(name) else OrderedDict if _CACHE.fullmatch(name) else _Unread
 
 
 def _check_archive(path: Path) -> None:
     """Raises FileFormatError for what torch would read without looking at sizes: compressed archives, and files older than torch 1.6."""
-    with open(path, "rb") as file:
-        head, size = file.read(4), os.fstat(file.fileno()).st_size
+    head, size = head_of(path, 4)
     if head != _ZIP:
         raise FileFormatError(f"{path}: starts with {shown(head)}, expected a zip archive, as torch.save writes from torch 1.6 on")
     with damaged(f"{path}: no sound archive"), zipfile.ZipFile(path) as archive:

@@ -143,3 +143,54 @@ def test_a_truncated_file_is_refused_wherever_it_ends(dumps, tmp_path, format):
 
 def test_a_damaged_file_is_read_or_refused(dumps, tmp_path):
     assert {cases.attempt(dumps, n, tmp_path) for n in range(1500)} == {"ran", "refused"}
+
+
+# --- what is none of the formats, or does not go with one ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raw", [b"", b"GGUF\x03\0\0\0", bytes(100)])
+def test_an_unknown_file_is_refused_with_the_formats(tmp_path, raw):
+    (tmp_path / "t").write_bytes(raw)
+    with pytest.raises(FileFormatError, match=r"expected one of the formats: npz: .*llama-logits: .*bitnet-rs-lines: "):
+        read_any(tmp_path / "t")
+
+
+def test_an_unknown_folder_is_refused(tmp_path):
+    with pytest.raises(FileFormatError, match="a folder with"):
+        read_any(tmp_path)
+
+
+def test_options_that_make_no_sense_are_refused(tmp_path):
+    write_trace(tmp_path / "t", "npz")
+    write_trace(tmp_path / "r", "raw")
+    for path, how, message in [
+        ("t", {"format": "onnx"}, "format is 'onnx', expected one of npz"),
+        ("t", {"format": "npz", "shape": (2, 2)}, "holds shapes"),
+        ("r", {"format": "raw"}, "bare float32 numbers, which need a shape"),
+        ("r", {"shape": (T, V + 1)}, "140 bytes, expected 160 for float32"),
+        ("r", {"shape": (-1, V + 1)}, "140 bytes, expected 128 for float32"),
+        ("r", {"shape": (-1,)}, "expected positive lengths"),
+        ("r", {"shape": (0, V)}, "expected positive lengths"),
+    ]:
+        with pytest.raises(Error, match=message):
+            read_any(tmp_path / path, **how)
+
+
+def test_the_library_reads_ours_and_we_read_the_librarys(tmp_path):
+    library = pytest.importorskip("safetensors.numpy")
+    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    expected = {str(key): array.tobytes() for key, array in write_trace(ours, "safetensors").items()}
+    tensors = library.load_file(ours)
+    library.save_file(tensors | {"lm_head.weight": np.ones(3)}, theirs, {"made": "elsewhere"})
+    np.testing.assert_array_equal(tensors.pop("tokens"), TOKENS)
+    trace = read_any(theirs)
+    assert trace.ignored == ("lm_head.weight",)
+    assert {key: array.tobytes() for key, array in tensors.items()} == expected
+    assert {str(key): array.tobytes() for key, array in trace.points.items()} == expected
+
+
+def test_bfloat16_becomes_float32(tmp_path):
+    values = np.array([[1.0, -2.5, np.nan]], np.float32)
+    entry = {"dtype": "BF16", "shape": [1, 3], "data_offsets": [0, 6]}
+    (tmp_path / "t").write_bytes(safetensors_bytes({"l_out-0": entry}, (values.view(np.uint32) >> 16).astype("<u2").tobytes()))
+    np.testing.assert_array_equal(read_any(tmp_path / "t").points[Key("l_out", 0)], values)

@@ -1,15 +1,11 @@
 """Dumps of a ggml graph's nodes: bitnet.cpp's own becomes our points."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from bitnet_np.base.errors import FileFormatError
 from bitnet_np.traces.formats import nodes
 from bitnet_np.traces.points import Key
-
-DATA = Path(__file__).parents[2] / "data"
 
 
 def test_calls_are_told_apart(tmp_path):

@@ -7,11 +7,11 @@ import types
 import zipfile
 from collections import OrderedDict
 from contextlib import suppress
+from random import Random
 
 import numpy as np
 import pytest
-from damage import EDITS, damaged
-from hypothesis import given, settings
+from fuzzing.edits import edited
 
 from bitnet_np.base.errors import Error, FileFormatError, UnsupportedError
 from bitnet_np.traces.formats import detect, read_any
@@ -227,12 +227,11 @@ def test_deep_and_crowded_containers_are_refused(torch, tmp_path):
         read_any(tmp_path / "u.pt")
 
 
-@settings(max_examples=150)
-@given(EDITS)
-def test_a_damaged_file_is_read_or_refused(torch, tmp_path_factory, edits):
-    path = tmp_path_factory.mktemp("damaged") / "t.pt"
-    torch.save({"l_out-0": torch.ones(3, 4), "tokens": torch.arange(3)}, path)
-    path.write_bytes(damaged(path.read_bytes(), edits))
-    with suppress(Error):  # any other exception fails the test
-        for array in read_any(path, "torch").points.values():
-            array.sum()
+def test_a_damaged_file_is_read_or_refused(torch, tmp_path):
+    torch.save({"l_out-0": torch.ones(3, 4), "tokens": torch.arange(3)}, tmp_path / "sound.pt")
+    for n in range(150):
+        path = tmp_path / f"{n}.pt"
+        path.write_bytes(edited((tmp_path / "sound.pt").read_bytes(), Random(n)))
+        with suppress(Error):  # any other exception fails the test
+            for array in read_any(path, "torch").points.values():
+                array.sum()

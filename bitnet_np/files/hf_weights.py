@@ -1,4 +1,4 @@
-"""A Hugging Face folder as the source of a Model: its tensors, by the names of our fields.
+"""The tensors of a Hugging Face folder, by the names of our fields.
 
 Float tables stay where they lie in the mapped files; ternary matrices are packed one at a time. transformers has two ways to state a
 ternary matrix, and config.json says which (hf_config.Quantization):
@@ -11,9 +11,7 @@ precision and rounded once.
 """
 
 from collections.abc import Mapping
-from copy import deepcopy
-from dataclasses import replace
-from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,70 +22,24 @@ from ..base.tensor_types import F32
 from ..kernels import cpu
 from ..kernels import packing as kernels
 from ..model import ternarize, widen
-from ..model.records import Config, Expert, Linear, Ternary, Weights, frozen
-from ..text.hf_tokenizer import tokenizer_metadata
-from .hf_config import Recipe, read_recipe
-from .hf_folder import Folder, read_json, read_text
-from .hf_model_types import FUSED_EXPERTS, FUSED_ROUTER, TextPart
+from ..model.records import Expert, Linear, Ternary, Weights, frozen
+from .hf_config import Recipe
+from .hf_model_types import FUSED_EXPERTS, FUSED_ROUTER
 from .mlx_groups import GROUPED, Form, take_numbers
-from .overrides import check_has
 from .safetensors_file import TYPES
 from .tensors import FLOATS, CheckedTensors, Shapes, Tensor, rows_of
-
-
-class HFSource:
-    """An open Hugging Face folder."""
-
-    kind = "Hugging Face folder"
-    version: int | None = None
-
-    def __init__(self, folder: Folder) -> None:
-        self.path, self.size, self.tensors = folder.path, folder.size, folder.tensors  # bytes of all files, tensors by their own names
-        self.keys, self._folder = folder.config_json, folder
-
-    @cached_property
-    def metadata(self) -> dict[str, Any]:
-        """The tokenizer, as the keys that a GGUF file has for it. Raises FileFormatError or UnsupportedError."""
-        names = ("tokenizer.json", "tokenizer_config.json")
-        tokenizer, config = (read_json(self.path / name) if (self.path / name).is_file() else {} for name in names)
-        template = self.path / "chat_template.jinja"
-        text = read_text(template) if template.is_file() else None
-        return tokenizer_metadata(self.path, tokenizer, config, self.keys, text)
-
-    def without(self, key: str) -> "HFSource":
-        """The folder as if config.json had not this key, whose dots lead into objects. Raises OptionError if it has not."""
-        keys = deepcopy(dict(self.keys))
-        inner: Any = keys
-        *path, last = key.split(".")
-        for name in path:
-            inner = inner.get(name) if isinstance(inner, dict) else None
-        check_has(self.path / "config.json", key, isinstance(inner, dict) and last in inner)
-        del inner[last]
-        return HFSource(replace(self._folder, config_json=keys))
-
-    @cached_property
-    def _recipe(self) -> Recipe:
-        return read_recipe(self.keys, self.path / "config.json")
-
-    def config(self) -> Config:
-        """From config.json."""
-        return self._recipe.config
-
-    def weights(self, allow_nan: bool, i2s_layout: str) -> "HFWeights":
-        """The tensors of the folder, none of which is I2_S."""
-        return HFWeights(self._folder, self._recipe, allow_nan)
 
 
 class HFWeights(CheckedTensors):
     """The weights of a Hugging Face folder, by the names of our fields."""
 
-    def __init__(self, folder: Folder, recipe: Recipe, allow_nan: bool) -> None:
-        super().__init__(folder.path, _model_tensors(folder, recipe), allow_nan, recipe.config)
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor], recipe: Recipe, allow_nan: bool) -> None:
+        super().__init__(path, _model_tensors(path, tensors, recipe), allow_nan, recipe.config)
         self._recipe, kind = recipe, recipe.kind
         self._modules = {"token_embd": kind.embedding, "position_embd": kind.positions, "output_norm": kind.norm, "output": "lm_head"}
 
-    def _module(self, field: str, layer: int | None = None) -> str:
-        """The name of the module that has the tensors of a field."""
+    def place(self, field: str, layer: int | None = None) -> str:
+        """The module that has the tensors of a field, alone or with others'."""
         kind = self._recipe.kind
         return self._modules[field] if layer is None else kind.layer.format(layer) + kind.modules[field]
 
@@ -100,7 +52,7 @@ class HFWeights(CheckedTensors):
     def vector(self, field: str, size: int, layer: int | None = None) -> NDArray[np.float32]:
         """From <module>.weight, or .bias for a field that ends in _bias."""
         plain = field.removesuffix("_bias")
-        module = self._module(plain, layer)
+        module = self.place(plain, layer)
         if plain == field and (form := self._form(module)) is not None:  # the gate of a shared expert: a matrix of one row
             return take_numbers(self, module, (1, size), form).reshape(size)
         name = f"{module}.{'weight' if plain == field else 'bias'}"
@@ -110,7 +62,7 @@ class HFWeights(CheckedTensors):
 
     def table(self, field: str, shape: tuple[int, int]) -> NDArray:
         """Floats, as they lie in the file, where they may be transposed, [D, V]; or those that groups stand for."""
-        if (form := self._form(module := self._module(field))) is not None:
+        if (form := self._form(module := self.place(field))) is not None:
             return take_numbers(self, module, shape, form, rounded=field != "output")
         return self.upright(self.take(module + ".weight", shape, shape[::-1]), shape)
 
@@ -118,10 +70,6 @@ class HFWeights(CheckedTensors):
         """Llama 3's, worked out from config.json; in float32, as a GGUF file has them."""
         factors = self._recipe.rope_factors
         return None if factors is None else factors.astype(np.float32)
-
-    def place(self, field: str, layer: int) -> str:
-        """The module that has a field's matrix, alone or with others."""
-        return self._module(field, layer)
 
     def linears(self, name: str, shapes: Shapes) -> dict[str, Linear]:
         """From .weight and .bias; where config.json quantises the module, also from .weight_scale and .rms_norm.weight.
@@ -184,9 +132,15 @@ class HFWeights(CheckedTensors):
         return self.take_floats(module + ".weight", shape)
 
 
-def _model_tensors(folder: Folder, recipe: Recipe) -> dict[str, Tensor]:
+def _model_tensors(path: Path, in_files: Mapping[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
     """The folder's tensors without those that transformers does not read, under the names of a model that has its head."""
-    kind, tensors = recipe.kind, dict(folder.tensors) if recipe.part is None else _of_part(folder.tensors, recipe.part)
+    kind, part, tensors = recipe.kind, recipe.part, dict(in_files)
+    if part is not None:  # of a larger model, where they have other names than in a folder of the text model alone
+        tensors = {}
+        for name, tensor in in_files.items():
+            start = next((start for start in part.prefixes if name.startswith(start)), "")
+            if not name.startswith(part.other_parts):
+                tensors[part.prefixes.get(start, "") + name.removeprefix(start)] = tensor
     if f"{kind.file_head}.weight" in tensors and "lm_head.weight" not in tensors:
         tensors["lm_head.weight"] = tensors.pop(f"{kind.file_head}.weight")
     base = kind.embedding.partition(".")[0] + "."
@@ -203,21 +157,11 @@ def _model_tensors(folder: Folder, recipe: Recipe) -> dict[str, Tensor]:
     if recipe.tied and (head := tensors.pop("lm_head.weight", None)) is not None:
         embedding = tensors.get(kind.embedding + ".weight")
         if embedding is not None and not (head.type is embedding.type and np.array_equal(head.data, embedding.data)):
-            raise FileFormatError(f"{folder.path}: tensor lm_head.weight is not {kind.embedding}.weight, but tie_word_embeddings is true")
+            raise FileFormatError(f"{path}: tensor lm_head.weight is not {kind.embedding}.weight, but tie_word_embeddings is true")
     scales = tensors.get(f"{kind.embedding}.scales")
     if recipe.tied and recipe.groups is not None and scales is not None and scales.type is not F32:  # its rows and its products differ
         tensors |= {f"lm_head.{end}": tensors[name] for end in GROUPED if (name := f"{kind.embedding}.{end}") in tensors}
     return tensors
-
-
-def _of_part(tensors: Mapping[str, Tensor], part: TextPart) -> dict[str, Tensor]:
-    """The tensors of the text model in a larger one, under the names that they have in a folder of the text model alone."""
-    named: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        start = next((start for start in part.prefixes if name.startswith(start)), "")
-        if not name.startswith(part.other_parts):
-            named[part.prefixes.get(start, "") + name.removeprefix(start)] = tensor
-    return named
 
 
 def packed_matrix(tensors: CheckedTensors, module: str, n: int, m: int, divides: bool) -> Ternary:
