@@ -22,12 +22,11 @@ from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, Q4_K, Q8_0
 from bitnet_np.contract import blocks, numbers
 from bitnet_np.engine.backend import OPERATIONS
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP
-from bitnet_np.judge import law
+from bitnet_np.judge import definition, law
 from bitnet_np.judge.bounds import within
-from bitnet_np.judge.edits import definition
-from bitnet_np.judge.edits.expression import tensor
-from bitnet_np.judge.edits.functions import ACTIVATION_NAMES
 from bitnet_np.judge.expected import WIDE
+from bitnet_np.judge.expression import tensor
+from bitnet_np.judge.functions import ACTIVATION_NAMES
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import activations, cpu, scalar
 from bitnet_np.testing.models import random_table

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .. import spec
 from ..engine import cache_types
 from ..model.records import Model
-from .edits.definition import score_scale
+from .definition import score_scale
 from .mistakes.mistake import Cause
 
 Array = NDArray[np.float64]

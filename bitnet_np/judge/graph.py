@@ -10,10 +10,10 @@ from ..engine.dialects import Dialect
 from ..model.records import Layer, Linear, Model
 from ..traces import points
 from ..traces.points import Key
+from . import definition as of
 from . import law
-from .edits import definition as of
-from .edits.expression import Node, tensor
 from .expected import WIDE, Expected, Storage
+from .expression import Node, tensor
 from .place import Place
 from .products import reads_codes
 

@@ -1,7 +1,7 @@
 """The law for one operation on given inputs: its expected output, and how far an engine's roundings may take it from there.
 
 An engine's dump is judged operation by operation (graph.py lists them): each is evaluated here in float64 from the engine's own inputs,
-so an early error neither hides nor fakes a later one. What an operation computes is its expression (edits/definition.py), which
+so an early error neither hides nor fakes a later one. What an operation computes is its expression (definition.py), which
 tests/judge/test_operations.py ties to spec.py, the law for whole models; roundings.py adds where other engines round. Nothing here is
 shared with the kernels.
 
@@ -40,11 +40,10 @@ from numpy.typing import NDArray
 from .. import spec
 from ..model.records import Blocks, Ternary
 from ..traces.points import Key
-from . import roundings
-from .edits import functions
-from .edits.definition import CODED, FACTORS, HEAD
-from .edits.expression import Matrix, Node, folded, nodes, step_value
+from . import functions, roundings
+from .definition import CODED, FACTORS, HEAD
 from .expected import TINY, Array, Error, Expected, Storage, U, added, half_steps, kept, rounding, type_of
+from .expression import Matrix, Node, folded, nodes, step_value
 from .precision import ROUNDOFF
 from .products import rounding_step, row_blocks
 
@@ -93,10 +92,7 @@ class Law:
             return value
         if self._is_fine(node):
             self.fine.add(node)
-        if node.kind != "constant" and node.value is not None:
-            value = node.value(*read)  # as a dialect rounds it
-        else:
-            value = step_value(self.inputs.__getitem__, self.rows, node, read)
+        value = step_value(self.inputs.__getitem__, self.rows, node, read)
         errors = [self._of_constant(child, node) if child.kind == "constant" else self.errors[child] for child in node.inputs]
         self.errors[node] = _RULES[node.kind](self, node, value, read, errors)
         return value

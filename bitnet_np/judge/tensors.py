@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import NonFiniteError
-from ..engine.dialects import EXACT
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens
@@ -25,9 +24,9 @@ from ..model.records import with_rope_of
 from ..traces.points import FIELDS, SCORES, TOP_EXPERTS, Key
 from .bounds import ROUNDING_ACROSS, bound_of, close, dot, noise, position_errors, relative_error, statistics, within
 from .compared import Compared
-from .edits.expression import value_of
 from .equivalence import ROTATED
 from .expected import TINY, Expected, U
+from .expression import value_of
 from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
 from .graph import LOGITS, TOKENS, operations
 from .honest_engines import FLOOR, one_scale
@@ -275,7 +274,7 @@ class TensorJudge:
 
     def value(self, site: Site, values: Mapping[Key, Array]) -> Array:
         """What an operation gives, without a bound, which takes twice as long."""
-        if self.dialect != EXACT or site.tree is None:
+        if site.tree is None:
             return site.evaluate(*(values[k] for k in site.inputs)).value
         return value_of(site.tree, values.__getitem__, len(values[site.inputs[0]]))
 

@@ -12,8 +12,8 @@ from models import random_model
 from bitnet_np import check, spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge import products
-from bitnet_np.judge.edits.expression import value_of
 from bitnet_np.judge.equivalence import pair_slices
+from bitnet_np.judge.expression import value_of
 from bitnet_np.judge.graph import TOKENS, operations
 from bitnet_np.judge.mistakes.mistake import Site
 from bitnet_np.judge.place import matrix_of
@@ -37,7 +37,7 @@ IDS = np.random.default_rng(4).permutation(80)[:T]
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_expressions_are_the_operations(family, dialect):
-    """Steps and tables that a dialect rounds in float32 or float16 by itself are left to the tolerance of the judge."""
+    """Also those of steps that a dialect computes by a function of its own."""
     model = random_model(5, family=family, inner_norms=True, window=5, window_layers=(1,), tied=False)
     values = {TOKENS: np.random.default_rng(0).integers(0, model.config.vocab, 9)}
     for operation in operations(model, DIALECTS[dialect]):
@@ -47,9 +47,22 @@ def test_expressions_are_the_operations(family, dialect):
             assert operation.key.name == TOP_EXPERTS, operation.key
             continue
         own = value_of(tree, values.__getitem__, 9)
-        by_itself = "rope" in operation.key.name or operation.key.name == "ffn_out"
-        most = 1e-3 if dialect != "exact" and by_itself else 1e-12
-        assert np.abs(own - values[operation.key]).max() <= most * np.abs(values[operation.key]).max(), operation.key
+        assert np.abs(own - values[operation.key]).max() <= 1e-12 * np.abs(values[operation.key]).max(), operation.key
+
+
+def test_edits_keep_a_dialects_own_functions():
+    """Of other positions the angles are stepped in float32, too; another activation than the one that ggml has a table of is itself."""
+    model, dialect = random_model(2, family="gemma", **SMALL), DIALECTS["llama.cpp"]
+    sites = {o.key: Site.at(o, T) for o in operations(model, dialect)}
+    rotation, activation = sites[Key("Kcur_rope", 0)], sites[Key("ffn_out", 0)]
+    x = {key: np.random.default_rng(0).normal(size=(T, 32)) for key in (*activation.inputs, *rotation.inputs)}
+    (later,) = (edit.tree for edit in rotation.edits("positions") if edit.words == "positions are too large by 1")
+    heads = x[rotation.inputs[0]].reshape(T, -1, 16)
+    expected = spec.rotate(heads, dialect.angles(np.arange(T) + 1, model).astype(np.float64), model.config.rope)
+    np.testing.assert_allclose(value_of(later, x.__getitem__, T), expected.reshape(T, -1), rtol=0, atol=1e-14)
+    (relu,) = (edit.tree for edit in activation.edits("other_function") if edit.words.startswith("relu(gate) * up"))
+    gate, up = (x[key] for key in activation.inputs)
+    np.testing.assert_array_equal(value_of(relu, x.__getitem__, T), np.maximum(gate, 0) * up)
 
 
 def planted(model, name, change):

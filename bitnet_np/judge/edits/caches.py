@@ -10,10 +10,10 @@ from ... import spec
 from ...engine import cache_types
 from ...model.records import Config, with_rope_of
 from ...traces.points import Key
+from ..definition import score_scale
+from ..expression import Array, Node, changed, mapped, replaced, tensor, tensors, with_nodes
 from ..graph import Operation
 from ..roundings import NARROW, to_float16
-from .definition import score_scale
-from .expression import Array, Node, changed, mapped, replaced, tensor, tensors, with_nodes
 
 Edits = Iterator[tuple[str, Node]]
 

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from ...model.families import NORMS
 from ...model.records import Linear, Ternary, with_rope_of
 from ...traces.points import FIELDS, POINTS, Key
+from .. import functions
+from ..definition import matrix_of, matrix_product, rms
+from ..expression import Array, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
 from ..graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input, operations
 from ..precision import NARROW_FLOATS
-from . import caches, functions, quantisers, weights
-from .definition import matrix_of, matrix_product, rms
-from .expression import Array, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
+from . import caches, quantisers, weights
 
 Edits = Iterator[tuple[str, Node]]
 """Edits of an expression: each in words, and the whole expression with it. Or of a node, with what stands in its place."""
@@ -140,7 +141,7 @@ def other_function(place: Operation, node: Node, readers: list[Node]) -> Edits:
     for name in (functions.OF_ONE | {"reduction": functions.REDUCTIONS}).get(node.kind, ()):
         if name != node.what:
             wrong, right = (_written(function, node.kind, place.config.gated) for function in (name, node.what))
-            yield f"{wrong} instead of {right}", replace(node, what=name)
+            yield f"{wrong} instead of {right}", replace(node, what=name, value=None)
 
 
 _OF_GATE = {

@@ -15,11 +15,11 @@ from ...kernels.block_formats import FORMATS, Format
 from ...model import packing
 from ...model.records import Blocks, Ternary
 from ..expected import rounded
+from ..expression import Matrix
+from ..functions import Array, Function
 from ..graph import EMBEDDING, Operation
 from ..roundings import to_digits
 from .blocks import misread_formats
-from .expression import Matrix
-from .functions import Array, Function
 from .orders import orders
 
 Changes = Iterator[tuple[str, Callable[[Matrix], Matrix]]]

@@ -13,7 +13,7 @@ from ...engine.dialects import DIALECTS, Dialect
 from ...model.records import Model
 from ...traces.points import SCORES, Key
 from ..edits import kinds
-from ..edits.expression import Node
+from ..expression import Node
 from ..graph import operations
 from ..variant import Variant, with_computed
 from .engines import in_another

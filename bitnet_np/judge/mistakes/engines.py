@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ...engine.dialects import DIALECTS
 from ...kernels import cpu
-from ..edits.expression import Node, tensor
 from ..edits.quantisers import Quantizer, unquantised
+from ..expression import Node, tensor
 from ..graph import Operation, operations
 from ..products import reads_codes
 from ..variant import Floats, Variant

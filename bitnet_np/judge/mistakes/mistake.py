@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.points import Key
-from ..edits.expression import Node, at_columns, value_of, values_of
 from ..edits.kinds import KINDS, Edit
+from ..expression import Node, at_columns, value_of, values_of
 from ..graph import Operation
 from ..variant import Variant
 

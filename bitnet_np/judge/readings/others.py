@@ -9,8 +9,8 @@ from ...base.errors import listed
 from ...model import widen
 from ...model.records import MATRICES
 from ...traces.points import TOP_EXPERTS, Key
-from ..edits.definition import matrix_product
-from ..edits.expression import tensor, value_of
+from ..definition import matrix_product
+from ..expression import tensor, value_of
 from ..graph import OF_EXPERTS, TOKENS
 from .wrong import FEW, Indices, Wrong, matched, moved_said, nearest, rough, runs, said, sources
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from ... import spec
 from ...base.errors import listed
-from ..edits import functions
-from ..edits.expression import Node
+from .. import functions
+from ..expression import Node
 from .inputs import summed
 from .wrong import ROWS, Array, Wrong, moved_said, parts_of, places_of, runs, sources
 

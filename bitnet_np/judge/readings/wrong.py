@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.points import Key
-from ..edits.expression import Node, at_columns, constant, nodes, replaced, value_of, values_of
+from ..expression import Node, at_columns, constant, nodes, replaced, value_of, values_of
 from ..graph import Operation, operation_of
 from ..place import Place
 

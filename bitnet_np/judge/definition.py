@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.records import Blocks, Config, Linear, Ternary, Weights, with_rope_of
-from ...traces.points import Key
-from .. import roundings
-from ..place import Place
-from ..products import reads_codes, rows_of
+from ..model.records import Blocks, Config, Linear, Ternary, Weights, with_rope_of
+from ..traces.points import Key
+from . import roundings
 from .expression import Array, Matrix, Node, changed, constant, tensor, value_of
 from .functions import ACTIVATION_NAMES, GELU_BY_TANH, by_head, by_query, visible_by_query
+from .place import Place
+from .products import reads_codes, rows_of
 
 CODED = "the numbers that codes stand for"
 HEAD = "the head's matrix"
@@ -196,9 +196,11 @@ def rotation(place: Place, x: Node, start: int = 0) -> Node:
     position = Node("positions", (), "positions", start)
     if c.rope_scaling != 1:
         position = _quotient("the scaled positions", position, constant("the position scale", c.rope_scaling))
-    stepped = place.dialect.stepped_angles and c.rope_pairs > 0
-    as_stepped = (lambda t, _: roundings.angles(model, place.dialect, len(t), start)) if stepped else None
-    turns = Node("circle", (Node("outer", (position, frequency), "the angles", value=as_stepped),), "sines and cosines")
+    angles = Node("outer", (position, frequency), "the angles")
+    if place.dialect.stepped_angles and c.rope_pairs:
+        right = value_of(frequency, dict[Key, Array]().__getitem__, 0)
+        angles = replace(angles, value=lambda t, f: roundings.stepped_angles(model, t * c.rope_scaling) * (f / right))
+    turns = Node("circle", (angles,), "sines and cosines")
     if c.rope_magnitude != 1:
         turns = _product("the scaled sines and cosines", turns, constant("RoPE's magnitude", c.rope_magnitude))
     heads = Node("heads", (x,), x.noun, _count(place))
