@@ -386,6 +386,14 @@ def test_nothing_is_said_of_what_nothing_explains(size):
             assert not said or "no sums of the values that tokens see" in said, key
 
 
+@pytest.mark.parametrize(("family", "name"), [("llama", "ffn_norm"), ("llama", "Qcur"), ("llama", "ffn_up"), ("bitnet", "attn_sub_norm")])
+def test_no_step_is_fitted_to_one_wrong_position(family, name):
+    """Any row is right with some weight of a norm, or some bias: one equation for each unknown."""
+    right = POINTS[family][Key(name, LAYER)].astype(np.float64)
+    wrong = changed(right, 3, right[3] * (1 + RNG.uniform(0.1, 1, right.shape[1])))
+    assert read(family, name, wrong) == f"only position 3: the other {T - 1} are right"
+
+
 BLOCKS = random_model(
     5, family="llama", weights="Q4_K", table="Q4_K", tied=True, n_layers=2, vocab=300, width=256, heads=4, kv_heads=2, head_dim=64, ffn=256
 )

@@ -96,16 +96,19 @@ def _before(step: _Step, values: dict[Node, Any]) -> Iterator[_Step]:
 
 
 def _solved(step: _Step, right: Array) -> Array | None:
-    """The numbers that a step must have given, of its own shape: the best for all outputs that they reach. None if each is one's alone."""
+    """The numbers that a step must have given, of its own shape: the best for all wrong outputs that they reach, which fit if they agree.
+
+    A number that one wrong output alone is made from stays as it is: some number fits any output. None if all do.
+    """
     shape = (1,) * (step.needed.ndim - right.ndim) + right.shape
-    if right.size < 2 or 2 * right.size > step.needed.size or len(shape) != step.needed.ndim:
+    if right.size < 2 or len(shape) != step.needed.ndim:
         return None
     axes = tuple(i for i, (own, size) in enumerate(zip(shape, step.needed.shape, strict=True)) if own < size)
-    known = np.isfinite(step.needed) & np.isfinite(step.weight)
-    square = np.where(known, step.weight, 0) ** 2
-    solved = (square * np.where(known, step.needed, 0)).sum(axis=axes) / square.sum(axis=axes)
-    solved = np.where(square.sum(axis=axes) > 0, solved, right.reshape(solved.shape))
-    return solved.reshape(right.shape) if np.isfinite(solved).all() else None
+    square = np.where(np.isfinite(step.needed) & np.isfinite(step.weight), step.weight, 0) ** 2
+    solved = (square * np.where(square > 0, step.needed, 0)).sum(axis=axes) / square.sum(axis=axes)
+    several = (square > 0).sum(axis=axes) > 1
+    solved = np.where(several, solved, right.reshape(solved.shape))
+    return solved.reshape(right.shape) if several.any() and np.isfinite(solved).all() else None
 
 
 def _off(solved: Array, right: Array) -> str:
