@@ -386,6 +386,13 @@ def test_nothing_is_said_of_what_nothing_explains(size):
             assert not said or "no sums of the values that tokens see" in said, key
 
 
+@pytest.mark.parametrize(("factor", "said"), [(1.0000003, "1.0000003"), (0.99999951, "0.9999995"), (1.25, "1.25")])
+def test_a_factor_is_never_said_to_be_1(factor, said):
+    wrong = np.float32(P["ffn_norm"]) * np.float64(factor)
+    report = judge_trace(LLAMA, with_tensor(POINTS["llama"], Key("ffn_norm", LAYER), wrong), IDS["llama"], precision=FLOAT32)
+    assert report.first_wrong.hypothesis == f"everything is {said} times what it should be"
+
+
 @pytest.mark.parametrize(("family", "name"), [("llama", "ffn_norm"), ("llama", "Qcur"), ("llama", "ffn_up"), ("bitnet", "attn_sub_norm")])
 def test_no_step_is_fitted_to_one_wrong_position(family, name):
     """Any row is right with some weight of a norm, or some bias: one equation for each unknown."""

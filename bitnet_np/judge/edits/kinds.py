@@ -596,7 +596,7 @@ def numbers(place: Operation, node: Node, readers: list[Node]) -> Sought:
         right, wide = float(node.value), node.noun in ("epsilon", "the frequency base")
         factors = (1e-8, 1e-6, 1e-4, 1e-2, *_RELATIVE, 1e4, 1e6) if wide else _RELATIVE
         grid = _CODES if node.noun == "the largest code" else tuple(right * x for x in factors)
-        yield f"{node.noun} is {{number:.6g}} instead of {right:.6g}", lambda number: number, grid
+        yield f"{node.noun} is {{number}} instead of {right:.6g}", lambda number: number, grid
 
 
 @_of_nodes
@@ -605,11 +605,11 @@ def values(place: Operation, node: Node, readers: list[Node]) -> Sought:
     is_value = node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS)
     if is_value or node.kind == "reduction" or (_is_vector(node) and node.noun.endswith("bias")):
         noun = node.noun if readers else "everything"
-        yield f"{_is(noun)} {{number:.6g}} times what is right", partial(_step, "product", node), _RELATIVE
+        yield f"{_is(noun)} {{number}} times what is right", partial(_step, "product", node), _RELATIVE
     if node.kind in _VALUES and node.kind != "outer":
-        yield f"{{number:.6g}} is added to {node.noun if readers else 'every number'}", partial(_step, "sum", node), _SHIFTS
+        yield f"{{number}} is added to {node.noun if readers else 'every number'}", partial(_step, "sum", node), _SHIFTS
     for kind, words in (("clipped", "beyond"), ("clipped above", "above")) if is_value else ():
-        yield f"{_is(node.noun if readers else 'the result')} clipped {words} {{number:.6g}}", partial(_step, kind, node), _LIMITS
+        yield f"{_is(node.noun if readers else 'the result')} clipped {words} {{number}}", partial(_step, kind, node), _LIMITS
 
 
 _IN_ORDER: tuple[Kind, ...] = (

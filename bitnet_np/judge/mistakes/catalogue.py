@@ -15,6 +15,7 @@ from ...traces.points import SCORES, Key
 from ..edits import kinds
 from ..expression import Node
 from ..graph import operations
+from ..readings.wrong import digits
 from ..variant import Variant, with_computed
 from .engines import in_another
 from .mistake import Cause, Edited, Mistake, Site
@@ -37,7 +38,7 @@ class Trial:
 
     def with_number(self, number: float) -> "Trial":
         """The mistake with its number."""
-        named = replace(self.cause, text=self.cause.text.format(number=number))
+        named = replace(self.cause, text=self.cause.text.format(number=digits(number)))
         computes = {key: compute(number) for key, compute in self.computes.items()}
         return replace(self, cause=named, computes=computes, grid=(), number=number)
 

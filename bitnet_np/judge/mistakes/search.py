@@ -17,6 +17,7 @@ from ...base.progress import Progress, silent
 from ...traces.points import Key
 from ..parts import InParts, Part
 from ..readings.table import LOOSE
+from ..readings.wrong import digits
 from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
 from .mistake import Array, Cause, Site
 from .names import HIDDEN
@@ -227,7 +228,7 @@ def fitted(theirs: Array, value: Array) -> Iterator[tuple[Cause, Array]]:
     square = max(float((value * value).sum()), 1e-300)
     yield Cause("the sign is flipped", "any.sign"), -value
     ratio = float((theirs * value).sum()) / square
-    yield Cause(f"everything is {ratio:.6g} times what it should be", "any.factor"), ratio * value
+    yield Cause(f"everything is {digits(ratio)} times what it should be", "any.factor"), ratio * value
     if len(value) > 2:
         for shift, which in ((1, "previous"), (-1, "next")):
             rows = np.roll(value, shift, axis=0)

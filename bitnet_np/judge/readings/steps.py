@@ -14,7 +14,7 @@ from ...base.errors import listed
 from .. import functions
 from ..expression import Node
 from .inputs import summed
-from .wrong import ROWS, Array, Wrong, moved_said, parts_of, places_of, runs, sources
+from .wrong import ROWS, Array, Wrong, digits, moved_said, parts_of, places_of, runs, sources
 
 _AGREE = 1e-4  # of the largest number: two that are the same
 _SMOOTH = 1e-3  # NMSE that a function leaves between its neighbours
@@ -125,7 +125,7 @@ def _off(solved: Array, right: Array) -> str:
     where = "" if off.size == len(ours) else f" at {places_of(off, len(ours), what)}"
     ratio = theirs[off] / ours[off]
     if np.ptp(ratio) <= min(_AGREE * np.abs(ratio).max(), np.abs(ratio - 1).max() / 10):
-        return f"{ratio[0, 0]:.6g} times what is right{where}"
+        return f"{digits(ratio[0, 0])} times what is right{where}"
     worst = np.abs(theirs - ours).argmax(axis=1)  # of the heads of a row
     examples = [f"{theirs[i, worst[i]]:.6g} instead of {ours[i, worst[i]]:.6g} at {what} {i}" for i in off[:2]]
     return f"{listed(examples)}{where and f'; wrong{where}'}"

@@ -176,6 +176,11 @@ def said(what: str, numbers: NDArray, verb: str) -> str:
     return f"{runs(what, numbers)} {verb if numbers.size == 1 else {'is': 'are', 'has': 'have'}[verb]}"
 
 
+def digits(number: float) -> str:
+    """A number of six digits, or of as many as tell it from 1, where it may be a factor."""
+    return next((text for n in range(6, 18) if float(text := f"{number:.{n}g}") != 1), "1")
+
+
 def moved_said(source: Indices, what: str) -> str:
     """Which rows or columns are another one, in words."""
     count, index = len(source), np.arange(len(source))
