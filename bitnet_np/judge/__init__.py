@@ -21,7 +21,6 @@ html.py         the report as one HTML file                   detail.py         
 check.py        `bitnet_np.check`: arrays of any library      top_logprobs.py    log-probabilities of a running server
 sequences.py    several sequences, and later parts of one     compare_models.py  two models of a family, side by side
 partial.py      tensors of which a part is known, or the RMS  receipt.py         BitNet-rs's parity receipts
-place.py        one tensor of a model in a dialect
 
 spec.py is the law for whole models, law.py the law for one operation on given inputs. The judge shares no arithmetic with the
 kernels and dialects that it may have to judge; tests/judge/ ties them together.

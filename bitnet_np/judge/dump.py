@@ -13,7 +13,7 @@ from ..engine.tokens import Tokens
 from ..generation.nll import log_probabilities
 from ..traces.points import Key, Trace
 from .compared import compare
-from .engine import Tries, judge_logits
+from .engine import judge_logits
 from .graph import LOGITS
 from .logits import FLIPS_LIMIT, Judgement, invalid, position_nmse
 from .options import DEFAULT, Options
@@ -42,9 +42,7 @@ def judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options 
         judged_as = declared or (None if kind == "float32" else Precision(act=kind))
         said = f"judged in the declared precision: {judged_as}" if declared else f"judged as {kind}, read off the dump"
         notes = () if judged_as is None or judged_as == FLOAT32 else (said,)
-        return Report.of_logits(
-            logits.judged(replace(options, precision=judged_as), Tries.EVERYTHING if search else Tries.NOTHING), (*logits.notes, *notes)
-        )
+        return Report.of_logits(logits.judged(replace(options, precision=judged_as), search), (*logits.notes, *notes))
     compared, every = compare(runtime, tokens, trace)
     logits = _Logits.of(runtime, tokens, trace, every[0])
     # from the dump's result_norm
@@ -54,8 +52,7 @@ def judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options 
     report = judge_operations(runtime, tokens, trace if is_operation else others, options, compared)
     # what logits alone would show, more tensors must not hide: where what is wrong is in several operations judged together, or may be
     search = search and any(len(o.across) > 1 for o in ([report.first_wrong] if report.first_wrong else report.operations))
-    tries = Tries.NOTHING if not search else Tries.EVERYTHING if report.first_wrong is None else Tries.OPERATIONS
-    of_logits = logits.judged(replace(options, precision=declared or report.precision), tries)
+    of_logits = logits.judged(replace(options, precision=declared or report.precision), search)
     if report.verdict == Verdict.NARROW and of_logits.verdict == Verdict.WRONG and not search:
         of_logits = replace(of_logits, verdict=Verdict.NARROW, reason=f"they follow from narrower operations: {of_logits.reason}")
     return replace(report, notes=(*logits.notes, *report.notes)).with_logits(of_logits)
@@ -85,7 +82,7 @@ class _Logits(NamedTuple):
         has_all = positions is None
         return cls(runtime, tokens.ids[0], every, theirs, np.arange(length) if positions is None else positions, convert, has_all, notes)
 
-    def judged(self, options: Options, tries: Tries) -> Judgement:
+    def judged(self, options: Options, search: bool) -> Judgement:
         """The verdict on them."""
         last, few = len(self.ids) - 1, self.positions[:_MOST_POSITIONS]
         late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
@@ -97,8 +94,7 @@ class _Logits(NamedTuple):
 
         nearest = self.nearest() if self.notes else last  # a row of another position tells no mistake
         base, ours = Variant("ours", self.runtime.model, self.runtime.dialect), self.convert(self.every[self.positions])
-        tries = tries if nearest == last else Tries.NOTHING
-        judged = judge_logits(ours, self.theirs, base, run, options, tries, self.positions, self.ids)
+        judged = judge_logits(ours, self.theirs, base, run, options, search and nearest == last, self.positions, self.ids)
         if not self.notes:
             return judged
         judged = replace(judged, compared=(last,))

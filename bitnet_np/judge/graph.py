@@ -12,9 +12,9 @@ from ..traces import points
 from ..traces.points import Key
 from . import definition as of
 from . import law
+from .definition import Place
 from .expected import WIDE, Expected, Storage
 from .expression import Node, tensor
-from .place import Place
 from .products import reads_codes
 
 TOKENS = Key("tokens", None)

@@ -37,15 +37,14 @@ from .mistakes.mistake import Array, Cause, Compute, Site
 from .mistakes.names import CACHE_ROUNDINGS, CATALOGUE
 from .mistakes.search import OVERHEAD, Case, Explanation, Search
 from .options import Options
-from .parts import InParts, Part
-from .place import matrix_of
+from .parts import InParts, Part, Screen
 from .precision import CACHES, DIGITS, FLASH, ROUNDOFF
+from .products import linear_of
 from .readings.others import overwritten
 from .readings.table import cause_of, facts_of
 from .readings.wrong import Wrong, matched
 from .report import OperationVerdict
 from .roundings import to_digits, to_eleven_bits
-from .screen import Screen
 from .storage import Types
 from .verdict import Verdict
 
@@ -296,7 +295,7 @@ class TensorJudge:
             most=most,
             judge=self,
             right=self.values(span),
-            screen=Screen.of(prod(matrix_of(self.model, key).shape), value, theirs) if is_product else None,
+            screen=Screen.of(prod(linear_of(self.model, key).shape), value, theirs) if is_product else None,
             parts=InParts(key, self.model.config, places, value, theirs, most),
             **more,
         )

@@ -17,7 +17,7 @@ from ..engine.tokens import check_tokens
 from ..model.records import Model
 from ..servers.completions import Completions, TopLogprobs
 from .dump import log_softmax
-from .engine import Tries, judge_logits
+from .engine import judge_logits
 from .logits import FLIPS_LIMIT, Judgement
 from .options import Options
 from .precision import Precision
@@ -96,9 +96,9 @@ def check_completions(
         logits = variant_logits(variant, completions.tokens[None, : int(few[-1]) + 1])[0][few]
         return table.filled(table.take(log_softmax(logits)), mean)
 
-    tries = Tries.ENGINES if len(rows) >= 4 and int(table.present.sum()) >= _ENOUGH else Tries.NOTHING
+    search = len(rows) >= 4 and int(table.present.sum()) >= _ENOUGH
     base = Variant("ours", model, dialect)
-    judged = judge_logits(a, b, base, run, Options(precision, bars=bars), tries, table.positions, slack=1 + _FEW / a.shape[1])
+    judged = judge_logits(a, b, base, run, Options(precision, bars=bars), search, table.positions, slack=1 + _FEW / a.shape[1])
     if judged.verdict != Verdict.INVALID:
         judged = replace(judged, compared=tuple(int(position) for position in table.positions))
         affine = _affine(a, b, judged) if judged.verdict == Verdict.WRONG and judged.explanation is None else None

@@ -16,8 +16,8 @@ from bitnet_np.judge.equivalence import pair_slices
 from bitnet_np.judge.expression import value_of
 from bitnet_np.judge.graph import TOKENS, operations
 from bitnet_np.judge.mistakes.mistake import Site
-from bitnet_np.judge.place import matrix_of
 from bitnet_np.judge.precision import FLOAT32
+from bitnet_np.judge.products import linear_of
 from bitnet_np.judge.roundings import NARROW, to_bfloat16
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
@@ -102,7 +102,7 @@ def run_over(x):
 def of_a_scale_for_each_element(x):
     w = MODELS["bitnet"].layers[1].attn_v
     steps = 127 / np.maximum(np.abs(x).max(axis=0), 1e-5)
-    return np.rint(x * steps) / steps @ products.dense(w.weights).T.astype(np.float64) * float(w.weights.scale)
+    return np.rint(x * steps) / steps @ products.rows_of(w.weights, np.arange(w.shape[0])).T * float(w.weights.scale)
 
 
 def unturned(x, first):
@@ -124,7 +124,7 @@ def of_codes(quantise):
     def change(x):
         largest, w = np.maximum(np.abs(x).max(axis=1, keepdims=True), 1e-5), MODELS["bitnet"].layers[1].attn_v
         codes, steps = quantise(127 / largest, x * (127 / largest))
-        return codes / steps @ products.dense(w.weights).T.astype(np.float64) * float(w.weights.scale)
+        return codes / steps @ products.rows_of(w.weights, np.arange(w.shape[0])).T * float(w.weights.scale)
 
     return change
 
@@ -191,7 +191,7 @@ def float_engine(model, operands, faults=(), cache=None):
             inputs = [inputs[0], *map(cache, inputs[1:])]
         y = next(o for o in operations(other, EXACT) if o.key == operation.key).evaluate(*inputs).value
         if operation.key.name in FIELDS:
-            linear = matrix_of(other, operation.key)
+            linear = linear_of(other, operation.key)
             y = operands(inputs[0]) @ operands(linear.weights.astype(np.float64)).T + (0 if linear.bias is None else linear.bias)
         values[operation.key] = y.astype(np.float32).astype(np.float64)
     return {key: x.astype(np.float32) for key, x in values.items() if key != TOKENS}

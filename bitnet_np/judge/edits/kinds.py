@@ -558,8 +558,8 @@ def narrow_weights(place: Operation, tree: Node) -> Edits:
 
     def narrow(node: Node, kind: str) -> Node:
         if node.kind == "linears" and all(not isinstance(linear.weights, Ternary) for linear in node.what):
-            narrow_floats = functions.TYPES[kind]
-            return changed(node, lambda linears: [replace(x, weights=np.float32(narrow_floats(matrix_of(x).whole()))) for x in linears])
+            to_type = functions.TYPES[kind]
+            return changed(node, lambda linears: [replace(x, weights=np.float32(to_type(matrix_of(x.weights).whole()))) for x in linears])
         return _rounded(node, kind) if node.kind == "constant" and not node.is_number else node
 
     for kind in NARROW_FLOATS:

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.points import Key
+from ..definition import Place
 from ..expression import Node, at_columns, constant, nodes, replaced, value_of, values_of
 from ..graph import Operation, operation_of
-from ..place import Place
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
