@@ -1,13 +1,14 @@
 """The steps that expressions are made of, and the tables of steps that one may be mistaken for another."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import spec
-from .roundings import to_bfloat16, to_digits, to_float16, to_q8_0
+from .roundings import cut_to_digits, to_bfloat16, to_digits, to_float16, to_q8_0
 
 Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
@@ -130,31 +131,19 @@ def _top(x: Array, most: int, axis: int | None, rounded: Function = np.rint) -> 
     return rounded(x / step) * step
 
 
-def _digits(digits: int, smallest: float = 0.0, most: float = np.inf) -> Function:
-    """Rounding to significant bits, of numbers between the step of the smallest ones and the largest one."""
-
-    def rounded(x: Array) -> Array:
-        y = to_digits(x, digits)
-        if smallest:
-            step = smallest * 2.0 ** (1 - digits)
-            y = np.where(np.abs(x) < smallest, np.rint(x / step) * step, y)
-        return np.clip(y, -most, most)
-
-    return rounded
-
-
-def _truncated(x: Array) -> Array:
-    fraction, exponent = np.frexp(x)
-    return np.ldexp(np.trunc(np.ldexp(fraction, 11)), exponent - 11)
+def _to_float(x: Array, digits: int, smallest: float, most: float) -> Array:
+    """x rounded to significant bits, or to the step of the smallest numbers that have them; cut to the largest number."""
+    step = smallest * 2.0 ** (1 - digits)
+    return np.clip(np.where(np.abs(x) < smallest, np.rint(x / step) * step, to_digits(x, digits)), -most, most)
 
 
 FLOATS: dict[str, Function] = {
     "bfloat16": to_bfloat16,
     "float16": to_float16,
-    "TF32": _digits(11),
-    "TF32, by truncation": _truncated,
-    "e4m3": _digits(4, 2.0**-6, 448.0),
-    "e5m2": _digits(3, 2.0**-14, 57344.0),
+    "TF32": partial(to_digits, digits=11),
+    "TF32, by truncation": partial(cut_to_digits, digits=11),
+    "e4m3": partial(_to_float, digits=4, smallest=2.0**-6, most=448.0),
+    "e5m2": partial(_to_float, digits=3, smallest=2.0**-14, most=57344.0),
 }
 """Types to which each number is rounded by itself."""
 TYPES: dict[str, Function] = {

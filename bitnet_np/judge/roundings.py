@@ -36,6 +36,12 @@ def to_digits(x: Array, digits: int) -> Array:
     return np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
 
 
+def cut_to_digits(x: Array, digits: int) -> Array:
+    """x cut to this many significant bits."""
+    fraction, exponent = np.frexp(x)
+    return np.ldexp(np.trunc(np.ldexp(fraction, digits)), exponent - digits)
+
+
 def to_eleven_bits(x: Floats) -> Floats:
     """x rounded to float16's 11 significant bits, half up, with float32's range: a float16 that neither overflows nor underflows."""
     bits = x.view(np.uint32)

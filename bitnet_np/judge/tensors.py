@@ -24,10 +24,10 @@ from ..model.records import with_rope_of
 from ..traces.points import FIELDS, SCORES, TOP_EXPERTS, Key
 from .bounds import ROUNDING_ACROSS, bound_of, close, dot, noise, position_errors, relative_error, statistics, within
 from .compared import Compared
+from .edits.caches import is_summed_in_float16
 from .equivalence import ROTATED
 from .expected import TINY, Expected, U
 from .expression import value_of
-from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
 from .graph import LOGITS, TOKENS, operations
 from .honest_engines import FLOOR, one_scale
 from .law import next_experts
@@ -48,6 +48,7 @@ from .roundings import to_digits, to_eleven_bits
 from .storage import Types
 from .verdict import Verdict
 
+_SUMMED_IN_FLOAT16 = "values are summed in float16, as llama.cpp's flash attention does: declare it (--as llama.cpp-flash)"
 _MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
 _LITTLE_WORK = 3 * 10**7  # the same where the verdict is FLIPS, which may hide a small mistake
@@ -113,7 +114,7 @@ class TensorJudge:
             return replace(judged, **self._from_float64(site, value, theirs))
         if self._is_flash_attention(site, inputs, theirs):
             self.types = replace(self.types, precision=FLASH)
-            return replace(judged.explained(FLASH_CAUSE), verdict=Verdict.NARROW)
+            return replace(judged.explained(Cause(_SUMMED_IN_FLOAT16, "read.ggml_flash")), verdict=Verdict.NARROW)
         case = self._case_of_one(site, expected, inputs, theirs)
         return self._caused(judged, self.search.cause(case, trials(case.span, single=True)))
 
@@ -127,11 +128,11 @@ class TensorJudge:
 
     def _is_flash_attention(self, site: Site, inputs: list[Array], theirs: Array) -> bool:
         """Whether an output of attention that nobody declared is right but for the roundings of ggml's flash attention."""
-        storage, layer = self.types.storage(site), site.key.layer
-        if site.key.name != "kqv_out" or layer is None or self.types.strict or not storage.is_wide:
+        storage = self.types.storage(site)
+        if site.key.name != "kqv_out" or self.types.strict or not storage.is_wide:
             return False
         return (
-            is_summed_in_float16(self.model, layer, inputs, theirs)
+            is_summed_in_float16(site, inputs, theirs)
             and within(site.expected(storage._replace(precision=FLASH), *inputs), theirs)[0] != Verdict.WRONG
         )
 

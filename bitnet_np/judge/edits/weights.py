@@ -18,9 +18,8 @@ from ..expected import rounded
 from ..expression import Matrix
 from ..functions import Array, Function
 from ..graph import EMBEDDING, Operation
-from ..roundings import to_digits
-from .blocks import misread_formats
-from .orders import orders
+from ..roundings import cut_to_digits, to_digits
+from .blocks import misread_formats, orders
 
 Changes = Iterator[tuple[str, Callable[[Matrix], Matrix]]]
 
@@ -114,18 +113,12 @@ def in_fewer_bits(width: int) -> Iterator[tuple[str, Callable[[Array], Array]]]:
     """Yields narrow types in words, and functions that round rows of weights [n, M] to them."""
     for digits in range(11, 1, -1):
         yield f"rounded to {digits} significant bits", partial(to_digits, digits=digits)
-        yield f"cut to {digits} significant bits, not rounded", partial(_cut, digits=digits)
+        yield f"cut to {digits} significant bits, not rounded", partial(cut_to_digits, digits=digits)
     for kind, words in CODE_TYPES.items():
         yield f"rounded to {words}", partial(rounded, kind=kind)
     for kind, bits in (("int8", 8), ("int4", 4)):
         for size in (n for n in (16, 32, 64, 128, 256) if width % n == 0):
             yield f"rounded to {bits} bits, one scale for each {size} of them", partial(_in_groups, size=size, kind=kind)
-
-
-def _cut(x: Array, digits: int) -> Array:
-    """x cut to this many significant bits."""
-    fraction, exponent = np.frexp(x)
-    return np.ldexp(np.trunc(np.ldexp(fraction, digits)), exponent - digits)
 
 
 def _in_groups(x: Array, size: int, kind: str) -> Array:
