@@ -306,6 +306,10 @@ def gated(name: str, gate: Node, up: Node | None = None, rounded: Callable[[Arra
     return y if up is None else _product("the product with up", y, up)
 
 
+def top_experts(place: Place, logits: Node) -> Node:
+    return Node("experts", (logits,), "the token's experts", place.config.experts_used)
+
+
 def expert_weights(place: Place, logits: Node, chosen: Node) -> Node:
     largest = Node("reduction", (logits,), "the largest logit", "largest number")
     below = Node("difference", (logits, largest), "the logits below the largest")

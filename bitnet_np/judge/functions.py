@@ -284,6 +284,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "largest of": lambda x: np.nan_to_num(x.max(axis=-1, keepdims=True), posinf=0.0, neginf=0.0),
     "softmax sum": lambda x: np.maximum(x.sum(axis=-1, keepdims=True), 1e-300),
     "weighted": lambda p, v: (p @ v.swapaxes(0, 1)).swapaxes(0, 1),
+    "experts": lambda logits, what: spec.top_experts(logits, what).astype(np.float64),
     "taken": lambda x, experts: np.take_along_axis(x, experts.astype(np.intp), axis=-1),
     "slots": lambda y, weights: y.reshape(*weights.shape, -1),
     "column": lambda x: x[..., None],

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -31,17 +32,16 @@ class Operation(Place):
     """One tensor of the forward pass, and how it is computed from others."""
 
     inputs: tuple[Key, ...]
-    make: Callable[..., Node] | None = field(repr=False)  # the place, and its inputs as expressions -> its own; None for integers
+    make: Callable[..., Node] = field(repr=False)  # the place, and its inputs as expressions -> its own
+    kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)  # what those who edit it want to keep with it
 
     @cached_property
-    def tree(self) -> Node | None:
-        """The operation as an expression; None if it gives the numbers of a token's experts, which are found by another rule."""
-        return None if self.make is None else self.make(self, *map(tensor, self.inputs))
+    def tree(self) -> Node:
+        """The operation as an expression."""
+        return self.make(self, *map(tensor, self.inputs))
 
     def expected(self, types: Storage, *inputs: NDArray) -> Expected:
         """The expected tensor for these inputs in float64, with the bound of an engine that keeps its numbers in these types."""
-        if self.tree is None:
-            return law.top_experts(self.config.experts_used, inputs[0], types)
         return law.expected(self.tree, dict(zip(self.inputs, inputs, strict=True)), types)
 
     def evaluate(self, *inputs: NDArray) -> Expected:
@@ -96,7 +96,7 @@ class _Layer:
     def at(self, *names: str) -> tuple[Key, ...]:
         return tuple(Key(name, self.n) for name in names)
 
-    def one(self, name: str, inputs: tuple[Key, ...], make: Callable[..., Node] | None) -> Operation:
+    def one(self, name: str, inputs: tuple[Key, ...], make: Callable[..., Node]) -> Operation:
         return Operation(self.model, self.dialect, Key(name, self.n), inputs, make)
 
     def operations(self, w: Layer) -> Iterator[Operation]:
@@ -172,7 +172,7 @@ class _Layer:
         assert w.ffn_gate_inp is not None
         yield from self.linear("ffn_moe_logits", source, w.ffn_gate_inp)
         logits, chosen = self.at("ffn_moe_logits", "ffn_moe_topk")
-        yield self.one(chosen.name, (logits,), None)
+        yield self.one(chosen.name, (logits,), of.top_experts)
         yield self.one("ffn_moe_weights", (logits, chosen), of.expert_weights)
         for name, reads in (("gate", source), ("up", source), ("down", self.at("ffn_moe_swiglu")[0])):
             if name == "down":

@@ -397,25 +397,25 @@ def _by_expert(law: Law, node: Node, read: Values) -> tuple[Array, Error]:
 _NO_CHANCE = 80.0  # e^-80 is near the smallest normal float32
 
 
-def top_experts(k: int, logits: Array, types: Storage) -> Expected:
+def _experts(law: Law, node: Node, v: Any, x: Values, e: Errors) -> Error:
     """The numbers of each token's experts, slot by slot. Those are discrete, as codes are.
 
     Engines compare probabilities, so an expert whose logit is within a few roundings of another's, or whose probability is hardly above
     0, may have that one's slot.
     """
-    value = spec.top_experts(logits, k)
+    (logits,), types = x, law.types
     behind = np.minimum(logits.max(axis=1, keepdims=True) - logits, _NO_CHANCE)
-    own = np.take_along_axis(behind, value, axis=1)[:, :, None]
+    own = np.take_along_axis(behind, v.astype(np.intp), axis=1)[:, :, None]
 
     def reach(error: float) -> Array:
         """How far numbers may be off by errors of logits, relative to 1 and to the distance from the largest."""
         near = np.abs(own - behind[:, None, :]) <= error * (1 + own)
-        return np.where(near, np.abs(np.arange(logits.shape[1]) - value[:, :, None]), 0).max(axis=2).astype(np.float64)
+        return np.where(near, np.abs(np.arange(logits.shape[1]) - v[:, :, None]), 0).max(axis=2)
 
     narrow: Array | float = 0.0
     if not types.is_wide:
         narrow = reach(4 * max(ROUNDOFF[types.inputs[0]], ROUNDOFF[types.output]) * (1 + float(np.abs(logits).max())) + 8 * U)
-    return Expected(value.astype(np.float64), narrow, narrow**2, reach(8 * U))
+    return Error(narrow, narrow**2, reach(8 * U))
 
 
 def next_experts(logits: NDArray, k: int, error: Array | float) -> NDArray[np.intp]:
@@ -443,6 +443,7 @@ _RULES: dict[str, Rule] = {
     "paired": _paired,
     "mask": _mask,
     "weighted": _weighted,
+    "experts": _experts,
     **dict.fromkeys(("product", "outer", "dot", "scores"), _products),
     **dict.fromkeys(("total", "pooled"), _of_rows),
     **dict.fromkeys(("reduction", "softmax sum", "largest of"), _reduction),

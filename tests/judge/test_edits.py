@@ -12,17 +12,17 @@ from models import random_model
 from bitnet_np import check, spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge import products
+from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.equivalence import pair_slices
 from bitnet_np.judge.expression import value_of
 from bitnet_np.judge.graph import TOKENS, operations
-from bitnet_np.judge.mistakes.mistake import Site
+from bitnet_np.judge.mistakes.mistake import edits_of
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.products import linear_of
 from bitnet_np.judge.roundings import NARROW, to_bfloat16
-from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES
-from bitnet_np.traces.points import FIELDS, TOP_EXPERTS, Key
+from bitnet_np.traces.points import FIELDS, Key
 
 T = 14
 SMALL = {"width": 48, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "n_layers": 2, "vocab": 80}
@@ -42,25 +42,21 @@ def test_expressions_are_the_operations(family, dialect):
     values = {TOKENS: np.random.default_rng(0).integers(0, model.config.vocab, 9)}
     for operation in operations(model, DIALECTS[dialect]):
         values[operation.key] = operation.evaluate(*(values[key] for key in operation.inputs)).value
-        tree = operation.tree
-        if tree is None:
-            assert operation.key.name == TOP_EXPERTS, operation.key
-            continue
-        own = value_of(tree, values.__getitem__, 9)
+        own = value_of(operation.tree, values.__getitem__, 9)
         assert np.abs(own - values[operation.key]).max() <= 1e-12 * np.abs(values[operation.key]).max(), operation.key
 
 
 def test_edits_keep_a_dialects_own_functions():
     """Of other positions the angles are stepped in float32, too; another activation than the one that ggml has a table of is itself."""
     model, dialect = random_model(2, family="gemma", **SMALL), DIALECTS["llama.cpp"]
-    sites = {o.key: Site.at(o, T) for o in operations(model, dialect)}
+    sites = {o.key: o for o in operations(model, dialect)}
     rotation, activation = sites[Key("Kcur_rope", 0)], sites[Key("ffn_out", 0)]
     x = {key: np.random.default_rng(0).normal(size=(T, 32)) for key in (*activation.inputs, *rotation.inputs)}
-    (later,) = (edit.tree for edit in rotation.edits("positions") if edit.words == "positions are too large by 1")
+    (later,) = (edit.tree for edit in edits_of(replace(rotation, length=T), "positions") if edit.words == "positions are too large by 1")
     heads = x[rotation.inputs[0]].reshape(T, -1, 16)
     expected = spec.rotate(heads, dialect.angles(np.arange(T) + 1, model).astype(np.float64), model.config.rope)
     np.testing.assert_allclose(value_of(later, x.__getitem__, T), expected.reshape(T, -1), rtol=0, atol=1e-14)
-    (relu,) = (edit.tree for edit in activation.edits("other_function") if edit.words.startswith("relu(gate) * up"))
+    (relu,) = (edit.tree for edit in edits_of(activation, "other_function") if edit.words.startswith("relu(gate) * up"))
     gate, up = (x[key] for key in activation.inputs)
     np.testing.assert_array_equal(value_of(relu, x.__getitem__, T), np.maximum(gate, 0) * up)
 
@@ -165,8 +161,8 @@ def test_a_number_that_is_another_is_found_at_any_operation(name, number, factor
     model = MODELS[name]
     points = recorded(model, IDS)
     values = {key: x.reshape(T, -1).astype(np.float64) for key, x in points.items()} | {TOKENS: IDS}
-    places = [Site.at(o) for o in operations(model, EXACT) if o.key.layer == 1 and not o.key.name.endswith("_codes")]
-    families = [(place, family) for place in places for family in place.edits("numbers") if "code" not in family.words]
+    places = [o for o in operations(model, EXACT) if o.key.layer == 1 and not o.key.name.endswith("_codes")]
+    families = [(place, family) for place in places for family in edits_of(place, "numbers") if "code" not in family.words]
     place, family = families[number % len(families)]
     right = float(family.words.rsplit(" ", 1)[1])
     other = float(f"{right * factor:.4g}")

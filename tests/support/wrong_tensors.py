@@ -5,10 +5,10 @@ from dumps import MODEL, TOKENS, recorded, with_tensor, without_codes
 
 from bitnet_np import EXACT, spec
 from bitnet_np.judge import graph
+from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.readings.table import cause_of
 from bitnet_np.judge.readings.wrong import Wrong
-from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key

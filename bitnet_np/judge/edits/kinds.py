@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...model.families import NORMS
 from ...model.records import Linear, Ternary, with_rope_of
-from ...traces.points import FIELDS, POINTS, Key
+from ...traces.points import FIELDS, POINTS, TOP_EXPERTS, Key
 from .. import functions
 from ..definition import matrix_of, matrix_product, rms
 from ..expression import Array, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
@@ -300,15 +300,13 @@ def _linears(place: Operation) -> Iterator[tuple[str, Linear]]:
 def swapped(place: Operation, tree: Node) -> Edits:
     """Two operations in the opposite order, seen behind either of them."""
     single = [o for o in operations(place.model, place.dialect) if len(o.inputs) == 1 and o.key.layer == place.key.layer]
-    steps = {o.key: o for o in single if o.key.name not in FIELDS and not o.key.name.endswith(("_codes", "_scale"))}
+    steps = {o.key: o for o in single if o.key.name not in FIELDS and not o.key.name.endswith(("_codes", "_scale", TOP_EXPERTS))}
     for second in steps.values():
         first = steps.get(second.inputs[0])
         if first is None or place.key not in (first.key, second.key):
             continue
-        trees = [operation.tree for operation in (first, second)]
-        if trees[0] is not None and trees[1] is not None:
-            early = with_nodes(trees[1], dict.fromkeys(tensors(trees[1]), tensor(first.inputs[0])))
-            yield f"{second.key.name} comes before {first.key.name}", with_nodes(trees[0], dict.fromkeys(tensors(trees[0]), early))
+        early = second.make(second, tensor(first.inputs[0]))
+        yield f"{second.key.name} comes before {first.key.name}", first.make(first, early)
 
 
 @_of_nodes

@@ -27,7 +27,7 @@ def in_another(engine: Variant, place: Operation) -> Node:
     for o in operations(engine.model, engine.dialect):
         if o.key.layer == n and (o.key == place.key or (not own and o.key.name.startswith("ffn_moe_") and o.key.name != "ffn_moe_logits")):
             inputs = tuple(made.get(key) or tensor(key) for key in o.inputs)
-            made[o.key] = Node("opaque", inputs, o.key.name, lambda *x, o=o: o.evaluate(*x).value)
+            made[o.key] = o.make(o, *inputs)
     return made.get(place.key) or tensor(place.inputs[0])
 
 

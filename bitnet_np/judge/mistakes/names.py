@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...traces.points import FIELDS, LAYER_NAMES, MAY_BE_QUANTIZED
+from ...traces.points import FIELDS, LAYER_NAMES, MAY_BE_QUANTIZED, TOP_EXPERTS
 from ..edits import kinds
 from ..edits.kinds import NORMING, ROPE
 from ..edits.quantisers import QUANTISERS
@@ -19,7 +19,8 @@ from ..variant import Variant
 from . import engines
 from .mistake import Engines, Mistake
 
-_EVERY = (EMBEDDING.name, POSITIONS.name, SCALED.name, *LAYER_NAMES, *(f"{name}_in" for name in FIELDS), NORM.name, LOGITS.name)
+_OF_LAYERS = tuple(name for name in LAYER_NAMES if name != TOP_EXPERTS)  # whose numbers no edit gives
+_EVERY = (EMBEDDING.name, POSITIONS.name, SCALED.name, *_OF_LAYERS, *(f"{name}_in" for name in FIELDS), NORM.name, LOGITS.name)
 _HEAD, _ATTENTION, _SUMS = (LOGITS.name,), ("kqv_out",), ("ffn_inp", "l_out")
 SHARED = {"every norm": NORMING, "RoPE": ROPE}
 """Functions that operations of several names share."""

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from ...base.errors import listed
 from ...base.progress import Progress, silent
 from ...traces.points import Key
+from ..graph import Operation
 from ..parts import InParts, Part
 from ..readings.table import LOOSE
 from ..readings.wrong import digits
 from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
-from .mistake import Array, Cause, Site
+from .mistake import Array, Cause
 from .names import HIDDEN
 
 OVERHEAD = 2 * 10**5
@@ -51,7 +52,7 @@ class Explanation(NamedTuple):
 class Case(ABC):
     """Wrong numbers, and what they are when operations that lead to them are computed otherwise. Subclasses say how that is known."""
 
-    span: Sequence[Site]  # the operations, the last of which gives the numbers
+    span: Sequence[Operation]  # the operations, the last of which gives the numbers
     value: NDArray  # what they should be, [T, width]
     theirs: NDArray
     now: float  # NMSE without a mistake
@@ -237,7 +238,7 @@ def fitted(theirs: Array, value: Array) -> Iterator[tuple[Cause, Array]]:
             yield Cause(f"every row is that of the {which} token", "any.moved"), rows
 
 
-def _hidden(span: Sequence[Site], single: bool) -> list[Trial]:
+def _hidden(span: Sequence[Operation], single: bool) -> list[Trial]:
     """The hidden mistakes of some operations, the likelier first."""
     order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
     later = {site.key: len(span) - i for i, site in enumerate(span)}
