@@ -25,7 +25,6 @@ from ..base.errors import ContextLimitError, NonFiniteError, listed
 from ..model.records import MATRICES
 from ..traces.points import Key
 from .bounds import TINY
-from .graph import LOGITS
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .logits import Judgement, Reach, judge, position_nmse
 from .mistakes.catalogue import Trial, in_engine, sites, trials
@@ -275,9 +274,9 @@ class LogitsCase(Case):
     def facts(self) -> Cause | None:
         """What theirs show by themselves, such as our logits in other places, where the others are ours but for roundings."""
         a, b = self.value.astype(np.float64), self.theirs.astype(np.float64)
-        base, nmse = self.target.base, self.target.reach.nmse
+        nmse = self.target.reach.nmse
         places = np.abs(b - a) > _FAR * nmse**0.5 * a.std(axis=1, keepdims=True)
-        return facts_of(Wrong(base.model, base.dialect, LOGITS, [], a, b, places, nmse, {}), of_columns=True)
+        return facts_of(Wrong(self.span[-1], [], a, b, places, nmse, {}), of_columns=True)
 
 
 def _wrong(judged: Judgement, mistake: str) -> Judgement:

@@ -169,7 +169,7 @@ def _relaid(x: Array, axis: int, rows: int) -> Array:
     return np.take(x, np.arange(count).reshape(rows, -1).T.ravel(), axis=axis)
 
 
-ORDERS: dict[str, Callable[[Array, int], Array]] = {
+ORDERS: dict[str, Callable[..., Array]] = {
     "in the opposite order": lambda x, axis: np.flip(x, axis),
     "shifted by one, the one before in the place of each": lambda x, axis: np.roll(x, 1, axis),
     "shifted by one, the next one in the place of each": lambda x, axis: np.roll(x, -1, axis),

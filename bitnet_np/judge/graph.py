@@ -69,13 +69,6 @@ def operations(model: Model, dialect: Dialect, start: int = 0, scores: Collectio
     yield one(LOGITS, (NORM,), of.head)
 
 
-def operation_of(model: Model, dialect: Dialect, key: Key) -> Operation | None:
-    """The operation that gives a tensor; None if the model has none."""
-    n = key.layer
-    some = operations(model, dialect) if n is None else _Layer(model, dialect, n, 0, scores=True).operations(model.layers[n])
-    return next((operation for operation in some if operation.key == key), None)
-
-
 def layer_input(model: Model, n: int) -> Key:
     """The input tensor of a layer."""
     if n:

@@ -151,8 +151,8 @@ def _quotient(law: Law, node: Node, v: Any, x: Values, e: Errors) -> Error:
     own, divisor, types = law.kept(v, "float32" if node in law.fine else ""), node.inputs[1].kind, law.types
     if divisor == "softmax sum" and types.precision.probs != "float32":
         own = law.kept(v, types.precision.probs)
-    if divisor == "at least" and types.scale:
-        own = added(own, rounding(types.scale * np.abs(v)))
+    if divisor == "at least" and types.precision.scale != "float32":
+        own = added(own, rounding(ROUNDOFF[types.precision.scale] * np.abs(v)))
     return added(e[0].times(1 / x[1]), e[1].times(v / x[1]), own)
 
 

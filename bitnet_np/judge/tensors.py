@@ -20,7 +20,6 @@ from ..base.errors import NonFiniteError
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens
-from ..model.records import with_rope_of
 from ..traces.points import FIELDS, SCORES, TOP_EXPERTS, Key
 from .bounds import ROUNDING_ACROSS, bound_of, close, dot, noise, position_errors, relative_error, statistics, within
 from .compared import Compared, Types
@@ -122,7 +121,7 @@ class TensorJudge:
         most_away, bound = bound_of(expected, value.shape)[:2]
         loose = dot(bound, bound) / max(dot(value, value), TINY)
         places = np.abs(theirs - value) > most_away
-        wrong = Wrong(with_rope_of(self.model, site.key.layer), self.dialect, site.key, inputs, value, theirs, places, rough, self.theirs)
+        wrong = Wrong(site, inputs, value, theirs, places, rough, self.theirs)
         return self._case([site], value, theirs, matched(rough), places, noise=loose, wrong=wrong)
 
     def _is_flash_attention(self, site: Operation, inputs: list[Array], theirs: Array) -> bool:

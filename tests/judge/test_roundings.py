@@ -10,7 +10,7 @@ from bitnet_np.base import tensor_types
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.judge import roundings
 from bitnet_np.judge.expression import nodes, value_of
-from bitnet_np.judge.graph import operation_of
+from bitnet_np.judge.graph import operations
 from bitnet_np.kernels import activations as kernels
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import widen
@@ -73,7 +73,7 @@ ROPES += [{"family": "qwen3", "yarn": Yarn(4.0, 64)}]
 @pytest.mark.parametrize("shape", ROPES)
 def test_angles(dialect, shape):
     model = random_model(1, **shape)
-    rotation = operation_of(model, dialect, Key("Qcur_rope", 0))
+    rotation = next(o for o in operations(model, dialect) if o.key == Key("Qcur_rope", 0))
     angles = next(node for node, _ in nodes(rotation.tree) if node.noun == "the angles")
     ours, theirs = value_of(angles, {}.__getitem__, 300), dialect.angles(np.arange(300), model)
     if dialect.stepped_angles:

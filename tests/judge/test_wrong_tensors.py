@@ -34,7 +34,7 @@ from bitnet_np import BITNET_CPP, EXACT, spec
 from bitnet_np.judge.bounds import within
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.equivalence import pair_slices
-from bitnet_np.judge.graph import operation_of
+from bitnet_np.judge.graph import operations
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.products import rows_of
 from bitnet_np.judge.readings import elements
@@ -348,7 +348,7 @@ def test_one_number_beyond_the_bound_is_no_cause_where_all_are_a_little_wrong():
     error = np.full(X.shape, 1e-3)
     error[3, 5] = 2e-3
     wrong, alone = (
-        Wrong(LLAMA, EXACT, Key("inpL", None), [X], X, X + e, error > 1.5e-3, 1e-7, {}) for e in (error, np.where(error > 1.5e-3, error, 0))
+        Wrong(next(operations(LLAMA, EXACT)), [], X, X + e, error > 1.5e-3, 1e-7, {}) for e in (error, np.where(error > 1.5e-3, error, 0))
     )
     assert elements.one_number(wrong) is elements.few_places(wrong) is None
     assert elements.one_number(alone) == "one number alone is wrong: position 3, element 5"
@@ -373,7 +373,7 @@ def test_a_sigmoid_taken_from_tanh_is_honest():
     """As compilers do: 1 + tanh(x / 2) is as wrong as 1 is, where the sigmoid is small, too."""
     gate, up = np.float32(GATE) * np.float32(3), np.float32(UP)
     theirs = np.float32(0.5) * gate * (1 + np.tanh(gate / 2)) * up
-    operation = operation_of(LLAMA, EXACT, Key("ffn_out", LAYER))
+    operation = next(o for o in operations(LLAMA, EXACT) if o.key == Key("ffn_out", LAYER))
     assert within(operation.evaluate(gate.astype(np.float64), up.astype(np.float64)), theirs.astype(np.float64))[0] is Verdict.ROUNDING
 
 

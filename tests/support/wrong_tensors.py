@@ -60,7 +60,7 @@ def read_off(model, ids, points, key, wrong):
     value = operation.evaluate(*inputs).value
     theirs = wrong * (1 + 1e-7 * np.random.default_rng(1).standard_normal(wrong.shape))
     places = np.abs(theirs - value) > 1e-6 * np.abs(value).max()
-    cause = cause_of(Wrong(model, EXACT, operation.key, inputs, value, theirs, places, 0.0, tensors))
+    cause = cause_of(Wrong(operation, inputs, value, theirs, places, 0.0, tensors))
     return "" if cause is None else cause.text
 
 

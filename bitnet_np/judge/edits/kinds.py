@@ -14,7 +14,7 @@ from ...model.records import Linear, Ternary, with_rope_of
 from ...traces.points import FIELDS, POINTS, TOP_EXPERTS, Key
 from .. import functions
 from ..definition import matrix_of, matrix_product, rms
-from ..expression import Array, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
+from ..expression import Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
 from ..graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input, operations
 from ..precision import NARROW_FLOATS
 from . import caches, quantisers, weights
@@ -345,14 +345,10 @@ def order(place: Operation, node: Node, readers: list[Node]) -> Edits:
         for words, order in functions.ORDERS.items():
             other = Node("order", (node,), node.noun, (words, axis))
             if node.is_matrix and axis:
-                other = constant(node.noun, node.value.by_row(partial(_in_order, order)))
+                other = constant(node.noun, node.value.by_row(partial(order, axis=1)))
             elif node.is_matrix:
                 other = constant(node.noun, node.value.moved(order(node.value.all[:, None], 0)[:, 0]))
             yield f"{noun} are {words}", other
-
-
-def _in_order(order: Callable[[Array, int], Array], rows: Array) -> Array:
-    return order(rows, 1)
 
 
 def _axes_of(node: Node, is_result: bool) -> Iterator[tuple[int, str]]:

@@ -39,11 +39,9 @@ class _Step(NamedTuple):
 
 def wrong_step(wrong: Wrong) -> str | None:
     """The step whose numbers explain the output, and how these differ from the right ones."""
-    if wrong.tree is None:
-        return None
     values = wrong.steps
     with np.errstate(all="ignore"):
-        for step in _steps(_Step(wrong.tree, wrong.theirs, wrong.places.astype(np.float64)), values):
+        for step in _steps(_Step(wrong.operation.tree, wrong.theirs, wrong.places.astype(np.float64)), values):
             right = values[step.node]
             text = _function(step, values) if step.node.kind == "activation" else _sums(step, values, wrong)
             if text is not None:
