@@ -33,12 +33,6 @@ class Compared:
     sizes: dict[Key, int] = field(default_factory=dict)  # of all our tensors
     first: dict[Key, NDArray] = field(default_factory=dict)  # our queries and keys of the first layer
 
-    def leave_out(self, key: Key) -> None:
-        """Take a tensor for one that is not in the dump."""
-        self.tensors.pop(key, None)
-        self.problems.pop(key, None)
-        self.same.discard(key)
-
 
 def compare(runtime: Runtime, tokens: Tokens, trace: Trace) -> tuple[Compared, NDArray]:
     """The tensors of a trace beside ours, and our logits [1, T, V]."""

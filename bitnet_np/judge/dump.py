@@ -52,7 +52,9 @@ def judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options 
     # from the dump's result_norm
     is_operation = key == LOGITS and logits.has_all and invalid(every[0], logits.theirs) is None
     if not is_operation:
-        compared.leave_out(key)
+        compared.same.discard(key)
+        for some in (compared.tensors, compared.problems):
+            some.pop(key, None)
     report = judge_operations(runtime, tokens, trace if is_operation else others, options, compared)
     # what logits alone would show, more tensors must not hide: where what is wrong is in several operations judged together, or may be
     search = search and any(len(o.across) > 1 for o in ([report.first_wrong] if report.first_wrong else report.operations))

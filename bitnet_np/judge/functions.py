@@ -77,27 +77,23 @@ OF_ONE: dict[str, dict[str, Function]] = {
 """Tables of functions of single numbers, of the results of a token's experts, or of all tokens, by the kind of their nodes."""
 
 
-def _by_row(function: Callable[[Array], Array]) -> Function:
-    return lambda x: function(x)[..., None]
-
-
-def _in_groups(size: int, function: Callable[[Array], Array]) -> Function:
+def _in_groups(size: int, function: Function) -> Function:
     """A reduction of each `size` numbers by themselves, repeated for each of them; NaN where that is no cut of a row."""
 
     def reduced(x: Array) -> Array:
         if x.shape[-1] % size or x.shape[-1] == size:
             return np.full((*x.shape[:-1], 1), np.nan)
-        return np.repeat(function(x.reshape(*x.shape[:-1], -1, size)), size, axis=-1)
+        return np.repeat(function(x.reshape(*x.shape[:-1], -1, size))[..., 0], size, axis=-1)
 
     return reduced
 
 
 def _mean_square(x: Array) -> Array:
-    return np.square(x).mean(axis=-1)
+    return np.square(x).mean(axis=-1, keepdims=True)
 
 
 def _largest(x: Array) -> Array:
-    return np.abs(x).max(axis=-1)
+    return np.abs(x).max(axis=-1, keepdims=True)
 
 
 def _of_all_heads(x: Array) -> Array:
@@ -105,16 +101,16 @@ def _of_all_heads(x: Array) -> Array:
 
 
 REDUCTIONS: dict[str, Function] = {
-    "mean square": _by_row(_mean_square),
-    "mean": _by_row(lambda x: x.mean(axis=-1)),
-    "sum": _by_row(lambda x: x.sum(axis=-1)),
-    "largest number": _by_row(lambda x: x.max(axis=-1)),
-    "largest magnitude": _by_row(_largest),
-    "mean magnitude": _by_row(lambda x: np.abs(x).mean(axis=-1)),
-    "root mean square": _by_row(lambda x: np.sqrt(_mean_square(x))),
-    "sum of squares": _by_row(lambda x: np.square(x).sum(axis=-1)),
-    "variance": _by_row(lambda x: x.var(axis=-1)),
-    "sum of squares over the width less one": _by_row(lambda x: np.square(x).sum(axis=-1) / max(x.shape[-1] - 1, 1)),
+    "mean square": _mean_square,
+    "mean": lambda x: x.mean(axis=-1, keepdims=True),
+    "sum": lambda x: x.sum(axis=-1, keepdims=True),
+    "largest number": lambda x: x.max(axis=-1, keepdims=True),
+    "largest magnitude": _largest,
+    "mean magnitude": lambda x: np.abs(x).mean(axis=-1, keepdims=True),
+    "root mean square": lambda x: np.sqrt(_mean_square(x)),
+    "sum of squares": lambda x: np.square(x).sum(axis=-1, keepdims=True),
+    "variance": lambda x: x.var(axis=-1, keepdims=True),
+    "sum of squares over the width less one": lambda x: np.square(x).sum(axis=-1, keepdims=True) / max(x.shape[-1] - 1, 1),
     "largest magnitude of all tokens": lambda x: np.full((*x.shape[:-1], 1), np.abs(x).max()),
     "largest magnitude of each element over all tokens": lambda x: np.abs(x).max(axis=0, keepdims=True),
     "mean square of all heads": _of_all_heads,
@@ -185,16 +181,16 @@ ORDERS: dict[str, Callable[..., Array]] = {
 # --- steps --------------------------------------------------------------------------------------------------------------------------------
 
 
-def _pairs(layout: str, count: int, width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The places in a head of the first and the second number of each pair."""
+def pairs(layout: str, count: int, width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The places in a head of this width of the first and the second number of each rotated pair."""
     i = np.arange(count)
-    return {"halves": (i, i + count), "adjacent": (2 * i, 2 * i + 1), "across": (i, i + width // 2)}[layout]
+    return {"halves": (i, i + count), "across": (i, i + width // 2)}.get(layout, (2 * i, 2 * i + 1))
 
 
 def _paired(heads: Array, first: Array, second: Array, layout: str) -> Array:
     """The heads [T, H, K] with these numbers of pairs, [T, H, J] each."""
     out = heads.copy()
-    for places, numbers in zip(_pairs(layout, first.shape[-1], heads.shape[-1]), (first, second), strict=True):
+    for places, numbers in zip(pairs(layout, first.shape[-1], heads.shape[-1]), (first, second), strict=True):
         out[..., places] = numbers
     return out
 
@@ -276,7 +272,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "outer": np.multiply.outer,
     "circle": lambda angle: np.stack([np.cos(angle), np.sin(angle)]),
     "turn": lambda circle, what: circle[what][:, None],
-    "of pairs": lambda heads, what: heads[..., _pairs(what[0], what[2], heads.shape[-1])[what[1]]],
+    "of pairs": lambda heads, what: heads[..., pairs(what[0], what[2], heads.shape[-1])[what[1]]],
     "paired": lambda heads, first, second, what: _paired(heads, first, second, what),
     "grouped": lambda kv, what: spec.by_query_head(kv, what),
     "scores": lambda q, k: q.swapaxes(0, 1) @ k.transpose(1, 2, 0),

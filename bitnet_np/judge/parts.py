@@ -47,7 +47,7 @@ class Part:
         return replace(cause, text=f"at {self.where}: {cause.text}")
 
 
-def parts_of(key: Key, config: Config, places: NDArray[np.bool_]) -> Iterator[Part]:
+def _parts_of(key: Key, config: Config, places: NDArray[np.bool_]) -> Iterator[Part]:
     """Yields the parts that hold every wrong number: heads or elements of all rows, whole rows, and the elements of these rows.
 
     places: where numbers are wrong, [T, width]. Yields nothing if they are everywhere, or too few to tell a mistake by.
@@ -77,7 +77,7 @@ class InParts:
     def __init__(self, key: Key, config: Config, places: NDArray[np.bool_], value: Array, theirs: Array, most: float):
         """For a tensor [T, width] that is wrong at these places. most: NMSE that a mistake may leave."""
         away = np.abs(theirs - value)
-        self.parts = list(parts_of(key, config, places & (away > _NEGLIGIBLE * away.max())))
+        self.parts = list(_parts_of(key, config, places & (away > _NEGLIGIBLE * away.max())))
         self._theirs = [part.cut(theirs) for part in self.parts]
         # a mistake that explains little explains nothing
         self._best = [min(most, relative_error(part.cut(value), x) / 10) for part, x in zip(self.parts, self._theirs, strict=True)]

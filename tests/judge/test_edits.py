@@ -13,8 +13,8 @@ from bitnet_np import check, spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge import products
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.equivalence import pair_slices
 from bitnet_np.judge.expression import value_of
+from bitnet_np.judge.functions import pairs
 from bitnet_np.judge.graph import TOKENS, operations
 from bitnet_np.judge.mistakes.mistake import edits_of
 from bitnet_np.judge.precision import FLOAT32
@@ -106,11 +106,12 @@ def unturned(x, first):
     model = MODELS["granite"]
     angle = spec.angles(np.arange(T), model.config.rope_base, model.config.rope_pairs, model.rope_factors)[:, None]
     heads = x.reshape(T, -1, model.config.head_dim)
-    a, b = (heads[..., part] for part in pair_slices(model.config))
+    places = pairs(model.config.rope, model.config.rope_pairs, model.config.head_dim)
+    a, b = (heads[..., part] for part in places)
     new = (a if first else a * np.cos(angle)) - b * np.sin(angle)
     out = heads.copy()
-    out[..., pair_slices(model.config)[0]] = new
-    out[..., pair_slices(model.config)[1]] = (a if first else new) * np.sin(angle) + b * np.cos(angle)
+    out[..., places[0]] = new
+    out[..., places[1]] = (a if first else new) * np.sin(angle) + b * np.cos(angle)
     return out.reshape(T, -1)
 
 

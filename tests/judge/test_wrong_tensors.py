@@ -33,7 +33,7 @@ from wrong_tensors import (
 from bitnet_np import BITNET_CPP, EXACT, spec
 from bitnet_np.judge.bounds import within
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.equivalence import pair_slices
+from bitnet_np.judge.functions import pairs
 from bitnet_np.judge.graph import operations
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.products import rows_of
@@ -190,7 +190,7 @@ def by_frequencies(frequency, positions=KEY, narrow=lambda x: x):
     x = P["Qcur"].reshape(T, C.heads, C.head_dim)
     turns = np.exp(1j * np.multiply.outer(positions, frequency))
     cos, sin = (narrow(part)[:, None] for part in (turns.real, turns.imag))
-    first, second = pair_slices(C)
+    first, second = pairs(C.rope, C.rope_pairs, C.head_dim)
     y, a, b = x.copy(), x[..., first], x[..., second]
     y[..., first], y[..., second] = a * cos - b * sin, a * sin + b * cos
     return y.reshape(T, -1)

@@ -67,9 +67,8 @@ def _at_number(site: Operation, tree: Callable[[float], Node], number: float) ->
 def in_engine(base: Variant) -> Iterator[Trial]:
     """Yields whole engines with each likely mistake: those of the quantiser, also in other dialects, and then the others."""
     yield from _engines(QUANTISING, base)
-    for dialect in DIALECTS.values():
-        if dialect != base.dialect:
-            yield from _engines(QUANTISING, replace(base, dialect=dialect), f", in the dialect {dialect.name}")
+    for dialect in (dialect for dialect in DIALECTS.values() if dialect != base.dialect):
+        yield from _engines(QUANTISING, replace(base, dialect=dialect), f", in the dialect {dialect.name}")
     yield from _engines([mistake for mistake in CATALOGUE if mistake not in QUANTISING], base)
     yield from trials(sites(base.model, base.dialect), False, [mistake for mistake in CATALOGUE if mistake.likely])
 
