@@ -27,7 +27,8 @@ _NEGLIGIBLE = 1e-3  # of the largest error: as other sums leave it just beyond t
 _MOST = 0.8  # of the heads or elements of a row: some are right by chance
 _LARGE = 1 << 20  # weights
 _COLUMNS = 32  # all over the result, and as many where it is most wrong
-_LEFT = 0.2  # of the error: a mistake that leaves more there leaves too much everywhere, which is a tenth
+SCREENED = 0.2
+"""What a mistake may leave of the error at the outputs that are looked at first: more is too much everywhere, which is a tenth."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,3 @@ class Screen:
             return np.inf
         square = np.where(np.isfinite(y), (y - self.theirs) ** 2, np.inf)
         return min(float(square[group].sum()) / error for group, error in zip(self.groups, self.errors, strict=True) if error > 0)
-
-    def refuses(self, compute: Any, values: Mapping[Key, Array]) -> bool:
-        """Whether a mistake explains none of the parts that are wrong."""
-        left = self.left(compute, values)
-        return left is not None and left > _LEFT

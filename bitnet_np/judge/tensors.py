@@ -36,7 +36,7 @@ from .mistakes.mistake import Array, Cause, Compute, Values
 from .mistakes.names import CACHE_ROUNDINGS, CATALOGUE
 from .mistakes.search import OVERHEAD, Case, Explanation, Search
 from .options import Options
-from .parts import InParts, Part, Screen
+from .parts import SCREENED, InParts, Part, Screen
 from .precision import CACHES, DIGITS, FLASH, ROUNDOFF
 from .products import linear_of
 from .readings.others import overwritten
@@ -326,7 +326,7 @@ class TensorCase(Case):
     def made(self, trial: Trial) -> Array | None:
         """The tensor with a mistake; None if that is refused at some outputs, or gives no numbers of this shape."""
         last = self.span[-1].key
-        if self.screen is not None and self.screen.refuses(trial.computes[last], self.right):
+        if self.screen is not None and (self.screen.left(trial.computes[last], self.right) or 0.0) > SCREENED:
             return None
         with suppress(FloatingPointError):
             array = self.judge.values(self.span, trial.computes, self.right)[last]

@@ -1,6 +1,6 @@
 """Whole engines with a mistake: of another model, dialect or quantiser, or fed another prompt."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,12 +34,13 @@ def in_another(engine: Variant, place: Operation) -> Node:
 # --- dialects and quantisers ----------------------------------------------------------------------------------------------------------
 
 
-def other_dialects(field: str, base: Variant) -> Engines:
-    """Engines with this setting of another dialect."""
+def other_dialects(field: str, how: Mapping[str, tuple[str, str]], base: Variant) -> Engines:
+    """Engines with this setting of another dialect. how: what its text says in each brace if the other setting is False, or True."""
     for dialect in DIALECTS.values():
         value = getattr(dialect, field)
         if value != getattr(base.dialect, field):
-            yield {"name": dialect.name, "is": value}, replace(base, dialect=replace(base.dialect, **{field: value}))
+            numbers = {"name": dialect.name} | {brace: says[value] for brace, says in how.items()}
+            yield numbers, replace(base, dialect=replace(base.dialect, **{field: value}))
 
 
 def quantising(quantize: Quantizer, base: Variant) -> Engines:
