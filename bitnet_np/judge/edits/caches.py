@@ -90,19 +90,15 @@ def is_summed_in_float16(place: Operation, inputs: Sequence[Array], theirs: Arra
     values = {key: x[:rows] for key, x in zip(place.inputs, inputs, strict=True)}
     sums = theirs[:rows].reshape(rows, -1, place.config.head_dim)
     q, k = (next(node for node in tensors(tree) if node.what == one) for one in (query, key))
-    for scale in _query_scales(place.config):
-        steps = values_of(mapped(tree, partial(_in_float16, {q: scale, k: 1.0})), values.__getitem__, rows)
-        total = next(x for node, x in steps.items() if node.kind == "softmax sum")  # [H, T, 1]
-        if _on_grid(sums[1:] * total.swapaxes(0, 1)[1:]):
-            return True
+    with np.errstate(all="ignore"):  # numbers beyond float16 are not on the grid
+        for scale in _query_scales(place.config):
+            steps = values_of(mapped(tree, partial(_in_float16, {q: scale, k: 1.0})), values.__getitem__, rows)
+            total = next(x for node, x in steps.items() if node.kind == "softmax sum")  # [H, T, 1]
+            x = np.abs(sums[1:] * total.swapaxes(0, 1)[1:])
+            grid = x / np.spacing(x.astype(np.float16)).astype(np.float64)
+            if np.abs(grid - np.rint(grid)).mean() < _OFF_GRID:
+                return True
     return False
-
-
-def _on_grid(x: Array) -> bool:
-    """Whether numbers are those of float16, but for a few roundings of float32. Numbers beyond float16 are not."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        steps = np.abs(x) / np.spacing(np.abs(x).astype(np.float16)).astype(np.float64)
-    return bool(np.abs(steps - np.rint(steps)).mean() < _OFF_GRID)
 
 
 _GGML_QUERIES = {"bfloat16": "bfloat16", "q8_0": "q8_0", "q4_0": "q8_0"}
