@@ -1,7 +1,7 @@
 """Verdicts on another engine's numbers: same bits, rounding, or bug, and where.
 
 check.py        `bitnet_np.check`: arrays of any library      sequences.py      several sequences, and later parts of one
-dump.py         dumps of one sequence: `judge_dump`           compared.py       their tensors beside ours, and their types
+dump.py         dumps of one sequence, by a model or another  compared.py       their tensors beside ours, and their types
 tensors.py      each tensor from the dump's own inputs        engine.py         logits alone, against engines with mistakes
 law.py          the law for one operation: its bound          definition.py     what it computes: spec.py's steps as expressions
 expression.py   trees of steps, and their values              functions.py      the steps, and tables of alternatives
@@ -15,9 +15,8 @@ parts.py        mistakes in some rows, heads or elements      equivalence.py    
 verdict.py      SAME_BITS, ROUNDING, FLIPS, ... INVALID       options.py        what a caller asks of the judge
 report.py       the Report, its tables and its heat map       detail.py         worst numbers and errors by position, on request
 html.py         the report as one HTML file                   pictures.py       the report as pictures
-compare_dumps.py  two dumps without a model                   compare_models.py two models of a family, side by side
 top_logprobs.py log-probabilities of a running server         partial.py        tensors of which a part is known, or the RMS
-receipt.py      BitNet-rs's parity receipts
+receipt.py      BitNet-rs's parity receipts                   compare_models.py two models of a family, side by side
 
 spec.py is the law for whole models, law.py the law for one operation on given inputs. The judge shares no arithmetic with the
 kernels and dialects that it may have to judge; tests/judge/ ties them together.

@@ -114,7 +114,7 @@ class TensorJudge:
             self.types = replace(self.types, precision=FLASH)
             return replace(judged.explained(Cause(_SUMMED_IN_FLOAT16, "read.ggml_flash")), verdict=Verdict.NARROW)
         case = self._case_of_one(site, expected, inputs, theirs)
-        return self._caused(judged, self.search.cause(case, trials(case.span, single=True)))
+        return self._caused(judged, self.search.named(case, trials(case.span, single=True)) or self.search.unnamed(case))
 
     def _case_of_one(self, site: Operation, expected: Expected, inputs: list[Array], theirs: Array) -> "TensorCase":
         value, rough = expected.value, 0.0 if self.types.storage(site).is_wide else noise(expected)

@@ -75,22 +75,17 @@ class Case(ABC):
     def cost(self, changed: Collection[Key]) -> float:
         """Multiply-adds of a trial that changes these tensors."""
 
-    def explain(self, trial: Trial) -> Explanation:
-        """What a mistake leaves."""
-        array = self.made(trial)
-        return Explanation(np.inf, False) if array is None else self.explained(array, trial)
-
     def near(self, trial: Trial) -> float:
         """What it leaves, about: by that numbers are sought."""
         return self.explain(trial).left
 
-    def tried(self, trial: Trial) -> Explanation:
-        """What a mistake leaves. It is kept if it comes closest, in a part too, unless its number was sought."""
+    def explain(self, trial: Trial, keep: bool = False) -> Explanation:
+        """What a mistake leaves. keep: whether it is kept if it comes closest, in a part too, unless its number was sought."""
         array = self.made(trial)
         if array is None:
             return Explanation(np.inf, False)
         found = self.explained(array, trial)
-        if trial.number is None:
+        if keep and trial.number is None:
             if trial.cause.fault and found.left < _LESS * self.nearest[0]:
                 self.nearest = found.left, trial
             if self.parts is not None:
@@ -126,17 +121,13 @@ class Search:
     _known: dict[str, float | None] = field(default_factory=dict)  # texts of hidden mistakes that explained a tensor, and their numbers
     _types: set[str] = field(default_factory=set)  # of fewer bits, in words, that explained a tensor: other operations have them, too
 
-    def cause(self, case: Case, every: Iterable[Trial]) -> Cause | None:
-        """The cause of wrong numbers, among these known mistakes and all others; None if nothing explains them."""
-        return self.named(case, every) or self.unnamed(case)
-
     def named(self, case: Case, every: Iterable[Trial]) -> Cause | None:
         """The known or fitted mistake that explains them."""
         every, fits = list(every), []
         with np.errstate(all="ignore"):
             for done, trial in enumerate(every, 1):
                 self.progress(done, len(every))
-                left, explained = case.tried(trial)
+                left, explained = case.explain(trial, keep=True)
                 fits += [_Fit(left, trial)] * explained
                 if explained and left <= case.exact:
                     break
@@ -162,7 +153,7 @@ class Search:
             if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self._types)):
                 number = self._known.get(trial.cause.text)
                 before = trial if number is None else trial.with_number(number)
-                if case.tried(before).fits:
+                if case.explain(before, keep=True).fits:
                     return before.cause
         fits: list[_Fit] = []
 
@@ -179,7 +170,7 @@ class Search:
                 continue
             one = trial if number is None else trial.with_number(number)
             self.work -= case.cost(one.computes)
-            left, explained = case.tried(one)
+            left, explained = case.explain(one, keep=True)
             if explained:
                 fits.append(_Fit(left, one, trial.cause.text))
                 if left <= max(EXACT, case.exact) or (not one.cause.fault and left <= _LITTLE * case.now):
