@@ -47,8 +47,8 @@ def row_blocks(weights: Weights) -> Iterator[tuple[slice, NDArray]]:
     n, m = weights.shape
     step = n if isinstance(weights, Ternary) or n * m <= _SMALL_MATRIX else max(1, _BLOCK // m)
     for i in range(0, n, step):
-        rows = np.arange(i, min(i + step, n))
-        yield slice(i, i + len(rows)), _rows(weights, rows)
+        rows = slice(i, min(i + step, n))
+        yield rows, _rows(weights, rows)
 
 
 def rows_of(weights: Weights, rows: NDArray[np.integer]) -> Array:
@@ -56,22 +56,21 @@ def rows_of(weights: Weights, rows: NDArray[np.integer]) -> Array:
     return _rows(weights, rows).astype(np.float64, copy=False)
 
 
-def _rows(weights: Weights, rows: NDArray[np.integer]) -> NDArray:
+def _rows(weights: Weights, rows: NDArray[np.integer] | slice) -> NDArray:
     if isinstance(weights, np.ndarray) or weights.shape[0] * weights.shape[1] > _SMALL_MATRIX:
         return _read(weights, rows)
     return _cached(weights)[rows]
 
 
-def _read(weights: Weights, rows: NDArray[np.integer]) -> NDArray:
-    if isinstance(weights, Ternary):
-        many = 2 * len(rows) > weights.shape[0]  # all at once are unpacked in a third of the time
-        return (packing.unpack(weights)[rows] if many else packing.unpack_rows(weights, rows)).astype(np.float32)
+def _read(weights: Weights, rows: NDArray[np.integer] | slice) -> NDArray:
+    if isinstance(weights, Ternary):  # all rows at once are unpacked in a third of the time
+        return (packing.unpack(weights)[rows] if isinstance(rows, slice) else packing.unpack_rows(weights, rows)).astype(np.float32)
     return widen.take(weights, rows).astype(np.float64)
 
 
 @lru_cache(maxsize=128)
 def _cached(weights: Ternary | Blocks) -> NDArray:
     """A matrix of a small model, which is read again for each mistake that is tried."""
-    matrix = _read(weights, np.arange(weights.shape[0]))
+    matrix = _read(weights, slice(None))
     matrix.flags.writeable = False
     return matrix
