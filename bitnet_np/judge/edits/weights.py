@@ -59,13 +59,12 @@ def codes(place: Operation) -> Changes:
         for layout in packing.I2S_LAYOUTS:
             if layout != packing.I2S_DEFAULT and weights.shape[0] % 4 == weights.shape[1] % packing.BLOCK == 0:
                 yield f"I2_S is read in the layout {layout}", partial(Matrix.changed, change=partial(_in_layout, layout, weights))
-        for meaning in (*product((-1, 0, 1), repeat=3), (0, 1, 2), (-2, -1, 0)):
-            words = ", ".join(f"{n:+d}" if n else "0" for n in meaning)
-            yield f"codes 0, 1, 2 are read as {words} instead of -1, 0, +1", _by_row(partial(_taken_for, np.array(meaning, np.float64)))
-
-
-def _taken_for(numbers: Array, matrix: Array) -> Array:
-    return numbers[matrix.astype(np.int64) + 1]
+        for meaning in map(np.array, (*product((-1.0, 0.0, 1.0), repeat=3), (0.0, 1.0, 2.0), (-2.0, -1.0, 0.0))):
+            words = ", ".join(f"{n:+g}" if n else "0" for n in meaning)
+            yield (
+                f"codes 0, 1, 2 are read as {words} instead of -1, 0, +1",
+                _by_row(partial(lambda to, x: to[x.astype(np.int64) + 1], meaning)),
+            )
 
 
 def _in_layout(layout: str, weights: Ternary, matrix: Array) -> Array:

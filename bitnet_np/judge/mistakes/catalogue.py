@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from ...engine.dialects import DIALECTS, Dialect
 from ...model.records import Model
 from ...traces.points import SCORES, TOP_EXPERTS, Key
 from ..edits import kinds
-from ..expression import Node
 from ..graph import Operation, operations
 from ..readings.wrong import digits
 from ..variant import Variant, with_computed
@@ -53,15 +51,11 @@ def at_operation(site: Operation, mistakes: Sequence[Mistake] = CATALOGUE) -> It
         if site.key.name not in mistake.at:
             continue
         for numbers, edit in mistake.edits(site):
-            compute = partial(_at_number, site, edit.tree) if edit.grid else Edited(site, edit.tree)
+            compute = (lambda number, tree=edit.tree: Edited(site, tree(number))) if edit.grid else Edited(site, edit.tree)
             yield mistake, Trial(mistake.cause(numbers), {site.key: compute}, edit.grid)
         if not mistake.edit and mistake.engine is not None:
             for numbers, engine in mistake.engine(Variant("", site.model, site.dialect)):
                 yield mistake, Trial(mistake.cause(numbers), {site.key: Edited(site, in_another(engine, site))})
-
-
-def _at_number(site: Operation, tree: Callable[[float], Node], number: float) -> Edited:
-    return Edited(site, tree(number))
 
 
 def in_engine(base: Variant) -> Iterator[Trial]:
