@@ -9,8 +9,8 @@ from bitnet_np.base.errors import CapacityError, Error, OptionError, ShapeError,
 from bitnet_np.engine import masks
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.generation.nll import token_nll
-from bitnet_np.judge.compare_dumps import compare_traces
 from bitnet_np.judge.compare_models import compare_models
+from bitnet_np.judge.dump import compare_traces
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.llama_base import divergence, save_base

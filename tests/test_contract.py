@@ -22,12 +22,11 @@ from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, Q4_K, Q8_0
 from bitnet_np.contract import blocks, numbers
 from bitnet_np.engine.backend import OPERATIONS
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP
-from bitnet_np.judge import law
+from bitnet_np.judge import definition, law
 from bitnet_np.judge.bounds import within
-from bitnet_np.judge.edits import definition
-from bitnet_np.judge.edits.expression import tensor
-from bitnet_np.judge.edits.functions import ACTIVATION_NAMES
 from bitnet_np.judge.expected import WIDE
+from bitnet_np.judge.expression import Node, tensor
+from bitnet_np.judge.functions import ACTIVATION_NAMES
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import activations, cpu, scalar
 from bitnet_np.testing.models import random_table
@@ -92,6 +91,7 @@ EXPRESSIONS = {
     "rms_norm": definition.rms,
     "layer_norm": definition.layer_norm,
     "mix": partial(definition.mixed, None),
+    "top_experts": lambda logits, k: Node("experts", (logits,), what=k),
     **{name if name in OPERATIONS else f"{name}_gate": partial(definition.gated, function) for name, function in ACTIVATION_NAMES.items()},
 }
 """The judge's expressions of what an operation of a backend takes.
@@ -102,8 +102,6 @@ Experts' weights are left out: many of the logits drawn are equal, and share the
 
 def expected(name, arguments):
     """What the judge's law says of an operation: arrays of rows are tensors, those of one row are weights of the model."""
-    if name == "top_experts":
-        return law.top_experts(arguments[1], arguments[0].astype(np.float64), WIDE)
     keys = {Key(f"argument {i}", None): x for i, x in enumerate(arguments) if np.ndim(x) > 1}
     nodes = [tensor(Key(f"argument {i}", None)) if np.ndim(x) > 1 else x for i, x in enumerate(arguments)]
     return law.expected(EXPRESSIONS[name](*nodes), {key: x.astype(np.float64) for key, x in keys.items()}, WIDE)
@@ -136,7 +134,7 @@ def test_an_operation_has_the_bits_of_the_kernel_and_is_the_definitions(name, ed
                 made = result if isinstance(result, tuple | list) else [result]
                 assert not any(np.may_share_memory(array, each) for array in made for each in given)
     assert same(*results)
-    if name in (*EXPRESSIONS, "top_experts") and not edges:
+    if name in EXPRESSIONS and not edges:
         verdict, reason, _ = within(expected(name, arguments), results[0].astype(np.float64))
         assert verdict <= Verdict.ROUNDING, reason
 

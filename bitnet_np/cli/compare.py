@@ -7,7 +7,7 @@ from typing import Any
 
 from ..base.errors import OptionError
 from ..judge import receipt
-from ..judge.compare_dumps import compare_traces
+from ..judge.dump import compare_traces
 from ..judge.graph import LOGITS
 from ..judge.report import Report
 from ..judge.verdict import Verdict

@@ -44,7 +44,7 @@ class Storage(Protocol):
 
 
 class Backend(Protocol):
-    """The operations of a forward pass. R rows are the tokens of all sequences end to end; model.py explains the other letters."""
+    """The operations of a forward pass. R rows are the tokens of all sequences end to end; model/records.py explains the other letters."""
 
     @property
     def device(self) -> str:

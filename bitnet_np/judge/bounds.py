@@ -97,7 +97,8 @@ def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
             spread += float((square / 3 * value**2).sum())
     if ratio > 1:
         most, _, value, *_ = bound_of(expected, theirs.shape)
-        return Verdict.WRONG, worst + _where(np.abs(theirs - value) > most), ratio
+        where = parts_of(np.abs(theirs - value) > most, _MOSTLY)  # a few columns hint at misread rows of weights, late positions at a cache
+        return Verdict.WRONG, worst + (f"; wrong only at {', '.join(where)}" if where else ""), ratio
     if count:
         variance = squares / count
         if variance > 0.4 * (1 + 4 * np.sqrt(2 * expected.shared / count)):
@@ -109,12 +110,6 @@ def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
     if flipped:
         return Verdict.FLIPS, f"{flipped} positions have roundings on the other side of a boundary", ratio
     return Verdict.ROUNDING, "", ratio
-
-
-def _where(wrong: NDArray[np.bool_]) -> str:
-    """The place of errors that are not everywhere: a few columns hint at misread weight rows, late positions at a cache."""
-    parts = parts_of(wrong, _MOSTLY)
-    return f"; wrong only at {', '.join(parts)}" if parts else ""
 
 
 def position_errors(value: Array, theirs: Array, least: float = 0.0) -> Array:

@@ -1,6 +1,9 @@
-"""Another engine's tensors beside ours: which can be judged, and which have our bits."""
+"""Another engine's tensors beside ours: which can be judged, which have our bits, and the type that each is kept in."""
 
-from dataclasses import dataclass, field
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +17,10 @@ from ..traces.points import SCORES, TOP_EXPERTS, Key, Trace
 from ..traces.record import Recorder
 from .bounds import invalid_experts, invalid_tensor
 from .equivalence import KEYS, QUERIES
+from .expected import Storage
+from .graph import EMBEDDING, TOKENS, Operation
 from .logits import same_bits
+from .precision import DIGITS, FLOAT32, Precision, storage_type
 
 
 @dataclass(frozen=True)
@@ -26,12 +32,6 @@ class Compared:
     same: set[Key] = field(default_factory=set)  # those that have our bits
     sizes: dict[Key, int] = field(default_factory=dict)  # of all our tensors
     first: dict[Key, NDArray] = field(default_factory=dict)  # our queries and keys of the first layer
-
-    def leave_out(self, key: Key) -> None:
-        """Take a tensor for one that is not in the dump."""
-        self.tensors.pop(key, None)
-        self.problems.pop(key, None)
-        self.same.discard(key)
 
 
 def compare(runtime: Runtime, tokens: Tokens, trace: Trace) -> tuple[Compared, NDArray]:
@@ -75,3 +75,58 @@ def rows_of(c: Config, key: Key, x: NDArray) -> NDArray:
     if x.shape[2] == length:
         x = np.where(spec.causal_mask(length, length, window=c.window_of(key.layer or 0)) == 0, x, x.dtype.type(0))
     return x.transpose(1, 0, 2).reshape(length, -1)
+
+
+@dataclass(frozen=True)
+class Types:
+    """The types of all tensors of one dump."""
+
+    precision: Precision
+    read: dict[Key, str] | None  # those read off the dump; None: as declared
+    act: str  # of tensors that are not in the dump
+
+    @classmethod
+    def of(cls, precision: Precision | None, tensors: Mapping[Key, NDArray], same: Collection[Key]) -> Types:
+        """The types that are declared; without, those of a dump's tensors. same: the tensors that have our bits."""
+        if precision is not None:
+            return cls(precision, None, precision.act)
+        own = {EMBEDDING} & set(same)  # rows of a narrow table are narrow in every engine
+        read = {k: storage_type(x) for k, x in tensors.items() if k not in own and not k.name.endswith(("_codes", "_scale", TOP_EXPERTS))}
+        return cls(FLOAT32, read, min(read.values(), key=DIGITS.__getitem__, default="float32"))
+
+    def __getitem__(self, key: Key) -> str:
+        if key == TOKENS:
+            return "float32"
+        return self.act if self.read is None else self.read.get(key, "float32" if key == EMBEDDING else self.act)
+
+    def storage(self, operation: Operation) -> Storage:
+        """The types of an operation's numbers."""
+        return Storage(tuple(self[k] for k in operation.inputs), self[operation.key], self.precision)
+
+    def with_cache(self, kind: str) -> Types:
+        """The same types with keys and values of this type; attention's probabilities are as narrow in engines with float16 caches."""
+        return replace(self, precision=replace(self.precision, kv=kind, probs="float16" if kind == "float16" else self.precision.probs))
+
+    @property
+    def strict(self) -> bool:
+        """Whether no rounding is taken for intended that was not declared."""
+        return self.read is None
+
+    @property
+    def judged_as(self) -> Precision | None:
+        """The types that were declared, or read off the dump; None where all of these are float32."""
+        if self.strict:
+            return self.precision
+        precision = replace(self.precision, act=self.act)
+        return None if precision == FLOAT32 else precision
+
+    def notes(self) -> list[str]:
+        """The precision that the dump is judged in, in words, where it is not float32."""
+        if self.read is None:
+            return [f"judged in the declared precision: {self.precision}"] if self.precision != FLOAT32 else []
+        count = {kind: list(self.read.values()).count(kind) for kind in DIGITS}
+        narrow = {kind: n for kind, n in count.items() if n and kind != "float32"}
+        notes = [f"judged as {kind}, read off the dump: {n} of {len(self.read)} tensors" for kind, n in narrow.items()]
+        if self.precision.kv != "float32":
+            notes.append(f"a KV cache of {self.precision.kv} is assumed: the first attention shows it")
+        return notes

@@ -1,25 +1,33 @@
-"""The judge of a whole dump of one sequence: its logits, and every operation."""
+"""Whole dumps judged by a model, the logits as such and every operation from the other engine's own inputs; or by another dump."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.errors import listed
+from ..base.validate import instance
+from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
-from ..engine.tokens import Tokens
+from ..engine.tokens import Tokens, check_tokens
 from ..generation.nll import log_probabilities
-from ..traces.points import Key, Trace
-from .compared import compare
-from .engine import Tries, judge_logits
-from .graph import LOGITS
-from .logits import FLIPS_LIMIT, Judgement, invalid, position_nmse
+from ..kernels.float_state import steady
+from ..model.records import Model
+from ..traces.points import SCORES, Key, Trace
+from .bounds import ROUNDING_ACROSS, close, invalid_tensor, statistics
+from .compared import Compared, Types, compare
+from .detail import Details
+from .engine import judge_logits
+from .equivalence import look_through
+from .graph import LOGITS, operations
+from .logits import FLIPS_LIMIT, Judgement, invalid, position_nmse, same_bits
 from .options import DEFAULT, Options
 from .precision import FLOAT32, Precision, storage_type
-from .report import Report
-from .trace import judge_operations
+from .report import OperationVerdict, Report
+from .tensors import TensorJudge
 from .variant import Floats, Variant, variant_logits
 from .verdict import Verdict
 
@@ -42,23 +50,105 @@ def judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options 
         judged_as = declared or (None if kind == "float32" else Precision(act=kind))
         said = f"judged in the declared precision: {judged_as}" if declared else f"judged as {kind}, read off the dump"
         notes = () if judged_as is None or judged_as == FLOAT32 else (said,)
-        return Report.of_logits(
-            logits.judged(replace(options, precision=judged_as), Tries.EVERYTHING if search else Tries.NOTHING), (*logits.notes, *notes)
-        )
+        return Report.of_logits(logits.judged(replace(options, precision=judged_as), search), (*logits.notes, *notes))
     compared, every = compare(runtime, tokens, trace)
     logits = _Logits.of(runtime, tokens, trace, every[0])
     # from the dump's result_norm
     is_operation = key == LOGITS and logits.has_all and invalid(every[0], logits.theirs) is None
     if not is_operation:
-        compared.leave_out(key)
+        compared.same.discard(key)
+        for some in (compared.tensors, compared.problems):
+            some.pop(key, None)
     report = judge_operations(runtime, tokens, trace if is_operation else others, options, compared)
     # what logits alone would show, more tensors must not hide: where what is wrong is in several operations judged together, or may be
     search = search and any(len(o.across) > 1 for o in ([report.first_wrong] if report.first_wrong else report.operations))
-    tries = Tries.NOTHING if not search else Tries.EVERYTHING if report.first_wrong is None else Tries.OPERATIONS
-    of_logits = logits.judged(replace(options, precision=declared or report.precision), tries)
+    of_logits = logits.judged(replace(options, precision=declared or report.precision), search)
     if report.verdict == Verdict.NARROW and of_logits.verdict == Verdict.WRONG and not search:
         of_logits = replace(of_logits, verdict=Verdict.NARROW, reason=f"they follow from narrower operations: {of_logits.reason}")
     return replace(report, notes=(*logits.notes, *report.notes)).with_logits(of_logits)
+
+
+# --- operations ---------------------------------------------------------------------------------------------------------------------------
+
+
+def judge_trace(
+    model: Model,
+    trace: Trace,
+    tokens: Sequence[int] | NDArray,
+    dialect: Dialect = EXACT,
+    precision: Precision | None = None,
+    details: Details | None = None,
+) -> Report:
+    """Judge another engine's tensors for these tokens (one sequence), in the dialect and precision (see Options) that are declared."""
+    runtime = Runtime(model, dialect).checked()
+    options = Options(precision, details=details)
+    return judge_operations(runtime, check_tokens(model.config, np.asarray(tokens)[None]), trace, options)
+
+
+def judge_operations(
+    runtime: Runtime, tokens: Tokens, trace: Trace, options: Options = DEFAULT, compared: Compared | None = None
+) -> Report:
+    """judge_trace for a checked runtime and checked tokens of one sequence. compared: what `compare` made of the trace, if it is known."""
+    model, dialect, ids = runtime.model, runtime.dialect, tokens.ids[0]
+    if trace.tokens is not None and not np.array_equal(trace.tokens, ids):
+        return Report(Verdict.INVALID, f"{trace.origin} was made with other token ids: {list(trace.tokens[:8])}, expected {list(ids[:8])}")
+    scored = {key.layer for key in trace.points if key.name in SCORES and key.layer is not None}
+    every = [o.key for o in operations(model, dialect, scores=scored)]
+    common = [key for key in every if key in trace.points]
+    if not common:
+        names = ", ".join(map(str, list(trace.points)[:5])) or "nothing"
+        return Report(Verdict.INVALID, f"{trace.origin} has no tensor of this model's forward pass; it has {names}")
+    dump = compared or compare(runtime, tokens, trace)[0]
+    missing = tuple(key for key in every if key not in trace.points)
+    invalid = tuple(OperationVerdict(key, Verdict.INVALID, dump.problems[key]) for key in common if dump.problems[key])
+    seen = look_through(model, dump.first, dump.tensors)
+    types = Types.of(options.precision, dump.tensors, dump.same)
+    judge = TensorJudge(runtime, ids, replace(dump, tensors=seen.tensors), types, options, seen.start, scored)
+    verdicts = judge.verdicts()
+    notes = [*judge.types.notes(), *seen.notes, *[_untried(o) for o in verdicts if not o.tried][:1], *judge.search.notes()]
+    first_wrong = next((o for o in verdicts if o.verdict == Verdict.WRONG), None)
+    if invalid:
+        first = invalid[0]
+        reason = f"{first.place}: {first.reason}"
+        if first_wrong is None:
+            return Report(Verdict.INVALID, reason, invalid, first, missing)
+        notes.append(f"{reason}; nothing from there on is judged")
+    worst, judged_as = max(o.verdict for o in verdicts), judge.types.judged_as
+    return Report(worst, _reason(verdicts, first_wrong), (*verdicts, *invalid), first_wrong, missing, tuple(notes), None, judged_as)
+
+
+def _reason(verdicts: Sequence[OperationVerdict], first_wrong: OperationVerdict | None) -> str:
+    """The first wrong operation in words, and the tensors to record where several operations lie in between; or where none is wrong, the
+    first operation that rounds to fewer bits, if one does."""
+    if first_wrong is not None:
+        across = first_wrong.across
+        reason = f"WRONG at {first_wrong.place}: {first_wrong.hypothesis or first_wrong.reason}"
+        if len(across) > 1:
+            several = len({k.layer for k in across if k.layer is not None}) > 1
+            names = "l_out of every layer" if several else ", ".join(k.name for k in across[:-1])
+            reason += f"; {len(across)} operations lie between it and the tensors of the dump: to tell which is wrong, dump {names}"
+        return reason
+    narrow = [o for o in verdicts if o.verdict == Verdict.NARROW]
+    if not narrow:
+        return f"{len(verdicts)} tensors, each within the bound for its own inputs"
+    first, more = narrow[0], f" (and {len(narrow) - 1} more)" if len(narrow) > 1 else ""
+    others = len(verdicts) - len(narrow)
+    return f"{first.place}{more}: {first.hypothesis}" + (f"; the other {others} tensors are within their bounds" if others else "")
+
+
+def _untried(verdict: OperationVerdict) -> str:
+    """The tensors to record so that known mistakes can be tried, in words."""
+    layers = sorted({k.layer for k in verdict.across if k.layer is not None})
+    names = ",".join(dict.fromkeys(k.name for k in verdict.across if len(layers) < 2 or k.name == "l_out"))
+    which = f" --layers {layers[0]}" if len(layers) == 1 else ""
+    more = "; then all names of the first layer that is wrong" if len(layers) > 1 else ""
+    return (
+        f"{verdict.place}: known mistakes were not tried, {len(verdict.across)} operations of a model this large are too much work. "
+        f"Record what lies between, as `bitnet-np trace{which} --names {names}` does{more}; or try them all the same, with --effort"
+    )
+
+
+# --- logits as such -----------------------------------------------------------------------------------------------------------------------
 
 
 class _Logits(NamedTuple):
@@ -85,7 +175,7 @@ class _Logits(NamedTuple):
         has_all = positions is None
         return cls(runtime, tokens.ids[0], every, theirs, np.arange(length) if positions is None else positions, convert, has_all, notes)
 
-    def judged(self, options: Options, tries: Tries) -> Judgement:
+    def judged(self, options: Options, search: bool) -> Judgement:
         """The verdict on them."""
         last, few = len(self.ids) - 1, self.positions[:_MOST_POSITIONS]
         late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
@@ -97,8 +187,7 @@ class _Logits(NamedTuple):
 
         nearest = self.nearest() if self.notes else last  # a row of another position tells no mistake
         base, ours = Variant("ours", self.runtime.model, self.runtime.dialect), self.convert(self.every[self.positions])
-        tries = tries if nearest == last else Tries.NOTHING
-        judged = judge_logits(ours, self.theirs, base, run, options, tries, self.positions, self.ids)
+        judged = judge_logits(ours, self.theirs, base, run, options, search and nearest == last, self.positions, self.ids)
         if not self.notes:
             return judged
         judged = replace(judged, compared=(last,))
@@ -129,3 +218,48 @@ def has_logits(runtime: Runtime, tokens: Tokens, trace: Trace, ours: Floats) -> 
 def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Log-probabilities of logits [.., V], computed in float64."""
     return log_probabilities(x).astype(np.float32)
+
+
+# --- without a model ----------------------------------------------------------------------------------------------------------------------
+
+
+@steady
+def compare_traces(ours: Trace, theirs: Trace, partial: bool = False, details: Details | None = None) -> Report:
+    """The report on two dumps of the same tokens, ours taken as true.
+
+    Without the model there are no derived bounds: a tensor is ROUNDING up to an NMSE of 1e-9 and FLIPS up to FLIPS_LIMIT at its worst
+    position; int8 codes that differ are FLIPS at best. A tensor of ours that theirs lacks is INVALID unless `partial`.
+    details: see judge_trace.
+    """
+    ours, theirs = instance("ours", ours, Trace), instance("theirs", theirs, Trace)
+    if ours.tokens is not None and theirs.tokens is not None and not np.array_equal(ours.tokens, theirs.tokens):
+        return Report(Verdict.INVALID, f"{theirs.origin} was made with other token ids than {ours.origin}")
+    common = [key for key in ours.points if key in theirs.points]
+    missing = tuple(key for key in ours.points if key not in theirs.points)
+    if not common:
+        return Report(Verdict.INVALID, f"{theirs.origin} and {ours.origin} have no tensor in common", missing=missing)
+    if missing and not partial:
+        return Report(Verdict.INVALID, f"{theirs.origin} lacks {listed(missing, 5)}; --partial compares what both have", missing=missing)
+    verdicts = tuple(_compare_tensor(key, ours.points[key], theirs.points[key], details) for key in common)
+    worst = max(o.verdict for o in verdicts)
+    first = next((o for o in verdicts if o.verdict >= Verdict.WRONG), None)
+    reason = f"{len(verdicts)} tensors compared" if first is None else f"{first.place}: {first.reason}"
+    return Report(worst, reason, verdicts, first, missing)
+
+
+def _compare_tensor(key: Key, ours: NDArray, theirs: NDArray, details: Details | None) -> OperationVerdict:
+    codes = key.name.endswith("_codes")
+    if theirs.shape != ours.shape:
+        return OperationVerdict(key, Verdict.INVALID, f"its shape is {list(theirs.shape)}, expected {list(ours.shape)}")
+    if same_bits(ours, theirs) and np.isfinite(ours.astype(np.float64)).all():
+        return OperationVerdict(key, Verdict.SAME_BITS, max_error=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0)
+    a, b = (x.reshape(len(x), -1).astype(np.float64) for x in (ours, theirs))
+    problem = "" if codes else invalid_tensor(theirs.reshape(b.shape), a)
+    if problem:
+        return OperationVerdict(key, Verdict.INVALID, problem)
+    # rows of a gradient are no positions: a small one is a sum of terms as large as the others', and as wrong
+    least = float((a**2).sum() / len(a)) if key.name.startswith("grad_") else 0.0
+    verdict, reason, ratio = close(a, b, least=least)
+    if details is not None:
+        details.rows(key, a, b, ROUNDING_ACROSS if verdict == Verdict.ROUNDING else FLIPS_LIMIT, least)
+    return statistics(key, max(verdict, Verdict.FLIPS) if codes else verdict, reason, (), ratio, a, b)

@@ -14,7 +14,6 @@ limit of a dump of last positions.
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import cached_property
 from math import prod
 
@@ -25,7 +24,6 @@ from ..base.errors import ContextLimitError, NonFiniteError, listed
 from ..model.records import MATRICES
 from ..traces.points import Key
 from .bounds import TINY
-from .graph import LOGITS
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .logits import Judgement, Reach, judge, position_nmse
 from .mistakes.catalogue import Trial, in_engine, sites, trials
@@ -52,22 +50,13 @@ _POSITIONS = 8  # fewest to know a standard error from
 _FAR = 8  # times the RMS error that roundings leave: a logit that is farther is in question
 
 
-class Tries(IntEnum):
-    """What is tried on logits, each with all before it."""
-
-    NOTHING = 0
-    ENGINES = 1  # whole engines, scales of matrices, and likely mistakes
-    OPERATIONS = 2  # every known mistake, also in single operations
-    EVERYTHING = 3  # hidden mistakes too, which nothing else of a dump shows
-
-
 def judge_logits(
     ours: Floats,
     theirs: ArrayLike,
     base: Variant,
     run: Run,
     options: Options = DEFAULT,
-    tries: Tries = Tries.ENGINES,
+    search: bool = True,
     numbers: NDArray[np.int64] | None = None,
     ids: NDArray[np.int64] | None = None,
     slack: float = 1.0,
@@ -75,49 +64,27 @@ def judge_logits(
     """Judge their logits by what roundings and known mistakes make of the model.
 
     ours, theirs: [..., V]. run: logits of a variant, [P, V], the first P positions of `ours` (laid end to end) or all; ours are
-    `run(base)`. options: without a precision, the dialects and the narrow types that nobody declared are tried. numbers: see logits.judge.
-    ids: the token ids of the one sequence that `run` takes, which mistakes in operations need. slack: factor of the limits of what nothing
-    explains, which then have llama.cpp's flash attention in them, too.
+    `run(base)`. options: without a precision, the dialects and the narrow types that nobody declared are tried. search: whether mistakes
+    are tried. numbers: see logits.judge. ids: the token ids of the one sequence that `run` takes; without them whole engines, scales of
+    matrices and likely mistakes are tried alone. slack: factor of the limits of what nothing explains, which then have llama.cpp's flash
+    attention in them, too.
     Raises nothing for what the dump holds: see logits.judge.
     """
     judged = judge(ours, theirs, None, numbers, options.details)
     if judged.verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.INVALID):
         return judged
-    target = _Target(ours, theirs, base, run, options, tries, ids)
+    target = _Target(ours, theirs, base, run, options, search, ids)
     judged = target.explained(judge(ours, theirs, target.reach, numbers, options.details))
-    target.runs.progress(target.runs.total, target.runs.total)
+    target.progress(target.total, target.total)
     if judged.verdict == Verdict.WRONG and judged.explanation is not None:
         return judged
     closest = target.closest
-    if slack > 1 and closest is None and judged.verdict == Verdict.WRONG and (x := target.runs(in_precision(base, FLASH))) is not None:
+    if slack > 1 and closest is None and judged.verdict == Verdict.WRONG and (x := target.logits(in_precision(base, FLASH))) is not None:
         wide = reach_of(target.a, [*target.right, x], base, target.declared, target.choices)
         again = judge(ours, theirs, replace(wide, nmse=slack * wide.nmse, positions=slack * wide.positions), numbers)
         if again.verdict < judged.verdict:
             return replace(again, reach=wide.nmse)
     return replace(judged, reason="; ".join(filter(None, (judged.reason, closest, *target.said))), explanation=closest)
-
-
-class _Runs:
-    """Runs of variants of our engine, counted."""
-
-    def __init__(self, run: Run, options: Options, total: int) -> None:
-        self.run, self.total = run, total
-        self.progress = options.bars("trying known mistakes")
-        self.done = 0
-
-    def __call__(self, variant: Variant) -> Floats | None:
-        """Its logits; None if its numbers leave float32's range, as those of a mistake may."""
-        self.done += 1
-        self.progress(min(self.done, self.total), self.total)
-        try:
-            with np.errstate(all="ignore"):
-                return self.run(variant)
-        except (NonFiniteError, ContextLimitError):
-            return None
-
-    def of(self, variants: Iterable[Variant]) -> dict[str, Floats]:
-        """The logits of some variants by their texts, without those that have none."""
-        return {variant.text: x for variant in variants if (x := self(variant)) is not None}
 
 
 _PRECISIONS = tuple(Precision(**kinds) for kinds in ({"kv": "q8_0"}, {"act": "bfloat16"}, {"kv": "q4_0"}))
@@ -129,22 +96,23 @@ class _Target:
     """Their logits beside ours, and runs that may come nearer to them."""
 
     def __init__(
-        self, ours: Floats, theirs: ArrayLike, base: Variant, run: Run, options: Options, tries: Tries, ids: NDArray[np.int64] | None
+        self, ours: Floats, theirs: ArrayLike, base: Variant, run: Run, options: Options, search: bool, ids: NDArray[np.int64] | None
     ) -> None:
-        self.base, self.options, self.tries, self.ids = base, options, tries, ids
+        self.base, self.options, self.search, self.ids = base, options, search, ids
         self.declared = options.precision or FLOAT32
-        self.engines = list(in_engine(base)) if tries else []
+        self.engines = list(in_engine(base)) if search else []
         # scales of queries and keys do the same
-        self.names = [name for name in base.present(MATRICES) if name != "attn_k"] if tries else []
+        self.names = [name for name in base.present(MATRICES) if name != "attn_k"] if search else []
         honest, others = list(roundings(base, self.declared)), list(dialects(base))
-        self.runs = _Runs(run, options, len(honest) + len(others) + len(self.engines) + 2 * len(self.names))
-        of_honest = self.runs.of(honest)
+        self.run, self.progress, self.done = run, options.bars("trying known mistakes"), 0
+        self.total = len(honest) + len(others) + len(self.engines) + 2 * len(self.names)  # runs
+        of_honest = self.logits_of(honest)
         self.right = list(of_honest.values())
         self.a, self.b = (np.asarray(x).reshape(-1, ours.shape[-1])[: len(self.right[0])] for x in (ours, theirs))  # [P, V]
         other = other_choices(base, self.declared)
-        self.choices = None if other is None else self.runs(other)
+        self.choices = None if other is None else self.logits(other)
         self.reach: Reach = reach_of(self.a, self.right, base, self.declared, self.choices)
-        self.others = [(variant, x) for variant in others if (x := self.runs(variant)) is not None]
+        self.others = [(variant, x) for variant in others if (x := self.logits(variant)) is not None]
         self.away = position_nmse(self.a, self.b)  # [P]
         known = of_honest | {variant.text: x for variant, x in self.others}
         distances = {text: _distances(x, self.a, self.b) for text, x in known.items()}
@@ -153,6 +121,20 @@ class _Target:
         self.best = np.minimum(self.away, distance)  # [P]: of the nearest run without a mistake
         self.strong = False  # whether theirs are farther from ours than roundings reach
         self.said: list[str] = []  # what took too much work, or would explain it, in words
+
+    def logits(self, variant: Variant) -> Floats | None:
+        """The logits of a variant; None if its numbers leave float32's range, as those of a mistake may."""
+        self.done += 1
+        self.progress(min(self.done, self.total), self.total)
+        try:
+            with np.errstate(all="ignore"):
+                return self.run(variant)
+        except (NonFiniteError, ContextLimitError):
+            return None
+
+    def logits_of(self, variants: Iterable[Variant]) -> dict[str, Floats]:
+        """The logits of some variants by their texts, without those that have none."""
+        return {variant.text: x for variant in variants if (x := self.logits(variant)) is not None}
 
     def explained(self, judged: Judgement) -> Judgement:
         """Their judgement, with the first explanation that is found."""
@@ -171,7 +153,7 @@ class _Target:
             self.said.append(f"the first {len(self.a)} of these positions are right, and no mistake was tried on the others")
             return judged
         precision = self.options.precision
-        if precision is None and self.tries and (reason := self.undeclared()) is not None:
+        if precision is None and self.search and (reason := self.undeclared()) is not None:
             return replace(judged, verdict=Verdict.NARROW, reason=reason)
         cause = self.of_operations(search, replace(case, best=self.away, fit=True))
         if cause is None:
@@ -183,7 +165,7 @@ class _Target:
 
     def of_operations(self, search: Search, case: "LogitsCase") -> Cause | None:
         """The mistake of operations that makes theirs of ours but for roundings."""
-        if self.ids is None or self.tries < Tries.OPERATIONS:
+        if self.ids is None or not self.search:
             return None
         most = self.options.effort * _MOST_WORK
         every = list(trials(case.span, single=True))
@@ -193,7 +175,7 @@ class _Target:
             every = list(trials(case.span, single=False))
         if len(every) * self.work > most:
             every = []
-        self.runs.total += len(every)
+        self.total += len(every)
         cause = search.named(case, every) or search.unnamed(case)
         self.said.extend(search.notes())
         return cause
@@ -210,17 +192,17 @@ class _Target:
     def undeclared(self) -> str | None:
         """Why another dialect's roundings reach so far, alone or behind a cache of ggml's; a precision that would is said."""
         for dialect, own in self.others:
-            honest = [own, *self.runs.of(roundings(dialect)).values()]
+            honest = [own, *self.logits_of(roundings(dialect)).values()]
             if judge(self.a, self.b, reach_of(self.a, honest, self.base)).verdict <= Verdict.FLIPS:
                 return f"no farther than rounding reaches in {dialect.text}"
             attention = [site for site in sites(dialect.model, dialect.dialect) if site.key.name == "kqv_out"]
             for trial in trials(attention, single=False) if self.ids is not None else ():
                 if trial.cause.id.startswith("cache.ggml"):
-                    x = self.runs(trial.variant(dialect, self.ids))
+                    x = self.logits(trial.variant(dialect, self.ids))
                     if x is not None and self.explains(x, self.away):
                         return f"{trial.cause}; in {dialect.text}"
         for precision in _PRECISIONS:
-            x = self.runs(in_precision(self.base, precision))
+            x = self.logits(in_precision(self.base, precision))
             if x is None or _distances(x, self.a, self.b).mean() > _NEARER * self.away.mean():
                 continue  # a coarse type reaches far, but only an engine that has it errs in its direction
             if judge(self.a, self.b, reach_of(self.a, [x], self.base, precision)).verdict <= Verdict.FLIPS:
@@ -242,7 +224,7 @@ class _Target:
         best, most, slope = "", 1.0, 0.0
         changes: dict[str, NDArray[np.float64]] = {}
         for name in self.names:
-            low, high = (self.runs(scaled(self.base, name, factor)) for factor in (1 / _STEP, _STEP))
+            low, high = (self.logits(scaled(self.base, name, factor)) for factor in (1 / _STEP, _STEP))
             if low is None or high is None or position_nmse(low, high).mean() / 4 < 2 * self.reach.nmse:
                 continue
             changes[name] = change = (high.astype(np.float64) - low) / (2 * np.log(_STEP))  # by the logarithm of the scale
@@ -256,7 +238,7 @@ class _Target:
             return None
         change = changes[best]
         if self.strong:
-            x = self.runs(scaled(self.base, best, np.exp(slope)))
+            x = self.logits(scaled(self.base, best, np.exp(slope)))
             if x is None or not _explains(_distances(x, self.a, self.b), self.away):
                 return None
             slope += float(((self.b - x.astype(np.float64)) * change).sum() / max((change**2).sum(), 1e-300))  # what is left, once more
@@ -274,7 +256,7 @@ class LogitsCase(Case):
 
     def made(self, trial: Trial) -> Floats | None:
         try:
-            return self.target.runs(trial.variant(self.target.base, self.target.ids))
+            return self.target.logits(trial.variant(self.target.base, self.target.ids))
         except KeyError:  # it asks for a tensor of a later layer
             return None
 
@@ -291,9 +273,9 @@ class LogitsCase(Case):
     def facts(self) -> Cause | None:
         """What theirs show by themselves, such as our logits in other places, where the others are ours but for roundings."""
         a, b = self.value.astype(np.float64), self.theirs.astype(np.float64)
-        base, nmse = self.target.base, self.target.reach.nmse
+        nmse = self.target.reach.nmse
         places = np.abs(b - a) > _FAR * nmse**0.5 * a.std(axis=1, keepdims=True)
-        return facts_of(Wrong(base.model, base.dialect, LOGITS, [], a, b, places, nmse, {}), of_columns=True)
+        return facts_of(Wrong(self.span[-1], [], a, b, places, nmse, {}), of_columns=True)
 
 
 def _wrong(judged: Judgement, mistake: str) -> Judgement:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..model.records import Config, Model, with_rope_of
 from ..traces.points import POINTS, SLOTS, TOP_EXPERTS, Key
+from .functions import pairs
 
 Array = NDArray[np.float64]
 Tensors = Mapping[Key, NDArray]
@@ -103,24 +104,16 @@ def _alike(a: Array, b: Array) -> bool:
     return bool((((a - b) ** 2).mean(axis=(0, 1)) <= _NEAR**2 * (a**2).mean(axis=(0, 1))).all())
 
 
-def pair_slices(config: Config) -> tuple[slice, slice]:
-    """The slices of a head that hold the first and the second numbers of its rotated pairs."""
-    j = config.rope_pairs
-    return (slice(0, j), slice(j, 2 * j)) if config.rope == "halves" else (slice(0, 2 * j, 2), slice(1, 2 * j, 2))
-
-
 def complex_pairs(config: Config, x: NDArray) -> NDArray[np.complex128]:
     """The rotated pairs of heads [n, heads * K] as complex numbers, [n, heads, J]: a rotation multiplies them."""
     heads = x.reshape(len(x), -1, config.head_dim).astype(np.float64)
-    first, second = pair_slices(config)
-    return heads[..., first] + 1j * heads[..., second]
+    first, second = (heads[..., places] for places in pairs(config.rope, config.rope_pairs, config.head_dim))
+    return first + 1j * second
 
 
 def in_pairs(config: Config) -> NDArray[np.intp]:
     """The elements of a head, [K]: the first numbers of all rotated pairs, the second ones, and those that are not rotated."""
-    first, second = pair_slices(config)
-    every = np.arange(config.head_dim)
-    return np.concatenate([every[first], every[second], every[2 * config.rope_pairs :]])
+    return np.concatenate([*pairs(config.rope, config.rope_pairs, config.head_dim), np.arange(2 * config.rope_pairs, config.head_dim)])
 
 
 def _start(model: Model, theirs: Tensors) -> int:

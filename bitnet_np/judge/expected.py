@@ -19,8 +19,8 @@ U = 2.0**-24
 
 TINY = 2.0**-126
 """Below float32's normal numbers, which engines may flush to zero."""
-_TINY = {"float32": 0.0, "float16": 2.0**-25, "bfloat16": 0.0}
-"""Half the spacing of each type's subnormal numbers, where it is not negligible."""
+_TINY = {"float16": 2.0**-25}
+"""Half the spacing of a type's subnormal numbers, where it is not negligible."""
 
 
 class Storage(NamedTuple):
@@ -34,11 +34,6 @@ class Storage(NamedTuple):
     def is_wide(self) -> bool:
         """Whether everything is float32."""
         return self.output == "float32" and all(t == "float32" for t in self.inputs) and self.precision == FLOAT32
-
-    @property
-    def scale(self) -> float:
-        """The relative error of a scale that is kept in the precision's own type for scales."""
-        return ROUNDOFF[self.precision.scale]
 
 
 WIDE = Storage((), "float32")
@@ -111,7 +106,7 @@ class Expected(NamedTuple):
 
 def kept(kind: str, size: Array, times: int = 1) -> Array:
     """The largest error of numbers of this size that are rounded to a float type, so many times."""
-    return times * (ROUNDOFF[kind] * np.abs(size) + _TINY[kind])
+    return times * (ROUNDOFF[kind] * np.abs(size) + _TINY.get(kind, 0.0))
 
 
 def half_steps(x: Array, kind: str) -> Array:

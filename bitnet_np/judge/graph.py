@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -10,11 +11,11 @@ from ..engine.dialects import Dialect
 from ..model.records import Layer, Linear, Model
 from ..traces import points
 from ..traces.points import Key
+from . import definition as of
 from . import law
-from .edits import definition as of
-from .edits.expression import Node, tensor
+from .definition import Place
 from .expected import WIDE, Expected, Storage
-from .place import Place
+from .expression import Node, tensor
 from .products import reads_codes
 
 TOKENS = Key("tokens", None)
@@ -31,17 +32,16 @@ class Operation(Place):
     """One tensor of the forward pass, and how it is computed from others."""
 
     inputs: tuple[Key, ...]
-    make: Callable[..., Node] | None = field(repr=False)  # the place, and its inputs as expressions -> its own; None for integers
+    make: Callable[..., Node] = field(repr=False)  # the place, and its inputs as expressions -> its own
+    kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)  # what those who edit it want to keep with it
 
     @cached_property
-    def tree(self) -> Node | None:
-        """The operation as an expression; None if it gives the numbers of a token's experts, which are found by another rule."""
-        return None if self.make is None else self.make(self, *map(tensor, self.inputs))
+    def tree(self) -> Node:
+        """The operation as an expression."""
+        return self.make(self, *map(tensor, self.inputs))
 
     def expected(self, types: Storage, *inputs: NDArray) -> Expected:
         """The expected tensor for these inputs in float64, with the bound of an engine that keeps its numbers in these types."""
-        if self.tree is None:
-            return law.top_experts(self.config.experts_used, inputs[0], types)
         return law.expected(self.tree, dict(zip(self.inputs, inputs, strict=True)), types)
 
     def evaluate(self, *inputs: NDArray) -> Expected:
@@ -69,13 +69,6 @@ def operations(model: Model, dialect: Dialect, start: int = 0, scores: Collectio
     yield one(LOGITS, (NORM,), of.head)
 
 
-def operation_of(model: Model, dialect: Dialect, key: Key) -> Operation | None:
-    """The operation that gives a tensor; None if the model has none."""
-    n = key.layer
-    some = operations(model, dialect) if n is None else _Layer(model, dialect, n, 0, scores=True).operations(model.layers[n])
-    return next((operation for operation in some if operation.key == key), None)
-
-
 def layer_input(model: Model, n: int) -> Key:
     """The input tensor of a layer."""
     if n:
@@ -96,7 +89,7 @@ class _Layer:
     def at(self, *names: str) -> tuple[Key, ...]:
         return tuple(Key(name, self.n) for name in names)
 
-    def one(self, name: str, inputs: tuple[Key, ...], make: Callable[..., Node] | None) -> Operation:
+    def one(self, name: str, inputs: tuple[Key, ...], make: Callable[..., Node]) -> Operation:
         return Operation(self.model, self.dialect, Key(name, self.n), inputs, make)
 
     def operations(self, w: Layer) -> Iterator[Operation]:
@@ -172,7 +165,7 @@ class _Layer:
         assert w.ffn_gate_inp is not None
         yield from self.linear("ffn_moe_logits", source, w.ffn_gate_inp)
         logits, chosen = self.at("ffn_moe_logits", "ffn_moe_topk")
-        yield self.one(chosen.name, (logits,), None)
+        yield self.one(chosen.name, (logits,), of.top_experts)
         yield self.one("ffn_moe_weights", (logits, chosen), of.expert_weights)
         for name, reads in (("gate", source), ("up", source), ("down", self.at("ffn_moe_swiglu")[0])):
             if name == "down":

@@ -18,9 +18,8 @@ from .expected import rounded, type_of
 from .graph import LOGITS
 from .law import next_experts
 from .logits import Reach, position_nmse, position_scale
-from .place import matrix_of
 from .precision import DIGITS, FLOAT32, FLOATS, ROUNDOFF, Precision
-from .products import reads_codes, row_blocks
+from .products import linear_of, reads_codes, row_blocks
 from .roundings import to_digits, to_eleven_bits
 from .variant import Floats, Variant
 
@@ -78,7 +77,7 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
 
     def edit(name: str, n: int | None, x: NDArray) -> NDArray:
         if name in FIELDS or name == LOGITS.name:
-            w = matrix_of(base.model, Key(name, n))
+            w = linear_of(base.model, Key(name, n))
             exact = isinstance(w.weights, Ternary) or type_of(w.weights) == precision.act
             terms = ROUNDOFF[precision.acc] * np.sqrt(w.weights.shape[1])
             x = _on_steps(x, np.hypot(0.0 if exact else ROUNDOFF[precision.act], terms))

@@ -1,7 +1,7 @@
 """The law for one operation on given inputs: its expected output, and how far an engine's roundings may take it from there.
 
 An engine's dump is judged operation by operation (graph.py lists them): each is evaluated here in float64 from the engine's own inputs,
-so an early error neither hides nor fakes a later one. What an operation computes is its expression (edits/definition.py), which
+so an early error neither hides nor fakes a later one. What an operation computes is its expression (definition.py), which
 tests/judge/test_operations.py ties to spec.py, the law for whole models; roundings.py adds where other engines round. Nothing here is
 shared with the kernels.
 
@@ -40,11 +40,10 @@ from numpy.typing import NDArray
 from .. import spec
 from ..model.records import Blocks, Ternary
 from ..traces.points import Key
-from . import roundings
-from .edits import functions
-from .edits.definition import CODED, FACTORS, HEAD
-from .edits.expression import Matrix, Node, folded, nodes, step_value
+from . import functions, roundings
+from .definition import CODED, FACTORS, HEAD
 from .expected import TINY, Array, Error, Expected, Storage, U, added, half_steps, kept, rounding, type_of
+from .expression import Matrix, Node, folded, nodes, step_value
 from .precision import ROUNDOFF
 from .products import rounding_step, row_blocks
 
@@ -93,10 +92,7 @@ class Law:
             return value
         if self._is_fine(node):
             self.fine.add(node)
-        if node.kind != "constant" and node.value is not None:
-            value = node.value(*read)  # as a dialect rounds it
-        else:
-            value = step_value(self.inputs.__getitem__, self.rows, node, read)
+        value = step_value(self.inputs.__getitem__, self.rows, node, read)
         errors = [self._of_constant(child, node) if child.kind == "constant" else self.errors[child] for child in node.inputs]
         self.errors[node] = _RULES[node.kind](self, node, value, read, errors)
         return value
@@ -155,8 +151,8 @@ def _quotient(law: Law, node: Node, v: Any, x: Values, e: Errors) -> Error:
     own, divisor, types = law.kept(v, "float32" if node in law.fine else ""), node.inputs[1].kind, law.types
     if divisor == "softmax sum" and types.precision.probs != "float32":
         own = law.kept(v, types.precision.probs)
-    if divisor == "at least" and types.scale:
-        own = added(own, rounding(types.scale * np.abs(v)))
+    if divisor == "at least" and types.precision.scale != "float32":
+        own = added(own, rounding(ROUNDOFF[types.precision.scale] * np.abs(v)))
     return added(e[0].times(1 / x[1]), e[1].times(v / x[1]), own)
 
 
@@ -401,25 +397,25 @@ def _by_expert(law: Law, node: Node, read: Values) -> tuple[Array, Error]:
 _NO_CHANCE = 80.0  # e^-80 is near the smallest normal float32
 
 
-def top_experts(k: int, logits: Array, types: Storage) -> Expected:
+def _experts(law: Law, node: Node, v: Any, x: Values, e: Errors) -> Error:
     """The numbers of each token's experts, slot by slot. Those are discrete, as codes are.
 
     Engines compare probabilities, so an expert whose logit is within a few roundings of another's, or whose probability is hardly above
     0, may have that one's slot.
     """
-    value = spec.top_experts(logits, k)
+    (logits,), types = x, law.types
     behind = np.minimum(logits.max(axis=1, keepdims=True) - logits, _NO_CHANCE)
-    own = np.take_along_axis(behind, value, axis=1)[:, :, None]
+    own = np.take_along_axis(behind, v.astype(np.intp), axis=1)[:, :, None]
 
     def reach(error: float) -> Array:
         """How far numbers may be off by errors of logits, relative to 1 and to the distance from the largest."""
         near = np.abs(own - behind[:, None, :]) <= error * (1 + own)
-        return np.where(near, np.abs(np.arange(logits.shape[1]) - value[:, :, None]), 0).max(axis=2).astype(np.float64)
+        return np.where(near, np.abs(np.arange(logits.shape[1]) - v[:, :, None]), 0).max(axis=2)
 
     narrow: Array | float = 0.0
     if not types.is_wide:
         narrow = reach(4 * max(ROUNDOFF[types.inputs[0]], ROUNDOFF[types.output]) * (1 + float(np.abs(logits).max())) + 8 * U)
-    return Expected(value.astype(np.float64), narrow, narrow**2, reach(8 * U))
+    return Error(narrow, narrow**2, reach(8 * U))
 
 
 def next_experts(logits: NDArray, k: int, error: Array | float) -> NDArray[np.intp]:
@@ -447,6 +443,7 @@ _RULES: dict[str, Rule] = {
     "paired": _paired,
     "mask": _mask,
     "weighted": _weighted,
+    "experts": _experts,
     **dict.fromkeys(("product", "outer", "dot", "scores"), _products),
     **dict.fromkeys(("total", "pooled"), _of_rows),
     **dict.fromkeys(("reduction", "softmax sum", "largest of"), _reduction),

@@ -318,33 +318,24 @@ def invalid(ours: NDArray[np.float32], theirs: NDArray) -> str | None:
         return f"their shape is {list(theirs.shape)}, expected {list(ours.shape)}{shape_hint(theirs.shape, ours.shape)}"
     if theirs.size == 0:
         return "there are no logits"
-    bad, largest, flat, repeated = 0, 0.0, "", ""
-    first: tuple[int, ...] = ()
-    row = 0
-    before: tuple[NDArray, NDArray] | None = None
-    for true, rows in _blocks(ours, theirs):
-        if not np.isfinite(true).all():
-            return "our own logits have NaN or infinity in them"
-        wrong = ~np.isfinite(rows)
-        if wrong.any() and not bad:
-            r, i = divmod(int(wrong.argmax()), wrong.shape[1])
-            first = (*(int(n) for n in np.unravel_index(row + r, ours.shape[:-1])), i)
-        bad += int(wrong.sum())
-        largest = max(largest, float(np.abs(rows).max(where=~wrong, initial=0)))
-        still = np.flatnonzero((rows == rows[:, :1]).all(axis=1))
-        if rows.shape[1] > 1 and still.size and not flat:
-            flat = f"their logits of position {_place(row + still[0], ours.shape[:-1])} are all {rows[still[0], 0]}"
-        for a, b in zip(true, rows, strict=True):
-            if before is not None and (b == before[1]).all() and np.abs(a - before[0]).max() > DIFFERENT * a.std():
-                before_and_now = " and ".join(_place(r, ours.shape[:-1]) for r in (row - 1, row))
-                repeated = repeated or f"their logits of positions {before_and_now} are the same numbers, ours are not"
-            before = a, b
-            row += 1
-    if bad:
-        filtered = bool((theirs[~np.isfinite(theirs)] == -np.inf).all())
+    if not np.isfinite(ours).all():
+        return "our own logits have NaN or infinity in them"
+    finite = np.isfinite(theirs)
+    if not finite.all():
+        first = tuple(int(n) for n in np.unravel_index(int(finite.argmin()), finite.shape))
+        filtered = bool((theirs[~finite] == -np.inf).all())
         hint = ", each -inf, as a sampler leaves them: dump the logits before it" if filtered else ""
         at = f"position {first[1]} of sequence {first[0]}, number {first[2]}," if len(first) == 3 else ", ".join(map(str, first))
-        return f"their logit at {at} is {theirs[first]}; {bad} in all are not finite{hint}"
+        return f"their logit at {at} is {theirs[first]}; {np.count_nonzero(~finite)} in all are not finite{hint}"
+    rows, true = theirs.reshape(-1, theirs.shape[-1]), ours.reshape(-1, ours.shape[-1])
+    largest = max(float(np.abs(row).max()) for row in rows)
     if largest > float(np.finfo(np.float32).max):
         return f"their largest logit is {largest:.3g}, beyond float32"
-    return flat or repeated or None
+    for r, row in enumerate(rows):
+        if row.size > 1 and (row == row[0]).all():
+            return f"their logits of position {_place(r, ours.shape[:-1])} are all {row[0]}"
+    for r in range(1, len(rows)):
+        if (rows[r] == rows[r - 1]).all() and np.abs(true[r] - true[r - 1]).max() > DIFFERENT * true[r].std():
+            before_and_now = " and ".join(_place(n, ours.shape[:-1]) for n in (r - 1, r))
+            return f"their logits of positions {before_and_now} are the same numbers, ours are not"
+    return None

@@ -11,7 +11,7 @@ their difference. The same RMS proves little: a permuted tensor has it too.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,17 +41,14 @@ Tensor = NDArray[np.float32]
 _SAMPLED = (64, 256)  # most rows and columns by which a tensor's roundings are measured
 _SUMS = 6.0  # standard deviations that a sum of roundings may be off
 
-_Known = TypeVar("_Known")
-_Taken = TypeVar("_Taken")
-
 
 def _report(
     base: Variant,
     precision: Precision,
     ids: NDArray[np.int64],
-    theirs: Mapping[Key, _Known],
-    take: Callable[[_Known, Tensor], _Taken],
-    judge: Callable[[_Known, _Taken, list[_Taken]], OperationVerdict],
+    theirs: Mapping[Key, Any],
+    take: Callable[[Any, Tensor], Any],
+    judge: Callable[[Any, Any, list[Any]], OperationVerdict],
     known: str,
 ) -> Report:
     """The report on what is known of some tensors, in their order; the first one that is wrong, or the one before it, is at fault.
@@ -62,8 +59,8 @@ def _report(
     Runtime(base.model, base.dialect).checked()
     check_tokens(base.model.config, ids[None])
 
-    def run(variant: Variant) -> dict[Key, _Taken]:
-        seen: dict[Key, _Taken] = {}
+    def run(variant: Variant) -> dict[Key, Any]:
+        seen: dict[Key, Any] = {}
 
         def look(name: str, layer: int | None, array: NDArray) -> None:
             if (key := Key(name, layer)) in theirs:

@@ -1,7 +1,14 @@
-"""Mistakes in a part of a tensor, where the rest is right: rows, heads or elements that another path of an engine computes."""
+"""Parts of a wrong tensor: those that a mistake alone explains, where the rest is right, and outputs of a product that are looked at first.
 
-from collections.abc import Iterator
+Rows, heads or elements may be computed by a path of an engine of their own. In a large product mistakes are tried at some outputs first:
+most are refused there, for a hundredth of the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +16,7 @@ from numpy.typing import NDArray
 from ..model.records import Config
 from ..traces.points import HEADS, Key
 from .bounds import relative_error
-from .mistakes.mistake import Cause
+from .mistakes.mistake import Cause, Edited
 from .readings.wrong import places_of
 
 Array = NDArray[np.float64]
@@ -18,6 +25,10 @@ Indices = NDArray[np.intp]
 _LEAST = 8  # wrong numbers: fewer are no evidence for a mistake of an operation
 _NEGLIGIBLE = 1e-3  # of the largest error: as other sums leave it just beyond their bound
 _MOST = 0.8  # of the heads or elements of a row: some are right by chance
+_LARGE = 1 << 20  # weights
+_COLUMNS = 32  # all over the result, and as many where it is most wrong
+SCREENED = 0.2
+"""What a mistake may leave of the error at the outputs that are looked at first: more is too much everywhere, which is a tenth."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Part:
         return replace(cause, text=f"at {self.where}: {cause.text}")
 
 
-def parts_of(key: Key, config: Config, places: NDArray[np.bool_]) -> Iterator[Part]:
+def _parts_of(key: Key, config: Config, places: NDArray[np.bool_]) -> Iterator[Part]:
     """Yields the parts that hold every wrong number: heads or elements of all rows, whole rows, and the elements of these rows.
 
     places: where numbers are wrong, [T, width]. Yields nothing if they are everywhere, or too few to tell a mistake by.
@@ -67,7 +78,7 @@ class InParts:
     def __init__(self, key: Key, config: Config, places: NDArray[np.bool_], value: Array, theirs: Array, most: float):
         """For a tensor [T, width] that is wrong at these places. most: NMSE that a mistake may leave."""
         away = np.abs(theirs - value)
-        self.parts = list(parts_of(key, config, places & (away > _NEGLIGIBLE * away.max())))
+        self.parts = list(_parts_of(key, config, places & (away > _NEGLIGIBLE * away.max())))
         self._theirs = [part.cut(theirs) for part in self.parts]
         # a mistake that explains little explains nothing
         self._best = [min(most, relative_error(part.cut(value), x) / 10) for part, x in zip(self.parts, self._theirs, strict=True)]
@@ -83,3 +94,39 @@ class InParts:
     def known(self) -> Cause | None:
         """The closest mistake in the largest part that one explains."""
         return next((part.named(self._causes[i]) for i, part in enumerate(self.parts) if i in self._causes), None)
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Some outputs of a wrong product."""
+
+    columns: Indices
+    theirs: Array  # [T, n]
+    groups: tuple[NDArray[np.bool_], ...]  # all of them, and those parts that are wrong, [T, n] each
+    errors: Array  # the squared error of each group
+
+    @classmethod
+    def of(cls, weights: int, value: Array, theirs: Array) -> Screen | None:
+        """The outputs to look at of a product [T, N] with so many weights; None where all are as quickly computed."""
+        if weights < _LARGE or theirs.shape[1] <= 2 * _COLUMNS:
+            return None
+        square = (theirs - value) ** 2
+        spread = np.linspace(0, theirs.shape[1] - 1, _COLUMNS).astype(np.intp)
+        worst = np.argsort(-square.sum(axis=0))[:_COLUMNS]
+        columns = np.unique(np.concatenate([spread, worst]))
+        own = square[:, columns]
+        is_wrong, is_worst = own > own.mean() / 100, np.isin(columns, worst)
+        rows = is_wrong.any(axis=1)[:, None]
+        every = np.ones_like(is_wrong)
+        groups = (every, every & rows, every & is_worst, rows & is_worst)
+        return cls(columns, theirs[:, columns], groups, np.array([own[group].sum() for group in groups]))
+
+    def left(self, compute: Any, values: Mapping[Key, Array]) -> float | None:
+        """The part of the error that an edit leaves where it leaves least; None of what is not an edit."""
+        if not isinstance(compute, Edited):
+            return None
+        y = compute.at(self.columns, values)
+        if y.shape != self.theirs.shape:
+            return np.inf
+        square = np.where(np.isfinite(y), (y - self.theirs) ** 2, np.inf)
+        return min(float(square[group].sum()) / error for group, error in zip(self.groups, self.errors, strict=True) if error > 0)

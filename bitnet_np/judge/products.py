@@ -9,12 +9,18 @@ from numpy.typing import NDArray
 from ..base.tensor_types import TERNARY_TYPES
 from ..engine.dialects import Dialect
 from ..model import packing, widen
-from ..model.records import Blocks, Linear, Table, Ternary, Weights
+from ..model.records import Blocks, Linear, Model, Table, Ternary, Weights
+from ..traces.points import FIELDS, Key
 
 Array = NDArray[np.float64]
 
 _SMALL_MATRIX = 1 << 20
 _BLOCK = 1 << 22  # numbers: a head of 128,256 x 2560 would take 2.6 GB in float64
+
+
+def linear_of(model: Model, key: Key) -> Linear:
+    """The linear whose product a tensor is, the head's too."""
+    return Linear(model.head, model.output_bias) if key.layer is None else getattr(model.layers[key.layer], FIELDS[key.name])
 
 
 def reads_codes(linear: Linear, dialect: Dialect) -> bool:
@@ -35,37 +41,36 @@ def rounding_step(x: Array, table: Table) -> Array:
     return np.repeat(largest / 127, size, axis=1)
 
 
-def dense(weights: Ternary | Blocks) -> NDArray:
-    """The matrix [N, M] of -1, 0, +1 in float32, in which products with int8 codes are exact while M < 131,072; of blocks in float64."""
-    return packing.unpack(weights).astype(np.float32) if isinstance(weights, Ternary) else widen.float32(weights).astype(np.float64)
-
-
 def row_blocks(weights: Weights) -> Iterator[tuple[slice, NDArray]]:
-    """The rows of [N, M] in float64, of a ternary matrix in float32, without a scale, as many at a time as take little memory."""
+    """The rows of [N, M], without a scale, as many at a time as take little memory: in float64, of a ternary matrix in float32, in which
+    products with int8 codes are exact while M < 131,072."""
     n, m = weights.shape
-    if isinstance(weights, Ternary):
-        yield slice(0, n), _cached(weights) if _is_small(weights) else dense(weights)
-        return
-    step = n if isinstance(weights, Blocks) and _is_small(weights) else max(1, _BLOCK // m)
+    step = n if isinstance(weights, Ternary) or n * m <= _SMALL_MATRIX else max(1, _BLOCK // m)
     for i in range(0, n, step):
         rows = slice(i, min(i + step, n))
-        yield rows, _cached(weights) if step == n and isinstance(weights, Blocks) else widen.take(weights, rows).astype(np.float64)
+        yield rows, _rows(weights, rows)
 
 
 def rows_of(weights: Weights, rows: NDArray[np.integer]) -> Array:
     """Some rows [n, M] of a matrix in float64, without its scale."""
-    if not isinstance(weights, np.ndarray) and _is_small(weights):
-        return _cached(weights)[rows].astype(np.float64, copy=False)
-    return (packing.unpack_rows(weights, rows) if isinstance(weights, Ternary) else widen.take(weights, rows)).astype(np.float64)
+    return _rows(weights, rows).astype(np.float64, copy=False)
 
 
-def _is_small(weights: Weights) -> bool:
-    return weights.shape[0] * weights.shape[1] <= _SMALL_MATRIX
+def _rows(weights: Weights, rows: NDArray[np.integer] | slice) -> NDArray:
+    if isinstance(weights, np.ndarray) or weights.shape[0] * weights.shape[1] > _SMALL_MATRIX:
+        return _read(weights, rows)
+    return _cached(weights)[rows]
+
+
+def _read(weights: Weights, rows: NDArray[np.integer] | slice) -> NDArray:
+    if isinstance(weights, Ternary):  # all rows at once are unpacked in a third of the time
+        return (packing.unpack(weights)[rows] if isinstance(rows, slice) else packing.unpack_rows(weights, rows)).astype(np.float32)
+    return widen.take(weights, rows).astype(np.float64)
 
 
 @lru_cache(maxsize=128)
 def _cached(weights: Ternary | Blocks) -> NDArray:
     """A matrix of a small model, which is read again for each mistake that is tried."""
-    matrix = dense(weights)
+    matrix = _read(weights, slice(None))
     matrix.flags.writeable = False
     return matrix

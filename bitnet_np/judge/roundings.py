@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from .. import spec
 from ..base.block_formats import FORMATS
 from ..base.tensor_types import Q4_1, Q5_1
-from ..engine.dialects import Dialect
 from ..model.records import Blocks, Model, Table
 
 Array = NDArray[np.float64]
@@ -35,6 +34,12 @@ def to_digits(x: Array, digits: int) -> Array:
     """x rounded to this many significant bits, half to even, with float64's range."""
     fraction, exponent = np.frexp(x)
     return np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
+
+
+def cut_to_digits(x: Array, digits: int) -> Array:
+    """x cut to this many significant bits."""
+    fraction, exponent = np.frexp(x)
+    return np.ldexp(np.trunc(np.ldexp(fraction, digits)), exponent - digits)
 
 
 def to_eleven_bits(x: Floats) -> Floats:
@@ -125,19 +130,15 @@ def gelu_of_table(x: Array) -> Array:
 # --- angles ---------------------------------------------------------------------------------------------------------------------------
 
 
-def angles(model: Model, dialect: Dialect, length: int, start: int = 0) -> Array:  # -> [T, J]
-    """RoPE's angles of positions start..start+T-1 in radians, as the definition has them, or stepped from pair to pair in float32."""
+def stepped_angles(model: Model, position: Array) -> Array:  # [T] -> [T, J]
+    """RoPE's angles of these positions in radians, stepped from pair to pair in float32."""
     c = model.config
-    factors = 1.0 if model.rope_factors is None else model.rope_factors
-    position = start + np.arange(length)
-    if not dialect.stepped_angles or not c.rope_pairs:
-        wide = factors if isinstance(factors, float) else factors.astype(np.float64)
-        return spec.angles(position / c.rope_scaling, c.rope_base, c.rope_pairs, wide)
     step = np.float32(c.rope_base ** (-min(1, c.rope_pairs - 1) / c.rope_pairs))
-    angle = np.empty((length, c.rope_pairs), np.float32)
+    angle = np.empty((len(position), c.rope_pairs), np.float32)
     for pair in range(c.rope_pairs):
         angle[:, pair] = position if pair == 0 else angle[:, pair - 1] * step
     if c.yarn is not None:
         ramp, shrunk = spec.yarn_ramp(c.rope_base, c.rope_pairs, c.yarn).astype(np.float32), angle * np.float32(1 / c.yarn.factor)
         return (shrunk * (1 - ramp) + angle * ramp).astype(np.float64)
+    factors = np.float32(1) if model.rope_factors is None else model.rope_factors
     return (angle / factors * np.float32(1 / c.rope_scaling)).astype(np.float64)

@@ -5,7 +5,7 @@ Derived bounds do not hold across several operations, because int8 codes flip. T
 tensor between them rounded to float16: how far that reaches, on their own numbers, is the measure (logits.limits).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -17,39 +17,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import NonFiniteError
-from ..engine.dialects import EXACT
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens
-from ..model.records import with_rope_of
 from ..traces.points import FIELDS, SCORES, TOP_EXPERTS, Key
 from .bounds import ROUNDING_ACROSS, bound_of, close, dot, noise, position_errors, relative_error, statistics, within
-from .compared import Compared
-from .edits.expression import value_of
+from .compared import Compared, Types
+from .edits.caches import is_summed_in_float16
 from .equivalence import ROTATED
 from .expected import TINY, Expected, U
-from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
-from .graph import LOGITS, TOKENS, operations
+from .expression import value_of
+from .graph import LOGITS, TOKENS, Operation, operations
 from .honest_engines import FLOOR, one_scale
 from .law import next_experts
 from .logits import Reach, judge, limits
 from .mistakes.catalogue import Computes, Trial, at_operation, trials
-from .mistakes.mistake import Array, Cause, Compute, Site
+from .mistakes.mistake import Array, Cause, Compute, Values
 from .mistakes.names import CACHE_ROUNDINGS, CATALOGUE
 from .mistakes.search import OVERHEAD, Case, Explanation, Search
 from .options import Options
-from .parts import InParts, Part
-from .place import matrix_of
+from .parts import SCREENED, InParts, Part, Screen
 from .precision import CACHES, DIGITS, FLASH, ROUNDOFF
+from .products import linear_of
 from .readings.others import overwritten
 from .readings.table import cause_of, facts_of
 from .readings.wrong import Wrong, matched
 from .report import OperationVerdict
 from .roundings import to_digits, to_eleven_bits
-from .screen import Screen
-from .storage import Types
 from .verdict import Verdict
 
+_SUMMED_IN_FLOAT16 = "values are summed in float16, as llama.cpp's flash attention does: declare it (--as llama.cpp-flash)"
 _MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
 _LITTLE_WORK = 3 * 10**7  # the same where the verdict is FLIPS, which may hide a small mistake
@@ -66,7 +63,7 @@ class TensorJudge:
         self.model, self.dialect, self.ids, self.dump = runtime.model, runtime.dialect, ids, dump
         self.types, self.options, self.start = types, options, start
         self.theirs = _Theirs({TOKENS: ids, **dump.tensors})
-        self.sites = {o.key: Site.at(o) for o in operations(self.model, self.dialect, start, scored)}
+        self.sites = {o.key: o for o in operations(self.model, self.dialect, start, scored)}
         # what comes before a tensor that cannot be judged may be its cause, and what comes behind has it in it
         sound = takewhile(lambda key: not dump.problems.get(key), self.sites)
         self.judged = [key for key in sound if key in dump.tensors]
@@ -83,7 +80,7 @@ class TensorJudge:
             self.progress(i, len(self.judged))
         return found
 
-    def _verdict(self, site: Site) -> OperationVerdict:
+    def _verdict(self, site: Operation) -> OperationVerdict:
         span = self._span(site)
         # equal outputs of other inputs would be a coincidence or a fake
         if {site.key, *(k for o in span for k in o.inputs if k in self.dump.tensors)} <= self.dump.same:
@@ -93,7 +90,7 @@ class TensorJudge:
             )
         return self._several(span, self.theirs[site.key]) if len(span) > 1 else self._one(site, self.theirs[site.key])
 
-    def _span(self, site: Site) -> list[Site]:
+    def _span(self, site: Operation) -> list[Operation]:
         """The operations between what the dump has and this tensor, this one last."""
         needed = {site.key}
         for other in reversed(self.sites.values()):
@@ -103,7 +100,7 @@ class TensorJudge:
 
     # --- an operation whose inputs are in the dump ---
 
-    def _one(self, site: Site, theirs: Array) -> OperationVerdict:
+    def _one(self, site: Operation, theirs: Array) -> OperationVerdict:
         """An operation by its bound, with the cause of what is wrong."""
         inputs, details = [self.theirs[k] for k in site.inputs], self.options.details
         expected = site.expected(self.types.storage(site), *inputs)
@@ -115,29 +112,29 @@ class TensorJudge:
             return replace(judged, **self._from_float64(site, value, theirs))
         if self._is_flash_attention(site, inputs, theirs):
             self.types = replace(self.types, precision=FLASH)
-            return replace(judged.explained(FLASH_CAUSE), verdict=Verdict.NARROW)
+            return replace(judged.explained(Cause(_SUMMED_IN_FLOAT16, "read.ggml_flash")), verdict=Verdict.NARROW)
         case = self._case_of_one(site, expected, inputs, theirs)
-        return self._caused(judged, self.search.cause(case, trials(case.span, single=True)))
+        return self._caused(judged, self.search.named(case, trials(case.span, single=True)) or self.search.unnamed(case))
 
-    def _case_of_one(self, site: Site, expected: Expected, inputs: list[Array], theirs: Array) -> "TensorCase":
+    def _case_of_one(self, site: Operation, expected: Expected, inputs: list[Array], theirs: Array) -> "TensorCase":
         value, rough = expected.value, 0.0 if self.types.storage(site).is_wide else noise(expected)
         most_away, bound = bound_of(expected, value.shape)[:2]
         loose = dot(bound, bound) / max(dot(value, value), TINY)
         places = np.abs(theirs - value) > most_away
-        wrong = Wrong(with_rope_of(self.model, site.key.layer), self.dialect, site.key, inputs, value, theirs, places, rough, self.theirs)
+        wrong = Wrong(site, inputs, value, theirs, places, rough, self.theirs)
         return self._case([site], value, theirs, matched(rough), places, noise=loose, wrong=wrong)
 
-    def _is_flash_attention(self, site: Site, inputs: list[Array], theirs: Array) -> bool:
+    def _is_flash_attention(self, site: Operation, inputs: list[Array], theirs: Array) -> bool:
         """Whether an output of attention that nobody declared is right but for the roundings of ggml's flash attention."""
-        storage, layer = self.types.storage(site), site.key.layer
-        if site.key.name != "kqv_out" or layer is None or self.types.strict or not storage.is_wide:
+        storage = self.types.storage(site)
+        if site.key.name != "kqv_out" or self.types.strict or not storage.is_wide:
             return False
         return (
-            is_summed_in_float16(self.model, layer, inputs, theirs)
+            is_summed_in_float16(site, inputs, theirs)
             and within(site.expected(storage._replace(precision=FLASH), *inputs), theirs)[0] != Verdict.WRONG
         )
 
-    def _from_float64(self, site: Site, value: Array, theirs: Array) -> dict[str, Any]:
+    def _from_float64(self, site: Operation, value: Array, theirs: Array) -> dict[str, Any]:
         """RMS errors of our kernel and of theirs, both on their inputs, in u of the RMS of float64's result."""
         tensors = self.dump.tensors
         inputs = [tensors[k] if k in tensors else self.theirs[k] for k in site.inputs]
@@ -170,7 +167,7 @@ class TensorJudge:
 
     # --- several operations at once, the last of which gives a tensor of the dump ---
 
-    def _several(self, span: list[Site], theirs: Array) -> OperationVerdict:
+    def _several(self, span: list[Operation], theirs: Array) -> OperationVerdict:
         """Several operations by the reach of roundings, with the cause of what is wrong."""
         judged, value, most = self._by_reach(span, theirs)
         work, effort = sum(self.cost(site.key) for site in span), self.options.effort
@@ -190,7 +187,7 @@ class TensorJudge:
             cause = self.search.unnamed(case)
         return self._caused(judged, cause)
 
-    def _by_reach(self, span: list[Site], theirs: Array) -> tuple[OperationVerdict, Array, float]:
+    def _by_reach(self, span: list[Operation], theirs: Array) -> tuple[OperationVerdict, Array, float]:
         """The verdict on several operations at once, what their result should be, and the NMSE that roundings leave."""
         key, details = span[-1].key, self.options.details
         value = self._nearest_choice(span, self.values(span)[key], theirs)
@@ -204,7 +201,7 @@ class TensorJudge:
         judged = statistics(key, verdict, reason, tuple(site.key for site in span), ratio, value, theirs)
         return judged, value, 0.0 if reach is None else reach.nmse
 
-    def _reach(self, span: list[Site], value: Array) -> Reach | None:
+    def _reach(self, span: list[Operation], value: Array) -> Reach | None:
         """The reach of roundings in every tensor of a span; None if their numbers leave float32's range on the way."""
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -215,7 +212,7 @@ class TensorJudge:
         other = self._other_choices(span, value, several=True)
         return reach if other is value else replace(reach, choices=position_errors(value, other))
 
-    def _rounded(self, site: Site, values: Mapping[Key, Array]) -> Array:
+    def _rounded(self, site: Operation, values: Values) -> Array:
         """An operation that rounds its output to float16; with narrow types every step, by as much as they may at random."""
         storage = self.types.storage(site)
         expected = site.expected(storage, *(values[k] for k in site.inputs))
@@ -226,7 +223,7 @@ class TensorJudge:
         random = np.random.default_rng(list(str(site.key).encode())).uniform(-1, 1, expected.value.shape)
         return to_digits(expected.value + random * np.sqrt(expected.square), DIGITS[storage.output])
 
-    def _nearest_choice(self, span: list[Site], value: Array, theirs: Array) -> Array:
+    def _nearest_choice(self, span: list[Operation], value: Array, theirs: Array) -> Array:
         """The result of a span; where its router leaves two experts open, with the one that is nearer to theirs.
 
         Behind one router, positions are apart. With several, the reach of other choices says how far they go.
@@ -237,14 +234,14 @@ class TensorJudge:
         nearer = position_errors(other, theirs) < position_errors(value, theirs)
         return np.where(nearer[:, None], other, value)
 
-    def _other_choices(self, span: list[Site], value: Array, several: bool) -> Array:
+    def _other_choices(self, span: list[Operation], value: Array, several: bool) -> Array:
         """The result of a span if its router, or its several, take the next best expert for the last one where roundings leave both open;
         `value` if it has no such router."""
         routers = [site for site in span if site.key.name == TOP_EXPERTS]
         if not routers or (len(routers) > 1) != several or not self.model.config.has_choice:
             return value
 
-        def compute(site: Site, values: Mapping[Key, Array]) -> Array:
+        def compute(site: Operation, values: Values) -> Array:
             logits = values[site.inputs[0]]
             size = 16 * max(U, ROUNDOFF[self.types[site.inputs[0]]]) * (1 + np.abs(logits).max(axis=1))
             return next_experts(logits, self.model.config.experts_used, size).astype(np.float64)
@@ -253,7 +250,7 @@ class TensorJudge:
 
     # --- what tensors are, computed from theirs ---
 
-    def values(self, span: Sequence[Site], changed: Computes | None = None, right: Mapping[Key, Array] | None = None) -> dict[Key, Array]:
+    def values(self, span: Sequence[Operation], changed: Computes | None = None, right: Values | None = None) -> dict[Key, Array]:
         """Their tensors, and those of a span computed from them, those of `changed` with a mistake.
 
         right: the result without changes, if it is known: operations before the first change need not run again. Raises
@@ -273,10 +270,8 @@ class TensorJudge:
                 values[site.key] = self.cached[site.key](values) if site.key in self.cached else self.value(site, values)
         return values
 
-    def value(self, site: Site, values: Mapping[Key, Array]) -> Array:
+    def value(self, site: Operation, values: Values) -> Array:
         """What an operation gives, without a bound, which takes twice as long."""
-        if self.dialect != EXACT or site.tree is None:
-            return site.evaluate(*(values[k] for k in site.inputs)).value
         return value_of(site.tree, values.__getitem__, len(values[site.inputs[0]]))
 
     def cost(self, key: Key) -> int:
@@ -285,19 +280,19 @@ class TensorJudge:
 
     # --- what went wrong ---
 
-    def _case(self, span: list[Site], value: Array, theirs: Array, most: float, places: NDArray[np.bool_], **more: Any) -> "TensorCase":
+    def _case(self, span: list[Operation], value: Array, theirs: Array, most: float, places: NDArray, **more: Any) -> "TensorCase":
         """The case of a tensor that is wrong at these places. Of a large product some outputs are looked at first. more: fields of it."""
         key = span[-1].key
         is_product = len(span) == 1 and (key.name in FIELDS or key == LOGITS) and value.shape == theirs.shape
         return TensorCase(
-            span=[Site.at(site, len(self.ids)) for site in span],  # what it keeps of them goes with the case
+            span=[replace(site, length=len(self.ids)) for site in span],  # what it keeps of them goes with the case
             value=value,
             theirs=theirs,
             now=relative_error(value, theirs),
             most=most,
             judge=self,
             right=self.values(span),
-            screen=Screen.of(prod(matrix_of(self.model, key).shape), value, theirs) if is_product else None,
+            screen=Screen.of(prod(linear_of(self.model, key).shape), value, theirs) if is_product else None,
             parts=InParts(key, self.model.config, places, value, theirs, most),
             **more,
         )
@@ -322,7 +317,7 @@ class TensorCase(Case):
 
     most: float  # NMSE that roundings leave
     judge: TensorJudge
-    right: Mapping[Key, Array]  # what the operations give without a mistake
+    right: Values  # what the operations give without a mistake
     screen: Screen | None
     wrong: Wrong | None = None  # for readings: the tensor of an operation whose inputs are in the dump
     least: float = 0.0  # NMSE by which a mistake must change the right numbers: a smaller change may flip codes as roundings do
@@ -331,7 +326,7 @@ class TensorCase(Case):
     def made(self, trial: Trial) -> Array | None:
         """The tensor with a mistake; None if that is refused at some outputs, or gives no numbers of this shape."""
         last = self.span[-1].key
-        if self.screen is not None and self.screen.refuses(trial.computes[last], self.right):
+        if self.screen is not None and (self.screen.left(trial.computes[last], self.right) or 0.0) > SCREENED:
             return None
         with suppress(FloatingPointError):
             array = self.judge.values(self.span, trial.computes, self.right)[last]
@@ -390,7 +385,7 @@ class _Lazy(dict):
     A mistake may ask for one that is neither in the dump nor on the way: it is computed then.
     """
 
-    def __init__(self, values: Mapping[Key, Array], judge: TensorJudge, across: Collection[Key]):
+    def __init__(self, values: Values, judge: TensorJudge, across: Collection[Key]):
         super().__init__(values)
         self._judge, self._across = judge, across
 

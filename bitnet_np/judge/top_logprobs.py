@@ -5,7 +5,7 @@ other roundings. Log-probabilities are absolute, so what is common to all logits
 no probability. An error of the tokens that are not listed shows only in so far as it moves the normaliser, or puts one among the listed.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from ..engine.tokens import check_tokens
 from ..model.records import Model
 from ..servers.completions import Completions, TopLogprobs
 from .dump import log_softmax
-from .engine import Tries, judge_logits
+from .engine import judge_logits
 from .logits import FLIPS_LIMIT, Judgement
 from .options import Options
 from .precision import Precision
@@ -42,34 +42,6 @@ _TIE = 1e-4  # part of a log-probability by which a server's own greedy choice m
 _OUTLIER = 4  # standard deviations of the largest error allowed, for the one largest of all ids that are not listed
 
 
-@dataclass(frozen=True, eq=False)
-class _Table:
-    """The listed ids as a rectangle; where a position lists fewer, the rest is filled with one number that changes no measure."""
-
-    positions: NDArray[np.int64]  # [P]
-    ids: NDArray[np.int64]  # [P, K]; 0 where none is listed
-    present: NDArray[np.bool_]  # [P, K]
-
-    @classmethod
-    def of(cls, rows: list[TopLogprobs]) -> tuple["_Table", Array]:
-        """The table, and their log-probabilities [P, K]."""
-        widest = max(len(row.ids) for row in rows)
-        ids, theirs = np.zeros((len(rows), widest), np.int64), np.zeros((len(rows), widest))
-        present = np.zeros(ids.shape, bool)
-        for i, row in enumerate(rows):
-            n = len(row.ids)
-            ids[i, :n], theirs[i, :n], present[i, :n] = row.ids, row.logprobs, True
-        return cls(np.array([row.position for row in rows]), ids, present), theirs
-
-    def take(self, logprobs: Floats) -> Floats:
-        """The listed log-probabilities [p, K] of the first p positions' [p, V]."""
-        return np.take_along_axis(logprobs, self.ids[: len(logprobs)], axis=1)
-
-    def filled(self, values: NDArray, filling: Floats) -> Floats:
-        """Values [p, K] with `filling`, [p], where no id is listed: no error there in any run, and no spread if it is our mean."""
-        return np.where(self.present[: len(values)], values, filling[: len(values), None]).astype(np.float32)
-
-
 def check_completions(
     model: Model, completions: Completions, dialect: Dialect = EXACT, bars: Bars = no_bars, precision: Precision | None = None
 ) -> Report:
@@ -84,30 +56,36 @@ def check_completions(
     problem = _invalid(completions, rows, model.config.vocab)
     if problem:
         return Report.of_logits(Judgement(Verdict.INVALID, problem), completions.notes)
-    table, theirs = _Table.of(rows)
-    end = int(table.positions[-1]) + 1
-    ours = log_softmax(compute_logits(model, completions.tokens[None, :end], dialect=dialect)[0][table.positions])
-    listed = table.take(ours)
-    mean = np.mean(listed, axis=1, where=table.present)
-    a, b = table.filled(listed, mean), table.filled(theirs, mean)
-    few = table.positions[:_MOST_POSITIONS]
+    positions, widest = np.array([row.position for row in rows]), max(len(row.ids) for row in rows)
+    # as a rectangle [P, K]: where a position lists fewer, the rest is filled with our mean, which is no error in any run, and no spread
+    ids, theirs = (np.stack([np.pad(getattr(row, name), (0, widest - len(row.ids))) for row in rows]) for name in ("ids", "logprobs"))
+    present = np.arange(widest) < np.array([[len(row.ids)] for row in rows])
+    end = int(positions[-1]) + 1
+    ours = log_softmax(compute_logits(model, completions.tokens[None, :end], dialect=dialect)[0][positions])
+    listed = np.take_along_axis(ours, ids, axis=1)
+    mean = np.mean(listed, axis=1, where=present)
+
+    def filled(values: NDArray) -> Floats:
+        return np.where(present[: len(values)], values, mean[: len(values), None]).astype(np.float32)
+
+    a, b, few = filled(listed), filled(theirs), positions[:_MOST_POSITIONS]
 
     def run(variant: Variant) -> Floats:
         logits = variant_logits(variant, completions.tokens[None, : int(few[-1]) + 1])[0][few]
-        return table.filled(table.take(log_softmax(logits)), mean)
+        return filled(np.take_along_axis(log_softmax(logits), ids[: len(few)], axis=1))
 
-    tries = Tries.ENGINES if len(rows) >= 4 and int(table.present.sum()) >= _ENOUGH else Tries.NOTHING
+    search = len(rows) >= 4 and int(present.sum()) >= _ENOUGH
     base = Variant("ours", model, dialect)
-    judged = judge_logits(a, b, base, run, Options(precision, bars=bars), tries, table.positions, slack=1 + _FEW / a.shape[1])
+    judged = judge_logits(a, b, base, run, Options(precision, bars=bars), search, positions, slack=1 + _FEW / a.shape[1])
     if judged.verdict != Verdict.INVALID:
-        judged = replace(judged, compared=tuple(int(position) for position in table.positions))
+        judged = replace(judged, compared=tuple(int(position) for position in positions))
         affine = _affine(a, b, judged) if judged.verdict == Verdict.WRONG and judged.explanation is None else None
         if affine is not None:
             judged = replace(judged, reason=f"{affine}; {judged.reason}", explanation=affine)
         faults = [_not_greedy(completions, rows), _not_listed(completions, rows, ours, judged) if judged.verdict < Verdict.WRONG else None]
         if wrong := [fault for fault in faults if fault is not None]:
             judged = replace(judged, verdict=Verdict.WRONG, reason="; ".join([*wrong, judged.reason]))
-    what = f"{int(table.present.sum())} log-probabilities of positions {table.positions[0]} to {table.positions[-1]}"
+    what = f"{int(present.sum())} log-probabilities of positions {positions[0]} to {positions[-1]}"
     note = f"{what} are judged, the most probable at each; all other tokens must not be more probable"
     return Report.of_logits(judged, (*completions.notes, note))
 

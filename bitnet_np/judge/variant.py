@@ -15,7 +15,7 @@ from ..engine.forward_pass import run_whole
 from ..engine.network import Edit, Record, Runtime, ignore
 from ..engine.tokens import Tokens
 from ..kernels import cpu
-from ..model.records import MATRICES, Layer, Linear, Model
+from ..model.records import MATRICES, Linear, Model
 from ..traces.points import Key
 from .graph import EMBEDDING, LOGITS, TOKENS
 
@@ -50,13 +50,9 @@ class Variant:
         """The variant with other fields of the Model."""
         return replace(self, model=replace(self.model, **fields))
 
-    def with_layers(self, change: Callable[[Layer], Layer]) -> Variant:
-        """The variant with every layer changed in the same way."""
-        return self.with_model(layers=tuple(map(change, self.model.layers)))
-
     def with_field(self, name: str, change: Callable[[Any], Any]) -> Variant:
         """The variant with one field of every layer changed in the same way."""
-        return self.with_layers(lambda layer: replace(layer, **{name: change(getattr(layer, name))}))
+        return self.with_model(layers=tuple(replace(layer, **{name: change(getattr(layer, name))}) for layer in self.model.layers))
 
     def run(self, ids: NDArray[np.int64], record: Record = ignore) -> Floats:
         """Logits of whole sequences of checked ids [B, T]."""

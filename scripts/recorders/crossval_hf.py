@@ -4,7 +4,7 @@ It needs torch, transformers and accelerate. Each seed draws the weights of ever
 BitNet a shape, and one of the forms in which its checkpoints store ternary matrices, which transformers reads with its own quantised
 linears (AutoBitLinear, BitLinear).
 
-* float32: judge.trace.judge_trace judges every output of transformers' modules, each operation from transformers' own inputs, and
+* float32: judge.dump.judge_trace judges every output of transformers' modules, each operation from transformers' own inputs, and
   judge.logits.judge judges the logits. Rounding and flipped int8 codes pass; WRONG and INVALID do not. Where no activation is rounded to
   int8, the logits must be the kernels' to 2e-6 of the largest.
 * strict float64: the logits must equal spec.forward's to 1e-10 of the largest. That holds up to the first position with an activation
@@ -45,8 +45,8 @@ from bitnet_np.files.convert import convert
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.hf_model_types import HF_MODULES
 from bitnet_np.files.load import Source, load
+from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.logits import judge
-from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import FAMILIES, NORMS
 from bitnet_np.model.records import MATRICES, Activation, Config

@@ -32,7 +32,7 @@ from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, PQ2_0, TERNARY_TYPES
 from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.files.convert import convert
 from bitnet_np.files.load import load, open_model
-from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import FAMILIES, windowed_layers
 from bitnet_np.model.records import LongRope, Yarn, window_fields

@@ -122,7 +122,7 @@ def test_what_builds_llvm_ir_is_in_one_folder():
         ("bitnet_np.base.errors", "from ..model.records import Model", [("base.errors", "model.records")]),
         ("bitnet_np.base.errors", "def f():\n    from ..files.load import load", [("base.errors", "files.load")]),
         ("bitnet_np.base.errors", "if TYPE_CHECKING:\n    import bitnet_np.engine.cache", [("base.errors", "engine.cache")]),
-        ("bitnet_np.files.load", "from ..judge import trace", [("files.load", "judge.trace")]),
+        ("bitnet_np.files.load", "from ..judge import dump", [("files.load", "judge.dump")]),
         ("bitnet_np.files", "from ..cli.main import main", [("files", "cli.main")]),
         ("bitnet_np.files.load", "from .. import __version__", [("files.load", "bitnet_np")]),
         ("bitnet_np.files.load", "from . import gguf_file\nfrom ..base.errors import Error\nimport numpy", []),

@@ -9,7 +9,7 @@ from recorder import Recorder, record_all
 from bitnet_np import spec
 from bitnet_np.engine.forward_pass import forward_full, forward_incremental
 from bitnet_np.engine.pooling import pool
-from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.dense import dense_view
 from bitnet_np.traces.points import Key

@@ -4,7 +4,7 @@ import numpy as np
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace
 
 from bitnet_np import BITNET_CPP
-from bitnet_np.judge.compare_dumps import compare_traces
+from bitnet_np.judge.dump import compare_traces
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import Key
 

@@ -10,7 +10,7 @@ from spec_faults import SMALL_FAULTS, definition, model, ours, tokens
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, check, forward_full
 from bitnet_np.base.errors import NonFiniteError, OptionError
-from bitnet_np.judge.engine import Tries, judge_logits
+from bitnet_np.judge.engine import judge_logits
 from bitnet_np.judge.honest_engines import in_precision
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.options import Options
@@ -90,7 +90,7 @@ def test_mistakes_smaller_than_roundings_are_found_and_named(name):
     judgement = judged(theirs)
     assert judgement.verdict is WRONG, judgement
     assert SAYS[name] in judgement.explanation
-    assert judged(theirs, tries=Tries.NOTHING).explanation is None
+    assert judged(theirs, search=False).explanation is None
 
 
 def test_what_changes_less_than_float16_is_no_more_than_close():

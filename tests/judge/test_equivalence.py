@@ -5,7 +5,7 @@ import pytest
 from dumps import LOGITS, recorded, trace, without_codes
 
 from bitnet_np import EXACT, spec
-from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key

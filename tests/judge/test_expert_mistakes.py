@@ -12,9 +12,9 @@ from models import random_model
 
 from bitnet_np import EXACT, check
 from bitnet_np.engine.forward_pass import forward_full
+from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.honest_engines import other_choices
 from bitnet_np.judge.precision import FLOAT32, Precision
-from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant, variant_logits
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu

@@ -10,7 +10,7 @@ from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.cache_types import ROUNDINGS
 from bitnet_np.engine.dialects import DIALECTS
-from bitnet_np.judge.engine import Tries, judge_logits
+from bitnet_np.judge.engine import judge_logits
 from bitnet_np.judge.honest_engines import in_precision
 from bitnet_np.judge.logits import judge, position_nmse
 from bitnet_np.judge.options import Options
@@ -111,7 +111,7 @@ def test_every_type_of_a_precision_has_a_reach(field, model, ops):
     assert run.dialect == EXACT
     assert position_nmse(own, logits_of(run, ids)).mean() > 1e-9
     theirs = logits_of(dataclasses.replace(base, ops=Wrapped(cpu, **ops)), ids)
-    judgement = judge_logits(own, theirs, base, lambda variant: logits_of(variant, ids), Options(precision), Tries.NOTHING)
+    judgement = judge_logits(own, theirs, base, lambda variant: logits_of(variant, ids), Options(precision), False)
     assert judgement.verdict <= FLIPS, judgement.reason
     same = in_precision(base, FLOAT32)
     np.testing.assert_array_equal(logits_of(same, ids), own)
@@ -134,12 +134,9 @@ def test_narrow_tensors_have_narrow_weights(kind):
     model, narrow = llama_of("float32"), ROUNDINGS[kind]
     base = Variant("ours", model, EXACT)
     own = logits_of(base, TOKENS_OF_300)
-    engine = base.with_layers(
-        lambda layer: dataclasses.replace(
-            layer,
-            **{name: dataclasses.replace(w, weights=narrow(w.weights)) for name in MATRICES if (w := getattr(layer, name)) is not None},
-        )
-    )
+    engine = base
+    for name in base.present(MATRICES):
+        engine = engine.with_field(name, lambda w: dataclasses.replace(w, weights=narrow(w.weights)))
     theirs = logits_of(dataclasses.replace(engine, edit=lambda name, n, x: narrow(x)), TOKENS_OF_300)
     ours = logits_of(in_precision(base, Precision(act=kind)), TOKENS_OF_300)
     assert 0.5 < position_nmse(own, theirs).mean() / position_nmse(own, ours).mean() < 1.6

@@ -12,8 +12,8 @@ from browser import document, needs_browser
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace
 
 import bitnet_np as bn
-from bitnet_np.judge.compare_dumps import compare_traces
 from bitnet_np.judge.detail import Details
+from bitnet_np.judge.dump import compare_traces
 from bitnet_np.judge.html import page
 from bitnet_np.judge.logits import Judgement
 from bitnet_np.judge.report import SYMBOLS, OperationVerdict, Report, heat_map

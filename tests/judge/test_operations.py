@@ -21,8 +21,7 @@ from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.model.records import Yarn
 from bitnet_np.traces.points import TOP_EXPERTS, Key
 
-LAWS = ("law.py", "products.py", "expected.py", "graph.py", "roundings.py", "bounds.py")
-LAWS += tuple(f"edits/{name}.py" for name in ("definition", "expression", "functions"))
+LAWS = ("law.py", "definition.py", "expression.py", "functions.py", "products.py", "expected.py", "graph.py", "roundings.py", "bounds.py")
 
 
 SHAPES = [{"family": family, "inner_norms": inner} for family in ARCHITECTURES for inner in (False, True)]

@@ -17,13 +17,12 @@ from models import random_model
 
 from bitnet_np import EXACT
 from bitnet_np.engine.dialects import BITNET_CPP
+from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.graph import TOKENS, Operation, operations
 from bitnet_np.judge.mistakes.catalogue import at_operation
-from bitnet_np.judge.mistakes.mistake import Site
 from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
 from bitnet_np.judge.mistakes.search import fitted
 from bitnet_np.judge.precision import FLOAT32
-from bitnet_np.judge.trace import judge_trace
 from bitnet_np.model.records import Yarn
 from bitnet_np.traces.points import Key
 
@@ -94,7 +93,7 @@ class Planter:
 
     def attempts(self, operation):
         """Yields all mistakes that an operation can make, with what it puts out then."""
-        for _, trial in at_operation(Site.at(operation, len(IDS)), (*CATALOGUE, *HIDDEN)):
+        for _, trial in at_operation(replace(operation, length=len(IDS)), (*CATALOGUE, *HIDDEN)):
             for one in map(trial.with_number, NUMBERS) if trial.grid else (trial,):
                 yield one.cause, one.computes[operation.key]
         value = self.values[operation.key]

@@ -10,10 +10,13 @@ from bitnet_np.base import tensor_types
 from bitnet_np.base.block_formats import FORMATS
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.judge import roundings
+from bitnet_np.judge.expression import nodes, value_of
+from bitnet_np.judge.graph import operations
 from bitnet_np.kernels import activations as kernels
 from bitnet_np.model import widen
 from bitnet_np.model.records import Yarn
 from bitnet_np.testing.models import random_table
+from bitnet_np.traces.points import Key
 
 f32 = np.float32
 
@@ -70,7 +73,9 @@ ROPES += [{"family": "qwen3", "yarn": Yarn(4.0, 64)}]
 @pytest.mark.parametrize("shape", ROPES)
 def test_angles(dialect, shape):
     model = random_model(1, **shape)
-    ours, theirs = roundings.angles(model, dialect, 300), dialect.angles(np.arange(300), model)
+    rotation = next(o for o in operations(model, dialect) if o.key == Key("Qcur_rope", 0))
+    angles = next(node for node, _ in nodes(rotation.tree) if node.noun == "the angles")
+    ours, theirs = value_of(angles, {}.__getitem__, 300), dialect.angles(np.arange(300), model)
     if dialect.stepped_angles:
         np.testing.assert_array_equal(ours, theirs)
     else:  # powers of NumPy's (1 ulp) and correctly rounded ones, with three more roundings on either side

@@ -6,7 +6,7 @@ from dumps import recorded, trace, without_codes
 from models import random_model
 
 from bitnet_np import spec
-from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import SCORES, Key
 from bitnet_np.traces.record import scores

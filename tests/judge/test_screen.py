@@ -1,18 +1,19 @@
 """Mistakes in large products are tried at some outputs first: these are those of the whole result, and what is said stays the same."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from dumps import recorded, trace
 from models import random_model
 
 from bitnet_np import EXACT
-from bitnet_np.judge import screen
+from bitnet_np.judge import parts
+from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.graph import LOGITS, TOKENS, operations
 from bitnet_np.judge.mistakes.catalogue import at_operation
-from bitnet_np.judge.mistakes.mistake import Site
 from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
 from bitnet_np.judge.precision import FLOAT32
-from bitnet_np.judge.trace import judge_trace
 from bitnet_np.model import packing
 from bitnet_np.traces.points import FIELDS
 
@@ -31,7 +32,7 @@ def edits_of(model, values):
     """Yields each edit of a product of the second layer and of the head, with its result."""
     for operation in operations(model, EXACT):
         if operation.key.name in PRODUCTS and operation.key.layer in (None, 1):
-            for _, trial in at_operation(Site.at(operation, len(IDS)), (*CATALOGUE, *HIDDEN)):
+            for _, trial in at_operation(replace(operation, length=len(IDS)), (*CATALOGUE, *HIDDEN)):
                 one = trial.with_number(2.5) if trial.grid else trial
                 compute = one.computes[operation.key]
                 try:
@@ -70,7 +71,7 @@ def test_the_same_is_said_as_without_a_screen(monkeypatch):
         dump = {key: points[key] for key in operation.inputs} | {operation.key: wrong.astype(np.float32)}
         texts = []
         for large in (1 << 40, 0):
-            monkeypatch.setattr(screen, "_LARGE", large)
+            monkeypatch.setattr(parts, "_LARGE", large)
             report = judge_trace(model, trace(dump), IDS, precision=FLOAT32)
             texts.append(next(o.hypothesis for o in report.operations if o.key == operation.key))
         assert texts[0] == texts[1], attempt.cause.text

@@ -11,10 +11,10 @@ from engine_runs import DEEP, DEEP_TOKENS, deep_model
 from bitnet_np import BITNET_CPP, EXACT
 from bitnet_np.judge import graph
 from bitnet_np.judge import tensors as judging
+from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.mistakes.mistake import Cause
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.report import closer_rows, closer_summary
-from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.testing.models import random_model
@@ -96,7 +96,7 @@ def test_codes_are_exact_but_for_ambiguous_ones():
     points[key][3, 5] += 1
     report = judge_trace(MODEL, trace(points), TOKENS)
     assert report.first_wrong.key == key
-    expected = graph.operation_of(MODEL, EXACT, key).evaluate(np.array([[127.0, 0.5, -1.5, 0.4]]))
+    expected = next(o for o in graph.operations(MODEL, EXACT) if o.key == key).evaluate(np.array([[127.0, 0.5, -1.5, 0.4]]))
     assert expected.reach.tolist() == [[0, 1, 1, 0]]
 
 
@@ -247,7 +247,7 @@ def test_who_is_closer_to_float64():
     worse, better = Key("ffn_down", 1), Key("kqv_out", 2)
     points[worse] = (points[worse] * (1 + 1e-7 * rng.standard_normal(points[worse].shape))).astype(np.float32)
     inputs = [points[Key(name, 2)].astype(np.float64) for name in ("Qcur_rope", "Kcur_rope", "Vcur")]
-    points[better] = graph.operation_of(MODEL, EXACT, better).evaluate(*inputs).value.astype(np.float32)
+    points[better] = next(o for o in graph.operations(MODEL, EXACT) if o.key == better).evaluate(*inputs).value.astype(np.float32)
     report = judge_trace(MODEL, trace(points), TOKENS)
     verdicts = {o.key: o for o in report.operations}
     assert (verdicts[worse].closer, verdicts[better].closer) == ("ours", "theirs")

@@ -32,14 +32,14 @@ from wrong_tensors import (
 
 from bitnet_np import BITNET_CPP, EXACT, spec
 from bitnet_np.judge.bounds import within
-from bitnet_np.judge.equivalence import pair_slices
-from bitnet_np.judge.graph import operation_of
+from bitnet_np.judge.dump import judge_trace
+from bitnet_np.judge.functions import pairs
+from bitnet_np.judge.graph import operations
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.products import rows_of
 from bitnet_np.judge.readings import elements
 from bitnet_np.judge.readings.wrong import Wrong, places_of, runs
 from bitnet_np.judge.roundings import to_bfloat16, to_digits
-from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import packing
 from bitnet_np.testing.models import random_model
@@ -190,7 +190,7 @@ def by_frequencies(frequency, positions=KEY, narrow=lambda x: x):
     x = P["Qcur"].reshape(T, C.heads, C.head_dim)
     turns = np.exp(1j * np.multiply.outer(positions, frequency))
     cos, sin = (narrow(part)[:, None] for part in (turns.real, turns.imag))
-    first, second = pair_slices(C)
+    first, second = pairs(C.rope, C.rope_pairs, C.head_dim)
     y, a, b = x.copy(), x[..., first], x[..., second]
     y[..., first], y[..., second] = a * cos - b * sin, a * sin + b * cos
     return y.reshape(T, -1)
@@ -348,7 +348,7 @@ def test_one_number_beyond_the_bound_is_no_cause_where_all_are_a_little_wrong():
     error = np.full(X.shape, 1e-3)
     error[3, 5] = 2e-3
     wrong, alone = (
-        Wrong(LLAMA, EXACT, Key("inpL", None), [X], X, X + e, error > 1.5e-3, 1e-7, {}) for e in (error, np.where(error > 1.5e-3, error, 0))
+        Wrong(next(operations(LLAMA, EXACT)), [], X, X + e, error > 1.5e-3, 1e-7, {}) for e in (error, np.where(error > 1.5e-3, error, 0))
     )
     assert elements.one_number(wrong) is elements.few_places(wrong) is None
     assert elements.one_number(alone) == "one number alone is wrong: position 3, element 5"
@@ -373,7 +373,7 @@ def test_a_sigmoid_taken_from_tanh_is_honest():
     """As compilers do: 1 + tanh(x / 2) is as wrong as 1 is, where the sigmoid is small, too."""
     gate, up = np.float32(GATE) * np.float32(3), np.float32(UP)
     theirs = np.float32(0.5) * gate * (1 + np.tanh(gate / 2)) * up
-    operation = operation_of(LLAMA, EXACT, Key("ffn_out", LAYER))
+    operation = next(o for o in operations(LLAMA, EXACT) if o.key == Key("ffn_out", LAYER))
     assert within(operation.evaluate(gate.astype(np.float64), up.astype(np.float64)), theirs.astype(np.float64))[0] is Verdict.ROUNDING
 
 
@@ -384,6 +384,21 @@ def test_nothing_is_said_of_what_nothing_explains(size):
         if key.layer == LAYER or key.name == "result_output":
             said = read_off(LLAMA, IDS["llama"], POINTS["llama"], key, value + size * rng.standard_normal(value.shape))
             assert not said or "no sums of the values that tokens see" in said, key
+
+
+@pytest.mark.parametrize(("factor", "said"), [(1.0000003, "1.0000003"), (0.99999951, "0.9999995"), (1.25, "1.25")])
+def test_a_factor_is_never_said_to_be_1(factor, said):
+    wrong = np.float32(P["ffn_norm"]) * np.float64(factor)
+    report = judge_trace(LLAMA, with_tensor(POINTS["llama"], Key("ffn_norm", LAYER), wrong), IDS["llama"], precision=FLOAT32)
+    assert report.first_wrong.hypothesis == f"everything is {said} times what it should be"
+
+
+@pytest.mark.parametrize(("family", "name"), [("llama", "ffn_norm"), ("llama", "Qcur"), ("llama", "ffn_up"), ("bitnet", "attn_sub_norm")])
+def test_no_step_is_fitted_to_one_wrong_position(family, name):
+    """Any row is right with some weight of a norm, or some bias: one equation for each unknown."""
+    right = POINTS[family][Key(name, LAYER)].astype(np.float64)
+    wrong = changed(right, 3, right[3] * (1 + RNG.uniform(0.1, 1, right.shape[1])))
+    assert read(family, name, wrong) == f"only position 3: the other {T - 1} are right"
 
 
 BLOCKS = random_model(

@@ -5,10 +5,10 @@ from dumps import MODEL, TOKENS, recorded, with_tensor, without_codes
 
 from bitnet_np import EXACT, spec
 from bitnet_np.judge import graph
+from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.readings.table import cause_of
 from bitnet_np.judge.readings.wrong import Wrong
-from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
@@ -60,7 +60,7 @@ def read_off(model, ids, points, key, wrong):
     value = operation.evaluate(*inputs).value
     theirs = wrong * (1 + 1e-7 * np.random.default_rng(1).standard_normal(wrong.shape))
     places = np.abs(theirs - value) > 1e-6 * np.abs(value).max()
-    cause = cause_of(Wrong(model, EXACT, operation.key, inputs, value, theirs, places, 0.0, tensors))
+    cause = cause_of(Wrong(operation, inputs, value, theirs, places, 0.0, tensors))
     return "" if cause is None else cause.text
 
 

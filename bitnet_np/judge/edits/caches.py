@@ -1,7 +1,7 @@
 """What attention may read instead of its keys and values, as from a cache."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -10,13 +10,15 @@ from ... import spec
 from ...engine import cache_types
 from ...model.records import Config, with_rope_of
 from ...traces.points import Key
+from ..definition import score_scale
+from ..expression import Array, Node, changed, mapped, replaced, tensor, tensors, values_of, with_nodes
 from ..graph import Operation
 from ..roundings import NARROW, to_float16
-from .definition import score_scale
-from .expression import Array, Node, changed, mapped, replaced, tensor, tensors, with_nodes
 
 Edits = Iterator[tuple[str, Node]]
 
+_MOST_ROWS = 8  # that are looked at: a row of one head on the grid is no chance already
+_OFF_GRID = 0.02  # steps of float16 from the grid, on average; 0.25 by chance
 _TURNS = (1, 2, 3, 4, 8, -1, -2, -3, -4, -8)  # positions
 
 
@@ -73,6 +75,30 @@ def _in_float16(scales: Mapping[Node, float], node: Node) -> Node:
     if node in scales:
         return changed(node, lambda x: to_float16(x * scales[node]) / scales[node])
     return Node("rounded", (node,), node.noun, "float16") if node.noun == "the probabilities" else node
+
+
+def is_summed_in_float16(place: Operation, inputs: Sequence[Array], theirs: Array) -> bool:
+    """Whether attention's output [T, HK] times the sum of the weights lies on float16's grid, as ggml's flash attention leaves it on a CPU.
+
+    Over a float16 cache that adds up the values in float16, and divides by the sum of the weights, in float32, at the end. Only the first
+    rows that see more than one key are looked at. The grid shows how the output was summed, not that it is right: the caller checks it
+    against the precision's bounds.
+    """
+    rows, (query, key, _), tree = min(len(theirs), _MOST_ROWS + 1), place.inputs, place.tree
+    if rows < 2:
+        return False
+    values = {key: x[:rows] for key, x in zip(place.inputs, inputs, strict=True)}
+    sums = theirs[:rows].reshape(rows, -1, place.config.head_dim)
+    q, k = (next(node for node in tensors(tree) if node.what == one) for one in (query, key))
+    with np.errstate(all="ignore"):  # numbers beyond float16 are not on the grid
+        for scale in _query_scales(place.config):
+            steps = values_of(mapped(tree, partial(_in_float16, {q: scale, k: 1.0})), values.__getitem__, rows)
+            total = next(x for node, x in steps.items() if node.kind == "softmax sum")  # [H, T, 1]
+            x = np.abs(sums[1:] * total.swapaxes(0, 1)[1:])
+            grid = x / np.spacing(x.astype(np.float16)).astype(np.float64)
+            if np.abs(grid - np.rint(grid)).mean() < _OFF_GRID:
+                return True
+    return False
 
 
 _GGML_QUERIES = {"bfloat16": "bfloat16", "q8_0": "q8_0", "q4_0": "q8_0"}

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from ...model.families import NORMS
 from ...model.records import Linear, Ternary, with_rope_of
-from ...traces.points import FIELDS, POINTS, Key
+from ...traces.points import FIELDS, POINTS, TOP_EXPERTS, Key
+from .. import functions
+from ..definition import matrix_of, matrix_product, rms
+from ..expression import Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
 from ..graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input, operations
 from ..precision import NARROW_FLOATS
-from . import caches, functions, quantisers, weights
-from .definition import matrix_of, matrix_product, rms
-from .expression import Array, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
+from . import caches, quantisers, weights
 
 Edits = Iterator[tuple[str, Node]]
 """Edits of an expression: each in words, and the whole expression with it. Or of a node, with what stands in its place."""
@@ -140,7 +141,7 @@ def other_function(place: Operation, node: Node, readers: list[Node]) -> Edits:
     for name in (functions.OF_ONE | {"reduction": functions.REDUCTIONS}).get(node.kind, ()):
         if name != node.what:
             wrong, right = (_written(function, node.kind, place.config.gated) for function in (name, node.what))
-            yield f"{wrong} instead of {right}", replace(node, what=name)
+            yield f"{wrong} instead of {right}", replace(node, what=name, value=None)
 
 
 _OF_GATE = {
@@ -299,15 +300,13 @@ def _linears(place: Operation) -> Iterator[tuple[str, Linear]]:
 def swapped(place: Operation, tree: Node) -> Edits:
     """Two operations in the opposite order, seen behind either of them."""
     single = [o for o in operations(place.model, place.dialect) if len(o.inputs) == 1 and o.key.layer == place.key.layer]
-    steps = {o.key: o for o in single if o.key.name not in FIELDS and not o.key.name.endswith(("_codes", "_scale"))}
+    steps = {o.key: o for o in single if o.key.name not in FIELDS and not o.key.name.endswith(("_codes", "_scale", TOP_EXPERTS))}
     for second in steps.values():
         first = steps.get(second.inputs[0])
         if first is None or place.key not in (first.key, second.key):
             continue
-        trees = [operation.tree for operation in (first, second)]
-        if trees[0] is not None and trees[1] is not None:
-            early = with_nodes(trees[1], dict.fromkeys(tensors(trees[1]), tensor(first.inputs[0])))
-            yield f"{second.key.name} comes before {first.key.name}", with_nodes(trees[0], dict.fromkeys(tensors(trees[0]), early))
+        early = second.make(second, tensor(first.inputs[0]))
+        yield f"{second.key.name} comes before {first.key.name}", first.make(first, early)
 
 
 @_of_nodes
@@ -346,14 +345,10 @@ def order(place: Operation, node: Node, readers: list[Node]) -> Edits:
         for words, order in functions.ORDERS.items():
             other = Node("order", (node,), node.noun, (words, axis))
             if node.is_matrix and axis:
-                other = constant(node.noun, node.value.by_row(partial(_in_order, order)))
+                other = constant(node.noun, node.value.by_row(partial(order, axis=1)))
             elif node.is_matrix:
                 other = constant(node.noun, node.value.moved(order(node.value.all[:, None], 0)[:, 0]))
             yield f"{noun} are {words}", other
-
-
-def _in_order(order: Callable[[Array, int], Array], rows: Array) -> Array:
-    return order(rows, 1)
 
 
 def _axes_of(node: Node, is_result: bool) -> Iterator[tuple[int, str]]:
@@ -557,8 +552,8 @@ def narrow_weights(place: Operation, tree: Node) -> Edits:
 
     def narrow(node: Node, kind: str) -> Node:
         if node.kind == "linears" and all(not isinstance(linear.weights, Ternary) for linear in node.what):
-            narrow_floats = functions.TYPES[kind]
-            return changed(node, lambda linears: [replace(x, weights=np.float32(narrow_floats(matrix_of(x).whole()))) for x in linears])
+            to_type = functions.TYPES[kind]
+            return changed(node, lambda linears: [replace(x, weights=np.float32(to_type(matrix_of(x.weights).whole()))) for x in linears])
         return _rounded(node, kind) if node.kind == "constant" and not node.is_number else node
 
     for kind in NARROW_FLOATS:
@@ -595,7 +590,7 @@ def numbers(place: Operation, node: Node, readers: list[Node]) -> Sought:
         right, wide = float(node.value), node.noun in ("epsilon", "the frequency base")
         factors = (1e-8, 1e-6, 1e-4, 1e-2, *_RELATIVE, 1e4, 1e6) if wide else _RELATIVE
         grid = _CODES if node.noun == "the largest code" else tuple(right * x for x in factors)
-        yield f"{node.noun} is {{number:.6g}} instead of {right:.6g}", lambda number: number, grid
+        yield f"{node.noun} is {{number}} instead of {right:.6g}", lambda number: number, grid
 
 
 @_of_nodes
@@ -604,11 +599,11 @@ def values(place: Operation, node: Node, readers: list[Node]) -> Sought:
     is_value = node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS)
     if is_value or node.kind == "reduction" or (_is_vector(node) and node.noun.endswith("bias")):
         noun = node.noun if readers else "everything"
-        yield f"{_is(noun)} {{number:.6g}} times what is right", partial(_step, "product", node), _RELATIVE
+        yield f"{_is(noun)} {{number}} times what is right", partial(_step, "product", node), _RELATIVE
     if node.kind in _VALUES and node.kind != "outer":
-        yield f"{{number:.6g}} is added to {node.noun if readers else 'every number'}", partial(_step, "sum", node), _SHIFTS
+        yield f"{{number}} is added to {node.noun if readers else 'every number'}", partial(_step, "sum", node), _SHIFTS
     for kind, words in (("clipped", "beyond"), ("clipped above", "above")) if is_value else ():
-        yield f"{_is(node.noun if readers else 'the result')} clipped {words} {{number:.6g}}", partial(_step, kind, node), _LIMITS
+        yield f"{_is(node.noun if readers else 'the result')} clipped {words} {{number}}", partial(_step, kind, node), _LIMITS
 
 
 _IN_ORDER: tuple[Kind, ...] = (

@@ -5,10 +5,10 @@ from functools import partial
 
 import numpy as np
 
+from ..definition import CODED
+from ..expression import Array, Node, tensors
+from ..functions import Function
 from ..graph import Operation
-from .definition import CODED
-from .expression import Array, Node, tensors
-from .functions import Function
 
 Quantizer = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """[T, M] -> codes [T, M], steps per unit [T, 1], in float32."""
@@ -51,20 +51,15 @@ QUANTISERS: dict[str, tuple[str, Quantizer]] = {
     ),
 }
 """By the rest of an id: what is said of a quantiser, and the quantiser."""
-_PARTS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    CODED: lambda codes, scale: codes.astype(np.float64) / scale.astype(np.float64),
-    "the codes": lambda codes, scale: codes,
-    "the activation scale": lambda codes, scale: scale,
-}
-"""Steps that are exchanged, by their nouns, the last two where they are the result."""
 
 
 def quantised(place: Operation, node: Node, readers: list[Node]) -> Iterator[tuple[str, Node]]:
     """Activations that are quantised to int8 by another rule."""
-    if node.noun == CODED or (node.noun in _PARTS and not readers):
+    if node.noun == CODED or (node.noun in ("the codes", "the activation scale") and not readers):
         for words, quantize in QUANTISERS.values():
             yield words, Node("opaque", tuple(tensors(node)[:1]), node.noun, partial(_part, node.noun, quantize))
 
 
 def _part(noun: str, quantize: Quantizer, x: Array) -> Array:
-    return _PARTS[noun](*quantize(x.astype(np.float32))).astype(np.float64)
+    codes, scale = (y.astype(np.float64) for y in quantize(x.astype(np.float32)))
+    return codes / scale if noun == CODED else codes if noun == "the codes" else scale

@@ -15,12 +15,11 @@ from ...contract.blocks import weights_as
 from ...model import packing
 from ...model.records import Blocks, Ternary
 from ..expected import rounded
+from ..expression import Matrix
+from ..functions import Array, Function
 from ..graph import EMBEDDING, Operation
-from ..roundings import to_digits
-from .blocks import misread_formats
-from .expression import Matrix
-from .functions import Array, Function
-from .orders import orders
+from ..roundings import cut_to_digits, to_digits
+from .blocks import misread_formats, orders
 
 Changes = Iterator[tuple[str, Callable[[Matrix], Matrix]]]
 
@@ -60,13 +59,12 @@ def codes(place: Operation) -> Changes:
         for layout in packing.I2S_LAYOUTS:
             if layout != packing.I2S_DEFAULT and weights.shape[0] % 4 == weights.shape[1] % packing.BLOCK == 0:
                 yield f"I2_S is read in the layout {layout}", partial(Matrix.changed, change=partial(_in_layout, layout, weights))
-        for meaning in (*product((-1, 0, 1), repeat=3), (0, 1, 2), (-2, -1, 0)):
-            words = ", ".join(f"{n:+d}" if n else "0" for n in meaning)
-            yield f"codes 0, 1, 2 are read as {words} instead of -1, 0, +1", _by_row(partial(_taken_for, np.array(meaning, np.float64)))
-
-
-def _taken_for(numbers: Array, matrix: Array) -> Array:
-    return numbers[matrix.astype(np.int64) + 1]
+        for meaning in map(np.array, (*product((-1.0, 0.0, 1.0), repeat=3), (0.0, 1.0, 2.0), (-2.0, -1.0, 0.0))):
+            words = ", ".join(f"{n:+g}" if n else "0" for n in meaning)
+            yield (
+                f"codes 0, 1, 2 are read as {words} instead of -1, 0, +1",
+                _by_row(partial(lambda to, x: to[x.astype(np.int64) + 1], meaning)),
+            )
 
 
 def _in_layout(layout: str, weights: Ternary, matrix: Array) -> Array:
@@ -114,18 +112,12 @@ def in_fewer_bits(width: int) -> Iterator[tuple[str, Callable[[Array], Array]]]:
     """Yields narrow types in words, and functions that round rows of weights [n, M] to them."""
     for digits in range(11, 1, -1):
         yield f"rounded to {digits} significant bits", partial(to_digits, digits=digits)
-        yield f"cut to {digits} significant bits, not rounded", partial(_cut, digits=digits)
+        yield f"cut to {digits} significant bits, not rounded", partial(cut_to_digits, digits=digits)
     for kind, words in CODE_TYPES.items():
         yield f"rounded to {words}", partial(rounded, kind=kind)
     for kind, bits in (("int8", 8), ("int4", 4)):
         for size in (n for n in (16, 32, 64, 128, 256) if width % n == 0):
             yield f"rounded to {bits} bits, one scale for each {size} of them", partial(_in_groups, size=size, kind=kind)
-
-
-def _cut(x: Array, digits: int) -> Array:
-    """x cut to this many significant bits."""
-    fraction, exponent = np.frexp(x)
-    return np.ldexp(np.trunc(np.ldexp(fraction, digits)), exponent - digits)
 
 
 def _in_groups(x: Array, size: int, kind: str) -> Array:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,13 @@ from numpy.typing import NDArray
 from ...base.errors import listed
 from ...engine.dialects import DIALECTS, Dialect
 from ...model.records import Model
-from ...traces.points import SCORES, Key
+from ...traces.points import SCORES, TOP_EXPERTS, Key
 from ..edits import kinds
-from ..edits.expression import Node
-from ..graph import operations
+from ..graph import Operation, operations
+from ..readings.wrong import digits
 from ..variant import Variant, with_computed
 from .engines import in_another
-from .mistake import Cause, Edited, Mistake, Site
+from .mistake import Cause, Edited, Mistake
 from .names import CATALOGUE, QUANTISING, SHARED
 
 Computes = Mapping[Key, Callable[..., Any]]
@@ -37,7 +36,7 @@ class Trial:
 
     def with_number(self, number: float) -> "Trial":
         """The mistake with its number."""
-        named = replace(self.cause, text=self.cause.text.format(number=number))
+        named = replace(self.cause, text=self.cause.text.format(number=digits(number)))
         computes = {key: compute(number) for key, compute in self.computes.items()}
         return replace(self, cause=named, computes=computes, grid=(), number=number)
 
@@ -46,29 +45,24 @@ class Trial:
         return with_computed(self.engine or base, self.cause.text, self.computes, ids) if self.computes else self.engine or base
 
 
-def at_operation(site: Site, mistakes: Sequence[Mistake] = CATALOGUE) -> Iterator[tuple[Mistake, Trial]]:
+def at_operation(site: Operation, mistakes: Sequence[Mistake] = CATALOGUE) -> Iterator[tuple[Mistake, Trial]]:
     """Yields every one of some mistakes that an operation can make."""
     for mistake in mistakes:
         if site.key.name not in mistake.at:
             continue
         for numbers, edit in mistake.edits(site):
-            compute = partial(_at_number, site, edit.tree) if edit.grid else Edited(site, edit.tree)
+            compute = (lambda number, tree=edit.tree: Edited(site, tree(number))) if edit.grid else Edited(site, edit.tree)
             yield mistake, Trial(mistake.cause(numbers), {site.key: compute}, edit.grid)
         if not mistake.edit and mistake.engine is not None:
             for numbers, engine in mistake.engine(Variant("", site.model, site.dialect)):
                 yield mistake, Trial(mistake.cause(numbers), {site.key: Edited(site, in_another(engine, site))})
 
 
-def _at_number(site: Site, tree: Callable[[float], Node], number: float) -> Edited:
-    return Edited(site, tree(number))
-
-
 def in_engine(base: Variant) -> Iterator[Trial]:
     """Yields whole engines with each likely mistake: those of the quantiser, also in other dialects, and then the others."""
     yield from _engines(QUANTISING, base)
-    for dialect in DIALECTS.values():
-        if dialect != base.dialect:
-            yield from _engines(QUANTISING, replace(base, dialect=dialect), f", in the dialect {dialect.name}")
+    for dialect in (dialect for dialect in DIALECTS.values() if dialect != base.dialect):
+        yield from _engines(QUANTISING, replace(base, dialect=dialect), f", in the dialect {dialect.name}")
     yield from _engines([mistake for mistake in CATALOGUE if mistake not in QUANTISING], base)
     yield from trials(sites(base.model, base.dialect), False, [mistake for mistake in CATALOGUE if mistake.likely])
 
@@ -81,12 +75,12 @@ def _engines(mistakes: Iterable[Mistake], base: Variant, where: str = "") -> Ite
             yield Trial(replace(cause, text=cause.text + where), engine=replace(engine, text=cause.text + where))
 
 
-def sites(model: Model, dialect: Dialect, length: int = 0) -> list[Site]:
-    """All operations of a model where mistakes are tried on logits: all but those of codes. length: see Site.at."""
-    return [Site.at(o, length) for o in operations(model, dialect) if not o.key.name.endswith(("_codes", "_scale"))]
+def sites(model: Model, dialect: Dialect, length: int = 0) -> list[Operation]:
+    """All operations of a model where mistakes are tried on logits: all but those of codes. length: see Place."""
+    return [replace(o, length=length) for o in operations(model, dialect) if not o.key.name.endswith(("_codes", "_scale"))]
 
 
-def trials(span: Sequence[Site], single: bool, mistakes: Sequence[Mistake] = CATALOGUE) -> Iterator[Trial]:
+def trials(span: Sequence[Operation], single: bool, mistakes: Sequence[Mistake] = CATALOGUE) -> Iterator[Trial]:
     """Yields every one of some mistakes that some operations can make, whose last one gives the tensor that shows it.
 
     It may be in all operations that can make it, as in a function that they share, in those of one name, or, with `single`, in one
@@ -117,7 +111,7 @@ def _at_all(at: Mapping[Key, Trial], keys: Sequence[Key], where: str, everywhere
     return replace(one, cause=replace(one.cause, text=where + one.cause.text), computes=computes, everywhere=everywhere)
 
 
-def narrowed(span: Sequence[Site], trial: Trial) -> Iterator[Trial]:
+def narrowed(span: Sequence[Operation], trial: Trial) -> Iterator[Trial]:
     """Yields a mistake with fewer bits in all operations that can have them, by one type.
 
     Of several operations only what some kinds of them share: an engine has one type for its products, or for what it stores.
@@ -129,7 +123,7 @@ def narrowed(span: Sequence[Site], trial: Trial) -> Iterator[Trial]:
             yield replace(trial, cause=cause, computes={**trial.computes, **{key: computes[key] for key in keys}})
 
 
-def cached_and_rounded(span: Sequence[Site]) -> Iterator[Trial]:
+def cached_and_rounded(span: Sequence[Operation]) -> Iterator[Trial]:
     """Yields operations with a type of the KV cache and one of products."""
     for (_, cache), caches in _in_fewer_bits(span, {}, ("stored",)).items():
         for (_, words), computes in _in_fewer_bits(span, caches, ("rounded",)).items():
@@ -142,14 +136,14 @@ AND = ", and "
 """What stands between two types of fewer bits."""
 
 
-def _in_fewer_bits(span: Sequence[Site], mistaken: Computes, narrow: Sequence[str]) -> dict[tuple[str, str], dict[Key, Edited]]:
+def _in_fewer_bits(span: Sequence[Operation], mistaken: Computes, narrow: Sequence[str]) -> dict[tuple[str, str], dict[Key, Edited]]:
     """Each operation that can have fewer bits, by the kind of edit and what is said of it; on top of a mistake in some of them."""
     every: dict[tuple[str, str], dict[Key, Edited]] = {}
-    for site in span:
+    for site in (site for site in span if site.key.name != TOP_EXPERTS):
         own = mistaken.get(site.key)
         tree = own.tree if isinstance(own, Edited) else site.tree
         for kind in narrow:
-            for words, edit in kinds.KINDS[kind](site, tree) if tree is not None else ():
+            for words, edit in kinds.KINDS[kind](site, tree):
                 every.setdefault((kind, words), {})[site.key] = Edited(site, edit)
     return every
 

@@ -1,6 +1,6 @@
 """Whole engines with a mistake: of another model, dialect or quantiser, or fed another prompt."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ...engine.dialects import DIALECTS
 from ...kernels import cpu
-from ..edits.expression import Node, tensor
 from ..edits.quantisers import Quantizer, unquantised
+from ..expression import Node, tensor
 from ..graph import Operation, operations
 from ..products import reads_codes
 from ..variant import Floats, Variant
@@ -27,19 +27,20 @@ def in_another(engine: Variant, place: Operation) -> Node:
     for o in operations(engine.model, engine.dialect):
         if o.key.layer == n and (o.key == place.key or (not own and o.key.name.startswith("ffn_moe_") and o.key.name != "ffn_moe_logits")):
             inputs = tuple(made.get(key) or tensor(key) for key in o.inputs)
-            made[o.key] = Node("opaque", inputs, o.key.name, lambda *x, o=o: o.evaluate(*x).value)
+            made[o.key] = o.make(o, *inputs)
     return made.get(place.key) or tensor(place.inputs[0])
 
 
 # --- dialects and quantisers ----------------------------------------------------------------------------------------------------------
 
 
-def other_dialects(field: str, base: Variant) -> Engines:
-    """Engines with this setting of another dialect."""
+def other_dialects(field: str, how: Mapping[str, tuple[str, str]], base: Variant) -> Engines:
+    """Engines with this setting of another dialect. how: what its text says in each brace if the other setting is False, or True."""
     for dialect in DIALECTS.values():
         value = getattr(dialect, field)
         if value != getattr(base.dialect, field):
-            yield {"name": dialect.name, "is": value}, replace(base, dialect=replace(base.dialect, **{field: value}))
+            numbers = {"name": dialect.name} | {brace: says[value] for brace, says in how.items()}
+            yield numbers, replace(base, dialect=replace(base.dialect, **{field: value}))
 
 
 def quantising(quantize: Quantizer, base: Variant) -> Engines:

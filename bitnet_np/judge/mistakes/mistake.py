@@ -1,4 +1,4 @@
-"""The record of a known mistake, and the site in a forward pass where one is tried."""
+"""The record of a known mistake, and the edits of an operation, which is the site where one is tried."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.points import Key
-from ..edits.expression import Node, at_columns, value_of, values_of
 from ..edits.kinds import KINDS, Edit
+from ..expression import Node, at_columns, value_of, values_of
 from ..graph import Operation
 from ..variant import Variant
 
@@ -57,10 +57,10 @@ class Mistake:
         """Whether whole engines are tried with it."""
         return self.fault and (self.engine is not None or self.likely)
 
-    def edits(self, site: Site) -> Iterator[tuple[Numbers, Edit]]:
-        """Yields the edits of a site that it is, with what stands for the braces."""
+    def edits(self, site: Operation) -> Iterator[tuple[Numbers, Edit]]:
+        """Yields the edits of an operation that it is, with what stands for the braces."""
         kind, _, words = self.edit.partition(": ")
-        for edit in site.edits(kind) if kind else ():
+        for edit in edits_of(site, kind) if kind else ():
             match = _compiled(words).fullmatch(edit.words)
             if match is not None:
                 yield {"words": edit.words, **match.groupdict()}, edit
@@ -94,73 +94,49 @@ class Cause:
         return self.text
 
 
-class _Right:
-    """The steps of an operation without a mistake: an edit computes again only what follows it."""
-
-    def __init__(self, tree: Node):
-        self._tree = tree
-        self._inputs: list[Array] = []
-        self._steps: dict[Node, Any] | None = None
-
-    def steps(self, inputs: list[Array], values: Values) -> Mapping[Node, Any]:
-        """The values of steps that are small or no larger than the result, from the second time on that the same inputs come."""
-        if len(inputs) != len(self._inputs) or not all(map(operator.is_, inputs, self._inputs)):
-            self._inputs, self._steps = inputs, None
-            return {}
-        if self._steps is None:
-            steps = values_of(self._tree, values.__getitem__, len(inputs[0]))
-            most = max(_SMALL, np.size(steps[self._tree]))
-            self._steps = {node: x for node, x in steps.items() if np.size(x) <= most}
-        return self._steps
-
-
 _SMALL = 1 << 20  # numbers of a step that are kept
 
 
-@dataclass(frozen=True, eq=False)
-class Site(Operation):
-    """An operation that may have a mistake in it."""
+def edits_of(site: Operation, kind: str) -> list[Edit]:
+    """The edits of an operation of one kind."""
+    if kind not in site.kept:
+        site.kept[kind] = [Edit(*edit) for edit in KINDS[kind](site, site.tree)]
+    return site.kept[kind]
 
-    @classmethod
-    def at(cls, operation: Operation, length: int = 0) -> Site:
-        """The site of an operation. length: of the sequence, where mistakes at single positions are tried."""
-        return cls(operation.model, operation.dialect, operation.key, operation.inputs, operation.make, length=length)
 
-    @cached_property
-    def _edits(self) -> dict[str, list[Edit]]:
+def _right_steps(site: Operation, inputs: list[Array], values: Values) -> Mapping[Node, Any]:
+    """The values of steps without a mistake: an edit computes again only what follows it.
+
+    Those that are small or no larger than the result, from the second time on that the same inputs come.
+    """
+    before, steps = site.kept.get("right", ([], None))
+    if len(inputs) != len(before) or not all(map(operator.is_, inputs, before)):
+        site.kept["right"] = inputs, None
         return {}
-
-    def edits(self, kind: str) -> list[Edit]:
-        """The edits of the operation of one kind."""
-        if kind not in self._edits:
-            self._edits[kind] = [] if self.tree is None else [Edit(*edit) for edit in KINDS[kind](self, self.tree)]
-        return self._edits[kind]
-
-    @cached_property
-    def _right(self) -> _Right:
-        assert self.tree is not None
-        return _Right(self.tree)
-
-    def value(self, tree: Node, values: Values) -> Array:
-        """The value of an expression in the place of the operation's; NaN where that gives no tensor of its shape."""
-        inputs = [values[key] for key in self.inputs]
-        try:
-            y = np.asarray(value_of(tree, values.__getitem__, len(inputs[0]), self._right.steps(inputs, values)))
-        except (ValueError, IndexError):  # shapes that do not go together
-            y = np.empty(0)
-        return y if y.ndim == 2 else np.full((len(inputs[0]), 1), np.nan)
+    if steps is None:
+        every = values_of(site.tree, values.__getitem__, len(inputs[0]))
+        most = max(_SMALL, np.size(every[site.tree]))
+        steps = {node: x for node, x in every.items() if np.size(x) <= most}
+        site.kept["right"] = inputs, steps
+    return steps
 
 
 @dataclass(frozen=True)
 class Edited:
-    """The Compute of an edit."""
+    """The Compute of an edit: an expression in the place of an operation's."""
 
-    site: Site
+    site: Operation
     tree: Node
 
     def __call__(self, values: Values) -> Array:
-        return self.site.value(self.tree, values)
+        """Its value; NaN where that gives no tensor of the operation's shape."""
+        inputs = [values[key] for key in self.site.inputs]
+        try:
+            y = np.asarray(value_of(self.tree, values.__getitem__, len(inputs[0]), _right_steps(self.site, inputs, values)))
+        except (ValueError, IndexError):  # shapes that do not go together
+            y = np.empty(0)
+        return y if y.ndim == 2 else np.full((len(inputs[0]), 1), np.nan)
 
     def at(self, columns: NDArray[np.intp], values: Values) -> Array:
         """Some elements of the result alone, [T, n]."""
-        return self.site.value(at_columns(self.tree, columns), values)
+        return Edited(self.site, at_columns(self.tree, columns))(values)

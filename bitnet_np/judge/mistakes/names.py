@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from ...traces.points import FIELDS, LAYER_NAMES, MAY_BE_QUANTIZED
+from ...traces.points import FIELDS, LAYER_NAMES, MAY_BE_QUANTIZED, TOP_EXPERTS
 from ..edits import kinds
 from ..edits.kinds import NORMING, ROPE
 from ..edits.quantisers import QUANTISERS
 from ..graph import EMBEDDING, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED
-from ..variant import Variant
 from . import engines
-from .mistake import Engines, Mistake
+from .mistake import Mistake
 
-_EVERY = (EMBEDDING.name, POSITIONS.name, SCALED.name, *LAYER_NAMES, *(f"{name}_in" for name in FIELDS), NORM.name, LOGITS.name)
+_OF_LAYERS = tuple(name for name in LAYER_NAMES if name != TOP_EXPERTS)  # whose numbers no edit gives
+_EVERY = (EMBEDDING.name, POSITIONS.name, SCALED.name, *_OF_LAYERS, *(f"{name}_in" for name in FIELDS), NORM.name, LOGITS.name)
 _HEAD, _ATTENTION, _SUMS = (LOGITS.name,), ("kqv_out",), ("ffn_inp", "l_out")
 SHARED = {"every norm": NORMING, "RoPE": ROPE}
 """Functions that operations of several names share."""
@@ -32,13 +32,8 @@ def _named(rows: dict[str, str], at: tuple[str, ...] = (*_EVERY, POOLED.name), *
 
 
 def _dialect(name: str, at: tuple[str, ...], field: str, text: str, **how: tuple[str, str]) -> Mistake:
-    """A setting of another dialect. how: by names of braces in the text, what is said if the other setting is False, or True."""
-
-    def engine(base: Variant) -> Engines:
-        for numbers, variant in engines.other_dialects(field, base):
-            yield {**numbers, **{brace: says[numbers["is"]] for brace, says in how.items()}}, variant
-
-    return Mistake(f"dialect.{name}", text, at, engine=engine, fault=False)
+    """A setting of another dialect. how: see engines.other_dialects."""
+    return Mistake(f"dialect.{name}", text, at, engine=partial(engines.other_dialects, field, how), fault=False)
 
 
 _LIKELY = {

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from ...base.errors import listed
 from ...base.progress import Progress, silent
 from ...traces.points import Key
+from ..graph import Operation
 from ..parts import InParts, Part
 from ..readings.table import LOOSE
+from ..readings.wrong import digits
 from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
-from .mistake import Array, Cause, Site
+from .mistake import Array, Cause
 from .names import HIDDEN
 
 OVERHEAD = 2 * 10**5
@@ -50,7 +52,7 @@ class Explanation(NamedTuple):
 class Case(ABC):
     """Wrong numbers, and what they are when operations that lead to them are computed otherwise. Subclasses say how that is known."""
 
-    span: Sequence[Site]  # the operations, the last of which gives the numbers
+    span: Sequence[Operation]  # the operations, the last of which gives the numbers
     value: NDArray  # what they should be, [T, width]
     theirs: NDArray
     now: float  # NMSE without a mistake
@@ -73,22 +75,17 @@ class Case(ABC):
     def cost(self, changed: Collection[Key]) -> float:
         """Multiply-adds of a trial that changes these tensors."""
 
-    def explain(self, trial: Trial) -> Explanation:
-        """What a mistake leaves."""
-        array = self.made(trial)
-        return Explanation(np.inf, False) if array is None else self.explained(array, trial)
-
     def near(self, trial: Trial) -> float:
         """What it leaves, about: by that numbers are sought."""
         return self.explain(trial).left
 
-    def tried(self, trial: Trial) -> Explanation:
-        """What a mistake leaves. It is kept if it comes closest, in a part too, unless its number was sought."""
+    def explain(self, trial: Trial, keep: bool = False) -> Explanation:
+        """What a mistake leaves. keep: whether it is kept if it comes closest, in a part too, unless its number was sought."""
         array = self.made(trial)
         if array is None:
             return Explanation(np.inf, False)
         found = self.explained(array, trial)
-        if trial.number is None:
+        if keep and trial.number is None:
             if trial.cause.fault and found.left < _LESS * self.nearest[0]:
                 self.nearest = found.left, trial
             if self.parts is not None:
@@ -124,17 +121,13 @@ class Search:
     _known: dict[str, float | None] = field(default_factory=dict)  # texts of hidden mistakes that explained a tensor, and their numbers
     _types: set[str] = field(default_factory=set)  # of fewer bits, in words, that explained a tensor: other operations have them, too
 
-    def cause(self, case: Case, every: Iterable[Trial]) -> Cause | None:
-        """The cause of wrong numbers, among these known mistakes and all others; None if nothing explains them."""
-        return self.named(case, every) or self.unnamed(case)
-
     def named(self, case: Case, every: Iterable[Trial]) -> Cause | None:
         """The known or fitted mistake that explains them."""
         every, fits = list(every), []
         with np.errstate(all="ignore"):
             for done, trial in enumerate(every, 1):
                 self.progress(done, len(every))
-                left, explained = case.tried(trial)
+                left, explained = case.explain(trial, keep=True)
                 fits += [_Fit(left, trial)] * explained
                 if explained and left <= case.exact:
                     break
@@ -160,7 +153,7 @@ class Search:
             if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self._types)):
                 number = self._known.get(trial.cause.text)
                 before = trial if number is None else trial.with_number(number)
-                if case.tried(before).fits:
+                if case.explain(before, keep=True).fits:
                     return before.cause
         fits: list[_Fit] = []
 
@@ -177,7 +170,7 @@ class Search:
                 continue
             one = trial if number is None else trial.with_number(number)
             self.work -= case.cost(one.computes)
-            left, explained = case.tried(one)
+            left, explained = case.explain(one, keep=True)
             if explained:
                 fits.append(_Fit(left, one, trial.cause.text))
                 if left <= max(EXACT, case.exact) or (not one.cause.fault and left <= _LITTLE * case.now):
@@ -227,7 +220,7 @@ def fitted(theirs: Array, value: Array) -> Iterator[tuple[Cause, Array]]:
     square = max(float((value * value).sum()), 1e-300)
     yield Cause("the sign is flipped", "any.sign"), -value
     ratio = float((theirs * value).sum()) / square
-    yield Cause(f"everything is {ratio:.6g} times what it should be", "any.factor"), ratio * value
+    yield Cause(f"everything is {digits(ratio)} times what it should be", "any.factor"), ratio * value
     if len(value) > 2:
         for shift, which in ((1, "previous"), (-1, "next")):
             rows = np.roll(value, shift, axis=0)
@@ -236,7 +229,7 @@ def fitted(theirs: Array, value: Array) -> Iterator[tuple[Cause, Array]]:
             yield Cause(f"every row is that of the {which} token", "any.moved"), rows
 
 
-def _hidden(span: Sequence[Site], single: bool) -> list[Trial]:
+def _hidden(span: Sequence[Operation], single: bool) -> list[Trial]:
     """The hidden mistakes of some operations, the likelier first."""
     order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
     later = {site.key: len(span) - i for i, site in enumerate(span)}

@@ -44,7 +44,7 @@ def foreign_values(wrong: Wrong) -> str | None:
 
     Only the first tokens are looked at, fewer than a head is wide: any numbers are sums of as many values as that.
     """
-    c = wrong.config
+    c = wrong.model.config
     own = attention(wrong, c.head_dim - 2)
     t = len(own.values)
     if t < 2 or not own.wrong.places.any():

@@ -9,8 +9,8 @@ from ...base.errors import listed
 from ...model import widen
 from ...model.records import MATRICES
 from ...traces.points import TOP_EXPERTS, Key
-from ..edits.definition import matrix_product
-from ..edits.expression import tensor, value_of
+from ..definition import matrix_product
+from ..expression import tensor, value_of
 from ..graph import OF_EXPERTS, TOKENS
 from .wrong import FEW, Indices, Wrong, matched, moved_said, nearest, rough, runs, said, sources
 
@@ -83,12 +83,12 @@ def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> str |
 
 def other_rows(wrong: Wrong) -> str | None:
     """The rows, and the matrix of the layer, whose products stand in wrong outputs, if that explains all of these."""
-    columns, own, operation = wrong.wrong_columns, wrong.linear, wrong.operation
+    columns, operation, own = wrong.wrong_columns, wrong.operation, wrong.operation.linear
     tokens = np.unique(np.linspace(0, len(wrong.theirs) - 1, min(len(wrong.theirs), _TOKENS)).astype(int))
     x = wrong.inputs[0][tokens]
-    if operation is None or not x.any(axis=1).all() or np.linalg.matrix_rank(x, tol=1e-3 * np.linalg.norm(x, 2)) < _LEAST_TOKENS:
+    if not x.any(axis=1).all() or np.linalg.matrix_rank(x, tol=1e-3 * np.linalg.norm(x, 2)) < _LEAST_TOKENS:
         return None
-    others = {name: getattr(wrong.layer, name, None) for name in MATRICES}
+    others = {name: getattr(operation.layer, name, None) for name in MATRICES}
     linears = {"": own} | {n: w for n, w in others.items() if w is not None and w is not own and w.shape[1] == own.shape[1]}
     names = np.repeat([*linears], [linear.shape[0] for linear in linears.values()])
     rows = np.concatenate([np.arange(linear.shape[0]) for linear in linears.values()])
@@ -141,22 +141,27 @@ def experts(wrong: Wrong) -> str | None:
     slots = np.flatnonzero(wrong.places.reshape(chosen.size, -1).any(axis=1))
     own, right = chosen.ravel()[slots], np.delete(chosen.ravel(), slots)
     guilty = np.unique(own)
-    if 4 * guilty.size <= wrong.config.experts and not np.isin(right, guilty).any():
+    if 4 * guilty.size <= wrong.model.config.experts and not np.isin(right, guilty).any():
         return f"numbers of {runs('expert', guilty)} alone are wrong, wherever a token takes {'it' if guilty.size == 1 else 'them'}"
     return _products(wrong, slots, slots // chosen.shape[1], own) if wrong.key.name in OF_EXPERTS else None
 
 
 def _products(wrong: Wrong, slots: Indices, tokens: Indices, own: Indices) -> str | None:
     """What is said of products in these slots, of these tokens and experts, that are another expert's, or of another token's input."""
-    assert wrong.layer is not None
-    linears = [getattr(expert, OF_EXPERTS[wrong.key.name]) for expert in wrong.layer.experts]
+    layer = wrong.operation.layer
+    assert layer is not None
+    linears = [getattr(expert, OF_EXPERTS[wrong.key.name]) for expert in layer.experts]
     x = wrong.inputs[0]
     if x.shape[1] != linears[0].shape[1]:  # each slot has an input of its own
         return None
     computed = wrong.value.reshape(-1, linears[0].shape[0]).copy()
     theirs, least, token, expert = wrong.theirs.reshape(computed.shape)[slots], np.full(len(own), np.inf), tokens.copy(), own.copy()
     for e, linear in enumerate(linears):
-        products, of, mine = value_of(matrix_product(wrong, tensor(TOKENS), linear), lambda key: x, len(x)), tokens.copy(), own == e
+        products, of, mine = (
+            value_of(matrix_product(wrong.operation, tensor(TOKENS), linear), lambda key: x, len(x)),
+            tokens.copy(),
+            own == e,
+        )
         of[mine] = nearest(products, theirs[mine])
         away = ((products[of] - theirs) ** 2).sum(axis=1)
         nearer = away < least

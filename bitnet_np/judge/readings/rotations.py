@@ -48,7 +48,7 @@ def _accounts(wrong: Wrong, angles: Array) -> bool:
 
 def _turns(wrong: Wrong) -> NDArray[np.complex128]:
     """What turns each pair into theirs, about: complex numbers [T, J], over all heads."""
-    before, after = (complex_pairs(wrong.config, x) for x in (wrong.inputs[0], wrong.theirs))
+    before, after = (complex_pairs(wrong.model.config, x) for x in (wrong.inputs[0], wrong.theirs))
     return (after * before.conj()).sum(axis=1)
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ... import spec
 from ...base.errors import listed
-from ..edits import functions
-from ..edits.expression import Node
-from .inputs import summed
-from .wrong import ROWS, Array, Wrong, moved_said, parts_of, places_of, runs, sources
+from .. import functions
+from ..expression import Node
+from .wrong import ROWS, Array, Wrong, digits, matched, moved_said, parts_of, places_of, runs, sources
 
 _AGREE = 1e-4  # of the largest number: two that are the same
 _SMOOTH = 1e-3  # NMSE that a function leaves between its neighbours
@@ -22,6 +22,11 @@ _MOSTLY = 0.8  # of rows or columns: where more are wrong, all are
 _OUTPUTS = 4096  # of a product that are looked at
 _FEWEST = 64  # numbers to know a function from
 _SAMPLED = 64  # outputs that a token's scale is looked for by
+_LARGEST = 4096  # inputs: the equations of more take seconds
+_FACTORS = {0.0: "not summed", 2.0: "summed twice", -1.0: "subtracted"}
+_NEAR_FACTOR = 1e-3  # of a factor
+_FEW_FACTORS = 3  # factors that are said one by one
+_LEFT = 1e-3  # of the error
 
 
 class _Step(NamedTuple):
@@ -34,11 +39,9 @@ class _Step(NamedTuple):
 
 def wrong_step(wrong: Wrong) -> str | None:
     """The step whose numbers explain the output, and how these differ from the right ones."""
-    if wrong.tree is None:
-        return None
     values = wrong.steps
     with np.errstate(all="ignore"):
-        for step in _steps(_Step(wrong.tree, wrong.theirs, wrong.places.astype(np.float64)), values):
+        for step in _steps(_Step(wrong.operation.tree, wrong.theirs, wrong.places.astype(np.float64)), values):
             right = values[step.node]
             text = _function(step, values) if step.node.kind == "activation" else _sums(step, values, wrong)
             if text is not None:
@@ -96,16 +99,19 @@ def _before(step: _Step, values: dict[Node, Any]) -> Iterator[_Step]:
 
 
 def _solved(step: _Step, right: Array) -> Array | None:
-    """The numbers that a step must have given, of its own shape: the best for all outputs that they reach. None if each is one's alone."""
+    """The numbers that a step must have given, of its own shape: the best for all wrong outputs that they reach, which fit if they agree.
+
+    A number that one wrong output alone is made from stays as it is: some number fits any output. None if all do.
+    """
     shape = (1,) * (step.needed.ndim - right.ndim) + right.shape
-    if right.size < 2 or 2 * right.size > step.needed.size or len(shape) != step.needed.ndim:
+    if right.size < 2 or len(shape) != step.needed.ndim:
         return None
     axes = tuple(i for i, (own, size) in enumerate(zip(shape, step.needed.shape, strict=True)) if own < size)
-    known = np.isfinite(step.needed) & np.isfinite(step.weight)
-    square = np.where(known, step.weight, 0) ** 2
-    solved = (square * np.where(known, step.needed, 0)).sum(axis=axes) / square.sum(axis=axes)
-    solved = np.where(square.sum(axis=axes) > 0, solved, right.reshape(solved.shape))
-    return solved.reshape(right.shape) if np.isfinite(solved).all() else None
+    square = np.where(np.isfinite(step.needed) & np.isfinite(step.weight), step.weight, 0) ** 2
+    solved = (square * np.where(square > 0, step.needed, 0)).sum(axis=axes) / square.sum(axis=axes)
+    several = (square > 0).sum(axis=axes) > 1
+    solved = np.where(several, solved, right.reshape(solved.shape))
+    return solved.reshape(right.shape) if several.any() and np.isfinite(solved).all() else None
 
 
 def _off(solved: Array, right: Array) -> str:
@@ -122,7 +128,7 @@ def _off(solved: Array, right: Array) -> str:
     where = "" if off.size == len(ours) else f" at {places_of(off, len(ours), what)}"
     ratio = theirs[off] / ours[off]
     if np.ptp(ratio) <= min(_AGREE * np.abs(ratio).max(), np.abs(ratio - 1).max() / 10):
-        return f"{ratio[0, 0]:.6g} times what is right{where}"
+        return f"{digits(ratio[0, 0])} times what is right{where}"
     worst = np.abs(theirs - ours).argmax(axis=1)  # of the heads of a row
     examples = [f"{theirs[i, worst[i]]:.6g} instead of {ours[i, worst[i]]:.6g} at {what} {i}" for i in off[:2]]
     return f"{listed(examples)}{where and f'; wrong{where}'}"
@@ -136,8 +142,46 @@ def _sums(step: _Step, values: dict[Node, Any], wrong: Wrong) -> str | None:
     rows, columns = wrong.wrong_rows, wrong.wrong_columns
     where = parts_of(wrong.places, _MOSTLY)
     columns = columns[:: -(-columns.size // _OUTPUTS)]  # enough to know the inputs by
-    text = summed(x[rows], matrix.rows(columns), step.needed[np.ix_(rows, columns)], wrong.noise)
+    text = _summed(x[rows], matrix.rows(columns), step.needed[np.ix_(rows, columns)], wrong.noise)
     return text if text is None or not where else f"at {' and '.join(where)}: {text}"
+
+
+def _summed(x: Array, weights: Array, y: Array, noise: float) -> str | None:
+    """What the sums of inputs x [T, M] by weights [N, M] do otherwise, if that gives y [T, N]: how often each input is summed.
+
+    y = sum_j c_j x_j w_j, where c is 1 for an input that is summed once, and 0 for one that is left out. There is one equation for each
+    output of each token, so these determine c where they are more than inputs. Tails, blocks and halves that are left out, overlaps that
+    are summed twice and scales of blocks that are not applied are all numbers c.
+    """
+    if x.shape[1] > _LARGEST or 2 * x.shape[1] > y.size:
+        return None
+    error = y - x @ weights.T
+    normal, along = (x.T @ x) * (weights.T @ weights), ((x.T @ error) * weights.T).sum(axis=1)
+    size = np.diagonal(normal)
+    ridge = max(1e-10 * float(size.max()), 1e-200)  # inputs that are always 0 stay as they are
+    away = np.linalg.solve(normal + ridge * np.eye(len(size)), along)
+    left = error - (x * away) @ weights.T
+    if (left**2).sum() > min(_LEFT * (error**2).sum(), matched(noise) * (y**2).sum()):
+        return None
+    factor = np.where(size > 1e-6 * size.max(), 1 + away, 1)
+    near = _NEAR_FACTOR + 10 * noise**0.5
+    off = np.flatnonzero(np.abs(factor - 1) > near)
+    factors = np.unique(np.round(factor[off] / near) * near)
+    if not off.size:
+        return None
+
+    def of(some: NDArray) -> str:
+        return places_of(some, len(factor), "input").removesuffix(f" of {len(factor)}")
+
+    if factors.size > _FEW_FACTORS:
+        return f"{of(off)} are multiplied by other numbers, {factor[off].min():.4g} to {factor[off].max():.4g}"
+    said = []
+    for number in factors:
+        some = off[np.abs(factor[off] - number) <= near]
+        mean = float(np.mean(factor[some]))
+        words = next((words for f, words in _FACTORS.items() if abs(mean - f) <= near), f"multiplied by {mean:.4g}")
+        said.append(f"{of(some)} {'are' if some.size > 1 else 'is'} {words}")
+    return listed(said)
 
 
 def _function(step: _Step, values: dict[Node, Any]) -> str | None:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...model.records import Model, with_rope_of
 from ...traces.points import Key
-from ..edits.expression import Node, at_columns, constant, nodes, replaced, value_of, values_of
-from ..graph import Operation, operation_of
-from ..place import Place
+from ..expression import Node, at_columns, constant, nodes, replaced, value_of, values_of
+from ..graph import Operation
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -26,46 +26,43 @@ _TOGETHER = 64  # rows compared at once with all
 
 
 @dataclass(frozen=True)
-class Wrong(Place):
-    """A wrong tensor of another engine, beside what it should be and what it was computed from. The model has the RoPE of its layer."""
+class Wrong:
+    """A wrong tensor of another engine, beside what it should be and what it was computed from."""
 
-    inputs: list[Array]  # theirs, [T, width] each
+    operation: Operation  # that gives it
+    inputs: list[Array]  # of that, theirs, [T, width] each; none if they are not known
     value: Array  # what it should be, [T, width]
     theirs: Array  # [T, width]
     places: NDArray[np.bool_]  # True for each wrong element, [T, width]
     noise: float  # NMSE that narrow types make by themselves, 0 in float32
     tensors: Mapping[Key, Array]  # all of theirs
 
-    @cached_property
-    def operation(self) -> Operation | None:
-        """The operation; None if the model has none of these inputs."""
-        operation = operation_of(self.model, self.dialect, self.key)
-        return operation if operation is not None and len(operation.inputs) == len(self.inputs) else None
+    @property
+    def key(self) -> Key:
+        return self.operation.key
 
     @cached_property
-    def tree(self) -> Node | None:
-        """The operation as an expression of the inputs; None where it has none."""
-        return None if self.operation is None else self.operation.tree
+    def model(self) -> Model:
+        """The model, with the RoPE of its layer."""
+        return with_rope_of(self.operation.model, self.key.layer)
 
     @cached_property
     def _leaves(self) -> dict[Key, Array]:
-        assert self.operation is not None
         return dict(zip(self.operation.inputs, self.inputs, strict=True))
 
     @cached_property
     def steps(self) -> dict[Node, Any]:
         """The right values of all steps of the expression."""
         with np.errstate(all="ignore"):
-            return {} if self.tree is None else values_of(self.tree, self._leaves.__getitem__, len(self.theirs))
+            return values_of(self.operation.tree, self._leaves.__getitem__, len(self.theirs))
 
     def step(self, what: str) -> Node | None:
         """The step of this kind or noun; None if the operation has none."""
-        return None if self.tree is None else next((node for node, _ in nodes(self.tree) if what in (node.kind, node.noun)), None)
+        return next((node for node, _ in nodes(self.operation.tree) if what in (node.kind, node.noun)), None)
 
     def with_step(self, node: Node, numbers: Array, columns: Indices | None = None) -> Array:
         """The tensor, or some elements of it, if a step had given these numbers."""
-        assert self.tree is not None
-        other = replaced(self.tree, node, constant(node.noun, numbers))
+        other = replaced(self.operation.tree, node, constant(node.noun, numbers))
         other = other if columns is None else at_columns(other, columns)
         with np.errstate(all="ignore"):
             return value_of(other, self._leaves.__getitem__, len(self.theirs), self.steps)
@@ -174,6 +171,11 @@ def runs(what: str, numbers: NDArray) -> str:
 def said(what: str, numbers: NDArray, verb: str) -> str:
     """The noun, the first runs of the numbers, and the verb: elements 0 to 7 are."""
     return f"{runs(what, numbers)} {verb if numbers.size == 1 else {'is': 'are', 'has': 'have'}[verb]}"
+
+
+def digits(number: float) -> str:
+    """A number of six digits, or of as many as tell it from 1, where it may be a factor."""
+    return next((text for n in range(6, 18) if float(text := f"{number:.{n}g}") != 1), "1")
 
 
 def moved_said(source: Indices, what: str) -> str:

@@ -1,31 +1,62 @@
 """The definition as expressions: each operation of spec.py, of the tensors that graph.py says it reads.
 
-place: the tensor that an operation gives, in its model and dialect. The nodes behind it are the operation's inputs.
+place: the tensor that an operation gives. The nodes behind it are the operation's inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.records import Blocks, Config, Linear, Ternary, Weights, with_rope_of
-from ...traces.points import Key
-from .. import roundings
-from ..place import Place
-from ..products import reads_codes, rows_of
+from ..engine.dialects import Dialect
+from ..model.records import Blocks, Config, Layer, Linear, Model, Ternary, Weights, with_rope_of
+from ..traces.points import Key
+from . import roundings
 from .expression import Array, Matrix, Node, changed, constant, tensor, value_of
 from .functions import ACTIVATION_NAMES, GELU_BY_TANH, by_head, by_query, visible_by_query
+from .products import linear_of, reads_codes, rows_of
 
 CODED = "the numbers that codes stand for"
 HEAD = "the head's matrix"
 FACTORS = ("the embedding scale", "the residual scale")
 """The numbers that some engines keep in the type of the activations, as mlx-lm does."""
 _POOLS = {"mean": "the mean of all tokens", "cls": "the first token", "last": "the last token"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tensor of a model in a dialect."""
+
+    model: Model = field(repr=False)
+    dialect: Dialect
+    key: Key
+    length: int = field(default=0, kw_only=True)  # of the sequence, where mistakes at single positions are tried
+
+    @property
+    def borders(self) -> Sequence[int]:
+        """Positions at which a later chunk may begin, lengths of windows and prefixes; a few where the length is not known."""
+        if not self.length:
+            return [2, 4, 8, 16, 32, 64]
+        return [b for b in (*range(1, 33), 40, 48, 64, 96, 128, 256, 512) if b < self.length]
+
+    @property
+    def config(self) -> Config:
+        return self.model.config
+
+    @property
+    def layer(self) -> Layer | None:
+        """Its layer; None outside the layers."""
+        return None if self.key.layer is None else self.model.layers[self.key.layer]
+
+    @property
+    def linear(self) -> Linear:
+        """Its matrix, the head's too."""
+        return linear_of(self.model, self.key)
 
 
 def _wide(array: NDArray) -> Array:
@@ -48,7 +79,7 @@ def _quotient(noun: str, a: Node, b: Node) -> Node:
 
 
 def embedding(place: Place, tokens: Node) -> Node:
-    return Node("rows", (constant("the embedding's table", _table(place.model.token_embd)), tokens), "the embedding")
+    return Node("rows", (constant("the embedding's table", matrix_of(place.model.token_embd)), tokens), "the embedding")
 
 
 def pooled(place: Place, x: Node) -> Node:
@@ -58,7 +89,7 @@ def pooled(place: Place, x: Node) -> Node:
 def with_positions(place: Place, x: Node) -> Node:
     assert place.model.position_embd is not None
     learned = place.model.position_embd
-    table = constant("the table of positions", _table(learned))
+    table = constant("the table of positions", matrix_of(learned))
     return _sum("the sum", x, Node("rows", (table, Node("positions", noun="positions")), "the rows of positions"))
 
 
@@ -129,13 +160,9 @@ def norm_of_heads(place: Place, x: Node, gain: NDArray) -> Node:
 # --- products ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _table(weights: Weights) -> Matrix:
+def matrix_of(weights: Weights) -> Matrix:
+    """The matrix [N, M] of weights, without a scale."""
     return Matrix(weights.shape, lambda rows: rows_of(weights, rows), weights=weights)
-
-
-def matrix_of(linear: Linear) -> Matrix:
-    """The matrix [N, M] of a linear, without scale and bias."""
-    return _table(linear.weights)
 
 
 def codes(place: Place, x: Node) -> Node:
@@ -150,7 +177,7 @@ def matrix_product(place: Place, x: Node, linear: Linear) -> Node:
         scale *= float(weights.scale) if isinstance(weights, Ternary) else 1.0
         steps = code_scale(place, x)
         numbers = _quotient(CODED, _codes(x, steps), steps)
-        y = Node("matmul", (numbers, constant("the matrix", matrix_of(linear))), "the products")
+        y = Node("matmul", (numbers, constant("the matrix", matrix_of(weights))), "the products")
     else:
         y = _multiplied(place, x, weights.blocks if isinstance(weights, Ternary) else weights, "the matrix")
     if scale != 1:
@@ -162,7 +189,7 @@ def _multiplied(place: Place, x: Node, table: Any, noun: str) -> Node:
     """The product of x, rounded as in the dialect, with a table."""
     if place.dialect.ggml_activations:
         x = Node("opaque", (x,), "the numbers in blocks", partial(roundings.matrix_input, table=table))
-    y = Node("matmul", (x, constant(noun, _table(table))), "the products")
+    y = Node("matmul", (x, constant(noun, matrix_of(table))), "the products")
     if place.dialect.ggml_activations and isinstance(table, Blocks) and table.type in roundings.MINIMUM_TYPES:
         sums = Node("opaque", x.inputs, "the rounded sums", roundings.rounded_sums)
         rest = Node("matmul", (sums, constant("the minimums", roundings.minimums(table))), "the products with minimums")
@@ -196,9 +223,11 @@ def rotation(place: Place, x: Node, start: int = 0) -> Node:
     position = Node("positions", (), "positions", start)
     if c.rope_scaling != 1:
         position = _quotient("the scaled positions", position, constant("the position scale", c.rope_scaling))
-    stepped = place.dialect.stepped_angles and c.rope_pairs > 0
-    as_stepped = (lambda t, _: roundings.angles(model, place.dialect, len(t), start)) if stepped else None
-    turns = Node("circle", (Node("outer", (position, frequency), "the angles", value=as_stepped),), "sines and cosines")
+    angles = Node("outer", (position, frequency), "the angles")
+    if place.dialect.stepped_angles and c.rope_pairs:
+        right = value_of(frequency, dict[Key, Array]().__getitem__, 0)
+        angles = replace(angles, value=lambda t, f: roundings.stepped_angles(model, t * c.rope_scaling) * (f / right))
+    turns = Node("circle", (angles,), "sines and cosines")
     if c.rope_magnitude != 1:
         turns = _product("the scaled sines and cosines", turns, constant("RoPE's magnitude", c.rope_magnitude))
     heads = Node("heads", (x,), x.noun, _count(place))
@@ -275,6 +304,10 @@ def gated(name: str, gate: Node, up: Node | None = None, rounded: Callable[[Arra
     """A function of the gate, by its name, times up. rounded: how a dialect computes it."""
     y = Node("activation", (gate,), "the activation", name, rounded)
     return y if up is None else _product("the product with up", y, up)
+
+
+def top_experts(place: Place, logits: Node) -> Node:
+    return Node("experts", (logits,), "the token's experts", place.config.experts_used)
 
 
 def expert_weights(place: Place, logits: Node, chosen: Node) -> Node:

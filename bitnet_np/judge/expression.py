@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.records import Weights
-from ...traces.points import Key
+from ..model.records import Weights
+from ..traces.points import Key
 from . import functions
 
 Array = NDArray[np.float64]
@@ -25,7 +25,7 @@ class Node:
 
     kind: a function of functions.py, "tensor", "constant" or "positions" (of the tokens). noun: what its value is called. what: the
     option of the function, such as the name of an activation; of a tensor its key, of positions the first one. value: that of a constant;
-    of another step the function by which a dialect rounds it, which law.py takes and edits do not.
+    of another step a dialect's own function of its inputs.
     """
 
     kind: str
@@ -179,6 +179,8 @@ def step_value(leaf: Leaf, rows: int, node: Node, inputs: list[Any]) -> Any:
         return leaf(node.what)
     if node.kind == "constant":
         return node.value
+    if node.value is not None:
+        return node.value(*inputs)
     if node.kind == "positions":
         return (node.what or 0) + np.arange(rows, dtype=np.float64)
     if node.kind == "rows" and isinstance(inputs[0], Matrix):

@@ -1,13 +1,14 @@
 """The steps that expressions are made of, and the tables of steps that one may be mistaken for another."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import spec
-from ..roundings import to_bfloat16, to_digits, to_float16, to_q8_0
+from .. import spec
+from .roundings import cut_to_digits, to_bfloat16, to_digits, to_float16, to_q8_0
 
 Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
@@ -76,27 +77,23 @@ OF_ONE: dict[str, dict[str, Function]] = {
 """Tables of functions of single numbers, of the results of a token's experts, or of all tokens, by the kind of their nodes."""
 
 
-def _by_row(function: Callable[[Array], Array]) -> Function:
-    return lambda x: function(x)[..., None]
-
-
-def _in_groups(size: int, function: Callable[[Array], Array]) -> Function:
+def _in_groups(size: int, function: Function) -> Function:
     """A reduction of each `size` numbers by themselves, repeated for each of them; NaN where that is no cut of a row."""
 
     def reduced(x: Array) -> Array:
         if x.shape[-1] % size or x.shape[-1] == size:
             return np.full((*x.shape[:-1], 1), np.nan)
-        return np.repeat(function(x.reshape(*x.shape[:-1], -1, size)), size, axis=-1)
+        return np.repeat(function(x.reshape(*x.shape[:-1], -1, size))[..., 0], size, axis=-1)
 
     return reduced
 
 
 def _mean_square(x: Array) -> Array:
-    return np.square(x).mean(axis=-1)
+    return np.square(x).mean(axis=-1, keepdims=True)
 
 
 def _largest(x: Array) -> Array:
-    return np.abs(x).max(axis=-1)
+    return np.abs(x).max(axis=-1, keepdims=True)
 
 
 def _of_all_heads(x: Array) -> Array:
@@ -104,16 +101,16 @@ def _of_all_heads(x: Array) -> Array:
 
 
 REDUCTIONS: dict[str, Function] = {
-    "mean square": _by_row(_mean_square),
-    "mean": _by_row(lambda x: x.mean(axis=-1)),
-    "sum": _by_row(lambda x: x.sum(axis=-1)),
-    "largest number": _by_row(lambda x: x.max(axis=-1)),
-    "largest magnitude": _by_row(_largest),
-    "mean magnitude": _by_row(lambda x: np.abs(x).mean(axis=-1)),
-    "root mean square": _by_row(lambda x: np.sqrt(_mean_square(x))),
-    "sum of squares": _by_row(lambda x: np.square(x).sum(axis=-1)),
-    "variance": _by_row(lambda x: x.var(axis=-1)),
-    "sum of squares over the width less one": _by_row(lambda x: np.square(x).sum(axis=-1) / max(x.shape[-1] - 1, 1)),
+    "mean square": _mean_square,
+    "mean": lambda x: x.mean(axis=-1, keepdims=True),
+    "sum": lambda x: x.sum(axis=-1, keepdims=True),
+    "largest number": lambda x: x.max(axis=-1, keepdims=True),
+    "largest magnitude": _largest,
+    "mean magnitude": lambda x: np.abs(x).mean(axis=-1, keepdims=True),
+    "root mean square": lambda x: np.sqrt(_mean_square(x)),
+    "sum of squares": lambda x: np.square(x).sum(axis=-1, keepdims=True),
+    "variance": lambda x: x.var(axis=-1, keepdims=True),
+    "sum of squares over the width less one": lambda x: np.square(x).sum(axis=-1, keepdims=True) / max(x.shape[-1] - 1, 1),
     "largest magnitude of all tokens": lambda x: np.full((*x.shape[:-1], 1), np.abs(x).max()),
     "largest magnitude of each element over all tokens": lambda x: np.abs(x).max(axis=0, keepdims=True),
     "mean square of all heads": _of_all_heads,
@@ -130,31 +127,19 @@ def _top(x: Array, most: int, axis: int | None, rounded: Function = np.rint) -> 
     return rounded(x / step) * step
 
 
-def _digits(digits: int, smallest: float = 0.0, most: float = np.inf) -> Function:
-    """Rounding to significant bits, of numbers between the step of the smallest ones and the largest one."""
-
-    def rounded(x: Array) -> Array:
-        y = to_digits(x, digits)
-        if smallest:
-            step = smallest * 2.0 ** (1 - digits)
-            y = np.where(np.abs(x) < smallest, np.rint(x / step) * step, y)
-        return np.clip(y, -most, most)
-
-    return rounded
-
-
-def _truncated(x: Array) -> Array:
-    fraction, exponent = np.frexp(x)
-    return np.ldexp(np.trunc(np.ldexp(fraction, 11)), exponent - 11)
+def _to_float(x: Array, digits: int, smallest: float, most: float) -> Array:
+    """x rounded to significant bits, or to the step of the smallest numbers that have them; cut to the largest number."""
+    step = smallest * 2.0 ** (1 - digits)
+    return np.clip(np.where(np.abs(x) < smallest, np.rint(x / step) * step, to_digits(x, digits)), -most, most)
 
 
 FLOATS: dict[str, Function] = {
     "bfloat16": to_bfloat16,
     "float16": to_float16,
-    "TF32": _digits(11),
-    "TF32, by truncation": _truncated,
-    "e4m3": _digits(4, 2.0**-6, 448.0),
-    "e5m2": _digits(3, 2.0**-14, 57344.0),
+    "TF32": partial(to_digits, digits=11),
+    "TF32, by truncation": partial(cut_to_digits, digits=11),
+    "e4m3": partial(_to_float, digits=4, smallest=2.0**-6, most=448.0),
+    "e5m2": partial(_to_float, digits=3, smallest=2.0**-14, most=57344.0),
 }
 """Types to which each number is rounded by itself."""
 TYPES: dict[str, Function] = {
@@ -180,7 +165,7 @@ def _relaid(x: Array, axis: int, rows: int) -> Array:
     return np.take(x, np.arange(count).reshape(rows, -1).T.ravel(), axis=axis)
 
 
-ORDERS: dict[str, Callable[[Array, int], Array]] = {
+ORDERS: dict[str, Callable[..., Array]] = {
     "in the opposite order": lambda x, axis: np.flip(x, axis),
     "shifted by one, the one before in the place of each": lambda x, axis: np.roll(x, 1, axis),
     "shifted by one, the next one in the place of each": lambda x, axis: np.roll(x, -1, axis),
@@ -196,16 +181,16 @@ ORDERS: dict[str, Callable[[Array, int], Array]] = {
 # --- steps --------------------------------------------------------------------------------------------------------------------------------
 
 
-def _pairs(layout: str, count: int, width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The places in a head of the first and the second number of each pair."""
+def pairs(layout: str, count: int, width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The places in a head of this width of the first and the second number of each rotated pair."""
     i = np.arange(count)
-    return {"halves": (i, i + count), "adjacent": (2 * i, 2 * i + 1), "across": (i, i + width // 2)}[layout]
+    return {"halves": (i, i + count), "across": (i, i + width // 2)}.get(layout, (2 * i, 2 * i + 1))
 
 
 def _paired(heads: Array, first: Array, second: Array, layout: str) -> Array:
     """The heads [T, H, K] with these numbers of pairs, [T, H, J] each."""
     out = heads.copy()
-    for places, numbers in zip(_pairs(layout, first.shape[-1], heads.shape[-1]), (first, second), strict=True):
+    for places, numbers in zip(pairs(layout, first.shape[-1], heads.shape[-1]), (first, second), strict=True):
         out[..., places] = numbers
     return out
 
@@ -287,7 +272,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "outer": np.multiply.outer,
     "circle": lambda angle: np.stack([np.cos(angle), np.sin(angle)]),
     "turn": lambda circle, what: circle[what][:, None],
-    "of pairs": lambda heads, what: heads[..., _pairs(what[0], what[2], heads.shape[-1])[what[1]]],
+    "of pairs": lambda heads, what: heads[..., pairs(what[0], what[2], heads.shape[-1])[what[1]]],
     "paired": lambda heads, first, second, what: _paired(heads, first, second, what),
     "grouped": lambda kv, what: spec.by_query_head(kv, what),
     "scores": lambda q, k: q.swapaxes(0, 1) @ k.transpose(1, 2, 0),
@@ -295,6 +280,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "largest of": lambda x: np.nan_to_num(x.max(axis=-1, keepdims=True), posinf=0.0, neginf=0.0),
     "softmax sum": lambda x: np.maximum(x.sum(axis=-1, keepdims=True), 1e-300),
     "weighted": lambda p, v: (p @ v.swapaxes(0, 1)).swapaxes(0, 1),
+    "experts": lambda logits, what: spec.top_experts(logits, what).astype(np.float64),
     "taken": lambda x, experts: np.take_along_axis(x, experts.astype(np.intp), axis=-1),
     "slots": lambda y, weights: y.reshape(*weights.shape, -1),
     "column": lambda x: x[..., None],
