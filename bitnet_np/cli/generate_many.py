@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from ..base.errors import EmptyInputError, Error, OptionError, shown
-from ..generation.batch import Completion, Continuation, Request, generate_batch
+from ..generation.batch import Completion, Continuation, Request, complete
 from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
 from ..traces.token_files import parse_numbers
@@ -75,22 +75,22 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path) -> int:
         tokenizer = inputs.tokenizer()
     stops = stops_of(arguments, tokenizer)
     model = inputs.model()
-    requests = []
+    sequences = []
     for number, name, prompt in lines:
         try:
-            requests.append(Request(name, _encoded(prompt, tokenizer, arguments.chat), arguments.n, sampling, arguments.seed, stops))
-            Continuation.of(model, requests[-1])  # raises where the error can name the line
+            request = Request(name, _encoded(prompt, tokenizer, arguments.chat), arguments.n, sampling, arguments.seed, stops)
+            sequences.append(Continuation.of(model, request))
         except Error as error:
             raise type(error)(f"{arguments.prompts_file}, line {number}: {error}") from None
 
     start = progress.working_time()
     advance = progress.bar("generating")
     done: list[Completion] = []
-    for completion in generate_batch(model, requests, batch, dialect=dialect_of(arguments), ops=arguments.ops):
+    for completion in complete(model, sequences, batch, dialect=dialect_of(arguments), ops=arguments.ops):
         done.append(completion)
         progress.clear()
         print(_line(completion, tokenizer, arguments.json), flush=True)
-        advance(len(done), len(requests))
+        advance(len(done), len(sequences))
     seconds, total = progress.working_time() - start, sum(len(completion.tokens) for completion in done)
     latency = sorted(completion.seconds for completion in done)
     print(

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -302,9 +303,14 @@ def generate_batch(
     """
     Runtime(model, dialect, ops).checked()
     sequences = [Continuation.of(model, request) for request in requests]
+    return complete(model, sequences, slots, dtype=dtype, dialect=dialect, ops=ops, observe=observe)
+
+
+def complete(model: Model, sequences: Sequence[Continuation], slots: int, **how: Any) -> Iterator[Completion]:
+    """`generate_batch` for checked requests. how: options of Batch."""
     needed = max((sequence.positions() for sequence in sequences), default=1)
     used = min(integer("slots", slots, 1), max(len(sequences), 1))
-    batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe)
+    batch = Batch(model, used, needed, **how)
     for sequence in sequences:
         batch.queue(sequence)
     names = [sequence.request.id for sequence in sequences]

@@ -88,7 +88,9 @@ def test_a_template_sees_nothing_of_an_object_but_its_public_side():
         ("{{ [[1]] | tojson(indent=2000000000) }}", "MemoryError"),
     ],
 )
-def test_a_hostile_template_is_an_error_of_ours(template, says):
+def test_a_hostile_template_is_an_error_of_ours(template, says, monkeypatch):
+    """By what it does, and not because a busy machine takes longer than a template may: tests below have those that never end."""
+    monkeypatch.setattr(chat_template, "_CHAT_SECONDS", 60.0)
     with pytest.raises(FileFormatError, match=rf"small\.gguf: tokenizer\.chat_template does not work: ({says})"):
         chatty(template).chat(MESSAGES)
     assert MESSAGES[0] == {"role": "user", "content": " abc? "}
