@@ -91,7 +91,7 @@ class KVCache:
         self.k, self.v = storage.zeros(shape, self.dtype)  # [L, B, S, G, K]
         self.lengths = np.zeros(batch, np.int64)
         self._written: set[int] = set()  # slots that a forward pass is writing to
-        self._repeats = Repeats()
+        self.repeats = Repeats()
 
     def __repr__(self) -> str:
         return f"<KVCache of {self.dtype}: {listed(self.lengths.tolist())} of {self.capacity} positions in {self.batch} slots>"
@@ -177,15 +177,6 @@ class KVCache:
                 self.erase(slot, length, length + count)
             self.lengths[slots] = before
             raise
-
-    def attending(self, rows: Rows, attention: Attention, mark: Callable[[str, int], None], repeats: bool = False) -> Attend:
-        """Attention of a pass over new rows, which are in the storage's memory.
-
-        repeats: whether the pass may be recorded, or run by a recording, if it is for one row of each sequence. Writing keys and values
-        raises NonFiniteError when a float16 cache cannot hold them. The caller changes `lengths`.
-        """
-        steps = self._repeats if repeats and rows.last.size == rows.slot.size else None
-        return Attend(self.storage, self.k, self.v, rows, attention, mark, steps)
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first `length` positions of a slot; other slots keep every byte.

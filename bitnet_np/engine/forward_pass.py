@@ -343,8 +343,9 @@ def run_cached(
     ops = runtime.ops
     with cache.appending(slots, tokens.lengths) as start:
         rows = Rows.of(runtime.model.config, tokens, slots, start)
-        repeats = ops.repeats and attention is None and record is ignore and runtime.edit is None
-        attend = cache.attending(ops.resident(rows), attention or runtime.attention, ops.mark, repeats)
+        alike = rows.last.size == rows.slot.size and ops.repeats and attention is None and record is ignore and runtime.edit is None
+        repeats = cache.repeats if alike else None  # one more token of each sequence, as often before
+        attend = Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention or runtime.attention, ops.mark, repeats)
         h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
         if not with_logits:
             return np.empty((0, runtime.model.config.vocab), np.float32)

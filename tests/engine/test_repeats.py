@@ -37,7 +37,7 @@ def at_once(monkeypatch):
 
 def used(cache: KVCache) -> list[bool]:
     """Of each kind of pass of a cache, whether a recording is used."""
-    return [recording is not None and recording.is_compared for recording, _ in cache._repeats._kept.values()]
+    return [recording is not None and recording.is_compared for recording, _ in cache.repeats._kept.values()]
 
 
 def decoded(model, cache, tokens=TOKENS, **options):
@@ -57,7 +57,7 @@ def test_every_family_is_recorded_but_those_whose_experts_are_chosen_in_python(f
 def test_a_pass_that_numpy_writes_the_cache_of_is_not_recorded():
     cache = KVCache(MODEL.config, capacity=1, dtype=np.float16)
     decoded(MODEL, cache, [1])
-    assert [recording for recording, _ in cache._repeats._kept.values()] == [None]
+    assert [recording for recording, _ in cache.repeats._kept.values()] == [None]
 
 
 @settings(max_examples=60)
@@ -94,7 +94,7 @@ def test_tokens_of_a_batch_have_the_bits_of_whole_sequences(shape, seed, dialect
 def test_a_recording_serves_its_positions_and_the_next_ones_have_another():
     cache = KVCache(MODEL.config, capacity=64)
     decoded(MODEL, cache, TOKENS * 4)
-    sizes = [size for _, size in cache._repeats._kept]
+    sizes = [size for _, size in cache.repeats._kept]
     assert sizes == [1, 2, 4, 8, 16, 32]  # powers of two of positions
     assert used(cache) == [False, False, True, True, True, True]  # two passes are needed to record and to compare
 
@@ -167,7 +167,7 @@ def test_another_number_of_threads_is_another_kind_of_pass():
     with threads(2):
         second = decoded(MODEL, cache)
     assert_same_bits(np.concatenate([first, second]), forward_full(MODEL, [TOKENS + TOKENS])[0])
-    assert {kind[1][2] for kind, _ in cache._repeats._kept} == {1, 2}
+    assert {kind[1][2] for kind, _ in cache.repeats._kept} == {1, 2}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or numba.config.NUMBA_NUM_THREADS < 2, reason="needs fork and threads")
