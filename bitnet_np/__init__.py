@@ -19,9 +19,9 @@ with default_state():  # constants are rounded when their modules are imported
     from .generation.generate import generate, stream
     from .generation.sampling import Sampling
     from .judge.check import check
-    from .judge.logits import Judgement, judge
-    from .judge.precision import Precision
-    from .judge.report import Report
+    from .judge.law.precision import Precision
+    from .judge.measures import Judgement, judge
+    from .judge.report.report import Report
     from .judge.verdict import Verdict
     from .model.records import Blocks, Config, Expert, Layer, Linear, Model, Ternary
 

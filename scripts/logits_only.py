@@ -18,7 +18,7 @@ from tqdm import tqdm
 from bitnet_np import Model, check
 from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.engine.forward_pass import forward_full
-from bitnet_np.judge.logits import judge
+from bitnet_np.judge.measures import judge
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.records import Ternary
 from bitnet_np.testing.models import random_model

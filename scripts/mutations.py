@@ -29,10 +29,10 @@ from bitnet_np.engine.cache import KVCache
 from bitnet_np.files import embedded
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.edits.kinds import described
+from bitnet_np.judge.law.precision import FLOAT32, Precision
 from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
-from bitnet_np.judge.precision import FLOAT32, Precision
 from bitnet_np.judge.readings.table import FACTS, READINGS
-from bitnet_np.judge.report import Report
+from bitnet_np.judge.report.report import Report
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key, Trace

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from bitnet_np import Model, check, load
 from bitnet_np.files.convert import convert
 from bitnet_np.files.load import Source
-from bitnet_np.judge.report import Report
+from bitnet_np.judge.report.report import Report
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import Trace
 

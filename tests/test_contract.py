@@ -22,11 +22,12 @@ from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, Q4_K, Q8_0
 from bitnet_np.contract import blocks, numbers
 from bitnet_np.engine.backend import OPERATIONS
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP
-from bitnet_np.judge import definition, law
 from bitnet_np.judge.bounds import within
-from bitnet_np.judge.expected import WIDE
-from bitnet_np.judge.expression import Node, tensor
-from bitnet_np.judge.functions import ACTIVATION_NAMES
+from bitnet_np.judge.law import definition
+from bitnet_np.judge.law import running_error as law
+from bitnet_np.judge.law.expected import WIDE
+from bitnet_np.judge.law.expression import Node, tensor
+from bitnet_np.judge.law.functions import ACTIVATION_NAMES
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import activations, cpu, scalar
 from bitnet_np.testing.models import random_table

@@ -12,7 +12,7 @@ from ..base.whole_file import whole_file
 from ..engine.dialects import DIALECTS, Dialect
 from ..files.overrides import OVERRIDABLE
 from ..gpu.dispatch import Device
-from ..judge.precision import CACHES, PROFILES, Profile, dialect_to_compute
+from ..judge.law.precision import CACHES, PROFILES, Profile, dialect_to_compute
 from ..model import packing
 from ..traces.formats import FORMATS
 

@@ -15,13 +15,13 @@ from ..engine.machine import digest_of
 from ..engine.network import Runtime
 from ..engine.tokens import check_tokens, pad
 from ..files import embedded
-from ..judge.detail import Details
-from ..judge.logits import Judgement, judge
+from ..judge.law.precision import FLOAT32
+from ..judge.measures import Judgement, judge
 from ..judge.options import Options
 from ..judge.partial import check_partial, check_records
-from ..judge.pictures import check_plot, plot
-from ..judge.precision import FLOAT32
-from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, closer_rows, closer_summary, heat_map, next_step, table_rows
+from ..judge.report.detail import Details
+from ..judge.report.pictures import check_plot, plot
+from ..judge.report.report import CLOSER_HEADER, TABLE_HEADER, Report, closer_rows, closer_summary, heat_map, next_step, table_rows
 from ..judge.sequences import judge_sequences, read_dump
 from ..judge.verdict import Verdict
 from ..model.families import FAMILIES

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..base.errors import ContextLimitError, OptionError
 from ..base.validate import integer
-from ..judge.report import Report
+from ..judge.report.report import Report
 from ..judge.top_logprobs import FEWEST, check_completions
 from ..judge.verdict import Verdict
 from ..servers.client import client_of

@@ -8,8 +8,8 @@ from typing import Any
 from ..base.errors import OptionError
 from ..judge import receipt
 from ..judge.dump import compare_traces
-from ..judge.graph import LOGITS
-from ..judge.report import Report
+from ..judge.law.graph import LOGITS
+from ..judge.report.report import Report
 from ..judge.verdict import Verdict
 from ..traces.formats import FORMATS, read_any
 from ..traces.points import Trace

@@ -5,8 +5,8 @@ import math
 
 from ..base.errors import OptionError
 from ..judge.compare_models import ModelDifference, compare_models
-from ..judge.pictures import check_plot, picture_map, save
-from ..judge.report import text_map
+from ..judge.report.pictures import check_plot, picture_map, save
+from ..judge.report.report import text_map
 from ..traces.points import Key
 from . import progress
 from .arguments import COMPUTING, DOWNLOAD, TOKENS, dialect_of

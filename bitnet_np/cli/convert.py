@@ -10,7 +10,7 @@ from ..base.errors import OptionError
 from ..engine.forward_pass import forward_full
 from ..files.convert import HEADS, TYPES, convert, is_permuted
 from ..files.load import load, model_from, open_model
-from ..judge.logits import judge
+from ..judge.measures import judge
 from ..model.records import Model
 from . import progress
 from .arguments import A_MODEL, DOWNLOAD, LOADING, check_out

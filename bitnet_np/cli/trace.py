@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import OptionError, ShapeError
-from ..judge.pictures import check_plot, pyplot, save
+from ..judge.report.pictures import check_plot, pyplot, save
 from ..traces.formats import read_any, writer
 from ..traces.record import record_trace
 from .arguments import DIALECT_AND_MODEL, FORMAT, MODEL_AND_TOKENS, dialect_of

@@ -1,14 +1,14 @@
-"""Tensors against their expected values: the three tests of law.py where a bound is known, mean square errors where none is."""
+"""Tensors against their expected values: the three tests of law/ where a bound is known, mean square errors where none is."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..traces.points import Key
-from .detail import FAR
-from .expected import TINY, Expected, U
-from .logits import DIFFERENT, Reach, limits, shape_hint
+from .law.expected import TINY, Expected, U
+from .measures import DIFFERENT, Reach, limits, shape_hint
 from .readings.wrong import parts_of
-from .report import OperationVerdict
+from .report.detail import FAR
+from .report.report import OperationVerdict
 from .verdict import Verdict
 
 Array = NDArray[np.float64]
@@ -70,7 +70,7 @@ def noise(expected: Expected) -> float:
 
 
 def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
-    """Verdict, reason, and the largest error as a part of its bound, by the three tests of law.py."""
+    """Verdict, reason, and the largest error as a part of its bound, by the three tests of law/running_error.py."""
     ratio, farthest, worst, flipped = 0.0, 0.0, "", 0
     count, squares, along, size, spread = 0, 0.0, 0.0, 0.0, 0.0
     step = max(1, _BLOCK // theirs.shape[1])  # rows at a time: logits are large, and a dozen arrays of their shape larger

@@ -21,11 +21,11 @@ from ..traces.arrays import as_numpy
 from ..traces.formats.arrays import Labelled
 from ..traces.formats.labels import direct
 from ..traces.points import Entry, Trace
-from .detail import Details
-from .graph import LOGITS
+from .law.graph import LOGITS
+from .law.precision import FLOAT32, Precision
 from .options import Options
-from .precision import FLOAT32, Precision
-from .report import Report
+from .report.detail import Details
+from .report.report import Report
 from .sequences import judge_sequences, read_dump
 
 LABEL = str(LOGITS)

@@ -19,8 +19,8 @@ from ..kernels.float_state import steady
 from ..model.records import Model
 from ..traces.points import Key
 from .equivalence import KEYS, QUERIES, in_pairs
-from .graph import operations
-from .logits import kl_divergence
+from .law.graph import operations
+from .measures import kl_divergence
 
 _SHAPE = ["architecture", "vocab", "n_layers", "width", "ffn", "heads", "kv_heads", "head_dim", "experts", "experts_used", "shared_ffn"]
 _ROWS = 16  # tokens of one pass: memory is that of their tensors in one of the models, 0.1 GB at the shape of 2B-4T

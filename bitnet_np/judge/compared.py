@@ -17,10 +17,10 @@ from ..traces.points import SCORES, TOP_EXPERTS, Key, Trace
 from ..traces.record import Recorder
 from .bounds import invalid_experts, invalid_tensor
 from .equivalence import KEYS, QUERIES
-from .expected import Storage
-from .graph import EMBEDDING, TOKENS, Operation
-from .logits import same_bits
-from .precision import DIGITS, FLOAT32, Precision, storage_type
+from .law.expected import Storage
+from .law.graph import EMBEDDING, TOKENS, Operation
+from .law.precision import DIGITS, FLOAT32, Precision, storage_type
+from .measures import same_bits
 
 
 @dataclass(frozen=True)

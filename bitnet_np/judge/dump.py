@@ -19,14 +19,14 @@ from ..model.records import Model
 from ..traces.points import SCORES, Key, Trace
 from .bounds import ROUNDING_ACROSS, close, invalid_tensor, statistics
 from .compared import Compared, Types, compare
-from .detail import Details
-from .engine import judge_logits
 from .equivalence import look_through
-from .graph import LOGITS, operations
-from .logits import FLIPS_LIMIT, Judgement, invalid, position_nmse, same_bits
+from .law.graph import LOGITS, operations
+from .law.precision import FLOAT32, Precision, storage_type
+from .logits_alone import judge_logits
+from .measures import FLIPS_LIMIT, Judgement, invalid, position_nmse, same_bits
 from .options import DEFAULT, Options
-from .precision import FLOAT32, Precision, storage_type
-from .report import OperationVerdict, Report
+from .report.detail import Details
+from .report.report import OperationVerdict, Report
 from .tensors import TensorJudge
 from .variant import Floats, Variant, variant_logits
 from .verdict import Verdict

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..model.records import Config, Model, with_rope_of
 from ..traces.points import POINTS, SLOTS, TOP_EXPERTS, Key
-from .functions import pairs
+from .law.functions import pairs
 
 Array = NDArray[np.float64]
 Tensors = Mapping[Key, NDArray]

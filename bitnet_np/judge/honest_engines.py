@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from ..engine.dialects import DIALECTS, Dialect
 from ..model.records import Blocks, Model, Ternary
 from ..traces.points import FIELDS, Key
-from .expected import rounded, type_of
-from .graph import LOGITS
-from .law import next_experts
-from .logits import Reach, position_nmse, position_scale
-from .precision import DIGITS, FLOAT32, FLOATS, ROUNDOFF, Precision
-from .products import linear_of, reads_codes, row_blocks
-from .roundings import to_digits, to_eleven_bits
+from .law.expected import rounded, type_of
+from .law.graph import LOGITS
+from .law.precision import DIGITS, FLOAT32, FLOATS, ROUNDOFF, Precision
+from .law.products import linear_of, reads_codes, row_blocks
+from .law.roundings import to_digits, to_eleven_bits
+from .law.running_error import next_experts
+from .measures import Reach, position_nmse, position_scale
 from .variant import Floats, Variant
 
 FLOOR = 2.0**-24

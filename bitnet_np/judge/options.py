@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ..base.progress import Bars, no_bars
-from .detail import Details
-from .precision import Precision
+from .law.precision import Precision
+from .report.detail import Details
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ from ..traces.formats.bitnet_rs import Fingerprint, hash_of
 from ..traces.formats.eval_callback import PRINTED, PRINTED_SUM, PartialTensor, PartialTrace
 from ..traces.points import SCORES, Key
 from .bounds import ROUNDING_ACROSS, TINY
-from .expected import U
-from .graph import operations
 from .honest_engines import FLOOR, roundings
-from .logits import Reach, limits
-from .precision import FLOAT32, Precision
-from .report import OperationVerdict, Report
+from .law.expected import U
+from .law.graph import operations
+from .law.precision import FLOAT32, Precision
+from .measures import Reach, limits
+from .report.report import OperationVerdict, Report
 from .variant import Variant
 from .verdict import Verdict
 

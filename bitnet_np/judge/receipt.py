@@ -15,7 +15,7 @@ from ..base.errors import EmptyInputError, FileFormatError, ShapeError, shown
 from ..base.validate import text_of
 from ..base.whole_file import whole_file
 from ..files.safetensors_file import strict_json
-from .logits import kl_divergence
+from .measures import kl_divergence
 
 TOP = 5
 _LARGEST = 1 << 26  # bytes of a file: some 300,000 positions

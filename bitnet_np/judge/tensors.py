@@ -25,25 +25,25 @@ from .bounds import ROUNDING_ACROSS, bound_of, close, dot, noise, position_error
 from .compared import Compared, Types
 from .edits.caches import is_summed_in_float16
 from .equivalence import ROTATED
-from .expected import TINY, Expected, U
-from .expression import value_of
-from .graph import LOGITS, TOKENS, Operation, operations
 from .honest_engines import FLOOR, one_scale
-from .law import next_experts
-from .logits import Reach, judge, limits
+from .law.expected import TINY, Expected, U
+from .law.expression import value_of
+from .law.graph import LOGITS, TOKENS, Operation, operations
+from .law.precision import CACHES, DIGITS, FLASH, ROUNDOFF
+from .law.products import linear_of
+from .law.roundings import to_digits, to_eleven_bits
+from .law.running_error import next_experts
+from .measures import Reach, judge, limits
 from .mistakes.catalogue import Computes, Trial, at_operation, trials
 from .mistakes.mistake import Array, Cause, Compute, Values
 from .mistakes.names import CACHE_ROUNDINGS, CATALOGUE
 from .mistakes.search import OVERHEAD, Case, Explanation, Search
 from .options import Options
 from .parts import SCREENED, InParts, Part, Screen
-from .precision import CACHES, DIGITS, FLASH, ROUNDOFF
-from .products import linear_of
 from .readings.others import overwritten
 from .readings.table import cause_of, facts_of
 from .readings.wrong import Wrong, matched
-from .report import OperationVerdict
-from .roundings import to_digits, to_eleven_bits
+from .report.report import OperationVerdict
 from .verdict import Verdict
 
 _SUMMED_IN_FLOAT16 = "values are summed in float16, as llama.cpp's flash attention does: declare it (--as llama.cpp-flash)"

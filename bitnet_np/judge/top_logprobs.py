@@ -1,7 +1,7 @@
 """A server's log-probabilities, of the few most probable tokens of each position, judged by the model.
 
-The limits are measured as for logits alone (engine.py), on the numbers at hand: the same ids of the same positions, of our own engine with
-other roundings. Log-probabilities are absolute, so what is common to all logits of a position cannot be seen, and need not be: it changes
+The limits are measured as for logits alone (logits_alone.py), on the numbers at hand: the same ids of the same positions, of our own engine
+with other roundings. Log-probabilities are absolute, so what is common to all logits of a position cannot be seen, and need not be: it changes
 no probability. An error of the tokens that are not listed shows only in so far as it moves the normaliser, or puts one among the listed.
 """
 
@@ -17,11 +17,11 @@ from ..engine.tokens import check_tokens
 from ..model.records import Model
 from ..servers.completions import Completions, TopLogprobs
 from .dump import log_softmax
-from .engine import judge_logits
-from .logits import FLIPS_LIMIT, Judgement
+from .law.precision import Precision
+from .logits_alone import judge_logits
+from .measures import FLIPS_LIMIT, Judgement
 from .options import Options
-from .precision import Precision
-from .report import Report
+from .report.report import Report
 from .variant import Variant, variant_logits
 from .verdict import Verdict
 

@@ -17,7 +17,7 @@ from ..engine.tokens import Tokens
 from ..kernels import cpu
 from ..model.records import MATRICES, Linear, Model
 from ..traces.points import Key
-from .graph import EMBEDDING, LOGITS, TOKENS
+from .law.graph import EMBEDDING, LOGITS, TOKENS
 
 Floats = NDArray[np.float32]
 

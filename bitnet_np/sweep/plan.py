@@ -25,7 +25,7 @@ from ..engine.machine import digest_of
 from ..engine.tokens import check_tokens
 from ..files.load import open_model
 from ..generation.nll import check_windows
-from ..judge.precision import PROFILES
+from ..judge.law.precision import PROFILES
 from ..judge.verdict import Verdict
 from ..model import packing
 from ..text.tokenizer import tokenizer_from

@@ -23,7 +23,7 @@ from ..engine.forward_pass import compute_logits
 from ..files.load import load
 from ..generation.nll import token_nll
 from ..judge.check import check
-from ..judge.precision import Profile, dialect_to_compute
+from ..judge.law.precision import Profile, dialect_to_compute
 from ..judge.verdict import Verdict
 from ..kernels.float_state import steady
 from ..model import packing

@@ -1,5 +1,5 @@
 """Training: the loss of token ids and its gradients, to judge those of an engine.
 
-spec.py         the definition, for one sequence
+definition.py   the definition, for one sequence
 gradients.py    loss_and_gradients, for batches, with arguments checked
 """

@@ -1,4 +1,4 @@
-"""Loss and gradients of batches, to judge a training engine's by: spec.py of this folder, behind a border that checks its arguments."""
+"""Loss and gradients of batches, to judge a training engine's by: definition.py, behind a border that checks its arguments."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -16,7 +16,7 @@ from ..model.checks import check_model, ternary_flaws
 from ..model.families import FAMILIES, NORMS, layer_shapes
 from ..model.records import MATRICES, Blocks, Config, Linear, Model, Ternary
 from ..model.rope import scaling_factors
-from . import spec
+from . import definition as spec
 
 Parameter = NDArray[np.floating] | Ternary
 Quantizer = Literal["ternary", "none"]
@@ -124,11 +124,11 @@ def parameters_of(model: Model) -> dict[str, Parameter]:
 # --- checks ---------------------------------------------------------------------------------------------------------------------------
 
 _FREE = {"rope", "rope_width", "rope_scaling", "rope_magnitude", "yarn", "longrope", "activation", "window", "window_layers", "pooling"}
-"""The fields of Config that spec.py reads, or that change no logits. Sizes apart, all others must have their defaults."""
+"""The fields of Config that definition.py reads, or that change no logits. Sizes apart, all others must have their defaults."""
 
 
 def _check_covered(c: Config) -> None:
-    """Raises UnsupportedError for a model that does what spec.py does not."""
+    """Raises UnsupportedError for a model that does what definition.py does not."""
     family = FAMILIES.get(c.architecture)
     if family is None or family.norms not in (NORMS, ("attn_norm", "ffn_norm")) or family.head_norms:
         raise UnsupportedError(f"architecture is {c.architecture!r}, gradients are there for BitNet's and Llama's")

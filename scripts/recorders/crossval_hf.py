@@ -46,7 +46,7 @@ from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.hf_model_types import HF_MODULES
 from bitnet_np.files.load import Source, load
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.logits import judge
+from bitnet_np.judge.measures import judge
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import FAMILIES, NORMS
 from bitnet_np.model.records import MATRICES, Activation, Config

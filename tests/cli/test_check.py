@@ -14,8 +14,8 @@ from bitnet_np import BITNET_CPP
 from bitnet_np.engine.forward_pass import compute_logits, forward_full
 from bitnet_np.engine.machine import digest_of
 from bitnet_np.files import embedded
-from bitnet_np.judge.logits import Judgement
-from bitnet_np.judge.report import Report, next_step
+from bitnet_np.judge.measures import Judgement
+from bitnet_np.judge.report.report import Report, next_step
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing import selftest
 from bitnet_np.traces.record import record_trace

@@ -14,7 +14,7 @@ from command_line import TINY, TOKENS, with_commas
 from bitnet_np.engine.machine import digest_of
 from bitnet_np.files.load import load
 from bitnet_np.judge.compare_models import compare_models
-from bitnet_np.judge.report import LEGEND
+from bitnet_np.judge.report.report import LEGEND
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.record import record_trace
 

@@ -10,7 +10,7 @@ from bitnet_np.engine import cache_types
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT
 from bitnet_np.engine.forward_pass import forward_full, forward_incremental
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.precision import FLOAT32, Precision
+from bitnet_np.judge.law.precision import FLOAT32, Precision
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import Key, Trace
 

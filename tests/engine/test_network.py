@@ -20,8 +20,8 @@ from bitnet_np.base.errors import NonFiniteError
 from bitnet_np.engine import network
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP
 from bitnet_np.engine.forward_pass import forward_full, forward_incremental
-from bitnet_np.judge import graph
 from bitnet_np.judge.bounds import within
+from bitnet_np.judge.law import graph
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu, workspace
 from bitnet_np.model.records import frozen

@@ -13,7 +13,7 @@ from bitnet_np import generate, load, spec
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files import embedded
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.judge.logits import judge
+from bitnet_np.judge.measures import judge
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.dense import dense_view
 from bitnet_np.model.records import Config, Ternary

@@ -15,7 +15,7 @@ from bitnet_np import load, spec
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.precision import FLOAT32
+from bitnet_np.judge.law.precision import FLOAT32
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
 from bitnet_np.model.dense import dense_view

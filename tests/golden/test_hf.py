@@ -22,7 +22,7 @@ from bitnet_np import spec
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.hf_model_types import HF_MODULES
 from bitnet_np.files.load import load
-from bitnet_np.judge.logits import judge
+from bitnet_np.judge.measures import judge
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.records import MATRICES, Linear, Ternary
 from bitnet_np.testing.hf_files import exact_view

@@ -13,8 +13,8 @@ from bitnet_np.engine.dialects import EXACT, LLAMA_CPP
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.graph import LOGITS, POOLED
-from bitnet_np.judge.precision import FLOAT32
+from bitnet_np.judge.law.graph import LOGITS, POOLED
+from bitnet_np.judge.law.precision import FLOAT32
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import packing, widen
 from bitnet_np.model.dense import dense_view

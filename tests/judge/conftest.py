@@ -2,9 +2,9 @@
 
 import said_texts
 
-from bitnet_np.judge.logits import Judgement
+from bitnet_np.judge.measures import Judgement
 from bitnet_np.judge.mistakes.mistake import Cause
-from bitnet_np.judge.report import OperationVerdict, Report
+from bitnet_np.judge.report.report import OperationVerdict, Report
 
 
 def _keep(record, texts):

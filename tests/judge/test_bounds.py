@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from bitnet_np import EXACT
-from bitnet_np.judge import graph
 from bitnet_np.judge.bounds import close, statistics, within
-from bitnet_np.judge.expected import Expected, U
-from bitnet_np.judge.logits import Reach
+from bitnet_np.judge.law import graph
+from bitnet_np.judge.law.expected import Expected, U
+from bitnet_np.judge.measures import Reach
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key

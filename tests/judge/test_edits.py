@@ -11,15 +11,15 @@ from models import random_model
 
 from bitnet_np import check, spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
-from bitnet_np.judge import products
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.expression import value_of
-from bitnet_np.judge.functions import pairs
-from bitnet_np.judge.graph import TOKENS, operations
+from bitnet_np.judge.law import products
+from bitnet_np.judge.law.expression import value_of
+from bitnet_np.judge.law.functions import pairs
+from bitnet_np.judge.law.graph import TOKENS, operations
+from bitnet_np.judge.law.precision import FLOAT32
+from bitnet_np.judge.law.products import linear_of
+from bitnet_np.judge.law.roundings import NARROW, to_bfloat16
 from bitnet_np.judge.mistakes.mistake import edits_of
-from bitnet_np.judge.precision import FLOAT32
-from bitnet_np.judge.products import linear_of
-from bitnet_np.judge.roundings import NARROW, to_bfloat16
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.traces.points import FIELDS, Key

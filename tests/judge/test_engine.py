@@ -10,11 +10,11 @@ from spec_faults import SMALL_FAULTS, definition, model, ours, tokens
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, check, forward_full
 from bitnet_np.base.errors import NonFiniteError, OptionError
-from bitnet_np.judge.engine import judge_logits
 from bitnet_np.judge.honest_engines import in_precision
-from bitnet_np.judge.logits import judge
+from bitnet_np.judge.law.precision import Precision
+from bitnet_np.judge.logits_alone import judge_logits
+from bitnet_np.judge.measures import judge
 from bitnet_np.judge.options import Options
-from bitnet_np.judge.precision import Precision
 from bitnet_np.judge.variant import Variant, scaled
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model

@@ -14,7 +14,7 @@ from bitnet_np import EXACT, check
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.honest_engines import other_choices
-from bitnet_np.judge.precision import FLOAT32, Precision
+from bitnet_np.judge.law.precision import FLOAT32, Precision
 from bitnet_np.judge.variant import Variant, variant_logits
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu

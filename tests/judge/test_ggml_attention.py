@@ -13,8 +13,8 @@ from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.dialects import LLAMA_CPP
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.precision import FLASH, FLOAT32
-from bitnet_np.judge.roundings import to_bfloat16
+from bitnet_np.judge.law.precision import FLASH, FLOAT32
+from bitnet_np.judge.law.roundings import to_bfloat16
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
 from bitnet_np.model.records import MATRICES

@@ -10,12 +10,12 @@ from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.cache_types import ROUNDINGS
 from bitnet_np.engine.dialects import DIALECTS
-from bitnet_np.judge.engine import judge_logits
 from bitnet_np.judge.honest_engines import in_precision
-from bitnet_np.judge.logits import judge, position_nmse
+from bitnet_np.judge.law.precision import FLASH, FLOAT32, Precision
+from bitnet_np.judge.law.roundings import to_eleven_bits as half
+from bitnet_np.judge.logits_alone import judge_logits
+from bitnet_np.judge.measures import judge, position_nmse
 from bitnet_np.judge.options import Options
-from bitnet_np.judge.precision import FLASH, FLOAT32, Precision
-from bitnet_np.judge.roundings import to_eleven_bits as half
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu

@@ -12,11 +12,11 @@ from browser import document, needs_browser
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace
 
 import bitnet_np as bn
-from bitnet_np.judge.detail import Details
 from bitnet_np.judge.dump import compare_traces
-from bitnet_np.judge.html import page
-from bitnet_np.judge.logits import Judgement
-from bitnet_np.judge.report import SYMBOLS, OperationVerdict, Report, heat_map
+from bitnet_np.judge.measures import Judgement
+from bitnet_np.judge.report.detail import Details
+from bitnet_np.judge.report.html import page
+from bitnet_np.judge.report.report import SYMBOLS, OperationVerdict, Report, heat_map
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import GRADIENTS, MODEL_NAMES, RECORDED, Key
 

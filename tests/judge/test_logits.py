@@ -9,9 +9,9 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from bitnet_np.judge import logits as comparing
-from bitnet_np.judge.logits import FLIPS_LIMIT, ROUNDING_LIMIT, SCALE_LIMIT, Reach, judge, limits, shape_hint
-from bitnet_np.judge.roundings import to_bfloat16
+from bitnet_np.judge import measures as comparing
+from bitnet_np.judge.law.roundings import to_bfloat16
+from bitnet_np.judge.measures import FLIPS_LIMIT, ROUNDING_LIMIT, SCALE_LIMIT, Reach, judge, limits, shape_hint
 from bitnet_np.judge.verdict import Verdict
 
 SAME_BITS, ROUNDING, FLIPS, NARROW, WRONG, INVALID = Verdict

@@ -9,12 +9,12 @@ from engine_runs import float16_scales
 
 from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.dialects import EXACT
-from bitnet_np.judge import graph
 from bitnet_np.judge.bounds import bound_of, within
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.expected import Storage, half_steps, rounded
-from bitnet_np.judge.precision import Precision
-from bitnet_np.judge.roundings import NARROW, to_bfloat16
+from bitnet_np.judge.law import graph
+from bitnet_np.judge.law.expected import Storage, half_steps, rounded
+from bitnet_np.judge.law.precision import Precision
+from bitnet_np.judge.law.roundings import NARROW, to_bfloat16
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
 from bitnet_np.testing.models import random_model

@@ -18,11 +18,11 @@ from models import random_model
 from bitnet_np import EXACT
 from bitnet_np.engine.dialects import BITNET_CPP
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.graph import TOKENS, Operation, operations
+from bitnet_np.judge.law.graph import TOKENS, Operation, operations
+from bitnet_np.judge.law.precision import FLOAT32
 from bitnet_np.judge.mistakes.catalogue import at_operation
 from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
 from bitnet_np.judge.mistakes.search import fitted
-from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.model.records import Yarn
 from bitnet_np.traces.points import Key
 

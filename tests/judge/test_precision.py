@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bitnet_np.base.errors import OptionError
-from bitnet_np.judge.precision import FLOAT32, Precision, storage_type
-from bitnet_np.judge.roundings import to_bfloat16, to_float16
+from bitnet_np.judge.law.precision import FLOAT32, Precision, storage_type
+from bitnet_np.judge.law.roundings import to_bfloat16, to_float16
 
 X = np.random.default_rng(0).standard_normal((5, 40)).astype(np.float32)
 

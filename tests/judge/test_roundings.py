@@ -9,9 +9,9 @@ from models import random_model
 from bitnet_np.base import tensor_types
 from bitnet_np.base.block_formats import FORMATS
 from bitnet_np.engine.dialects import DIALECTS
-from bitnet_np.judge import roundings
-from bitnet_np.judge.expression import nodes, value_of
-from bitnet_np.judge.graph import operations
+from bitnet_np.judge.law import roundings
+from bitnet_np.judge.law.expression import nodes, value_of
+from bitnet_np.judge.law.graph import operations
 from bitnet_np.kernels import activations as kernels
 from bitnet_np.model import widen
 from bitnet_np.model.records import Yarn

@@ -10,10 +10,10 @@ from models import random_model
 from bitnet_np import EXACT
 from bitnet_np.judge import parts
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.graph import LOGITS, TOKENS, operations
+from bitnet_np.judge.law.graph import LOGITS, TOKENS, operations
+from bitnet_np.judge.law.precision import FLOAT32
 from bitnet_np.judge.mistakes.catalogue import at_operation
 from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
-from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.model import packing
 from bitnet_np.traces.points import FIELDS
 

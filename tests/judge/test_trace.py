@@ -9,12 +9,12 @@ from dumps import FAULTS, LOGITS, MODEL, TOKENS, family_dump, only, recorded, tr
 from engine_runs import DEEP, DEEP_TOKENS, deep_model
 
 from bitnet_np import BITNET_CPP, EXACT
-from bitnet_np.judge import graph
 from bitnet_np.judge import tensors as judging
 from bitnet_np.judge.dump import judge_trace
+from bitnet_np.judge.law import graph
+from bitnet_np.judge.law.precision import FLOAT32
 from bitnet_np.judge.mistakes.mistake import Cause
-from bitnet_np.judge.precision import FLOAT32
-from bitnet_np.judge.report import closer_rows, closer_summary
+from bitnet_np.judge.report.report import closer_rows, closer_summary
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.testing.models import random_model

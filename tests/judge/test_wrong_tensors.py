@@ -33,13 +33,13 @@ from wrong_tensors import (
 from bitnet_np import BITNET_CPP, EXACT, spec
 from bitnet_np.judge.bounds import within
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.functions import pairs
-from bitnet_np.judge.graph import operations
-from bitnet_np.judge.precision import FLOAT32
-from bitnet_np.judge.products import rows_of
+from bitnet_np.judge.law.functions import pairs
+from bitnet_np.judge.law.graph import operations
+from bitnet_np.judge.law.precision import FLOAT32
+from bitnet_np.judge.law.products import rows_of
+from bitnet_np.judge.law.roundings import to_bfloat16, to_digits
 from bitnet_np.judge.readings import elements
 from bitnet_np.judge.readings.wrong import Wrong, places_of, runs
-from bitnet_np.judge.roundings import to_bfloat16, to_digits
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import packing
 from bitnet_np.testing.models import random_model

@@ -4,7 +4,7 @@ import numpy as np
 from spec_faults import model, ours, tokens
 
 from bitnet_np import EXACT
-from bitnet_np.judge.engine import judge_logits
+from bitnet_np.judge.logits_alone import judge_logits
 from bitnet_np.judge.mistakes.catalogue import in_engine
 from bitnet_np.judge.variant import Variant, variant_logits
 from bitnet_np.testing.models import random_model

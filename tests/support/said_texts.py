@@ -31,7 +31,7 @@ def patterns(*files: str) -> dict[str, re.Pattern[str]]:
 def _texts(tree: ast.AST) -> Iterator[tuple[int, list[str]]]:
     """Yields the strings of a module that are neither docstrings nor annotations: the line, and what stands between the braces."""
     from bitnet_np.judge.edits.kinds import KINDS
-    from bitnet_np.judge.functions import FUNCTIONS
+    from bitnet_np.judge.law.functions import FUNCTIONS
 
     nodes = list(ast.walk(tree))
     apart = [node.value for node in nodes if isinstance(node, ast.Expr)]

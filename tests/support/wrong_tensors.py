@@ -4,9 +4,9 @@ import numpy as np
 from dumps import MODEL, TOKENS, recorded, with_tensor, without_codes
 
 from bitnet_np import EXACT, spec
-from bitnet_np.judge import graph
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.precision import FLOAT32
+from bitnet_np.judge.law import graph
+from bitnet_np.judge.law.precision import FLOAT32
 from bitnet_np.judge.readings.table import cause_of
 from bitnet_np.judge.readings.wrong import Wrong
 from bitnet_np.judge.verdict import Verdict

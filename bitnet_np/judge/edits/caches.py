@@ -10,10 +10,10 @@ from ... import spec
 from ...engine import cache_types
 from ...model.records import Config, with_rope_of
 from ...traces.points import Key
-from ..definition import score_scale
-from ..expression import Array, Node, changed, mapped, replaced, tensor, tensors, values_of, with_nodes
-from ..graph import Operation
-from ..roundings import NARROW, to_float16
+from ..law.definition import score_scale
+from ..law.expression import Array, Node, changed, mapped, replaced, tensor, tensors, values_of, with_nodes
+from ..law.graph import Operation
+from ..law.roundings import NARROW, to_float16
 
 Edits = Iterator[tuple[str, Node]]
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from ...model.families import NORMS
 from ...model.records import Linear, Ternary, with_rope_of
 from ...traces.points import FIELDS, POINTS, TOP_EXPERTS, Key
-from .. import functions
-from ..definition import matrix_of, matrix_product, rms
-from ..expression import Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
-from ..graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input, operations
-from ..precision import NARROW_FLOATS
+from ..law import functions
+from ..law.definition import matrix_of, matrix_product, rms
+from ..law.expression import Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
+from ..law.graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input, operations
+from ..law.precision import NARROW_FLOATS
 from . import caches, quantisers, weights
 
 Edits = Iterator[tuple[str, Node]]

@@ -5,10 +5,10 @@ from functools import partial
 
 import numpy as np
 
-from ..definition import CODED
-from ..expression import Array, Node, tensors
-from ..functions import Function
-from ..graph import Operation
+from ..law.definition import CODED
+from ..law.expression import Array, Node, tensors
+from ..law.functions import Function
+from ..law.graph import Operation
 
 Quantizer = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """[T, M] -> codes [T, M], steps per unit [T, 1], in float32."""

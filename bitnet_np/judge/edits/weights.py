@@ -14,11 +14,11 @@ from ...base.block_formats import FORMATS, Format
 from ...contract.blocks import weights_as
 from ...model import packing
 from ...model.records import Blocks, Ternary
-from ..expected import rounded
-from ..expression import Matrix
-from ..functions import Array, Function
-from ..graph import EMBEDDING, Operation
-from ..roundings import cut_to_digits, to_digits
+from ..law.expected import rounded
+from ..law.expression import Matrix
+from ..law.functions import Array, Function
+from ..law.graph import EMBEDDING, Operation
+from ..law.roundings import cut_to_digits, to_digits
 from .blocks import misread_formats, orders
 
 Changes = Iterator[tuple[str, Callable[[Matrix], Matrix]]]

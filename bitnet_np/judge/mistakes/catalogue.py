@@ -12,7 +12,7 @@ from ...engine.dialects import DIALECTS, Dialect
 from ...model.records import Model
 from ...traces.points import SCORES, TOP_EXPERTS, Key
 from ..edits import kinds
-from ..graph import Operation, operations
+from ..law.graph import Operation, operations
 from ..readings.wrong import digits
 from ..variant import Variant, with_computed
 from .engines import in_another

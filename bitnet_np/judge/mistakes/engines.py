@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from ...engine.dialects import DIALECTS
 from ...kernels import cpu
 from ..edits.quantisers import Quantizer, unquantised
-from ..expression import Node, tensor
-from ..graph import Operation, operations
-from ..products import reads_codes
+from ..law.expression import Node, tensor
+from ..law.graph import Operation, operations
+from ..law.products import reads_codes
 from ..variant import Floats, Variant
 from .mistake import Engines
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ...traces.points import Key
 from ..edits.kinds import KINDS, Edit
-from ..expression import Node, at_columns, value_of, values_of
-from ..graph import Operation
+from ..law.expression import Node, at_columns, value_of, values_of
+from ..law.graph import Operation
 from ..variant import Variant
 
 Array = NDArray[np.float64]

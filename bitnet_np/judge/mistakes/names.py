@@ -14,7 +14,7 @@ from ...traces.points import FIELDS, LAYER_NAMES, MAY_BE_QUANTIZED, TOP_EXPERTS
 from ..edits import kinds
 from ..edits.kinds import NORMING, ROPE
 from ..edits.quantisers import QUANTISERS
-from ..graph import EMBEDDING, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED
+from ..law.graph import EMBEDDING, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED
 from . import engines
 from .mistake import Mistake
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...base.errors import listed
 from ...base.progress import Progress, silent
 from ...traces.points import Key
-from ..graph import Operation
+from ..law.graph import Operation
 from ..parts import InParts, Part
 from ..readings.table import LOOSE
 from ..readings.wrong import digits

@@ -9,9 +9,9 @@ from ...base.errors import listed
 from ...model import widen
 from ...model.records import MATRICES
 from ...traces.points import TOP_EXPERTS, Key
-from ..definition import matrix_product
-from ..expression import tensor, value_of
-from ..graph import OF_EXPERTS, TOKENS
+from ..law.definition import matrix_product
+from ..law.expression import tensor, value_of
+from ..law.graph import OF_EXPERTS, TOKENS
 from .wrong import FEW, Indices, Wrong, matched, moved_said, nearest, rough, runs, said, sources
 
 _FEW_ROWS = 4  # a source found for each column of fewer explains too much

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...base.errors import listed
-from .. import functions
-from ..expression import Node
+from ..law import functions
+from ..law.expression import Node
 from .wrong import ROWS, Array, Wrong, digits, matched, moved_said, parts_of, places_of, runs, sources
 
 _AGREE = 1e-4  # of the largest number: two that are the same

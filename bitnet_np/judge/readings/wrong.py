@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ...model.records import Model, with_rope_of
 from ...traces.points import Key
-from ..expression import Node, at_columns, constant, nodes, replaced, value_of, values_of
-from ..graph import Operation
+from ..law.expression import Node, at_columns, constant, nodes, replaced, value_of, values_of
+from ..law.graph import Operation
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]

@@ -25,13 +25,13 @@ from ..model.records import MATRICES
 from ..traces.points import Key
 from .bounds import TINY
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
-from .logits import Judgement, Reach, judge, position_nmse
+from .law.precision import FLASH, FLOAT32, Precision
+from .measures import Judgement, Reach, judge, position_nmse
 from .mistakes.catalogue import Trial, in_engine, sites, trials
 from .mistakes.mistake import Cause
 from .mistakes.names import CACHE_ROUNDINGS
 from .mistakes.search import OVERHEAD, Case, Explanation, Search
 from .options import DEFAULT, Options
-from .precision import FLASH, FLOAT32, Precision
 from .readings.table import facts_of
 from .readings.wrong import Wrong
 from .variant import Floats, Variant, scaled

@@ -7,12 +7,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..engine.dialects import Dialect
-from ..model.records import Layer, Linear, Model
-from ..traces import points
-from ..traces.points import Key
+from ...engine.dialects import Dialect
+from ...model.records import Layer, Linear, Model
+from ...traces import points
+from ...traces.points import Key
 from . import definition as of
-from . import law
+from . import running_error as law
 from .definition import Place
 from .expected import WIDE, Expected, Storage
 from .expression import Node, tensor

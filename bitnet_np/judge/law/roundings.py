@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import spec
-from ..base.block_formats import FORMATS
-from ..base.tensor_types import Q4_1, Q5_1
-from ..model.records import Blocks, Model, Table
+from ... import spec
+from ...base.block_formats import FORMATS
+from ...base.tensor_types import Q4_1, Q5_1
+from ...model.records import Blocks, Model, Table
 
 Array = NDArray[np.float64]
 Floats = NDArray[np.float32]

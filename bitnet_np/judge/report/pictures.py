@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import OptionError, shortened
-from ..base.extras import extra
-from ..base.whole_file import whole_file
-from ..traces.points import Key
+from ...base.errors import OptionError, shortened
+from ...base.extras import extra
+from ...base.whole_file import whole_file
+from ...traces.points import Key
+from ..verdict import Verdict
 from .detail import Detail, Details
 from .html import FIRST
 from .report import SYMBOLS, Report, layout
-from .verdict import Verdict
 
 
 def pyplot() -> Any:

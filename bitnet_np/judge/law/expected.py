@@ -1,4 +1,7 @@
-"""What an operation should give, and what its bound is made of: roundings to float32 and to narrower types. law.py says how they add up."""
+"""What an operation should give, and what its bound is made of: roundings to float32 and to narrower types.
+
+running_error.py says how they add up.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.records import Blocks, Table
+from ...model.records import Blocks, Table
 from .precision import FLOAT32, ROUNDOFF, Precision
 
 Array = NDArray[np.float64]

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import listed, shortened
-from ..traces.points import GRADIENTS, LAYER_NAMES, Key
+from ...base.errors import listed, shortened
+from ...traces.points import GRADIENTS, LAYER_NAMES, Key
+from ..law.precision import Precision
+from ..measures import Judgement
+from ..mistakes.mistake import Cause
+from ..verdict import Verdict
 from .detail import Details
-from .logits import Judgement
-from .mistakes.mistake import Cause
-from .precision import Precision
-from .verdict import Verdict
 
 SYMBOLS = {Verdict.SAME_BITS: "=", Verdict.ROUNDING: ".", Verdict.FLIPS: "~", Verdict.NARROW: "n", Verdict.WRONG: "X", Verdict.INVALID: "!"}
 LEGEND = "= same bits   . rounding   ~ flips   n narrower   X WRONG   ! INVALID   (blank: not in the dump)"

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.dialects import Dialect
-from ..model.records import Blocks, Config, Layer, Linear, Model, Ternary, Weights, with_rope_of
-from ..traces.points import Key
+from ...engine.dialects import Dialect
+from ...model.records import Blocks, Config, Layer, Linear, Model, Ternary, Weights, with_rope_of
+from ...traces.points import Key
 from . import roundings
 from .expression import Array, Matrix, Node, changed, constant, tensor, value_of
 from .functions import ACTIVATION_NAMES, GELU_BY_TANH, by_head, by_query, visible_by_query

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.records import Weights
-from ..traces.points import Key
+from ...model.records import Weights
+from ...traces.points import Key
 from . import functions
 
 Array = NDArray[np.float64]

@@ -1,6 +1,6 @@
 """Precision profiles: where an engine keeps numbers in fewer bits than float32, as declared or as read off its dump.
 
-A profile is data. law.py turns it into bounds for one operation, honest_engines.py into runs of our own engine.
+A profile is data. running_error.py turns it into bounds for one operation, honest_engines.py into runs of our own engine.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import OptionError, meant
-from ..engine import cache_types
-from ..engine.dialects import BITNET_CPP, DIALECTS, EXACT, LLAMA_CPP, Dialect
+from ...base.errors import OptionError, meant
+from ...engine import cache_types
+from ...engine.dialects import BITNET_CPP, DIALECTS, EXACT, LLAMA_CPP, Dialect
 from .roundings import NARROW
 
 DIGITS = {"float32": 24, "float16": 11, "bfloat16": 8}

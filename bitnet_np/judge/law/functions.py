@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import spec
+from ... import spec
 from .roundings import cut_to_digits, to_bfloat16, to_digits, to_float16, to_q8_0
 
 Array = NDArray[np.float64]

@@ -37,9 +37,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import spec
-from ..model.records import Blocks, Ternary
-from ..traces.points import Key
+from ... import spec
+from ...model.records import Blocks, Ternary
+from ...traces.points import Key
 from . import functions, roundings
 from .definition import CODED, FACTORS, HEAD
 from .expected import TINY, Array, Error, Expected, Storage, U, added, half_steps, kept, rounding, type_of

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..base.errors import shortened
 from ..generation.nll import log_probabilities
 from ..kernels.float_state import steady
-from .detail import Details
+from .report.detail import Details
 from .verdict import Verdict
 
 Array = NDArray[np.float64]

@@ -14,12 +14,12 @@ from importlib.resources import files
 from math import log10
 from typing import Any
 
-from ..base.errors import listed
-from ..traces.points import GRADIENTS, LOSS, MODEL_GRADIENTS, Key, meaning
+from ...base.errors import listed
+from ...traces.points import GRADIENTS, LOSS, MODEL_GRADIENTS, Key, meaning
+from ..measures import Judgement
+from ..verdict import Verdict
 from .detail import Detail, Details
-from .logits import Judgement
 from .report import MEANT, SYMBOLS, OperationVerdict, Report, causes, closer_summary, heat_map, layout
-from .verdict import Verdict
 
 LOGITS_ID = "logits"
 """The name of the logits as such on the page. result_output is the head's operation."""

@@ -6,11 +6,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.tensor_types import TERNARY_TYPES
-from ..engine.dialects import Dialect
-from ..model import packing, widen
-from ..model.records import Blocks, Linear, Model, Table, Ternary, Weights
-from ..traces.points import FIELDS, Key
+from ...base.tensor_types import TERNARY_TYPES
+from ...engine.dialects import Dialect
+from ...model import packing, widen
+from ...model.records import Blocks, Linear, Model, Table, Ternary, Weights
+from ...traces.points import FIELDS, Key
 
 Array = NDArray[np.float64]
 
