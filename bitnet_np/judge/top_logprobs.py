@@ -1,8 +1,9 @@
 """A server's log-probabilities, of the few most probable tokens of each position, judged by the model.
 
 The limits are measured as for logits alone (logits_alone.py), on the numbers at hand: the same ids of the same positions, of our own engine
-with other roundings. Log-probabilities are absolute, so what is common to all logits of a position cannot be seen, and need not be: it changes
-no probability. An error of the tokens that are not listed shows only in so far as it moves the normaliser, or puts one among the listed.
+with other roundings. Log-probabilities are absolute, so what is common to all logits of a position cannot be seen, and need not be: it
+changes no probability. An error of the tokens that are not listed shows only in so far as it moves the normaliser, or puts one among the
+listed.
 """
 
 from dataclasses import replace

@@ -81,7 +81,7 @@ def test_the_architectures_and_types_are_those_of_the_code():
 
 
 def test_the_table_of_faults_has_every_fault():
-    """tests/judge/test_trace.py compares the other columns, where each fault is judged."""
+    """tests/judge/test_faults.py compares the other columns, where each fault is judged."""
     every = [*mutations.faults(), *(fault for _, fault in mutations.others())]
     assert [row[0] for row in pages.table(VALIDATION, "fault")] == [fault.name for fault in every]
 
