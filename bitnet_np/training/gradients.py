@@ -16,7 +16,7 @@ from ..model.checks import check_model, ternary_flaws
 from ..model.families import FAMILIES, NORMS, layer_shapes
 from ..model.records import MATRICES, Blocks, Config, Linear, Model, Ternary
 from ..model.rope import scaling_factors
-from . import definition as spec
+from . import definition
 
 Parameter = NDArray[np.floating] | Ternary
 Quantizer = Literal["ternary", "none"]
@@ -32,7 +32,7 @@ def loss_and_gradients(
     *,
     weights: Quantizer = "ternary",
     divisor: float | None = None,
-) -> tuple[float, dict[str, spec.Array]]:
+) -> tuple[float, dict[str, definition.Array]]:
     """Next-token cross-entropy in nats, and its gradient for every parameter by the same names, in float64.
 
     parameters: arrays of floats by GGUF's names, as the family of config.architecture has them: token_embd.weight [V, D],
@@ -63,15 +63,17 @@ def loss_and_gradients(
         raise ContextLimitError(f"sequence {int(counts.argmax())} has {counts.max()} tokens, the model's context is {config.context}")
     total = float(np.sum(counts - 1)) if divisor is None else positive("divisor", divisor)
 
-    def quantizers(name: str) -> spec.Quantizers:
-        return spec.DEQUANTIZED if isinstance(parameters[name], Ternary) else spec.MASTERS if weights == "ternary" else spec.FLOATS
+    def quantizers(name: str) -> definition.Quantizers:
+        if isinstance(parameters[name], Ternary):
+            return definition.DEQUANTIZED
+        return definition.MASTERS if weights == "ternary" else definition.FLOATS
 
     scaling = scaling_factors(config)
     factors = values.pop(FACTORS, 1.0) if scaling is None else scaling
     loss, gradients = 0.0, {name: np.zeros_like(value) for name, value in values.items()}
     with np.errstate(all="ignore"):
         for row, count in zip(ids, counts, strict=True):
-            part, summands = spec.loss_and_gradients(config, values, row[:count], quantizers, total, factors)
+            part, summands = definition.loss_and_gradients(config, values, row[:count], quantizers, total, factors)
             loss += part
             for name in gradients:
                 gradients[name] += summands[name]
@@ -133,11 +135,11 @@ def _check_covered(c: Config) -> None:
     if family is None or family.norms not in (NORMS, ("attn_norm", "ffn_norm")) or family.head_norms:
         raise UnsupportedError(f"architecture is {c.architecture!r}, gradients are there for BitNet's and Llama's")
     strange = [f.name for f in fields(c) if f.default is not MISSING and f.name not in _FREE and getattr(c, f.name) != f.default]
-    for name in ["activation"] * (c.activation not in spec.GATES) + ["rope"] * (c.rope == "none") + strange:
+    for name in ["activation"] * (c.activation not in definition.GATES) + ["rope"] * (c.rope == "none") + strange:
         raise UnsupportedError(f"{name} is {getattr(c, name)!r}, which has no gradient here")
 
 
-def _checked(c: Config, parameters: Mapping[str, Parameter]) -> dict[str, spec.Array]:
+def _checked(c: Config, parameters: Mapping[str, Parameter]) -> dict[str, definition.Array]:
     """The parameters in float64, ternary matrices dequantised. Raises ShapeError or NonFiniteError."""
     family, of_layer, layers = FAMILIES[c.architecture], layer_shapes(c), range(c.n_layers)
     shapes = parameter_shapes(c, "output.weight" not in parameters)
