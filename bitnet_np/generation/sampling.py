@@ -16,6 +16,7 @@ UNIT = 2.0**-40
 """Of a probability, relative to that of the likeliest token."""
 MOST_TOKENS = 1 << 22
 """So many probabilities at most: their sum fits 64 bits."""
+_MANY = 1024  # tokens that are sorted first
 _COLDEST, _HOTTEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
@@ -100,17 +101,27 @@ def drawn(logits: NDArray[np.float32], probabilities: NDArray[np.float32], top_p
 
     Logits are no NaN. Probabilities are relative to the largest, which is 1; they are counted in UNITs, rounded down.
     """
-    order = _falling(logits)
-    running = np.cumsum((probabilities[order] * np.float32(1 / UNIT)).astype(np.int64))
-    total = running[-1]
+    weights, every = (probabilities * np.float32(1 / UNIT)).astype(np.int64), np.arange(logits.size)
+    likeliest = every if logits.size <= _MANY else np.flatnonzero(logits > np.partition(logits, -_MANY)[-_MANY])
+
+    def first_past(target: np.int64) -> tuple[int, np.int64]:
+        """The first token at which the running sum exceeds a target, and this sum. Mostly it is one of the likeliest."""
+        for tokens in (likeliest, every):
+            order = tokens[_falling(logits[tokens])]
+            running = np.cumsum(weights[order])
+            place = np.searchsorted(running, target, "right")
+            if place < order.size:
+                return int(order[place]), running[place]
+        raise AssertionError(f"all weights are {weights.sum()}, expected more than {target}")
+
+    total = weights.sum()
     if top_p < 1:
-        total = running[np.searchsorted(running, min(np.int64(np.ceil(top_p * total)), total) - 1, "right")]
-    # the product may round to the total itself
-    return int(order[np.searchsorted(running, min(np.int64(uniform * total), total - 1), "right")])
+        _, total = first_past(min(np.int64(np.ceil(top_p * total)), total) - 1)
+    return first_past(min(np.int64(uniform * total), total - 1))[0]  # the product may round to the total itself
 
 
 def _falling(logits: NDArray[np.float32]) -> NDArray[np.intp]:
-    """The tokens by falling logit, equals by rising id: by the lower half of the bits, then the upper, which NumPy sorts by counting."""
+    """The places of numbers by falling size, equals in their order: by the lower half of their bits, then the upper, which NumPy counts."""
     bits = (logits + np.float32(0)).view(np.int32)  # -0 as 0
     keys = np.where(bits < 0, bits, bits ^ 0x7FFFFFFF).view(np.uint32)
     order = np.argsort(keys.astype(np.uint16), kind="stable")

@@ -15,4 +15,8 @@ receipt.py      BitNet-rs's parity receipts
 
 The way of a dump: check.py, sequences.py, dump.py, which has logits_alone.py judge the logits and tensors.py every operation (law/,
 mistakes/search.py); then report/. The judge shares no arithmetic with the kernels and dialects that it may have to judge.
+
+Four records say how an engine rounds. A Dialect (engine/dialects.py) is what our own forward pass rounds as that engine does. A Precision
+has the types that the engine keeps numbers in. A Profile is both, under the name that --as takes. A Variant is our engine with something
+changed.
 """

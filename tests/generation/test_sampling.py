@@ -2,6 +2,7 @@
 
 from itertools import accumulate, islice
 from math import exp, inf, nan
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bitnet_np.base.errors import NonFiniteError, OptionError, ShapeError
+from bitnet_np.generation import sampling
 from bitnet_np.generation.sampling import GREEDY, Sampling, choose, drawn, uniforms
 
 ANY = Sampling(temperature=20.0)  # flat enough that a random model says something new with nearly every token
@@ -78,10 +80,12 @@ EIGHTHS = st.integers(0, 8).map(lambda n: n / 8)
 @given(
     data=st.data(),
     close=st.booleans(),
+    first=st.sampled_from([1, 3, 1024]),
     top_p=EIGHTHS.filter(bool) | st.floats(0.01, 1) | st.just(1e-300),
     uniform=EIGHTHS.filter(lambda n: n < 1) | st.just(BELOW_ONE),
 )
-def test_a_draw_without_sorting_is_one_with(data, close, top_p, uniform):
+def test_a_draw_from_the_likeliest_is_one_from_all(data, close, first, top_p, uniform):
+    """first: how many of the likeliest are sorted first."""
     numbers = st.sampled_from([-inf, -1e38, -1.5, -1e-45, -0.0, 0.0, 1e-45, 1.0, 1.0000001, 3e38])
     if close:  # keys that differ in their last bits, and ties
         numbers = st.integers(0, 3000).map(lambda n: 1 + n * 2.0**-23)
@@ -90,7 +94,8 @@ def test_a_draw_without_sorting_is_one_with(data, close, top_p, uniform):
     # powers of two, of which the largest logit has 1: eighths of their sums are exact
     fall = np.array(data.draw(st.lists(st.integers(0, 45), min_size=logits.size, max_size=logits.size)))
     probabilities = floats(*2.0 ** -np.where(logits == logits.max(), 0, fall))
-    assert drawn(logits, probabilities, top_p, uniform) == drawn_by_sorting(logits, probabilities, top_p, uniform)
+    with mock.patch.object(sampling, "_MANY", first):
+        assert drawn(logits, probabilities, top_p, uniform) == drawn_by_sorting(logits, probabilities, top_p, uniform)
 
 
 def test_more_tokens_than_can_be_summed_are_refused():
