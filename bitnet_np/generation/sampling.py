@@ -16,7 +16,7 @@ UNIT = 2.0**-40
 """Of a probability, relative to that of the likeliest token."""
 MOST_TOKENS = 1 << 22
 """So many probabilities at most: their sum fits 64 bits."""
-_MANY = 1024  # tokens that are sorted first
+_LIKELY = 1 << 28  # UNITs, a 4,096th of the largest probability: tokens that have as much are sorted first
 _COLDEST, _HOTTEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
@@ -101,12 +101,12 @@ def drawn(logits: NDArray[np.float32], probabilities: NDArray[np.float32], top_p
 
     Logits are no NaN. Probabilities are relative to the largest, which is 1; they are counted in UNITs, rounded down.
     """
-    weights, every = (probabilities * np.float32(1 / UNIT)).astype(np.int64), np.arange(logits.size)
-    likeliest = every if logits.size <= _MANY else np.flatnonzero(logits > np.partition(logits, -_MANY)[-_MANY])
+    weights = (probabilities * np.float32(1 / UNIT)).astype(np.int64)
+    likeliest = np.flatnonzero(logits >= logits[weights >= _LIKELY].min())  # none of the others comes before one of them
 
     def first_past(target: np.int64) -> tuple[int, np.int64]:
         """The first token at which the running sum exceeds a target, and this sum. Mostly it is one of the likeliest."""
-        for tokens in (likeliest, every):
+        for tokens in (likeliest, np.arange(logits.size)):
             order = tokens[_falling(logits[tokens])]
             running = np.cumsum(weights[order])
             place = np.searchsorted(running, target, "right")
