@@ -29,7 +29,8 @@ from bitnet_np.judge.law.expected import WIDE
 from bitnet_np.judge.law.expression import Node, tensor
 from bitnet_np.judge.law.functions import ACTIVATION_NAMES
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.kernels import activations, cpu, scalar
+from bitnet_np.kernels import cpu, scalar
+from bitnet_np.kernels.ggml import activations
 from bitnet_np.testing.models import random_table
 from bitnet_np.traces.points import Key
 

@@ -69,7 +69,7 @@ BLOCK_TYPES = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, TQ1_0
 """The types whose weights are small integers times the scales of a block (block_formats.py)."""
 
 GRID_TYPES = (IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M)
-"""The types whose codes stand for four or eight neighbouring weights at once: rows of a grid (kernels/grids.py)."""
+"""The types whose codes stand for four or eight neighbouring weights at once: rows of a grid (kernels/ggml/grids.py)."""
 
 ALL_BLOCK_TYPES = (*BLOCK_TYPES, *GRID_TYPES)
 """The types of which a model keeps the blocks, as they are in the file."""

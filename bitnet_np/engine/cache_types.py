@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import UnsupportedError
-from ..kernels import activations
+from ..kernels.ggml import activations
 
 Floats = NDArray[np.float32]
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import OptionError, shown
 from ..base.tensor_types import BF16, F16, F32
-from ..kernels import activations
+from ..kernels.ggml import activations
 from ..model.records import Blocks, Model, Table
 from ..model.rope import yarn_ramp
 from . import cache_types
@@ -24,9 +24,9 @@ class Dialect:
     in_float16: keys, values, rotated queries, attention probabilities and the head's input are rounded to float16, as with a float16 KV
     cache and output matrix. stepped_angles: RoPE's angles are stepped from pair to pair in float32 instead of being computed one by one.
     bitnet.cpp's decode does both. ggml_activations: the input of a matrix is rounded as ggml's CPU backend does for the matrix's type
-    (kernels/activations.py), also where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does that,
-    with a float32 KV cache and without flash attention, and steps the angles. kv: the type of the KV cache (cache_types.py), to which keys
-    and values are rounded before attention reads them, in whole sequences too; `with_cache` makes such a dialect.
+    (kernels/ggml/activations.py), also where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does
+    that, with a float32 KV cache and without flash attention, and steps the angles. kv: the type of the KV cache (cache_types.py), to which
+    keys and values are rounded before attention reads them, in whole sequences too; `with_cache` makes such a dialect.
     """
 
     name: str

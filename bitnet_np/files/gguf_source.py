@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ..base.errors import FileFormatError, NonFiniteError, ShapeError
 from ..base.tensor_types import ALL_BLOCK_TYPES, I2_S, TERNARY_TYPES
-from ..kernels import blocks as block_kernels
 from ..kernels import cpu
+from ..kernels.ggml import blocks as block_kernels
 from ..model import packing, ternarize
 from ..model.families import FAMILIES
 from ..model.records import GATE_UP, QKV, Blocks, Config, Expert, Linear, LongRope, Table, Ternary, Weights

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import FileFormatError, UnsupportedError, shown
 from ..kernels import cpu
-from ..kernels.activations import round_as_bf16, round_as_f16
+from ..kernels.ggml.activations import round_as_bf16, round_as_f16
 from ..model import widen
 from .safetensors_file import TYPES
 from .tensors import CheckedTensors

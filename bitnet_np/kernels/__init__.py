@@ -6,12 +6,10 @@ scalar.py          the rules of the arithmetic contract (../contract/) for one n
 rows.py            norms, RoPE; loops over single numbers, whose rules are in cpu.py
 floats.py          embedding and products with tables of floats
 ternary.py         the int8 quantiser and ternary products
-blocks.py          matrices in ggml's block types: rows, products, checks
-grids.py           matrices in ggml's grid types (IQ1, IQ2, IQ3), decoded by gguf-py
+ggml/              matrices in ggml's block types: rows, products, as llama.cpp multiplies them too, and checks
 attention.py       attention, causal or by a mask array
 masks.py           the filling of mask arrays
 experts.py         the router of a layer with experts
-activations.py     how llama.cpp rounds what it multiplies by a matrix
 packing.py         files' ternary layouts, masters, ternary blocks -> packed matrices
 checks.py          weights that are NaN, infinite or no ternary code
 storage.py         the memory of a KV cache
@@ -23,8 +21,6 @@ attention_chunk.py attention to one chunk of keys
 float_products.py  products of many tokens with floats and blocks, widened a strip at a time
 ternary_product.py ternary products on vectors
 ternary_tiles.py   ternary products on matrix tiles (AMX)
-block_plans.py     the order and range of codes in products of ggml's blocks by bytes
-block_products.py  products of ggml's blocks by bytes, as llama.cpp's CPU backend has them
 
 WHAT COMPILES AND RUNS THEM
 float_state.py     the default state of floating-point arithmetic, for public functions and threads

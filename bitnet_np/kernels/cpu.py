@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from . import scalar
 from .attention import attend, attend_float16, attend_masked
-from .blocks import embed as embed_blocks
-from .blocks import matmul as matmul_blocks
-from .blocks import matmuls_as_llama_cpp as matmuls_blocks_as_llama_cpp
 from .cache.disk_cache import is_known
 from .checks import has_code_three, has_non_finite
 from .experts import expert_weights, mix, sigmoid_gate, top_experts
 from .floats import embed, matmul
+from .ggml.blocks import embed as embed_blocks
+from .ggml.blocks import matmul as matmul_blocks
+from .ggml.blocks import matmuls_as_llama_cpp as matmuls_blocks_as_llama_cpp
 from .launching import Floats, looked_at, rule
 from .masks import fill_mask
 from .rows import each, each_column, each_pair, each_with, exponential, layer_norm, rms_norm, rope, rope_adjacent, rotations, spread, take

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.tensor_types import TensorType
-from .block_products import Bytes, records
 from .fast.emit import LANES
 from .float_products import fill, widen_some
+from .ggml.products import Bytes, records
 from .launching import launch, parallel, read_only, serial, shared
 from .workspace import for_weights
 

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 from ..base.block_formats import FORMATS
 from ..base.errors import FileFormatError
 from ..base.tensor_types import TERNARY_TYPES, TQ2_0
-from ..kernels import blocks as block_kernels
 from ..kernels import packing as kernels
+from ..kernels.ggml import blocks as block_kernels
 from .records import Blocks, Ternary, frozen
 
 

@@ -13,8 +13,8 @@ from ..base.errors import OptionError, ShapeError, shown
 from ..base.tensor_types import ALL_BLOCK_TYPES, FEW_BITS, GRID_TYPES, IQ4_NL, IQ4_XS, NVFP4, OF_NUMBER_42, TensorType
 from ..base.validate import integer
 from ..files.gguf_writer import write_model
-from ..kernels import grids
 from ..kernels.float_state import steady
+from ..kernels.ggml import grids
 from ..model import packing, widen
 from ..model.families import FAMILIES, Family, implied, layer_shapes, windowed_layers
 from ..model.records import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of, window_fields

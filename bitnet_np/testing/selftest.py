@@ -26,7 +26,8 @@ from ..engine.dialects import BITNET_CPP, EXACT, Dialect
 from ..engine.forward_pass import forward, forward_full
 from ..files import embedded
 from ..files.load import load
-from ..kernels import activations, checks, cpu, launching
+from ..kernels import checks, cpu, launching
+from ..kernels.ggml import activations
 from ..kernels.packing import from_blocks, from_i2s, from_masters, from_quarters, magnitude_sums
 from ..model import packing
 from ..model.records import Ternary

@@ -19,7 +19,7 @@ from bitnet_np.judge.options import Options
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
-from bitnet_np.kernels.activations import round_as_f16, round_as_q8_0
+from bitnet_np.kernels.ggml.activations import round_as_f16, round_as_q8_0
 from bitnet_np.model.records import MATRICES
 from bitnet_np.testing.models import random_model
 

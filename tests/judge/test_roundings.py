@@ -12,7 +12,7 @@ from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.judge.law import roundings
 from bitnet_np.judge.law.expression import nodes, value_of
 from bitnet_np.judge.law.graph import operations
-from bitnet_np.kernels import activations as kernels
+from bitnet_np.kernels.ggml import activations as kernels
 from bitnet_np.model import widen
 from bitnet_np.model.records import Yarn
 from bitnet_np.testing.models import random_table

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, BF16, F16, F32
-from bitnet_np.kernels import activations
+from bitnet_np.kernels.ggml import activations
 
 
 def test_half_precision_rounds_half_to_even():

@@ -12,8 +12,9 @@ from models import assert_same_bits, seeds, threads
 from bitnet_np.base.block_formats import FORMATS
 from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, MXFP4, NVFP4, Q4_K, Q8_0
 from bitnet_np.contract import blocks as definition
-from bitnet_np.kernels import activations as roundings
-from bitnet_np.kernels import block_products, blocks, launching
+from bitnet_np.kernels import launching
+from bitnet_np.kernels.ggml import activations as roundings
+from bitnet_np.kernels.ggml import blocks, products
 
 ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
 
@@ -28,8 +29,8 @@ def test_products_have_the_bits_of_the_definition(kind, seed, rows, per_row, tok
     matrix = random_blocks(rng, kind, rows, per_row)
     x = activations(rng, tokens, matrix.shape[1])
     expected = definition.product(*rounded(x, kind), matrix.data, kind)
-    assert_same_bits(block_products.products(x, [matrix.data], kind)[0], expected)
-    assert_same_bits(block_products.products(x[-1:], [matrix.data], kind)[0], expected[-1:])
+    assert_same_bits(products.products(x, [matrix.data], kind)[0], expected)
+    assert_same_bits(products.products(x[-1:], [matrix.data], kind)[0], expected[-1:])
 
 
 @ALL
@@ -43,7 +44,7 @@ def test_the_largest_codes_of_both_sides_overflow_nothing(kind, byte, code):
         q, scale, sums = rounded(x, kind)
         assert (np.delete(q, (0, 256), axis=1) == code).all()
         assert (scale == bool(code)).all()
-        found = block_products.products(x, [data], kind)[0]
+        found = products.products(x, [data], kind)[0]
         assert_same_bits(found, definition.product(q, scale, sums, data, kind))
 
 
@@ -65,7 +66,7 @@ def test_scales_of_zero_and_not_finite_reach_their_rows_alone(kind, rows):
     x[0] *= np.float32(1e30)  # whose scale is infinite in float16
     x[-1, :256] = 0
     expected = definition.product(*rounded(x, kind), data, kind)
-    found = block_products.products(x, [data], kind)[0]
+    found = products.products(x, [data], kind)[0]
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     assert_same_bits(found[~np.isnan(found)], expected[~np.isnan(expected)])
     if kind not in (MXFP4, NVFP4) and rows > 1:
@@ -83,7 +84,7 @@ def test_threads_do_not_change_a_bit(kind):
     for count in (1, 4):
         with mock.patch.object(launching, "SMALL", 0), threads(count):
             for tokens in (1, 130):
-                assert_same_bits(block_products.products(x[:tokens], [matrix.data], kind)[0], expected[:tokens])
+                assert_same_bits(products.products(x[:tokens], [matrix.data], kind)[0], expected[:tokens])
 
 
 @pytest.mark.parametrize("name", MODELS)

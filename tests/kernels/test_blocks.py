@@ -7,9 +7,9 @@ from models import assert_same_bits
 
 from bitnet_np.base.block_formats import FORMATS
 from bitnet_np.base.tensor_types import F16, Q4_1, Q5_K, Q8_0
-from bitnet_np.kernels import blocks as kernels
 from bitnet_np.kernels import cpu
-from bitnet_np.kernels.activations import ROUNDINGS
+from bitnet_np.kernels.ggml import blocks as kernels
+from bitnet_np.kernels.ggml.activations import ROUNDINGS
 from bitnet_np.kernels.tiles import DEPTH, PART
 from bitnet_np.model import widen
 

@@ -5,8 +5,9 @@ import pytest
 from models import assert_same_bits
 
 from bitnet_np.base.tensor_types import GRID_TYPES, IQ1_M
-from bitnet_np.kernels import blocks as kernels
-from bitnet_np.kernels import cpu, grids
+from bitnet_np.kernels import cpu
+from bitnet_np.kernels.ggml import blocks as kernels
+from bitnet_np.kernels.ggml import grids
 from bitnet_np.model import widen
 from bitnet_np.testing.models import random_table
 

@@ -26,10 +26,11 @@ from bitnet_np.base.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q4_K, Q
 from bitnet_np.engine import masks
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.engine.forward_pass import forward_full, forward_incremental
-from bitnet_np.kernels import block_products, blocks, cpu, float_products, processor, ternary_product, tiles
-from bitnet_np.kernels.block_products import Rows, Strip
+from bitnet_np.kernels import cpu, float_products, processor, ternary_product, tiles
 from bitnet_np.kernels.fast import byte_dots, emit, simd
 from bitnet_np.kernels.fast.block_bytes import ROWS
+from bitnet_np.kernels.ggml import blocks, products
+from bitnet_np.kernels.ggml.products import Rows, Strip
 from bitnet_np.kernels.ternary_product import Matrix, Product
 from bitnet_np.model import packing
 
@@ -242,7 +243,7 @@ def multiplying(kind):
     strip = types.NamedTuple([codes, array(types.int32), array(types.int32), floats], Strip)
     one = emit.Tile("f32", 1, 1), emit.Tile("i32", 1, 1), matrix, rows, n, n, floats
     several = emit.Tile("i32", 1, 2), emit.Tile("f32", 1, 2), matrix, rows, strip, n, n, n, n
-    return [(block_products.rows_of_one_token, one, ROWS * (4 if kind is Q4_K else 1)), (block_products._tile, several, 4 * 2)]
+    return [(products.rows_of_one_token, one, ROWS * (4 if kind is Q4_K else 1)), (products._tile, several, 4 * 2)]
 
 
 @pytest.mark.parametrize("path", TARGETS)

@@ -25,7 +25,7 @@ from bitnet_np.base.tensor_types import (
     TQ2_0,
     TensorType,
 )
-from bitnet_np.kernels import blocks as kernels
+from bitnet_np.kernels.ggml import blocks as kernels
 from bitnet_np.model import packing, ternarize, widen
 from bitnet_np.model.records import Blocks, frozen
 

@@ -9,7 +9,7 @@ import numpy as np
 from bitnet_np.base.block_formats import FORMATS
 from bitnet_np.base.tensor_types import MXFP4, Q4_1, Q5_1, TensorType
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.kernels import activations as kernels
+from bitnet_np.kernels.ggml import activations as kernels
 from bitnet_np.model.records import Blocks, frozen
 
 LLAMA_CPP = Path(__file__).parents[1] / "data" / "llamacpp"

@@ -17,8 +17,9 @@ from operation_draws import CASES, Draw
 from bitnet_np.base.tensor_types import BLOCK_TYPES, Q4_K
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.forward_pass import forward, forward_full
-from bitnet_np.kernels import block_products, blocks, cpu, launching, ternary_product, ternary_tiles, workspace
+from bitnet_np.kernels import cpu, launching, ternary_product, ternary_tiles, workspace
 from bitnet_np.kernels.fast import amx
+from bitnet_np.kernels.ggml import blocks, products
 from bitnet_np.testing.models import random_model
 
 _pages: list[mmap.mmap] = []
@@ -63,7 +64,7 @@ def same(function: object, *arguments: object) -> None:
 
 
 def operations(rng: np.random.Generator, number: int) -> None:
-    """Every operation; ternary products by each way; and those of one type of blocks on each unit."""
+    """Every operation; ternary products by each way; and those of one type of blocks."""
     for name, case in CASES.items():
         if "blocks" not in name and name != "fill_mask":  # which writes to its argument
             same(getattr(cpu, name), *case(Draw(rng)))
@@ -77,7 +78,7 @@ def operations(rng: np.random.Generator, number: int) -> None:
     data, x = matrix.data, rng.standard_normal((r, matrix.shape[1])).astype(np.float32)
     # for several threads they are compiled of one type: what they share out is not the type's
     with mock.patch.object(launching, "SMALL", launching.SMALL if kind is Q4_K else 1 << 60):
-        same(block_products.products, x, (data, data[: n // 2 + 1], data), kind)
+        same(products.products, x, (data, data[: n // 2 + 1], data), kind)
         for few in (x, x[:1]):
             same(blocks.matmul, few, data, kind)
     same(blocks.embed, data, kind, rng.integers(0, n, r))

@@ -36,9 +36,9 @@ CHANGES_NOTHING = {
     ("float_products._arrange", "out", "tail"),  # what is between two strips
     ("ternary_tiles._arrange", "sums", "tail"),  # a tile reads sums of whole tiles of tokens, and stores results of those that are there
     # matrix tiles read rows of an odd number of cache lines: the last may be beyond the codes
-    ("block_products._arrange", "rows.q", "tail"),
+    ("ggml.products._arrange", "rows.q", "tail"),
     # on matrix tiles this type has rows of its own, of which it reads no sums
-    *(("block_products._arrange", name, "blocks NVFP4, many rows") for name in ("rows.sums", "rows.eights")),
+    *(("ggml.products._arrange", name, "blocks NVFP4, many rows") for name in ("rows.sums", "rows.eights")),
 }
 """Arrays that a kernel writes and that no case needs to find wrong, and why: anywhere (""), in one place, or if one case alone calls it."""
 

@@ -17,7 +17,7 @@ from numba import types
 from numba.np.numpy_support import from_dtype
 
 from ...base.block_formats import Factor, Integers
-from ..block_plans import PLANS, REGISTER, Plan
+from ..ggml.plans import PLANS, REGISTER, Plan
 from .block_codes import bytes_of, has_sign, joined_runs, widened
 from .block_floats import number_of_byte
 from .byte_dots import broadcast_four, dot_bytes, instruction, own, sums_of_neighbours, word_products

@@ -4,8 +4,8 @@ A product takes a matrix in chunks of at least 64 weights of a row: one block, o
 exact, so codes may come in the order in which they are unpacked fastest; activations are put into the same order once for each call.
 """
 
-from ..base.block_formats import FORMATS, RUN, Bits, Digit, Flags, Format, Integers
-from .fast.byte_dots import PATHS
+from ...base.block_formats import FORMATS, RUN, Bits, Digit, Flags, Format, Integers
+from ..fast.byte_dots import PATHS
 
 REGISTER = 64  # codes in a logical register of bytes
 BLOCK_OF_K = 256  # weights of a block whose activations llama.cpp rounds to Q8_K; those of smaller blocks it rounds to Q8_0

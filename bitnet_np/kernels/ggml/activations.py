@@ -5,12 +5,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import tensor_types
-from ..base.tensor_types import TensorType
-from .fast.simd import float_bits
-from .launching import Floats, launch, parallel, serial, shared
-from .scalar import round_half_even, round_to_half
-from .sums import largest_bits
+from ...base import tensor_types
+from ...base.tensor_types import TensorType
+from ..fast.simd import float_bits
+from ..launching import Floats, launch, parallel, serial, shared
+from ..scalar import round_half_even, round_to_half
+from ..sums import largest_bits
 
 Q8_K, Q8_0 = 256, 32  # numbers that share a scale
 

@@ -7,18 +7,19 @@ give for the same weights as float32. `data` is the bytes of a matrix [N, bytes 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import tensor_types
-from ..base.block_formats import FORMATS
-from ..base.tensor_types import GRID_TYPES, TensorType
-from . import block_products, float_products, grids
+from ...base import tensor_types
+from ...base.block_formats import FORMATS
+from ...base.tensor_types import GRID_TYPES, TensorType
+from .. import float_products
+from ..fast.block_floats import dot_block
+from ..fast.emit import LANES
+from ..fast.simd import prefetch_line, store_sums, tile_f32
+from ..launching import Floats, launch, parallel, serial, shared
+from ..tiles import ROW_BLOCK, ROWS
+from ..workspace import empty
+from . import grids
 from .activations import round_as_q8_k
-from .block_products import Bytes, records
-from .fast.block_floats import dot_block
-from .fast.emit import LANES
-from .fast.simd import prefetch_line, store_sums, tile_f32
-from .launching import Floats, launch, parallel, serial, shared
-from .tiles import ROW_BLOCK, ROWS
-from .workspace import empty
+from .products import Bytes, products, records
 
 _CHECKED = 1 << 16  # blocks checked at a time, which bounds the memory
 _LARGE_POWER = 253  # the byte of MXFP4 that stands for 2^125, which times the largest code, 12, is infinite
@@ -82,15 +83,12 @@ def matmuls_as_llama_cpp(x: Floats, *matrices: tuple[Bytes, TensorType]) -> list
 
     Those of a type are read by one call, because threads that start and wait for each other cost as much as a small matrix.
     """
-    products: dict[int, Floats] = {}
+    found: dict[int, Floats] = {}
     for kind in dict.fromkeys(kind for _, kind in matrices):
         places, its = zip(*((i, data) for i, (data, other) in enumerate(matrices) if other is kind), strict=True)
-        if kind in GRID_TYPES:
-            results = [grids.matmul(round_as_q8_k(x), data, kind) for data in its]
-        else:
-            results = block_products.products(x, its, kind)
-        products.update(zip(places, results, strict=True))
-    return [products[i] for i in range(len(matrices))]
+        results = [grids.matmul(round_as_q8_k(x), data, kind) for data in its] if kind in GRID_TYPES else products(x, its, kind)
+        found.update(zip(places, results, strict=True))
+    return [found[i] for i in range(len(matrices))]
 
 
 # --- checks of weights ----------------------------------------------------------------------------------------------------------------

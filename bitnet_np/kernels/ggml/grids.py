@@ -10,10 +10,10 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from ..base.tensor_types import IQ1_M, TensorType
-from .floats import matmul as _float_matmul
-from .launching import Floats
-from .workspace import empty
+from ...base.tensor_types import IQ1_M, TensorType
+from ..floats import matmul as _float_matmul
+from ..launching import Floats
+from ..workspace import empty
 
 Bytes = NDArray[np.uint8]
 
