@@ -102,22 +102,21 @@ def drawn(logits: NDArray[np.float32], probabilities: NDArray[np.float32], top_p
     Logits are no NaN. Probabilities are relative to the largest, which is 1; they are counted in UNITs, rounded down.
     """
     weights = (probabilities * np.float32(1 / UNIT)).astype(np.int64)
-    likeliest = np.flatnonzero(logits >= logits[weights >= _LIKELY].min())  # none of the others comes before one of them
-
-    def first_past(target: np.int64) -> tuple[int, np.int64]:
-        """The first token at which the running sum exceeds a target, and this sum. Mostly it is one of the likeliest."""
-        for tokens in (likeliest, np.arange(logits.size)):
-            order = tokens[_falling(logits[tokens])]
-            running = np.cumsum(weights[order])
-            place = np.searchsorted(running, target, "right")
-            if place < order.size:
-                return int(order[place]), running[place]
-        raise AssertionError(f"all weights are {weights.sum()}, expected more than {target}")
-
     total = weights.sum()
+    target = _part(uniform, total) if top_p == 1 else min(np.int64(np.ceil(top_p * total)), total) - 1
+    tokens = np.flatnonzero(logits >= logits[weights >= _LIKELY].min())  # none of the others comes before one of them
+    if weights[tokens].sum() <= target:
+        tokens = np.arange(logits.size)
+    order = tokens[_falling(logits[tokens])]
+    running = np.cumsum(weights[order])
     if top_p < 1:
-        _, total = first_past(min(np.int64(np.ceil(top_p * total)), total) - 1)
-    return first_past(min(np.int64(uniform * total), total - 1))[0]  # the product may round to the total itself
+        target = _part(uniform, running[np.searchsorted(running, target, "right")])
+    return int(order[np.searchsorted(running, target, "right")])
+
+
+def _part(share: float, total: np.int64) -> np.int64:
+    """A share of a sum that is below it, though the product may round to it."""
+    return min(np.int64(share * total), total - 1)
 
 
 def _falling(logits: NDArray[np.float32]) -> NDArray[np.intp]:

@@ -43,15 +43,12 @@ class DeviceStorage:
         return array
 
     def erase(self, array: Array, slot: int, start: int, end: int) -> None:
-        self._copy(self.on.zeros((array.shape[0], 1, 1, *array.shape[3:]), array.dtype), 0, array, slot, start, end)
+        flat = _of_positions(array)
+        self.on.each(row_kernels.erase, flat.shape[0] * (end - start) * flat.shape[3], flat, slot, start, end)
 
     def carry(self, source: Array, slot: int, out: Array, target: int, length: int) -> None:
-        self._copy(source, slot, out, target, 0, length)
-
-    def _copy(self, source: Array, slot: int, out: Array, target: int, start: int, end: int) -> None:
         flat = _of_positions(out)
-        count = flat.shape[0] * (end - start) * flat.shape[3]
-        self.on.each(row_kernels.carry, count, _of_positions(source), slot, flat, target, start, end)
+        self.on.each(row_kernels.carry, flat.shape[0] * length * flat.shape[3], _of_positions(source), slot, flat, target, length)
 
 
 def _of_positions(cache: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The two laws are one: spec.py's whole models, taken apart, are law.py's single operations on the same inputs."""
+"""The two laws are one: spec.py's whole models, taken apart, are law/'s single operations on the same inputs."""
 
 import ast
 from pathlib import Path

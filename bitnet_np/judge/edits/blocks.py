@@ -1,5 +1,7 @@
-"""ggml's block types, read with one thing wrong: bits, signs, scales, minimums, zero points, or the order of weights. Each misreading is
-another Format."""
+"""ggml's block types, read with one thing wrong: bits, signs, scales, minimums or zero points. Each misreading is another Format.
+
+And wrong orders of the weights of a row.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -191,12 +191,20 @@ def keep(float16: bool) -> Any:
 
 
 @kernel
-def carry(source, slot, out, target, start, end):  # [L, B, S, D] -> [L, B', S', D]
-    """Copies positions start..end of a slot to another, which may be in another cache. A single position of the source is copied to all."""
-    i, count, width = place(), end - start, out.shape[3]
-    if i < out.shape[0] * count * width:
-        layer, position = i // width // count, start + i // width % count
-        out[layer, target, position, i % width] = source[layer, slot, min(position, source.shape[2] - 1), i % width]
+def carry(source, slot, out, target, length):  # [L, B, S, D] -> [L, B', S', D]
+    """Copies the first positions of a slot to another, which may be in another cache."""
+    i, width = place(), out.shape[3]
+    if i < out.shape[0] * length * width:
+        layer, position = i // width // length, i // width % length
+        out[layer, target, position, i % width] = source[layer, slot, position, i % width]
+
+
+@kernel
+def erase(cache, slot, start, end):  # [L, B, S, D]
+    """Sets positions start..end of a slot to 0."""
+    i, count, width = place(), end - start, cache.shape[3]
+    if i < cache.shape[0] * count * width:
+        cache[i // width // count, slot, start + i // width % count, i % width] = 0
 
 
 @kernel
