@@ -98,6 +98,11 @@ def test_a_draw_from_the_likeliest_is_one_from_all(data, close, likely, top_p, u
         assert drawn(logits, probabilities, top_p, uniform) == drawn_by_sorting(logits, probabilities, top_p, uniform)
 
 
+def test_a_target_that_the_likeliest_just_hold_is_exceeded_by_the_next_token():
+    with mock.patch.object(sampling, "_LIKELY", 1 << 40):
+        assert drawn(floats(3, 2, 1), floats(1, 0.5, 0.5), 1.0, 0.5) == 1
+
+
 def test_more_tokens_than_can_be_summed_are_refused():
     logits = np.broadcast_to(np.float32(0), 2**22 + 1)
     assert choose(logits) == 0
