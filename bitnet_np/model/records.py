@@ -233,11 +233,6 @@ class Config:
         """Whether a token takes some experts and not all."""
         return 0 < self.experts_used < self.experts
 
-    @property
-    def plain_logits(self) -> bool:
-        """Whether logits are the head's products as they are."""
-        return self.logit_scale == 1 and self.logit_cap is None
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Blocks:
