@@ -14,7 +14,7 @@ from numba import config, prange, types
 from numpy.typing import NDArray
 
 from .cache.disk_cache import compiled
-from .fast.team import LINE, address_of, call_member, run_job, run_team
+from .fast.team import LINE, call_member, code_address, run_job, run_team
 from .fast.team import shared as shared  # for kernels
 from .float_state import default_state, is_default
 from .sharing import Sharing
@@ -150,7 +150,7 @@ def _by_team(kernels: int, function: Callable[..., None], *args: Any) -> None:
     with _turn:
         members = 1 if _forked else _sharing.members()
         if members > 1 and not _team[0]:
-            _team[0] = address_of(_crew, types.int64, types.int64, types.int64)
+            _team[0] = code_address(_crew, types.int64, types.int64, types.int64)
         _threads_started |= members > 1
         _team[1] = members
         _sharing.call(members, kernels, function, *args)

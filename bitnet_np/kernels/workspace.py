@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from .fast.simd import address_of
 from .launching import serial
 
 LIMIT = 1 << 28  # bytes that a thread keeps for later; memory beyond that goes back to the system
@@ -169,10 +170,16 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
 
 
 @serial
+def _misaligned(memory):
+    """The bytes from the beginning of an array to the next cache line."""
+    return -address_of(memory) % _ALIGNMENT
+
+
+@serial
 def aligned(size):
     """So many aligned bytes, for kernels' own arrays."""
     memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+    start = _misaligned(memory)
     return memory[start : start + size]
 
 
@@ -180,7 +187,7 @@ def aligned(size):
 def aligned_floats(rows, columns):
     """Float32 [rows, columns], aligned like `aligned`."""
     memory = np.empty(rows * columns + _ALIGNMENT // 4, np.float32)  # not `aligned`: to compile a view of bytes as floats takes long
-    start = -memory.ctypes.data % _ALIGNMENT // 4
+    start = _misaligned(memory) // 4
     return memory[start : start + rows * columns].reshape(rows, columns)
 
 

@@ -30,7 +30,7 @@ from bitnet_np.kernels import cpu, float_products, processor, ternary_product, t
 from bitnet_np.kernels.fast import byte_dots, emit, simd
 from bitnet_np.kernels.fast.block_bytes import ROWS
 from bitnet_np.kernels.ggml import blocks, products
-from bitnet_np.kernels.ggml.products import Rows, Strip
+from bitnet_np.kernels.ggml.products import Lanes, Rows, Strip
 from bitnet_np.kernels.ternary_product import Matrix, Product
 from bitnet_np.model import packing
 
@@ -240,8 +240,10 @@ def multiplying(kind):
         return [(ternary_product._some_tokens, (emit.Tile("i32", 4, 2), n, arrays, matrix, n, n, floats), 4 * 2)]
     rows = types.NamedTuple([array(types.int8, 2), array(types.int16, 3), *[array(types.float32, 2)] * 2], Rows)
     matrix = array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True)
-    strip = types.NamedTuple([codes, array(types.int32), array(types.int32), floats], Strip)
-    one = emit.Tile("f32", 1, 1), emit.Tile("i32", 1, 1), matrix, rows, n, n, floats
+    integers = array(types.int32)
+    strip = types.NamedTuple([codes, integers, integers, floats], Strip)
+    lanes = types.NamedTuple([integers, integers, floats, floats], Lanes)
+    one = emit.Tile("f32", 1, 1), emit.Tile("i32", 1, 1), matrix, rows, n, n, floats, lanes
     several = emit.Tile("i32", 1, 2), emit.Tile("f32", 1, 2), matrix, rows, strip, n, n, n, n
     return [(products.rows_of_one_token, one, ROWS * (4 if kind is Q4_K else 1)), (products._tile, several, 4 * 2)]
 
