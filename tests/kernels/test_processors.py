@@ -6,6 +6,7 @@ Lesser processors are simulated (tests/support/processors.py). Digests of passes
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,33 @@ TESTS = Path(__file__).parents[1]
 RECORDED = json.loads((TESTS / "data" / "passes.json").read_text("utf-8"))
 x86 = pytest.mark.skipif(processor.architecture() != "x86_64", reason="not an x86-64 processor")
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc, whose malloc can map each array by itself")
+
+
+# What a test expects does not depend on the processor that runs it. These ask it all the same:
+ASK_THE_PROCESSOR = {
+    "conftest.py": "for as many threads as it has, or four: no number of threads changes a bit",
+    "kernels/test_float_state.py": "for the name of its state of arithmetic",
+    "kernels/test_processor.py": "because this is what they test",
+    "kernels/test_processors.py": "which processors it can stand in for",
+    "kernels/test_ternary_tiles.py": "for matrix tiles, to run them as well as their twin; and for its borders of ways, to run both sides",
+    "scripts/test_bench.py": "for matrix tiles, which have a bench where they are",
+    "support/assembly.py": "for nothing: it lets kernels be compiled for others",
+    "support/guarded.py": "for each way of ternary products, to run all of them",
+    "support/kernel_calls.py": "which kernels it never launches",
+    "support/passes.py": "for matrix tiles, to do without them as well",
+    "support/processors.py": "which processors it can stand in for",
+    "support/soak.py": "for matrix tiles, to do without them",
+    "sweep/test_run.py": "to compare it with what a report says of the machine",
+}
+ASKS = re.compile(
+    r"cpu_features|get_host|instruction_path|has_fma|converts_half|is_wide\b|architecture\(|why_absent|amx\.unit|unit=|_product\.LEAST|_tiles\.LEAST"
+    r"|\bWIDE\b.*tiles|cpu_count|platform\.(machine|processor)"
+)
+
+
+def test_the_tests_that_ask_the_processor_say_why():
+    asking = {path.relative_to(TESTS).as_posix() for path in TESTS.rglob("*.py") if ASKS.search(path.read_text("utf-8"))}
+    assert asking == ASK_THE_PROCESSOR.keys()
 
 
 def run(program, *arguments, **environment):
