@@ -32,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     visible = masks.mask(arguments.q_len, arguments.k_len, pattern, past=arguments.past, align=arguments.align, form="bool")
     blind = masks.fully_masked(visible).nonzero()[0].tolist()
     if arguments.json:
-        print(json.dumps({"shape": visible.shape, "pattern": vars(pattern), "seen": visible.astype(int).tolist(), "fully_masked": blind}))
+        seen = visible.astype(int).tolist()
+        print(json.dumps({"shape": visible.shape, "pattern": pattern._asdict(), "seen": seen, "fully_masked": blind}))
         return 0
     shown, hidden = ("1", "0") if arguments.bool else ("   0", "-inf")
     for row in visible:

@@ -12,16 +12,16 @@ is expected: added to scores it hides nothing, and lets the future through.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import lru_cache
 from threading import Lock
-from typing import Literal, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..base.errors import MaskError
 from ..base.validate import dtype_of, instance, integer
-from ..kernels import masks as kernels
 
 Form = Literal["additive", "bool"]
 Align = Literal["bottom_right", "top_left"]
@@ -29,14 +29,21 @@ Align = Literal["bottom_right", "top_left"]
 LARGEST = 2**31 - 1  # size or position
 LOWEST_BIAS = -1e9  # below this a finite number in an additive mask was meant to be -infinity
 STREAM_ROWS = 256
+_SMALL, _MEDIUM = 64 * 64, 1 << 13  # elements of a mask of which a copy is kept; queries and keys of one of which a line is
 
 
 def _size(name: str, value: int, least: int = 0) -> int:
     return integer(name, value, least, LARGEST, MaskError)
 
 
-@dataclass(frozen=True)
-class Pattern:
+class _Fields(NamedTuple):
+    window: int = 0
+    prefix: int = 0
+    block: int = 0
+    sinks: int = 0
+
+
+class Pattern(_Fields):
     """The rule that says which keys k a query at position p sees. A field that is 0 adds no condition.
 
     The query sees all keys up to its own, k <= p, narrowed by
@@ -49,28 +56,19 @@ class Pattern:
     Raises MaskError for a field that is no integer from 0 to 2**31 - 1, and for sinks without a window or block.
     """
 
-    window: int = 0
-    prefix: int = 0
-    block: int = 0
-    sinks: int = 0
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            _size(name, value)
+    def __new__(cls, window: int = 0, prefix: int = 0, block: int = 0, sinks: int = 0) -> "Pattern":
+        self = super().__new__(cls, *map(_size, cls._fields, (window, prefix, block, sinks)))
         if self.sinks and not (self.window or self.block):
             raise MaskError(f"sinks is {self.sinks} without a window or block: every earlier key is seen anyway")
-
-    @property
-    def numbers(self) -> tuple[int, int, int, int]:
-        """The fields in the order in which kernels take them."""
-        return self.window, self.prefix, self.block, self.sinks
+        return self
 
 
 CAUSAL = Pattern()
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Everything that determines one mask, checked. It is also the key of MaskCache."""
 
     q_len: int
@@ -91,20 +89,7 @@ def plan(
     dtype: DTypeLike = np.float32,
 ) -> Plan:
     """The checked arguments of `mask`, for a caller that fills the mask elsewhere. Raises what `mask` does."""
-    q_len, k_len = _size("q_len", q_len), _size("k_len", k_len)
-    if align not in ("bottom_right", "top_left"):
-        raise MaskError(f"align is {align!r}, expected 'bottom_right' or 'top_left'")
-    if q_len and not k_len:
-        raise MaskError(f"{q_len} queries have no keys to see")
-    if align == "top_left":
-        if past:
-            raise MaskError(f"past is {past}, but align='top_left' means 0")
-        past = 0
-    else:
-        past = max(k_len - q_len, 0) if past is None else _size("past", past)
-        if q_len and k_len < past + q_len:
-            raise MaskError(f"{k_len} keys are fewer than {past} past and {q_len} queries; align='top_left' if that is meant")
-    return Plan(q_len, k_len, past, instance("pattern", pattern, Pattern), _dtype(form, dtype))
+    return _planned(q_len, k_len, pattern, past, align, form, dtype)[0]
 
 
 class _How(TypedDict, total=False):
@@ -134,7 +119,8 @@ def mask(
 
     q_len 0 gives [0, k_len]. Raises MaskError for queries without keys, fewer keys than queries, or a negative size.
     """
-    return _build(plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype))
+    planned, kept = _planned(q_len, k_len, pattern, past, align, form, dtype)
+    return _build(planned) if kept is None else kept.copy()
 
 
 def causal(q_len: int, k_len: int, *, form: Form = "additive", dtype: DTypeLike = np.float32) -> NDArray:
@@ -149,7 +135,10 @@ def rows(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, block: int = STRE
     """
     planned = plan(q_len, k_len, pattern, **how)
     _size("block", block, 1)
-    return (_build(planned, start, min(start + block, q_len)) for start in range(0, q_len, block))
+    return (
+        _build(planned._replace(q_len=min(block, planned.q_len - start), past=planned.past + start))
+        for start in range(0, planned.q_len, block)
+    )
 
 
 def batch(
@@ -179,9 +168,10 @@ def batch(
         keys = past + queries
     for b in np.flatnonzero(keys < queries):
         raise MaskError(f"sequence {b} has {queries[b]} queries and only {keys[b]} keys")
-    dtype = _dtype(form, dtype)
-    out = np.empty((len(queries), 1, queries.max(), keys.max()), dtype)
-    kernels.fill_mask(out[:, 0], 0, queries, keys - queries, keys, *instance("pattern", pattern, Pattern).numbers)
+    dtype, pattern = _dtype(form, dtype), instance("pattern", pattern, Pattern)
+    out = np.full((len(queries), 1, queries.max(), keys.max()), _hidden(dtype), dtype)
+    for own, q_len, k_len in zip(out[:, 0], queries.tolist(), keys.tolist(), strict=True):
+        _fill(own[:q_len, :k_len], k_len - q_len, pattern)
     return out
 
 
@@ -343,9 +333,68 @@ def _dtype(form: Form, dtype: DTypeLike) -> np.dtype:
     return dtype_of("dtype", dtype, (np.float32, np.float64, np.float16), MaskError)
 
 
-def _build(plan: Plan, start: int = 0, end: int | None = None) -> NDArray:
-    end = plan.q_len if end is None else end
-    out = np.empty((1, end - start, plan.k_len), plan.dtype)
-    queries, past, keys = (np.array([n]) for n in (plan.q_len, plan.past, plan.k_len))
-    kernels.fill_mask(out, start, queries, past, keys, *plan.pattern.numbers)
-    return out[0]
+def _checked(
+    q_len: int, k_len: int, pattern: Pattern, past: int | None, align: Align, form: Form, dtype: DTypeLike
+) -> tuple[Plan, NDArray | None]:
+    """The plan, and what a small or medium mask is copied from."""
+    q_len, k_len = _size("q_len", q_len), _size("k_len", k_len)
+    if align not in ("bottom_right", "top_left"):
+        raise MaskError(f"align is {align!r}, expected 'bottom_right' or 'top_left'")
+    if q_len and not k_len:
+        raise MaskError(f"{q_len} queries have no keys to see")
+    if align == "top_left":
+        if past:
+            raise MaskError(f"past is {past}, but align='top_left' means 0")
+        past = 0
+    else:
+        past = max(k_len - q_len, 0) if past is None else _size("past", past)
+        if q_len and k_len < past + q_len:
+            raise MaskError(f"{k_len} keys are fewer than {past} past and {q_len} queries; align='top_left' if that is meant")
+    planned = Plan(q_len, k_len, past, instance("pattern", pattern, Pattern), _dtype(form, dtype))
+    if q_len * k_len <= _SMALL:
+        return planned, _build(planned)
+    if q_len + k_len <= _MEDIUM and pattern == Pattern(pattern.window):
+        return planned, _shifted(q_len, k_len, past, pattern.window, planned.dtype)
+    return planned, None
+
+
+_remembered = lru_cache(maxsize=128, typed=True)(_checked)  # typed: True is no 1
+
+
+def _planned(*arguments: Any) -> tuple[Plan, NDArray | None]:
+    """As `_checked`, which takes longer than a small mask."""
+    try:
+        return _remembered(*arguments)
+    except TypeError:  # an argument has no hash
+        return _checked(*arguments)
+
+
+def _hidden(dtype: np.dtype) -> float:
+    """What hides a key: False, or -infinity."""
+    return False if dtype == np.bool_ else -np.inf
+
+
+def _shifted(q_len: int, k_len: int, past: int, window: int, dtype: np.dtype) -> NDArray:
+    """The mask of a window or of none, as a view: each row is the one before, shifted by one key."""
+    line = np.full(max(q_len, 1) + k_len - 1, _hidden(dtype), dtype)  # of which the last row is the beginning
+    end = past + q_len
+    line[max(end - window, 0) if window else 0 : end] = dtype == np.bool_
+    return sliding_window_view(line, k_len)[::-1][:q_len]
+
+
+def _fill(out: NDArray, past: int, pattern: Pattern) -> None:  # [q_len, k_len]
+    q_len, k_len = out.shape
+    seen = out.dtype == np.bool_
+    out[:] = _shifted(q_len, k_len, past, pattern.window, out.dtype)
+    if pattern.block:
+        for start in range(past // pattern.block * pattern.block, past + q_len, pattern.block):
+            out[max(start - past, 0) : start + pattern.block - past, :start] = _hidden(out.dtype)
+    if pattern.sinks:
+        out[:, : pattern.sinks] = _shifted(q_len, k_len, past, 0, out.dtype)[:, : pattern.sinks]
+    out[:, : pattern.prefix] = seen
+
+
+def _build(plan: Plan) -> NDArray:
+    out = np.empty((plan.q_len, plan.k_len), plan.dtype)
+    _fill(out, plan.past, plan.pattern)
+    return out
