@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from threading import Lock
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -29,7 +29,7 @@ Align = Literal["bottom_right", "top_left"]
 LARGEST = 2**31 - 1  # size or position
 LOWEST_BIAS = -1e9  # below this a finite number in an additive mask was meant to be -infinity
 STREAM_ROWS = 256
-_SMALL, _MEDIUM = 64 * 64, 1 << 13  # elements of a mask of which a copy is kept; queries and keys of one of which a line is
+_SMALL, _MEDIUM = 64 * 64, 1 << 13  # elements of a mask that is kept; queries and keys of one whose line is: some MB in all
 
 
 def _size(name: str, value: int, least: int = 0) -> int:
@@ -89,7 +89,20 @@ def plan(
     dtype: DTypeLike = np.float32,
 ) -> Plan:
     """The checked arguments of `mask`, for a caller that fills the mask elsewhere. Raises what `mask` does."""
-    return _planned(q_len, k_len, pattern, past, align, form, dtype)[0]
+    q_len, k_len = _size("q_len", q_len), _size("k_len", k_len)
+    if align not in ("bottom_right", "top_left"):
+        raise MaskError(f"align is {align!r}, expected 'bottom_right' or 'top_left'")
+    if q_len and not k_len:
+        raise MaskError(f"{q_len} queries have no keys to see")
+    if align == "top_left":
+        if past:
+            raise MaskError(f"past is {past}, but align='top_left' means 0")
+        past = 0
+    else:
+        past = max(k_len - q_len, 0) if past is None else _size("past", past)
+        if q_len and k_len < past + q_len:
+            raise MaskError(f"{k_len} keys are fewer than {past} past and {q_len} queries; align='top_left' if that is meant")
+    return Plan(q_len, k_len, past, instance("pattern", pattern, Pattern), _dtype(form, dtype))
 
 
 class _How(TypedDict, total=False):
@@ -101,31 +114,22 @@ class _How(TypedDict, total=False):
     dtype: DTypeLike
 
 
-def mask(
-    q_len: int,
-    k_len: int,
-    pattern: Pattern = CAUSAL,
-    *,
-    past: int | None = None,
-    align: Align = "bottom_right",
-    form: Form = "additive",
-    dtype: DTypeLike = np.float32,
-) -> NDArray:
+def mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, **how: Unpack[_How]) -> NDArray:
     """The mask [q_len, k_len] of one sequence.
 
     past: number of keys before the first query's own, by default k_len - q_len: the last query sees the last key. Keys after the last
     query are hidden, like all future keys. With align="top_left" past is 0, and only then may there be fewer keys than queries.
-    dtype: of an additive mask: float32, float64 or float16.
+    form: "additive" or "bool". dtype: of an additive mask: float32 (the default), float64 or float16.
 
     q_len 0 gives [0, k_len]. Raises MaskError for queries without keys, fewer keys than queries, or a negative size.
     """
-    planned, kept = _planned(q_len, k_len, pattern, past, align, form, dtype)
+    planned, kept = _planned(q_len, k_len, pattern, how)
     return _build(planned) if kept is None else kept.copy()
 
 
-def causal(q_len: int, k_len: int, *, form: Form = "additive", dtype: DTypeLike = np.float32) -> NDArray:
+def causal(q_len: int, k_len: int, **how: Unpack[_How]) -> NDArray:
     """The causal mask [q_len, k_len]: each query sees the k_len - q_len keys before the first one, and all up to its own."""
-    return mask(q_len, k_len, form=form, dtype=dtype)
+    return mask(q_len, k_len, **how)
 
 
 def rows(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, block: int = STREAM_ROWS, **how: Unpack[_How]) -> Iterator[NDArray]:
@@ -284,7 +288,7 @@ class MaskCache:
 
     def get(self, q_len: int, k_len: int, pattern: Pattern = CAUSAL, **how: Unpack[_How]) -> NDArray:
         """As `mask`, but read-only, and the same array while the cache holds it."""
-        key = plan(q_len, k_len, pattern, **how)
+        key = _planned(q_len, k_len, pattern, how)[0]
         with self._lock:
             cached = self._masks.get(key)
             if cached is not None:
@@ -333,40 +337,23 @@ def _dtype(form: Form, dtype: DTypeLike) -> np.dtype:
     return dtype_of("dtype", dtype, (np.float32, np.float64, np.float16), MaskError)
 
 
-def _checked(
-    q_len: int, k_len: int, pattern: Pattern, past: int | None, align: Align, form: Form, dtype: DTypeLike
-) -> tuple[Plan, NDArray | None]:
-    """The plan, and what a small or medium mask is copied from."""
-    q_len, k_len = _size("q_len", q_len), _size("k_len", k_len)
-    if align not in ("bottom_right", "top_left"):
-        raise MaskError(f"align is {align!r}, expected 'bottom_right' or 'top_left'")
-    if q_len and not k_len:
-        raise MaskError(f"{q_len} queries have no keys to see")
-    if align == "top_left":
-        if past:
-            raise MaskError(f"past is {past}, but align='top_left' means 0")
-        past = 0
-    else:
-        past = max(k_len - q_len, 0) if past is None else _size("past", past)
-        if q_len and k_len < past + q_len:
-            raise MaskError(f"{k_len} keys are fewer than {past} past and {q_len} queries; align='top_left' if that is meant")
-    planned = Plan(q_len, k_len, past, instance("pattern", pattern, Pattern), _dtype(form, dtype))
-    if q_len * k_len <= _SMALL:
+@lru_cache(maxsize=128, typed=True)  # typed: True is no 1
+def _remembered(q_len: int, k_len: int, pattern: Pattern, **how: Unpack[_How]) -> tuple[Plan, NDArray | None]:
+    """The plan, and what the mask is copied from, if it is not large: itself, or the line that its rows are parts of."""
+    planned = plan(q_len, k_len, pattern, **how)
+    if planned.q_len * planned.k_len <= _SMALL:
         return planned, _build(planned)
-    if q_len + k_len <= _MEDIUM and pattern == Pattern(pattern.window):
-        return planned, _shifted(q_len, k_len, past, pattern.window, planned.dtype)
+    if planned.q_len + planned.k_len <= _MEDIUM and pattern == Pattern(pattern.window):
+        return planned, _shifted(planned.q_len, planned.k_len, planned.past, pattern.window, planned.dtype)
     return planned, None
 
 
-_remembered = lru_cache(maxsize=128, typed=True)(_checked)  # typed: True is no 1
-
-
-def _planned(*arguments: Any) -> tuple[Plan, NDArray | None]:
-    """As `_checked`, which takes longer than a small mask."""
+def _planned(q_len: int, k_len: int, pattern: Pattern, how: _How) -> tuple[Plan, NDArray | None]:
+    """As `_remembered`, also where an argument has no hash. The checks alone take longer than a small mask."""
     try:
-        return _remembered(*arguments)
-    except TypeError:  # an argument has no hash
-        return _checked(*arguments)
+        return _remembered(q_len, k_len, pattern, **how)  # type: ignore[arg-type]
+    except TypeError:
+        return plan(q_len, k_len, pattern, **how), None
 
 
 def _hidden(dtype: np.dtype) -> float:
@@ -379,7 +366,7 @@ def _shifted(q_len: int, k_len: int, past: int, window: int, dtype: np.dtype) ->
     line = np.full(max(q_len, 1) + k_len - 1, _hidden(dtype), dtype)  # of which the last row is the beginning
     end = past + q_len
     line[max(end - window, 0) if window else 0 : end] = dtype == np.bool_
-    return sliding_window_view(line, k_len)[::-1][:q_len]
+    return sliding_window_view(line, k_len)[::-1]
 
 
 def _fill(out: NDArray, past: int, pattern: Pattern) -> None:  # [q_len, k_len]
