@@ -29,7 +29,7 @@ Align = Literal["bottom_right", "top_left"]
 LARGEST = 2**31 - 1  # size or position
 LOWEST_BIAS = -1e9  # below this a finite number in an additive mask was meant to be -infinity
 STREAM_ROWS = 256
-_SMALL, _MEDIUM = 64 * 64, 1 << 13  # elements of a mask that is kept; queries and keys of one whose line is: some MB in all
+_SMALL, _MEDIUM = 1 << 14, 1 << 13  # elements of a mask that is kept; queries and keys of one whose line is: 17 MB at most in all
 
 
 def _size(name: str, value: int, least: int = 0) -> int:
