@@ -38,8 +38,16 @@ BENCHES = {
     "prefill": Bench(forwards.prefill, forwards.prefill_tables, "prompts through an empty cache, and how seconds grow with the length"),
     "decode": Bench(forwards.decode, lambda setup, results: forwards.speeds("decode", results), "one token at a time"),
     "batch": Bench(forwards.batch, forwards.batch_tables, "decode of many sequences, and whole sequences against steps"),
-    "attention": Bench(operations.attention, operations.attention_tables, "attention of whole sequences in one layer"),
-    "products": Bench(operations.products, operations.product_tables, "products of few and many tokens by a matrix"),
+    "attention": Bench(
+        operations.attention,
+        lambda setup, results: forwards.speeds("attention", results, "queries and keys, probabilities and values"),
+        "attention of whole sequences in one layer",
+    ),
+    "products": Bench(
+        operations.products,
+        lambda setup, results: forwards.speeds("products", results, "these matrices"),
+        "products of few and many tokens by a matrix",
+    ),
     "masks": Bench(operations.mask_arrays, operations.mask_tables, "masks as arrays by several ways, and hits of their cache"),
     "load": Bench(processes.load, processes.load_tables, "a new process until its first logits, and its memory"),
     "compile": Bench(processes.compilation, processes.compile_tables, "cold start: seconds of compilation"),

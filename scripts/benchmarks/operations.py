@@ -15,7 +15,7 @@ from bitnet_np.kernels import cpu
 from bitnet_np.model.records import Blocks, Ternary, Weights
 
 from . import models
-from .forwards import multiply_adds, speeds
+from .forwards import multiply_adds
 from .report import Table, figure, spread
 from .rounds import Case, Results, Sample, Setup, ratios, simple, timed
 
@@ -111,21 +111,12 @@ def one_pass(n: int) -> NDArray[np.float32]:
     return out
 
 
-def rows_of_numpy(n: int) -> NDArray[np.float32]:
-    """The same by slices of NumPy."""
-    out = np.zeros((n, n), np.float32)
-    for i in range(n):
-        out[i, i + 1 :] = -np.inf
-    return out
-
-
 _cache = masks.MaskCache()
 WAYS: dict[str, Callable[[int], NDArray]] = {
     "made": lambda n: masks.mask(n, n),
     "cached": lambda n: _cache.get(n, n),
     "nested loop": nested_loop,
     "one pass": one_pass,
-    "rows of NumPy": rows_of_numpy,
 }
 
 
@@ -156,35 +147,27 @@ def _repeated(way: Callable[[int], object], n: int, threads: int) -> Sample:
     return {"seconds": timed(make) / calls}
 
 
-def hits(requests: list[tuple[int, int]]) -> float:
+def hits(requests: list[tuple[int, int]]) -> str:
     """The share of requests (queries, keys) that a fresh cache answers."""
     cache = masks.MaskCache()
     for queries, keys in requests:
         cache.get(queries, keys)
-    return cache.hits / len(requests)
+    return f"{100 * cache.hits / len(requests):.0f} %"
 
 
 def mask_tables(setup: Setup, results: Results) -> list[Table]:
     """Microseconds of a mask, and how many times as long the other ways take."""
-    table = Table("causal masks", ["positions", "us made", *(f"x {name}" for name in WAYS if name != "made")])
+    own, *others = WAYS
+    table = Table("causal masks", ["positions", f"us {own}", *(f"x {name}" for name in others)])
     seconds = {case.name: results.values(case, n) for case in results.of("masks") for n in results.threads(case)}
-    for n in dict.fromkeys(name.partition(" ")[0] for name in seconds):
-        own = seconds[f"{n} made"]
-        others = (seconds.get(f"{n} {name}", []) for name in WAYS if name != "made")
-        of = (spread(ratios(values, own), ".2f") if values else "-" for values in others)
-        table.rows.append([n, figure([1e6 * second for second in own], ".2f"), *of])
+    for n in (name.removesuffix(f" {own}") for name in seconds if name.endswith(own)):
+        made = seconds[f"{n} {own}"]
+        times = [spread(ratios(seconds[way], made), ".2f") if (way := f"{n} {name}") in seconds else "-" for name in others]
+        table.rows.append([n, figure([1e6 * second for second in made], ".2f"), *times])
     repeated, decode = hits([(n, n) for n in (64, 128, 512, 64, 128, 512, 1024) * 30]), hits([(1, 64 + i) for i in range(256)])
     table.notes += [
         "x: seconds of another way / those of masks.mask, medians of the rounds' ratios; more than 1: masks.mask is faster",
         "cached: MaskCache. nested loop: BitNet-rs's, one pass: each element is written once, both compiled by Numba",
-        f"MaskCache answers {100 * repeated:.0f} % of requests where a few lengths repeat, {100 * decode:.0f} % in decode",
+        f"MaskCache answers {repeated} of requests where a few lengths repeat, {decode} in decode",
     ]
     return [table]
-
-
-def attention_tables(setup: Setup, results: Results) -> list[Table]:
-    return speeds("attention", results, "queries and keys, and of probabilities and values")
-
-
-def product_tables(setup: Setup, results: Results) -> list[Table]:
-    return speeds("products", results, "these matrices")
