@@ -17,7 +17,6 @@ from threading import Lock
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..base.errors import MaskError
@@ -363,22 +362,22 @@ def _hidden(dtype: np.dtype) -> float:
 
 def _shifted(q_len: int, k_len: int, past: int, window: int, dtype: np.dtype) -> NDArray:
     """The mask of a window or of none, as a view: each row is the one before, shifted by one key."""
-    line = np.full(max(q_len, 1) + k_len - 1, _hidden(dtype), dtype)  # of which the last row is the beginning
-    end = past + q_len
+    line = np.full(q_len + k_len, _hidden(dtype), dtype)  # of which the last row is the beginning
+    end, size = past + q_len, dtype.itemsize
     line[max(end - window, 0) if window else 0 : end] = dtype == np.bool_
-    return sliding_window_view(line, k_len)[::-1]
+    return np.ndarray((q_len, k_len), dtype, line, max(q_len - 1, 0) * size, (-size, size))
 
 
 def _fill(out: NDArray, past: int, pattern: Pattern) -> None:  # [q_len, k_len]
     q_len, k_len = out.shape
-    seen = out.dtype == np.bool_
     out[:] = _shifted(q_len, k_len, past, pattern.window, out.dtype)
     if pattern.block:
         for start in range(past // pattern.block * pattern.block, past + q_len, pattern.block):
             out[max(start - past, 0) : start + pattern.block - past, :start] = _hidden(out.dtype)
     if pattern.sinks:
         out[:, : pattern.sinks] = _shifted(q_len, k_len, past, 0, out.dtype)[:, : pattern.sinks]
-    out[:, : pattern.prefix] = seen
+    if pattern.prefix:
+        out[:, : pattern.prefix] = out.dtype == np.bool_
 
 
 def _build(plan: Plan) -> NDArray:
