@@ -57,14 +57,13 @@ def instance(name: str, value: Any, kind: type[T]) -> T:
 
 def dtype_of(name: str, dtype: DTypeLike, allowed: tuple[type[np.generic], ...], error: type[Error] = OptionError) -> np.dtype:
     """`dtype`, if it is one of `allowed` in the machine's byte order. Raises `error`."""
-    names = " or ".join(kind.__name__ for kind in allowed)
     try:
-        checked = np.dtype(dtype)
+        checked, text = np.dtype(dtype), ""
     except TypeError:
-        raise error(f"{name} is {shown(dtype)}, expected {names}") from None
-    if checked not in allowed:
-        raise error(f"{name} is {checked}, expected {names}")
-    return checked
+        checked, text = None, shown(dtype)
+    if checked in allowed:
+        return checked
+    raise error(f"{name} is {text or checked}, expected {' or '.join(kind.__name__ for kind in allowed)}")
 
 
 def path_of(path: str | PathLike[str]) -> Path:

@@ -436,22 +436,3 @@ def mix(y: Floats, weights: Floats) -> Floats:  # [R, k, D], [R, k] -> [R, D]
 @np.errstate(all="ignore")
 def sigmoid_gate(x: Floats, gate: Floats) -> Floats:  # [R, D], [R, 1] -> [R, D]
     return x * (f32(1) / (f32(1) + exp(-gate)))
-
-
-# --- masks ----------------------------------------------------------------------------------------------------------------------------
-
-
-def fill_mask(
-    out: NDArray, first: int, queries: Places, past: Places, keys: Places, window: int, prefix: int, block: int, sinks: int
-) -> None:  # [B, Q, n], [B] x 3
-    """Row i of sequence b is query first + i at position past[b] + first + i. masks.Pattern says what it sees; 0 adds no condition.
-
-    True and False for bool, else 0 and -infinity. Rows from queries[b] and columns from keys[b] on are padding.
-    """
-    row, key = first + np.arange(out.shape[1])[:, None], np.arange(out.shape[2])
-    position = past[:, None, None] + row
-    low = np.maximum(0, position + 1 - window) if window else np.zeros_like(position)
-    low = np.maximum(low, position // block * block) if block else low
-    widened_to = np.minimum(np.maximum(prefix, np.minimum(sinks, position + 1)), keys[:, None, None])
-    seen = (row < queries[:, None, None]) & ((key < widened_to) | ((key >= low) & (key <= position)))
-    out[:] = seen if out.dtype == np.bool_ else np.where(seen, 0, -np.inf)

@@ -132,12 +132,6 @@ class Backend(Protocol):
     def mix(self, y: Array, weights: Array, /) -> Array: ...  # [R, k, D], [R, k] -> [R, D]
     def sigmoid_gate(self, x: Array, gate: Array, /) -> Array: ...  # [R, D], [R, 1] -> [R, D]
 
-    # --- masks ---
-
-    def fill_mask(
-        self, out: Array, first: int, queries: Array, past: Array, keys: Array, window: int, prefix: int, block: int, sinks: int, /
-    ) -> None: ...  # [B, Q, K], [B] x 3
-
 
 OPERATIONS = tuple(name for name, member in vars(Backend).items() if isfunction(member) and not name.startswith("_"))
 """The names of all operations."""

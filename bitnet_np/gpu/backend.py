@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..base.errors import CapacityError, Error, ShapeError, UnsupportedError
 from ..engine.backend import Array
+from ..engine.masks import Plan
 from ..kernels import cpu
 from ..kernels.attention import chunks_touched, scale_and_cap
 from ..kernels.cuda import attention, floats, ternary
@@ -236,11 +237,10 @@ class Cuda:
 
     # --- masks ---
 
-    def fill_mask(
-        self, out: Array, first: int, queries: Array, past: Array, keys: Array, window: int, prefix: int, block: int, sinks: int
-    ) -> None:
-        """The mask of kernels/masks.py: 0 and -infinity in float32 [B, Q, K]."""
-        self.each(row_kernels.fill_mask, out.size, first, queries, past, keys, window, prefix, block, sinks, out)
+    def mask(self, plan: Plan) -> Array:
+        """`masks.mask` of a plan, additive and in float32: no operation of a forward pass, so other backends have none."""
+        out = self.empty((plan.q_len, plan.k_len))
+        return self.each(row_kernels.fill_mask, out.size, plan.past, *plan.pattern, out)
 
 
 for _name, _kernel in row_kernels.OF_NUMBERS.items():

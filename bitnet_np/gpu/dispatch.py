@@ -7,8 +7,6 @@ for each.
 
 from typing import Any, Literal
 
-import numpy as np
-
 from .. import contract
 from ..base.errors import OptionError
 from ..engine import masks
@@ -56,9 +54,7 @@ def make_mask(
     For a GPU a mask of more than MOST_SENT elements is filled there, a smaller one made here and sent.
     """
     plan = masks.plan(q_len, k_len, pattern, past=past, align=align)
-    if ops.device == "cpu" or plan.q_len * plan.k_len <= MOST_SENT:
-        return ops.upload(masks.mask(q_len, k_len, pattern, past=past, align=align))
-    out = ops.empty((1, plan.q_len, plan.k_len))
-    queries, before, keys = (ops.upload(np.array([n])) for n in (plan.q_len, plan.past, plan.k_len))
-    ops.fill_mask(out, 0, queries, before, keys, *pattern.numbers)
-    return out.reshape(plan.q_len, plan.k_len)
+    on: Any = ops  # the backend of a GPU has more than the vocabulary of all
+    if ops.device != "cpu" and plan.q_len * plan.k_len > MOST_SENT:
+        return on.mask(plan)
+    return ops.upload(masks.mask(q_len, k_len, pattern, past=past, align=align))

@@ -8,7 +8,6 @@ floats.py          embedding and products with tables of floats
 ternary.py         the int8 quantiser and ternary products
 ggml/              matrices in ggml's block types: rows, products, as llama.cpp multiplies them too, and checks
 attention.py       attention, causal or by a mask array
-masks.py           the filling of mask arrays
 experts.py         the router of a layer with experts
 packing.py         files' ternary layouts, masters, ternary blocks -> packed matrices
 checks.py          weights that are NaN, infinite or no ternary code

@@ -111,13 +111,6 @@ def _masked(ops: Backend) -> tuple[NDArray, ...]:
     return (ops.attend_masked(q, k, v, np.zeros(130, np.int64), np.arange(130), mask[None]),)
 
 
-def _filled(ops: Backend) -> tuple[NDArray, ...]:
-    """The mask of 3 sequences of 5, 0 and 70 queries."""
-    out, queries, past = np.empty((3, 70, 70), np.float32), np.array([5, 0, 70]), np.array([9, 1, 0])
-    ops.fill_mask(out, 0, queries, past, past + queries, *masks.Pattern(7, 2, 16, 1).numbers)
-    return (out,)
-
-
 def _ternary_blocks(kind: TensorType) -> tuple[NDArray, ...]:
     """Random codes of TQ1_0 or TQ2_0 packed, of which the last row's first block has the scale 0."""
     data = (np.abs(noise(46, 5, 3 * kind.block_bytes)) * 256).astype(np.uint8)
@@ -222,7 +215,6 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "attend, keys in float16": partial(_attention_in_float16, ops),
         "attend_float16": lambda: _attention(ops.attend_float16),
         "attend_masked": partial(_masked, ops),
-        "fill_mask": partial(_filled, ops),
         "rope, part of a head": lambda: (ops.rope(noise(12, 9, 3, 66), noise(13, 9, 10), noise(14, 9, 10)),),
         "top_experts": lambda: (ops.top_experts(_router_logits(), 3),),
         "expert_weights": lambda: tuple(

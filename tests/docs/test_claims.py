@@ -2,6 +2,7 @@
 
 import re
 
+import bench
 import pages
 import pytest
 
@@ -26,6 +27,18 @@ PARSERS = build_parser().commands
 
 def options_of(command):
     return [max(action.option_strings, key=len) for action in command._actions if action.option_strings]
+
+
+def test_every_section_of_figures_names_its_command():
+    for section in re.split(r"\n## ", pages.text(DOCS / "performance.md"))[1:]:
+        assert re.search(r"scripts/\w+\.py |bitnet-np ", section), section.partition("\n")[0]
+
+
+def test_every_bench_on_a_page_is_there():
+    words = re.findall(r"bench\.py((?: [a-z]+)+)", "\n".join(map(pages.text, pages.PAGES)))
+    named = {word for several in words for word in several.split()}
+    assert named >= {"batch", "masks", "prefill"}
+    assert named <= set(bench.BENCHES)
 
 
 def test_every_option_is_on_some_page():

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from models import assert_same_bits
 
@@ -12,7 +11,6 @@ from bitnet_np.engine import masks
 from bitnet_np.gpu import dispatch
 from bitnet_np.gpu.dispatch import choose, make_mask
 from bitnet_np.kernels import cpu
-from bitnet_np.kernels import masks as mask_kernels
 
 
 def test_a_command_goes_to_the_gpu_if_there_is_one(monkeypatch):
@@ -40,16 +38,13 @@ class Elsewhere(SimpleNamespace):
     def __init__(self):
         super().__init__(made=0, sent=[])
 
-    def empty(self, shape):
-        return np.full(shape, np.nan, np.float32)
-
     def upload(self, array):
         self.sent.append(array.shape)
         return array
 
-    def fill_mask(self, *arguments):
+    def mask(self, plan):
         self.made += 1
-        mask_kernels.fill_mask(*arguments)
+        return masks._build(plan)
 
 
 PATTERNS = [(masks.CAUSAL, {}), (masks.Pattern(window=3), {"past": 4}), (masks.Pattern(block=4, sinks=1), {"align": "top_left"})]

@@ -103,12 +103,6 @@ class Draw:
         logits = self.numbers(self.size(1, 5), self.size(1, 5, 37, 128))
         return np.rint(logits) if self.rng.random() < 0.5 else logits
 
-    def fill_mask(self) -> tuple:
-        queries, past = self.rng.integers(0, 5, (2, 3))
-        keys, dtype = past + queries + self.rng.integers(0, 3, 3), self.rng.choice([bool, np.float16, np.float32, np.float64])
-        pattern = (int(self.rng.integers(0, n)) for n in (5, 6, 5, 9))
-        return np.zeros((3, 6, int(keys.max()) + 2), dtype), self.size(0, 2), queries, past, keys, *pattern
-
 
 def top_experts(d: Draw) -> tuple:
     logits = d.router()
@@ -181,5 +175,4 @@ CASES = {name: lambda d, arguments=arguments: arguments(d.written) for name, arg
     "take": lambda d: (d.numbers(5, d.size()), np.array([3, 0, 3])),
     "top_experts": top_experts,
     "expert_weights": expert_weights,
-    "fill_mask": Draw.fill_mask,
 }
