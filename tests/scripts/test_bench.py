@@ -14,7 +14,7 @@ import large_model
 import numba
 import numpy as np
 import pytest
-from benchmarks import forwards, memory, models, neighbours, peaks, processes, report
+from benchmarks import forwards, gradients, memory, models, neighbours, peaks, processes, report
 from benchmarks.rounds import OURS, Case, CheckError, Key, Results, check, measure, simple, summary, tokens
 
 from bitnet_np import forward_full, load
@@ -334,6 +334,7 @@ CASES = {
     "batch": {f"decode, batch {b}" for b in (1, 2)}
     | {f"{way}, batch {b} x {t}" for way in ("prefill", "token by token") for b in (1, 2) for t in (4, 8)},
     "neighbours": {f"{what}, {count} busy" for what in ("4 tokens", "8 tokens", "decode 2") for count in neighbours.COUNTS},
+    "gradients": {f"{what}, {kind}, 4 x {t}" for what in ("forward", "gradients") for kind in gradients.KINDS for t in (4, 8)},
     "load": {"first logits"},
     "memory": {
         "forward_full, all logits",
@@ -364,7 +365,7 @@ def test_every_bench_runs_and_writes_every_sample(quick, name, capsys):
         assert len(entry["samples"]) == 2
         assert all(sample["seconds"] > 0 for sample in entry["samples"])
     for entry in ours:
-        assert (entry["sha256"] is None) == (name in ("load", "memory"))
+        assert (entry["sha256"] is None) == (name in ("load", "memory") or entry["case"].startswith("gradients"))
     assert {entry["threads"] for entry in found["results"] if entry["bench"] == "peaks"} == threads
     out = capsys.readouterr().out
     for table in found["tables"]:
