@@ -120,7 +120,7 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
                 return name
         if any(npy.STEP_FOLDER.fullmatch(entry) for entry in names):
             return "npy"
-        if any(entry.startswith("layer-") for entry in names):
+        if any(entry.startswith(("layer-", "pos-")) for entry in names) or set(names) == {"cpu", "gpu"}:
             return "aprt"
         raise _unknown(path, f"a folder with {shown(sorted(names)[:5])}")
     with open(path, "rb") as file:
