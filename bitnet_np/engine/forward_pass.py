@@ -168,9 +168,9 @@ def forward(
     mask: as in `forward_full`, [T, S] or [1 or B, 1, T, S]: a row for each new token, a column for each position from 0 on, S of them, as
     many as the longest sequence has if all its T tokens are real. A position that is not there yet, or is padding, is never seen.
 
-    Raises what `forward_full` raises, UnsupportedError for a mask with a float16 cache or one on a device, CapacityError when the
-    cache is too small, SlotError for a slot that does not exist, is named twice, or that another pass is writing to. Whatever is raised,
-    also by `record`, the cache is as it was.
+    Raises what `forward_full` raises, UnsupportedError for a mask with a float16 cache, CapacityError when the cache is too small,
+    SlotError for a slot that does not exist, is named twice, or that another pass is writing to. Whatever is raised, also by `record`, the
+    cache is as it was.
     """
     runtime = Runtime(model, dialect, ops).checked()
     checked = check_tokens(model.config, tokens, lengths)
@@ -412,16 +412,19 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
     resident = runtime.ops.upload(additive)  # [1 or slots, T, S]
     begin = np.zeros(slots.max() + 1, np.int64)
     begin[slots] = start
+    on_host = isinstance(resident, np.ndarray)
+    every = (
+        None if on_host else runtime.ops.upload(np.concatenate([np.arange(n) for n in tokens.lengths]))
+    )  # a device takes all rows at once
 
     def attend(layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
-        row = position - begin[slot] if start.any() else position
+        row = position - begin[slot] if on_host else every
         return runtime.ops.attend_masked(q, keys, values, slot, row, resident, *runtime.scoring)  # it stands for the window, too
 
     return attend
 
 
 def _check_maskable(cache: KVCache) -> None:
-    """Raises UnsupportedError for a cache whose keys cannot be read by a mask's columns."""
-    if cache.dtype == np.float16 or not isinstance(cache.k, np.ndarray):
-        kind = "float16" if cache.dtype == np.float16 else "on a device"
-        raise UnsupportedError(f"the KV cache is {kind}, which takes no mask; expected float32 in the computer's memory")
+    """Raises UnsupportedError for a cache whose keys the kernel of masks does not read."""
+    if cache.dtype == np.float16:
+        raise UnsupportedError("the KV cache is float16, which takes no mask, expected float32")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bitnet_np.base.errors import CapacityError, MaskError, NonFiniteError, ShapeError, UnsupportedError
 from bitnet_np.engine.cache import KVCache, new_cache
 from bitnet_np.engine.dialects import BITNET_CPP
-from bitnet_np.engine.forward_pass import forward, forward_full, prefill
+from bitnet_np.engine.forward_pass import forward, forward_full, forward_incremental, prefill
 from bitnet_np.engine.metrics import Metrics
 from bitnet_np.generation.batch import Batch, Request, generate_batch
 from bitnet_np.generation.generate import generate
@@ -106,6 +106,18 @@ def masked_forward() -> None:
     (model, placed), tokens, mask = smallest(7), [[1, 2, 3], [4, 0, 0]], np.zeros((2, 1, 3, 3), np.bool_)
     mask[0, 0, 0, 2] = mask[0, 0, 2, :2] = mask[1, 0, 0, 0] = True
     assert_same_bits(forward_full(placed, tokens, [3, 1], mask=mask, ops=on), forward_full(model, tokens, [3, 1], mask=mask))
+
+
+@check
+def masked_cache() -> None:
+    """New tokens of two sequences behind prompts of other lengths, each by a mask of its own; and whole sequences step by step."""
+    both = Caches(smallest(9), 2, 5)
+    both.run([[1, 2], [3, 0]], [2, 1], last_only=True)
+    mask = rng(2).random((2, 1, 2, 4)) < 0.7
+    mask[1, 0, 1] = False  # which sees nothing
+    both.run([[1, 2], [4, 0]], [1, 2], mask=mask)
+    (model, placed), ids, causal = smallest(9), [[1, 2]], np.tril(np.ones((2, 2), np.bool_))
+    assert_same_bits(forward_incremental(placed, ids, mask=causal, ops=on), forward_full(model, ids))
 
 
 @check
