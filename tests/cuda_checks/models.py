@@ -185,8 +185,11 @@ def parts_of_the_script() -> None:
     """Those of scripts/gpu_check.py that run kernels, here where these are compiled. On a GPU the script itself is run."""
     with mock.patch.object(sys, "argv", ["gpu_check.py", "--interpret"]):
         parts = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "gpu_check.py"))["PARTS"]
-    for name in [] if GPU else ["describe", "bits", "speed"]:
-        assert "problem" not in parts[name](on), name
+    found = {name: parts[name](on) for name in ([] if GPU else ["describe", "bits", "speed", "memory", "masks", "crossover"])}
+    assert not [name for name, part in found.items() if "problem" in part]
+    if not GPU:
+        assert min(found["memory"]["peak"].values()) > 0
+        assert found["crossover"].keys() == {"ternary", "floats"}
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------------------------
