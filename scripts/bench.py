@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numba
-from benchmarks import forwards, llama_bench, memory, models, neighbours, operations, peaks, peers, processes, report
+from benchmarks import forwards, gradients, llama_bench, memory, models, neighbours, operations, peaks, peers, processes, report
 from benchmarks.report import Table
 from benchmarks.rounds import Case, CheckError, Engine, Results, Setup, measure
 
@@ -52,6 +52,7 @@ BENCHES = {
     "load": Bench(processes.load, processes.load_tables, "a new process until its first logits, and its memory"),
     "compile": Bench(processes.compilation, processes.compile_tables, "cold start: seconds of compilation"),
     "neighbours": Bench(neighbours.cases, neighbours.tables, "prefill and decode beside processes that keep cores busy"),
+    "gradients": Bench(gradients.cases, gradients.tables, "loss and gradients of a batch, beside its forward pass"),
     "memory": Bench(memory.cases, memory.tables, "what a call allocates"),
 }
 FORWARDS = {"prefill", "decode"}

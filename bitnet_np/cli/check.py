@@ -23,10 +23,11 @@ from ..judge.report.detail import Details
 from ..judge.report.pictures import check_plot, plot
 from ..judge.report.report import CLOSER_HEADER, TABLE_HEADER, Report, closer_rows, closer_summary, heat_map, next_step, table_rows
 from ..judge.sequences import judge_sequences, read_dump
+from ..judge.top_logprobs import check_completions
 from ..judge.verdict import Verdict
 from ..model.families import FAMILIES
 from ..testing import selftest
-from ..traces.formats import FORMATS, bitnet_rs, detect, eval_callback
+from ..traces.formats import FORMATS, bitnet_rs, bitnet_rs_logits, detect, eval_callback
 from . import check_server, progress
 from .arguments import A_MODEL, DOWNLOAD, MODEL_OPTIONS, PROFILE, REPORT, TOKENS, profile_of
 from .inputs import Inputs, opened
@@ -109,6 +110,9 @@ def _judged(inputs: Inputs, details: Details | None) -> Report:
         printed, model = eval_callback.read(path), inputs.model()
         profile = profile_of(arguments, "bitnet.cpp" if FAMILIES[model.config.architecture].ternary else "llama.cpp")  # who printed it
         return check_partial(model, rows[0], printed, profile.dialect, profile.precision or FLOAT32)
+    if name == "bitnet-rs-logits":
+        completions = bitnet_rs_logits.read(path, rows[0])
+        return check_completions(inputs.model(), completions, profile.dialect, progress.bar, profile.precision)
     if partial:
         records = bitnet_rs.read(path)
         return check_records(inputs.model(), rows[0], records, profile.dialect, profile.precision or FLOAT32)

@@ -96,20 +96,33 @@ def forward_layer(
     record: Record = ignore,
     mask: ArrayLike | None = None,
     strict: bool = False,
+    cache: KVCache | None = None,
 ) -> Floats:
     """One layer on whole sequences: its input [B, T, D] float32 -> l_out [B, T, D]. Position t of a sequence is t.
 
     The same bits as within `forward_full`, where l_out of one layer is the input of the next. Arguments as in `forward_full`.
 
+    cache: of this layer alone, `KVCache(replace(model.config, n_layers=1), batch=B)`. Then the T tokens of sequence i follow the positions
+    that slot i holds, with the bits and the masks of `forward`; afterwards the slots hold them, too.
+
     Raises ShapeError for another shape or dtype, OptionError for a layer that does not exist, ContextLimitError, NonFiniteError if the
-    result has NaN or infinity in it, and what `forward_full` raises for masks.
+    result has NaN or infinity in it, what `forward_full` raises for masks, and what `forward` raises for a cache, which then is as it was.
     """
     runtime = Runtime(model, dialect, ops).checked()
     layer, shape, h = _layer_input(runtime, layer, hidden)
     tokens = Tokens.whole(np.zeros(shape[:2], np.int64))  # stand for the sequences' lengths: no token is looked up
-    rows, attend = whole_rows(runtime, tokens, _by_mask(runtime, mask, tokens, strict))
-    out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
-    return _layer_output(runtime, layer, out).reshape(shape)
+    if cache is None:
+        rows, attend = whole_rows(runtime, tokens, _by_mask(runtime, mask, tokens, strict))
+        out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
+        return _layer_output(runtime, layer, out).reshape(shape)
+    check_cache(model.config, cache, layers=1)
+    slots = np.arange(len(tokens.lengths))
+    attention = _by_mask_of_positions(runtime, mask, tokens, cache, slots, strict)
+    with cache.appending(slots, tokens.lengths) as start:
+        rows = Rows.of(model.config, tokens, slots, start)
+        attend = Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention or runtime.attention, ops.mark)
+        out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
+        return _layer_output(runtime, layer, out).reshape(shape)
 
 
 @steady
@@ -168,22 +181,15 @@ def forward(
     mask: as in `forward_full`, [T, S] or [1 or B, 1, T, S]: a row for each new token, a column for each position from 0 on, S of them, as
     many as the longest sequence has if all its T tokens are real. A position that is not there yet, or is padding, is never seen.
 
-    Raises what `forward_full` raises, UnsupportedError for a mask with a float16 cache or one on a device, CapacityError when the
-    cache is too small, SlotError for a slot that does not exist, is named twice, or that another pass is writing to. Whatever is raised,
-    also by `record`, the cache is as it was.
+    Raises what `forward_full` raises, UnsupportedError for a mask with a float16 cache, CapacityError when the cache is too small,
+    SlotError for a slot that does not exist, is named twice, or that another pass is writing to. Whatever is raised, also by `record`, the
+    cache is as it was.
     """
     runtime = Runtime(model, dialect, ops).checked()
     checked = check_tokens(model.config, tokens, lengths)
     chosen = check_slots(slots, checked)
     check_cache(model.config, cache)
-    attention = None
-    if mask is not None:
-        _check_maskable(cache)
-        start, length = cache.reserve(chosen, checked.lengths), checked.ids.shape[1]
-        visible = masks.check(mask, length, int(start.max()) + length, batch=len(start))
-        if strict:
-            masks.check_causal(visible, start)
-        attention = _masked_attention(runtime, visible, checked, chosen, start)
+    attention = _by_mask_of_positions(runtime, mask, checked, cache, chosen, strict)
     return run_cached(runtime, checked, cache, chosen, record, last_only=last_only, attention=attention)
 
 
@@ -379,11 +385,12 @@ def check_slots(slots: ArrayLike | None, tokens: Tokens) -> NDArray[np.int64]:
     return chosen
 
 
-def check_cache(config: Config, cache: KVCache) -> None:
-    """Raises OptionError for a value that is no KVCache, ShapeError for a cache made for a model of other sizes."""
+def check_cache(config: Config, cache: KVCache, layers: int | None = None) -> None:
+    """Raises OptionError for a value that is no KVCache, ShapeError for one of another model's sizes, or not of so many layers."""
     instance("cache", cache, KVCache)
-    if cache.k.shape[0::3] + cache.k.shape[4:] != (config.n_layers, config.kv_heads, config.head_dim):
-        raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model")
+    if cache.k.shape[0::3] + cache.k.shape[4:] != (expected := (layers or config.n_layers, config.kv_heads, config.head_dim)):
+        sizes = "{} layers with {} key heads of {}".format(*expected)
+        raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model, expected {sizes}")
 
 
 def _by_mask(runtime: Runtime, mask: ArrayLike | None, tokens: Tokens, strict: bool) -> Attention | None:
@@ -393,6 +400,20 @@ def _by_mask(runtime: Runtime, mask: ArrayLike | None, tokens: Tokens, strict: b
     batch, length = tokens.ids.shape
     checked = masks.check(mask, length, length, batch=batch, strict=strict)
     return _masked_attention(runtime, checked, tokens, np.arange(batch), np.zeros(batch, np.int64))
+
+
+def _by_mask_of_positions(
+    runtime: Runtime, mask: ArrayLike | None, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], strict: bool
+) -> Attention | None:
+    """Attention of new tokens by a caller's mask of a cache's positions, if there is one. Raises what `forward` does."""
+    if mask is None:
+        return None
+    _check_maskable(cache)
+    start, length = cache.reserve(slots, tokens.lengths), tokens.ids.shape[1]
+    visible = masks.check(mask, length, int(start.max()) + length, batch=len(start))
+    if strict:
+        masks.check_causal(visible, start)
+    return _masked_attention(runtime, visible, tokens, slots, start)
 
 
 def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: NDArray[np.int64], start: NDArray[np.int64]) -> Attention:
@@ -412,16 +433,19 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
     resident = runtime.ops.upload(additive)  # [1 or slots, T, S]
     begin = np.zeros(slots.max() + 1, np.int64)
     begin[slots] = start
+    on_host = isinstance(resident, np.ndarray)
+    every = (
+        None if on_host else runtime.ops.upload(np.concatenate([np.arange(n) for n in tokens.lengths]))
+    )  # a device takes all rows at once
 
     def attend(layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
-        row = position - begin[slot] if start.any() else position
+        row = position - begin[slot] if on_host else every
         return runtime.ops.attend_masked(q, keys, values, slot, row, resident, *runtime.scoring)  # it stands for the window, too
 
     return attend
 
 
 def _check_maskable(cache: KVCache) -> None:
-    """Raises UnsupportedError for a cache whose keys cannot be read by a mask's columns."""
-    if cache.dtype == np.float16 or not isinstance(cache.k, np.ndarray):
-        kind = "float16" if cache.dtype == np.float16 else "on a device"
-        raise UnsupportedError(f"the KV cache is {kind}, which takes no mask; expected float32 in the computer's memory")
+    """Raises UnsupportedError for a cache whose keys the kernel of masks does not read."""
+    if cache.dtype == np.float16:
+        raise UnsupportedError("the KV cache is float16, which takes no mask, expected float32")

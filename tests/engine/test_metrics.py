@@ -132,3 +132,8 @@ def test_devices_and_reasons():
     where = {name: (operation["device"], operation["reason"]) for name, operation in counted["operations"].items()}
     assert where["attend"] == ("cuda", "there is one")
     assert where["matmul_blocks"] == ("cuda", "there is one")
+    calls, here = sum(operation.calls for operation in metrics.operations.values()), metrics.ops()
+    here.add(np.ones((1, 1), np.float32), np.ones((1, 1), np.float32))
+    here.add(np.ones((1, 1), np.float32), np.ones((1, 1), np.float32))
+    assert {kind: counted["calls"] for kind, counted in metrics.as_dict()["devices"].items()} == {"cuda": calls, "cpu": 2}
+    assert metrics.operations["add on cpu"].calls == 2

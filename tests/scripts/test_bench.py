@@ -15,7 +15,7 @@ import large_model
 import numba
 import numpy as np
 import pytest
-from benchmarks import forwards, memory, models, neighbours, operations, peaks, processes, report
+from benchmarks import forwards, gradients, memory, models, neighbours, operations, peaks, processes, report
 from benchmarks.rounds import OURS, Case, CheckError, Key, Results, Setup, check, measure, simple, summary, tokens
 
 from bitnet_np import forward_full, load
@@ -371,6 +371,7 @@ CASES = {
     "products": {"4 tokens", "8 tokens"},
     "masks": {f"{n} {way}" for n in (4, 8) for way in operations.WAYS},
     "neighbours": {f"{what}, {count} busy" for what in ("4 tokens", "8 tokens", "decode 2") for count in neighbours.COUNTS},
+    "gradients": {f"{what}, {kind}, 4 x {t}" for what in ("forward", "gradients") for kind in gradients.KINDS for t in (4, 8)},
     "load": {"first logits"},
     "memory": {
         "forward_full, all logits",
@@ -409,7 +410,7 @@ def test_every_bench_runs_and_writes_every_sample(quick, name, capsys):
         assert len(entry["samples"]) == 2
         assert all(sample["seconds"] > 0 for sample in entry["samples"])
     for entry in ours:
-        assert (entry["sha256"] is None) == (name in ("load", "memory"))
+        assert (entry["sha256"] is None) == (name in ("load", "memory") or entry["case"].startswith("gradients"))
     assert {entry["threads"] for entry in found["results"] if entry["bench"] == "peaks"} == threads
     out = capsys.readouterr().out
     for table in found["tables"]:
