@@ -238,7 +238,7 @@ CASES = {
     "ways": ways_agree,
     "masks": masks_agree,
     "bitnet": partial(agree, EXACT, family="bitnet-b1.58"),
-    "qwen2moe": partial(agree, EXACT, family="qwen2moe", weights="ternary"),
+    "qwen2moe": partial(agree, EXACT, family="qwen2moe", weights="ternary", experts=4),
     "gemma2": partial(agree, EXACT, family="gemma2"),
     "gemma3": partial(agree, EXACT, family="gemma3"),
     "minicpm": partial(agree, EXACT, family="minicpm"),
@@ -268,7 +268,7 @@ SIDES = {
 }
 
 IN_A_CONTRACT = {
-    "checks.has_non_finite": "asks whether logits are numbers",
+    **dict.fromkeys(("checks.has_non_finite", "checks._any_carries"), "ask whether logits are numbers"),
     "float_state.is_default": "asks how the processor rounds",
     **dict.fromkeys(("launching.launch", "launching.read_only"), "start what asks that"),
 }

@@ -56,7 +56,7 @@ def gives_nothing(function: FunctionType) -> bool:
 
 @contextmanager
 def planted(function: FunctionType) -> Iterator[None]:
-    """Context in which a function's results are wrong by 1 %, or by one, and a function without a result does nothing.
+    """Context in which a function's results are wrong by 1 %, or in the last bit of integers; one without a result does nothing.
 
     Wherever it was imported to: its code is replaced.
     """
@@ -106,7 +106,7 @@ def _wrong_number(x: Any, percent: int) -> Any:
     if isinstance(x, bool | np.bool_):
         return not x
     if isinstance(x, int | np.integer):
-        return type(x)(x + 1)
+        return type(x)(x ^ 1)  # which mostly stays in its range, as those of arrays do
     if isinstance(x, float | np.floating):
         return type(x)(factor * x if x else 0.01)
     if not isinstance(x, np.ndarray) or not x.size:
