@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from block_samples import arm_layout, four_row_layout
-from child import run_python
+from child import WITHOUT_NUMBA, run_python
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from imports import MODULES, reached
@@ -42,12 +42,6 @@ from bitnet_np.traces.points import Key
 # --- without kernels ------------------------------------------------------------------------------------------------------------------
 
 ALONE = """
-import importlib, sys, types
-for name in ("numba", "llvmlite"):
-    sys.modules[name] = None  # an import of it fails
-package = types.ModuleType("bitnet_np")
-package.__path__ = [sys.argv[1]]  # whose own modules import kernels
-sys.modules["bitnet_np"] = package
 for name in sys.argv[2:]:
     importlib.import_module(name)
 print([name for name in sys.modules if name.startswith("bitnet_np.kernels")])
@@ -57,7 +51,7 @@ print([name for name in sys.modules if name.startswith("bitnet_np.kernels")])
 @pytest.mark.parametrize("law", ["spec", "contract", "judge.law"])
 def test_a_law_loads_no_kernel(law):
     own = [module for module in MODULES if f"{module}.".startswith(f"bitnet_np.{law}.")]
-    assert run_python(ALONE, Path(spec.__file__).parent, *own).strip() == "[]"
+    assert run_python(WITHOUT_NUMBA + ALONE, Path(spec.__file__).parent, *own).strip() == "[]"
     assert not [module for module in reached(law) if module.startswith("bitnet_np.kernels")]
 
 
