@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from child import run_python
+from child import WITHOUT_NUMBA, run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, family_shapes, padded, random_model, random_tokens, seeds
@@ -39,12 +39,6 @@ f32 = np.float32
 # --- without kernels ------------------------------------------------------------------------------------------------------------------
 
 ALONE = """
-import sys, types
-for name in ("numba", "llvmlite"):
-    sys.modules[name] = None  # an import of it fails
-package = types.ModuleType("bitnet_np")
-package.__path__ = [sys.argv[1]]  # whose own modules import kernels
-sys.modules["bitnet_np"] = package
 import numpy as np
 from bitnet_np import contract
 print(contract.rms_norm(np.float32([[3, 4]]), np.float32([1, 1]), 0.0).tolist())
@@ -54,7 +48,7 @@ print(sorted(name for name in sys.modules if name.startswith("bitnet_np.")))
 
 def test_it_runs_where_there_is_no_numba():
     package = Path(contract.__file__).parents[1]
-    result, modules = run_python(ALONE, package).splitlines()
+    result, modules = run_python(WITHOUT_NUMBA + ALONE, package).splitlines()
     assert eval(result)[0] == pytest.approx([3 / 12.5**0.5, 4 / 12.5**0.5])
     tables = ("base", "base.block_formats", "base.errors", "base.tensor_types")
     own = ("contract", "contract.blocks", "contract.numbers")

@@ -117,6 +117,7 @@ class Backend(Protocol):
     def add(self, a: Array, b: Array, /) -> Array: ...  # [R, D] x 2 -> [R, D]
     def add_bias(self, x: Array, bias: Array, /) -> Array: ...  # [R, N], [N] -> [R, N]
     def scaled(self, x: Array, factor: Any, /) -> Array: ...  # [R, N], float32 -> [R, N]
+    def round_as(self, x: Array, kind: str, /) -> Array: ...  # [..., M] -> [..., M]; kind: of cache_types.KINDS, but for float32
     def take(self, x: Array, rows: Array, /) -> Array: ...  # [R, D], [B] -> [B, D]
     def relu2_gate(self, gate: Array, up: Array, /) -> Array: ...  # [R, F] x 2 -> [R, F]
     def silu_gate(self, gate: Array, up: Array, /) -> Array: ...

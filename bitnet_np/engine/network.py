@@ -118,7 +118,7 @@ def run_layers(runtime: Runtime, rotations: Rotations | None, attend: Attend, re
         h = whole.note("inp_scaled", _times(model.config.embedding_scale, h, ops))
     way = _Way.of(whole, len(h), rotations, attend)
     h = _hidden(whole, h, way, rows.last if last_only else None) if attend.repeats is None else _repeated(whole, h, way, attend.repeats)
-    return runtime.dialect.rounded(h)
+    return runtime.dialect.rounded(h, ops)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -390,9 +390,9 @@ def _queries_keys_values(
         turn = [some(numbers, part) for numbers in way.rotations[step.layer in c.local_layers]]
         q, k = (None if y is None else step.note(name, rope(y, *turn)) for name, y in (("Qcur_rope", q), ("Kcur_rope", k)))
     return (
-        None if q is None else dialect.rounded(q),
-        None if k is None else dialect.cached(k),
-        None if v is None else dialect.cached(v),
+        None if q is None else dialect.rounded(q, ops),
+        None if k is None else dialect.cached(k, ops),
+        None if v is None else dialect.cached(v, ops),
     )
 
 
@@ -532,7 +532,7 @@ def _product(x: Array, weights: Weights, codes: Callable[[], tuple[Array, Array]
 def _table_product(x: Array, table: Table, dialect: Dialect, ops: Backend) -> Array:
     """x, rounded as in the dialect, times a table: [R, M], [N, M] -> [R, N]."""
     if not isinstance(table, Blocks):
-        return ops.matmul(dialect.matrix_input(x, table), table)
+        return ops.matmul(dialect.matrix_input(x, table, ops), table)
     if dialect.ggml_activations:
         return ops.matmuls_blocks_as_llama_cpp(x, (table.data, table.type))[0]
     return ops.matmul_blocks(x, table.data, table.type)
@@ -542,8 +542,7 @@ def _gelu_tanh(x: Array, dialect: Dialect, ops: Backend) -> Array:
     """GELU's approximation by tanh; ggml looks it up in a table from float16 to float16, between -10 and 10."""
     if not dialect.ggml_activations:
         return ops.gelu_tanh(x)
-    with np.errstate(over="ignore"):
-        inside = ops.gelu_tanh(x.astype(np.float16).astype(np.float32)).astype(np.float16).astype(np.float32)
+    inside = ops.round_as(ops.gelu_tanh(ops.round_as(x, "float16")), "float16")
     return np.where(x >= 10, x, np.where(x <= -10, np.float32(0), inside))
 
 

@@ -72,6 +72,7 @@ class Cuda:
     embed_blocks = matmul_blocks = matmuls_blocks_as_llama_cpp = _refused(ShapeError, NOT_PLACED)
     top_experts = expert_weights = mix = sigmoid_gate = _refused(UnsupportedError, NO_EXPERTS)
     attend_float16 = _refused(UnsupportedError, "the device has no attention with probabilities in float16, expected the dialect exact")
+    round_as = _refused(UnsupportedError, "the device rounds to no narrower types, expected the dialect exact")
 
     def __init__(self, free_bytes: Callable[[], int]) -> None:
         self.free_bytes = free_bytes

@@ -3,6 +3,7 @@
 THE OPERATIONS
 cpu.py             the operations of the CPU backend, gathered from the files below
 scalar.py          the rules of the arithmetic contract (../contract/) for one number: exp, rounding, GELU
+roundings.py       numbers as narrower types hold them
 rows.py            norms, RoPE; loops over single numbers, whose rules are in cpu.py
 floats.py          embedding and products with tables of floats
 ternary.py         the int8 quantiser and ternary products

@@ -22,6 +22,7 @@ from ..base.tensor_types import ALL_BLOCK_TYPES, TQ1_0, TQ2_0, TensorType
 from ..engine import masks
 from ..engine.backend import Backend
 from ..engine.cache import new_cache
+from ..engine.cache_types import KINDS
 from ..engine.dialects import BITNET_CPP, EXACT, Dialect
 from ..engine.forward_pass import forward, forward_full
 from ..files import embedded
@@ -225,6 +226,7 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "token by token": partial(_token_by_token, ops),
         "attend, 1 row": lambda: (ops.attend(4 * noise(56, 1, 3, 20), *noise(57, 2, 1, 320, 1, 20), np.array([0]), np.array([299])),),
     }
+    named |= {f"round_as {kind}": partial(_results, ops.round_as, 9 * noise(66, 5, 3, 96), kind) for kind in KINDS[1:]}
     named |= {f"blocks {kind.name}": partial(_blocks, ops, kind) for kind in ALL_BLOCK_TYPES}
     named |= {f"blocks {kind.name}, many rows": partial(_blocks_of_many_rows, ops, kind) for kind in ALL_BLOCK_TYPES}
     named |= cases_of_kernels() | model_cases(ops)

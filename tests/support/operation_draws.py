@@ -10,6 +10,7 @@ from block_samples import random_blocks
 from models import as_table, normal
 
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES
+from bitnet_np.engine.cache_types import KINDS
 from bitnet_np.kernels import cpu
 from bitnet_np.model import packing
 from bitnet_np.testing import selftest
@@ -151,6 +152,12 @@ def ternary_matmuls(d: Draw) -> tuple:
     return q, scale, *(d.ternary(*q.shape) for _ in range(d.size(1, 2, 3)))
 
 
+def round_as(d: Draw) -> tuple:
+    """Ties and several of the largest magnitude among them."""
+    x = d.numbers(d.size(1, 2, 5), d.size(1, 3), 32 * d.size(1, 2))
+    return np.rint(x) if d.rng.random() < 0.3 else x, KINDS[d.rng.integers(1, len(KINDS))]
+
+
 def spread(d: Draw) -> tuple:
     place = d.rng.permutation(15)[:7]
     return d.numbers(7, 2, 6), place // 5, place % 5, (3, 5)
@@ -168,6 +175,7 @@ CASES = {name: lambda d, arguments=arguments: arguments(d.written) for name, arg
     "rotations": lambda d: (np.exp(d.rng.uniform(-20, np.log(1.6e6), (d.size(1, 5), d.size()))),),
     "rope": Draw.rope,
     "rope_adjacent": Draw.rope,
+    "round_as": round_as,
     "spread": spread,
     "attend": lambda d: (*d.attention(), d.window(), *d.scoring()),
     "attend_float16": lambda d: (*d.attention(), d.window(), *d.scoring()),

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 
 from bitnet_np.engine.cache import KVCache
-from bitnet_np.engine.cache_types import ROUNDINGS
+from bitnet_np.engine.cache_types import KINDS
 from bitnet_np.engine.dialects import DIALECTS, EXACT, LLAMA_CPP, Dialect
 from bitnet_np.engine.forward_pass import forward, forward_full
 from bitnet_np.kernels import launching
@@ -40,7 +40,7 @@ def cases() -> dict[str, tuple]:
     for table in TABLES:
         kind = _WIDE | {"weights": table, "table": "float32" if table == "ternary" else table}
         named |= {f"{table}, {dialect.name}": (kind, dialect, np.float32) for dialect in (EXACT, LLAMA_CPP)}
-    for dialect in (*DIALECTS.values(), *map(EXACT.with_cache, ROUNDINGS)):
+    for dialect in (*DIALECTS.values(), *map(EXACT.with_cache, KINDS)):
         named[f"dialect {dialect.name}"] = _NARROW, dialect, np.float32
     return named | {"cache of float16": (_NARROW, EXACT.with_cache("float16"), np.float16)}
 

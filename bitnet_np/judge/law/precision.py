@@ -23,7 +23,7 @@ ROUNDOFF = {"float32": 0.0} | {kind: 2.0 ** -DIGITS[kind] for kind in NARROW_FLO
 """The largest relative error of rounding to each float type, beyond float32's own."""
 
 FLOATS = tuple(DIGITS)
-CACHES = tuple(cache_types.ROUNDINGS)
+CACHES = cache_types.KINDS
 """Types of a KV cache. int8: one scale for each row of a head; q8_0 and q4_0: ggml's blocks of 32."""
 HEADS = (*FLOATS, "int8", "q8_0", "q6_K", "int4")
 """Types that an engine may have converted the output matrix to. int8 and int4: one scale for each row."""
