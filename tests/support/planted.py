@@ -18,7 +18,8 @@ def functions(module: str) -> dict[CodeType, FunctionType]:
     own = [value for value in names.values() if getattr(value, "__module__", None) == module]
     methods = [value for one in own if isinstance(one, type) for value in vars(one).values()]
     found = map(_undecorated, (*own, *methods))
-    return {one.__code__: one for one in found if isinstance(one, FunctionType) and one.__code__.co_filename == names["__file__"]}
+    plain = (one for one in found if isinstance(one, FunctionType) and not one.__closure__)  # a constructor that calls super has one
+    return {one.__code__: one for one in plain if one.__code__.co_filename == names["__file__"]}
 
 
 def _undecorated(value: Any) -> Any:
