@@ -325,24 +325,3 @@ def test_processes_that_fill_one_cache_at_once_mix_nothing_up(tmp_path, monkeypa
     for file in files(tmp_path):
         line, code = disk_cache.read(file)
         disk_cache.unpickle(code, json.loads(line))
-
-
-# --- a Numba that is not known --------------------------------------------------------------------------------------------------------
-
-UNKNOWN = """
-import warnings
-import numba
-numba.__version__ = "9.9.9"
-import numpy as np
-with warnings.catch_warnings(record=True) as seen:
-    warnings.simplefilter("always")
-    from bitnet_np.kernels.rows import exponential
-    print(exponential(np.ones(1, np.float32))[0])
-print(sum("does not know the cache of Numba 9.9.9" in str(warning.message) for warning in seen))
-"""
-
-
-def test_with_an_unknown_numba_each_process_compiles_and_says_so_once(tmp_path):
-    value, warned = run_python(UNKNOWN, NUMBA_CACHE_DIR=str(tmp_path / "cache")).split()
-    assert (value[:5], warned) == ("2.718", "1")
-    assert not (tmp_path / "cache").exists()
