@@ -10,7 +10,7 @@ Each function has one file for each signature, and there is no index:
 
 A file is unpickled only if its key equals the requested one, to the letter, and its checksum holds. Any other file (torn, foreign, renamed)
 is a miss: the kernel is compiled and the file replaced. Files are written whole under another name and then renamed. A checksum stops
-damage and not intent: a folder or file of another user's (root aside), or that others may write to, is not loaded, and a warning says so.
+damage and not intent: what another user (root aside) owns or may replace is not loaded, and a warning says so (cache_folder.py).
 
 FOLDER is cache_folder.folder(). A state is a version of the sources, the libraries, the processor and Numba's settings. Numba's own cache
 files (.nbi, .nbc) are never read.
@@ -148,9 +148,9 @@ def _stem(key: dict[str, Any]) -> str:
 
 def read(path: Path) -> tuple[bytes, bytes]:
     """The key, as a line of JSON, and the pickled code of an entry. Raises BadEntryError, UntrustedError and OSError."""
+    cache_folder.check_trusted(path.parent)
     with open(path, "rb") as file:
-        cache_folder.check_trusted(path.parent)
-        cache_folder.check_trusted(file.fileno())
+        cache_folder.check_trusted_file(path, file.fileno())
         first, _, rest = file.read().partition(b"\n")
     key, _, rest = rest.partition(b"\n")
     checksum, code = rest[:_CHECKSUM_BYTES], rest[_CHECKSUM_BYTES:]
@@ -173,10 +173,11 @@ def unpickle(code: bytes, key: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _write(path: Path, key: bytes, code: bytes) -> None:
-    if not path.parent.is_dir():
+    if is_new := not path.parent.is_dir():
         cache_folder.make(path.parent)
-        cache_folder.delete_old_states()
     cache_folder.check_trusted(path.parent)
+    if is_new:
+        cache_folder.delete_old()
     with whole_file(path) as part:
         part.touch(0o644)
         part.write_bytes(b"\n".join([_FIRST_LINE, key, hashlib.sha256(key + code).digest() + code]))
@@ -192,7 +193,7 @@ def _warn_once(reason: object) -> None:
         _warned = True
         warnings.warn(
             f"compiled kernels cannot be kept in {cache_folder.folder()} ({reason}). Every process compiles them again, which takes "
-            "some 10 seconds. Set NUMBA_CACHE_DIR to a folder that can be written.",
+            "some 10 seconds. Set NUMBA_CACHE_DIR to a folder that this user alone can write to.",
             RuntimeWarning,
             stacklevel=2,
         )
