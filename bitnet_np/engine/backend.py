@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from numpy.typing import DTypeLike, NDArray
 
+from ..base.errors import OptionError, shown
 from ..base.tensor_types import TensorType
 
 Array = Any
@@ -141,6 +142,17 @@ class Backend(Protocol):
 
 OPERATIONS = tuple(name for name, member in vars(Backend).items() if isfunction(member) and not name.startswith("_"))
 """The names of all operations."""
+_FACTS = ("device", "exact_only", "splits_rows", "repeats")
+
+
+def check_backend(name: str, backend: Any) -> None:
+    """Raises OptionError for what has not all that a Backend has, which may be a module or an object."""
+    try:
+        gone = [part for part in (*OPERATIONS, *_FACTS) if not hasattr(backend, part)]
+    except Exception:  # of a class whose attributes raise
+        gone = list(OPERATIONS)
+    if gone:
+        raise OptionError(f"{name} is {shown(backend)}, which has no {gone[0]}; expected a backend such as bitnet_np.contract")
 
 
 class Wrapped:

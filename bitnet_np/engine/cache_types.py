@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import UnsupportedError
+from ..base.validate import choice
 from ..kernels.ggml import activations
 
 Floats = NDArray[np.float32]
@@ -19,7 +20,8 @@ BLOCK = 32
 
 
 def check(kind: str, head_dim: int) -> None:
-    """Raises UnsupportedError for a type whose blocks do not fit into a row of a head."""
+    """Raises OptionError for no type of ROUNDINGS, UnsupportedError for one whose blocks do not fit into a row of a head."""
+    choice("kv", kind, ROUNDINGS)
     if kind in ("q8_0", "q4_0") and head_dim % BLOCK:
         raise UnsupportedError(f"the head width is {head_dim}, expected a multiple of {BLOCK} for a KV cache of {kind}")
 

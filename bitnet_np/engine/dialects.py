@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import OptionError, shown
 from ..base.tensor_types import BF16, F16, F32
+from ..base.validate import choice, flag, instance
 from ..kernels.ggml import activations
 from ..model.records import Blocks, Model, Table
 from ..model.rope import yarn_ramp
@@ -35,10 +35,14 @@ class Dialect:
     ggml_activations: bool = False
     kv: str = "float32"
 
+    def __post_init__(self) -> None:
+        instance("name", self.name, str)
+        for name in ("in_float16", "stepped_angles", "ggml_activations"):
+            flag(name, getattr(self, name))
+
     def with_cache(self, kind: str) -> Dialect:
         """The dialect with a KV cache of this type: float32, float16, bfloat16, int8, q8_0 or q4_0. Raises OptionError."""
-        if kind not in cache_types.ROUNDINGS:
-            raise OptionError(f"kind is {shown(kind)}, expected one of {', '.join(cache_types.ROUNDINGS)}")
+        choice("kind", kind, cache_types.ROUNDINGS)
         return self if kind == self.kv else replace(self, name=f"{self.name}, kv={kind}", kv=kind)
 
     def rounded(self, x: Floats) -> Floats:
