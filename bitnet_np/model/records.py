@@ -34,6 +34,7 @@ order of llama.cpp's numbers for them."""
 LONGEST_CONTEXT = 1 << 20  # positions whose angles are exact (rope.LARGEST_ANGLE); the longest context in use is 1,010,000
 
 _MOST = {
+    "vocab": 1 << 31,  # token ids are int32 in files and in every engine
     "context": LONGEST_CONTEXT,
     "width": 1 << 19,  # an int32 lane of the ternary kernels sums a quarter of these columns, each at most 128 * 127
     "ffn": 1 << 19,

@@ -9,7 +9,8 @@ import contextlib
 import dataclasses
 import io
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,9 +123,11 @@ def _logits() -> np.ndarray:
     return bn.forward_full(_model(), [[0, 1, 2]])[0]
 
 
-@lru_cache
 def model_file(folder: Path) -> Path:
-    write_gguf(path := folder / "sound.gguf", _model())
+    """The model as a file beside the folder of the cases, which is emptied before each."""
+    path = folder.parent / "sound.gguf"
+    if not path.exists():
+        write_gguf(path, _model())
     return path
 
 
@@ -274,7 +277,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "grad": [*tokens, "--out", str(folder / "gradients.npz")],
         "compare": [logits, logits],
         "nll": tokens,
-        "convert": [model, str(folder / "converted.gguf"), "--type", "F16"],
+        "convert": [model, str(folder / "converted.gguf"), "--type", "I2_S"],
         "mask": ["3", "5"],
     }
 
@@ -321,10 +324,10 @@ def call_of(n: int, folder: Path) -> tuple[Callable, Callable[[], dict[str, Any]
 
 def use_arguments(folder: Path, n: int) -> None:
     """Case n: a call, or one time in eight a command, in this folder. Raises Error where it is refused in one of the ways allowed."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     threads = numba.get_num_threads()
     try:
-        with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with _limited(), contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             if n % 8:
                 function, arguments = call_of(n // 8 * 7 + n % 8, folder)
                 function(**arguments())
@@ -334,6 +337,22 @@ def use_arguments(folder: Path, n: int) -> None:
         raise bn.Error(str(error)) from None
     finally:
         numba.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    """Context in which a process has 64 GB of addresses: a KV cache of a size that is asked for takes no memory until it is filled."""
+    if sys.platform == "win32":
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 36, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _run(words: list[str]) -> None:
