@@ -64,8 +64,10 @@ def shown(value: object) -> str:
     """The repr of a value from outside, cut to 80 characters: safe to print on a terminal."""
     try:
         return shortened(repr(value), 80)
-    except Exception:  # it nests too deep, is an integer of more than 4,300 digits, or cannot be shown at all
-        return f"a {type(value).__name__}"
+    except RecursionError:
+        return f"a {type(value).__name__} that nests too deep"
+    except Exception:  # an integer of more than 4,300 digits, or of a class whose repr raises
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def listed(items: Sequence[object], most: int = 4) -> str:

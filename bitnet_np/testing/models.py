@@ -51,7 +51,7 @@ NUMBERS = {
 EXPERTS = {"experts": 5, "experts_used": 2}
 """The same of families whose layers always have experts."""
 
-MOST_GAIN = 1e30
+MOST_GAIN = 1e38
 _BLOCKS = {kind.name: kind for kind in ALL_BLOCK_TYPES}
 
 

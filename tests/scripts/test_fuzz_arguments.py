@@ -61,7 +61,7 @@ KNOWN = {
     "gain": (lambda: arguments.random_model(0, gain="x"), "gain is 'x'"),
     "vocab": (lambda: arguments.random_model(0, vocab=2**62), "vocab is"),
     "yarn": (lambda: arguments.random_model(0, yarn=3), "yarn is 3, expected a Yarn"),
-    "ops": (lambda: bn.forward_full(arguments._model(), [[1]], ops="cuda"), "ops is 'cuda', which has no storage"),
+    "ops": (lambda: bn.forward_full(arguments._model(), [[1]], ops="cuda"), "ops is 'cuda', expected a backend"),
     "record": (lambda: bn.forward_full(arguments._model(), [[1]], record=3), "record is 3, expected a function"),
     "metrics": (lambda: bn.Metrics().ops(3), "backend is 3"),
     "surrogate": (lambda: bn.load("\ud800"), "path is"),
