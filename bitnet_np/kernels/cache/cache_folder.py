@@ -56,15 +56,15 @@ def check_trusted(folder: Path) -> None:
     folder for caches is closed to others. Raises FileNotFoundError at the first folder that is not there.
     """
     if hasattr(os, "geteuid"):
-        place, ahead = Path(), list(reversed(folder.parts))
+        place, ahead = "", list(reversed(folder.parts))
         while ahead:
-            place /= ahead.pop()
+            place = os.path.join(place, ahead.pop())
             status = os.lstat(place)
             _check(place, status, bool(ahead and status.st_mode & stat.S_ISVTX))
             if stat.S_ISLNK(status.st_mode):
                 os.stat(place)  # raises OSError for links in a circle
-                ahead += reversed(place.readlink().parts)
-                place = place.parent
+                ahead += reversed(Path(os.readlink(place)).parts)
+                place = os.path.dirname(place)
 
 
 def check_trusted_file(path: Path, descriptor: int) -> None:
@@ -73,7 +73,7 @@ def check_trusted_file(path: Path, descriptor: int) -> None:
         _check(path, os.fstat(descriptor))
 
 
-def _check(place: Path, status: os.stat_result, is_shared: bool = False) -> None:
+def _check(place: str | Path, status: os.stat_result, is_shared: bool = False) -> None:
     if status.st_uid not in (os.geteuid(), 0):
         raise UntrustedError(f"{place} belongs to user {status.st_uid}, whose code would run as this one")
     others = 0o022 if _has_others(status.st_gid) else 0o002
