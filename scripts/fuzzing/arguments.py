@@ -219,7 +219,9 @@ def calls(folder: Path) -> dict[str, Call]:
         "masks.part": Call(bn.masks.part, {"whole": whole, "q_len": 2, "k_len": 4, "past": 2}),
         "masks.causal": Call(bn.masks.causal, {"q_len": 2, "k_len": 4, "form": "bool", "dtype": np.float32}),
         "masks.rows": Call(lambda **own: list(bn.masks.rows(**own)), windowed | {"pattern": pattern, "block": 2}),
-        "masks.batch": Call(bn.masks.batch, {"q_lens": [1, 2], "past_lens": [1, 0], "pattern": pattern, "form": "bool", "dtype": "f4"}),
+        "masks.batch": Call(
+            bn.masks.batch, {"q_lens": [1, 2], "k_lens": None, "past_lens": [1, 0], "pattern": pattern, "form": "bool", "dtype": "f4"}
+        ),
         "masks.as_additive": Call(bn.masks.as_additive, {"mask": causal == 0, "dtype": np.float32}),
         "masks.as_bool": Call(bn.masks.as_bool, {"mask": causal}),
         "masks.fully_masked": Call(bn.masks.fully_masked, {"mask": causal}),
