@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from numpy.typing import DTypeLike, NDArray
 
+from ..base.errors import OptionError, shown
 from ..base.tensor_types import TensorType
 
 Array = Any
@@ -136,6 +137,16 @@ class Backend(Protocol):
 
 OPERATIONS = tuple(name for name, member in vars(Backend).items() if isfunction(member) and not name.startswith("_"))
 """The names of all operations."""
+
+
+def check_backend(name: str, backend: Any) -> None:
+    """Raises OptionError for what is no Backend, which may be a module or an object. Its operations are not looked for."""
+    try:
+        known = isinstance(backend.device, str) and {backend.exact_only, backend.splits_rows} <= {True, False}
+    except Exception:  # it has not these attributes
+        known = False
+    if not known:
+        raise OptionError(f"{name} is {shown(backend)}, expected a backend such as bitnet_np.contract")
 
 
 class Wrapped:

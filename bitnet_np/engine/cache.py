@@ -8,8 +8,8 @@ from threading import Lock
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..base.errors import CapacityError, SlotError, listed, shown
-from ..base.validate import dtype_of, instance, integer
+from ..base.errors import CapacityError, SlotError, listed
+from ..base.validate import dtype_of, flag, instance, integer, items_of
 from ..kernels.storage import HOST, nbytes_of
 from ..model.records import Config
 from .backend import Array, Backend, Storage
@@ -214,7 +214,7 @@ class KVCache:
 
         Raises what `truncate` does for `length`, and SlotError for a target that does not exist, is not empty, or is named twice.
         """
-        source, targets = self._checked(source), [self._checked(slot) for slot in _sequence(targets)]
+        source, targets = self._checked(source), [self._checked(slot) for slot in items_of("KV cache: slots", targets, SlotError)]
         filled = int(self.lengths[source])
         length = filled if length is None else _count("length", length)
         if not 0 <= length <= filled:
@@ -238,7 +238,7 @@ class KVCache:
         """
         batch, capacity = self._sizes(self.batch if batch is None else batch, self.capacity if capacity is None else capacity)
         self._check_idle(range(self.batch))
-        for slot in () if force else np.flatnonzero(self.lengths):
+        for slot in () if flag("force", force) else np.flatnonzero(self.lengths):
             if slot >= batch:
                 raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {batch} slots")
             if self.lengths[slot] > capacity:
@@ -266,10 +266,3 @@ def new_cache(config: Config, batch: int, capacity: int | None, ops: Backend, dt
 def _count(name: str, value: int) -> int:
     """A number of positions as an integer; the caller checks its range, which depends on the slot. Raises CapacityError."""
     return integer(f"KV cache: {name}", value, -(2**63), error=CapacityError)
-
-
-def _sequence(slots: Iterable[int]) -> list[int]:
-    try:
-        return list(slots)
-    except TypeError:
-        raise SlotError(f"KV cache: slots are {shown(slots)}, expected a collection of integers") from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import OptionError, shown
+from ..base.validate import choice, flag, instance
 from ..model.records import Model
 from ..model.rope import yarn_ramp
 from . import cache_types
@@ -34,10 +34,14 @@ class Dialect:
     ggml_activations: bool = False
     kv: str = "float32"
 
+    def __post_init__(self) -> None:
+        instance("name", self.name, str)
+        for name in ("in_float16", "stepped_angles", "ggml_activations"):
+            flag(name, getattr(self, name))
+
     def with_cache(self, kind: str) -> Dialect:
         """The dialect with a KV cache of this type: float32, float16, bfloat16, int8, q8_0 or q4_0. Raises OptionError."""
-        if kind not in cache_types.KINDS:
-            raise OptionError(f"kind is {shown(kind)}, expected one of {', '.join(cache_types.KINDS)}")
+        choice("kind", kind, cache_types.KINDS)
         return self if kind == self.kv else replace(self, name=f"{self.name}, kv={kind}", kv=kind)
 
     def rounded(self, x: Array, ops: Backend) -> Array:

@@ -22,8 +22,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..base.errors import NonFiniteError, OptionError, ShapeError, UnsupportedError
-from ..base.validate import instance, integer, integers
+from ..base.errors import NonFiniteError, ShapeError, UnsupportedError
+from ..base.validate import array_of, choice, flag, function, instance, integer, integers
 from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Config, Model, Pooling
@@ -80,7 +80,7 @@ def forward_full(
     Raises ShapeError (MaskError), TokenRangeError, EmptyInputError or ContextLimitError before anything is computed, NonFiniteError if the
     model overflows, UnsupportedError for a mask in a dialect that rounds probabilities.
     """
-    runtime = Runtime(model, dialect, ops).checked()
+    runtime = _checked(model, dialect, ops, record, last_only=last_only, strict=strict)
     checked = check_tokens(model.config, tokens, lengths)
     return run_whole(runtime, checked, record, last_only=last_only, attention=_by_mask(runtime, mask, checked, strict))
 
@@ -108,7 +108,7 @@ def forward_layer(
     Raises ShapeError for another shape or dtype, OptionError for a layer that does not exist, ContextLimitError, NonFiniteError if the
     result has NaN or infinity in it, what `forward_full` raises for masks, and what `forward` raises for a cache, which then is as it was.
     """
-    runtime = Runtime(model, dialect, ops).checked()
+    runtime = _checked(model, dialect, ops, record, strict=strict)
     layer, shape, h = _layer_input(runtime, layer, hidden)
     tokens = Tokens.whole(np.zeros(shape[:2], np.int64))  # stand for the sequences' lengths: no token is looked up
     if cache is None:
@@ -136,7 +136,7 @@ def feed_forward(
 
     Raises ShapeError, OptionError and NonFiniteError as `forward_layer` does.
     """
-    runtime = Runtime(model, dialect, ops).checked()
+    runtime = _checked(model, dialect, ops, record, norm=norm)
     layer, shape, h = _layer_input(runtime, layer, hidden)
     return _layer_output(runtime, layer, run_feed_forward(runtime, layer, h, norm, record)).reshape(shape)
 
@@ -144,7 +144,7 @@ def feed_forward(
 def _layer_input(runtime: Runtime, layer: int, hidden: ArrayLike) -> tuple[int, tuple[int, ...], Array]:
     """The number of a layer, the shape [B, T, D] of its input, and a copy of that as rows [R, D] on the device."""
     config = runtime.model.config
-    layer, rows = integer("layer", layer, 0, config.n_layers - 1), np.asarray(hidden)
+    layer, rows = integer("layer", layer, 0, config.n_layers - 1), array_of("hidden", hidden)
     if rows.ndim != 3 or rows.dtype != np.float32 or 0 in rows.shape or rows.shape[2] != config.width:
         raise ShapeError(f"hidden is {rows.dtype} {list(rows.shape)}, expected float32 [B, T, {config.width}]")
     return layer, rows.shape, runtime.ops.upload(np.array(rows.reshape(-1, config.width)))  # a copy: layers may compute in place
@@ -185,7 +185,7 @@ def forward(
     SlotError for a slot that does not exist, is named twice, or that another pass is writing to. Whatever is raised, also by `record`, the
     cache is as it was.
     """
-    runtime = Runtime(model, dialect, ops).checked()
+    runtime = _checked(model, dialect, ops, record, last_only=last_only, strict=strict)
     checked = check_tokens(model.config, tokens, lengths)
     chosen = check_slots(slots, checked)
     check_cache(model.config, cache)
@@ -209,7 +209,7 @@ def prefill(
 
     The same bits. Raises what `forward` raises, and OptionError for a block below 1; whatever is raised, the cache is as it was.
     """
-    runtime = Runtime(model, dialect, ops).checked()
+    runtime = _checked(model, dialect, ops)
     checked = check_tokens(model.config, tokens, lengths)
     block = integer("block", block, 1)
     chosen = check_slots(slots, checked)
@@ -236,7 +236,7 @@ def forward_incremental(
 
     Raises what `forward` raises, and OptionError for a chunk below 1.
     """
-    runtime = Runtime(model, dialect, ops).checked()
+    runtime = _checked(model, dialect, ops, record, last_only=last_only)
     checked = check_tokens(model.config, tokens, lengths)
     chunk = integer("chunk", chunk, 1)
     config, (batch, length) = model.config, checked.ids.shape
@@ -281,9 +281,8 @@ def compute_logits(
 
     Raises what the path raises, and OptionError for another mode.
     """
-    if mode not in get_args(Mode):
-        raise OptionError(f"mode is {mode!r}, expected 'parallel', 'incremental' or 'auto'")
-    Runtime(model, dialect, ops).checked()
+    choice("mode", mode, get_args(Mode))
+    _checked(model, dialect, ops)
     longest = check_tokens(model.config, tokens, lengths).ids.shape[1]
     threshold = integer("parallel_threshold", parallel_threshold, 0)
     how: dict[str, Any] = {"last_only": last_only, "dialect": dialect, "ops": ops, "record": record, "mask": mask}
@@ -375,6 +374,14 @@ def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray
 
 
 # --- checked arguments ----------------------------------------------------------------------------------------------------------------
+
+
+def _checked(model: Model, dialect: Dialect, ops: Backend, record: Record = ignore, **flags: bool) -> Runtime:
+    """The runtime of a call, checked with the arguments that do not depend on a model."""
+    function("record", record)
+    for name, value in flags.items():
+        flag(name, value)
+    return Runtime(model, dialect, ops).checked()
 
 
 def check_slots(slots: ArrayLike | None, tokens: Tokens) -> NDArray[np.int64]:

@@ -14,13 +14,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from threading import Lock
-from typing import Literal, NamedTuple, TypedDict, Unpack
+from typing import Literal, NamedTuple, TypedDict, Unpack, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..base.errors import MaskError
-from ..base.validate import dtype_of, instance, integer
+from ..base.validate import array_of, choice, dtype_of, flag, instance, integer
 
 Form = Literal["additive", "bool"]
 Align = Literal["bottom_right", "top_left"]
@@ -89,8 +89,7 @@ def plan(
 ) -> Plan:
     """The checked arguments of `mask`, for a caller that fills the mask elsewhere. Raises what `mask` does."""
     q_len, k_len = _size("q_len", q_len), _size("k_len", k_len)
-    if align not in ("bottom_right", "top_left"):
-        raise MaskError(f"align is {align!r}, expected 'bottom_right' or 'top_left'")
+    choice("align", align, get_args(Align), MaskError)
     if q_len and not k_len:
         raise MaskError(f"{q_len} queries have no keys to see")
     if align == "top_left":
@@ -184,7 +183,7 @@ def part(whole: NDArray, q_len: int, k_len: int, *, past: int | None = None) -> 
     whole: mask(N, N, pattern), made once for the longest sequence. past: as in `mask`. Raises what `mask` does, and MaskError for a mask
     that is not square, or too small.
     """
-    planned, whole = plan(q_len, k_len, past=past), np.asarray(whole)
+    planned, whole = plan(q_len, k_len, past=past), array_of("the larger mask", whole, MaskError)
     end = max(planned.past + q_len, k_len)
     if whole.ndim != 2 or whole.shape[0] != whole.shape[1] or len(whole) < end:
         raise MaskError(f"the larger mask has shape {list(whole.shape)}, expected [N, N] with N at least {end}")
@@ -195,13 +194,13 @@ def part(whole: NDArray, q_len: int, k_len: int, *, past: int | None = None) -> 
 
 def as_additive(mask: NDArray, dtype: DTypeLike = np.float32) -> NDArray:
     """A mask in additive form and of this dtype: a bool mask is translated, an additive one keeps its values."""
-    if mask.dtype == np.bool_:
-        return np.where(mask, 0.0, -np.inf).astype(dtype)
-    return mask.astype(dtype, copy=False)
+    mask, kind = _of_numbers(mask), _dtype("additive", dtype)
+    return np.where(mask, 0.0, -np.inf).astype(kind) if mask.dtype == np.bool_ else mask.astype(kind, copy=False)
 
 
 def as_bool(mask: NDArray) -> NDArray[np.bool_]:
     """A mask in bool form: True where an additive mask is finite; a bool mask as it is."""
+    mask = _of_numbers(mask)
     return mask if mask.dtype == np.bool_ else mask > -np.inf
 
 
@@ -221,21 +220,20 @@ def check(
 
     Raises MaskError for another shape or dtype, NaN, +infinity, zeros and ones, or a finite number meant to be -infinity.
     """
-    try:
-        array = np.asarray(mask)
-    except ValueError:
-        raise MaskError("mask is ragged, expected rows of one length") from None
-    if array.ndim == 2:
-        array = array[None, None]
-    if array.ndim != 4 or array.shape[0] not in (1, batch) or array.shape[1:] != (1, q_len, k_len):
-        raise MaskError(f"mask has shape {np.shape(mask)}, expected {(q_len, k_len)} or {(batch, 1, q_len, k_len)}")
-    if form is not None and (array.dtype == np.bool_) != (form == "bool"):
-        raise MaskError(f"mask has dtype {array.dtype}, expected {'bool' if form == 'bool' else 'an additive mask of floats'}")
-    if array.dtype != np.bool_:
-        _check_additive(array)
-    if strict:
-        check_causal(array, np.array([k_len - q_len if past is None else _size("past", past)]))
-    view = array.view()
+    q_len, k_len, batch = _size("q_len", q_len), _size("k_len", k_len), integer("batch", batch, 1, error=MaskError)
+    given = array_of("mask", mask, MaskError, "rows of one length")
+    if given.ndim == 2:
+        given = given[None, None]
+    if given.ndim != 4 or given.shape[0] not in (1, batch) or given.shape[1:] != (1, q_len, k_len):
+        shape = given.shape[2:] if given.ndim == 4 and np.ndim(mask) == 2 else given.shape
+        raise MaskError(f"mask has shape {shape}, expected {(q_len, k_len)} or {(batch, 1, q_len, k_len)}")
+    if form is not None and (given.dtype == np.bool_) != (choice("form", form, get_args(Form), MaskError) == "bool"):
+        raise MaskError(f"mask has dtype {given.dtype}, expected {'bool' if form == 'bool' else 'an additive mask of floats'}")
+    if given.dtype != np.bool_:
+        _check_additive(given)
+    if flag("strict", strict):
+        check_causal(given, np.array([k_len - q_len if past is None else _size("past", past)]))
+    view = given.view()
     view.flags.writeable = False
     return view
 
@@ -320,19 +318,25 @@ class MaskCache:
 
 
 def _sizes(name: str, values: ArrayLike) -> NDArray[np.int64]:
-    array = np.asarray(values)
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise MaskError(f"{name} has shape {array.shape} and dtype {array.dtype}, expected integers, one for each sequence")
-    for b in np.flatnonzero((array < 0) | (array > LARGEST))[:1]:
-        raise MaskError(f"{name}[{b}] is {array[b]}, expected 0 to {LARGEST}")
-    return array.astype(np.int64)
+    sizes = array_of(name, values, MaskError)
+    if sizes.ndim != 1 or sizes.size == 0 or sizes.dtype.kind not in "iu":
+        raise MaskError(f"{name} has shape {sizes.shape} and dtype {sizes.dtype}, expected integers, one for each sequence")
+    for b in np.flatnonzero((sizes < 0) | (sizes > LARGEST))[:1]:
+        raise MaskError(f"{name}[{b}] is {sizes[b]}, expected 0 to {LARGEST}")
+    return sizes.astype(np.int64)
+
+
+def _of_numbers(mask: ArrayLike) -> NDArray:
+    """A mask as an array of bool or floats. Raises MaskError for another dtype."""
+    given = array_of("mask", mask, MaskError)
+    if given.dtype.kind not in "bf":
+        raise MaskError(f"mask has dtype {given.dtype}, expected bool or floats")
+    return given
 
 
 def _dtype(form: Form, dtype: DTypeLike) -> np.dtype:
-    if form == "bool":
+    if choice("form", form, get_args(Form), MaskError) == "bool":
         return np.dtype(np.bool_)
-    if form != "additive":
-        raise MaskError(f"form is {form!r}, expected 'additive' or 'bool'")
     return dtype_of("dtype", dtype, (np.float32, np.float64, np.float16), MaskError)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import cpu, workspace
-from .backend import OPERATIONS, Backend, Wrapped
+from .backend import OPERATIONS, Backend, Wrapped, check_backend
 
 _ATTENTION = ("attend", "attend_float16", "attend_masked")
 _GATHERING = ("embed", "embed_blocks")
@@ -52,6 +52,7 @@ class Metrics:
 
         On a device it waits for each call, to time it.
         """
+        check_backend("backend", backend)
         counted = {name: self._counted(name, backend, reason) for name in OPERATIONS if name not in _NOT_COUNTED}
         return Wrapped(backend, mark=self._mark, **counted)
 

@@ -23,7 +23,7 @@ from ..kernels.attention import most_keys
 from ..model.checks import check_model
 from ..model.records import Activation, Blocks, Expert, Layer, Linear, Model, Table, Ternary, Weights, with_rope_of
 from . import cache_types
-from .backend import Array, Backend
+from .backend import Array, Backend, check_backend
 from .cache import ALL, Attend, Part, some
 from .dialects import EXACT, Dialect
 from .repeats import Repeats
@@ -65,6 +65,7 @@ class Runtime:
 
         The arrays of a model on a device were checked before they went there.
         """
+        check_backend("ops", self.ops)
         instance("dialect", self.dialect, Dialect)
         if self.ops.device == "cpu":
             check_model(self.model)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import ContextLimitError, NonFiniteError, OptionError, ShapeError, UnsupportedError
 from ..base.tensor_types import TERNARY_TYPES
-from ..base.validate import instance, positive
+from ..base.validate import choice, instance, positive
 from ..engine.tokens import check_tokens
 from ..model import packing, widen
 from ..model.checks import check_model, ternary_flaws
@@ -53,8 +53,7 @@ def loss_and_gradients(
     _check_covered(instance("config", config, Config))
     if not isinstance(parameters, Mapping):
         raise OptionError(f"parameters is a {type(parameters).__name__}, expected a mapping of names to arrays")
-    if weights not in get_args(Quantizer):
-        raise OptionError(f"weights is {weights!r}, expected one of {', '.join(get_args(Quantizer))}")
+    choice("weights", weights, get_args(Quantizer))
     values = _checked(config, parameters)
     ids, counts = check_tokens(config, tokens, lengths)
     if counts.min() < 2:

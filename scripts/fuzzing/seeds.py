@@ -44,9 +44,10 @@ _BLOCKS = {kind.name: kind.block for kind in ALL_BLOCK_TYPES} | {"ternary": I2_S
 
 
 def write_seeds(folder: Path) -> Path:
-    """Write all sound files to a new folder. Returns it."""
+    """Write all sound files to a new folder, and an empty one for calls (cases.py). Returns it."""
     for write in (write_models, write_parts, write_folders, write_dumps):
         write(_made(folder))
+    (folder / "arguments").mkdir()
     return folder
 
 

@@ -79,7 +79,7 @@ def test_recording_changes_nothing_and_rows_are_tokens_end_to_end():
 
 
 def test_options_are_checked():
-    with pytest.raises(OptionError, match="mode is 'fast', expected 'parallel', 'incremental' or 'auto'"):
+    with pytest.raises(OptionError, match="mode is 'fast', expected one of parallel, incremental, auto"):
         compute_logits(MODEL, TOKENS, mode="fast")
     for n in (0, -3):
         with pytest.raises(OptionError, match=f"chunk is {n}, expected at least 1"):
