@@ -163,7 +163,7 @@ def show(arguments: argparse.Namespace, report: Report, heading: str, details: D
     """
     if arguments.html is not None:
         with whole_file(arguments.html) as part:
-            part.write_text(report.html(details, _about(arguments, files)), "utf-8")
+            part.write_text(report.html(details, _about(arguments, files)), "utf-8", "backslashreplace")  # of names that are no UTF-8
     if arguments.plot is not None:
         plot(report, arguments.plot, details)
     progress.clear()  # of a search that ended early

@@ -27,6 +27,8 @@ float32 if their type is not given; engine/backend.py explains the operations, m
 """
 
 from collections.abc import Callable
+from functools import partial
+from operator import setitem
 from typing import Any, TypeVar
 
 import numpy as np
@@ -77,8 +79,8 @@ class ArrayStorage:
     def readable(self, array: NDArray) -> NDArray:
         return array.view(np.int16) if array.dtype == np.float16 else array
 
-    def erase(self, array: NDArray, slot: int, start: int, end: int) -> None:
-        array[:, slot, start:end] = 0
+    def erasing(self, array: NDArray, slot: int, start: int, end: int) -> Callable[[], None]:
+        return partial(setitem, array, (slice(None), slot, slice(start, end)), 0)
 
     def carry(self, source: NDArray, slot: int, out: NDArray, target: int, length: int) -> None:
         out[:, target, :length] = source[:, slot, :length]

@@ -37,8 +37,8 @@ class Storage(Protocol):
     def readable(self, array: Array, /) -> Array:
         """Keys or values [B, S, G, K] as a backend's attention reads them: float32, or float16's bits as int16."""
 
-    def erase(self, array: Array, slot: int, start: int, end: int, /) -> None:
-        """Set positions start..end of a slot to zero."""
+    def erasing(self, array: Array, slot: int, start: int, end: int, /) -> Callable[[], None]:
+        """What sets positions start..end of a slot to zero when it is called: on the CPU a function of C, which no interrupt cuts."""
 
     def carry(self, source: Array, slot: int, out: Array, target: int, length: int, /) -> None:
         """Copy the first positions of a slot to another slot, of the same array or of one with another S."""

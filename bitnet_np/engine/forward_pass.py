@@ -345,32 +345,57 @@ def run_cached(
 
     with_logits: False leaves out the output matrix: the cache is filled, the result is [0, V]. attention: replaces the causal one.
     """
-    ops = runtime.ops
-    with cache.appending(slots, tokens.lengths) as start:
-        rows = Rows.of(runtime.model.config, tokens, slots, start)
-        alike = rows.last.size == rows.slot.size and ops.repeats and attention is None and record is ignore and runtime.edit is None
-        repeats = cache.repeats if alike else None  # one more token of each sequence, as often before
-        attend = Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention or runtime.attention, ops.mark, repeats)
-        h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
-        if not with_logits:
-            return np.empty((0, runtime.model.config.vocab), np.float32)
-        logits = check_finite(ops.to_host(run_output(runtime, h, record)), rows, last_only)
-    return logits if last_only else rows.padded(logits, tokens.ids.shape)
+
+    def write(start: NDArray[np.int64]) -> Floats:
+        return _continued(runtime, tokens, cache, slots, start, record, last_only=last_only, with_logits=with_logits, attention=attention)
+
+    return cache.append(slots, tokens.lengths, write)
 
 
 def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], *, block: int = BLOCK) -> Floats:
     """`prefill` for checked arguments."""
     if tokens.ids.shape[1] <= block:
         return run_cached(runtime, tokens, cache, slots, last_only=True)
-    check_context(runtime.model.config, cache.reserve(slots, tokens.lengths) + tokens.lengths)
-    logits: list[tuple[int, Floats]] = []
-    with cache.undone_on_error(slots, tokens.lengths):
-        for part in tokens.blocks(block):
-            ends = bool(part.last.any())  # a sequence ends here: the logits of other blocks are not needed
-            rows = run_cached(runtime, part.tokens, cache, slots[part.active], last_only=True, with_logits=ends)
-            if ends:
-                logits += zip(part.active[part.last], rows[part.last], strict=True)
-    return np.stack([row for _, row in sorted(logits, key=lambda item: item[0])])
+    return cache.append(slots, tokens.lengths, lambda start: _continued_by_blocks(runtime, tokens, cache, slots, start, block))
+
+
+def _continued_by_blocks(
+    runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], start: NDArray[np.int64], block: int
+) -> Floats:
+    """Logits [B, V] of the last tokens of sequences, of which `block` at a time are written to the cache."""
+    check_context(runtime.model.config, start + tokens.lengths)
+    logits = np.empty((len(slots), runtime.model.config.vocab), np.float32)
+    for part in tokens.blocks(block):
+        ends, its = part.last.any(), part.active  # where a sequence ends: the logits of other blocks are not needed
+        rows = _continued(runtime, part.tokens, cache, slots[its], start[its] + part.begin, last_only=True, with_logits=bool(ends))
+        if ends:
+            logits[its[part.last]] = rows[part.last]
+    return logits
+
+
+def _continued(
+    runtime: Runtime,
+    tokens: Tokens,
+    cache: KVCache,
+    slots: NDArray[np.int64],
+    start: NDArray[np.int64],
+    record: Record = ignore,
+    *,
+    last_only: bool,
+    with_logits: bool,
+    attention: Attention | None = None,
+) -> Floats:
+    """Logits of tokens at the positions from start [B] on, which are written to the cache. The rows check the model's context."""
+    ops = runtime.ops
+    rows = Rows.of(runtime.model.config, tokens, slots, start)
+    alike = rows.last.size == rows.slot.size and ops.repeats and attention is None and record is ignore and runtime.edit is None
+    repeats = cache.repeats if alike else None  # one more token of each sequence, as often before
+    attend = Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention or runtime.attention, ops.mark, repeats)
+    h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
+    if not with_logits:
+        return np.empty((0, runtime.model.config.vocab), np.float32)
+    logits = check_finite(ops.to_host(run_output(runtime, h, record)), rows, last_only)
+    return logits if last_only else rows.padded(logits, tokens.ids.shape)
 
 
 # --- checked arguments ----------------------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ class Metrics:
 
         @wraps(function)
         def counted(*arguments: Any, **options: Any) -> Any:
-            memory = workspace.counts()
+            memory = workspace.pool()
             fresh, again = memory.fresh, memory.again
             start = time.perf_counter()
             result = function(*arguments, **options)

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TypeGuard
 
 import numpy as np
-from numba import get_num_threads
 from numpy.typing import NDArray
 
 from ..base.errors import NonFiniteError, UnsupportedError
@@ -20,6 +19,7 @@ from ..base.tensor_types import TERNARY_TYPES
 from ..base.validate import instance
 from ..kernels import cpu
 from ..kernels.attention import most_keys
+from ..kernels.numba_threads import get_num_threads
 from ..model.checks import check_model
 from ..model.records import Activation, Blocks, Expert, Layer, Linear, Model, Table, Ternary, Weights, with_rope_of
 from . import cache_types

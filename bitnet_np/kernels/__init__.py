@@ -26,6 +26,7 @@ WHAT COMPILES AND RUNS THEM
 float_state.py     the default state of floating-point arithmetic, for public functions and threads
 launching.py       compiling kernels, and dividing their work among threads
 recording.py       the launches of a pass, to be run again by one call
+numba_threads.py   the number of threads that Numba has, asked without its lock
 sharing.py         whether it pays to share kernels among threads
 workspace.py       memory for results, kernels and weights
 processor.py       the features that Numba compiles for

@@ -168,7 +168,7 @@ def keep_erase_carry() -> None:
             k, v = storage.zeros((2, 3, 5, 2, 6), dtype)
             storage.write(1, k[1], v[1], *map(ops.upload, (slot, position, *new)))
             storage.carry(k, 2, v, 1, 4)
-            storage.erase(v, 2, 3, 5)
+            storage.erasing(v, 2, 3, 5)()
             found.append([ops.to_host(each) for each in (k, v)])
         for ours, theirs in zip(*found, strict=True):
             np.testing.assert_array_equal(theirs, ours.view(theirs.dtype))

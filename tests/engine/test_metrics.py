@@ -92,7 +92,7 @@ def test_allocations_and_the_peak(monkeypatch):
     model = random_model(0, n_layers=L, width=256, ffn=512, vocab=40)
     tokens = random_tokens(np.random.default_rng(0), model, 1, 64)
     forward_full(model, tokens)  # what compiles a kernel keeps its arguments for a while
-    monkeypatch.setattr(workspace, "_pool", workspace._Pool())
+    monkeypatch.setattr(workspace._this_thread, "pool", workspace.Pool())
     first, second = Metrics(), Metrics()
     for metrics in (first, second):
         forward_full(model, tokens, ops=metrics.ops())
@@ -101,7 +101,7 @@ def test_allocations_and_the_peak(monkeypatch):
     assert a["allocations"] + a["hits"] == b["allocations"] + b["hits"]
     assert b["hit_rate"] == b["hits"] / (b["allocations"] + b["hits"])
     assert 64 * 512 * 4 <= b["peak_bytes"] == a["peak_bytes"] < 64 * 512 * 4 * 10
-    assert workspace.counts().lent == 0
+    assert workspace.pool().lent == 0
 
 
 def test_seconds_are_those_of_the_calls(monkeypatch):
