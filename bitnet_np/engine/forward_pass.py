@@ -118,11 +118,14 @@ def forward_layer(
     check_cache(model.config, cache, layers=1)
     slots = np.arange(len(tokens.lengths))
     attention = _by_mask_of_positions(runtime, mask, tokens, cache, slots, strict)
-    with cache.appending(slots, tokens.lengths) as start:
+
+    def write(start: NDArray[np.int64]) -> Floats:
         rows = Rows.of(model.config, tokens, slots, start)
         attend = Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention or runtime.attention, ops.mark)
         out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
         return _layer_output(runtime, layer, out).reshape(shape)
+
+    return cache.append(slots, tokens.lengths, write)
 
 
 @steady
