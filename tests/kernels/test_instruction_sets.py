@@ -33,6 +33,7 @@ from bitnet_np.kernels.ggml import blocks, products
 from bitnet_np.kernels.ggml.products import Rows, Strip
 from bitnet_np.kernels.ternary_product import Matrix, Product
 from bitnet_np.model import packing
+from bitnet_np.testing.part_cases import part_cases
 
 FORWARD = ("logits", "halves", "weights", "products")
 
@@ -84,10 +85,8 @@ def masked():
 
 
 def ternary_products():
-    """Of one row and of several, whose kernels divide the work differently; and the largest sums of both signs."""
-    weights = packing.pack(np.random.default_rng(3).integers(-1, 2, (70, 300)).astype(np.int8), 0.5)
-    rows = [cpu.quantize(random_floats((count, 300))) for count in (1, 3, 7, 17)]
-    results = [cpu.ternary_matmul(*codes, weights.codes, weights.scale, 70) for codes in rows]
+    """Of every number of rows and of outputs, which kernels divide differently; and the largest sums of both signs."""
+    results = [*part_cases(cpu, {})["parts, ternary, 600 columns"]()]
     ones = packing.pack(np.ones((70, 512), int), 1.0)
     largest = [np.full((rows, 512), code, np.int8) for rows in (1, 17) for code in (-128, 127)]
     results += [cpu.ternary_matmul(codes, np.ones(len(codes), np.float32), ones.codes, ones.scale, 70) for codes in largest]
