@@ -35,6 +35,7 @@ from ..model.records import Ternary
 from .model_cases import model_cases
 from .models import random_table
 from .noise import Noise, noise
+from .part_cases import COLUMNS, part_cases
 
 Case = Callable[[], tuple[NDArray, ...]]
 
@@ -229,7 +230,7 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
     named |= {f"round_as {kind}": partial(_results, ops.round_as, 9 * noise(66, 5, 3, 96), kind) for kind in KINDS[1:]}
     named |= {f"blocks {kind.name}": partial(_blocks, ops, kind) for kind in ALL_BLOCK_TYPES}
     named |= {f"blocks {kind.name}, many rows": partial(_blocks_of_many_rows, ops, kind) for kind in ALL_BLOCK_TYPES}
-    named |= cases_of_kernels() | model_cases(ops)
+    named |= part_cases(ops, _tables(COLUMNS, 1100)) | cases_of_kernels() | model_cases(ops)
     return {name: named[name] for name in (*known_bits(), *named) if name in named}  # in the order of the records
 
 
@@ -258,8 +259,8 @@ def known_bits() -> dict[str, str]:
 def run(beginning: str = "") -> Iterator[tuple[str, bool]]:
     """The name of each case and whether it gives the known bits. Only cases whose names start with `beginning` are compiled and run.
 
-    Each runs on this thread alone. Cases of operations run again with every kernel shared out. Whole models do not: they call the same
-    kernels some thousand times, and threads that are woken as often take seconds on a busy machine.
+    Each runs on this thread alone. Cases of operations run again with every kernel shared out. Whole models and parts do not: they call the
+    same kernels some thousand times, and threads that are woken as often take seconds on a busy machine.
     """
     known = known_bits()
     for name, compute in cases().items():
@@ -269,7 +270,7 @@ def run(beginning: str = "") -> Iterator[tuple[str, bool]]:
 
 def digests(name: str, compute: Case) -> Iterator[str]:
     """The digests of a case, one for each of its ways."""
-    for alone in (True,) if name.startswith("model") else (True, False):
+    for alone in (True,) if name.startswith(("model", "parts")) else (True, False):
         with on_one_thread(alone):
             yield digest(*compute())
 

@@ -91,7 +91,8 @@ def computed(types: list[str], beginnings: list[str]) -> dict:
     wrong = [
         name
         for name, compute in selftest.cases().items()
-        if not others & {*re.split(r"\W+", name)} and (is_whole or name.startswith(("ternary", "blocks")))
+        if not others & {*re.split(r"\W+", name)}
+        and (is_whole or name.startswith(("ternary", "blocks", *(f"parts, {kind}" for kind in ("ternary", *types)))))
         if any(digest != known[name] for digest in selftest.digests(name, compute))
     ]
     if is_whole:
