@@ -133,6 +133,14 @@ def test_an_operation_has_the_bits_of_the_kernel_and_is_the_definitions(name, ed
         assert verdict <= Verdict.ROUNDING, reason
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_fused_sum_is_rounded_once(sign):
+    """Half a unit in the last place less 2^-70, which float64 would take for the tie."""
+    almost_half = f32(1 + 2.0**-23), f32((1 - 2.0**-23) * 2.0**-24)
+    c = f32(1 + 2.0**-23 * np.arange(1, 5))
+    assert (numbers.fma(sign * almost_half[0], almost_half[1], c) == c).all()
+
+
 # exact values, and errors in units of 2^-24 of them: a unit in the last place is two at most
 FUNCTIONS = {
     "tanh": (np.tanh, lambda x: 5.4),
