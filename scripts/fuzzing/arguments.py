@@ -179,7 +179,7 @@ def calls(folder: Path) -> dict[str, Call]:
         "compute_logits": Call(bn.compute_logits, whole_sequences | {"mode": "auto", "parallel_threshold": 2, "chunk": 2, "strict": True}),
         "forward": Call(bn.forward, whole_sequences | {"cache": cache(), "slots": [1], "strict": True}),
         "prefill": Call(bn.prefill, computing | {"tokens": tokens, "cache": cache(), "lengths": [3], "block": 2, "slots": [1]}),
-        "forward_layer": Call(bn.forward_layer, observing | {"layer": 1, "hidden": hidden, "mask": causal, "strict": True}),
+        "forward_layer": Call(bn.forward_layer, observing | {"layer": 1, "hidden": hidden, "mask": causal, "strict": True, "cache": None}),
         "feed_forward": Call(bn.feed_forward, observing | {"layer": 1, "hidden": hidden, "norm": True}),
         "forward_batch": Call(
             bn.forward_batch, computing | {"sequences": [[1, 2], [3]], "cache": cache(), "slots": [1, 0], "start": [0, 0]}

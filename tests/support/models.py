@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from bitnet_np.engine.cache_types import BLOCK, ROUNDINGS
+from bitnet_np.engine.cache_types import BLOCK, KINDS
 from bitnet_np.engine.dialects import DIALECTS, Dialect
 from bitnet_np.kernels import launching
 from bitnet_np.model.families import ARCHITECTURES, FAMILIES
@@ -87,7 +87,7 @@ def _family_shapes(draw: st.DrawFn) -> dict:
 def dialects(draw: st.DrawFn) -> Dialect:
     """Where an engine rounds, with a KV cache of any type whose blocks fit a head of `family_shapes`."""
     head_dim = draw(family_shapes())["head_dim"]
-    kinds = ["float32", "float32", *(kind for kind in ROUNDINGS if kind not in ("q8_0", "q4_0") or head_dim % BLOCK == 0)]
+    kinds = ["float32", "float32", *(kind for kind in KINDS if kind not in ("q8_0", "q4_0") or head_dim % BLOCK == 0)]
     return draw(st.sampled_from(list(DIALECTS.values()))).with_cache(draw(st.sampled_from(kinds)))
 
 

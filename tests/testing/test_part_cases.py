@@ -9,13 +9,13 @@ from kernel_calls import name_of
 from numba.core.registry import CPUDispatcher
 
 from bitnet_np.kernels import attention, float_products, floats, ternary_product, ternary_tiles, tiles
-from bitnet_np.kernels.cache import disk_cache
+from bitnet_np.kernels.cache.private_parts import gone
 from bitnet_np.kernels.fast import amx, byte_dots
 from bitnet_np.kernels.ggml import products
 from bitnet_np.testing import selftest
 from bitnet_np.testing.part_cases import COLUMNS, ROWS
 
-pytestmark = pytest.mark.skipif(not disk_cache.is_known(), reason="another version of Numba, whose calls cannot be watched")
+pytestmark = pytest.mark.skipif(bool(gone()), reason="another version of Numba, whose calls cannot be watched")
 
 TERNARY = {  # a kernel, and the rows and columns of its results' tiles
     "ternary_product.few_tokens": (tiles.TOKENS, 16),

@@ -78,6 +78,7 @@ numba.core.codegen: get_host_cpu_features()
 numba.core.event: Listener
 numba.core.event: TimingListener
 numba.core.event: install_listener(kind, listener)
+numba.core.compiler_lock: global_compiler_lock
 numba.core.funcdesc: FunctionDescriptor.argtypes
 numba.core.funcdesc: FunctionDescriptor.llvm_func_name
 numba.core.funcdesc: FunctionDescriptor.mangled_name
@@ -89,6 +90,7 @@ numba.core.pythonapi: PythonAPI.save_thread(self)
 numba.core.registry: CPUDispatcher.compile(self, sig)
 numba.core.registry: CPUDispatcher.get_compile_result(self, sig)
 numba.np.numpy_support: from_dtype(dtype)
+numba.np.ufunc: parallel
 """
 
 
