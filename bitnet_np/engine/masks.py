@@ -125,9 +125,9 @@ def mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, **how: Unpack[_How])
     return _build(planned) if kept is None else kept.copy()
 
 
-def causal(q_len: int, k_len: int, **how: Unpack[_How]) -> NDArray:
+def causal(q_len: int, k_len: int, *, form: Form = "additive", dtype: DTypeLike = np.float32) -> NDArray:
     """The causal mask [q_len, k_len]: each query sees the k_len - q_len keys before the first one, and all up to its own."""
-    return mask(q_len, k_len, **how)
+    return mask(q_len, k_len, form=form, dtype=dtype)
 
 
 def rows(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, block: int = STREAM_ROWS, **how: Unpack[_How]) -> Iterator[NDArray]:
