@@ -279,10 +279,11 @@ IN_A_CONTRACT = {
 
 NOT_PLANTED = {
     "refuses what cannot be, or names the flaw": """
-        base.validate.* model.checks.* *.__post_init__ engine.cache_types.check engine.cache.KVCache._check_idle
+        base.validate.* model.checks.* *.__post_init__ engine.cache_types.check engine.cache.KVCache._check_idle engine.cache._written_to
         engine.masks._check_additive engine.masks.check_causal engine.forward_pass.check_cache engine.forward_pass._check_maskable
         engine.tokens.check_context model.packing._check_i2_s
     """,
+    "runs in a forked child alone": "engine.cache._after_fork",
     "words, and sizes of memory": "base.errors.* *.__repr__ *.nbytes model.records._summary engine.masks.MaskCache.__len__",
     "says what a model or a dialect is, before anything is computed": """
         model.families.* model.records.window_fields model.records.Config.has_choice model.records.Layer.linears

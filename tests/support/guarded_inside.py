@@ -50,9 +50,9 @@ if __name__ == "__main__":
     from bitnet_np.testing import selftest
 
     cases, known = selftest.cases(), selftest.known_bits()
-    names = ["blocks Q4_0", "blocks Q4_K", "matmul float16, 131 rows", "attend, window"]
-    for name in names:
-        assert selftest.digest(*cases[name]()) == known[name], name
-    for unit in (None, amx.unit(), amx.PLAIN):
+    for unit, name in (
+        *((unit, "parts, ternary, 600 columns") for unit in (None, amx.PLAIN)),
+        *((None, name) for name in ("blocks Q4_0", "matmul float16, 131 rows", "attend, window")),
+    ):
         with mock.patch.multiple(amx, unit=lambda unit=unit: unit):
-            assert selftest.digest(*cases["parts, ternary, 600 columns"]()) == known["parts, ternary, 600 columns"]
+            assert selftest.digest(*cases[name]()) == known[name], name

@@ -1,8 +1,9 @@
 """Small forward passes of every family, type of numbers, dialect and cache, of 1 to 300 tokens: a digest of each one's bits. A program.
 
-    python tests/support/passes.py THREADS
+    python tests/support/passes.py THREADS [BEGINNING ...]
 
-Whole passes of many lengths, and pieces through a cache, are compared with the longest pass.
+Whole passes of many lengths, and pieces through a cache, are compared with the longest pass. Beginnings choose cases by their
+names.
 """
 
 import hashlib
@@ -78,4 +79,4 @@ def run(threads: int, beginnings: tuple[str, ...] = ("",)) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(int(sys.argv[1]))))
+    print(json.dumps(run(int(sys.argv[1]), tuple(sys.argv[2:] or [""]))))

@@ -1,9 +1,10 @@
 """Processors that this one can stand in for: Numba compiles for a lesser processor when told its name and features. And a program:
 
-    python tests/support/processors.py TYPES BEGINNINGS
+    python tests/support/processors.py TYPES BEGINNINGS [whole]
 
 What kernels compute on the processor that Numba was told of, as JSON: wrong known bits, costs, and digests of passes. Compiling takes most
-of the time, so matrices are of the types named, and passes are those whose names have one of the beginnings.
+of the time, so matrices are of the types named, passes are those whose names have one of the beginnings, and of the self-test's operations
+those of ternary matrices and of blocks run, or all.
 """
 
 import gc
@@ -40,6 +41,7 @@ class Processor:
     least: int  # tokens from which on ternary codes are unpacked once for all
     types: tuple[str, ...]  # of blocks: one with signed codes, and one without
     passes: tuple[str, ...] = ("family bitnet-b1.58", "ternary")  # beginnings of their names, those of `types` apart
+    is_whole: bool = False  # whether kernels of floats run, too
 
     @property
     def environment(self) -> dict[str, str]:
@@ -50,16 +52,17 @@ class Processor:
         return {feature[1:] for feature in self.features.split(",") if feature not in ("", AMD)} <= here
 
 
-_ALL = ("family bitnet-b1.58", "ternary", "float", "dialect", "cache")
-# Kernels of floats differ by the width and the number of registers, and without fused multiply-add: two processors run the whole
-# self-test. The rest differ in products of bytes.
+# Kernels of floats differ by the width and the number of registers, and without fused multiply-add: two processors run them all. The rest
+# differ in products of bytes.
 PROCESSORS = {
     "Intel server, VNNI": Processor("icelake-server", SERVER, "avx512-vnni", True, 16, ("Q4_K", "Q8_0")),
     "AMD server, VNNI": Processor("znver4", f"{SERVER},{AMD}", "avx512-vnni", True, 1 << 31, ("Q4_K",)),
     "AVX-512 alone": Processor("skylake-avx512", AVX512, "avx512", True, 5, ("Q4_K", "Q8_0")),
-    "AVX2": Processor("haswell", AVX2, "avx2", False, 3, ("Q4_K", "Q5_1"), _ALL),
+    "AVX2": Processor(
+        "haswell", AVX2, "avx2", False, 3, ("Q4_K", "Q5_1"), ("family bitnet-b1.58", "ternary", "float", "dialect", "cache"), is_whole=True
+    ),
     "AVX-VNNI": Processor("alderlake", AVX2 + ",+avxvnni", "avx-vnni", False, 3, ("Q8_0",)),
-    "SSE": Processor("nehalem", SSE4, "ssse3", False, 3, ("Q4_K", "Q6_K"), _ALL),
+    "SSE": Processor("nehalem", SSE4, "ssse3", False, 3, ("Q4_K", "Q6_K"), is_whole=True),
     "x86-64 alone": Processor("generic", "", "generic", False, 3, ("Q8_0",)),
 }
 
@@ -83,15 +86,15 @@ def extremes(types: list[str]) -> dict[str, str]:
     return {name: selftest.digest(*arrays) for name, arrays in results.items()}
 
 
-def computed(types: list[str], beginnings: list[str]) -> dict:
+def computed(types: list[str], beginnings: list[str], is_whole: bool) -> dict:
     """What differs, and what was computed by the cases of the self-test, by guarded kernels, and by passes."""
     others = {kind.name for kind in ALL_BLOCK_TYPES} - {*types}
     known = selftest.known_bits()
-    is_whole = "dialect" in beginnings
     wrong = [
         name
         for name, compute in selftest.cases().items()
         if not others & {*re.split(r"\W+", name)}
+        and not name.startswith("model")  # passes are whole models
         and (is_whole or name.startswith(("ternary", "blocks", *(f"parts, {kind}" for kind in ("ternary", *types)))))
         if any(digest != known[name] for digest in selftest.digests(name, compute))
     ]
@@ -110,4 +113,4 @@ def computed(types: list[str], beginnings: list[str]) -> dict:
 
 if __name__ == "__main__":
     gc.set_threshold(100_000, 20, 20)  # as in conftest.py
-    print(json.dumps(computed(sys.argv[1].split(), sys.argv[2].split(","))))
+    print(json.dumps(computed(sys.argv[1].split(), sys.argv[2].split(","), "whole" in sys.argv[3:])))
