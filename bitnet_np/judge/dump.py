@@ -63,8 +63,11 @@ def judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options 
     # what logits alone would show, more tensors must not hide: where what is wrong is in several operations judged together, or may be
     search = search and any(len(o.across) > 1 for o in ([report.first_wrong] if report.first_wrong else report.operations))
     of_logits = logits.judged(replace(options, precision=declared or report.precision), search)
-    if report.verdict == Verdict.NARROW and of_logits.verdict == Verdict.WRONG and not search:
-        of_logits = replace(of_logits, verdict=Verdict.NARROW, reason=f"they follow from narrower operations: {of_logits.reason}")
+    if of_logits.verdict == Verdict.WRONG and report.verdict <= Verdict.NARROW and LOGITS in {o.key for o in report.operations}:
+        # every operation is judged and right; what several of them may hide has a name
+        if not search or of_logits.explanation is None:
+            right = max(report.verdict, Verdict.FLIPS)
+            of_logits = replace(of_logits, verdict=right, reason=f"they follow from operations that are right: {of_logits.reason}")
     return replace(report, notes=(*logits.notes, *report.notes)).with_logits(of_logits)
 
 

@@ -144,7 +144,7 @@ class Search:
         """Any other cause."""
         with np.errstate(all="ignore"):
             cause = case.facts() or self.hidden(case) or self._in_part(case) or case.readings()
-            return (self._nearly(case) or cause) if cause is None or cause.id in LOOSE else cause
+            return (self.nearly(case) or cause) if cause is None or cause.id in LOOSE else cause
 
     def hidden(self, case: Case, numbered: bool = False) -> Cause | None:
         """The hidden mistake that leaves least; what explained a tensor before is tried first. numbered: only those with a number."""
@@ -190,7 +190,7 @@ class Search:
         hidden = ((part, self.hidden(case.within(part), numbered=True)) for part in case.parts.parts)
         return case.parts.known() or next((part.named(cause) for part, cause in hidden if cause is not None), None)
 
-    def _nearly(self, case: Case) -> Cause | None:
+    def nearly(self, case: Case) -> Cause | None:
         """The mistake that leaves little of the error, with the rounding to fewer bits that explains the rest; or two such types."""
 
         def best(every: Iterable[Trial]) -> Cause | None:

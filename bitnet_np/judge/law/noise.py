@@ -1,0 +1,112 @@
+"""The law of noise: errors that have one level everywhere are roundings, whatever their format is; a mistake stands out of them.
+
+No list has the formats of all engines. But a format rounds every number of an operation, in every layer, so its errors are alike. They are
+compared in units of what a relative error of 1 in each step of the operation would make of each number (running_error.py). In these units
+20 formats from two bfloat16 (2^-19) to NVFP4 (2^-3) have levels that differ by at most 2.9 times between matrices and 1.9 times between
+layers; a row has at most 3.4 times the level of its tensor, a column 3.1 times, and a single number 9 times.
+
+So errors are noise where their level is that of the same operation in other layers, or of other products, where no row, column or number
+stands out by more than the extremes of so many normal numbers, UNEVEN times, and where they are no common factor. What this cannot see is a
+mistake that is in all layers, has no place, is no factor, and is smaller than COARSEST. Known mistakes are tried before noise is believed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median_low
+from typing import NamedTuple
+
+import numpy as np
+
+from ...traces.points import FIELDS, Key
+from .expected import TINY, Array, Expected
+
+UNEVEN = 4.0
+"""Times that levels of one format differ between operations, rows and columns, whose blocks and largest numbers are not alike."""
+COARSEST = 2.0**-2
+"""The largest level of products: NVFP4 of both operands has 2^-3, a misread type of weights 2^-0.05 and more."""
+FINE = 2.0**-8
+"""The largest level of functions of single numbers, such as an exponential by a table, and of norms."""
+_MANY = 0.3  # of the others of its kind
+_FACTOR = 0.95  # of the squared error: operands that are cut leave 0.85 to a common factor, a wrong scale all
+
+
+class Residual(NamedTuple):
+    """The error of one tensor as noise."""
+
+    kind: str  # what operations are compared with it: "products", "attention", "several" between two tensors of a dump, or its name
+    level: float = 0.0  # RMS, in units of a relative error of 1 in each step; 0 where it has our bits
+    odd: str = ""  # what is not like noise, in words
+
+    @property
+    def most(self) -> float:
+        """The largest level that formats make."""
+        return COARSEST if self.kind in (PRODUCTS, ATTENTION, SEVERAL) else FINE
+
+
+PRODUCTS, ATTENTION, SEVERAL = "products", "attention", "several"
+
+
+def kind_of(key: Key) -> str:
+    """The kind of one operation."""
+    if key.name in (*FIELDS, "result_output"):
+        return PRODUCTS
+    return ATTENTION if key.name in ("kqv_out", "kq") else key.name
+
+
+def residual(key: Key, expected: Expected, unit: Array, theirs: Array) -> Residual:
+    """The error of a tensor [T, width]. unit: what a relative error of 1 in each step makes of each number,
+    squared."""
+    kind, error, (rows, columns) = kind_of(key), theirs - expected.value, theirs.shape
+    r = error / np.sqrt(np.maximum(unit, TINY**2))
+    square = r**2
+    level = max(float(np.sqrt(square.mean())), TINY)
+    along, size = float((error * expected.value).sum()), float((expected.value**2).sum())
+    if along**2 > _FACTOR * size * float((error**2).sum()):
+        return Residual(kind, level, f"everything is {1 + along / max(size, TINY):.6g} times what it should be")
+    if kind not in (PRODUCTS, ATTENTION):  # a function's errors are where it is steep or curved
+        return Residual(kind, level)
+    for what, squares, numbers in (("position", square.mean(axis=1), columns), ("element", square.mean(axis=0), rows)):
+        worst = int(squares.argmax())
+        times = float(np.sqrt(squares[worst])) / level
+        if times > UNEVEN * (1 + _extreme(len(squares)) / np.sqrt(2 * numbers)):
+            return Residual(kind, level, f"{what} {worst} is off by {times:.3g} times as much as the whole tensor")
+    if (times := float(np.sqrt(square.max())) / level) > UNEVEN * (1 + _extreme(r.size)):
+        t, i = np.unravel_index(int(square.argmax()), r.shape)
+        return Residual(kind, level, f"position {t}, element {i} is off by {times:.3g} times as much as the whole tensor")
+    return Residual(kind, level)
+
+
+def _extreme(count: int) -> float:
+    """The largest of so many normal numbers, about."""
+    return float(np.sqrt(2 * np.log(max(count, 2))))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The errors of all tensors of a dump."""
+
+    residuals: Mapping[Key, Residual]
+
+    def level(self, key: Key) -> float:
+        """The level of the same operation in other layers, or of its kind; of itself, if there is no other."""
+        return median_low(self._others(key) or [self.residuals[key].level])
+
+    def _others(self, key: Key) -> list[float]:
+        own = self.residuals[key]
+        others = {other: x for other, x in self.residuals.items() if other != key and x.kind == own.kind}
+        return [x.level for other, x in others.items() if other.name == key.name] or [x.level for x in others.values()]
+
+    def explains(self, key: Key) -> bool:
+        """Whether the error of a tensor is like noise, and what many others have: engines may spare a few layers."""
+        own, others = self.residuals[key], self._others(key)
+        alike = sum(own.level <= UNEVEN * level <= UNEVEN**2 * own.level for level in others)
+        is_common = max(1, _MANY * len(others)) <= alike if others else own.level <= FINE
+        return is_common and not own.odd and 0 < own.level <= own.most
+
+    def words(self, key: Key) -> str:
+        """The noise of an operation, in words."""
+        kind, level = self.residuals[key].kind, max(self.level(key), TINY)
+        if kind not in (PRODUCTS, ATTENTION, SEVERAL):
+            return f"{key.name} is approximated to {level:.1g}, everywhere alike"
+        what = {PRODUCTS: "products are", ATTENTION: "attention is", SEVERAL: "operations are"}[kind]
+        return f"{what} computed with about 2^{np.log2(level):.1f} of noise, everywhere alike"
