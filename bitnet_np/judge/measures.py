@@ -15,6 +15,8 @@ from .verdict import Verdict
 
 Array = NDArray[np.float64]
 
+_NORMALISED = 1e-3  # by which a sum of probabilities may differ from 1
+_SHIFTED = 50  # standard deviations of the errors at a position, by which all of them are off
 ROUNDING_LIMIT = 1e-4
 """Largest difference, in standard deviations of our logits, that float32 sums in another order explain while every int8
 code stays the same. Measured against bitnet.cpp at equal float16 roundings: 6e-7."""
@@ -295,6 +297,21 @@ def kl_divergence(a: Array, b: Array) -> Array:  # [P, V], [P, V] -> [P]
     """Row by row sum p log(p / q), in nats, of the softmaxes p of a and q of b."""
     p, q = log_probabilities(a), log_probabilities(b)
     return np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0)
+
+
+def alike(ours: NDArray[np.float32], theirs: ArrayLike) -> str | None:
+    """What numbers are that are no logits, but made of right ones, or of nearly right ones; None where nothing shows it."""
+    a, b = (np.asarray(x, np.float64).reshape(-1, ours.shape[-1]) for x in (ours, theirs))
+    with np.errstate(all="ignore"):
+        if (b >= 0).all() and np.abs(b.sum(axis=1) - 1).max() < _NORMALISED:
+            return "these are probabilities: each position adds up to 1; dump the logits before the softmax"
+        totals = [np.log(np.exp(x).sum(axis=1)) for x in (a, b)]
+        if np.abs(totals[1]).max() < _NORMALISED < np.abs(totals[0]).max():
+            return "these are log-probabilities: name them log_probs, or dump the logits before the softmax"
+    shift = (b - a).mean(axis=1)
+    if (np.abs(shift) > _SHIFTED * (b - a).std(axis=1)).all() and shift.all():
+        return f"every logit of a position is {shift[0]:.6g} too large{'' if np.ptp(shift) < abs(shift[0]) / 100 else ', at position 0'}"
+    return None
 
 
 def shape_hint(theirs: tuple[int, ...], ours: tuple[int, ...]) -> str:

@@ -29,7 +29,7 @@ from .honest_engines import FLOOR, one_scale
 from .law.expected import TINY, Expected, Storage, U
 from .law.expression import value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
-from .law.noise import SEVERAL, Noise, Residual, kind_of, residual
+from .law.noise import FLOAT16_NOISE, SEVERAL, Noise, Residual, kind_of, residual
 from .law.precision import CACHES, DIGITS, FLASH, ROUNDOFF
 from .law.products import linear_of
 from .law.roundings import to_digits, to_eleven_bits
@@ -48,7 +48,6 @@ from .report.report import OperationVerdict
 from .verdict import Verdict
 
 _SUMMED_IN_FLOAT16 = "values are summed in float16, as llama.cpp's flash attention does: declare it (--as llama.cpp-flash)"
-_FLOAT16 = ROUNDOFF["float16"] / 3**0.5  # RMS of its roundings, about
 _FLOAT32 = 16 * U  # the largest level of float32's own roundings, about
 _MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
@@ -71,7 +70,7 @@ class TensorJudge:
         sound = takewhile(lambda key: not dump.problems.get(key), self.sites)
         self.judged = [key for key in sound if key in dump.tensors]
         self.progress = options.bars("judging operations")
-        self.search = Search(2 * options.effort * _HIDDEN_WORK, self.progress)
+        self.search = Search(2 * options.effort * _HIDDEN_WORK, options.budget, self.progress)
         self.in_vain = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
         self.residuals: dict[Key, Residual] = {}  # the errors of all tensors, by their bounds
         self.formats: dict[str, Cause | None] = {}  # what explains the noise of tensors of a name, if something does
@@ -90,7 +89,12 @@ class TensorJudge:
                 _, expected, inputs = self._by_bound(self.sites[key], self.theirs[key])
                 self.residuals[key] = residual(key, expected, self._unit(self.sites[key], inputs), self.theirs[key])
         for i in wrong:
-            found[i] = (self._wrong_several if len(found[i].across) > 1 else self._wrong)(self.sites[found[i].key])
+            explain = self._wrong_several if len(found[i].across) > 1 else self._wrong
+            try:
+                found[i] = explain(self.sites[found[i].key])
+            except KeyboardInterrupt:  # what is known is said
+                self.search.stop()
+                found[i] = explain(self.sites[found[i].key])
         return found
 
     @property
@@ -150,21 +154,20 @@ class TensorJudge:
         if not self.types.strict and self.noise.explains(site.key):
             return self._noisy(judged, lambda: self._case_of_one(site, expected, inputs, theirs))
         case = self._case_of_one(site, self._with_noise(site, expected, inputs), inputs, theirs)
+        self.search.begin()
         return self._caused(judged, self.search.named(case, trials(case.span, single=True)) or self.search.unnamed(case))
 
     def _noisy(self, judged: OperationVerdict, case: Callable[[], "TensorCase"]) -> OperationVerdict:
-        """A tensor whose error is noise; a known mistake or a format that explains all of it is tried once for each name."""
-        name = judged.key.name
+        """A tensor whose error is noise: its format, which is sought once for each name, or the mistake that all of it is."""
+        name, search = judged.key.name if len(judged.across) == 1 else SEVERAL, self.search
         if name not in self.formats:
-            self.formats[name] = None
+            search.begin()
             one = case()
-            cause = self.search.named(one, trials(one.span, single=True)) or self.search.hidden(one) or self.search.nearly(one)
-            self.formats[name] = replace(cause, fault=False) if cause is not None and cause.id == "edit.fewer_bits" else cause
-            if (cause := self.formats[name]) is not None and cause.fault:
-                del self.formats[name]
+            cause = search.format(one) or search.named(one, trials(one.span, single=True)) or search.hidden(one) or search.nearly(one)
+            if cause is not None and cause.fault:
                 return self._caused(judged, cause)
-        cause = self.formats[name] or Cause(self.noise.words(judged.key), "noise", fault=False)
-        return self._caused(judged, cause)
+            self.formats[name] = cause
+        return self._caused(judged, self.formats[name] or Cause(self.noise.words(judged.key), "noise", fault=False))
 
     def _with_noise(self, site: Operation, expected: Expected, inputs: list[Array]) -> Expected:
         """What an operation should give, with room for the noise of others."""
@@ -231,6 +234,7 @@ class TensorJudge:
         judged, value, reach = self._by_reach(span, theirs)
         most, work, effort = 0.0 if reach is None else reach.nmse, sum(self.cost(site.key) for site in span), self.options.effort
         if judged.verdict == Verdict.FLIPS and work <= effort * _LITTLE_WORK:
+            self.search.begin()
             small = self._case(span, value, theirs, most, np.zeros(value.shape, bool), least=most / 2)
             cause = self.search.named(small, trials(small.span, single=most == 0))
             return replace(judged.explained(cause), verdict=Verdict.WRONG) if cause is not None and cause.fault else judged
@@ -242,7 +246,7 @@ class TensorJudge:
         """The error of several operations as noise: how many times as far as float16 it reaches."""
         times = float(position_errors(value, theirs).mean()) / reach.nmse
         verdict, odd, _ = close(value, theirs, replace(reach, nmse=times * reach.nmse, positions=times * reach.positions))
-        return Residual(SEVERAL, _FLOAT16 * times**0.5, odd if verdict == Verdict.WRONG else "")
+        return Residual(SEVERAL, FLOAT16_NOISE * times**0.5, odd if verdict == Verdict.WRONG else "")
 
     def _wrong_several(self, site: Operation) -> OperationVerdict:
         """Several operations that are farther off than roundings reach: their cause, or the noise that all of them have."""
@@ -259,7 +263,8 @@ class TensorJudge:
         places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
         if is_noise:
             return self._noisy(judged, lambda: self._case(span, value, theirs, most, places))
-        case = self._case(span, value, theirs, max(most, most * (self.noise.level(site.key) / _FLOAT16) ** 2), places)
+        case = self._case(span, value, theirs, max(most, most * (self.noise.level(site.key) / FLOAT16_NOISE) ** 2), places)
+        self.search.begin()
         cause = self.search.named(case, trials(case.span, single=True))
         if cause is None:
             self.in_vain += work

@@ -24,6 +24,10 @@ UNEVEN = 4.0
 """Times that levels of one format differ between operations, rows and columns, whose blocks and largest numbers are not alike."""
 COARSEST = 2.0**-2
 """The largest level of products: NVFP4 of both operands has 2^-3, a misread type of weights 2^-0.05 and more."""
+COARSEST_SEEN = 2.0**-4
+"""The same where nothing but logits shows it."""
+FLOAT16_NOISE = 2.0**-11 / 3**0.5
+"""The level of numbers that are rounded to float16."""
 FINE = 2.0**-8
 """The largest level of functions of single numbers, such as an exponential by a table, and of norms."""
 _MANY = 0.3  # of the others of its kind

@@ -7,6 +7,7 @@ last two causes at once: a mistake, and fewer bits.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from time import thread_time
 from typing import NamedTuple
 
 import numpy as np
@@ -105,6 +106,11 @@ class Case(ABC):
         raise NotImplementedError
 
 
+def _is_format(cause: Cause) -> bool:
+    """Whether it rounds to fewer bits, weights too, which is no mistake where all tensors show it."""
+    return not cause.fault or cause.id == "edit.fewer_bits"
+
+
 class _Fit(NamedTuple):
     left: float
     trial: Trial
@@ -116,17 +122,58 @@ class Search:
     """The search for causes in one dump."""
 
     work: float  # that hidden mistakes may still do, in multiply-adds; half of it on one tensor, so that later ones are searched too
+    budget: float = (
+        np.inf
+    )  # seconds of this thread's time, as other programs must not decide what is found; half of what is left on one tensor
     progress: Progress = silent
     left_out: int = 0  # mistakes that were not tried, because of it
     _known: dict[str, float | None] = field(default_factory=dict)  # texts of hidden mistakes that explained a tensor, and their numbers
     _types: set[str] = field(default_factory=set)  # of fewer bits, in words, that explained a tensor: other operations have them, too
+    _until: float = np.inf  # the time when the search for the causes of one tensor ends
+    _end: float = field(init=False)  # and that of all
+
+    def __post_init__(self) -> None:
+        self._end = thread_time() + self.budget
+
+    def begin(self) -> None:
+        """Begin with another tensor."""
+        self._until = (thread_time() + self._end) / 2
+
+    def stop(self) -> None:
+        """Let everything that is left be left out."""
+        self._end = self._until = -np.inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time for this tensor is over."""
+        return thread_time() > self._until
+
+    def format(self, case: Case) -> Cause | None:
+        """The rounding to fewer bits that leaves least, and little."""
+        fits: list[_Fit] = []
+        every = [trial for trial in (*trials(case.span, False), *_hidden(case.span, False)) if _is_format(trial.cause)]
+        with np.errstate(all="ignore"):
+            for trial in self._in_time(every):
+                left, explained = case.explain(trial)
+                fits += [_Fit(left, trial)] * explained
+                if explained and left <= _LITTLE * case.now:
+                    break
+        return replace(min(fits, key=lambda fit: fit.left).trial.cause, fault=False) if fits else None
+
+    def _in_time(self, every: Sequence[Trial]) -> Iterator[Trial]:
+        """Yields them, as long as there is time."""
+        for done, trial in enumerate(every):
+            if self.is_over:
+                self.left_out += len(every) - done
+                return
+            self.progress(done + 1, len(every))
+            yield trial
 
     def named(self, case: Case, every: Iterable[Trial]) -> Cause | None:
         """The known or fitted mistake that explains them."""
         every, fits = list(every), []
         with np.errstate(all="ignore"):
-            for done, trial in enumerate(every, 1):
-                self.progress(done, len(every))
+            for trial in self._in_time(every):
                 left, explained = case.explain(trial, keep=True)
                 fits += [_Fit(left, trial)] * explained
                 if explained and left <= case.exact:
@@ -162,7 +209,7 @@ class Search:
             return case.near(trial)
 
         for trial in every:
-            if self.work < kept:
+            if self.work < kept or self.is_over:
                 self.left_out += 1
                 continue
             number = _nearest(trial, about, case.now) if trial.grid else None
@@ -194,7 +241,7 @@ class Search:
         """The mistake that leaves little of the error, with the rounding to fewer bits that explains the rest; or two such types."""
 
         def best(every: Iterable[Trial]) -> Cause | None:
-            fits = [_Fit(left, trial) for trial in every for left, explained in [case.explain(trial)] if explained]
+            fits = [_Fit(left, trial) for trial in self._in_time(list(every)) for left, explained in [case.explain(trial)] if explained]
             return min(fits, key=lambda fit: fit.left).trial.cause if fits else None
 
         left, trial = case.nearest
@@ -210,8 +257,8 @@ class Search:
 
     def notes(self) -> list[str]:
         """What was not tried, in words."""
-        more = "--effort 10 tries more of them, and a dump of more tensors needs fewer"
-        said = f"{self.left_out} known mistakes were not tried across operations: too much work. {more}"
+        more = "--budget 200 --effort 10 tries more of them, and a dump of more tensors needs fewer"
+        said = f"{self.left_out} known mistakes were not tried: too much work. {more}"
         return [said] if self.left_out else []
 
 
