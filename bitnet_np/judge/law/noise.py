@@ -92,24 +92,25 @@ class Noise:
     residuals: Mapping[Key, Residual]
 
     def level(self, key: Key) -> float:
-        """The level of the same operation in other layers, or of its kind; of itself, if there is no other."""
-        return median_low(self._others(key) or [self.residuals[key].level])
+        """The level of noise of the same operation in other layers, or of its kind; 0 if these have none."""
+        levels = [self.residuals[other].level for other in self._others(key) if self.explains(other)]
+        return median_low(levels) if levels else 0.0
 
-    def _others(self, key: Key) -> list[float]:
-        own = self.residuals[key]
-        others = {other: x for other, x in self.residuals.items() if other != key and x.kind == own.kind}
-        return [x.level for other, x in others.items() if other.name == key.name] or [x.level for x in others.values()]
+    def _others(self, key: Key) -> list[Key]:
+        kind = self.residuals[key].kind
+        others = [other for other, x in self.residuals.items() if other != key and x.kind == kind]
+        return [other for other in others if other.name == key.name] or others
 
     def explains(self, key: Key) -> bool:
         """Whether the error of a tensor is like noise, and what many others have: engines may spare a few layers."""
-        own, others = self.residuals[key], self._others(key)
+        own, others = self.residuals[key], [self.residuals[other].level for other in self._others(key)]
         alike = sum(own.level <= UNEVEN * level <= UNEVEN**2 * own.level for level in others)
         is_common = max(1, _MANY * len(others)) <= alike if others else own.level <= FINE
         return is_common and not own.odd and 0 < own.level <= own.most
 
     def words(self, key: Key) -> str:
         """The noise of an operation, in words."""
-        kind, level = self.residuals[key].kind, max(self.level(key), TINY)
+        kind, level = self.residuals[key].kind, self.residuals[key].level
         if kind not in (PRODUCTS, ATTENTION, SEVERAL):
             return f"{key.name} is approximated to {level:.1g}, everywhere alike"
         what = {PRODUCTS: "products are", ATTENTION: "attention is", SEVERAL: "operations are"}[kind]

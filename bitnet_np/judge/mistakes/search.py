@@ -127,6 +127,7 @@ class Search:
     )  # seconds of this thread's time, as other programs must not decide what is found; half of what is left on one tensor
     progress: Progress = silent
     left_out: int = 0  # mistakes that were not tried, because of it
+    ended: bool = False  # whether some were not for lack of time
     _known: dict[str, float | None] = field(default_factory=dict)  # texts of hidden mistakes that explained a tensor, and their numbers
     _types: set[str] = field(default_factory=set)  # of fewer bits, in words, that explained a tensor: other operations have them, too
     _until: float = np.inf  # the time when the search for the causes of one tensor ends
@@ -146,12 +147,15 @@ class Search:
     @property
     def is_over(self) -> bool:
         """Whether the time for this tensor is over."""
-        return thread_time() > self._until
+        over = thread_time() >= self._until
+        self.ended |= over
+        return over
 
     def format(self, case: Case) -> Cause | None:
         """The rounding to fewer bits that leaves least, and little."""
         fits: list[_Fit] = []
-        every = [trial for trial in (*trials(case.span, False), *_hidden(case.span, False)) if _is_format(trial.cause)]
+        every = () if self.is_over else (*trials(case.span, False), *_hidden(case.span, False))
+        every = [trial for trial in every if _is_format(trial.cause)]
         with np.errstate(all="ignore"):
             for trial in self._in_time(every):
                 left, explained = case.explain(trial)
@@ -164,13 +168,14 @@ class Search:
         """Yields them, as long as there is time."""
         for done, trial in enumerate(every):
             if self.is_over:
-                self.left_out += len(every) - done
                 return
             self.progress(done + 1, len(every))
             yield trial
 
     def named(self, case: Case, every: Iterable[Trial]) -> Cause | None:
         """The known or fitted mistake that explains them."""
+        if self.is_over:
+            return None
         every, fits = list(every), []
         with np.errstate(all="ignore"):
             for trial in self._in_time(every):
@@ -190,11 +195,15 @@ class Search:
     def unnamed(self, case: Case) -> Cause | None:
         """Any other cause."""
         with np.errstate(all="ignore"):
+            if self.is_over:
+                return case.facts()
             cause = case.facts() or self.hidden(case) or self._in_part(case) or case.readings()
             return (self.nearly(case) or cause) if cause is None or cause.id in LOOSE else cause
 
     def hidden(self, case: Case, numbered: bool = False) -> Cause | None:
         """The hidden mistake that leaves least; what explained a tensor before is tried first. numbered: only those with a number."""
+        if self.is_over:
+            return None
         every, kept = [trial for trial in _hidden(case.span, case.single) if trial.grid or not numbered], self.work / 2
         for trial in every:
             if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self._types)):
@@ -209,7 +218,9 @@ class Search:
             return case.near(trial)
 
         for trial in every:
-            if self.work < kept or self.is_over:
+            if self.is_over:
+                break
+            if self.work < kept:
                 self.left_out += 1
                 continue
             number = _nearest(trial, about, case.now) if trial.grid else None
@@ -244,6 +255,8 @@ class Search:
             fits = [_Fit(left, trial) for trial in self._in_time(list(every)) for left, explained in [case.explain(trial)] if explained]
             return min(fits, key=lambda fit: fit.left).trial.cause if fits else None
 
+        if self.is_over:
+            return None
         left, trial = case.nearest
         if trial is not None and left <= _MUCH * case.now:
             if (cause := best(narrowed(case.span, trial))) is not None:
@@ -257,9 +270,10 @@ class Search:
 
     def notes(self) -> list[str]:
         """What was not tried, in words."""
-        more = "--budget 200 --effort 10 tries more of them, and a dump of more tensors needs fewer"
-        said = f"{self.left_out} known mistakes were not tried: too much work. {more}"
-        return [said] if self.left_out else []
+        more = "--effort 10 tries more of them, and a dump of more tensors needs fewer"
+        said = [f"{self.left_out} known mistakes were not tried across operations: too much work. {more}"] * bool(self.left_out)
+        ended = f"the search for causes ended after its {self.budget:g} s: --budget {max(10 * self.budget, 20):g} tries more"
+        return [*said, *[ended] * self.ended]
 
 
 def fitted(theirs: Array, value: Array) -> Iterator[tuple[Cause, Array]]:
