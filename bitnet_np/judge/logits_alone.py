@@ -26,9 +26,9 @@ from ..traces.points import Key
 from .bounds import TINY
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .law.expected import type_of
-from .law.noise import COARSEST_SEEN, FINE, FLOAT16_NOISE
+from .law.noise import COARSEST_SEEN, FINE
 from .law.precision import FLASH, FLOAT32, Precision
-from .measures import Judgement, Reach, alike, judge, position_nmse
+from .measures import Judgement, Reach, across, alike, judge, position_nmse
 from .mistakes.catalogue import Trial, in_engine, sites, trials
 from .mistakes.mistake import Cause
 from .mistakes.names import CACHE_ROUNDINGS
@@ -49,7 +49,6 @@ _MOST_WORK = 10**11  # multiply-adds of all runs with a mistake in single operat
 _HIDDEN_WORK = 3 * 10**10  # the same of all runs with mistakes that are tried across operations only
 _ALIKE = 0.999  # squared cosine of the changes that two scales make
 _POSITIONS = 8  # fewest to know a standard error from
-_NOWHERE = 1e-4  # of the NMSE that noise makes at a position: the first one has none of a mistake in attention's weights
 _FAR = 8  # times the RMS error that roundings leave: a logit that is farther is in question
 
 
@@ -194,12 +193,9 @@ class _Target:
 
     def noise(self) -> str | None:
         """The noise that operations have, if it is all that is wrong: it is at all positions alike, and no factor."""
-        times = float(self.away.mean()) / self.reach.nmse
-        level = FLOAT16_NOISE * times**0.5
-        as_far = replace(self.reach, nmse=times * self.reach.nmse, positions=times * self.reach.positions)
-        everywhere = (self.away > _NOWHERE * times * self.reach.positions[: len(self.away)]).all()
+        level, noisy = across(self.away, self.reach)
         most = FINE if self.ids is None else COARSEST_SEEN  # of a server little is known, and few mistakes are tried
-        if level > most or not everywhere or judge(self.a, self.b, as_far).verdict == Verdict.WRONG:
+        if level > most or not noisy.is_in(self.away) or judge(self.a, self.b, noisy).verdict == Verdict.WRONG:
             return None
         return f"no farther than operations with about 2^{np.log2(level):.1f} of noise reach"
 

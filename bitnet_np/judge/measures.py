@@ -1,7 +1,7 @@
 """Another engine's logits against ours: the measures, the limits, the verdict. A dump with nothing to compare never passes."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,12 +10,14 @@ from numpy.typing import ArrayLike, NDArray
 from ..base.errors import shortened
 from ..generation.nll import log_probabilities
 from ..kernels.float_state import steady
+from .law.noise import FLOAT16_NOISE
 from .report.detail import Details
 from .verdict import Verdict
 
 Array = NDArray[np.float64]
 
 _NORMALISED = 1e-3  # by which a sum of probabilities may differ from 1
+_NOWHERE = 1e-4  # of the NMSE that noise makes at a position
 _SHIFTED = 50  # standard deviations of the errors at a position, by which all of them are off
 ROUNDING_LIMIT = 1e-4
 """Largest difference, in standard deviations of our logits, that float32 sums in another order explain while every int8
@@ -56,6 +58,17 @@ class Reach:
     name: str = "float16 rounding"  # what reaches so far, singular
     one_scale: bool = False  # the head's input is quantised, with one scale for all of it: without flips a factor is what roundings change
     choices: Array | None = None  # [P] of a run in which each choice between nearly equal experts falls the other way
+
+    def is_in(self, errors: Array) -> bool:
+        """Whether errors [P] have this noise at all positions: a mistake in attention's weights leaves the first one right."""
+        few = min(len(errors), len(self.positions))
+        return bool((errors[:few] > _NOWHERE * self.positions[:few]).all())
+
+
+def across(errors: Array, reach: Reach) -> tuple[float, Reach]:
+    """The level of noise that operations have whose result has these errors [P], and how far that reaches. reach: that of float16."""
+    times = float(errors.mean()) / reach.nmse
+    return FLOAT16_NOISE * times**0.5, replace(reach, nmse=times * reach.nmse, positions=times * reach.positions)
 
 
 def limits(reach: Reach | None, positions: int) -> tuple[Array, float]:

@@ -34,7 +34,7 @@ from .law.precision import CACHES, DIGITS, FLASH, ROUNDOFF
 from .law.products import linear_of
 from .law.roundings import to_digits, to_eleven_bits
 from .law.running_error import next_experts
-from .measures import Reach, judge, limits
+from .measures import Reach, across, judge, limits
 from .mistakes.catalogue import Computes, Trial, at_operation, trials
 from .mistakes.mistake import Array, Cause, Compute, Values
 from .mistakes.names import CACHE_ROUNDINGS, CATALOGUE
@@ -244,9 +244,10 @@ class TensorJudge:
 
     def _residual_across(self, value: Array, theirs: Array, reach: Reach) -> Residual:
         """The error of several operations as noise: how many times as far as float16 it reaches."""
-        times = float(position_errors(value, theirs).mean()) / reach.nmse
-        verdict, odd, _ = close(value, theirs, replace(reach, nmse=times * reach.nmse, positions=times * reach.positions))
-        return Residual(SEVERAL, FLOAT16_NOISE * times**0.5, odd if verdict == Verdict.WRONG else "")
+        errors = position_errors(value, theirs)
+        level, noisy = across(errors, reach)
+        verdict, odd, _ = close(value, theirs, noisy)
+        return Residual(SEVERAL, level, odd if verdict == Verdict.WRONG else "" if noisy.is_in(errors) else "some positions are right")
 
     def _wrong_several(self, site: Operation) -> OperationVerdict:
         """Several operations that are farther off than roundings reach: their cause, or the noise that all of them have."""

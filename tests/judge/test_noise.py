@@ -17,7 +17,7 @@ from bitnet_np.traces.points import Key, Trace
 from scripts.judging.engine import Engine, bfloat16
 from scripts.judging.policies import TUNED, UNSEEN, Dense
 
-MODEL = random_model(1, family="qwen2", n_layers=3, width=64, heads=4, kv_heads=2, head_dim=32, ffn=128, vocab=160)
+MODEL = random_model(1, family="qwen2", n_layers=3, width=64, heads=2, kv_heads=1, head_dim=32, ffn=96, vocab=96)
 IDS = np.random.default_rng(0).integers(0, MODEL.config.vocab, 20)
 LOGITS = Key("result_output", None)
 BASES = ("TF32 by truncation", "bfloat16 operands", "int8 rows", "MXFP8")
@@ -33,13 +33,17 @@ def judged(points, names=None, **how):
 
 @pytest.mark.parametrize("policy", [*TUNED, *UNSEEN])
 def test_right_engines_pass_whatever_their_format(policy):
-    """By all tensors, and by the outputs of layers. What is declared as exact is WRONG where it rounds at all."""
+    """By all tensors, and by the outputs of layers."""
     points = Dense(MODEL, IDS, **{**TUNED, **UNSEEN}[policy]).run()
     for names in (None, ("l_out", "result_output")):
         report = judged(points, names)
         assert report.verdict <= Verdict.NARROW, report.reason
-    if judged(points).verdict == Verdict.NARROW:
-        assert judged(points, strict=True).verdict == Verdict.WRONG
+
+
+def test_noise_is_wrong_where_only_what_is_declared_is_right():
+    points = Dense(MODEL, IDS, **TUNED["MXFP8"]).run()
+    assert judged(points, precision="kv=f16").verdict == Verdict.NARROW
+    assert judged(points, precision="kv=f16", strict=True).verdict == judged(points, precision="exact").verdict == Verdict.WRONG
 
 
 FAULTS = {
@@ -205,7 +209,7 @@ def test_a_search_without_time_leaves_the_verdict():
 @pytest.mark.parametrize("budget", [-1.0, float("nan")])
 def test_a_budget_is_no_negative_time(budget):
     with pytest.raises(OptionError, match="budget is"):
-        check(MODEL, IDS, np.zeros((20, 160), np.float32), budget=budget)
+        check(MODEL, IDS, np.zeros((20, 96), np.float32), budget=budget)
 
 
 def test_an_interrupted_search_says_what_is_known(monkeypatch):
