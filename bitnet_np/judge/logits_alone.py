@@ -13,6 +13,7 @@ limit of a dump of last positions.
 """
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -26,7 +27,7 @@ from ..traces.points import Key
 from .bounds import TINY
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .law.expected import type_of
-from .law.noise import COARSEST_SEEN, FINE
+from .law.noise import BFLOAT16_NOISE, COARSEST_SEEN, FINE
 from .law.precision import FLASH, FLOAT32, Precision
 from .measures import Judgement, Reach, across, alike, judge, position_nmse
 from .mistakes.catalogue import Trial, in_engine, sites, trials
@@ -83,7 +84,9 @@ def judge_logits(
         narrow = judge_logits(ours, theirs, base, run, replace(options, precision=Precision(act=kind)), search, numbers, ids, slack)
         said = f"in {kind}, the type of the model's weights: {narrow.reason}"
         return replace(narrow, verdict=max(narrow.verdict, Verdict.NARROW), reason=said)
-    judged = target.explained(judge(ours, theirs, target.reach, numbers, options.details))
+    judged = judge(ours, theirs, target.reach, numbers, options.details)
+    with suppress(KeyboardInterrupt):  # what is known is said
+        judged = target.explained(judged)
     target.progress(target.total, target.total)
     if judged.verdict == Verdict.WRONG and judged.explanation is not None:
         return judged
@@ -170,7 +173,7 @@ class _Target:
             noise = None if strict else self.noise()
             return judged if noise is None else replace(judged, verdict=Verdict.NARROW, reason=f"{noise}; {judged.reason}")
         # the rounding of a declared KV cache may make a router choose other experts, which no reach allows for
-        if not cause.fault and (not strict or (cause.id in CACHE_ROUNDINGS and cause.kind == precision.kv)):
+        if not cause.fault and (not strict or (cause.id in CACHE_ROUNDINGS and cause.kind == self.declared.kv)):
             return replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}")
         return _wrong(judged, cause.text)
 
@@ -195,7 +198,8 @@ class _Target:
         """The noise that operations have, if it is all that is wrong: it is at all positions alike, and no factor."""
         level, noisy = across(self.away, self.reach)
         most = FINE if self.ids is None else COARSEST_SEEN  # of a server little is known, and few mistakes are tried
-        if level > most or not noisy.is_in(self.away) or judge(self.a, self.b, noisy).verdict == Verdict.WRONG:
+        everywhere = level <= BFLOAT16_NOISE or noisy.is_in(self.away)
+        if level > most or not everywhere or judge(self.a, self.b, noisy).verdict == Verdict.WRONG:
             return None
         return f"no farther than operations with about 2^{np.log2(level):.1f} of noise reach"
 

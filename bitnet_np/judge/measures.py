@@ -17,6 +17,7 @@ from .verdict import Verdict
 Array = NDArray[np.float64]
 
 _NORMALISED = 1e-3  # by which a sum of probabilities may differ from 1
+_OF_ROOT = 2.0**-11  # by which the root of the final norm may be off, as hardware approximates it
 _NOWHERE = 1e-4  # of the NMSE that noise makes at a position
 _SHIFTED = 50  # standard deviations of the errors at a position, by which all of them are off
 ROUNDING_LIMIT = 1e-4
@@ -68,7 +69,8 @@ class Reach:
 def across(errors: Array, reach: Reach) -> tuple[float, Reach]:
     """The level of noise that operations have whose result has these errors [P], and how far that reaches. reach: that of float16."""
     times = float(errors.mean()) / reach.nmse
-    return FLOAT16_NOISE * times**0.5, replace(reach, nmse=times * reach.nmse, positions=times * reach.positions)
+    far = {"nmse": times * reach.nmse, "positions": times * reach.positions, "scale": times**0.5 * reach.scale}
+    return FLOAT16_NOISE * times**0.5, replace(reach, **far)
 
 
 def limits(reach: Reach | None, positions: int) -> tuple[Array, float]:
@@ -212,7 +214,8 @@ def _beyond_rounding(
         what = f"logit {n.where[outlier]} of position {place(outlier)} is off by {n.largest[outlier]:.3g}"
         return Verdict.WRONG, f"{what}, and half of all logits there by less than {n.typical[outlier]:.2g}"
     if vocab >= _ENOUGH and not (reach is not None and reach.one_scale):
-        fitted = np.flatnonzero((n.largest > ROUNDING_LIMIT * n.spread) & (n.left < SYSTEMATIC))
+        root = (np.abs(n.scale - 1) < _OF_ROOT) & (n.rescaled < SYSTEMATIC * n.nmse)
+        fitted = np.flatnonzero((n.largest > ROUNDING_LIMIT * n.spread) & (n.left < SYSTEMATIC) & ~root)
         if fitted.size:
             return Verdict.WRONG, f"only a factor and a constant are wrong at position {place(fitted[0])}: no rounding does that"
     return Verdict.FLIPS, f"worst NMSE {n.nmse[high]:.2g}; {reached} {worst[high]:.2g}; scales agree"

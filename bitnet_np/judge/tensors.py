@@ -232,22 +232,21 @@ class TensorJudge:
     def _several(self, span: list[Operation], theirs: Array) -> OperationVerdict:
         """Several operations by the reach of roundings, and by the mistakes that are smaller."""
         judged, value, reach = self._by_reach(span, theirs)
+        if reach is not None and not self.types.strict:
+            self.residuals[judged.key] = self._residual_across(value, theirs, reach)
         most, work, effort = 0.0 if reach is None else reach.nmse, sum(self.cost(site.key) for site in span), self.options.effort
         if judged.verdict == Verdict.FLIPS and work <= effort * _LITTLE_WORK:
             self.search.begin()
             small = self._case(span, value, theirs, most, np.zeros(value.shape, bool), least=most / 2)
             cause = self.search.named(small, trials(small.span, single=most == 0))
             return replace(judged.explained(cause), verdict=Verdict.WRONG) if cause is not None and cause.fault else judged
-        if judged.verdict == Verdict.WRONG and reach is not None and not self.types.strict:
-            self.residuals[judged.key] = self._residual_across(value, theirs, reach)
         return judged
 
     def _residual_across(self, value: Array, theirs: Array, reach: Reach) -> Residual:
         """The error of several operations as noise: how many times as far as float16 it reaches."""
-        errors = position_errors(value, theirs)
-        level, noisy = across(errors, reach)
+        level, noisy = across(position_errors(value, theirs), reach)
         verdict, odd, _ = close(value, theirs, noisy)
-        return Residual(SEVERAL, level, odd if verdict == Verdict.WRONG else "" if noisy.is_in(errors) else "some positions are right")
+        return Residual(SEVERAL, level, odd if verdict == Verdict.WRONG else "")
 
     def _wrong_several(self, site: Operation) -> OperationVerdict:
         """Several operations that are farther off than roundings reach: their cause, or the noise that all of them have."""

@@ -148,7 +148,7 @@ def running_in(kept: Round, chunk: int) -> Callable[[Floats, Floats], Floats]:
 
 def table(function: Callable[[Floats], Floats], low: float, high: float, count: int) -> Round:
     """A function read off a table of so many numbers, with straight lines between them; itself outside."""
-    at = np.linspace(low, high, count)
+    at = np.linspace(low, high, count).astype(f32)
     values = function(at)
     return lambda x: np.where((x > low) & (x < high), np.interp(x, at, values), function(x)).astype(f32)
 

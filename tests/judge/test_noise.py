@@ -35,7 +35,7 @@ def judged(points, names=None, **how):
 def test_right_engines_pass_whatever_their_format(policy):
     """By all tensors, and by the outputs of layers."""
     points = Dense(MODEL, IDS, **{**TUNED, **UNSEEN}[policy]).run()
-    for names in (None, ("l_out", "result_output")):
+    for names in (None, ("l_out", "result_output")) if "head" not in policy else (None,):  # a head by itself is named by a search
         report = judged(points, names)
         assert report.verdict <= Verdict.NARROW, report.reason
 
@@ -107,11 +107,16 @@ def times(part, factor):
         (times(np.s_[5], 100), "position 5 is off by"),
         (times(np.s_[:, 7], 100), "element 7 is off by"),
         (times((5, 7), 1000), "is off by"),
+        (lambda r: np.broadcast_to(r[:1], r.shape), "every position has the same error"),
         (lambda r: 1e-3 * np.random.default_rng(1).standard_normal(r.shape), "everything is 1.001 times"),
     ],
 )
 def test_rows_columns_numbers_and_factors_are_odd(change, says):
     assert says in errors(change).odd
+
+
+def test_few_wrong_numbers_are_no_noise():
+    assert errors(lambda r: np.where(np.arange(64) < 8, r, 1e-9)).odd == "most numbers are right"
 
 
 def noise_of(*levels, odd=""):
@@ -135,6 +140,15 @@ def test_noise_is_what_many_layers_have(levels, explained):
     every = noise_of(*levels)
     assert every.explains(Key("ffn_up", 0)) == explained
     assert not noise_of(*levels, odd="a row").explains(Key("ffn_up", 0))
+
+
+def test_a_factor_or_a_mean_that_others_have_not_is_none_of_their_noise():
+    own = Residual(noise.PRODUCTS, 2e-3)
+    for more in ({"along": 1.5e-3}, {"mean": -1.5e-3}):
+        other = Residual(noise.PRODUCTS, 1e-3, **more)
+        assert other.is_like(other)
+        assert not own.is_like(other)
+        assert not other.is_like(own)
 
 
 def test_the_level_of_others_is_that_of_noise_alone():

@@ -28,11 +28,13 @@ COARSEST_SEEN = 2.0**-4
 """The same where nothing but logits shows it."""
 FLOAT16_NOISE = 2.0**-11 / 3**0.5
 """The level of numbers that are rounded to float16."""
+BFLOAT16_NOISE = 8 * FLOAT16_NOISE
 FINE = 2.0**-8
 """The largest level of functions of single numbers, such as an exponential by a table, and of norms."""
 _MANY = 0.3  # of the others of its kind
 _NONE = 2.0**-8  # of the level: numbers that are off by less have no noise; where a table is exact some have
-_FACTOR = 0.95  # of the squared error: operands that are cut leave 0.85 to a common factor, a wrong scale all
+_FACTOR = 0.95  # of the squared error: operands that are cut leave 0.85 to a common factor, a wrong scale all, and a bias to the mean
+_ROWS = 4  # fewest to know what they have in common
 
 
 class Residual(NamedTuple):
@@ -41,11 +43,18 @@ class Residual(NamedTuple):
     kind: str  # what operations are compared with it: "products", "attention", "several" between two tensors of a dump, or its name
     level: float = 0.0  # RMS, in units of a relative error of 1 in each step; 0 where it has our bits
     odd: str = ""  # what is not like noise, in words
+    along: float = 0.0  # the part of it along the right numbers, and its mean, in the same units
+    mean: float = 0.0
 
     @property
     def most(self) -> float:
         """The largest level that formats make."""
         return COARSEST if self.kind in (PRODUCTS, ATTENTION, SEVERAL) else FINE
+
+    def is_like(self, other: "Residual") -> bool:
+        """Whether two tensors have noise of one level, and neither a factor nor a mean that the other has not."""
+        low, high = sorted((self.level, other.level))
+        return high <= UNEVEN * low and max(abs(self.along - other.along), abs(self.mean - other.mean)) <= low
 
 
 PRODUCTS, ATTENTION, SEVERAL = "products", "attention", "several"
@@ -61,26 +70,35 @@ def kind_of(key: Key) -> str:
 def residual(key: Key, expected: Expected, unit: Array, theirs: Array) -> Residual:
     """The error of a tensor [T, width]. unit: what a relative error of 1 in each step makes of each number,
     squared."""
-    kind, error, (rows, columns) = kind_of(key), theirs - expected.value, theirs.shape
+    kind, error = kind_of(key), theirs - expected.value
+    unit = (unit + unit.mean(axis=1, keepdims=True)) / 2  # steps of integers are as large for small numbers as for others
     r = error / np.sqrt(np.maximum(unit, TINY**2))
+    level, size = max(float(np.sqrt((r**2).mean())), TINY), float((expected.value**2).sum())
+    factor = float((error * expected.value).sum()) / max(size, TINY)
+    along = factor * float(np.sqrt(size / max(unit.sum(), TINY)))
+    return Residual(kind, level, _odd(kind, r, level, error, factor, size), along, float(r.mean()))
+
+
+def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: float) -> str:
+    """What of an error is not like noise, in words. r: in its units. factor: of everything, less 1. size: of the right numbers."""
     square = r**2
-    level = max(float(np.sqrt(square.mean())), TINY)
-    along, size = float((error * expected.value).sum()), float((expected.value**2).sum())
-    if along**2 > _FACTOR * size * float((error**2).sum()):
-        return Residual(kind, level, f"everything is {1 + along / max(size, TINY):.6g} times what it should be")
+    if factor**2 * size > _FACTOR * float((error**2).sum()):
+        return f"everything is {1 + factor:.6g} times what it should be"
+    if len(r) >= _ROWS and float((r.mean(axis=0) ** 2).mean()) > _FACTOR * level**2:
+        return "every position has the same error"
     if float(np.quantile(square, 0.75)) < (_NONE * level) ** 2:
-        return Residual(kind, level, "most numbers are right")
+        return "most numbers are right"
     if kind not in (PRODUCTS, ATTENTION):  # a function's errors are where it is steep or curved
-        return Residual(kind, level)
-    for what, squares, numbers in (("position", square.mean(axis=1), columns), ("element", square.mean(axis=0), rows)):
+        return ""
+    for what, squares, axis in (("position", square.mean(axis=1), 1), ("element", square.mean(axis=0), 0)):
         worst = int(squares.argmax())
         times = float(np.sqrt(squares[worst])) / level
-        if times > UNEVEN * (1 + _extreme(len(squares)) / np.sqrt(2 * numbers)):
-            return Residual(kind, level, f"{what} {worst} is off by {times:.3g} times as much as the whole tensor")
-    if (times := float(np.sqrt(square.max())) / level) > UNEVEN * (1 + _extreme(r.size)):
-        t, i = np.unravel_index(int(square.argmax()), r.shape)
-        return Residual(kind, level, f"position {t}, element {i} is off by {times:.3g} times as much as the whole tensor")
-    return Residual(kind, level)
+        if times > UNEVEN * (1 + _extreme(len(squares)) / np.sqrt(2 * square.shape[axis])):
+            return f"{what} {worst} is off by {times:.3g} times as much as the whole tensor"
+    if (times := float(np.sqrt(square.max())) / level) > UNEVEN * (1 + _extreme(square.size)):
+        t, i = np.unravel_index(int(square.argmax()), square.shape)
+        return f"position {t}, element {i} is off by {times:.3g} times as much as the whole tensor"
+    return ""
 
 
 def _extreme(count: int) -> float:
@@ -106,10 +124,14 @@ class Noise:
 
     def explains(self, key: Key) -> bool:
         """Whether the error of a tensor is like noise, and what many others have: engines may spare a few layers."""
-        own, others = self.residuals[key], [self.residuals[other].level for other in self._others(key)]
-        alike = sum(own.level <= UNEVEN * level <= UNEVEN**2 * own.level for level in others)
-        is_common = max(1, _MANY * len(others)) <= alike if others else own.level <= FINE
-        return is_common and not own.odd and 0 < own.level <= own.most
+        own, others = self.residuals[key], [self.residuals[other] for other in self._others(key)]
+        if own.odd or not 0 < own.level <= own.most:
+            return False
+        if others and sum(map(own.is_like, others)) >= max(1, _MANY * len(others)):
+            return True
+        if key.name == "result_output" and own.kind == PRODUCTS:  # the head may have a format of its own
+            return own.level <= COARSEST_SEEN
+        return not others and own.kind != SEVERAL and own.level <= FINE
 
     def words(self, key: Key) -> str:
         """The noise of an operation, in words."""

@@ -154,8 +154,9 @@ class Search:
     def format(self, case: Case) -> Cause | None:
         """The rounding to fewer bits that leaves least, and little."""
         fits: list[_Fit] = []
-        every = () if self.is_over else (*trials(case.span, False), *_hidden(case.span, False))
-        every = [trial for trial in every if _is_format(trial.cause)]
+        if self.is_over:
+            return None
+        every = [trial for trial in (*trials(case.span, False), *_hidden(case.span, False)) if _is_format(trial.cause)]
         with np.errstate(all="ignore"):
             for trial in self._in_time(every):
                 left, explained = case.explain(trial)
