@@ -326,7 +326,7 @@ def alike(ours: NDArray[np.float32], theirs: ArrayLike) -> str | None:
             return "these are log-probabilities: name them log_probs, or dump the logits before the softmax"
     shift = (b - a).mean(axis=1)
     if (np.abs(shift) > _SHIFTED * (b - a).std(axis=1)).all() and shift.all():
-        return f"every logit of a position is {shift[0]:.6g} too large{'' if np.ptp(shift) < abs(shift[0]) / 100 else ', at position 0'}"
+        return f"every logit of a position is {shift[0]:.4g} too large{'' if np.ptp(shift) < abs(shift[0]) / 100 else ', at position 0'}"
     return None
 
 

@@ -52,8 +52,13 @@ class Residual(NamedTuple):
         return COARSEST if self.kind in (PRODUCTS, ATTENTION, SEVERAL) else FINE
 
     def is_like(self, other: "Residual") -> bool:
-        """Whether two tensors have noise of one level, and neither a factor nor a mean that the other has not."""
+        """Whether two tensors have noise of one level, and neither a factor nor a mean that the other has not.
+
+        A root or an exponential by a table has other errors at other numbers, which all rows of a layer may share.
+        """
         low, high = sorted((self.level, other.level))
+        if self.most == FINE:
+            return high <= UNEVEN**2 * low
         return high <= UNEVEN * low and max(abs(self.along - other.along), abs(self.mean - other.mean)) <= low
 
 
