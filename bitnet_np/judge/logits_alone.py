@@ -50,7 +50,7 @@ _MOST_WORK = 10**11  # multiply-adds of all runs with a mistake in single operat
 _HIDDEN_WORK = 3 * 10**10  # the same of all runs with mistakes that are tried across operations only
 _ALIKE = 0.999  # squared cosine of the changes that two scales make
 _POSITIONS = 8  # fewest to know a standard error from
-_OF_FACTOR = 0.2  # of the error, left by the best factor of each position, if that is what is wrong
+_OF_FACTOR = 0.2  # of the error, left by the best factor and constant of each position, if that is what is wrong
 _FAR = 8  # times the RMS error that roundings leave: a logit that is farther is in question
 
 
@@ -199,7 +199,8 @@ class _Target:
         """The noise that operations have, if it is all that is wrong: it is at all positions alike, and no factor."""
         level, noisy = across(self.away, self.reach)
         most = FINE if self.ids is None else COARSEST_SEEN  # of a server little is known, and few mistakes are tried
-        rescaled = position_nmse(self.a * position_scale(self.a, self.b)[:, None].astype(np.float32), self.b)
+        a, b = (x - x.mean(axis=1, keepdims=True) for x in (self.a, self.b.astype(np.float32)))
+        rescaled = position_nmse(a * position_scale(a, b)[:, None].astype(np.float32), b)
         is_factor = rescaled.mean() < _OF_FACTOR * self.away.mean()
         everywhere = level <= BFLOAT16_NOISE or noisy.is_in(self.away)
         if level > most or is_factor or not everywhere or judge(self.a, self.b, noisy).verdict == Verdict.WRONG:
