@@ -84,7 +84,7 @@ class Oracle:
         path = folder / f"{words}-{digest}{f'-{self._written}' if self._written > 1 else ''}"
         folder.mkdir(parents=True, exist_ok=True)
         page, plain = path.with_name(path.name + ".html"), path.with_name(path.name + ".json")
-        page.write_text(report.html(details, {"test": self._test, **machine.facts()}), "utf-8")
+        page.write_text(report.html(details, {"test": self._test, **machine.facts()}), "utf-8", "backslashreplace")
         plain.write_text(json.dumps({"test": self._test, **report.as_dict()}, indent=1) + "\n", "utf-8")
         return f"\nreport: {page}"
 

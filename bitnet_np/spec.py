@@ -103,11 +103,23 @@ def soft_cap(x: Array, cap: float | None) -> Array:  # numbers of any shape, bet
     return x if cap is None else cap * np.tanh(x / cap)
 
 
+def by_head(x: Array) -> Array:  # [T, H, K] -> [H, T, K], or back
+    return x.swapaxes(0, 1)
+
+
+def attention_weights(q: Array, k: Array, mask: Array, scale: float | None = None, cap: float | None = None) -> Array:
+    # [T, H, K], [S, G, K], [T, S] -> [H, T, S]
+    scores = by_head(q) @ by_head(by_query_head(k, q.shape[1])).swapaxes(1, 2) * (q.shape[2] ** -0.5 if scale is None else scale)
+    return softmax(soft_cap(scores, cap) + mask)
+
+
+def weighted_values(p: Array, v: Array) -> Array:  # [H, T, S], [S, G, K] -> [T, H, K]
+    return by_head(p @ by_head(by_query_head(v, len(p))))
+
+
 def attend(q: Array, k: Array, v: Array, mask: Array, scale: float | None = None, cap: float | None = None) -> Array:
     # [T, H, K], [S, G, K], [S, G, K], [T, S] -> [T, H, K]
-    k, v = (by_query_head(kv, q.shape[1]) for kv in (k, v))
-    scores = np.einsum("thk,shk->hts", q, k) * (q.shape[2] ** -0.5 if scale is None else scale)
-    return np.einsum("hts,shk->thk", softmax(soft_cap(scores, cap) + mask), v)
+    return weighted_values(attention_weights(q, k, mask, scale, cap), v)
 
 
 def top_experts(logits: Array, k: int) -> NDArray[np.intp]:  # [T, E] -> [T, k] by falling logits; of equal ones the lower number first

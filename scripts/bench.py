@@ -10,15 +10,16 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numba
-from benchmarks import forwards, llama_bench, memory, models, neighbours, peaks, peers, processes, report
+from benchmarks import forwards, gradients, llama_bench, memory, models, neighbours, operations, peaks, peers, processes, report
 from benchmarks.report import Table
 from benchmarks.rounds import Case, CheckError, Engine, Results, Setup, measure
 
-from bitnet_np import Error, load
+from bitnet_np import Error, Model, load
 from bitnet_np.base.errors import OptionError
 from bitnet_np.engine import machine
 from bitnet_np.engine.dialects import DIALECTS
@@ -34,18 +35,30 @@ class Bench(NamedTuple):
 
 
 BENCHES = {
-    "prefill": Bench(forwards.prefill, lambda setup, results: forwards.speeds("prefill", results), "prompts through an empty cache"),
+    "prefill": Bench(forwards.prefill, forwards.prefill_tables, "prompts through an empty cache, and how seconds grow with the length"),
     "decode": Bench(forwards.decode, lambda setup, results: forwards.speeds("decode", results), "one token at a time"),
-    "batch": Bench(
-        forwards.batch, lambda setup, results: forwards.speeds("batch", results), "decode of many sequences, and the grid batch x length"
+    "batch": Bench(forwards.batch, forwards.batch_tables, "decode of many sequences, and whole sequences against steps"),
+    "attention": Bench(
+        operations.attention,
+        lambda setup, results: forwards.speeds("attention", results, "queries and keys, probabilities and values"),
+        "attention of whole sequences in one layer",
     ),
+    "products": Bench(
+        operations.products,
+        lambda setup, results: forwards.speeds("products", results, "these matrices"),
+        "products of few and many tokens by a matrix",
+    ),
+    "masks": Bench(operations.mask_arrays, operations.mask_tables, "masks as arrays by several ways, and hits of their cache"),
     "load": Bench(processes.load, processes.load_tables, "a new process until its first logits, and its memory"),
     "compile": Bench(processes.compilation, processes.compile_tables, "cold start: seconds of compilation"),
     "neighbours": Bench(neighbours.cases, neighbours.tables, "prefill and decode beside processes that keep cores busy"),
+    "gradients": Bench(gradients.cases, gradients.tables, "loss and gradients of a batch, beside its forward pass"),
     "memory": Bench(memory.cases, memory.tables, "what a call allocates"),
 }
 FORWARDS = {"prefill", "decode"}
-"""The benches that other engines run, too, and that can follow their roundings."""
+"""The benches that other engines run, too."""
+FOLLOWING = FORWARDS | {"products"}
+"""Those that can follow other engines' roundings."""
 
 
 ENGINES = (peers.NAME, *llama_bench.NAMES)
@@ -102,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
         dest="dialect",
         choices=DIALECTS,
         default="exact",
-        help="the engine whose roundings prefill and decode follow (default exact)",
+        help="the engine whose roundings prefill, decode and products follow (default exact)",
     )
     result.add_argument("--read-mb", type=positive, default=1024, metavar="N", help="memory read for the bandwidth's peak (default 1024)")
     result.add_argument("--json", type=Path, metavar="F", help="write every sample")
@@ -122,9 +135,17 @@ def checked_threads(requested: tuple[int, ...] | None) -> tuple[int, ...]:
 
 def check_forwards(options: argparse.Namespace) -> None:
     """Raises OptionError for options that none of the asked benches has."""
-    given = [name for name, is_given in (("--vs", bool(options.vs)), ("--as", options.dialect != "exact")) if is_given]
-    if given and not FORWARDS & set(options.bench):
-        raise OptionError(f"{given[0]} is for {' and '.join(sorted(FORWARDS))}, not for {', '.join(options.bench)}")
+    for name, is_given, benches in (("--vs", bool(options.vs), FORWARDS), ("--as", options.dialect != "exact", FOLLOWING)):
+        if is_given and not benches & set(options.bench):
+            raise OptionError(f"{name} is for {' and '.join(sorted(benches))}, not for {', '.join(options.bench)}")
+
+
+def opened(options: argparse.Namespace, path: Path) -> Model:
+    """The model, a random one with a context that holds all lengths that were asked for."""
+    model = load(path)
+    if options.model:
+        return model
+    return replace(model, config=replace(model.config, context=max(model.config.context, *(options.lengths or (0,)))))
 
 
 def open_builds(options: argparse.Namespace, path: Path, skipped: list[str]) -> list[llama_bench.LlamaBench]:
@@ -152,7 +173,7 @@ def run(options: argparse.Namespace) -> tuple[list[Table], Results, dict]:
         running = [stack.enter_context(closing(peers.Peer(python))) for python in pythons]  # first: a missing one is reported at once
         path = options.model or models.ours(folder, options.shape, options.seed)
         dialect = DIALECTS[options.dialect]
-        setup = Setup(path, load(path), threads, options.lengths, options.batch, options.steps, options.seed, dialect)
+        setup = Setup(path, opened(options, path), threads, options.lengths, options.batch, options.steps, options.seed, dialect)
         config, ternary_weights = setup.model.config, models.ternary_weights(setup.model)
         for peer in running:
             longest = max(*setup.fitting((128, 512)), forwards.PROMPT + setup.steps)
@@ -187,12 +208,12 @@ def introduction(outcome: dict) -> str:
     machine, model = outcome["machine"], outcome["model"]
     roundings = outcome["options"]["dialect"]
     lines = [
-        f"{machine['processor']}, {machine['cores']} cores, {machine['instruction path']} ({' '.join(machine['features'])}), "
-        f"matrix tiles: {machine['matrix tiles']}",
+        f"{machine['processor']}, {machine['kind']}, {machine['cores']} cores, "
+        f"{machine['instruction path']} ({' '.join(machine['features'])}), matrix tiles: {machine['matrix tiles']}",
         f"bitnet_np {machine['bitnet_np']}, numba {machine['numba']}, {machine['threading layer']} threads, numpy {machine['numpy']}, "
         f"Python {machine['python']}, {machine['system']}",
         f"{model['path']}: {model['ternary_weights'] / 1e6:.1f} M ternary weights, {model['bytes_per_token'] / 1e6:.1f} MB read per token",
-        *([f"prefill and decode round as {roundings} does"] if roundings != "exact" else []),
+        *([f"{', '.join(sorted(FOLLOWING))} round as {roundings} does"] if roundings != "exact" else []),
         *(f"{name}: {text}" for name, text in outcome["peers"].items()),
     ]
     digests = {(entry["bench"], entry["case"]): entry["sha256"] for entry in outcome["results"] if entry.get("sha256")}

@@ -1,4 +1,6 @@
-"""Fuzz the readers of model files and dumps: whatever is wrong with a file, an error of the package's own family must say so.
+"""Fuzz what comes from outside: files of models and dumps, the arguments of every public function, and the command line.
+
+Whatever is wrong with a file or an argument, an error of the package's own family must say so.
 
     python scripts/fuzz_gguf.py [--cases 20000] [--seed 0] [--jobs J] [--seconds S] [--save DIR] [FILE ...]
 
@@ -73,7 +75,7 @@ def _work(options: argparse.Namespace, paths: Sequence[Path], folder: Path) -> N
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Fuzz the readers of models and dumps, and the kernels behind them.")
+    parser = argparse.ArgumentParser(description="Fuzz the readers of models and dumps, public functions, and the kernels behind them.")
     parser.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="GGUF files and folders to change; default: small models and dumps of all kinds"
     )

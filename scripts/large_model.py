@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bitnet_np import Config
 from bitnet_np.base.errors import Error
-from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, F16, F32, I2_S, Q4_K, Q6_K, TERNARY_TYPES, TensorType
+from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, F16, F32, I2_S, Q4_K, Q5_K, Q6_K, TERNARY_TYPES, TensorType
 from bitnet_np.cli.progress import bar
 from bitnet_np.files.gguf_names import tensor_name
 from bitnet_np.files.gguf_writer import FILE_TYPES, write_file
@@ -34,8 +34,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 _ROWS = 512
 TYPES = {kind.name: kind for kind in (I2_S, *ALL_BLOCK_TYPES)}
-MIXTURE = "Q4_K_M"
-"""llama.cpp's usual choice: Q4_K, but Q6_K for embedding and head, and for values and ffn_down of every other layer."""
+MIXTURES = {"Q4_K_M": Q4_K, "Q5_K_M": Q5_K}
+"""llama.cpp's usual choices: a type, but Q6_K for embedding and head, and for values and ffn_down of every other layer."""
 
 
 def config_of(shape: str, layers: int | None = None) -> Config:
@@ -45,12 +45,12 @@ def config_of(shape: str, layers: int | None = None) -> Config:
 
 
 def write(path: Path, config: Config, name: str, seed: int) -> None:
-    """Write the model. Matrices have the type of this name or those of MIXTURE; embedding and head are float16 where that is ternary."""
+    """Write the model. Matrices have the type of this name or those of a mixture; embedding and head are float16 where that is ternary."""
     rng = np.random.default_rng(seed)
-    kind = Q4_K if name == MIXTURE else TYPES[name]
-    table_type = F16 if kind in (I2_S, *TERNARY_TYPES) else Q6_K if name == MIXTURE else kind
+    kind = MIXTURES.get(name) or TYPES[name]
+    table_type = F16 if kind in (I2_S, *TERNARY_TYPES) else Q6_K if name in MIXTURES else kind
     shapes = layer_shapes(config)
-    mixed = [field for field in shapes if name == MIXTURE and field in ("attn_v", "ffn_down")]
+    mixed = [field for field in shapes if name in MIXTURES and field in ("attn_v", "ffn_down")]
     layer = {field: _random(rng, kind, shape) for field, shape in shapes.items()}
     other = layer | {field: _random(rng, Q6_K, shapes[field]) for field in mixed}
     tables = {"token_embd": (config.vocab, config.width), "output_norm": (config.width,), "output": (config.vocab, config.width)}
@@ -89,7 +89,7 @@ def _random(rng: np.random.Generator, kind: TensorType, shape: tuple[int, ...]) 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("type", choices=(*TYPES, MIXTURE), metavar="TYPE", help=f"of the matrices: {MIXTURE}, {', '.join(TYPES)}")
+    parser.add_argument("type", choices=(*TYPES, *MIXTURES), metavar="TYPE", help=f"of the matrices: {', '.join([*MIXTURES, *TYPES])}")
     parser.add_argument("path", type=Path, metavar="OUT.gguf")
     parser.add_argument("--layers", type=int, metavar="N", help="instead of the shape's own number")
     parser.add_argument("--seed", type=int, default=0)

@@ -25,8 +25,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sha256", action="store_true", help="also print the file's digest")
     numbers = parser.add_argument_group("replace one number of the shape")
-    for name in TINY:
-        numbers.add_argument(f"--{name.removeprefix('n_').replace('_', '-')}", type=int, dest=name)
+    for option, name in zip(
+        ("--vocab", "--context", "--width", "--layers", "--ffn", "--heads", "--kv-heads", "--head-dim"), TINY, strict=True
+    ):
+        numbers.add_argument(option, type=int, dest=name)
     numbers.add_argument("--eps", type=float)
     numbers.add_argument("--rope-base", type=float)
     numbers.add_argument("--activation", choices=ARCHITECTURES)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from command_line import HOT, ROOT, TINY, TOKENS, needs_text, save_array, sha256
 
 from bitnet_np import contract
 from bitnet_np.base.errors import NonFiniteError
+from bitnet_np.cli import mask
 from bitnet_np.cli.main import main
 from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.cache import KVCache
@@ -157,7 +159,8 @@ def test_a_command_that_is_asked_to_end_leaves_no_file(monkeypatch, tmp_path, co
     try:
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", lambda *names: signal.raise_signal(number))
-            assert main(arguments) == code
+            with pytest.raises(SystemExit, match=str(code)):  # so that a program ends that calls it
+                main(arguments)
         assert (list(tmp_path.iterdir()), signal.getsignal(number)) == ([], default)
         signal.signal(number, signal.SIG_IGN)  # as nohup does
         rename = os.replace
@@ -166,6 +169,40 @@ def test_a_command_that_is_asked_to_end_leaves_no_file(monkeypatch, tmp_path, co
     finally:
         signal.signal(number, before)
     assert [path.name for path in tmp_path.iterdir()] == [file]
+
+
+class Loses:
+    """What `__del__` raises goes nowhere, and so does what a callback of C raises."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGHUP)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no such signal there")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_is_lost_ends_the_command_later(monkeypatch):
+    """By the next one, if it does not come at once, or when the command is done."""
+    clock, left = [0.0], []
+
+    def work(seconds):
+        Loses()
+        for clock[0] in seconds:
+            left.append(clock[0])
+            signal.raise_signal(signal.SIGHUP)
+        left.append("done")
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        for seconds in ([], [0.5, 0.9, 1.1, 2.0]):
+            monkeypatch.setattr(mask, "run", lambda arguments, seconds=seconds: work(seconds))
+            with pytest.raises(SystemExit, match="129"):
+                main(["mask", "3", "3"])
+            clock[0] = 0.0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert left == ["done", 0.5, 0.9, 1.1]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such signals there")
@@ -186,10 +223,11 @@ def test_a_sweep_that_is_asked_to_end_goes_on(tmp_path, capsys, monkeypatch, nam
     monkeypatch.setattr(run, "perform", perform)
     before = signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
     try:
-        codes = [main(["sweep", str(plan), "--out", str(tmp_path / "out")]) for _ in range(2)]
+        with pytest.raises(SystemExit, match=str(code)):
+            main(["sweep", str(plan), "--out", str(tmp_path / "out")])
+        assert main(["sweep", str(plan), "--out", str(tmp_path / "out")]) == 0
     finally:
         signal.signal(number, before)
-    assert codes == [code, 0]
     assert calls == [*calls[:3], *calls[2:3], calls[-1]]
     assert len(set(calls)) == 4
 
@@ -225,6 +263,25 @@ def test_a_full_disk_and_a_closed_standard_input():
 
 
 @linux
+def test_help_and_schemas_that_cannot_be_printed_are_errors():
+    """Also where they do not fit a buffer, or there is none."""
+    with open("/dev/full", "wb") as full:
+        ways = [(words, how) for words in (["--help"], ["logits", "--json-schema"]) for how in ({}, {"PYTHONUNBUFFERED": "1"})]
+        processes = [started(*words, stdout=full, **how) for words, how in ways]
+    for process in processes:
+        assert process.communicate(timeout=300)[1] == b"bitnet-np: [Errno 28] No space left on device\n"
+        assert process.returncode == 2
+
+
+@linux
+@pytest.mark.parametrize("way", ["{} >&-", "{} 2>/dev/full", "{} >&- 2>&-"])
+def test_an_error_that_cannot_be_printed_is_one_still(way):
+    done = finished(way.format(f"{sys.executable} -m bitnet_np logits nowhere.gguf --tokens 1"), shell=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == ("" if "2>" in way else "bitnet-np: nowhere.gguf: no such file or folder\n")
+
+
+@linux
 @pytest.mark.parametrize("way", ["env -u HOME {}", "ulimit -n 16; {}", "LC_ALL=C PYTHONUTF8=0 {}", "{} >&-"])
 def test_a_process_that_lacks_what_others_have(way):
     done = finished(way.format(f"{sys.executable} -m bitnet_np logits {TINY} --tokens 1,2,3 --json"), shell=True)
@@ -240,7 +297,8 @@ def test_names_that_are_no_utf8(tmp_path, capsys):
     tokens = ["--tokens", with_commas(TOKENS)]
     assert main(["logits", str(model), *tokens, "--out", str(out)]) == 0
     np.testing.assert_array_equal(np.load(out), forward_full(load(TINY), TOKENS[None])[0])
-    assert main(["check", str(model), *tokens, "--theirs", str(out)]) == 0
+    assert main(["check", str(model), *tokens, "--theirs", str(out), "--html", str(page := folder / "page.html")]) == 0
+    assert "m\\udcfe.gguf" in page.read_text("utf-8")
     assert main(["inspect", str(model), "--json"]) == 0
     capsys.readouterr()
     assert main(["logits", str(missing), *tokens]) == 2
@@ -344,6 +402,7 @@ def test_each_condition_of_the_page_has_its_test():
 LIMITED = """
 import resource, sys
 from pathlib import Path
+from bitnet_np.cli import mask
 from bitnet_np.cli.main import main
 
 few, many = (["logits", sys.argv[1], "--threads", "1", "--allow-beyond-context", "--tokens", ",".join(["1"] * n)] for n in (3, 300_000))

@@ -66,6 +66,8 @@ def shown(value: object) -> str:
         return shortened(repr(value), 80)
     except RecursionError:
         return f"a {type(value).__name__} that nests too deep"
+    except Exception:  # an integer of more than 4,300 digits, or of a class whose repr raises
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def listed(items: Sequence[object], most: int = 4) -> str:

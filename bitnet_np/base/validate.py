@@ -1,6 +1,11 @@
-"""Checks of what callers pass in, made before anything trusts it: kernels have no bounds checks."""
+"""Checks of what callers pass in, made before anything trusts it: kernels have no bounds checks.
+
+A value may be of any class, whose methods may raise anything: whatever a conversion raises is the caller's error.
+"""
 
 import operator
+import os
+from collections.abc import Callable, Collection, Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +27,7 @@ def integer(name: str, value: Any, least: int, most: int | None = None, error: t
     expected = f"at least {least}" if most is None else f"{least} to {most}"
     try:
         number = operator.index(value)
-    except TypeError:
+    except Exception:
         raise error(f"{name} is {shown(value)}, expected an integer, {expected}") from None
     if isinstance(value, bool | np.bool_):
         raise error(f"{name} is {value}, expected an integer, {expected}")
@@ -55,23 +60,64 @@ def instance(name: str, value: Any, kind: type[T]) -> T:
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    """`value` as a bool: one of Python or NumPy. Raises OptionError."""
+    if not isinstance(value, bool | np.bool_):
+        raise OptionError(f"{name} is {shown(value)}, expected True or False")
+    return bool(value)
+
+
+def choice(name: str, value: Any, known: Collection[str], error: type[Error] = OptionError) -> str:
+    """`value`, if it is one of the texts `known`. Raises `error`."""
+    if not isinstance(value, str) or value not in known:
+        raise error(f"{name} is {shown(value)}, expected one of {', '.join(known)}")
+    return value
+
+
+def function(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
+    """`value`, if it can be called. Raises OptionError."""
+    if not callable(value):
+        raise OptionError(f"{name} is {shown(value)}, expected a function")
+    return value
+
+
+def items_of(name: str, values: Iterable[T], error: type[Error] = OptionError) -> list[T]:
+    """The items of a collection that has an end. Raises `error`."""
+    try:
+        return list(values)
+    except Exception:
+        raise error(f"{name} is {shown(values)}, expected a sequence") from None
+
+
+def array_of(name: str, values: ArrayLike, error: type[Error] = ShapeError, expected: str = "an array") -> NDArray[Any]:
+    """`values` as an array of any shape and dtype. Raises `error` for what is ragged, or becomes none."""
+    try:
+        return np.asarray(values)
+    except Exception as problem:
+        ragged = isinstance(problem, ValueError) and "inhomogeneous" in str(problem)
+        raise error(f"{name} is {'ragged' if ragged else shown(values)}, expected {expected}") from None
+
+
 def dtype_of(name: str, dtype: DTypeLike, allowed: tuple[type[np.generic], ...], error: type[Error] = OptionError) -> np.dtype:
     """`dtype`, if it is one of `allowed` in the machine's byte order. Raises `error`."""
-    names = " or ".join(kind.__name__ for kind in allowed)
     try:
-        checked = np.dtype(dtype)
-    except TypeError:
-        raise error(f"{name} is {shown(dtype)}, expected {names}") from None
-    if checked not in allowed:
-        raise error(f"{name} is {checked}, expected {names}")
-    return checked
+        checked, text = np.dtype(dtype), ""
+    except Exception:
+        checked, text = None, shown(dtype)
+    if checked in allowed:
+        return checked
+    raise error(f"{name} is {text or checked}, expected {' or '.join(kind.__name__ for kind in allowed)}")
 
 
 def path_of(path: str | PathLike[str]) -> Path:
-    """The path of a file or folder, which need not exist. Raises OptionError for a value that is no path."""
-    if not isinstance(path, str | PathLike) or "\0" in str(path):
-        raise OptionError(f"path is {shown(path)}, expected the name of a file or folder")
-    return Path(path)
+    """The path of a file or folder, which need not exist. Raises OptionError for a value that is no path, or none that files can have."""
+    try:
+        text = os.fspath(path)
+        if isinstance(text, str) and b"\0" not in os.fsencode(text):
+            return Path(text)
+    except Exception:  # of a class that is no path, or with characters that the system's encoding has not
+        pass
+    raise OptionError(f"path is {shown(path)}, expected the name of a file or folder")
 
 
 def check_exists(path: Path) -> None:
@@ -104,16 +150,13 @@ def text_of(path: Path, most: int) -> str:
 
 def integers(name: str, values: ArrayLike, axes: int, beyond: type[Error] = ShapeError) -> NDArray[np.int64]:
     """`values` as int64 with `axes` axes. Raises ShapeError, which names the argument, and `beyond` for integers beyond 64 bits."""
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise ShapeError(f"{name} is ragged, expected {axes} axes; pad it and give the lengths") from None
-    if array.ndim != axes:
-        raise ShapeError(f"{name} has shape {array.shape}, expected {axes} axes")
-    if array.dtype == object and all(isinstance(value, int) for value in array.flat):
+    given = array_of(name, values, ShapeError, f"{axes} axes; pad it and give the lengths")
+    if given.ndim != axes:
+        raise ShapeError(f"{name} has shape {given.shape}, expected {axes} axes")
+    if given.dtype == object and all(isinstance(value, int) for value in given.flat):
         raise beyond(f"{name} has a value beyond 64 bits")
-    if array.size and array.dtype.kind not in "iu":
-        raise ShapeError(f"{name} has dtype {array.dtype}, expected integers")
-    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise beyond(f"{name} has the value {array.max()}, expected less than 2**63")
-    return array.astype(np.int64)
+    if given.size and given.dtype.kind not in "iu":
+        raise ShapeError(f"{name} has dtype {given.dtype}, expected integers")
+    if given.dtype == np.uint64 and given.size and given.max() > np.iinfo(np.int64).max:
+        raise beyond(f"{name} has the value {given.max()}, expected less than 2**63")
+    return np.array(given.astype(np.int64))

@@ -23,10 +23,11 @@ from ..judge.report.detail import Details
 from ..judge.report.pictures import check_plot, plot
 from ..judge.report.report import CLOSER_HEADER, TABLE_HEADER, Report, closer_rows, closer_summary, heat_map, next_step, table_rows
 from ..judge.sequences import judge_sequences, read_dump
+from ..judge.top_logprobs import check_completions
 from ..judge.verdict import Verdict
 from ..model.families import FAMILIES
 from ..testing import selftest
-from ..traces.formats import FORMATS, bitnet_rs, detect, eval_callback
+from ..traces.formats import FORMATS, bitnet_rs, bitnet_rs_logits, detect, eval_callback
 from . import check_server, progress
 from .arguments import A_MODEL, DOWNLOAD, MODEL_OPTIONS, PROFILE, REPORT, TOKENS, profile_of
 from .inputs import Inputs, opened
@@ -111,12 +112,14 @@ def _judged(inputs: Inputs, details: Details | None) -> Report:
         printed, model = eval_callback.read(path), inputs.model()
         profile = profile_of(arguments, "bitnet.cpp" if FAMILIES[model.config.architecture].ternary else "llama.cpp")  # who printed it
         return check_partial(model, rows[0], printed, profile.dialect, profile.precision or FLOAT32)
+    options = Options(profile.precision, effort, prefix, progress.bar, details, arguments.budget, arguments.strict)
+    if name == "bitnet-rs-logits":
+        return check_completions(inputs.model(), bitnet_rs_logits.read(path, rows[0]), profile.dialect, options)
     if partial:
         records = bitnet_rs.read(path)
         return check_records(inputs.model(), rows[0], records, profile.dialect, profile.precision or FLOAT32)
     tokens = check_tokens(config, *pad(rows))
     dump = read_dump(path, tokens, config, name, prefix)
-    options = Options(profile.precision, effort, prefix, progress.bar, details, arguments.budget, arguments.strict)
     runtime = Runtime(inputs.model(), profile.dialect).checked()
     return judge_sequences(runtime, tokens, dump, options, arguments.last)
 
@@ -162,7 +165,7 @@ def show(arguments: argparse.Namespace, report: Report, heading: str, details: D
     """
     if arguments.html is not None:
         with whole_file(arguments.html) as part:
-            part.write_text(report.html(details, _about(arguments, files)), "utf-8")
+            part.write_text(report.html(details, _about(arguments, files)), "utf-8", "backslashreplace")  # of names that are no UTF-8
     if arguments.plot is not None:
         plot(report, arguments.plot, details)
     progress.clear()  # of a search that ended early

@@ -55,9 +55,12 @@ def _by_receipt(path: Path, ours: Trace, theirs: Trace, report: Report) -> Repor
     (limit, before), now = receipt.read(path), _rows("--by-receipt", ours, theirs)
     if len(before) != len(now):
         raise OptionError(f"--by-receipt {path} has {len(before)} positions, the dumps have {len(now)}")
-    passed, passes = ([receipt.passes(row, limit) for row in rows] for rows in (before, now))
+    passed, passes = ([receipt.passes(row, limit, then) for row, then in zip(rows, before, strict=True)] for rows in (before, now))
     counts = f"{sum(passes)} of {len(now)} positions keep the thresholds of the receipt, {sum(passed)} did in it"
-    report = replace(report, notes=(*report.notes, counts))
+    absent = [
+        f"{name} is not in all of its rows, and does not count there" for name in receipt.MEASURED if any(name not in row for row in before)
+    ]
+    report = replace(report, notes=(*report.notes, counts, *absent))
     lost = next((row for row, was, still in zip(now, passed, passes, strict=True) if was and not still), None)
     if lost is None:
         return report

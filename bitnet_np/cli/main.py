@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import TextIO
 
 import numba
 
@@ -38,16 +40,17 @@ COMMANDS = {command.__name__.rpartition(".")[2]: command for command in _MODULES
 
 @steady
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns the exit code."""
-    if sys.stderr is None:  # closed by the caller, and standard output is not for errors
-        sys.stderr = io.StringIO()
-    parser, words = build_parser(), sys.argv[1:] if argv is None else argv
-    if words and words[0] in parser.commands:
-        parser.commands[words[0]].check_options(words[1:])
-    arguments = parser.parse_args(words)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a model's text on a terminal that cannot show it
+    """Run one subcommand; returns the exit code.
+
+    Raises SystemExit as argparse does, and where Ctrl-C, SIGTERM or SIGHUP ended the command: they are meant for the process.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     try:
+        arguments = _parsed(sys.argv[1:] if argv is None else argv)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a model's text on a terminal that cannot show it
         threads, most = getattr(arguments, "threads", None), numba.config.NUMBA_NUM_THREADS
         if threads is not None:
             if not 1 <= threads <= most:
@@ -59,49 +62,74 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(end="", flush=True)
         return code
     except BrokenPipeError:  # the reader of the output closed it
-        _discard_output()
+        _discard(sys.stdout)
         return 141
     except (Error, OSError, MemoryError) as error:
         _say(_message(error))
         return 2
     except KeyboardInterrupt as ended:
         _say("interrupted")
-        return 128 + (ended.args or (signal.SIGINT,))[0]
+        raise SystemExit(128 + (ended.args or (signal.SIGINT,))[0]) from None
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command. Raises SystemExit behind help and wrong usage, OSError where help cannot be printed."""
+    parser = build_parser()
+    try:
+        if words and words[0] in parser.commands:
+            parser.commands[words[0]].check_options(words[1:])
+        return parser.parse_args(words)
+    finally:
+        sys.stdout.flush()
+
+
+_ENDING = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
+"""Signals that ask a process to end, and their usual handlers."""
+
+_CLEANING = 1.0
+"""Seconds behind one of them in which others are ignored: they would end the cleaning up."""
 
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP interrupt like Ctrl-C, so that commands clean up: not where they are ignored or handled."""
-    names = {"SIGTERM", "SIGHUP"} & set(dir(signal)) if threading.current_thread() is threading.main_thread() else ()
-    handled = [number for number in (getattr(signal, name) for name in names) if signal.getsignal(number) == signal.SIG_DFL]
+    """Context in which SIGTERM and SIGHUP interrupt like Ctrl-C, so that commands clean up: not where they are ignored or handled.
+
+    The KeyboardInterrupt has the signal's number. At the end it is raised again, in case that a callback of C or a `__del__` lost it.
+    """
+    known = {getattr(signal, name): usual for name, usual in _ENDING.items() if hasattr(signal, name)}
+    is_main = threading.current_thread() is threading.main_thread()
+    handled = {number: usual for number, usual in known.items() if is_main and signal.getsignal(number) == usual}
+    came: list[tuple[int, float]] = []
 
     def end(number: int, frame: object) -> None:
-        for own in handled:  # a second one would end the cleaning up
-            signal.signal(own, signal.SIG_IGN)
-        raise KeyboardInterrupt(number)
+        if not came or time.monotonic() > came[-1][1] + _CLEANING:
+            came.append((number, time.monotonic()))
+            raise KeyboardInterrupt(number)
 
     for number in handled:
         signal.signal(number, end)
     try:
         yield
+        if came:
+            raise KeyboardInterrupt(came[0][0])
     finally:
-        for number in handled:
-            signal.signal(number, signal.SIG_DFL)
+        for number, usual in handled.items():
+            signal.signal(number, usual)
 
 
 def _say(text: str) -> None:
     """Print a line to standard error, behind all that the command printed and in place of its bar."""
-    progress.clear()
-    try:
-        sys.stdout.flush()
-    except OSError:  # as on a full disk
-        _discard_output()
-    print(f"bitnet-np: {printable(text)}", file=sys.stderr)
+    for stream, line in ((sys.stdout, ""), (sys.stderr, f"bitnet-np: {printable(text)}\n")):
+        try:
+            progress.clear()
+            print(line, end="", file=stream, flush=True)
+        except OSError:  # as on a full disk
+            _discard(stream)
 
 
-def _discard_output() -> None:
+def _discard(stream: TextIO) -> None:
     """Let output that cannot be written go nowhere: Python would try again at its end, and exit with 120."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _message(error: Exception) -> str:

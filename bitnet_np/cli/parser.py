@@ -3,6 +3,7 @@
 import argparse
 import ast
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -64,6 +65,10 @@ class Parser(argparse.ArgumentParser):
         """End with the usage and the message, to which a command or value is added that is close to a wrong one."""
         wrong = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
         super().error(message + (meant(wrong[1], re.findall(r"[^\s',]+", wrong[2])) if wrong else ""))
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or usage. Raises OSError where argparse would lose it."""
+        print(message, end="", file=file or sys.stderr)
 
     def check_options(self, words: Sequence[str]) -> None:
         """End with an error if a word looks like an option and is none: argparse would first miss what the right one had given."""

@@ -11,8 +11,10 @@ import numba
 import numpy as np
 
 from .. import contract
+from ..base.errors import listed
 from ..base.whole_file import whole_file
-from ..kernels.cache import cache_folder, disk_cache
+from ..kernels.cache import cache_folder
+from ..kernels.cache.private_parts import gone
 from ..kernels.fast import amx
 from ..kernels.processor import cpu_features, instruction_path
 from ..testing import fixtures, selftest
@@ -65,7 +67,7 @@ def _machine() -> dict[str, Any]:
         "instruction_path": instruction_path(),
         "matrix_tiles": amx.why_absent() or "AMX",
         "features": sorted(cpu_features()),
-        "compiled_kernels": str(cache_folder.folder()) if disk_cache.is_known() else "not kept: this version of Numba is not known",
+        "compiled_kernels": str(cache_folder.folder()) if not gone() else f"not kept: this version of Numba has no {listed(gone(), 2)}",
     }
 
 

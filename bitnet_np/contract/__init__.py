@@ -27,14 +27,16 @@ float32 if their type is not given; engine/backend.py explains the operations, m
 """
 
 from collections.abc import Callable
+from functools import partial
+from operator import setitem
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..base.errors import CapacityError, NonFiniteError
-from ..base.tensor_types import TensorType
-from .blocks import Bytes, product_as_llama_cpp, weights
+from ..base.tensor_types import Q8_0, TensorType
+from .blocks import Bytes, product_as_llama_cpp, rounded, weights
 from .numbers import GELU_CUBIC, GELU_LINEAR, WIDE_LANES, Floats, cos_sin, dot, exp, f32, fma, lane_sum, normal_cdf, tanh
 
 Places = NDArray[np.int64]
@@ -77,8 +79,8 @@ class ArrayStorage:
     def readable(self, array: NDArray) -> NDArray:
         return array.view(np.int16) if array.dtype == np.float16 else array
 
-    def erase(self, array: NDArray, slot: int, start: int, end: int) -> None:
-        array[:, slot, start:end] = 0
+    def erasing(self, array: NDArray, slot: int, start: int, end: int) -> Callable[[], None]:
+        return partial(setitem, array, (slice(None), slot, slice(start, end)), 0)
 
     def carry(self, source: NDArray, slot: int, out: NDArray, target: int, length: int) -> None:
         out[:, target, :length] = source[:, slot, :length]
@@ -354,6 +356,41 @@ def scaled(x: Floats, factor: f32) -> Floats:  # [R, N], float32 -> [R, N]
     return x * factor
 
 
+@np.errstate(all="ignore")
+def round_as(x: Floats, kind: str) -> Floats:  # [..., M], a type -> [..., M]
+    """The numbers that a type keeps of x. A step of int8 is that of M numbers, one of ggml's blocks that of 32 of them."""
+    rows = x.reshape(-1, x.shape[-1])
+    kept: Any
+    if kind == "float16":
+        kept = rows.astype(np.float16).astype(f32)
+    elif kind == "bfloat16":
+        kept = np.where(np.isnan(rows), rows, (_upper_half(rows.view(np.uint32)) << 16).view(f32))
+    elif kind == "int8":
+        step = np.abs(rows).max(axis=1, keepdims=True) / f32(127)
+        kept = np.rint(rows / np.where(step > 0, step, f32(1))) * step
+    elif kind == "q8_0":
+        codes, scale, _ = rounded(rows, Q8_0)
+        kept = codes * np.repeat(scale, 32, axis=1)
+    else:
+        kept = _in_q4_0(rows.reshape(-1, 32))
+    return kept.reshape(x.shape)
+
+
+def _upper_half(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """The upper 16 bits, rounded half to even by the lower ones."""
+    upper, lower = bits >> 16, bits & 0xFFFF
+    return upper + ((lower > 0x8000) | ((lower == 0x8000) & (upper & 1 == 1)))
+
+
+def _in_q4_0(x: Floats) -> Floats:  # [blocks, 32] -> [blocks, 32]
+    """Codes -8 to 7, by the exact step that makes the first of the largest -8. Half a step goes up. The step is then rounded to float16."""
+    largest = x[np.arange(len(x)), np.abs(x).argmax(axis=1), None]
+    step = largest / f32(-8)
+    per_unit = np.where(step == 0, f32(0), f32(1) / step)
+    codes = np.floor(x * per_unit + f32(8.5)).clip(0, 15) - f32(8)
+    return codes * step.astype(np.float16).astype(f32)
+
+
 def take(x: Floats, rows: Places) -> Floats:  # [R, D], [B] -> [B, D]
     return x[rows]
 
@@ -436,22 +473,3 @@ def mix(y: Floats, weights: Floats) -> Floats:  # [R, k, D], [R, k] -> [R, D]
 @np.errstate(all="ignore")
 def sigmoid_gate(x: Floats, gate: Floats) -> Floats:  # [R, D], [R, 1] -> [R, D]
     return x * (f32(1) / (f32(1) + exp(-gate)))
-
-
-# --- masks ----------------------------------------------------------------------------------------------------------------------------
-
-
-def fill_mask(
-    out: NDArray, first: int, queries: Places, past: Places, keys: Places, window: int, prefix: int, block: int, sinks: int
-) -> None:  # [B, Q, n], [B] x 3
-    """Row i of sequence b is query first + i at position past[b] + first + i. masks.Pattern says what it sees; 0 adds no condition.
-
-    True and False for bool, else 0 and -infinity. Rows from queries[b] and columns from keys[b] on are padding.
-    """
-    row, key = first + np.arange(out.shape[1])[:, None], np.arange(out.shape[2])
-    position = past[:, None, None] + row
-    low = np.maximum(0, position + 1 - window) if window else np.zeros_like(position)
-    low = np.maximum(low, position // block * block) if block else low
-    widened_to = np.minimum(np.maximum(prefix, np.minimum(sinks, position + 1)), keys[:, None, None])
-    seen = (row < queries[:, None, None]) & ((key < widened_to) | ((key >= low) & (key <= position)))
-    out[:] = seen if out.dtype == np.bool_ else np.where(seen, 0, -np.inf)

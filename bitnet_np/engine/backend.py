@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from numpy.typing import DTypeLike, NDArray
 
+from ..base.errors import OptionError, shown
 from ..base.tensor_types import TensorType
 
 Array = Any
@@ -36,8 +37,8 @@ class Storage(Protocol):
     def readable(self, array: Array, /) -> Array:
         """Keys or values [B, S, G, K] as a backend's attention reads them: float32, or float16's bits as int16."""
 
-    def erase(self, array: Array, slot: int, start: int, end: int, /) -> None:
-        """Set positions start..end of a slot to zero."""
+    def erasing(self, array: Array, slot: int, start: int, end: int, /) -> Callable[[], None]:
+        """What sets positions start..end of a slot to zero when it is called: on the CPU a function of C, which no interrupt cuts."""
 
     def carry(self, source: Array, slot: int, out: Array, target: int, length: int, /) -> None:
         """Copy the first positions of a slot to another slot, of the same array or of one with another S."""
@@ -117,6 +118,7 @@ class Backend(Protocol):
     def add(self, a: Array, b: Array, /) -> Array: ...  # [R, D] x 2 -> [R, D]
     def add_bias(self, x: Array, bias: Array, /) -> Array: ...  # [R, N], [N] -> [R, N]
     def scaled(self, x: Array, factor: Any, /) -> Array: ...  # [R, N], float32 -> [R, N]
+    def round_as(self, x: Array, kind: str, /) -> Array: ...  # [..., M] -> [..., M]; kind: of cache_types.KINDS, but for float32
     def take(self, x: Array, rows: Array, /) -> Array: ...  # [R, D], [B] -> [B, D]
     def relu2_gate(self, gate: Array, up: Array, /) -> Array: ...  # [R, F] x 2 -> [R, F]
     def silu_gate(self, gate: Array, up: Array, /) -> Array: ...
@@ -132,15 +134,19 @@ class Backend(Protocol):
     def mix(self, y: Array, weights: Array, /) -> Array: ...  # [R, k, D], [R, k] -> [R, D]
     def sigmoid_gate(self, x: Array, gate: Array, /) -> Array: ...  # [R, D], [R, 1] -> [R, D]
 
-    # --- masks ---
-
-    def fill_mask(
-        self, out: Array, first: int, queries: Array, past: Array, keys: Array, window: int, prefix: int, block: int, sinks: int, /
-    ) -> None: ...  # [B, Q, K], [B] x 3
-
 
 OPERATIONS = tuple(name for name, member in vars(Backend).items() if isfunction(member) and not name.startswith("_"))
 """The names of all operations."""
+
+
+def check_backend(name: str, backend: Any) -> None:
+    """Raises OptionError for what is no Backend, which may be a module or an object. Its operations are not looked for."""
+    try:
+        known = isinstance(backend.device, str) and {backend.exact_only, backend.splits_rows} <= {True, False}
+    except Exception:  # it has not these attributes
+        known = False
+    if not known:
+        raise OptionError(f"{name} is {shown(backend)}, expected a backend such as bitnet_np.contract")
 
 
 class Wrapped:

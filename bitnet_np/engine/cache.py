@@ -1,22 +1,24 @@
 """KVCache: the keys and values of sequences in progress, each with its own length."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from threading import Lock
+from operator import call
+from threading import get_ident
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..base.errors import CapacityError, SlotError, listed, shown
-from ..base.validate import dtype_of, instance, integer
+from ..base.errors import CapacityError, SlotError, listed
+from ..base.validate import dtype_of, flag, instance, integer, items_of
 from ..kernels.storage import HOST, nbytes_of
 from ..model.records import Config
 from .backend import Array, Backend, Storage
 from .repeats import Repeats
 from .tokens import Rows
 
-_LOCK = Lock()  # guards the sets of slots that passes are writing to; one for all caches, so that a cache can be copied and pickled
+R = TypeVar("R")
 
 Attention = Callable[[int, Array, Array, Array, Array, Array], Array]
 """Attention of one layer: layer, q [R, H, K], keys and values [B, S, G, K], slots [R], positions [R] -> [R, H, K]."""
@@ -143,40 +145,43 @@ class KVCache:
         return lengths
 
     def _check_idle(self, slots: Iterable[int]) -> None:
-        for slot in self._written.intersection(slots):
-            raise SlotError(f"KV cache: a forward pass is writing to slot {slot}, expected it to end first")
+        if taken := self._written.intersection(slots):
+            raise _written_to(taken)
 
-    @contextmanager
-    def appending(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Context of a pass that writes counts[i] more positions to slot slots[i]; yields the positions [B] at which they begin.
+    def append(self, slots: NDArray[np.int64], counts: NDArray[np.int64], write: Callable[[NDArray[np.int64]], R]) -> R:
+        """write(start), which writes counts[i] more positions to slot slots[i], from start[i] on. The slots hold them afterwards.
 
-        The slots hold the new positions after the block. If it raises, the cache is as it was. Raises what `reserve` raises, and SlotError
-        if another pass, of a thread or a recorder, writes to one of the slots.
+        If it raises, the cache is as it was, and so it is where Ctrl-C comes before the end. Raises what `reserve` raises, and SlotError if
+        another pass, of a thread or a recorder, writes to one of the slots.
+
+        Python lets other threads run, and raises KeyboardInterrupt, behind calls and at the beginnings of functions and of a loop's rounds.
+        So nothing is called from the look at `_written` to `try`, nor at the end, and what has to be undone is undone by one call of C.
         """
-        reserved = set(slots.tolist())
-        with _LOCK:
-            self._check_idle(reserved)
-            self._written |= reserved
+        this = _Pass(get_ident(), self, set(slots.tolist()))
+        key = id(this)
+        if taken := self._written & this.slots:
+            raise _written_to(taken)
+        self._written |= this.slots
+        _passes[key] = this
         try:
             start = self.reserve(slots, counts)
-            with self.undone_on_error(slots, counts):
-                yield start
-            self.lengths[slots] += counts
+            this.parts = self._parts(zip(slots.tolist(), start.tolist(), (start + counts).tolist(), strict=True))
+            undo = map(call, this.parts)
+            try:
+                out = write(start)
+            except BaseException:
+                any(undo)
+                raise
+            self.lengths[slots] = start + counts
+            this.parts = ()
+            return out
         finally:
-            with _LOCK:
-                self._written -= reserved
+            self._written -= this.slots
+            del _passes[key]
 
-    @contextmanager
-    def undone_on_error(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[None]:
-        """Context that undoes what is appended in it, at most counts[i] positions to slot slots[i], if it raises."""
-        before = self.lengths[slots]
-        try:
-            yield
-        except BaseException:
-            for slot, length, count in zip(slots.tolist(), before.tolist(), counts.tolist(), strict=True):
-                self.erase(slot, length, length + count)
-            self.lengths[slots] = before
-            raise
+    def _parts(self, parts: Iterable[tuple[int, int, int]]) -> Sequence[Callable[[], object]]:
+        """What zeros positions start..end of slots, (slot, start, end) each, in every layer, where each is called."""
+        return [self.storage.erasing(array, *part) for part in parts for array in (self.k, self.v)]
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first `length` positions of a slot; other slots keep every byte.
@@ -187,8 +192,9 @@ class KVCache:
         if not 0 <= length <= self.lengths[slot]:
             raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot be cut to {length}")
         self._check_idle((slot,))
-        self.erase(slot, length, int(self.lengths[slot]))
+        erase = map(call, self._parts([(slot, length, int(self.lengths[slot]))]))
         self.lengths[slot] = length
+        any(erase)
 
     def rollback(self, slot: int, count: int) -> None:
         """Forget the last `count` positions of a slot. Raises what `truncate` does."""
@@ -214,7 +220,7 @@ class KVCache:
 
         Raises what `truncate` does for `length`, and SlotError for a target that does not exist, is not empty, or is named twice.
         """
-        source, targets = self._checked(source), [self._checked(slot) for slot in _sequence(targets)]
+        source, targets = self._checked(source), [self._checked(slot) for slot in items_of("KV cache: slots", targets, SlotError)]
         filled = int(self.lengths[source])
         length = filled if length is None else _count("length", length)
         if not 0 <= length <= filled:
@@ -225,10 +231,13 @@ class KVCache:
         for slot in targets:
             if self.lengths[slot]:
                 raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, clear it before it is copied to")
-        for slot in targets:
-            for array in (self.k, self.v):
-                self.storage.carry(array, source, array, slot, length)
-            self.lengths[slot] = length
+
+        def copy(start: NDArray[np.int64]) -> None:
+            for slot in targets:
+                for array in (self.k, self.v):
+                    self.storage.carry(array, source, array, slot, length)
+
+        self.append(np.array(targets, np.int64), np.full(len(targets), length), copy)
 
     def resize(self, batch: int | None = None, capacity: int | None = None, *, force: bool = False) -> None:
         """Change the number of slots, or of positions in each. Slots keep what they hold, as far as there is room for it.
@@ -238,7 +247,7 @@ class KVCache:
         """
         batch, capacity = self._sizes(self.batch if batch is None else batch, self.capacity if capacity is None else capacity)
         self._check_idle(range(self.batch))
-        for slot in () if force else np.flatnonzero(self.lengths):
+        for slot in () if flag("force", force) else np.flatnonzero(self.lengths):
             if slot >= batch:
                 raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {batch} slots")
             if self.lengths[slot] > capacity:
@@ -252,10 +261,36 @@ class KVCache:
                 self.storage.carry(old, i, new, i, int(lengths[i]))
         self.k, self.v, self.lengths = k, v, lengths
 
-    def erase(self, slot: int, start: int, end: int) -> None:
-        """Zero positions start..end of a slot in every layer."""
-        for array in (self.k, self.v):
-            self.storage.erase(array, slot, start, end)
+
+@dataclass(eq=False)
+class _Pass:
+    """A pass that is running."""
+
+    thread: int
+    cache: KVCache
+    slots: set[int]
+    parts: Sequence[Callable[[], object]] = ()  # what undoes it
+
+
+_passes: dict[int, _Pass] = {}
+
+
+def _after_fork() -> None:
+    """In a forked child: undo the passes of other threads, which are not there."""
+    for key, one in list(_passes.items()):
+        if one.thread != get_ident():
+            for erase in one.parts:
+                erase()
+            one.cache._written -= one.slots
+            del _passes[key]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _written_to(slots: set[int]) -> SlotError:
+    return SlotError(f"KV cache: a forward pass is writing to slot {min(slots)}, expected it to end first")
 
 
 def new_cache(config: Config, batch: int, capacity: int | None, ops: Backend, dtype: DTypeLike = np.float32) -> KVCache:
@@ -266,10 +301,3 @@ def new_cache(config: Config, batch: int, capacity: int | None, ops: Backend, dt
 def _count(name: str, value: int) -> int:
     """A number of positions as an integer; the caller checks its range, which depends on the slot. Raises CapacityError."""
     return integer(f"KV cache: {name}", value, -(2**63), error=CapacityError)
-
-
-def _sequence(slots: Iterable[int]) -> list[int]:
-    try:
-        return list(slots)
-    except TypeError:
-        raise SlotError(f"KV cache: slots are {shown(slots)}, expected a collection of integers") from None

@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import OptionError, shown
-from ..base.tensor_types import BF16, F16, F32
-from ..kernels.ggml import activations
-from ..model.records import Blocks, Model, Table
+from ..base.validate import choice, flag, instance
+from ..model.records import Model
 from ..model.rope import yarn_ramp
 from . import cache_types
-
-Floats = NDArray[np.float32]
+from .backend import Array, Backend
 
 
 @dataclass(frozen=True)
@@ -23,10 +20,12 @@ class Dialect:
 
     in_float16: keys, values, rotated queries, attention probabilities and the head's input are rounded to float16, as with a float16 KV
     cache and output matrix. stepped_angles: RoPE's angles are stepped from pair to pair in float32 instead of being computed one by one.
-    bitnet.cpp's decode does both. ggml_activations: the input of a matrix is rounded as ggml's CPU backend does for the matrix's type
-    (kernels/ggml/activations.py), also where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does
-    that, with a float32 KV cache and without flash attention, and steps the angles. kv: the type of the KV cache (cache_types.py), to which
-    keys and values are rounded before attention reads them, in whole sequences too; `with_cache` makes such a dialect.
+    bitnet.cpp's decode does both. ggml_activations: the input of a matrix is rounded as ggml's CPU backend does for the matrix's type, also
+    where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does that, with a float32 KV cache and
+    without flash attention, and steps the angles. kv: the type of the KV cache (cache_types.py), to which keys and values are rounded
+    before attention reads them, in whole sequences too; `with_cache` makes such a dialect.
+
+    A backend computes all of these roundings, but for the angles.
     """
 
     name: str
@@ -35,26 +34,29 @@ class Dialect:
     ggml_activations: bool = False
     kv: str = "float32"
 
+    def __post_init__(self) -> None:
+        instance("name", self.name, str)
+        for name in ("in_float16", "stepped_angles", "ggml_activations"):
+            flag(name, getattr(self, name))
+
     def with_cache(self, kind: str) -> Dialect:
         """The dialect with a KV cache of this type: float32, float16, bfloat16, int8, q8_0 or q4_0. Raises OptionError."""
-        if kind not in cache_types.ROUNDINGS:
-            raise OptionError(f"kind is {shown(kind)}, expected one of {', '.join(cache_types.ROUNDINGS)}")
+        choice("kind", kind, cache_types.KINDS)
         return self if kind == self.kv else replace(self, name=f"{self.name}, kv={kind}", kv=kind)
 
-    def rounded(self, x: Floats) -> Floats:
+    def rounded(self, x: Array, ops: Backend) -> Array:
         """Queries, keys, values or the head's input as this dialect keeps them."""
-        return x.astype(np.float16).astype(np.float32) if self.in_float16 else x
+        return ops.round_as(x, "float16") if self.in_float16 else x
 
-    def cached(self, x: Floats) -> Floats:
+    def cached(self, x: Array, ops: Backend) -> Array:
         """Keys or values [R, G, K] as attention reads them."""
-        x = self.rounded(x)
-        return x if self.kv == "float32" else cache_types.rounded(x, self.kv)
+        x = self.rounded(x, ops)
+        return x if self.kv == "float32" else ops.round_as(x, self.kv)
 
-    def matrix_input(self, x: Floats, weights: Table) -> Floats:
-        """The input of a matrix as this dialect multiplies it: [R, M] -> [R, M]."""
-        if not self.ggml_activations:
-            return x
-        return activations.ROUNDINGS[weights.type if isinstance(weights, Blocks) else _TYPES[weights.dtype]](x)
+    def matrix_input(self, x: Array, table: Array, ops: Backend) -> Array:
+        """The input of a matrix of floats as this dialect multiplies it: [R, M] -> [R, M]."""
+        kind = _NARROW.get(table.dtype) if self.ggml_activations else None
+        return x if kind is None else ops.round_as(x, kind)
 
     def angles(self, position: NDArray[np.int64], model: Model) -> NDArray[np.float64]:
         """RoPE's angles in radians: [R] -> [R, J]."""
@@ -80,4 +82,4 @@ BITNET_CPP = Dialect("bitnet.cpp", in_float16=True, stepped_angles=True)
 LLAMA_CPP = Dialect("llama.cpp", in_float16=False, stepped_angles=True, ggml_activations=True)
 DIALECTS = {dialect.name: dialect for dialect in (EXACT, BITNET_CPP, LLAMA_CPP)}
 
-_TYPES = {np.dtype(np.float32): F32, np.dtype(np.float16): F16, np.dtype(np.uint16): BF16}
+_NARROW = {np.dtype(np.float16): "float16", np.dtype(np.uint16): "bfloat16"}

@@ -22,8 +22,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..base.errors import NonFiniteError, OptionError, ShapeError, UnsupportedError
-from ..base.validate import instance, integer, integers
+from ..base.errors import NonFiniteError, ShapeError, UnsupportedError
+from ..base.validate import array_of, choice, flag, function, instance, integer, integers
 from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Config, Model, Pooling
@@ -80,7 +80,7 @@ def forward_full(
     Raises ShapeError (MaskError), TokenRangeError, EmptyInputError or ContextLimitError before anything is computed, NonFiniteError if the
     model overflows, UnsupportedError for a mask in a dialect that rounds probabilities.
     """
-    runtime = Runtime(model, dialect, ops).checked()
+    runtime = _checked(model, dialect, ops, record, last_only=last_only, strict=strict)
     checked = check_tokens(model.config, tokens, lengths)
     return run_whole(runtime, checked, record, last_only=last_only, attention=_by_mask(runtime, mask, checked, strict))
 
@@ -96,20 +96,36 @@ def forward_layer(
     record: Record = ignore,
     mask: ArrayLike | None = None,
     strict: bool = False,
+    cache: KVCache | None = None,
 ) -> Floats:
     """One layer on whole sequences: its input [B, T, D] float32 -> l_out [B, T, D]. Position t of a sequence is t.
 
     The same bits as within `forward_full`, where l_out of one layer is the input of the next. Arguments as in `forward_full`.
 
+    cache: of this layer alone, `KVCache(replace(model.config, n_layers=1), batch=B)`. Then the T tokens of sequence i follow the positions
+    that slot i holds, with the bits and the masks of `forward`; afterwards the slots hold them, too.
+
     Raises ShapeError for another shape or dtype, OptionError for a layer that does not exist, ContextLimitError, NonFiniteError if the
-    result has NaN or infinity in it, and what `forward_full` raises for masks.
+    result has NaN or infinity in it, what `forward_full` raises for masks, and what `forward` raises for a cache, which then is as it was.
     """
-    runtime = Runtime(model, dialect, ops).checked()
+    runtime = _checked(model, dialect, ops, record, strict=strict)
     layer, shape, h = _layer_input(runtime, layer, hidden)
     tokens = Tokens.whole(np.zeros(shape[:2], np.int64))  # stand for the sequences' lengths: no token is looked up
-    rows, attend = whole_rows(runtime, tokens, _by_mask(runtime, mask, tokens, strict))
-    out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
-    return _layer_output(runtime, layer, out).reshape(shape)
+    if cache is None:
+        rows, attend = whole_rows(runtime, tokens, _by_mask(runtime, mask, tokens, strict))
+        out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
+        return _layer_output(runtime, layer, out).reshape(shape)
+    check_cache(model.config, cache, layers=1)
+    slots = np.arange(len(tokens.lengths))
+    attention = _by_mask_of_positions(runtime, mask, tokens, cache, slots, strict)
+
+    def write(start: NDArray[np.int64]) -> Floats:
+        rows = Rows.of(model.config, tokens, slots, start)
+        attend = Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention or runtime.attention, ops.mark)
+        out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
+        return _layer_output(runtime, layer, out).reshape(shape)
+
+    return cache.append(slots, tokens.lengths, write)
 
 
 @steady
@@ -123,7 +139,7 @@ def feed_forward(
 
     Raises ShapeError, OptionError and NonFiniteError as `forward_layer` does.
     """
-    runtime = Runtime(model, dialect, ops).checked()
+    runtime = _checked(model, dialect, ops, record, norm=norm)
     layer, shape, h = _layer_input(runtime, layer, hidden)
     return _layer_output(runtime, layer, run_feed_forward(runtime, layer, h, norm, record)).reshape(shape)
 
@@ -131,7 +147,7 @@ def feed_forward(
 def _layer_input(runtime: Runtime, layer: int, hidden: ArrayLike) -> tuple[int, tuple[int, ...], Array]:
     """The number of a layer, the shape [B, T, D] of its input, and a copy of that as rows [R, D] on the device."""
     config = runtime.model.config
-    layer, rows = integer("layer", layer, 0, config.n_layers - 1), np.asarray(hidden)
+    layer, rows = integer("layer", layer, 0, config.n_layers - 1), array_of("hidden", hidden)
     if rows.ndim != 3 or rows.dtype != np.float32 or 0 in rows.shape or rows.shape[2] != config.width:
         raise ShapeError(f"hidden is {rows.dtype} {list(rows.shape)}, expected float32 [B, T, {config.width}]")
     return layer, rows.shape, runtime.ops.upload(np.array(rows.reshape(-1, config.width)))  # a copy: layers may compute in place
@@ -168,22 +184,15 @@ def forward(
     mask: as in `forward_full`, [T, S] or [1 or B, 1, T, S]: a row for each new token, a column for each position from 0 on, S of them, as
     many as the longest sequence has if all its T tokens are real. A position that is not there yet, or is padding, is never seen.
 
-    Raises what `forward_full` raises, UnsupportedError for a mask with a float16 cache or one on a device, CapacityError when the
-    cache is too small, SlotError for a slot that does not exist, is named twice, or that another pass is writing to. Whatever is raised,
-    also by `record`, the cache is as it was.
+    Raises what `forward_full` raises, UnsupportedError for a mask with a float16 cache, CapacityError when the cache is too small,
+    SlotError for a slot that does not exist, is named twice, or that another pass is writing to. Whatever is raised, also by `record`, the
+    cache is as it was.
     """
-    runtime = Runtime(model, dialect, ops).checked()
+    runtime = _checked(model, dialect, ops, record, last_only=last_only, strict=strict)
     checked = check_tokens(model.config, tokens, lengths)
     chosen = check_slots(slots, checked)
     check_cache(model.config, cache)
-    attention = None
-    if mask is not None:
-        _check_maskable(cache)
-        start, length = cache.reserve(chosen, checked.lengths), checked.ids.shape[1]
-        visible = masks.check(mask, length, int(start.max()) + length, batch=len(start))
-        if strict:
-            masks.check_causal(visible, start)
-        attention = _masked_attention(runtime, visible, checked, chosen, start)
+    attention = _by_mask_of_positions(runtime, mask, checked, cache, chosen, strict)
     return run_cached(runtime, checked, cache, chosen, record, last_only=last_only, attention=attention)
 
 
@@ -203,7 +212,7 @@ def prefill(
 
     The same bits. Raises what `forward` raises, and OptionError for a block below 1; whatever is raised, the cache is as it was.
     """
-    runtime = Runtime(model, dialect, ops).checked()
+    runtime = _checked(model, dialect, ops)
     checked = check_tokens(model.config, tokens, lengths)
     block = integer("block", block, 1)
     chosen = check_slots(slots, checked)
@@ -230,7 +239,7 @@ def forward_incremental(
 
     Raises what `forward` raises, and OptionError for a chunk below 1.
     """
-    runtime = Runtime(model, dialect, ops).checked()
+    runtime = _checked(model, dialect, ops, record, last_only=last_only)
     checked = check_tokens(model.config, tokens, lengths)
     chunk = integer("chunk", chunk, 1)
     config, (batch, length) = model.config, checked.ids.shape
@@ -275,9 +284,8 @@ def compute_logits(
 
     Raises what the path raises, and OptionError for another mode.
     """
-    if mode not in get_args(Mode):
-        raise OptionError(f"mode is {mode!r}, expected 'parallel', 'incremental' or 'auto'")
-    Runtime(model, dialect, ops).checked()
+    choice("mode", mode, get_args(Mode))
+    _checked(model, dialect, ops)
     longest = check_tokens(model.config, tokens, lengths).ids.shape[1]
     threshold = integer("parallel_threshold", parallel_threshold, 0)
     how: dict[str, Any] = {"last_only": last_only, "dialect": dialect, "ops": ops, "record": record, "mask": mask}
@@ -340,35 +348,68 @@ def run_cached(
 
     with_logits: False leaves out the output matrix: the cache is filled, the result is [0, V]. attention: replaces the causal one.
     """
-    ops = runtime.ops
-    with cache.appending(slots, tokens.lengths) as start:
-        rows = Rows.of(runtime.model.config, tokens, slots, start)
-        alike = rows.last.size == rows.slot.size and ops.repeats and attention is None and record is ignore and runtime.edit is None
-        repeats = cache.repeats if alike else None  # one more token of each sequence, as often before
-        attend = Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention or runtime.attention, ops.mark, repeats)
-        h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
-        if not with_logits:
-            return np.empty((0, runtime.model.config.vocab), np.float32)
-        logits = check_finite(ops.to_host(run_output(runtime, h, record)), rows, last_only)
-    return logits if last_only else rows.padded(logits, tokens.ids.shape)
+
+    def write(start: NDArray[np.int64]) -> Floats:
+        return _continued(runtime, tokens, cache, slots, start, record, last_only=last_only, with_logits=with_logits, attention=attention)
+
+    return cache.append(slots, tokens.lengths, write)
 
 
 def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], *, block: int = BLOCK) -> Floats:
     """`prefill` for checked arguments."""
     if tokens.ids.shape[1] <= block:
         return run_cached(runtime, tokens, cache, slots, last_only=True)
-    check_context(runtime.model.config, cache.reserve(slots, tokens.lengths) + tokens.lengths)
-    logits: list[tuple[int, Floats]] = []
-    with cache.undone_on_error(slots, tokens.lengths):
-        for part in tokens.blocks(block):
-            ends = bool(part.last.any())  # a sequence ends here: the logits of other blocks are not needed
-            rows = run_cached(runtime, part.tokens, cache, slots[part.active], last_only=True, with_logits=ends)
-            if ends:
-                logits += zip(part.active[part.last], rows[part.last], strict=True)
-    return np.stack([row for _, row in sorted(logits, key=lambda item: item[0])])
+    return cache.append(slots, tokens.lengths, lambda start: _continued_by_blocks(runtime, tokens, cache, slots, start, block))
+
+
+def _continued_by_blocks(
+    runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], start: NDArray[np.int64], block: int
+) -> Floats:
+    """Logits [B, V] of the last tokens of sequences, of which `block` at a time are written to the cache."""
+    check_context(runtime.model.config, start + tokens.lengths)
+    logits = np.empty((len(slots), runtime.model.config.vocab), np.float32)
+    for part in tokens.blocks(block):
+        ends, its = part.last.any(), part.active  # where a sequence ends: the logits of other blocks are not needed
+        rows = _continued(runtime, part.tokens, cache, slots[its], start[its] + part.begin, last_only=True, with_logits=bool(ends))
+        if ends:
+            logits[its[part.last]] = rows[part.last]
+    return logits
+
+
+def _continued(
+    runtime: Runtime,
+    tokens: Tokens,
+    cache: KVCache,
+    slots: NDArray[np.int64],
+    start: NDArray[np.int64],
+    record: Record = ignore,
+    *,
+    last_only: bool,
+    with_logits: bool,
+    attention: Attention | None = None,
+) -> Floats:
+    """Logits of tokens at the positions from start [B] on, which are written to the cache. The rows check the model's context."""
+    ops = runtime.ops
+    rows = Rows.of(runtime.model.config, tokens, slots, start)
+    alike = rows.last.size == rows.slot.size and ops.repeats and attention is None and record is ignore and runtime.edit is None
+    repeats = cache.repeats if alike else None  # one more token of each sequence, as often before
+    attend = Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention or runtime.attention, ops.mark, repeats)
+    h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
+    if not with_logits:
+        return np.empty((0, runtime.model.config.vocab), np.float32)
+    logits = check_finite(ops.to_host(run_output(runtime, h, record)), rows, last_only)
+    return logits if last_only else rows.padded(logits, tokens.ids.shape)
 
 
 # --- checked arguments ----------------------------------------------------------------------------------------------------------------
+
+
+def _checked(model: Model, dialect: Dialect, ops: Backend, record: Record = ignore, **flags: bool) -> Runtime:
+    """The runtime of a call, checked with the arguments that do not depend on a model."""
+    function("record", record)
+    for name, value in flags.items():
+        flag(name, value)
+    return Runtime(model, dialect, ops).checked()
 
 
 def check_slots(slots: ArrayLike | None, tokens: Tokens) -> NDArray[np.int64]:
@@ -379,11 +420,12 @@ def check_slots(slots: ArrayLike | None, tokens: Tokens) -> NDArray[np.int64]:
     return chosen
 
 
-def check_cache(config: Config, cache: KVCache) -> None:
-    """Raises OptionError for a value that is no KVCache, ShapeError for a cache made for a model of other sizes."""
+def check_cache(config: Config, cache: KVCache, layers: int | None = None) -> None:
+    """Raises OptionError for a value that is no KVCache, ShapeError for one of another model's sizes, or not of so many layers."""
     instance("cache", cache, KVCache)
-    if cache.k.shape[0::3] + cache.k.shape[4:] != (config.n_layers, config.kv_heads, config.head_dim):
-        raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model")
+    if cache.k.shape[0::3] + cache.k.shape[4:] != (expected := (layers or config.n_layers, config.kv_heads, config.head_dim)):
+        sizes = "{} layers with {} key heads of {}".format(*expected)
+        raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model, expected {sizes}")
 
 
 def _by_mask(runtime: Runtime, mask: ArrayLike | None, tokens: Tokens, strict: bool) -> Attention | None:
@@ -393,6 +435,20 @@ def _by_mask(runtime: Runtime, mask: ArrayLike | None, tokens: Tokens, strict: b
     batch, length = tokens.ids.shape
     checked = masks.check(mask, length, length, batch=batch, strict=strict)
     return _masked_attention(runtime, checked, tokens, np.arange(batch), np.zeros(batch, np.int64))
+
+
+def _by_mask_of_positions(
+    runtime: Runtime, mask: ArrayLike | None, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], strict: bool
+) -> Attention | None:
+    """Attention of new tokens by a caller's mask of a cache's positions, if there is one. Raises what `forward` does."""
+    if mask is None:
+        return None
+    _check_maskable(cache)
+    start, length = cache.reserve(slots, tokens.lengths), tokens.ids.shape[1]
+    visible = masks.check(mask, length, int(start.max()) + length, batch=len(start))
+    if strict:
+        masks.check_causal(visible, start)
+    return _masked_attention(runtime, visible, tokens, slots, start)
 
 
 def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: NDArray[np.int64], start: NDArray[np.int64]) -> Attention:
@@ -412,16 +468,19 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
     resident = runtime.ops.upload(additive)  # [1 or slots, T, S]
     begin = np.zeros(slots.max() + 1, np.int64)
     begin[slots] = start
+    on_host = isinstance(resident, np.ndarray)
+    every = (
+        None if on_host else runtime.ops.upload(np.concatenate([np.arange(n) for n in tokens.lengths]))
+    )  # a device takes all rows at once
 
     def attend(layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
-        row = position - begin[slot] if start.any() else position
+        row = position - begin[slot] if on_host else every
         return runtime.ops.attend_masked(q, keys, values, slot, row, resident, *runtime.scoring)  # it stands for the window, too
 
     return attend
 
 
 def _check_maskable(cache: KVCache) -> None:
-    """Raises UnsupportedError for a cache whose keys cannot be read by a mask's columns."""
-    if cache.dtype == np.float16 or not isinstance(cache.k, np.ndarray):
-        kind = "float16" if cache.dtype == np.float16 else "on a device"
-        raise UnsupportedError(f"the KV cache is {kind}, which takes no mask; expected float32 in the computer's memory")
+    """Raises UnsupportedError for a cache whose keys the kernel of masks does not read."""
+    if cache.dtype == np.float16:
+        raise UnsupportedError("the KV cache is float16, which takes no mask, expected float32")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite
+import llvmlite.binding as llvm
 import numba
 import numpy as np
 
@@ -34,6 +35,7 @@ def describe() -> dict[str, Any]:
     of_arm = "neon", "dotprod", "i8mm", "sve"
     return {
         "processor": processor(),
+        "kind": numba.config.CPU_NAME or llvm.get_host_cpu_name(),  # as LLVM names it, or as Numba is told to
         "cores": os.cpu_count(),
         "instruction path": instruction_path(),
         "matrix tiles": amx.why_absent() or "AMX",

@@ -12,16 +12,15 @@ is expected: added to scores it hides nothing, and lets the future through.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import lru_cache
 from threading import Lock
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, NamedTuple, TypedDict, Unpack, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..base.errors import MaskError
-from ..base.validate import dtype_of, instance, integer
-from ..kernels import masks as kernels
+from ..base.validate import array_of, choice, dtype_of, flag, instance, integer
 
 Form = Literal["additive", "bool"]
 Align = Literal["bottom_right", "top_left"]
@@ -29,14 +28,21 @@ Align = Literal["bottom_right", "top_left"]
 LARGEST = 2**31 - 1  # size or position
 LOWEST_BIAS = -1e9  # below this a finite number in an additive mask was meant to be -infinity
 STREAM_ROWS = 256
+_SMALL, _MEDIUM = 1 << 14, 1 << 13  # elements of a mask that is kept; queries and keys of one whose line is: 17 MB at most in all
 
 
 def _size(name: str, value: int, least: int = 0) -> int:
     return integer(name, value, least, LARGEST, MaskError)
 
 
-@dataclass(frozen=True)
-class Pattern:
+class _Fields(NamedTuple):
+    window: int = 0
+    prefix: int = 0
+    block: int = 0
+    sinks: int = 0
+
+
+class Pattern(_Fields):
     """The rule that says which keys k a query at position p sees. A field that is 0 adds no condition.
 
     The query sees all keys up to its own, k <= p, narrowed by
@@ -49,28 +55,19 @@ class Pattern:
     Raises MaskError for a field that is no integer from 0 to 2**31 - 1, and for sinks without a window or block.
     """
 
-    window: int = 0
-    prefix: int = 0
-    block: int = 0
-    sinks: int = 0
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            _size(name, value)
+    def __new__(cls, window: int = 0, prefix: int = 0, block: int = 0, sinks: int = 0) -> "Pattern":
+        self = super().__new__(cls, *map(_size, cls._fields, (window, prefix, block, sinks)))
         if self.sinks and not (self.window or self.block):
             raise MaskError(f"sinks is {self.sinks} without a window or block: every earlier key is seen anyway")
-
-    @property
-    def numbers(self) -> tuple[int, int, int, int]:
-        """The fields in the order in which kernels take them."""
-        return self.window, self.prefix, self.block, self.sinks
+        return self
 
 
 CAUSAL = Pattern()
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Everything that determines one mask, checked. It is also the key of MaskCache."""
 
     q_len: int
@@ -92,8 +89,7 @@ def plan(
 ) -> Plan:
     """The checked arguments of `mask`, for a caller that fills the mask elsewhere. Raises what `mask` does."""
     q_len, k_len = _size("q_len", q_len), _size("k_len", k_len)
-    if align not in ("bottom_right", "top_left"):
-        raise MaskError(f"align is {align!r}, expected 'bottom_right' or 'top_left'")
+    choice("align", align, get_args(Align), MaskError)
     if q_len and not k_len:
         raise MaskError(f"{q_len} queries have no keys to see")
     if align == "top_left":
@@ -116,25 +112,17 @@ class _How(TypedDict, total=False):
     dtype: DTypeLike
 
 
-def mask(
-    q_len: int,
-    k_len: int,
-    pattern: Pattern = CAUSAL,
-    *,
-    past: int | None = None,
-    align: Align = "bottom_right",
-    form: Form = "additive",
-    dtype: DTypeLike = np.float32,
-) -> NDArray:
+def mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, **how: Unpack[_How]) -> NDArray:
     """The mask [q_len, k_len] of one sequence.
 
     past: number of keys before the first query's own, by default k_len - q_len: the last query sees the last key. Keys after the last
     query are hidden, like all future keys. With align="top_left" past is 0, and only then may there be fewer keys than queries.
-    dtype: of an additive mask: float32, float64 or float16.
+    form: "additive" or "bool". dtype: of an additive mask: float32 (the default), float64 or float16.
 
     q_len 0 gives [0, k_len]. Raises MaskError for queries without keys, fewer keys than queries, or a negative size.
     """
-    return _build(plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype))
+    planned, kept = _planned(q_len, k_len, pattern, how)
+    return _build(planned) if kept is None else kept.copy()
 
 
 def causal(q_len: int, k_len: int, *, form: Form = "additive", dtype: DTypeLike = np.float32) -> NDArray:
@@ -149,7 +137,10 @@ def rows(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, block: int = STRE
     """
     planned = plan(q_len, k_len, pattern, **how)
     _size("block", block, 1)
-    return (_build(planned, start, min(start + block, q_len)) for start in range(0, q_len, block))
+    return (
+        _build(planned._replace(q_len=min(block, planned.q_len - start), past=planned.past + start))
+        for start in range(0, planned.q_len, block)
+    )
 
 
 def batch(
@@ -179,9 +170,10 @@ def batch(
         keys = past + queries
     for b in np.flatnonzero(keys < queries):
         raise MaskError(f"sequence {b} has {queries[b]} queries and only {keys[b]} keys")
-    dtype = _dtype(form, dtype)
-    out = np.empty((len(queries), 1, queries.max(), keys.max()), dtype)
-    kernels.fill_mask(out[:, 0], 0, queries, keys - queries, keys, *instance("pattern", pattern, Pattern).numbers)
+    dtype, pattern = _dtype(form, dtype), instance("pattern", pattern, Pattern)
+    out = np.full((len(queries), 1, queries.max(), keys.max()), _hidden(dtype), dtype)
+    for own, q_len, k_len in zip(out[:, 0], queries.tolist(), keys.tolist(), strict=True):
+        _fill(own[:q_len, :k_len], k_len - q_len, pattern)
     return out
 
 
@@ -191,7 +183,7 @@ def part(whole: NDArray, q_len: int, k_len: int, *, past: int | None = None) -> 
     whole: mask(N, N, pattern), made once for the longest sequence. past: as in `mask`. Raises what `mask` does, and MaskError for a mask
     that is not square, or too small.
     """
-    planned, whole = plan(q_len, k_len, past=past), np.asarray(whole)
+    planned, whole = plan(q_len, k_len, past=past), array_of("the larger mask", whole, MaskError)
     end = max(planned.past + q_len, k_len)
     if whole.ndim != 2 or whole.shape[0] != whole.shape[1] or len(whole) < end:
         raise MaskError(f"the larger mask has shape {list(whole.shape)}, expected [N, N] with N at least {end}")
@@ -202,13 +194,13 @@ def part(whole: NDArray, q_len: int, k_len: int, *, past: int | None = None) -> 
 
 def as_additive(mask: NDArray, dtype: DTypeLike = np.float32) -> NDArray:
     """A mask in additive form and of this dtype: a bool mask is translated, an additive one keeps its values."""
-    if mask.dtype == np.bool_:
-        return np.where(mask, 0.0, -np.inf).astype(dtype)
-    return mask.astype(dtype, copy=False)
+    mask, kind = _of_numbers(mask), _dtype("additive", dtype)
+    return np.where(mask, 0.0, -np.inf).astype(kind) if mask.dtype == np.bool_ else mask.astype(kind, copy=False)
 
 
 def as_bool(mask: NDArray) -> NDArray[np.bool_]:
     """A mask in bool form: True where an additive mask is finite; a bool mask as it is."""
+    mask = _of_numbers(mask)
     return mask if mask.dtype == np.bool_ else mask > -np.inf
 
 
@@ -228,21 +220,20 @@ def check(
 
     Raises MaskError for another shape or dtype, NaN, +infinity, zeros and ones, or a finite number meant to be -infinity.
     """
-    try:
-        array = np.asarray(mask)
-    except ValueError:
-        raise MaskError("mask is ragged, expected rows of one length") from None
-    if array.ndim == 2:
-        array = array[None, None]
-    if array.ndim != 4 or array.shape[0] not in (1, batch) or array.shape[1:] != (1, q_len, k_len):
-        raise MaskError(f"mask has shape {np.shape(mask)}, expected {(q_len, k_len)} or {(batch, 1, q_len, k_len)}")
-    if form is not None and (array.dtype == np.bool_) != (form == "bool"):
-        raise MaskError(f"mask has dtype {array.dtype}, expected {'bool' if form == 'bool' else 'an additive mask of floats'}")
-    if array.dtype != np.bool_:
-        _check_additive(array)
-    if strict:
-        check_causal(array, np.array([k_len - q_len if past is None else _size("past", past)]))
-    view = array.view()
+    q_len, k_len, batch = _size("q_len", q_len), _size("k_len", k_len), integer("batch", batch, 1, error=MaskError)
+    given = array_of("mask", mask, MaskError, "rows of one length")
+    if given.ndim == 2:
+        given = given[None, None]
+    if given.ndim != 4 or given.shape[0] not in (1, batch) or given.shape[1:] != (1, q_len, k_len):
+        shape = given.shape[2:] if given.ndim == 4 and np.ndim(mask) == 2 else given.shape
+        raise MaskError(f"mask has shape {shape}, expected {(q_len, k_len)} or {(batch, 1, q_len, k_len)}")
+    if form is not None and (given.dtype == np.bool_) != (choice("form", form, get_args(Form), MaskError) == "bool"):
+        raise MaskError(f"mask has dtype {given.dtype}, expected {'bool' if form == 'bool' else 'an additive mask of floats'}")
+    if given.dtype != np.bool_:
+        _check_additive(given)
+    if flag("strict", strict):
+        check_causal(given, np.array([k_len - q_len if past is None else _size("past", past)]))
+    view = given.view()
     view.flags.writeable = False
     return view
 
@@ -294,7 +285,7 @@ class MaskCache:
 
     def get(self, q_len: int, k_len: int, pattern: Pattern = CAUSAL, **how: Unpack[_How]) -> NDArray:
         """As `mask`, but read-only, and the same array while the cache holds it."""
-        key = plan(q_len, k_len, pattern, **how)
+        key = _planned(q_len, k_len, pattern, how)[0]
         with self._lock:
             cached = self._masks.get(key)
             if cached is not None:
@@ -327,25 +318,73 @@ class MaskCache:
 
 
 def _sizes(name: str, values: ArrayLike) -> NDArray[np.int64]:
-    array = np.asarray(values)
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise MaskError(f"{name} has shape {array.shape} and dtype {array.dtype}, expected integers, one for each sequence")
-    for b in np.flatnonzero((array < 0) | (array > LARGEST))[:1]:
-        raise MaskError(f"{name}[{b}] is {array[b]}, expected 0 to {LARGEST}")
-    return array.astype(np.int64)
+    sizes = array_of(name, values, MaskError)
+    if sizes.ndim != 1 or sizes.size == 0 or sizes.dtype.kind not in "iu":
+        raise MaskError(f"{name} has shape {sizes.shape} and dtype {sizes.dtype}, expected integers, one for each sequence")
+    for b in np.flatnonzero((sizes < 0) | (sizes > LARGEST))[:1]:
+        raise MaskError(f"{name}[{b}] is {sizes[b]}, expected 0 to {LARGEST}")
+    return sizes.astype(np.int64)
+
+
+def _of_numbers(mask: ArrayLike) -> NDArray:
+    """A mask as an array of bool or floats. Raises MaskError for another dtype."""
+    given = array_of("mask", mask, MaskError)
+    if given.dtype.kind not in "bf":
+        raise MaskError(f"mask has dtype {given.dtype}, expected bool or floats")
+    return given
 
 
 def _dtype(form: Form, dtype: DTypeLike) -> np.dtype:
-    if form == "bool":
+    if choice("form", form, get_args(Form), MaskError) == "bool":
         return np.dtype(np.bool_)
-    if form != "additive":
-        raise MaskError(f"form is {form!r}, expected 'additive' or 'bool'")
     return dtype_of("dtype", dtype, (np.float32, np.float64, np.float16), MaskError)
 
 
-def _build(plan: Plan, start: int = 0, end: int | None = None) -> NDArray:
-    end = plan.q_len if end is None else end
-    out = np.empty((1, end - start, plan.k_len), plan.dtype)
-    queries, past, keys = (np.array([n]) for n in (plan.q_len, plan.past, plan.k_len))
-    kernels.fill_mask(out, start, queries, past, keys, *plan.pattern.numbers)
-    return out[0]
+@lru_cache(maxsize=128, typed=True)  # typed: True is no 1
+def _remembered(q_len: int, k_len: int, pattern: Pattern, **how: Unpack[_How]) -> tuple[Plan, NDArray | None]:
+    """The plan, and what the mask is copied from, if it is not large: itself, or the line that its rows are parts of."""
+    planned = plan(q_len, k_len, pattern, **how)
+    if planned.q_len * planned.k_len <= _SMALL:
+        return planned, _build(planned)
+    if planned.q_len + planned.k_len <= _MEDIUM and pattern == Pattern(pattern.window):
+        return planned, _shifted(planned.q_len, planned.k_len, planned.past, pattern.window, planned.dtype)
+    return planned, None
+
+
+def _planned(q_len: int, k_len: int, pattern: Pattern, how: _How) -> tuple[Plan, NDArray | None]:
+    """As `_remembered`, also where an argument has no hash. The checks alone take longer than a small mask."""
+    try:
+        return _remembered(q_len, k_len, pattern, **how)  # type: ignore[arg-type]
+    except TypeError:
+        return plan(q_len, k_len, pattern, **how), None
+
+
+def _hidden(dtype: np.dtype) -> float:
+    """What hides a key: False, or -infinity."""
+    return False if dtype == np.bool_ else -np.inf
+
+
+def _shifted(q_len: int, k_len: int, past: int, window: int, dtype: np.dtype) -> NDArray:
+    """The mask of a window or of none, as a view: each row is the one before, shifted by one key."""
+    line = np.full(q_len + k_len, _hidden(dtype), dtype)  # of which the last row is the beginning
+    end, size = past + q_len, dtype.itemsize
+    line[max(end - window, 0) if window else 0 : end] = dtype == np.bool_
+    return np.ndarray((q_len, k_len), dtype, line, max(q_len - 1, 0) * size, (-size, size))
+
+
+def _fill(out: NDArray, past: int, pattern: Pattern) -> None:  # [q_len, k_len]
+    q_len, k_len = out.shape
+    out[:] = _shifted(q_len, k_len, past, pattern.window, out.dtype)
+    if pattern.block:
+        for start in range(past // pattern.block * pattern.block, past + q_len, pattern.block):
+            out[max(start - past, 0) : start + pattern.block - past, :start] = _hidden(out.dtype)
+    if pattern.sinks:
+        out[:, : pattern.sinks] = _shifted(q_len, k_len, past, 0, out.dtype)[:, : pattern.sinks]
+    if pattern.prefix:
+        out[:, : pattern.prefix] = out.dtype == np.bool_
+
+
+def _build(plan: Plan) -> NDArray:
+    out = np.empty((plan.q_len, plan.k_len), plan.dtype)
+    _fill(out, plan.past, plan.pattern)
+    return out

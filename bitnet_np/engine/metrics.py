@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import cpu, workspace
-from .backend import OPERATIONS, Backend, Wrapped
+from .backend import OPERATIONS, Backend, Wrapped, check_backend
 
 _ATTENTION = ("attend", "attend_float16", "attend_masked")
 _GATHERING = ("embed", "embed_blocks")
@@ -37,9 +37,10 @@ class Operation:
 class Metrics:
     """Counters of all operations of its backends: `forward_full(model, tokens, ops=metrics.ops())`. For one thread at a time.
 
-    `operations` by name; `forwards` and `layers` that began; `kv_writes`, calls that wrote to a KV cache, one for each layer, and
-    `kv_positions`, how many keys and values each they wrote: none where there is no cache. `peak_workspace`: bytes of results in memory
-    that workspace.py lends, all of the thread, at the end of any operation; results below 16 KB and above 64 MB are not among them.
+    `operations` by name, those of a second device as "add on cuda"; `forwards` and `layers` that began; `kv_writes`, calls that wrote to a
+    KV cache, one for each layer, and `kv_positions`, how many keys and values each they wrote: none where there is no cache.
+    `peak_workspace`: bytes of results in memory that workspace.py lends, all of the thread, at the end of any operation; results below
+    16 KB and above 64 MB are not among them.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class Metrics:
 
         On a device it waits for each call, to time it.
         """
+        check_backend("backend", backend)
         counted = {name: self._counted(name, backend, reason) for name in OPERATIONS if name not in _NOT_COUNTED}
         return Wrapped(backend, mark=self._mark, **counted)
 
@@ -69,8 +71,15 @@ class Metrics:
                 "hit_rate": reused / (arrays + reused) if arrays + reused else 0.0,
                 "peak_bytes": self.peak_workspace,
             },
+            "devices": self.devices(),
             "operations": {name: asdict(operation) for name, operation in self._by_time()},
         }
+
+    def devices(self) -> dict[str, dict[str, float]]:
+        """Calls and seconds of all operations, by kind of device."""
+        kinds = dict.fromkeys(operation.device for operation in self.operations.values())
+        of = {kind: [operation for operation in self.operations.values() if operation.device == kind] for kind in kinds}
+        return {kind: {"calls": sum(o.calls for o in each), "seconds": sum(o.seconds for o in each)} for kind, each in of.items()}
 
     def table(self) -> tuple[Sequence[str], list[Sequence[object]]]:
         """Header and rows of a table, the operation with the most time first."""
@@ -98,13 +107,15 @@ class Metrics:
 
         @wraps(function)
         def counted(*arguments: Any, **options: Any) -> Any:
-            memory = workspace.counts()
+            memory = workspace.pool()
             fresh, again = memory.fresh, memory.again
             start = time.perf_counter()
             result = function(*arguments, **options)
             backend.wait()
             seconds = time.perf_counter() - start
             operation = self.operations.get(name) or self.operations.setdefault(name, Operation(device, reason))
+            if operation.device != device:
+                operation = self.operations.setdefault(f"{name} on {device}", Operation(device, reason))
             operation.calls += 1
             operation.seconds += seconds
             operation.allocations += memory.fresh - fresh

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TypeGuard
 
 import numpy as np
-from numba import get_num_threads
 from numpy.typing import NDArray
 
 from ..base.errors import NonFiniteError, UnsupportedError
@@ -20,10 +19,11 @@ from ..base.tensor_types import TERNARY_TYPES
 from ..base.validate import instance
 from ..kernels import cpu
 from ..kernels.attention import most_keys
+from ..kernels.numba_threads import get_num_threads
 from ..model.checks import check_model
 from ..model.records import Activation, Blocks, Expert, Layer, Linear, Model, Table, Ternary, Weights, with_rope_of
 from . import cache_types
-from .backend import Array, Backend
+from .backend import Array, Backend, check_backend
 from .cache import ALL, Attend, Part, some
 from .dialects import EXACT, Dialect
 from .repeats import Repeats
@@ -65,6 +65,7 @@ class Runtime:
 
         The arrays of a model on a device were checked before they went there.
         """
+        check_backend("ops", self.ops)
         instance("dialect", self.dialect, Dialect)
         if self.ops.device == "cpu":
             check_model(self.model)
@@ -118,7 +119,7 @@ def run_layers(runtime: Runtime, rotations: Rotations | None, attend: Attend, re
         h = whole.note("inp_scaled", _times(model.config.embedding_scale, h, ops))
     way = _Way.of(whole, len(h), rotations, attend)
     h = _hidden(whole, h, way, rows.last if last_only else None) if attend.repeats is None else _repeated(whole, h, way, attend.repeats)
-    return runtime.dialect.rounded(h)
+    return runtime.dialect.rounded(h, ops)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -390,9 +391,9 @@ def _queries_keys_values(
         turn = [some(numbers, part) for numbers in way.rotations[step.layer in c.local_layers]]
         q, k = (None if y is None else step.note(name, rope(y, *turn)) for name, y in (("Qcur_rope", q), ("Kcur_rope", k)))
     return (
-        None if q is None else dialect.rounded(q),
-        None if k is None else dialect.cached(k),
-        None if v is None else dialect.cached(v),
+        None if q is None else dialect.rounded(q, ops),
+        None if k is None else dialect.cached(k, ops),
+        None if v is None else dialect.cached(v, ops),
     )
 
 
@@ -532,7 +533,7 @@ def _product(x: Array, weights: Weights, codes: Callable[[], tuple[Array, Array]
 def _table_product(x: Array, table: Table, dialect: Dialect, ops: Backend) -> Array:
     """x, rounded as in the dialect, times a table: [R, M], [N, M] -> [R, N]."""
     if not isinstance(table, Blocks):
-        return ops.matmul(dialect.matrix_input(x, table), table)
+        return ops.matmul(dialect.matrix_input(x, table, ops), table)
     if dialect.ggml_activations:
         return ops.matmuls_blocks_as_llama_cpp(x, (table.data, table.type))[0]
     return ops.matmul_blocks(x, table.data, table.type)
@@ -542,8 +543,7 @@ def _gelu_tanh(x: Array, dialect: Dialect, ops: Backend) -> Array:
     """GELU's approximation by tanh; ggml looks it up in a table from float16 to float16, between -10 and 10."""
     if not dialect.ggml_activations:
         return ops.gelu_tanh(x)
-    with np.errstate(over="ignore"):
-        inside = ops.gelu_tanh(x.astype(np.float16).astype(np.float32)).astype(np.float16).astype(np.float32)
+    inside = ops.round_as(ops.gelu_tanh(ops.round_as(x, "float16")), "float16")
     return np.where(x >= 10, x, np.where(x <= -10, np.float32(0), inside))
 
 

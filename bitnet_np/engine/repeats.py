@@ -50,8 +50,8 @@ class Repeats:
         else:
             recording = Recording(layers, inputs, state)
             out = recording.result
-        while len(self._kept) >= _MOST:
-            self._kept.pop(next(iter(self._kept)), None)
+        for oldest in list(self._kept)[: 1 - _MOST]:  # a list, which C makes: other threads change what is kept between two steps of Python
+            self._kept.pop(oldest, None)
         self._kept[kind, size] = recording if recording and recording.is_whole else None, model
         return out
 

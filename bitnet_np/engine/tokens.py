@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..base.errors import ContextLimitError, EmptyInputError, ShapeError, TokenRangeError, shown
-from ..base.validate import integers
+from ..base.errors import ContextLimitError, EmptyInputError, ShapeError, TokenRangeError
+from ..base.validate import integers, items_of
 from ..model.records import Config
 
 
@@ -101,7 +101,7 @@ def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = 
 def _is_empty(values: ArrayLike) -> bool:
     try:
         return len(values) == 0  # type: ignore[arg-type]
-    except TypeError:
+    except Exception:  # it has no length
         return False
 
 
@@ -117,10 +117,7 @@ def pad(sequences: Sequence[Sequence[int] | NDArray]) -> tuple[NDArray[np.int64]
 
     Raises ShapeError or TokenRangeError for values that are no integers of 64 bits; check_tokens compares them with a vocabulary.
     """
-    try:
-        rows = [integers("tokens", sequence, 1, TokenRangeError) for sequence in sequences]
-    except TypeError:  # no iterable
-        raise ShapeError(f"tokens are {shown(sequences)}, expected sequences of integers") from None
+    rows = [integers("tokens", own, 1, TokenRangeError) for own in items_of("tokens", sequences, ShapeError)]
     lengths = np.array([len(row) for row in rows], np.int64)
     tokens = np.zeros((len(lengths), lengths.max(initial=0)), np.int64)
     for row, ids in zip(tokens, rows, strict=True):

@@ -20,7 +20,7 @@ from ..base.errors import NonFiniteError, UnsupportedError
 from ..base.progress import Progress, silent
 from ..base.tensor_types import BF16, F16, F32, I2_S, TERNARY_TYPES, TQ1_0, TQ2_0, TensorType
 from ..kernels.float_state import steady
-from ..model import packing, widen
+from ..model import packing, ternarize, widen
 from ..model.families import FAMILIES
 from ..model.records import Blocks, Config, Model, Table, Ternary, Weights
 from .gguf_writer import Stored, check_rows, stored, write_model
@@ -96,7 +96,7 @@ def _permuted(weights: Weights, c: Config) -> Weights:
     order = np.arange(weights.shape[0]).reshape(-1, 2, c.head_dim // 2).swapaxes(1, 2).reshape(-1)
     if isinstance(weights, Ternary):
         codes = packing.i2s_codes(packing.unpack(weights)[order])
-        return packing.from_i2s(codes, weights.scale, weights.shape)
+        return ternarize.from_i2s(codes, weights.scale, weights.shape)
     return replace(weights, data=weights.data[order]) if isinstance(weights, Blocks) else weights[order]
 
 

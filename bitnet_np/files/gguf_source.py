@@ -160,6 +160,7 @@ class GGUFWeights(CheckedTensors):
         if cpu.has_code_three(codes):
             raise FileFormatError(f"{where} has the ternary code 3, which means nothing: a damaged file")
         width = packing.i2s_row_bytes(m)
-        matrices = [packing.from_i2s(codes[rows.start * width : rows.stop * width], scale, (rows.stop - rows.start, m)) for rows in pieces]
+        bounds = [(rows.start, rows.stop) for rows in pieces]
+        matrices = [ternarize.from_i2s(codes[start * width : stop * width], scale, (stop - start, m)) for start, stop in bounds]
         tensor.release()
         return matrices

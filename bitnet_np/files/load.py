@@ -6,6 +6,7 @@ from typing import Any
 
 from ..base.errors import OptionError, UnsupportedError, shown
 from ..base.progress import Progress, silent
+from ..base.validate import choice, flag, function
 from ..kernels.float_state import steady
 from ..model import packing
 from ..model.families import FAMILIES, layer_shapes
@@ -74,8 +75,9 @@ def model_from(
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
     """Load an open source. Parameters and errors are those of `load`."""
-    if i2s_layout not in tuple(packing.I2S_LAYOUTS):
-        raise OptionError(f"i2s_layout is {i2s_layout!r}, expected one of {', '.join(packing.I2S_LAYOUTS)}")
+    choice("i2s_layout", i2s_layout, packing.I2S_LAYOUTS)
+    function("progress", progress)
+    flag("allow_nan", allow_nan)
     source = without_ignored(source, overrides or {})
     model = _build(source, source.weights(allow_nan, i2s_layout), progress)
     model = overridden(model, overrides) if overrides else model

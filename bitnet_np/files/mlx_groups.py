@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from ..base.errors import FileFormatError, UnsupportedError, shown
 from ..kernels import cpu
-from ..kernels.ggml.activations import round_as_bf16, round_as_f16
 from ..model import widen
 from .safetensors_file import TYPES
 from .tensors import CheckedTensors
@@ -74,7 +73,7 @@ def take_numbers(tensors: CheckedTensors, module: str, shape: tuple[int, ...], f
         types = " and ".join(one.type.name for one in pair)
         raise FileFormatError(f"{tensors.path}: {module}.scales and .biases have types {types}, expected one")
     scales, biases = (widen.float32(tensors.floats(one)).reshape(-1, width // form.group_size, 1) for one in pair)
-    rounding = _ROUNDINGS.get(pair[0].type.name) if rounded else None
+    kind = _NARROW.get(pair[0].type.name) if rounded else None
     strings = packed.data.reshape(len(scales), width // 8, form.bits)  # eight numbers take as many bytes as one takes bits
     numbers = np.empty((len(scales), width), np.float32)
     rows = max(1, _AT_A_TIME // width)
@@ -82,15 +81,15 @@ def take_numbers(tensors: CheckedTensors, module: str, shape: tuple[int, ...], f
         for start in range(0, len(numbers), rows):
             part = slice(start, start + rows)
             products = _codes(strings[part], form.bits).reshape(-1, *scales.shape[1:2], form.group_size) * scales[part]
-            sums = (products if rounding is None else rounding(products)) + biases[part]
-            numbers[part] = (sums if rounding is None else rounding(sums)).reshape(-1, width)
+            sums = (products if kind is None else cpu.round_as(products, kind)) + biases[part]
+            numbers[part] = (sums if kind is None else cpu.round_as(sums, kind)).reshape(-1, width)
     if not tensors.allow_nan and cpu.has_non_finite(numbers):
         raise tensors.non_finite(packed)
     packed.release()
     return numbers.reshape(shape)
 
 
-_ROUNDINGS = {"F16": round_as_f16, "BF16": round_as_bf16}
+_NARROW = {"F16": "float16", "BF16": "bfloat16"}
 
 
 def _codes(strings: NDArray[np.uint8], bits: int) -> NDArray[np.float32]:  # [R, M / 8, bits] -> [R, M / 8, 8]

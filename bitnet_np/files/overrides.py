@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import Error, OptionError, shown
+from ..base.validate import choice
 from ..model.records import LONGEST_CONTEXT, Model
 from ..model.rope import rope_fields
 
@@ -43,8 +44,7 @@ def overridden(model: Model, overrides: Mapping[str, Any]) -> Model:
     """The model with other numbers in its Config. Raises OptionError for a field, or a value of it, that cannot be."""
     overrides = {name: value for name, value in overrides.items() if value is not None}
     for name, value in overrides.items():
-        if name not in OVERRIDABLE:
-            raise OptionError(f"overrides has {shown(name)}, expected some of {', '.join(OVERRIDABLE)}")
+        choice("a name of overrides", name, OVERRIDABLE)
         if type(value) is not OVERRIDABLE[name]:
             raise OptionError(f"overrides has {name} = {shown(value)}, expected {OVERRIDABLE[name].__name__}")
     try:
@@ -53,4 +53,4 @@ def overridden(model: Model, overrides: Mapping[str, Any]) -> Model:
             raise OptionError(f"the model has learned {model.position_embd.shape[0]} positions, not {config.context}")
         return replace(model, config=config, **rope_fields(config, model.rope_factors))
     except Error as error:
-        raise OptionError(f"overrides {dict(overrides)}: {error}") from None
+        raise OptionError(f"overrides {shown(dict(overrides))}: {error}") from None

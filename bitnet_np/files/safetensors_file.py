@@ -36,6 +36,7 @@ TYPES |= {name: TensorType(name, -1, 1, dtype.itemsize) for name, dtype in DTYPE
 """The dtypes as tensor types, by name. Those that ggml has not get the number -1."""
 NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 _MAX_HEADER = 1 << 24
+_MOST = 2**59  # numbers of a tensor: of 8 bytes each, they fit into 63 bits
 _MAX_TENSORS = 1 << 16
 
 
@@ -84,6 +85,8 @@ def _tensor(name: str, entry: Any, start: int, data: mmap.mmap, where: str) -> T
     size = prod(shape) * DTYPES[dtype].itemsize
     if offsets[1] - offsets[0] != size:
         raise FileFormatError(f"{where} has data_offsets {offsets}, expected {size} bytes for {dtype} {shape}")
+    if prod(max(length, 1) for length in shape) > _MOST:  # NumPy counts so, also where a length is 0
+        raise FileFormatError(f"{where} has shape {shape}, expected lengths whose product is at most {_MOST}")
     raw = np.frombuffer(data, np.uint8)[start + offsets[0] : start + offsets[1]]  # read-only, as the mapping is
     return Tensor(name, TYPES[dtype], tuple(shape), raw, start + offsets[0], data)
 

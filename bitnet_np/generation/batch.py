@@ -26,7 +26,7 @@ from ..base.errors import (
     TokenRangeError,
     shown,
 )
-from ..base.validate import instance, integer, integers
+from ..base.validate import array_of, function, instance, integer, integers, items_of
 from ..engine.backend import Backend
 from ..engine.cache import KVCache, new_cache
 from ..engine.dialects import EXACT, Dialect
@@ -62,10 +62,12 @@ def forward_batch(
     Raises EmptyInputError for no sequences or an empty one, OptionError for a wrong start, and what `forward` raises.
     """
     tokens, lengths = pad(sequences)
+    if cache is not None:
+        instance("cache", cache, KVCache)
     chosen = np.arange(len(lengths)) if slots is None else integers("slots", slots, 1)
     if start is not None and chosen.shape == lengths.shape:  # `forward` refuses any other shape
         positions = np.zeros_like(lengths) if cache is None else cache.reserve(chosen, lengths)
-        starts = integers("start", np.atleast_1d(start), 1)
+        starts = integers("start", np.atleast_1d(array_of("start", start)), 1)
         if starts.shape not in ((1,), positions.shape):
             raise ShapeError(f"start has shape {starts.shape}, expected one position, or {len(positions)}: one for each sequence")
         for i in np.flatnonzero(starts != positions)[:1]:
@@ -93,13 +95,17 @@ class Request:
     stop: Collection[int] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.id, str | int) or isinstance(self.id, bool):
-            raise OptionError(f"id is {shown(self.id)}, expected a string or an integer")
+        _check_id(self.id)
 
     def numbers(self) -> Iterator[float]:
         """The uniform numbers it samples with: `stream(..., numbers=request.numbers())` gives the same tokens, alone."""
         digest = hashlib.sha256(json.dumps(self.id).encode()).digest()
         return uniforms(self.seed, int.from_bytes(digest[:8], "little"))
+
+
+def _check_id(id: object) -> None:
+    if not isinstance(id, str | int) or isinstance(id, bool):
+        raise OptionError(f"id is {shown(id)}, expected a string or an integer")
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,7 @@ class Continuation:
             raise ContextLimitError(f"a prompt of {ids.size} and {n} new tokens exceed the model's context of {context}")
         if not isinstance(request.stop, Collection):  # an iterator would be used up here, and stop nothing
             raise OptionError(f"stop is {shown(request.stop)}, expected a collection of token ids")
-        stop = frozenset(integer("stop token", token, 0, model.config.vocab - 1) for token in request.stop)
+        stop = frozenset(integer("stop token", token, 0, model.config.vocab - 1) for token in items_of("stop", request.stop))
         instance("sampling", request.sampling, Sampling)
         return cls(request, request.numbers() if numbers is None else numbers, ids.tolist(), n, stop)
 
@@ -177,7 +183,7 @@ class Batch:
         observe: Observe = _ignore,
     ):
         self._runtime = Runtime(model, dialect, ops).checked()
-        self.observe = observe
+        self.observe = function("observe", observe)
         self.cache = new_cache(model.config, slots, capacity, ops, dtype)
         self._free = list(range(self.cache.batch))
         self._waiting: deque[Continuation] = deque()
@@ -237,6 +243,7 @@ class Batch:
 
         Raises OptionError for an id that no request has, within a step, and after an exception in one.
         """
+        _check_id(id)
         if not self._intact:
             raise OptionError(f"request {shown(id)} cannot be cancelled within a step, or after one that an exception interrupted")
         sequence = next((sequence for sequence in (*self._waiting, *self._running) if sequence.request.id == id), None)
@@ -302,7 +309,7 @@ def generate_batch(
     Raises, on the call itself, what `Batch.submit` raises, and OptionError for less than one slot.
     """
     Runtime(model, dialect, ops).checked()
-    sequences = [Continuation.of(model, request) for request in requests]
+    sequences = [Continuation.of(model, request) for request in items_of("requests", requests)]
     return complete(model, sequences, slots, dtype=dtype, dialect=dialect, ops=ops, observe=observe)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..base.errors import CapacityError, Error, ShapeError, UnsupportedError
 from ..engine.backend import Array
+from ..engine.masks import Plan
 from ..kernels import cpu
 from ..kernels.attention import chunks_touched, scale_and_cap
 from ..kernels.cuda import attention, floats, ternary
@@ -71,6 +72,7 @@ class Cuda:
     embed_blocks = matmul_blocks = matmuls_blocks_as_llama_cpp = _refused(ShapeError, NOT_PLACED)
     top_experts = expert_weights = mix = sigmoid_gate = _refused(UnsupportedError, NO_EXPERTS)
     attend_float16 = _refused(UnsupportedError, "the device has no attention with probabilities in float16, expected the dialect exact")
+    round_as = _refused(UnsupportedError, "the device rounds to no narrower types, expected the dialect exact")
 
     def __init__(self, free_bytes: Callable[[], int]) -> None:
         self.free_bytes = free_bytes
@@ -236,11 +238,10 @@ class Cuda:
 
     # --- masks ---
 
-    def fill_mask(
-        self, out: Array, first: int, queries: Array, past: Array, keys: Array, window: int, prefix: int, block: int, sinks: int
-    ) -> None:
-        """The mask of kernels/masks.py: 0 and -infinity in float32 [B, Q, K]."""
-        self.each(row_kernels.fill_mask, out.size, first, queries, past, keys, window, prefix, block, sinks, out)
+    def mask(self, plan: Plan) -> Array:
+        """`masks.mask` of a plan, additive and in float32: no operation of a forward pass, so other backends have none."""
+        out = self.empty((plan.q_len, plan.k_len))
+        return self.each(row_kernels.fill_mask, out.size, plan.past, *plan.pattern, out)
 
 
 for _name, _kernel in row_kernels.OF_NUMBERS.items():

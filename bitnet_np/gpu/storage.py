@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,9 +44,9 @@ class DeviceStorage:
     def readable(self, array: Array) -> Array:
         return array
 
-    def erase(self, array: Array, slot: int, start: int, end: int) -> None:
+    def erasing(self, array: Array, slot: int, start: int, end: int) -> Callable[[], None]:
         flat = _of_positions(array)
-        self.on.each(row_kernels.erase, flat.shape[0] * (end - start) * flat.shape[3], flat, slot, start, end)
+        return partial(self.on.each, row_kernels.erase, flat.shape[0] * (end - start) * flat.shape[3], flat, slot, start, end)
 
     def carry(self, source: Array, slot: int, out: Array, target: int, length: int) -> None:
         flat = _of_positions(out)

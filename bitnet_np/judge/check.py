@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import OptionError, TokenRangeError, shown
 from ..base.progress import Bars, no_bars
-from ..base.validate import instance, integer, integers, path_of, positive
+from ..base.validate import choice, function, instance, integer, integers, path_of, positive
 from ..engine.dialects import DIALECTS, EXACT, Dialect
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens, check_tokens, pad
@@ -70,6 +70,9 @@ def check(
     never raise an error: NaN, or logits of another length, are INVALID.
     """
     model = instance("model", model, Model)
+    function("bars", bars)
+    if details is not None:
+        instance("details", details, Details)
     sequences = _sequences(model.config, tokens)
     runtime = Runtime(model, _dialect(dialect))
     if isinstance(precision, str):
@@ -101,9 +104,7 @@ def _sequences(config: Config, tokens: Any) -> Tokens:
 def _dialect(dialect: Dialect | str) -> Dialect:
     if isinstance(dialect, Dialect):
         return dialect
-    if not isinstance(dialect, str) or dialect not in DIALECTS:
-        raise OptionError(f"dialect is {shown(dialect)}, expected a Dialect or one of {', '.join(DIALECTS)}")
-    return DIALECTS[dialect]
+    return DIALECTS[choice("dialect", dialect, DIALECTS)]
 
 
 def _named(dump: Mapping[Any, Any]) -> dict[str, NDArray]:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..base.errors import shortened
+from ..base.errors import ShapeError, shortened
+from ..base.validate import array_of, instance, integers
 from ..generation.nll import log_probabilities
 from ..kernels.float_state import steady
 from .law.noise import FLOAT16_NOISE
@@ -155,7 +156,12 @@ def judge(
     reach: how far roundings reach on this model and these tokens, see honest_engines.py; without it the limit is FLIPS_LIMIT.
     numbers: [P], the positions of the rows of [P, V], to name them by. details: what collects the worst numbers and errors by position.
     """
-    other = np.asarray(theirs)
+    ours, other = array_of("ours", ours), array_of("theirs", theirs)
+    for name, value, kind in (("reach", reach, Reach), ("details", details, Details)):
+        if value is not None:
+            instance(name, value, kind)
+    if numbers is not None and integers("numbers", numbers, 1).size != ours.size // max(ours.shape[-1:], default=1):
+        raise ShapeError(f"numbers has shape {np.shape(numbers)}, expected one for each row of logits {list(ours.shape)}")
     problem = invalid(ours, other)
     if problem is not None:
         return Judgement(Verdict.INVALID, problem)
@@ -345,6 +351,8 @@ def shape_hint(theirs: tuple[int, ...], ours: tuple[int, ...]) -> str:
 
 def invalid(ours: NDArray[np.float32], theirs: NDArray) -> str | None:
     """The reason why logits cannot be compared; None if they can."""
+    if ours.dtype.kind != "f":
+        return f"our dtype is {ours.dtype}, expected a float type"
     if theirs.dtype.kind != "f":
         return f"their dtype is {theirs.dtype}, expected a float type"
     if theirs.shape != ours.shape:

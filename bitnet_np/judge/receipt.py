@@ -1,9 +1,12 @@
-"""BitNet-rs's parity receipt: the distance of two engines' logits, by position. Its names rust and cpp stand for theirs and ours."""
+"""BitNet-rs's parity receipt: the distance of two engines' logits, by position. Its names rust and cpp stand for theirs and ours.
+
+In a row kl and topk_agree may be absent, as its `parity-both` leaves both out: an absent number was not measured, and null was NaN.
+"""
 
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,10 +86,14 @@ def receipt(rows: Sequence[dict[str, Any]], *, model: str, backend: str, prompt:
     }
 
 
-def passes(row: dict[str, Any], limit: Thresholds) -> bool:
-    """Whether a row keeps all three thresholds, and its mse and kl are numbers."""
-    mse, kl = row["mse"], row["kl"]
-    return mse is not None and kl is not None and mse <= limit.mse and kl <= limit.kl and row["topk_agree"] >= limit.topk
+MEASURED = {"mse": "mse", "kl": "kl", "topk_agree": "topk"}
+"""The numbers of a row that have a threshold, and its name."""
+
+
+def passes(row: dict[str, Any], limit: Thresholds, measured: Iterable[str] = MEASURED) -> bool:
+    """Whether those of a row's numbers that were measured are numbers, and keep their thresholds."""
+    most = {name: getattr(limit, threshold) for name, threshold in MEASURED.items() if name in measured}
+    return all(row[name] is not None and (row[name] >= x if name == "topk_agree" else row[name] <= x) for name, x in most.items())
 
 
 def write(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
@@ -96,7 +103,7 @@ def write(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Thresholds, list[dict[str, Any]]]:
-    """The thresholds and rows of a receipt's file.
+    """The thresholds and rows of a receipt's file; a row has what was measured of it.
 
     Raises FileFormatError for a file that is none, whose rows are not one for each position from 0 on, or whose summary says that all
     passed where the mse of a row, which is all that BitNet-rs looks at, does not keep its threshold.
@@ -110,8 +117,9 @@ def read(path: str | os.PathLike[str]) -> tuple[Thresholds, list[dict[str, Any]]
         row = _member(row, dict, where)
         if row.get("pos") != i:
             raise FileFormatError(f"{where}: pos is {shown(row.get('pos'))}, expected {i}")
-        numbers = {name: None if row.get(name) is None else _finite(row[name], f"{where}: {name}") for name in ("mse", "kl")}
-        rows.append(numbers | {"pos": i, "topk_agree": _finite(row.get("topk_agree"), f"{where}: topk_agree")})
+        measured = [name for name in MEASURED if name in row or name == "mse"]
+        numbers = {name: None if row.get(name) is None else _finite(row[name], f"{where}: {name}") for name in measured}
+        rows.append(numbers | {"pos": i})
     if not rows or value.get("positions") != len(rows):
         raise FileFormatError(f"{path}: positions is {shown(value.get('positions'))}, and there are {len(rows)} rows")
     beyond = next((row for row in rows if row["mse"] is None or row["mse"] > thresholds.mse), None)
@@ -120,6 +128,8 @@ def read(path: str | os.PathLike[str]) -> tuple[Thresholds, list[dict[str, Any]]
             f"{path}: the summary says that all positions passed; the mse of position {beyond['pos']} is {beyond['mse']}, "
             f"the threshold {thresholds.mse}"
         )
+    if not any(passes(row, thresholds, row) for row in rows):
+        raise FileFormatError(f"{path}: no position passed in it, expected one at least: it holds nothing to its thresholds")
     return thresholds, rows
 
 

@@ -3,12 +3,12 @@
 THE OPERATIONS
 cpu.py             the operations of the CPU backend, gathered from the files below
 scalar.py          the rules of the arithmetic contract (../contract/) for one number: exp, rounding, GELU
+roundings.py       numbers as narrower types hold them
 rows.py            norms, RoPE; loops over single numbers, whose rules are in cpu.py
 floats.py          embedding and products with tables of floats
 ternary.py         the int8 quantiser and ternary products
 ggml/              matrices in ggml's block types: rows, products, as llama.cpp multiplies them too, and checks
 attention.py       attention, causal or by a mask array
-masks.py           the filling of mask arrays
 experts.py         the router of a layer with experts
 packing.py         files' ternary layouts, masters, ternary blocks -> packed matrices
 checks.py          weights that are NaN, infinite or no ternary code
@@ -26,6 +26,7 @@ WHAT COMPILES AND RUNS THEM
 float_state.py     the default state of floating-point arithmetic, for public functions and threads
 launching.py       compiling kernels, and dividing their work among threads
 recording.py       the launches of a pass, to be run again by one call
+numba_threads.py   the number of threads that Numba has, asked without its lock
 sharing.py         whether it pays to share kernels among threads
 workspace.py       memory for results, kernels and weights
 processor.py       the features that Numba compiles for

@@ -8,12 +8,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import get_num_threads
 
 from .attention_chunk import chunk_scores, exponentials, hide_unseen, leave_out_hidden, maxima, sees_any, visible, weighted_values
 from .fast.emit import LANES
 from .fast.simd import fma, store_sums, tile_f32
 from .launching import Floats, Ints, inlined, launch, parallel, read_only, serial, shared
+from .numba_threads import get_num_threads
 from .scalar import CHUNK, exp, first_chunk, round_to_half, soft_cap
 from .tiles import SPAN, TOKENS, dot_tile
 from .workspace import aligned_floats, empty

@@ -7,6 +7,7 @@ import numpy as np
 
 from .fast.emit import LANES
 from .fast.simd import (
+    address_of,
     axpy_step,
     axpy_tail,
     float_bits,
@@ -80,7 +81,7 @@ def hide(scores, i, low, high):
 @serial
 def maxima(scores, out):
     """out[i] = the largest of scores[i], -infinity if there is none; whole tiles."""
-    data = np.int64(scores.ctypes.data)
+    data = address_of(scores)
     for i in range(0, scores.shape[0], TOKENS):
         store_row_maxima(load_tile(tile_f32(TOKENS, _REGISTERS), data + i * CHUNK * 4, CHUNK * 4, LANES * 4), out, i)
 
@@ -94,7 +95,7 @@ def exponentials(scores, largest, out):
     for i in range(largest.size):
         for j in range(CHUNK):
             scores[i, j] = exp(np.float32(scores[i, j] - largest[i]))
-    data = np.int64(scores.ctypes.data)
+    data = address_of(scores)
     for i in range(0, scores.shape[0], TOKENS):
         store_row_sums(load_tile(tile_f32(TOKENS, _REGISTERS), data + i * CHUNK * 4, CHUNK * 4, LANES * 4), out, i)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from . import scalar
 from .attention import attend, attend_float16, attend_masked
-from .cache.disk_cache import is_known
+from .cache.private_parts import gone
 from .checks import has_code_three, has_non_finite
 from .experts import expert_weights, mix, sigmoid_gate, top_experts
 from .floats import embed, matmul
@@ -22,7 +22,7 @@ from .ggml.blocks import embed as embed_blocks
 from .ggml.blocks import matmul as matmul_blocks
 from .ggml.blocks import matmuls_as_llama_cpp as matmuls_blocks_as_llama_cpp
 from .launching import Floats, looked_at, rule
-from .masks import fill_mask
+from .roundings import round_as
 from .rows import each, each_column, each_pair, each_with, exponential, layer_norm, rms_norm, rope, rope_adjacent, rotations, spread, take
 from .storage import HOST, HostStorage
 from .ternary import quantize, ternary_matmul, ternary_matmuls
@@ -34,7 +34,7 @@ _f = np.float32
 device = "cpu"
 exact_only = False
 splits_rows = True
-repeats = is_known()  # recordings need private parts of Numba
+repeats = not gone()  # recordings need private parts of Numba
 
 
 def storage() -> HostStorage:

@@ -10,7 +10,7 @@ from numba.extending import overload
 
 from .fast.block_floats import unpack_block
 from .fast.emit import LANES
-from .fast.simd import dot_step, load_tile, pointer_to, prefetch_line, store_sums, store_tile, tile_f32, widen
+from .fast.simd import address_of, dot_step, load_tile, pointer_to, prefetch_line, store_sums, store_tile, tile_f32, widen
 from .launching import Floats, launch, parallel, rule, serial, shared
 from .tiles import DEPTH, MANY_ROWS, PART, TOKENS
 from .workspace import aligned_floats, empty
@@ -57,11 +57,16 @@ def fill_blocks(w, first, count, size, out, position):
         unpack_block(w, first + i, out, position + i * size)
 
 
-def _fill_floats(w, first, count, size, out, position):
-    widen_some(pointer_to(w), first, count, out, position)
+@serial
+def _widen_row(w, first, count, out, position):
     numbers = pointer_to(out)
+    widen_some(pointer_to(w), first, count, out, position)
     for i in range(position + count, position + -(-count // LANES) * LANES):
         numbers[i] = np.float32(0)
+
+
+def _fill_floats(w, first, count, size, out, position):
+    _widen_row(w, first, count, out, position)
 
 
 @overload(fill, inline="always")
@@ -99,7 +104,7 @@ def _multiply(strip, column, rows, begin, width, x, token, tokens, sums, out, ah
     lines, tiles = -(-size // _LINE), -(-tokens // TOKENS)
     per_tile = -(-lines // tiles)
     n, count, totals = out.shape[0], columns_of(begin, width), np.empty(-(-MANY_ROWS * TOKENS // LANES) * LANES, np.float32)
-    ws, xs, data = pointer_to(strip), pointer_to(x), np.int64(sums.ctypes.data)
+    ws, xs, data = pointer_to(strip), pointer_to(x), address_of(sums)
     for t in range(0, tokens, TOKENS):
         present, place = min(TOKENS, tokens - t), t * MANY_ROWS * LANES
         tile = tile_f32(MANY_ROWS, TOKENS)
@@ -127,7 +132,7 @@ def _some_rows(w, size, first, end, x, token, tokens, out):
         aligned_floats(MANY_ROWS, STRIDE),
         aligned_floats(-(-ROWS // MANY_ROWS), -(-tokens // TOKENS) * TOKENS * MANY_ROWS * LANES),
     )
-    step, width, data = w.strides[0], w.shape[1] * size, np.int64(w.ctypes.data)
+    step, width, data = w.strides[0], w.shape[1] * size, address_of(w)
     for begin in range(0, width, DEPTH):
         count = min(DEPTH, width - begin) // size
         for n in range(first, end, MANY_ROWS):

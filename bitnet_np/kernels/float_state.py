@@ -8,6 +8,7 @@ kernel do so, too (fast/team.py). A caller's functions that are called meanwhile
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -35,33 +36,52 @@ def _exchange(state):
 
 def exchange(state: int | None) -> int:
     """Set the control register of this thread, which is known on x86-64 and ARM64; returns what it was."""
+    return _exchange(_settable(state))
+
+
+def _settable(state: int | None) -> int:
     if state is None:
         raise UnsupportedError(
             "floating-point arithmetic does not round to nearest or takes subnormal numbers for 0, and the default cannot be set on "
             f"{architecture()}: set it before you call bitnet_np"
         )
-    return _exchange(state)
+    return state
 
 
 @contextmanager
 def default_state() -> Iterator[None]:
-    """Context in which this thread computes in the default state. Afterwards the state is what it was."""
-    if is_default():
-        yield
-        return
-    before = exchange(DEFAULT)
+    """Context, for imports, in which this thread computes in the default state. Afterwards the state is what it was."""
+    before = None if is_default() else exchange(DEFAULT)
     try:
         yield
     finally:
-        exchange(before)
+        if before is not None:
+            exchange(before)
+
+
+def in_default_state(function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
+    """The function's result, computed in the default state. Afterwards this thread's state is what it was, also where Ctrl-C comes."""
+    if is_default():
+        return function(*args, **options)
+    before: list[int] = []
+    change = map(_exchange, (_settable(DEFAULT),))
+    try:
+        before.extend(change)  # one call of C, so an interrupt comes before the state is another or when it is known
+        return function(*args, **options)
+    finally:
+        if before:
+            _exchange(before[0])
 
 
 def steady(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator of public functions: they run in the default state. It costs 0.2 microseconds where that is the caller's."""
-    set_before = default_state()(function)
+    """A decorator of public functions: they run in the default state, and leave nothing of NumPy's error state behind when interrupted.
+
+    It costs 0.4 microseconds where the state is the caller's.
+    """
 
     @wraps(function)
     def called(*args: P.args, **options: P.kwargs) -> R:
-        return function(*args, **options) if is_default() else set_before(*args, **options)
+        run = copy_context().run
+        return run(function, *args, **options) if is_default() else run(lambda: in_default_state(function, *args, **options))
 
     return called

@@ -4,21 +4,23 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from types import FunctionType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numba import config, prange, types
+from numba.core.compiler_lock import global_compiler_lock
 from numpy.typing import NDArray
 
 from .cache.disk_cache import compiled
-from .fast.team import LINE, address_of, call_member, run_job, run_team
+from .fast.team import LINE, call_member, code_address, run_job, run_team
 from .fast.team import shared as shared  # for kernels
-from .float_state import default_state, is_default
+from .float_state import in_default_state, is_default
 from .sharing import Sharing
 
+R = TypeVar("R")
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
@@ -87,7 +89,7 @@ load_openmp(os.environ)
 
 
 SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
-_turn, _sharing = threading.Lock(), Sharing()
+_turn, _sharing = threading.RLock(), Sharing()  # an RLock knows its thread: `release` is an error where `acquire` was interrupted
 _alone, _team = (np.zeros((1 + members) * LINE // 8, np.int64) for members in (1, config.NUMBA_NUM_THREADS))  # the words of fast/team.py
 _alone[:3], _team[:3] = (0, 1, 0), (0, 1, 1)
 _ALONE, _TEAM = _alone.ctypes.data, _team.ctypes.data
@@ -97,11 +99,13 @@ _threads_started = _forked = False
 def _after_fork() -> None:
     """In a forked child: threads that its parent had started are not there, and OpenMP ends a process that asks for them."""
     global _forked, _turn
-    _forked, _turn = _threads_started, threading.Lock()  # another thread of the parent may have held the old lock
+    _forked, _turn = _threads_started, threading.RLock()  # another thread of the parent may have held the old lock
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+    _take, _release = global_compiler_lock.acquire, global_compiler_lock.release  # a child could wait for a thread that it lacks
+    os.register_at_fork(before=_take, after_in_parent=_release, after_in_child=_release)
 
 
 class Observer(Protocol):
@@ -131,9 +135,7 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
     Numba has no threading layer but its workqueue. In a child that was forked after threads had started, every kernel runs alone.
     """
     if not is_default():
-        with default_state():
-            launch(kernel, work, *args)
-        return
+        return in_default_state(launch, kernel, work, *args)
     observer = _this_thread.observer
     place = 0 if observer is None else observer.place
     if work <= SMALL:
@@ -142,26 +144,32 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
         _by_team(1, kernel.run, (_TEAM, place), *args)
     if observer is not None:
         observer.launched(args)
+    return None
 
 
 def _by_team(kernels: int, function: Callable[..., None], *args: Any) -> None:
     """Let the team call a function that runs so many kernels."""
     global _threads_started
-    with _turn:
+    try:  # not `with`: in Python 3.14 an interrupt may come between a lock and the block that it guards
+        _turn.acquire()
         members = 1 if _forked else _sharing.members()
         if members > 1 and not _team[0]:
-            _team[0] = address_of(_crew, types.int64, types.int64, types.int64)
+            _team[0] = code_address(_crew, types.int64, types.int64, types.int64)
         _threads_started |= members > 1
         _team[1] = members
         _sharing.call(members, kernels, function, *args)
+    finally:
+        try:  # noqa: SIM105  an interrupt may come behind a call of `suppress`
+            _turn.release()
+        except RuntimeError:  # there was an interrupt before it had it
+            pass
 
 
-@contextmanager
-def observed(observer: Observer) -> Iterator[None]:
-    """Context in which an observer sees what this thread launches."""
-    _this_thread.observer = observer
+def observed(observer: Observer, function: Callable[..., R], *arguments: Any) -> R:
+    """function(*arguments), while an observer sees what this thread launches."""
     try:
-        yield
+        _this_thread.observer = observer
+        return function(*arguments)
     finally:
         _this_thread.observer = None
 
@@ -180,8 +188,7 @@ def _run_jobs(jobs):
 
 def launch_again(jobs: Ints) -> None:
     """Run kernels that were launched before, in their order, by the addresses of their jobs."""
-    with default_state():
-        _by_team(jobs.size, _run_jobs, jobs)
+    in_default_state(_by_team, jobs.size, _run_jobs, jobs)
 
 
 def read_only(array: NDArray) -> NDArray:

@@ -33,8 +33,8 @@ class Recording:
         self._kept: list[Any] = [*state]
         self._job, self._jobs = np.zeros(JOB // 8, np.int64), list[NDArray[np.int64]]()
         self.place = self._job.ctypes.data
-        with workspace.own_room() as self._room, launching.observed(self):
-            self._result = function(*self._inputs)
+        self._room = workspace.Room()
+        self._result = workspace.in_room(self._room, launching.observed, self, function, *self._inputs)
         self.result = self._result.copy()
         self.is_whole = self.is_whole and self._room.holds(self._result)
         self._addresses = np.array([job.ctypes.data for job in self._jobs])

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from numba import get_num_threads
+from .numba_threads import get_num_threads
 
 _PERIOD = 0.05  # seconds of shared work that are looked at together: a clock of processor time may tick 64 times a second
 _REST = 0.5  # seconds until sharing is tried again

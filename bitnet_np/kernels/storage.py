@@ -1,5 +1,9 @@
 """Keys and values in NumPy's arrays: the memory of a KV cache on the CPU."""
 
+from collections.abc import Callable
+from functools import partial
+from operator import setitem
+
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -45,8 +49,8 @@ class HostStorage:
         """The array for the kernels: float16 as its bits, with which one query takes 0.8 of the time of float32."""
         return array if array.dtype == np.float32 else array.view(np.int16)
 
-    def erase(self, array: NDArray, slot: int, start: int, end: int) -> None:
-        array[:, slot, start:end] = 0
+    def erasing(self, array: NDArray, slot: int, start: int, end: int) -> Callable[[], None]:
+        return partial(setitem, array, (slice(None), slot, slice(start, end)), 0)
 
     def carry(self, source: NDArray, slot: int, out: NDArray, target: int, length: int) -> None:
         for old, new in zip(source, out, strict=True):  # a layer at a time: NumPy copies all at once twice, in case they overlap

@@ -9,7 +9,7 @@ import numpy as np
 
 from .fast.byte_dots import PATHS, WORD_STEPS, close_sums, dot_sixteen, open_sums
 from .fast.emit import LANES, STEP, has_fma
-from .fast.simd import load_tile, prefetch, store_tile, tile_i32
+from .fast.simd import address_of, load_tile, prefetch, store_tile, tile_i32
 from .fast.ternary_steps import MODERATE, join_planes, store_scaled, store_scaled_by_reciprocal, ternary_step, unpack_codes
 from .launching import inlined, parallel, rule, serial, shared
 from .processor import cpu_features, instruction_path
@@ -93,7 +93,7 @@ def block_of(widths, size, block):
 def matrix_of(codes, widths, factors, n, size, block):
     """The matrix that a block belongs to, of three with these codes, and the block's number in it. The product has n tokens."""
     which, block, before = block_of(widths, size, block)
-    begin = np.int64(codes[which].ctypes.data) - np.int64(codes[0].ctypes.data)  # three arrays as if they were one
+    begin = address_of(codes[which]) - address_of(codes[0])  # three arrays as if they were one
     return Matrix(begin, factors[which], n * before, widths[which]), block
 
 
@@ -103,7 +103,7 @@ def store_ternary(tile, groups, tokens, product, matrix, group, token, edge):
     column, start, width = group * LANES, matrix.place + token * matrix.width, matrix.width
     columns, rows = min(groups * LANES, width - column), min(tokens, product.q.shape[0] - token)
     inside = columns == groups * LANES and rows == tokens
-    address = np.int64(product.out.ctypes.data) + (start + column) * 4 if inside else np.int64(edge.ctypes.data)
+    address = address_of(product.out) + (start + column) * 4 if inside else address_of(edge)
     stride = width * 4 if inside else groups * LANES * 4
     if product.moderate:
         store_scaled_by_reciprocal(tile, product.sums, product.scale, product.inverse, token, matrix.factor, address, stride)
@@ -153,17 +153,15 @@ def few_tokens(team, codes, second, third, widths, factors, steps, q, scale, out
 
 
 @serial
-def _groups(product, matrix, group):
-    """The results of _GROUPS groups of 16 weight rows. So many columns at a time are unpacked as sums in words allow."""
+def _groups(product, matrix, group, room, sums, edge):
+    """The results of _GROUPS groups of 16 weight rows. So many columns at a time are unpacked, to `room`, as sums in words allow."""
     n, stride, steps = product.q.shape[0], product.q.shape[1], product.steps
     size, present = _GROUPS * LANES, -(-matrix.width // LANES) - group
-    room, edge = aligned(_GROUPS * WORD_STEPS * 4 * STEP), np.empty(_TOKENS * size, np.float32)
-    sums = aligned((n + _TOKENS) * size * 4).view(np.int32)
-    codes, totals = np.int64(room.ctypes.data), np.int64(sums.ctypes.data)
+    codes, totals, weights = address_of(room), address_of(sums), address_of(product.codes) + matrix.begin
     for begin in range(0, steps, WORD_STEPS):
         count = min(WORD_STEPS, steps - begin)
         for i in range(_GROUPS):
-            packed = product.codes.ctypes.data + matrix.begin + ((group + min(i, present - 1)) * steps + begin) * STEP
+            packed = weights + ((group + min(i, present - 1)) * steps + begin) * STEP
             for k in range(count):
                 unpack_codes(packed + k * STEP, codes + (i * WORD_STEPS + k) * 4 * STEP, count * STEP)
         for token in range(0, n, _TOKENS):
@@ -188,6 +186,8 @@ def many_tokens(team, codes, second, third, widths, factors, steps, q, scale, ou
     scales, inverse, moderate = with_reciprocals(scale)
     product = Product(codes, steps, q, scales, inverse, moderate, np.zeros(n + TOKENS, np.int32), out)
     row_sums(q, 0, n, product.sums)
+    room, edge = aligned(_GROUPS * WORD_STEPS * 4 * STEP), np.empty(_TOKENS * size, np.float32)
+    sums = aligned((n + _TOKENS) * size * 4).view(np.int32)
     for item in shared(team, blocks_of(widths, size)):
         matrix, block = matrix_of((codes, second, third), widths, factors, n, size, item)
-        _groups(product, matrix, block * _GROUPS)
+        _groups(product, matrix, block * _GROUPS, room, sums, edge)

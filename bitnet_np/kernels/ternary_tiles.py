@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from .fast.amx import ROWS, SIZE, WIDTH, configure, tile_dot, tile_load, tile_release, tile_store, tile_zero
 from .fast.emit import LANES, STEP
-from .fast.simd import load_tile, prefetch, tile_i32
+from .fast.simd import address_of, load_tile, prefetch, tile_i32
 from .fast.ternary_steps import unpack_codes
 from .launching import inlined, launch, parallel, serial, shared
 from .ternary_product import Product, blocks_of, matrix_of, row_sums, store_ternary, with_reciprocals
@@ -27,7 +27,7 @@ def _arrange_group(memory, q, token, room, sums):
     """Copy the activations of up to 16 tokens to `room`, tile by tile, and sum up each token's."""
     columns, present = q.shape[1], min(ROWS, q.shape[0] - token)
     unit = configure(memory, present, WIDTH)
-    source, target = np.int64(q.ctypes.data) + token * columns, np.int64(room.ctypes.data) + token * columns
+    source, target = address_of(q) + token * columns, address_of(room) + token * columns
     for k in range(columns // WIDTH):
         tile_load(unit, 4, source + k * WIDTH, columns)
         tile_store(unit, 4, target + k * SIZE, WIDTH)
@@ -83,8 +83,8 @@ def _two_groups(memory, room, edge, product, matrix, group, first_token, end_tok
     """The results of two groups of 16 weight rows for tokens first_token..end_token. `room` is for weights and sums."""
     unit = configure(memory, min(ROWS, product.q.shape[0]), WIDTH)
     tiles, steps = product.q.shape[1] // WIDTH, product.steps
-    codes, x = np.int64(room.ctypes.data), np.int64(arranged.ctypes.data)
-    one = product.codes.ctypes.data + matrix.begin + group * steps * STEP
+    codes, x = address_of(room), address_of(arranged)
+    one = address_of(product.codes) + matrix.begin + group * steps * STEP
     other = one + steps * STEP if (group + 1) * LANES < matrix.width else one
     for begin in range(0, tiles, _BLOCK):
         count = min(_BLOCK, tiles - begin)

@@ -2,30 +2,34 @@
 
 Memory for results is used again as soon as nothing refers to the result it was lent to. A forward pass makes some hundred arrays of the
 same few sizes. Fresh memory is zeroed by the system page by page, which takes longer than most kernels that fill it (a norm over 128 rows
-ran three times as long). So each thread keeps the memory of deleted arrays, up to LIMIT bytes. An array from here is like any other:
-nothing else uses its memory as long as it, or a view of it, is alive.
+ran three times as long). So each thread has a pool of up to LIMIT bytes, lent and free ones; arrays beyond that are NumPy's own. An array
+from here is like any other: nothing else uses its memory as long as it, or a view of it, is alive.
 
 An array gets the smallest free block that holds it. Where none does, a new block replaces the largest free one. So a thread has no more
 blocks than were lent at once, and after a layer or two they fit all that follows: a pass takes little more than it holds at once.
+
+Ctrl-C raises KeyboardInterrupt between any two steps of Python, and where it does, a block is freed at worst. So a block is free because no
+array refers to it, which C notices without a step of Python, and bytes are counted when somebody asks.
 """
 
 import threading
 import weakref
 from bisect import bisect_left, insort_left
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import prod
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from .fast.simd import address_of
 from .launching import serial
 
-LIMIT = 1 << 28  # bytes that a thread keeps for later; memory beyond that goes back to the system
+R = TypeVar("R")
+
+LIMIT = 1 << 28  # bytes of a thread's pool
 _LARGEST = LIMIT >> 2  # bytes: above, filling takes longer than zeroing
 _ALIGNMENT = 64  # a register of 512 bits never straddles two cache lines
 
@@ -39,58 +43,95 @@ class _Block(NamedTuple):
 _SIZE = attrgetter("size")
 
 
-@dataclass
-class Counts:
-    """The memory of one thread so far."""
-
-    kept: int = 0  # bytes kept for later
-    lent: int = 0  # bytes of live arrays, but for small and large ones
-    fresh: int = 0  # arrays in new memory, small and large ones too
-    again: int = 0  # arrays in memory that was used before
-
-
-class _Pool(threading.local):
-    def __init__(self, smallest: int = 1 << 14) -> None:
-        self.free: list[_Block] = []  # the smallest first
-        self.returned: deque[_Block] = deque()  # free, too: whichever thread deletes an array appends to it, which needs no lock
-        self.counts = Counts()
-        self.smallest = smallest  # bytes: below, NumPy's own allocation is as fast
-        self.made: list[_Block] | None = None  # all blocks, while they are to stay
-
-
 class _Loan:
     """Owns the block of one array. NumPy keeps it as the array's base, so it goes when the last view goes."""
 
-    __slots__ = ("__array_interface__", "block", "counts", "returned")
-
-    def __init__(self, block: _Block, returned: deque[_Block], counts: Counts, interface: dict[str, Any]) -> None:
-        self.block, self.returned, self.counts, self.__array_interface__ = block, returned, counts, interface
-
-    def __del__(self) -> None:
-        self.counts.lent -= self.block.size
-        if self.counts.kept + self.block.size <= LIMIT:
-            self.counts.kept += self.block.size
-            self.returned.append(self.block)
+    __slots__ = ("__array_interface__", "__weakref__", "pool", "returned")
+    __array_interface__: dict[str, Any]
+    pool: "Pool"
+    returned: "_Return"
 
 
-_pool = _Pool()
+class _Return(weakref.ref[_Loan]):
+    """Brings the block of a loan back: when the loan goes, C appends it to the list of the pool, whichever thread that happens on."""
+
+    __slots__ = ("block",)
+    block: _Block
 
 
-class Room(NamedTuple):
-    """Memory that some arrays have for themselves."""
+class Pool:
+    """Memory that some arrays have for themselves: those of a thread, or of a recorded pass."""
 
-    blocks: list[_Block]
-    returned: deque[_Block]  # where their memory goes when they are deleted
+    def __init__(self, smallest: int = 1 << 14) -> None:
+        self.free: list[_Block] = []  # the smallest first
+        self.returned: deque[_Return] = deque()  # free, too
+        self.fresh = self.again = 0  # arrays in new memory, small and large ones too; arrays in memory that was used before
+        self.smallest = smallest  # bytes: below, NumPy's own allocation is as fast
+        self._made: list[weakref.ref[NDArray[np.uint8]]] = []  # memory of all blocks
+
+    @property
+    def kept(self) -> int:
+        """Bytes kept for later."""
+        return sum(map(_SIZE, self.free)) + sum(back.block.size for back in list(self.returned))
+
+    @property
+    def lent(self) -> int:
+        """Bytes of live arrays, but for small and large ones."""
+        return self._size() - self.kept
+
+    def _size(self) -> int:
+        """Bytes of all blocks that there are."""
+        self._made = [memory for memory in self._made if memory() is not None]
+        return sum(array.size - _ALIGNMENT for memory in self._made if (array := memory()) is not None)
+
+    def block(self, size: int) -> _Block | None:
+        """The smallest free block of at least this size, or a new one in place of the largest; None beyond the limit."""
+        free, returned = self.free, self.returned
+        while returned:
+            insort_left(free, returned.popleft().block, key=_SIZE)  # of equal ones the last, which a cache may still hold, comes first
+        place = bisect_left(free, size, key=_SIZE)
+        if place < len(free):
+            self.again += 1
+            return free.pop(place)
+        if free:
+            free.pop()
+        self.fresh += 1
+        return self._made_block(size) if self._size() + size <= LIMIT else None
+
+    def _made_block(self, size: int) -> _Block:
+        memory = np.empty(size + _ALIGNMENT, np.uint8)
+        self._made.append(weakref.ref(memory))
+        return _Block(memory, -(-memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT, size)
 
     def holds(self, array: NDArray) -> bool:
         """Whether an array lies in it."""
         owner = owner_of(array)
-        return isinstance(owner, _Loan) and owner.returned is self.returned
+        return isinstance(owner, _Loan) and owner.pool is self
+
+
+class Room(Pool):
+    """A pool of a recorded pass: all its arrays, small ones too, lie in blocks that stay."""
+
+    def __init__(self) -> None:
+        super().__init__(smallest=1)
+        self._blocks: list[_Block] = []
+
+    def _made_block(self, size: int) -> _Block:
+        self._blocks.append(super()._made_block(size))
+        return self._blocks[-1]
 
     def clear(self) -> None:
         """Fill it with zeros."""
-        for block in self.blocks:
+        for block in self._blocks:
             block.memory[:] = 0
+
+
+class _ThisThread(threading.local):
+    def __init__(self) -> None:
+        self.pool = Pool()
+
+
+_this_thread = _ThisThread()
 
 
 def owner_of(array: NDArray) -> Any:
@@ -101,63 +142,43 @@ def owner_of(array: NDArray) -> Any:
     return owner
 
 
-def counts() -> Counts:
-    """The counts of this thread, which go on counting."""
-    return _pool.counts
+def pool() -> Pool:
+    """This thread's."""
+    return _this_thread.pool
 
 
 def release() -> None:
     """Give the memory that this thread keeps back to the system."""
-    _pool.free.clear()
-    _pool.returned.clear()  # the list stays: lent memory comes back to it
-    _pool.counts.kept = 0
+    _this_thread.pool.free.clear()
+    _this_thread.pool.returned.clear()  # the list stays: lent memory comes back to it
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
     """An array like that of np.empty, in memory that may have been used before."""
-    dtype = np.dtype(dtype)
-    size, tally = prod(shape) * dtype.itemsize, _pool.counts
-    if not _pool.smallest <= size <= _LARGEST:
-        tally.fresh += 1
+    dtype, pool = np.dtype(dtype), _this_thread.pool
+    size = prod(shape) * dtype.itemsize
+    if not pool.smallest <= size <= _LARGEST:
+        pool.fresh += 1
         return np.empty(shape, dtype)
     step = 1 << max(0, (size - 1).bit_length() - 4)
-    block = _block(-(-size // step) * step, tally)  # eighths of a power of two, so that blocks fit again when there are some more rows
-    tally.lent += block.size
-    interface = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (block.address, False)}
-    return np.asarray(_Loan(block, _pool.returned, tally, interface))
+    block = pool.block(-(-size // step) * step)  # eighths of a power of two, so that blocks fit again when there are some more rows
+    if block is None:
+        return np.empty(shape, dtype)
+    loan = _Loan()
+    loan.pool, loan.returned = pool, _Return(loan, pool.returned.append)
+    loan.returned.block = block
+    loan.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (block.address, False)}
+    return np.asarray(loan)
 
 
-def _block(size: int, tally: Counts) -> _Block:
-    """The smallest free block of at least this size, or a new one in place of the largest."""
-    free, returned = _pool.free, _pool.returned
-    while returned:
-        insort_left(free, returned.popleft(), key=_SIZE)  # of equal ones the last, which a cache may still hold, comes first
-    place = bisect_left(free, size, key=_SIZE)
-    if place < len(free):
-        tally.kept -= free[place].size
-        tally.again += 1
-        return free.pop(place)
-    if free:
-        tally.kept -= free.pop().size
-    tally.fresh += 1
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    block = _Block(memory, -(-memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT, size)
-    if _pool.made is not None:
-        _pool.made.append(block)
-    return block
-
-
-@contextmanager
-def own_room() -> Iterator[Room]:
-    """Context in which all arrays, small ones too, get memory that is reserved for them, then and later."""
-    usual = vars(_pool).copy()  # of this thread
-    _pool.__init__(smallest=1)  # type: ignore[misc]
-    made: list[_Block] = []
-    _pool.made = made
+def in_room(room: Room, function: Callable[..., R], *arguments: Any) -> R:
+    """function(*arguments), whose arrays lie in the room."""
+    usual = _this_thread.pool
     try:
-        yield Room(made, _pool.returned)
+        _this_thread.pool = room
+        return function(*arguments)
     finally:
-        vars(_pool).update(usual)
+        _this_thread.pool = usual  # no call, so an interrupt comes before or behind
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
@@ -169,10 +190,16 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
 
 
 @serial
+def _misaligned(memory):
+    """The bytes from the beginning of an array to the next cache line."""
+    return -address_of(memory) % _ALIGNMENT
+
+
+@serial
 def aligned(size):
     """So many aligned bytes, for kernels' own arrays."""
     memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+    start = _misaligned(memory)
     return memory[start : start + size]
 
 
@@ -180,7 +207,7 @@ def aligned(size):
 def aligned_floats(rows, columns):
     """Float32 [rows, columns], aligned like `aligned`."""
     memory = np.empty(rows * columns + _ALIGNMENT // 4, np.float32)  # not `aligned`: to compile a view of bytes as floats takes long
-    start = -memory.ctypes.data % _ALIGNMENT // 4
+    start = _misaligned(memory) // 4
     return memory[start : start + rows * columns].reshape(rows, columns)
 
 

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..base.errors import ShapeError
-from ..base.tensor_types import ALL_BLOCK_TYPES
+from ..base.errors import ShapeError, shown
+from ..base.tensor_types import ALL_BLOCK_TYPES, TensorType
 from ..kernels.fast.emit import LANES
 from .families import FAMILIES
 from .records import Blocks, Config, Expert, Layer, Linear, Model, Ternary, shapes_of
@@ -40,6 +40,8 @@ _TABLES = (np.float32, np.float16, np.uint16)
 
 def _flaws(model: Model) -> Iterator[str]:
     c = model.config
+    if not isinstance(c, Config) or c.architecture not in FAMILIES:
+        yield f"config is {shown(c)}, expected a Config of one of {', '.join(FAMILIES)}"
     required = {"token_embd", "output_norm", "rope_frequency", *(("local_rope_frequency",) if c.local_layers else ())}
     for name, shape in shapes_of(Model, c).items():
         value = getattr(model, name)
@@ -102,8 +104,8 @@ def _flaws_of_linear(name: str, linear: Any, shape: tuple[int, ...]) -> Iterator
 
 def ternary_flaws(name: str, weights: Ternary, shape: tuple[int, ...]) -> Iterator[str]:
     """The flaws of a packed matrix that is to have that shape. Its codes are not looked at."""
-    if weights.shape != shape:
-        yield f"{name} has shape {weights.shape}, expected {shape}"
+    if not _is_shape(weights.shape, shape):
+        yield f"{name} has shape {shown(weights.shape)}, expected {shape}"
         return
     n, m = shape
     yield from _array(f"{name}.codes", weights.codes, (-(-n // LANES) * -(-m // LANES) * 4 * LANES,), np.uint8)
@@ -116,9 +118,9 @@ def ternary_flaws(name: str, weights: Ternary, shape: tuple[int, ...]) -> Iterat
 def _array(name: str, value: Any, shape: tuple[int, ...], *dtypes: Any) -> Iterator[str]:
     """The flaw of an array that is to have that shape and one of `dtypes`; with two axes it may be a table of blocks."""
     if isinstance(value, Blocks) and len(shape) == 2:
-        if value.shape != shape:
-            yield f"{name} has shape {value.shape}, expected {shape}"
-        elif value.type not in ALL_BLOCK_TYPES:
+        if not _is_shape(value.shape, shape):
+            yield f"{name} has shape {shown(value.shape)}, expected {shape}"
+        elif not isinstance(value.type, TensorType) or value.type not in ALL_BLOCK_TYPES:
             yield f"{name} has type {_described(value.type)}, expected one of {', '.join(kind.name for kind in ALL_BLOCK_TYPES)}"
         elif shape[1] % value.type.block:
             yield f"{name} has rows of {shape[1]}, expected a multiple of {value.type.name}'s {value.type.block}"
@@ -130,6 +132,10 @@ def _array(name: str, value: Any, shape: tuple[int, ...], *dtypes: Any) -> Itera
     if not right or not value.flags.c_contiguous or not value.flags.aligned:
         names = " or ".join(kind.__name__ for kind in kinds)
         yield f"{name} is {_described(value)}, expected {names} {list(shape)}, C-contiguous and aligned"
+
+
+def _is_shape(value: Any, shape: tuple[int, ...]) -> bool:
+    return isinstance(value, tuple) and all(isinstance(n, int) for n in value) and value == shape
 
 
 def _described(value: Any) -> str:

@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import ShapeError
-from ..kernels import packing as kernels
-from ..kernels.fast.emit import LANES
 from .records import Ternary, frozen
 
+LANES = 16  # rows that lie side by side, and columns of a step
 BLOCK = 128  # weights in BLOCK_BYTES bytes of I2_S
 BLOCK_BYTES = 32
 TRAILER = 32
@@ -62,14 +61,6 @@ def unpack_rows(weights: Ternary, rows: NDArray[np.integer]) -> NDArray[np.int8]
     m = weights.shape[1]
     packed = weights.codes.reshape(-1, -(-m // LANES), LANES, 4)[rows // LANES, :, rows % LANES]  # row, step, byte
     return (packed[:, :, None] >> _PLACES[:, None] & 3).reshape(len(rows), -1)[:, :m].astype(np.int8) - 1
-
-
-def from_i2s(codes: NDArray[np.uint8], scale: float | np.float32, shape: tuple[int, int]) -> Ternary:
-    """The codes of an I2_S tensor [N * i2s_row_bytes(M)], with or without its trailer, packed. Raises ShapeError if there are too few."""
-    size = shape[0] * i2s_row_bytes(shape[1])
-    if codes.size < size:
-        raise ShapeError(f"a ternary matrix of shape {shape} has {codes.size} bytes of I2_S codes, expected {size}")
-    return frozen(Ternary(kernels.from_i2s(codes[:size], shape), np.float32(scale), shape))
 
 
 def to_i2s(weights: Ternary) -> NDArray[np.uint8]:

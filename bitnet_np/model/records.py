@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import ShapeError, UnsupportedError, shown
 from ..base.tensor_types import TensorType
-from ..base.validate import integer, number, positive
+from ..base.validate import choice, flag, instance, integer, items_of, number, positive
 
 Activation = Literal["relu2", "silu", "gelu_gate", "gelu", "gelu_tanh"]
 """The feed-forward's: relu(gate)^2 * up, silu(gate) * up, or the GELU by tanh of the gate, times up; without a gate the exact GELU (erf) or
@@ -34,6 +34,7 @@ order of llama.cpp's numbers for them."""
 LONGEST_CONTEXT = 1 << 20  # positions whose angles are exact (rope.LARGEST_ANGLE); the longest context in use is 1,010,000
 
 _MOST = {
+    "vocab": 1 << 31,  # token ids are int32 in files and in every engine
     "context": LONGEST_CONTEXT,
     "width": 1 << 19,  # an int32 lane of the ternary kernels sums a quarter of these columns, each at most 128 * 127
     "ffn": 1 << 19,
@@ -80,10 +81,9 @@ class LongRope:
     def __post_init__(self) -> None:
         integer("LongRoPE's original context", self.original, 2, error=UnsupportedError)
         for name in ("short", "long"):
-            if not all(2**-126 <= number(f"a factor of LongRoPE's {name} list", x) < 2**127 for x in getattr(self, name)):
-                raise UnsupportedError(
-                    f"LongRoPE's {name} list is {shown(list(getattr(self, name)))}, expected positive numbers of float32"
-                )
+            factors = items_of(f"LongRoPE's {name} list", getattr(self, name), UnsupportedError)
+            if not all(2**-126 <= number(f"a factor of LongRoPE's {name} list", x) < 2**127 for x in factors):
+                raise UnsupportedError(f"LongRoPE's {name} list is {shown(factors)}, expected positive numbers of float32")
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,14 @@ class Config:
     pooling: Pooling = "none"  # how an embedding model makes one vector of a sequence (pooling.py); logits do not depend on it
 
     def __post_init__(self) -> None:
+        instance("architecture", self.architecture, str)
+        for name, kind in (("yarn", Yarn), ("longrope", LongRope)):
+            if getattr(self, name) is not None:
+                instance(name, getattr(self, name), kind)
+        for name, choices in (("activation", Activation), ("norm", Norm), ("rope", Rope), ("pooling", Pooling)):
+            choice(name, getattr(self, name), get_args(choices), UnsupportedError)
+        for name in ("parallel_residual", "shared_norm", "joint_qk_norms", "normalized_experts"):
+            flag(name, getattr(self, name))
         for name in ("vocab", "context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim"):
             integer(name, getattr(self, name), 1, error=ShapeError)
         for name in ("experts", "shared_ffn"):
@@ -149,9 +157,6 @@ class Config:
             raise UnsupportedError("shared_norm is True without parallel_residual, expected branches that read the same input")
         if self.heads % self.kv_heads:
             raise ShapeError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
-        for name, choices in (("activation", Activation), ("norm", Norm), ("rope", Rope), ("pooling", Pooling)):
-            if getattr(self, name) not in get_args(choices):
-                raise UnsupportedError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(get_args(choices))}")
         if self.rope_width is None:
             if self.rope != "none" and self.head_dim % 2:
                 raise ShapeError(f"head width {self.head_dim} is odd, but RoPE rotates pairs")
@@ -173,8 +178,10 @@ class Config:
             integer("window", self.window, 1, LONGEST_CONTEXT, ShapeError)
         for name in ("window_layers", "rope_layers", "local_layers"):
             layers = getattr(self, name)
-            if layers is not None and not (isinstance(layers, tuple) and all(layer in range(self.n_layers) for layer in layers)):
-                raise ShapeError(f"{name} are {layers}, expected numbers of {self.n_layers} layers")
+            if layers is not None and not (
+                isinstance(layers, tuple) and all(isinstance(n, int) and n in range(self.n_layers) for n in layers)
+            ):
+                raise ShapeError(f"{name} are {shown(layers)}, expected numbers of {self.n_layers} layers")
         factors = ("embedding_scale", "residual_scale", "logit_scale")
         optional = (name for name in ("attention_scale", "score_cap", "logit_cap", "local_rope_base") if getattr(self, name) is not None)
         for name in ("eps", "rope_base", "rope_scaling", "rope_magnitude", *factors, *optional):

@@ -1,14 +1,23 @@
-"""Ternary matrices out of master weights, and out of ggml's ternary block types."""
+"""Ternary matrices out of what files hold: I2_S codes, master weights, and ggml's ternary block types."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.block_formats import FORMATS
-from ..base.errors import FileFormatError
+from ..base.errors import FileFormatError, ShapeError
 from ..base.tensor_types import TERNARY_TYPES, TQ2_0
 from ..kernels import packing as kernels
 from ..kernels.ggml import blocks as block_kernels
+from .packing import i2s_row_bytes
 from .records import Blocks, Ternary, frozen
+
+
+def from_i2s(codes: NDArray[np.uint8], scale: float | np.float32, shape: tuple[int, int]) -> Ternary:
+    """The codes of an I2_S tensor [N * i2s_row_bytes(M)], with or without its trailer, packed. Raises ShapeError if there are too few."""
+    size = shape[0] * i2s_row_bytes(shape[1])
+    if codes.size < size:
+        raise ShapeError(f"a ternary matrix of shape {shape} has {codes.size} bytes of I2_S codes, expected {size}")
+    return frozen(Ternary(kernels.from_i2s(codes[:size], shape), np.float32(scale), shape))
 
 
 def from_masters(masters: NDArray) -> Ternary:  # [N, M] float32, float16 or bfloat16's bits, C-contiguous and finite

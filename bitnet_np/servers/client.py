@@ -83,6 +83,7 @@ class Client:
             headers = {"Accept": "application/json", "Content-Type": "application/json"}
             connection.request(method, parts.path, body, headers)
             response = connection.getresponse()
+            response.fp = _Sized(response.fp)  # type: ignore[assignment]
             raw = bytearray()
             while piece := response.read(min(_PIECE, most + 1 - len(raw))):
                 raw += piece
@@ -91,7 +92,9 @@ class Client:
             if len(raw) > most:
                 raise ServerError(f"{url}: the answer has more than {most:,} bytes, expected at most so many")
             return response.status, response.getheader("Location"), bytes(raw)
-        except (OSError, HTTPException) as error:
+        except ServerError:
+            raise
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: http.client trusts numbers and host names
             if late.is_set() or isinstance(error, TimeoutError):
                 raise ServerError(f"{url}: no whole answer within {self.timeout:g} s") from None
             raise ServerError(f"{url}: {str(error) or type(error).__name__}") from None
@@ -99,6 +102,21 @@ class Client:
             if timer is not None:
                 timer.cancel()
             connection.close()
+
+
+class _Sized:
+    """What http.client reads an answer from. A chunk whose length is negative would be read to the end, however far that is."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        if size < 0:
+            raise HTTPException(f"a chunk has {size} bytes")
+        return self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _hang_up(connected: socket.socket, late: Event) -> None:
@@ -124,12 +142,14 @@ def client_of(url: str, timeout: float) -> Client:
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - a wrong one is an error
+        (parts.hostname or "").encode("idna")  # raises UnicodeError, a ValueError, for names such as a..b
     except ValueError as error:
         raise OptionError(f"the endpoint is {shown(named)}: {error if named == url else 'it is no address'}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise OptionError(f"the endpoint is {shown(named)}, expected an address such as http://127.0.0.1:8080")
-    if parts.username is not None or parts.query or parts.fragment or not url.isprintable() or " " in url:
-        raise OptionError(f"the endpoint is {shown(named)}, expected an address without a user name, blanks, `?` or `#`")
+    if parts.username is not None or parts.query or parts.fragment or not url.isprintable() or " " in url or not parts.path.isascii():
+        what = "expected an address without a user name, blanks, `?` or `#`, and with a path of ASCII characters"
+        raise OptionError(f"the endpoint is {shown(named)}, {what}")
     if not 0 < timeout <= 86400:
         raise OptionError(f"the timeout is {timeout:g} s, expected more than 0 and at most 86400")
     return Client(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}", timeout)

@@ -22,11 +22,11 @@ _MOST = 1 << 31  # token ids are int32 in every server
 
 @dataclass(frozen=True, eq=False)
 class TopLogprobs:
-    """The most probable next tokens after one position, as the server returned them."""
+    """The most probable next tokens after one position, as a server or a file has them."""
 
     position: int  # of the token that they follow
     ids: NDArray[np.int64]  # [n], no two alike, the most probable first
-    logprobs: NDArray[np.float64]  # [n] natural logarithms, NaN where the server sent none; nothing else is checked
+    logprobs: NDArray[np.float64]  # [n] natural logarithms, NaN where the server sent none; nothing else is checked. Or logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +38,7 @@ class Completions:
     k: int  # log-probabilities asked for at each position: no token that is not listed may be more probable than the k-th
     top: tuple[TopLogprobs, ...] = field(repr=False)  # by position, ascending; positions may be missing
     notes: tuple[str, ...] = ()  # what the server left out
+    logits: bool = False  # whether logits stand in place of log-probabilities
 
 
 def top_logprobs(position: int, entries: dict[int, float]) -> TopLogprobs:

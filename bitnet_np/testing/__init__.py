@@ -7,6 +7,7 @@ gguf_bytes.py  the bytes of GGUF files, right or wrong
 noise.py       numbers that are the same on every machine
 selftest.py    known bits of every kernel, and the kernels against the contract
 model_cases.py whole models for it
+part_cases.py  every number of rows and outputs for it
 fixtures.py    inputs of the kernels with their results
 """
 

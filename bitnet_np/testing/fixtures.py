@@ -13,8 +13,8 @@ from ..model import packing
 from ..model.records import Ternary
 from . import selftest
 
-_LEFT_OUT = ("forward", "model", "token by token", "blocks")
-"""Whole forward passes, which `trace` records, and blocks, which gguf-py can widen."""
+_LEFT_OUT = ("forward", "model", "token by token", "blocks", "parts")
+"""Whole forward passes, which `trace` records, blocks, which gguf-py can widen, and parts of what other cases have whole."""
 
 
 def fixtures() -> Iterator[tuple[str, dict[str, NDArray]]]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..base.tensor_types import ALL_BLOCK_TYPES
 from ..engine.backend import Backend
-from ..engine.cache_types import ROUNDINGS
+from ..engine.cache_types import KINDS
 from ..engine.dialects import DIALECTS, EXACT, LLAMA_CPP, Dialect
 from ..engine.forward_pass import forward_full, forward_incremental
 from ..model.families import ARCHITECTURES
@@ -47,7 +47,7 @@ def model_cases(ops: Backend) -> dict[str, Callable[[], tuple[NDArray, ...]]]:
     for table in TABLES:
         kinds = _WIDE | {"weights": table, "table": "float32" if table == "ternary" else table}
         named[f"model, {table}"] = partial(tensors, _WAYS, (EXACT, LLAMA_CPP), 5, kinds)
-    for dialect in (*DIALECTS.values(), *map(EXACT.with_cache, ROUNDINGS)):
+    for dialect in (*DIALECTS.values(), *map(EXACT.with_cache, KINDS)):
         kinds = {"family": "llama", "table": "float16", "width": 40, "ffn": 48, "head_dim": 32, "n_layers": 1}
         named[f"model, {dialect.name}"] = partial(tensors, _WAYS, (dialect,), 70, kinds)
     return named

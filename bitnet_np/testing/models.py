@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.block_formats import FORMATS
-from ..base.errors import OptionError, ShapeError, shown
+from ..base.errors import OptionError, ShapeError
 from ..base.tensor_types import ALL_BLOCK_TYPES, FEW_BITS, GRID_TYPES, IQ4_NL, IQ4_XS, NVFP4, OF_NUMBER_42, TensorType
-from ..base.validate import integer
+from ..base.validate import choice, flag, instance, integer, path_of, positive
 from ..files.gguf_writer import write_model
 from ..kernels.float_state import steady
 from ..kernels.ggml import grids
 from ..model import packing, widen
+from ..model.checks import check_model
 from ..model.families import FAMILIES, Family, implied, layer_shapes, windowed_layers
 from ..model.records import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of, window_fields
 from ..model.rope import rope_fields
@@ -50,6 +51,7 @@ NUMBERS = {
 EXPERTS = {"experts": 5, "experts_used": 2}
 """The same of families whose layers always have experts."""
 
+MOST_GAIN = 1e38
 _BLOCKS = {kind.name: kind for kind in ALL_BLOCK_TYPES}
 
 
@@ -76,11 +78,15 @@ def random_model(
     weights: the same for the layers' matrices, or "ternary"; empty means ternary for a BitNet, else `table`.
     gain: multiplies the scales of all ternary matrices. inner_norms: gives each linear a norm of its own.
     """
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise OptionError(f"the family is {shown(family)}, expected one of {', '.join(FAMILIES)}")
+    choice("the family", family, FAMILIES)
     if not isinstance(seed, Generator):
         integer("seed", seed, 0)
     integer("n_layers", shape.get("n_layers", 1), 1, error=ShapeError)
+    if positive("gain", gain) > MOST_GAIN:
+        raise OptionError(f"gain is {gain}, expected at most {MOST_GAIN:g}, with which weights are float32")
+    instance("weights", weights, str)
+    for name, value in (("tied", tied), ("inner_norms", inner_norms)):
+        flag(name, value)
     if unknown := shape.keys() - {field.name for field in fields(Config)}:
         raise OptionError(f"a Config has no {', '.join(sorted(unknown))}")
     traits = FAMILIES[family]
@@ -189,8 +195,7 @@ def random_table(rng: Generator, kind: str, n: int, m: int, spread: float = 1.0)
 
     gguf-py cannot quantise to some types, so these are random bytes, with scales that give about the same spread.
     """
-    if kind not in ("float32", "float16", "bfloat16", *_BLOCKS):
-        raise OptionError(f"the type of a random table is {shown(kind)}, expected float32, float16, bfloat16 or one of ggml's block types")
+    choice("the type of a random table", kind, ("float32", "float16", "bfloat16", *_BLOCKS))
     if kind not in _BLOCKS:
         single = (rng.standard_normal((n, m)) * spread).astype(np.float32)
         return (single.view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else single.astype(kind)
@@ -253,7 +258,10 @@ def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool | None = No
     fused: whether queries, keys and values are in one tensor, where one can hold them; None: as the family's files have it.
     Raises UnsupportedError for a model that GGUF cannot express.
     """
+    path = path_of(path)
+    check_model(model)
     names = FAMILIES[model.config.architecture].fused
     if fused is not None:
+        flag("fused", fused)
         names = tuple({*names, "attn_qkv"} if fused else {*names} - {"attn_qkv"})
     write_model(path, model, {"tokenizer.ggml.model": "none"}, fused=names)

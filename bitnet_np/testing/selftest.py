@@ -22,6 +22,7 @@ from ..base.tensor_types import ALL_BLOCK_TYPES, TQ1_0, TQ2_0, TensorType
 from ..engine import masks
 from ..engine.backend import Backend
 from ..engine.cache import new_cache
+from ..engine.cache_types import KINDS
 from ..engine.dialects import BITNET_CPP, EXACT, Dialect
 from ..engine.forward_pass import forward, forward_full
 from ..files import embedded
@@ -34,6 +35,7 @@ from ..model.records import Ternary
 from .model_cases import model_cases
 from .models import random_table
 from .noise import Noise, noise
+from .part_cases import COLUMNS, part_cases
 
 Case = Callable[[], tuple[NDArray, ...]]
 
@@ -109,13 +111,6 @@ def _masked(ops: Backend) -> tuple[NDArray, ...]:
     mask[99] = -np.inf
     q, (k, v) = 4 * noise(4, 130, 6, 20), noise(5, 2, 1, 130, 2, 20)
     return (ops.attend_masked(q, k, v, np.zeros(130, np.int64), np.arange(130), mask[None]),)
-
-
-def _filled(ops: Backend) -> tuple[NDArray, ...]:
-    """The mask of 3 sequences of 5, 0 and 70 queries."""
-    out, queries, past = np.empty((3, 70, 70), np.float32), np.array([5, 0, 70]), np.array([9, 1, 0])
-    ops.fill_mask(out, 0, queries, past, past + queries, *masks.Pattern(7, 2, 16, 1).numbers)
-    return (out,)
 
 
 def _ternary_blocks(kind: TensorType) -> tuple[NDArray, ...]:
@@ -222,7 +217,6 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "attend, keys in float16": partial(_attention_in_float16, ops),
         "attend_float16": lambda: _attention(ops.attend_float16),
         "attend_masked": partial(_masked, ops),
-        "fill_mask": partial(_filled, ops),
         "rope, part of a head": lambda: (ops.rope(noise(12, 9, 3, 66), noise(13, 9, 10), noise(14, 9, 10)),),
         "top_experts": lambda: (ops.top_experts(_router_logits(), 3),),
         "expert_weights": lambda: tuple(
@@ -233,9 +227,10 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "token by token": partial(_token_by_token, ops),
         "attend, 1 row": lambda: (ops.attend(4 * noise(56, 1, 3, 20), *noise(57, 2, 1, 320, 1, 20), np.array([0]), np.array([299])),),
     }
+    named |= {f"round_as {kind}": partial(_results, ops.round_as, 9 * noise(66, 5, 3, 96), kind) for kind in KINDS[1:]}
     named |= {f"blocks {kind.name}": partial(_blocks, ops, kind) for kind in ALL_BLOCK_TYPES}
     named |= {f"blocks {kind.name}, many rows": partial(_blocks_of_many_rows, ops, kind) for kind in ALL_BLOCK_TYPES}
-    named |= cases_of_kernels() | model_cases(ops)
+    named |= part_cases(ops, _tables(COLUMNS, 1100)) | cases_of_kernels() | model_cases(ops)
     return {name: named[name] for name in (*known_bits(), *named) if name in named}  # in the order of the records
 
 
@@ -264,8 +259,8 @@ def known_bits() -> dict[str, str]:
 def run(beginning: str = "") -> Iterator[tuple[str, bool]]:
     """The name of each case and whether it gives the known bits. Only cases whose names start with `beginning` are compiled and run.
 
-    Each runs on this thread alone. Cases of operations run again with every kernel shared out. Whole models do not: they call the same
-    kernels some thousand times, and threads that are woken as often take seconds on a busy machine.
+    Each runs on this thread alone. Cases of operations run again with every kernel shared out. Whole models and parts do not: they call the
+    same kernels some thousand times, and threads that are woken as often take seconds on a busy machine.
     """
     known = known_bits()
     for name, compute in cases().items():
@@ -275,7 +270,7 @@ def run(beginning: str = "") -> Iterator[tuple[str, bool]]:
 
 def digests(name: str, compute: Case) -> Iterator[str]:
     """The digests of a case, one for each of its ways."""
-    for alone in (True,) if name.startswith("model") else (True, False):
+    for alone in (True,) if name.startswith(("model", "parts")) else (True, False):
         with on_one_thread(alone):
             yield digest(*compute())
 

@@ -34,7 +34,7 @@ class Point(NamedTuple):
     takes: str = ""  # the point that these modules take
     around: str = ""  # modules with these inside, which give the same
     bitnet_rs: str = ""  # BitNet-rs's tracepoints
-    aprt: str = ""  # the stages of aprender's `apr trace --save-tensor`
+    aprt: str = ""  # aprender's stages
 
 
 def _point(name: str, axes: str, meaning: str, operation: str = "", **fields: Any) -> Point:
@@ -95,16 +95,18 @@ POINTS = (
         takes="ffn_inp", aprt="ffn_norm"
     ),
     _point("ffn_moe_logits", "T E", "router's product, in models that have experts", "MUL_MAT", weight="ffn_gate_inp", takes="ffn_norm"),
-    _point(TOP_EXPERTS, "T k", "numbers of each token's experts, int32: those with the largest logits, largest first", "VIEW"),
+    _point(TOP_EXPERTS, "T k", "numbers of each token's experts, int32: those with the largest logits, largest first", "VIEW")._replace(
+        aprt="moe_router_indices"
+    ),
     _point(
         "ffn_moe_weights", "T k", "their weights: the softmax of all logits, divided by the sum of these k where the model does that"
-    )._replace(ggml="ffn_moe_weights.GET_ROWS", llama_cpp="ffn_moe_weights_norm.DIV"),
+    )._replace(ggml="ffn_moe_weights.GET_ROWS", llama_cpp="ffn_moe_weights_norm.DIV", aprt="moe_router"),
     _point("ffn_moe_gate", "T kF", "gate matrix of each of these experts, side by side", "MUL_MAT_ID"),
     _point("ffn_moe_up", "T kF", "up matrix of each", "MUL_MAT_ID"),
     _point("ffn_moe_swiglu", "T kF", "SiLU(gate) * up of each", "SWIGLU", llama_cpp="ffn_moe_swiglu.GLU"),
     _point("ffn_moe_down", "T kD", "down matrix of each", "MUL_MAT_ID"),
     _point("ffn_moe_out", "T D", "sum of their weights times ffn_moe_down", "ADD")._replace(
-        llama_cpp="ffn_moe_out.CONT", module="mlp.experts block_sparse_moe.experts"
+        llama_cpp="ffn_moe_out.CONT", module="mlp.experts block_sparse_moe.experts", aprt="moe_ffn_out"
     ),
     _point(
         "ffn_gate", "T F", "gate matrix, before the activation function, in models that have a gate", "MUL_MAT", weight="ffn_gate"

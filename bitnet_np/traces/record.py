@@ -41,8 +41,9 @@ class Recorder:
         names: Iterable[str] | None = None,
         scores: bool = False,
         dialect: Dialect = EXACT,
+        ops: Backend = cpu,
     ) -> None:
-        self._add, self._config, self._dialect = add, config, dialect
+        self._add, self._config, self._dialect, self._ops = add, config, dialect, ops
         for what, values in (("layers", layers), ("names", names)):
             if isinstance(values, str) or not isinstance(values, Iterable | None):
                 raise OptionError(f"{what} is {shown(values)}, expected an iterable of them")
@@ -70,9 +71,9 @@ class Recorder:
             return
         suffix = "_rope" if layer is not None and self._config.rotates(layer) else ""
         if name == "Qcur" + suffix:
-            self._queries = self._heads(self._dialect.rounded(array))
+            self._queries = self._heads(self._dialect.rounded(array, self._ops))
         elif name == "Kcur" + suffix and self._queries is not None:
-            c, keys = self._config, self._dialect.cached(self._heads(array))
+            c, keys = self._config, self._dialect.cached(self._heads(array), self._ops)
             for scored, values in scores(self._queries, keys, self.names, c.window_of(layer or 0), c.attention_scale, c.score_cap):
                 self._add(Key(scored, layer), values)
             self._queries = None
@@ -135,7 +136,7 @@ def record_trace(
     if names is None and output.names is not None:
         names = output.names - (set() if scores else set(SCORES))
     with output(out, checked.ids[0]) as writer:
-        recorder = Recorder(writer.add, model.config, layers=layers, names=names, scores=scores, dialect=dialect)
+        recorder = Recorder(writer.add, model.config, layers=layers, names=names, scores=scores, dialect=dialect, ops=ops)
         if output.names is not None and recorder.names - output.names:
             missing = ", ".join(sorted(recorder.names - output.names))
             raise OptionError(f"{out}: format {chosen} has no {missing}, only {', '.join(sorted(output.names))}")

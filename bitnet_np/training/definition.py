@@ -1,6 +1,7 @@
-"""THE DEFINITION of training: the loss of a sequence and its exact gradients, in float64. Slow, and it shares nothing with what it judges.
+"""THE DEFINITION of training: the loss of sequences and its exact gradients, in float64. It shares nothing with what it judges.
 
 The loss is next-token cross-entropy, -sum over t of ln p(token t + 1 | tokens 0..t) / divisor, of the BitNet and Llama blocks of spec.py.
+The rows of all sequences stand end to end, so each matrix is multiplied once, by BLAS; only attention goes by sequence.
 Each operation gives its value and a function `back` from the loss's gradient with respect to that value to those with respect to its
 inputs (a vector-Jacobian product); the model runs forward through the values, in the order of spec.py, and then backward through the
 `back`s. Gradients of what is used twice, such as a tied embedding, add up.
@@ -16,7 +17,7 @@ Letters as in spec.py. `parameters` have the names of GGUF's tensors: token_embd
 output_norm.weight [D], and output.weight [V, D] where the head is not the embedding.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,28 +78,42 @@ def linear(x: Array, w: Array, quantizers: Quantizers = FLOATS) -> tuple[Array, 
     return spec.matmul(x, w), lambda dy: (dy @ w, dy.T @ x)
 
 
-def rope(x: Array, c: Any, factors: Any) -> tuple[Array, Back]:  # [T, H, K] -> [T, H, K]; a rotation's transpose is the rotation back
-    position = np.arange(len(x)) / c.rope_scaling
-    turned = lambda y, p: spec.rope(y, p, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)  # noqa: E731
+def rope(x: Array, position: Array, c: Any, factors: Any) -> tuple[Array, Back]:
+    # [T, H, K], [T] -> [T, H, K]; a rotation's transpose is the rotation back
+    turned = lambda y, p: spec.rope(y, p / c.rope_scaling, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)  # noqa: E731
     return turned(x, position), lambda dy: (turned(dy, -position),)
 
 
 def attend(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Back]:  # [T, H, K], [S, G, K], [S, G, K] -> [T, H, K]
     heads, width = q.shape[1:]
-    keys, values = (spec.by_query_head(kv, heads) for kv in (k, v))
-    p = spec.softmax(np.einsum("thk,shk->hts", q, keys) / np.sqrt(width) + mask)
+    keys, values = (spec.by_head(spec.by_query_head(kv, heads)) for kv in (k, v))
+    p = spec.attention_weights(q, k, mask)
 
-    def shared(d: Array) -> Array:
-        """Gradients of key-value heads: the sum over the query heads that read each."""
-        return d.reshape(len(d), k.shape[1], -1, width).sum(axis=2)
+    def shared(d: Array) -> Array:  # [H, S, K] -> [S, G, K]; the sum over the query heads that read each key-value head
+        return spec.by_head(d.reshape(k.shape[1], -1, len(k), width).sum(axis=1))
 
     def back(dy: Array) -> tuple[Array, Array, Array]:
-        dp = np.einsum("thk,shk->hts", dy, values)
+        dy = spec.by_head(dy)
+        dp = dy @ values.swapaxes(1, 2)
         ds = p * (dp - np.sum(p * dp, axis=-1, keepdims=True)) / np.sqrt(width)
-        dq, dk = np.einsum("hts,shk->thk", ds, keys), np.einsum("hts,thk->shk", ds, q)
-        return dq, shared(dk), shared(np.einsum("hts,thk->shk", p, dy))
+        dk, dv = (shared(weights.swapaxes(1, 2) @ x) for weights, x in ((ds, spec.by_head(q)), (p, dy)))
+        return spec.by_head(ds @ keys), dk, dv
 
-    return spec.attend(q, k, v, mask), back
+    return spec.weighted_values(p, v), back
+
+
+def attend_each(q: Array, k: Array, v: Array, ends: NDArray[np.int64], window: int | None) -> tuple[Array, Back]:
+    # [R, H, K], [R, G, K] x 2: sequences end to end, which end at [B - 1] and at R -> [R, H, K]
+    def within(q: Array, k: Array, v: Array) -> tuple[Array, Back]:
+        return attend(q, k, v, spec.causal_mask(len(q), len(q), window=window))
+
+    outputs, backs = zip(*map(within, *(np.split(x, ends) for x in (q, k, v))), strict=True)
+
+    def back(dy: Array) -> tuple[Array, ...]:
+        gradients = (back(part) for back, part in zip(backs, np.split(dy, ends), strict=True))
+        return tuple(np.concatenate(each) for each in zip(*gradients, strict=True))
+
+    return np.concatenate(outputs), back
 
 
 def add(a: Array, b: Array) -> tuple[Array, Back]:  # [T, N], [T, N] -> [T, N]; or a bias: [T, N], [N] -> [T, N]
@@ -143,24 +158,26 @@ class _Value:
     tensor: Array
     back: Back | None = None  # None: a parameter
     inputs: tuple["_Value", ...] = ()
-    gradient: Any = 0.0
+    gradient: Any = None
 
 
 def loss_and_gradients(
     c: Any,
     parameters: Mapping[str, Array],
-    tokens: ArrayLike,
+    sequences: Sequence[ArrayLike],
     quantizers: Callable[[str], Quantizers] = lambda name: MASTERS,
     divisor: float | None = None,
     factors: Any = 1.0,
 ) -> tuple[float, dict[str, Array]]:
-    """The loss of one sequence and its gradients by the names of the parameters: tokens [T] -> loss, gradients.
+    """The loss of token ids [T] of some sequences, and its gradients by the names of the parameters.
 
     c: any record with the fields of model.Config. quantizers: those of a layer's matrix, by its name. divisor: by default the T - 1
-    predicted tokens; with that of a whole batch, the sequences' losses and gradients add up to its. factors: of RoPE's frequencies, [J].
+    predicted tokens of all. factors: of RoPE's frequencies, [J].
     """
-    ids, steps = np.asarray(tokens), list[_Value]()
-    t, values = len(ids) - 1, {name: _Value(value) for name, value in parameters.items()}
+    ids, steps, values = [np.asarray(each) for each in sequences], list[_Value](), {n: _Value(value) for n, value in parameters.items()}
+    lengths = [len(each) - 1 for each in ids]
+    read, targets = (np.concatenate([each[part] for each in ids]) for part in (slice(-1), slice(1, None)))
+    rows, ends, position = len(read), np.cumsum(lengths[:-1]), np.concatenate([np.arange(n) for n in lengths])
 
     def run(operation: Callable[..., tuple[Array, Back]], *inputs: _Value, **how: Any) -> _Value:  # in the order of the forward pass
         steps.append(_Value(*operation(*(value.tensor for value in inputs), **how), inputs))
@@ -175,21 +192,22 @@ def loss_and_gradients(
         y = run(linear, x, values[weight], quantizers=quantizers(weight))
         return y if bias is None else run(add, y, bias)
 
-    h = run(embed, values["token_embd.weight"], tokens=ids[:-1])
+    h = run(embed, values["token_embd.weight"], tokens=read)
     for n in range(c.n_layers):
         x = norm(f"blk.{n}.attn_norm", h)
-        q, k, v = (run(reshape, product(f"blk.{n}.attn_{name}", x), shape=(t, -1, c.head_dim)) for name in "qkv")
-        q, k = (run(rope, x, c=c, factors=factors) for x in (q, k))
-        x = run(reshape, run(attend, q, k, v, mask=spec.causal_mask(t, t, window=c.window_of(n))), shape=(t, -1))
+        q, k, v = (run(reshape, product(f"blk.{n}.attn_{name}", x), shape=(rows, -1, c.head_dim)) for name in "qkv")
+        q, k = (run(rope, x, position=position, c=c, factors=factors) for x in (q, k))
+        x = run(reshape, run(attend_each, q, k, v, ends=ends, window=c.window_of(n)), shape=(rows, -1))
         h = run(add, h, product(f"blk.{n}.attn_output", norm(f"blk.{n}.attn_sub_norm", x)))
         x = norm(f"blk.{n}.ffn_norm", h)
         x = run(GATES[c.activation], product(f"blk.{n}.ffn_gate", x), product(f"blk.{n}.ffn_up", x))
         h = run(add, h, product(f"blk.{n}.ffn_down", norm(f"blk.{n}.ffn_sub_norm", x)))
     head = values.get("output.weight", values["token_embd.weight"])
     logits = run(linear, norm("output_norm", h), head)  # the head is never quantised
-    loss, logits.gradient = cross_entropy(logits.tensor, ids[1:], t if divisor is None else divisor)
-    for value in reversed(steps):
+    loss, logits.gradient = cross_entropy(logits.tensor, targets, rows if divisor is None else divisor)
+    while steps:
+        value = steps.pop()
         assert value.back is not None
         for source, gradient in zip(value.inputs, value.back(value.gradient), strict=True):
-            source.gradient = source.gradient + gradient
+            source.gradient = gradient if source.gradient is None else source.gradient + gradient
     return loss, {name: value.gradient for name, value in values.items()}

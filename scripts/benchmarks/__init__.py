@@ -6,6 +6,7 @@ models.py     random models, for us and for peers
 peers.py      other engines, each in a process of its own; llama_bench.py  those that are timed by a llama-bench
 report.py     tables, bars, JSON
 forwards.py   prefill, decode, batch
+operations.py  attention, products, masks
 neighbours.py  prefill and decode beside busy processes
 processes.py  load, compile
 memory.py     bytes allocated, resident memory

@@ -1,34 +1,37 @@
 """Whole forward passes: prefill, decode and batch."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import bitnet_np
-from bitnet_np import KVCache, Model, forward, forward_full, forward_incremental, stream
+from bitnet_np import KVCache, forward, forward_full, forward_incremental, stream
 from bitnet_np.engine.backend import Backend, Wrapped
 from bitnet_np.engine.dialects import EXACT
 from bitnet_np.kernels import cpu
 
 from . import models
 from .report import Table, figure, percent, spread
-from .rounds import OURS, Case, Results, Sample, Setup, ratios, simple, timed, tokens
+from .rounds import OURS, Case, Results, Sample, Setup, ratios, simple, summary, timed, tokens
 
 PROMPT = 8  # tokens before a timed decode
 GRID_BATCHES, GRID_LENGTHS = (1, 2, 4, 8, 16), (1, 16, 128, 512)
-INCREMENTAL = 128  # tokens up to which prompts are computed token by token, too
+LENGTHS_OF_8 = (32, 64, 128, 256, 512, 1024)  # of a batch of 8: BitNet-rs's benchmark
 
 
-def multiply_adds(setup: Setup, model: Model, tokens: int) -> dict[str, Any]:
-    """The fields of a Case that say what its layers' products are: of ternary matrices alone, if the model has any, else of all."""
-    if ternary := models.ternary_weights(model):
-        return {"macs": tokens * ternary}
-    if setup.dialect.name == EXACT.name:
-        return {"float_macs": tokens * models.matrix_weights(model)}
-    return {"macs": tokens * models.matrix_weights(model), "ternary": False}
+def multiply_adds(setup: Setup, amount: int) -> dict[str, Any]:
+    """The fields of a Case that say which instructions do so many multiply-adds of its layers' products."""
+    if models.ternary_weights(setup.model):
+        return {"macs": amount}
+    return {"float_macs": amount} if setup.dialect.name == EXACT.name else {"macs": amount, "ternary": False}
+
+
+def of_tokens(setup: Setup, tokens: int) -> dict[str, Any]:
+    """The same, of all layers."""
+    return multiply_adds(setup, tokens * models.multiplied_weights(setup.model))
 
 
 # --- prefill --------------------------------------------------------------------------------------------------------------------------
@@ -56,7 +59,7 @@ def prefill_case(setup: Setup, length: int) -> Case:
         expected=lambda: forward_full(model, prompt, last_only=True, dialect=dialect),
         tokens=length,
         rows=length,
-        **multiply_adds(setup, model, length),
+        **of_tokens(setup, length),
         request={"do": "prefill", "tokens": prompt[0].tolist()},
         work=length,
     )
@@ -74,9 +77,27 @@ def prefill(setup: Setup) -> Iterator[Case]:
         check=lambda: forward_full(setup.model, prompt, dialect=setup.dialect),
         tokens=lengths[0],
         rows=lengths[0],
-        **multiply_adds(setup, setup.model, lengths[0]),
+        **of_tokens(setup, lengths[0]),
         work=2 * lengths[0],
     )
+
+
+def fit(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[float, float, float]:
+    """a and b of seconds = a T + b T^2 with the least squares of relative errors, so that short prompts count as much; and R^2."""
+    t, s = np.array(lengths, np.float64), np.array(seconds)
+    columns = np.stack([t, t * t], axis=1)
+    solution = np.linalg.lstsq(columns / s[:, None], np.ones(len(s)), rcond=None)[0]
+    return *solution.tolist(), float(1 - ((s - columns @ solution) ** 2).sum() / ((s - s.mean()) ** 2).sum())
+
+
+def prefill_tables(setup: Setup, results: Results) -> list[Table]:
+    """The speeds, and from three lengths on how seconds grow with the length."""
+    (table,) = speeds("prefill", results)
+    prompts = [case for case in results.of("prefill") if case.name == f"{case.tokens} tokens"]
+    for n in results.threads(prompts[0]) if len(prompts) > 2 else ():
+        a, b, r2 = fit([case.tokens for case in prompts], [summary(results.values(case, n)).median for case in prompts])
+        table.notes.append(f"{n} threads: seconds of T tokens are {a * 1e3:.3g} ms * T + {b * 1e6:.3g} us * T^2, R^2 {r2:.4f}")
+    return [table]
 
 
 # --- decode ---------------------------------------------------------------------------------------------------------------------------
@@ -107,7 +128,7 @@ def decode_case(bench: str, name: str, setup: Setup, batch: int, peer: bool = Fa
         expected=lambda: forward_full(model, ids, dialect=dialect)[:, PROMPT:],
         tokens=n * batch,
         rows=batch,
-        **multiply_adds(setup, model, n * batch),
+        **of_tokens(setup, n * batch),
         nbytes=n * models.weight_bytes(model),
         request={"do": "decode", "prompt": ids[0, :PROMPT].tolist(), "tokens": ids[0, PROMPT:].tolist()} if peer else None,
         work=batch,
@@ -141,12 +162,12 @@ def decode(setup: Setup) -> Iterator[Case]:
         check=lambda: np.array(greedy()[1]),
         expected=slowly,
         tokens=n,
-        **multiply_adds(setup, model, n),
+        **of_tokens(setup, n),
     )
 
 
-def speeds(bench: str, results: Results) -> list[Table]:
-    """Tokens per second, achieved fractions of the peaks, and peers beside them."""
+def speeds(bench: str, results: Results, of: str = "the layers' ternary matrices, or of all their matrices if none is") -> list[Table]:
+    """Tokens per second, achieved fractions of the peaks, and peers beside them. of: what the multiply-adds are of."""
     table = Table(bench, ["", "threads", "tok/s (min-max)", "GMAC/s", "of its peak"])
     reading = any(case.nbytes for case in results.of(bench))
     table.columns += ["GB/s", "of read peak"] if reading else []
@@ -173,9 +194,7 @@ def speeds(bench: str, results: Results) -> list[Table]:
                 theirs = results.values(case, n, side=peer) if case.request else []
                 row += [spread([case.tokens / second for second in theirs]), spread(ratios(theirs, seconds), ".2f") if theirs else "-"]
             table.rows.append(row)
-    table.notes.append(
-        "GMAC/s: multiply-adds of the layers' ternary matrices, or of all their matrices if none is. Their peak: that of the instructions"
-    )
+    table.notes.append(f"GMAC/s: multiply-adds of {of}. Their peak: that of the instructions")
     table.notes += ["GB/s: weights read"] if reading else []
     table.notes += [f"x {peer}: {peer}'s seconds / ours, median of the rounds' ratios; more than 1: we are faster" for peer in peers]
     return [table]
@@ -185,16 +204,16 @@ def speeds(bench: str, results: Results) -> list[Table]:
 
 
 def batch(setup: Setup) -> Iterator[Case]:
-    """Decode of many sequences, then the grid of prompts, smallest first: in one pass, and short ones token by token, too."""
+    """Decode of many sequences, then the grid of prompts, smallest first: in one pass and token by token."""
     counts, model = setup.batches or GRID_BATCHES, setup.model
     for count in counts:
         yield decode_case("batch", f"decode, batch {count}", setup, count)
-    lengths = setup.fitting(GRID_LENGTHS)
-    for length, count in sorted(((t, b) for b in counts for t in lengths), key=lambda cell: (cell[0] * cell[1], cell[1])):
+    cells = {(t, b) for b in counts for t in setup.fitting(GRID_LENGTHS)}
+    if setup.lengths is setup.batches is None:
+        cells |= {(t, 8) for t in setup.fitting(LENGTHS_OF_8)}
+    for length, count in sorted(cells, key=lambda cell: (cell[0] * cell[1], cell[1])):
         ids = tokens(setup.seed, model.config.vocab, count, length)
         for name, path in (("prefill", forward_full), ("token by token", forward_incremental)):
-            if path is forward_incremental and length > INCREMENTAL:
-                continue
 
             def logits(path: Any = path, ids: NDArray[np.int64] = ids) -> NDArray[np.float32]:
                 return path(model, ids, last_only=True)
@@ -206,6 +225,20 @@ def batch(setup: Setup) -> Iterator[Case]:
                 check=logits,
                 expected=lambda ids=ids: np.concatenate([forward_full(model, row[None], last_only=True) for row in ids]),  # type: ignore[misc]
                 tokens=ids.size,
-                **multiply_adds(setup, model, ids.size),
+                **of_tokens(setup, ids.size),
                 work=ids.size,
             )
+
+
+def batch_tables(setup: Setup, results: Results) -> list[Table]:
+    """The speeds, and whole sequences against steps."""
+    table = Table("whole sequences against steps", ["", "threads", "ms in one pass", "ms token by token", "x (min-max)"])
+    by_name = {case.name: case for case in results.of("batch")}
+    for name, case in by_name.items():
+        steps = by_name.get(name.replace("prefill", "token by token"), case)
+        for n in results.threads(case) if steps is not case else ():
+            ours, theirs = results.values(case, n), results.values(steps, n)
+            milliseconds = (figure([1e3 * second for second in seconds], ".2f") for seconds in (ours, theirs))
+            table.rows.append([name.removeprefix("prefill, "), str(n), *milliseconds, spread(ratios(theirs, ours), ".2f")])
+    table.notes.append("x: token by token / in one pass, medians of the rounds' ratios. Both give the logits of the last position")
+    return [*speeds("batch", results), table]

@@ -12,7 +12,7 @@ from bitnet_np.base.errors import OptionError
 from bitnet_np.base.tensor_types import TQ2_0
 from bitnet_np.files.convert import convert
 from bitnet_np.files.load import load, open_model
-from bitnet_np.model.records import Ternary
+from bitnet_np.model.records import Layer, Ternary
 from bitnet_np.testing import released as testing_released
 from bitnet_np.testing.released import ARCHITECTURES, released, write_released
 
@@ -58,20 +58,25 @@ def for_llama_cpp(where: Path, config: Config, seed: int) -> Path:
 # --- sizes of models ------------------------------------------------------------------------------------------------------------------
 
 
+def linears_of(layer: Layer) -> list[Linear]:
+    """The matrices of a layer."""
+    return [value for value in vars(layer).values() if isinstance(value, Linear)]
+
+
 def linears(model: Model) -> Iterator[Linear]:
     """Yields the matrices of all layers."""
     for layer in model.layers:
-        yield from (value for value in vars(layer).values() if isinstance(value, Linear))
+        yield from linears_of(layer)
 
 
 def ternary_weights(model: Model) -> int:
-    """Number of weights of all ternary matrices: multiply-adds of one token."""
+    """Number of weights of all ternary matrices."""
     return sum(math.prod(linear.shape) for linear in linears(model) if isinstance(linear.weights, Ternary))
 
 
-def matrix_weights(model: Model) -> int:
-    """Number of weights of all layers' matrices, of every kind: multiply-adds of one token where there are no experts."""
-    return sum(math.prod(linear.shape) for linear in linears(model))
+def multiplied_weights(model: Model) -> int:
+    """Multiply-adds of one token: by ternary matrices alone, if there are any, else by those of all layers (without experts)."""
+    return ternary_weights(model) or sum(math.prod(linear.shape) for linear in linears(model))
 
 
 def weight_bytes(model: Model) -> int:

@@ -1,4 +1,7 @@
-"""One case: a sound file is changed, then read and used as its users do. Case n depends on n and the seeds alone."""
+"""One case: a sound file is changed, then read and used as its users do, or a call has arguments that no caller should pass.
+
+Case n depends on n and the seeds alone.
+"""
 
 import random
 import time
@@ -16,8 +19,9 @@ from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.files.load import model_from, open_model
 from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.text.tokenizer import tokenizer_from
-from bitnet_np.traces.formats import bitnet_rs, eval_callback, read_any
+from bitnet_np.traces.formats import bitnet_rs, bitnet_rs_logits, eval_callback, read_any
 
+from .arguments import use_arguments
 from .edits import edit_file
 from .gguf_document import changed
 from .hf_folders import changed_folder
@@ -42,6 +46,8 @@ class Seed(NamedTuple):
 
     @property
     def kind(self) -> str:
+        if not self.files:
+            return "arguments"
         if "config.json" in self.files:
             return "folder"
         if self.document is None:
@@ -54,13 +60,13 @@ class Seed(NamedTuple):
         return {**self.files, first: raw} if self.kind == "parts" else {"t.gguf": raw}
 
 
-_SHARES = {"model": 5, "dump": 2, "folder": 2, "tokenizer": 1, "parts": 1}
+_SHARES = {"model": 5, "arguments": 4, "dump": 2, "folder": 2, "tokenizer": 1, "parts": 1}
 
 
 def read_seeds(paths: Sequence[Path]) -> list[Seed]:
     """The seeds at these paths: GGUF files, folders of one model, and folders of one dump, named after its format.
 
-    A folder of GGUF files is a model in several parts, which gives a seed for each part.
+    A folder of GGUF files is a model in several parts, which gives a seed for each part. An empty one stands for calls and commands.
     """
     seeds = []
     for path in paths:
@@ -81,6 +87,8 @@ def case(seeds: Sequence[Seed], n: int) -> tuple[Seed, Files]:
     kinds = {kind: [seed for seed in seeds if seed.kind == kind] for kind in _SHARES}
     present = [kind for kind, members in kinds.items() if members]
     seed = draw.choice(kinds[draw.choices(present, [_SHARES[kind] for kind in present])[0]])
+    if seed.kind == "arguments":
+        return seed, {}
     if seed.kind == "folder":
         return seed, changed_folder(seed.files, draw)
     document, change = seed.document, draw.random()
@@ -109,7 +117,7 @@ def write(folder: Path, files: Files) -> None:
 def attempt(seeds: Sequence[Seed], n: int, scratch: Path) -> str:
     """The outcome of case n: "ran", "refused", or the finding."""
     seed, files = case(seeds, n)
-    use = use_dump if seed.kind == "dump" else use_model
+    use = {"dump": use_dump, "arguments": use_arguments}.get(seed.kind, use_model)
     write(scratch / seed.name, files)
     return outcome(lambda: use(scratch / seed.name, n), sum(map(len, files.values())))
 
@@ -169,6 +177,9 @@ def use_dump(folder: Path, n: int) -> None:
     name = folder.name
     entries = list(folder.iterdir())
     path = entries[0] if len(entries) == 1 and name not in ("npy", "aprt", "steps", "steps-in-names") else folder
+    if name == "bitnet-rs-logits":
+        bitnet_rs_logits.read(path, TOKENS)
+        return
     if name.startswith("bitnet-rs"):
         bitnet_rs.read(path)
     if name == "eval-callback":

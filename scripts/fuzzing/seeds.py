@@ -44,9 +44,10 @@ _BLOCKS = {kind.name: kind.block for kind in ALL_BLOCK_TYPES} | {"ternary": I2_S
 
 
 def write_seeds(folder: Path) -> Path:
-    """Write all sound files to a new folder. Returns it."""
+    """Write all sound files to a new folder, and an empty one for calls (cases.py). Returns it."""
     for write in (write_models, write_parts, write_folders, write_dumps):
         write(_made(folder))
+    (folder / "arguments").mkdir()
     return folder
 
 
@@ -206,6 +207,8 @@ def write_dumps(folder: Path) -> None:
     np.savez(_made(folder / "modules") / "t.npz", **modules)
     np.savetxt(_made(folder / "text") / "t.txt", points[Key("result_output", None)])
     (_made(folder / "eval-callback") / "t.txt").write_text(_PRINTED)
+    steps = [{"step": i, "chosen_id": 2, "top_logits": [{"token_id": 2, "logit": 1.5}, {"token_id": 0, "logit": -1.0}]} for i in range(2)]
+    (_made(folder / "bitnet-rs-logits") / "t.json").write_text(json.dumps({"logits_dump": steps}))
     graph = {"s0.attn_norm-0.MUL": (1, 1, tokens, 4), "s0.Qcur-0.ROPE": (1, tokens, 2, 2), "s0.kq-0.MUL_MAT": (1, 2, tokens, 32)}
     nodes: dict[str, Any] = {name: np.ones(shape, np.float32) for name, shape in graph.items()}
     np.savez(_made(folder / "nodes") / "t.npz", **nodes)

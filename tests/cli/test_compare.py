@@ -105,6 +105,12 @@ def test_dumps_are_held_to_a_receipt(run, refused, ours, theirs, tmp_path):
     assert "expected at most 0.0001 and 0.1, and at least 0.8" in result["reason"]
     assert "--by-receipt needs logits" in refused("compare", ours, theirs(result_output=None), "--partial", "--by-receipt", path)
     assert "--receipt is" in refused("compare", ours, theirs(), "--by-receipt", path, "--receipt", path)
+    written = json.loads(path.read_text())
+    rows = [{name: row[name] for name in ("pos", "mse", "max_abs")} for row in written["rows"]]
+    path.write_text(json.dumps(written | {"rows": rows}))  # as of BitNet-rs's parity-both
+    result = run("compare", ours, theirs(result_output=slightly), "--by-receipt", path, "--json", code=1)
+    assert result["reason"].startswith("position 3 passed in the receipt")
+    assert "kl is not in all of its rows, and does not count there" in result["notes"]
     short = tmp_path / "short.npz"
     np.savez(short, result_output=wrong[:3])
     assert "has 4 positions, the dumps have 3" in refused("compare", short, short, "--by-receipt", path)

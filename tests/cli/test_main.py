@@ -173,15 +173,13 @@ def test_no_memory(refused, monkeypatch):
     assert "Unable to allocate 9 TiB" in refused("logits", TINY, "--tokens", "1")
 
 
-def test_an_interrupt_is_no_traceback(capsys, monkeypatch):
+def test_an_interrupt_is_no_traceback(ended, monkeypatch):
     def interrupted(*args, **options):
         yield 5
         raise KeyboardInterrupt
 
     monkeypatch.setattr(generate_command, "stream", interrupted)
-    assert main(["generate", TINY, "--tokens", "1"]) == 130
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("5\n", "bitnet-np: interrupted\n")
+    assert ended("generate", TINY, "--tokens", "1") == (130, "5\n", "bitnet-np: interrupted\n")
 
 
 def test_what_is_read_is_not_written_over(run, refused, tmp_path):

@@ -168,7 +168,7 @@ def keep_erase_carry() -> None:
             k, v = storage.zeros((2, 3, 5, 2, 6), dtype)
             storage.write(1, k[1], v[1], *map(ops.upload, (slot, position, *new)))
             storage.carry(k, 2, v, 1, 4)
-            storage.erase(v, 2, 3, 5)
+            storage.erasing(v, 2, 3, 5)()
             found.append([ops.to_host(each) for each in (k, v)])
         for ours, theirs in zip(*found, strict=True):
             np.testing.assert_array_equal(theirs, ours.view(theirs.dtype))
@@ -176,10 +176,8 @@ def keep_erase_carry() -> None:
 
 @check
 def fill_mask() -> None:
-    sizes = np.array([3, 2]), np.array([2, 0]), np.array([5, 2])
-    for pattern in ((0, 0, 0, 0), (2, 0, 0, 0), (0, 3, 0, 0), (0, 0, 2, 1)):
-        by_both("fill_mask", np.zeros((2, 3, 5), np.float32), 0, *sizes, *pattern)
     for most in (0, 100):  # filled there, or sent
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(dispatch, "MOST_SENT", most)
-            same(on, dispatch.make_mask(3, 5, Pattern(window=2), ops=on), mask(3, 5, Pattern(window=2)))
+            for pattern in (Pattern(), Pattern(window=2), Pattern(prefix=3), Pattern(block=2, sinks=1), Pattern(3, 2, 4, 1)):
+                same(on, dispatch.make_mask(3, 9, pattern, past=4, ops=on), mask(3, 9, pattern, past=4))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bitnet_np.base.errors import CapacityError, MaskError, NonFiniteError, ShapeError, UnsupportedError
 from bitnet_np.engine.cache import KVCache, new_cache
 from bitnet_np.engine.dialects import BITNET_CPP
-from bitnet_np.engine.forward_pass import forward, forward_full, prefill
+from bitnet_np.engine.forward_pass import forward, forward_full, forward_incremental, prefill
 from bitnet_np.engine.metrics import Metrics
 from bitnet_np.generation.batch import Batch, Request, generate_batch
 from bitnet_np.generation.generate import generate
@@ -109,6 +109,18 @@ def masked_forward() -> None:
 
 
 @check
+def masked_cache() -> None:
+    """New tokens of two sequences behind prompts of other lengths, each by a mask of its own; and whole sequences step by step."""
+    both = Caches(smallest(9), 2, 5)
+    both.run([[1, 2], [3, 0]], [2, 1], last_only=True)
+    mask = rng(2).random((2, 1, 2, 4)) < 0.7
+    mask[1, 0, 1] = False  # which sees nothing
+    both.run([[1, 2], [4, 0]], [1, 2], mask=mask)
+    (model, placed), ids, causal = smallest(9), [[1, 2]], np.tril(np.ones((2, 2), np.bool_))
+    assert_same_bits(forward_incremental(placed, ids, mask=causal, ops=on), forward_full(model, ids))
+
+
+@check
 def metered() -> None:
     (model, placed), metrics = smallest(4), Metrics()
     ops = metrics.ops(on, "a test")
@@ -173,8 +185,11 @@ def parts_of_the_script() -> None:
     """Those of scripts/gpu_check.py that run kernels, here where these are compiled. On a GPU the script itself is run."""
     with mock.patch.object(sys, "argv", ["gpu_check.py", "--interpret"]):
         parts = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "gpu_check.py"))["PARTS"]
-    for name in [] if GPU else ["describe", "bits", "speed"]:
-        assert "problem" not in parts[name](on), name
+    found = {name: parts[name](on) for name in ([] if GPU else ["describe", "bits", "speed", "memory", "masks", "crossover"])}
+    assert not [name for name, part in found.items() if "problem" in part]
+    if not GPU:
+        assert min(found["memory"]["peak"].values()) > 0
+        assert found["crossover"].keys() == {"ternary", "floats"}
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import re
 
+import bench
 import pages
 import pytest
 
@@ -26,6 +27,18 @@ PARSERS = build_parser().commands
 
 def options_of(command):
     return [max(action.option_strings, key=len) for action in command._actions if action.option_strings]
+
+
+def test_every_section_of_figures_names_its_command():
+    for section in re.split(r"\n## ", pages.text(DOCS / "performance.md"))[1:]:
+        assert re.search(r"scripts/\w+\.py |bitnet-np ", section), section.partition("\n")[0]
+
+
+def test_every_bench_on_a_page_is_there():
+    words = re.findall(r"bench\.py((?: [a-z]+)+)", "\n".join(map(pages.text, pages.PAGES)))
+    named = {word for several in words for word in several.split()}
+    assert named >= {"batch", "masks", "prefill"}
+    assert named <= set(bench.BENCHES)
 
 
 def test_every_option_is_on_some_page():
@@ -57,7 +70,7 @@ def test_the_table_of_formats_is_that_of_the_registry():
     rows = {name.strip("`"): (judged, written) for name, _, judged, written in pages.table(VERDICTS, "format")}
     said = {True: "yes", False: "no"}
     expected = {name: (said[bool(f.read)], said[f.writer is not None]) for name, f in FORMATS.items()}
-    in_part = {"eval-callback": "no", "bitnet-rs": "no", "bitnet-rs-lines": "yes"}  # they hold no whole tensors
+    in_part = {"eval-callback": "no", "bitnet-rs": "no", "bitnet-rs-lines": "yes", "bitnet-rs-logits": "no"}  # they hold no whole tensors
     assert rows == expected | {name: ("in part", written) for name, written in in_part.items()}
 
 

@@ -6,8 +6,8 @@ import re
 
 import pages
 import pytest
+from imports import MODULES, PACKAGE, imported
 
-PACKAGE = pages.ROOT / "bitnet_np"
 MAP = pages.ROOT / "CONTRIBUTING.md"
 BUDGETS = {room.strip("`"): int(lines.replace(",", "")) for room, _, lines in pages.table(MAP, "room")}
 ROOMS = [*BUDGETS]
@@ -16,43 +16,12 @@ ENTRIES = 20
 """Folders and files at most under bitnet_np/: the folder list is the map."""
 
 
-def modules():
-    """Dotted name -> file of every module, the package itself first."""
-    names = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(pages.ROOT).with_suffix("").parts
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return names
-
-
-MODULES = modules()
-
-
 def room(module):
     """The room of a module, as the map calls it: a package with a slash, a file without, the package itself by its name."""
     inside = module.split(".")[1:]
     if not inside:
         return module
     return inside[0] + "/" * (PACKAGE / inside[0]).is_dir()
-
-
-def imported(module, source):
-    """The modules of the package that a module's source imports, anywhere in it: in functions and under TYPE_CHECKING, too."""
-    is_package = MODULES[module].name == "__init__.py"
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            parts = module.split(".") if is_package else module.split(".")[:-1]
-            base = parts[: len(parts) - node.level + 1] if node.level else []
-            names = [".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names]
-        else:
-            continue
-        for name in names:
-            if name.split(".")[0] == PACKAGE.name:
-                while name not in MODULES:  # a name in a module
-                    name = name.rpartition(".")[0]
-                yield name
 
 
 def upward(module, source):

@@ -45,6 +45,14 @@ def test_the_default_capacity_of_an_absurd_context_takes_no_memory():
     assert resident.of_process() - before < 1 << 24
 
 
+def test_a_layers_keys_and_values_are_at_its_number():
+    cache, seen, batch = KVCache(MODEL.config, 2, 4), {}, [[1, 2], [3, 4]]
+    forward(MODEL, batch, cache, record=lambda name, layer, array: seen.update({(name, layer): array.copy()}))
+    for name, array in (("Kcur_rope", cache.k), ("Vcur", cache.v)):
+        for layer in range(MODEL.config.n_layers):
+            assert array[layer, :, :2].tobytes() == seen[name, layer].tobytes()
+
+
 # --- float16 --------------------------------------------------------------------------------------------------------------------------
 
 

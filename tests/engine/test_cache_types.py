@@ -6,15 +6,15 @@ import pytest
 from models import assert_same_bits, random_model, random_tokens
 
 from bitnet_np.base.errors import OptionError, UnsupportedError
-from bitnet_np.engine import cache_types
+from bitnet_np.engine.cache_types import KINDS
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT
 from bitnet_np.engine.forward_pass import forward_full, forward_incremental
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.law.precision import FLOAT32, Precision
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.kernels import cpu
 from bitnet_np.traces.points import Key, Trace
 
-KINDS = list(cache_types.ROUNDINGS)
 NARROW = KINDS[1:]
 MODEL = random_model(1, heads=4, kv_heads=2, head_dim=32)
 TOKENS = random_tokens(np.random.default_rng(1), MODEL, 1, 24)
@@ -27,21 +27,21 @@ def test_blocks_are_rounded_as_gguf_py_does(kind):
     x[0, 1, 3] = -40
     ggml = gguf.GGMLQuantizationType[kind.upper()]
     theirs = gguf.quants.dequantize(gguf.quants.quantize(x, ggml), ggml)
-    np.testing.assert_array_equal(cache_types.rounded(x, kind), theirs)
+    np.testing.assert_array_equal(cpu.round_as(x, kind), theirs)
 
 
 @pytest.mark.parametrize(("kind", "part"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8), ("int8", 0.5 / 127)])
 def test_numbers_are_rounded_to_the_nearest(kind, part):
     """By at most half a step, some by nearly that; rounding again changes nothing."""
     x = np.random.default_rng(0).normal(size=(40, 3, 20)).astype(np.float32)
-    y = cache_types.rounded(x, kind)
+    y = cpu.round_as(x, kind)
     size = np.abs(x).max(axis=2, keepdims=True) if kind == "int8" else np.abs(x)
     errors = np.abs(y - x) / size
     assert 0.9 * part < errors.max() <= 1.00001 * part
-    np.testing.assert_allclose(cache_types.rounded(y, kind), y, rtol=1e-6)
+    np.testing.assert_allclose(cpu.round_as(y, kind), y, rtol=1e-6)
     if kind == "int8":
         assert np.unique(np.abs(y[0, 0]) / y[0, 0].max()).size <= 128
-    assert not cache_types.rounded(np.zeros_like(x), kind).any()
+    assert not cpu.round_as(np.zeros_like(x), kind).any()
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])

@@ -9,7 +9,16 @@ from forward_paths import MODEL, TOKENS, bytes_of, filled_cache
 from models import assert_same_bits, random_model, random_tokens
 from recorder import WITH_CODES, Recorder
 
-from bitnet_np.base.errors import CapacityError, ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, SlotError
+from bitnet_np.base.errors import (
+    CapacityError,
+    ContextLimitError,
+    EmptyInputError,
+    MaskError,
+    NonFiniteError,
+    OptionError,
+    ShapeError,
+    SlotError,
+)
 from bitnet_np.engine import forward_pass, masks
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.dialects import DIALECTS
@@ -70,7 +79,7 @@ def test_recording_changes_nothing_and_rows_are_tokens_end_to_end():
 
 
 def test_options_are_checked():
-    with pytest.raises(OptionError, match="mode is 'fast', expected 'parallel', 'incremental' or 'auto'"):
+    with pytest.raises(OptionError, match="mode is 'fast', expected one of parallel, incremental, auto"):
         compute_logits(MODEL, TOKENS, mode="fast")
     for n in (0, -3):
         with pytest.raises(OptionError, match=f"chunk is {n}, expected at least 1"):
@@ -182,6 +191,43 @@ def test_a_layer_by_itself_gives_the_bits_it_gives_in_the_pass(family):
                 branch = feed_forward(model, n, source.reshape(2, 9, -1), norm=norm)
                 assert_same_bits(branch, seen["ffn_down", n].reshape(branch.shape))
             hidden = out
+
+
+@pytest.mark.parametrize("family", ["bitnet-b1.58", "gemma3"])
+def test_a_layer_continues_from_a_cache_of_its_own(family):
+    """With the bits, the masks and the keys of the pass, whose layers share a cache."""
+    model = random_model(0, family=family, n_layers=2)
+    c, tokens = model.config, random_tokens(np.random.default_rng(0), model, 2, 9)
+    mask = np.random.default_rng(1).random((2, 1, 3, 9)) < 0.7
+    for how in ({}, {"mask": mask}):
+        whole, caches = KVCache(c, 2, 9), [KVCache(replace(c, n_layers=1), 2, 9) for _ in range(c.n_layers)]
+        for part, options in ((slice(6), {}), (slice(6, 9), how)):
+            seen = {}
+            forward(model, tokens[:, part], whole, record=lambda *point, seen=seen: seen.update({point[:2]: point[2].copy()}), **options)
+            hidden = seen.get(("inp_scaled", None), seen["inp_embd", None]).reshape(2, -1, c.width)
+            for n, cache in enumerate(caches):
+                hidden = forward_layer(model, n, hidden, cache=cache, **options)
+                assert_same_bits(hidden, seen["l_out", n].reshape(hidden.shape))
+                assert_same_bits(cache.k[0], whole.k[n])
+                assert cache.lengths.tolist() == whole.lengths.tolist()
+
+
+def test_what_a_layer_refuses_of_a_cache_leaves_it_as_it_was():
+    model = random_model(0, width=48, n_layers=2)
+    hidden, one = np.ones((1, 2, 48), np.float32), replace(model.config, n_layers=1)
+    cache, small = KVCache(one, 1, 5), KVCache(one, 1, 1)
+    forward_layer(model, 1, hidden, cache=cache)
+    before = bytes_of(cache)
+    for changed, how, error, message in (
+        (hidden * np.nan, {"cache": cache}, NonFiniteError, "layer 1 has NaN"),
+        (hidden, {"cache": cache, "mask": np.ones((2, 4), np.bool_), "strict": True}, MaskError, "later"),
+        (hidden, {"cache": small}, CapacityError, "2 more do not fit"),
+        (hidden, {"cache": KVCache(model.config)}, ShapeError, "expected 1 layers with"),
+        (hidden, {"cache": 3}, OptionError, "cache is"),
+    ):
+        with pytest.raises(error, match=message):
+            forward_layer(model, 1, changed, **how)
+    assert bytes_of(cache) == before
 
 
 @pytest.mark.parametrize(

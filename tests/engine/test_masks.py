@@ -70,6 +70,24 @@ def test_every_pattern_is_its_rule(pattern, q_len, more, past, top_left, dtype):
     np.testing.assert_array_equal(spec.causal_mask(q_len, k_len, past, pattern.window or None), np.where(windowed, 0, -INF))
 
 
+@pytest.mark.parametrize("q_len", [2, 300, 9000])
+def test_masks_are_the_callers_own(q_len):
+    """Small ones, those that are copied from a line, and large ones."""
+    masks.mask(q_len, 100, align="top_left", form="bool")[:] = False
+    made = masks.mask(q_len, 100, align="top_left", form="bool")
+    np.testing.assert_array_equal(made, visible(q_len, 100, 0, masks.CAUSAL))
+    assert made.flags.c_contiguous
+
+
+def test_arguments_that_equal_remembered_ones_are_refused_all_the_same():
+    """And one without a hash is taken."""
+    expected = masks.mask(1, 2, past=1)
+    for arguments, past in (((True, 2), 1), ((1, 2.0), 1), ((1, 2), True), ((1, 2), 1.0), ((1, [2]), 1), ((1, 2, (0, 0, 0, 0)), 1)):
+        with pytest.raises(Error, match="expected"):
+            masks.mask(*arguments, past=past)
+    assert_is(masks.mask(np.array(1), np.int8(2), past=1), expected == 0)
+
+
 def test_masks_without_a_compiler():
     """As plain Python, where Numba compiles nothing."""
     code = (
@@ -109,7 +127,7 @@ def test_pieces_and_parts_are_those_of_the_whole_mask(pattern, q_len, past, more
     pieces = list(masks.rows(q_len, k_len, pattern, block=block, past=past, form=form))
     for i, piece in enumerate(pieces):
         assert piece.shape == (min(block, q_len - i * block), k_len)
-        assert piece.base.nbytes == piece.nbytes
+        assert piece.flags.owndata
     assert b"".join(piece.tobytes() for piece in pieces) == whole.tobytes()
     larger = masks.mask(110, 110, pattern, form=form)
     view = masks.part(larger, q_len, k_len, past=past)

@@ -92,7 +92,7 @@ def test_allocations_and_the_peak(monkeypatch):
     model = random_model(0, n_layers=L, width=256, ffn=512, vocab=40)
     tokens = random_tokens(np.random.default_rng(0), model, 1, 64)
     forward_full(model, tokens)  # what compiles a kernel keeps its arguments for a while
-    monkeypatch.setattr(workspace, "_pool", workspace._Pool())
+    monkeypatch.setattr(workspace._this_thread, "pool", workspace.Pool())
     first, second = Metrics(), Metrics()
     for metrics in (first, second):
         forward_full(model, tokens, ops=metrics.ops())
@@ -101,7 +101,7 @@ def test_allocations_and_the_peak(monkeypatch):
     assert a["allocations"] + a["hits"] == b["allocations"] + b["hits"]
     assert b["hit_rate"] == b["hits"] / (b["allocations"] + b["hits"])
     assert 64 * 512 * 4 <= b["peak_bytes"] == a["peak_bytes"] < 64 * 512 * 4 * 10
-    assert workspace.counts().lent == 0
+    assert workspace.pool().lent == 0
 
 
 def test_seconds_are_those_of_the_calls(monkeypatch):
@@ -132,3 +132,8 @@ def test_devices_and_reasons():
     where = {name: (operation["device"], operation["reason"]) for name, operation in counted["operations"].items()}
     assert where["attend"] == ("cuda", "there is one")
     assert where["matmul_blocks"] == ("cuda", "there is one")
+    calls, here = sum(operation.calls for operation in metrics.operations.values()), metrics.ops()
+    here.add(np.ones((1, 1), np.float32), np.ones((1, 1), np.float32))
+    here.add(np.ones((1, 1), np.float32), np.ones((1, 1), np.float32))
+    assert {kind: counted["calls"] for kind, counted in metrics.as_dict()["devices"].items()} == {"cuda": calls, "cpu": 2}
+    assert metrics.operations["add on cpu"].calls == 2

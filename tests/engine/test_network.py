@@ -152,11 +152,11 @@ def test_a_gate_runs_beside_the_residual_stream_alone(monkeypatch):
     model, lent, gated = random_model(3, width=512, ffn=512, context=64), [], cpu.relu2_gate
 
     def gate(*arrays):
-        lent.append(workspace.counts().lent - before)
+        lent.append(workspace.pool().lent - before)
         return gated(*arrays)
 
     monkeypatch.setattr(cpu, "relu2_gate", gate)
     workspace.release()  # blocks of earlier tests, which may be larger than needed
-    before = workspace.counts().lent
+    before = workspace.pool().lent
     forward_full(model, np.zeros((1, 64), int))
     assert lent == [3 * 64 * 512 * 4] * model.config.n_layers  # the stream, gate and up

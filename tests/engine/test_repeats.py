@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import itertools
 import os
+import sys
 import threading
 import weakref
 from unittest import mock
@@ -158,6 +160,23 @@ def test_threads_may_use_one_cache_at_once():
         worker.join()
     for slot in range(4):
         assert_same_bits(logits[slot], forward_full(MODEL, [[slot, *TOKENS * 4]])[0])
+
+
+def test_other_threads_may_keep_recordings_behind_any_call():
+    shared, others, before = repeats.Repeats(), itertools.count(), sys.getprofile()
+
+    def other(frame, event, _):
+        if event == "c_return" and frame.f_code is repeats.Repeats.run.__code__:
+            shared._kept["the other's", next(others)] = None, MODEL
+
+    sys.setprofile(other)
+    try:
+        for size in range(20):
+            assert_same_bits(shared.run(MODEL, "ours", size, np.sqrt, [np.full(3, 4, np.float32)], []), np.full(3, 2, np.float32))
+    finally:
+        sys.setprofile(before)
+    shared.run(MODEL, "ours", 20, np.sqrt, [np.ones(3, np.float32)], [])
+    assert len(shared._kept) == repeats._MOST
 
 
 def test_another_number_of_threads_is_another_kind_of_pass():

@@ -34,6 +34,7 @@ def test_what_the_library_writes_is_read(tmp_path):
         ({"a": A | {"shape": [1] * 9}}, bytes(8), "expected at most 8 lengths"),
         ({"a": A | {"shape": [-1, -2]}}, bytes(8), r"has shape \[-1, -2\]"),
         ({"a": A | {"shape": [2**62, 2**62]}}, bytes(8), "expected .* bytes for F32"),
+        ({"a": A | {"shape": [0, 2**62], "data_offsets": [0, 0]}}, b"", "expected lengths whose product is at most"),
         ({"a": A | {"data_offsets": [0.0, 8]}}, bytes(8), "expected at most 8 lengths and two offsets"),
         ({"a": A | {"shape": [3]}}, bytes(8), r"has data_offsets \[0, 8\], expected 12 bytes for F32 \[3\]"),
         ({"a": A | {"dtype": ["F32"]}}, bytes(8), "has dtype"),

@@ -1,10 +1,10 @@
 """Where something is computed: a command where it was asked for, a mask where its size says."""
 
+from math import prod
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from models import assert_same_bits
+from models import assert_same_bits, random_model
 
 from bitnet_np import contract
 from bitnet_np.base.errors import MaskError, OptionError
@@ -12,7 +12,7 @@ from bitnet_np.engine import masks
 from bitnet_np.gpu import dispatch
 from bitnet_np.gpu.dispatch import choose, make_mask
 from bitnet_np.kernels import cpu
-from bitnet_np.kernels import masks as mask_kernels
+from bitnet_np.model.records import Linear
 
 
 def test_a_command_goes_to_the_gpu_if_there_is_one(monkeypatch):
@@ -32,6 +32,19 @@ def test_a_command_goes_to_the_gpu_if_there_is_one(monkeypatch):
         choose("cuda")
 
 
+def test_a_call_goes_to_the_gpu_where_its_workload_pays(monkeypatch):
+    gpu, config = object(), random_model(0).config
+    monkeypatch.setattr(dispatch, "open_cuda", lambda: gpu)
+    one = dispatch.multiply_adds(config, 1)
+    matrices = sum(prod(w.shape) for w in vars(random_model(0).layers[0]).values() if isinstance(w, Linear))
+    assert one == config.n_layers * matrices + config.vocab * config.width
+    few = dispatch.LEAST_WORK // one
+    assert choose("auto", one * few)[0] is cpu
+    assert choose("auto", one * few)[1].endswith("multiply-adds are less work than 5e+10, from which a GPU is taken")
+    assert choose("auto", one * (few + 1)) == (gpu, "there is a GPU")
+    assert choose("cuda", 1) == (gpu, "a GPU was asked for")
+
+
 class Elsewhere(SimpleNamespace):
     """A device's part of the vocabulary, in NumPy; `made` and `sent` say what it was asked for."""
 
@@ -40,16 +53,13 @@ class Elsewhere(SimpleNamespace):
     def __init__(self):
         super().__init__(made=0, sent=[])
 
-    def empty(self, shape):
-        return np.full(shape, np.nan, np.float32)
-
     def upload(self, array):
         self.sent.append(array.shape)
         return array
 
-    def fill_mask(self, *arguments):
+    def mask(self, plan):
         self.made += 1
-        mask_kernels.fill_mask(*arguments)
+        return masks._build(plan)
 
 
 PATTERNS = [(masks.CAUSAL, {}), (masks.Pattern(window=3), {"past": 4}), (masks.Pattern(block=4, sinks=1), {"align": "top_left"})]

@@ -89,7 +89,7 @@ def test_what_is_no_dump_is_refused(dump, error, message):
     ("arguments", "error", "message"),
     [
         ({"model": None}, OptionError, "model is None, expected a Model"),
-        ({"dialect": "numpy"}, OptionError, "dialect is 'numpy', expected a Dialect or one of exact, "),
+        ({"dialect": "numpy"}, OptionError, "dialect is 'numpy', expected one of exact, "),
         ({"precision": 3}, OptionError, "precision is 3, expected a Precision, text such as"),
         ({"tokens": TOKENS[None, None]}, ShapeError, "tokens has shape"),
         ({"tokens": [512]}, TokenRangeError, "token 512"),

@@ -8,7 +8,6 @@ import pytest
 from dumps import only, recorded, trace
 
 from bitnet_np import check
-from bitnet_np.engine import cache_types
 from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.dialects import LLAMA_CPP
 from bitnet_np.engine.forward_pass import forward_full
@@ -50,15 +49,15 @@ def rounding(kind, queries):
     """Attention over a cache of a type, with queries of a type."""
 
     def attend(q, keys, values, *more):
-        k, v = (cache_types.rounded(x, kind) for x in (keys, values))
-        return cpu.attend(cache_types.rounded(q, queries), k, v, *more)
+        k, v = (cpu.round_as(x, kind) for x in (keys, values))
+        return cpu.attend(cpu.round_as(q, queries), k, v, *more)
 
     return attend
 
 
 def scaled_queries(q, keys, values, slot, position, window, scale, cap):
     """Attention over a float16 cache, in a graph that scales queries first."""
-    q, k, v = (cache_types.rounded(x, "float16") for x in (q * np.float32(q.shape[2] ** -0.5), keys, values))
+    q, k, v = (cpu.round_as(x, "float16") for x in (q * np.float32(q.shape[2] ** -0.5), keys, values))
     return cpu.attend_float16(q, k, v, slot, position, window, np.float32(1), cap)
 
 

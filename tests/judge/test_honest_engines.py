@@ -1,6 +1,7 @@
 """How far roundings reach on a model: honest engines pass, shallow or deep, in any dialect and with any weights."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ from engine_runs import DEEP, DEEP_TOKENS, TOKENS_OF_300, float16_scales, float1
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 from bitnet_np.engine.backend import Wrapped
-from bitnet_np.engine.cache_types import ROUNDINGS
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.judge.honest_engines import in_precision
 from bitnet_np.judge.law.precision import FLASH, FLOAT32, Precision
@@ -19,7 +19,6 @@ from bitnet_np.judge.options import Options
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
-from bitnet_np.kernels.ggml.activations import round_as_f16, round_as_q8_0
 from bitnet_np.model.records import MATRICES
 from bitnet_np.testing.models import random_model
 
@@ -65,17 +64,19 @@ def test_dialects_are_no_fault_of_each_other(weights):
             assert judge_theirs(logits_of(turned, TOKENS_OF_300)).verdict is WRONG
 
 
-def with_inputs(rounded):
+def with_inputs(kind):
     """The operations of an engine that rounds the input of every product."""
     kernels = {name: getattr(cpu, name) for name in ("matmul", "matmul_blocks")}
-    return Wrapped(cpu, **{name: lambda x, *table, kernel=kernel: kernel(rounded(x), *table) for name, kernel in kernels.items()})
+    return Wrapped(
+        cpu, **{name: lambda x, *table, kernel=kernel: kernel(cpu.round_as(x, kind), *table) for name, kernel in kernels.items()}
+    )
 
 
 ENGINES = (
     {"dialect": Dialect("llama.cpp, float16 cache", True, True, True)},
-    {"dialect": Dialect("8 bits, 32 to a scale: as on GPUs", False, False), "ops": with_inputs(round_as_q8_0)},
-    {"dialect": Dialect("8 bits, float16 cache", True, False), "ops": with_inputs(round_as_q8_0)},
-    {"dialect": Dialect("float16, float16 cache", True, False), "ops": with_inputs(round_as_f16)},
+    {"dialect": Dialect("8 bits, 32 to a scale: as on GPUs", False, False), "ops": with_inputs("q8_0")},
+    {"dialect": Dialect("8 bits, float16 cache", True, False), "ops": with_inputs("q8_0")},
+    {"dialect": Dialect("float16, float16 cache", True, False), "ops": with_inputs("float16")},
 )
 
 
@@ -131,7 +132,7 @@ def test_flash_attention_rounds_as_the_dialect_does_and_its_sums():
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_narrow_tensors_have_narrow_weights(kind):
     """An engine that rounds the weights of a float32 model, too, is about as far from ours as our run in its precision."""
-    model, narrow = llama_of("float32"), ROUNDINGS[kind]
+    model, narrow = llama_of("float32"), partial(cpu.round_as, kind=kind)
     base = Variant("ours", model, EXACT)
     own = logits_of(base, TOKENS_OF_300)
     engine = base

@@ -85,7 +85,9 @@ WRITTEN = receipt.receipt([ROW, ROW | {"pos": 1, "mse": None}], model="m", backe
         ({"rows": [ROW]}, "positions is 2, and there are 1 rows"),
         ({"rows": [ROW, ROW]}, "row 1: pos is 0, expected 1"),
         ({"rows": [ROW, ROW | {"pos": 1, "mse": True}]}, "row 1: mse is True, expected a finite number"),
-        ({"rows": [ROW, ROW | {"pos": 1, "topk_agree": None}]}, "row 1: topk_agree is None"),
+        ({"rows": [ROW, ROW | {"pos": 1, "topk_agree": "1"}]}, "row 1: topk_agree is '1', expected a finite number"),
+        ({"rows": [ROW | {"mse": 1}, ROW | {"pos": 1, "kl": None}]}, "no position passed in it"),
+        ({"rows": [ROW | {"topk_agree": 0.1}, {"pos": 1}], "thresholds": {"mse": 1e9, "kl": 1, "topk": 0.8}}, "no position passed in it"),
         ({"summary": {"all_passed": True}}, "the mse of position 1 is None, the threshold 0.0001"),
     ],
 )
@@ -95,3 +97,15 @@ def test_a_file_that_is_no_receipt_is_refused(tmp_path, changes, message):
     with pytest.raises(FileFormatError, match=r"r\.json") as error:
         receipt.read(path)
     assert message in str(error.value)
+
+
+def test_numbers_that_were_not_measured_do_not_count(tmp_path):
+    """As in receipts of BitNet-rs's parity-both. null is NaN, which was measured."""
+    rows = [{"pos": i, "mse": 1e-9, "max_abs": 1e-4, "top5_rust": [], "top5_cpp": []} | more for i, more in enumerate(({}, {"kl": None}))]
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(WRITTEN | {"rows": rows, "tokenizer_authority": {"source": "gguf_embedded"}}))
+    limit, read = receipt.read(path)
+    assert read == [{"pos": 0, "mse": 1e-9}, {"pos": 1, "mse": 1e-9, "kl": None}]
+    assert [receipt.passes(row, limit, row) for row in read] == [True, False]
+    assert not receipt.passes(ROW | {"mse": 1e-3}, limit, read[0])
+    assert receipt.passes(ROW | {"kl": 9.0, "topk_agree": 0.0}, limit, read[0])

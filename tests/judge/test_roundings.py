@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from block_samples import ROUNDINGS
 from models import random_model
 
 from bitnet_np.base import tensor_types
@@ -35,7 +36,7 @@ def activations():
 @pytest.mark.parametrize("kind", tensor_types.ALL_BLOCK_TYPES, ids=lambda kind: kind.name)
 def test_inputs_of_block_types(kind):
     x, table = activations(), random_table(np.random.default_rng(1), kind.name, 3, 512)
-    np.testing.assert_array_equal(roundings.matrix_input(x.astype(np.float64), table), kernels.ROUNDINGS[kind](x))
+    np.testing.assert_array_equal(roundings.matrix_input(x.astype(np.float64), table), ROUNDINGS[kind](x))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_inputs_of_block_types(kind):
 )
 def test_inputs_of_float_tables(dtype, kind):
     x = activations()
-    np.testing.assert_array_equal(roundings.matrix_input(x.astype(np.float64), np.zeros((1, 1), dtype)), kernels.ROUNDINGS[kind](x))
+    np.testing.assert_array_equal(roundings.matrix_input(x.astype(np.float64), np.zeros((1, 1), dtype)), ROUNDINGS[kind](x))
 
 
 def test_sums_that_minimums_are_multiplied_by():

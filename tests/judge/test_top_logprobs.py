@@ -158,13 +158,13 @@ def with_row(**changes):
 
 ROW = HONEST.top[1]
 INVALID = [
-    (replace(HONEST, top=()), "no position with 5 log-probabilities"),
+    (replace(HONEST, top=()), "no position with 5 numbers, of log-probabilities above -80"),
     (with_row(logprobs=np.append(ROW.logprobs[:-1], np.nan)), "at position 12 their log-probability of token"),
     (with_row(ids=np.append(ROW.ids[:-1], 200)), "have token 200, which is not an id of the vocabulary, 0..199: is it another model?"),
     (with_row(logprobs=ROW.logprobs + 20), "expected at most 0: are these logits?"),
     (with_logprobs(lambda x: x / np.log(10)), "probabilities sum to"),
-    (with_row(logprobs=np.full(20, -4.0)), "their log-probabilities are all -4"),
-    (with_row(ids=HONEST.top[0].ids, logprobs=HONEST.top[0].logprobs), "of positions 11 and 12 are the same numbers"),
+    (with_row(logprobs=np.full(20, -4.0)), "at position 12 the 20 largest are all -4"),
+    (with_row(ids=HONEST.top[0].ids, logprobs=HONEST.top[0].logprobs), "positions 11 and 12 have the same numbers"),
 ]
 
 

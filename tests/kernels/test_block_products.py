@@ -4,7 +4,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from block_samples import MODELS, activations, of_code, random_blocks, recorded, rounded, same_bytes
+from block_samples import MODELS, ROUNDINGS, activations, of_code, random_blocks, recorded, rounded, same_bytes
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
@@ -13,7 +13,6 @@ from bitnet_np.base.block_formats import FORMATS
 from bitnet_np.base.tensor_types import BLOCK_TYPES, F16, MXFP4, NVFP4, Q4_K, Q8_0
 from bitnet_np.contract import blocks as definition
 from bitnet_np.kernels import launching
-from bitnet_np.kernels.ggml import activations as roundings
 from bitnet_np.kernels.ggml import blocks, products
 
 ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
@@ -96,7 +95,7 @@ def test_recordings_of_llama_cpp_are_met_as_nearly_as_by_floats(name):
             data = tensor.data.reshape(tensor.shape[0], -1)
             size = np.sqrt(np.mean(output.astype(np.float64) ** 2))
             found = blocks.matmuls_as_llama_cpp(x, (data, tensor.type))[0]
-            other = blocks.matmul(roundings.ROUNDINGS[tensor.type](x), data, tensor.type)
+            other = blocks.matmul(ROUNDINGS[tensor.type](x), data, tensor.type)
             integers.setdefault(tensor.type, []).append(np.abs(found - output).max() / size)
             floats.setdefault(tensor.type, []).append(np.abs(other - output).max() / size)
     assert integers

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from block_samples import MODELS, random_blocks, recorded
+from block_samples import MODELS, ROUNDINGS, random_blocks, recorded
 from models import assert_same_bits
 
 from bitnet_np.base.block_formats import FORMATS
 from bitnet_np.base.tensor_types import F16, Q4_1, Q5_K, Q8_0
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.ggml import blocks as kernels
-from bitnet_np.kernels.ggml.activations import ROUNDINGS
 from bitnet_np.kernels.tiles import DEPTH, PART
 from bitnet_np.model import widen
 

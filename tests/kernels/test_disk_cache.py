@@ -4,12 +4,16 @@ import errno
 import json
 import os
 import shutil
+import tempfile
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numba
 import numpy as np
+import platformdirs
 import pytest
 from child import run_python
 from numba.core import types
@@ -181,25 +185,36 @@ def test_reading_counts_as_use(cache):
     assert state.stat().st_mtime > 1
 
 
-def test_without_a_setting_the_folder_is_beside_the_kernels_or_the_users(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_folder, "HERE", tmp_path / "kernels")
-    for name in ("LOCALAPPDATA", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
-    (tmp_path / "kernels").mkdir()
-    assert cache_folder._folder.__wrapped__("") == tmp_path / "kernels" / "__pycache__"
-    shutil.rmtree(tmp_path / "kernels")
-    (tmp_path / "kernels").touch()  # nothing can be written below it
-    assert cache_folder._folder.__wrapped__("").is_relative_to(tmp_path / "home")
-    shutil.rmtree(tmp_path / "home")
-    (tmp_path / "home").touch()
-    assert cache_folder._folder.__wrapped__("") == tmp_path / "kernels" / "__pycache__"
+def test_installations_do_not_delete_what_others_use(cache, monkeypatch):
+    run_once(1)
+    own = cache_folder.folder()
+    used, unused, foreign = (own.with_name(name) for name in ("a" * 16, "b" * 16, "notes"))
+    for other in (used, unused, foreign):
+        (other / "compiled-1").mkdir(parents=True)
+    for other, days in ((own, 100), (used, 89), (unused, 91), (foreign, 91)):
+        os.utime(other, (time.time() - 24 * 3600 * days,) * 2)
+    cache_folder.set_time_of_use.cache_clear()
+    run_once(1)
+    cache_folder.delete_old()
+    assert sorted(own.parent.iterdir()) == sorted([own, used, foreign])
 
-    def no_home():
-        raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(Path, "home", no_home)
-    assert cache_folder._folder.__wrapped__("") == tmp_path / "kernels" / "__pycache__"
+def test_another_checkout_has_another_folder_of_the_same_cache(cache, monkeypatch):
+    own = cache_folder.folder()
+    monkeypatch.setattr(cache_folder, "HERE", Path("/elsewhere/bitnet_np/kernels"))
+    other = cache_folder._folder.__wrapped__(str(cache))
+    assert own != other
+    assert own.parent == other.parent == cache / "bitnet_np"
+
+
+def test_without_a_setting_the_folder_is_the_users(tmp_path, monkeypatch):
+    def no_home(*args, **kwargs):
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name, appauthor: tmp_path / name)
+    assert cache_folder._folder.__wrapped__("").parent == tmp_path / "bitnet_np"
+    monkeypatch.setattr(platformdirs, "user_cache_path", no_home)
+    assert cache_folder._folder.__wrapped__("").parent.parent == Path(tempfile.gettempdir())
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------------------------------------
@@ -227,33 +242,106 @@ def test_a_cache_that_cannot_be_written_is_one_warning_and_a_working_program(tmp
     assert [path for path in tmp_path.rglob("*") if path.suffix == ".part"] == []
 
 
-@pytest.mark.skipif(os.name == "nt", reason="access is by lists there")
-@pytest.mark.parametrize(
-    ("place", "change", "reason"),
-    [
-        ("folder", "mode", r"others may write to it \(mode 777\)"),
-        ("file", "mode", r"others may write to it \(mode 666\)"),
-        ("folder", "owner", r"it belongs to user \d+"),
-        ("file", "owner", r"it belongs to user \d+"),
-    ],
-)
-def test_what_another_user_may_have_written_is_not_loaded_and_one_warning_says_so(cache, monkeypatch, place, change, reason):
+UNIX = pytest.mark.skipif(os.name == "nt", reason="access is by lists there")
+OTHER = 12345  # another user
+
+
+def give_to_another(path):
+    os.chown(path, OTHER, -1, follow_symlinks=False)
+
+
+def link_from_elsewhere(path):
+    """The folder is moved, and a link of another user's leads there: an archive that the victim unpacked looks the same."""
+    path.rename(path.parent.parent / "archive")
+    path.symlink_to(path.parent.parent / "archive")
+    give_to_another(path)
+
+
+def link_to_a_folder_of_all(path):
+    """A link of the user's own."""
+    target = path.rename(path.with_name("moved"))
+    path.symlink_to("moved")
+    target.chmod(0o777)
+
+
+ATTACKS = {
+    "an entry that others may write": (0, lambda path: path.chmod(0o666), r"others may write to .*kernel \(mode 666\)"),
+    "an entry of another's": (0, give_to_another, rf"kernel belongs to user {OTHER}"),
+    "a state that others may write": (1, lambda path: path.chmod(0o777), r"others may write to .*compiled-\w+ \(mode 777\)"),
+    "a state whose sticky bit is set": (1, lambda path: path.chmod(0o1777), r"others may write to .*compiled-\w+ \(mode 777\)"),
+    "a state of another's": (1, give_to_another, rf"compiled-\w+ belongs to user {OTHER}"),
+    "a link to a state": (1, link_from_elsewhere, rf"compiled-\w+ belongs to user {OTHER}"),
+    "an installation that others may write": (2, lambda path: path.chmod(0o777), r"others may write to .*/\w{16} \(mode 777\)"),
+    "a link to an installation": (2, link_from_elsewhere, rf"/\w{{16}} belongs to user {OTHER}"),
+    "a parent of another's": (4, give_to_another, rf"cache belongs to user {OTHER}"),
+    "a parent that a group may write": (4, lambda path: (os.chown(path, -1, OTHER), path.chmod(0o775)), r"cache \(mode 775\)"),
+    "an own link to what others may write": (4, link_to_a_folder_of_all, r"moved \(mode 777\)"),
+    "a link to the cache": (4, link_from_elsewhere, rf"cache belongs to user {OTHER}"),
+}
+
+
+@UNIX
+@pytest.mark.skipif(getattr(os, "geteuid", int)() != 0, reason="only root gives files to others")
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_another_user_may_have_written_is_not_loaded_and_one_warning_says_so(cache, monkeypatch, attack):
     run_once(1)
     (file,) = files(cache)
     monkeypatch.setattr(disk_cache, "_warned", False)
-    changed = file.parent if place == "folder" else file
-    if change == "mode":
-        changed.chmod(0o777 if place == "folder" else 0o666)
-    elif os.geteuid() == 0:
-        os.chown(changed, 12345, -1)
-    else:
-        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    depth, change, reason = ATTACKS[attack]
+    change([file, *file.parents][depth])
     with pytest.warns(RuntimeWarning, match=reason) as seen:
-        assert [run_once(1), run_once(1)] == [(2, 0), (2, 0 if place == "folder" else 1)]  # the file was replaced
+        assert [run_once(1), run_once(1)] == [(2, 0), (2, 0 if depth else 1)]  # a file is replaced
     assert len(seen) == 1
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there are no such modes there")
+@UNIX
+def test_own_links_and_folders_with_a_sticky_bit_are_trusted_on_the_way(cache, monkeypatch):
+    run_once(1)
+    cache.chmod(0o1777)
+    assert run_once(1) == (2, 1)
+    cache.rename(cache.with_name("moved"))
+    cache.symlink_to(Path("..") / cache.parent.name / "moved")
+    assert run_once(1) == (2, 1)
+    cache.unlink()
+    cache.symlink_to(cache)
+    with pytest.raises(OSError, match="symbolic links"):
+        cache_folder.check_trusted(cache / "x")
+
+
+@UNIX
+def test_the_group_of_a_users_name_may_write(cache, monkeypatch):
+    """As umask 002 makes folders where each user has a group."""
+    import grp
+    import pwd
+
+    def is_trusted(name="me", members=(), group=OTHER):
+        cache_folder._has_others.cache_clear()
+        monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="me", pw_gid=group))
+        monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_name=name, gr_mem=list(members)))
+        return not cache_folder._has_others(OTHER)
+
+    found = [is_trusted(), is_trusted(members=["me"]), is_trusted("staff"), is_trusted(members=["me", "you"]), is_trusted(group=1)]
+    cache_folder._has_others.cache_clear()
+    assert found == [True, True, False, False, False]
+
+
+@UNIX
+def test_nothing_is_made_or_deleted_where_another_user_leads(cache, tmp_path, monkeypatch):
+    """A link to the victim's own folders, whose old ones look like those of installations."""
+    (precious := tmp_path / "home" / ("a" * 16)).mkdir(parents=True)
+    os.utime(precious, (1, 1))
+    cache.mkdir()
+    (cache / "bitnet_np").symlink_to(tmp_path / "home")
+    link, lstat = cache / "bitnet_np", os.lstat
+    others = SimpleNamespace(st_uid=OTHER, st_gid=0, st_mode=lstat(link).st_mode)
+    monkeypatch.setattr(os, "lstat", lambda path: others if Path(path) == link else lstat(path))
+    monkeypatch.setattr(disk_cache, "_warned", False)
+    with pytest.warns(RuntimeWarning, match="belongs to user"):
+        run_once(1)
+    assert list((tmp_path / "home").iterdir()) == [precious]
+
+
+@UNIX
 def test_nobody_else_can_write_to_a_cache_whatever_the_mask(cache):
     before = os.umask(0)
     try:
@@ -325,24 +413,3 @@ def test_processes_that_fill_one_cache_at_once_mix_nothing_up(tmp_path, monkeypa
     for file in files(tmp_path):
         line, code = disk_cache.read(file)
         disk_cache.unpickle(code, json.loads(line))
-
-
-# --- a Numba that is not known --------------------------------------------------------------------------------------------------------
-
-UNKNOWN = """
-import warnings
-import numba
-numba.__version__ = "9.9.9"
-import numpy as np
-with warnings.catch_warnings(record=True) as seen:
-    warnings.simplefilter("always")
-    from bitnet_np.kernels.rows import exponential
-    print(exponential(np.ones(1, np.float32))[0])
-print(sum("does not know the cache of Numba 9.9.9" in str(warning.message) for warning in seen))
-"""
-
-
-def test_with_an_unknown_numba_each_process_compiles_and_says_so_once(tmp_path):
-    value, warned = run_python(UNKNOWN, NUMBA_CACHE_DIR=str(tmp_path / "cache")).split()
-    assert (value[:5], warned) == ("2.718", "1")
-    assert not (tmp_path / "cache").exists()

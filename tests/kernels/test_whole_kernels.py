@@ -8,11 +8,8 @@ import pytest
 from numba.core import errors
 from numba.core.registry import cpu_target
 
-from bitnet_np.kernels.cache import disk_cache
 from bitnet_np.kernels.cache.whole_kernels import _Part
 from bitnet_np.kernels.launching import inlined, serial
-
-pytestmark = pytest.mark.skipif(not disk_cache.is_known(), reason="another version of Numba")
 
 
 @serial

@@ -11,8 +11,8 @@ from bitnet_np.kernels import workspace
 
 @pytest.fixture
 def pool(monkeypatch):
-    monkeypatch.setattr(workspace, "_pool", workspace._Pool())
-    return workspace._pool
+    monkeypatch.setattr(workspace._this_thread, "pool", workspace.Pool())
+    return workspace.pool()
 
 
 def test_memory_is_lent_again_when_nobody_holds_it(pool):
@@ -43,31 +43,33 @@ def test_an_array_gets_the_smallest_block_that_holds_it(pool):
     assert [array.ctypes.data for array in lent] == [middle, small, large]
     del lent
     beyond = workspace.empty((1 << 18,), np.uint8)
-    assert (pool.counts.fresh, pool.counts.kept, pool.counts.lent) == (4, (3 << 15) + (1 << 16), 1 << 18)
+    assert (pool.fresh, pool.kept, pool.lent) == (4, (3 << 15) + (1 << 16), 1 << 18)
     del beyond
 
 
-def test_what_is_kept_is_bounded(pool, monkeypatch):
+def test_a_pool_is_bounded_and_what_is_beyond_it_is_numpys_own(pool, monkeypatch):
     monkeypatch.setattr(workspace, "LIMIT", 1 << 20)
     arrays = [workspace.empty((1 << 19,), np.uint8) for _ in range(5)]
+    assert [array.base is None for array in arrays] == [False, False, True, True, True]
+    assert (pool.fresh, pool.lent) == (5, 1 << 20)
     del arrays
-    assert pool.counts.kept == 1 << 20
+    assert pool.kept == 1 << 20
     assert len(pool.returned) == 2
     lent = workspace.empty((1 << 19,), np.uint8)
-    assert pool.counts.kept == 1 << 19
+    assert pool.kept == 1 << 19
     del lent
 
 
 def test_what_is_kept_can_be_given_back(pool):
     kept, lent = workspace.empty((1 << 15,), np.uint8), workspace.empty((1 << 16,), np.uint8)
     del kept
-    assert (pool.counts.kept, pool.counts.lent) == (1 << 15, 1 << 16)
+    assert (pool.kept, pool.lent) == (1 << 15, 1 << 16)
     workspace.release()
-    assert (pool.counts.kept, pool.counts.lent, len(pool.free) + len(pool.returned)) == (0, 1 << 16, 0)
+    assert (pool.kept, pool.lent, len(pool.free) + len(pool.returned)) == (0, 1 << 16, 0)
     lent[:] = 1  # is its holder's still, and its memory is kept when it goes
     address = lent.ctypes.data
     del lent
-    assert (pool.counts.kept, pool.counts.lent) == (1 << 16, 0)
+    assert (pool.kept, pool.lent) == (1 << 16, 0)
     assert workspace.empty((1 << 16,), np.uint8).ctypes.data == address
 
 

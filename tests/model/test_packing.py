@@ -11,7 +11,7 @@ from models import seeds, threads
 from bitnet_np.base.errors import ShapeError
 from bitnet_np.kernels import packing as kernels
 from bitnet_np.kernels.checks import has_code_three
-from bitnet_np.model import packing
+from bitnet_np.model import packing, ternarize
 
 SIZES = st.integers(1, 40) | st.sampled_from([63, 64, 65, 130])
 matrices = st.tuples(
@@ -40,7 +40,7 @@ def test_packed_is_the_released_layout(shape, scale):
     codes = (byte >> (6 - 2 * (element // 32)) & 3).reshape(n, -1)
     np.testing.assert_array_equal(codes[:, :m], matrix + 1)
     assert (codes[:, m:] == 1).all()  # zero weights fill the last block
-    again = packing.from_i2s(i2s, scale, (n, m))
+    again = ternarize.from_i2s(i2s, scale, (n, m))
     assert (again.shape, again.scale) == (packed.shape, packed.scale)
     np.testing.assert_array_equal(again.codes, packed.codes)
 
@@ -62,7 +62,7 @@ def test_packed_rows_are_side_by_side(shape):
 
 def test_too_few_bytes_are_refused():
     with pytest.raises(ShapeError, match=r"shape \(2, 130\) has 127 bytes of I2_S codes, expected 128"):
-        packing.from_i2s(np.zeros(127, np.uint8), 1.0, (2, 130))
+        ternarize.from_i2s(np.zeros(127, np.uint8), 1.0, (2, 130))
 
 
 @pytest.mark.parametrize(

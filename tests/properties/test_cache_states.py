@@ -1,5 +1,7 @@
 """Whatever was done to a KV cache, what follows has the bits of the tokens that each slot should hold."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -8,13 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from models import assert_same_bits, random_model, random_tokens
 
 from bitnet_np.base.errors import CapacityError, SlotError
+from bitnet_np.engine import repeats
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.engine.forward_pass import forward, forward_full
 
 SMALL = {"width": 20, "ffn": 36, "heads": 2, "kv_heads": 1, "head_dim": 6, "vocab": 30, "context": 1000}
 slots = st.integers(0, 2)
-counts = st.integers(1, 5) | st.sampled_from([63, 64, 65, 150, 250])
+counts = st.integers(1, 5) | st.sampled_from([63, 64, 65, 150, 250]) | st.integers(6, 250)
 shorter = st.integers(0, 3) | st.integers(0, 300)
 
 
@@ -37,15 +40,26 @@ class Caches(RuleBasedStateMachine):
 
     @rule(slot=slots, count=counts)
     def run(self, slot, count):
+        self.go_on(slot, [count])
+
+    @rule(slot=slots, count=st.integers(2, 12))
+    def decode(self, slot, count):
+        """One token after another, by passes that are recorded and run again."""
+        with mock.patch.object(repeats, "PATIENCE", 0):
+            self.go_on(slot, [1] * count)
+
+    def go_on(self, slot, counts):
         slot %= self.cache.batch
         held = self.held[slot]
-        if len(held) + count > self.cache.capacity:
-            return
-        tokens = random_tokens(self.rng, self.model, count)
-        logits = forward(self.model, tokens[None], self.cache, slots=[slot], dialect=self.dialect)[0]
         before = len(held)
-        held.extend(tokens)
-        assert_same_bits(logits, forward_full(self.model, [held], dialect=self.narrow)[0, before:])
+        if before + sum(counts) > self.cache.capacity:
+            return
+        logits = []
+        for count in counts:
+            tokens = random_tokens(self.rng, self.model, count)
+            logits.append(forward(self.model, tokens[None], self.cache, slots=[slot], dialect=self.dialect)[0])
+            held.extend(tokens)
+        assert_same_bits(np.concatenate(logits), forward_full(self.model, [held], dialect=self.narrow)[0, before:])
 
     @rule(slot=slots, count=counts)
     def interrupt(self, slot, count):

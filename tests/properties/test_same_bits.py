@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, dialects, family_shapes, lengths, padded, random_model, random_tokens, seeds, threads
 
-from bitnet_np.engine import forward_pass, repeats
+from bitnet_np.engine import forward_pass, masks, repeats
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.dialects import EXACT
 from bitnet_np.engine.forward_pass import compute_logits, forward, forward_full, forward_incremental, prefill
@@ -118,6 +118,82 @@ def test_sequences_may_share_a_cache_on_any_schedule(shape, seed, batch, dialect
         done[chosen] += steps
         assert_same_bits(last, np.array([alone[i][done[i] - 1] for i in chosen]))
     assert_holds(cache, model, sequences, slots, dialect)
+
+
+@settings(max_examples=60)
+@given(
+    shape=family_shapes(),
+    seed=seeds,
+    voices=st.lists(st.tuples(st.integers(0, 1), dialects()), min_size=1, max_size=3),
+    counts=st.lists(st.integers(1, 20), min_size=2, max_size=5),
+    first=st.sampled_from([0, 0, 55]),
+)
+def test_each_slot_may_have_a_model_and_a_dialect_of_its_own(shape, seed, voices, counts, first):
+    """Decoded some tokens at a time, slots of one voice (a model and a dialect) together: passes are recorded, and run again."""
+    rng, models = np.random.default_rng(seed), [random_model(seed + i, **shape) for i in range(2)]
+    sequences = [random_tokens(rng, models[0], first + count) for count in counts]
+    cache = KVCache(models[0].config, len(counts), first + max(counts))
+    alone, done = [], np.full(len(counts), first)
+    for slot, sequence in enumerate(sequences):
+        which, dialect = voices[slot % len(voices)]
+        alone.append(forward_full(models[which], [sequence], dialect=dialect)[0])
+        if first:
+            forward(models[which], [sequence[:first]], cache, slots=[slot], dialect=dialect)
+    with mock.patch.object(repeats, "PATIENCE", 0):
+        while (waiting := np.flatnonzero(done < first + np.array(counts))).size:
+            voice = rng.choice(waiting) % len(voices)
+            chosen = rng.permutation(waiting[waiting % len(voices) == voice])[: rng.integers(1, 4)]
+            which, dialect = voices[voice]
+            for _ in range(min(rng.integers(1, 9), *(len(sequences[i]) - done[i] for i in chosen))):
+                logits = forward(models[which], [[sequences[i][done[i]]] for i in chosen], cache, slots=chosen, dialect=dialect)
+                assert_same_bits(logits[:, 0], np.array([alone[i][done[i]] for i in chosen]))
+                done[chosen] += 1
+
+
+@settings(max_examples=40)
+@given(
+    shape=family_shapes(),
+    seed=seeds,
+    batch=batches,
+    dialect=dialects().filter(lambda dialect: not dialect.in_float16),  # these refuse masks
+    shared=st.booleans(),
+    causal=st.booleans(),
+    chunk=st.integers(1, 150),
+)
+def test_a_sequence_sees_by_its_mask_alone_in_any_batch(shape, seed, batch, dialect, shared, causal, chunk):
+    """Masks of biases, and keys hidden anywhere. shared: one for all sequences. One by which no position sees a later one may also be given
+    in pieces, of sequences in any slots of a cache, by the caller and by `forward_incremental`."""
+    rng, model = np.random.default_rng(seed), random_model(seed, **shape)
+    sequences = [random_tokens(rng, model, length) for length in batch]
+    tokens, counts = padded(rng, sequences, rng.integers(0, 3))
+    side = tokens.shape[1]
+    mask = rng.choice(np.float32([0, 0, 1.5, -np.inf]), (1 if shared else len(batch), 1, side, side))
+    if causal:
+        mask += masks.causal(side, side)
+    own = [mask[i % len(mask), 0, :n, :n] for i, n in enumerate(counts)]
+    how = {"dialect": dialect}
+    alone = [forward_full(model, [each], mask=seen, **how)[0] for each, seen in zip(sequences, own, strict=True)]
+    full = forward_full(model, tokens, counts, mask=mask, **how)
+    for row, expected in zip(full, alone, strict=True):
+        assert_same_bits(row[: len(expected)], expected)
+    assert_same_bits(forward_full(model, tokens, counts, last_only=True, mask=mask, **how), np.array([each[-1] for each in alone]))
+    if not causal:
+        return
+    assert_same_bits(forward_incremental(model, tokens, counts, chunk=chunk, mask=mask, **how), full)
+
+    slots, done = rng.permutation(len(batch) + 1)[: len(batch)], np.zeros(len(batch), np.int64)
+    cache = KVCache(model.config, len(batch) + 1, side)
+    while (waiting := np.flatnonzero(done < counts)).size:
+        chosen = waiting[:1] if shared else rng.permutation(waiting)[: rng.integers(1, waiting.size + 1)]
+        steps = np.minimum(rng.integers(1, chunk + 1, chosen.size), counts[chosen] - done[chosen])
+        pieces, lengths = padded(rng, [sequences[i][done[i] : done[i] + n] for i, n in zip(chosen, steps, strict=True)])
+        rows = np.full((len(chosen), 1, lengths.max(), done[chosen].max() + lengths.max()), -np.inf, np.float32)
+        for row, i, n in zip(rows[:, 0], chosen, steps, strict=True):
+            row[:n, : done[i] + n] = own[i][done[i] : done[i] + n, : done[i] + n]
+        out = forward(model, pieces, cache, lengths, slots=slots[chosen], mask=rows, **how)
+        for logits, i, n in zip(out, chosen, steps, strict=True):
+            assert_same_bits(logits[:n], alone[i][done[i] : done[i] + n])
+        done[chosen] += steps
 
 
 def assert_holds(cache, model, sequences, slots, dialect):

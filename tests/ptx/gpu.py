@@ -85,7 +85,7 @@ class Stream:
 def install() -> None:
     """Let the interpreter be the GPU of this process."""
     gpu = Gpu()
-    context = SimpleNamespace(device=gpu, get_memory_info=lambda: SimpleNamespace(free=80 << 30))
+    context = SimpleNamespace(device=gpu, get_memory_info=lambda: SimpleNamespace(free=(80 << 30) - gpu.memory.taken))
     cuda.is_available, cuda.device_array, cuda.stream = (lambda: True), gpu.array, Stream
     cuda.current_context = devices.get_context = lambda: context
     cuda.get_current_device = dispatcher.get_current_device = lambda: gpu

@@ -31,6 +31,11 @@ class Memory:
         self._next += -(-size // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT
         return self.raw[start - self.base :][:size]
 
+    @property
+    def taken(self) -> int:
+        """Bytes that were given so far."""
+        return self._next - self.base
+
     def address_of(self, array: NDArray) -> int:
         """The device's address of an array in this memory."""
         return self.base + array.ctypes.data - self.raw.ctypes.data

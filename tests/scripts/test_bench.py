@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import bench
 import gguf
@@ -14,14 +15,15 @@ import large_model
 import numba
 import numpy as np
 import pytest
-from benchmarks import forwards, memory, models, neighbours, peaks, processes, report
-from benchmarks.rounds import OURS, Case, CheckError, Key, Results, check, measure, simple, summary, tokens
+from benchmarks import forwards, gradients, memory, models, neighbours, operations, peaks, processes, report
+from benchmarks.rounds import OURS, Case, CheckError, Key, Results, Setup, check, measure, simple, summary, tokens
 
 from bitnet_np import forward_full, load
 from bitnet_np.base.errors import OptionError
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.kernels import workspace
 from bitnet_np.kernels.fast import amx
+from bitnet_np.testing.models import random_model
 from bitnet_np.testing.released import released
 from bitnet_np.testing.selftest import digest
 
@@ -53,6 +55,7 @@ with open(given["-m"] + ".log", "a") as log:
     print(given["-p"], given["-n"], given["-t"], file=log)
 print(json.dumps([{{"build_commit": "abc123", "samples_ns": [{nanoseconds}]}}]))
 """
+SETUP = Setup(Path(), random_model(0, context=1024), (1,), None, None, 2)
 needs_shebangs = pytest.mark.skipif(sys.platform == "win32", reason="a script is no program here")
 
 
@@ -67,7 +70,9 @@ def quick(folder, tmp_path):
 
     def run(*arguments):
         target = tmp_path / "out.json"
-        given = ["--model-dir", str(folder), "--rounds", "2", "--steps", "2", "--lengths", "4,8", "--read-mb", "1"]
+        given = ["--model-dir", str(folder), "--rounds", "2", "--steps", "2", "--read-mb", "1"]
+        if "--lengths" not in arguments:
+            given += ["--lengths", "4,8"]
         if not {"--shape", "--model"} & set(arguments):
             given += ["--shape", "tiny"]
         if "--threads" not in arguments:  # waking a second thread on a busy machine takes longer than all the rest
@@ -121,6 +126,35 @@ def test_samples_are_summed_up_and_are_fractions_of_the_same_rounds_peak():
     results.samples[Key("peaks", "b", "machine", 1)] = [{"seconds": 0.0, "read": 20.0}, {"seconds": 0.0, "read": 10.0}]
     assert results.fractions(case, 1, 10, "read") == [0.5, 0.5]
     assert results.fractions(case, 1, 10, "int8") == []
+
+
+def test_a_fit_finds_both_terms():
+    lengths = np.array([10, 100, 1000])
+    assert forwards.fit(lengths, 3e-3 * lengths + 5e-6 * lengths**2) == pytest.approx((3e-3, 5e-6, 1))
+    assert forwards.fit(lengths, [1.0, 1.0, 2.0])[2] < 0.9
+
+
+def test_ratios_of_batches_are_of_the_same_rounds():
+    cases = [Case("batch", f"{way}, batch 8 x 32", lambda threads: {}) for way in ("prefill", "token by token", "decode")]
+    samples = {Key("batch", case.name, OURS, 1): [{"seconds": n * s} for s in (0.25, 0.5)] for n, case in enumerate(cases, 1)}
+    samples[Key("batch", cases[1].name, OURS, 1)] = [{"seconds": 2.0}, {"seconds": 1.0}]
+    _, table = forwards.batch_tables(SETUP, Results(cases, samples))
+    assert table.rows == [["batch 8 x 32", "1", "375.00", "1500.00", "5.00 (2.00-8.00)"]]
+
+
+def test_a_batch_of_8_is_measured_at_the_lengths_of_bitnet_rs(monkeypatch):
+    monkeypatch.setattr(forwards, "decode_case", lambda *arguments: Case("batch", "decode", lambda threads: {}))
+    names = {case.name for case in forwards.batch(SETUP)}
+    assert names >= {f"{way}, batch 8 x {t}" for way in ("prefill", "token by token") for t in (32, 64, 128, 256, 512, 1024)}
+    assert "prefill, batch 4 x 32" not in names
+
+
+def test_wrong_masks_and_products_are_not_timed(quick, monkeypatch, capsys):
+    monkeypatch.setitem(operations.WAYS, "made", lambda n: np.zeros((n, n), np.float32))
+    monkeypatch.setattr(operations, "product", lambda x, weights, dialect, ops=None: np.full((2, 2), len(x), np.float32))
+    for name in ("masks", "products"):
+        assert quick(name) == (1, None)
+        assert "not the other path's" in capsys.readouterr().err
 
 
 # --- checks before timing -------------------------------------------------------------------------------------------------------------
@@ -279,7 +313,7 @@ def test_llama_cpp_gets_the_same_file_where_it_is_not_ternary(quick, fake_llama,
     code, outcome = quick("prefill", "decode", "--vs", "llama-cpp", "--as", "llama.cpp", "--model", str(path))
     assert code == 0
     assert outcome["peers"]["llama-cpp"] == "llama.cpp, the same file (llama_cpp fake 1)"
-    assert "prefill and decode round as llama.cpp does" in capsys.readouterr().out
+    assert "decode, prefill, products round as llama.cpp does" in capsys.readouterr().out
     digests = {entry["case"]: entry["sha256"] for entry in outcome["results"] if entry.get("sha256")}
     ids, model = tokens(0, 512, 1, 8), load(path)
     assert digests["8 tokens"] == digest(forward_full(model, ids, last_only=True, dialect=DIALECTS["llama.cpp"]))
@@ -333,7 +367,11 @@ CASES = {
     "decode": {"2 after 8", "2 after 8, not recorded", "greedy 2 after 8"},
     "batch": {f"decode, batch {b}" for b in (1, 2)}
     | {f"{way}, batch {b} x {t}" for way in ("prefill", "token by token") for b in (1, 2) for t in (4, 8)},
+    "attention": {"4 tokens", "8 tokens"},
+    "products": {"4 tokens", "8 tokens"},
+    "masks": {f"{n} {way}" for n in (4, 8) for way in operations.WAYS},
     "neighbours": {f"{what}, {count} busy" for what in ("4 tokens", "8 tokens", "decode 2") for count in neighbours.COUNTS},
+    "gradients": {f"{what}, {kind}, 4 x {t}" for what in ("forward", "gradients") for kind in gradients.KINDS for t in (4, 8)},
     "load": {"first logits"},
     "memory": {
         "forward_full, all logits",
@@ -344,6 +382,14 @@ CASES = {
         "decode step",
     },
 }
+
+
+def test_prompts_longer_than_the_context_of_a_random_model(quick, capsys):
+    """And from three lengths on how seconds grow."""
+    code, found = quick("prefill", "--lengths", "4,8,600")
+    assert code == 0
+    assert "600 tokens" in {entry["case"] for entry in found["results"]}
+    assert "1 threads: seconds of T tokens are " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -364,7 +410,7 @@ def test_every_bench_runs_and_writes_every_sample(quick, name, capsys):
         assert len(entry["samples"]) == 2
         assert all(sample["seconds"] > 0 for sample in entry["samples"])
     for entry in ours:
-        assert (entry["sha256"] is None) == (name in ("load", "memory"))
+        assert (entry["sha256"] is None) == (name in ("load", "memory") or entry["case"].startswith("gradients"))
     assert {entry["threads"] for entry in found["results"] if entry["bench"] == "peaks"} == threads
     out = capsys.readouterr().out
     for table in found["tables"]:

@@ -28,7 +28,7 @@ def test_addresses(url, seen):
 REFUSED = [
     *("", "127.0.0.1:8080", "file:///etc/passwd", "ftp://a", "http://", "http://a:b", "http://a:99999", "http://[::1"),
     *("http://a/#b", "http://a/ b", "http://a/\nb", "http://me:secret@a", "me:secret@a", "http://me:x/secret@a", "http://me:se@cret@a"),
-    *("http://a/?key=secret", "http://me\n:secret@a"),
+    *("http://a/?key=secret", "http://me\n:secret@a", "http://a..b", "http://" + "a" * 64, "http://a/\u0131"),
 ]
 
 
@@ -128,6 +128,24 @@ def endless(chunked):
             handler.wfile.write(b"4000\r\n" + b" " * 0x4000 + b"\r\n" if chunked else b" " * 0x4000)
 
     return write
+
+
+@pytest.mark.parametrize(("length", "said"), [("-5", "a chunk has -5 bytes"), ("-1", "a chunk has -1 bytes"), ("x", "/x: ")])
+def test_a_chunk_of_a_length_that_is_none_is_refused(length, said):
+    """http.client would read one of -1 bytes to its end, which never comes."""
+
+    @raw
+    def write(handler):
+        handler.protocol_version = "HTTP/1.1"
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(f"{length}\r\n".encode())
+        while True:
+            handler.wfile.write(b" " * 0x4000)
+
+    with serving({"/x": write}) as (url, _), pytest.raises(ServerError, match=said):
+        client_of(url, 60).get("/x")
 
 
 @pytest.mark.parametrize("chunked", [False, True])

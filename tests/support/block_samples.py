@@ -1,14 +1,16 @@
 """Random matrices in ggml's block types, and the products that llama.cpp recorded of such matrices."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bitnet_np.base.block_formats import FORMATS
-from bitnet_np.base.tensor_types import MXFP4, Q4_1, Q5_1, TensorType
+from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, BF16, F16, F32, MXFP4, Q4_1, Q5_1, TensorType
 from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.kernels import cpu
 from bitnet_np.kernels.ggml import activations as kernels
 from bitnet_np.model.records import Blocks, frozen
 
@@ -45,6 +47,15 @@ def rounded(x: np.ndarray, kind: TensorType) -> tuple[np.ndarray, np.ndarray, np
     """Codes and scales of activations for a type, and the sums of Q8_1 where they are read."""
     q, scale, sums = kernels.rounded(x, 256 if kind.block == 256 else 32)
     return q, scale, sums if kind in (Q4_1, Q5_1) else None
+
+
+ROUNDINGS = {
+    F32: lambda x: x,
+    F16: partial(cpu.round_as, kind="float16"),
+    BF16: partial(cpu.round_as, kind="bfloat16"),
+    **{kind: kernels.round_as_q8_k if kind.block == 256 else kernels.round_as_q8_0 for kind in ALL_BLOCK_TYPES},
+}
+"""The type of a matrix -> the rounding of the activations that llama.cpp multiplies it with (on the CPU)."""
 
 
 def of_code(kind: TensorType, tokens: int, code: int) -> np.ndarray:

@@ -6,6 +6,7 @@ python tests/support/guarded.py [ROUNDS]
 import ctypes
 import mmap
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from unittest import mock
 
@@ -14,7 +15,7 @@ from block_samples import random_blocks
 from numpy.typing import NDArray
 from operation_draws import CASES, Draw
 
-from bitnet_np.base.tensor_types import BLOCK_TYPES, Q4_K
+from bitnet_np.base.tensor_types import BLOCK_TYPES, Q4_K, TensorType
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.engine.forward_pass import forward, forward_full
 from bitnet_np.kernels import cpu, launching, ternary_product, ternary_tiles, workspace
@@ -63,16 +64,15 @@ def same(function: object, *arguments: object) -> None:
         assert theirs.tobytes() == ours.tobytes(), function
 
 
-def operations(rng: np.random.Generator, number: int) -> None:
+def operations(rng: np.random.Generator, kind: TensorType) -> None:
     """Every operation; ternary products by each way; and those of one type of blocks."""
     for name, case in CASES.items():
-        if "blocks" not in name and name != "fill_mask":  # which writes to its argument
+        if "blocks" not in name:
             same(getattr(cpu, name), *case(Draw(rng)))
     q, scale, *weights = CASES["ternary_matmul"](Draw(rng))
     for unit, way in ((None, ternary_tiles), (None, ternary_product), (amx.PLAIN, ternary_tiles), (amx.unit(), ternary_tiles)):
         with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(way, "LEAST", 1):
             same(cpu.ternary_matmul, q, scale, *weights)
-    kind = BLOCK_TYPES[number % len(BLOCK_TYPES)]
     r, n = int(rng.integers(1, 10)), int(rng.integers(1, 80))
     matrix = random_blocks(rng, kind, n, int(rng.integers(1, 6)))
     data, x = matrix.data, rng.standard_normal((r, matrix.shape[1])).astype(np.float32)
@@ -84,7 +84,7 @@ def operations(rng: np.random.Generator, number: int) -> None:
     same(blocks.embed, data, kind, rng.integers(0, n, r))
 
 
-def caches(rng: np.random.Generator, number: int) -> None:
+def caches(rng: np.random.Generator) -> None:
     """Chunks through a guarded cache, with a fork on the way: the bits of the whole sequence."""
     heads, window = int(rng.integers(1, 4)), int(rng.integers(1, 40))
     shape = {"width": int(rng.integers(1, 70)), "ffn": int(rng.integers(1, 90)), "head_dim": 2 * int(rng.integers(1, 12)), "vocab": 11}
@@ -102,15 +102,16 @@ def caches(rng: np.random.Generator, number: int) -> None:
             assert last[0].tobytes() == forward_full(model, tokens)[0, -1:].tobytes()
 
 
-def main(rounds: int) -> None:
+def run(rounds: int, kinds: Sequence[TensorType] = BLOCK_TYPES) -> None:
     rng = np.random.default_rng(0)
     for number in range(rounds):
-        launching.SMALL = 0 if number % 2 else 1 << 15  # shared out among threads, and not
-        for check in (operations, caches):
-            check(rng, number)
-            _pages.clear()
-    print(f"{rounds} rounds")
+        with mock.patch.object(launching, "SMALL", 0 if number % 2 else 1 << 15):  # shared out among threads, and not
+            operations(rng, kinds[number % len(kinds)])
+            caches(rng)
+        _pages.clear()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 40)
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+    run(rounds)
+    print(f"{rounds} rounds")

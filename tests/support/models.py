@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from bitnet_np.engine.cache_types import BLOCK, KINDS
 from bitnet_np.engine.dialects import DIALECTS, Dialect
 from bitnet_np.kernels import launching
 from bitnet_np.model.families import ARCHITECTURES, FAMILIES
@@ -30,7 +31,7 @@ def shapes(draw: st.DrawFn) -> dict:
         "width": draw(st.sampled_from([20, 33, 64, 100, 160, 256])),
         "heads": kv_heads * draw(st.sampled_from([1, 2, 5])),  # MHA, GQA, and MQA with one key-value head
         "kv_heads": kv_heads,
-        "head_dim": draw(st.sampled_from([2, 6, 20, 64])),
+        "head_dim": draw(st.sampled_from([2, 6, 20, 32, 64])),
         "ffn": draw(st.sampled_from([36, 45, 160, 384])),
         "n_layers": draw(st.integers(1, 3)),
         "vocab": draw(st.sampled_from([5, 33, 64, 150])),
@@ -47,9 +48,16 @@ def windows(draw: st.DrawFn) -> dict:
     return {} if window is None else {"window": window, "window_layers": draw(st.sampled_from([None, (), (0,)]))}
 
 
+def family_shapes() -> st.SearchStrategy[dict]:
+    """Like `shapes`, but of any family: ternary and float matrices, norms inside linears, partial rotation, both kinds of residual.
+
+    Within one example all strategies of a test that read the shape get the same.
+    """
+    return st.shared(_family_shapes(), key="family_shapes")
+
+
 @st.composite
-def family_shapes(draw: st.DrawFn) -> dict:
-    """Like `shapes`, but of any family: ternary and float matrices, norms inside linears, partial rotation, both kinds of residual."""
+def _family_shapes(draw: st.DrawFn) -> dict:
     shape, family = draw(shapes()), draw(st.sampled_from(ARCHITECTURES))
     family_traits = FAMILIES[family]
     shape |= {
@@ -75,17 +83,19 @@ def family_shapes(draw: st.DrawFn) -> dict:
     return shape
 
 
-def dialects() -> st.SearchStrategy[Dialect]:
-    """Where an engine rounds, with a KV cache of any type whose blocks fit every head."""
-    kinds = st.sampled_from(["float32", "float32", "float16", "bfloat16", "int8"])
-    return st.builds(Dialect.with_cache, st.sampled_from(list(DIALECTS.values())), kinds)
+@st.composite
+def dialects(draw: st.DrawFn) -> Dialect:
+    """Where an engine rounds, with a KV cache of any type whose blocks fit a head of `family_shapes`."""
+    head_dim = draw(family_shapes())["head_dim"]
+    kinds = ["float32", "float32", *(kind for kind in KINDS if kind not in ("q8_0", "q4_0") or head_dim % BLOCK == 0)]
+    return draw(st.sampled_from(list(DIALECTS.values()))).with_cache(draw(st.sampled_from(kinds)))
 
 
 seeds = st.integers(0, 2**32 - 1)
 """Seeds of NumPy's generator, which fills the arrays."""
 
-lengths = st.integers(1, 12) | st.sampled_from([63, 64, 65, 127, 128, 129, 130])
-"""Lengths of sequences: short ones, and those around multiples of the 64 keys of a chunk."""
+lengths = st.integers(1, 12) | st.sampled_from([63, 64, 65, 127, 128, 129, 130]) | st.integers(13, 140)
+"""Lengths of sequences: short ones, those around multiples of the 64 keys of a chunk, and any others."""
 
 
 def random_tokens(rng: Generator, model: Model, *shape: int) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ from block_samples import random_blocks
 from models import as_table, normal
 
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES
+from bitnet_np.engine.cache_types import KINDS
 from bitnet_np.kernels import cpu
 from bitnet_np.model import packing
 from bitnet_np.testing import selftest
@@ -103,12 +104,6 @@ class Draw:
         logits = self.numbers(self.size(1, 5), self.size(1, 5, 37, 128))
         return np.rint(logits) if self.rng.random() < 0.5 else logits
 
-    def fill_mask(self) -> tuple:
-        queries, past = self.rng.integers(0, 5, (2, 3))
-        keys, dtype = past + queries + self.rng.integers(0, 3, 3), self.rng.choice([bool, np.float16, np.float32, np.float64])
-        pattern = (int(self.rng.integers(0, n)) for n in (5, 6, 5, 9))
-        return np.zeros((3, 6, int(keys.max()) + 2), dtype), self.size(0, 2), queries, past, keys, *pattern
-
 
 def top_experts(d: Draw) -> tuple:
     logits = d.router()
@@ -157,6 +152,12 @@ def ternary_matmuls(d: Draw) -> tuple:
     return q, scale, *(d.ternary(*q.shape) for _ in range(d.size(1, 2, 3)))
 
 
+def round_as(d: Draw) -> tuple:
+    """Ties and several of the largest magnitude among them."""
+    x = d.numbers(d.size(1, 2, 5), d.size(1, 3), 32 * d.size(1, 2))
+    return np.rint(x) if d.rng.random() < 0.3 else x, KINDS[d.rng.integers(1, len(KINDS))]
+
+
 def spread(d: Draw) -> tuple:
     place = d.rng.permutation(15)[:7]
     return d.numbers(7, 2, 6), place // 5, place % 5, (3, 5)
@@ -174,6 +175,7 @@ CASES = {name: lambda d, arguments=arguments: arguments(d.written) for name, arg
     "rotations": lambda d: (np.exp(d.rng.uniform(-20, np.log(1.6e6), (d.size(1, 5), d.size()))),),
     "rope": Draw.rope,
     "rope_adjacent": Draw.rope,
+    "round_as": round_as,
     "spread": spread,
     "attend": lambda d: (*d.attention(), d.window(), *d.scoring()),
     "attend_float16": lambda d: (*d.attention(), d.window(), *d.scoring()),
@@ -181,5 +183,4 @@ CASES = {name: lambda d, arguments=arguments: arguments(d.written) for name, arg
     "take": lambda d: (d.numbers(5, d.size()), np.array([3, 0, 3])),
     "top_experts": top_experts,
     "expert_weights": expert_weights,
-    "fill_mask": Draw.fill_mask,
 }

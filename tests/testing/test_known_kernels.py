@@ -4,10 +4,7 @@ import kernel_calls
 import pytest
 
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, Q4_K, Q8_0
-from bitnet_np.kernels.cache import disk_cache
 from bitnet_np.testing import selftest
-
-pytestmark = pytest.mark.skipif(not disk_cache.is_known(), reason="another version of Numba, whose calls cannot be watched")
 
 
 @pytest.fixture(scope="module")

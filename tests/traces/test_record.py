@@ -9,6 +9,7 @@ from bitnet_np import spec
 from bitnet_np.base.errors import EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT
 from bitnet_np.engine.forward_pass import forward_full, run_whole
+from bitnet_np.kernels import cpu
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key
 from bitnet_np.traces.record import record_trace, scores
@@ -53,7 +54,7 @@ def test_scores_are_those_of_the_definition(model, tokens, tmp_path, dialect):
     points, trace, c = record_all(model, tokens, dialect=dialect), read_any(tmp_path / "t.npz"), model.config
     assert set(trace.points) == {Key(name, n) for n in range(3) for name in ("l_out", "kq", "kq_soft_max")}
     for n in range(3):
-        q, k = (dialect.rounded(points[Key(name, n)]).astype(np.float64) for name in ("Qcur_rope", "Kcur_rope"))
+        q, k = (dialect.rounded(points[Key(name, n)], cpu).astype(np.float64) for name in ("Qcur_rope", "Kcur_rope"))
         one = np.eye(T)[:, None].repeat(c.kv_heads, axis=1)  # values that show the probabilities
         expected = spec.attend(q, k, one, spec.causal_mask(T, T)).swapaxes(0, 1)
         np.testing.assert_allclose(trace.points[Key("kq_soft_max", n)], expected, rtol=1e-6, atol=1e-12)

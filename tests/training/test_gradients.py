@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import padded, random_model, random_tokens, seeds
 
+from bitnet_np import spec
 from bitnet_np.base.errors import (
     ContextLimitError,
     EmptyInputError,
@@ -140,6 +141,13 @@ def test_a_batch_is_the_sum_of_its_sequences():
     assert loss == pytest.approx(sum(part for part, _ in alone), rel=1e-14)
     assert_near(gradients, {name: sum(part[name] for _, part in alone) for name in gradients}, 1e-14)
     assert {gradient.dtype for gradient in gradients.values()} == {np.dtype(np.float64)}
+
+
+def test_a_matrix_is_multiplied_once_for_all_sequences(monkeypatch):
+    rng, config, rows = np.random.default_rng(1), config_of("bitnet-b1.58"), []
+    monkeypatch.setattr(spec, "matmul", lambda x, matrix: rows.append(len(x)) or x @ matrix.T)
+    loss_and_gradients(config, random_parameters(rng, config), rng.integers(0, 11, (3, 5)), [5, 2, 4])
+    assert rows == [4 + 1 + 3] * (7 * config.n_layers + 1)
 
 
 # --- the border -----------------------------------------------------------------------------------------------------------------------

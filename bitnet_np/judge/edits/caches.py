@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from ... import spec
+from ... import contract, spec
 from ...engine import cache_types
 from ...model.records import Config, with_rope_of
 from ...traces.points import Key
@@ -116,4 +116,4 @@ def _query_scales(config: Config) -> list[float]:
 def _kept(head_dim: int, kind: str, scale: float, x: Array) -> Array:
     """Rows of heads [T, HK] as a KV cache of this type gives them back, if they are scaled before."""
     heads = np.ascontiguousarray(x * scale, np.float32).reshape(len(x), -1, head_dim)
-    return cache_types.rounded(heads, kind).reshape(x.shape).astype(np.float64) / scale
+    return contract.round_as(heads, kind).reshape(x.shape).astype(np.float64) / scale

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...base.block_formats import FORMATS, Format
 from ...contract.blocks import weights_as
-from ...model import packing
+from ...model import packing, ternarize
 from ...model.records import Blocks, Ternary
 from ..law.expected import rounded
 from ..law.expression import Matrix
@@ -69,7 +69,7 @@ def codes(place: Operation) -> Changes:
 
 def _in_layout(layout: str, weights: Ternary, matrix: Array) -> Array:
     data = packing.I2S_LAYOUTS[layout](packing.to_i2s(weights), weights.shape)
-    return packing.unpack(packing.from_i2s(data, weights.scale, weights.shape)).astype(np.float64)
+    return packing.unpack(ternarize.from_i2s(data, weights.scale, weights.shape)).astype(np.float64)
 
 
 def misread(place: Operation) -> Changes:

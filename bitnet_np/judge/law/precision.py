@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import OptionError, meant
+from ...base.validate import choice, instance
 from ...engine import cache_types
 from ...engine.dialects import BITNET_CPP, DIALECTS, EXACT, LLAMA_CPP, Dialect
 from .roundings import NARROW
@@ -23,7 +24,7 @@ ROUNDOFF = {"float32": 0.0} | {kind: 2.0 ** -DIGITS[kind] for kind in NARROW_FLO
 """The largest relative error of rounding to each float type, beyond float32's own."""
 
 FLOATS = tuple(DIGITS)
-CACHES = tuple(cache_types.ROUNDINGS)
+CACHES = cache_types.KINDS
 """Types of a KV cache. int8: one scale for each row of a head; q8_0 and q4_0: ggml's blocks of 32."""
 HEADS = (*FLOATS, "int8", "q8_0", "q6_K", "int4")
 """Types that an engine may have converted the output matrix to. int8 and int4: one scale for each row."""
@@ -52,8 +53,7 @@ class Precision:
         for field in fields(self):
             value = getattr(self, field.name)
             known = {"kv": CACHES, "head": HEADS}.get(field.name, FLOATS)
-            if value not in known:
-                raise OptionError(f"precision: {field.name} is {value!r}, expected one of {', '.join(known)}")
+            choice(f"precision: {field.name}", value, known)
 
     def __str__(self) -> str:
         parts = [f"{field.name}={value}" for field in fields(self) if (value := getattr(self, field.name)) != "float32"]
@@ -62,6 +62,9 @@ class Precision:
     @classmethod
     def parse(cls, text: str, base: Precision | None = None) -> Precision:
         """The profile of a text such as act=bf16,kv=q8_0; its other fields are those of `base`. Raises OptionError."""
+        instance("precision", text, str)
+        if base is not None:
+            instance("base", base, cls)
         values: dict[str, str] = {}
         names = [field.name for field in fields(cls)]
         for part in text.split(","):

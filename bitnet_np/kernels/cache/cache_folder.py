@@ -1,79 +1,109 @@
-"""The folder of compiled kernels on disk, and the deletion of old ones.
+"""The folder of compiled kernels on disk: whom it is trusted to, and the deletion of old ones.
 
-The folder is in NUMBA_CACHE_DIR if that is set. Otherwise it is beside the kernels, or, where that cannot be written, in the user's folder
-for caches. Each installation of this package has a folder of its own, with one folder in it for each state (defined in disk_cache.py).
-The STATES_KEPT states used last are kept; older ones are deleted when a new one begins. A process that still uses a deleted state compiles
-again.
+It is in NUMBA_CACHE_DIR if that is set, and in the user's folder for caches otherwise: what lay beside the sources would outlive `pip
+uninstall`. Each installation of this package has a folder of its own there, so that checkouts and versions do not delete what others use,
+with one folder in it for each state (defined in disk_cache.py). When a new state begins, all but the STATES_KEPT used last are deleted, and
+installations that were not used for UNUSED days. A process that still uses a deleted state compiles again.
 """
 
 import hashlib
 import os
 import shutil
-import sys
+import stat
 import tempfile
+import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 import numba
+import platformdirs
 
 HERE = Path(__file__).parents[1]  # of the kernels
 STATES_KEPT = 16  # at some 10 MB each; the tests alone use five for each edit
+UNUSED = 90
+_DIGITS = 16  # of the name of an installation's folder
 PREFIX = "compiled-"  # of the name of a state's folder
 SUFFIX = ".kernel"  # of the name of an entry's file
 
 
 def folder() -> Path:
-    """The folder that holds all states: the first place that can be written, or simply the first if none can."""
+    """The folder that holds all states of this installation. It need not exist."""
     return _folder(numba.config.CACHE_DIR)
 
 
 @lru_cache
 def _folder(cache_dir: str) -> Path:
-    installation = f"bitnet_np-{hashlib.sha256(str(HERE).encode()).hexdigest()[:16]}"
-    places = [Path(os.path.abspath(cache_dir), installation)] if cache_dir else [HERE / "__pycache__", *_user_folders(installation)]
-    for place in places:
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=place).close()
-            return place
-        except OSError:
-            continue
-    return places[0]
-
-
-def _user_folders(name: str) -> list[Path]:
-    """The folder of this name among the user's caches; none for a user without a home."""
-    variable, below_home = {
-        "win32": ("LOCALAPPDATA", "AppData/Local"),
-        "darwin": ("", "Library/Caches"),
-    }.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
     try:
-        return [Path(os.path.abspath(os.environ.get(variable) or Path.home() / below_home), name)]
-    except RuntimeError:
-        return []
+        place = Path(os.path.abspath(cache_dir), "bitnet_np") if cache_dir else platformdirs.user_cache_path("bitnet_np", appauthor=False)
+    except RuntimeError:  # a user without a home
+        place = Path(tempfile.gettempdir(), f"bitnet_np-{getattr(os, 'geteuid', int)()}")
+    return place / hashlib.sha256(str(HERE).encode()).hexdigest()[:_DIGITS]
+
+
+# --- trust ----------------------------------------------------------------------------------------------------------------------------
 
 
 class UntrustedError(PermissionError):
-    """A folder or an entry could be the work of another user. What an entry holds runs as the user who loads it."""
+    """What is at a path could be the work of another user. What an entry holds runs as the user who loads it."""
 
 
-def check_trusted(place: Path | int) -> None:
-    """Raise UntrustedError unless a folder or an open file is this user's or root's, and nobody else may write to it.
+def check_trusted(folder: Path) -> None:
+    """Raise UntrustedError unless this user and root alone decide what is in a folder: as ssh asks for its files, from the root down.
 
-    Not on Windows: access there is by lists, and the user's own folder for caches is closed to others.
+    Each folder and link on the way is this user's or root's, and nobody else may write to it. Others may write to a folder on the way whose
+    sticky bit keeps them from replacing what is not theirs, such as /tmp. Not on Windows: access there is by lists, and the user's own
+    folder for caches is closed to others. Raises FileNotFoundError at the first folder that is not there.
     """
     if hasattr(os, "geteuid"):
-        status = os.stat(place)
-        if status.st_uid not in (os.geteuid(), 0):
-            raise UntrustedError(f"it belongs to user {status.st_uid}, whose code would run as this one")
-        if status.st_mode & 0o022:
-            raise UntrustedError(f"others may write to it (mode {status.st_mode & 0o777:o}), and their code would run as this user")
+        place, ahead = "", list(reversed(folder.parts))
+        while ahead:
+            place = os.path.join(place, ahead.pop())
+            status = os.lstat(place)
+            _check(place, status, bool(ahead and status.st_mode & stat.S_ISVTX))
+            if stat.S_ISLNK(status.st_mode):
+                os.stat(place)  # raises OSError for links in a circle
+                ahead += reversed(Path(os.readlink(place)).parts)
+                place = os.path.dirname(place)
+
+
+def check_trusted_file(path: Path, descriptor: int) -> None:
+    """The same for an open file of a folder that is trusted."""
+    if hasattr(os, "geteuid"):
+        _check(path, os.fstat(descriptor))
+
+
+def _check(place: str | Path, status: os.stat_result, is_shared: bool = False) -> None:
+    if status.st_uid not in (os.geteuid(), 0):
+        raise UntrustedError(f"{place} belongs to user {status.st_uid}, whose code would run as this one")
+    others = 0o022 if _has_others(status.st_gid) else 0o002
+    if status.st_mode & others and not is_shared and not stat.S_ISLNK(status.st_mode):
+        raise UntrustedError(f"others may write to {place} (mode {status.st_mode & 0o777:o}), and their code would run as this user")
+
+
+@lru_cache
+def _has_others(group: int) -> bool:
+    """Whether a group may have members besides this user: none has the group of a user's name, which many systems give to each."""
+    import grp
+    import pwd
+
+    try:
+        user, own = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return True
+    return user.pw_gid != group or user.pw_name != own.gr_name or not set(own.gr_mem) <= {user.pw_name}
+
+
+# --- what is there --------------------------------------------------------------------------------------------------------------------
 
 
 def make(state: Path) -> None:
-    """Make the folder of a state, for this user alone. What root made is for all to read."""
-    state.mkdir(0o755 if getattr(os, "geteuid", lambda: 1)() == 0 else 0o700, parents=True, exist_ok=True)
+    """Make the folder of a state, and those it is in, for this user alone. What root made is for all to read. Raises OSError."""
+    with suppress(FileNotFoundError):
+        check_trusted(state)  # as far as it is there: what is made in the folder of another would be in that user's way
+    for place in reversed([state, *state.parents]):
+        if not place.exists():
+            place.mkdir(0o755 if getattr(os, "geteuid", lambda: 1)() == 0 else 0o700, exist_ok=True)
 
 
 def states() -> list[Path]:
@@ -86,18 +116,21 @@ def entries(name: str = "*") -> list[Path]:
     return sorted(folder().glob(f"{PREFIX}*/{name}{SUFFIX}"))
 
 
-def delete_old_states() -> None:
-    """Delete all states but the STATES_KEPT used last."""
+def delete_old() -> None:
+    """Delete all states but the STATES_KEPT used last, and other installations' that were not used for UNUSED days."""
+    begin = time.time() - UNUSED * 24 * 3600
+    installations = folder().parent.glob("[0-9a-f]" * _DIGITS)
     with suppress(OSError):  # another process may do the same
-        for old in states()[STATES_KEPT:]:
+        for old in [*states()[STATES_KEPT:], *(other for other in installations if other.stat().st_mtime < begin)]:
             shutil.rmtree(old)
 
 
 @lru_cache
 def set_time_of_use(state: Path) -> None:
-    """Note that a state is in use, once for each process."""
+    """Note that a state and its installation are in use, once for each process."""
     with suppress(OSError):  # the folder may be read-only
         os.utime(state)
+        os.utime(state.parent)
 
 
 def clear() -> tuple[int, int]:

@@ -10,13 +10,13 @@ Each function has one file for each signature, and there is no index:
 
 A file is unpickled only if its key equals the requested one, to the letter, and its checksum holds. Any other file (torn, foreign, renamed)
 is a miss: the kernel is compiled and the file replaced. Files are written whole under another name and then renamed. A checksum stops
-damage and not intent: a folder or file of another user's (root aside), or that others may write to, is not loaded, and a warning says so.
+damage and not intent: what another user (root aside) owns or may replace is not loaded, and a warning says so (cache_folder.py).
 
 FOLDER is cache_folder.folder(). A state is a version of the sources, the libraries, the processor and Numba's settings. Numba's own cache
 files (.nbi, .nbc) are never read.
 
-A dispatcher's `_cache` is a private part of Numba, and whole_kernels.py needs others. `is_known` says whether they were written for this
-version of Numba. Kernels are compiled by each process for itself where they were not.
+A dispatcher's `_cache` is a private part of Numba, and whole_kernels.py needs others (private_parts.py). Where this version of Numba does
+not have them all, kernels are compiled by each process for itself.
 """
 
 import hashlib
@@ -36,10 +36,10 @@ import numba
 import numpy as np
 from numba.core import compiler, serialize, sigutils
 
+from ...base.errors import listed
 from ...base.whole_file import whole_file
 from . import cache_folder
-
-KNOWN_NUMBA = ("0.68",)  # versions whose private parts this was written for
+from .private_parts import gone
 
 _FIRST_LINE = b"bitnet_np: a compiled kernel, form 1"
 _CHECKSUM_BYTES = 32
@@ -59,35 +59,30 @@ class BadEntryError(Exception):
     """A file is not the entry it should be. The message says what is wrong with it."""
 
 
-def is_known() -> bool:
-    """Whether this module was written for this version of Numba."""
-    return numba.__version__.rpartition(".")[0] in KNOWN_NUMBA
-
-
 def compiled(**options: Any) -> Callable[[Callable], Any]:
     """A decorator: `numba.njit` with these options, and compiled code that outlives the process."""
 
     def decorate(function: Callable) -> Any:
         if numba.config.DISABLE_JIT:
             return function
-        if is_known():
-            from .whole_kernels import Function
+        if gone():
+            _warn_of_numba()
+            return numba.njit(**options)(function)
+        from .whole_kernels import Function
 
-            kernel = Function(function, targetoptions={"nopython": True, "boundscheck": None, **options})
-            kernel._cache = DiskCache(kernel)
-            DISPATCHERS.append(kernel)
-            return kernel
-        _warn_of_version()
-        return numba.njit(**options)(function)
+        kernel = Function(function, targetoptions={"nopython": True, "boundscheck": None, **options})
+        kernel._cache = DiskCache(kernel)
+        DISPATCHERS.append(kernel)
+        return kernel
 
     return decorate
 
 
 @lru_cache
-def _warn_of_version() -> None:
+def _warn_of_numba() -> None:
     warnings.warn(
-        f"bitnet_np does not know the cache of Numba {numba.__version__}, so kernels are compiled anew in every run, which takes some 20 "
-        "seconds; a newer bitnet_np may know it",
+        f"Numba {numba.__version__} has no {listed(gone(), 2)}, so kernels are compiled anew in every run, which takes some 20 seconds; "
+        "install a version that bitnet_np asks for, or a newer bitnet_np",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -153,9 +148,9 @@ def _stem(key: dict[str, Any]) -> str:
 
 def read(path: Path) -> tuple[bytes, bytes]:
     """The key, as a line of JSON, and the pickled code of an entry. Raises BadEntryError, UntrustedError and OSError."""
+    cache_folder.check_trusted(path.parent)
     with open(path, "rb") as file:
-        cache_folder.check_trusted(path.parent)
-        cache_folder.check_trusted(file.fileno())
+        cache_folder.check_trusted_file(path, file.fileno())
         first, _, rest = file.read().partition(b"\n")
     key, _, rest = rest.partition(b"\n")
     checksum, code = rest[:_CHECKSUM_BYTES], rest[_CHECKSUM_BYTES:]
@@ -178,10 +173,11 @@ def unpickle(code: bytes, key: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _write(path: Path, key: bytes, code: bytes) -> None:
-    if not path.parent.is_dir():
+    if is_new := not path.parent.is_dir():
         cache_folder.make(path.parent)
-        cache_folder.delete_old_states()
     cache_folder.check_trusted(path.parent)
+    if is_new:
+        cache_folder.delete_old()
     with whole_file(path) as part:
         part.touch(0o644)
         part.write_bytes(b"\n".join([_FIRST_LINE, key, hashlib.sha256(key + code).digest() + code]))
@@ -197,7 +193,7 @@ def _warn_once(reason: object) -> None:
         _warned = True
         warnings.warn(
             f"compiled kernels cannot be kept in {cache_folder.folder()} ({reason}). Every process compiles them again, which takes "
-            "some 10 seconds. Set NUMBA_CACHE_DIR to a folder that can be written.",
+            "some 10 seconds. Set NUMBA_CACHE_DIR to a folder that this user alone can write to.",
             RuntimeWarning,
             stacklevel=2,
         )

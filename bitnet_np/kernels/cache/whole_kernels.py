@@ -5,7 +5,7 @@ caller, where all of it is optimised again. Our kernels call functions that call
 only the library of the function that Python calls is optimised and becomes machine code. The others are its parts: they are
 linked into it as they were lowered. Compiling takes less than half the time, and what runs is as fast.
 
-This needs private parts of Numba, so disk_cache.py imports it for the versions that it knows.
+This needs private parts of Numba, so disk_cache.py imports it only where they are there (private_parts.py).
 """
 
 import gc

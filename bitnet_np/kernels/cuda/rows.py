@@ -11,7 +11,6 @@ import numpy as np
 from numba import cuda
 
 from .. import cpu
-from ..masks import visible_keys
 from ..rows import OfNumbers
 from ..scalar import WIDE_LANES, round_half_even
 from .ptx import bits_float, float_bits, fma, fma64, half_bits, number, times
@@ -208,12 +207,13 @@ def erase(cache, slot, start, end):  # [L, B, S, D]
 
 
 @kernel
-def fill_mask(first, queries, past, keys, window, prefix, block, sinks, out):  # [B] x 3 -> [B, Q, K]
-    item, rows, columns = place(), out.shape[1], out.shape[2]
+def fill_mask(past, window, prefix, block, sinks, out):  # -> [Q, K]
+    """0 where masks.Pattern lets the query at position past + row see the key, else -infinity."""
+    item, columns = place(), out.shape[1]
     if item < out.size:
-        b, r, i = item // (rows * columns), item // columns % rows, item % columns
-        a, low, high = 0, 0, 0
-        if first + r < queries[b]:
-            a, low, high = visible_keys(past[b] + first + r, window, prefix, block, sinks)
-        a = min(a, keys[b])  # a prefix may be longer than the sequence; nothing else reaches past its keys
-        out[b, r, i] = _f(0.0) if i < a or (low <= i and i < high) else _f(-np.inf)
+        position, key = past + item // columns, item % columns
+        low = max(0, position + 1 - window) if window else 0
+        if block:
+            low = max(low, position // block * block)
+        seen = (low <= key and key <= position) or key < max(prefix, min(sinks, position + 1))
+        out[item // columns, key] = _f(0.0) if seen else _f(-np.inf)

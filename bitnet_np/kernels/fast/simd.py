@@ -15,7 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from . import emit
-from .emit import F32, F64, I32, LANES, V16F32, V16HALF, V16I16, V16I32, Emitter, Place, Tile, constant, emitted, first
+from .emit import F32, F64, I32, I64, LANES, V16F32, V16HALF, V16I16, V16I32, Emitter, Place, Tile, constant, emitted, first
 
 # --- tiles and memory -----------------------------------------------------------------------------------------------------------------
 
@@ -31,18 +31,29 @@ tile_f32 = _new_tile("f32")  # tile_f32(rows, columns): all zeros
 tile_i32 = _new_tile("i32")
 
 
-@intrinsic
-def pointer_to(typing_context, array):
-    """A pointer to an array's numbers, which the functions here take in its place.
+# Numba counts references to an array at every call that is given it, and a count costs as much as a small tile. So loops take a pointer to
+# its numbers, or their address. Numba frees an array after its last use by name, whatever points to it: only a parameter lives until its
+# function returns, because the caller holds it. So only of a parameter are these taken, which a test of all kernels sees to.
 
-    Numba counts references to an array at every call that is given it, and a count costs as much as a small tile. The array must live until
-    the pointer is no longer used: an argument of the calling function does.
-    """
+
+@intrinsic
+def pointer_to(typing_context, parameter):
+    """A pointer to the numbers of an array, which is a parameter of the calling function. Functions here take it in the array's place."""
 
     def codegen(context, builder, signature, args):
         return context.make_array(signature.args[0])(context, builder, args[0]).data
 
-    return types.CPointer(array.dtype)(array), codegen
+    return types.CPointer(parameter.dtype)(parameter), codegen
+
+
+@intrinsic
+def address_of(typing_context, parameter):
+    """The address of the first number of an array, which is a parameter of the calling function."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, I64)
+
+    return types.int64(parameter), codegen
 
 
 @emitted()

@@ -229,7 +229,7 @@ def _run(context: Any, builder: ir.IRBuilder, address: ir.Value) -> None:
         context.call_conv.return_user_exc(builder, MemoryError, ("a kernel has no memory for its work",))
 
 
-def address_of(function: CPUDispatcher, *kinds: types.Type) -> int:
+def code_address(function: CPUDispatcher, *kinds: types.Type) -> int:
     """Where the machine code of a function for arguments of these types begins, as Numba passes them. It is compiled if it has to be."""
     function.compile(kinds)
     compiled = function.overloads[kinds]

@@ -1,12 +1,8 @@
 """Activations as llama.cpp's CPU backend rounds them before it multiplies by a matrix: a rounding for each type of matrix."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import tensor_types
-from ...base.tensor_types import TensorType
 from ..fast.simd import float_bits
 from ..launching import Floats, launch, parallel, serial, shared
 from ..scalar import round_half_even, round_to_half
@@ -103,28 +99,3 @@ def round_as_q8_0(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 32
     With Q4_1 and Q5_1 it sees the same x (as Q8_1). There it multiplies minimums by the sum of each 32 numbers, rounded to float16.
     """
     return _widened(*rounded(x, Q8_0))
-
-
-def round_as_f16(x: Floats) -> Floats:  # [R, M] -> [R, M]
-    with np.errstate(over="ignore"):
-        return x.astype(np.float16).astype(np.float32)
-
-
-def bfloat16_bits(x: Floats) -> NDArray[np.uint16]:
-    """The bits of x rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
-    bits = x.view(np.uint32)
-    return np.where(np.isnan(x), 0x7FC0, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def round_as_bf16(x: Floats) -> Floats:  # [R, M] -> [R, M]
-    return (bfloat16_bits(x).astype(np.uint32) << 16).view(np.float32)
-
-
-ROUNDINGS: dict[TensorType, Callable[[Floats], Floats]] = {
-    tensor_types.F32: lambda x: x,
-    tensor_types.F16: round_as_f16,
-    tensor_types.BF16: round_as_bf16,
-    **dict.fromkeys(tensor_types.ALL_BLOCK_TYPES, round_as_q8_k),
-    **dict.fromkeys([kind for kind in tensor_types.ALL_BLOCK_TYPES if kind.block < 256], round_as_q8_0),
-}
-"""The type of a matrix -> the rounding of the activations that llama.cpp multiplies it with (on the CPU)."""

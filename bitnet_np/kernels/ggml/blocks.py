@@ -13,7 +13,7 @@ from ...base.tensor_types import GRID_TYPES, TensorType
 from .. import float_products
 from ..fast.block_floats import dot_block
 from ..fast.emit import LANES
-from ..fast.simd import prefetch_line, store_sums, tile_f32
+from ..fast.simd import address_of, prefetch_line, store_sums, tile_f32
 from ..launching import Floats, launch, parallel, serial, shared
 from ..tiles import ROW_BLOCK, ROWS
 from ..workspace import empty
@@ -46,7 +46,7 @@ def embed(data: Bytes, kind: TensorType, tokens: NDArray[np.int64]) -> Floats:  
 @parallel
 def _matmul(team, blocks, size, x, out):
     """The product with one token: a block of ROWS rows of the matrix is computed in registers and used there."""
-    n, row_bytes, data = blocks.shape[1], blocks.shape[1] * blocks.itemsize, np.int64(blocks.ctypes.data)
+    n, row_bytes, data = blocks.shape[1], blocks.shape[1] * blocks.itemsize, address_of(blocks)
     totals, step = np.empty(LANES, np.float32), ROWS * row_bytes
     way = (16383 + step) // step * step  # what is asked for lies whole steps ahead: a way of fewer bytes would miss where new rows begin
     for item in shared(team, (blocks.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK):

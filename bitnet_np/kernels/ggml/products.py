@@ -16,7 +16,7 @@ from ...base.block_formats import FORMATS, RUN
 from ...base.tensor_types import TensorType
 from ..fast.block_bytes import ROWS, Chunk, add_lanes, close_unit, dot_rows, minimums, of_plan, open_unit, run_step, unpack_chunk
 from ..fast.emit import LANES, Strided
-from ..fast.simd import load_tile, pointer_to, store_tile, tile_f32, tile_i32
+from ..fast.simd import address_of, load_tile, pointer_to, store_tile, tile_f32, tile_i32
 from ..launching import Floats, inlined, launch, parallel, read_only, serial, shared
 from ..ternary_product import block_of, blocks_of
 from ..tiles import ROW_BLOCK, WIDE
@@ -38,6 +38,15 @@ class Rows(NamedTuple):
     sums: Any  # [R, units, runs of a unit] int16
     scales: Any  # [R, units] float32
     eights: Any  # [R, units] float32: sums as Q8_1's, which types with a float minimum read
+
+
+class Lanes(NamedTuple):
+    """The memory of 16 rows' products with one token, chunk by chunk: see `dot_rows` and `add_lanes` of block_bytes.py."""
+
+    quarters: Any  # int32, 4 times what 4 rows make of a chunk
+    totals: Any  # [units + 1, 16] int32
+    floats: Any  # [units, 2, 16] float32
+    sums: Any  # [16] float32
 
 
 class Strip(NamedTuple):
@@ -132,14 +141,12 @@ def _tile(integers, tile, blocks, rows, strip, first, end, token, valid):
 
 
 @serial
-def _several_rows(zeros, integers, blocks, rows, r, out):
+def _several_rows(zeros, integers, blocks, rows, r, out, strip, results):
     """_GROUPS * 16 rows of the matrix from r on, or those that are left, for all rows of activations, in tiles of _SHAPE."""
-    (groups, tokens), weights, units = _SHAPE, of_plan(blocks, "weights"), of_plan(blocks, "units")
-    n, present, width = blocks.shape[1], rows.q.shape[0], groups * LANES
-    chunks, span = -(-n // of_plan(blocks, "blocks")), max(1, _SPAN // weights)
-    most, tiles, columns = min(span, chunks), -(-present // tokens), min(_GROUPS * LANES, out.shape[1] - r)
-    strip, results = _room_for(most * groups, weights, units), aligned(_GROUPS * tiles * tokens * LANES * 4).view(np.float32)
-    target, stride = np.int64(results.ctypes.data), LANES * 4
+    (groups, tokens), present, width = _SHAPE, rows.q.shape[0], _SHAPE[0] * LANES
+    chunks, span = -(-blocks.shape[1] // of_plan(blocks, "blocks")), max(1, _SPAN // of_plan(blocks, "weights"))
+    tiles, columns = -(-present // tokens), min(_GROUPS * LANES, out.shape[1] - r)
+    target, stride = address_of(results), LANES * 4
     for part in range(-(-columns // width)):
         for first in range(0, chunks, span):
             end = min(first + span, chunks)
@@ -163,20 +170,23 @@ def _arrange(team, x, size, order, rows):
 
 @parallel
 def _products(team, blocks, rows, out):
-    for strip in shared(team, -(-blocks.shape[0] // (_GROUPS * LANES))):
-        _several_rows(tile_f32(*_SHAPE), tile_i32(*_SHAPE), blocks, rows, strip * _GROUPS * LANES, out)
+    (groups, tokens), weights = _SHAPE, of_plan(blocks, "weights")
+    most = min(max(1, _SPAN // weights), -(-blocks.shape[1] // of_plan(blocks, "blocks")))  # chunks that are unpacked at a time
+    strip = _room_for(most * groups, weights, of_plan(blocks, "units"))
+    results = aligned(_GROUPS * -(-out.shape[0] // tokens) * tokens * LANES * 4).view(np.float32)
+    for item in shared(team, -(-blocks.shape[0] // (_GROUPS * LANES))):
+        _several_rows(tile_f32(*_SHAPE), tile_i32(*_SHAPE), blocks, rows, item * _GROUPS * LANES, out, strip, results)
 
 
 # --- one token ------------------------------------------------------------------------------------------------------------------------
 
 
 @serial
-def rows_of_one_token(zeros, integers, blocks, rows, first, end, out):
+def rows_of_one_token(zeros, integers, blocks, rows, first, end, out, lanes):
     """Results first..end of a matrix, 16 rows at a time."""
     n, per_chunk, units = blocks.shape[1], of_plan(blocks, "blocks"), of_plan(blocks, "units")
-    size, matrix, sums = of_plan(blocks, "registers") * LANES, np.int64(blocks.ctypes.data), np.empty(LANES, np.float32)
-    lanes, totals, floats = aligned(4 * size * 4), aligned((units + 1) * LANES * 4), aligned(units * 2 * LANES * 4)
-    into, factors, data = pointer_to(lanes.view(np.int32)), pointer_to(floats.view(np.float32)), np.int64(totals.ctypes.data)
+    size, matrix, data = of_plan(blocks, "registers") * LANES, address_of(blocks), address_of(lanes.totals)
+    into, factors = pointer_to(lanes.quarters), pointer_to(lanes.floats)
     q, x_sums, x_scales, eights = pointer_to(rows.q), pointer_to(rows.sums), pointer_to(rows.scales), pointer_to(rows.eights)
     for r in range(first, end, LANES):
         valid = min(LANES, end - r)
@@ -190,16 +200,16 @@ def rows_of_one_token(zeros, integers, blocks, rows, first, end, out):
                 total, count = load_tile(integers, data + unit * LANES * 4, 0, 0), load_tile(integers, data + units * LANES * 4, 0, 0)
                 of_unit, scales = Strided(factors, unit * 2 * LANES, 0), Strided(x_scales, chunk * units + unit, 0)
                 tile = close_unit(tile, total, count, blocks, of_unit, scales, eights, 1)
-        store_tile(tile, sums, 0, LANES)
+        store_tile(tile, lanes.sums, 0, LANES)
         for i in range(valid):
-            out[r + i] = sums[i]
+            out[r + i] = lanes.sums[i]
 
 
 @parallel
 def _products_of_row(team, first, second, third, widths, x, size, order, out):
     """out, flat: the results of the three matrices, one after another. A matrix of width 0 is not there."""
-    units, runs = of_plan(first, "units"), of_plan(first, "unit") // RUN
-    units = -(-x.shape[1] // of_plan(first, "weights")) * units
+    per_chunk, runs = of_plan(first, "units"), of_plan(first, "unit") // RUN
+    units = -(-x.shape[1] // of_plan(first, "weights")) * per_chunk
     rows = Rows(
         aligned(units * runs * RUN).view(np.int8).reshape(1, units * runs * RUN),  # no register straddles two cache lines
         np.empty((1, units, runs), np.int16),
@@ -207,11 +217,17 @@ def _products_of_row(team, first, second, third, widths, x, size, order, out):
         np.empty((1, units), np.float32),
     )
     _arrange_row(0, x, size, order, rows)
+    lanes = Lanes(
+        aligned(of_plan(first, "registers") * LANES * LANES).view(np.int32),
+        aligned((per_chunk + 1) * LANES * 4).view(np.int32),
+        aligned(per_chunk * 2 * LANES * 4).view(np.float32),
+        np.empty(LANES, np.float32),
+    )
     for item in shared(team, blocks_of(widths, ROW_BLOCK)):
         which, block, place = block_of(widths, ROW_BLOCK, item)
         begin, results = block * ROW_BLOCK, out[place : place + widths[which]]
         end = min(begin + ROW_BLOCK, widths[which])
-        rows_of_one_token(tile_f32(1, 1), tile_i32(1, 1), (first, second, third)[which], rows, begin, end, results)
+        rows_of_one_token(tile_f32(1, 1), tile_i32(1, 1), (first, second, third)[which], rows, begin, end, results, lanes)
 
 
 # --- products -------------------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ text.py         one array of numbers as text
 nodes.py        nodes of a ggml graph
 aprt.py         aprender's stage files                        bitnet_rs.py  BitNet-rs's trace records: hashes
 eval_callback.py                                              what llama.cpp's llama-eval-callback prints
-llama_logits.py llama.cpp's --kl-divergence-base
+llama_logits.py llama.cpp's --kl-divergence-base             bitnet_rs_logits.py  the largest logits, as BitNet-rs writes them
 """
 
 from .registry import FORMATS, detect, read_any, read_arrays, writer

@@ -38,6 +38,7 @@ _START = 1 << 18
 
 
 _SOME, _HASHES = "llama-eval-callback prints some numbers of each tensor only", "records of BitNet-rs hold hashes and no values"
+_TOP = "its JSON holds the largest logits only"
 _BARE, _LOGITS = "bare float32 logits, if the name ends in .f32 or the format is given", frozenset({"result_output"})
 _TABLE = (
     Format("npz", "NumPy archive, an array for each label", ".npz", npy.read_npz, Output(npy.write_npz, holds_tokens=True)),
@@ -55,6 +56,7 @@ _TABLE = (
     Format("eval-callback", "text that llama-eval-callback printed: some numbers of each tensor", "", None, None, partial=_SOME),
     Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, None, partial=_HASHES),
     Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, Output(bitnet_rs.write), partial=_HASHES),
+    Format("bitnet-rs-logits", "BitNet-rs's JSON with the largest logits of each step", "", None, None, partial=_TOP),
 )
 
 FORMATS = {format.name: format for format in _TABLE}
@@ -120,7 +122,7 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
                 return name
         if any(npy.STEP_FOLDER.fullmatch(entry) for entry in names):
             return "npy"
-        if any(entry.startswith("layer-") for entry in names):
+        if any(entry.startswith(("layer-", "pos-")) for entry in names) or set(names) == {"cpu", "gpu"}:
             return "aprt"
         raise _unknown(path, f"a folder with {shown(sorted(names)[:5])}")
     with open(path, "rb") as file:
@@ -138,6 +140,8 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
     for magic, name in ((npy.MAGIC, "logits"), (llama_logits.MAGIC, "llama-logits"), (aprt.MAGIC, "aprt")):
         if head.startswith(magic):
             return name
+    if head.startswith(b"{") and b"\0" not in head[:8]:  # where safetensors has a length
+        return "bitnet-rs-logits" if path.suffix not in (".jsonl", ".trace") else "bitnet-rs"
     if path.suffix == ".safetensors" or head[8:9] == b"{":
         return "safetensors"
     if path.suffix in (".jsonl", ".trace"):

@@ -1,0 +1,113 @@
+"""The private parts of Numba that this package uses: all of them, and whether they are there.
+
+A line names a part by its module and its name there. Behind the name stand the parameters of a function that we call or replace, or the
+names that it `uses`: what we put there has no effect if it no longer does. No version is asked for, so the upper bound of Numba in
+pyproject.toml moves as soon as a newer one has them all.
+
+Without those of COMPILER kernels still work, but each process compiles them for itself. The OTHERS are needed to compile at all.
+"""
+
+import inspect
+from functools import lru_cache, reduce
+from importlib import import_module
+from typing import Any
+
+COMPILER = """
+numba.core.codegen: CPUCodeLibrary.finalize uses _optimize_final_module _finalize_final_module
+numba.core.codegen: Codegen.create_library uses _library_class
+numba.core.codegen: JITCodeLibrary._finalize_dynamic_globals(self)
+numba.core.codegen: JITCodeLibrary._finalize_final_module(self)
+numba.core.codegen: JITCodeLibrary._finalized
+numba.core.codegen: JITCodeLibrary._optimize_final_module(self)
+numba.core.codegen: JITCodeLibrary.codegen
+numba.core.codegen: JITCodeLibrary.get_pointer_to_function(self, name)
+numba.core.codegen: JITCodeLibrary.has_dynamic_globals
+numba.core.codegen: JITCPUCodegen.magic_tuple(self)
+numba.core.codegen: JITCPUCodegen.set_env(self, env_name, env)
+numba.core.compiler: Compiler
+numba.core.compiler: CompileResult._find_referenced_environments(self)
+numba.core.compiler: CompileResult._rebuild(target_context, libdata, fndesc, env, signature, objectmode, lifted, typeann, reload_init, \
+referenced_envs)
+numba.core.compiler: CompileResult._reduce(self)
+numba.core.compiler: CompileResult.codegen
+numba.core.compiler: CompileResult.lifted
+numba.core.compiler: Flags.no_cfunc_wrapper
+numba.core.compiler: Flags.no_cpython_wrapper
+numba.core.dispatcher: Dispatcher.compile uses _cache load_overload save_overload _compiler add_overload
+numba.core.dispatcher: _FunctionCompiler(py_func, targetdescr, targetoptions, locals, pipeline_class)
+numba.core.dispatcher: _FunctionCompiler._compile_core uses _customize_flags
+numba.core.dispatcher: _FunctionCompiler._customize_flags(self, flags)
+numba.core.dispatcher: _FunctionCompiler.compile(self, args, return_type)
+numba.core.dispatcher: _FunctionCompiler.fold_argument_types(self, args, kws)
+numba.core.errors: ForceLiteralArg.bind_fold_arguments(self, fold_arguments)
+numba.core.funcdesc: FunctionDescriptor.modname
+numba.core.funcdesc: FunctionDescriptor.qualname
+numba.core.registry: CPUDispatcher(py_func, locals, targetoptions, pipeline_class)
+numba.core.registry: CPUDispatcher.add_overload(self, cres)
+numba.core.registry: CPUDispatcher.get_call_template(self, args, kws)
+numba.core.registry: CPUDispatcher.get_overload(self, sig)
+numba.core.registry: CPUDispatcher.targetdescr
+numba.core.serialize: dumps(obj)
+numba.core.sigutils: normalize_signature(sig)
+numba.core.types: Dispatcher.get_call_type uses get_call_template
+numba.core.types: Dispatcher.get_overload uses get_overload
+numba.core.typing: make_concrete_template(name, key, signatures)
+"""
+
+OTHERS = """
+numba.core.base: BaseContext.add_linking_libs(self, libs)
+numba.core.base: BaseContext.compile_internal(self, builder, impl, sig, args, locals)
+numba.core.base: BaseContext.declare_function(self, module, fndesc)
+numba.core.base: BaseContext.get_abi_sizeof(self, ty)
+numba.core.base: BaseContext.get_dummy_value(self)
+numba.core.base: BaseContext.get_python_api(self, builder)
+numba.core.base: BaseContext.get_value_type(self, ty)
+numba.core.base: BaseContext.make_array(self, typ)
+numba.core.base: BaseContext.make_tuple(self, builder, typ, values)
+numba.core.callconv: CPUCallConv.call_function(self, builder, callee, resty, argtys, args, attrs)
+numba.core.callconv: CPUCallConv.return_user_exc(self, builder, exc, exc_args, loc, func_name)
+numba.core.cgutils: alloca_once(builder, ty, size, name, zfill)
+numba.core.cgutils: alloca_once_value(builder, value, name, zfill)
+numba.core.cgutils: create_struct_proxy(fe_type, kind)
+numba.core.cgutils: get_or_insert_function(module, fnty, name)
+numba.core.cgutils: global_constant(builder_or_module, name, value, linkage)
+numba.core.cgutils: memset(builder, ptr, size, value)
+numba.core.cgutils: raw_memcpy(builder, dst, src, count, itemsize, align)
+numba.core.cgutils: unpack_tuple(builder, tup, count)
+numba.core.codegen: get_host_cpu_features()
+numba.core.event: Listener
+numba.core.event: TimingListener
+numba.core.event: install_listener(kind, listener)
+numba.core.compiler_lock: global_compiler_lock
+numba.core.funcdesc: FunctionDescriptor.argtypes
+numba.core.funcdesc: FunctionDescriptor.llvm_func_name
+numba.core.funcdesc: FunctionDescriptor.mangled_name
+numba.core.funcdesc: FunctionDescriptor.restype
+numba.core.imputils: RefType
+numba.core.imputils: iternext_impl(ref_type)
+numba.core.pythonapi: PythonAPI.restore_thread(self, thread_state)
+numba.core.pythonapi: PythonAPI.save_thread(self)
+numba.core.registry: CPUDispatcher.compile(self, sig)
+numba.core.registry: CPUDispatcher.get_compile_result(self, sig)
+numba.np.numpy_support: from_dtype(dtype)
+numba.np.ufunc: parallel
+"""
+
+
+@lru_cache
+def gone(parts: str = COMPILER) -> list[str]:
+    """Those of the parts that this version of Numba does not have, as they stand in the list."""
+    return [part for part in parts.strip().splitlines() if not _is_there(part)]
+
+
+def _is_there(part: str) -> bool:
+    path, _, uses = part.partition(" uses ")
+    path, _, parameters = path.rstrip(")").partition("(")
+    module, _, name = path.partition(": ")
+    try:
+        found: Any = reduce(getattr, name.split("."), import_module(module))
+    except (ImportError, AttributeError):
+        return False
+    if uses:
+        return set(uses.split()) <= set(found.__code__.co_names)
+    return "(" not in part or ", ".join(inspect.signature(found).parameters) == parameters

@@ -1,0 +1,58 @@
+"""Kernels whose own arrays end where a protected page begins: a read or write past the end is a crash. A program, for Linux.
+
+    NUMBA_CACHE_DIR=(an empty folder) python tests/support/guarded_inside.py
+
+`workspace.aligned` gives these arrays, so it is replaced before any kernel is imported. That memory is never given back.
+"""
+
+import ctypes
+import mmap
+
+import numpy as np
+from numba import carray, types
+from numba.extending import intrinsic
+
+from bitnet_np.kernels import workspace
+from bitnet_np.kernels.launching import serial
+
+_libc = ctypes.CDLL(None)
+_map, _protect = _libc.mmap, _libc.mprotect
+_map.restype, _map.argtypes = ctypes.c_ssize_t, [ctypes.c_ssize_t, ctypes.c_ssize_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t]
+_protect.argtypes = [ctypes.c_ssize_t, ctypes.c_ssize_t, ctypes.c_int]
+_PAGE, _USE, _KIND = mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+@intrinsic
+def _pointer(typing_context, address):
+    kind = types.CPointer(types.uint8)
+    return kind(address), lambda context, builder, signature, args: builder.inttoptr(args[0], context.get_value_type(kind))
+
+
+@serial
+def aligned(size):
+    whole = -(-size // _PAGE) * _PAGE
+    place = _map(0, whole + _PAGE, _USE, _KIND, -1, 0)
+    _protect(place + whole, _PAGE, 0)
+    return carray(_pointer(place + whole - size), size)
+
+
+@serial
+def aligned_floats(rows, columns):
+    return aligned(rows * columns * 4).view(np.float32).reshape(rows, columns)
+
+
+workspace.aligned, workspace.aligned_floats = aligned, aligned_floats
+
+if __name__ == "__main__":
+    from unittest import mock
+
+    from bitnet_np.kernels.fast import amx
+    from bitnet_np.testing import selftest
+
+    cases, known = selftest.cases(), selftest.known_bits()
+    names = ["blocks Q4_0", "blocks Q4_K", "matmul float16, 131 rows", "attend, window"]
+    for name in names:
+        assert selftest.digest(*cases[name]()) == known[name], name
+    for unit in (None, amx.unit(), amx.PLAIN):
+        with mock.patch.multiple(amx, unit=lambda unit=unit: unit):
+            assert selftest.digest(*cases["parts, ternary, 600 columns"]()) == known["parts, ternary, 600 columns"]
