@@ -11,22 +11,17 @@ import sys
 
 import numpy as np
 from numba import carray, types
-from numba.extending import intrinsic
 
 from bitnet_np.kernels import workspace
+from bitnet_np.kernels.fast import amx
 from bitnet_np.kernels.launching import serial
 
 _libc = ctypes.CDLL(None)
 _map, _protect = _libc.mmap, _libc.mprotect
 _map.restype, _map.argtypes = ctypes.c_ssize_t, [ctypes.c_ssize_t, ctypes.c_ssize_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t]
 _protect.argtypes = [ctypes.c_ssize_t, ctypes.c_ssize_t, ctypes.c_int]
+_pointer = amx._pointer(types.uint8)
 _PAGE, _USE, _KIND = mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-
-
-@intrinsic
-def _pointer(typing_context, address):
-    kind = types.CPointer(types.uint8)
-    return kind(address), lambda context, builder, signature, args: builder.inttoptr(args[0], context.get_value_type(kind))
 
 
 @serial
@@ -50,7 +45,6 @@ for name, ours in (("aligned", aligned), ("aligned_floats", aligned_floats)):
 if __name__ == "__main__":
     from unittest import mock
 
-    from bitnet_np.kernels.fast import amx
     from bitnet_np.testing import selftest
 
     cases, known = selftest.cases(), selftest.known_bits()
