@@ -54,7 +54,9 @@ at most one of
 --format {"|".join(FORMATS)}: format of the dump (default: recognised by its content)
 --last: the dump holds logits of the last position only
 --prefix N = 0: the dump has no rows of the first N tokens: the engine reused their keys and values
+--budget S = 20.0: seconds of computing that the search for causes may take, 0 for the verdict alone
 --effort X = 1.0: try X times as many mistakes where trying them takes long
+--strict: roundings that are not declared are WRONG, not NARROW
 {REPORT}
 {check_server.ARGUMENTS}
 {PROFILE}
@@ -110,16 +112,16 @@ def _judged(inputs: Inputs, details: Details | None) -> Report:
         printed, model = eval_callback.read(path), inputs.model()
         profile = profile_of(arguments, "bitnet.cpp" if FAMILIES[model.config.architecture].ternary else "llama.cpp")  # who printed it
         return check_partial(model, rows[0], printed, profile.dialect, profile.precision or FLOAT32)
+    options = Options(profile.precision, effort, prefix, progress.bar, details, arguments.budget, arguments.strict)
     if name == "bitnet-rs-logits":
-        completions = bitnet_rs_logits.read(path, rows[0])
-        return check_completions(inputs.model(), completions, profile.dialect, progress.bar, profile.precision)
+        return check_completions(inputs.model(), bitnet_rs_logits.read(path, rows[0]), profile.dialect, options)
     if partial:
         records = bitnet_rs.read(path)
         return check_records(inputs.model(), rows[0], records, profile.dialect, profile.precision or FLOAT32)
     tokens = check_tokens(config, *pad(rows))
     dump = read_dump(path, tokens, config, name, prefix)
     runtime = Runtime(inputs.model(), profile.dialect).checked()
-    return judge_sequences(runtime, tokens, dump, Options(profile.precision, effort, prefix, progress.bar, details), arguments.last)
+    return judge_sequences(runtime, tokens, dump, options, arguments.last)
 
 
 # The worst verdict on the recording that sound kernels can get: with its float16 roundings followed, all but long sequences agree.

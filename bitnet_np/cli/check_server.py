@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..base.errors import ContextLimitError, OptionError
 from ..base.validate import integer
+from ..judge.options import Options
 from ..judge.report.report import Report
 from ..judge.top_logprobs import FEWEST, check_completions
 from ..judge.verdict import Verdict
@@ -51,8 +52,9 @@ def judged(arguments: argparse.Namespace) -> tuple[Report, str]:
         else:
             difference = tokenizer_difference(ids.tolist(), theirs, tokenizer.bos)
     profile = profile_of(arguments, server.dialect)
+    options = Options(profile.precision, bars=progress.bar, budget=arguments.budget, strict=arguments.strict)
     completions = server.complete(ids.tolist(), predict, k)
-    report = check_completions(model, completions, profile.dialect, progress.bar, profile.precision)
+    report = check_completions(model, completions, profile.dialect, options)
     report = replace(report, notes=(*notes, *report.notes))
     if difference is not None:
         verdict = max(report.verdict, Verdict.WRONG)

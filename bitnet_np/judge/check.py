@@ -43,6 +43,8 @@ def check(
     details: Details | None = None,
     effort: float = 1.0,
     prefix: int = 0,
+    budget: float = 20.0,
+    strict: bool = False,
 ) -> Report:
     """Judge what another engine computed for these tokens, as `bitnet-np check` does: by limits that are measured on the model.
 
@@ -59,6 +61,7 @@ def check(
     them off the dump, "exact" reads nothing off. bars: what is told how far the work is. details: collects an HTML report's numbers.
     prefix: the tokens of each sequence that the dump has no rows of, because the engine reused their keys and values; what it computed from
     them is judged. effort: how many times as many mistakes may be tried as by default, where these take long: notes say what was left out.
+    budget: seconds of computing that the search for causes may take. strict: whether roundings that are not declared are wrong.
 
     Of several sequences the report is on the worst one, and names it: WRONG is worse than INVALID there. `report.sequences` has the report
     on each.
@@ -76,7 +79,7 @@ def check(
         precision = FLOAT32 if precision == "exact" else Precision.parse(precision)
     elif not isinstance(precision, Precision | None):
         raise OptionError(f"precision is {shown(precision)}, expected a Precision, text such as act=bf16,kv=q8_0, or None")
-    options = Options(precision, positive("effort", effort), integer("prefix", prefix, 0), bars, details)
+    options = Options(precision, positive("effort", effort), integer("prefix", prefix, 0), bars, details, budget, bool(strict))
     content: Trace | Labelled
     if isinstance(dump, Trace):
         content = dump

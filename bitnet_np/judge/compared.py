@@ -21,6 +21,7 @@ from .law.expected import Storage
 from .law.graph import EMBEDDING, TOKENS, Operation
 from .law.precision import DIGITS, FLOAT32, Precision, storage_type
 from .measures import same_bits
+from .options import Options
 
 
 @dataclass(frozen=True)
@@ -82,22 +83,27 @@ class Types:
     """The types of all tensors of one dump."""
 
     precision: Precision
-    read: dict[Key, str] | None  # those read off the dump; None: as declared
+    read: dict[Key, str] | None  # those read off the dump; None: as declared, and no others
     act: str  # of tensors that are not in the dump
+    declared: Precision = FLOAT32
 
     @classmethod
-    def of(cls, precision: Precision | None, tensors: Mapping[Key, NDArray], same: Collection[Key]) -> Types:
-        """The types that are declared; without, those of a dump's tensors. same: the tensors that have our bits."""
-        if precision is not None:
-            return cls(precision, None, precision.act)
+    def of(cls, options: Options, tensors: Mapping[Key, NDArray], same: Collection[Key]) -> Types:
+        """The types that are declared, and the narrower ones that a dump's tensors show. same: the tensors that have our bits."""
+        declared = options.precision or FLOAT32
+        if options.is_strict:
+            return cls(declared, None, declared.act, declared)
         own = {EMBEDDING} & set(same)  # rows of a narrow table are narrow in every engine
         read = {k: storage_type(x) for k, x in tensors.items() if k not in own and not k.name.endswith(("_codes", "_scale", TOP_EXPERTS))}
-        return cls(FLOAT32, read, min(read.values(), key=DIGITS.__getitem__, default="float32"))
+        return cls(declared, read, min([declared.act, *read.values()], key=DIGITS.__getitem__), declared)
 
     def __getitem__(self, key: Key) -> str:
         if key == TOKENS:
             return "float32"
-        return self.act if self.read is None else self.read.get(key, "float32" if key == EMBEDDING else self.act)
+        if self.read is None:
+            return self.act
+        read = self.read.get(key, "float32" if key == EMBEDDING else self.act)
+        return min(read, self.precision.act, key=DIGITS.__getitem__)
 
     def storage(self, operation: Operation) -> Storage:
         """The types of an operation's numbers."""
@@ -122,11 +128,12 @@ class Types:
 
     def notes(self) -> list[str]:
         """The precision that the dump is judged in, in words, where it is not float32."""
+        notes = [f"judged in the declared precision: {self.declared}"] if self.declared != FLOAT32 else []
         if self.read is None:
-            return [f"judged in the declared precision: {self.precision}"] if self.precision != FLOAT32 else []
+            return notes
         count = {kind: list(self.read.values()).count(kind) for kind in DIGITS}
-        narrow = {kind: n for kind, n in count.items() if n and kind != "float32"}
-        notes = [f"judged as {kind}, read off the dump: {n} of {len(self.read)} tensors" for kind, n in narrow.items()]
-        if self.precision.kv != "float32":
+        narrow = {kind: n for kind, n in count.items() if n and DIGITS[kind] < DIGITS[self.declared.act]}
+        notes += [f"judged as {kind}, read off the dump: {n} of {len(self.read)} tensors" for kind, n in narrow.items()]
+        if self.precision.kv != self.declared.kv:
             notes.append(f"a KV cache of {self.precision.kv} is assumed: the first attention shows it")
         return notes

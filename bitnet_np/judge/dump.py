@@ -61,10 +61,16 @@ def judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options 
             some.pop(key, None)
     report = judge_operations(runtime, tokens, trace if is_operation else others, options, compared)
     # what logits alone would show, more tensors must not hide: where what is wrong is in several operations judged together, or may be
-    search = search and any(len(o.across) > 1 for o in ([report.first_wrong] if report.first_wrong else report.operations))
+    search = (
+        search
+        and report.verdict != Verdict.NARROW
+        and any(len(o.across) > 1 for o in ([report.first_wrong] if report.first_wrong else report.operations))
+    )
     of_logits = logits.judged(replace(options, precision=declared or report.precision), search)
-    if report.verdict == Verdict.NARROW and of_logits.verdict == Verdict.WRONG and not search:
-        of_logits = replace(of_logits, verdict=Verdict.NARROW, reason=f"they follow from narrower operations: {of_logits.reason}")
+    is_right = report.verdict <= Verdict.NARROW and LOGITS in {o.key for o in report.operations}
+    if is_right and of_logits.verdict == Verdict.WRONG and not (search and of_logits.explanation):  # a name is what several may hide
+        reason = f"they follow from operations that are right: {of_logits.reason}"
+        of_logits = replace(of_logits, verdict=max(report.verdict, Verdict.FLIPS), reason=reason)
     return replace(report, notes=(*logits.notes, *report.notes)).with_logits(of_logits)
 
 
@@ -102,7 +108,7 @@ def judge_operations(
     missing = tuple(key for key in every if key not in trace.points)
     invalid = tuple(OperationVerdict(key, Verdict.INVALID, dump.problems[key]) for key in common if dump.problems[key])
     seen = look_through(model, dump.first, dump.tensors)
-    types = Types.of(options.precision, dump.tensors, dump.same)
+    types = Types.of(options, dump.tensors, dump.same)
     judge = TensorJudge(runtime, ids, replace(dump, tensors=seen.tensors), types, options, seen.start, scored)
     verdicts = judge.verdicts()
     notes = [*judge.types.notes(), *seen.notes, *[_untried(o) for o in verdicts if not o.tried][:1], *judge.search.notes()]

@@ -13,6 +13,7 @@ limit of a dump of last positions.
 """
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -25,8 +26,10 @@ from ..model.records import MATRICES
 from ..traces.points import Key
 from .bounds import TINY
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
+from .law.expected import type_of
+from .law.noise import BFLOAT16_NOISE, COARSEST_SEEN, FINE
 from .law.precision import FLASH, FLOAT32, Precision
-from .measures import Judgement, Reach, judge, position_nmse
+from .measures import Judgement, Reach, across, alike, judge, position_nmse, position_scale
 from .mistakes.catalogue import Trial, in_engine, sites, trials
 from .mistakes.mistake import Cause
 from .mistakes.names import CACHE_ROUNDINGS
@@ -47,6 +50,7 @@ _MOST_WORK = 10**11  # multiply-adds of all runs with a mistake in single operat
 _HIDDEN_WORK = 3 * 10**10  # the same of all runs with mistakes that are tried across operations only
 _ALIKE = 0.999  # squared cosine of the changes that two scales make
 _POSITIONS = 8  # fewest to know a standard error from
+_OF_FACTOR = 0.2  # of the error, left by the best factor and constant of each position, if that is what is wrong
 _FAR = 8  # times the RMS error that roundings leave: a logit that is farther is in question
 
 
@@ -73,8 +77,17 @@ def judge_logits(
     judged = judge(ours, theirs, None, numbers, options.details)
     if judged.verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.INVALID):
         return judged
+    if ids is not None and (text := alike(ours, theirs)) is not None:
+        return _wrong(judged, text)
     target = _Target(ours, theirs, base, run, options, search, ids)
-    judged = target.explained(judge(ours, theirs, target.reach, numbers, options.details))
+    kind = type_of(base.model.token_embd)
+    if options.precision is None and kind == "bfloat16" and judge(ours, theirs, target.reach, numbers).verdict == Verdict.WRONG:
+        narrow = judge_logits(ours, theirs, base, run, replace(options, precision=Precision(act=kind)), search, numbers, ids, slack)
+        said = f"in {kind}, the type of the model's weights: {narrow.reason}"
+        return replace(narrow, verdict=max(narrow.verdict, Verdict.NARROW), reason=said)
+    judged = judge(ours, theirs, target.reach, numbers, options.details)
+    with suppress(KeyboardInterrupt):  # what is known is said
+        judged = target.explained(judged)
     target.progress(target.total, target.total)
     if judged.verdict == Verdict.WRONG and judged.explanation is not None:
         return judged
@@ -144,7 +157,8 @@ class _Target:
         case = LogitsCase(
             span=span, value=self.a, theirs=self.b, now=now, exact=_EXACT * now, single=False, fit=False, target=self, best=self.best
         )
-        search = Search(2 * self.options.effort * _HIDDEN_WORK)
+        search = Search(2 * self.options.effort * _HIDDEN_WORK, self.options.budget)
+        search.begin()
         mistake = search.named(case, self.engines)
         text = mistake.text if mistake is not None else None if self.closest or len(self.a) < _POSITIONS else self.wrong_scale()
         if text is not None or not self.strong:
@@ -152,14 +166,15 @@ class _Target:
         if judge(self.a, self.b, self.reach).verdict != Verdict.WRONG:
             self.said.append(f"the first {len(self.a)} of these positions are right, and no mistake was tried on the others")
             return judged
-        precision = self.options.precision
+        precision, strict = self.options.precision, self.options.is_strict
         if precision is None and self.search and (reason := self.undeclared()) is not None:
             return replace(judged, verdict=Verdict.NARROW, reason=reason)
         cause = self.of_operations(search, replace(case, best=self.away, fit=True))
         if cause is None:
-            return judged
+            noise = None if strict else self.noise()
+            return judged if noise is None else replace(judged, verdict=Verdict.NARROW, reason=f"{noise}; {judged.reason}")
         # the rounding of a declared KV cache may make a router choose other experts, which no reach allows for
-        if not cause.fault and (precision is None or (cause.id in CACHE_ROUNDINGS and cause.kind == precision.kv)):
+        if not cause.fault and (not strict or (cause.id in CACHE_ROUNDINGS and cause.kind == self.declared.kv)):
             return replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}")
         return _wrong(judged, cause.text)
 
@@ -179,6 +194,18 @@ class _Target:
         cause = search.named(case, every) or search.unnamed(case)
         self.said.extend(search.notes())
         return cause
+
+    def noise(self) -> str | None:
+        """The noise that operations have, if it is all that is wrong: it is at all positions alike, and no factor."""
+        level, noisy = across(self.away, self.reach)
+        most = FINE if self.ids is None else COARSEST_SEEN  # of a server little is known, and few mistakes are tried
+        a, b = (x - x.mean(axis=1, keepdims=True) for x in (self.a, self.b.astype(np.float32)))
+        rescaled = position_nmse(a * position_scale(a, b)[:, None].astype(np.float32), b)
+        is_factor = rescaled.mean() < _OF_FACTOR * self.away.mean()
+        everywhere = level <= BFLOAT16_NOISE or noisy.is_in(self.away)
+        if level > most or is_factor or not everywhere or judge(self.a, self.b, noisy).verdict == Verdict.WRONG:
+            return None
+        return f"no farther than operations with about 2^{np.log2(level):.1f} of noise reach"
 
     def made_by(self, x: NDArray) -> bool:
         """Whether logits are theirs but for roundings."""

@@ -1,7 +1,7 @@
 """Another engine's logits against ours: the measures, the limits, the verdict. A dump with nothing to compare never passes."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +11,16 @@ from ..base.errors import ShapeError, shortened
 from ..base.validate import array_of, instance, integers
 from ..generation.nll import log_probabilities
 from ..kernels.float_state import steady
+from .law.noise import FLOAT16_NOISE
 from .report.detail import Details
 from .verdict import Verdict
 
 Array = NDArray[np.float64]
 
+_NORMALISED = 1e-3  # by which a sum of probabilities may differ from 1
+_OF_ROOT = 2.0**-11  # by which the root of the final norm may be off, as hardware approximates it
+_NOWHERE = 1e-4  # of the NMSE that noise makes at a position
+_SHIFTED = 50  # standard deviations of the errors at a position, by which all of them are off
 ROUNDING_LIMIT = 1e-4
 """Largest difference, in standard deviations of our logits, that float32 sums in another order explain while every int8
 code stays the same. Measured against bitnet.cpp at equal float16 roundings: 6e-7."""
@@ -55,6 +60,18 @@ class Reach:
     name: str = "float16 rounding"  # what reaches so far, singular
     one_scale: bool = False  # the head's input is quantised, with one scale for all of it: without flips a factor is what roundings change
     choices: Array | None = None  # [P] of a run in which each choice between nearly equal experts falls the other way
+
+    def is_in(self, errors: Array) -> bool:
+        """Whether errors [P] have this noise at all positions: a mistake in attention's weights leaves the first one right."""
+        few = min(len(errors), len(self.positions))
+        return bool((errors[:few] > _NOWHERE * self.positions[:few]).all())
+
+
+def across(errors: Array, reach: Reach) -> tuple[float, Reach]:
+    """The level of noise that operations have whose result has these errors [P], and how far that reaches. reach: that of float16."""
+    times = float(errors.mean()) / reach.nmse
+    far = {"nmse": times * reach.nmse, "positions": times * reach.positions, "scale": times**0.5 * reach.scale}
+    return FLOAT16_NOISE * times**0.5, replace(reach, **far)
 
 
 def limits(reach: Reach | None, positions: int) -> tuple[Array, float]:
@@ -203,7 +220,8 @@ def _beyond_rounding(
         what = f"logit {n.where[outlier]} of position {place(outlier)} is off by {n.largest[outlier]:.3g}"
         return Verdict.WRONG, f"{what}, and half of all logits there by less than {n.typical[outlier]:.2g}"
     if vocab >= _ENOUGH and not (reach is not None and reach.one_scale):
-        fitted = np.flatnonzero((n.largest > ROUNDING_LIMIT * n.spread) & (n.left < SYSTEMATIC))
+        root = (np.abs(n.scale - 1) < _OF_ROOT) & (n.rescaled < SYSTEMATIC * n.nmse)
+        fitted = np.flatnonzero((n.largest > ROUNDING_LIMIT * n.spread) & (n.left < SYSTEMATIC) & ~root)
         if fitted.size:
             return Verdict.WRONG, f"only a factor and a constant are wrong at position {place(fitted[0])}: no rounding does that"
     return Verdict.FLIPS, f"worst NMSE {n.nmse[high]:.2g}; {reached} {worst[high]:.2g}; scales agree"
@@ -301,6 +319,21 @@ def kl_divergence(a: Array, b: Array) -> Array:  # [P, V], [P, V] -> [P]
     """Row by row sum p log(p / q), in nats, of the softmaxes p of a and q of b."""
     p, q = log_probabilities(a), log_probabilities(b)
     return np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0)
+
+
+def alike(ours: NDArray[np.float32], theirs: ArrayLike) -> str | None:
+    """What numbers are that are no logits, but made of right ones, or of nearly right ones; None where nothing shows it."""
+    a, b = (np.asarray(x, np.float64).reshape(-1, ours.shape[-1]) for x in (ours, theirs))
+    with np.errstate(all="ignore"):
+        if (b >= 0).all() and np.abs(b.sum(axis=1) - 1).max() < _NORMALISED:
+            return "these are probabilities: each position adds up to 1; dump the logits before the softmax"
+        totals = [np.log(np.exp(x).sum(axis=1)) for x in (a, b)]
+        if np.abs(totals[1]).max() < _NORMALISED < np.abs(totals[0]).max():
+            return "these are log-probabilities: name them log_probs, or dump the logits before the softmax"
+    shift = (b - a).mean(axis=1)
+    if (np.abs(shift) > _SHIFTED * (b - a).std(axis=1)).all() and shift.all():
+        return f"every logit of a position is {shift[0]:.4g} too large{'' if np.ptp(shift) < abs(shift[0]) / 100 else ', at position 0'}"
+    return None
 
 
 def shape_hint(theirs: tuple[int, ...], ours: tuple[int, ...]) -> str:

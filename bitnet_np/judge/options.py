@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from ..base.errors import OptionError
 from ..base.progress import Bars, no_bars
-from .law.precision import Precision
+from ..base.validate import number
+from .law.precision import FLOAT32, Precision
 from .report.detail import Details
 
 
@@ -11,11 +13,22 @@ from .report.detail import Details
 class Options:
     """How a dump is to be judged."""
 
-    precision: Precision | None = None  # where the engine keeps numbers in fewer bits; None: as they show, other roundings are intended
+    precision: Precision | None = None  # where the engine keeps numbers in fewer bits; None: as they show; others are NARROW
     effort: float = 1.0  # times the work that mistakes may take by default
     prefix: int = 0  # tokens of each sequence that the dump has no rows of: an earlier call had them
     bars: Bars = no_bars  # what is told how far the work is
     details: Details | None = None  # what collects the worst numbers and errors by position of each tensor, if somebody wants them
+    budget: float = 20.0  # seconds of computing that the search for causes may take
+    strict: bool = False  # whether roundings that are not declared are wrong
+
+    def __post_init__(self) -> None:
+        if not number("budget", self.budget) >= 0:
+            raise OptionError(f"budget is {self.budget}, expected seconds, 0 or more")
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether what is declared is all that the engine rounds, as "exact" says by itself."""
+        return self.strict or self.precision == FLOAT32
 
 
 DEFAULT = Options()

@@ -5,7 +5,7 @@ Derived bounds do not hold across several operations, because int8 codes flip. T
 tensor between them rounded to float16: how far that reaches, on their own numbers, is the measure (logits.limits).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -26,14 +26,15 @@ from .compared import Compared, Types
 from .edits.caches import is_summed_in_float16
 from .equivalence import ROTATED
 from .honest_engines import FLOOR, one_scale
-from .law.expected import TINY, Expected, U
+from .law.expected import TINY, Expected, Storage, U
 from .law.expression import value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
+from .law.noise import FLOAT16_NOISE, SEVERAL, Noise, Residual, kind_of, residual
 from .law.precision import CACHES, DIGITS, FLASH, ROUNDOFF
 from .law.products import linear_of
 from .law.roundings import to_digits, to_eleven_bits
 from .law.running_error import next_experts
-from .measures import Reach, judge, limits
+from .measures import Reach, across, judge, limits
 from .mistakes.catalogue import Computes, Trial, at_operation, trials
 from .mistakes.mistake import Array, Cause, Compute, Values
 from .mistakes.names import CACHE_ROUNDINGS, CATALOGUE
@@ -47,6 +48,7 @@ from .report.report import OperationVerdict
 from .verdict import Verdict
 
 _SUMMED_IN_FLOAT16 = "values are summed in float16, as llama.cpp's flash attention does: declare it (--as llama.cpp-flash)"
+_FLOAT32 = 16 * U  # the largest level of float32's own roundings, about
 _MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
 _LITTLE_WORK = 3 * 10**7  # the same where the verdict is FLIPS, which may hide a small mistake
@@ -68,20 +70,41 @@ class TensorJudge:
         sound = takewhile(lambda key: not dump.problems.get(key), self.sites)
         self.judged = [key for key in sound if key in dump.tensors]
         self.progress = options.bars("judging operations")
-        self.search = Search(2 * options.effort * _HIDDEN_WORK, self.progress)
+        self.search = Search(2 * options.effort * _HIDDEN_WORK, options.budget, self.progress)
         self.in_vain = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
+        self.residuals: dict[Key, Residual] = {}  # the errors of all tensors, by their bounds
+        self.formats: dict[str, Cause | None] = {}  # what explains the noise of tensors of a name, if something does
         self.cached: dict[Key, Compute] = {}  # attention with the KV cache that a tensor has shown, assumed from there on
 
     def verdicts(self) -> list[OperationVerdict]:
-        """The verdict on each tensor that can be judged."""
-        found = []
+        """The verdict on each tensor that can be judged: all by their bounds, and then those that are not right by what all errors show."""
+        found, total = [], len(self.judged)
         for i, key in enumerate(self.judged, 1):
             found.append(self._verdict(self.sites[key]))
-            self.progress(i, len(self.judged))
+            self.progress(i, total)
+        wrong = [i for i, verdict in enumerate(found) if verdict.verdict == Verdict.WRONG]
+        kinds = {self.residuals[found[i].key].kind for i in wrong}
+        for key, own in list(self.residuals.items()):
+            if own.kind in kinds and own.kind != SEVERAL and key not in self.dump.same and not self.types.strict:
+                _, expected, inputs = self._by_bound(self.sites[key], self.theirs[key])
+                self.residuals[key] = residual(key, expected, self._unit(self.sites[key], inputs), self.theirs[key])
+        for i in wrong:
+            explain = self._wrong_several if len(found[i].across) > 1 else self._wrong
+            try:
+                found[i] = explain(self.sites[found[i].key])
+            except KeyboardInterrupt:  # what is known is said
+                self.search.stop()
+                found[i] = explain(self.sites[found[i].key])
         return found
+
+    @property
+    def noise(self) -> Noise:
+        """What the errors of all tensors have in common."""
+        return Noise(self.residuals)
 
     def _verdict(self, site: Operation) -> OperationVerdict:
         span = self._span(site)
+        self.residuals[site.key] = Residual(SEVERAL if len(span) > 1 else kind_of(site.key))
         # equal outputs of other inputs would be a coincidence or a fake
         if {site.key, *(k for o in span for k in o.inputs if k in self.dump.tensors)} <= self.dump.same:
             across = tuple(o.key for o in span)
@@ -101,23 +124,62 @@ class TensorJudge:
     # --- an operation whose inputs are in the dump ---
 
     def _one(self, site: Operation, theirs: Array) -> OperationVerdict:
-        """An operation by its bound, with the cause of what is wrong."""
+        """An operation by its bound."""
+        judged, expected, _ = self._by_bound(site, theirs)
+        return judged if judged.verdict == Verdict.WRONG else replace(judged, **self._from_float64(site, expected.value, theirs))
+
+    def _by_bound(self, site: Operation, theirs: Array) -> tuple[OperationVerdict, Expected, list[Array]]:
+        """The verdict on an operation, what it should give, and its inputs."""
         inputs, details = [self.theirs[k] for k in site.inputs], self.options.details
         expected = site.expected(self.types.storage(site), *inputs)
-        value, (verdict, reason, ratio) = expected.value, within(expected, theirs)
-        judged = statistics(site.key, verdict, reason, (site.key,), ratio, value, theirs)
+        verdict, reason, ratio = within(expected, theirs)
         if details is not None:
-            details.numbers(site.key, value, theirs, lambda rows: bound_of(expected, value.shape, rows)[0])
-        if verdict != Verdict.WRONG:
-            return replace(judged, **self._from_float64(site, value, theirs))
+            details.numbers(site.key, expected.value, theirs, lambda rows: bound_of(expected, expected.value.shape, rows)[0])
+        return statistics(site.key, verdict, reason, (site.key,), ratio, expected.value, theirs), expected, inputs
+
+    def _unit(self, site: Operation, inputs: list[Array]) -> Array:
+        """What a relative error of 1 in each step makes of each number, squared."""
+        coarse = site.expected(Storage(("bfloat16",) * len(inputs), "bfloat16"), *inputs)
+        return np.broadcast_to(coarse.square / ROUNDOFF["bfloat16"] ** 2, coarse.value.shape)
+
+    def _wrong(self, site: Operation) -> OperationVerdict:
+        """An operation that is not within its bound: its cause, or the noise that all operations of its kind have."""
+        theirs = self.theirs[site.key]
+        judged, expected, inputs = self._by_bound(site, theirs)
+        if judged.verdict != Verdict.WRONG:  # since a cache was assumed
+            return judged
         if self._is_flash_attention(site, inputs, theirs):
             self.types = replace(self.types, precision=FLASH)
             return replace(judged.explained(Cause(_SUMMED_IN_FLOAT16, "read.ggml_flash")), verdict=Verdict.NARROW)
-        case = self._case_of_one(site, expected, inputs, theirs)
+        if not self.types.strict and self.noise.explains(site.key):
+            return self._noisy(judged, lambda: self._case_of_one(site, expected, inputs, theirs))
+        case = self._case_of_one(site, self._with_noise(site, expected, inputs), inputs, theirs)
+        self.search.begin()
         return self._caused(judged, self.search.named(case, trials(case.span, single=True)) or self.search.unnamed(case))
 
+    def _noisy(self, judged: OperationVerdict, case: Callable[[], "TensorCase"]) -> OperationVerdict:
+        """A tensor whose error is noise: its format, which is sought once for each name, or the mistake that all of it is."""
+        name, search = judged.key.name if len(judged.across) == 1 else SEVERAL, self.search
+        if name not in self.formats:
+            search.begin()
+            one = case()
+            cause = search.format(one) or search.named(one, trials(one.span, single=True)) or search.hidden(one) or search.nearly(one)
+            if cause is not None and cause.fault:
+                return self._caused(judged, cause)
+            self.formats[name] = cause
+        return self._caused(judged, self.formats[name] or Cause(self.noise.words(judged.key), "noise", fault=False))
+
+    def _with_noise(self, site: Operation, expected: Expected, inputs: list[Array]) -> Expected:
+        """What an operation should give, with room for the noise of others."""
+        level = 0.0 if self.types.strict else self.noise.level(site.key)
+        if level <= _FLOAT32:
+            return expected
+        square = 3 * level**2 * self._unit(site, inputs)  # a rounding's variance is a third of its largest square
+        return expected._replace(worst=expected.worst + 6 * np.sqrt(square), square=expected.square + square)
+
     def _case_of_one(self, site: Operation, expected: Expected, inputs: list[Array], theirs: Array) -> "TensorCase":
-        value, rough = expected.value, 0.0 if self.types.storage(site).is_wide else noise(expected)
+        value, is_wide = expected.value, self.types.storage(site).is_wide and self.noise.level(site.key) <= _FLOAT32
+        rough = 0.0 if is_wide else noise(expected)
         most_away, bound = bound_of(expected, value.shape)[:2]
         loose = dot(bound, bound) / max(dot(value, value), TINY)
         places = np.abs(theirs - value) > most_away
@@ -168,27 +230,49 @@ class TensorJudge:
     # --- several operations at once, the last of which gives a tensor of the dump ---
 
     def _several(self, span: list[Operation], theirs: Array) -> OperationVerdict:
-        """Several operations by the reach of roundings, with the cause of what is wrong."""
-        judged, value, most = self._by_reach(span, theirs)
-        work, effort = sum(self.cost(site.key) for site in span), self.options.effort
+        """Several operations by the reach of roundings, and by the mistakes that are smaller."""
+        judged, value, reach = self._by_reach(span, theirs)
+        if reach is not None and not self.types.strict:
+            self.residuals[judged.key] = self._residual_across(value, theirs, reach)
+        most, work, effort = 0.0 if reach is None else reach.nmse, sum(self.cost(site.key) for site in span), self.options.effort
         if judged.verdict == Verdict.FLIPS and work <= effort * _LITTLE_WORK:
+            self.search.begin()
             small = self._case(span, value, theirs, most, np.zeros(value.shape, bool), least=most / 2)
             cause = self.search.named(small, trials(small.span, single=most == 0))
             return replace(judged.explained(cause), verdict=Verdict.WRONG) if cause is not None and cause.fault else judged
+        return judged
+
+    def _residual_across(self, value: Array, theirs: Array, reach: Reach) -> Residual:
+        """The error of several operations as noise: how many times as far as float16 it reaches."""
+        level, noisy = across(position_errors(value, theirs), reach)
+        verdict, odd, _ = close(value, theirs, noisy)
+        return Residual(SEVERAL, level, odd if verdict == Verdict.WRONG else "")
+
+    def _wrong_several(self, site: Operation) -> OperationVerdict:
+        """Several operations that are farther off than roundings reach: their cause, or the noise that all of them have."""
+        span, theirs = self._span(site), self.theirs[site.key]
+        judged, value, reach = self._by_reach(span, theirs)
         if judged.verdict != Verdict.WRONG:
             return judged
+        most, work, effort = 0.0 if reach is None else reach.nmse, sum(self.cost(site.key) for site in span), self.options.effort
+        is_noise = not self.types.strict and self.noise.explains(site.key)
         if work > effort * _MOST_WORK or self.in_vain > effort * _MOST_IN_VAIN:
+            if is_noise:
+                return self._caused(judged, Cause(self.noise.words(site.key), "noise", fault=False))
             return replace(judged, tried=False)
         places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
-        case = self._case(span, value, theirs, most, places)
+        if is_noise:
+            return self._noisy(judged, lambda: self._case(span, value, theirs, most, places))
+        case = self._case(span, value, theirs, max(most, most * (self.noise.level(site.key) / FLOAT16_NOISE) ** 2), places)
+        self.search.begin()
         cause = self.search.named(case, trials(case.span, single=True))
         if cause is None:
             self.in_vain += work
             cause = self.search.unnamed(case)
         return self._caused(judged, cause)
 
-    def _by_reach(self, span: list[Operation], theirs: Array) -> tuple[OperationVerdict, Array, float]:
-        """The verdict on several operations at once, what their result should be, and the NMSE that roundings leave."""
+    def _by_reach(self, span: list[Operation], theirs: Array) -> tuple[OperationVerdict, Array, Reach | None]:
+        """The verdict on several operations at once, what their result should be, and how far roundings reach."""
         key, details = span[-1].key, self.options.details
         value = self._nearest_choice(span, self.values(span)[key], theirs)
         reach = self._reach(span, value) if position_errors(value, theirs).max() > ROUNDING_ACROSS else None
@@ -199,7 +283,7 @@ class TensorJudge:
         if details is not None:
             details.rows(key, value, theirs, ROUNDING_ACROSS if verdict == Verdict.ROUNDING else limits(reach, len(value))[0])
         judged = statistics(key, verdict, reason, tuple(site.key for site in span), ratio, value, theirs)
-        return judged, value, 0.0 if reach is None else reach.nmse
+        return judged, value, reach
 
     def _reach(self, span: list[Operation], value: Array) -> Reach | None:
         """The reach of roundings in every tensor of a span; None if their numbers leave float32's range on the way."""

@@ -12,17 +12,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.progress import Bars, no_bars
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import compute_logits
 from ..engine.tokens import check_tokens
 from ..model.records import Model
 from ..servers.completions import Completions, TopLogprobs
 from .dump import log_softmax
-from .law.precision import Precision
 from .logits_alone import judge_logits
 from .measures import FLIPS_LIMIT, Judgement
-from .options import Options
+from .options import DEFAULT, Options
 from .report.report import Report
 from .variant import Variant, variant_logits
 from .verdict import Verdict
@@ -44,10 +42,8 @@ _TIE = 1e-4  # part of a log-probability by which a server's own greedy choice m
 _OUTLIER = 4  # standard deviations of the largest error allowed, for the one largest of all ids that are not listed
 
 
-def check_completions(
-    model: Model, completions: Completions, dialect: Dialect = EXACT, bars: Bars = no_bars, precision: Precision | None = None
-) -> Report:
-    """The report on a server's completion, or on the logits of a file. precision: see judge_logits.
+def check_completions(model: Model, completions: Completions, dialect: Dialect = EXACT, options: Options = DEFAULT) -> Report:
+    """The report on a server's completion, or on the logits of a file. options: see judge_logits.
 
     Nothing that the server sent raises an error but token ids outside of the vocabulary or beyond the context (TokenRangeError,
     ContextLimitError).
@@ -79,7 +75,7 @@ def check_completions(
 
     search = len(rows) >= 4 and int(present.sum()) >= _ENOUGH
     base = Variant("ours", model, dialect)
-    judged = judge_logits(a, b, base, run, Options(precision, bars=bars), search, positions, slack=1 + _FEW / a.shape[1])
+    judged = judge_logits(a, b, base, run, options, search, positions, slack=1 + _FEW / a.shape[1])
     if judged.verdict != Verdict.INVALID:
         judged = replace(judged, compared=tuple(int(position) for position in positions))
         affine = _affine(a, b, judged, completions.logits) if judged.verdict == Verdict.WRONG and judged.explanation is None else None

@@ -230,3 +230,13 @@ def test_bitnet_rss_records_are_judged_by_their_rms(run, model, tmp_path):
     record_trace(model, TOKENS, path)
     arguments = ["check", TINY, "--tokens", with_commas(TOKENS), "--theirs", path]
     assert run(*arguments, "--json")["verdict"] == "SAME_BITS"
+
+
+def test_roundings_beyond_those_declared_pass_unless_strict(run, refused, model, tmp_path):
+    """The float16 of bitnet.cpp, in a dump of an engine of which another rounding is declared. No time for a search is enough."""
+    theirs = tmp_path / "dump.npz"
+    record_trace(model, TOKENS, theirs, dialect=BITNET_CPP)
+    arguments = ["check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs, "--precision", "scale=f16"]
+    assert run(*arguments, "--budget", "0").startswith("PASS (NARROW)")
+    assert run(*arguments, "--budget", "0", "--strict", code=1).startswith("FAIL (WRONG)")
+    assert "budget is -1.0, expected seconds, 0 or more" in refused(*arguments, "--budget=-1")

@@ -9,12 +9,15 @@ from engine_runs import float16_scales
 
 from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.dialects import EXACT
+from bitnet_np.engine.network import Runtime
+from bitnet_np.engine.tokens import Tokens
 from bitnet_np.judge.bounds import bound_of, within
-from bitnet_np.judge.dump import judge_trace
+from bitnet_np.judge.dump import judge_operations, judge_trace
 from bitnet_np.judge.law import graph
 from bitnet_np.judge.law.expected import Storage, half_steps, rounded
 from bitnet_np.judge.law.precision import Precision
 from bitnet_np.judge.law.roundings import NARROW, to_bfloat16
+from bitnet_np.judge.options import Options
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
 from bitnet_np.testing.models import random_model
@@ -164,14 +167,16 @@ def test_a_mistake_in_attention_is_seen_through_a_narrow_cache():
 
 
 @pytest.mark.parametrize(("kind", "field", "right"), [("bfloat16", "act", "bfloat16"), ("q8_0 KV cache", "kv", "q8_0")])
-def test_what_is_declared_is_not_read_off(kind, field, right):
+def test_what_is_declared_is_a_floor_and_all_there_is_if_strict(kind, field, right):
     model, ids, dump = dump_of(kind, 3)
     dump = {key: dump[key] for key in (Key("inp_embd", None), Key("attn_norm", 0))} if field == "act" else dump
     declared = judged(model, ids, dump, precision=Precision(**{field: right}))
     assert declared.verdict <= Verdict.FLIPS
     assert f"judged in the declared precision: {field}={right}" in declared.notes
     for other in ("float32", "float16"):
-        assert judged(model, ids, dump, precision=Precision(**{field: other})).verdict == Verdict.WRONG
+        how = Options(Precision(**{field: other}), strict=True)
+        assert judge_operations(Runtime(model, EXACT).checked(), Tokens.whole(ids[None]), trace(dump), how).verdict == Verdict.WRONG
+    assert judged(model, ids, dump, precision=Precision(**{field: "float16"})).verdict <= Verdict.NARROW
     assert (
         judged(model, ids, dump).notes[0].startswith("judged as bfloat16, read off the dump: " if field == "act" else "a KV cache of q8_0")
     )

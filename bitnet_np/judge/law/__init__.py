@@ -4,5 +4,5 @@ graph.py          the operations of a model, what each reads    definition.py   
 expression.py     trees of steps, and their values              functions.py    the steps, and tables of alternatives
 running_error.py  the bound of any expression, step by step     expected.py     what a bound is made of
 roundings.py      how engines round                             precision.py    types that engines keep numbers in
-products.py       the numbers of matrices
+products.py       the numbers of matrices                       noise.py        errors that are alike everywhere
 """

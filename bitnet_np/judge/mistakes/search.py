@@ -7,6 +7,7 @@ last two causes at once: a mistake, and fewer bits.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from time import thread_time
 from typing import NamedTuple
 
 import numpy as np
@@ -105,6 +106,11 @@ class Case(ABC):
         raise NotImplementedError
 
 
+def _is_format(cause: Cause) -> bool:
+    """Whether it rounds to fewer bits, weights too, which is no mistake where all tensors show it."""
+    return not cause.fault or cause.id == "edit.fewer_bits"
+
+
 class _Fit(NamedTuple):
     left: float
     trial: Trial
@@ -116,17 +122,64 @@ class Search:
     """The search for causes in one dump."""
 
     work: float  # that hidden mistakes may still do, in multiply-adds; half of it on one tensor, so that later ones are searched too
+    budget: float = (
+        np.inf
+    )  # seconds of this thread's time, as other programs must not decide what is found; half of what is left on one tensor
     progress: Progress = silent
     left_out: int = 0  # mistakes that were not tried, because of it
+    ended: bool = False  # whether some were not for lack of time
     _known: dict[str, float | None] = field(default_factory=dict)  # texts of hidden mistakes that explained a tensor, and their numbers
     _types: set[str] = field(default_factory=set)  # of fewer bits, in words, that explained a tensor: other operations have them, too
+    _until: float = np.inf  # the time when the search for the causes of one tensor ends
+    _end: float = field(init=False)  # and that of all
+
+    def __post_init__(self) -> None:
+        self._end = thread_time() + self.budget
+
+    def begin(self) -> None:
+        """Begin with another tensor."""
+        self._until = (thread_time() + self._end) / 2
+
+    def stop(self) -> None:
+        """Let everything that is left be left out."""
+        self._end = self._until = -np.inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time for this tensor is over."""
+        over = thread_time() >= self._until
+        self.ended |= over
+        return over
+
+    def format(self, case: Case) -> Cause | None:
+        """The rounding to fewer bits that leaves least, and little."""
+        fits: list[_Fit] = []
+        if self.is_over:
+            return None
+        every = [trial for trial in (*trials(case.span, False), *_hidden(case.span, False)) if _is_format(trial.cause)]
+        with np.errstate(all="ignore"):
+            for trial in self._in_time(every):
+                left, explained = case.explain(trial)
+                fits += [_Fit(left, trial)] * explained
+                if explained and left <= _LITTLE * case.now:
+                    break
+        return replace(min(fits, key=lambda fit: fit.left).trial.cause, fault=False) if fits else None
+
+    def _in_time(self, every: Sequence[Trial]) -> Iterator[Trial]:
+        """Yields them, as long as there is time."""
+        for done, trial in enumerate(every):
+            if self.is_over:
+                return
+            self.progress(done + 1, len(every))
+            yield trial
 
     def named(self, case: Case, every: Iterable[Trial]) -> Cause | None:
         """The known or fitted mistake that explains them."""
+        if self.is_over:
+            return None
         every, fits = list(every), []
         with np.errstate(all="ignore"):
-            for done, trial in enumerate(every, 1):
-                self.progress(done, len(every))
+            for trial in self._in_time(every):
                 left, explained = case.explain(trial, keep=True)
                 fits += [_Fit(left, trial)] * explained
                 if explained and left <= case.exact:
@@ -143,11 +196,15 @@ class Search:
     def unnamed(self, case: Case) -> Cause | None:
         """Any other cause."""
         with np.errstate(all="ignore"):
+            if self.is_over:
+                return case.facts()
             cause = case.facts() or self.hidden(case) or self._in_part(case) or case.readings()
-            return (self._nearly(case) or cause) if cause is None or cause.id in LOOSE else cause
+            return (self.nearly(case) or cause) if cause is None or cause.id in LOOSE else cause
 
     def hidden(self, case: Case, numbered: bool = False) -> Cause | None:
         """The hidden mistake that leaves least; what explained a tensor before is tried first. numbered: only those with a number."""
+        if self.is_over:
+            return None
         every, kept = [trial for trial in _hidden(case.span, case.single) if trial.grid or not numbered], self.work / 2
         for trial in every:
             if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self._types)):
@@ -162,6 +219,8 @@ class Search:
             return case.near(trial)
 
         for trial in every:
+            if self.is_over:
+                break
             if self.work < kept:
                 self.left_out += 1
                 continue
@@ -190,13 +249,15 @@ class Search:
         hidden = ((part, self.hidden(case.within(part), numbered=True)) for part in case.parts.parts)
         return case.parts.known() or next((part.named(cause) for part, cause in hidden if cause is not None), None)
 
-    def _nearly(self, case: Case) -> Cause | None:
+    def nearly(self, case: Case) -> Cause | None:
         """The mistake that leaves little of the error, with the rounding to fewer bits that explains the rest; or two such types."""
 
         def best(every: Iterable[Trial]) -> Cause | None:
-            fits = [_Fit(left, trial) for trial in every for left, explained in [case.explain(trial)] if explained]
+            fits = [_Fit(left, trial) for trial in self._in_time(list(every)) for left, explained in [case.explain(trial)] if explained]
             return min(fits, key=lambda fit: fit.left).trial.cause if fits else None
 
+        if self.is_over:
+            return None
         left, trial = case.nearest
         if trial is not None and left <= _MUCH * case.now:
             if (cause := best(narrowed(case.span, trial))) is not None:
@@ -211,8 +272,9 @@ class Search:
     def notes(self) -> list[str]:
         """What was not tried, in words."""
         more = "--effort 10 tries more of them, and a dump of more tensors needs fewer"
-        said = f"{self.left_out} known mistakes were not tried across operations: too much work. {more}"
-        return [said] if self.left_out else []
+        said = [f"{self.left_out} known mistakes were not tried across operations: too much work. {more}"] * bool(self.left_out)
+        ended = f"the search for causes ended after its {self.budget:g} s: --budget {max(10 * self.budget, 20):g} tries more"
+        return [*said, *[ended] * self.ended]
 
 
 def fitted(theirs: Array, value: Array) -> Iterator[tuple[Cause, Array]]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..law.expected import TINY
 from .wrong import FEW, Wrong, runs
 
 
@@ -27,7 +28,7 @@ def one_number(wrong: Wrong) -> str | None:
 def never_written(wrong: Wrong) -> str | None:
     """The elements that are 0 wherever numbers are wrong, if all others are right."""
     rows, columns = wrong.wrong_rows, wrong.wrong_columns
-    if wrong.theirs[wrong.places].any():
+    if wrong.theirs[wrong.places].any() or not (np.abs(wrong.value[wrong.places]) >= TINY).any():  # which may be flushed
         return None
     if wrong.theirs[np.ix_(rows, columns)].any():
         return f"all wrong numbers are 0, at {runs('position', rows)}: never written"

@@ -1,0 +1,147 @@
+"""The law of noise: errors that have one level everywhere are roundings, whatever their format is; a mistake stands out of them.
+
+No list has the formats of all engines. But a format rounds every number of an operation, in every layer, so its errors are alike. They are
+compared in units of what a relative error of 1 in each step of the operation would make of each number (running_error.py). In these units
+20 formats from two bfloat16 (2^-19) to NVFP4 (2^-3) have levels that differ by at most 2.9 times between matrices and 1.9 times between
+layers; a row has at most 3.4 times the level of its tensor, a column 3.1 times, and a single number 9 times.
+
+So errors are noise where their level is that of the same operation in other layers, or of other products, where no row, column or number
+stands out by more than the extremes of so many normal numbers, UNEVEN times, and where they are no common factor. What this cannot see is a
+mistake that is in all layers, has no place, is no factor, and is smaller than COARSEST. Known mistakes are tried before noise is believed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median_low
+from typing import NamedTuple
+
+import numpy as np
+
+from ...traces.points import FIELDS, Key
+from .expected import TINY, Array, Expected
+
+UNEVEN = 4.0
+"""Times that levels of one format differ between operations, rows and columns, whose blocks and largest numbers are not alike."""
+COARSEST = 2.0**-2
+"""The largest level of products: NVFP4 of both operands has 2^-3, a misread type of weights 2^-0.05 and more."""
+COARSEST_SEEN = 2.0**-4
+"""The same where nothing but logits shows it."""
+FLOAT16_NOISE = 2.0**-11 / 3**0.5
+"""The level of numbers that are rounded to float16."""
+BFLOAT16_NOISE = 8 * FLOAT16_NOISE
+FINE = 2.0**-8
+"""The largest level of functions of single numbers, such as an exponential by a table, and of norms."""
+_MANY = 0.3  # of the others of its kind
+_NONE = 2.0**-8  # of the level: numbers that are off by less have no noise; where a table is exact some have
+_FACTOR = 0.95  # of the squared error: operands that are cut leave 0.85 to a common factor, a wrong scale all, and a bias to the mean
+_ROWS = 4  # fewest to know what they have in common
+
+
+class Residual(NamedTuple):
+    """The error of one tensor as noise."""
+
+    kind: str  # what operations are compared with it: "products", "attention", "several" between two tensors of a dump, or its name
+    level: float = 0.0  # RMS, in units of a relative error of 1 in each step; 0 where it has our bits
+    odd: str = ""  # what is not like noise, in words
+    along: float = 0.0  # the part of it along the right numbers, and its mean, in the same units
+    mean: float = 0.0
+
+    @property
+    def most(self) -> float:
+        """The largest level that formats make."""
+        return COARSEST if self.kind in (PRODUCTS, ATTENTION, SEVERAL) else FINE
+
+    def is_like(self, other: "Residual") -> bool:
+        """Whether two tensors have noise of one level, and neither a factor nor a mean that the other has not.
+
+        A root or an exponential by a table has other errors at other numbers, which all rows of a layer may share.
+        """
+        low, high = sorted((self.level, other.level))
+        if self.most == FINE:
+            return high <= UNEVEN**2 * low
+        return high <= UNEVEN * low and max(abs(self.along - other.along), abs(self.mean - other.mean)) <= low
+
+
+PRODUCTS, ATTENTION, SEVERAL = "products", "attention", "several"
+
+
+def kind_of(key: Key) -> str:
+    """The kind of one operation."""
+    if key.name in (*FIELDS, "result_output"):
+        return PRODUCTS
+    return ATTENTION if key.name in ("kqv_out", "kq") else key.name
+
+
+def residual(key: Key, expected: Expected, unit: Array, theirs: Array) -> Residual:
+    """The error of a tensor [T, width]. unit: what a relative error of 1 in each step makes of each number,
+    squared."""
+    kind, error = kind_of(key), theirs - expected.value
+    unit = (unit + unit.mean(axis=1, keepdims=True)) / 2  # steps of integers are as large for small numbers as for others
+    r = error / np.sqrt(np.maximum(unit, TINY**2))
+    level, size = max(float(np.sqrt((r**2).mean())), TINY), float((expected.value**2).sum())
+    factor = float((error * expected.value).sum()) / max(size, TINY)
+    along = factor * float(np.sqrt(size / max(unit.sum(), TINY)))
+    return Residual(kind, level, _odd(kind, r, level, error, factor, size), along, float(r.mean()))
+
+
+def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: float) -> str:
+    """What of an error is not like noise, in words. r: in its units. factor: of everything, less 1. size: of the right numbers."""
+    square = r**2
+    if factor**2 * size > _FACTOR * float((error**2).sum()):
+        return f"everything is {1 + factor:.6g} times what it should be"
+    if len(r) >= _ROWS and float((r.mean(axis=0) ** 2).mean()) > _FACTOR * level**2:
+        return "every position has the same error"
+    if float(np.quantile(square, 0.75)) < (_NONE * level) ** 2:
+        return "most numbers are right"
+    if kind not in (PRODUCTS, ATTENTION):  # a function's errors are where it is steep or curved
+        return ""
+    for what, squares, axis in (("position", square.mean(axis=1), 1), ("element", square.mean(axis=0), 0)):
+        worst = int(squares.argmax())
+        times = float(np.sqrt(squares[worst])) / level
+        if times > UNEVEN * (1 + _extreme(len(squares)) / np.sqrt(2 * square.shape[axis])):
+            return f"{what} {worst} is off by {times:.3g} times as much as the whole tensor"
+    if (times := float(np.sqrt(square.max())) / level) > UNEVEN * (1 + _extreme(square.size)):
+        t, i = np.unravel_index(int(square.argmax()), square.shape)
+        return f"position {t}, element {i} is off by {times:.3g} times as much as the whole tensor"
+    return ""
+
+
+def _extreme(count: int) -> float:
+    """The largest of so many normal numbers, about."""
+    return float(np.sqrt(2 * np.log(max(count, 2))))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The errors of all tensors of a dump."""
+
+    residuals: Mapping[Key, Residual]
+
+    def level(self, key: Key) -> float:
+        """The level of noise of the same operation in other layers, or of its kind; 0 if these have none."""
+        levels = [self.residuals[other].level for other in self._others(key) if self.explains(other)]
+        return median_low(levels) if levels else 0.0
+
+    def _others(self, key: Key) -> list[Key]:
+        kind = self.residuals[key].kind
+        others = [other for other, x in self.residuals.items() if other != key and x.kind == kind]
+        return [other for other in others if other.name == key.name] or others
+
+    def explains(self, key: Key) -> bool:
+        """Whether the error of a tensor is like noise, and what many others have: engines may spare a few layers."""
+        own, others = self.residuals[key], [self.residuals[other] for other in self._others(key)]
+        if own.odd or not 0 < own.level <= own.most:
+            return False
+        if others and sum(map(own.is_like, others)) >= max(1, _MANY * len(others)):
+            return True
+        if key.name == "result_output" and own.kind == PRODUCTS:  # the head may have a format of its own
+            return own.level <= COARSEST_SEEN
+        return not others and own.kind != SEVERAL and own.level <= FINE
+
+    def words(self, key: Key) -> str:
+        """The noise of an operation, in words."""
+        kind, level = self.residuals[key].kind, self.residuals[key].level
+        if kind not in (PRODUCTS, ATTENTION, SEVERAL):
+            return f"{key.name} is approximated to {level:.1g}, everywhere alike"
+        what = {PRODUCTS: "products are", ATTENTION: "attention is", SEVERAL: "operations are"}[kind]
+        return f"{what} computed with about 2^{np.log2(level):.1f} of noise, everywhere alike"

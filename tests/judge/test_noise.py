@@ -1,0 +1,239 @@
+"""The law of noise: engines that round inside operations pass in any format, and a mistake stands out of their errors.
+
+Searches are cut off (budget=0): verdicts and places do not hang on them.
+"""
+
+import numpy as np
+import pytest
+
+from bitnet_np import EXACT, check
+from bitnet_np.base.errors import OptionError
+from bitnet_np.judge.law import noise
+from bitnet_np.judge.law.expected import Expected
+from bitnet_np.judge.law.noise import Noise, Residual, residual
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.testing.models import random_model
+from bitnet_np.traces.points import Key, Trace
+from scripts.judging.engine import Engine, bfloat16
+from scripts.judging.policies import TUNED, UNSEEN, Dense
+
+MODEL = random_model(1, family="qwen2", n_layers=3, width=64, heads=2, kv_heads=1, head_dim=32, ffn=96, vocab=96)
+IDS = np.random.default_rng(0).integers(0, MODEL.config.vocab, 20)
+LOGITS = Key("result_output", None)
+BASES = ("TF32 by truncation", "bfloat16 operands", "int8 rows", "MXFP8")
+
+
+def judged(points, names=None, **how):
+    some = {key: x for key, x in points.items() if names is None or key.name in names}
+    return check(MODEL, IDS, Trace(some, None, "dump"), budget=0.0, **how)
+
+
+# --- engines --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [*TUNED, *UNSEEN])
+def test_right_engines_pass_whatever_their_format(policy):
+    """By all tensors, and by the outputs of layers."""
+    points = Dense(MODEL, IDS, **{**TUNED, **UNSEEN}[policy]).run()
+    for names in (None, ("l_out", "result_output")) if "head" not in policy else (None,):  # a head by itself is named by a search
+        report = judged(points, names)
+        assert report.verdict <= Verdict.NARROW, report.reason
+
+
+def test_noise_is_wrong_where_only_what_is_declared_is_right():
+    points = Dense(MODEL, IDS, **TUNED["MXFP8"]).run()
+    assert judged(points, precision="kv=f16").verdict == Verdict.NARROW
+    assert judged(points, precision="kv=f16", strict=True).verdict == judged(points, precision="exact").verdict == Verdict.WRONG
+
+
+FAULTS = {
+    "Vcur": lambda e, n: e.at("Kcur", n) + 0 * e.at("Vcur", n) if Key("Vcur", n) in e.t else e.at("Kcur", n),
+    "ffn_down": lambda e, n: Dense.product(e, "ffn_out", n, e.model.layers[n - 1].ffn_down),
+    "kqv_out": lambda e, n: e.attend(n, allowed=lambda i, j: (j < i) | (i + j == 0)),
+    "ffn_norm": lambda e, n: e.norm(e.at("ffn_inp", n), np.ones(1, np.float32)),
+    "Qcur_rope": lambda e, n: e.rope(e.at("Qcur", n), np.arange(len(e.tokens)) + 1),
+    "ffn_out": lambda e, n: np.maximum(e.at("ffn_gate", n), 0) * e.at("ffn_up", n),
+    "l_out": lambda e, n: e.at("ffn_down", n),
+}
+"""A tensor -> a mistake in it."""
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("base", BASES)
+def test_a_mistake_stands_out_of_noise(base, name):
+    report = judged(Dense(MODEL, IDS, {name: FAULTS[name]}, (1,), **TUNED[base]).run())
+    assert report.verdict == Verdict.WRONG
+    assert report.first_wrong.key == Key(name, 1)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_inputs_that_are_not_summed_stand_out(base):
+    def without_last(e, n):
+        x = e.at("ffn_norm", n).copy()
+        x[:, -8:] = 0
+        return e.times(x, e.model.layers[n].ffn_up)
+
+    report = judged(Dense(MODEL, IDS, {"ffn_up": without_last}, (1,), **TUNED[base]).run())
+    assert report.first_wrong.key == Key("ffn_up", 1)
+
+
+# --- the law --------------------------------------------------------------------------------------------------------------------------
+
+KEY = Key("ffn_up", 1)
+
+
+def errors(change=lambda r: r, level=1e-3):
+    rng = np.random.default_rng(1)
+    value, r = rng.standard_normal((24, 64)), level * rng.standard_normal((24, 64))
+    return residual(KEY, Expected(value, 0.0, 0.0), np.ones_like(value), value + change(r))
+
+
+def test_what_is_like_noise_has_no_odd_part():
+    assert errors().odd == ""
+    assert errors().level == pytest.approx(1e-3, rel=0.1)
+
+
+def times(part, factor):
+    def change(r):
+        r = r.copy()
+        r[part] *= factor
+        return r
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (times(np.s_[5], 100), "position 5 is off by"),
+        (times(np.s_[:, 7], 100), "element 7 is off by"),
+        (times((5, 7), 1000), "is off by"),
+        (lambda r: np.broadcast_to(r[:1], r.shape), "every position has the same error"),
+        (lambda r: 1e-3 * np.random.default_rng(1).standard_normal(r.shape), "everything is 1.001 times"),
+    ],
+)
+def test_rows_columns_numbers_and_factors_are_odd(change, says):
+    assert says in errors(change).odd
+
+
+def test_few_wrong_numbers_are_no_noise():
+    assert errors(lambda r: np.where(np.arange(64) < 8, r, 1e-9)).odd == "most numbers are right"
+
+
+def noise_of(*levels, odd=""):
+    """Residuals of one operation in some layers; the first is asked for."""
+    return Noise({Key("ffn_up", n): Residual(noise.PRODUCTS, level, odd if n == 0 else "") for n, level in enumerate(levels)})
+
+
+@pytest.mark.parametrize(
+    ("levels", "explained"),
+    [
+        ((1e-3, 1e-3, 1e-3), True),
+        ((1e-3, 3e-3, 1e-3), True),
+        ((1e-3, 1e-7, 1e-3, 1e-7), True),  # some layers are spared
+        ((1e-3, 1e-7, 1e-7), False),
+        ((1e-1, 1e-3, 1e-3), False),
+        ((0.5, 0.5, 0.5), False),  # coarser than any format
+        ((1e-3, *[1e-7] * 8, 1e-3), False),
+    ],
+)
+def test_noise_is_what_many_layers_have(levels, explained):
+    every = noise_of(*levels)
+    assert every.explains(Key("ffn_up", 0)) == explained
+    assert not noise_of(*levels, odd="a row").explains(Key("ffn_up", 0))
+
+
+def test_a_factor_or_a_mean_that_others_have_not_is_none_of_their_noise():
+    own = Residual(noise.PRODUCTS, 2e-3)
+    for more in ({"along": 1.5e-3}, {"mean": -1.5e-3}):
+        other = Residual(noise.PRODUCTS, 1e-3, **more)
+        assert other.is_like(other)
+        assert not own.is_like(other)
+        assert not other.is_like(own)
+
+
+def test_the_level_of_others_is_that_of_noise_alone():
+    assert noise_of(0.1, 1e-3, 2e-3).level(Key("ffn_up", 0)) == 1e-3
+    assert noise_of(0.1, 0.5, 0.5).level(Key("ffn_up", 0)) == 0
+
+
+# --- logits ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["MXFP8", "int8 rows", "TF32 by truncation"])
+def test_logits_alone_pass_by_noise(policy):
+    report = judged(Dense(MODEL, IDS, **TUNED[policy]).run(), ("result_output",))
+    assert report.verdict <= Verdict.NARROW, report.reason
+
+
+def test_noise_that_spares_the_first_positions_is_none():
+    late = {"Qcur_rope": lambda e, n: e.rope(e.at("Qcur", n), np.arange(len(e.tokens)) + 1)}
+    report = judged(Dense(MODEL, IDS, late).run(), ("result_output",))
+    assert report.verdict == Verdict.WRONG
+
+
+def test_logits_of_operations_that_are_right_are_right():
+    """Whatever they reach: operations may amplify roundings."""
+    report = judged(Dense(MODEL, IDS, **TUNED["NVFP4"]).run())
+    assert report.logits.verdict == Verdict.NARROW
+    assert report.logits.reason.startswith("they follow from operations that are right")
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (softmax, "these are probabilities: each position adds up to 1"),
+        (lambda x: np.log(softmax(x)), "these are log-probabilities: name them log_probs"),
+        (lambda x: x + 0.5, "every logit of a position is 0.5 too large"),
+    ],
+)
+def test_numbers_that_are_no_logits_are_named_at_once(change, says):
+    logits = Dense(MODEL, IDS).run()[LOGITS].astype(np.float64)
+    report = check(MODEL, IDS, change(logits).astype(np.float32), budget=0.0)
+    assert report.verdict == Verdict.WRONG
+    assert report.reason.startswith(says)
+
+
+def test_the_type_of_the_weights_is_the_engines_own_word():
+    """Logits of an engine that computes in bfloat16, whose dump is float32, as of a server."""
+    model = random_model(2, n_layers=3, table="bfloat16", head_dim=32)
+    ids = np.random.default_rng(3).integers(0, model.config.vocab, 16)
+    logits = Engine(model, ids, kept=bfloat16).run()[LOGITS]
+    logits = (logits + 1e-4 * np.random.default_rng(1).standard_normal(logits.shape)).astype(np.float32)  # not on bfloat16's grid
+    report = check(model, ids, logits, budget=0.0)
+    assert report.verdict <= Verdict.NARROW, report.reason
+    assert report.verdict == Verdict.FLIPS or "in bfloat16, the type of the model's weights" in report.reason
+
+
+# --- the search -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_without_time_leaves_the_verdict():
+    points = Dense(MODEL, IDS, {"ffn_out": FAULTS["ffn_out"]}, (1,)).run()
+    report = judged(points)
+    assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("ffn_out", 1))
+    assert "the search for causes ended after its 0 s: --budget 20 tries more" in report.notes
+    assert "relu(gate) * up" in check(MODEL, IDS, Trace(points, None, "dump"), EXACT).reason
+
+
+@pytest.mark.parametrize("budget", [-1.0, float("nan")])
+def test_a_budget_is_no_negative_time(budget):
+    with pytest.raises(OptionError, match="budget is"):
+        check(MODEL, IDS, np.zeros((20, 96), np.float32), budget=budget)
+
+
+def test_an_interrupted_search_says_what_is_known(monkeypatch):
+    from bitnet_np.judge.mistakes.search import Search
+
+    def interrupted(self, case, every):
+        if not self.is_over:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "named", interrupted)
+    report = check(MODEL, IDS, Trace(Dense(MODEL, IDS, {"ffn_out": FAULTS["ffn_out"]}, (1,)).run(), None, "dump"))
+    assert report.first_wrong.key == Key("ffn_out", 1)
