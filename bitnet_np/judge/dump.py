@@ -40,6 +40,13 @@ def judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options 
 
     runtime, tokens: checked; of one sequence. search: try known mistakes on logits as such. Nothing that a dump holds raises an error.
     """
+    report = _judge_dump(runtime, tokens, trace, options, search)
+    part = f"; {len(trace.points)} of {len(trace.points) + len(trace.unread)} tensors were understood"
+    reason = report.reason + part * (bool(trace.unread) and not report.verdict.exit_code)
+    return replace(report, reason=reason, notes=(*trace.notes, *report.notes), not_understood=trace.unread)
+
+
+def _judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options, search: bool) -> Report:
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
     if key is None:
         return judge_operations(runtime, tokens, trace, options)
@@ -111,7 +118,14 @@ def judge_operations(
     types = Types.of(options, dump.tensors, dump.same)
     judge = TensorJudge(runtime, ids, replace(dump, tensors=seen.tensors), types, options, seen.start, scored)
     verdicts = judge.verdicts()
-    notes = [*judge.types.notes(), *seen.notes, *[_untried(o) for o in verdicts if not o.tried][:1], *judge.search.notes()]
+    others = [key for key in trace.points if key not in every]
+    notes = [
+        *[f"this model has no {listed(others)}: not judged"] * bool(others),
+        *judge.types.notes(),
+        *seen.notes,
+        *[_untried(o) for o in verdicts if not o.tried][:1],
+        *judge.search.notes(),
+    ]
     first_wrong = next((o for o in verdicts if o.verdict == Verdict.WRONG), None)
     if invalid:
         first = invalid[0]
@@ -250,7 +264,7 @@ def compare_traces(ours: Trace, theirs: Trace, partial: bool = False, details: D
     worst = max(o.verdict for o in verdicts)
     first = next((o for o in verdicts if o.verdict >= Verdict.WRONG), None)
     reason = f"{len(verdicts)} tensors compared" if first is None else f"{first.place}: {first.reason}"
-    return Report(worst, reason, verdicts, first, missing)
+    return Report(worst, reason, verdicts, first, missing, (*ours.notes, *theirs.notes))
 
 
 def _compare_tensor(key: Key, ours: NDArray, theirs: NDArray, details: Details | None) -> OperationVerdict:

@@ -268,6 +268,8 @@ class Trace:
     origin: str  # the file and its format, for messages
     positions: NDArray[np.int64] | None = None  # [P] of the rows, where a file has only some
     ignored: tuple[str, ...] = ()  # records of the file that are no point, by the file's names
+    unread: tuple[str, ...] = ()  # those of them that are tensors by label
+    notes: tuple[str, ...] = ()  # how labels are read that are not written as ours, and which are not understood
     log_probs: Callable[[NDArray], NDArray] | None = None  # logits [P, V] as the file stores them, where it rounds their log-softmax
 
     def __repr__(self) -> str:

@@ -83,6 +83,7 @@ class Report:
     logits: Judgement | None = None
     precision: Precision | None = None  # the types that operations were judged in; None: float32, and nothing was declared
     sequences: tuple["Report", ...] = ()  # of several sequences, the report on each; the rest is on one of them, `sequence`
+    not_understood: tuple[str, ...] = ()  # labels of the dump that stand for no tensor
 
     def __repr__(self) -> str:
         judged = [f"{len(self.operations)} tensors"] if self.operations else []
@@ -163,6 +164,7 @@ class Report:
             "operations": [plain(o) for o in self.operations],
             "missing": list(map(str, self.missing)),
             "notes": list(self.notes),
+            "not_understood": list(self.not_understood),
             "closer_to_float64": self.closer,
             "logits": self.logits.as_dict() if self.logits else None,
             "sequences": [report.as_dict() for report in self.sequences],

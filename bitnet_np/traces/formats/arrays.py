@@ -21,6 +21,7 @@ from ...model.records import Config
 from ..normal_form import agreed_tokens, checked_dtype, checked_tokens, heads_of, normal_form, without_leading_ones
 from ..points import MEANINGS, SCORES, Entry, Key, Points, Trace
 from .labels import direct, meanings, returned
+from .loose_labels import not_understood, read_labels
 
 MAX_POINTS = 1 << 16
 """Most points of one trace; 30 layers have 700."""
@@ -116,13 +117,15 @@ class Labelled(NamedTuple):
     ignored: tuple[str, ...] = ()  # records of the file that are none of these arrays
 
     def trace(self, tokens: NDArray | None = None, config: Config | None = None) -> Trace:
-        """The trace of one sequence; labels that stand for nothing are ignored.
+        """The trace of one sequence; labels that stand for nothing are ignored, and its notes say so.
 
         tokens, config: the token ids and the model, if they are known; they tell axes apart. Where labels have steps, a point is the rows
         of all steps, one after another. Raises FileFormatError if there is no point, if a point is there twice, if a step is missing, or if
         the file holds other tokens.
         """
-        arrays, where = _unstacked(self.arrays, config), str(self.path)
+        where, as_given = str(self.path), _unstacked(self.arrays, config)
+        labels_read, notes = read_labels(as_given, config, where)
+        arrays = {labels_read[label]: entry for label, entry in as_given.items()}
         parts = _parts(arrays, config, where)
         held = parts.pop(None, {})
         in_file = {step: checked_tokens(arrays[label].load(), where) for step, (label,) in sorted(held.items())}
@@ -137,6 +140,7 @@ class Labelled(NamedTuple):
         rows[_WHOLE] = None if ids is None else len(ids)
         entries: dict[Key, Entry] = {}
         used = {label for labels in held.values() for label in labels}
+        understood = used | {label for by_step in parts.values() for labels in by_step.values() for label in labels}
         for key, by_step in parts.items():
             if key is None or (key.name in SCORES and _WHOLE not in by_step):  # each step has more keys than the one before
                 continue
@@ -154,7 +158,9 @@ class Labelled(NamedTuple):
         if not entries:
             has = ", ".join(shown(label) for label in ignored[:5]) or "nothing"
             raise FileFormatError(f"{where}: no point of a forward pass in it, expected labels such as attn_norm-0; it has {has}")
-        return Trace(Points(entries), ids, f"{where} ({self.kind})", ignored=ignored)
+        if unread := tuple(label for label in arrays if label not in understood):
+            notes = (*notes, not_understood(unread))
+        return Trace(Points(entries), ids, f"{where} ({self.kind})", ignored=ignored, unread=unread, notes=notes)
 
 
 def _unstacked(arrays: Mapping[str, Entry], config: Config | None) -> Mapping[str, Entry]:

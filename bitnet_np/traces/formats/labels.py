@@ -149,7 +149,7 @@ def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[s
     config: the model's, if it is known. Without it, a module's input is taken to be behind a sub-norm if the dump has that norm, and the
     highest of hidden_states is taken for the final norm: all of them, from 0, must be there. Raises FileFormatError.
     """
-    split = {label: _split(text) for label, text in names_to_look_up(labels).items()}
+    split = {label: split_step(text) for label, text in names_to_look_up(labels).items()}
     numbers = () if config is None else range(config.n_layers + 1)
     for prefix in ("", "arr_", "layer_"):  # a tuple of hidden states by itself: all of them
         names = {f"{prefix}{n}": f"hidden_states.{n}" for n in numbers}
@@ -184,7 +184,7 @@ def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[s
     return table
 
 
-def _split(label: str) -> tuple[str, int | None]:
+def split_step(label: str) -> tuple[str, int | None]:
     """A label without its step, and the step."""
     match = _STEP.fullmatch(label)
     if match is None or (match[1] and match[3]):
