@@ -4,8 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..traces.points import Key
+from .first_looks import other_shape
 from .law.expected import TINY, Expected, U
-from .measures import DIFFERENT, Reach, limits, shape_hint
+from .measures import DIFFERENT, Reach, limits
 from .readings.wrong import parts_of
 from .report.detail import FAR
 from .report.report import OperationVerdict
@@ -28,7 +29,7 @@ def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
     if theirs.dtype.kind != "f" and not (ours.dtype.kind == theirs.dtype.kind == "i"):
         return f"its dtype is {theirs.dtype}, expected {ours.dtype}"
     if theirs.size != ours.size or theirs.shape[:1] != ours.shape[:1]:
-        return f"its shape is {list(theirs.shape)}, expected {list(ours.shape)}{shape_hint(theirs.shape, ours.shape)}"
+        return f"its shape is {list(theirs.shape)}, expected {list(ours.shape)}{other_shape(theirs, ours)}"
     rows = theirs.reshape(ours.shape)
     bad = ~np.isfinite(rows)
     if bad.any():

@@ -17,6 +17,7 @@ from ..traces.points import SCORES, TOP_EXPERTS, Key, Trace
 from ..traces.record import Recorder
 from .bounds import invalid_experts, invalid_tensor
 from .equivalence import KEYS, QUERIES
+from .first_looks import distance_of
 from .law.expected import Storage
 from .law.graph import EMBEDDING, TOKENS, Operation
 from .law.precision import DIGITS, FLOAT32, Precision, storage_type
@@ -33,21 +34,32 @@ class Compared:
     same: set[Key] = field(default_factory=set)  # those that have our bits
     sizes: dict[Key, int] = field(default_factory=dict)  # of all our tensors
     first: dict[Key, NDArray] = field(default_factory=dict)  # our queries and keys of the first layer
+    flat: list[Key] = field(default_factory=list)  # those that have one axis, of all rows
+    own: dict[Key, float] = field(default_factory=dict)  # distance of tensors of layers from ours, where none is of layer 0
+    lower: dict[Key, float] = field(default_factory=dict)  # and from ours of the layer before
 
 
 def compare(runtime: Runtime, tokens: Tokens, trace: Trace) -> tuple[Compared, NDArray]:
     """The tensors of a trace beside ours, and our logits [1, T, V]."""
     c, dump = runtime.model.config, Compared()
     points = {key: rows_of(c, key, x) if key.name in SCORES and x.ndim == 3 else x for key, x in trace.points.items()}
+    from_later = 0 not in {key.layer for key in points}
 
     def look(key: Key, array: NDArray) -> None:
         ours = array.reshape(len(array), -1)
         dump.sizes[key] = ours.size
         if key.layer == 0 and key.name in (*QUERIES, *KEYS):
             dump.first[key] = ours.copy()
+        if from_later and key.layer is not None and (above := Key(key.name, key.layer + 1)) in points:
+            dump.lower[above] = distance_of(ours, points[above])
         if key not in points:
             return
         theirs = points[key]
+        if theirs.shape == (1, ours.size) != ours.shape:
+            dump.flat.append(key)
+            theirs = theirs.reshape(ours.shape)
+        if from_later and key.layer is not None:
+            dump.own[key] = distance_of(ours, theirs)
         dump.problems[key] = invalid_tensor(theirs, ours) or (invalid_experts(theirs, c.experts) if key.name == TOP_EXPERTS else "")
         if not dump.problems[key]:
             dump.tensors[key] = theirs.reshape(ours.shape)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,11 @@ from ..engine.tokens import Tokens, check_tokens
 from ..generation.nll import log_probabilities
 from ..kernels.float_state import steady
 from ..model.records import Model
-from ..traces.points import SCORES, Key, Trace
+from ..traces.points import SCORES, TOP_EXPERTS, Entry, Key, Points, Trace
 from .bounds import ROUNDING_ACROSS, close, invalid_tensor, statistics
 from .compared import Compared, Types, compare
 from .equivalence import look_through
+from .first_looks import normalised, of_other_tokens, one_layer_lower
 from .law.graph import LOGITS, operations
 from .law.precision import FLOAT32, Precision, storage_type
 from .logits_alone import judge_logits
@@ -40,10 +41,35 @@ def judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options 
 
     runtime, tokens: checked; of one sequence. search: try known mistakes on logits as such. Nothing that a dump holds raises an error.
     """
+    trace = _as_it_is(trace, tokens.ids.shape[1], runtime.model.config.vocab)
     report = _judge_dump(runtime, tokens, trace, options, search)
     part = f"; {len(trace.points)} of {len(trace.points) + len(trace.unread)} tensors were understood"
     reason = report.reason + part * (bool(trace.unread) and not report.verdict.exit_code)
     return replace(report, reason=reason, notes=(*trace.notes, *report.notes), not_understood=trace.unread)
+
+
+def _as_it_is(trace: Trace, length: int, vocab: int) -> Trace:
+    """The trace with flat logits as [T, V], and with log-probabilities and logits under their names; notes say so."""
+    key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
+    if key is None:
+        return trace
+    theirs, name, notes = trace.points[key], key, list(trace.notes)
+    if theirs.shape == (1, length * vocab) != (length, vocab):
+        theirs = theirs.reshape(length, vocab)
+        notes.append(f"{key} is flat, {length * vocab} numbers: taken as {length} rows of {vocab}")
+    kind = normalised(theirs) if theirs.shape[-1:] == (vocab,) else None
+    if key == LOGITS and kind == "log-probabilities":
+        name = LOG_PROBS
+        notes.append(f"{key} are log-probabilities: the sum of their exponentials is 1 at each position. They are judged as such")
+    elif key == LOG_PROBS and kind is None and trace.log_probs is None and theirs.size and theirs.max() > 1:
+        name = LOGITS
+        notes.append(f"{key} are logits: they have numbers above 0. They are judged as such")
+    if name == key and len(notes) == len(trace.notes):
+        return trace
+    rest = trace.without(key)
+    points: Any = rest.points
+    points[name] = Entry(theirs.shape, theirs.dtype, lambda: theirs) if isinstance(points, Points) else theirs
+    return replace(rest, notes=tuple(notes))
 
 
 def _judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options, search: bool) -> Report:
@@ -112,6 +138,9 @@ def judge_operations(
         names = ", ".join(map(str, list(trace.points)[:5])) or "nothing"
         return Report(Verdict.INVALID, f"{trace.origin} has no tensor of this model's forward pass; it has {names}")
     dump = compared or compare(runtime, tokens, trace)[0]
+    seen_at_once = one_layer_lower(dump.own, dump.lower) or _of_other_tokens(runtime, ids, common, trace, dump)
+    if seen_at_once is not None:
+        return Report(Verdict.INVALID, seen_at_once)
     missing = tuple(key for key in every if key not in trace.points)
     invalid = tuple(OperationVerdict(key, Verdict.INVALID, dump.problems[key]) for key in common if dump.problems[key])
     seen = look_through(model, dump.first, dump.tensors)
@@ -120,6 +149,7 @@ def judge_operations(
     verdicts = judge.verdicts()
     others = [key for key in trace.points if key not in every]
     notes = [
+        *[f"flat, and taken as rows of tokens: {listed(dump.flat)}"] * bool(dump.flat),
         *[f"this model has no {listed(others)}: not judged"] * bool(others),
         *judge.types.notes(),
         *seen.notes,
@@ -135,6 +165,25 @@ def judge_operations(
         notes.append(f"{reason}; nothing from there on is judged")
     worst, judged_as = max(o.verdict for o in verdicts), judge.types.judged_as
     return Report(worst, _reason(verdicts, first_wrong), (*verdicts, *invalid), first_wrong, missing, tuple(notes), None, judged_as)
+
+
+def _of_other_tokens(runtime: Runtime, ids: NDArray[np.int64], common: Sequence[Key], trace: Trace, dump: Compared) -> str | None:
+    """How the token ids differ from those that the last tensor in common is right for."""
+    floats = [key for key in common if not key.name.endswith(("_codes", "_scale", TOP_EXPERTS)) and key.name not in SCORES]
+    if not floats or floats[-1] in dump.same:
+        return None
+    key, found = floats[-1], list[NDArray]()
+
+    def keep(name: str, layer: int | None, array: NDArray) -> None:
+        if key == Key(name, layer):
+            found.append(array.reshape(len(array), -1).copy())
+
+    def run(some: NDArray[np.int64]) -> NDArray:
+        found.clear()
+        logits = run_whole(runtime, Tokens.whole(some[None]), keep)
+        return logits[0] if key == LOGITS else found[0]
+
+    return of_other_tokens(trace.points[key], ids, run)
 
 
 def _reason(verdicts: Sequence[OperationVerdict], first_wrong: OperationVerdict | None) -> str:
@@ -205,6 +254,10 @@ class _Logits(NamedTuple):
             end = int(looked_at.max()) + 1
             return self.convert(variant_logits(variant, self.ids[None, :end])[0][looked_at])
 
+        if self.has_all and self.theirs.ndim == 2:
+            text = of_other_tokens(self.theirs, self.ids, lambda ids: self.convert(run_whole(self.runtime, Tokens.whole(ids[None]))[0]))
+            if text is not None:
+                return Judgement(Verdict.INVALID, text)
         nearest = self.nearest() if self.notes else last  # a row of another position tells no mistake
         base, ours = Variant("ours", self.runtime.model, self.runtime.dialect), self.convert(self.every[self.positions])
         judged = judge_logits(ours, self.theirs, base, run, options, search and nearest == last, self.positions, self.ids)

@@ -25,11 +25,12 @@ from ..base.errors import ContextLimitError, NonFiniteError, listed
 from ..model.records import MATRICES
 from ..traces.points import Key
 from .bounds import TINY
+from .first_looks import shifted
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .law.expected import type_of
 from .law.noise import BFLOAT16_NOISE, COARSEST_SEEN, FINE
 from .law.precision import FLASH, FLOAT32, Precision
-from .measures import Judgement, Reach, across, alike, judge, position_nmse, position_scale
+from .measures import Judgement, Reach, across, judge, position_nmse, position_scale
 from .mistakes.catalogue import Trial, in_engine, sites, trials
 from .mistakes.mistake import Cause
 from .mistakes.names import CACHE_ROUNDINGS
@@ -77,7 +78,7 @@ def judge_logits(
     judged = judge(ours, theirs, None, numbers, options.details)
     if judged.verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.INVALID):
         return judged
-    if ids is not None and (text := alike(ours, theirs)) is not None:
+    if ids is not None and (text := shifted(ours, np.asarray(theirs))) is not None:
         return _wrong(judged, text)
     target = _Target(ours, theirs, base, run, options, search, ids)
     kind = type_of(base.model.token_embd)

@@ -11,16 +11,15 @@ from ..base.errors import ShapeError, shortened
 from ..base.validate import array_of, instance, integers
 from ..generation.nll import log_probabilities
 from ..kernels.float_state import steady
+from .first_looks import normalised, other_shape
 from .law.noise import FLOAT16_NOISE
 from .report.detail import Details
 from .verdict import Verdict
 
 Array = NDArray[np.float64]
 
-_NORMALISED = 1e-3  # by which a sum of probabilities may differ from 1
 _OF_ROOT = 2.0**-11  # by which the root of the final norm may be off, as hardware approximates it
 _NOWHERE = 1e-4  # of the NMSE that noise makes at a position
-_SHIFTED = 50  # standard deviations of the errors at a position, by which all of them are off
 ROUNDING_LIMIT = 1e-4
 """Largest difference, in standard deviations of our logits, that float32 sums in another order explain while every int8
 code stays the same. Measured against bitnet.cpp at equal float16 roundings: 6e-7."""
@@ -321,34 +320,6 @@ def kl_divergence(a: Array, b: Array) -> Array:  # [P, V], [P, V] -> [P]
     return np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0)
 
 
-def alike(ours: NDArray[np.float32], theirs: ArrayLike) -> str | None:
-    """What numbers are that are no logits, but made of right ones, or of nearly right ones; None where nothing shows it."""
-    a, b = (np.asarray(x, np.float64).reshape(-1, ours.shape[-1]) for x in (ours, theirs))
-    with np.errstate(all="ignore"):
-        if (b >= 0).all() and np.abs(b.sum(axis=1) - 1).max() < _NORMALISED:
-            return "these are probabilities: each position adds up to 1; dump the logits before the softmax"
-        totals = [np.log(np.exp(x).sum(axis=1)) for x in (a, b)]
-        if np.abs(totals[1]).max() < _NORMALISED < np.abs(totals[0]).max():
-            return "these are log-probabilities: name them log_probs, or dump the logits before the softmax"
-    shift = (b - a).mean(axis=1)
-    if (np.abs(shift) > _SHIFTED * (b - a).std(axis=1)).all() and shift.all():
-        return f"every logit of a position is {shift[0]:.4g} too large{'' if np.ptp(shift) < abs(shift[0]) / 100 else ', at position 0'}"
-    return None
-
-
-def shape_hint(theirs: tuple[int, ...], ours: tuple[int, ...]) -> str:
-    """A likely reason for a wrong shape of [T, N], to be appended to a message; empty where none is known."""
-    if len(theirs) != 2 or len(ours) != 2:
-        return ""
-    if theirs == ours[::-1]:
-        return ": it is transposed"
-    if theirs == (ours[0] + 1, ours[1]):
-        return ": one position more than there are tokens, as if a BOS token had been put in front"
-    if theirs[0] == ours[0] and theirs[1] > ours[1]:
-        return f": if the last {theirs[1] - ours[1]} columns are padding, dump the others"
-    return ""
-
-
 def invalid(ours: NDArray[np.float32], theirs: NDArray) -> str | None:
     """The reason why logits cannot be compared; None if they can."""
     if ours.dtype.kind != "f":
@@ -356,7 +327,7 @@ def invalid(ours: NDArray[np.float32], theirs: NDArray) -> str | None:
     if theirs.dtype.kind != "f":
         return f"their dtype is {theirs.dtype}, expected a float type"
     if theirs.shape != ours.shape:
-        return f"their shape is {list(theirs.shape)}, expected {list(ours.shape)}{shape_hint(theirs.shape, ours.shape)}"
+        return f"their shape is {list(theirs.shape)}, expected {list(ours.shape)}{other_shape(theirs, ours)}"
     if theirs.size == 0:
         return "there are no logits"
     if not np.isfinite(ours).all():
@@ -375,6 +346,10 @@ def invalid(ours: NDArray[np.float32], theirs: NDArray) -> str | None:
     for r, row in enumerate(rows):
         if row.size > 1 and (row == row[0]).all():
             return f"their logits of position {_place(r, ours.shape[:-1])} are all {row[0]}"
+    if normalised(theirs) == "probabilities":
+        return (
+            "they are probabilities, whose sum is 1 at each position: dump the logits before the softmax, or their logarithms as log_probs"
+        )
     for r in range(1, len(rows)):
         if (rows[r] == rows[r - 1]).all() and np.abs(true[r] - true[r - 1]).max() > DIFFERENT * true[r].std():
             before_and_now = " and ".join(_place(n, ours.shape[:-1]) for n in (r - 1, r))
