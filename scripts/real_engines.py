@@ -85,7 +85,7 @@ def make_folder(folder: Path, family: str, seed: int) -> None:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name or "ln_" in name:
-                weight.add_(0.2 * torch.randn_like(weight))
+                weight.add_(0.5 * torch.randn_like(weight))
     model.save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text("utf-8"))

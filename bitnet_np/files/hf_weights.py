@@ -36,6 +36,7 @@ class HFWeights(CheckedTensors):
     def __init__(self, path: Path, tensors: Mapping[str, Tensor], recipe: Recipe, allow_nan: bool) -> None:
         super().__init__(path, _model_tensors(path, tensors, recipe), allow_nan, recipe.config)
         self._recipe, kind = recipe, recipe.kind
+        self.norm_offset = float(kind.add_one)
         self._modules = {"token_embd": kind.embedding, "position_embd": kind.positions, "output_norm": kind.norm, "output": "lm_head"}
 
     def place(self, field: str, layer: int | None = None) -> str:
@@ -58,7 +59,7 @@ class HFWeights(CheckedTensors):
         name = f"{module}.{'weight' if plain == field else 'bias'}"
         values = self.take_vector(name, size, row=field == "ffn_gate_inp_shexp")
         with np.errstate(invalid="ignore"):  # a signalling NaN, where the caller allows NaN
-            return values + np.float32(1) if self._recipe.kind.add_one else values
+            return values + np.float32(self.norm_offset) if self.norm_offset else values
 
     def table(self, field: str, shape: tuple[int, int]) -> NDArray:
         """Floats, as they lie in the file, where they may be transposed, [D, V]; or those that groups stand for."""

@@ -98,6 +98,8 @@ def judge_logits(
         again = judge(ours, theirs, replace(wide, nmse=slack * wide.nmse, positions=slack * wide.positions), numbers)
         if again.verdict < judged.verdict:
             return replace(again, reach=wide.nmse)
+    if judged.verdict == Verdict.WRONG and not options.is_strict and (noise := target.noise()) is not None:  # what nothing else explains
+        judged = replace(judged, verdict=Verdict.NARROW, reason=f"{noise}; {judged.reason}")
     return replace(judged, reason="; ".join(filter(None, (judged.reason, closest, *target.said))), explanation=closest)
 
 
@@ -172,8 +174,7 @@ class _Target:
             return replace(judged, verdict=Verdict.NARROW, reason=reason)
         cause = self.of_operations(search, replace(case, best=self.away, fit=True))
         if cause is None:
-            noise = None if strict else self.noise()
-            return judged if noise is None else replace(judged, verdict=Verdict.NARROW, reason=f"{noise}; {judged.reason}")
+            return judged
         # the rounding of a declared KV cache may make a router choose other experts, which no reach allows for
         if not cause.fault and (not strict or (cause.id in CACHE_ROUNDINGS and cause.kind == self.declared.kv)):
             return replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}")

@@ -27,9 +27,9 @@ from .edits.caches import is_summed_in_float16
 from .equivalence import ROTATED
 from .honest_engines import FLOOR, one_scale
 from .law.expected import TINY, Expected, Storage, U
-from .law.expression import value_of
+from .law.expression import nodes, value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
-from .law.noise import FLOAT16_NOISE, SEVERAL, Noise, Residual, kind_of, residual
+from .law.noise import FLOAT16_NOISE, SEVERAL, Noise, Residual, kind_of, left_out, residual
 from .law.precision import CACHES, DIGITS, FLASH, ROUNDOFF
 from .law.products import linear_of
 from .law.roundings import to_digits, to_eleven_bits
@@ -48,6 +48,7 @@ from .report.report import OperationVerdict
 from .verdict import Verdict
 
 _SUMMED_IN_FLOAT16 = "values are summed in float16, as llama.cpp's flash attention does: declare it (--as llama.cpp-flash)"
+_APPROXIMATED = ("activation", "root", "circle", "curve", "sigmoid", "exponential")  # functions that engines take from tables
 _FLOAT32 = 16 * U  # the largest level of float32's own roundings, about
 _MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
@@ -87,7 +88,7 @@ class TensorJudge:
         for key, own in list(self.residuals.items()):
             if own.kind in kinds and own.kind != SEVERAL and key not in self.dump.same and not self.types.strict:
                 _, expected, inputs = self._by_bound(self.sites[key], self.theirs[key])
-                self.residuals[key] = residual(key, expected, self._unit(self.sites[key], inputs), self.theirs[key])
+                self.residuals[key] = self._residual(self.sites[key], expected, inputs)
         for i in wrong:
             explain = self._wrong_several if len(found[i].across) > 1 else self._wrong
             try:
@@ -137,6 +138,14 @@ class TensorJudge:
             details.numbers(site.key, expected.value, theirs, lambda rows: bound_of(expected, expected.value.shape, rows)[0])
         return statistics(site.key, verdict, reason, (site.key,), ratio, expected.value, theirs), expected, inputs
 
+    def _residual(self, site: Operation, expected: Expected, inputs: list[Array]) -> Residual:
+        """The error of an operation as noise."""
+        theirs = self.theirs[site.key]
+        found = residual(site.key, expected, self._unit(site, inputs), theirs)
+        if site.key != LOGITS or found.odd:  # which no other product need be like
+            return found
+        return found._replace(odd=left_out(inputs[0], self.model.head, theirs - expected.value))
+
     def _unit(self, site: Operation, inputs: list[Array]) -> Array:
         """What a relative error of 1 in each step makes of each number, squared."""
         coarse = site.expected(Storage(("bfloat16",) * len(inputs), "bfloat16"), *inputs)
@@ -167,7 +176,12 @@ class TensorJudge:
             if cause is not None and cause.fault:
                 return self._caused(judged, cause)
             self.formats[name] = cause
-        return self._caused(judged, self.formats[name] or Cause(self.noise.words(judged.key), "noise", fault=False))
+        return self._caused(judged, self.formats[name] or self._cause_of_noise(self.sites[judged.key]))
+
+    def _cause_of_noise(self, site: Operation) -> Cause:
+        """The noise of an operation as a cause, which is no fault."""
+        named = [node.what if node.kind == "activation" else node.noun for node, _ in nodes(site.tree) if node.kind in _APPROXIMATED]
+        return Cause(self.noise.words(site.key, named[0] if len(named) == 1 else ""), "noise", fault=False)
 
     def _with_noise(self, site: Operation, expected: Expected, inputs: list[Array]) -> Expected:
         """What an operation should give, with room for the noise of others."""
@@ -258,7 +272,7 @@ class TensorJudge:
         is_noise = not self.types.strict and self.noise.explains(site.key)
         if work > effort * _MOST_WORK or self.in_vain > effort * _MOST_IN_VAIN:
             if is_noise:
-                return self._caused(judged, Cause(self.noise.words(site.key), "noise", fault=False))
+                return self._caused(judged, self._cause_of_noise(site))
             return replace(judged, tried=False)
         places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
         if is_noise:

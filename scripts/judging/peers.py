@@ -45,6 +45,8 @@ def installed() -> list[Peer]:
             for dtype in ("float32", "float16", "bfloat16")
             for attention in ("eager", "sdpa")
         ]
+        peers.append(Peer("transformers autocast", "folder", partial(_transformers, "float32", "eager", autocast=True)))
+        peers.append(Peer("transformers dynamic int8", "folder", partial(_transformers, "float32", "eager", int8=True)))
     if find_spec("mlx_lm"):
         peers += [Peer(f"mlx-lm {dtype}", "folder", partial(_mlx, dtype)) for dtype in ("float32", "float16", "bfloat16")]
     if _has_tinygrad():
@@ -60,12 +62,15 @@ def installed() -> list[Peer]:
     return peers
 
 
-def _transformers(dtype: str, attention: str, folder: Path, tokens: NDArray[np.int64]) -> Trace:
+def _transformers(dtype: str, attention: str, folder: Path, tokens: NDArray[np.int64], autocast: bool = False, int8: bool = False) -> Trace:
+    """autocast: products in bfloat16. int8: products of int8 codes, whose scales are of each call's inputs."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention).eval()
-    with torch.no_grad(), record_transformers(model) as trace:
+    if int8:
+        model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast), record_transformers(model) as trace:
         model(torch.tensor(tokens[None]))
     return _loaded(trace)
 

@@ -21,8 +21,8 @@ from bitnet_np.judge.options import Options
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
 from bitnet_np.testing.models import random_model
-from bitnet_np.traces.points import Key
-from scripts.judging.engine import KINDS, Engine, accumulate, precise
+from bitnet_np.traces.points import Key, Trace
+from scripts.judging.engine import KINDS, Engine, accumulate, bfloat16, precise
 from scripts.judging.faults import silu
 
 RNG = np.random.default_rng(0)
@@ -180,3 +180,17 @@ def test_what_is_declared_is_a_floor_and_all_there_is_if_strict(kind, field, rig
     assert (
         judged(model, ids, dump).notes[0].startswith("judged as bfloat16, read off the dump: " if field == "act" else "a KV cache of q8_0")
     )
+
+
+@pytest.mark.parametrize(("offset", "is_right"), [(1.0, True), (0.0, False)])
+def test_a_norm_rounds_its_weight_as_the_file_has_it(offset, is_right):
+    """Gemma's weights are stored without the 1 that is added to them: near -1 their rounding is large beside the sum."""
+    model = random_model(1, family="gemma", n_layers=1)
+    rng, c = np.random.default_rng(2), model.config
+    weight = (-1 + 0.05 * rng.standard_normal(c.width)).astype(np.float32)
+    x = bfloat16(rng.standard_normal((6, c.width)).astype(np.float32))
+    y = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + np.float32(c.eps)) * (1 + bfloat16(weight))
+    model = replace(model, output_norm=1 + weight, norm_offset=offset)
+    trace = Trace({Key("l_out", 0): x, Key("result_norm", None): bfloat16(y)}, None, "dump")
+    report = judge_trace(model, trace, rng.integers(0, c.vocab, 6))
+    assert (report.operations[-1].verdict <= Verdict.FLIPS) == is_right

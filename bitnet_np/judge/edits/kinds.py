@@ -13,7 +13,7 @@ from ...model.families import NORMS
 from ...model.records import Linear, Ternary, with_rope_of
 from ...traces.points import FIELDS, POINTS, TOP_EXPERTS, Key
 from ..law import functions
-from ..law.definition import matrix_of, matrix_product, rms
+from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product, rms
 from ..law.expression import Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
 from ..law.graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input, operations
 from ..law.precision import NARROW_FLOATS
@@ -272,7 +272,8 @@ def _near(key: Key, place: Operation) -> str:
 def other_weight(place: Operation, node: Node, readers: list[Node]) -> Edits:
     """A weight of another layer, or of another step; or the matrix, scale and bias of another product."""
     name, others = place.key.name, list[tuple[str, Any]]()
-    if node.noun == "the norm's weight" and place.layer is not None:
+    shape = np.shape(node.inputs[0].value if node.noun == NORM_WEIGHT and node.inputs else node.value)
+    if node.noun == NORM_WEIGHT and place.layer is not None:
         field = HEAD_NORMS.get(name, name)
         others = [(other, getattr(place.layer, other)) for other in (*NORMS, *HEAD_NORMS.values()) if other != field]
         others += [("result_norm", place.model.output_norm)]
@@ -281,7 +282,7 @@ def other_weight(place: Operation, node: Node, readers: list[Node]) -> Edits:
         trees = [(other, matrix_product(place, tensor(place.inputs[0]), linear)) for other, linear in _linears(place)]
         others = [(other, step.value) for other, tree in trees for step, _ in nodes(tree) if step.noun == node.noun]
     for other, value in others:
-        if value is not None and np.shape(value) == np.shape(node.value):
+        if value is not None and np.shape(value) == shape:
             yield f"{node.noun} of {other} is used", constant(node.noun, value)
     for other, linear in _linears(place) if not readers and place.layer is not None and name in FIELDS else ():
         if linear.shape == place.linear.shape:

@@ -121,8 +121,7 @@ def _capped(x: Node, cap: float | None, noun: str) -> Node:
 
 def norm(place: Place, x: Node, gain: NDArray, bias: NDArray | None) -> Node:
     """The family's norm of a layer's input or of a branch."""
-    eps = place.config.eps
-    return rms(x, gain, eps) if place.config.norm == "rms" else layer_norm(x, gain, bias, eps)
+    return rms_norm(place, x, gain) if place.config.norm == "rms" else layer_norm(x, gain, bias, place.config.eps)
 
 
 def layer_norm(x: Node, gain: NDArray, bias: NDArray | None, eps: float) -> Node:
@@ -134,14 +133,20 @@ def layer_norm(x: Node, gain: NDArray, bias: NDArray | None, eps: float) -> Node
 
 def rms_norm(place: Place, x: Node, gain: NDArray, eps: float | None = None) -> Node:
     """The RMS norm of rows. eps: the norm's own, if it has one."""
-    return rms(x, gain, eps or place.config.eps)
+    return rms(x, gain, eps or place.config.eps, place.model.norm_offset)
 
 
-def rms(x: Node, gain: NDArray, eps: float) -> Node:
-    """The RMS norm of rows."""
+NORM_WEIGHT = "the norm's weight"
+
+
+def rms(x: Node, gain: NDArray, eps: float, offset: float = 0.0) -> Node:
+    """The RMS norm of rows. offset: what engines add to the weight that they have, as Gemma's do: that weight is rounded, and the sum."""
     square = _sum("the mean square with epsilon", Node("reduction", (x,), "the mean square", "mean square"), constant("epsilon", eps))
     normed = _quotient("the normed numbers", x, Node("root", (square,), "the root mean square", "root"))
-    return _product("the weighted numbers", normed, constant("the norm's weight", _wide(gain)))
+    weight = constant(NORM_WEIGHT, _wide(gain))
+    if offset:
+        weight = _sum(NORM_WEIGHT, constant("the weight of the file", _wide(gain) - offset), constant("the norm's offset", offset))
+    return _product("the weighted numbers", normed, weight)
 
 
 def _count(place: Place) -> int:
@@ -152,9 +157,9 @@ def _count(place: Place) -> int:
 def norm_of_heads(place: Place, x: Node, gain: NDArray) -> Node:
     """The RMS norm of each head, or of all of them together."""
     if place.config.joint_qk_norms:
-        return rms(x, gain, place.config.eps)
+        return rms_norm(place, x, gain)
     heads = Node("heads", (x,), x.noun, _count(place) * place.config.head_dim // gain.size)
-    return Node("joined", (rms(heads, gain, place.config.eps),), "the heads")
+    return Node("joined", (rms_norm(place, heads, gain),), "the heads")
 
 
 # --- products ---------------------------------------------------------------------------------------------------------------------------

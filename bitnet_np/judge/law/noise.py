@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...model.records import Weights
 from ...traces.points import FIELDS, Key
 from .expected import TINY, Array, Expected
+from .products import row_blocks
 
 UNEVEN = 4.0
 """Times that levels of one format differ between operations, rows and columns, whose blocks and largest numbers are not alike."""
@@ -49,7 +51,7 @@ class Residual(NamedTuple):
     @property
     def most(self) -> float:
         """The largest level that formats make."""
-        return COARSEST if self.kind in (PRODUCTS, ATTENTION, SEVERAL) else FINE
+        return COARSEST if self.kind in (PRODUCTS, ATTENTION, SEVERAL, TABLE) else FINE
 
     def is_like(self, other: "Residual") -> bool:
         """Whether two tensors have noise of one level, and neither a factor nor a mean that the other has not.
@@ -62,7 +64,9 @@ class Residual(NamedTuple):
         return high <= UNEVEN * low and max(abs(self.along - other.along), abs(self.mean - other.mean)) <= low
 
 
-PRODUCTS, ATTENTION, SEVERAL = "products", "attention", "several"
+PRODUCTS, ATTENTION, SEVERAL, TABLE = "products", "attention", "several", "inp_embd"
+_WEIGHTS = (PRODUCTS, ATTENTION, TABLE)
+"""Kinds whose errors lie on all numbers alike; those of a function are where it is steep or curved."""
 
 
 def kind_of(key: Key) -> str:
@@ -93,7 +97,7 @@ def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: f
         return "every position has the same error"
     if float(np.quantile(square, 0.75)) < (_NONE * level) ** 2:
         return "most numbers are right"
-    if kind not in (PRODUCTS, ATTENTION):  # a function's errors are where it is steep or curved
+    if kind not in _WEIGHTS:
         return ""
     for what, squares, axis in (("position", square.mean(axis=1), 1), ("element", square.mean(axis=0), 0)):
         worst = int(squares.argmax())
@@ -104,6 +108,22 @@ def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: f
         t, i = np.unravel_index(int(square.argmax()), square.shape)
         return f"position {t}, element {i} is off by {times:.3g} times as much as the whole tensor"
     return ""
+
+
+def left_out(x: Array, weights: Weights, error: Array) -> str:
+    """The inputs of a product [T, M] that make most of its error [T, N] by being left out, or summed again, in words; or none."""
+    along, square = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    for rows, some in row_blocks(weights):
+        along += ((error[:, rows] @ some) * x).sum(axis=0)
+        square += (some**2).sum(axis=0) * (x**2).sum(axis=0)
+    times = along / np.maximum(square, TINY**2)
+    odd = np.abs(times) > 0.5
+    if not odd.any():
+        return ""
+    part = x[:, odd] * times[odd]
+    left = sum(float(((error[:, rows] - part @ some[:, odd].T) ** 2).sum()) for rows, some in row_blocks(weights))
+    most = np.flatnonzero(odd)
+    return f"{most.size} inputs from {most[0]} to {most[-1]} make most of the error" if left < float((error**2).sum()) / 2 else ""
 
 
 def _extreme(count: int) -> float:
@@ -134,14 +154,15 @@ class Noise:
             return False
         if others and sum(map(own.is_like, others)) >= max(1, _MANY * len(others)):
             return True
-        if key.name == "result_output" and own.kind == PRODUCTS:  # the head may have a format of its own
-            return own.level <= COARSEST_SEEN
+        if key.name in ("result_output", TABLE) and own.kind != SEVERAL:  # the head and the embedding may have formats of their own
+            return True
         return not others and own.kind != SEVERAL and own.level <= FINE
 
-    def words(self, key: Key) -> str:
-        """The noise of an operation, in words."""
-        kind, level = self.residuals[key].kind, self.residuals[key].level
-        if kind not in (PRODUCTS, ATTENTION, SEVERAL):
-            return f"{key.name} is approximated to {level:.1g}, everywhere alike"
-        what = {PRODUCTS: "products are", ATTENTION: "attention is", SEVERAL: "operations are"}[kind]
-        return f"{what} computed with about 2^{np.log2(level):.1f} of noise, everywhere alike"
+    def words(self, key: Key, function: str = "") -> str:
+        """The noise of an operation, in words. function: the name of the one that it is made of, if there is one."""
+        kind, level, alike = self.residuals[key].kind, self.residuals[key].level, ", everywhere alike" * bool(self._others(key))
+        name = function or key.name
+        what = {PRODUCTS: "products are", ATTENTION: "attention is", SEVERAL: "operations are", TABLE: "embeddings are"}.get(kind)
+        if what is None:
+            return f"{name} {'are' if name.endswith('s') else 'is'} approximated to {level:.1g}{alike}"
+        return f"{what} computed with about 2^{np.log2(level):.1f} of noise{alike}"

@@ -101,6 +101,8 @@ class Law:
         read = [child for child in node.inputs if child.kind != "constant"]
         if node.kind == "difference" and _is_shift(read[-1]):
             return True
+        if not read and node.kind == "sum":  # of weights
+            return False
         written = node.kind == "quotient" and node.inputs[1].kind != "constant"  # a scale or probabilities
         return node.kind in _FINE or (node.kind in _FINE_IF_READ_ALONE and self.fine.issuperset(read) and not written)
 

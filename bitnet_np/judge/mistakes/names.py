@@ -77,6 +77,8 @@ _NORMS = {
     "norm.mean_subtracted": "centred: the mean is subtracted, as in LayerNorm",
     "norm.width_less_one": "other_function: the sum of squares over the width less one instead of the mean square",
 }
+OF_ROWS = frozenset(_NORMS)
+"""The ids of mistakes in what a row has once: none is in some of its elements, and an operation has it in all rows."""
 _ANYWHERE = {
     "scale.other": "other_weight: the weight scale of {A} is used",
     "codes.unshifted": "codes: codes 0, 1, 2 are read as 0, +1, +2 instead of -1, 0, +1",

@@ -22,7 +22,7 @@ from ..readings.table import LOOSE
 from ..readings.wrong import digits
 from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
 from .mistake import Array, Cause
-from .names import HIDDEN
+from .names import HIDDEN, OF_ROWS
 
 OVERHEAD = 2 * 10**5
 """Multiply-adds that take as long as what an operation does beside them."""
@@ -89,7 +89,7 @@ class Case(ABC):
         if keep and trial.number is None:
             if trial.cause.fault and found.left < _LESS * self.nearest[0]:
                 self.nearest = found.left, trial
-            if self.parts is not None:
+            if self.parts is not None and not _is_of_rows(trial.cause):
                 self.parts.compare(trial.cause, array)
         return found
 
@@ -109,6 +109,11 @@ class Case(ABC):
 def _is_format(cause: Cause) -> bool:
     """Whether it rounds to fewer bits, weights too, which is no mistake where all tensors show it."""
     return not cause.fault or cause.id == "edit.fewer_bits"
+
+
+def _is_of_rows(cause: Cause) -> bool:
+    """Whether it is in all numbers of an operation, or in none."""
+    return cause.id in OF_ROWS or cause.text.startswith("epsilon")
 
 
 class _Fit(NamedTuple):
@@ -247,7 +252,9 @@ class Search:
         if case.parts is None:
             return None
         hidden = ((part, self.hidden(case.within(part), numbered=True)) for part in case.parts.parts)
-        return case.parts.known() or next((part.named(cause) for part, cause in hidden if cause is not None), None)
+        return case.parts.known() or next(
+            (part.named(cause) for part, cause in hidden if cause is not None and not _is_of_rows(cause)), None
+        )
 
     def nearly(self, case: Case) -> Cause | None:
         """The mistake that leaves little of the error, with the rounding to fewer bits that explains the rest; or two such types."""

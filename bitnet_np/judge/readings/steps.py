@@ -14,7 +14,7 @@ from ... import spec
 from ...base.errors import listed
 from ..law import functions
 from ..law.expression import Node
-from .wrong import ROWS, Array, Wrong, digits, matched, moved_said, parts_of, places_of, runs, sources
+from .wrong import ROWS, Array, Wrong, digits, instead, matched, moved_said, parts_of, places_of, runs, sources
 
 _AGREE = 1e-4  # of the largest number: two that are the same
 _SMOOTH = 1e-3  # NMSE that a function leaves between its neighbours
@@ -130,7 +130,7 @@ def _off(solved: Array, right: Array) -> str:
     if np.ptp(ratio) <= min(_AGREE * np.abs(ratio).max(), np.abs(ratio - 1).max() / 10):
         return f"{digits(ratio[0, 0])} times what is right{where}"
     worst = np.abs(theirs - ours).argmax(axis=1)  # of the heads of a row
-    examples = [f"{theirs[i, worst[i]]:.6g} instead of {ours[i, worst[i]]:.6g} at {what} {i}" for i in off[:2]]
+    examples = [f"{instead(theirs[i, worst[i]], ours[i, worst[i]])} at {what} {i}" for i in off[:2]]
     return f"{listed(examples)}{where and f'; wrong{where}'}"
 
 
@@ -198,5 +198,5 @@ def _function(step: _Step, values: dict[Node, Any]) -> str | None:
         return None
     points = [i for i in (np.searchsorted(x, at) for at in (-1.0, -0.5, 0.5, 1.0)) if 0 < i < x.size]
     right = np.ravel(values[step.node])[known][order]
-    said = [f"{y[i]:.4g} instead of {right[i]:.4g} at {x[i]:.4g}" for i in points]
+    said = [f"{instead(y[i], right[i], 4)} at {x[i]:.4g}" for i in points]
     return f"the activation is another function of its input: {listed(said)}" if said else None

@@ -178,6 +178,12 @@ def digits(number: float) -> str:
     return next((text for n in range(6, 18) if float(text := f"{number:.{n}g}") != 1), "1")
 
 
+def instead(theirs: float, right: float, least: int = 6) -> str:
+    """A number instead of another, of so many digits, or of as many as tell them apart."""
+    texts = ((f"{theirs:.{n}g}", f"{right:.{n}g}") for n in range(least, 18))
+    return " instead of ".join(next((pair for pair in texts if pair[0] != pair[1]), (repr(theirs), repr(right))))
+
+
 def moved_said(source: Indices, what: str) -> str:
     """Which rows or columns are another one, in words."""
     count, index = len(source), np.arange(len(source))
