@@ -15,24 +15,34 @@ from .law.precision import storage_type
 
 NEAR = 1e-2  # mean square error, of the spread: right rows of any type are nearer, and rows of other tokens far from it
 _NORMALISED = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}  # by which a sum of probabilities of this type may differ from 1
+_BLOCK = 1 << 20  # numbers looked at together
 _SHIFTED = 8  # times their standard deviation, by which all errors at a position are off
 _LOWER = 16  # times nearer to the layer before
 
 
 def normalised(theirs: NDArray) -> Literal["probabilities", "log-probabilities"] | None:
     """What logits [..., V] are that are normalised at each position."""
-    rows = theirs.reshape(-1, theirs.shape[-1]).astype(np.float64)
-    if theirs.dtype.kind != "f" or rows.size < 2 or not np.isfinite(rows).all():
+    if theirs.dtype.kind != "f" or theirs.size < 2:
         return None
-    most = _NORMALISED[storage_type(theirs)]
-    if rows.min() >= 0:
-        return "probabilities" if np.abs(rows.sum(axis=1) - 1).max() < most else None
-    is_normal = rows.max() <= most and np.abs(np.exp(rows).sum(axis=1) - 1).max() < most
-    return "log-probabilities" if is_normal else None
+    rows, most = theirs.reshape(-1, theirs.shape[-1]), _NORMALISED[storage_type(theirs)]
+    of_logs = bool(rows[0].min() < 0)
+    step = max(1, _BLOCK // rows.shape[1])
+    with np.errstate(all="ignore"):  # NaN is no sum
+        for begin in range(0, len(rows), step):
+            x = rows[begin : begin + step].astype(np.float64)
+            in_range = x.max() <= most if of_logs else x.min() >= 0
+            total = (np.exp(x) if of_logs else x).sum(axis=1)
+            if not in_range or not (np.abs(total - 1) < most).all():
+                return None
+    return "log-probabilities" if of_logs else "probabilities"
 
 
-def shifted(ours: NDArray, theirs: NDArray) -> str | None:
-    """The constant that all logits [P, V] of each position are off by, if nothing else is wrong."""
+def other_numbers(ours: NDArray, theirs: NDArray) -> str | None:
+    """What logits [P, V] are that are probabilities, or right but for a constant at each position."""
+    if normalised(theirs) == "probabilities":
+        return (
+            "they are probabilities, whose sum is 1 at each position: dump the logits before the softmax, or their logarithms as log_probs"
+        )
     b = theirs.astype(np.float64)
     error = b - ours
     shift, spread = error.mean(axis=1), error.std(axis=1)
@@ -54,7 +64,11 @@ def other_shape(theirs: NDArray, ours: NDArray) -> str:
     if theirs.shape == ours.shape[::-1]:
         return ": it is transposed"
     if width != ours.shape[1]:
-        return f": if the last {width - ours.shape[1]} columns are padding, dump the others" if rows == length < width else ""
+        return (
+            f": if the last {width - ours.shape[1]} columns are padding, dump the others"
+            if rows == length and width > ours.shape[1]
+            else ""
+        )
     few = min(rows, length)
     first, last = is_near(ours[:few], theirs[:few]), is_near(ours[-few:], theirs[-few:])
     if rows > length and (first or last):

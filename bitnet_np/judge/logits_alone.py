@@ -25,7 +25,7 @@ from ..base.errors import ContextLimitError, NonFiniteError, listed
 from ..model.records import MATRICES
 from ..traces.points import Key
 from .bounds import TINY
-from .first_looks import shifted
+from .first_looks import other_numbers
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .law.expected import type_of
 from .law.noise import BFLOAT16_NOISE, COARSEST_SEEN, FINE
@@ -78,7 +78,7 @@ def judge_logits(
     judged = judge(ours, theirs, None, numbers, options.details)
     if judged.verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.INVALID):
         return judged
-    if ids is not None and (text := shifted(ours, np.asarray(theirs))) is not None:
+    if ids is not None and (text := other_numbers(ours, np.asarray(theirs))) is not None:
         return _wrong(judged, text)
     target = _Target(ours, theirs, base, run, options, search, ids)
     kind = type_of(base.model.token_embd)

@@ -11,7 +11,7 @@ from ..base.errors import ShapeError, shortened
 from ..base.validate import array_of, instance, integers
 from ..generation.nll import log_probabilities
 from ..kernels.float_state import steady
-from .first_looks import normalised, other_shape
+from .first_looks import other_shape
 from .law.noise import FLOAT16_NOISE
 from .report.detail import Details
 from .verdict import Verdict
@@ -346,10 +346,6 @@ def invalid(ours: NDArray[np.float32], theirs: NDArray) -> str | None:
     for r, row in enumerate(rows):
         if row.size > 1 and (row == row[0]).all():
             return f"their logits of position {_place(r, ours.shape[:-1])} are all {row[0]}"
-    if normalised(theirs) == "probabilities":
-        return (
-            "they are probabilities, whose sum is 1 at each position: dump the logits before the softmax, or their logarithms as log_probs"
-        )
     for r in range(1, len(rows)):
         if (rows[r] == rows[r - 1]).all() and np.abs(true[r] - true[r - 1]).max() > DIFFERENT * true[r].std():
             before_and_now = " and ".join(_place(n, ours.shape[:-1]) for n in (r - 1, r))

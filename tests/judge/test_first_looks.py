@@ -5,7 +5,7 @@ import pytest
 
 from bitnet_np import Verdict, check, forward_full
 from bitnet_np.generation.nll import log_probabilities
-from bitnet_np.judge.first_looks import normalised
+from bitnet_np.judge.first_looks import normalised, other_shape
 from bitnet_np.judge.mistakes.search import Search
 from bitnet_np.testing.models import random_model
 
@@ -44,7 +44,6 @@ def with_rows(rows, shown):
 
 INVALID = {
     "constant": (IDS, 0 * LOGITS + 3, "their logits of position 0 are all 3.0"),
-    "probabilities": (IDS, np.exp(LOG_PROBS), "they are probabilities, whose sum is 1 at each position"),
     "transposed": (IDS, LOGITS.T, "it is transposed"),
     "a BOS more": (IDS, tensors(np.concatenate([[59], IDS]))["result_output"], "as if a BOS token had been put in front"),
     "a BOS twice": (IDS, tensors(np.concatenate([IDS[:1], IDS]))["result_output"], "right with the first token id, 1, twice"),
@@ -99,6 +98,12 @@ def test_what_is_read_as_something_else_is_judged_as_such(name):
     assert any(says in note for note in report.notes), report.notes
 
 
+def test_probabilities_are_said():
+    report = check(MODEL, IDS, np.exp(LOG_PROBS))
+    assert report.verdict is Verdict.WRONG
+    assert report.logits.explanation.startswith("they are probabilities, whose sum is 1 at each position")
+
+
 def test_narrow_types_are_normalised_but_for_their_roundings():
     rng = np.random.default_rng(1)
     probabilities = rng.dirichlet(np.ones(300), 5).astype(np.float32)
@@ -108,3 +113,21 @@ def test_narrow_types_are_normalised_but_for_their_roundings():
     assert normalised(1.1 * probabilities) is None
     assert normalised(np.log(probabilities) + np.float32(0.1)) is None
     assert normalised(rng.normal(0, 1, (5, 300)).astype(np.float32)) is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "says"),
+    [
+        ((50, 7), "transposed"),
+        ((8, 50), "BOS"),
+        ((7, 64), "last 14 columns are padding"),
+        ((7, 49), ""),
+        ((6, 50), "say --prefix 1"),
+        ((7, 1, 50), ""),
+    ],
+)
+def test_shapes_say_what_engines_do(theirs, says):
+    rng = np.random.default_rng(0)
+    hint = other_shape(rng.normal(size=theirs), rng.normal(size=(7, 50)))
+    assert says in hint
+    assert bool(hint) == bool(says)

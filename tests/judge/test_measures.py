@@ -11,7 +11,7 @@ import pytest
 
 from bitnet_np.judge import measures as comparing
 from bitnet_np.judge.law.roundings import to_bfloat16
-from bitnet_np.judge.measures import FLIPS_LIMIT, ROUNDING_LIMIT, SCALE_LIMIT, Reach, judge, limits, shape_hint
+from bitnet_np.judge.measures import FLIPS_LIMIT, ROUNDING_LIMIT, SCALE_LIMIT, Reach, judge, limits
 from bitnet_np.judge.verdict import Verdict
 
 SAME_BITS, ROUNDING, FLIPS, NARROW, WRONG, INVALID = Verdict
@@ -270,13 +270,3 @@ def test_numbers_that_cannot_be_compared_are_no_agreement_and_leave_finite_numbe
     judgement = judge(ours, theirs)
     assert judgement.verdict >= WRONG
     json.dumps(judgement.as_dict(), allow_nan=False)
-
-
-@pytest.mark.parametrize(
-    ("theirs", "says"),
-    [((50, 7), "transposed"), ((8, 50), "BOS"), ((7, 64), "last 14 columns are padding"), ((7, 49), ""), ((6, 50), ""), ((7, 1, 50), "")],
-)
-def test_shapes_say_what_engines_do(theirs, says):
-    hint = shape_hint(theirs, (7, 50))
-    assert says in hint
-    assert bool(hint) == bool(says)
