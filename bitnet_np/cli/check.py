@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..base.errors import OptionError, listed
-from ..base.validate import integer, positive
+from ..base.validate import integer
 from ..base.whole_file import whole_file
 from ..engine import machine
 from ..engine.dialects import BITNET_CPP, DIALECTS, EXACT
@@ -17,7 +17,7 @@ from ..engine.tokens import check_tokens, pad
 from ..files import embedded
 from ..judge.law.precision import FLOAT32
 from ..judge.measures import Judgement, judge
-from ..judge.options import Options
+from ..judge.options import USUAL_BUDGET, Options
 from ..judge.partial import check_partial, check_records
 from ..judge.report.detail import Details
 from ..judge.report.pictures import check_plot, plot
@@ -54,8 +54,7 @@ at most one of
 --format {"|".join(FORMATS)}: format of the dump (default: recognised by its content)
 --last: the dump holds logits of the last position only
 --prefix N = 0: the dump has no rows of the first N tokens: the engine reused their keys and values
---budget S = 20.0: seconds of computing that the search for causes may take, 0 for the verdict alone
---effort X = 1.0: try X times as many mistakes where trying them takes long
+--budget S = {USUAL_BUDGET}: seconds of computing that the search for causes may take, 0 for the verdict alone
 --strict: roundings that are not declared are WRONG, not NARROW
 {REPORT}
 {check_server.ARGUMENTS}
@@ -100,7 +99,7 @@ def _declared(arguments: argparse.Namespace) -> str:
 def _judged(inputs: Inputs, details: Details | None) -> Report:
     """The report on the dump of one sequence, or of several."""
     arguments, config, rows = inputs.arguments, inputs.source.config, inputs.sequences()
-    profile, effort = profile_of(arguments), positive("--effort", arguments.effort)
+    profile = profile_of(arguments)
     path, prefix = arguments.theirs, integer("--prefix", arguments.prefix, 0)
     name = arguments.format or detect(path)
     if arguments.last and name not in ("logits", "raw", "text"):
@@ -112,7 +111,7 @@ def _judged(inputs: Inputs, details: Details | None) -> Report:
         printed, model = eval_callback.read(path), inputs.model()
         profile = profile_of(arguments, "bitnet.cpp" if FAMILIES[model.config.architecture].ternary else "llama.cpp")  # who printed it
         return check_partial(model, rows[0], printed, profile.dialect, profile.precision or FLOAT32)
-    options = Options(profile.precision, effort, prefix, progress.bar, details, arguments.budget, arguments.strict)
+    options = Options(profile.precision, prefix, progress.bar, details, arguments.budget, arguments.strict, keeps_known=True)
     if name == "bitnet-rs-logits":
         return check_completions(inputs.model(), bitnet_rs_logits.read(path, rows[0]), profile.dialect, options)
     if partial:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..base.errors import ContextLimitError, OptionError
+from ..base.errors import ContextLimitError, OptionError, shown
 from ..base.validate import integer
 from ..judge.options import Options
 from ..judge.report.report import Report
@@ -12,6 +12,7 @@ from ..judge.top_logprobs import FEWEST, check_completions
 from ..judge.verdict import Verdict
 from ..servers.client import client_of
 from ..servers.endpoint import server_at
+from ..servers.words import quantised_name, stated_types
 from . import progress
 from .arguments import profile_of
 from .inputs import opened
@@ -52,9 +53,18 @@ def judged(arguments: argparse.Namespace) -> tuple[Report, str]:
         else:
             difference = tokenizer_difference(ids.tolist(), theirs, tokenizer.bos)
     profile = profile_of(arguments, server.dialect)
-    options = Options(profile.precision, bars=progress.bar, budget=arguments.budget, strict=arguments.strict)
+    options = Options(
+        profile.precision,
+        bars=progress.bar,
+        budget=arguments.budget,
+        strict=arguments.strict,
+        stated=stated_types(server.names),
+        keeps_known=True,
+    )
     completions = server.complete(ids.tolist(), predict, k)
     report = check_completions(model, completions, profile.dialect, options)
+    if report.verdict == Verdict.WRONG and (quantised := quantised_name(server.names)):
+        notes.append(f"the server's model is called {shown(quantised)}: are its weights quantised, and other than this file's?")
     report = replace(report, notes=(*notes, *report.notes))
     if difference is not None:
         verdict = max(report.verdict, Verdict.WRONG)

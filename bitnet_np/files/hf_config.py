@@ -55,9 +55,11 @@ class Recipe:
     quantization: Quantization | None
     groups: Groups | None  # weights are quantised in groups, by mlx-lm
     rope_factors: NDArray[np.float64] | None  # [J] Llama 3's, for which Config has no field
+    dtype: str  # see Model.dtype
     part: TextPart | None  # how the text model lies in the folder of a larger one
 
 
+_DTYPES = ("bfloat16", "float16", "float32")
 _NEUTRAL = frozenset(
     (
         *("_attn_implementation_autoset", "_commit_hash", "_name_or_path", "auto_map", "dtype", "torch_dtype", "tokenizer_class"),
@@ -143,10 +145,16 @@ def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
         groups=_groups(keys),  # before the other form of quantization_config
         quantization=_quantization(keys, kind),
         rope_factors=rope_factors,
+        dtype=_dtype(config_json) or _dtype(keys.left),
         part=part,
     )
     _check_neutral(keys)
     return recipe
+
+
+def _dtype(keys: Mapping[str, Any]) -> str:
+    """The float type that transformers and servers compute in unless they are told another; empty where config.json names none."""
+    return next((name for key in ("dtype", "torch_dtype") for name in _DTYPES if keys.get(key) == name), "")
 
 
 def _check_neutral(keys: _UnreadKeys) -> None:

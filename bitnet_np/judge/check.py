@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import OptionError, TokenRangeError, shown
 from ..base.progress import Bars, no_bars
-from ..base.validate import choice, function, instance, integer, integers, path_of, positive
+from ..base.validate import choice, function, instance, integer, integers, path_of
 from ..engine.dialects import DIALECTS, EXACT, Dialect
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens, check_tokens, pad
@@ -23,7 +23,7 @@ from ..traces.formats.labels import direct
 from ..traces.points import Entry, Trace
 from .law.graph import LOGITS
 from .law.precision import FLOAT32, Precision
-from .options import Options
+from .options import USUAL_BUDGET, Options
 from .report.detail import Details
 from .report.report import Report
 from .sequences import judge_sequences, read_dump
@@ -41,9 +41,8 @@ def check(
     *,
     bars: Bars = no_bars,
     details: Details | None = None,
-    effort: float = 1.0,
     prefix: int = 0,
-    budget: float = 20.0,
+    budget: float = USUAL_BUDGET,
     strict: bool = False,
 ) -> Report:
     """Judge what another engine computed for these tokens, as `bitnet-np check` does: by limits that are measured on the model.
@@ -60,8 +59,8 @@ def check(
     followed, or its name. precision: the types that the engine keeps numbers in, as a Precision or as text, "act=bf16,kv=q8_0"; None reads
     them off the dump, "exact" reads nothing off. bars: what is told how far the work is. details: collects an HTML report's numbers.
     prefix: the tokens of each sequence that the dump has no rows of, because the engine reused their keys and values; what it computed from
-    them is judged. effort: how many times as many mistakes may be tried as by default, where these take long: notes say what was left out.
-    budget: seconds of computing that the search for causes may take. strict: whether roundings that are not declared are wrong.
+    them is judged. budget: seconds of computing that the search for causes may take, 0 for the verdict alone: notes say what was left out.
+    strict: whether roundings that are not declared are wrong.
 
     Of several sequences the report is on the worst one, and names it: WRONG is worse than INVALID there. `report.sequences` has the report
     on each.
@@ -79,7 +78,7 @@ def check(
         precision = FLOAT32 if precision == "exact" else Precision.parse(precision)
     elif not isinstance(precision, Precision | None):
         raise OptionError(f"precision is {shown(precision)}, expected a Precision, text such as act=bf16,kv=q8_0, or None")
-    options = Options(precision, positive("effort", effort), integer("prefix", prefix, 0), bars, details, budget, bool(strict))
+    options = Options(precision, integer("prefix", prefix, 0), bars, details, budget, bool(strict))
     content: Trace | Labelled
     if isinstance(dump, Trace):
         content = dump

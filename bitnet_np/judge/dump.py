@@ -99,7 +99,7 @@ def _judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options
         and report.verdict != Verdict.NARROW
         and any(len(o.across) > 1 for o in ([report.first_wrong] if report.first_wrong else report.operations))
     )
-    of_logits = logits.judged(replace(options, precision=declared or report.precision), search)
+    of_logits = logits.judged(replace(options, precision=declared or report.precision, budget=options.budget / 2), search)
     is_right = report.verdict <= Verdict.NARROW and LOGITS in {o.key for o in report.operations}
     if is_right and of_logits.verdict == Verdict.WRONG and not (search and of_logits.explanation):  # a name is what several may hide
         reason = f"they follow from operations that are right: {of_logits.reason}"
@@ -213,7 +213,7 @@ def _untried(verdict: OperationVerdict) -> str:
     more = "; then all names of the first layer that is wrong" if len(layers) > 1 else ""
     return (
         f"{verdict.place}: known mistakes were not tried, {len(verdict.across)} operations of a model this large are too much work. "
-        f"Record what lies between, as `bitnet-np trace{which} --names {names}` does{more}; or try them all the same, with --effort"
+        f"Record what lies between, as `bitnet-np trace{which} --names {names}` does{more}; or try them all the same, with --budget"
     )
 
 

@@ -13,7 +13,6 @@ limit of a dump of last positions.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -22,20 +21,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import ContextLimitError, NonFiniteError, listed
-from ..model.records import MATRICES
+from ..model.records import MATRICES, Model
 from ..traces.points import Key
 from .bounds import TINY
 from .first_looks import other_numbers
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .law.expected import type_of
 from .law.noise import BFLOAT16_NOISE, COARSEST_SEEN, FINE
-from .law.precision import FLASH, FLOAT32, Precision
+from .law.precision import FLASH, FLOAT32, NARROW_FLOATS, Precision
 from .measures import Judgement, Reach, across, judge, position_nmse, position_scale
 from .mistakes.catalogue import Trial, in_engine, sites, trials
 from .mistakes.mistake import Cause
 from .mistakes.names import CACHE_ROUNDINGS
-from .mistakes.search import OVERHEAD, Case, Explanation, Search
-from .options import DEFAULT, Options
+from .mistakes.search import OVERHEAD, SEARCH, Case, Explanation, Search
+from .options import DEFAULT, USUAL_BUDGET, Options
 from .readings.table import facts_of
 from .readings.wrong import Wrong
 from .variant import Floats, Variant, scaled
@@ -81,15 +80,24 @@ def judge_logits(
     if ids is not None and (text := other_numbers(ours, np.asarray(theirs))) is not None:
         return _wrong(judged, text)
     target = _Target(ours, theirs, base, run, options, search, ids)
-    kind = type_of(base.model.token_embd)
-    if options.precision is None and kind == "bfloat16" and judge(ours, theirs, target.reach, numbers).verdict == Verdict.WRONG:
-        narrow = judge_logits(ours, theirs, base, run, replace(options, precision=Precision(act=kind)), search, numbers, ids, slack)
-        said = f"in {kind}, the type of the model's weights: {narrow.reason}"
-        return replace(narrow, verdict=max(narrow.verdict, Verdict.NARROW), reason=said)
     judged = judge(ours, theirs, target.reach, numbers, options.details)
-    with suppress(KeyboardInterrupt):  # what is known is said
+    kinds = _stated_types(base.model, options) if options.precision is None and judged.verdict == Verdict.WRONG else {}
+    first: Judgement | None = None
+    for kind, where in kinds.items():
+        declared = replace(options, precision=Precision(act=kind), budget=options.budget / len(kinds))
+        narrow = judge_logits(ours, theirs, base, run, declared, search, numbers, ids, slack)
+        narrow = replace(narrow, verdict=max(narrow.verdict, Verdict.NARROW), reason=f"in {kind}, {where}: {narrow.reason}")
+        if narrow.verdict == Verdict.NARROW:
+            return narrow
+        first = first or narrow
+    if first is not None:
+        return first
+    try:
         judged = target.explained(judged)
-    target.progress(target.total, target.total)
+    except KeyboardInterrupt:  # what is known is said
+        if not options.keeps_known:
+            raise
+        target.said.append("the search for causes was interrupted")
     if judged.verdict == Verdict.WRONG and judged.explanation is not None:
         return judged
     closest = target.closest
@@ -101,6 +109,14 @@ def judge_logits(
     if judged.verdict == Verdict.WRONG and not options.is_strict and (noise := target.noise()) is not None:  # what nothing else explains
         judged = replace(judged, verdict=Verdict.NARROW, reason=f"{noise}; {judged.reason}")
     return replace(judged, reason="; ".join(filter(None, (judged.reason, closest, *target.said))), explanation=closest)
+
+
+def _stated_types(model: Model, options: Options) -> dict[str, str]:
+    """The narrow types that an engine computes in by its own words, or by the model's file; where that is said."""
+    stated = dict.fromkeys(options.stated, "which the engine states or usually has")
+    words = {model.dtype: "the type that the model's file states", type_of(model.token_embd): "the type of the model's weights"}
+    every = (words if model.dtype in NARROW_FLOATS else {}) | stated | words
+    return {kind: words.get(kind, where) for kind, where in every.items() if kind in NARROW_FLOATS}
 
 
 _PRECISIONS = tuple(Precision(**kinds) for kinds in ({"kv": "q8_0"}, {"act": "bfloat16"}, {"kv": "q4_0"}))
@@ -120,8 +136,8 @@ class _Target:
         # scales of queries and keys do the same
         self.names = [name for name in base.present(MATRICES) if name != "attn_k"] if search else []
         honest, others = list(roundings(base, self.declared)), list(dialects(base))
-        self.run, self.progress, self.done = run, options.bars("trying known mistakes"), 0
-        self.total = len(honest) + len(others) + len(self.engines) + 2 * len(self.names)  # runs
+        self.run, self.progress, self.done = run, options.bars("measuring the reach of roundings"), 0
+        self.total = len(honest) + len(others)  # runs
         of_honest = self.logits_of(honest)
         self.right = list(of_honest.values())
         self.a, self.b = (np.asarray(x).reshape(-1, ours.shape[-1])[: len(self.right[0])] for x in (ours, theirs))  # [P, V]
@@ -141,7 +157,8 @@ class _Target:
     def logits(self, variant: Variant) -> Floats | None:
         """The logits of a variant; None if its numbers leave float32's range, as those of a mistake may."""
         self.done += 1
-        self.progress(min(self.done, self.total), self.total)
+        if self.done <= self.total:
+            self.progress(self.done, self.total)
         try:
             with np.errstate(all="ignore"):
                 return self.run(variant)
@@ -160,18 +177,24 @@ class _Target:
         case = LogitsCase(
             span=span, value=self.a, theirs=self.b, now=now, exact=_EXACT * now, single=False, fit=False, target=self, best=self.best
         )
-        search = Search(2 * self.options.effort * _HIDDEN_WORK, self.options.budget)
-        search.begin()
+        precision, strict = self.options.precision, self.options.is_strict
+        is_seen = judge(self.a, self.b, self.reach).verdict == Verdict.WRONG  # at the positions that are looked at
+        narrow = self.undeclared() if self.strong and is_seen and precision is None and self.search else None
+        search = Search(2 * self.options.effort * _HIDDEN_WORK, self.options.budget, self.options.bars(SEARCH))
+        if self.strong and narrow is None:
+            search.begin()
+        else:
+            search.begin_unlimited()
         mistake = search.named(case, self.engines)
-        text = mistake.text if mistake is not None else None if self.closest or len(self.a) < _POSITIONS else self.wrong_scale()
+        is_sought = mistake is None and not search.is_over and not self.closest and len(self.a) >= _POSITIONS
+        text = mistake.text if mistake is not None else self.wrong_scale() if is_sought else None
         if text is not None or not self.strong:
             return judged if text is None else _wrong(judged, text)
-        if judge(self.a, self.b, self.reach).verdict != Verdict.WRONG:
+        if narrow is not None:
+            return replace(judged, verdict=Verdict.NARROW, reason=narrow)
+        if not is_seen:
             self.said.append(f"the first {len(self.a)} of these positions are right, and no mistake was tried on the others")
             return judged
-        precision, strict = self.options.precision, self.options.is_strict
-        if precision is None and self.search and (reason := self.undeclared()) is not None:
-            return replace(judged, verdict=Verdict.NARROW, reason=reason)
         cause = self.of_operations(search, replace(case, best=self.away, fit=True))
         if cause is None:
             return judged
@@ -187,13 +210,15 @@ class _Target:
         most = self.options.effort * _MOST_WORK
         every = list(trials(case.span, single=True))
         if len(every) * self.work > most:
-            least = 1.1 * len(every) * self.work / _MOST_WORK
-            self.said.append(f"mistakes in one layer alone were not tried on logits: --effort {least:.2g} tries them")
+            least = 1.1 * len(every) * self.work / _MOST_WORK * USUAL_BUDGET
+            self.said.append(f"mistakes in one layer alone were not tried on logits: --budget {least:.2g} tries them")
             every = list(trials(case.span, single=False))
         if len(every) * self.work > most:
             every = []
-        self.total += len(every)
-        cause = search.named(case, every) or search.unnamed(case)
+        cause = search.named(case, every)
+        if cause is None and (self.options.is_strict or self.noise() is None):  # what is like noise may be a known mistake, or is noise
+            cause = search.unnamed(case)
+        search.close()
         self.said.extend(search.notes())
         return cause
 
@@ -235,6 +260,8 @@ class _Target:
             if x is None or _distances(x, self.a, self.b).mean() > _NEARER * self.away.mean():
                 continue  # a coarse type reaches far, but only an engine that has it errs in its direction
             if judge(self.a, self.b, reach_of(self.a, [x], self.base, precision)).verdict <= Verdict.FLIPS:
+                if precision.act != "float32":
+                    return f"no farther than the precision {precision} reaches, and in its direction"
                 self.said.append(f"the precision {precision} would explain it: declare it if your engine has it")
                 break
         return None

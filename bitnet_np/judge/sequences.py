@@ -69,6 +69,7 @@ def judge_sequences(
         traces = [_trace(runtime, one, batch.sequence(b), prefix) for b, one in enumerate(sequences)]
     if last:
         traces = [replace(trace, positions=np.array([one.ids.size - 1])) for one, trace in zip(sequences, traces, strict=True)]
+    options = replace(options, budget=options.budget / len(sequences))
     every = [options.details and Details() for _ in sequences]
     c = runtime.model.config
     work = max(one.ids.size for one in sequences) * c.width * max(c.ffn, c.vocab)  # multiply-adds of the largest product

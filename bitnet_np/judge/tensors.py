@@ -38,7 +38,7 @@ from .measures import Reach, across, judge, limits
 from .mistakes.catalogue import Computes, Trial, at_operation, trials
 from .mistakes.mistake import Array, Cause, Compute, Values
 from .mistakes.names import CACHE_ROUNDINGS, CATALOGUE
-from .mistakes.search import OVERHEAD, Case, Explanation, Search
+from .mistakes.search import OVERHEAD, SEARCH, Case, Explanation, Search
 from .options import Options
 from .parts import SCREENED, InParts, Part, Screen
 from .readings.others import overwritten
@@ -71,7 +71,7 @@ class TensorJudge:
         sound = takewhile(lambda key: not dump.problems.get(key), self.sites)
         self.judged = [key for key in sound if key in dump.tensors]
         self.progress = options.bars("judging operations")
-        self.search = Search(2 * options.effort * _HIDDEN_WORK, options.budget, self.progress)
+        self.search = Search(2 * options.effort * _HIDDEN_WORK, options.budget, options.bars(SEARCH))
         self.in_vain = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
         self.residuals: dict[Key, Residual] = {}  # the errors of all tensors, by their bounds
         self.formats: dict[str, Cause | None] = {}  # what explains the noise of tensors of a name, if something does
@@ -94,8 +94,11 @@ class TensorJudge:
             try:
                 found[i] = explain(self.sites[found[i].key])
             except KeyboardInterrupt:  # what is known is said
+                if not self.options.keeps_known:
+                    raise
                 self.search.stop()
                 found[i] = explain(self.sites[found[i].key])
+        self.search.close()
         return found
 
     @property
@@ -250,7 +253,7 @@ class TensorJudge:
             self.residuals[judged.key] = self._residual_across(value, theirs, reach)
         most, work, effort = 0.0 if reach is None else reach.nmse, sum(self.cost(site.key) for site in span), self.options.effort
         if judged.verdict == Verdict.FLIPS and work <= effort * _LITTLE_WORK:
-            self.search.begin()
+            self.search.begin_unlimited()
             small = self._case(span, value, theirs, most, np.zeros(value.shape, bool), least=most / 2)
             cause = self.search.named(small, trials(small.span, single=most == 0))
             return replace(judged.explained(cause), verdict=Verdict.WRONG) if cause is not None and cause.fault else judged

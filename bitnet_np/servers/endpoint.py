@@ -23,11 +23,14 @@ def server_at(client: Client) -> Server:
         return LlamaServer(client)
     info, _ = _answer(client, "/get_model_info")
     if isinstance(info, dict) and "is_generation" in info:
-        return SglangServer(client, member("/get_model_info", info, "model_path", str))
+        path = member("/get_model_info", info, "model_path", str)
+        return SglangServer(client, path, names=(path, "sglang"))
     models, other_reason = _answer(client, "/v1/models")
     data = models.get("data") if isinstance(models, dict) else None
     if isinstance(data, list) and data:
-        return OpenAiServer(client, member("/v1/models: data[0]", data[0], "id", str))
+        model = member("/v1/models: data[0]", data[0], "id", str)
+        others = (data[0].get(name) for name in ("root", "owned_by"))
+        return OpenAiServer(client, model, names=(model, *(name for name in others if isinstance(name, str))))
     neither = f"{reason or 'no default_generation_settings'}) nor an OpenAI-style server (/v1/models: {other_reason or 'no list of models'}"
     raise UnsupportedError(f"{client.url}: neither llama-server (/props: {neither})")
 

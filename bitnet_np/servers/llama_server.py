@@ -20,6 +20,7 @@ class LlamaServer:
     client: Client
     name: str = "llama-server"
     dialect: str = "llama.cpp"  # whose roundings it has
+    names: tuple[str, ...] = ()  # it computes in its dialect, whatever its model is called
 
     def tokenize(self, text: str) -> list[int]:
         """The server's token ids of a text, with BOS and EOS as the server adds them; control tokens that the text spells stay text."""

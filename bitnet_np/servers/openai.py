@@ -28,6 +28,7 @@ class OpenAiServer:
     model: str  # the id of the model that requests name
     name: str = "OpenAI-style server"
     dialect: str | None = None  # whose roundings it has: not known
+    names: tuple[str, ...] = ()  # what it calls its model and itself
 
     def tokenize(self, text: str) -> list[int] | None:
         """The server's token ids of a text, with the special tokens that it adds; None from a server without vLLM's `/tokenize`."""

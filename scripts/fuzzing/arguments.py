@@ -205,9 +205,9 @@ def calls(folder: Path) -> dict[str, Call]:
                 "dump": {"logits": _logits()},
                 "dialect": "exact",
                 "precision": "act=bf16",
-                "effort": 0.01,
+                "budget": 0.1,
             }
-            | {"bars": lambda label: _nothing, "details": None, "prefix": 0},
+            | {"bars": lambda label: _nothing, "details": None, "prefix": 0, "strict": False},
             whole=("dump",),  # NaN is invalid; the search for the cause of wrong numbers takes ten seconds
         ),
         "Metrics.ops": Call(lambda **own: bn.Metrics().ops(**own), {"backend": cpu, "reason": "x"}),

@@ -144,7 +144,7 @@ def test_every_sequence_of_a_dump_has_its_verdict(run, refused, model, tmp_path)
         traces.append({name: array * np.float32(b > 0) for name, array in np.load(tmp_path / "one.npz").items() if name != "tokens"})
     traces[2]["attn_sub_norm-1"] *= 2
     np.savez(theirs, **{name: np.concatenate([trace[name] for trace in traces]) for name in traces[0]})
-    arguments = ["check", TINY, "--tokens-file", tokens, "--theirs", theirs, "--effort", "0.01"]
+    arguments = ["check", TINY, "--tokens-file", tokens, "--theirs", theirs, "--budget", "1"]
     out = run(*arguments, "--html", page, code=1)
     said = "WRONG at layer 1 attn_sub_norm: everything is 2 times what it should be"
     assert f"\nsequence 2: {said}; WRONG or INVALID too: sequence 0\n" in out

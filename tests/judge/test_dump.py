@@ -32,7 +32,7 @@ def test_log_probabilities_and_some_positions_are_judged():
         report = check(MODEL, TOKENS, trace({key: values[8:]}, positions=np.arange(8, 17)), EXACT)
         assert report.verdict <= Verdict.ROUNDING
         assert report.logits.positions == 9
-        report = check(MODEL, TOKENS, trace({key: values[7:16]}, positions=np.arange(8, 17)), EXACT, effort=1e-3)
+        report = check(MODEL, TOKENS, trace({key: values[7:16]}, positions=np.arange(8, 17)), EXACT, budget=0)
         assert report.verdict == report.logits.verdict == Verdict.WRONG
 
 
@@ -43,7 +43,7 @@ def test_log_probabilities_are_judged_as_far_as_their_file_tells_them(tmp_path):
     for theirs in (logits, logits * np.float32(1 + 1e-6), logits * np.float32(1.05)):
         with FORMATS["llama-logits"].writer(tmp_path / "x.kld", TOKENS) as out:
             out.add(LOGITS, theirs)
-        report = check(MODEL, TOKENS, read_any(tmp_path / "x.kld"), EXACT, effort=1e-3)  # few mistakes are tried
+        report = check(MODEL, TOKENS, read_any(tmp_path / "x.kld"), EXACT, budget=0)  # few mistakes are tried
         verdicts.append((report.verdict, report.logits.verdict))
     assert verdicts == [(verdict, verdict) for verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.WRONG)]
 

@@ -9,13 +9,15 @@ from engine_runs import BASE, DEEP, DEEP_TOKENS, TOKENS_OF_300, judge_by, judged
 from spec_faults import SMALL_FAULTS, definition, model, ours, tokens
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, check, forward_full
-from bitnet_np.base.errors import NonFiniteError, OptionError
+from bitnet_np.base.errors import NonFiniteError
+from bitnet_np.judge import logits_alone
 from bitnet_np.judge.honest_engines import in_precision
 from bitnet_np.judge.law.precision import Precision
 from bitnet_np.judge.logits_alone import judge_logits
 from bitnet_np.judge.measures import judge
+from bitnet_np.judge.mistakes.search import Search
 from bitnet_np.judge.options import Options
-from bitnet_np.judge.variant import Variant, scaled
+from bitnet_np.judge.variant import Variant, scaled, variant_logits
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 
@@ -173,14 +175,38 @@ def test_a_precision_is_named_only_where_logits_err_in_its_direction():
     assert "would explain it" not in as_large.reason
 
 
-def test_what_takes_too_much_work_is_said_and_tried_with_more_effort():
+def test_what_takes_too_much_time_is_said_and_tried_with_more(monkeypatch):
+    """The verdict is the same."""
     model = random_model(0, family="llama", n_layers=2, width=32, ffn=32, heads=2, kv_heads=1, head_dim=16, vocab=40)
     ids = np.arange(6)
     other = replace(model.layers[1], ffn_norm=np.ones_like(model.layers[1].ffn_norm))
     theirs = forward_full(replace(model, layers=(model.layers[0], other)), ids[None])[0]
-    little = check(model, ids, theirs, effort=1e-4)
-    assert "were not tried on logits: --effort" in little.reason
-    needed = float(re.search(r"--effort (\S+)", little.reason)[1])
-    assert "the norm's weight is missing" in check(model, ids, theirs, effort=max(needed, 1.0)).reason
-    with pytest.raises(OptionError, match="effort is nan, expected a positive number"):
-        check(model, ids, theirs, effort=float("nan"))
+    little = check(model, ids, theirs, budget=0)
+    assert (little.verdict, little.logits.explanation) == (WRONG, None)
+    assert "the search for causes ended after its 0 s: --budget 60 tries more" in little.reason
+    with monkeypatch.context() as patched:
+        patched.setattr(logits_alone, "_MOST_WORK", 10**6)
+        little = check(model, ids, theirs)
+        assert "mistakes in one layer alone were not tried on logits: --budget" in little.reason
+        needed = float(re.search(r"on logits: --budget (\S+)", little.reason)[1])
+        assert "the norm's weight is missing" in check(model, ids, theirs, budget=needed).reason
+
+
+def test_an_interrupt_ends_the_search_and_keeps_the_verdict_where_that_is_asked_for(monkeypatch):
+    theirs = forward_full(LLAMA, IDS[None])[0][:, ::-1]
+    runs = []
+
+    def named(self, case, every):
+        runs.append(case)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "named", named)
+    base = Variant("ours", LLAMA, EXACT)
+
+    def judgement(options):
+        return judge_logits(forward_full(LLAMA, IDS[None])[0], theirs, base, lambda v: variant_logits(v, IDS[None])[0], options, ids=IDS)
+
+    found = judgement(Options(keeps_known=True))
+    assert (found.verdict, found.reason.endswith("the search for causes was interrupted"), len(runs)) == (WRONG, True, 1)
+    with pytest.raises(KeyboardInterrupt):
+        judgement(Options())

@@ -24,6 +24,8 @@ from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
 from .mistake import Array, Cause
 from .names import HIDDEN, OF_ROWS
 
+SEARCH = "searching for causes, in seconds"
+"""The label of its progress."""
 OVERHEAD = 2 * 10**5
 """Multiply-adds that take as long as what an operation does beside them."""
 EXACT = 1e-11
@@ -127,33 +129,44 @@ class Search:
     """The search for causes in one dump."""
 
     work: float  # that hidden mistakes may still do, in multiply-adds; half of it on one tensor, so that later ones are searched too
-    budget: float = (
-        np.inf
-    )  # seconds of this thread's time, as other programs must not decide what is found; half of what is left on one tensor
+    budget: float = np.inf  # seconds of this thread, as other programs must not decide what is found; half of what is left on one tensor
     progress: Progress = silent
     left_out: int = 0  # mistakes that were not tried, because of it
-    ended: bool = False  # whether some were not for lack of time
+    ended: str = ""  # why some were not, in words, if not for the work
     _known: dict[str, float | None] = field(default_factory=dict)  # texts of hidden mistakes that explained a tensor, and their numbers
     _types: set[str] = field(default_factory=set)  # of fewer bits, in words, that explained a tensor: other operations have them, too
     _until: float = np.inf  # the time when the search for the causes of one tensor ends
-    _end: float = field(init=False)  # and that of all
-
-    def __post_init__(self) -> None:
-        self._end = thread_time() + self.budget
+    _end: float | None = None  # and that of all, from the first on
 
     def begin(self) -> None:
         """Begin with another tensor."""
-        self._until = (thread_time() + self._end) / 2
+        now = thread_time()
+        self._end = now + self.budget if self._end is None else self._end
+        self._until = (now + self._end) / 2
+
+    def begin_unlimited(self) -> None:
+        """Begin with a tensor whose verdict depends on what is found."""
+        self._until = np.inf
 
     def stop(self) -> None:
-        """Let everything that is left be left out."""
-        self._end = self._until = -np.inf
+        """Let everything that is left be left out: the user wants no more."""
+        self.ended, self._end, self._until = "the search for causes was interrupted", -np.inf, -np.inf
+
+    def close(self) -> None:
+        """Show that the search is over."""
+        if self._end is not None:
+            self.progress(1, 1)
 
     @property
     def is_over(self) -> bool:
-        """Whether the time for this tensor is over."""
-        over = thread_time() >= self._until
-        self.ended |= over
+        """Whether the time for this tensor is over. Shows the seconds that have passed, of all that there are."""
+        now = thread_time()
+        if over := now >= self._until:
+            self.ended = (
+                self.ended or f"the search for causes ended after its {self.budget:g} s: --budget {max(10 * self.budget, 60):g} tries more"
+            )
+        elif self._end is not None and np.isfinite(self.budget):
+            self.progress(int(now - self._end + self.budget), int(self.budget) + 1)
         return over
 
     def format(self, case: Case) -> Cause | None:
@@ -172,10 +185,9 @@ class Search:
 
     def _in_time(self, every: Sequence[Trial]) -> Iterator[Trial]:
         """Yields them, as long as there is time."""
-        for done, trial in enumerate(every):
+        for trial in every:
             if self.is_over:
                 return
-            self.progress(done + 1, len(every))
             yield trial
 
     def named(self, case: Case, every: Iterable[Trial]) -> Cause | None:
@@ -221,7 +233,7 @@ class Search:
 
         def about(trial: Trial) -> float:
             self.work -= case.cost(trial.computes)
-            return case.near(trial)
+            return np.inf if self.is_over else case.near(trial)
 
         for trial in every:
             if self.is_over:
@@ -278,10 +290,9 @@ class Search:
 
     def notes(self) -> list[str]:
         """What was not tried, in words."""
-        more = "--effort 10 tries more of them, and a dump of more tensors needs fewer"
-        said = [f"{self.left_out} known mistakes were not tried across operations: too much work. {more}"] * bool(self.left_out)
-        ended = f"the search for causes ended after its {self.budget:g} s: --budget {max(10 * self.budget, 20):g} tries more"
-        return [*said, *[ended] * self.ended]
+        more = f"--budget {max(10 * self.budget, 60):g} tries more of them, and a dump of more tensors needs fewer"
+        said = f"{self.left_out} known mistakes were not tried across operations: too much work. {more}"
+        return [*[said] * bool(self.left_out), *[self.ended] * bool(self.ended)]
 
 
 def fitted(theirs: Array, value: Array) -> Iterator[tuple[Cause, Array]]:
