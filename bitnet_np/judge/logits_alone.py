@@ -15,6 +15,7 @@ limit of a dump of last positions.
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from math import prod
 
 import numpy as np
@@ -181,7 +182,7 @@ class _Target:
         is_seen = judge(self.a, self.b, self.reach).verdict == Verdict.WRONG  # at the positions that are looked at
         narrow = self.undeclared() if self.strong and is_seen and precision is None and self.search else None
         search = Search(2 * self.options.effort * _HIDDEN_WORK, self.options.budget, self.options.bars(SEARCH))
-        if self.strong and narrow is None:
+        if self.strong and narrow is None and (strict or self.noise() is None):
             search.begin()
         else:
             search.begin_unlimited()
@@ -195,6 +196,7 @@ class _Target:
         if not is_seen:
             self.said.append(f"the first {len(self.a)} of these positions are right, and no mistake was tried on the others")
             return judged
+        search.begin()
         cause = self.of_operations(search, replace(case, best=self.away, fit=True))
         if cause is None:
             return judged
@@ -207,15 +209,12 @@ class _Target:
         """The mistake of operations that makes theirs of ours but for roundings."""
         if self.ids is None or not self.search:
             return None
-        most = self.options.effort * _MOST_WORK
-        every = list(trials(case.span, single=True))
-        if len(every) * self.work > most:
-            least = 1.1 * len(every) * self.work / _MOST_WORK * USUAL_BUDGET
-            self.said.append(f"mistakes in one layer alone were not tried on logits: --budget {least:.2g} tries them")
-            every = list(trials(case.span, single=False))
-        if len(every) * self.work > most:
-            every = []
-        cause = search.named(case, every)
+        most = int(self.options.effort * _MOST_WORK / self.work)
+        every = list(islice(trials(case.span, single=True, stop=lambda: search.is_over), most + 1))  # those in one operation come last
+        if len(every) > most:
+            more = max(10 * self.options.budget, 4 * USUAL_BUDGET)
+            self.said.append(f"not all known mistakes in one layer alone were tried on logits: --budget {more:g} tries more")
+        cause = search.named(case, every[:most])
         if cause is None and (self.options.is_strict or self.noise() is None):  # what is like noise may be a known mistake, or is noise
             cause = search.unnamed(case)
         search.close()

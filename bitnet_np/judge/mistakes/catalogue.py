@@ -80,14 +80,18 @@ def sites(model: Model, dialect: Dialect, length: int = 0) -> list[Operation]:
     return [replace(o, length=length) for o in operations(model, dialect) if not o.key.name.endswith(("_codes", "_scale"))]
 
 
-def trials(span: Sequence[Operation], single: bool, mistakes: Sequence[Mistake] = CATALOGUE) -> Iterator[Trial]:
+def trials(
+    span: Sequence[Operation], single: bool, mistakes: Sequence[Mistake] = CATALOGUE, stop: Callable[[], bool] = lambda: False
+) -> Iterator[Trial]:
     """Yields every one of some mistakes that some operations can make, whose last one gives the tensor that shows it.
 
     It may be in all operations that can make it, as in a function that they share, in those of one name, or, with `single`, in one
-    operation of one layer. The text says where it is.
+    operation of one layer. The text says where it is. stop: says when no more is wanted; of many layers even a list of them takes seconds.
     """
     known: dict[str, tuple[Mistake, dict[Key, Trial]]] = {}
     for site in span:
+        if stop():
+            return
         for mistake, trial in at_operation(site, mistakes):
             known.setdefault(trial.cause.text, (mistake, {}))[1].setdefault(site.key, trial)
     alone = []

@@ -163,7 +163,7 @@ class Search:
         now = thread_time()
         if over := now >= self._until:
             self.ended = (
-                self.ended or f"the search for causes ended after its {self.budget:g} s: --budget {max(10 * self.budget, 60):g} tries more"
+                self.ended or f"the search for causes ended after its {self.budget:g} s: --budget {max(10 * self.budget, 20):g} tries more"
             )
         elif self._end is not None and np.isfinite(self.budget):
             self.progress(int(now - self._end + self.budget), int(self.budget) + 1)
@@ -174,7 +174,11 @@ class Search:
         fits: list[_Fit] = []
         if self.is_over:
             return None
-        every = [trial for trial in (*trials(case.span, False), *_hidden(case.span, False)) if _is_format(trial.cause)]
+        every = [
+            trial
+            for trial in (*trials(case.span, False, stop=self._stop), *_hidden(case.span, False, self._stop))
+            if _is_format(trial.cause)
+        ]
         with np.errstate(all="ignore"):
             for trial in self._in_time(every):
                 left, explained = case.explain(trial)
@@ -183,7 +187,10 @@ class Search:
                     break
         return replace(min(fits, key=lambda fit: fit.left).trial.cause, fault=False) if fits else None
 
-    def _in_time(self, every: Sequence[Trial]) -> Iterator[Trial]:
+    def _stop(self) -> bool:
+        return self.is_over
+
+    def _in_time(self, every: Iterable[Trial]) -> Iterator[Trial]:
         """Yields them, as long as there is time."""
         for trial in every:
             if self.is_over:
@@ -194,7 +201,7 @@ class Search:
         """The known or fitted mistake that explains them."""
         if self.is_over:
             return None
-        every, fits = list(every), []
+        fits: list[_Fit] = []
         with np.errstate(all="ignore"):
             for trial in self._in_time(every):
                 left, explained = case.explain(trial, keep=True)
@@ -222,7 +229,7 @@ class Search:
         """The hidden mistake that leaves least; what explained a tensor before is tried first. numbered: only those with a number."""
         if self.is_over:
             return None
-        every, kept = [trial for trial in _hidden(case.span, case.single) if trial.grid or not numbered], self.work / 2
+        every, kept = [trial for trial in _hidden(case.span, case.single, self._stop) if trial.grid or not numbered], self.work / 2
         for trial in every:
             if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self._types)):
                 number = self._known.get(trial.cause.text)
@@ -290,7 +297,7 @@ class Search:
 
     def notes(self) -> list[str]:
         """What was not tried, in words."""
-        more = f"--budget {max(10 * self.budget, 60):g} tries more of them, and a dump of more tensors needs fewer"
+        more = f"--budget {max(10 * self.budget, 20):g} tries more of them, and a dump of more tensors needs fewer"
         said = f"{self.left_out} known mistakes were not tried across operations: too much work. {more}"
         return [*[said] * bool(self.left_out), *[self.ended] * bool(self.ended)]
 
@@ -309,7 +316,7 @@ def fitted(theirs: Array, value: Array) -> Iterator[tuple[Cause, Array]]:
             yield Cause(f"every row is that of the {which} token", "any.moved"), rows
 
 
-def _hidden(span: Sequence[Operation], single: bool) -> list[Trial]:
+def _hidden(span: Sequence[Operation], single: bool, stop: Callable[[], bool]) -> list[Trial]:
     """The hidden mistakes of some operations, the likelier first."""
     order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
     later = {site.key: len(span) - i for i, site in enumerate(span)}
@@ -319,7 +326,7 @@ def _hidden(span: Sequence[Operation], single: bool) -> list[Trial]:
         steps = max(later[key] for key in trial.computes) if trial.grid else 0
         return order[trial.cause.id] + (0 if trial.everywhere else _SINGLE), not trial.everywhere, steps
 
-    return sorted(trials(span, single, HIDDEN), key=likely)
+    return sorted(trials(span, single, HIDDEN, stop), key=likely)
 
 
 def _alike(fits: Sequence[_Fit], least: float = 0.0) -> list[_Fit]:
