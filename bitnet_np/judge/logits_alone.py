@@ -113,11 +113,13 @@ def judge_logits(
 
 
 def _stated_types(model: Model, options: Options) -> dict[str, str]:
-    """The narrow types that an engine computes in by its own words, or by the model's file; where that is said."""
-    stated = dict.fromkeys(options.stated, "which the engine states or usually has")
-    words = {model.dtype: "the type that the model's file states", type_of(model.token_embd): "the type of the model's weights"}
-    every = (words if model.dtype in NARROW_FLOATS else {}) | stated | words
-    return {kind: words.get(kind, where) for kind, where in every.items() if kind in NARROW_FLOATS}
+    """The narrow types that an engine computes in by its own words, or by the model's file, and who says so; the likeliest first."""
+    every = [(model.dtype, "the type that the model's file states"), *((kind, "as the engine says of itself") for kind in options.stated)]
+    said: dict[str, str] = {}
+    for kind, where in (*every, (type_of(model.token_embd), "the type of the model's weights")):
+        if kind in NARROW_FLOATS:
+            said.setdefault(kind, where)
+    return said
 
 
 _PRECISIONS = tuple(Precision(**kinds) for kinds in ({"kv": "q8_0"}, {"act": "bfloat16"}, {"kv": "q4_0"}))

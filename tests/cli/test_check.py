@@ -3,6 +3,8 @@
 import html
 import os
 import re
+import signal
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from bitnet_np.engine.forward_pass import compute_logits, forward_full
 from bitnet_np.engine.machine import digest_of
 from bitnet_np.files import embedded
 from bitnet_np.judge.measures import Judgement
+from bitnet_np.judge.mistakes.search import Search
 from bitnet_np.judge.report.report import Report, next_step
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing import selftest
@@ -240,3 +243,19 @@ def test_roundings_beyond_those_declared_pass_unless_strict(run, refused, model,
     assert run(*arguments, "--budget", "0").startswith("PASS (NARROW)")
     assert run(*arguments, "--budget", "0", "--strict", code=1).startswith("FAIL (WRONG)")
     assert "budget is -1.0, expected seconds, 0 or more" in refused(*arguments, "--budget=-1")
+
+
+def test_an_interrupt_prints_what_is_known_and_ends_with_its_own_code(ended, tmp_path, model, monkeypatch):
+    """The verdict is there before a cause is sought."""
+    theirs = save_array(tmp_path / "theirs.npy", compute_logits(model, TOKENS[None])[0][:, ::-1].copy())
+
+    def interrupted(self, case, every):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(5)
+
+    monkeypatch.setattr(Search, "named", interrupted)
+    code, out, error = ended("check", TINY, "--tokens", with_commas(TOKENS), "--theirs", str(theirs))
+    assert code == 130
+    assert out.startswith("FAIL (WRONG): ")
+    assert "the search for causes was interrupted" in out
+    assert error.endswith("interrupted\n")

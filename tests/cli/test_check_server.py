@@ -1,14 +1,20 @@
 """`bitnet-np check --endpoint`: a running server from its address to the exit code."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from command_line import TINY, TOKENS, needs_text, save_array, with_commas
 from completions import engine
 from fake_server import llama_server, serving, sglang, vllm
+from hf_models import FAMILIES, write_hf
 
 from bitnet_np import EXACT
 from bitnet_np.cli.check_server import tokenizer_difference
+from bitnet_np.files.load import load
+from bitnet_np.judge.law.roundings import to_bfloat16
 from bitnet_np.judge.variant import Variant
+from bitnet_np.servers.words import quantised_name, stated_types
 
 IDS = with_commas(TOKENS)
 
@@ -120,3 +126,53 @@ def test_a_server_that_fails_ends_with_2(refused, honest):
     answers = llama_server(honest) | {"/completion": (500, {"error": {"message": "out of memory"}}, {})}
     with serving(answers) as (url, _):
         assert "HTTP status 500: 'out of memory'" in refused("check", TINY, "--tokens", IDS, "--endpoint", url)
+
+
+# --- what the server and the folder say of themselves ------------------------------------------------------------------------------------
+
+
+def in_bfloat16(model):
+    """A server's engine in bfloat16, whatever type the weights have: all of them, and all tensors, are rounded."""
+    variant = Variant("", model, EXACT, edit=lambda name, n, x: to_bfloat16(x).astype(x.dtype) if x.dtype == np.float32 else x)
+    return engine(variant)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "names", "says"),
+    [
+        ("bfloat16", {}, "in bfloat16, the type that the model's file states"),
+        ("float32", {"owned_by": "vllm"}, "in bfloat16, as the engine says of itself"),
+        ("float32", {"root": "tiny-BF16"}, "in bfloat16, as the engine says of itself"),
+    ],
+)
+def test_the_type_that_a_server_computes_in_is_read_in_its_words(run, tmp_path, dtype, names, says):
+    folder = write_hf(tmp_path / "model", FAMILIES["qwen2_linear"] | {"dtype": dtype}, floats="F32")
+    model = load(folder)
+    models = {"/v1/models": {"data": [{"id": "tiny", **names}]}}
+    with serving(vllm(in_bfloat16(model)) | models) as (url, _):
+        out = run("check", folder, "--endpoint", url, "--tokens", "1,2,3,4,5,6,7,8,9")
+    assert out.startswith("PASS (NARROW): ")
+    assert says in out
+    wrong = replace(model, layers=tuple(replace(layer, ffn_norm=np.ones_like(layer.ffn_norm)) for layer in model.layers))
+    models["/v1/models"]["data"][0]["id"] = "tiny-AWQ-int4"
+    with serving(vllm(in_bfloat16(wrong)) | models) as (url, _):
+        out = run("check", folder, "--endpoint", url, "--tokens", "1,2,3,4,5,6,7,8,9", code=1)
+    assert "the norm's weight is missing" in out
+    assert "note: the server's model is called 'tiny-AWQ-int4': are its weights quantised" in out
+
+
+@pytest.mark.parametrize(
+    ("names", "types", "is_quantised"),
+    [
+        (("org/Model-7B", "vllm"), ("bfloat16", "float16"), False),
+        (("org/Model-7B-fp16", "vllm"), ("float16", "bfloat16"), False),
+        (("model.BF16.gguf",), ("bfloat16",), False),
+        (("Model-8B-FP8-dynamic", "x"), (), True),
+        (("model-q4_k_m",), (), True),
+        (("half-life", "calf16"), ("float16",), False),
+        (("4-bit/model",), (), True),
+        (("gpt-3", "organization-owner"), (), False),
+    ],
+)
+def test_the_words_of_names(names, types, is_quantised):
+    assert (stated_types(names), quantised_name(names) is not None) == (types, is_quantised)
