@@ -19,6 +19,7 @@ from ..model.records import Model
 from ..traces.points import SCORES, Key, Trace
 from .bounds import ROUNDING_ACROSS, close, invalid_tensor, statistics
 from .compared import Compared, Types, compare
+from .declaring import flag
 from .equivalence import look_through
 from .law.graph import LOGITS, operations
 from .law.precision import FLOAT32, Precision, storage_type
@@ -112,6 +113,7 @@ def judge_operations(
     judge = TensorJudge(runtime, ids, replace(dump, tensors=seen.tensors), types, options, seen.start, scored)
     verdicts = judge.verdicts()
     notes = [*judge.types.notes(), *seen.notes, *[_untried(o) for o in verdicts if not o.tried][:1], *judge.search.notes()]
+    notes += flag(judge, verdicts)
     first_wrong = next((o for o in verdicts if o.verdict == Verdict.WRONG), None)
     if invalid:
         first = invalid[0]

@@ -102,7 +102,7 @@ def judge_logits(
     return replace(judged, reason="; ".join(filter(None, (judged.reason, closest, *target.said))), explanation=closest)
 
 
-_PRECISIONS = tuple(Precision(**kinds) for kinds in ({"kv": "q8_0"}, {"act": "bfloat16"}, {"kv": "q4_0"}))
+_PRECISIONS = (Precision(kv="q8_0"), Precision(act="bfloat16"), Precision(kv="q4_0"))
 """Precisions that logits alone do not show, finest first."""
 _NEARER = 0.8  # of their distance from ours, to the logits in a precision that is named
 
