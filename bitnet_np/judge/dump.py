@@ -19,6 +19,7 @@ from ..model.records import Model
 from ..traces.points import SCORES, TOP_EXPERTS, Entry, Key, Points, Trace
 from .bounds import ROUNDING_ACROSS, close, invalid_tensor, statistics
 from .compared import Compared, Types, compare
+from .declaring import flag
 from .equivalence import look_through
 from .first_looks import normalised, of_other_tokens, one_layer_lower
 from .law.graph import LOGITS, operations
@@ -155,6 +156,7 @@ def judge_operations(
         *seen.notes,
         *[_untried(o) for o in verdicts if not o.tried][:1],
         *judge.search.notes(),
+        *flag(judge, verdicts),
     ]
     first_wrong = next((o for o in verdicts if o.verdict == Verdict.WRONG), None)
     if invalid:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ..engine.dialects import DIALECTS, Dialect
 from ..model.records import Blocks, Model, Ternary
 from ..traces.points import FIELDS, Key
-from .law.expected import rounded, type_of
+from .law.expected import type_of
+from .law.formats import half_steps, rounded
 from .law.graph import LOGITS
 from .law.precision import DIGITS, FLOAT32, FLOATS, ROUNDOFF, Precision
 from .law.products import linear_of, reads_codes, row_blocks
@@ -80,12 +81,15 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
             w = linear_of(base.model, Key(name, n))
             exact = isinstance(w.weights, Ternary) or type_of(w.weights) == precision.act
             terms = ROUNDOFF[precision.acc] * np.sqrt(w.weights.shape[1])
-            x = _on_steps(x, np.hypot(0.0 if exact else ROUNDOFF[precision.act], terms))
+            x = _on_steps(x, np.sqrt((0.0 if exact else ROUNDOFF[precision.act]) ** 2 + terms**2 + _of_operands(precision) ** 2))
             if n is not None and reads_codes(w, base.dialect) and precision.scale != "float32":  # a random factor of each row
                 random = np.random.default_rng(list(name.encode())).uniform(-1, 1, (len(x), 1))
                 x = x * (1 + ROUNDOFF[precision.scale] * random).astype(np.float32)
         elif name == "kqv_out":
-            x = _attended(x, c.heads, ROUNDOFF[precision.attn_acc], 0.0 if in_float16 else ROUNDOFF[precision.probs])
+            probs = 0.0 if in_float16 else ROUNDOFF[precision.probs]
+            x = _attended(x, c.heads, ROUNDOFF[precision.attn_acc], probs + _of_operands(precision) + precision.exp)
+        elif precision.exp and ("norm" in name or name in ("ffn_out", "Qcur_rope", "Kcur_rope")):
+            x = _on_steps(x, precision.exp)
         if precision.act != "float32" and x.dtype == np.float32:
             x = _to_type(x, precision.act)
         if precision.kv != "float32" and not in_float16 and n is not None and name in ("Kcur_rope" if c.rotates(n) else plain, "Vcur"):
@@ -100,6 +104,15 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
     for rows, matrix in row_blocks(base.model.head):
         head[rows] = rounded(matrix, precision.head)
     return variant.with_model(head=head)
+
+
+def _of_operands(precision: Precision) -> float:
+    """The largest error of a product whose operands are rounded, or that has noise, as a part of its RMS, about."""
+    if precision.mul == "float32":
+        return 3**0.5 * precision.noise
+    sample = np.random.default_rng(0).standard_normal((1, 256))
+    of_one = half_steps(sample, precision.mul)
+    return float(np.hypot(np.sqrt(2 * (of_one**2).mean()), 3**0.5 * precision.noise))
 
 
 def _on_steps(x: Floats, part: float | NDArray) -> Floats:

@@ -122,7 +122,7 @@ def _stated_types(model: Model, options: Options) -> dict[str, str]:
     return said
 
 
-_PRECISIONS = tuple(Precision(**kinds) for kinds in ({"kv": "q8_0"}, {"act": "bfloat16"}, {"kv": "q4_0"}))
+_PRECISIONS = (Precision(kv="q8_0"), Precision(act="bfloat16"), Precision(kv="q4_0"))
 """Precisions that logits alone do not show, finest first."""
 _NEARER = 0.8  # of their distance from ours, to the logits in a precision that is named
 
@@ -212,7 +212,7 @@ class _Target:
         if self.ids is None or not self.search:
             return None
         most = int(self.options.effort * _MOST_WORK / self.work)
-        every = list(islice(trials(case.span, single=True, stop=lambda: search.is_over), most + 1))  # those in one operation come last
+        every = list(islice(trials(case.span, single=True, stop=search.has_ended), most + 1))  # those in one operation come last
         if len(every) > most:
             more = max(10 * self.options.budget, 4 * USUAL_BUDGET)
             self.said.append(f"not all known mistakes in one layer alone were tried on logits: --budget {more:g} tries more")

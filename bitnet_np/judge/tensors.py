@@ -26,11 +26,11 @@ from .compared import Compared, Types
 from .edits.caches import is_summed_in_float16
 from .equivalence import ROTATED
 from .honest_engines import FLOOR, one_scale
-from .law.expected import TINY, Expected, Storage, U
+from .law.expected import TINY, Expected, U
 from .law.expression import nodes, value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
 from .law.noise import FLOAT16_NOISE, SEVERAL, Noise, Residual, kind_of, left_out, residual
-from .law.precision import CACHES, DIGITS, FLASH, ROUNDOFF
+from .law.precision import DIGITS, FLASH, ROUNDOFF
 from .law.products import linear_of
 from .law.roundings import to_digits, to_eleven_bits
 from .law.running_error import next_experts
@@ -144,15 +144,10 @@ class TensorJudge:
     def _residual(self, site: Operation, expected: Expected, inputs: list[Array]) -> Residual:
         """The error of an operation as noise."""
         theirs = self.theirs[site.key]
-        found = residual(site.key, expected, self._unit(site, inputs), theirs)
+        found = residual(site.key, expected, site.unit(*inputs), theirs)
         if site.key != LOGITS or found.odd:  # which no other product need be like
             return found
         return found._replace(odd=left_out(inputs[0], self.model.head, theirs - expected.value))
-
-    def _unit(self, site: Operation, inputs: list[Array]) -> Array:
-        """What a relative error of 1 in each step makes of each number, squared."""
-        coarse = site.expected(Storage(("bfloat16",) * len(inputs), "bfloat16"), *inputs)
-        return np.broadcast_to(coarse.square / ROUNDOFF["bfloat16"] ** 2, coarse.value.shape)
 
     def _wrong(self, site: Operation) -> OperationVerdict:
         """An operation that is not within its bound: its cause, or the noise that all operations of its kind have."""
@@ -175,7 +170,12 @@ class TensorJudge:
         if name not in self.formats:
             search.begin()
             one = case()
-            cause = search.format(one) or search.named(one, trials(one.span, single=True)) or search.hidden(one) or search.nearly(one)
+            cause = (
+                search.format(one)
+                or search.named(one, trials(one.span, single=True, stop=search.has_ended))
+                or search.hidden(one)
+                or search.nearly(one)
+            )
             if cause is not None and cause.fault:
                 return self._caused(judged, cause)
             self.formats[name] = cause
@@ -191,8 +191,7 @@ class TensorJudge:
         level = 0.0 if self.types.strict else self.noise.level(site.key)
         if level <= _FLOAT32:
             return expected
-        square = 3 * level**2 * self._unit(site, inputs)  # a rounding's variance is a third of its largest square
-        return expected._replace(worst=expected.worst + 6 * np.sqrt(square), square=expected.square + square)
+        return expected.with_noise(level, site.unit(*inputs))
 
     def _case_of_one(self, site: Operation, expected: Expected, inputs: list[Array], theirs: Array) -> "TensorCase":
         value, is_wide = expected.value, self.types.storage(site).is_wide and self.noise.level(site.key) <= _FLOAT32
@@ -282,7 +281,7 @@ class TensorJudge:
             return self._noisy(judged, lambda: self._case(span, value, theirs, most, places))
         case = self._case(span, value, theirs, max(most, most * (self.noise.level(site.key) / FLOAT16_NOISE) ** 2), places)
         self.search.begin()
-        cause = self.search.named(case, trials(case.span, single=True))
+        cause = self.search.named(case, trials(case.span, single=True, stop=self.search.has_ended))
         if cause is None:
             self.in_vain += work
             cause = self.search.unnamed(case)
@@ -403,7 +402,7 @@ class TensorJudge:
         explained = judged.explained(cause)
         if cause is None or cause.fault or self.types.strict:
             return explained
-        if cause.kind in CACHES and cause.id in CACHE_ROUNDINGS:
+        if cause.kind and cause.id in CACHE_ROUNDINGS:
             known = [mistake for mistake in CATALOGUE if mistake.id == cause.id]
             for key in (key for key in self.sites if key.name == "kqv_out"):
                 every = at_operation(self.sites[key], known)

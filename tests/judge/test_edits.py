@@ -14,11 +14,12 @@ from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.law import products
 from bitnet_np.judge.law.expression import value_of
+from bitnet_np.judge.law.formats import NARROW
 from bitnet_np.judge.law.functions import pairs
 from bitnet_np.judge.law.graph import TOKENS, operations
 from bitnet_np.judge.law.precision import FLOAT32
 from bitnet_np.judge.law.products import linear_of
-from bitnet_np.judge.law.roundings import NARROW, to_bfloat16
+from bitnet_np.judge.law.roundings import to_bfloat16
 from bitnet_np.judge.mistakes.mistake import edits_of
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES
@@ -209,7 +210,7 @@ def in_rows(x):
     [
         (to_bfloat16, "operands of products are rounded to bfloat16"),
         (cut, "operands of products are rounded to TF32, by truncation"),
-        (lambda x: in_rows(x) if len(x) == T else x, "the input is rounded to int8, one scale for each row"),
+        (lambda x: in_rows(x) if len(x) == T else x, "the input is rounded to int8 with a scale for each row"),
     ],
 )
 def test_engines_of_fewer_bits_inside_operations_are_narrow(operands, says):

@@ -13,7 +13,7 @@ from models import random_model
 from bitnet_np import spec
 from bitnet_np.engine.dialects import EXACT
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.law.roundings import NARROW
+from bitnet_np.judge.law.formats import NARROW
 from bitnet_np.judge.measures import judge
 from bitnet_np.judge.mistakes.catalogue import in_engine
 from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN

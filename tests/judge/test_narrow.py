@@ -14,9 +14,10 @@ from bitnet_np.engine.tokens import Tokens
 from bitnet_np.judge.bounds import bound_of, within
 from bitnet_np.judge.dump import judge_operations, judge_trace
 from bitnet_np.judge.law import graph
-from bitnet_np.judge.law.expected import Storage, half_steps, rounded
+from bitnet_np.judge.law.expected import Storage
+from bitnet_np.judge.law.formats import NARROW, half_steps, rounded
 from bitnet_np.judge.law.precision import Precision
-from bitnet_np.judge.law.roundings import NARROW, to_bfloat16
+from bitnet_np.judge.law.roundings import to_bfloat16
 from bitnet_np.judge.options import Options
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu

@@ -18,10 +18,14 @@ def test_a_profile_is_read_from_text():
     assert Precision.parse("act=f32") == FLOAT32
     assert str(Precision(act="bfloat16", head="q6_K")) == "act=bfloat16, head=q6_K"
     assert str(FLOAT32) == "float32"
+    inside = Precision(mul="e4m3:row", exp=1e-4, noise=2.0**-6)
+    assert str(inside) == "mul=e4m3:row, exp=0.0001, noise=2^-6"
+    assert Precision.parse(str(inside)) == Precision.parse("mul=E4M3:row,exp=1e-4,noise=2^-6") == inside
 
 
 @pytest.mark.parametrize(
-    "text", ["", "act", "act=", "act=bf17", "act=q8_0", "cache=f16", "act=f16,act=f16", "act=f16,,kv=f16", "head=q4_0"]
+    "text",
+    ["", "act", "act=", "act=bf17", "act=q8_0", "cache=f16", "act=f16,act=f16", "act=f16,,kv=f16", "head=q5_0", "mul=int8:0", "exp=a"],
 )
 def test_what_is_no_profile_is_refused(text):
     with pytest.raises(OptionError, match=r"precision|expected"):

@@ -12,8 +12,9 @@ from ...model.records import Config, with_rope_of
 from ...traces.points import Key
 from ..law.definition import score_scale
 from ..law.expression import Array, Node, changed, mapped, replaced, tensor, tensors, values_of, with_nodes
+from ..law.formats import NARROW
 from ..law.graph import Operation
-from ..law.roundings import NARROW, to_float16
+from ..law.roundings import to_float16
 
 Edits = Iterator[tuple[str, Node]]
 

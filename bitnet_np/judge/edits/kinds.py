@@ -15,6 +15,7 @@ from ...traces.points import FIELDS, POINTS, TOP_EXPERTS, Key
 from ..law import functions
 from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product, rms
 from ..law.expression import Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
+from ..law.formats import TYPES
 from ..law.graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input, operations
 from ..law.precision import NARROW_FLOATS
 from . import caches, quantisers, weights
@@ -506,7 +507,7 @@ def rounded(place: Operation, tree: Node) -> Edits:
     every = [
         (node, readers) for node, readers in nodes(tree) if node.kind not in _NOT_ROUNDED and not node.is_number and node.what != TOKENS
     ]
-    for kind in functions.TYPES:
+    for kind in TYPES:
         for words, change in _ROUNDED.items():
             new = mapped(tree, partial(change, partial(_rounded, kind=kind)))
             if new is not tree:
@@ -536,7 +537,7 @@ _ROUNDED: dict[str, Callable[[Callable[[Node], Node], Node], Node]] = {
 
 def _rounded(node: Node, kind: str) -> Node:
     if node.is_matrix and not kind.endswith("one scale"):
-        return constant(node.noun, node.value.by_row(functions.TYPES[kind]))
+        return constant(node.noun, node.value.by_row(TYPES[kind]))
     return Node("rounded", (node,), node.noun, kind)
 
 
@@ -544,7 +545,7 @@ def narrow_inputs(place: Operation, tree: Node) -> Edits:
     """The input of a product in fewer bits, as one function gives it to all of them."""
     for node in tensors(tree) if place.key.name in FIELDS else ():
         for words, narrow in weights.in_fewer_bits(place.linear.shape[1]):
-            if any(said in words for said in ("bits,", "q8_0", "one scale")):
+            if "scale" in words or "Q8_0" in words:
                 yield f"the input is {words}", replaced(tree, node, changed(node, narrow))
 
 
@@ -553,7 +554,7 @@ def narrow_weights(place: Operation, tree: Node) -> Edits:
 
     def narrow(node: Node, kind: str) -> Node:
         if node.kind == "linears" and all(not isinstance(linear.weights, Ternary) for linear in node.what):
-            to_type = functions.TYPES[kind]
+            to_type = TYPES[kind]
             return changed(node, lambda linears: [replace(x, weights=np.float32(to_type(matrix_of(x.weights).whole()))) for x in linears])
         return _rounded(node, kind) if node.kind == "constant" and not node.is_number else node
 

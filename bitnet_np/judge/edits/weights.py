@@ -14,8 +14,8 @@ from ...base.block_formats import FORMATS, Format
 from ...contract.blocks import weights_as
 from ...model import packing, ternarize
 from ...model.records import Blocks, Ternary
-from ..law.expected import rounded
 from ..law.expression import Matrix
+from ..law.formats import format_of, rounded
 from ..law.functions import Array, Function
 from ..law.graph import EMBEDDING, Operation
 from ..law.roundings import cut_to_digits, to_digits
@@ -99,27 +99,11 @@ def fewer_bits(place: Operation) -> Changes:
             yield f"weights are {text}", _by_row(narrow)
 
 
-CODE_TYPES = {
-    "int8": "int8, one scale for each row",
-    "int4": "int4, one scale for each row",
-    "q8_0": "q8_0",
-    "q4_0": "q4_0",
-    "q6_K": "q6_K",
-}
-
-
 def in_fewer_bits(width: int) -> Iterator[tuple[str, Callable[[Array], Array]]]:
     """Yields narrow types in words, and functions that round rows of weights [n, M] to them."""
     for digits in range(11, 1, -1):
         yield f"rounded to {digits} significant bits", partial(to_digits, digits=digits)
         yield f"cut to {digits} significant bits, not rounded", partial(cut_to_digits, digits=digits)
-    for kind, words in CODE_TYPES.items():
-        yield f"rounded to {words}", partial(rounded, kind=kind)
-    for kind, bits in (("int8", 8), ("int4", 4)):
-        for size in (n for n in (16, 32, 64, 128, 256) if width % n == 0):
-            yield f"rounded to {bits} bits, one scale for each {size} of them", partial(_in_groups, size=size, kind=kind)
-
-
-def _in_groups(x: Array, size: int, kind: str) -> Array:
-    """x in codes of this type, each `size` numbers with a step of their own."""
-    return rounded(x.reshape(len(x), -1, size), kind).reshape(x.shape)
+    blocks = [f"{grid}:{size}" for grid in ("int8", "int4") for size in (16, 32, 64, 128, 256) if width % size == 0]
+    for kind in ("int8", "int4", "q8_0", "q4_0", "q6_K", "mxfp8", "mxfp6", "mxfp4", "nvfp4", *blocks):
+        yield f"rounded to {format_of(kind).noun}", partial(rounded, kind=kind)

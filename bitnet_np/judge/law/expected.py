@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...model.records import Blocks, Table
-from .precision import FLOAT32, ROUNDOFF, Precision
+from .formats import half_steps
+from .precision import FLOAT32, Precision
 
 Array = NDArray[np.float64]
 
@@ -22,8 +23,6 @@ U = 2.0**-24
 
 TINY = 2.0**-126
 """Below float32's normal numbers, which engines may flush to zero."""
-_TINY = {"float16": 2.0**-25}
-"""Half the spacing of a type's subnormal numbers, where it is not negligible."""
 
 
 class Storage(NamedTuple):
@@ -106,33 +105,15 @@ class Expected(NamedTuple):
     reach: Any = 0.0
     shared: float = 1.0
 
+    def with_noise(self, level: float, unit: Array) -> Expected:
+        """The same with room for noise of this level: a rounding's variance is a third of its largest square. unit: see noise.py."""
+        square = 3 * level**2 * unit
+        return self._replace(worst=self.worst + 6 * np.sqrt(square), square=self.square + square)
+
 
 def kept(kind: str, size: Array, times: int = 1) -> Array:
     """The largest error of numbers of this size that are rounded to a float type, so many times."""
-    return times * (ROUNDOFF[kind] * np.abs(size) + _TINY.get(kind, 0.0))
-
-
-def half_steps(x: Array, kind: str) -> Array:
-    """The largest error of each number of [.., width] that is kept in this type."""
-    size = np.abs(x)
-    if kind in ROUNDOFF:
-        return kept(kind, x)
-    if kind in ("int8", "int4"):
-        most = {"int8": 127, "int4": 7}[kind]
-        return np.broadcast_to(size.max(axis=-1, keepdims=True) / (2 * most), size.shape)
-    block = {"q8_0": 32, "q4_0": 32, "q6_K": 16}[kind]
-    if x.shape[-1] % block:
-        block = x.shape[-1]
-    largest = np.repeat(size.reshape(*x.shape[:-1], -1, block).max(axis=-1), block, axis=-1)
-    # a code's half step, and a step kept as float16; q4_0's other end is a whole step short; q6_K's steps are 8 bits of a larger one
-    steps = {"q8_0": 0.5 / 127, "q4_0": 1 / 8, "q6_K": 1 / 31}[kind]
-    return largest * steps + ROUNDOFF["float16"] * size
-
-
-def rounded(x: Array, kind: str) -> Array:
-    """Numbers [.., width] in codes of this type, about as engines round to it: to the nearest step."""
-    step = 2 * half_steps(x, kind)
-    return np.rint(x / np.where(step == 0, 1, step)) * step
+    return times * half_steps(size, kind)
 
 
 def type_of(table: Table) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...model.records import Weights
 from ...traces.points import Key
-from . import functions
+from . import formats, functions
 
 Array = NDArray[np.float64]
 Leaf = Callable[[Key], Array]
@@ -198,7 +198,7 @@ def at_columns(tree: Node, columns: NDArray[np.integer]) -> Node:
     """The expression of some elements of its result, [T, n]: of a product with a matrix only these rows of it are read."""
     if tree.kind in _BY_ELEMENT:
         return tree.over(*(at_columns(child, columns) for child in tree.inputs))
-    if tree.kind == "rounded" and tree.what in functions.FLOATS:
+    if tree.kind == "rounded" and tree.what in formats.EACH:
         return tree.over(at_columns(tree.inputs[0], columns))
     if tree.kind == "matmul" and tree.inputs[1].is_matrix:
         x, matrix = tree.inputs

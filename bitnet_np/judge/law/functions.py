@@ -1,14 +1,13 @@
 """The steps that expressions are made of, and the tables of steps that one may be mistaken for another."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
-from .roundings import cut_to_digits, to_bfloat16, to_digits, to_float16, to_q8_0
+from .formats import TYPES
 
 Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
@@ -118,40 +117,6 @@ REDUCTIONS: dict[str, Function] = {
     **{f"largest magnitude of each {size} numbers": _in_groups(size, _largest) for size in (8, 16, 32, 64, 128, 256)},
 }
 """Reductions of rows, the number of which is kept for a quotient. Each may stand in the place of another."""
-
-
-def _top(x: Array, most: int, axis: int | None, rounded: Function = np.rint) -> Array:
-    """Rounded numbers up to `most` in steps of the largest magnitude / most: one step for each row, or for all."""
-    largest = np.abs(x).max(axis=axis, keepdims=True)
-    step = np.where(largest == 0, 1, largest) / most
-    return rounded(x / step) * step
-
-
-def _to_float(x: Array, digits: int, smallest: float, most: float) -> Array:
-    """x rounded to significant bits, or to the step of the smallest numbers that have them; cut to the largest number."""
-    step = smallest * 2.0 ** (1 - digits)
-    return np.clip(np.where(np.abs(x) < smallest, np.rint(x / step) * step, to_digits(x, digits)), -most, most)
-
-
-FLOATS: dict[str, Function] = {
-    "bfloat16": to_bfloat16,
-    "float16": to_float16,
-    "TF32": partial(to_digits, digits=11),
-    "TF32, by truncation": partial(cut_to_digits, digits=11),
-    "e4m3": partial(_to_float, digits=4, smallest=2.0**-6, most=448.0),
-    "e5m2": partial(_to_float, digits=3, smallest=2.0**-14, most=57344.0),
-}
-"""Types to which each number is rounded by itself."""
-TYPES: dict[str, Function] = {
-    **FLOATS,
-    "int8 with a scale for each row": lambda x: _top(x, 127, -1),
-    "int8 with one scale": lambda x: _top(x, 127, None),
-    "e4m3 with a scale for each row": lambda x: _top(x, 448, -1, FLOATS["e4m3"]),
-    "e4m3 with one scale": lambda x: _top(x, 448, None, FLOATS["e4m3"]),
-    "Q8_0": lambda x: to_q8_0(x.reshape(len(x), -1)).reshape(x.shape),
-    "int4 with a scale for each row": lambda x: _top(x, 7, -1),
-}
-"""Types that engines keep numbers in, inside an operation or between two."""
 
 
 # --- order ------------------------------------------------------------------------------------------------------------------------------

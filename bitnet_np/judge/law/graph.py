@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ...engine.dialects import Dialect
@@ -12,10 +13,12 @@ from ...model.records import Layer, Linear, Model
 from ...traces import points
 from ...traces.points import Key
 from . import definition as of
+from . import noise
 from . import running_error as law
 from .definition import Place
 from .expected import WIDE, Expected, Storage
 from .expression import Node, tensor
+from .precision import ROUNDOFF
 from .products import reads_codes
 
 TOKENS = Key("tokens", None)
@@ -42,7 +45,14 @@ class Operation(Place):
 
     def expected(self, types: Storage, *inputs: NDArray) -> Expected:
         """The expected tensor for these inputs in float64, with the bound of an engine that keeps its numbers in these types."""
-        return law.expected(self.tree, dict(zip(self.inputs, inputs, strict=True)), types)
+        found = law.expected(self.tree, dict(zip(self.inputs, inputs, strict=True)), types)
+        level = types.precision.noise
+        return found.with_noise(level, self.unit(*inputs)) if level and noise.kind_of(self.key) in noise.OF_SUMS else found
+
+    def unit(self, *inputs: NDArray) -> NDArray:
+        """What a relative error of 1 in each step makes of each number, squared: the unit of noise.py."""
+        coarse = law.expected(self.tree, dict(zip(self.inputs, inputs, strict=True)), Storage(("bfloat16",) * len(inputs), "bfloat16"))
+        return np.broadcast_to(coarse.square / ROUNDOFF["bfloat16"] ** 2, coarse.value.shape)
 
     def evaluate(self, *inputs: NDArray) -> Expected:
         """The same for an engine of float32."""

@@ -65,7 +65,7 @@ class Residual(NamedTuple):
 
 
 PRODUCTS, ATTENTION, SEVERAL, TABLE = "products", "attention", "several", "inp_embd"
-_WEIGHTS = (PRODUCTS, ATTENTION, TABLE)
+OF_SUMS = (PRODUCTS, ATTENTION, TABLE)
 """Kinds whose errors lie on all numbers alike; those of a function are where it is steep or curved."""
 
 
@@ -97,7 +97,7 @@ def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: f
         return "every position has the same error"
     if float(np.quantile(square, 0.75)) < (_NONE * level) ** 2:
         return "most numbers are right"
-    if kind not in _WEIGHTS:
+    if kind not in OF_SUMS:
         return ""
     for what, squares, axis in (("position", square.mean(axis=1), 1), ("element", square.mean(axis=0), 0)):
         worst = int(squares.argmax())

@@ -6,30 +6,29 @@ A profile is data. running_error.py turns it into bounds for one operation, hone
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import OptionError, meant
-from ...base.validate import choice, instance
+from ...base.validate import choice, instance, number
 from ...engine import cache_types
 from ...engine.dialects import BITNET_CPP, DIALECTS, EXACT, LLAMA_CPP, Dialect
-from .roundings import NARROW
+from .formats import GRIDS, NARROW, format_of, spelled
 
-DIGITS = {"float32": 24, "float16": 11, "bfloat16": 8}
-"""Significant bits of each float type."""
 NARROW_FLOATS = ("bfloat16", "float16")
 """The types of fewer bits than float32's, the narrowest first."""
+DIGITS = {"float32": 24} | {kind: GRIDS[kind].digits for kind in reversed(NARROW_FLOATS)}
+"""Significant bits of each float type."""
 ROUNDOFF = {"float32": 0.0} | {kind: 2.0 ** -DIGITS[kind] for kind in NARROW_FLOATS}
 """The largest relative error of rounding to each float type, beyond float32's own."""
 
 FLOATS = tuple(DIGITS)
 CACHES = cache_types.KINDS
 """Types of a KV cache. int8: one scale for each row of a head; q8_0 and q4_0: ggml's blocks of 32."""
-HEADS = (*FLOATS, "int8", "q8_0", "q6_K", "int4")
-"""Types that an engine may have converted the output matrix to. int8 and int4: one scale for each row."""
-
-_SHORT = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q6_k": "q6_K"}
+_OF_ANY_TYPE = ("kv", "head", "mul")
+_NUMBERS = ("exp", "noise")
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,9 @@ class Precision:
 
     act: the tensors between operations, the steps inside one, and the weights. kv: keys and values in the cache. probs: attention's
     probabilities. acc: the sums of matrix products. attn_acc: attention's sums of values. scale: the scales of int8 activations. head: the
-    output matrix, where the engine converted it.
+    output matrix, where the engine converted it. mul: the operands of products, attention's too. exp: the largest part of itself that a
+    function of one number is off by, such as an exponential, SiLU, a root, a sine. noise: the level of products' and attention's errors,
+    as noise.py has it. kv, head and mul are any type of formats.py.
     """
 
     act: str = "float32"
@@ -48,15 +49,23 @@ class Precision:
     attn_acc: str = "float32"
     scale: str = "float32"
     head: str = "float32"
+    mul: str = "float32"
+    exp: float = 0.0
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            known = {"kv": CACHES, "head": HEADS}.get(field.name, FLOATS)
-            choice(f"precision: {field.name}", value, known)
+            name, value = field.name, getattr(self, field.name)
+            if name in _NUMBERS:
+                if not 0 <= number(f"precision: {name}", value) <= 1:
+                    raise OptionError(f"precision: {name} is {value}, expected a part, 0 to 1")
+            elif name not in _OF_ANY_TYPE:
+                choice(f"precision: {name}", value, FLOATS)
+            elif instance(f"precision: {name}", value, str) != "float32":
+                format_of(value)
 
     def __str__(self) -> str:
-        parts = [f"{field.name}={value}" for field in fields(self) if (value := getattr(self, field.name)) != "float32"]
+        parts = [f"{f.name}={shown(getattr(self, f.name))}" for f in fields(self) if getattr(self, f.name) != f.default]
         return ", ".join(parts) or "float32"
 
     @classmethod
@@ -65,18 +74,34 @@ class Precision:
         instance("precision", text, str)
         if base is not None:
             instance("base", base, cls)
-        values: dict[str, str] = {}
+        values: dict[str, Any] = {}
         names = [field.name for field in fields(cls)]
         for part in text.split(","):
             name, equals, value = (x.strip() for x in part.partition("="))
             if not equals or name not in names or name in values:
-                kind = _SHORT.get(name.lower(), name)
+                kind = spelled(name)
                 near = [f"{field}={name}" for field, kinds in (("kv", CACHES), ("act", FLOATS)) if kind in kinds and not equals]
                 hint = f", did you mean {' or '.join(near)}?" if near else meant(name, names)
                 expected = f"expected {'=TYPE, '.join(names)}=TYPE, each once{hint}"
                 raise OptionError(f"--precision is {text!r}: {part.strip()!r} is wrong, {expected}")
-            values[name] = _SHORT.get(value.lower(), value)
+            values[name] = _number(f"--precision is {text!r}: {name}", value) if name in _NUMBERS else spelled(value)
         return replace(base or FLOAT32, **values)
+
+
+def _number(what: str, text: str) -> float:
+    """The number of a text such as 2^-6 or 1e-4. Raises OptionError."""
+    base, power, exponent = text.partition("^")
+    try:
+        return float(base) ** float(exponent) if power else float(text)
+    except (ValueError, OverflowError, ZeroDivisionError):
+        raise OptionError(f"{what} is {text!r}, expected a number such as 2^-6 or 1e-4") from None
+
+
+def shown(value: str | float) -> str:
+    """A type, or a number as it is written in a profile: a power of two as one."""
+    if isinstance(value, str):
+        return value
+    return f"2^{np.log2(value):.0f}" if value > 0 and np.frexp(value)[0] == 0.5 else f"{value:g}"
 
 
 FLOAT32 = Precision()

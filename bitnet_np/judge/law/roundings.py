@@ -4,8 +4,6 @@ Sources: IEEE 754 for float16; for activations ggml's quantize_row_q8_0, quantiz
 stepped angles its ggml_rope_cache_init.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,19 +44,6 @@ def to_eleven_bits(x: Floats) -> Floats:
     """x rounded to float16's 11 significant bits, half up, with float32's range: a float16 that neither overflows nor underflows."""
     bits = x.view(np.uint32)
     return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
-
-
-def to_q8_0(x: Array) -> Array:  # [T, width] -> [T, width]; NaN where the width is no multiple of 32
-    """x rounded as in a cache of ggml's Q8_0: int8 codes in steps of the largest of 32 numbers / 127, the step kept as float16."""
-    if x.shape[1] % 32:
-        return np.full_like(x, np.nan)
-    blocks = x.reshape(len(x), -1, 32)
-    step = np.abs(blocks).max(axis=2, keepdims=True) / 127
-    return (np.rint(blocks / np.where(step == 0, 1, step)) * to_float16(step)).reshape(x.shape)
-
-
-NARROW: dict[str, Callable[[Array], Array]] = {"float16": to_float16, "bfloat16": to_bfloat16, "q8_0": to_q8_0}
-"""The types that engines keep activations, keys and values in: [T, width] -> [T, width]."""
 
 
 # --- activations, as llama.cpp's CPU backend rounds them to the type of a matrix -------------------------------------------------------

@@ -42,8 +42,9 @@ from ...model.records import Blocks, Ternary
 from ...traces.points import Key
 from . import functions, roundings
 from .definition import CODED, FACTORS, HEAD
-from .expected import TINY, Array, Error, Expected, Storage, U, added, half_steps, kept, rounding, type_of
+from .expected import TINY, Array, Error, Expected, Storage, U, added, kept, rounding, type_of
 from .expression import Matrix, Node, folded, nodes, step_value
+from .formats import half_steps
 from .precision import ROUNDOFF
 from .products import rounding_step, row_blocks
 
@@ -69,7 +70,9 @@ class Law:
 
     def __init__(self, tree: Node, inputs: Mapping[Key, Array], types: Storage):
         self.inputs, self.types = inputs, types
-        self.narrow = {*types.inputs, types.output, types.precision.scale} != {"float32"}  # of weights and caches there are rules
+        self.narrow = {*types.inputs, types.output, types.precision.scale, types.precision.mul} != {
+            "float32"
+        }  # of weights and caches there are rules
         self.rows = len(next(iter(inputs.values())))
         self.kinds = dict(zip(inputs, types.inputs or ("float32",) * len(inputs), strict=True))
         self.values: dict[Node, Any] = {}
@@ -123,6 +126,16 @@ class Law:
         """The rounding of a step's numbers to a narrow type, if they are: float32's are counted with those inside the step."""
         return self.kept(size) if self.narrow and node not in self.fine else Error()
 
+    def operand(self, error: Error, x: Array) -> Error:
+        """The error of numbers [.., n] that are summed over, and rounded before."""
+        mul = self.types.precision.mul
+        return error if mul == "float32" else added(error, rounding(half_steps(x, mul)))
+
+    def approximated(self, v: Array) -> Error:
+        """The error that is declared of functions of single numbers: a part of them, or of 1 where tables of activations have steps."""
+        part = self.types.precision.exp
+        return rounding(part * np.abs(v)) if part else Error()
+
     def in_sums(self, error: Error, x: Array) -> float:
         """Float32's error of what a sum of products reads, in roundings of its numbers: these are counted with those of the sum."""
         return 0.0 if self.narrow or error.is_none else float(np.max(error.worst / np.maximum(U * np.abs(x), TINY)))
@@ -169,7 +182,7 @@ def _power(law: Law, node: Node, v: Any, x: Values, e: Errors) -> Error:
 
 
 def _circle(law: Law, node: Node, v: Any, x: Values, e: Errors) -> Error:
-    return added(e[0].times(v[::-1]), rounding(U * np.ones_like(v)), law.kept(v))
+    return added(e[0].times(v[::-1]), rounding(U * np.ones_like(v)), law.kept(v), law.approximated(np.ones_like(v)))
 
 
 def _curve(law: Law, node: Node, v: Any, x: Values, e: Errors) -> Error:
@@ -181,7 +194,13 @@ def _curve(law: Law, node: Node, v: Any, x: Values, e: Errors) -> Error:
         slope = slope * np.expm1(bound) / bound  # beyond the first order
     steps, inside = _INSIDE.get(node.what, (1, lambda size, y: y))
     from_table = Error() if node.value is None else _of_table(x[0], v)
-    return added(e[0].times(slope), rounding(U * inside(size, y), steps), law.written(node, size if "GELU" in node.what else y), from_table)
+    return added(
+        e[0].times(slope),
+        rounding(U * inside(size, y), steps),
+        law.written(node, size if "GELU" in node.what else y),
+        law.approximated(np.maximum(y, 1) if node.kind in ("activation", "curve") else y),
+        from_table,
+    )
 
 
 _LARGE = 1e300  # instead of infinity
@@ -299,6 +318,8 @@ def _products(law: Law, node: Node, v: Any, x: Values, e: Errors) -> Error:
     if node.kind == "scores" and kv != "float32":
         of_a = added(of_a, rounding(half_steps(a, "q8_0" if kv == "q4_0" else kv)))
         of_b = e[1]
+    if node.kind == "scores":
+        of_a, of_b = law.operand(of_a, a), law.operand(of_b, b)
     of_a = of_a.over(np.shape(a), lambda z: step(z, np.abs(b)), lambda z: step(z, b**2))
     of_b = of_b.over(np.shape(b), lambda z: step(np.abs(a), z), lambda z: step(a**2, z))
     return added(of_a, of_b, rounding(U * step(np.abs(a), np.abs(b)), steps), law.written(node, v))
@@ -320,7 +341,13 @@ def _weighted(law: Law, node: Node, v: Any, x: Values, e: Errors) -> Error:
     else:
         of_p = rounding(U * unit, shared=float(v.shape[-1]))
     of_p = of_p._replace(reach=e[0].over(p.shape, lambda a: moved(a, size)).reach)
-    of_values = e[1].over(values.shape, lambda a: moved(p, a), lambda a: moved(p**2, a))
+    of_values = e[1]
+    if types.mul != "float32":  # values have scales along tokens, or along elements
+        seen_p = law.operand(Error(), p).times(p > 0)
+        of_p = added(of_p, seen_p.over(p.shape, lambda a: moved(a, size), lambda a: moved(a, size**2)))
+        by_token = half_steps(values.swapaxes(0, -1), types.mul).swapaxes(0, -1)
+        of_values = added(of_values, rounding(np.maximum(half_steps(values, types.mul), by_token)))
+    of_values = of_values.over(values.shape, lambda a: moved(p, a), lambda a: moved(p**2, a))
     sums = added(rounding(U * unit, steps), rounding(U * np.abs(v), steps), rounding(ROUNDOFF[types.attn_acc] * unit, seen))
     return added(of_scores, of_p, of_values, sums, law.written(node, v))
 
@@ -336,7 +363,7 @@ def _softmax(node: Node) -> Node:
 def _matmul(law: Law, node: Node, read: Values) -> tuple[Array, Error]:
     """The product of [T, M] with a matrix [N, M], some rows of it at a time: large heads would take gigabytes."""
     (x, matrix), source = read, node.inputs[0]
-    errors = law.errors[source]
+    errors = law.operand(law.errors[source], x)
     if not isinstance(matrix, Matrix):
         value = x @ matrix.T
         return value, _products(law, node, value, read, [errors, Error()])
@@ -371,7 +398,7 @@ def _of_weights(law: Law, node: Node, x: Array, value: Array) -> Error:
     """The roundings of a matrix to the type of the numbers, and to that of a head that the engine has converted."""
     weights, types = node.inputs[1].value.weights, law.types
     own = "float32" if isinstance(weights, Ternary) or type_of(weights) == types.output else types.output
-    kinds = {own, types.precision.head if node.inputs[1].noun == HEAD else "float32"} - {"float32"}
+    kinds = {own, types.precision.mul, types.precision.head if node.inputs[1].noun == HEAD else "float32"} - {"float32"}
     if not kinds:
         return Error()
     worst, square = np.zeros(value.shape), np.zeros(value.shape)

@@ -113,7 +113,7 @@ _RESIDUALS = {
 _OF_WEIGHTS = {
     "weights.narrow": "narrow_weights: weights are rounded to {kind}",
     "weights.narrow_blocks": "fewer_bits: weights are rounded to {kind}",
-    "weights.narrow_rows": "fewer_bits: weights are rounded to {kind}, one scale for each row",
+    "weights.narrow_rows": "fewer_bits: weights are rounded to {kind} with a scale for each row",
 }
 _ROUNDINGS = {
     "rope.narrow_angles": "rounded: the angles: rounded to {kind}",

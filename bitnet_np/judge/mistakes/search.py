@@ -176,7 +176,7 @@ class Search:
             return None
         every = [
             trial
-            for trial in (*trials(case.span, False, stop=self._stop), *_hidden(case.span, False, self._stop))
+            for trial in (*trials(case.span, False, stop=self.has_ended), *_hidden(case.span, False, self.has_ended))
             if _is_format(trial.cause)
         ]
         with np.errstate(all="ignore"):
@@ -187,7 +187,8 @@ class Search:
                     break
         return replace(min(fits, key=lambda fit: fit.left).trial.cause, fault=False) if fits else None
 
-    def _stop(self) -> bool:
+    def has_ended(self) -> bool:
+        """is_over, as a function for `trials`."""
         return self.is_over
 
     def _in_time(self, every: Iterable[Trial]) -> Iterator[Trial]:
@@ -229,7 +230,7 @@ class Search:
         """The hidden mistake that leaves least; what explained a tensor before is tried first. numbered: only those with a number."""
         if self.is_over:
             return None
-        every, kept = [trial for trial in _hidden(case.span, case.single, self._stop) if trial.grid or not numbered], self.work / 2
+        every, kept = [trial for trial in _hidden(case.span, case.single, self.has_ended) if trial.grid or not numbered], self.work / 2
         for trial in every:
             if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self._types)):
                 number = self._known.get(trial.cause.text)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...base.errors import listed
-from ..law import functions
+from ..law import formats
 from ..law.expression import Node
 from .wrong import ROWS, Array, Wrong, digits, instead, matched, moved_said, parts_of, places_of, runs, sources
 
@@ -94,7 +94,7 @@ def _before(step: _Step, values: dict[Node, Any]) -> Iterator[_Step]:
         yield _Step(node.inputs[0], y * y, w / np.abs(2 * y))
     elif node.kind in ("joined", "heads"):
         yield _Step(node.inputs[0], y.reshape(x[0].shape), w.reshape(x[0].shape))
-    elif node.kind == "rounded" and node.what in functions.FLOATS:
+    elif node.kind == "rounded" and node.what in formats.EACH:
         yield _Step(node.inputs[0], y, w)
 
 
