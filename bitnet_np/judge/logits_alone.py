@@ -139,7 +139,7 @@ class _Target:
         # scales of queries and keys do the same
         self.names = [name for name in base.present(MATRICES) if name != "attn_k"] if search else []
         honest, others = list(roundings(base, self.declared)), list(dialects(base))
-        self.run, self.progress, self.done = run, options.bars("measuring the reach of roundings"), 0
+        self.run, self.progress, self.done = run, options.bars("trying known mistakes"), 0
         self.total = len(honest) + len(others)  # runs
         of_honest = self.logits_of(honest)
         self.right = list(of_honest.values())
@@ -181,21 +181,22 @@ class _Target:
             span=span, value=self.a, theirs=self.b, now=now, exact=_EXACT * now, single=False, fit=False, target=self, best=self.best
         )
         precision, strict = self.options.precision, self.options.is_strict
-        is_seen = judge(self.a, self.b, self.reach).verdict == Verdict.WRONG  # at the positions that are looked at
-        narrow = self.undeclared() if self.strong and is_seen and precision is None and self.search else None
+        narrow = self.undeclared() if self.strong and self.is_seen and precision is None and self.search else None
         search = Search(2 * self.options.effort * _HIDDEN_WORK, self.options.budget, self.options.bars(SEARCH))
         if self.strong and narrow is None and (strict or self.noise() is None):
             search.begin()
         else:
             search.begin_unlimited()
+            self.total = self.done + len(self.engines) + 2 * len(self.names)
         mistake = search.named(case, self.engines)
         is_sought = mistake is None and not search.is_over and not self.closest and len(self.a) >= _POSITIONS
         text = mistake.text if mistake is not None else self.wrong_scale() if is_sought else None
+        self.progress(self.total, self.total)
         if text is not None or not self.strong:
             return judged if text is None else _wrong(judged, text)
         if narrow is not None:
             return replace(judged, verdict=Verdict.NARROW, reason=narrow)
-        if not is_seen:
+        if not self.is_seen:
             self.said.append(f"the first {len(self.a)} of these positions are right, and no mistake was tried on the others")
             return judged
         search.begin()
@@ -225,6 +226,8 @@ class _Target:
 
     def noise(self) -> str | None:
         """The noise that operations have, if it is all that is wrong: it is at all positions alike, and no factor."""
+        if not self.is_seen:
+            return None
         level, noisy = across(self.away, self.reach)
         most = FINE if self.ids is None else COARSEST_SEEN  # of a server little is known, and few mistakes are tried
         a, b = (x - x.mean(axis=1, keepdims=True) for x in (self.a, self.b.astype(np.float32)))
@@ -238,6 +241,11 @@ class _Target:
     def made_by(self, x: NDArray) -> bool:
         """Whether logits are theirs but for roundings."""
         return judge(x.astype(np.float32, copy=False), self.b, self.reach).verdict <= Verdict.FLIPS
+
+    @cached_property
+    def is_seen(self) -> bool:
+        """Whether theirs are farther than roundings reach at the positions that are looked at."""
+        return judge(self.a, self.b, self.reach).verdict == Verdict.WRONG
 
     @cached_property
     def work(self) -> int:
