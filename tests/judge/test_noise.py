@@ -8,9 +8,14 @@ import pytest
 
 from bitnet_np import EXACT, check
 from bitnet_np.base.errors import OptionError
+from bitnet_np.engine.network import Runtime
+from bitnet_np.engine.tokens import Tokens
+from bitnet_np.judge.dump import judge_dump
 from bitnet_np.judge.law import noise
 from bitnet_np.judge.law.expected import Expected
 from bitnet_np.judge.law.noise import Noise, Residual, residual
+from bitnet_np.judge.mistakes.search import Search
+from bitnet_np.judge.options import Options
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key, Trace
@@ -179,26 +184,6 @@ def test_logits_of_operations_that_are_right_are_right():
     assert report.logits.reason.startswith("they follow from operations that are right")
 
 
-def softmax(x):
-    e = np.exp(x - x.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (softmax, "these are probabilities: each position adds up to 1"),
-        (lambda x: np.log(softmax(x)), "these are log-probabilities: name them log_probs"),
-        (lambda x: x + 0.5, "every logit of a position is 0.5 too large"),
-    ],
-)
-def test_numbers_that_are_no_logits_are_named_at_once(change, says):
-    logits = Dense(MODEL, IDS).run()[LOGITS].astype(np.float64)
-    report = check(MODEL, IDS, change(logits).astype(np.float32), budget=0.0)
-    assert report.verdict == Verdict.WRONG
-    assert report.reason.startswith(says)
-
-
 def test_the_type_of_the_weights_is_the_engines_own_word():
     """Logits of an engine that computes in bfloat16, whose dump is float32, as of a server."""
     model = random_model(2, n_layers=3, table="bfloat16", head_dim=32)
@@ -228,12 +213,14 @@ def test_a_budget_is_no_negative_time(budget):
 
 
 def test_an_interrupted_search_says_what_is_known(monkeypatch):
-    from bitnet_np.judge.mistakes.search import Search
-
     def interrupted(self, case, every):
         if not self.is_over:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Search, "named", interrupted)
-    report = check(MODEL, IDS, Trace(Dense(MODEL, IDS, {"ffn_out": FAULTS["ffn_out"]}, (1,)).run(), None, "dump"))
+    dump = Trace(Dense(MODEL, IDS, {"ffn_out": FAULTS["ffn_out"]}, (1,)).run(), None, "dump")
+    report = judge_dump(Runtime(MODEL, EXACT), Tokens.whole(IDS[None]), dump, Options(keeps_known=True))
+    assert "the search for causes was interrupted" in report.notes
+    with pytest.raises(KeyboardInterrupt):
+        check(MODEL, IDS, dump)
     assert report.first_wrong.key == Key("ffn_out", 1)
