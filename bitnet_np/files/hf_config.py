@@ -55,7 +55,7 @@ class Recipe:
     quantization: Quantization | None
     groups: Groups | None  # weights are quantised in groups, by mlx-lm
     rope_factors: NDArray[np.float64] | None  # [J] Llama 3's, for which Config has no field
-    dtype: str  # see Model.dtype
+    stated_dtype: str  # see Model
     part: TextPart | None  # how the text model lies in the folder of a larger one
 
 
@@ -145,7 +145,7 @@ def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
         groups=_groups(keys),  # before the other form of quantization_config
         quantization=_quantization(keys, kind),
         rope_factors=rope_factors,
-        dtype=_dtype(config_json) or _dtype(keys.left),
+        stated_dtype=_dtype(config_json) or _dtype(keys.left),
         part=part,
     )
     _check_neutral(keys)

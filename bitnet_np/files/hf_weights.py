@@ -36,7 +36,7 @@ class HFWeights(CheckedTensors):
     def __init__(self, path: Path, tensors: Mapping[str, Tensor], recipe: Recipe, allow_nan: bool) -> None:
         super().__init__(path, _model_tensors(path, tensors, recipe), allow_nan, recipe.config)
         self._recipe, kind = recipe, recipe.kind
-        self.norm_offset, self.dtype = float(kind.add_one), recipe.dtype
+        self.norm_offset, self.stated_dtype = float(kind.add_one), recipe.stated_dtype
         self._modules = {"token_embd": kind.embedding, "position_embd": kind.positions, "output_norm": kind.norm, "output": "lm_head"}
 
     def place(self, field: str, layer: int | None = None) -> str:

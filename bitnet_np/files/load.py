@@ -120,7 +120,7 @@ def _build(source: Source, weights: ModelWeights, progress: Progress) -> Model:
         layers.append(_build_layer(weights, of_layer, n))
         progress(n + 1, c.n_layers)
     weights.check_all_taken()
-    return frozen(Model(config=c, layers=tuple(layers), norm_offset=weights.norm_offset, dtype=weights.dtype, **parts))
+    return frozen(Model(config=c, layers=tuple(layers), norm_offset=weights.norm_offset, stated_dtype=weights.stated_dtype, **parts))
 
 
 def _build_layer(weights: ModelWeights, shapes: Shapes, n: int) -> Layer:

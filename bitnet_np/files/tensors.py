@@ -70,7 +70,7 @@ def of_file(path: Path | str) -> Iterator[None]:
 class CheckedTensors:
     """The tensors of one file or folder that nobody has taken yet, and the Config of the model that takes them."""
 
-    norm_offset, dtype = 0.0, ""  # see Model
+    norm_offset, stated_dtype = 0.0, ""  # see Model
 
     def __init__(self, path: Path, tensors: Mapping[str, Tensor], allow_nan: bool, config: Config) -> None:
         self.path, self.allow_nan, self.config = path, allow_nan, config

@@ -83,16 +83,17 @@ def judge_logits(
     target = _Target(ours, theirs, base, run, options, search, ids)
     judged = judge(ours, theirs, target.reach, numbers, options.details)
     kinds = _stated_types(base.model, options) if options.precision is None and judged.verdict == Verdict.WRONG else {}
-    first: Judgement | None = None
-    for kind, where in kinds.items():
-        declared = replace(options, precision=Precision(act=kind), budget=options.budget / len(kinds))
-        narrow = judge_logits(ours, theirs, base, run, declared, search, numbers, ids, slack)
-        narrow = replace(narrow, verdict=max(narrow.verdict, Verdict.NARROW), reason=f"in {kind}, {where}: {narrow.reason}")
-        if narrow.verdict == Verdict.NARROW:
-            return narrow
-        first = first or narrow
-    if first is not None:
-        return first
+
+    def in_type(kind: str, budget: float) -> Judgement:
+        narrow = replace(options, precision=Precision(act=kind), budget=budget)
+        found = judge_logits(ours, theirs, base, run, narrow, search, numbers, ids, slack)
+        return replace(found, verdict=max(found.verdict, Verdict.NARROW), reason=f"in {kind}, {kinds[kind]}: {found.reason}")
+
+    for kind in kinds:
+        if (found := in_type(kind, 0)).verdict == Verdict.NARROW:
+            return found
+    if kinds and (not search or not target.is_seen or target.undeclared is None):  # a mistake is sought in the likeliest type
+        return in_type(next(iter(kinds)), options.budget)
     try:
         judged = target.explained(judged)
     except KeyboardInterrupt:  # what is known is said
@@ -114,7 +115,10 @@ def judge_logits(
 
 def _stated_types(model: Model, options: Options) -> dict[str, str]:
     """The narrow types that an engine computes in by its own words, or by the model's file, and who says so; the likeliest first."""
-    every = [(model.dtype, "the type that the model's file states"), *((kind, "as the engine says of itself") for kind in options.stated)]
+    every = [
+        (model.stated_dtype, "the type that the model's file states"),
+        *((kind, "as the engine says of itself") for kind in options.stated),
+    ]
     said: dict[str, str] = {}
     for kind, where in (*every, (type_of(model.token_embd), "the type of the model's weights")):
         if kind in NARROW_FLOATS:
@@ -181,7 +185,7 @@ class _Target:
             span=span, value=self.a, theirs=self.b, now=now, exact=_EXACT * now, single=False, fit=False, target=self, best=self.best
         )
         precision, strict = self.options.precision, self.options.is_strict
-        narrow = self.undeclared() if self.strong and self.is_seen and precision is None and self.search else None
+        narrow = self.undeclared if self.strong and self.is_seen and precision is None and self.search else None
         search = Search(2 * self.options.effort * _HIDDEN_WORK, self.options.budget, self.options.bars(SEARCH))
         if self.strong and narrow is None and (strict or self.noise() is None):
             search.begin()
@@ -252,6 +256,7 @@ class _Target:
         """Multiply-adds of a run."""
         return len(self.a) * sum(prod(x.shape) for x in (self.base.model.head, *self.base.linears()))
 
+    @cached_property
     def undeclared(self) -> str | None:
         """Why another dialect's roundings reach so far, alone or behind a cache of ggml's; a precision that would is said."""
         for dialect, own in self.others:

@@ -377,7 +377,7 @@ class Model:
     output_norm_bias: Annotated[_Gain, "width"] = None  # [D]
     position_embd: Annotated[Table | None, "context", "width"] = None  # [positions, D], added to the embedding
     rope_factors: Annotated[_Gain, "rope_pairs"] = None  # [J], divide rope_frequency beside rope_scaling (Llama 3)
-    dtype: str = ""  # the float type that the file tells engines to compute in; empty where it tells none
+    stated_dtype: str = ""  # the float type that the file tells engines to compute in; empty where it tells none
     norm_offset: float = 0.0  # what norms add to their weights as the file has them, included in those here (1 in folders of Gemma)
 
     def __repr__(self) -> str:
