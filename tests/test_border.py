@@ -1,5 +1,7 @@
 """Public functions, many at a time: an argument of another type, or too large, is refused with an error of the package's family."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from wrong_arguments import NO_INTEGERS
@@ -11,6 +13,7 @@ from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.generation.nll import token_nll
 from bitnet_np.judge.compare_models import compare_models
 from bitnet_np.judge.dump import compare_traces
+from bitnet_np.judge.measures import judge
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.llama_base import divergence, save_base
@@ -112,6 +115,12 @@ def once():
         (lambda: bn.forward_full(MODEL, [[1, 2]], mask=[[0.0], [0.0, 0.0]]), masks.MaskError, "mask is ragged"),
         (lambda: token_nll(MODEL, [[1], [1, 2]]), ShapeError, "tokens is ragged"),
         (lambda: bn.pad([[2**70]]), TokenRangeError, "beyond 64 bits"),
+        (lambda: bn.check(dataclasses.replace(MODEL, config={}), [1], TRACE), ShapeError, "config is {}, expected a Config"),
+        (
+            lambda: judge(np.zeros((3, 0)), np.zeros((3, 0)), numbers=[1, 2]),
+            ShapeError,
+            r"numbers has shape \(2,\), expected one for each row",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named(call, error, message):

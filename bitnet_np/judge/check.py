@@ -70,8 +70,8 @@ def check(
     function("bars", bars)
     if details is not None:
         instance("details", details, Details)
+    runtime = Runtime(model, _dialect(dialect)).checked()  # a model's config is read from here on
     sequences = _sequences(model.config, tokens)
-    runtime = Runtime(model, _dialect(dialect))
     if isinstance(precision, str):
         precision = FLOAT32 if precision == "exact" else Precision.parse(precision)
     elif not isinstance(precision, Precision | None):
@@ -86,7 +86,7 @@ def check(
         arrays = _named(dump) if isinstance(dump, Mapping) else {LABEL: as_numpy("dump", dump)}
         entries = {label: Entry(array.shape, array.dtype, partial(np.asarray, array)) for label, array in arrays.items()}
         content = Labelled(entries, Path("dump"), "arrays in memory")
-    return judge_sequences(runtime.checked(), sequences, content, options)
+    return judge_sequences(runtime, sequences, content, options)
 
 
 def _sequences(config: Config, tokens: Any) -> Tokens:
