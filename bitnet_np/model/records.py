@@ -70,6 +70,7 @@ class Yarn:
             positive(f"YaRN's {name}", getattr(self, name), UnsupportedError)
         if not _is_float32(self.factor):
             raise UnsupportedError(f"YaRN's factor is {self.factor}, expected a positive number of float32")
+        flag("YaRN's truncate", self.truncate)
         if not self.fast > self.slow:
             raise UnsupportedError(f"YaRN's fast and slow are {self.fast} and {self.slow}, expected the first to be larger")
 
