@@ -23,7 +23,8 @@ from .declaring import flag
 from .equivalence import look_through
 from .first_looks import normalised, of_other_tokens, one_layer_lower
 from .law.graph import LOGITS, operations
-from .law.precision import FLOAT32, Precision, storage_type
+from .law.precision import DIGITS, FLOAT32, Precision, storage_type
+from .law.roundings import to_digits
 from .logits_alone import judge_logits
 from .measures import FLIPS_LIMIT, Judgement, invalid, position_nmse, same_bits
 from .options import DEFAULT, Options
@@ -252,9 +253,12 @@ class _Logits(NamedTuple):
         late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
         looked_at = few[: late[0]] if late.size else few  # the first of them, whose logits need few tokens
 
+        kind = storage_type(self.theirs)
+
         def run(variant: Variant) -> Floats:
             end = int(looked_at.max()) + 1
-            return self.convert(variant_logits(variant, self.ids[None, :end])[0][looked_at])
+            x = self.convert(variant_logits(variant, self.ids[None, :end])[0][looked_at])
+            return x if kind == "float32" else to_digits(x.astype(np.float64), DIGITS[kind]).astype(np.float32)
 
         if self.has_all and self.theirs.ndim == 2:
             text = of_other_tokens(self.theirs, self.ids, lambda ids: self.convert(run_whole(self.runtime, Tokens.whole(ids[None]))[0]))

@@ -247,7 +247,7 @@ UNSCALED = replace(FEWER_BITS_MODEL, config=replace(FEWER_BITS_MODEL.config, att
 )
 def test_a_mistake_is_named_in_an_engine_of_fewer_bits(dumped, operands, bits, key, other, says):
     points = float_engine(FEWER_BITS_MODEL, operands, {Key(key, 1): other})
-    report = check(FEWER_BITS_MODEL, IDS, trace({k: x for k, x in points.items() if dumped in ("all", k.name)}))
+    report = check(FEWER_BITS_MODEL, IDS, trace({k: x for k, x in points.items() if dumped in ("all", k.name)}), budget=np.inf)
     assert report.verdict is Verdict.WRONG
     assert f"{says}; and operands of products are rounded to {bits}" in report.reason
 
@@ -265,7 +265,7 @@ def test_a_mistake_is_named_beside_roundings_of_no_known_type():
 )
 def test_operands_and_a_cache_of_fewer_bits_are_narrow_across_operations(operands, dumped, in_cache):
     points = float_engine(FEWER_BITS_MODEL, operands, cache=NARROW.get(in_cache))
-    report = check(FEWER_BITS_MODEL, IDS, only(points, *dumped.split()))
+    report = check(FEWER_BITS_MODEL, IDS, only(points, *dumped.split()), budget=np.inf)
     assert report.verdict is Verdict.NARROW, report.reason
     assert "operands of products are rounded to" in report.reason
     assert ("cache of q8_0" in report.reason) == (in_cache == "q8_0")

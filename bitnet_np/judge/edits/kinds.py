@@ -520,6 +520,19 @@ def _operands(narrow: Callable[[Node], Node], node: Node) -> Node:
     return node.over(*map(narrow, node.inputs)) if node.kind in _PRODUCTS else node
 
 
+def _flash(narrow: Callable[[Node], Node], node: Node) -> Node:
+    """As flash attention has it: exponentials are rounded where they are multiplied by values, and not where they are summed."""
+    if node.kind != "weighted" or node.inputs[0].kind != "quotient":
+        return _operands(narrow, node) if node.kind == "scores" else node
+    p, values = node.inputs
+    return node.over(p.over(narrow(p.inputs[0]), p.inputs[1]), narrow(values))
+
+
+def _edge(narrow: Callable[[Node], Node], node: Node) -> Node:
+    is_edge = node.kind == "quotient" and node.inputs[0].kind == "exponential"
+    return node.over(narrow(node.inputs[0]), node.inputs[1]) if is_edge else node
+
+
 def _angles(narrow: Callable[[Node], Node], node: Node) -> Node:
     return narrow(node) if node.kind in _TABLED and not tensors(node) else node
 
@@ -530,6 +543,8 @@ def _table(narrow: Callable[[Node], Node], node: Node) -> Node:
 
 _ROUNDED: dict[str, Callable[[Callable[[Node], Node], Node], Node]] = {
     OPERANDS + " are rounded to {kind}": _operands,
+    OPERANDS + ", exponentials instead of probabilities, are rounded to {kind}": _flash,
+    "the exponentials, where they are not summed: rounded to {kind}": _edge,
     "frequencies, angles, sines and cosines are rounded to {kind}": _angles,
     "the activation's input and value are rounded to {kind}, as in a table of it": _table,
 }

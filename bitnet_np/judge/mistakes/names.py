@@ -197,7 +197,7 @@ CATALOGUE = (
     *_ENGINES,
     *_named(_ANYWHERE),
     *_named(_RESIDUALS, _SUMS),
-    *_named({"head.int8": "rounded: result_norm: rounded to int8 with a scale for each row"}, _HEAD),
+    *_named({"head.int8": "rounded: result_norm: rounded to int8 with a scale for each row"}, _HEAD, fault=False),
     *_named(
         {"pooling.other_rows": "other_function: {A} instead of {B}", "pooling.unit": "whole: each position is divided{X}"}, (POOLED.name,)
     ),

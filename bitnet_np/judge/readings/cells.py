@@ -64,7 +64,7 @@ def _solve(weights: Array, values: Array, output: Array, visible: Seen, least: f
     equations = (weights.T[:, :, None] * (values - output)).reshape(len(visible), -1).T  # [H K, n]
     known = (weights / weights[:, visible].sum(axis=1, keepdims=True)).max(axis=0) > least
     equations = equations[:, known]
-    if len(equations) < known.sum():
+    if not known.any() or len(equations) < known.sum():
         return None
     _, sizes, vectors = np.linalg.svd(equations, full_matrices=False)
     if sizes.size > 1 and sizes[-2] < _UNIQUE * sizes[-1]:
