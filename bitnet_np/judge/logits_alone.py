@@ -27,7 +27,7 @@ from ..traces.points import Key
 from .bounds import TINY
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .law.expected import type_of
-from .law.noise import BFLOAT16_NOISE, COARSEST_SEEN, FINE
+from .law.noise import BFLOAT16_NOISE, COARSEST, COARSEST_SEEN, FINE
 from .law.precision import FLASH, FLOAT32, Precision
 from .measures import Judgement, Reach, across, alike, judge, position_nmse, position_scale
 from .mistakes.catalogue import Trial, in_engine, sites, trials
@@ -192,21 +192,26 @@ class _Target:
         if len(every) * self.work > most:
             every = []
         self.total += len(every)
-        cause = search.named(case, every) or search.unnamed(case)
+        formats = search.format(case) if not self.options.is_strict and self.noise_level(COARSEST) else None
+        cause = formats or search.named(case, every) or search.unnamed(case)
         self.said.extend(search.notes())
         return cause
 
     def noise(self) -> str | None:
-        """The noise that operations have, if it is all that is wrong: it is at all positions alike, and no factor."""
+        """The noise that operations have, in words, if it is all that is wrong."""
+        level = self.noise_level(FINE if self.ids is None else COARSEST_SEEN)  # of a server little is known, and few mistakes are tried
+        return f"no farther than operations with about 2^{np.log2(level):.1f} of noise reach" if level else None
+
+    def noise_level(self, most: float) -> float:
+        """The level of noise that operations have, if all that is wrong may be noise: it is at all positions alike, and no factor; or 0."""
         level, noisy = across(self.away, self.reach)
-        most = FINE if self.ids is None else COARSEST_SEEN  # of a server little is known, and few mistakes are tried
         a, b = (x - x.mean(axis=1, keepdims=True) for x in (self.a, self.b.astype(np.float32)))
         rescaled = position_nmse(a * position_scale(a, b)[:, None].astype(np.float32), b)
         is_factor = rescaled.mean() < _OF_FACTOR * self.away.mean()
         everywhere = level <= BFLOAT16_NOISE or noisy.is_in(self.away)
         if level > most or is_factor or not everywhere or judge(self.a, self.b, noisy).verdict == Verdict.WRONG:
-            return None
-        return f"no farther than operations with about 2^{np.log2(level):.1f} of noise reach"
+            return 0.0
+        return level
 
     def made_by(self, x: NDArray) -> bool:
         """Whether logits are theirs but for roundings."""
