@@ -28,7 +28,7 @@ from .bounds import TINY
 from .first_looks import other_numbers
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .law.expected import type_of
-from .law.noise import BFLOAT16_NOISE, COARSEST_SEEN, FINE
+from .law.noise import BFLOAT16_NOISE, COARSEST, COARSEST_SEEN, FINE
 from .law.precision import FLASH, FLOAT32, NARROW_FLOATS, Precision
 from .measures import Judgement, Reach, across, judge, position_nmse, position_scale
 from .mistakes.catalogue import Trial, in_engine, sites, trials
@@ -221,7 +221,8 @@ class _Target:
         if len(every) > most:
             more = max(10 * self.options.budget, 4 * USUAL_BUDGET)
             self.said.append(f"not all known mistakes in one layer alone were tried on logits: --budget {more:g} tries more")
-        cause = search.named(case, every[:most])
+        formats = search.format(case) if not self.options.is_strict and self.noise_level(COARSEST) else None
+        cause = formats or search.named(case, every[:most])
         if cause is None and (self.options.is_strict or self.noise() is None):  # what is like noise may be a known mistake, or is noise
             cause = search.unnamed(case)
         search.close()
@@ -229,18 +230,22 @@ class _Target:
         return cause
 
     def noise(self) -> str | None:
-        """The noise that operations have, if it is all that is wrong: it is at all positions alike, and no factor."""
+        """The noise that operations have, in words, if it is all that is wrong."""
+        level = self.noise_level(FINE if self.ids is None else COARSEST_SEEN)  # of a server little is known, and few mistakes are tried
+        return f"no farther than operations with about 2^{np.log2(level):.1f} of noise reach" if level else None
+
+    def noise_level(self, most: float) -> float:
+        """The level of noise that operations have, if all that is wrong may be noise: it is at all positions alike, and no factor; or 0."""
         if not self.is_seen:
-            return None
+            return 0.0
         level, noisy = across(self.away, self.reach)
-        most = FINE if self.ids is None else COARSEST_SEEN  # of a server little is known, and few mistakes are tried
         a, b = (x - x.mean(axis=1, keepdims=True) for x in (self.a, self.b.astype(np.float32)))
         rescaled = position_nmse(a * position_scale(a, b)[:, None].astype(np.float32), b)
         is_factor = rescaled.mean() < _OF_FACTOR * self.away.mean()
         everywhere = level <= BFLOAT16_NOISE or noisy.is_in(self.away)
         if level > most or is_factor or not everywhere or judge(self.a, self.b, noisy).verdict == Verdict.WRONG:
-            return None
-        return f"no farther than operations with about 2^{np.log2(level):.1f} of noise reach"
+            return 0.0
+        return level
 
     def made_by(self, x: NDArray) -> bool:
         """Whether logits are theirs but for roundings."""

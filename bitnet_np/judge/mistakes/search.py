@@ -174,11 +174,9 @@ class Search:
         fits: list[_Fit] = []
         if self.is_over:
             return None
-        every = [
-            trial
-            for trial in (*trials(case.span, False, stop=self.has_ended), *_hidden(case.span, False, self.has_ended))
-            if _is_format(trial.cause)
-        ]
+        several = len(case.span) > 1  # an engine has one type for all of them
+        possible = (*trials(case.span, False, stop=self.has_ended), *_hidden(case.span, False, self.has_ended))
+        every = [trial for trial in possible if _is_format(trial.cause) and (trial.everywhere or not several)]
         with np.errstate(all="ignore"):
             for trial in self._in_time(every):
                 left, explained = case.explain(trial)
