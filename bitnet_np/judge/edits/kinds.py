@@ -13,7 +13,7 @@ from ...model.families import NORMS
 from ...model.records import Linear, Ternary, with_rope_of
 from ...traces.points import FIELDS, POINTS, TOP_EXPERTS, Key
 from ..law import functions
-from ..law.definition import matrix_of, matrix_product, rms
+from ..law.definition import matrix_of, matrix_product, rms, rotation
 from ..law.expression import Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
 from ..law.graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input, operations
 from ..law.precision import NARROW_FLOATS
@@ -218,6 +218,7 @@ def exchanged(place: Operation, tree: Node) -> Edits:
     raw = {node: tensor(Key(node.what.name.removesuffix("_rope"), node.what.layer)) for node in leaves if node.what.name in ROPE}
     if len(raw) == 2:
         yield "queries and keys are not rotated", with_nodes(tree, raw)
+        yield from (("values are rotated, as keys are", replaced(tree, v, rotation(place, v))) for v in leaves if v.what.name == "Vcur")
 
 
 def other_operand(place: Operation, tree: Node) -> Edits:
@@ -591,6 +592,13 @@ def numbers(place: Operation, node: Node, readers: list[Node]) -> Sought:
         factors = (1e-8, 1e-6, 1e-4, 1e-2, *_RELATIVE, 1e4, 1e6) if wide else _RELATIVE
         grid = _CODES if node.noun == "the largest code" else tuple(right * x for x in factors)
         yield f"{node.noun} is {{number}} instead of {right:.6g}", lambda number: number, grid
+    if node.kind == "activation":
+        slope = "x * sigmoid({number} x) instead of " + node.what
+        yield (
+            slope,
+            lambda number: Node("product", (node.inputs[0], Node("sigmoid", (_step("product", node.inputs[0], number),), what="sigmoid"))),
+            _RELATIVE,
+        )
 
 
 @_of_nodes

@@ -1,13 +1,27 @@
-"""Wrong attention: its steps, and the weights that outputs are sums by, solved for where values are independent."""
+"""Wrong attention, head by head: the heads that are read, and values, weights and scores solved for."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .wrong import ROWS, Array, Wrong, rough, runs
+from ... import spec
+from ...base.errors import listed
+from ..law.definition import score_scale
+from .structure import Numbers, structure
+from .wrong import FEW, ROWS, Array, Wrong, digits, explains, places_of, rough, runs
 
 Seen = NDArray[np.bool_]
+
+_LEAST_WEIGHT = 1e-2  # that is read
+_COARSE = 0.02  # of the largest number: what codes of 7 bits and more leave
+_CERTAIN = 1e-3  # a weight whose logarithm is known
+_GAP = 1e-5  # of the largest number: what is between this and 1e-3 is neither there nor not
+_CONDITION = 1e3  # of weights: behind worse ones roundings hide the values
+_WORK = 1 << 28  # multiply-adds of all heads that are tried
+_LEFT = 1e-4  # of the squares of logarithms
+_SAME = 2e-3  # relative: two that are one, behind logarithms
+_SPARE = 4  # numbers for each that is fitted
 
 
 class Attention(NamedTuple):
@@ -18,25 +32,95 @@ class Attention(NamedTuple):
     visible: Seen  # [T, T], True where a token sees a key
     weights: Array  # the right ones, [H, T, T]
     values: Array  # by the heads of queries, [T, H, K]
+    queries: Array  # [T, H, K]
+    keys: Array  # by the heads of queries, [T, H, K]
 
     @property
     def theirs(self) -> Array:
         """Their outputs, [T, H, K]."""
         return self.wrong.theirs.reshape(self.values.shape)
 
+    @property
+    def shared(self) -> int:
+        """The number of query heads that read one key-value head."""
+        c = self.wrong.model.config
+        return c.heads // c.kv_heads
+
     def outputs(self, weights: Array) -> Array:
         """The sums of values by weights [H, T, T]: [T, H * K]."""
         return np.einsum("hts,shk->thk", weights, self.values).reshape(len(self.values), -1)
+
+    def head(self, query: int, key: int, value: int) -> Array:
+        """The output [T, K] of the queries of one head, and the keys and values of others."""
+        c = self.wrong.model.config
+        scores = spec.soft_cap(self.queries[:, query] @ self.keys[:, key].T * score_scale(c), c.score_cap)
+        return spec.softmax(np.where(self.visible, scores, -np.inf)) @ self.values[:, value]
 
 
 def attention(wrong: Wrong, most: int = ROWS) -> Attention:
     """The attention of the first tokens, `most` of them."""
     some = wrong.rows(np.arange(min(most, len(wrong.theirs))))
-    masked, sums = some.step("mask"), some.step("weighted")
+    masked, sums, products = some.step("mask"), some.step("weighted"), some.step("scores")
     assert masked is not None
     assert sums is not None
-    weights, values = (some.steps[node] for node in sums.inputs)
-    return Attention(some, some.steps[masked.inputs[0]], np.isfinite(some.steps[masked][0]), weights, values)
+    assert products is not None
+    of_sums, of_products = ([some.steps[node] for node in step.inputs] for step in (sums, products))
+    return Attention(some, some.steps[masked.inputs[0]], np.isfinite(some.steps[masked][0]), *of_sums, *of_products)
+
+
+# --- heads ------------------------------------------------------------------------------------------------------------------------------
+
+
+def other_heads(wrong: Wrong) -> str | None:
+    """The key-value heads that query heads read, or the queries that they have, asked head by head."""
+    own = attention(wrong)
+    t, count, size = own.values.shape
+    right, value = np.arange(count), own.wrong.value.reshape(own.values.shape)
+    off = np.flatnonzero(own.wrong.places.reshape(own.values.shape).any(axis=(0, 2)))
+    if count * count * t * t * size > _WORK or not off.size:
+        return None
+    groups = own.shared * np.arange(count // own.shared)  # the first query head of each
+    kinds = {
+        "query heads read other key-value heads": (groups, lambda h, other: (h, other, other)),
+        "query heads read the keys of other heads": (groups, lambda h, other: (h, other, h)),
+        "query heads read the values of other heads": (groups, lambda h, other: (h, h, other)),
+        "heads have the queries of others": (right, lambda h, other: (other, h, h)),
+    }
+    for words, (others, of) in kinds.items():
+        found = right.copy()
+        for h in off:
+            fits = (o for o in others if explains(own.head(*of(h, o)), own.theirs[:, h], value[:, h], wrong.noise))
+            found[h] = next(fits, -1)
+            if found[h] < 0:
+                break
+        else:
+            per = 1 if others is right else own.shared
+            theirs, ours = (", ".join(map(str, x[: 4 * FEW] // per)) for x in (found, right))
+            return f"{words}: {theirs} instead of {ours}"
+    return None
+
+
+# --- values -----------------------------------------------------------------------------------------------------------------------------
+
+
+def wrong_values(wrong: Wrong) -> str | None:
+    """What the values have in common with the right ones, or the positions of other ones, if the weights are right."""
+    own = attention(wrong)
+    t, _, size = own.values.shape
+    weights, sums = own.weights.reshape(-1, own.shared * t, t), own.theirs.swapaxes(0, 1).reshape(-1, own.shared * t, size)
+    if len(wrong.theirs) > t or np.linalg.cond(weights).max() > _CONDITION:
+        return None
+    theirs = (np.linalg.pinv(weights) @ sums).swapaxes(0, 1)  # [T, G, K]
+    if not wrong.accounts(own._replace(values=np.repeat(theirs, own.shared, axis=1)).outputs(own.weights)):
+        return None
+    right = own.values[:, :: own.shared]
+    off = np.flatnonzero((np.abs(theirs - right) > 1e-3 * np.abs(right).max()).any(axis=(1, 2)))
+    text = structure(Numbers(theirs, right, ("position", "head", "element"), wrong.noise))
+    if text is None:
+        text = structure(Numbers(theirs.reshape(t, -1), right.reshape(t, -1), ("position", "element"), wrong.noise))
+    if text is None and 4 * off.size <= t:
+        text = f"those of {runs('position', off)} are others"
+    return text and f"values: {text}; weights are right"
 
 
 def foreign_values(wrong: Wrong) -> str | None:
@@ -53,22 +137,19 @@ def foreign_values(wrong: Wrong) -> str | None:
     outside = [_outside(values, x) for values, x in zip(own.values.swapaxes(0, 1), sums, strict=True)]
     largest = np.maximum(np.abs(sums).max(axis=(1, 2)), 1e-300)
     least = max(1e-3, 8 * rough(own.wrong.noise))
-    ranks = [int((np.linalg.svd(x, compute_uv=False) > least * size).sum()) for x, size in zip(outside, largest, strict=True)]
-    most = max(ranks)
-    if most == 0:
-        return _wrong_weights(own)
+    sizes = [np.linalg.svd(x, compute_uv=False) / size for x, size in zip(outside, largest, strict=True)]
+    ranks = [int((size > least).sum()) for size in sizes]
+    if max(ranks) == 0:
+        return _loosely(own)
     if (part := float((np.abs(outside).max(axis=(1, 2)) / largest).max())) < _COARSE:
         more = "" if own.wrong.is_nearly_right else "; that is not all: weights, or the scale of values, are wrong, too"
         return f"values, or sums of them, are rounded: a part of {part:.1g} is no sum of this sequence's values{more}"
     if t < len(wrong.theirs):  # these tokens may have read later ones
-        return "outputs are no sums of the values that tokens see: the mask lets others in, or values are changed or another sequence's"
-    if min(ranks) == 0 or most >= min(t, c.head_dim - t):
+        return f"outputs of the first {t} positions are no sums of their values"
+    between = any(((size > max(_GAP, 8 * rough(own.wrong.noise))) & (size <= least)).any() for size in sizes)
+    if between or min(ranks) == 0 or max(ranks) >= min(t, c.head_dim - t):
         return None
-    return f"values that are not of this sequence are summed too, {most} of them: a cache slot that was not cleared, or another's"
-
-
-_LEAST_WEIGHT = 1e-2  # that is read
-_COARSE = 0.02  # of the largest number: what codes of 7 bits and more leave
+    return f"values that are not of this sequence are summed too, {max(ranks)} of them: a cache slot that was not cleared, or another's"
 
 
 def _outside(values: Array, sums: Array) -> Array:
@@ -78,27 +159,143 @@ def _outside(values: Array, sums: Array) -> Array:
     return sums - sums @ basis @ basis.T
 
 
-def _wrong_weights(own: Attention) -> str:
-    """The fault of the weights, where outputs are sums of the right values. Tokens with equal values, such as repeated ones, are one."""
-    flat = own.values.reshape(len(own.values), -1)
-    first = (np.abs(flat[:, None] - flat).max(axis=-1) <= 1e-5 * np.abs(flat).max()).argmax(axis=1)
-    distinct = np.unique(first)  # the first token of each value
-    members = (first[:, None] == distinct).astype(np.float64)  # [T, U]
-    values, sums = (x.swapaxes(0, 1) for x in (own.values[distinct], own.theirs))
-    weights = np.stack([np.linalg.lstsq(v.T, out.T, rcond=1e-6)[0].T for v, out in zip(values, sums, strict=True)])  # [H, T, U]
-    right = own.weights @ members
-    if all(np.linalg.matrix_rank(v, 1e-4 * np.abs(v).max()) == len(v) for v in values):  # so that weights can be told
-        ahead = (np.abs(weights).max(axis=0) > _LEAST_WEIGHT) & (own.visible @ members == 0)  # [T, U]
-        if ahead.any():
-            i = int(ahead.any(axis=1).argmax())
-            where = f"position {i} reads {runs('position', distinct[ahead[i]])}"
+# --- weights and scores -----------------------------------------------------------------------------------------------------------------
+
+
+class _Solved(NamedTuple):
+    """The weights that outputs are sums of the right values by. Tokens with equal values, such as repeated ones, are one."""
+
+    weights: Array  # [H, T, U]
+    right: Array  # [H, T, U]
+    distinct: NDArray[np.intp]  # the first token of each value
+    is_known: bool  # whether other weights would give other outputs
+    ahead: Seen  # [T, U], True where a token reads what it must not see
+
+    @classmethod
+    def of(cls, own: Attention) -> "_Solved":
+        flat = own.values.reshape(len(own.values), -1)
+        first = (np.abs(flat[:, None] - flat).max(axis=-1) <= 1e-5 * np.abs(flat).max()).argmax(axis=1)
+        distinct = np.unique(first)
+        members = (first[:, None] == distinct).astype(np.float64)  # [T, U]
+        values, sums = (x.swapaxes(0, 1) for x in (own.values[distinct], own.theirs))
+        weights = np.stack([np.linalg.lstsq(v.T, out.T, rcond=1e-6)[0].T for v, out in zip(values, sums, strict=True)])
+        is_known = all(np.linalg.matrix_rank(v, 1e-4 * np.abs(v).max()) == len(v) for v in values)
+        ahead = (np.abs(weights).max(axis=0) > _LEAST_WEIGHT) & (own.visible @ members == 0)
+        return cls(weights, own.weights @ members, distinct, is_known, ahead)
+
+
+def wrong_weights(wrong: Wrong) -> str | None:
+    """What the scores, or the softmax's sums, have in common with the right ones, if outputs are sums of the right values."""
+    own = attention(wrong, wrong.model.config.head_dim - 2)
+    solved = _Solved.of(own)
+    if (
+        not solved.is_known
+        or solved.ahead.any()
+        or len(solved.distinct) < len(own.values)
+        or np.abs(solved.weights - solved.right).max() < _COARSE
+    ):
+        return None
+    if not explains(own.outputs(solved.weights), own.wrong.theirs, own.wrong.value, wrong.noise):
+        return None
+    return _of_sums(own, solved.weights) or _of_scores(own, solved.weights)
+
+
+def _loosely(own: Attention) -> str:
+    """The fault of weights in general, where outputs are sums of the right values."""
+    solved = _Solved.of(own)
+    if solved.is_known:
+        if solved.ahead.any():
+            i = int(solved.ahead.any(axis=1).argmax())
+            where = f"position {i} reads {runs('position', solved.distinct[solved.ahead[i]])}"
             return f"values are summed that a token must not see: {where}; the mask, or a cache that holds another sequence's"
-        if (away := float(np.abs(weights - right).max())) < _COARSE:
+        if (away := float(np.abs(solved.weights - solved.right).max())) < _COARSE:
             return f"attention's weights are right to {away:.1g}: scores or probabilities are rounded, or the exponential is coarse"
-    total = weights.sum(axis=-1)
+    total = solved.weights.sum(axis=-1)
     off = np.abs(total - 1) > _COARSE
     if off.any():
-        low, high = total[off].min(), total[off].max()
-        why = "empty slots or a sink are counted" if high < 1 else "they are not divided by their sum, or outputs are not cleared before"
-        return f"attention's weights add up to {low:.3g} to {high:.3g} instead of 1: {why}"
+        return f"attention's weights add up to {total[off].min():.3g} to {total[off].max():.3g} instead of 1"
     return "sums of the right values with wrong weights: scores or softmax are wrong"
+
+
+def _of_sums(own: Attention, weights: Array) -> str | None:
+    """What the softmax divides by, where weights [H, T, T] are the right ones but for a factor of each row."""
+    known = own.visible & (own.weights > _CERTAIN)
+    with np.errstate(all="ignore"):
+        return _divided(own, weights, known)
+
+
+def _divided(own: Attention, weights: Array, known: Seen) -> str | None:
+    factor = (weights * own.weights).sum(axis=-1) / (own.weights**2).sum(axis=-1)  # [H, T]
+    if (np.abs(weights / (factor[..., None] * own.weights) - 1)[known] > _COARSE / 2).any():
+        return None
+    e = np.exp(own.scores)
+    seen = np.where(own.visible, e, 0).sum(axis=-1)  # [H, T]
+    if (np.abs(factor * e.sum(axis=-1) / seen - 1) < _SAME).all():
+        return "the softmax is of all keys, and the mask comes after it: weights of what a token sees do not add up to 1"
+    more = seen * (1 / factor - 1)  # [H, T], what stands in the sum beside the keys
+    each = np.median(more, axis=1)
+    if (each > 0).all() and (np.abs(more / each[:, None] - 1) < 20 * _SAME).all() and more.shape[1] > _SPARE:
+        if (np.abs(each - 1) < 20 * _SAME).all():
+            return "1 is added to the sum of exponentials that the softmax divides by"
+        logits = [f"{x:.4g}" for x in np.log(each)]
+        return f"one key more is in the softmax's sum, without a value, as a sink: its scores are {listed(logits, FEW)} by head"
+    low, high = factor.min(), factor.max()
+    if (np.ptp(factor, axis=1) < _SAME).all():
+        return None  # which the result shows
+    return f"attention's weights add up to {low:.3g} to {high:.3g} instead of 1, and are right but for that: the softmax's sum is wrong"
+
+
+def _of_scores(own: Attention, weights: Array) -> str | None:
+    """What scores have in common with the right ones, by the logarithms of weights [H, T, T], whose rows they are known of but for a
+    constant."""
+    usable = own.visible & (weights > _CERTAIN) & (own.weights > _CERTAIN**2)
+    heads, t = weights.shape[:2]
+
+    def centred(x: Array) -> Array:
+        x = np.where(usable, x, 0)
+        return np.where(usable, x - x.sum(axis=-1, keepdims=True) / np.maximum(usable.sum(axis=-1, keepdims=True), 1), 0)
+
+    right, theirs = centred(own.scores), centred(np.log(np.where(usable, weights, 1)))
+    error = theirs - right
+    distance = np.arange(t)[:, None] - np.arange(t)
+
+    def fitted(features: Array, target: Array) -> Array | None:
+        """The factors [F] of features [F, H, T, T] that give the target, if they leave next to nothing of the error."""
+        design = np.stack([centred(x)[usable] for x in features], axis=1)
+        if len(design) < _SPARE * len(features) + 8:
+            return None
+        found: Array = np.linalg.lstsq(design, target[usable], rcond=1e-9)[0].astype(np.float64)
+        left = ((target[usable] - design @ found) ** 2).sum()
+        return found if left <= _LEFT * (error**2).sum() else None
+
+    each, by_head = np.eye(heads)[:, :, None, None], "scores of {}"
+    factors = fitted(each * right, theirs)
+    if factors is not None:
+        if np.ptp(factors) < _SAME:
+            return f"scores are {digits(float(f'{factors.mean():.4g}'))} times what is right"
+        off = np.flatnonzero(np.abs(factors - 1) > _SAME)
+        numbers = listed(list(dict.fromkeys(f"{x:.4g}" for x in factors[off])), FEW)
+        return f"{by_head.format(places_of(off, heads, 'head'))} are multiplied by {numbers}"
+    slopes = fitted(each * -np.abs(distance).astype(np.float64), error)
+    if slopes is not None:
+        return f"scores have a bias that grows with distance, as ALiBi: slopes of heads are {listed([f'{x:.4g}' for x in slopes], FEW)}"
+    rows = fitted(np.eye(t)[:, None, :, None] * right, theirs)
+    if rows is not None:
+        off = np.flatnonzero((np.abs(rows - 1) > 5 * _SAME) & (usable.sum(axis=(0, 2)) > heads))
+        return f"scores of {runs('position', off)} are multiplied by {rows[off].min():.4g} to {rows[off].max():.4g}"
+    keys = fitted(np.eye(t)[:, None, None, :] * np.ones(right.shape), error)
+    if keys is not None:
+        keys -= np.median(keys)
+        off = np.flatnonzero(np.abs(keys) > 5 * _SAME)
+        return f"a number is added to the scores of {runs('key', off)}, {keys[off].min():.4g} to {keys[off].max():.4g}"
+    if own.wrong.model.config.score_cap is not None:
+        return None
+    products = np.einsum("thk,shk->khts", own.queries, own.keys) * score_scale(own.wrong.model.config)
+    elements = fitted(products, theirs)
+    if elements is None:
+        return None
+    off = np.flatnonzero(np.abs(elements - 1) > _COARSE)
+    which = places_of(off, len(elements), "element")
+    if np.abs(elements[off]).max() < _COARSE:
+        return f"{which} of each head are left out of q . k"
+    return f"{which} of each head are multiplied by {elements[off].min():.3g} to {elements[off].max():.3g} in q . k"

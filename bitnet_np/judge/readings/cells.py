@@ -45,7 +45,9 @@ def cells(wrong: Wrong) -> str | None:
     if not own.wrong.accounts(own.outputs((by / np.maximum(by.sum(axis=-1, keepdims=True), 1e-300))[:, :, :t])):
         return None
     texts, empties, counts, known = [], counts[:, t], counts[:, :t], known[:, :t]
-    if empties.any():
+    if (empties == 1).all():
+        texts.append("1 is added to the sum of exponentials that the softmax divides by, as by an empty slot whose key and value are 0")
+    elif empties.any():
         slots = "empty slots, whose keys and values are 0, are read by"
         texts.append(f"{slots} {runs('position', np.flatnonzero(empties))}, up to {empties.max()} of them")
     if (counts != own.visible).any():
@@ -106,8 +108,10 @@ def _distances(distances: list[int], tokens: int) -> str:
     for which, numbers in (("before it", [d for d in distances if d > 0]), ("ahead of it", sorted(-d for d in distances if d < 0))):
         if numbers == list(range(1, tokens)):
             texts.append(f"all {which}")
+        elif numbers == list(range(1, len(numbers) + 1)):
+            texts.append(f"the {f'{len(numbers)} tokens' if numbers[1:] else 'one'} {which}")
         elif numbers:
-            texts.append(f"{runs('position', np.array(numbers))} {which}")
+            texts.append(f"those {runs('', np.array(numbers)).removeprefix('s').strip()} places {which}")
     return " and ".join(texts)
 
 

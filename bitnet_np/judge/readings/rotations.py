@@ -1,12 +1,18 @@
-"""Wrong rotations: the frequencies, or the positions, that they have."""
+"""Wrong rotations: the pairs, the frequencies, or the positions, that they have."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import listed
 from ..equivalence import complex_pairs
-from .wrong import FEW, ROWS, Array, Wrong, runs
+from ..law.functions import pairs
+from .wrong import FEW, ROWS, Array, Indices, Wrong, matched, moved_said, runs
 
+_STILL = 1e-4  # of the largest number: what changes by less is not rotated
+_FITTED = 8  # numbers of an element that tell its partner
+_TAKEN = 1e-4  # of the square of a change
+_SAME = 1e-3  # relative: two frequencies that are one
+_SURE = 1e3  # of a frequency: slower ones are known to fewer digits
 _BEFORE = 64  # positions before the first, and behind twice the length, that are tried
 
 
@@ -19,11 +25,75 @@ def rotation(wrong: Wrong) -> str | None:
     still = np.flatnonzero(frequency < 1e-3 * right)
     if 0 < still.size < right.size:
         return f"{runs('pair', still)} of each head {'are' if still.size > 1 else 'is'} not rotated"
-    ratio = frequency / right
-    off = np.flatnonzero(np.abs(ratio - 1) > 1e-3 + 1e-6 / np.abs(right))
-    if not off.size:
+    return _law(wrong, frequency, right) or None
+
+
+def other_pairs(wrong: Wrong) -> str | None:
+    """The pairs of elements that are rotated together, where they are not the model's: what one loses of its square the other has."""
+    c, tokens = wrong.model.config, np.arange(min(ROWS, len(wrong.theirs)))
+    before, after = (x[tokens].reshape(len(tokens), -1, c.head_dim) for x in (wrong.inputs[0], wrong.theirs))
+    touched = (np.abs(after - c.rope_magnitude * before) > _STILL * np.abs(before).max()).any(axis=(0, 1))
+    change = (after**2 - (c.rope_magnitude * before) ** 2).reshape(-1, c.head_dim).T[touched]
+    if touched.sum() < 2 or touched.sum() % 2 or change.shape[1] < _FITTED:
         return None
-    return f"frequencies are wrong: that of {runs('pair', off)} is {ratio[off[0]]:.4g} times what it should be, for the first of them"
+    left = ((change[:, None] + change) ** 2).sum(axis=2)
+    np.fill_diagonal(left, np.inf)
+    other, elements = left.argmin(axis=1), np.flatnonzero(touched)
+    if (other[other] != np.arange(len(other))).any() or (left.min(axis=1) > _TAKEN * (change**2).sum(axis=1)).any():
+        return None
+    first = np.flatnonzero(np.arange(len(other)) < other)
+    a, b = elements[first], elements[other[first]]
+    own = pairs(c.rope, c.rope_pairs, c.head_dim)
+    if set(zip(a, b, strict=True)) <= set(zip(*own, strict=True)):
+        return None
+    x, y = (z[..., a] + 1j * z[..., b] for z in (before, after))
+    frequency = _frequencies((y * x.conj()).sum(axis=1))
+    if frequency is None:
+        return None
+    turned = c.rope_magnitude * x * np.exp(1j * np.multiply.outer(tokens, frequency))[:, None]
+    if (np.abs(turned - y) ** 2).sum() > matched(wrong.noise) * (np.abs(y) ** 2).sum():
+        return None
+    law = _law(wrong, frequency, wrong.model.rope_frequency.astype(np.float64))
+    return f"pairs are {_pairs_said(a, b)} instead of {_pairs_said(*own)}" + (f"; {law}" if law else "")
+
+
+def _pairs_said(a: Indices, b: Indices) -> str:
+    if np.unique(b - a).size == 1:
+        if (b - a == 1).all() and len(a) > 1:
+            return "neighbours (2i, 2i + 1)"
+        return f"(i, i + {b[0] - a[0]})"
+    return listed([f"({i}, {j})" for i, j in zip(a, b, strict=True)], FEW)
+
+
+def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
+    """How frequencies differ from the right ones, in words; "" if they do not."""
+    base, count = wrong.model.config.rope_base, len(frequency)
+    known = np.minimum(count, len(right))
+    ratio = frequency[:known] / right[:known]
+    off = np.flatnonzero(np.abs(ratio - 1) > _SAME + 1e-6 / np.abs(right[:known]))
+    if not off.size and count <= len(right):
+        return ""
+    if np.ptp(ratio) < _SAME and known > 1:
+        return f"frequencies are {ratio.mean():.4g} times what they should be"
+    if (frequency > 0).all() and count > 2:
+        width = np.arange(count)
+        weight = np.minimum(frequency * _SURE, 1)  # slow ones turn too little to be known
+        slope, start = np.polyfit(width, np.log(frequency), 1, w=weight)
+        if np.abs(weight * (slope * width + start - np.log(frequency))).max() < _SAME:
+            times = "" if abs(start) < _SAME else f", times {np.exp(start):.4g}"
+            rotated = -2 * np.log(base) / slope
+            if abs(rotated - np.rint(rotated / 2) * 2) < _SAME * rotated and np.rint(rotated) != 2 * len(right):
+                return f"frequencies are those of a width of {rotated:.0f} instead of {2 * len(right)}{times}"
+            return f"frequencies are powers of {np.exp(-slope * len(right)):.5g} instead of {base:g}{times}"
+    source = np.abs(np.log(np.maximum(frequency, 1e-300))[:, None] - np.log(right)).argmin(axis=1)
+    if (np.abs(frequency / right[source] - 1) < _SAME).all() and count == len(right):
+        return moved_said(source, "pair", "the frequency")
+    falls = (np.diff(ratio) <= _SAME).all() or (np.diff(ratio) >= -_SAME).all()
+    if off.size > 2 and off[0] > 0 and off[-1] == known - 1 and falls:
+        slow = f"{ratio[-1]:.4g} times what they should be at pair {off[-1]}"
+        return f"frequencies of slow pairs are scaled: right up to pair {off[0] - 1}, {slow}"
+    numbers = f"that of {runs('pair', off)} is {ratio[off[0]]:.4g} times what it should be, for the first of them"
+    return f"frequencies are wrong: {numbers}"
 
 
 def positions(wrong: Wrong) -> str | None:

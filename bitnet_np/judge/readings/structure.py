@@ -1,0 +1,319 @@
+"""The reader of structure: what numbers that are wrong have in common with the right ones, whatever step they are of.
+
+Each law is a few numbers, or an order, that make all wrong numbers of the right ones. A law with as many numbers as it explains says
+nothing, so each of its numbers is fitted to several. Every law is checked on all numbers: what it says of them is so.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.errors import listed
+from ..law.functions import ACTIVATIONS
+from .wrong import FEW, Array, digits, explains, matched, moved_said, places_of, runs, said, sources
+
+_LEAST = 16  # numbers: a law of fewer is chance
+_FITTED = 4  # numbers that each number of a law is fitted to
+_SAME = 1e-4  # relative: two factors that are one
+_GROUPS = 3  # factors that are said one by one
+_RATIOS = 32  # numbers with a ratio, of which few are different
+_MANY = 500  # numbers that show a function
+_SMOOTH = 0.05  # of the error, left between neighbours by a function
+_RANK = 4  # the most that is said
+_OFFSET = 64  # numbers that a pointer may be off by
+_LARGE = 1 << 18  # numbers: what tries hundreds of places looks at no more
+_FEW_SLICES = 1000  # of which one number alone tells which it is
+
+
+class Numbers(NamedTuple):
+    """The numbers of a step."""
+
+    theirs: Array
+    right: Array  # of the same shape
+    axes: tuple[str, ...]  # what each axis counts, singular; the last one is "element" where it is cut into heads or blocks
+    noise: float = 0.0  # NMSE of their roundings
+
+    def explained(self, computed: Array) -> bool:
+        """Whether these are their numbers."""
+        return explains(computed, self.theirs, self.right, self.noise)
+
+
+def structure(numbers: Numbers) -> str | None:
+    """What makes all of their numbers of the right ones by few numbers, in words; None if nothing does that is known here."""
+    return _read(numbers, _constant, _moved, _laid_out, _by_few_factors, _elsewhere, _few_ratios, _of_rows, _function, _shifted)
+
+
+def loose_structure(numbers: Numbers) -> str | None:
+    """The same where each thing along an axis has a number of its own, or each number a function that has no name."""
+    return _read(numbers, _by_factors, _unknown_function)
+
+
+def _read(numbers: Numbers, *laws: Callable[[Numbers], str | None]) -> str | None:
+    if numbers.theirs.size < _LEAST or not np.isfinite(numbers.theirs).all():
+        return None
+    with np.errstate(all="ignore"):
+        return next((text for law in laws if (text := law(numbers)) is not None), None)
+
+
+def _constant(n: Numbers) -> str | None:
+    number = float(n.theirs.flat[0])
+    return f"all numbers are {number:.6g}" if n.explained(np.full(n.theirs.shape, number)) else None
+
+
+# --- places -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _moved(n: Numbers) -> str | None:
+    """Slices along an axis that are another one's."""
+    for axis, what in enumerate(n.axes):
+        theirs, right = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (n.theirs, n.right))
+        source = _sources(theirs, right)
+        if source is not None and n.explained(np.take(n.right, source, axis)):
+            return moved_said(source, what)
+    return None
+
+
+def _elsewhere(n: Numbers) -> str | None:
+    """Single numbers that are another one's."""
+    source = _sources(n.theirs.reshape(-1, 1), n.right.reshape(-1, 1))
+    if source is None or not n.explained(n.right.ravel()[source].reshape(n.right.shape)):
+        return None
+
+    off, last = np.flatnonzero(source != np.arange(source.size)), n.right.shape[-1]
+    ends = np.flatnonzero((np.diff(source[off]) != 0) | (off[1:] // last != off[:-1] // last)) + 1
+
+    def place(some: NDArray[np.intp]) -> str:
+        lead = np.unravel_index(some[0] // last, n.right.shape[:-1]) if n.right.ndim > 1 else ()
+        return ", ".join((*(f"{axis} {at}" for axis, at in zip(n.axes[:-1], lead, strict=True)), runs(n.axes[-1], some % last)))
+
+    moves = [f"{place(some)} {'has' if some.size == 1 else 'have'} that of {place(source[some[:1]])}" for some in np.split(off, ends)]
+    return f"numbers of other places: {'; '.join(moves[:FEW])}" + (f"; and {len(moves) - FEW} more" if len(moves) > FEW else "")
+
+
+def _sources(theirs: Array, right: Array) -> NDArray[np.intp] | None:
+    """The slice of the right ones [n, m] that each of theirs is. Slices of few numbers are only told where they are few, and several
+    wrong."""
+    is_wide = right.shape[1] >= _FITTED
+    near = (1e-3 if is_wide else 1e-5) * float(np.abs(right).max())
+    source, off = np.arange(len(right)), np.flatnonzero((np.abs(theirs - right) > near).any(axis=1))
+    if not off.size or len(right) < 2 or not (is_wide or (off.size >= _FITTED and len(right) <= _FEW_SLICES)):
+        return None
+    found = sources(right, theirs[off], near)
+    if found is None:
+        return None
+    source[off] = found
+    return source
+
+
+def _laid_out(n: Numbers) -> str | None:
+    """Axes that are taken for each other."""
+    for order in permutations(range(n.right.ndim)):
+        if n.explained(n.right.transpose(order).reshape(n.right.shape)):
+            return f"numbers are laid out as [{', '.join(n.axes[i] for i in order)}], and read as [{', '.join(n.axes)}]"
+    return None
+
+
+def _shifted(n: Numbers) -> str | None:
+    """Numbers that are read a little beyond their place, or rows that are read from other distances than they have."""
+    size, width = n.right.size, n.right.shape[-1]
+    if size > _LARGE:
+        return None
+    flat, theirs = n.right.ravel(), n.theirs.ravel()
+    index = np.arange(size)
+    for by in (k for d in range(1, _OFFSET + 1) for k in (d, -d)):
+        for source, words in (
+            (index + by, f"numbers are read {abs(by)} {'behind' if by > 0 else 'before'} their place"),
+            (index + index // width * by, f"rows are read {width + by} numbers apart instead of {width}"),
+        ):
+            inside = (source >= 0) & (source < size)
+            few = np.flatnonzero(inside)[:: max(1, size // _RATIOS)]  # which refuse most
+            if inside.mean() <= 0.5 or not np.allclose(theirs[few], flat[source[few]], rtol=1e-3):
+                continue
+            if n.explained(np.where(inside, flat[np.clip(source, 0, size - 1)], theirs).reshape(n.right.shape)):
+                return words
+    return None
+
+
+# --- factors and constants --------------------------------------------------------------------------------------------------------------
+
+
+def _views(n: Numbers) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Yields the axes along which a factor or a constant may differ, with what they count."""
+    every = range(len(n.axes))
+    yield (), "number"
+    yield from (((i,), n.axes[i]) for i in every if n.axes[i] != "element")
+    yield from (((i,), n.axes[i]) for i in every if n.axes[i] == "element")
+    for i in every:
+        for j in range(i + 1, len(n.axes)):
+            if len(n.axes) > 2:
+                yield (i, j), f"{n.axes[j]} of each {n.axes[i]}"
+
+
+def _fitted(n: Numbers) -> Iterator[tuple[Array, Array | None, str, bool]]:
+    """Yields factors, or constants, that make all of their numbers: the number of each thing, what stands where nothing is wrong, what is
+    counted, and whether along one axis alone."""
+    for axes, what in _views(n):
+        rest = tuple(i for i in range(n.right.ndim) if i not in axes)
+        if np.prod([n.right.shape[i] for i in rest]) < _FITTED:
+            continue
+        square = (n.right**2).sum(axis=rest, keepdims=True)
+        factor = np.where(square > 0, (n.theirs * n.right).sum(axis=rest, keepdims=True) / square, 1)
+        added = (n.theirs - n.right).mean(axis=rest, keepdims=True)
+        if n.explained(factor * n.right):
+            yield factor.ravel(), None, what, len(axes) < 2
+        elif n.explained(n.right + added):
+            yield np.zeros(0), added.ravel(), what, len(axes) < 2
+
+
+def _by_few_factors(n: Numbers) -> str | None:
+    """A factor, or a constant, of which few are different."""
+    for factor, added, what, single in _fitted(n):
+        numbers = factor if added is None else added
+        off = _off(factor, added)
+        groups = _groups(numbers, off)
+        if not single or len(groups) > _GROUPS:
+            continue
+        if added is None:
+            each = [f"{'all numbers are' if numbers.size == 1 else said(what, g, 'is')} {times(float(factor[g].mean()))}" for g in groups]
+        else:
+            each = [f"{digits(float(added[g].mean()))} is added to {'all numbers' if numbers.size == 1 else runs(what, g)}" for g in groups]
+        return listed(each)
+    return None
+
+
+def _by_factors(n: Numbers) -> str | None:
+    """A factor, or a constant, of each thing along an axis."""
+    for factor, added, what, single in _fitted(n):
+        numbers, off = factor if added is None else added, _off(factor, added)
+        which = "" if off.size == numbers.size or not single else f", at {places_of(off, numbers.size, what)}"
+        how = f"each {what} is multiplied by a number of its own" if added is None else f"a number is added to each {what}"
+        return f"{how}, {numbers[off].min():.4g} to {numbers[off].max():.4g}{which}"
+    return None
+
+
+def _off(factor: Array, added: Array | None) -> NDArray[np.intp]:
+    """Where factors are not 1, or constants not 0."""
+    return np.flatnonzero(np.abs(factor - 1) > _SAME if added is None else np.abs(added) > 1e-6 * np.abs(added).max())
+
+
+def times(factor: float) -> str:
+    """What numbers are that have a factor."""
+    if abs(factor) < _SAME:
+        return "0"
+    return "of the other sign" if abs(factor + 1) < _SAME else f"{digits(factor)} times what is right"
+
+
+def _groups(numbers: Array, some: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """Some of the numbers, those together that are the same."""
+    groups: list[NDArray[np.intp]] = []
+    while some.size and len(groups) <= _GROUPS:
+        same = np.abs(numbers[some] - numbers[some[0]]) <= 10 * _SAME * max(1e-300, abs(numbers[some[0]]))
+        groups.append(some[same])
+        some = some[~same]
+    return groups
+
+
+def _few_ratios(n: Numbers) -> str | None:
+    """Numbers all over that are 0, and others with one factor, as dropout leaves them; or numbers of the other sign."""
+    seen = np.abs(n.right) > 1e-6 * np.abs(n.right).max()
+    zero = seen & (n.theirs == 0)
+    rest = seen & ~zero
+    if seen.sum() < _RATIOS or rest.sum() < _RATIOS // 2:
+        return None
+    ratio = float(np.median((n.theirs / n.right)[rest]))
+    part = zero.sum() / seen.sum()
+    if zero.any() and n.explained(np.where(zero, 0, ratio * n.right)):
+        others = "right" if abs(ratio - 1) < _SAME else f"{digits(ratio)} times what is right"
+        scaled = ", as dropout does" if abs(ratio * (1 - part) - 1) < 0.05 < part else ""
+        return f"{100 * part:.2g} % of the numbers are 0, and the others are {others}{scaled}"
+    sign = np.sign(n.theirs * n.right)
+    if (sign[seen] < 0).any() and n.explained(sign * n.right):
+        return f"{int((sign < 0).sum())} numbers have the other sign"
+    return None
+
+
+# --- functions --------------------------------------------------------------------------------------------------------------------------
+
+
+def _of_rows(n: Numbers) -> str | None:
+    """A function of each row."""
+    x = n.right
+    largest = x.max(axis=-1, keepdims=True)
+    e = np.exp(x - largest)
+    total = e.sum(axis=-1, keepdims=True)
+    for words, computed in (
+        ("they are the softmax of each row", e / total),
+        ("they are the logarithms of each row's softmax", x - largest - np.log(total)),
+        ("the largest number of each row is subtracted", x - largest),
+        ("the mean of each row is subtracted", x - x.mean(axis=-1, keepdims=True)),
+        ("each row is divided by its sum", x / x.sum(axis=-1, keepdims=True)),
+        ("each row is divided by its largest magnitude", x / np.abs(x).max(axis=-1, keepdims=True)),
+    ):
+        if n.explained(computed):
+            return words
+    return None
+
+
+def _function(n: Numbers) -> str | None:
+    """A function of each right number by itself."""
+    x, y = n.right, n.theirs
+    low, high = float(y.min()), float(y.max())
+    under, over = (x < low).sum(), (x > high).sum()
+    if under + over > 1 and n.explained(np.clip(x, low, high)):
+        if under and over:
+            return f"numbers are clipped to {low:.6g} and {high:.6g}"
+        return f"numbers {'above' if over else 'below'} {(high if over else low):.6g} are clipped to it"
+    if (cap := _cap(x, y)) is not None and n.explained(cap * np.tanh(x / cap)):
+        return f"numbers are soft-capped at {digits(cap)}"
+    for name, function in ACTIVATIONS.items():
+        if name != "nothing" and n.explained(function(x)):
+            return f"{name} of them stands there"
+    return None
+
+
+def _unknown_function(n: Numbers) -> str | None:
+    return described_function(n.right.ravel(), n.theirs.ravel(), n.right.ravel(), "what is right")
+
+
+def _cap(x: Array, y: Array) -> float | None:
+    """The cap of cap * tanh(x / cap) that gives the largest number."""
+    at = int(np.abs(x).argmax())
+    most, capped = abs(float(x.flat[at])), abs(float(y.flat[at]))
+    if not 0.05 * most < capped < (1 - 1e-6) * most or (np.abs(y) > np.abs(x) + 1e-5 * capped).any():
+        return None
+    low, high = capped, 1e4 * most
+    for _ in range(80):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if middle * np.tanh(most / middle) < capped else (low, middle)
+    return float(f"{low:.5g}")
+
+
+def described_function(x: Array, y: Array, right: Array, of: str) -> str | None:
+    """What y is where it is another function of x than `right`, by some of its numbers; None if it is no function. All flat."""
+    if x.size < _MANY:
+        return None
+    order = np.argsort(x)
+    x, y, right = x[order], y[order], right[order]
+    error = y - right
+    step = np.maximum(x[2:] - x[:-2], 1e-300)
+    between = error[:-2] + (error[2:] - error[:-2]) * (x[1:-1] - x[:-2]) / step
+    if not ((error[1:-1] - between) ** 2).mean() <= _SMOOTH * min((error**2).mean(), y.var()):
+        return None
+    points = dict.fromkeys(int(i) for i in np.searchsorted(x, np.linspace(x[0], x[-1], 6)[1:-1]))
+    return f"it is another function of {of}: " + listed([f"{y[i]:.4g} instead of {right[i]:.4g} at {x[i]:.4g}" for i in points])
+
+
+# --- rank -------------------------------------------------------------------------------------------------------------------------------
+
+
+def rank(n: Numbers) -> int | None:
+    """The rank of an error that is the sum of few products of a column and a row."""
+    error = (n.theirs - n.right).reshape(len(n.right), -1)
+    if min(error.shape) < 4 * _RANK or error.size > _LARGE:
+        return None
+    size = np.linalg.svd(error, compute_uv=False)
+    left = np.cumsum(size[::-1] ** 2)[::-1]
+    return next((r for r in range(1, _RANK + 1) if left[r] <= matched(n.noise) * left[0]), None)
