@@ -122,6 +122,9 @@ def reduced_in_part(place: Operation, tree: Node) -> Edits:
             if node.kind == "reduction":
                 kept = changed(node.inputs[0], partial(np.multiply, np.where(part, 0.0, 1.0)))
                 yield f"{words} left out of {node.noun}", replaced(tree, node, node.over(kept))
+                if node.what in ("mean", "mean square"):
+                    counted = product(node.over(kept), width / max(width - np.count_nonzero(part), 1))
+                    yield f"{words} left out of {node.noun}, and not counted", replaced(tree, node, counted)
 
 
 @_of_nodes
@@ -417,7 +420,8 @@ def _grouped(source: NDArray, node: Node) -> Node:
 def masks(place: Operation, node: Node, readers: list[Node]) -> Edits:
     """Other tokens that a token sees."""
     for words in functions.MASKS if node.kind == "mask" else ():
-        for n in place.borders if "{" in words else (0,):
+        least = 2 if "those before" in words else 1  # the first token alone is no chunk
+        for n in [n for n in place.borders if n >= least] if "{" in words else (0,):
             yield words.format(n=n), replace(node, what=(node.what[0], words, n))
 
 

@@ -17,7 +17,7 @@ from ..readings.wrong import digits
 from ..variant import Variant, with_computed
 from .engines import in_another
 from .mistake import Cause, Edited, Mistake
-from .names import CATALOGUE, QUANTISING, SHARED
+from .names import CATALOGUE, QUANTISING, ROLES, SHARED
 
 Computes = Mapping[Key, Callable[..., Any]]
 """Operations that are computed otherwise: a Compute each, or what gives one for a number that is sought."""
@@ -90,12 +90,14 @@ def trials(span: Sequence[Operation], single: bool, mistakes: Sequence[Mistake] 
     for site in span:
         for mistake, trial in at_operation(site, mistakes):
             known.setdefault(trial.cause.text, (mistake, {}))[1].setdefault(site.key, trial)
-    alone = []
+    alone, local = [], {site.key.layer for site in span if site.key.layer is not None and site.config.window_of(site.key.layer)}
     for mistake, at in known.values():
         names: dict[str, list[Key]] = {}
         for key in at:
             names.setdefault(key.name, []).append(key)
-        groups = [] if mistake.local else _groups(list(at), not mistake.fault)
+        of_kinds = [[key for key in keys if (key.layer in local) == is_local] for keys in names.values() for is_local in (True, False)]
+        of_kinds = [keys for keys in of_kinds if 1 < len(keys) < len(names[keys[0].name])]  # local layers, and those that see all tokens
+        groups = [] if mistake.local else [*_groups(list(at), not mistake.fault), *of_kinds * mistake.fault]
         for i, keys in enumerate(groups if mistake.shared and groups else (*groups, *names.values())):
             yield _at_all(at, keys, _where(keys, list(at), span[-1].key), i < max(len(groups), 1) or mistake.local)
         if single and not mistake.shared:
@@ -154,6 +156,8 @@ def _groups(keys: list[Key], narrow: bool) -> list[list[Key]]:
     groups = [keys, [key for key in keys if key.layer is not None]]
     if narrow:
         groups += [[key for key in some if key.name not in ("kqv_out", *SCORES)] for some in groups]
+    else:
+        groups += [[key for key in keys if key.name in role] for role in ROLES]
     return [some for i, some in enumerate(groups) if len({key.name for key in some}) > 1 and some not in groups[:i]]
 
 
@@ -162,7 +166,9 @@ def _where(keys: Sequence[Key], every: Sequence[Key], last: Key) -> str:
     names, layers = list(dict.fromkeys(key.name for key in keys)), {key.layer for key in keys}
     if list(keys) == [last]:
         return ""
+    same = {key.layer for key in every if key.name in names}
+    of_layers = f" of layers {listed([str(n) for n in sorted(n for n in layers if n is not None)])}" if layers < same else " of every layer"
     for noun, at in SHARED.items() if len(names) > 1 else ():
         if set(names) <= set(at):
             return f"in {noun}{' of the layers' * (None not in layers and any(key.layer is None for key in every))}: "
-    return f"at {listed(names)}{' of every layer' * (len(layers) > 1)}: "
+    return f"at {listed(names)}{of_layers * (len(layers) > 1)}: "
