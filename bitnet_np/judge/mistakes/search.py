@@ -137,7 +137,11 @@ class Search:
                     fits += [_Fit(left, trial)] * explained
         if not fits:
             return None
-        cause = _alike(fits)[0].trial.cause
+        least, found, _ = _alike(fits)[0]
+        cause = found.cause
+        if cause.id == "any.factor" and least > max(case.noise, EXACT):  # a number inside the operation may leave less
+            other = self._hidden(case, numbered=True)
+            cause = other.trial.cause if other is not None and _ALIKE * other.left < least else cause
         return _with_alike(cause, fits) if len(case.span) > 1 and not case.exact else cause
 
     def unnamed(self, case: Case) -> Cause | None:
@@ -148,13 +152,17 @@ class Search:
 
     def hidden(self, case: Case, numbered: bool = False) -> Cause | None:
         """The hidden mistake that leaves least; what explained a tensor before is tried first. numbered: only those with a number."""
+        found = self._hidden(case, numbered)
+        return None if found is None else found.trial.cause
+
+    def _hidden(self, case: Case, numbered: bool) -> _Fit | None:
         every, kept = [trial for trial in _hidden(case.span, case.single) if trial.grid or not numbered], self.work / 2
         for trial in every:
             if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self._types)):
                 number = self._known.get(trial.cause.text)
                 before = trial if number is None else trial.with_number(number)
-                if case.explain(before, keep=True).fits:
-                    return before.cause
+                if (found := case.explain(before, keep=True)).fits:
+                    return _Fit(found.left, before)
         fits: list[_Fit] = []
 
         def about(trial: Trial) -> float:
@@ -177,11 +185,12 @@ class Search:
                     break
         if not fits:
             return None
-        _, found, text = _alike(fits, EXACT)[0]
-        self._known[text] = found.number
-        if not found.cause.fault:
-            self._types.add(found.cause.text.rsplit(": ", 1)[-1])
-        return _with_alike(found.cause, fits)
+        best = _alike(fits, EXACT)[0]
+        cause = best.trial.cause
+        self._known[best.text] = best.trial.number
+        if not cause.fault:
+            self._types.add(cause.text.rsplit(": ", 1)[-1])
+        return best._replace(trial=replace(best.trial, cause=_with_alike(cause, fits)))
 
     def _in_part(self, case: Case) -> Cause | None:
         """The mistake that explains all wrong numbers of a tensor whose others are right."""

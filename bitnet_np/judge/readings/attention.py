@@ -288,6 +288,16 @@ def _of_scores(own: Attention, weights: Array) -> str | None:
         keys -= np.median(keys)
         off = np.flatnonzero(np.abs(keys) > 5 * _SAME)
         return f"a number is added to the scores of {runs('key', off)}, {keys[off].min():.4g} to {keys[off].max():.4g}"
+    for size in range(t - 1, 1, -1):
+        part = (np.arange(t) // size)[:, None] == np.arange(-(-t // size))  # [T, parts]
+        count = usable @ part.astype(np.float64)
+        mean = (np.where(usable, error, 0) @ part) / np.maximum(count, 1)
+        spare = usable.sum() - (count > 0).sum()
+        left = (np.where(usable, error - mean @ part.T, 0) ** 2).sum()
+        if spare > usable.sum() / _SPARE and left <= _LEFT * (error**2).sum():
+            return (
+                f"scores of each {size} keys are off by a number of their own: parts of the softmax are not joined by their largest scores"
+            )
     if own.wrong.model.config.score_cap is not None:
         return None
     products = np.einsum("thk,shk->khts", own.queries, own.keys) * score_scale(own.wrong.model.config)

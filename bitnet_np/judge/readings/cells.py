@@ -124,12 +124,23 @@ def _by_cell(counts: Counts, visible: Seen) -> str:
 def _cells_said(off: Counts, visible: Seen) -> Iterator[str]:
     """What is wrong with cells, and for which tokens. off: how much too often each token reads each cell, [T, T]."""
     lost, extra = off < 0, off > 0
+    held: list[tuple[list[int], list[int], list[str]]] = []  # runs of cells, the positions that they hold, and who reads them
     for s in np.flatnonzero(lost.any(axis=0)):
         instead = [r for r in range(len(off)) if r != s and np.array_equal(extra[:, r], lost[:, s])]
         if instead and lost[:, s].any():
             by = runs("position", np.flatnonzero(lost[:, s]))
             lost[:, s] = extra[:, instead[0]] = False
-            yield f"the cell of position {s} holds position {instead[0]} where {by} read it: it was written over, or its page is another's"
+            if not held or held[-1][0][-1] != s - 1 or held[-1][1][-1] != instead[0] - 1:
+                held.append(([], [], []))
+            held[-1][0].append(int(s))
+            held[-1][1].append(instead[0])
+            held[-1][2].append(by)
+    for some_cells, positions, by_whom in held:
+        one = len(some_cells) == 1
+        which, what = (runs("position", np.array(numbers)) for numbers in (some_cells, positions))
+        where = f" where {by_whom[0]} read {'it' if one else 'them'}" if len(set(by_whom)) == 1 else ""
+        why = "it was written over, or its page is another's" if one else "they were written over, or their page is another's"
+        yield f"the cell{'' if one else 's'} of {which} hold{'s' if one else ''} {what}{where}: {why}"
     for marked, rule in (
         (lost, "not read by {}: the mask, or slots of the cache that are lost"),
         (extra & ~visible, "read by {}, which must not see {them}: the mask"),

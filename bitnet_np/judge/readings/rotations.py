@@ -12,6 +12,7 @@ _STILL = 1e-4  # of the largest number: what changes by less is not rotated
 _FITTED = 8  # numbers of an element that tell its partner
 _TAKEN = 1e-4  # of the square of a change
 _SAME = 1e-3  # relative: two frequencies that are one
+_EXACT = 1e-4  # the same of a width, which is a whole number
 _SURE = 1e3  # of a frequency: slower ones are known to fewer digits
 _BEFORE = 64  # positions before the first, and behind twice the length, that are tried
 
@@ -22,10 +23,12 @@ def rotation(wrong: Wrong) -> str | None:
     frequency = _frequencies(_turns(wrong.rows(np.arange(min(ROWS, len(wrong.theirs))))))
     if frequency is None or not _accounts(wrong, np.multiply.outer(np.arange(len(wrong.theirs)), frequency)):
         return None
-    still = np.flatnonzero(frequency < 1e-3 * right)
-    if 0 < still.size < right.size:
-        return f"{runs('pair', still)} of each head {'are' if still.size > 1 else 'is'} not rotated"
-    return _law(wrong, frequency, right) or None
+    still = frequency < 1e-3 * right
+    if not 0 < still.sum() < right.size:
+        return _law(wrong, frequency, right) or None
+    law = _law(wrong, frequency[~still], right) if not still[: still.size - still.sum()].any() else ""
+    which = np.flatnonzero(still)
+    return f"{runs('pair', which)} of each head {'are' if which.size > 1 else 'is'} not rotated" + (f"; {law}" if law else "")
 
 
 def other_pairs(wrong: Wrong) -> str | None:
@@ -82,9 +85,10 @@ def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
         if np.abs(weight * (slope * width + start - np.log(frequency))).max() < _SAME:
             times = "" if abs(start) < _SAME else f", times {np.exp(start):.4g}"
             rotated = -2 * np.log(base) / slope
-            if abs(rotated - np.rint(rotated / 2) * 2) < _SAME * rotated and np.rint(rotated) != 2 * len(right):
-                return f"frequencies are those of a width of {rotated:.0f} instead of {2 * len(right)}{times}"
-            return f"frequencies are powers of {np.exp(-slope * len(right)):.5g} instead of {base:g}{times}"
+            powers = f"powers of {np.exp(-slope * len(right)):.5g} instead of {base:g}"
+            if abs(rotated - np.rint(rotated / 2) * 2) < _EXACT * rotated and np.rint(rotated) != 2 * len(right):
+                return f"frequencies are those of a width of {rotated:.0f} instead of {2 * len(right)}, or {powers}{times}"
+            return f"frequencies are {powers}{times}"
     source = np.abs(np.log(np.maximum(frequency, 1e-300))[:, None] - np.log(right)).argmin(axis=1)
     if (np.abs(frequency / right[source] - 1) < _SAME).all() and count == len(right):
         return moved_said(source, "pair", "the frequency")

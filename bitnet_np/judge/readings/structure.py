@@ -217,22 +217,23 @@ def _groups(numbers: Array, some: NDArray[np.intp]) -> list[NDArray[np.intp]]:
 
 
 def _few_ratios(n: Numbers) -> str | None:
-    """Numbers all over that are 0, and others with one factor, as dropout leaves them; or numbers of the other sign."""
-    seen = np.abs(n.right) > 1e-6 * np.abs(n.right).max()
-    zero = seen & (n.theirs == 0)
-    rest = seen & ~zero
-    if seen.sum() < _RATIOS or rest.sum() < _RATIOS // 2:
+    """Numbers all over that have one of few factors: 0 and another one, as dropout leaves them, the other sign, or a penalty."""
+    seen = np.abs(n.right) > 1e-3 * np.abs(n.right).max()
+    ratio = (n.theirs / n.right)[seen]
+    groups = _groups(ratio, np.arange(ratio.size))
+    if ratio.size < _RATIOS or not 1 < len(groups) <= _GROUPS or min(map(len, groups)) < _FITTED:
         return None
-    ratio = float(np.median((n.theirs / n.right)[rest]))
-    part = zero.sum() / seen.sum()
-    if zero.any() and n.explained(np.where(zero, 0, ratio * n.right)):
-        others = "right" if abs(ratio - 1) < _SAME else f"{digits(ratio)} times what is right"
-        scaled = ", as dropout does" if abs(ratio * (1 - part) - 1) < 0.05 < part else ""
-        return f"{100 * part:.2g} % of the numbers are 0, and the others are {others}{scaled}"
-    sign = np.sign(n.theirs * n.right)
-    if (sign[seen] < 0).any() and n.explained(sign * n.right):
-        return f"{int((sign < 0).sum())} numbers have the other sign"
-    return None
+    factors = np.array([ratio[some].mean() for some in groups])
+    whole = np.zeros(n.right.shape)
+    whole[n.right != 0] = (n.theirs / n.right)[n.right != 0]
+    if not n.explained(factors[np.abs(whole[..., None] - factors).argmin(axis=-1)] * n.right):
+        return None
+    order = np.argsort(factors)
+    parts, factors = np.array([groups[i].size / ratio.size for i in order]), factors[order]
+    each = [f"{100 * p:.2g} % are {'right' if abs(f - 1) < _SAME else times(float(f))}" for f, p in zip(factors, parts, strict=True)]
+    kept = factors[-1] * (1 - parts[0])
+    is_dropout = len(groups) == 2 and abs(factors[0]) < _SAME and factors[1] > 1 + _SAME and abs(kept - 1) < 0.05
+    return f"of the numbers {listed(each)}{', as dropout leaves them' * is_dropout}"
 
 
 # --- functions --------------------------------------------------------------------------------------------------------------------------
