@@ -295,9 +295,8 @@ def _of_scores(own: Attention, weights: Array) -> str | None:
         spare = usable.sum() - (count > 0).sum()
         left = (np.where(usable, error - mean @ part.T, 0) ** 2).sum()
         if spare > usable.sum() / _SPARE and left <= _LEFT * (error**2).sum():
-            return (
-                f"scores of each {size} keys are off by a number of their own: parts of the softmax are not joined by their largest scores"
-            )
+            why = "as where parts of the softmax are joined by wrong largest scores"
+            return f"scores of each {size} keys are off by a number of each row, {why}"
     if own.wrong.model.config.score_cap is not None:
         return None
     products = np.einsum("thk,shk->khts", own.queries, own.keys) * score_scale(own.wrong.model.config)

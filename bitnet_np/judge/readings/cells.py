@@ -135,12 +135,12 @@ def _cells_said(off: Counts, visible: Seen) -> Iterator[str]:
             held[-1][0].append(int(s))
             held[-1][1].append(instead[0])
             held[-1][2].append(by)
-    for some_cells, positions, by_whom in held:
-        one = len(some_cells) == 1
-        which, what = (runs("position", np.array(numbers)) for numbers in (some_cells, positions))
+    for some, positions, by_whom in held:
+        one = len(some) == 1
+        of, what = (runs("position", np.array(numbers)) for numbers in (some, positions))
         where = f" where {by_whom[0]} read {'it' if one else 'them'}" if len(set(by_whom)) == 1 else ""
         why = "it was written over, or its page is another's" if one else "they were written over, or their page is another's"
-        yield f"the cell{'' if one else 's'} of {which} hold{'s' if one else ''} {what}{where}: {why}"
+        yield f"the cell{'' if one else 's'} of {of} hold{'s' if one else ''} {what}{where}: {why}"
     for marked, rule in (
         (lost, "not read by {}: the mask, or slots of the cache that are lost"),
         (extra & ~visible, "read by {}, which must not see {them}: the mask"),

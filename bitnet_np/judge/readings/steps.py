@@ -102,7 +102,7 @@ def low_rank(wrong: Wrong) -> str | None:
     rows, columns = wrong.wrong_rows, wrong.wrong_columns
     theirs, right = (x[np.ix_(rows, columns)] for x in (wrong.theirs, wrong.value))
     found = rank(Numbers(theirs, right, ("position", "element"), wrong.noise))
-    return found and f"what is wrong is of rank {found}{', as a low-rank adapter adds it' * (wrong.key.name in FIELDS)}"  # type: ignore[return-value]
+    return found and f"what is wrong is of rank {found}{', as few inputs or a low-rank adapter make it' * (wrong.key.name in FIELDS)}"  # type: ignore[return-value]
 
 
 def scales_of_others(wrong: Wrong) -> str | None:

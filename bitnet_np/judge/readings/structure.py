@@ -43,7 +43,7 @@ class Numbers(NamedTuple):
 
 def structure(numbers: Numbers) -> str | None:
     """What makes all of their numbers of the right ones by few numbers, in words; None if nothing does that is known here."""
-    return _read(numbers, _constant, _moved, _laid_out, _by_few_factors, _elsewhere, _few_ratios, _of_rows, _function, _shifted)
+    return _read(numbers, _constant, _moved, _laid_out, _by_few_factors, _shifted, _elsewhere, _few_ratios, _of_rows, _function)
 
 
 def loose_structure(numbers: Numbers) -> str | None:
@@ -233,7 +233,7 @@ def _few_ratios(n: Numbers) -> str | None:
     each = [f"{100 * p:.2g} % are {'right' if abs(f - 1) < _SAME else times(float(f))}" for f, p in zip(factors, parts, strict=True)]
     kept = factors[-1] * (1 - parts[0])
     is_dropout = len(groups) == 2 and abs(factors[0]) < _SAME and factors[1] > 1 + _SAME and abs(kept - 1) < 0.05
-    return f"of the numbers {listed(each)}{', as dropout leaves them' * is_dropout}"
+    return f"of the numbers {listed(each)}{', as dropout leaves them' if is_dropout else ''}"
 
 
 # --- functions --------------------------------------------------------------------------------------------------------------------------
@@ -262,7 +262,8 @@ def _function(n: Numbers) -> str | None:
     """A function of each right number by itself."""
     x, y = n.right, n.theirs
     low, high = float(y.min()), float(y.max())
-    under, over = (x < low).sum(), (x > high).sum()
+    slack = 1e-5 * float(np.abs(y).max())
+    under, over = (x < low - slack).sum(), (x > high + slack).sum()
     if under + over > 1 and n.explained(np.clip(x, low, high)):
         if under and over:
             return f"numbers are clipped to {low:.6g} and {high:.6g}"
