@@ -9,7 +9,7 @@ from ... import spec
 from ...base.errors import listed
 from ..law.definition import score_scale
 from .structure import Numbers, structure
-from .wrong import FEW, ROWS, Array, Wrong, digits, explains, places_of, rough, runs
+from .wrong import FEW, ROWS, Array, Wrong, explains, places_of, rough, runs
 
 Seen = NDArray[np.bool_]
 
@@ -22,6 +22,11 @@ _WORK = 1 << 28  # multiply-adds of all heads that are tried
 _LEFT = 1e-4  # of the squares of logarithms
 _SAME = 2e-3  # relative: two that are one, behind logarithms
 _SPARE = 4  # numbers for each that is fitted
+_CLEAR = 6  # times what roundings make of a number
+_MOST = 40  # positions whose weights are solved for
+
+
+AS_SLOTS = "as by empty slots whose keys and values are 0"
 
 
 class Attention(NamedTuple):
@@ -166,6 +171,7 @@ class _Solved(NamedTuple):
     """The weights that outputs are sums of the right values by. Tokens with equal values, such as repeated ones, are one."""
 
     weights: Array  # [H, T, U]
+    spread: Array  # [H, T, U], what roundings of outputs make of them
     right: Array  # [H, T, U]
     distinct: NDArray[np.intp]  # the first token of each value
     is_known: bool  # whether other weights would give other outputs
@@ -178,26 +184,35 @@ class _Solved(NamedTuple):
         distinct = np.unique(first)
         members = (first[:, None] == distinct).astype(np.float64)  # [T, U]
         values, sums = (x.swapaxes(0, 1) for x in (own.values[distinct], own.theirs))
-        weights = np.stack([np.linalg.lstsq(v.T, out.T, rcond=1e-6)[0].T for v, out in zip(values, sums, strict=True)])
+        right, seen = own.weights @ members, own.visible @ members > 0  # [T, U]
+        for which in (seen, np.ones_like(seen)):  # what a token sees first: fewer unknowns
+            weights, spread = np.zeros(right.shape), np.zeros(right.shape)
+            for t, some in enumerate(which):
+                inverse = np.linalg.pinv(values[:, some].swapaxes(1, 2), rcond=1e-6)  # [H, n, K]
+                weights[:, t, some] = np.einsum("hnk,hk->hn", inverse, sums[:, t])
+                spread[:, t, some] = rough(own.wrong.noise) * np.sqrt(np.einsum("hnk,hk->hn", inverse**2, sums[:, t] ** 2))
+            if explains(np.einsum("htu,huk->htk", weights, values), sums, _by_head(own.wrong.value, sums), own.wrong.noise):
+                break
         is_known = all(np.linalg.matrix_rank(v, 1e-4 * np.abs(v).max()) == len(v) for v in values)
-        ahead = (np.abs(weights).max(axis=0) > _LEAST_WEIGHT) & (own.visible @ members == 0)
-        return cls(weights, own.weights @ members, distinct, is_known, ahead)
+        ahead = (np.abs(weights) > _LEAST_WEIGHT + _CLEAR * spread).any(axis=0) & ~seen
+        return cls(weights, spread, right, distinct, is_known, ahead)
+
+
+def _by_head(x: Array, like: Array) -> Array:  # [T, H * K] -> [H, T, K]
+    return x.reshape(len(x), len(like), -1).swapaxes(0, 1)
 
 
 def wrong_weights(wrong: Wrong) -> str | None:
     """What the scores, or the softmax's sums, have in common with the right ones, if outputs are sums of the right values."""
-    own = attention(wrong, wrong.model.config.head_dim - 2)
+    own = attention(wrong, min(_MOST, wrong.model.config.head_dim - 2))
     solved = _Solved.of(own)
-    if (
-        not solved.is_known
-        or solved.ahead.any()
-        or len(solved.distinct) < len(own.values)
-        or np.abs(solved.weights - solved.right).max() < _COARSE
-    ):
+    is_told = solved.is_known and not solved.ahead.any() and len(solved.distinct) == len(own.values)
+    if not is_told or (np.abs(solved.weights - solved.right) < _COARSE + _CLEAR * solved.spread).all():
         return None
     if not explains(own.outputs(solved.weights), own.wrong.theirs, own.wrong.value, wrong.noise):
         return None
-    return _of_sums(own, solved.weights) or _of_scores(own, solved.weights)
+    with np.errstate(all="ignore"):
+        return _of_sums(own, solved) or _of_scores(own, solved)
 
 
 def _loosely(own: Attention) -> str:
@@ -210,91 +225,92 @@ def _loosely(own: Attention) -> str:
             return f"values are summed that a token must not see: {where}; the mask, or a cache that holds another sequence's"
         if (away := float(np.abs(solved.weights - solved.right).max())) < _COARSE:
             return f"attention's weights are right to {away:.1g}: scores or probabilities are rounded, or the exponential is coarse"
-    total = solved.weights.sum(axis=-1)
-    off = np.abs(total - 1) > _COARSE
+    total, sure = solved.weights.sum(axis=-1), np.sqrt((solved.spread**2).sum(axis=-1))
+    off = np.abs(total - 1) > _COARSE + _CLEAR * sure
     if off.any():
         return f"attention's weights add up to {total[off].min():.3g} to {total[off].max():.3g} instead of 1"
     return "sums of the right values with wrong weights: scores or softmax are wrong"
 
 
-def _of_sums(own: Attention, weights: Array) -> str | None:
-    """What the softmax divides by, where weights [H, T, T] are the right ones but for a factor of each row."""
-    known = own.visible & (own.weights > _CERTAIN)
-    with np.errstate(all="ignore"):
-        return _divided(own, weights, known)
-
-
-def _divided(own: Attention, weights: Array, known: Seen) -> str | None:
-    factor = (weights * own.weights).sum(axis=-1) / (own.weights**2).sum(axis=-1)  # [H, T]
-    if (np.abs(weights / (factor[..., None] * own.weights) - 1)[known] > _COARSE / 2).any():
+def _of_sums(own: Attention, solved: _Solved) -> str | None:
+    """What the softmax divides by, where weights are the right ones but for a factor of each row."""
+    precision = 1 / (solved.spread**2 + 1e-12)
+    square = (solved.right**2 * precision).sum(axis=-1)
+    factor, sure = (solved.weights * solved.right * precision).sum(axis=-1) / square, _CLEAR / np.sqrt(square)  # [H, T]
+    expected = factor[..., None] * solved.right
+    if (np.abs(solved.weights - expected) > _CLEAR * solved.spread + _COARSE / 2 * expected + 1e-6).any():
         return None
     e = np.exp(own.scores)
     seen = np.where(own.visible, e, 0).sum(axis=-1)  # [H, T]
-    if (np.abs(factor * e.sum(axis=-1) / seen - 1) < _SAME).all():
+    if (np.abs(factor * e.sum(axis=-1) / seen - 1) < _SAME + sure / factor).all():
         return "the softmax is of all keys, and the mask comes after it: weights of what a token sees do not add up to 1"
     more = seen * (1 / factor - 1)  # [H, T], what stands in the sum beside the keys
     each = np.median(more, axis=1)
-    if (each > 0).all() and (np.abs(more / each[:, None] - 1) < 20 * _SAME).all() and more.shape[1] > _SPARE:
-        if (np.abs(each - 1) < 20 * _SAME).all():
-            return "1 is added to the sum of exponentials that the softmax divides by"
+    is_one = np.abs(more / each[:, None] - 1) < 20 * _SAME + sure / np.abs(factor * (1 - factor))
+    if (each > 0).all() and is_one.all() and more.shape[1] > _SPARE:
+        if (count := np.rint(each[0])) and (np.abs(each - count) < 20 * _SAME * count).all():
+            return f"{count:.0f} is added to the sum of exponentials that the softmax divides by, {AS_SLOTS}"
         logits = [f"{x:.4g}" for x in np.log(each)]
         return f"one key more is in the softmax's sum, without a value, as a sink: its scores are {listed(logits, FEW)} by head"
     low, high = factor.min(), factor.max()
-    if (np.ptp(factor, axis=1) < _SAME).all():
+    if (np.ptp(factor, axis=1) < _SAME + 2 * sure.max()).all():
         return None  # which the result shows
     return f"attention's weights add up to {low:.3g} to {high:.3g} instead of 1, and are right but for that: the softmax's sum is wrong"
 
 
-def _of_scores(own: Attention, weights: Array) -> str | None:
-    """What scores have in common with the right ones, by the logarithms of weights [H, T, T], whose rows they are known of but for a
-    constant."""
-    usable = own.visible & (weights > _CERTAIN) & (own.weights > _CERTAIN**2)
+def _of_scores(own: Attention, solved: _Solved) -> str | None:
+    """What scores have in common with the right ones, by the logarithms of weights, whose rows they are known of but for a constant."""
+    weights = solved.weights
+    usable = own.visible & (weights > _CERTAIN + 2 * _CLEAR * solved.spread) & (solved.right > _CERTAIN**2)
+    precision = np.where(usable, 1 / np.maximum(solved.spread / np.abs(weights), 1e-6), 0)  # of each logarithm
+    square = precision**2
     heads, t = weights.shape[:2]
 
     def centred(x: Array) -> Array:
-        x = np.where(usable, x, 0)
-        return np.where(usable, x - x.sum(axis=-1, keepdims=True) / np.maximum(usable.sum(axis=-1, keepdims=True), 1), 0)
+        """Numbers [H, T, T] less the mean of each row, times their precision."""
+        return (x - (x * square).sum(axis=-1, keepdims=True) / np.maximum(square.sum(axis=-1, keepdims=True), 1e-300)) * precision
 
-    right, theirs = centred(own.scores), centred(np.log(np.where(usable, weights, 1)))
+    right, theirs = np.where(usable, own.scores, 0), np.log(np.where(usable, weights, 1))
     error = theirs - right
+    before = (centred(error) ** 2).sum()
     distance = np.arange(t)[:, None] - np.arange(t)
+
+    def is_left(left: float, unknowns: int) -> bool:
+        spare = int(usable.sum()) - unknowns - heads * t
+        enough = usable.sum() > _SPARE * unknowns + 8 and spare > unknowns
+        return bool(enough and left <= max(_LEFT * before, min(4 * usable.sum(), 0.01 * before)))
 
     def fitted(features: Array, target: Array) -> Array | None:
         """The factors [F] of features [F, H, T, T] that give the target, if they leave next to nothing of the error."""
-        design = np.stack([centred(x)[usable] for x in features], axis=1)
-        if len(design) < _SPARE * len(features) + 8:
-            return None
-        found: Array = np.linalg.lstsq(design, target[usable], rcond=1e-9)[0].astype(np.float64)
-        left = ((target[usable] - design @ found) ** 2).sum()
-        return found if left <= _LEFT * (error**2).sum() else None
+        design, y = np.stack([centred(x)[usable] for x in features], axis=1), centred(target)[usable]
+        found: Array = np.linalg.lstsq(design, y, rcond=1e-9)[0].astype(np.float64)
+        return found if is_left(float(((y - design @ found) ** 2).sum()), len(features)) else None
 
-    each, by_head = np.eye(heads)[:, :, None, None], "scores of {}"
+    each, near = np.eye(heads)[:, :, None, None], _SAME + rough(own.wrong.noise)
     factors = fitted(each * right, theirs)
     if factors is not None:
-        if np.ptp(factors) < _SAME:
-            return f"scores are {digits(float(f'{factors.mean():.4g}'))} times what is right"
-        off = np.flatnonzero(np.abs(factors - 1) > _SAME)
+        if np.ptp(factors) < 5 * near:
+            return f"scores are {factors.mean():.4g} times what is right"
+        off = np.flatnonzero(np.abs(factors - 1) > near)
         numbers = listed(list(dict.fromkeys(f"{x:.4g}" for x in factors[off])), FEW)
-        return f"{by_head.format(places_of(off, heads, 'head'))} are multiplied by {numbers}"
+        return f"scores of {places_of(off, heads, 'head')} are multiplied by {numbers}"
     slopes = fitted(each * -np.abs(distance).astype(np.float64), error)
     if slopes is not None:
         return f"scores have a bias that grows with distance, as ALiBi: slopes of heads are {listed([f'{x:.4g}' for x in slopes], FEW)}"
     rows = fitted(np.eye(t)[:, None, :, None] * right, theirs)
     if rows is not None:
-        off = np.flatnonzero((np.abs(rows - 1) > 5 * _SAME) & (usable.sum(axis=(0, 2)) > heads))
+        off = np.flatnonzero((np.abs(rows - 1) > 5 * near) & (usable.sum(axis=(0, 2)) > heads))
         return f"scores of {runs('position', off)} are multiplied by {rows[off].min():.4g} to {rows[off].max():.4g}"
     keys = fitted(np.eye(t)[:, None, None, :] * np.ones(right.shape), error)
     if keys is not None:
         keys -= np.median(keys)
-        off = np.flatnonzero(np.abs(keys) > 5 * _SAME)
+        off = np.flatnonzero(np.abs(keys) > 5 * near)
         return f"a number is added to the scores of {runs('key', off)}, {keys[off].min():.4g} to {keys[off].max():.4g}"
     for size in range(t - 1, 1, -1):
-        part = (np.arange(t) // size)[:, None] == np.arange(-(-t // size))  # [T, parts]
-        count = usable @ part.astype(np.float64)
-        mean = (np.where(usable, error, 0) @ part) / np.maximum(count, 1)
-        spare = usable.sum() - (count > 0).sum()
-        left = (np.where(usable, error - mean @ part.T, 0) ** 2).sum()
-        if spare > usable.sum() / _SPARE and left <= _LEFT * (error**2).sum():
+        part = ((np.arange(t) // size)[:, None] == np.arange(-(-t // size))).astype(np.float64)  # [T, parts]
+        mean = ((error * square) @ part) / np.maximum(square @ part, 1e-300)
+        left = float((((error - mean @ part.T) * precision) ** 2).sum())
+        if is_left(left, int((square @ part > 0).sum()) - heads * t) and left < 0.1 * before:
             why = "as where parts of the softmax are joined by wrong largest scores"
             return f"scores of each {size} keys are off by a number of each row, {why}"
     if own.wrong.model.config.score_cap is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .attention import Seen, attention
+from .attention import AS_SLOTS, Seen, attention
 from .wrong import FEW, Array, Indices, Wrong, places_of, rough, runs, said
 
 Counts = NDArray[np.int64]
@@ -45,8 +45,8 @@ def cells(wrong: Wrong) -> str | None:
     if not own.wrong.accounts(own.outputs((by / np.maximum(by.sum(axis=-1, keepdims=True), 1e-300))[:, :, :t])):
         return None
     texts, empties, counts, known = [], counts[:, t], counts[:, :t], known[:, :t]
-    if (empties == 1).all():
-        texts.append("1 is added to the sum of exponentials that the softmax divides by, as by an empty slot whose key and value are 0")
+    if empties.all() and np.ptp(empties) == 0:
+        texts.append(f"{empties[0]} is added to the sum of exponentials that the softmax divides by, {AS_SLOTS}")
     elif empties.any():
         slots = "empty slots, whose keys and values are 0, are read by"
         texts.append(f"{slots} {runs('position', np.flatnonzero(empties))}, up to {empties.max()} of them")

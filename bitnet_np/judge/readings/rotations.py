@@ -6,14 +6,14 @@ from numpy.typing import NDArray
 from ...base.errors import listed
 from ..equivalence import complex_pairs
 from ..law.functions import pairs
-from .wrong import FEW, ROWS, Array, Indices, Wrong, matched, moved_said, runs
+from .wrong import FEW, ROWS, Array, Indices, Wrong, matched, moved_said, plain, rough, runs
 
 _STILL = 1e-4  # of the largest number: what changes by less is not rotated
 _FITTED = 8  # numbers of an element that tell its partner
 _TAKEN = 1e-4  # of the square of a change
 _SAME = 1e-3  # relative: two frequencies that are one
 _EXACT = 1e-4  # the same of a width, which is a whole number
-_SURE = 1e3  # of a frequency: slower ones are known to fewer digits
+_CLEAR = 3  # times what roundings make of an angle
 _BEFORE = 64  # positions before the first, and behind twice the length, that are tried
 
 
@@ -71,33 +71,37 @@ def _pairs_said(a: Indices, b: Indices) -> str:
 def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
     """How frequencies differ from the right ones, in words; "" if they do not."""
     base, count = wrong.model.config.rope_base, len(frequency)
-    known = np.minimum(count, len(right))
+    known = min(count, len(right))
+    spread = _SAME + _CLEAR * rough(wrong.noise) / (np.abs(frequency) * min(ROWS, len(wrong.theirs)))  # relative: slow ones turn little
     ratio = frequency[:known] / right[:known]
-    off = np.flatnonzero(np.abs(ratio - 1) > _SAME + 1e-6 / np.abs(right[:known]))
-    if not off.size and count <= len(right):
+    is_sure = spread[:known] < 0.1
+    off = np.flatnonzero((np.abs(ratio - 1) > spread[:known]) & is_sure)
+    if not is_sure.any() or (not off.size and count <= len(right)):
         return ""
-    if np.ptp(ratio) < _SAME and known > 1:
-        return f"frequencies are {ratio.mean():.4g} times what they should be"
-    if (frequency > 0).all() and count > 2:
-        width = np.arange(count)
-        weight = np.minimum(frequency * _SURE, 1)  # slow ones turn too little to be known
-        slope, start = np.polyfit(width, np.log(frequency), 1, w=weight)
-        if np.abs(weight * (slope * width + start - np.log(frequency))).max() < _SAME:
-            times = "" if abs(start) < _SAME else f", times {np.exp(start):.4g}"
+    if np.ptp(ratio[is_sure]) < 2 * spread[:known][is_sure].max() and known > 1:
+        return f"frequencies are {np.median(ratio[is_sure]):.4g} times what they should be"
+    if (frequency > 0).all() and (spread < 0.1).sum() > 2:
+        place = np.arange(count)
+        slope, start = np.polyfit(place, np.log(frequency), 1, w=1 / spread)
+        if (np.abs(slope * place + start - np.log(frequency)) < spread).all():
+            times = "" if abs(start) < _SAME + 2 * spread[0] else f", times {np.exp(start):.4g}"
             rotated = -2 * np.log(base) / slope
-            powers = f"powers of {np.exp(-slope * len(right)):.5g} instead of {base:g}"
-            if abs(rotated - np.rint(rotated / 2) * 2) < _EXACT * rotated and np.rint(rotated) != 2 * len(right):
+            powers = f"powers of {plain(float(np.exp(-slope * len(right))), 2 * _EXACT + rough(wrong.noise))} instead of {base:g}"
+            near = max(_EXACT, rough(wrong.noise) / 10)
+            if abs(rotated - np.rint(rotated / 2) * 2) < near * rotated and np.rint(rotated) != 2 * len(right):
                 return f"frequencies are those of a width of {rotated:.0f} instead of {2 * len(right)}, or {powers}{times}"
             return f"frequencies are {powers}{times}"
     source = np.abs(np.log(np.maximum(frequency, 1e-300))[:, None] - np.log(right)).argmin(axis=1)
-    if (np.abs(frequency / right[source] - 1) < _SAME).all() and count == len(right):
+    if count == len(right) and (np.abs(frequency / right[source] - 1) < spread).all():
         return moved_said(source, "pair", "the frequency")
-    falls = (np.diff(ratio) <= _SAME).all() or (np.diff(ratio) >= -_SAME).all()
-    if off.size > 2 and off[0] > 0 and off[-1] == known - 1 and falls:
-        slow = f"{ratio[-1]:.4g} times what they should be at pair {off[-1]}"
+    sure = ratio[is_sure]
+    falls = (np.diff(sure) <= _SAME).all() or (np.diff(sure) >= -_SAME).all()
+    if off.size > 2 and off[0] > 0 and falls and off[-1] == np.flatnonzero(is_sure)[-1]:
+        slow = f"{ratio[off[-1]]:.4g} times what they should be at pair {off[-1]}"
         return f"frequencies of slow pairs are scaled: right up to pair {off[0] - 1}, {slow}"
-    numbers = f"that of {runs('pair', off)} is {ratio[off[0]]:.4g} times what it should be, for the first of them"
-    return f"frequencies are wrong: {numbers}"
+    if not off.size:
+        return ""
+    return f"frequencies are wrong: that of {runs('pair', off)} is {ratio[off[0]]:.4g} times what it should be, for the first of them"
 
 
 def positions(wrong: Wrong) -> str | None:

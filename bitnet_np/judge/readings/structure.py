@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import listed
 from ..law.functions import ACTIVATIONS
-from .wrong import FEW, Array, digits, explains, matched, moved_said, places_of, runs, said, sources
+from .wrong import FEW, Array, digits, explains, matched, moved_said, places_of, plain, rough, runs, sources
 
 _LEAST = 16  # numbers: a law of fewer is chance
 _FITTED = 4  # numbers that each number of a law is fitted to
@@ -35,6 +35,11 @@ class Numbers(NamedTuple):
     right: Array  # of the same shape
     axes: tuple[str, ...]  # what each axis counts, singular; the last one is "element" where it is cut into heads or blocks
     noise: float = 0.0  # NMSE of their roundings
+
+    @property
+    def same(self) -> float:
+        """Relative: two of their factors that are one."""
+        return max(_SAME, 8 * rough(self.noise))
 
     def explained(self, computed: Array) -> bool:
         """Whether these are their numbers."""
@@ -70,7 +75,7 @@ def _moved(n: Numbers) -> str | None:
     """Slices along an axis that are another one's."""
     for axis, what in enumerate(n.axes):
         theirs, right = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (n.theirs, n.right))
-        source = _sources(theirs, right)
+        source = _sources(theirs, right, n.same)
         if source is not None and n.explained(np.take(n.right, source, axis)):
             return moved_said(source, what)
     return None
@@ -78,7 +83,7 @@ def _moved(n: Numbers) -> str | None:
 
 def _elsewhere(n: Numbers) -> str | None:
     """Single numbers that are another one's."""
-    source = _sources(n.theirs.reshape(-1, 1), n.right.reshape(-1, 1))
+    source = _sources(n.theirs.reshape(-1, 1), n.right.reshape(-1, 1), n.same)
     if source is None or not n.explained(n.right.ravel()[source].reshape(n.right.shape)):
         return None
 
@@ -93,11 +98,11 @@ def _elsewhere(n: Numbers) -> str | None:
     return f"numbers of other places: {'; '.join(moves[:FEW])}" + (f"; and {len(moves) - FEW} more" if len(moves) > FEW else "")
 
 
-def _sources(theirs: Array, right: Array) -> NDArray[np.intp] | None:
+def _sources(theirs: Array, right: Array, same: float) -> NDArray[np.intp] | None:
     """The slice of the right ones [n, m] that each of theirs is. Slices of few numbers are only told where they are few, and several
     wrong."""
     is_wide = right.shape[1] >= _FITTED
-    near = (1e-3 if is_wide else 1e-5) * float(np.abs(right).max())
+    near = (10 * same if is_wide else same / 10) * float(np.abs(right).max())
     source, off = np.arange(len(right)), np.flatnonzero((np.abs(theirs - right) > near).any(axis=1))
     if not off.size or len(right) < 2 or not (is_wide or (off.size >= _FITTED and len(right) <= _FEW_SLICES)):
         return None
@@ -163,40 +168,45 @@ def _fitted(n: Numbers) -> Iterator[tuple[Array, Array | None, str, bool]]:
         factor = np.where(square > 0, (n.theirs * n.right).sum(axis=rest, keepdims=True) / square, 1)
         added = (n.theirs - n.right).mean(axis=rest, keepdims=True)
         if n.explained(factor * n.right):
-            yield factor.ravel(), None, what, len(axes) < 2
+            yield factor, None, what, len(axes) < 2
         elif n.explained(n.right + added):
-            yield np.zeros(0), added.ravel(), what, len(axes) < 2
+            yield np.ones(1), added, what, len(axes) < 2
 
 
 def _by_few_factors(n: Numbers) -> str | None:
     """A factor, or a constant, of which few are different."""
     for factor, added, what, single in _fitted(n):
-        numbers = factor if added is None else added
-        off = _off(factor, added)
-        groups = _groups(numbers, off)
+        fitted = factor if added is None else added
+        numbers = fitted.ravel()
+        groups = _groups(numbers, _off(factor, added, n.same), n.same)
         if not single or len(groups) > _GROUPS:
             continue
+        few = np.full(numbers.size, float(added is None))
+        for some in groups:
+            few[some] = numbers[some].mean()
+        made = few.reshape(fitted.shape)
+        if not n.explained(made * n.right if added is None else n.right + made):
+            continue
+        which = [("all numbers" if numbers.size == 1 else runs(what, some), some) for some in groups]
         if added is None:
-            each = [f"{'all numbers are' if numbers.size == 1 else said(what, g, 'is')} {times(float(factor[g].mean()))}" for g in groups]
-        else:
-            each = [f"{digits(float(added[g].mean()))} is added to {'all numbers' if numbers.size == 1 else runs(what, g)}" for g in groups]
-        return listed(each)
+            return listed([f"{w} {'is' if 1 == g.size < numbers.size else 'are'} {times(float(few[g[0]]))}" for w, g in which])
+        return listed([f"{digits(float(few[g[0]]))} is added to {w}" for w, g in which])
     return None
 
 
 def _by_factors(n: Numbers) -> str | None:
     """A factor, or a constant, of each thing along an axis."""
     for factor, added, what, single in _fitted(n):
-        numbers, off = factor if added is None else added, _off(factor, added)
+        numbers, off = (factor if added is None else added).ravel(), _off(factor, added, n.same)
         which = "" if off.size == numbers.size or not single else f", at {places_of(off, numbers.size, what)}"
         how = f"each {what} is multiplied by a number of its own" if added is None else f"a number is added to each {what}"
         return f"{how}, {numbers[off].min():.4g} to {numbers[off].max():.4g}{which}"
     return None
 
 
-def _off(factor: Array, added: Array | None) -> NDArray[np.intp]:
+def _off(factor: Array, added: Array | None, same: float) -> NDArray[np.intp]:
     """Where factors are not 1, or constants not 0."""
-    return np.flatnonzero(np.abs(factor - 1) > _SAME if added is None else np.abs(added) > 1e-6 * np.abs(added).max())
+    return np.flatnonzero(np.abs(factor - 1) > same if added is None else np.abs(added) > same * np.abs(added).max())
 
 
 def times(factor: float) -> str:
@@ -206,11 +216,11 @@ def times(factor: float) -> str:
     return "of the other sign" if abs(factor + 1) < _SAME else f"{digits(factor)} times what is right"
 
 
-def _groups(numbers: Array, some: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+def _groups(numbers: Array, some: NDArray[np.intp], near: float) -> list[NDArray[np.intp]]:
     """Some of the numbers, those together that are the same."""
     groups: list[NDArray[np.intp]] = []
     while some.size and len(groups) <= _GROUPS:
-        same = np.abs(numbers[some] - numbers[some[0]]) <= 10 * _SAME * max(1e-300, abs(numbers[some[0]]))
+        same = np.abs(numbers[some] - numbers[some[0]]) <= 10 * near * max(1e-300, abs(numbers[some[0]]))
         groups.append(some[same])
         some = some[~same]
     return groups
@@ -220,7 +230,7 @@ def _few_ratios(n: Numbers) -> str | None:
     """Numbers all over that have one of few factors: 0 and another one, as dropout leaves them, the other sign, or a penalty."""
     seen = np.abs(n.right) > 1e-3 * np.abs(n.right).max()
     ratio = (n.theirs / n.right)[seen]
-    groups = _groups(ratio, np.arange(ratio.size))
+    groups = _groups(ratio, np.arange(ratio.size), n.same)
     if ratio.size < _RATIOS or not 1 < len(groups) <= _GROUPS or min(map(len, groups)) < _FITTED:
         return None
     factors = np.array([ratio[some].mean() for some in groups])
@@ -262,14 +272,14 @@ def _function(n: Numbers) -> str | None:
     """A function of each right number by itself."""
     x, y = n.right, n.theirs
     low, high = float(y.min()), float(y.max())
-    slack = 1e-5 * float(np.abs(y).max())
+    slack = n.same / 10 * float(np.abs(y).max())
     under, over = (x < low - slack).sum(), (x > high + slack).sum()
     if under + over > 1 and n.explained(np.clip(x, low, high)):
         if under and over:
             return f"numbers are clipped to {low:.6g} and {high:.6g}"
         return f"numbers {'above' if over else 'below'} {(high if over else low):.6g} are clipped to it"
     if (cap := _cap(x, y)) is not None and n.explained(cap * np.tanh(x / cap)):
-        return f"numbers are soft-capped at {digits(cap)}"
+        return f"numbers are soft-capped at {plain(cap, n.same / 4)}"
     for name, function in ACTIVATIONS.items():
         if name != "nothing" and n.explained(function(x)):
             return f"{name} of them stands there"
@@ -281,16 +291,17 @@ def _unknown_function(n: Numbers) -> str | None:
 
 
 def _cap(x: Array, y: Array) -> float | None:
-    """The cap of cap * tanh(x / cap) that gives the largest number."""
-    at = int(np.abs(x).argmax())
-    most, capped = abs(float(x.flat[at])), abs(float(y.flat[at]))
-    if not 0.05 * most < capped < (1 - 1e-6) * most or (np.abs(y) > np.abs(x) + 1e-5 * capped).any():
+    """The cap of cap * tanh(x / cap) that gives the largest numbers."""
+    some = np.argsort(np.abs(x), axis=None)[-_RATIOS:]
+    most, capped = np.abs(x.ravel()[some]), np.abs(y.ravel()[some])
+    if not (capped < (1 - 1e-6) * most).all() or not 0.05 * most.max() < capped.max():
         return None
     low, high = capped, 1e4 * most
     for _ in range(80):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if middle * np.tanh(most / middle) < capped else (low, middle)
-    return float(f"{low:.5g}")
+        middle = np.sqrt(low * high)
+        is_more = middle * np.tanh(most / middle) < capped
+        low, high = np.where(is_more, middle, low), np.where(is_more, high, middle)
+    return float(np.median(low))
 
 
 def described_function(x: Array, y: Array, right: Array, of: str) -> str | None:

@@ -189,6 +189,12 @@ def digits(number: float) -> str:
     return next((text for n in range(6, 18) if float(text := f"{number:.{n}g}") != 1), "1")
 
 
+def plain(number: float, near: float) -> str:
+    """The number of fewest digits that is as near: somebody may have written it."""
+    every = (f"{number:.{digits}g}" for digits in range(1, 7))
+    return next((f"{float(text):.6g}" for text in every if abs(float(text) - number) <= near * abs(number)), f"{number:.6g}")
+
+
 def moved_said(source: Indices, what: str, of: str = "the numbers") -> str:
     """Which rows or columns are another one, in words: as a rule if there is one, else by runs of them."""
     count, index = len(source), np.arange(len(source))
