@@ -18,7 +18,7 @@ from ...traces.points import Key
 from ..law.graph import Operation
 from ..parts import InParts, Part
 from ..readings.table import LOOSE
-from ..readings.wrong import digits
+from ..readings.wrong import digits, nearest_number
 from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
 from .mistake import Array, Cause
 from .names import HIDDEN
@@ -33,8 +33,6 @@ _WORTH = 0.5  # of the error, left after the first steps between two numbers of 
 _SINGLE = 8  # kinds of edits that are tried in all operations that share a function, before one is in single operations
 _DIGITS = 6  # of a number that somebody may have written: it is preferred to one that fits no better
 _STEPS = 24  # of a golden section: 1e-5 of an interval of the grid
-_FIRST_STEPS = 4
-_GOLDEN = (5**0.5 - 1) / 2
 _NEARLY = 1e-3  # of the error: what another mistake leaves by chance is far more
 _LESS = 0.999  # of what another mistake leaves
 _LITTLE = 0.02  # the same of a type of fewer bits, whose roundings fall to other sides here and there; the next types leave far more
@@ -272,25 +270,3 @@ def _nearest(trial: Trial, near: Callable[[Trial], float], now: float) -> float 
     least = near(trial.with_number(number))
     plain = (float(f"{number:.{digits}g}") for digits in range(1, _DIGITS))
     return next((x for x in plain if near(trial.with_number(x)) <= least), number)
-
-
-def nearest_number(error: Callable[[float], float], grid: Sequence[float], steps: int, worth: float = np.inf) -> float | None:
-    """The number with the least error beside the best one of a grid, by a golden section. None if the first steps of it leave `worth`."""
-    errors = [error(x) for x in grid]
-    best = int(np.argmin(errors))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    of_a, of_b = error(a), error(b)
-    for step in range(steps):
-        if step == _FIRST_STEPS and not min(of_a, of_b, errors[best]) < worth:
-            return None
-        if of_a < of_b:
-            high, b, of_b = b, a, of_a
-            a = high - _GOLDEN * (high - low)
-            of_a = error(a)
-        else:
-            low, a, of_a = a, b, of_b
-            b = low + _GOLDEN * (high - low)
-            of_b = error(b)
-    middle = (low + high) / 2
-    return float(grid[best]) if errors[best] <= error(middle) else middle

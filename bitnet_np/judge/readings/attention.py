@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from ... import spec
 from ...base.errors import listed
 from ..law.definition import score_scale
-from .structure import Numbers, structure
-from .wrong import FEW, ROWS, Array, Wrong, explains, places_of, rough, runs
+from .structure import Numbers, loose_structure, structure
+from .wrong import FEW, ROWS, Array, Wrong, explains, nearest_number, places_of, plain, rough, runs
 
 Seen = NDArray[np.bool_]
 
@@ -23,6 +23,7 @@ _LEFT = 1e-4  # of the squares of logarithms
 _SAME = 2e-3  # relative: two that are one, behind logarithms
 _SPARE = 4  # numbers for each that is fitted
 _CLEAR = 6  # times what roundings make of a number
+_STEPS = 40  # of a golden section
 _MOST = 40  # positions whose weights are solved for
 
 
@@ -125,6 +126,7 @@ def wrong_values(wrong: Wrong) -> str | None:
         text = structure(Numbers(theirs.reshape(t, -1), right.reshape(t, -1), ("position", "element"), wrong.noise))
     if text is None and 4 * off.size <= t:
         text = f"those of {runs('position', off)} are others"
+    text = text or loose_structure(Numbers(theirs, right, ("position", "head", "element"), wrong.noise))
     return text and f"values: {text}; weights are right"
 
 
@@ -294,6 +296,10 @@ def _of_scores(own: Attention, solved: _Solved) -> str | None:
         off = np.flatnonzero(np.abs(factors - 1) > near)
         numbers = listed(list(dict.fromkeys(f"{x:.4g}" for x in factors[off])), FEW)
         return f"scores of {places_of(off, heads, 'head')} are multiplied by {numbers}"
+    caps = np.geomspace(0.2, 5, 65) * float(np.abs(right).max())
+    cap = nearest_number(lambda cap: float(((centred(spec.soft_cap(right, cap) - theirs)) ** 2).sum()), caps.tolist(), _STEPS)
+    if cap is not None and is_left(float(((centred(spec.soft_cap(right, cap) - theirs)) ** 2).sum()), 1):
+        return f"scores are soft-capped at {plain(cap, near)}"
     slopes = fitted(each * -np.abs(distance).astype(np.float64), error)
     if slopes is not None:
         return f"scores have a bias that grows with distance, as ALiBi: slopes of heads are {listed([f'{x:.4g}' for x in slopes], FEW)}"
@@ -318,7 +324,9 @@ def _of_scores(own: Attention, solved: _Solved) -> str | None:
     products = np.einsum("thk,shk->khts", own.queries, own.keys) * score_scale(own.wrong.model.config)
     elements = fitted(products, theirs)
     if elements is None:
-        return None
+        elements = fitted((products[:, None] * each).reshape(-1, *right.shape), theirs)  # of each head
+        low_high = None if elements is None else f"{elements.min():.3g} to {elements.max():.3g}"
+        return low_high and f"each element of each head is multiplied by a number of its own in q . k, {low_high}"
     off = np.flatnonzero(np.abs(elements - 1) > _COARSE)
     which = places_of(off, len(elements), "element")
     if np.abs(elements[off]).max() < _COARSE:

@@ -8,7 +8,7 @@ from ...base.block_formats import FORMATS, RUN
 from ...contract.blocks import factors_of
 from ...model.records import Blocks
 from ..law.expression import Matrix, Node
-from .structure import Numbers, structure
+from .structure import Numbers, loose_structure, structure
 from .wrong import Array, Indices, Wrong, matched
 
 _SIZES = (32, 64, 128, 16, 256)  # of blocks
@@ -34,7 +34,8 @@ def block_factors(wrong: Wrong, node: Node, needed: Array) -> str | None:
             continue
         factors, constants = solved
         scale = np.ones(factors.shape) if right is None else right
-        text = structure(Numbers(factors * scale, scale, ("row", "block")))
+        numbers = Numbers(factors * scale, scale, ("row", "block"))
+        text = structure(numbers) or loose_structure(numbers)
         if text is None:
             off = (np.abs(factors - 1) > _SAME).mean()
             text = f"{100 * off:.0f} % of them are {factors.min():.4g} to {factors.max():.4g} times what is right" if off else "right"

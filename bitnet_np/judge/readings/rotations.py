@@ -99,6 +99,9 @@ def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
     if off.size > 2 and off[0] > 0 and falls and off[-1] == np.flatnonzero(is_sure)[-1]:
         slow = f"{ratio[off[-1]]:.4g} times what they should be at pair {off[-1]}"
         return f"frequencies of slow pairs are scaled: right up to pair {off[0] - 1}, {slow}"
+    if off.size > 2 and off[0] == 0 and off[-1] < known - 1 and falls and (np.diff(off) == 1).all():
+        fast = f"{ratio[0]:.4g} times what they should be at pair 0, right from pair {off[-1] + 1} on"
+        return f"frequencies of fast pairs are scaled: {fast}"
     if not off.size:
         return ""
     return f"frequencies are wrong: that of {runs('pair', off)} is {ratio[off[0]]:.4g} times what it should be, for the first of them"
@@ -112,10 +115,28 @@ def positions(wrong: Wrong) -> str | None:
     place = np.real(_turns(some) @ np.exp(-1j * angles).T).argmax(axis=1)
     theirs = tried[place]
     if (theirs == rows).all() or not _accounts(some, angles[place]):
-        return None
+        return _by_head(some, rows, tried, angles)
     rows, theirs = rows[theirs != rows], theirs[theirs != rows]
     texts = [f"{runs('position', rows[theirs == p])} as position {p}" for p in dict.fromkeys(theirs.tolist())]
     return f"tokens are rotated by other positions: {listed(texts, FEW)}"
+
+
+def _by_head(wrong: Wrong, rows: Indices, tried: Indices, angles: Array) -> str | None:
+    """The positions that each head is rotated by, where these differ from head to head. angles: of the positions tried, [P, J]."""
+    before, after = (complex_pairs(wrong.model.config, x) for x in (wrong.inputs[0], wrong.theirs))
+    place = np.real((after * before.conj()) @ np.exp(-1j * angles).T).argmax(axis=2)  # [T, H]
+    turned = wrong.model.config.rope_magnitude * before * np.exp(1j * angles[place])
+    if (np.abs(turned - after) ** 2).sum() > matched(wrong.noise) * (np.abs(after) ** 2).sum():
+        return None
+    theirs, heads = tried[place], np.arange(place.shape[1])
+    if (theirs == heads).all():
+        return "every token is rotated by the number of the head instead of its position"
+    off = np.flatnonzero((theirs != rows[:, None]).any(axis=0))
+    if not 0 < off.size < len(heads):
+        return None
+    h = off[0]
+    t = int((theirs[:, h] != rows).argmax())
+    return f"{runs('head', off)} alone {'are' if off.size > 1 else 'is'} rotated by other positions: position {rows[t]} as {theirs[t, h]}"
 
 
 def _accounts(wrong: Wrong, angles: Array) -> bool:

@@ -55,8 +55,14 @@ def wrong_step(wrong: Wrong) -> str | None:
                 text = _sums(step, values, wrong) or block_factors(wrong, step.node, step.needed)
             if text is not None:
                 return text
+            if step.node is wrong.operation.tree:
+                continue
+            if not step.is_sure and np.shape(step.needed) == np.shape(right):  # whatever it is, it gives the output
+                how = _structure(step.node, step.needed, np.asarray(right), wrong)
+                if how is not None:
+                    return f"{step.node.noun}: {how}; all other steps are right"
             solved = step.needed if step.is_sure else _solved(step, np.asarray(right))
-            if solved is None or step.node is wrong.operation.tree:
+            if solved is None:
                 continue
             if wrong.accounts(np.where(wrong.places, wrong.with_step(step.node, solved), wrong.value)):
                 how = _structure(step.node, solved, np.asarray(right), wrong)

@@ -48,7 +48,7 @@ class Numbers(NamedTuple):
 
 def structure(numbers: Numbers) -> str | None:
     """What makes all of their numbers of the right ones by few numbers, in words; None if nothing does that is known here."""
-    return _read(numbers, _constant, _moved, _laid_out, _by_few_factors, _shifted, _elsewhere, _few_ratios, _of_rows, _function)
+    return _read(numbers, _constant, _moved, _laid_out, _by_few_factors, _replaced, _shifted, _elsewhere, _few_ratios, _of_rows, _function)
 
 
 def loose_structure(numbers: Numbers) -> str | None:
@@ -244,6 +244,21 @@ def _few_ratios(n: Numbers) -> str | None:
     kept = factors[-1] * (1 - parts[0])
     is_dropout = len(groups) == 2 and abs(factors[0]) < _SAME and factors[1] > 1 + _SAME and abs(kept - 1) < 0.05
     return f"of the numbers {listed(each)}{', as dropout leaves them' if is_dropout else ''}"
+
+
+def _replaced(n: Numbers) -> str | None:
+    """One number in the place of many, all others right."""
+    wrong = np.abs(n.theirs - n.right) > n.same * np.abs(n.right).max()
+    numbers, count = np.unique(n.theirs[wrong], return_counts=True)
+    if not numbers.size or count.max() < _FITTED or len(numbers) > wrong.sum() // _FITTED:
+        return None
+    number = numbers[count.argmax()]
+    is_it = np.abs(n.theirs - number) <= 1e-6 * abs(number)
+    if not n.explained(np.where(is_it, number, n.right)):
+        return None
+    kept = np.where(is_it, np.inf, n.right).min(axis=-1) >= np.where(is_it & wrong, n.right, -np.inf).max(axis=-1)
+    filtered = ": the smaller ones of each row, as a filter of logits leaves them" if kept.all() else ""
+    return f"{100 * is_it.mean():.2g} % of the numbers are {number:.6g}, and the others are right{filtered}"
 
 
 # --- functions --------------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The record of a wrong tensor, and what readings share: when numbers are explained, and how places are said in words."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,8 @@ _NEARLY_RIGHT = 0.01  # NMSE
 _NOISY = 8  # times the noise: a mistake's own roundings are not those of the right operation
 FEW = 4  # columns, or listed numbers
 ROWS = 64  # tokens looked at
+_FIRST_STEPS = 4
+_GOLDEN = (5**0.5 - 1) / 2
 _TOGETHER = 64  # rows compared at once with all
 
 
@@ -205,6 +207,9 @@ def moved_said(source: Indices, what: str, of: str = "the numbers") -> str:
         return f"{what}s are shifted by {abs(by)}: {what} {max(0, -by)} has {of} of {what} {max(0, by)}"
     if off.size == 2 and (np.sort(source) == index).all():
         return f"{what}s {off[0]} and {off[1]} are exchanged"
+    if off.size > 1 and np.unique(source[off]).size == 1:
+        which = places_of(off, count, what).removesuffix(f" of {count}").removesuffix(f", {off.size}")
+        return f"{which} have {of} of {what} {source[off[0]]}"
     rule = _rule(source) if off.size > 2 else None
     if rule is not None:
         return f"{what} {rule}"
@@ -231,3 +236,25 @@ def _rule(source: Indices) -> str | None:
         if count % n == 0 and (source == i.reshape(-1, n).T.ravel()).all():
             return f"i has the numbers of {n} * (i % {count // n}) + i // {count // n}: rows of {n} are read as columns"
     return None
+
+
+def nearest_number(error: Callable[[float], float], grid: Sequence[float], steps: int, worth: float = np.inf) -> float | None:
+    """The number with the least error beside the best one of a grid, by a golden section. None if the first steps of it leave `worth`."""
+    errors = [error(x) for x in grid]
+    best = int(np.argmin(errors))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    of_a, of_b = error(a), error(b)
+    for step in range(steps):
+        if step == _FIRST_STEPS and not min(of_a, of_b, errors[best]) < worth:
+            return None
+        if of_a < of_b:
+            high, b, of_b = b, a, of_a
+            a = high - _GOLDEN * (high - low)
+            of_a = error(a)
+        else:
+            low, a, of_a = a, b, of_b
+            b = low + _GOLDEN * (high - low)
+            of_b = error(b)
+    middle = (low + high) / 2
+    return float(grid[best]) if errors[best] <= error(middle) else middle
