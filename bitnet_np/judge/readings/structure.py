@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import listed
 from ..law.functions import ACTIVATIONS
-from .wrong import FEW, Array, digits, explains, matched, moved_said, places_of, plain, rough, runs, sources
+from .wrong import FEW, Array, digits, explains, matched, moved_said, nearest_number, places_of, plain, rough, runs, sources
 
 _LEAST = 16  # numbers: a law of fewer is chance
 _FITTED = 4  # numbers that each number of a law is fitted to
@@ -25,6 +25,7 @@ _SMOOTH = 0.05  # of the error, left between neighbours by a function
 _RANK = 4  # the most that is said
 _OFFSET = 64  # numbers that a pointer may be off by
 _LARGE = 1 << 18  # numbers: what tries hundreds of places looks at no more
+_STEPS, _WORTH = 50, 0.3  # of a golden section, and of the error, left after its first ones
 _FEW_SLICES = 1000  # of which one number alone tells which it is
 
 
@@ -64,6 +65,8 @@ def _read(numbers: Numbers, *laws: Callable[[Numbers], str | None]) -> str | Non
 
 
 def _constant(n: Numbers) -> str | None:
+    if np.abs(n.theirs).max() <= max(1e-6, rough(n.noise)) * np.abs(n.right).max():
+        return "all numbers are 0"
     number = float(n.theirs.flat[0])
     return f"all numbers are {number:.6g}" if n.explained(np.full(n.theirs.shape, number)) else None
 
@@ -157,56 +160,61 @@ def _views(n: Numbers) -> Iterator[tuple[tuple[int, ...], str]]:
                 yield (i, j), f"{n.axes[j]} of each {n.axes[i]}"
 
 
-def _fitted(n: Numbers) -> Iterator[tuple[Array, Array | None, str, bool]]:
-    """Yields factors, or constants, that make all of their numbers: the number of each thing, what stands where nothing is wrong, what is
-    counted, and whether along one axis alone."""
+class _Fit(NamedTuple):
+    """Factors, or constants, that make all of their numbers."""
+
+    numbers: Array  # of each thing, [1.., n, ..1]
+    is_factor: bool
+    what: str  # is counted
+    is_single: bool  # whether it is one axis
+
+    def made(self, right: Array, numbers: Array) -> Array:
+        return numbers * right if self.is_factor else right + numbers
+
+    def off(self, same: float) -> NDArray[np.intp]:
+        """Where factors are not 1, or constants not 0."""
+        x = self.numbers.ravel()
+        return np.flatnonzero(np.abs(x - 1) > same if self.is_factor else np.abs(x) > same * np.abs(x).max())
+
+
+def _fitted(n: Numbers) -> Iterator[_Fit]:
     for axes, what in _views(n):
         rest = tuple(i for i in range(n.right.ndim) if i not in axes)
         if np.prod([n.right.shape[i] for i in rest]) < _FITTED:
             continue
         square = (n.right**2).sum(axis=rest, keepdims=True)
         factor = np.where(square > 0, (n.theirs * n.right).sum(axis=rest, keepdims=True) / square, 1)
-        added = (n.theirs - n.right).mean(axis=rest, keepdims=True)
-        if n.explained(factor * n.right):
-            yield factor, None, what, len(axes) < 2
-        elif n.explained(n.right + added):
-            yield np.ones(1), added, what, len(axes) < 2
+        for numbers, is_factor in ((factor, True), ((n.theirs - n.right).mean(axis=rest, keepdims=True), False)):
+            fit = _Fit(numbers, is_factor, what, len(axes) < 2)
+            if n.explained(fit.made(n.right, numbers)):
+                yield fit
 
 
 def _by_few_factors(n: Numbers) -> str | None:
     """A factor, or a constant, of which few are different."""
-    for factor, added, what, single in _fitted(n):
-        fitted = factor if added is None else added
-        numbers = fitted.ravel()
-        groups = _groups(numbers, _off(factor, added, n.same), n.same)
-        if not single or len(groups) > _GROUPS:
+    for fit in _fitted(n):
+        numbers, few = fit.numbers.ravel(), np.full(fit.numbers.size, float(fit.is_factor))
+        groups = _groups(numbers, fit.off(n.same), n.same)
+        if not fit.is_single or len(groups) > _GROUPS:
             continue
-        few = np.full(numbers.size, float(added is None))
         for some in groups:
             few[some] = numbers[some].mean()
-        made = few.reshape(fitted.shape)
-        if not n.explained(made * n.right if added is None else n.right + made):
-            continue
-        which = [("all numbers" if numbers.size == 1 else runs(what, some), some) for some in groups]
-        if added is None:
-            return listed([f"{w} {'is' if 1 == g.size < numbers.size else 'are'} {times(float(few[g[0]]))}" for w, g in which])
-        return listed([f"{digits(float(few[g[0]]))} is added to {w}" for w, g in which])
+        if n.explained(fit.made(n.right, few.reshape(fit.numbers.shape))):
+            which = [("all numbers" if few.size == 1 else runs(fit.what, some), some, float(few[some[0]])) for some in groups]
+            if fit.is_factor:
+                return listed([f"{words} {'is' if some.size == 1 < few.size else 'are'} {times(x)}" for words, some, x in which])
+            return listed([f"{digits(x)} is added to {words}" for words, _, x in which])
     return None
 
 
 def _by_factors(n: Numbers) -> str | None:
     """A factor, or a constant, of each thing along an axis."""
-    for factor, added, what, single in _fitted(n):
-        numbers, off = (factor if added is None else added).ravel(), _off(factor, added, n.same)
-        which = "" if off.size == numbers.size or not single else f", at {places_of(off, numbers.size, what)}"
-        how = f"each {what} is multiplied by a number of its own" if added is None else f"a number is added to each {what}"
+    for fit in _fitted(n):
+        numbers, off = fit.numbers.ravel(), fit.off(n.same)
+        which = "" if off.size == numbers.size or not fit.is_single else f", at {places_of(off, numbers.size, fit.what)}"
+        how = f"each {fit.what} is multiplied by a number of its own" if fit.is_factor else f"a number is added to each {fit.what}"
         return f"{how}, {numbers[off].min():.4g} to {numbers[off].max():.4g}{which}"
     return None
-
-
-def _off(factor: Array, added: Array | None, same: float) -> NDArray[np.intp]:
-    """Where factors are not 1, or constants not 0."""
-    return np.flatnonzero(np.abs(factor - 1) > same if added is None else np.abs(added) > same * np.abs(added).max())
 
 
 def times(factor: float) -> str:
@@ -228,21 +236,17 @@ def _groups(numbers: Array, some: NDArray[np.intp], near: float) -> list[NDArray
 
 def _few_ratios(n: Numbers) -> str | None:
     """Numbers all over that have one of few factors: 0 and another one, as dropout leaves them, the other sign, or a penalty."""
-    seen = np.abs(n.right) > 1e-3 * np.abs(n.right).max()
-    ratio = (n.theirs / n.right)[seen]
-    groups = _groups(ratio, np.arange(ratio.size), n.same)
-    if ratio.size < _RATIOS or not 1 < len(groups) <= _GROUPS or min(map(len, groups)) < _FITTED:
+    ratio = np.where(n.right == 0, 0, n.theirs / n.right)
+    seen = ratio[np.abs(n.right) > 1e-3 * np.abs(n.right).max()]
+    groups = sorted(_groups(seen, np.arange(seen.size), n.same), key=lambda some: float(seen[some].mean()))
+    if seen.size < _RATIOS or not 1 < len(groups) <= _GROUPS or min(map(len, groups)) < _FITTED:
         return None
-    factors = np.array([ratio[some].mean() for some in groups])
-    whole = np.zeros(n.right.shape)
-    whole[n.right != 0] = (n.theirs / n.right)[n.right != 0]
-    if not n.explained(factors[np.abs(whole[..., None] - factors).argmin(axis=-1)] * n.right):
+    factors = np.array([seen[some].mean() for some in groups])
+    if not n.explained(factors[np.abs(ratio[..., None] - factors).argmin(axis=-1)] * n.right):
         return None
-    order = np.argsort(factors)
-    parts, factors = np.array([groups[i].size / ratio.size for i in order]), factors[order]
-    each = [f"{100 * p:.2g} % are {'right' if abs(f - 1) < _SAME else times(float(f))}" for f, p in zip(factors, parts, strict=True)]
-    kept = factors[-1] * (1 - parts[0])
-    is_dropout = len(groups) == 2 and abs(factors[0]) < _SAME and factors[1] > 1 + _SAME and abs(kept - 1) < 0.05
+    parts = [some.size / seen.size for some in groups]
+    each = [f"{100 * part:.2g} % are {'right' if abs(x - 1) < _SAME else times(float(x))}" for x, part in zip(factors, parts, strict=True)]
+    is_dropout = len(groups) == 2 and abs(factors[0]) < _SAME < factors[1] - 1 and abs(factors[1] * parts[1] - 1) < 0.05
     return f"of the numbers {listed(each)}{', as dropout leaves them' if is_dropout else ''}"
 
 
@@ -293,7 +297,9 @@ def _function(n: Numbers) -> str | None:
         if under and over:
             return f"numbers are clipped to {low:.6g} and {high:.6g}"
         return f"numbers {'above' if over else 'below'} {(high if over else low):.6g} are clipped to it"
-    if (cap := _cap(x, y)) is not None and n.explained(cap * np.tanh(x / cap)):
+    caps = (np.geomspace(0.05, 10, 65) * np.abs(x).max()).tolist()
+    cap = nearest_number(lambda cap: float(((cap * np.tanh(x / cap) - y) ** 2).sum()), caps, _STEPS, _WORTH * float(((x - y) ** 2).sum()))
+    if cap is not None and n.explained(cap * np.tanh(x / cap)):
         return f"numbers are soft-capped at {plain(cap, n.same / 4)}"
     for name, function in ACTIVATIONS.items():
         if name != "nothing" and n.explained(function(x)):
@@ -303,20 +309,6 @@ def _function(n: Numbers) -> str | None:
 
 def _unknown_function(n: Numbers) -> str | None:
     return described_function(n.right.ravel(), n.theirs.ravel(), n.right.ravel(), "what is right")
-
-
-def _cap(x: Array, y: Array) -> float | None:
-    """The cap of cap * tanh(x / cap) that gives the largest numbers."""
-    some = np.argsort(np.abs(x), axis=None)[-_RATIOS:]
-    most, capped = np.abs(x.ravel()[some]), np.abs(y.ravel()[some])
-    if not (capped < (1 - 1e-6) * most).all() or not 0.05 * most.max() < capped.max():
-        return None
-    low, high = capped, 1e4 * most
-    for _ in range(80):
-        middle = np.sqrt(low * high)
-        is_more = middle * np.tanh(most / middle) < capped
-        low, high = np.where(is_more, middle, low), np.where(is_more, high, middle)
-    return float(np.median(low))
 
 
 def described_function(x: Array, y: Array, right: Array, of: str) -> str | None:
