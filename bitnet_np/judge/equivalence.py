@@ -65,9 +65,10 @@ def _in_our_order(model: Model, theirs: Tensors, order: NDArray[np.intp]) -> dic
 
 
 def _is_kept(model: Model, ours: Tensors, ordered: Tensors) -> bool:
-    """Whether rotated queries and keys of the first layer have the same other order as those before, so that scores are the same."""
+    """Whether rotated queries or keys of the first layer have the same other order as those before: if neither, scores change."""
     both = [key for key in (Key(name, 0) for name in ROTATED) if key in ours and key in ordered]
-    return all(_alike(*(_by_head(model.config, x[key]) for x in (ours, ordered))) for key in both) or _start(model, ordered) > 0
+    kept = [_alike(*(_by_head(model.config, x[key]) for x in (ours, ordered))) for key in both]
+    return any(kept) or not both or _start(model, ordered) > 0
 
 
 def _with_sorted_experts(model: Model, theirs: dict[Key, NDArray]) -> dict[Key, NDArray]:

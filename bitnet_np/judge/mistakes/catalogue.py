@@ -97,7 +97,11 @@ def trials(span: Sequence[Operation], single: bool, mistakes: Sequence[Mistake] 
             names.setdefault(key.name, []).append(key)
         of_kinds = [[key for key in keys if (key.layer in local) == is_local] for keys in names.values() for is_local in (True, False)]
         of_kinds = [keys for keys in of_kinds if 1 < len(keys) < len(names[keys[0].name])]  # local layers, and those that see all tokens
-        groups = [] if mistake.local else [*_groups(list(at), not mistake.fault), *of_kinds * mistake.fault]
+        groups = [] if mistake.local else _groups(list(at), not mistake.fault)
+        if mistake.fault and not mistake.local and not any(trial.grid for trial in at.values()):  # numbers are sought in fewer
+            roles = [[key for key in at if key.name in role] for role in ROLES]
+            for some in (*roles, *of_kinds):
+                groups += [some] * (len(some) > 1 and some not in (*groups, *names.values()))
         for i, keys in enumerate(groups if mistake.shared and groups else (*groups, *names.values())):
             yield _at_all(at, keys, _where(keys, list(at), span[-1].key), i < max(len(groups), 1) or mistake.local)
         if single and not mistake.shared:
@@ -156,8 +160,6 @@ def _groups(keys: list[Key], narrow: bool) -> list[list[Key]]:
     groups = [keys, [key for key in keys if key.layer is not None]]
     if narrow:
         groups += [[key for key in some if key.name not in ("kqv_out", *SCORES)] for some in groups]
-    else:
-        groups += [[key for key in keys if key.name in role] for role in ROLES]
     return [some for i, some in enumerate(groups) if len({key.name for key in some}) > 1 and some not in groups[:i]]
 
 
