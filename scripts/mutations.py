@@ -30,10 +30,13 @@ from bitnet_np.files import embedded
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.edits.kinds import described
 from bitnet_np.judge.law.precision import FLOAT32, Precision
+from bitnet_np.judge.mistakes.catalogue import at_operation, in_engine, sites
 from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
 from bitnet_np.judge.readings.table import FACTS, READINGS
 from bitnet_np.judge.report.report import Report
+from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.model.records import Yarn
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key, Trace
 
@@ -120,12 +123,36 @@ def row(fault: Fault, report: Report) -> dict[str, object]:
     }
 
 
+_SHAPE: dict[str, Any] = {"n_layers": 3, "width": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 64, "tied": False}
+_EXAMPLES: list[dict[str, Any]] = [
+    *({"family": name, "window": 4} for name in ("bitnet", "llama", "qwen3", "gemma2", "gemma3", "granite", "qwen3moe", "qwen2moe")),
+    {"family": "gemma3", "rope_scaling": 4.0},
+    {"family": "gpt2", "activation": "gelu", "kv_heads": 4},
+    {"family": "gptneox", "rope_width": 8, "parallel_residual": True, "kv_heads": 4},
+    {"family": "llama", "weights": "ternary", "inner_norms": True, "ffn": 128, "width": 128, "head_dim": 32, "rope_scaling": 2.0},
+    {"family": "qwen3", "yarn": Yarn(4.0, 16), "rope_magnitude": 1.2, "pooling": "mean"},
+]
+
+
+def examples() -> dict[str, str]:
+    """What is said of the first mistake of each id, in models that have what it takes."""
+    said: dict[str, str] = {}
+    for shape in _EXAMPLES:
+        model = random_model(0, **_SHAPE | shape)
+        for site in sites(model, EXACT, 16):
+            for mistake, trial in at_operation(site, [mistake for mistake in CATALOGUE if mistake.id not in said]):
+                said.setdefault(mistake.id, trial.cause.text)
+        for trial in in_engine(Variant("", model, EXACT)):
+            said.setdefault(trial.cause.id, trial.cause.text)
+    return said
+
+
 def catalogue() -> Iterator[tuple[str, str, str]]:
-    """Every known mistake: id, text, and the kinds of dump on which it is tried."""
+    """Every known mistake: id, text, or an example of it where its text has numbers, and the kinds of dump on which it is tried."""
+    said = examples()
     for mistake in (*CATALOGUE, *HIDDEN):
         where = {"a tensor": mistake.at, "logits alone": mistake.is_of_engines, "several operations": mistake in HIDDEN}
-        kind, _, words = mistake.edit.partition(": ")
-        text = mistake.text or (words if " " in words else described(kind))
+        text = said[mistake.id] if mistake in CATALOGUE else described(mistake.edit.partition(": ")[0])
         yield mistake.id, text.replace("|", "\\|"), ", ".join(how for how, made in where.items() if made)
     for reading in (*FACTS, *READINGS):
         yield f"read.{reading.id}", (reading.read.__doc__ or "").split(".")[0].replace("\n    ", " "), "a tensor"

@@ -31,13 +31,13 @@ def weights(data: Bytes, kind: TensorType) -> Floats:  # [N, bytes of a row], ty
 def weights_as(data: Bytes, record: Format) -> Floats:  # [N, bytes of a row] -> [N, M]
     """The weights of blocks that are laid out so."""
     blocks = data.reshape(-1, record.layout.itemsize)
-    out = _codes(blocks, record).astype(f32) * _of_weights(blocks, record, record.scale)
+    out = _codes(blocks, record).astype(f32) * factors_of(blocks, record, record.scale)
     if record.minimum is not None:
-        out = out + _of_weights(blocks, record, record.minimum)
+        out = out + factors_of(blocks, record, record.minimum)
     return out.reshape(len(data), -1)
 
 
-def _of_weights(blocks: Bytes, record: Format, factor: Factor) -> Floats:  # -> [blocks, weights]
+def factors_of(blocks: Bytes, record: Format, factor: Factor) -> Floats:  # -> [blocks, weights]
     numbers = _floats(blocks, record, factor) * _small_integers(blocks, record, factor).astype(f32)
     return np.repeat(-numbers if factor.negative else numbers, RUN, axis=1)
 

@@ -41,11 +41,8 @@ def look_through(model: Model, ours: Tensors, theirs: dict[Key, NDArray]) -> Equ
     """
     tensors, notes = theirs, []
     order = _order(model.config, ours, theirs)
-    if order is not None:
-        tensors, back = dict(theirs), np.argsort(order)
-        for key in (key for key in theirs if key.name in (*QUERIES, *KEYS)):
-            heads = theirs[key].reshape(len(theirs[key]), -1, model.config.head_dim)
-            tensors[key] = np.ascontiguousarray(heads[..., back]).reshape(theirs[key].shape)
+    if order is not None and _is_kept(model, ours, ordered := _in_our_order(model, theirs, order)):
+        tensors = ordered
         notes.append("a head's elements are in another order in queries and keys alike: that changes no score, and is looked through")
     sorted_tensors = _with_sorted_experts(model, tensors)
     if sorted_tensors is not tensors:
@@ -56,6 +53,22 @@ def look_through(model: Model, ours: Tensors, theirs: dict[Key, NDArray]) -> Equ
         length = len(tensors[Key("Kcur_rope", 0)])
         notes.append(f"positions are {start} to {start + length - 1}: that changes no score, and is looked through")
     return Equivalent(tensors, start, tuple(notes))
+
+
+def _in_our_order(model: Model, theirs: Tensors, order: NDArray[np.intp]) -> dict[Key, NDArray]:
+    """The tensors with the elements of heads of queries and keys in our order."""
+    tensors, back = dict(theirs), np.argsort(order)
+    for key in (key for key in theirs if key.name in (*QUERIES, *KEYS)):
+        heads = theirs[key].reshape(len(theirs[key]), -1, model.config.head_dim)
+        tensors[key] = np.ascontiguousarray(heads[..., back]).reshape(theirs[key].shape)
+    return tensors
+
+
+def _is_kept(model: Model, ours: Tensors, ordered: Tensors) -> bool:
+    """Whether rotated queries or keys of the first layer have the same other order as those before: if neither, scores change."""
+    both = [key for key in (Key(name, 0) for name in ROTATED) if key in ours and key in ordered]
+    kept = [_alike(*(_by_head(model.config, x[key]) for x in (ours, ordered))) for key in both]
+    return any(kept) or not both or _start(model, ordered) > 0
 
 
 def _with_sorted_experts(model: Model, theirs: dict[Key, NDArray]) -> dict[Key, NDArray]:

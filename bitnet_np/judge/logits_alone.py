@@ -44,6 +44,7 @@ from .verdict import Verdict
 Run = Callable[[Variant], Floats]
 
 _CLOSER = 4  # times nearer than ours, in NMSE: two runs of equal errors have a factor 2 between them and their centre
+_LITTLE = 0.01  # of the mean distance: a position that is nearer is right
 _EXACT = 1e-6  # of the error without a mistake: what is left is float32's own, and nothing else can come nearer
 _STEP = 1.1  # factor of a scale in central differences: large against flips, small against what saturates
 _LEAST = 0.01  # part of a scale: float16 and bfloat16 scales are nearer
@@ -364,6 +365,9 @@ def _distances(x: Floats, a: NDArray, b: NDArray) -> NDArray[np.float64]:
 
 
 def _explains(away: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
-    """Whether a mistake is _CLOSER times nearer to theirs than runs without one: on average, and at most positions."""
-    nearer = (away < others / _CLOSER).mean()
-    return bool(away.mean() < others.mean() / _CLOSER and nearer >= 0.75)
+    """Whether a mistake is _CLOSER times nearer to theirs than runs without one: on average, and at most positions that are wrong; and
+    leaves most of the others as they are, such as those in front of the end of a window."""
+    little = _LITTLE * others.mean()
+    nearer, is_wrong = away < others / _CLOSER, others > little
+    is_well = np.where(is_wrong, nearer, away <= little)
+    return bool(away.mean() < others.mean() / _CLOSER and min(is_well.mean(), nearer[is_wrong].mean()) >= 0.75)

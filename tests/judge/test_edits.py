@@ -164,7 +164,12 @@ def test_a_number_that_is_another_is_found_at_any_operation(name, number, factor
     points = recorded(model, IDS)
     values = {key: x.reshape(T, -1).astype(np.float64) for key, x in points.items()} | {TOKENS: IDS}
     places = [o for o in operations(model, EXACT) if o.key.layer == 1 and not o.key.name.endswith("_codes")]
-    families = [(place, family) for place in places for family in edits_of(place, "numbers") if "code" not in family.words]
+    families = [
+        (place, family)
+        for place in places
+        for family in edits_of(place, "numbers")
+        if " is {number} instead of " in family.words and "code" not in family.words
+    ]
     place, family = families[number % len(families)]
     right = float(family.words.rsplit(" ", 1)[1])
     other = float(f"{right * factor:.4g}")

@@ -84,8 +84,8 @@ PRODUCTS = {
     f"{OTHER_ROWS} rows are shifted by 7: row 7 has the numbers of row 0": of_weights(lambda w: np.roll(w, 7, axis=0)),
     f"{OTHER_ROWS} rows 16 to 31 have the numbers of rows 0 to 15": of_weights(lambda w: np.concatenate([w[:16], w[:16], w[32:]])),
     f"{OTHER_ROWS} row 5 has the numbers of row 7": of_weights(lambda w: np.concatenate([w[:5], w[7:8], w[6:]])),
-    f"{OTHER_ROWS} rows 0, 1 are exchanged": of_weights(lambda w: w[[1, 0, *range(2, 120)]]),
-    f"{OTHER_ROWS} the right numbers in other places: row 0 has those of ": of_weights(lambda w: w[RNG.permutation(120)]),
+    f"{OTHER_ROWS} rows 0 and 1 are exchanged": of_weights(lambda w: w[[1, 0, *range(2, 120)]]),
+    f"{OTHER_ROWS} the right numbers in other places: row 0 has the numbers of ": of_weights(lambda w: w[RNG.permutation(120)]),
     "at elements 0 to 39 of 120: the bias is missing": UP - np.where(OUTPUT < 40, BIAS, 0),
     "the elements of the bias are in the opposite order": UP - BIAS + BIAS[::-1],
     "at positions 1 to 16 of 17: the bias is missing": UP - BIAS * (ROW > 0),
@@ -141,7 +141,7 @@ ACTIVATION = {
     "gate * sigmoid(1.702 gate) * up instead of": silu(GATE, 1.702) * UP,
     "ffn_gate is clipped above 0.6": silu(np.minimum(GATE, 0.6)) * UP,
     "elements of ffn_up are shifted by one, the one before": silu(GATE) * np.roll(UP, 1, axis=1),
-    "the activation is another function of its input: {} instead of {} at -": GATE * np.tanh(np.logaddexp(0, GATE)) * UP,
+    "the activation: it is another function of its input: {} instead of {} at -": GATE * np.tanh(np.logaddexp(0, GATE)) * UP,
 }
 RESIDUAL = {
     "the result: rounded to e5m2": to_digits(X, 3),
@@ -232,9 +232,11 @@ ATTENTION = {
         softmax(scores_of(), (QUERY >= KEY) | (QUERY >= BEGIN))
     ),
     "exp2 instead of exp": by_weights(softmax(np.log(2) * scores_of())),
-    "attention's weights add up to {} instead of 1: empty slots or a sink": by_weights(RIGHT / FACTORS),
-    "attention's weights add up to {} instead of 1: they are not divided": by_weights(RIGHT * FACTORS),
-    "sums of the right values with wrong weights: scores or softmax are wrong": by_weights(SHARP / SHARP.sum(axis=-1, keepdims=True)),
+    "attention's weights add up to 0.{} to 0.{} instead of 1, and are right but for that: the softmax's sum is wrong": by_weights(
+        RIGHT / FACTORS
+    ),
+    "attention's weights add up to 1{} instead of 1, and are right but for that": by_weights(RIGHT * FACTORS),
+    "scores of heads 1, 3 of 4 are multiplied by 2, 3": by_weights(SHARP / SHARP.sum(axis=-1, keepdims=True)),
     "values, or sums of them, are rounded: a part of": by_weights(RIGHT, np.rint(heads("Vcur") * 150) / 150),
     f"keys before position {BEGIN} are rotated by 3 positions more than they should be, for tokens behind it": by_weights(
         softmax(np.where(PAST, scores_of(k=LATER), scores_of()))
@@ -278,9 +280,9 @@ READ = [
     ("Kcur", OF_QUERIES[:, :48], "the weights of attn_q are used in the place of rows 0 to 47"),
     ("Kcur", OF_QUERIES[:, 48:], "weights of other rows are used, of attn_q: rows 0 to 47 have the numbers of rows 48 to 95"),
     ("ffn_inp", np.roll(X, 5, axis=1), "elements are shifted by 5: element 5 has the numbers of element 0"),
-    ("ffn_inp", X[:, RNG.permutation(96)], "the right numbers in other places: element 0 has those of"),
+    ("ffn_inp", X[:, RNG.permutation(96)], "the right numbers in other places: element 0 has the numbers of"),
     ("ffn_inp", X[:, np.where(WIDE < 90, WIDE, WIDE - 6)], "elements 90 to 95 have the numbers of elements 84 to 89"),
-    ("ffn_inp", X[np.r_[0:5, 6, 5, 7:T]], "positions 5, 6 are exchanged"),
+    ("ffn_inp", X[np.r_[0:5, 6, 5, 7:T]], "positions 5 and 6 are exchanged"),
     ("ffn_inp", X[np.r_[0:9, [8] * 8]], "positions 9 to 16 have the numbers of position 8"),
     ("kqv_out", by_weights(softmax(scores_of() + 3e-3 * RNG.standard_normal((C.heads, T, T)))), "attention's weights are right to 0.00"),
     ("ffn_up", changed(UP, np.s_[:, [3, 70]], UP[:, [3, 70]] + 1 + ROW**2), "only elements 3, 70 of each position: the rest of the tensor"),
@@ -330,7 +332,7 @@ def test_parts_of_each_head_written_over_others_are_named():
     mixed, half = heads("kqv_out"), C.head_dim // 2
     mixed[12:, :, :half], mixed[12:, :, half:] = mixed[12:, :, half:].copy(), 0
     said = judged("llama", "kqv_out", mixed.reshape(T, -1))
-    assert said.startswith(f"at positions 12 to {T - 1}: elements 0 to {half - 1},")
+    assert said.startswith(f"at positions 12 to {T - 1}: elements 0 to {half - 1} have the numbers of elements {half} to {2 * half - 1}")
     assert "have the numbers of elements 12 to 23" in said
     assert said.endswith("are 0")
 
@@ -383,7 +385,7 @@ def test_nothing_is_said_of_what_nothing_explains(size):
     for key, value in POINTS["llama"].items():
         if key.layer == LAYER or key.name == "result_output":
             said = read_off(LLAMA, IDS["llama"], POINTS["llama"], key, value + size * rng.standard_normal(value.shape))
-            assert not said or "no sums of the values that tokens see" in said, key
+            assert not said or "no sums of their values" in said, key
 
 
 @pytest.mark.parametrize(("factor", "said"), [(1.0000003, "1.0000003"), (0.99999951, "0.9999995"), (1.25, "1.25")])
@@ -504,7 +506,7 @@ def test_values_of_another_sequence_are_told_where_heads_are_narrow():
     model, ids, key = random_model(2, n_layers=2, head_dim=8), np.arange(17), Key("kqv_out", LAYER)
     points = recorded(model, ids)
     wrong = points[key] + np.random.default_rng(0).standard_normal((17, 1)) * np.sin(np.arange(points[key].shape[1]))
-    assert read_off(model, ids, points, key, wrong).startswith("outputs are no sums of the values that tokens see: ")
+    assert read_off(model, ids, points, key, wrong).startswith("outputs of the first 6 positions are no sums of their values")
 
 
 def test_token_that_is_read_is_told_though_values_depend_on_each_other():

@@ -13,8 +13,8 @@ from ...model.families import NORMS
 from ...model.records import Linear, Ternary, with_rope_of
 from ...traces.points import FIELDS, POINTS, TOP_EXPERTS, Key
 from ..law import functions
-from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product, rms
-from ..law.expression import Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
+from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product, rms, rotation
+from ..law.expression import Array, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
 from ..law.formats import TYPES
 from ..law.graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input, operations
 from ..law.precision import NARROW_FLOATS
@@ -123,6 +123,9 @@ def reduced_in_part(place: Operation, tree: Node) -> Edits:
             if node.kind == "reduction":
                 kept = changed(node.inputs[0], partial(np.multiply, np.where(part, 0.0, 1.0)))
                 yield f"{words} left out of {node.noun}", replaced(tree, node, node.over(kept))
+                if node.what in ("mean", "mean square"):
+                    counted = product(node.over(kept), width / max(width - np.count_nonzero(part), 1))
+                    yield f"{words} left out of {node.noun}, and not counted", replaced(tree, node, counted)
 
 
 @_of_nodes
@@ -159,6 +162,8 @@ def _written(name: str, kind: str, gated: bool) -> str:
     """A function of a table as people write it; an activation of gate and up, or of up alone."""
     if kind == "activation" and gated:
         return f"{_OF_GATE.get(name, f'{name}(gate)')} * up"
+    if kind == "total":
+        return {"sum": "the sum of a token's experts", "mean": "their mean"}.get(name, f"the {name} of a token's experts alone")
     return f"the {name}" if kind == "reduction" else name
 
 
@@ -216,9 +221,22 @@ def exchanged(place: Operation, tree: Node) -> Edits:
                 yield f"{a.what.name} and {b.what.name} are exchanged", with_nodes(tree, {a: b, b: a})
                 yield f"{a.what.name} is read instead of {b.what.name}", replaced(tree, b, a)
                 yield f"{b.what.name} is read instead of {a.what.name}", replaced(tree, a, b)
+    if len(leaves) == 2 and place.key.name in ("ffn_out", "ffn_moe_swiglu"):
+        both = tuple(sorted(leaves, key=lambda leaf: leaf.noun))  # gate, and up
+        for words, split in _SPLITS.items():
+            parts = {leaf: Node("opaque", both, leaf.noun, partial(split, i)) for i, leaf in enumerate(both)}
+            yield f"gate and up are {words}", with_nodes(tree, parts)
     raw = {node: tensor(Key(node.what.name.removesuffix("_rope"), node.what.layer)) for node in leaves if node.what.name in ROPE}
     if len(raw) == 2:
         yield "queries and keys are not rotated", with_nodes(tree, raw)
+        yield from (("values are rotated, as keys are", replaced(tree, v, rotation(place, v))) for v in leaves if v.what.name == "Vcur")
+
+
+_SPLITS: dict[str, Callable[[int, Array, Array], Array]] = {
+    "read in turn, and lie one behind the other": lambda i, a, b: np.concatenate([a, b], axis=1)[:, i::2],
+    "read one behind the other, and lie in turn": lambda i, a, b: np.split(np.stack([a, b], axis=2).reshape(len(a), -1), 2, axis=1)[i],
+}
+"""Wrong ways to take the result of one matrix for gate and up."""
 
 
 def other_operand(place: Operation, tree: Node) -> Edits:
@@ -417,8 +435,14 @@ def _grouped(source: NDArray, node: Node) -> Node:
 @_of_nodes
 def masks(place: Operation, node: Node, readers: list[Node]) -> Edits:
     """Other tokens that a token sees."""
+    masked = next((below for below, _ in nodes(node) if below.kind == "mask"), None) if node.noun == "the probabilities" else None
+    if masked is not None:
+        unmasked, cut = with_nodes(node, {masked: masked.inputs[0]}), partial(functions.FUNCTIONS["mask"], what=masked.what)
+        late = changed(unmasked, lambda p: np.where(np.isfinite(cut(p)), p, 0))
+        yield "the mask comes after the softmax: weights of what is seen do not add up to 1", late
     for words in functions.MASKS if node.kind == "mask" else ():
-        for n in place.borders if "{" in words else (0,):
+        least = 2 if "those before" in words else 1  # the first token alone is no chunk
+        for n in [n for n in place.borders if n >= least] if "{" in words else (0,):
             yield words.format(n=n), replace(node, what=(node.what[0], words, n))
 
 
@@ -608,6 +632,21 @@ def numbers(place: Operation, node: Node, readers: list[Node]) -> Sought:
         factors = (1e-8, 1e-6, 1e-4, 1e-2, *_RELATIVE, 1e4, 1e6) if wide else _RELATIVE
         grid = _CODES if node.noun == "the largest code" else tuple(right * x for x in factors)
         yield f"{node.noun} is {{number}} instead of {right:.6g}", lambda number: number, grid
+    leaves = tensors(node)
+    if node.noun == "the product with up" and len(leaves) == 2:
+        gate, up = sorted(leaves, key=lambda leaf: leaf.noun)
+
+        def clamped(limit: Node) -> Node:
+            return with_nodes(node, {gate: _step("clipped above", gate, limit), up: _step("clipped", up, limit)})
+
+        yield f"{gate.noun} above {{number}} is clipped to it, and {up.noun} beyond it", clamped, _LIMITS
+    if node.kind == "activation":
+        slope = "x * sigmoid({number} x) instead of " + node.what
+        yield (
+            slope,
+            lambda number: Node("product", (node.inputs[0], Node("sigmoid", (_step("product", node.inputs[0], number),), what="sigmoid"))),
+            _RELATIVE,
+        )
 
 
 @_of_nodes

@@ -1,6 +1,7 @@
 """The steps that expressions are made of, and the tables of steps that one may be mistaken for another."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,10 @@ def _largest(x: Array) -> Array:
     return np.abs(x).max(axis=-1, keepdims=True)
 
 
+def _of_parts(count: int, x: Array) -> Array:
+    return _in_groups(max(x.shape[-1] // count, 1), _mean_square)(x)
+
+
 def _of_all_heads(x: Array) -> Array:
     return np.broadcast_to(np.square(x).mean(axis=(-2, -1), keepdims=True), (*x.shape[:-1], 1)) if x.ndim > 2 else np.full((1, 1), np.nan)
 
@@ -114,6 +119,7 @@ REDUCTIONS: dict[str, Function] = {
     "largest magnitude of each element over all tokens": lambda x: np.abs(x).max(axis=0, keepdims=True),
     "mean square of all heads": _of_all_heads,
     **{f"mean square of each {size} numbers": _in_groups(size, _mean_square) for size in (8, 16, 32, 64, 128, 256)},
+    **{f"mean square of each of {count} parts": partial(_of_parts, count) for count in (2, 4, 8)},
     **{f"largest magnitude of each {size} numbers": _in_groups(size, _largest) for size in (8, 16, 32, 64, 128, 256)},
 }
 """Reductions of rows, the number of which is kept for a quotient. Each may stand in the place of another."""
@@ -191,9 +197,13 @@ MASKS: dict[str, Sees] = {
     "the window is missing: all tokens before are seen": lambda i, j, w, n: j <= i,
     "the window is too long by one: it does not count the token itself": lambda i, j, w, n: causal(i, j, w + 1),
     "the window is too short by one": lambda i, j, w, n: causal(i, j, w - 1),
+    "the first token is not seen by later ones": lambda i, j, w, n: causal(i, j, w) & ((j > 0) | (i == 0)),
     "blocks as long as the window are seen instead of a window": lambda i, j, w, n: (j <= i) & (j // min(w, 1e9) == i // min(w, 1e9)),
     "the first {n} tokens are seen by all, as a prefix is": lambda i, j, w, n: causal(i, j, w) | (j < n),
     "only the last {n} tokens are seen, as in a window, or in a ring of so many slots": lambda i, j, w, n: causal(i, j, min(w, n)),
+    "only the last {n} tokens and the first are seen: a window with a sink": lambda i, j, w, n: causal(i, j, w) & ((j < 1) | (j > i - n)),
+    "tokens see the future within their chunk of {n}": lambda i, j, w, n: causal(i, j, w) | (i // n == j // n),
+    "tokens see their own chunk of {n} alone": lambda i, j, w, n: causal(i, j, w) & (i // n == j // n),
     "tokens from position {n} on see each other's future: a later chunk is not masked inside": (
         lambda i, j, w, n: causal(i, j, w) | ((i >= n) & (j >= n))
     ),

@@ -17,7 +17,7 @@ from ..readings.wrong import digits
 from ..variant import Variant, with_computed
 from .engines import in_another
 from .mistake import Cause, Edited, Mistake
-from .names import CATALOGUE, QUANTISING, SHARED
+from .names import CATALOGUE, QUANTISING, ROLES, SHARED
 
 Computes = Mapping[Key, Callable[..., Any]]
 """Operations that are computed otherwise: a Compute each, or what gives one for a number that is sought."""
@@ -94,12 +94,18 @@ def trials(
             return
         for mistake, trial in at_operation(site, mistakes):
             known.setdefault(trial.cause.text, (mistake, {}))[1].setdefault(site.key, trial)
-    alone = []
+    alone, local = [], {site.key.layer for site in span if site.key.layer is not None and site.config.window_of(site.key.layer)}
     for mistake, at in known.values():
         names: dict[str, list[Key]] = {}
         for key in at:
             names.setdefault(key.name, []).append(key)
+        of_kinds = [[key for key in keys if (key.layer in local) == is_local] for keys in names.values() for is_local in (True, False)]
+        of_kinds = [keys for keys in of_kinds if 1 < len(keys) < len(names[keys[0].name])]  # local layers, and those that see all tokens
         groups = [] if mistake.local else _groups(list(at), not mistake.fault)
+        if mistake.fault and not mistake.local and not any(trial.grid for trial in at.values()):  # numbers are sought in fewer
+            roles = [[key for key in at if key.name in role] for role in ROLES]
+            for some in (*roles, *of_kinds):
+                groups += [some] * (len(some) > 1 and some not in (*groups, *names.values()))
         for i, keys in enumerate(groups if mistake.shared and groups else (*groups, *names.values())):
             yield _at_all(at, keys, _where(keys, list(at), span[-1].key), i < max(len(groups), 1) or mistake.local)
         if single and not mistake.shared:
@@ -166,7 +172,9 @@ def _where(keys: Sequence[Key], every: Sequence[Key], last: Key) -> str:
     names, layers = list(dict.fromkeys(key.name for key in keys)), {key.layer for key in keys}
     if list(keys) == [last]:
         return ""
+    same = {key.layer for key in every if key.name in names}
+    of_layers = f" of layers {listed([str(n) for n in sorted(n for n in layers if n is not None)])}" if layers < same else " of every layer"
     for noun, at in SHARED.items() if len(names) > 1 else ():
         if set(names) <= set(at):
             return f"in {noun}{' of the layers' * (None not in layers and any(key.layer is None for key in every))}: "
-    return f"at {listed(names)}{' of every layer' * (len(layers) > 1)}: "
+    return f"at {listed(names)}{of_layers * (len(layers) > 1)}: "

@@ -23,6 +23,10 @@ _EVERY = (EMBEDDING.name, POSITIONS.name, SCALED.name, *_OF_LAYERS, *(f"{name}_i
 _HEAD, _ATTENTION, _SUMS = (LOGITS.name,), ("kqv_out",), ("ffn_inp", "l_out")
 SHARED = {"every norm": NORMING, "RoPE": ROPE}
 """Functions that operations of several names share."""
+_INPUTS = ("Qcur", "Kcur", "Vcur"), ("ffn_gate", "ffn_up")
+ROLES = (*_INPUTS, sum(_INPUTS, ()), ("Qcur", "Kcur"), ("attn_o_out", "ffn_down"))
+"""Products that one function may compute: those of one input, which a fused matrix gives, all that are split by their outputs between
+ranks, and those that are split by their inputs."""
 
 
 def _named(rows: dict[str, str], at: tuple[str, ...] = (*_EVERY, POOLED.name), **common: Any) -> Iterator[Mistake]:

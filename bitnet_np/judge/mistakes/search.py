@@ -19,7 +19,7 @@ from ...traces.points import Key
 from ..law.graph import Operation
 from ..parts import InParts, Part
 from ..readings.table import LOOSE
-from ..readings.wrong import digits
+from ..readings.wrong import digits, nearest_number
 from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
 from .mistake import Array, Cause
 from .names import HIDDEN, OF_ROWS
@@ -36,8 +36,6 @@ _WORTH = 0.5  # of the error, left after the first steps between two numbers of 
 _SINGLE = 8  # kinds of edits that are tried in all operations that share a function, before one is in single operations
 _DIGITS = 6  # of a number that somebody may have written: it is preferred to one that fits no better
 _STEPS = 24  # of a golden section: 1e-5 of an interval of the grid
-_FIRST_STEPS = 4
-_GOLDEN = (5**0.5 - 1) / 2
 _NEARLY = 1e-3  # of the error: what another mistake leaves by chance is far more
 _LESS = 0.999  # of what another mistake leaves
 _LITTLE = 0.02  # the same of a type of fewer bits, whose roundings fall to other sides here and there; the next types leave far more
@@ -213,7 +211,11 @@ class Search:
                     fits += [_Fit(left, trial)] * explained
         if not fits:
             return None
-        cause = _alike(fits)[0].trial.cause
+        least, found, _ = _alike(fits)[0]
+        cause = found.cause
+        if cause.id == "any.factor" and least > max(case.noise, EXACT):  # a number inside the operation may leave less
+            other = self._hidden(case, numbered=True)
+            cause = other.trial.cause if other is not None and _ALIKE * other.left < least else cause
         return _with_alike(cause, fits) if len(case.span) > 1 and not case.exact else cause
 
     def unnamed(self, case: Case) -> Cause | None:
@@ -226,6 +228,10 @@ class Search:
 
     def hidden(self, case: Case, numbered: bool = False) -> Cause | None:
         """The hidden mistake that leaves least; what explained a tensor before is tried first. numbered: only those with a number."""
+        found = self._hidden(case, numbered)
+        return None if found is None else found.trial.cause
+
+    def _hidden(self, case: Case, numbered: bool) -> _Fit | None:
         if self.is_over:
             return None
         every, kept = [trial for trial in _hidden(case.span, case.single, self.has_ended) if trial.grid or not numbered], self.work / 2
@@ -233,8 +239,8 @@ class Search:
             if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self._types)):
                 number = self._known.get(trial.cause.text)
                 before = trial if number is None else trial.with_number(number)
-                if case.explain(before, keep=True).fits:
-                    return before.cause
+                if (found := case.explain(before, keep=True)).fits:
+                    return _Fit(found.left, before)
         fits: list[_Fit] = []
 
         def about(trial: Trial) -> float:
@@ -259,11 +265,12 @@ class Search:
                     break
         if not fits:
             return None
-        _, found, text = _alike(fits, EXACT)[0]
-        self._known[text] = found.number
-        if not found.cause.fault:
-            self._types.add(found.cause.text.rsplit(": ", 1)[-1])
-        return _with_alike(found.cause, fits)
+        best = _alike(fits, EXACT)[0]
+        cause = best.trial.cause
+        self._known[best.text] = best.trial.number
+        if not cause.fault:
+            self._types.add(cause.text.rsplit(": ", 1)[-1])
+        return best._replace(trial=replace(best.trial, cause=_with_alike(cause, fits)))
 
     def _in_part(self, case: Case) -> Cause | None:
         """The mistake that explains all wrong numbers of a tensor whose others are right."""
@@ -349,25 +356,3 @@ def _nearest(trial: Trial, near: Callable[[Trial], float], now: float) -> float 
     least = near(trial.with_number(number))
     plain = (float(f"{number:.{digits}g}") for digits in range(1, _DIGITS))
     return next((x for x in plain if near(trial.with_number(x)) <= least), number)
-
-
-def nearest_number(error: Callable[[float], float], grid: Sequence[float], steps: int, worth: float = np.inf) -> float | None:
-    """The number with the least error beside the best one of a grid, by a golden section. None if the first steps of it leave `worth`."""
-    errors = [error(x) for x in grid]
-    best = int(np.argmin(errors))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    of_a, of_b = error(a), error(b)
-    for step in range(steps):
-        if step == _FIRST_STEPS and not min(of_a, of_b, errors[best]) < worth:
-            return None
-        if of_a < of_b:
-            high, b, of_b = b, a, of_a
-            a = high - _GOLDEN * (high - low)
-            of_a = error(a)
-        else:
-            low, a, of_a = a, b, of_b
-            b = low + _GOLDEN * (high - low)
-            of_b = error(b)
-    middle = (low + high) / 2
-    return float(grid[best]) if errors[best] <= error(middle) else middle

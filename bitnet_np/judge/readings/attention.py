@@ -1,13 +1,33 @@
-"""Wrong attention: its steps, and the weights that outputs are sums by, solved for where values are independent."""
+"""Wrong attention, head by head: the heads that are read, and values, weights and scores solved for."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .wrong import ROWS, Array, Wrong, rough, runs
+from ... import spec
+from ...base.errors import listed
+from ..law.definition import score_scale
+from .structure import Numbers, loose_structure, structure
+from .wrong import FEW, ROWS, Array, Wrong, explains, nearest_number, places_of, plain, rough, runs
 
 Seen = NDArray[np.bool_]
+
+_LEAST_WEIGHT = 1e-2  # that is read
+_COARSE = 0.02  # of the largest number: what codes of 7 bits and more leave
+_CERTAIN = 1e-3  # a weight whose logarithm is known
+_GAP = 1e-5  # of the largest number: what is between this and 1e-3 is neither there nor not
+_CONDITION = 1e3  # of weights: behind worse ones roundings hide the values
+_WORK = 1 << 28  # multiply-adds of all heads that are tried
+_LEFT = 1e-4  # of the squares of logarithms
+_SAME = 2e-3  # relative: two that are one, behind logarithms
+_SPARE = 4  # numbers for each that is fitted
+_CLEAR = 6  # times what roundings make of a number
+_STEPS = 40  # of a golden section
+_MOST = 40  # positions whose weights are solved for
+
+
+AS_SLOTS = "as by empty slots whose keys and values are 0"
 
 
 class Attention(NamedTuple):
@@ -18,25 +38,96 @@ class Attention(NamedTuple):
     visible: Seen  # [T, T], True where a token sees a key
     weights: Array  # the right ones, [H, T, T]
     values: Array  # by the heads of queries, [T, H, K]
+    queries: Array  # [T, H, K]
+    keys: Array  # by the heads of queries, [T, H, K]
 
     @property
     def theirs(self) -> Array:
         """Their outputs, [T, H, K]."""
         return self.wrong.theirs.reshape(self.values.shape)
 
+    @property
+    def shared(self) -> int:
+        """The number of query heads that read one key-value head."""
+        c = self.wrong.model.config
+        return c.heads // c.kv_heads
+
     def outputs(self, weights: Array) -> Array:
         """The sums of values by weights [H, T, T]: [T, H * K]."""
         return np.einsum("hts,shk->thk", weights, self.values).reshape(len(self.values), -1)
+
+    def head(self, query: int, key: int, value: int) -> Array:
+        """The output [T, K] of the queries of one head, and the keys and values of others."""
+        c = self.wrong.model.config
+        scores = spec.soft_cap(self.queries[:, query] @ self.keys[:, key].T * score_scale(c), c.score_cap)
+        return spec.softmax(np.where(self.visible, scores, -np.inf)) @ self.values[:, value]
 
 
 def attention(wrong: Wrong, most: int = ROWS) -> Attention:
     """The attention of the first tokens, `most` of them."""
     some = wrong.rows(np.arange(min(most, len(wrong.theirs))))
-    masked, sums = some.step("mask"), some.step("weighted")
+    masked, sums, products = some.step("mask"), some.step("weighted"), some.step("scores")
     assert masked is not None
     assert sums is not None
-    weights, values = (some.steps[node] for node in sums.inputs)
-    return Attention(some, some.steps[masked.inputs[0]], np.isfinite(some.steps[masked][0]), weights, values)
+    assert products is not None
+    of_sums, of_products = ([some.steps[node] for node in step.inputs] for step in (sums, products))
+    return Attention(some, some.steps[masked.inputs[0]], np.isfinite(some.steps[masked][0]), *of_sums, *of_products)
+
+
+# --- heads ------------------------------------------------------------------------------------------------------------------------------
+
+
+def other_heads(wrong: Wrong) -> str | None:
+    """The key-value heads that query heads read, or the queries that they have, asked head by head."""
+    own = attention(wrong)
+    t, count, size = own.values.shape
+    right, value = np.arange(count), own.wrong.value.reshape(own.values.shape)
+    off = np.flatnonzero(own.wrong.places.reshape(own.values.shape).any(axis=(0, 2)))
+    if count * count * t * t * size > _WORK or not off.size:
+        return None
+    groups = own.shared * np.arange(count // own.shared)  # the first query head of each
+    kinds = {
+        "query heads read other key-value heads": (groups, lambda h, other: (h, other, other)),
+        "query heads read the keys of other heads": (groups, lambda h, other: (h, other, h)),
+        "query heads read the values of other heads": (groups, lambda h, other: (h, h, other)),
+        "heads have the queries of others": (right, lambda h, other: (other, h, h)),
+    }
+    for words, (others, of) in kinds.items():
+        found = right.copy()
+        for h in off:
+            fits = (o for o in others if explains(own.head(*of(h, o)), own.theirs[:, h], value[:, h], wrong.noise))
+            found[h] = next(fits, -1)
+            if found[h] < 0:
+                break
+        else:
+            per = 1 if others is right else own.shared
+            theirs, ours = (", ".join(map(str, x[: 4 * FEW] // per)) for x in (found, right))
+            return f"{words}: {theirs} instead of {ours}"
+    return None
+
+
+# --- values -----------------------------------------------------------------------------------------------------------------------------
+
+
+def wrong_values(wrong: Wrong) -> str | None:
+    """What the values have in common with the right ones, or the positions of other ones, if the weights are right."""
+    own = attention(wrong)
+    t, _, size = own.values.shape
+    weights, sums = own.weights.reshape(-1, own.shared * t, t), own.theirs.swapaxes(0, 1).reshape(-1, own.shared * t, size)
+    if len(wrong.theirs) > t or np.linalg.cond(weights).max() > _CONDITION:
+        return None
+    theirs = (np.linalg.pinv(weights) @ sums).swapaxes(0, 1)  # [T, G, K]
+    if not wrong.accounts(own._replace(values=np.repeat(theirs, own.shared, axis=1)).outputs(own.weights)):
+        return None
+    right = own.values[:, :: own.shared]
+    off = np.flatnonzero((np.abs(theirs - right) > 1e-3 * np.abs(right).max()).any(axis=(1, 2)))
+    text = structure(Numbers(theirs, right, ("position", "head", "element"), wrong.noise))
+    if text is None:
+        text = structure(Numbers(theirs.reshape(t, -1), right.reshape(t, -1), ("position", "element"), wrong.noise))
+    if text is None and 4 * off.size <= t:
+        text = f"those of {runs('position', off)} are others"
+    text = text or loose_structure(Numbers(theirs, right, ("position", "head", "element"), wrong.noise))
+    return text and f"values: {text}; weights are right"
 
 
 def foreign_values(wrong: Wrong) -> str | None:
@@ -53,22 +144,19 @@ def foreign_values(wrong: Wrong) -> str | None:
     outside = [_outside(values, x) for values, x in zip(own.values.swapaxes(0, 1), sums, strict=True)]
     largest = np.maximum(np.abs(sums).max(axis=(1, 2)), 1e-300)
     least = max(1e-3, 8 * rough(own.wrong.noise))
-    ranks = [int((np.linalg.svd(x, compute_uv=False) > least * size).sum()) for x, size in zip(outside, largest, strict=True)]
-    most = max(ranks)
-    if most == 0:
-        return _wrong_weights(own)
+    sizes = [np.linalg.svd(x, compute_uv=False) / size for x, size in zip(outside, largest, strict=True)]
+    ranks = [int((size > least).sum()) for size in sizes]
+    if max(ranks) == 0:
+        return _loosely(own)
     if (part := float((np.abs(outside).max(axis=(1, 2)) / largest).max())) < _COARSE:
         more = "" if own.wrong.is_nearly_right else "; that is not all: weights, or the scale of values, are wrong, too"
         return f"values, or sums of them, are rounded: a part of {part:.1g} is no sum of this sequence's values{more}"
     if t < len(wrong.theirs):  # these tokens may have read later ones
-        return "outputs are no sums of the values that tokens see: the mask lets others in, or values are changed or another sequence's"
-    if min(ranks) == 0 or most >= min(t, c.head_dim - t):
+        return f"outputs of the first {t} positions are no sums of their values"
+    between = any(((size > max(_GAP, 8 * rough(own.wrong.noise))) & (size <= least)).any() for size in sizes)
+    if between or min(ranks) == 0 or max(ranks) >= min(t, c.head_dim - t):
         return None
-    return f"values that are not of this sequence are summed too, {most} of them: a cache slot that was not cleared, or another's"
-
-
-_LEAST_WEIGHT = 1e-2  # that is read
-_COARSE = 0.02  # of the largest number: what codes of 7 bits and more leave
+    return f"values that are not of this sequence are summed too, {max(ranks)} of them: a cache slot that was not cleared, or another's"
 
 
 def _outside(values: Array, sums: Array) -> Array:
@@ -78,27 +166,169 @@ def _outside(values: Array, sums: Array) -> Array:
     return sums - sums @ basis @ basis.T
 
 
-def _wrong_weights(own: Attention) -> str:
-    """The fault of the weights, where outputs are sums of the right values. Tokens with equal values, such as repeated ones, are one."""
-    flat = own.values.reshape(len(own.values), -1)
-    first = (np.abs(flat[:, None] - flat).max(axis=-1) <= 1e-5 * np.abs(flat).max()).argmax(axis=1)
-    distinct = np.unique(first)  # the first token of each value
-    members = (first[:, None] == distinct).astype(np.float64)  # [T, U]
-    values, sums = (x.swapaxes(0, 1) for x in (own.values[distinct], own.theirs))
-    weights = np.stack([np.linalg.lstsq(v.T, out.T, rcond=1e-6)[0].T for v, out in zip(values, sums, strict=True)])  # [H, T, U]
-    right = own.weights @ members
-    if all(np.linalg.matrix_rank(v, 1e-4 * np.abs(v).max()) == len(v) for v in values):  # so that weights can be told
-        ahead = (np.abs(weights).max(axis=0) > _LEAST_WEIGHT) & (own.visible @ members == 0)  # [T, U]
-        if ahead.any():
-            i = int(ahead.any(axis=1).argmax())
-            where = f"position {i} reads {runs('position', distinct[ahead[i]])}"
+# --- weights and scores -----------------------------------------------------------------------------------------------------------------
+
+
+class _Solved(NamedTuple):
+    """The weights that outputs are sums of the right values by. Tokens with equal values, such as repeated ones, are one."""
+
+    weights: Array  # [H, T, U]
+    spread: Array  # [H, T, U], what roundings of outputs make of them
+    right: Array  # [H, T, U]
+    distinct: NDArray[np.intp]  # the first token of each value
+    is_known: bool  # whether other weights would give other outputs
+    ahead: Seen  # [T, U], True where a token reads what it must not see
+
+    @classmethod
+    def of(cls, own: Attention) -> "_Solved":
+        flat = own.values.reshape(len(own.values), -1)
+        first = (np.abs(flat[:, None] - flat).max(axis=-1) <= 1e-5 * np.abs(flat).max()).argmax(axis=1)
+        distinct = np.unique(first)
+        members = (first[:, None] == distinct).astype(np.float64)  # [T, U]
+        values, sums = (x.swapaxes(0, 1) for x in (own.values[distinct], own.theirs))
+        right, seen = own.weights @ members, own.visible @ members > 0  # [T, U]
+        for which in (seen, np.ones_like(seen)):  # what a token sees first: fewer unknowns
+            weights, spread = np.zeros(right.shape), np.zeros(right.shape)
+            for t, some in enumerate(which):
+                inverse = np.linalg.pinv(values[:, some].swapaxes(1, 2), rcond=1e-6)  # [H, n, K]
+                weights[:, t, some] = np.einsum("hnk,hk->hn", inverse, sums[:, t])
+                spread[:, t, some] = rough(own.wrong.noise) * np.sqrt(np.einsum("hnk,hk->hn", inverse**2, sums[:, t] ** 2))
+            if explains(np.einsum("htu,huk->htk", weights, values), sums, _by_head(own.wrong.value, sums), own.wrong.noise):
+                break
+        is_known = all(np.linalg.matrix_rank(v, 1e-4 * np.abs(v).max()) == len(v) for v in values)
+        ahead = (np.abs(weights) > _LEAST_WEIGHT + _CLEAR * spread).any(axis=0) & ~seen
+        return cls(weights, spread, right, distinct, is_known, ahead)
+
+
+def _by_head(x: Array, like: Array) -> Array:  # [T, H * K] -> [H, T, K]
+    return x.reshape(len(x), len(like), -1).swapaxes(0, 1)
+
+
+def wrong_weights(wrong: Wrong) -> str | None:
+    """What the scores, or the softmax's sums, have in common with the right ones, if outputs are sums of the right values."""
+    own = attention(wrong, min(_MOST, wrong.model.config.head_dim - 2))
+    solved = _Solved.of(own)
+    is_told = solved.is_known and not solved.ahead.any() and len(solved.distinct) == len(own.values)
+    if not is_told or (np.abs(solved.weights - solved.right) < _COARSE + _CLEAR * solved.spread).all():
+        return None
+    if not explains(own.outputs(solved.weights), own.wrong.theirs, own.wrong.value, wrong.noise):
+        return None
+    with np.errstate(all="ignore"):
+        return _of_sums(own, solved) or _of_scores(own, solved)
+
+
+def _loosely(own: Attention) -> str:
+    """The fault of weights in general, where outputs are sums of the right values."""
+    solved = _Solved.of(own)
+    if solved.is_known:
+        if solved.ahead.any():
+            i = int(solved.ahead.any(axis=1).argmax())
+            where = f"position {i} reads {runs('position', solved.distinct[solved.ahead[i]])}"
             return f"values are summed that a token must not see: {where}; the mask, or a cache that holds another sequence's"
-        if (away := float(np.abs(weights - right).max())) < _COARSE:
+        if (away := float(np.abs(solved.weights - solved.right).max())) < _COARSE:
             return f"attention's weights are right to {away:.1g}: scores or probabilities are rounded, or the exponential is coarse"
-    total = weights.sum(axis=-1)
-    off = np.abs(total - 1) > _COARSE
+    total, sure = solved.weights.sum(axis=-1), np.sqrt((solved.spread**2).sum(axis=-1))
+    off = np.abs(total - 1) > _COARSE + _CLEAR * sure
     if off.any():
-        low, high = total[off].min(), total[off].max()
-        why = "empty slots or a sink are counted" if high < 1 else "they are not divided by their sum, or outputs are not cleared before"
-        return f"attention's weights add up to {low:.3g} to {high:.3g} instead of 1: {why}"
+        return f"attention's weights add up to {total[off].min():.3g} to {total[off].max():.3g} instead of 1"
     return "sums of the right values with wrong weights: scores or softmax are wrong"
+
+
+def _of_sums(own: Attention, solved: _Solved) -> str | None:
+    """What the softmax divides by, where weights are the right ones but for a factor of each row."""
+    precision = 1 / (solved.spread**2 + 1e-12)
+    square = (solved.right**2 * precision).sum(axis=-1)
+    factor, sure = (solved.weights * solved.right * precision).sum(axis=-1) / square, _CLEAR / np.sqrt(square)  # [H, T]
+    expected = factor[..., None] * solved.right
+    if (np.abs(solved.weights - expected) > _CLEAR * solved.spread + _COARSE / 2 * expected + 1e-6).any():
+        return None
+    e = np.exp(own.scores)
+    seen = np.where(own.visible, e, 0).sum(axis=-1)  # [H, T]
+    if (np.abs(factor * e.sum(axis=-1) / seen - 1) < _SAME + sure / factor).all():
+        return "the softmax is of all keys, and the mask comes after it: weights of what a token sees do not add up to 1"
+    more = seen * (1 / factor - 1)  # [H, T], what stands in the sum beside the keys
+    each = np.median(more, axis=1)
+    is_one = np.abs(more / each[:, None] - 1) < 20 * _SAME + sure / np.abs(factor * (1 - factor))
+    if (each > 0).all() and is_one.all() and more.shape[1] > _SPARE:
+        if (count := np.rint(each[0])) and (np.abs(each - count) < 20 * _SAME * count).all():
+            return f"{count:.0f} is added to the sum of exponentials that the softmax divides by, {AS_SLOTS}"
+        logits = [f"{x:.4g}" for x in np.log(each)]
+        return f"one key more is in the softmax's sum, without a value, as a sink: its scores are {listed(logits, FEW)} by head"
+    low, high = factor.min(), factor.max()
+    if (np.ptp(factor, axis=1) < _SAME + 2 * sure.max()).all():
+        return None  # which the result shows
+    return f"attention's weights add up to {low:.3g} to {high:.3g} instead of 1, and are right but for that: the softmax's sum is wrong"
+
+
+def _of_scores(own: Attention, solved: _Solved) -> str | None:
+    """What scores have in common with the right ones, by the logarithms of weights, whose rows they are known of but for a constant."""
+    weights = solved.weights
+    usable = own.visible & (weights > _CERTAIN + 2 * _CLEAR * solved.spread) & (solved.right > _CERTAIN**2)
+    precision = np.where(usable, 1 / np.maximum(solved.spread / np.abs(weights), 1e-6), 0)  # of each logarithm
+    square = precision**2
+    heads, t = weights.shape[:2]
+
+    def centred(x: Array) -> Array:
+        """Numbers [H, T, T] less the mean of each row, times their precision."""
+        return (x - (x * square).sum(axis=-1, keepdims=True) / np.maximum(square.sum(axis=-1, keepdims=True), 1e-300)) * precision
+
+    right, theirs = np.where(usable, own.scores, 0), np.log(np.where(usable, weights, 1))
+    error = theirs - right
+    before = (centred(error) ** 2).sum()
+    distance = np.arange(t)[:, None] - np.arange(t)
+
+    def is_left(left: float, unknowns: int) -> bool:
+        spare = int(usable.sum()) - unknowns - heads * t
+        enough = usable.sum() > _SPARE * unknowns + 8 and spare > unknowns
+        return bool(enough and left <= max(_LEFT * before, min(4 * usable.sum(), 0.01 * before)))
+
+    def fitted(features: Array, target: Array) -> Array | None:
+        """The factors [F] of features [F, H, T, T] that give the target, if they leave next to nothing of the error."""
+        design, y = np.stack([centred(x)[usable] for x in features], axis=1), centred(target)[usable]
+        found: Array = np.linalg.lstsq(design, y, rcond=1e-9)[0].astype(np.float64)
+        return found if is_left(float(((y - design @ found) ** 2).sum()), len(features)) else None
+
+    each, near = np.eye(heads)[:, :, None, None], _SAME + rough(own.wrong.noise)
+    factors = fitted(each * right, theirs)
+    if factors is not None:
+        if np.ptp(factors) < 5 * near:
+            return f"scores are {factors.mean():.4g} times what is right"
+        off = np.flatnonzero(np.abs(factors - 1) > near)
+        numbers = listed(list(dict.fromkeys(f"{x:.4g}" for x in factors[off])), FEW)
+        return f"scores of {places_of(off, heads, 'head')} are multiplied by {numbers}"
+    caps = np.geomspace(0.2, 5, 65) * float(np.abs(right).max())
+    cap = nearest_number(lambda cap: float(((centred(spec.soft_cap(right, cap) - theirs)) ** 2).sum()), caps.tolist(), _STEPS)
+    if cap is not None and is_left(float(((centred(spec.soft_cap(right, cap) - theirs)) ** 2).sum()), 1):
+        return f"scores are soft-capped at {plain(cap, near)}"
+    slopes = fitted(each * -np.abs(distance).astype(np.float64), error)
+    if slopes is not None:
+        return f"scores have a bias that grows with distance, as ALiBi: slopes of heads are {listed([f'{x:.4g}' for x in slopes], FEW)}"
+    rows = fitted(np.eye(t)[:, None, :, None] * right, theirs)
+    if rows is not None:
+        off = np.flatnonzero((np.abs(rows - 1) > 5 * near) & (usable.sum(axis=(0, 2)) > heads))
+        return f"scores of {runs('position', off)} are multiplied by {rows[off].min():.4g} to {rows[off].max():.4g}"
+    keys = fitted(np.eye(t)[:, None, None, :] * np.ones(right.shape), error)
+    if keys is not None:
+        keys -= np.median(keys)
+        off = np.flatnonzero(np.abs(keys) > 5 * near)
+        return f"a number is added to the scores of {runs('key', off)}, {keys[off].min():.4g} to {keys[off].max():.4g}"
+    for size in range(t - 1, 1, -1):
+        part = ((np.arange(t) // size)[:, None] == np.arange(-(-t // size))).astype(np.float64)  # [T, parts]
+        mean = ((error * square) @ part) / np.maximum(square @ part, 1e-300)
+        left = float((((error - mean @ part.T) * precision) ** 2).sum())
+        if is_left(left, int((square @ part > 0).sum()) - heads * t) and left < 0.1 * before:
+            why = "as where parts of the softmax are joined by wrong largest scores"
+            return f"scores of each {size} keys are off by a number of each row, {why}"
+    if own.wrong.model.config.score_cap is not None:
+        return None
+    products = np.einsum("thk,shk->khts", own.queries, own.keys) * score_scale(own.wrong.model.config)
+    elements = fitted(products, theirs)
+    if elements is None:
+        elements = fitted((products[:, None] * each).reshape(-1, *right.shape), theirs)  # of each head
+        low_high = None if elements is None else f"{elements.min():.3g} to {elements.max():.3g}"
+        return low_high and f"each element of each head is multiplied by a number of its own in q . k, {low_high}"
+    off = np.flatnonzero(np.abs(elements - 1) > _COARSE)
+    which = places_of(off, len(elements), "element")
+    if np.abs(elements[off]).max() < _COARSE:
+        return f"{which} of each head are left out of q . k"
+    return f"{which} of each head are multiplied by {elements[off].min():.3g} to {elements[off].max():.3g} in q . k"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .attention import Seen, attention
+from .attention import AS_SLOTS, Seen, attention
 from .wrong import FEW, Array, Indices, Wrong, places_of, rough, runs, said
 
 Counts = NDArray[np.int64]
@@ -45,7 +45,9 @@ def cells(wrong: Wrong) -> str | None:
     if not own.wrong.accounts(own.outputs((by / np.maximum(by.sum(axis=-1, keepdims=True), 1e-300))[:, :, :t])):
         return None
     texts, empties, counts, known = [], counts[:, t], counts[:, :t], known[:, :t]
-    if empties.any():
+    if empties.all() and np.ptp(empties) == 0:
+        texts.append(f"{empties[0]} is added to the sum of exponentials that the softmax divides by, {AS_SLOTS}")
+    elif empties.any():
         slots = "empty slots, whose keys and values are 0, are read by"
         texts.append(f"{slots} {runs('position', np.flatnonzero(empties))}, up to {empties.max()} of them")
     if (counts != own.visible).any():
@@ -106,8 +108,10 @@ def _distances(distances: list[int], tokens: int) -> str:
     for which, numbers in (("before it", [d for d in distances if d > 0]), ("ahead of it", sorted(-d for d in distances if d < 0))):
         if numbers == list(range(1, tokens)):
             texts.append(f"all {which}")
+        elif numbers == list(range(1, len(numbers) + 1)):
+            texts.append(f"the {f'{len(numbers)} tokens' if numbers[1:] else 'one'} {which}")
         elif numbers:
-            texts.append(f"{runs('position', np.array(numbers))} {which}")
+            texts.append(f"those {runs('', np.array(numbers)).removeprefix('s').strip()} places {which}")
     return " and ".join(texts)
 
 
@@ -120,12 +124,23 @@ def _by_cell(counts: Counts, visible: Seen) -> str:
 def _cells_said(off: Counts, visible: Seen) -> Iterator[str]:
     """What is wrong with cells, and for which tokens. off: how much too often each token reads each cell, [T, T]."""
     lost, extra = off < 0, off > 0
+    held: list[tuple[list[int], list[int], list[str]]] = []  # runs of cells, the positions that they hold, and who reads them
     for s in np.flatnonzero(lost.any(axis=0)):
         instead = [r for r in range(len(off)) if r != s and np.array_equal(extra[:, r], lost[:, s])]
         if instead and lost[:, s].any():
             by = runs("position", np.flatnonzero(lost[:, s]))
             lost[:, s] = extra[:, instead[0]] = False
-            yield f"the cell of position {s} holds position {instead[0]} where {by} read it: it was written over, or its page is another's"
+            if not held or held[-1][0][-1] != s - 1 or held[-1][1][-1] != instead[0] - 1:
+                held.append(([], [], []))
+            held[-1][0].append(int(s))
+            held[-1][1].append(instead[0])
+            held[-1][2].append(by)
+    for some, positions, by_whom in held:
+        one = len(some) == 1
+        of, what = (runs("position", np.array(numbers)) for numbers in (some, positions))
+        where = f" where {by_whom[0]} read {'it' if one else 'them'}" if len(set(by_whom)) == 1 else ""
+        why = "it was written over, or its page is another's" if one else "they were written over, or their page is another's"
+        yield f"the cell{'' if one else 's'} of {of} hold{'s' if one else ''} {what}{where}: {why}"
     for marked, rule in (
         (lost, "not read by {}: the mask, or slots of the cache that are lost"),
         (extra & ~visible, "read by {}, which must not see {them}: the mask"),

@@ -30,20 +30,25 @@ def rows_of_others(wrong: Wrong) -> str | None:
 
 
 def columns_of_others(wrong: Wrong) -> str | None:
-    """The wrong elements that have the right numbers of another element at every wrong position, are 0, or are left of another tensor,
+    """The wrong heads or elements that have the right numbers of another one at every wrong position, are 0, or are left of another tensor,
     where all others are right."""
-    rows = wrong.wrong_rows
-    text = None if rows.size < _FEW_ROWS else _of_others(wrong, rows, 1)
+    rows, text = wrong.wrong_rows, None
+    if rows.size >= _FEW_ROWS:
+        text = (_of_others(wrong, rows, wrong.head_dim) if wrong.head_dim > 1 else None) or _of_others(wrong, rows, 1)
     return f"at {runs('position', rows)}: {text}" if text and rows.size < len(wrong.theirs) else text
 
 
-def _of_others(wrong: Wrong, rows: Indices, axis: int) -> str | None:
-    """What stands in the wrong positions (axis 0) or elements (1) of some rows, if that is right elsewhere and explains them."""
+def _of_others(wrong: Wrong, rows: Indices, size: int) -> str | None:
+    """What stands in the wrong positions (size 0), elements (1) or heads of this size of some rows, if that is right elsewhere and explains
+    them."""
 
     def along(x: NDArray) -> NDArray:
-        return x[rows].T if axis else x[rows]
+        return x[rows].reshape(rows.size, -1, size).swapaxes(0, 1).reshape(x.shape[1] // size, -1) if size else x[rows]
 
-    what, theirs, value = ("position", "element")[axis], along(wrong.theirs), along(wrong.value)
+    def back(x: NDArray) -> NDArray:
+        return x.reshape(len(x), rows.size, size).swapaxes(0, 1).reshape(rows.size, -1) if size else x
+
+    what, theirs, value = {0: "position", 1: "element"}.get(size, "head"), along(wrong.theirs), along(wrong.value)
     computed, source, texts = value.copy(), np.arange(len(value)), []
     off: NDArray[np.bool_] = np.any(along(wrong.places), axis=1)
     for key, other in wrong.beside() if not wrong.is_nearly_right else ():
@@ -53,13 +58,15 @@ def _of_others(wrong: Wrong, rows: Indices, axis: int) -> str | None:
             off[same], computed[same] = False, along(other)[same]
             which = "it has" if same.size == len(value) else said(what, same, "has")
             texts.append(f"{which} the numbers of {key.place}")
+    if len(value) == 1:
+        return None
     if off.any():
         every = np.append(value, np.zeros((1, value.shape[1])), axis=0)
         found = sources(every, theirs[off], 2 * _NEAR * float(np.abs(value).max()))
         if found is None:
             return None
         source[off], computed[off] = found, every[found]
-    if not wrong.rows(rows).accounts(computed.T if axis else computed):
+    if not wrong.rows(rows).accounts(back(computed)):
         return None
     zero = np.flatnonzero(source == len(value))
     source[zero] = zero

@@ -1,12 +1,19 @@
-"""Wrong rotations: the frequencies, or the positions, that they have."""
+"""Wrong rotations: the pairs, the frequencies, or the positions, that they have."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import listed
 from ..equivalence import complex_pairs
-from .wrong import FEW, ROWS, Array, Wrong, runs
+from ..law.functions import pairs
+from .wrong import FEW, ROWS, Array, Indices, Wrong, matched, moved_said, plain, rough, runs
 
+_STILL = 1e-4  # of the largest number: what changes by less is not rotated
+_FITTED = 8  # numbers of an element that tell its partner
+_TAKEN = 1e-4  # of the square of a change
+_SAME = 1e-3  # relative: two frequencies that are one
+_EXACT = 1e-4  # the same of a width, which is a whole number
+_CLEAR = 3  # times what roundings make of an angle
 _BEFORE = 64  # positions before the first, and behind twice the length, that are tried
 
 
@@ -16,13 +23,87 @@ def rotation(wrong: Wrong) -> str | None:
     frequency = _frequencies(_turns(wrong.rows(np.arange(min(ROWS, len(wrong.theirs))))))
     if frequency is None or not _accounts(wrong, np.multiply.outer(np.arange(len(wrong.theirs)), frequency)):
         return None
-    still = np.flatnonzero(frequency < 1e-3 * right)
-    if 0 < still.size < right.size:
-        return f"{runs('pair', still)} of each head {'are' if still.size > 1 else 'is'} not rotated"
-    ratio = frequency / right
-    off = np.flatnonzero(np.abs(ratio - 1) > 1e-3 + 1e-6 / np.abs(right))
-    if not off.size:
+    still = frequency < 1e-3 * right
+    if not 0 < still.sum() < right.size:
+        return _law(wrong, frequency, right) or None
+    law = _law(wrong, frequency[~still], right) if not still[: still.size - still.sum()].any() else ""
+    which = np.flatnonzero(still)
+    return f"{runs('pair', which)} of each head {'are' if which.size > 1 else 'is'} not rotated" + (f"; {law}" if law else "")
+
+
+def other_pairs(wrong: Wrong) -> str | None:
+    """The pairs of elements that are rotated together, where they are not the model's: what one loses of its square the other has."""
+    c, tokens = wrong.model.config, np.arange(min(ROWS, len(wrong.theirs)))
+    before, after = (x[tokens].reshape(len(tokens), -1, c.head_dim) for x in (wrong.inputs[0], wrong.theirs))
+    touched = (np.abs(after - c.rope_magnitude * before) > _STILL * np.abs(before).max()).any(axis=(0, 1))
+    change = (after**2 - (c.rope_magnitude * before) ** 2).reshape(-1, c.head_dim).T[touched]
+    if touched.sum() < 2 or touched.sum() % 2 or change.shape[1] < _FITTED:
         return None
+    left = ((change[:, None] + change) ** 2).sum(axis=2)
+    np.fill_diagonal(left, np.inf)
+    other, elements = left.argmin(axis=1), np.flatnonzero(touched)
+    if (other[other] != np.arange(len(other))).any() or (left.min(axis=1) > _TAKEN * (change**2).sum(axis=1)).any():
+        return None
+    first = np.flatnonzero(np.arange(len(other)) < other)
+    a, b = elements[first], elements[other[first]]
+    own = pairs(c.rope, c.rope_pairs, c.head_dim)
+    if set(zip(a, b, strict=True)) <= set(zip(*own, strict=True)):
+        return None
+    x, y = (z[..., a] + 1j * z[..., b] for z in (before, after))
+    frequency = _frequencies((y * x.conj()).sum(axis=1))
+    if frequency is None:
+        return None
+    turned = c.rope_magnitude * x * np.exp(1j * np.multiply.outer(tokens, frequency))[:, None]
+    if (np.abs(turned - y) ** 2).sum() > matched(wrong.noise) * (np.abs(y) ** 2).sum():
+        return None
+    law = _law(wrong, frequency, wrong.model.rope_frequency.astype(np.float64))
+    return f"pairs are {_pairs_said(a, b)} instead of {_pairs_said(*own)}" + (f"; {law}" if law else "")
+
+
+def _pairs_said(a: Indices, b: Indices) -> str:
+    if np.unique(b - a).size == 1:
+        if (b - a == 1).all() and len(a) > 1:
+            return "neighbours (2i, 2i + 1)"
+        return f"(i, i + {b[0] - a[0]})"
+    return listed([f"({i}, {j})" for i, j in zip(a, b, strict=True)], FEW)
+
+
+def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
+    """How frequencies differ from the right ones, in words; "" if they do not."""
+    base, count = wrong.model.config.rope_base, len(frequency)
+    known = min(count, len(right))
+    spread = _SAME + _CLEAR * rough(wrong.noise) / (np.abs(frequency) * min(ROWS, len(wrong.theirs)))  # relative: slow ones turn little
+    ratio = frequency[:known] / right[:known]
+    is_sure = spread[:known] < 0.1
+    off = np.flatnonzero((np.abs(ratio - 1) > spread[:known]) & is_sure)
+    if not is_sure.any() or (not off.size and count <= len(right)):
+        return ""
+    if np.ptp(ratio[is_sure]) < 2 * spread[:known][is_sure].max() and known > 1:
+        return f"frequencies are {np.median(ratio[is_sure]):.4g} times what they should be"
+    if (frequency > 0).all() and (spread < 0.1).sum() > 2:
+        place = np.arange(count)
+        slope, start = np.polyfit(place, np.log(frequency), 1, w=1 / spread)
+        if (np.abs(slope * place + start - np.log(frequency)) < spread).all():
+            times = "" if abs(start) < _SAME + 2 * spread[0] else f", times {np.exp(start):.4g}"
+            rotated = -2 * np.log(base) / slope
+            powers = f"powers of {plain(float(np.exp(-slope * len(right))), 2 * _EXACT + rough(wrong.noise))} instead of {base:g}"
+            near = max(_EXACT, rough(wrong.noise) / 10)
+            if abs(rotated - np.rint(rotated / 2) * 2) < near * rotated and np.rint(rotated) != 2 * len(right):
+                return f"frequencies are those of a width of {rotated:.0f} instead of {2 * len(right)}, or {powers}{times}"
+            return f"frequencies are {powers}{times}"
+    source = np.abs(np.log(np.maximum(frequency, 1e-300))[:, None] - np.log(right)).argmin(axis=1)
+    if count == len(right) and (np.abs(frequency / right[source] - 1) < spread).all():
+        return moved_said(source, "pair", "the frequency")
+    sure = ratio[is_sure]
+    falls = (np.diff(sure) <= _SAME).all() or (np.diff(sure) >= -_SAME).all()
+    if off.size > 2 and off[0] > 0 and falls and off[-1] == np.flatnonzero(is_sure)[-1]:
+        slow = f"{ratio[off[-1]]:.4g} times what they should be at pair {off[-1]}"
+        return f"frequencies of slow pairs are scaled: right up to pair {off[0] - 1}, {slow}"
+    if off.size > 2 and off[0] == 0 and off[-1] < known - 1 and falls and (np.diff(off) == 1).all():
+        fast = f"{ratio[0]:.4g} times what they should be at pair 0, right from pair {off[-1] + 1} on"
+        return f"frequencies of fast pairs are scaled: {fast}"
+    if not off.size:
+        return ""
     return f"frequencies are wrong: that of {runs('pair', off)} is {ratio[off[0]]:.4g} times what it should be, for the first of them"
 
 
@@ -34,10 +115,28 @@ def positions(wrong: Wrong) -> str | None:
     place = np.real(_turns(some) @ np.exp(-1j * angles).T).argmax(axis=1)
     theirs = tried[place]
     if (theirs == rows).all() or not _accounts(some, angles[place]):
-        return None
+        return _by_head(some, rows, tried, angles)
     rows, theirs = rows[theirs != rows], theirs[theirs != rows]
     texts = [f"{runs('position', rows[theirs == p])} as position {p}" for p in dict.fromkeys(theirs.tolist())]
     return f"tokens are rotated by other positions: {listed(texts, FEW)}"
+
+
+def _by_head(wrong: Wrong, rows: Indices, tried: Indices, angles: Array) -> str | None:
+    """The positions that each head is rotated by, where these differ from head to head. angles: of the positions tried, [P, J]."""
+    before, after = (complex_pairs(wrong.model.config, x) for x in (wrong.inputs[0], wrong.theirs))
+    place = np.real((after * before.conj()) @ np.exp(-1j * angles).T).argmax(axis=2)  # [T, H]
+    turned = wrong.model.config.rope_magnitude * before * np.exp(1j * angles[place])
+    if (np.abs(turned - after) ** 2).sum() > matched(wrong.noise) * (np.abs(after) ** 2).sum():
+        return None
+    theirs, heads = tried[place], np.arange(place.shape[1])
+    if (theirs == heads).all():
+        return "every token is rotated by the number of the head instead of its position"
+    off = np.flatnonzero((theirs != rows[:, None]).any(axis=0))
+    if not 0 < off.size < len(heads):
+        return None
+    h = off[0]
+    t = int((theirs[:, h] != rows).argmax())
+    return f"{runs('head', off)} alone {'are' if off.size > 1 else 'is'} rotated by other positions: position {rows[t]} as {theirs[t, h]}"
 
 
 def _accounts(wrong: Wrong, angles: Array) -> bool:

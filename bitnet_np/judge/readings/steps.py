@@ -12,21 +12,25 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...base.errors import listed
+from ...traces.points import FIELDS
 from ..law import formats
-from ..law.expression import Node
-from .wrong import ROWS, Array, Wrong, digits, instead, matched, moved_said, parts_of, places_of, runs, sources
+from ..law.expression import Matrix, Node
+from .blocks import block_factors
+from .structure import Numbers, described_function, loose_structure, rank, structure
+from .wrong import ROWS, Array, Indices, Wrong, digits, instead, matched, parts_of, places_of, runs
 
 _AGREE = 1e-4  # of the largest number: two that are the same
-_SMOOTH = 1e-3  # NMSE that a function leaves between its neighbours
 _MOSTLY = 0.8  # of rows or columns: where more are wrong, all are
 _OUTPUTS = 4096  # of a product that are looked at
-_FEWEST = 64  # numbers to know a function from
+WEIGHTS_OF_EXPERTS = "the weights of experts"
 _SAMPLED = 64  # outputs that a token's scale is looked for by
 _LARGEST = 4096  # inputs: the equations of more take seconds
 _FACTORS = {0.0: "not summed", 2.0: "summed twice", -1.0: "subtracted"}
 _NEAR_FACTOR = 1e-3  # of a factor
 _FEW_FACTORS = 3  # factors that are said one by one
 _LEFT = 1e-3  # of the error
+_CONDITION = 1e4  # of a matrix: behind a worse one roundings hide its input
+_PARTS = (2, 4, 8)  # of the outputs, each of which a rank may compute by itself
 
 
 class _Step(NamedTuple):
@@ -35,21 +39,76 @@ class _Step(NamedTuple):
     node: Node
     needed: Array
     weight: Array
+    is_sure: bool = False  # whether each number was solved for by several others
+    is_plain: bool = True  # whether it is worth saying without a structure
 
 
 def wrong_step(wrong: Wrong) -> str | None:
-    """The step whose numbers explain the output, and how these differ from the right ones."""
-    values = wrong.steps
+    """The step whose numbers explain the output, and how these differ from the right ones: in as few numbers as can be."""
+    values, plain = wrong.steps, None
     with np.errstate(all="ignore"):
         for step in _steps(_Step(wrong.operation.tree, wrong.theirs, wrong.places.astype(np.float64)), values):
             right = values[step.node]
-            text = _function(step, values) if step.node.kind == "activation" else _sums(step, values, wrong)
+            if step.node.kind == "activation":
+                text = _function(step, values)
+            else:
+                text = _sums(step, values, wrong) or block_factors(wrong, step.node, step.needed)
             if text is not None:
                 return text
-            solved = _solved(step, np.asarray(right))
-            if solved is not None and wrong.accounts(np.where(wrong.places, wrong.with_step(step.node, solved), wrong.value)):
-                return f"{step.node.noun}: {_off(solved, right)}; all other steps are right"
-    return None
+            if step.node is wrong.operation.tree:
+                continue
+            if not step.is_sure and np.shape(step.needed) == np.shape(right):  # whatever it is, it gives the output
+                how = _structure(step.node, step.needed, np.asarray(right), wrong)
+                if how is not None:
+                    return f"{step.node.noun}: {how}; all other steps are right"
+            solved = step.needed if step.is_sure else _solved(step, np.asarray(right))
+            if solved is None:
+                continue
+            if wrong.accounts(np.where(wrong.places, wrong.with_step(step.node, solved), wrong.value)):
+                how = _structure(step.node, solved, np.asarray(right), wrong)
+                if how is not None:
+                    return f"{step.node.noun}: {how}; all other steps are right"
+                if step.is_plain and plain is None:
+                    plain = f"{step.node.noun}: {_off(solved, right)}; all other steps are right"
+    return plain
+
+
+def structure_of_all(wrong: Wrong) -> str | None:
+    """What makes all wrong numbers of the right ones by few numbers, whatever the operation is."""
+    return next(filter(None, map(structure, _numbers(wrong))), None)
+
+
+def own_numbers(wrong: Wrong) -> str | None:
+    """The number that each position, head or element is multiplied by, or has added; or a function that has no name."""
+    return next(filter(None, map(loose_structure, _numbers(wrong))), None)
+
+
+def _numbers(wrong: Wrong) -> Iterator[Numbers]:
+    """Yields the numbers of a tensor, cut into heads and whole."""
+    size, shape = wrong.head_dim, (len(wrong.theirs), -1, wrong.head_dim)
+    if size > 1:
+        yield Numbers(wrong.theirs.reshape(shape), wrong.value.reshape(shape), ("position", "head", "element"), wrong.noise)
+    yield Numbers(wrong.theirs, wrong.value, ("position", "element"), wrong.noise)
+
+
+def _structure(node: Node, solved: Array, right: Array, wrong: Wrong) -> str | None:
+    """What the numbers of a step have in common with the right ones."""
+    axes = {1: ("element",), 2: ("position", "element"), 3: ("position", "head", "element")}.get(right.ndim)
+    if axes is None or solved.shape != right.shape:
+        return None
+    if node.noun == WEIGHTS_OF_EXPERTS:
+        axes = ("position", "slot", "element")
+    kept = [i for i, size in enumerate(right.shape) if size > 1]
+    shape = [right.shape[i] for i in kept]
+    return structure(Numbers(solved.reshape(shape), right.reshape(shape), tuple(axes[i] for i in kept), wrong.noise))
+
+
+def low_rank(wrong: Wrong) -> str | None:
+    """The rank of what is wrong, if it is small."""
+    rows, columns = wrong.wrong_rows, wrong.wrong_columns
+    theirs, right = (x[np.ix_(rows, columns)] for x in (wrong.theirs, wrong.value))
+    found = rank(Numbers(theirs, right, ("position", "element"), wrong.noise))
+    return found and f"what is wrong is of rank {found}{', as few inputs or a low-rank adapter make it' * (wrong.key.name in FIELDS)}"  # type: ignore[return-value]
 
 
 def scales_of_others(wrong: Wrong) -> str | None:
@@ -80,12 +139,19 @@ def _steps(last: _Step, values: dict[Node, Any]) -> Iterator[_Step]:
 
 def _before(step: _Step, values: dict[Node, Any]) -> Iterator[_Step]:
     """Yields what each operand of a step must have been, if the others are right."""
-    node, y, w = step
+    node, y, w = step[:3]
     x = [values[child] for child in node.inputs]
     if node.kind == "sum":
         yield from (_Step(child, y - (values[node] - a), w) for child, a in zip(node.inputs, x, strict=True))
     elif node.kind == "difference":
         yield from (_Step(node.inputs[0], y + x[1], w), _Step(node.inputs[1], x[0] - y, w))
+    elif node.kind == "total" and node.what == "sum" and node.inputs[0].kind == "product":
+        results, factors = (values[child] for child in node.inputs[0].inputs)
+        if 2 * results.shape[1] <= results.shape[2]:  # few unknowns for many sums
+            solved = np.stack([np.linalg.lstsq(r.T, row, rcond=1e-9)[0] for r, row in zip(results, y, strict=True)])
+            yield _Step(node.inputs[0].inputs[1], solved.reshape(factors.shape), np.ones(factors.shape), True)
+    elif node.kind == "matmul" and node.inputs[1].is_matrix:
+        yield from _inputs(step, x[0], x[1])
     elif node.kind == "product":
         yield from (_Step(node.inputs[0], y / x[1], w * np.abs(x[1])), _Step(node.inputs[1], y / x[0], w * np.abs(x[0])))
     elif node.kind == "quotient":
@@ -96,6 +162,18 @@ def _before(step: _Step, values: dict[Node, Any]) -> Iterator[_Step]:
         yield _Step(node.inputs[0], y.reshape(x[0].shape), w.reshape(x[0].shape))
     elif node.kind == "rounded" and node.what in formats.EACH:
         yield _Step(node.inputs[0], y, w)
+
+
+def _inputs(step: _Step, x: Array, matrix: Matrix) -> Iterator[_Step]:
+    """Yields the input of a product, where it has an output for each of its numbers: what it must have been, if the matrix is right."""
+    outputs, width = matrix.shape
+    if width > outputs or width > _LARGEST // 4 or not np.isfinite(step.needed).all():
+        return
+    weights = matrix.whole()
+    if np.linalg.cond(weights) < _CONDITION:
+        solved = np.linalg.lstsq(weights, step.needed.T, rcond=None)[0].T.astype(np.float64)
+        solved[~(step.weight > 0).any(axis=1)] = x[~(step.weight > 0).any(axis=1)]
+        yield _Step(step.node.inputs[0], solved, np.ones(x.shape), True, False)
 
 
 def _solved(step: _Step, right: Array) -> Array | None:
@@ -115,15 +193,10 @@ def _solved(step: _Step, right: Array) -> Array | None:
 
 
 def _off(solved: Array, right: Array) -> str:
-    """How the numbers of a step differ from the right ones, in words."""
+    """How the numbers of a step differ from the right ones, by some of them."""
     what = "element" if right.ndim == 1 else "position"
     theirs, ours = (x.reshape(len(x), -1) for x in (solved, right))
-    near = _AGREE * np.abs(ours).max()
-    off = np.flatnonzero((np.abs(theirs - ours) > near).any(axis=1))
-    if off.size and (found := sources(ours, theirs[off], near)) is not None:
-        source = np.arange(len(ours))
-        source[off] = found
-        return moved_said(source, what)
+    off = np.flatnonzero((np.abs(theirs - ours) > _AGREE * np.abs(ours).max()).any(axis=1))
     off = off if off.size else np.arange(len(ours))  # a small error of all of them
     where = "" if off.size == len(ours) else f" at {places_of(off, len(ours), what)}"
     ratio = theirs[off] / ours[off]
@@ -135,15 +208,26 @@ def _off(solved: Array, right: Array) -> str:
 
 
 def _sums(step: _Step, values: dict[Node, Any], wrong: Wrong) -> str | None:
-    """The inputs that a product sums otherwise, at the outputs that are wrong."""
+    """The inputs that a product sums otherwise, at the outputs that are wrong; or in each part of the outputs, as ranks compute them."""
     if step.node.kind != "matmul" or not step.node.inputs[1].is_matrix:
         return None
     x, matrix = (values[child] for child in step.node.inputs)
     rows, columns = wrong.wrong_rows, wrong.wrong_columns
+
+    def summed(columns: Indices) -> str | None:
+        columns = columns[:: -(-columns.size // _OUTPUTS)]  # enough to know the inputs by
+        return _summed(x[rows], matrix.rows(columns), step.needed[np.ix_(rows, columns)], wrong.noise)
+
     where = parts_of(wrong.places, _MOSTLY)
-    columns = columns[:: -(-columns.size // _OUTPUTS)]  # enough to know the inputs by
-    text = _summed(x[rows], matrix.rows(columns), step.needed[np.ix_(rows, columns)], wrong.noise)
-    return text if text is None or not where else f"at {' and '.join(where)}: {text}"
+    text = summed(columns)
+    if text is not None:
+        return text if not where else f"at {' and '.join(where)}: {text}"
+    for count in (n for n in _PARTS if matrix.shape[0] % n == 0):
+        some = [part for part in np.split(np.arange(matrix.shape[0]), count) if np.isin(part, columns).any()]
+        texts = [summed(columns[np.isin(columns, part)]) for part in some]
+        if len(some) > 1 and None not in texts:
+            return "; ".join(f"at {runs('element', part)}: {text}" for part, text in zip(some, texts, strict=True))
+    return None
 
 
 def _summed(x: Array, weights: Array, y: Array, noise: float) -> str | None:
@@ -186,17 +270,7 @@ def _summed(x: Array, weights: Array, y: Array, noise: float) -> str | None:
 
 def _function(step: _Step, values: dict[Node, Any]) -> str | None:
     """The values that an activation has, if these are of some other smooth function of its input."""
-    x, y, weight = (np.ravel(a) for a in (values[step.node.inputs[0]], step.needed, step.weight))
+    x, y, weight, right = (np.ravel(a) for a in (values[step.node.inputs[0]], step.needed, step.weight, values[step.node]))
     known = np.isfinite(y) & (weight > np.median(weight) / 2)
-    x, y = x[known], y[known]
-    order = np.argsort(x)[2:-2]
-    x, y = x[order], y[order]
-    if x.size < _FEWEST:
-        return None
-    between = np.interp(x[1:-1:2], x[::2], y[::2])
-    if ((between - y[1:-1:2]) ** 2).sum() > _SMOOTH * ((y[1:-1:2] - y.mean()) ** 2).sum():
-        return None
-    points = [i for i in (np.searchsorted(x, at) for at in (-1.0, -0.5, 0.5, 1.0)) if 0 < i < x.size]
-    right = np.ravel(values[step.node])[known][order]
-    said = [f"{instead(y[i], right[i], 4)} at {x[i]:.4g}" for i in points]
-    return f"the activation is another function of its input: {listed(said)}" if said else None
+    text = described_function(x[known], y[known], right[known], "its input")
+    return text and f"the activation: {text}"

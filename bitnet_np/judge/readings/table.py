@@ -30,18 +30,25 @@ READINGS = (
     Reading("scales", tuple(FIELDS), steps.scales_of_others),
     Reading("rotation", ("Qcur_rope", "Kcur_rope"), rotations.rotation),
     Reading("positions", ("Qcur_rope", "Kcur_rope"), rotations.positions),
+    Reading("pairs", ("Qcur_rope", "Kcur_rope"), rotations.other_pairs),
     Reading("tokens", ("inp_embd",), others.tokens),
     Reading("experts", SLOTS, others.experts),
     Reading("cells", ("kqv_out",), cells.cells),
     COLUMNS,
+    Reading("heads", ("kqv_out",), attention.other_heads),
     Reading("running", (), elements.running_sums),
+    Reading("weights", ("kqv_out",), attention.wrong_weights),
+    Reading("own_values", ("kqv_out",), attention.wrong_values),
+    Reading("structure", (), steps.structure_of_all),
     Reading("values", ("kqv_out",), attention.foreign_values),
     Reading("step", (), steps.wrong_step),
+    Reading("own_numbers", (), steps.own_numbers),
+    Reading("rank", (), steps.low_rank),
     Reading("places", (), elements.few_places),
 )
 """The readings in the order in which they are tried: the first that finds a cause stands."""
 
-LOOSE = ("read.values", "read.one_number", "read.step", "read.places")
+LOOSE = ("read.values", "read.one_number", "read.step", "read.own_numbers", "read.rank", "read.places")
 """Causes that a mistake in a part of the tensor comes before: they say what numbers are, and not why."""
 
 

@@ -1,6 +1,6 @@
 """The record of a wrong tensor, and what readings share: when numbers are explained, and how places are said in words."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...model.records import Model, with_rope_of
-from ...traces.points import Key
+from ...traces.points import HEADS, Key
 from ..law.expression import Node, at_columns, constant, nodes, replaced, value_of, values_of
 from ..law.graph import Operation
 
@@ -22,6 +22,8 @@ _NEARLY_RIGHT = 0.01  # NMSE
 _NOISY = 8  # times the noise: a mistake's own roundings are not those of the right operation
 FEW = 4  # columns, or listed numbers
 ROWS = 64  # tokens looked at
+_FIRST_STEPS = 4
+_GOLDEN = (5**0.5 - 1) / 2
 _TOGETHER = 64  # rows compared at once with all
 
 
@@ -67,6 +69,12 @@ class Wrong:
         with np.errstate(all="ignore"):
             return value_of(other, self._leaves.__getitem__, len(self.theirs), self.steps)
 
+    @property
+    def head_dim(self) -> int:
+        """The elements of a head, of tensors that are cut into heads; else 1."""
+        size = self.model.config.head_dim
+        return size if self.key.name in HEADS and self.theirs.shape[1] % size == 0 else 1
+
     @cached_property
     def wrong_rows(self) -> Indices:
         """The rows with a wrong element."""
@@ -83,11 +91,8 @@ class Wrong:
         return replace(self, inputs=[x[which] for x in self.inputs], **cut)
 
     def accounts(self, computed: NDArray) -> bool:
-        """Whether computed numbers are theirs, and far closer than the right ones, which may be close themselves."""
-        if not np.isfinite(computed).all():
-            return False
-        left, before, size = ((x**2).sum() for x in (computed - self.theirs, self.value - self.theirs, self.theirs))
-        return bool(left <= min(matched(self.noise) * size, (_CLOSER_NARROW if self.noise else _CLOSER) * before))
+        """Whether computed numbers are theirs."""
+        return explains(computed, self.theirs, self.value, self.noise)
 
     @property
     def is_nearly_right(self) -> bool:
@@ -106,6 +111,14 @@ class Wrong:
             near = key.layer in (None, n, n - 1) and key != self.key and not key.name.endswith(("_codes", "_scale"))
             if near and self.tensors[key].shape == self.theirs.shape:
                 yield key, self.tensors[key]
+
+
+def explains(computed: NDArray, theirs: Array, right: Array, noise: float) -> bool:
+    """Whether computed numbers are theirs, and far closer than the right ones, which may be close themselves."""
+    if not np.isfinite(computed).all():
+        return False
+    left, before, size = ((x**2).sum() for x in (computed - theirs, right - theirs, theirs))
+    return bool(left <= min(matched(noise) * size, (_CLOSER_NARROW if noise else _CLOSER) * before))
 
 
 def matched(noise: float) -> float:
@@ -184,19 +197,70 @@ def instead(theirs: float, right: float, least: int = 6) -> str:
     return " instead of ".join(next((pair for pair in texts if pair[0] != pair[1]), (repr(theirs), repr(right))))
 
 
-def moved_said(source: Indices, what: str) -> str:
-    """Which rows or columns are another one, in words."""
+def plain(number: float, near: float) -> str:
+    """The number of fewest digits that is as near: somebody may have written it."""
+    every = (f"{number:.{digits}g}" for digits in range(1, 7))
+    return next((f"{float(text):.6g}" for text in every if abs(float(text) - number) <= near * abs(number)), f"{number:.6g}")
+
+
+def moved_said(source: Indices, what: str, of: str = "the numbers") -> str:
+    """Which rows or columns are another one, in words: as a rule if there is one, else by runs of them."""
     count, index = len(source), np.arange(len(source))
     off = np.flatnonzero(source != index)
     shift = source[off] - off
     if off.size == count and source.max() < count and np.unique(shift % count).size == 1:
         by = (int(shift[0]) + count // 2) % count - count // 2
-        return f"{what}s are shifted by {abs(by)}: {what} {max(0, -by)} has the numbers of {what} {max(0, by)}"
-    if np.unique(shift).size == 1:
-        return f"{said(what, off, 'has')} the numbers of {runs(what, source[off])}"
-    if np.unique(source[off]).size == 1:
-        return f"{runs(what, off)} have the numbers of {what} {source[off[0]]}"
+        return f"{what}s are shifted by {abs(by)}: {what} {max(0, -by)} has {of} of {what} {max(0, by)}"
     if off.size == 2 and (np.sort(source) == index).all():
-        return f"{what}s {off[0]}, {off[1]} are exchanged"
-    first = ", ".join(f"{what} {i} has those of {source[i]}" for i in off[:3])
-    return f"the right numbers in other places: {first}" + (f", and {off.size - 3} more" if off.size > 3 else "")
+        return f"{what}s {off[0]} and {off[1]} are exchanged"
+    if off.size > 1 and np.unique(source[off]).size == 1:
+        which = places_of(off, count, what).removesuffix(f" of {count}").removesuffix(f", {off.size}")
+        return f"{which} have {of} of {what} {source[off[0]]}"
+    rule = _rule(source) if off.size > 2 else None
+    if rule is not None:
+        return f"{what} {rule}"
+    step, breaks = np.diff(source[off]), [0]  # 1 where a run of them stands elsewhere, 0 where one stands in the place of all
+    for k in range(len(step)):
+        if off[k + 1] != off[k] + 1 or step[k] not in (0, 1) or (k > breaks[-1] and step[k] != step[k - 1]):
+            breaks.append(k + 1)
+    moves = np.split(off, breaks[1:])
+    first = [f"{said(what, some, 'has')} {of} of {runs(what, np.unique(source[some]))}" for some in moves[:3]]
+    if len(moves) > max(3, off.size // 2):
+        first = [f"the right numbers in other places: {first[0]}", *first[1:]]
+    return ", ".join(first) + (f", and {len(moves) - 3} more" if len(moves) > 3 else "")
+
+
+def _rule(source: Indices) -> str | None:
+    """The rule of an order, if one of those that an index computed wrongly gives fits all of it."""
+    count, i = len(source), np.arange(len(source))
+    if (source == count - 1 - i).all():
+        return "i has the numbers of i from the end: the order is the opposite"
+    for n in range(2, count):
+        for words, rule in ((f"i % {n}", i % n), (f"i // {n}", i // n), (f"i - i % {n}", i - i % n), (f"i ^ {n // 2}", i ^ (n // 2))):
+            if (source == rule).all():
+                return f"i has the numbers of {words}"
+        if count % n == 0 and (source == i.reshape(-1, n).T.ravel()).all():
+            return f"i has the numbers of {n} * (i % {count // n}) + i // {count // n}: rows of {n} are read as columns"
+    return None
+
+
+def nearest_number(error: Callable[[float], float], grid: Sequence[float], steps: int, worth: float = np.inf) -> float | None:
+    """The number with the least error beside the best one of a grid, by a golden section. None if the first steps of it leave `worth`."""
+    errors = [error(x) for x in grid]
+    best = int(np.argmin(errors))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    of_a, of_b = error(a), error(b)
+    for step in range(steps):
+        if step == _FIRST_STEPS and not min(of_a, of_b, errors[best]) < worth:
+            return None
+        if of_a < of_b:
+            high, b, of_b = b, a, of_a
+            a = high - _GOLDEN * (high - low)
+            of_a = error(a)
+        else:
+            low, a, of_a = a, b, of_b
+            b = low + _GOLDEN * (high - low)
+            of_b = error(b)
+    middle = (low + high) / 2
+    return float(grid[best]) if errors[best] <= error(middle) else middle

@@ -1,0 +1,339 @@
+"""The reader of structure: what numbers that are wrong have in common with the right ones, whatever step they are of.
+
+Each law is a few numbers, or an order, that make all wrong numbers of the right ones. A law with as many numbers as it explains says
+nothing, so each of its numbers is fitted to several. Every law is checked on all numbers: what it says of them is so.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.errors import listed
+from ..law.functions import ACTIVATIONS
+from .wrong import FEW, Array, digits, explains, instead, matched, moved_said, nearest_number, places_of, plain, rough, runs, sources
+
+_LEAST = 16  # numbers: a law of fewer is chance
+_FITTED = 4  # numbers that each number of a law is fitted to
+_SAME = 1e-4  # relative: two factors that are one
+_GROUPS = 3  # factors that are said one by one
+_RATIOS = 32  # numbers with a ratio, of which few are different
+_MANY = 500  # numbers that show a function
+_SMOOTH = 0.05  # of the error, left between neighbours by a function
+_RANK = 4  # the most that is said
+_OFFSET = 64  # numbers that a pointer may be off by
+_LARGE = 1 << 18  # numbers: what tries hundreds of places looks at no more
+_STEPS, _WORTH = 50, 0.3  # of a golden section, and of the error, left after its first ones
+_FEW_SLICES = 1000  # of which one number alone tells which it is
+
+
+class Numbers(NamedTuple):
+    """The numbers of a step."""
+
+    theirs: Array
+    right: Array  # of the same shape
+    axes: tuple[str, ...]  # what each axis counts, singular; the last one is "element" where it is cut into heads or blocks
+    noise: float = 0.0  # NMSE of their roundings
+
+    @property
+    def same(self) -> float:
+        """Relative: two of their factors that are one."""
+        return max(_SAME, 8 * rough(self.noise))
+
+    def explained(self, computed: Array) -> bool:
+        """Whether these are their numbers."""
+        return explains(computed, self.theirs, self.right, self.noise)
+
+
+def structure(numbers: Numbers) -> str | None:
+    """What makes all of their numbers of the right ones by few numbers, in words; None if nothing does that is known here."""
+    return _read(numbers, _constant, _moved, _laid_out, _by_few_factors, _replaced, _shifted, _elsewhere, _few_ratios, _of_rows, _function)
+
+
+def loose_structure(numbers: Numbers) -> str | None:
+    """The same where each thing along an axis has a number of its own, or each number a function that has no name."""
+    return _read(numbers, _by_factors, _unknown_function)
+
+
+def _read(numbers: Numbers, *laws: Callable[[Numbers], str | None]) -> str | None:
+    if numbers.theirs.size < _LEAST or not np.isfinite(numbers.theirs).all():
+        return None
+    with np.errstate(all="ignore"):
+        return next((text for law in laws if (text := law(numbers)) is not None), None)
+
+
+def _constant(n: Numbers) -> str | None:
+    if np.abs(n.theirs).max() <= max(1e-6, rough(n.noise)) * np.abs(n.right).max():
+        return "all numbers are 0"
+    number = float(n.theirs.flat[0])
+    return f"all numbers are {number:.6g}" if n.explained(np.full(n.theirs.shape, number)) else None
+
+
+# --- places -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _moved(n: Numbers) -> str | None:
+    """Slices along an axis that are another one's."""
+    for axis, what in enumerate(n.axes):
+        theirs, right = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (n.theirs, n.right))
+        source = _sources(theirs, right, n.same)
+        if source is not None and n.explained(np.take(n.right, source, axis)):
+            return moved_said(source, what)
+    return None
+
+
+def _elsewhere(n: Numbers) -> str | None:
+    """Single numbers that are another one's."""
+    source = _sources(n.theirs.reshape(-1, 1), n.right.reshape(-1, 1), n.same)
+    if source is None or not n.explained(n.right.ravel()[source].reshape(n.right.shape)):
+        return None
+
+    off, last = np.flatnonzero(source != np.arange(source.size)), n.right.shape[-1]
+    ends = np.flatnonzero((np.diff(source[off]) != 0) | (off[1:] // last != off[:-1] // last)) + 1
+
+    def place(some: NDArray[np.intp]) -> str:
+        lead = np.unravel_index(some[0] // last, n.right.shape[:-1]) if n.right.ndim > 1 else ()
+        return ", ".join((*(f"{axis} {at}" for axis, at in zip(n.axes[:-1], lead, strict=True)), runs(n.axes[-1], some % last)))
+
+    moves = [f"{place(some)} {'has' if some.size == 1 else 'have'} that of {place(source[some[:1]])}" for some in np.split(off, ends)]
+    return f"numbers of other places: {'; '.join(moves[:FEW])}" + (f"; and {len(moves) - FEW} more" if len(moves) > FEW else "")
+
+
+def _sources(theirs: Array, right: Array, same: float) -> NDArray[np.intp] | None:
+    """The slice of the right ones [n, m] that each of theirs is. Slices of few numbers are only told where they are few, and several
+    wrong."""
+    is_wide = right.shape[1] >= _FITTED
+    near = (10 * same if is_wide else same / 10) * float(np.abs(right).max())
+    source, off = np.arange(len(right)), np.flatnonzero((np.abs(theirs - right) > near).any(axis=1))
+    if not off.size or len(right) < 2 or not (is_wide or (off.size >= _FITTED and len(right) <= _FEW_SLICES)):
+        return None
+    found = sources(right, theirs[off], near)
+    if found is None:
+        return None
+    source[off] = found
+    return source
+
+
+def _laid_out(n: Numbers) -> str | None:
+    """Axes that are taken for each other."""
+    for order in permutations(range(n.right.ndim)):
+        if n.explained(n.right.transpose(order).reshape(n.right.shape)):
+            return f"numbers are laid out as [{', '.join(n.axes[i] for i in order)}], and read as [{', '.join(n.axes)}]"
+    return None
+
+
+def _shifted(n: Numbers) -> str | None:
+    """Numbers that are read a little beyond their place, or rows that are read from other distances than they have."""
+    size, width = n.right.size, n.right.shape[-1]
+    if size > _LARGE:
+        return None
+    flat, theirs = n.right.ravel(), n.theirs.ravel()
+    index = np.arange(size)
+    for by in (k for d in range(1, _OFFSET + 1) for k in (d, -d)):
+        for source, words in (
+            (index + by, f"numbers are read {abs(by)} {'behind' if by > 0 else 'before'} their place"),
+            (index + index // width * by, f"rows are read {width + by} numbers apart instead of {width}"),
+        ):
+            inside = (source >= 0) & (source < size)
+            few = np.flatnonzero(inside)[:: max(1, size // _RATIOS)]  # which refuse most
+            if inside.mean() <= 0.5 or not np.allclose(theirs[few], flat[source[few]], rtol=1e-3):
+                continue
+            if n.explained(np.where(inside, flat[np.clip(source, 0, size - 1)], theirs).reshape(n.right.shape)):
+                return words
+    return None
+
+
+# --- factors and constants --------------------------------------------------------------------------------------------------------------
+
+
+def _views(n: Numbers) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Yields the axes along which a factor or a constant may differ, with what they count."""
+    every = range(len(n.axes))
+    yield (), "number"
+    yield from (((i,), n.axes[i]) for i in every if n.axes[i] != "element")
+    yield from (((i,), n.axes[i]) for i in every if n.axes[i] == "element")
+    for i in every:
+        for j in range(i + 1, len(n.axes)):
+            if len(n.axes) > 2:
+                yield (i, j), f"{n.axes[j]} of each {n.axes[i]}"
+
+
+class _Fit(NamedTuple):
+    """Factors, or constants, that make all of their numbers."""
+
+    numbers: Array  # of each thing, [1.., n, ..1]
+    is_factor: bool
+    what: str  # is counted
+    is_single: bool  # whether it is one axis
+
+    def made(self, right: Array, numbers: Array) -> Array:
+        return numbers * right if self.is_factor else right + numbers
+
+    def off(self, same: float) -> NDArray[np.intp]:
+        """Where factors are not 1, or constants not 0."""
+        x = self.numbers.ravel()
+        return np.flatnonzero(np.abs(x - 1) > same if self.is_factor else np.abs(x) > same * np.abs(x).max())
+
+
+def _fitted(n: Numbers) -> Iterator[_Fit]:
+    for axes, what in _views(n):
+        rest = tuple(i for i in range(n.right.ndim) if i not in axes)
+        if np.prod([n.right.shape[i] for i in rest]) < _FITTED:
+            continue
+        square = (n.right**2).sum(axis=rest, keepdims=True)
+        factor = np.where(square > 0, (n.theirs * n.right).sum(axis=rest, keepdims=True) / square, 1)
+        for numbers, is_factor in ((factor, True), ((n.theirs - n.right).mean(axis=rest, keepdims=True), False)):
+            fit = _Fit(numbers, is_factor, what, len(axes) < 2)
+            if n.explained(fit.made(n.right, numbers)):
+                yield fit
+
+
+def _by_few_factors(n: Numbers) -> str | None:
+    """A factor, or a constant, of which few are different."""
+    for fit in _fitted(n):
+        numbers, few = fit.numbers.ravel(), np.full(fit.numbers.size, float(fit.is_factor))
+        groups = _groups(numbers, fit.off(n.same), n.same)
+        if not fit.is_single or len(groups) > _GROUPS:
+            continue
+        for some in groups:
+            few[some] = numbers[some].mean()
+        if n.explained(fit.made(n.right, few.reshape(fit.numbers.shape))):
+            which = [("all numbers" if few.size == 1 else runs(fit.what, some), some, float(few[some[0]])) for some in groups]
+            if fit.is_factor:
+                return listed([f"{words} {'is' if some.size == 1 < few.size else 'are'} {times(x)}" for words, some, x in which])
+            return listed([f"{digits(x)} is added to {words}" for words, _, x in which])
+    return None
+
+
+def _by_factors(n: Numbers) -> str | None:
+    """A factor, or a constant, of each thing along an axis."""
+    for fit in _fitted(n):
+        numbers, off = fit.numbers.ravel(), fit.off(n.same)
+        which = "" if off.size == numbers.size or not fit.is_single else f", at {places_of(off, numbers.size, fit.what)}"
+        how = f"each {fit.what} is multiplied by a number of its own" if fit.is_factor else f"a number is added to each {fit.what}"
+        return f"{how}, {numbers[off].min():.4g} to {numbers[off].max():.4g}{which}"
+    return None
+
+
+def times(factor: float) -> str:
+    """What numbers are that have a factor."""
+    if abs(factor) < _SAME:
+        return "0"
+    return "of the other sign" if abs(factor + 1) < _SAME else f"{digits(factor)} times what is right"
+
+
+def _groups(numbers: Array, some: NDArray[np.intp], near: float) -> list[NDArray[np.intp]]:
+    """Some of the numbers, those together that are the same."""
+    groups: list[NDArray[np.intp]] = []
+    while some.size and len(groups) <= _GROUPS:
+        same = np.abs(numbers[some] - numbers[some[0]]) <= 10 * near * max(1e-300, abs(numbers[some[0]]))
+        groups.append(some[same])
+        some = some[~same]
+    return groups
+
+
+def _few_ratios(n: Numbers) -> str | None:
+    """Numbers all over that have one of few factors: 0 and another one, as dropout leaves them, the other sign, or a penalty."""
+    ratio = np.where(n.right == 0, 0, n.theirs / n.right)
+    seen = ratio[np.abs(n.right) > 1e-3 * np.abs(n.right).max()]
+    groups = sorted(_groups(seen, np.arange(seen.size), n.same), key=lambda some: float(seen[some].mean()))
+    if seen.size < _RATIOS or not 1 < len(groups) <= _GROUPS or min(map(len, groups)) < _FITTED:
+        return None
+    factors = np.array([seen[some].mean() for some in groups])
+    if not n.explained(factors[np.abs(ratio[..., None] - factors).argmin(axis=-1)] * n.right):
+        return None
+    parts = [some.size / seen.size for some in groups]
+    each = [f"{100 * part:.2g} % are {'right' if abs(x - 1) < _SAME else times(float(x))}" for x, part in zip(factors, parts, strict=True)]
+    is_dropout = len(groups) == 2 and abs(factors[0]) < _SAME < factors[1] - 1 and abs(factors[1] * parts[1] - 1) < 0.05
+    return f"of the numbers {listed(each)}{', as dropout leaves them' if is_dropout else ''}"
+
+
+def _replaced(n: Numbers) -> str | None:
+    """One number in the place of many, all others right."""
+    wrong = np.abs(n.theirs - n.right) > n.same * np.abs(n.right).max()
+    numbers, count = np.unique(n.theirs[wrong], return_counts=True)
+    if not numbers.size or count.max() < _FITTED or len(numbers) > wrong.sum() // _FITTED:
+        return None
+    number = numbers[count.argmax()]
+    is_it = np.abs(n.theirs - number) <= 1e-6 * abs(number)
+    if not n.explained(np.where(is_it, number, n.right)):
+        return None
+    kept = np.where(is_it, np.inf, n.right).min(axis=-1) >= np.where(is_it & wrong, n.right, -np.inf).max(axis=-1)
+    filtered = ": the smaller ones of each row, as a filter of logits leaves them" if kept.all() else ""
+    return f"{100 * is_it.mean():.2g} % of the numbers are {number:.6g}, and the others are right{filtered}"
+
+
+# --- functions --------------------------------------------------------------------------------------------------------------------------
+
+
+def _of_rows(n: Numbers) -> str | None:
+    """A function of each row."""
+    x = n.right
+    largest = x.max(axis=-1, keepdims=True)
+    e = np.exp(x - largest)
+    total = e.sum(axis=-1, keepdims=True)
+    for words, computed in (
+        ("they are the softmax of each row", e / total),
+        ("they are the logarithms of each row's softmax", x - largest - np.log(total)),
+        ("the largest number of each row is subtracted", x - largest),
+        ("the mean of each row is subtracted", x - x.mean(axis=-1, keepdims=True)),
+        ("each row is divided by its sum", x / x.sum(axis=-1, keepdims=True)),
+        ("each row is divided by its largest magnitude", x / np.abs(x).max(axis=-1, keepdims=True)),
+    ):
+        if n.explained(computed):
+            return words
+    return None
+
+
+def _function(n: Numbers) -> str | None:
+    """A function of each right number by itself."""
+    x, y = n.right, n.theirs
+    low, high = float(y.min()), float(y.max())
+    slack = n.same / 10 * float(np.abs(y).max())
+    under, over = (x < low - slack).sum(), (x > high + slack).sum()
+    if under + over > 1 and n.explained(np.clip(x, low, high)):
+        if under and over:
+            return f"numbers are clipped to {low:.6g} and {high:.6g}"
+        return f"numbers {'above' if over else 'below'} {(high if over else low):.6g} are clipped to it"
+    caps = (np.geomspace(0.05, 10, 65) * np.abs(x).max()).tolist()
+    cap = nearest_number(lambda cap: float(((cap * np.tanh(x / cap) - y) ** 2).sum()), caps, _STEPS, _WORTH * float(((x - y) ** 2).sum()))
+    if cap is not None and n.explained(cap * np.tanh(x / cap)):
+        return f"numbers are soft-capped at {plain(cap, n.same / 4)}"
+    for name, function in ACTIVATIONS.items():
+        if name != "nothing" and n.explained(function(x)):
+            return f"{name} of them stands there"
+    return None
+
+
+def _unknown_function(n: Numbers) -> str | None:
+    return described_function(n.right.ravel(), n.theirs.ravel(), n.right.ravel(), "what is right")
+
+
+def described_function(x: Array, y: Array, right: Array, of: str) -> str | None:
+    """What y is where it is another function of x than `right`, by some of its numbers; None if it is no function. All flat."""
+    if x.size < _MANY:
+        return None
+    order = np.argsort(x)
+    x, y, right = x[order], y[order], right[order]
+    error = y - right
+    step = np.maximum(x[2:] - x[:-2], 1e-300)
+    between = error[:-2] + (error[2:] - error[:-2]) * (x[1:-1] - x[:-2]) / step
+    if not ((error[1:-1] - between) ** 2).mean() <= _SMOOTH * min((error**2).mean(), y.var()):
+        return None
+    points = dict.fromkeys(int(i) for i in np.searchsorted(x, np.linspace(x[0], x[-1], 6)[1:-1]))
+    return f"it is another function of {of}: " + listed([f"{instead(y[i], right[i], 4)} at {x[i]:.4g}" for i in points])
+
+
+# --- rank -------------------------------------------------------------------------------------------------------------------------------
+
+
+def rank(n: Numbers) -> int | None:
+    """The rank of an error that is the sum of few products of a column and a row."""
+    error = (n.theirs - n.right).reshape(len(n.right), -1)
+    if min(error.shape) < 4 * _RANK or error.size > _LARGE:
+        return None
+    size = np.linalg.svd(error, compute_uv=False)
+    left = np.cumsum(size[::-1] ** 2)[::-1]
+    return next((r for r in range(1, _RANK + 1) if left[r] <= matched(n.noise) * left[0]), None)

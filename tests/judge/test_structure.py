@@ -1,0 +1,380 @@
+"""What a step must have been is solved for, and the reader of structure says what it has in common with the right one.
+
+Shapes, places and numbers are drawn: a law is told of any tensor, rows and heads, and nothing is told of numbers that follow none.
+"""
+
+import numpy as np
+import pytest
+from dumps import recorded, without_codes
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from wrong_tensors import EVERY, IDS, KEY, LAYER, LLAMA, QUERY, C, T, by_weights, heads, layer_points, read, read_off, scores_of, softmax
+
+from bitnet_np import spec
+from bitnet_np.judge.law.functions import ACTIVATIONS
+from bitnet_np.judge.law.products import rows_of
+from bitnet_np.judge.readings.structure import Numbers, loose_structure, rank, structure
+from bitnet_np.judge.readings.wrong import moved_said
+from bitnet_np.testing.models import random_model
+from bitnet_np.traces.points import Key
+
+SEEDS = st.integers(0, 2**32 - 1)
+FACTORS = st.floats(0.1, 9).filter(lambda x: abs(x - 1) > 0.01)
+P = layer_points("llama")
+
+
+@st.composite
+def cubes(draw):
+    """Right numbers [T, H, K]."""
+    shape = draw(st.tuples(st.integers(5, 20), st.integers(2, 6), st.integers(5, 20)))
+    return np.random.default_rng(draw(SEEDS)).standard_normal(shape)
+
+
+def told(theirs, right):
+    """What the reader says of numbers with the noise of float32."""
+    noise = 1 + 1e-7 * np.random.default_rng(1).standard_normal(right.shape)
+    return structure(Numbers(theirs * noise, right, ("position", "head", "element"))) or ""
+
+
+# --- laws -------------------------------------------------------------------------------------------------------------------------------
+
+
+@given(cubes(), FACTORS, st.data())
+def test_a_factor_is_told_wherever_it_is(x, factor, data):
+    axis = data.draw(st.integers(0, 2))
+    at = data.draw(st.integers(0, x.shape[axis] - 1))
+    scaled = x.copy()
+    scaled[(*[slice(None)] * axis, at)] *= factor
+    said = told(scaled, x)
+    assert said.startswith(f"{('position', 'head', 'element')[axis]} {at} is ")
+    assert float(said.split()[3]) == pytest.approx(factor, rel=1e-5)
+
+
+@given(cubes(), st.data())
+def test_a_constant_is_told_wherever_it_is(x, data):
+    axis = data.draw(st.integers(0, 2))
+    at = data.draw(st.integers(0, x.shape[axis] - 1))
+    more = x.copy()
+    more[(*[slice(None)] * axis, at)] += 1.5
+    assert told(more, x).startswith("1.5")
+    assert told(more, x).endswith(f"is added to {('position', 'head', 'element')[axis]} {at}")
+
+
+@given(cubes(), st.data())
+def test_two_that_are_exchanged_are_told(x, data):
+    axis = data.draw(st.integers(0, 2))
+    a, b = sorted(data.draw(st.sets(st.integers(0, x.shape[axis] - 1), min_size=2, max_size=2)))
+    order = np.arange(x.shape[axis])
+    order[[a, b]] = b, a
+    what = ("position", "head", "element")[axis]
+    said = told(np.take(x, order, axis), x)
+    assert said == f"{what}s {a} and {b} are exchanged" or len(order) == 2
+
+
+@given(cubes(), FACTORS)
+def test_functions_of_each_number_are_told(x, limit):
+    y = 3 * limit * x
+    assume((np.abs(y) > limit).sum() > 20)
+    assert told(np.clip(y, -limit, limit), y).startswith("numbers are clipped to -")
+    assert told(np.minimum(y, limit), y).startswith(f"numbers above {limit:.4g}"[:-1])
+    assert told(limit * np.tanh(y / limit), y).startswith(f"numbers are soft-capped at {limit:.4g}"[:-1])
+    assert told(ACTIVATIONS["SiLU"](x), x) == "SiLU of them stands there"
+
+
+@pytest.mark.parametrize(
+    ("law", "says"),
+    [
+        (lambda x: 0 * x + 3, "all numbers are 3"),
+        (lambda x: 2 * x, "all numbers are 2 times what is right"),
+        (lambda x: x + 0.5, "0.5 is added to all numbers"),
+        (spec.softmax, "they are the softmax of each row"),
+        (lambda x: np.log(spec.softmax(x)), "they are the logarithms of each row's softmax"),
+        (lambda x: x - x.max(axis=-1, keepdims=True), "the largest number of each row is subtracted"),
+        (lambda x: x - x.mean(axis=-1, keepdims=True), "the mean of each row is subtracted"),
+        (lambda x: x / x.sum(axis=-1, keepdims=True), "each row is divided by its sum"),
+        (lambda x: x / np.abs(x).max(axis=-1, keepdims=True), "each row is divided by its largest magnitude"),
+        (
+            lambda x: x.transpose(1, 0, 2).reshape(x.shape),
+            "numbers are laid out as [head, position, element], and read as [position, head,",
+        ),
+        (lambda x: np.roll(x.ravel(), -3).reshape(x.shape), "numbers are read 3 behind their place"),
+        (lambda x: np.roll(x.ravel(), 2).reshape(x.shape), "numbers are read 2 before their place"),
+        (lambda x: np.where(MANY < 0.1, 0, x / 0.9), "of the numbers 9.3 % are "),
+        (lambda x: np.where(MANY < 0.1, -x, x), "of the numbers 9.3 % are "),
+    ],
+)
+def test_laws_of_all_numbers_are_told(law, says):
+    assert told(law(SOME), SOME).startswith(says)
+
+
+SOME, MANY = np.random.default_rng(0).standard_normal((12, 4, 16)), np.random.default_rng(1).random((12, 4, 16))
+
+
+def test_dropout_and_penalties_are_told_by_their_ratios():
+    assert told(np.where(MANY < 0.1, 0, SOME / (1 - (MANY < 0.1).mean())), SOME).endswith("times what is right, as dropout leaves them")
+    assert "are of the other sign, 9" in told(np.where(MANY < 0.1, -SOME, SOME), SOME)
+
+
+def test_rows_read_from_other_distances_are_told():
+    x = SOME.reshape(12, 64)
+    read = np.append(x, np.ones(99))[np.arange(12)[:, None] * 65 + np.arange(64)]
+    assert structure(Numbers(read, x, ("position", "element"))) == "rows are read 65 numbers apart instead of 64"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (np.arange(12) // 2, "head i has the numbers of i // 2"),
+        (np.arange(12) % 3, "head i has the numbers of i % 3"),
+        (np.arange(12) // 4 * 4, "head i has the numbers of i - i % 4"),
+        (np.arange(12) ^ 1, "head i has the numbers of i ^ 1"),
+        (np.arange(12)[::-1], "head i has the numbers of i from the end: the order is the opposite"),
+        (np.arange(12).reshape(3, 4).T.ravel(), "head i has the numbers of 4 * (i % 3) + i // 3: rows of 4 are read as columns"),
+        (np.r_[4:8, 0:4, 8:12], "heads 0 to 3 have the numbers of heads 4 to 7, heads 4 to 7 have the numbers of heads 0 to 3"),
+        (np.r_[0, 0, 0, 0, 4:12], "heads 1 to 3 have the numbers of head 0"),
+    ],
+)
+def test_orders_are_said_as_a_rule_or_by_runs(source, says):
+    assert moved_said(source, "head") == says
+
+
+@given(cubes(), SEEDS)
+def test_nothing_is_told_of_numbers_without_a_law(x, seed):
+    rng = np.random.default_rng([seed, 1])
+    numbers = Numbers(x + 0.3 * rng.standard_normal(x.shape), x, ("position", "head", "element"))
+    assert structure(numbers) is loose_structure(numbers) is rank(numbers) is None
+
+
+def test_each_thing_with_a_number_of_its_own_is_told_without_them():
+    factors = np.linspace(1.1, 2, 16)
+    assert loose_structure(Numbers(SOME * factors, SOME, ("position", "head", "element"))) == (
+        "each element is multiplied by a number of its own, 1.1 to 2"
+    )
+    assert loose_structure(Numbers(SOME + np.linspace(0, 2, 12)[:, None, None], SOME, ("position", "head", "element"))) == (
+        "a number is added to each position, 0.1818 to 2, at positions 1 to 11 of 12"
+    )
+
+
+# --- attention --------------------------------------------------------------------------------------------------------------------------
+
+V = heads("Vcur")
+RIGHT, EXP = softmax(scores_of()), np.where(QUERY >= KEY, np.exp(scores_of()), 0)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, C.kv_heads - 1), min_size=C.heads, max_size=C.heads))
+def test_any_key_value_heads_that_query_heads_read_are_named(rule):
+    own = np.arange(C.heads) // (C.heads // C.kv_heads)
+    assume(rule != own.tolist())
+    said = read("llama", "kqv_out", by_weights(softmax(scores_of(k=heads("Kcur_rope")[:, rule])), V[:, rule]))
+    assert said == f"query heads read other key-value heads: {', '.join(map(str, rule))} instead of {', '.join(map(str, own))}"
+
+
+SINKS = np.array([0.5, 2.0, -1.0, 0.3])
+SLOPES = 2.0 ** -np.arange(1, C.heads + 1)[:, None, None]
+CHUNKS = np.random.default_rng(5).standard_normal((C.heads, T, 2))[..., np.arange(T) // 9]
+QUERIES = heads("Qcur_rope")
+ATTENTION = {
+    "query heads read the keys of other heads: 1, 1, 0, 0 instead of 0, 0, 1, 1": by_weights(
+        softmax(scores_of(k=heads("Kcur_rope")[:, ::-1]))
+    ),
+    "query heads read the values of other heads: 1, 1, 0, 0 instead of": by_weights(RIGHT, V[:, ::-1]),
+    "heads have the queries of others: 0, 2, 1, 3 instead of 0, 1, 2, 3": by_weights(softmax(scores_of(q=QUERIES[:, [0, 2, 1, 3]]))),
+    "the softmax is of all keys, and the mask comes after it": by_weights(np.where(QUERY >= KEY, spec.softmax(scores_of()), 0)),
+    "one key more is in the softmax's sum, without a value, as a sink: its scores are 0.5, 2, -1, 0.3 by head": by_weights(
+        EXP / (EXP.sum(axis=-1, keepdims=True) + np.exp(SINKS)[:, None, None])
+    ),
+    "1 is added to the sum of exponentials that the softmax divides by": by_weights(EXP / (EXP.sum(axis=-1, keepdims=True) + 1)),
+    "attention's weights add up to 1": by_weights(RIGHT * (1.1 + np.random.default_rng(0).random((C.heads, T, 1)))),
+    "scores are 1.5 times what is right": by_weights(softmax(1.5 * scores_of())),
+    "scores of heads 1, 3 of 4 are multiplied by 2": by_weights(softmax(scores_of() * np.array([1, 2, 1, 2])[:, None, None])),
+    "scores have a bias that grows with distance, as ALiBi: slopes of heads are 0.5, 0.25, 0.125, 0.0625": by_weights(
+        softmax(scores_of() - SLOPES * (QUERY - KEY))
+    ),
+    "scores of positions 8 to 16 are multiplied by 1.9": by_weights(softmax(scores_of() * np.where(QUERY > 7, 1.9, 1))),
+    "a number is added to the scores of key 0, 1.5 to 1.5": by_weights(softmax(scores_of() + 1.5 * (KEY == 0))),
+    "scores of each 9 keys are off by a number of each row": by_weights(softmax(scores_of() + CHUNKS)),
+    "elements 20 to 23 of 24 of each head are left out of q . k": by_weights(softmax(scores_of(q=QUERIES * (np.arange(24) < 20)))),
+    "elements 0 to 5 of 24 of each head are multiplied by 2 to 2 in q . k": by_weights(
+        softmax(scores_of(q=QUERIES * np.where(np.arange(24) < 6, 2, 1)))
+    ),
+    "values: numbers are laid out as [head, position, element]": by_weights(RIGHT, V.transpose(1, 0, 2).reshape(V.shape)),
+    "values: head 1 is 1.3 times what is right; weights are right": by_weights(RIGHT, V * np.array([1, 1.3])[:, None]),
+    "values: those of position 4 are others; weights are right": by_weights(
+        RIGHT, np.where(np.arange(T)[:, None, None] == 4, np.random.default_rng(3).standard_normal(V.shape), V)
+    ),
+}
+
+
+@pytest.mark.parametrize("says", ATTENTION)
+def test_what_attention_does_otherwise_is_solved_for(says):
+    assert read("llama", "kqv_out", ATTENTION[says]).startswith(says)
+
+
+def test_cells_that_hold_a_run_of_others_are_said_together():
+    order = np.r_[0:3, 8:11, 6:T]
+    keys, values = heads("Kcur_rope")[order], V[order]
+    late = np.where(QUERY < 11, RIGHT, 0), np.where(QUERY < 11, 0, softmax(scores_of(k=keys)))
+    said = read("llama", "kqv_out", by_weights(late[0]) + by_weights(late[1], values))
+    assert said.startswith(
+        "the cells of positions 3 to 5 hold positions 8 to 10 where positions 11 to 16 read them: they were written over"
+    )
+
+
+# --- rotations --------------------------------------------------------------------------------------------------------------------------
+
+WIDE = random_model(9, family="stablelm", n_layers=2, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, rope_width=16, ffn=120)
+WIDE_POINTS = without_codes(recorded(WIDE, IDS["llama"]))
+
+
+def rotated(first, second, frequency):
+    """Queries of a partial rotation by other pairs and frequencies."""
+    x = WIDE_POINTS[Key("Qcur", 1)].astype(np.float64).reshape(T, -1, 24)
+    turns, y = np.exp(1j * np.multiply.outer(np.arange(T), frequency))[:, None], x.copy()
+    z = (x[..., first] + 1j * x[..., second]) * turns
+    y[..., first], y[..., second] = z.real, z.imag
+    return y.reshape(T, -1)
+
+
+def of_pairs(first, second, frequency):
+    return read_off(WIDE, IDS["llama"], WIDE_POINTS, Key("Qcur_rope", 1), rotated(first, second, frequency))
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 6), st.integers(0, 6), st.integers(4, 12).map(lambda n: 2 * n))
+def test_any_pairs_with_the_frequencies_of_any_width_are_told(count, more, width):
+    first, half = np.arange(count), min(count + more, 24 - count)
+    assume(half != 8 and width != 16 and WIDE.config.rope == "halves")
+    said = of_pairs(first, first + half, 1e4 ** (-2 * first / width))
+    assert said.startswith(f"pairs are {f'(i, i + {half})' if half > 1 else 'neighbours'} instead of (i, i + 8)")
+    if count > 2 and 1e4 ** (-2 * (count - 1) / width) > 1e-3:  # slower ones do not turn enough to be seen
+        assert f"; frequencies are those of a width of {width} instead of 16, or powers of " in said
+
+
+def test_frequencies_are_said_by_their_law():
+    own, i = WIDE.rope_frequency.astype(np.float64), np.arange(8)
+    assert of_pairs(i, i + 8, 0.3 * own) == "frequencies are 0.3 times what they should be"
+    assert of_pairs(i, i + 8, 7e4 ** (-i / 8)) == "frequencies are powers of 70000 instead of 10000"
+    assert of_pairs(i, i + 8, 1.5 * 7e4 ** (-i / 8)) == "frequencies are powers of 70000 instead of 10000, times 1.5"
+    scaled = own * np.array([1, 1, 1, 0.8, 0.5, 0.25, 0.25, 0.25])
+    slow = "frequencies of slow pairs are scaled: right up to pair 2, 0.25 times what they should be at pair 7"
+    assert of_pairs(i, i + 8, scaled) == slow
+    assert of_pairs(i, i + 8, own[[1, 0, 2, 3, 4, 5, 6, 7]]) == "pairs 0 and 1 are exchanged"
+    assert of_pairs(i, i + 8, np.where(i < 4, 1e4 ** (-i / 4), 0)).startswith(
+        "pairs 4 to 7 of each head are not rotated; frequencies are those of a width of 8 instead of 16"
+    )
+    assert of_pairs(np.array([0, 1, 4]), np.array([9, 7, 20]), own[:3]).startswith(
+        "pairs are (0, 9), (1, 7), (4, 20) instead of (i, i + 8)"
+    )
+
+
+# --- products and experts -----------------------------------------------------------------------------------------------------------------
+
+BLOCKS = random_model(3, family="llama", weights="Q8_0", width=256, ffn=256, heads=4, kv_heads=2, head_dim=64, n_layers=1, vocab=90)
+MANY_IDS = np.random.default_rng(0).integers(0, 90, 26)
+BLOCK_POINTS = without_codes(recorded(BLOCKS, MANY_IDS))
+
+
+def with_scales(change):
+    """What is read off a product of which the scales [N, blocks] of the matrix are others."""
+    linear = BLOCKS.layers[0].attn_q
+    blocks = linear.weights.data.view(np.uint8).reshape(256, -1, 34)
+    scales, codes = (np.ascontiguousarray(blocks[..., part]) for part in (slice(0, 2), slice(2, None)))
+    weights = codes.view(np.int8) * change(scales.view(np.float16).astype(np.float64)[..., 0])[..., None]
+    x = BLOCK_POINTS[Key("attn_norm", 0)].astype(np.float64)
+    wrong = x @ weights.reshape(256, 256).T * (linear.scale or 1) + (0 if linear.bias is None else linear.bias)
+    return read_off(BLOCKS, MANY_IDS, BLOCK_POINTS, Key("Qcur", 0), wrong)
+
+
+@settings(max_examples=8)
+@given(st.permutations(range(8)))
+def test_any_order_of_the_scales_of_blocks_is_told(order):
+    assume(order != sorted(order))
+    assert (
+        with_scales(lambda scales: scales[:, order])
+        == f"Q8_0: scales of blocks of 32 weights of a row: {moved_said(np.array(order), 'block')}"
+    )
+
+
+def test_scales_of_blocks_that_are_stuck_or_of_other_rows_are_told():
+    says = "Q8_0: scales of blocks of 32 weights of a row: "
+    assert with_scales(lambda scales: np.repeat(scales[:, :1], 8, axis=1)) == f"{says}blocks 1 to 7 have the numbers of block 0"
+    assert with_scales(lambda scales: np.roll(scales, -1, axis=0)) == f"{says}rows are shifted by 1: row 0 has the numbers of row 1"
+    rng = np.random.default_rng(0)
+    assert "100 % of them are 1" in with_scales(lambda scales: scales * (1.1 + rng.random(scales.shape)))
+
+
+UP, NORM = P["ffn_up"], P["ffn_norm"]
+LINEAR = LLAMA.layers[LAYER].ffn_up
+MATRIX = rows_of(LINEAR.weights, np.arange(120))
+GROUPS = np.arange(96) // 32
+
+
+def of_matrix(matrix):
+    return NORM @ matrix.T + LINEAR.bias
+
+
+def test_zero_points_and_factors_of_blocks_of_any_matrix_are_told():
+    rng = np.random.default_rng(0)
+    added = read("llama", "ffn_up", of_matrix(MATRIX + (1 + rng.random((120, 3)))[:, GROUPS]))
+    assert added.startswith("the matrix: a number is added to the weights of each block of 32, 1")
+    both = read("llama", "ffn_up", of_matrix(MATRIX * np.array([2, 1, 1])[GROUPS] + (1 + rng.random((120, 3)))[:, GROUPS]))
+    assert both.endswith("; the matrix: factors of blocks of 32 weights of a row: block 0 is 2 times what is right")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (
+            of_matrix(MATRIX * ((np.arange(120)[:, None] < 60) == (np.arange(96) < 48))),
+            "at elements 0 to 59: inputs 48 to 95 are not summed; at",
+        ),
+        (
+            np.roll(NORM.ravel(), -2).reshape(NORM.shape) @ MATRIX.T + LINEAR.bias,
+            "ffn_norm: numbers are read 2 behind their place; all other",
+        ),
+        (
+            NORM[:, np.r_[32:64, 0:32, 64:96]] @ MATRIX.T + LINEAR.bias,
+            "ffn_norm: elements 0 to 31 have the numbers of elements 32 to 63, el",
+        ),
+    ],
+)
+def test_inputs_of_a_product_are_solved_for(wrong, says):
+    assert read("llama", "ffn_up", wrong).startswith(says)
+
+
+def test_an_error_of_low_rank_is_told():
+    rng = np.random.default_rng(0)
+    wrong = P["Qcur"] + (NORM @ rng.standard_normal((96, 3))) @ rng.standard_normal((3, 96))
+    assert read("llama", "Qcur", wrong) == "what is wrong is of rank 3, as few inputs or a low-rank adapter make it"
+
+
+EXPERTS = random_model(5, family="qwen3moe", n_layers=1)
+EXPERT_POINTS = without_codes(recorded(EXPERTS, np.arange(12)))
+
+
+@settings(max_examples=20)
+@given(SEEDS)
+def test_experts_weighted_by_any_numbers_of_the_table_are_told(seed):
+    weights = EXPERT_POINTS[Key("ffn_moe_weights", 0)].astype(np.float64)
+    results = EXPERT_POINTS[Key("ffn_moe_down", 0)].astype(np.float64).reshape(*weights.shape, -1)
+    used = weights.ravel()[np.random.default_rng(seed).integers(0, weights.size, weights.shape)]
+    said = read_off(EXPERTS, np.arange(12), EXPERT_POINTS, Key("ffn_moe_out", 0), (results * used[..., None]).sum(axis=1))
+    assert said.startswith("the weights of experts: numbers of other places: position ")
+
+
+def test_the_slot_whose_weight_is_lost_is_told():
+    weights = EXPERT_POINTS[Key("ffn_moe_weights", 0)].astype(np.float64)
+    results = EXPERT_POINTS[Key("ffn_moe_down", 0)].astype(np.float64).reshape(*weights.shape, -1)
+    wrong = (results * (weights * np.array([1, 0]))[..., None]).sum(axis=1)
+    said = read_off(EXPERTS, np.arange(12), EXPERT_POINTS, Key("ffn_moe_out", 0), wrong)
+    assert said == "the weights of experts: slot 1 is 0; all other steps are right"
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_nothing_is_solved_for_in_noise(family):
+    rng = np.random.default_rng(3)
+    for name in ("Qcur", "ffn_up", "kqv_out", "ffn_down"):
+        x = layer_points(family)[name]
+        said = read(family, name, x + 0.3 * rng.standard_normal(x.shape))
+        assert not said or said.endswith("are no sums of their values"), said
