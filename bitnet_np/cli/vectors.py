@@ -2,9 +2,11 @@
 
 import argparse
 
+from .. import __version__
 from ..base.errors import OptionError
 from ..files.load import open_model
-from ..vectors.choose import SIZES, choice, like
+from ..testing.model_cases import TABLES
+from ..vectors.choose import CHOICES, SIZES, cases
 from ..vectors.pack import write
 from .arguments import DOWNLOAD
 from .printing import answer
@@ -18,24 +20,23 @@ folder@DIR: a new folder
 --families F1,F2,...: the families of whole models
 --types T1,T2,...: the types of matrices, such as ternary, Q4_K
 --operations O1,O2,...: the operations, such as rms_norm, matmul; model stands for whole models
---like MODEL: the family, types and operations of this model alone; options above come before it
+--like MODEL: the family of this model and the types of its tensors, where they are not named
 {DOWNLOAD}
 """
+_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I2_S": "ternary"}
+"""The names that types of a file's tensors have in a pack, where they differ."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the pack; returns the exit code."""
-    named = {name: getattr(arguments, name) for name in ("families", "types", "operations")}
-    chosen = [None if text is None else [part for part in text.split(",") if part] for text in named.values()]
+    folder, named = arguments.folder, {}
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OptionError(f"{folder} is there, expected a new folder or an empty one")
     if arguments.like is not None:
-        chosen = [
-            own if own is not None else of_model
-            for own, of_model in zip(chosen, like(open_model(arguments.like, arguments.download)), strict=True)
-        ]
-    if arguments.folder.exists() and (not arguments.folder.is_dir() or any(arguments.folder.iterdir())):
-        raise OptionError(f"{arguments.folder} is there, expected a new folder or an empty one")
-    facts = write(arguments.folder, choice(arguments.size, *chosen).cases())
-    text = (
-        f"{arguments.folder}: version {facts['version']}, {facts['cases']} cases in {facts['files']} files, {facts['bytes'] / 1e6:.2f} MB"
-    )
-    return answer(arguments, {"folder": str(arguments.folder), **facts}, text)
+        source = open_model(arguments.like, arguments.download)
+        types = {_TYPES.get(tensor.type.name, tensor.type.name) for tensor in source.tensors.values()}
+        named = {"families": [source.config.architecture], "types": [kind for kind in TABLES if kind in types]}
+    named |= {name: text.split(",") for name in CHOICES if (text := getattr(arguments, name)) is not None}
+    facts = write(folder, cases(arguments.size, **named), __version__)
+    text = f"{folder}: version {facts['version']}, {facts['cases']} cases in {facts['files']} files, {facts['bytes'] / 1e6:.2f} MB"
+    return answer(arguments, {"folder": str(folder), **facts}, text)

@@ -68,15 +68,8 @@ def _numbers(**numbers: Any) -> Arrays:
 
 def _case(operation: str, which: str, what: str, law_of: str, inputs: Arrays, outputs: Any, **words: str) -> Case:
     """outputs: an array's rule, or several by name."""
-    return Case(
-        f"{operation}-{which}",
-        operation,
-        what,
-        _LAW.format(law_of),
-        inputs,
-        outputs if isinstance(outputs, dict) else {"y": outputs},
-        words,
-    )
+    outputs = outputs if isinstance(outputs, dict) else {"y": outputs}
+    return Case(f"{operation}-{which}", operation, what, _LAW.format(law_of), inputs, outputs, words)
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------------------------
@@ -114,9 +107,9 @@ def _of_rows(name: str, which: str, draw: Callable[..., Any], what: str) -> Case
     inputs: Arrays = {key: x if np.ndim(x) else np.array(x, np.float64) for key, x in zip(names, arguments, strict=True)}
     read = {key: x for key, x in inputs.items() if x.ndim > 1}
     if name == "quantize":
-        results: Any = contract.quantize(*arguments)
-        made = zip(("codes", "scale"), (law.codes, law.code_scale), results, strict=True)
-        outputs: Any = {key: bounded(_expected(make(None, *_tensors("x")), read), bits.shape, bits) for key, make, bits in made}  # type: ignore[arg-type]
+        results, makers = contract.quantize(*arguments), (law.codes, law.code_scale)
+        made: Any = zip(("codes", "scale"), makers, results, strict=True)
+        outputs: Any = {key: bounded(_expected(make(None, *_tensors("x")), read), bits.shape, bits) for key, make, bits in made}
     else:
         nodes = [_tensors(key)[0] if key in read else x for key, x in zip(names, arguments, strict=True)]
         bits = getattr(contract, name)(*arguments)
@@ -161,13 +154,11 @@ def _product(dialect: Dialect, x: Any, weights: Any, bits: Any) -> Output:
 
 def _embedding(table: Any, kind: str) -> Case:
     """Rows of a table, which are exact."""
-    data, tokens = table.data if isinstance(table, Blocks) else table, np.array([len(table if kind in FLOATS else table.data) - 1, 0, 7, 0])
-    tree = Node("rows", (constant("", law.matrix_of(table)), *_tensors("tokens")), "the rows")
-    bits = contract.embed_blocks(data, table.type, tokens) if isinstance(table, Blocks) else contract.embed(table, tokens)
-    e = _expected(tree, {"tokens": tokens})
-    return _case(
-        "embed", kind, f"rows of a table of {kind}", "embedding", {"tokens": tokens, "w": data}, bounded(e, bits.shape, bits), type=kind
-    )
+    in_blocks, tokens = isinstance(table, Blocks), np.array([8, 0, 7, 0])
+    data, tree = table.data if in_blocks else table, Node("rows", (constant("", law.matrix_of(table)), *_tensors("tokens")), "the rows")
+    bits = contract.embed_blocks(data, table.type, tokens) if in_blocks else contract.embed(table, tokens)
+    y = bounded(_expected(tree, {"tokens": tokens}), bits.shape, bits)
+    return _case("embed", kind, f"rows of a table of {kind}", "embedding", {"tokens": tokens, "w": data}, y, type=kind)
 
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -302,24 +293,21 @@ def experts() -> Iterator[Case]:
         chosen = contract.top_experts(logits, k)
         place, read = _place("ffn_moe", experts=count, experts_used=k), {"logits": logits}
         e = _expected(law.top_experts(place, *_tensors("logits")), read)
-        what, outputs = (
-            f"the {k} largest of {count} logits, of equal ones the lower number first",
-            {"experts": bounded(e, chosen.shape, chosen)},
-        )
-        yield _case("top_experts", str(count), what, "top_experts", read | _numbers(k=k), outputs)
+        what = f"the {k} largest of {count} logits, of equal ones the lower number first"
+        yield _case("top_experts", str(count), what, "top_experts", read | _numbers(k=k), bounded(e, chosen.shape, chosen))
         for normalized in (False, True):
             place, read = _place("x", experts=count, experts_used=k, normalized_experts=normalized), {"logits": logits, "experts": chosen}
             bits = contract.expert_weights(logits, chosen, normalized)
             y = bounded(_expected(law.expert_weights(place, *_tensors(*read)), read), bits.shape, bits)
             what = "the softmax of all logits at these experts" + ", divided by their sum" * normalized
-            which = f"{count}{'-normalized' * normalized}"
-            yield _case("expert_weights", which, what, "expert_weights", read | _numbers(normalized=normalized), y)
+            yield _case(
+                "expert_weights", f"{count}{'-normalized' * normalized}", what, "expert_weights", read | _numbers(normalized=normalized), y
+            )
     matrices, read = noise(991, 4, 6, 33), {"x": noise(992, 3, 33), "experts": np.array([[3, 0], [1, 3], [2, 1]], np.int32)}
     x, slots = _tensors("x", "experts")
     e = _expected(law.of_experts(_place("ffn_moe_up"), x, slots, [Linear(w) for w in matrices]), read)
-    yield _case(
-        "experts_matmul", "4", "rows times the matrices of their experts", "of_experts", read | {"w": matrices}, bounded(e, (3, 2, 6))
-    )
+    what = "rows times the matrices of their experts"
+    yield _case("experts_matmul", "4", what, "of_experts", read | {"w": matrices}, bounded(e, (3, 2, 6)))
 
 
 def around() -> Iterator[Case]:
@@ -334,9 +322,7 @@ def around() -> Iterator[Case]:
     inputs = {"x": x, "w": table, "bias": bias} | _numbers(divisor=2.5, cap=3.0)
     yield _case("head", "all", "logits: a product, a bias, a divisor, a soft cap", "head", inputs, bounded(e, (7, 40)))
     logits: Any = (np.rint(40 * noise(998, 40)) / f32(8)).astype(f32)
-    what = (
-        "by falling logit, the first token at which the sum of probabilities exceeds the uniform number: bitnet_np/generation/sampling.py"
-    )
+    what = "the first token, by falling logit, at which the sum of probabilities exceeds the uniform number: generation/sampling.py"
     for which, temperature, top_p, uniform in (("greedy", 0.0, 1.0, 0.0), ("hot", 2.5, 1.0, 0.75), ("top_p", 1.5, 0.5, 0.9)):
         token = int(logits.argmax())
         if temperature:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__
 from ..base.errors import UnsupportedError
 from ..base.whole_file import whole_file
 from ..judge.bounds import bound_of
@@ -25,19 +24,6 @@ from ..judge.measures import FLIPS_LIMIT, OUTLIER_LIMIT, SCALE_LIMIT, Reach, lim
 SCHEMA = 1
 MOST_BYTES = 20_000_000
 """Of a pack: one that is larger is refused, because nobody keeps it in a repository."""
-CHECKERS = ("vectors.h", "vectors.rs")
-_ALIGNED = 8
-_TYPES = {
-    "float64": "f64",
-    "float32": "f32",
-    "float16": "f16",
-    "uint16": "bf16",
-    "int64": "i64",
-    "int32": "i32",
-    "int8": "i8",
-    "uint8": "u8",
-}
-"""The names of NumPy's types in an index. uint16 holds the bits of bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +71,7 @@ def bounded(expected: Expected, shape: tuple[int, ...], bits: NDArray | None = N
     if bits is not None:
         arrays["bits"] = np.asarray(bits[rows], np.float32).reshape(shape)
         open_ended = ~np.isfinite(arrays["bits"])
-        arrays["limit"][open_ended], arrays["square"][open_ended] = np.inf, 0.0
-        arrays["value"][open_ended] = 0.0
+        arrays["limit"][open_ended], arrays["square"][open_ended], arrays["value"][open_ended] = np.inf, 0.0, 0.0
     return Output("bounds", arrays, {"shared": float(expected.shared)})
 
 
@@ -119,11 +104,12 @@ class _Writer:
         number, content = self.files.get(file, (len(self.files), b""))
         places = self.places.setdefault(file, {})
         if id(array) not in places:
-            content += bytes(-len(content) % _ALIGNED)
+            content += bytes(-len(content) % 8)
             places[id(array)] = (len(content), array)
             content += np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
             self.files[file] = (number, content)
-        offset, kind = places[id(array)][0], _TYPES[array.dtype.name]
+        offset, bits = places[id(array)][0], 8 * array.itemsize
+        kind = "bf16" if array.dtype == np.uint16 else f"{array.dtype.kind}{bits}"
         self.lines.append(f"array {name} {kind} {number} {offset} {' '.join(map(str, (array.ndim, *array.shape)))}")
         return {"dtype": kind, "shape": list(array.shape), "file": file, "offset": offset}
 
@@ -144,28 +130,26 @@ class _Writer:
         scalars = {name: float(array) for name, array in case.inputs.items() if not array.ndim}
         self.cases.append(words | {"numbers": scalars, "inputs": inputs, "outputs": outputs})
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, package: str) -> dict[str, Any]:
         """Write everything; returns what the manifest says of the whole pack."""
-        known = {name: hashlib.sha256(content).hexdigest() for name, (_, content) in self.files.items()}
+        contents = {name: content for name, (_, content) in self.files.items()}
+        known = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
         listed = [f"file {number} {len(content)} {fnv(content):016x} {name}" for name, (number, content) in self.files.items()]
         body = "\n".join([*listed, *self.lines])
         version = hashlib.sha256("\n".join([body, *known.values()]).encode()).hexdigest()[:16]
         index = f"bitnet_np-vectors {SCHEMA} {version} {len(self.files)} {len(self.cases)}\n{body}\n".encode()
-        whole = {"format": "bitnet_np-vectors", "schema": SCHEMA, "version": version, "package": __version__}
-        sizes = {name: {"bytes": len(content), "sha256": known[name]} for name, (_, content) in self.files.items()}
+        whole = {"format": "bitnet_np-vectors", "schema": SCHEMA, "version": version, "package": package}
+        sizes = {name: {"bytes": len(content), "sha256": known[name]} for name, content in contents.items()}
         manifest = json.dumps(whole | {"files": sizes, "cases": self.cases}, indent=1, allow_nan=False) + "\n"
-        everything = {name: content for name, (_, content) in self.files.items()} | {
-            "vectors.txt": index + b"end %016x\n" % fnv(index),
-            "manifest.json": manifest.encode(),
-            **{name: (files("bitnet_np") / "vectors" / name).read_bytes() for name in CHECKERS},
-        }
-        nbytes = sum(map(len, everything.values()))
+        contents |= {"vectors.txt": index + b"end %016x\n" % fnv(index), "manifest.json": manifest.encode()}
+        contents |= {name: (files("bitnet_np") / "vectors" / name).read_bytes() for name in ("vectors.h", "vectors.rs")}
+        nbytes = sum(map(len, contents.values()))
         if nbytes > MOST_BYTES:
             raise UnsupportedError(f"the pack has {nbytes:,} bytes, expected {MOST_BYTES:,} at most: --size small, or fewer families")
-        for name, content in everything.items():
+        for name, content in contents.items():
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / name).write_bytes(content)
-        return whole | {"cases": len(self.cases), "files": len(everything), "bytes": nbytes}
+        return whole | {"cases": len(self.cases), "files": len(contents), "bytes": nbytes}
 
 
 def fnv(content: bytes) -> int:
@@ -176,13 +160,13 @@ def fnv(content: bytes) -> int:
     return total ^ len(content)
 
 
-def write(folder: Path, cases: Iterable[Case]) -> dict[str, Any]:
-    """Write a pack to a new folder. Raises UnsupportedError for a pack that is too large, OSError for a folder with something in it.
+def write(folder: Path, cases: Iterable[Case], package: str) -> dict[str, Any]:
+    """Write a pack to a new folder; returns what its manifest says of the whole, with the numbers of cases, files and bytes.
 
-    Returns what the manifest says of the whole pack, with the numbers of cases, files and bytes.
+    package: the version of this package. Raises UnsupportedError for a pack that is too large.
     """
     with whole_file(folder, folder=True) as part:
         writer = _Writer(part)
         for case in cases:
             writer.case(case)
-        return writer.finish()
+        return writer.finish(package)

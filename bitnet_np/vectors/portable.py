@@ -82,9 +82,9 @@ _FUNCTIONS: dict[str, Callable[..., NDArray]] = {
     "matmul": _product,
 }
 """What is computed in another way than NumPy does, by the names of its functions."""
-_FIXED = """add subtract multiply divide remainder negative absolute sign sqrt square rint floor ceil trunc maximum minimum clip less
-less_equal greater greater_equal equal not_equal isfinite isnan isinf signbit invert floor_divide logical_and logical_or logical_not bitwise_and bitwise_or copysign frexp ldexp
-spacing""".split()  # noqa: SIM905
+_FIXED = """add subtract multiply divide floor_divide remainder negative absolute sign sqrt square rint floor ceil trunc maximum minimum
+clip less less_equal greater greater_equal equal not_equal isfinite isnan isinf signbit invert logical_and logical_or logical_not
+bitwise_and bitwise_or copysign frexp ldexp spacing""".split()  # noqa: SIM905
 """What IEEE fixes, or is exact."""
 _OF_MATRICES = ("dot", "einsum", "inner", "tensordot", "vdot")
 """Functions that add up in an order of their own."""

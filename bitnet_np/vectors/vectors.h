@@ -15,7 +15,6 @@
 #define VECTORS_H
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +22,7 @@
 
 enum { VEC_DONE = 0, VEC_SKIP = 1 }; /* what an engine returns: any other number is an error of it */
 enum { VEC_F64, VEC_F32, VEC_F16, VEC_BF16, VEC_I64, VEC_I32, VEC_I8, VEC_U8 };
-enum { VEC_NAME = 64, VEC_RANK = 4, VEC_ARRAYS = 48, VEC_WORDS = 8, VEC_OUTS = 64 };
+enum { VEC_NAME = 64, VEC_RANK = 4, VEC_ARRAYS = 500, VEC_WORDS = 8, VEC_OUTS = 66 };
 
 typedef struct { char name[VEC_NAME]; int type, rank; size_t shape[VEC_RANK], count; const void *data; } vec_array;
 typedef struct { char name[VEC_NAME], text[VEC_NAME]; } vec_word_of;
@@ -31,7 +30,7 @@ typedef struct { char name[VEC_NAME], rule[VEC_NAME]; const vec_array *value; fl
 typedef struct {
     char id[VEC_NAME], operation[VEC_NAME];
     size_t n_arrays, n_words, n_outs;
-    vec_array arrays[VEC_OUTS * 7 + VEC_ARRAYS]; /* inputs by their names, those of outputs as y.value, y.limit */
+    vec_array arrays[VEC_ARRAYS]; /* inputs by their names, those of outputs as y.value, y.limit */
     vec_word_of words[VEC_WORDS];
     vec_output outs[VEC_OUTS];
 } vec_case;
@@ -44,39 +43,31 @@ typedef struct {
 } vec_pack;
 typedef int (*vec_engine)(const vec_case *c, void *user);
 
-static int vec_fail(vec_pack *p, const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    vsnprintf(p->error, sizeof p->error, format, list);
-    va_end(list);
-    return -1;
-}
+#define VEC_FAIL(p, ...) (snprintf((p)->error, sizeof (p)->error, __VA_ARGS__), -1)
 
-/* --- what an engine asks for --- */
+/* --- what an engine asks for: each is NULL where a case has no such array --- */
 
-/* An array of a case by its name; NULL if there is none. */
 static const vec_array *vec_get(const vec_case *c, const char *name) {
     for (size_t i = 0; i < c->n_arrays; i++)
         if (!strcmp(c->arrays[i].name, name)) return &c->arrays[i];
     return NULL;
 }
-/* The numbers of an array of float32; NULL if there is none of that type. */
 static const float *vec_f32(const vec_case *c, const char *name) {
     const vec_array *a = vec_get(c, name);
     return a && a->type == VEC_F32 ? (const float *)a->data : NULL;
 }
-/* A number of the operation, such as eps; otherwise where the case has none. */
+/* A number of the operation, such as eps; `otherwise` where the case has none. */
 static double vec_num(const vec_case *c, const char *name, double otherwise) {
     const vec_array *a = vec_get(c, name);
     return a && a->type == VEC_F64 && a->rank == 0 ? *(const double *)a->data : otherwise;
 }
 /* An option that is no number, such as the type of a matrix; "" where the case has none. */
 static const char *vec_word(const vec_case *c, const char *name) {
-    for (size_t i = 0; i < c->n_words; i++)
-        if (!strcmp(c->words[i].name, name)) return c->words[i].text;
-    return "";
+    size_t i = 0;
+    while (i < c->n_words && strcmp(c->words[i].name, name)) i++;
+    return i < c->n_words ? c->words[i].text : "";
 }
-/* Where the engine puts an output, in C order; its shape is that of vec_get(c, "y.value"). NULL if the case has no such output. */
+/* Where the engine puts an output, in C order; its shape is that of vec_get(c, "y.value"). */
 static float *vec_out(const vec_case *c, const char *name) {
     for (size_t i = 0; i < c->n_outs; i++)
         if (!strcmp(c->outs[i].name, name)) return c->outs[i].numbers;
@@ -99,26 +90,22 @@ static uint64_t vec_checksum(const char *data, size_t bytes) {
 static char *vec_read(const char *dir, const char *name, size_t *bytes) {
     size_t length = strlen(dir) + strlen(name) + 2, room = 0, have = 0;
     char *path = (char *)malloc(length), *data = NULL;
-    if (!path) return NULL;
-    snprintf(path, length, "%s/%s", dir, name);
-    FILE *file = fopen(path, "rb");
+    if (path) snprintf(path, length, "%s/%s", dir, name);
+    FILE *file = path ? fopen(path, "rb") : NULL;
     free(path);
     while (file) {
-        if (have + 1 >= room) {
-            char *more = (char *)realloc(data, room = 2 * room + 4096);
-            if (!more) break;
-            data = more;
-        }
+        char *more = have + 1 < room ? data : (char *)realloc(data, room = 2 * room + 4096);
+        if (!more) break;
+        data = more;
         size_t some = fread(data + have, 1, room - have - 1, file);
         have += some;
         if (some) continue;
-        int broken = ferror(file);
+        if (ferror(file)) break;
         fclose(file);
-        if (broken) break;
-        data[have] = 0;
-        *bytes = have;
+        data[have] = 0, *bytes = have;
         return data;
     }
+    if (file) fclose(file);
     free(data);
     return NULL;
 }
@@ -127,77 +114,67 @@ static char *vec_read(const char *dir, const char *name, size_t *bytes) {
 static int vec_token(vec_pack *p, char out[VEC_NAME]) {
     size_t n = 0;
     while (p->at[n] && p->at[n] != ' ' && p->at[n] != '\n') {
-        char ch = p->at[n];
-        int fine = (ch >= 'a' && ch <= 'z') || (ch >= 'A' && ch <= 'Z') || (ch >= '0' && ch <= '9') || (ch && strchr("_-.+/", ch));
-        if (!fine || n + 1 >= VEC_NAME) return vec_fail(p, "vectors.txt, line %zu: no word", p->line);
-        out[n++] = ch;
+        char c = p->at[n];
+        int fine = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || strchr("_-.+/", c);
+        if (!fine || n + 1 >= VEC_NAME) return VEC_FAIL(p, "vectors.txt, line %zu: no word", p->line);
+        out[n++] = c;
     }
     out[n] = 0;
-    p->at += n;
-    if (!n) return vec_fail(p, "vectors.txt, line %zu: a word is missing", p->line);
-    if (*p->at == ' ') p->at++;
-    return 0;
+    p->at += n + (p->at[n] == ' ');
+    return n ? 0 : VEC_FAIL(p, "vectors.txt, line %zu: a word is missing", p->line);
 }
 static int vec_end_of_line(vec_pack *p) {
-    if (*p->at != '\n') return vec_fail(p, "vectors.txt, line %zu: more words than expected", p->line);
-    p->at++, p->line++;
-    return 0;
+    return *p->at == '\n' ? (p->at++, p->line++, 0) : VEC_FAIL(p, "vectors.txt, line %zu: more words than expected", p->line);
 }
-/* The next word as a number of at most 15 digits in this base. */
 static int vec_size(vec_pack *p, size_t *out) {
     char word[VEC_NAME];
     if (vec_token(p, word)) return -1;
-    uint64_t total = 0;
-    for (size_t i = 0; word[i]; i++) {
-        if (word[i] < '0' || word[i] > '9' || i >= 15) return vec_fail(p, "vectors.txt, line %zu: %s is no size", p->line, word);
-        total = 10 * total + (uint64_t)(word[i] - '0');
-    }
+    unsigned long long total = strtoull(word, NULL, 10);
     *out = (size_t)total;
-    return *out == total ? 0 : vec_fail(p, "vectors.txt, line %zu: %s is too large here", p->line, word);
+    int fine = strspn(word, "0123456789") == strlen(word) && strlen(word) <= 15 && *out == total;
+    return fine ? 0 : VEC_FAIL(p, "vectors.txt, line %zu: %s is no size", p->line, word);
 }
-/* Whether the next word is this one; then it is passed. */
+/* Whether the next word is this one, which is then passed. */
 static int vec_is(vec_pack *p, const char *word) {
     size_t n = strlen(word);
-    if (strncmp(p->at, word, n) || p->at[n] != ' ') return 0;
-    p->at += n + 1;
-    return 1;
+    int is = !strncmp(p->at, word, n) && p->at[n] == ' ';
+    if (is) p->at += n + 1;
+    return is;
 }
 
 static void vec_close(vec_pack *p) {
     for (size_t i = 0; p->files && i < p->n_files; i++) free(p->files[i].data);
-    free(p->files), free(p->index);
-    p->files = NULL, p->index = NULL;
+    free(p->files), free(p->index), p->files = NULL, p->index = NULL;
 }
 
 /* Open a pack: its index and all its files are read and their checksums compared. 0, or -1 with the reason in p->error. */
 static int vec_open(vec_pack *p, const char *dir) {
-    size_t bytes = 0, schema, number;
+    size_t bytes = 0, schema = 0, number = 0;
     char word[VEC_NAME], sum[17];
     const uint16_t one = 1;
     memset(p, 0, sizeof *p);
     p->line = 1;
-    if (!*(const char *)&one) return vec_fail(p, "packs are read on little-endian machines only");
+    if (!*(const char *)&one) return VEC_FAIL(p, "packs are read on little-endian machines only");
     p->index = p->at = vec_read(dir, "vectors.txt", &bytes);
-    if (!p->index) return vec_fail(p, "%s/vectors.txt cannot be read", dir);
-    if (bytes < 21 || strlen(p->index) != bytes || memcmp(p->index + bytes - 21, "end ", 4)) return vec_fail(p, "%s/vectors.txt is cut short", dir);
+    if (!p->index) return VEC_FAIL(p, "%s/vectors.txt cannot be read", dir);
+    if (bytes < 21 || strlen(p->index) != bytes || memcmp(p->index + bytes - 21, "end ", 4)) return VEC_FAIL(p, "%s/vectors.txt is cut short", dir);
     snprintf(sum, sizeof sum, "%016llx", (unsigned long long)vec_checksum(p->index, bytes - 21));
-    if (memcmp(p->index + bytes - 17, sum, 16)) return vec_fail(p, "%s/vectors.txt is damaged: its checksum is another", dir);
-    if (!vec_is(p, "bitnet_np-vectors") || vec_size(p, &schema) || schema != 1) return vec_fail(p, "%s/vectors.txt: no index of schema 1", dir);
+    if (memcmp(p->index + bytes - 17, sum, 16)) return VEC_FAIL(p, "%s/vectors.txt is damaged: its checksum is another", dir);
+    if (!vec_is(p, "bitnet_np-vectors") || vec_size(p, &schema) || schema != 1) return VEC_FAIL(p, "%s/vectors.txt: no index of schema 1", dir);
     if (vec_token(p, p->version) || vec_size(p, &p->n_files) || vec_size(p, &p->n_cases) || vec_end_of_line(p)) return -1;
-    if (p->n_files > bytes) return vec_fail(p, "vectors.txt has %zu files, more than lines", p->n_files);
-    p->files = (vec_file *)calloc(p->n_files + 1, sizeof *p->files);
-    if (!p->files) return vec_fail(p, "no memory");
+    p->files = p->n_files <= bytes ? (vec_file *)calloc(p->n_files + 1, sizeof *p->files) : NULL;
+    if (!p->files) return VEC_FAIL(p, "vectors.txt has %zu files: too many", p->n_files);
     for (size_t i = 0; i < p->n_files; i++) {
         size_t have = 0;
         char checksum[VEC_NAME];
-        if (!vec_is(p, "file") || vec_size(p, &number) || number != i) return vec_fail(p, "vectors.txt, line %zu: not file %zu", p->line, i);
+        if (!vec_is(p, "file") || vec_size(p, &number) || number != i) return VEC_FAIL(p, "vectors.txt, line %zu: not file %zu", p->line, i);
         if (vec_size(p, &p->files[i].bytes) || vec_token(p, checksum) || vec_token(p, word) || vec_end_of_line(p)) return -1;
-        if (word[0] == '/' || strstr(word, "..")) return vec_fail(p, "vectors.txt: %s is outside of the pack", word);
+        if (word[0] == '/' || strstr(word, "..")) return VEC_FAIL(p, "vectors.txt: %s is outside of the pack", word);
         p->files[i].data = vec_read(dir, word, &have);
-        if (!p->files[i].data) return vec_fail(p, "%s/%s cannot be read", dir, word);
+        if (!p->files[i].data) return VEC_FAIL(p, "%s/%s cannot be read", dir, word);
         snprintf(sum, sizeof sum, "%016llx", (unsigned long long)vec_checksum(p->files[i].data, have));
-        if (have != p->files[i].bytes) return vec_fail(p, "%s/%s has %zu bytes, expected %zu", dir, word, have, p->files[i].bytes);
-        if (strcmp(sum, checksum)) return vec_fail(p, "%s/%s is damaged: its checksum is another", dir, word);
+        if (have != p->files[i].bytes) return VEC_FAIL(p, "%s/%s has %zu bytes, expected %zu", dir, word, have, p->files[i].bytes);
+        if (strcmp(sum, checksum)) return VEC_FAIL(p, "%s/%s is damaged: its checksum is another", dir, word);
     }
     return 0;
 }
@@ -209,28 +186,25 @@ static int vec_read_array(vec_pack *p, vec_array *a) {
     size_t file, offset, rank;
     if (vec_token(p, a->name) || vec_token(p, kind) || vec_size(p, &file) || vec_size(p, &offset) || vec_size(p, &rank)) return -1;
     for (a->type = 0; a->type < 8 && strcmp(kind, names[a->type]); a->type++) {}
-    if (a->type == 8 || rank > VEC_RANK || file >= p->n_files || offset % 8) return vec_fail(p, "vectors.txt, line %zu: no array", p->line);
-    size_t left = offset <= p->files[file].bytes ? (p->files[file].bytes - offset) / sizes[a->type] : 0;
+    if (a->type == 8 || rank > VEC_RANK || file >= p->n_files || offset % 8) return VEC_FAIL(p, "vectors.txt, line %zu: no array", p->line);
+    size_t left = offset < p->files[file].bytes ? (p->files[file].bytes - offset) / sizes[a->type] : 0;
     a->rank = (int)rank, a->count = 1;
     for (size_t i = 0; i < rank; i++) {
         if (vec_size(p, &a->shape[i])) return -1;
         if (!a->shape[i] || a->shape[i] > left / a->count) left = 0, a->shape[i] = 1;
         a->count *= a->shape[i];
     }
-    if (a->count > left) return vec_fail(p, "vectors.txt, line %zu: %s is empty, or larger than its file", p->line, a->name);
+    if (a->count > left) return VEC_FAIL(p, "vectors.txt, line %zu: %s is empty, or larger than its file", p->line, a->name);
     a->data = p->files[file].data + offset;
     return vec_end_of_line(p);
 }
 
 static const vec_array *vec_part(const vec_case *c, const vec_output *o, const char *part) {
     char name[2 * VEC_NAME];
-    snprintf(name, sizeof name, "%s.%s", o->name, part);
+    snprintf(name, sizeof name, "%.63s.%.63s", o->name, part);
     return vec_get(c, name);
 }
-static double vec_of(const vec_case *c, const vec_output *o, const char *part) {
-    const vec_array *a = vec_part(c, o, part);
-    return a ? *(const double *)a->data : NAN;
-}
+static double vec_of(const vec_case *c, const vec_output *o, const char *part) { return *(const double *)vec_part(c, o, part)->data; }
 static size_t vec_rows(const vec_array *a) { return a->rank ? a->shape[0] : 1; }
 
 /* Check that an output has all that its rule reads, and make room for the engine's numbers. */
@@ -249,9 +223,8 @@ static int vec_check_output(vec_pack *p, const vec_case *c, vec_output *o) {
         const vec_array *a = vec_part(c, o, numbers[rule][i]);
         fine = a && a->type == VEC_F64 && a->rank == 0;
     }
-    if (!fine) return vec_fail(p, "case %s: output %s has not what the rule %s reads", c->id, o->name, o->rule);
-    o->numbers = (float *)malloc(o->value->count * sizeof(float));
-    if (!o->numbers) return vec_fail(p, "no memory");
+    if (fine) o->numbers = (float *)malloc(o->value->count * sizeof(float));
+    if (!fine || !o->numbers) return VEC_FAIL(p, "case %s: output %s has not what the rule %s reads", c->id, o->name, o->rule);
     for (size_t i = 0; i < o->value->count; i++) o->numbers[i] = NAN;
     return 0;
 }
@@ -263,28 +236,24 @@ static void vec_free_case(vec_case *c) {
 static int vec_next(vec_pack *p, vec_case *c) {
     memset(c, 0, sizeof *c);
     if (vec_is(p, "end")) return 0;
-    if (!vec_is(p, "case")) return vec_fail(p, "vectors.txt, line %zu: no case", p->line);
+    if (!vec_is(p, "case")) return VEC_FAIL(p, "vectors.txt, line %zu: no case", p->line);
     if (vec_token(p, c->id) || vec_token(p, c->operation) || vec_end_of_line(p)) return -1;
-    for (;;) {
-        if (vec_is(p, "array")) {
-            if (c->n_arrays == sizeof c->arrays / sizeof *c->arrays) return vec_fail(p, "case %s: too many arrays", c->id);
-            if (vec_read_array(p, &c->arrays[c->n_arrays])) return -1;
-            c->n_arrays++;
-        } else if (vec_is(p, "word")) {
-            if (c->n_words == VEC_WORDS) return vec_fail(p, "case %s: too many words", c->id);
-            vec_word_of *w = &c->words[c->n_words++];
-            if (vec_token(p, w->name) || vec_token(p, w->text) || vec_end_of_line(p)) return -1;
-        } else if (vec_is(p, "out")) {
-            if (c->n_outs == VEC_OUTS) return vec_fail(p, "case %s: too many outputs", c->id);
-            vec_output *o = &c->outs[c->n_outs++];
-            if (vec_token(p, o->name) || vec_token(p, o->rule) || vec_end_of_line(p)) return -1;
+    for (int is_array, is_word;;) {
+        if (c->n_arrays == sizeof c->arrays / sizeof *c->arrays || c->n_words == VEC_WORDS || c->n_outs == VEC_OUTS)
+            return VEC_FAIL(p, "case %s has more arrays than this header has room for", c->id);
+        if ((is_array = vec_is(p, "array")) != 0) {
+            if (vec_read_array(p, &c->arrays[c->n_arrays++])) return -1;
+        } else if ((is_word = vec_is(p, "word")) != 0 || vec_is(p, "out")) {
+            char *name = is_word ? c->words[c->n_words].name : c->outs[c->n_outs].name;
+            char *text = is_word ? c->words[c->n_words++].text : c->outs[c->n_outs++].rule;
+            if (vec_token(p, name) || vec_token(p, text) || vec_end_of_line(p)) return -1;
         } else {
             break;
         }
     }
     for (size_t i = 0; i < c->n_outs; i++)
         if (vec_check_output(p, c, &c->outs[i])) return vec_free_case(c), -1;
-    return c->n_outs ? 1 : vec_fail(p, "case %s has no output", c->id);
+    return c->n_outs ? 1 : VEC_FAIL(p, "case %s has no output", c->id);
 }
 
 /* --- judging: each returns 1 for a pass; why says what is wrong, or how near it is --- */
@@ -307,19 +276,15 @@ static int vec_bounds(const vec_case *c, const vec_output *o, char *why) {
         count += 1, squares += off * off / square[i], along += off * value[i];
         size += value[i] * value[i], spread += square[i] / 3 * value[i] * value[i];
     }
-    VEC_SAY("%s[%zu, %zu] is %.9g, expected %.9g +- %.2g: %.3g of the limit; %zu of %zu are wrong", o->name, at / width, at % width,
+    VEC_SAY("%.63s[%zu, %zu] is %.9g, expected %.9g +- %.2g: %.3g of the limit; %zu of %zu are wrong", o->name, at / width, at % width,
             (double)o->numbers[at], value[at], limit[at], worst, wrong, n);
     if (wrong) return 0;
     double variance = count > 0 ? squares / count : 0, slope = size > 0 ? along / size : 0;
-    if (count > 0 && variance > 0.4 * (1 + 4 * sqrt(2 * shared / count))) {
-        VEC_SAY("%s: errors are small but everywhere: variance %.2g of the bound's, expected at most 0.4", o->name, variance);
-        return 0;
-    }
-    if (size > 0 && fabs(slope) > 6 * vec_u + 4 * sqrt(spread * shared) / size) {
-        VEC_SAY("%s: everything is %.9g times what it should be", o->name, 1 + slope);
-        return 0;
-    }
-    return 1;
+    int everywhere = count > 0 && variance > 0.4 * (1 + 4 * sqrt(2 * shared / count));
+    int factor = size > 0 && fabs(slope) > 6 * vec_u + 4 * sqrt(spread * shared) / size;
+    if (everywhere) VEC_SAY("%.63s: errors are small but everywhere: variance %.2g of the bound's, expected at most 0.4", o->name, variance);
+    else if (factor) VEC_SAY("%.63s: everything is %.9g times what it should be", o->name, 1 + slope);
+    return !everywhere && !factor;
 }
 
 static int vec_equal(const vec_output *o, char *why) {
@@ -328,16 +293,13 @@ static int vec_equal(const vec_output *o, char *why) {
     for (size_t i = 0; i < n; i++) {
         float y = o->numbers[i];
         if (y == value[i] || (isnan(y) && isnan(value[i]))) continue;
-        VEC_SAY("%s[%zu, %zu] is %.9g, expected exactly %.9g", o->name, i / width, i % width, (double)y, (double)value[i]);
-        return 0;
+        return VEC_SAY("%.63s[%zu, %zu] is %.9g, expected exactly %.9g", o->name, i / width, i % width, (double)y, (double)value[i]), 0;
     }
-    VEC_SAY("%s: the same numbers", o->name);
-    return 1;
+    return VEC_SAY("%.63s: the same numbers", o->name), 1;
 }
 
 static int vec_rising(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
 
 /* What one row of logits adds to its mean square error (judge/measures.py, _numbers and _beyond_rounding): a common factor, single logits
@@ -380,36 +342,30 @@ static int vec_across(const vec_case *c, const vec_output *o, char *why) {
         for (size_t i = 0; logits && i < width; i++) centre += (double)a[i] / (double)width;
         for (size_t i = 0; i < width; i++) {
             double error = (double)b[i] - a[i];
-            if (!isfinite(b[i])) {
-                VEC_SAY("%s[%zu, %zu] is %g", o->name, t, i, (double)b[i]);
-                free(room);
-                return 0;
-            }
+            if (!isfinite(b[i])) return VEC_SAY("%.63s[%zu, %zu] is %g", o->name, t, i, (double)b[i]), free(room), 0;
             square += error * error, size += (a[i] - centre) * (a[i] - centre);
         }
         double nmse = logits && !(size > 0) ? (square > 0 ? 1e300 : 0) : square / fmax(size, vec_tiny);
-        mean += nmse / (double)rows, highest = fmax(highest, nmse), wrong += nmse > most[t];
+        mean += nmse / (double)rows, highest = fmax(highest, nmse), wrong += !(nmse <= most[t]);
         if (nmse / most[t] > share) share = nmse / most[t], worst = t;
         const char *found = logits ? vec_logits_row(c, o, a, b, width, room, &beyond) : NULL;
         if (found && !more) more = found, worst = t;
     }
     free(room);
-    VEC_SAY("%s, row %zu: mean square error %.3g of the limit %.2g; on average %.2g, limit %.2g", o->name, worst, share, most[worst], mean,
+    VEC_SAY("%.63s, row %zu: mean square error %.3g of the limit %.2g; on average %.2g, limit %.2g", o->name, worst, share, most[worst], mean,
             vec_of(c, o, "mean"));
     if (logits ? !beyond && room : highest <= 1e-9) return 1;
     if (wrong || mean > vec_of(c, o, "mean")) return 0;
-    if (more) VEC_SAY("%s, row %zu: %s", o->name, worst, more);
+    if (more) VEC_SAY("%.63s, row %zu: %.63s", o->name, worst, more);
     return !more;
 }
 
 /* Judge all outputs of a case. why: 256 characters. */
 static int vec_judge(const vec_case *c, char *why) {
-    for (size_t i = 0; i < c->n_outs; i++) {
-        const vec_output *o = &c->outs[i];
-        int pass = !strcmp(o->rule, "bounds") ? vec_bounds(c, o, why) : !strcmp(o->rule, "equal") ? vec_equal(o, why) : vec_across(c, o, why);
-        if (!pass) return 0;
-    }
-    return 1;
+    int pass = 1;
+    for (const vec_output *o = c->outs; pass && o < c->outs + c->n_outs; o++)
+        pass = *o->rule == 'b' ? vec_bounds(c, o, why) : *o->rule == 'e' ? vec_equal(o, why) : vec_across(c, o, why);
+    return pass;
 }
 
 /* Run an engine on the cases whose ids begin with `only`, and print TAP, and JUnit's XML if junit is a file. Returns the number of cases
@@ -417,8 +373,8 @@ static int vec_judge(const vec_case *c, char *why) {
 static int vec_run(const char *dir, const char *only, vec_engine engine, void *user, FILE *tap, FILE *junit) {
     vec_pack p;
     vec_case *c = (vec_case *)malloc(sizeof *c);
-    int failed = 0, ran = 0, n = 0, more = c ? vec_open(&p, dir) : -1;
     if (!c) return -1;
+    int failed = 0, ran = 0, n = 0, more = vec_open(&p, dir);
     fprintf(tap, "TAP version 13\n# pack %s\n", p.version);
     if (junit) fprintf(junit, "<?xml version=\"1.0\"?>\n<testsuite name=\"vectors %s\">\n", p.version);
     for (more = more ? -1 : vec_next(&p, c); more > 0; vec_free_case(c), more = vec_next(&p, c)) {
@@ -429,15 +385,14 @@ static int vec_run(const char *dir, const char *only, vec_engine engine, void *u
         if (code != VEC_DONE) snprintf(why, sizeof why, code == VEC_SKIP ? "not supported" : "the engine returned %d", code);
         fprintf(tap, "%s %d - %s%s%s\n", pass || code == VEC_SKIP ? "ok" : "not ok", n, c->id, code == VEC_SKIP ? " # SKIP " : pass ? " # " : "\n  # ", why);
         if (!junit) continue;
-        fprintf(junit, "<testcase classname=\"%s\" name=\"%s\">", c->operation, c->id);
-        if (code == VEC_SKIP) fprintf(junit, "<skipped/>");
-        else if (!pass) fprintf(junit, "<failure message=\"%s\"/>", why);
+        fprintf(junit, "<testcase classname=\"%s\" name=\"%s\">%s", c->operation, c->id, code == VEC_SKIP ? "<skipped/>" : "");
+        if (code != VEC_SKIP && !pass) fprintf(junit, "<failure message=\"%s\"/>", why);
         fprintf(junit, "</testcase>\n");
     }
-    if (!more && !ran) more = vec_fail(&p, "no case ran");
+    if (!more && !ran) more = VEC_FAIL(&p, "no case ran");
     if (more) fprintf(tap, "Bail out! %s\n", p.error);
     else fprintf(tap, "1..%d\n# %d of %d failed, %d skipped\n", n, failed, ran, n - ran);
-    if (junit) fprintf(junit, more ? "<testcase name=\"pack\"><error message=\"%s\"/></testcase>\n</testsuite>\n" : "</testsuite>\n", p.error);
+    if (junit) fprintf(junit, more ? "<testcase name=\"pack\"><error/></testcase>\n</testsuite>\n" : "</testsuite>\n");
     vec_close(&p), free(c);
     return more ? -1 : failed;
 }

@@ -277,7 +277,7 @@ impl Case<'_> {
             let nmse = if logits && size <= 0.0 { alike } else { square / size.max(TINY) };
             mean += nmse / rows as f64;
             highest = highest.max(nmse);
-            wrong |= nmse > most[t];
+            wrong |= !(nmse <= most[t]);
             if nmse / most[t] > share {
                 (share, worst) = (nmse / most[t], t);
             }
