@@ -30,8 +30,6 @@ def cases(size: str, **named: Sequence[str] | None) -> Iterator[Case]:
                 raise OptionError(
                     f"--{name} has {shown(value)}, expected some of {', '.join(of_size['full'])}{meant(value, of_size['full'])}"
                 )
-    for case in operations.cases(size, chosen["types"]):
-        if case.operation in chosen["operations"]:
-            yield case
+    yield from operations.cases(size, chosen["types"], chosen["operations"])
     if "model" in chosen["operations"]:
         yield from models.cases(chosen["families"], chosen["types"])

@@ -128,19 +128,19 @@ def _edged(edges: Any, seed: int, *shape: int) -> Any:
     return x
 
 
-def rows(widths: Sequence[int]) -> Iterator[Case]:
-    """Operations on rows of each width, and on edges."""
-    for name in (*_TREES, "quantize"):
-        for width in widths:
-            sized = lambda n, width=width: 1 if n == 1 else 3 if n < 10 else width  # noqa: E731
-            yield _of_rows(name, str(width), lambda seed, *shape, sized=sized: noise(seed, *map(sized, shape)), f"rows of {width} numbers")
-        edges = partial(_edged, _TAME if name.endswith("_norm") else _FINITE)
-        yield _of_rows(name, "edges", edges, "zeros of both signs, ties, denormal and large numbers, a row of zeros")
-    x: Any = noise(910, 4, 33)
-    x[1, 5], x[2, 0], x[3] = np.nan, np.inf, 0
-    codes, scale = contract.quantize(x)
-    outputs = {"codes": equal(codes), "scale": equal(scale)}
-    yield _case("quantize", "nan", "rows with NaN or infinity: codes 0, scale NaN", "codes", {"x": x}, outputs)
+def rows(name: str, widths: Sequence[int]) -> Iterator[Case]:
+    """An operation on rows of each width, and on edges."""
+    for width in widths:
+        sized = lambda n, width=width: 1 if n == 1 else 3 if n < 10 else width  # noqa: E731
+        yield _of_rows(name, str(width), lambda seed, *shape, sized=sized: noise(seed, *map(sized, shape)), f"rows of {width} numbers")
+    edges = partial(_edged, _TAME if name.endswith("_norm") else _FINITE)
+    yield _of_rows(name, "edges", edges, "zeros of both signs, ties, denormal and large numbers, a row of zeros")
+    if name == "quantize":
+        x: Any = noise(910, 4, 33)
+        x[1, 5], x[2, 0], x[3] = np.nan, np.inf, 0
+        codes, scale = contract.quantize(x)
+        outputs = {"codes": equal(codes), "scale": equal(scale)}
+        yield _case(name, "nan", "rows with NaN or infinity: codes 0, scale NaN", "codes", {"x": x}, outputs)
 
 
 # --- products -------------------------------------------------------------------------------------------------------------------------
@@ -331,14 +331,14 @@ def around() -> Iterator[Case]:
         yield _case("sample", which, what, "head", inputs, {"token": equal(np.array([token]))})
 
 
-def cases(size: str, types: Sequence[str]) -> Iterator[Case]:
-    """Every case of operations. types: of matrices."""
+def cases(size: str, types: Sequence[str], wanted: Sequence[str]) -> Iterator[Case]:
+    """Every case of the wanted operations. types: of matrices."""
     widths = WIDTHS[size]
-    yield from rows(widths)
-    for kind in FLOATS:
-        yield from floats(kind, widths) if kind in types else ()
-    yield from ternary(widths) if "ternary" in types else ()
-    for block_type in ALL_BLOCK_TYPES:
-        yield from blocks(block_type, size) if block_type.name in types else ()
-    for some in (rope(), attention(), mask(), experts(), around()):
-        yield from some
+    groups: list[tuple[tuple[str, ...], Iterator[Case]]] = [((name,), rows(name, widths)) for name in (*_TREES, "quantize")]
+    groups += [(("matmul", "embed"), floats(kind, widths)) for kind in FLOATS if kind in types]
+    groups += [(("ternary_matmul",), ternary(widths))] if "ternary" in types else []
+    groups += [(("embed", "matmul", "matmul_as_llama_cpp"), blocks(kind, size)) for kind in ALL_BLOCK_TYPES if kind.name in types]
+    groups += [(("rope",), rope()), (("attend",), attention()), (("mask",), mask())]
+    groups += [(("top_experts", "expert_weights", "experts_matmul"), experts()), (("pool", "head", "sample"), around())]
+    for names, made in groups:
+        yield from (case for case in made if case.operation in wanted) if {*names} & {*wanted} else ()
