@@ -9,8 +9,8 @@ from . import models, operations
 from .pack import Case
 
 CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
-    "families": {"full": tuple(FAMILIES), "small": ("bitnet-b1.58", "llama")},
-    "types": {"full": TABLES, "small": ("float32", "ternary", "Q4_0", "Q8_0")},
+    "families": {"full": tuple(FAMILIES), "small": ("bitnet-b1.58",)},
+    "types": {"full": TABLES, "small": ("float32", "ternary", "Q8_0")},
     "operations": dict.fromkeys(("full", "small"), (*operations.NAMES, "model")),
 }
 """What can be named -> the size of a pack -> what that has, if nothing is named. A full pack has all."""
@@ -32,4 +32,5 @@ def cases(size: str, **named: Sequence[str] | None) -> Iterator[Case]:
                 )
     yield from operations.cases(size, chosen["types"], chosen["operations"])
     if "model" in chosen["operations"]:
-        yield from models.cases(chosen["families"], chosen["types"])
+        of_types = () if size == "small" and named.get("types") is None else chosen["types"]
+        yield from models.cases(chosen["families"], of_types)

@@ -36,7 +36,7 @@ from .portable import portable
 Arrays = dict[str, Any]
 f32 = np.float32
 
-WIDTHS = {"small": (31, 64), "full": (1, 8, 16, 31, 64, 257)}
+WIDTHS = {"small": (33,), "full": (1, 8, 16, 33, 64, 257)}
 """The widths of rows, by the size of a pack."""
 _FINITE: Any = EDGES[np.abs(EDGES) < 1e37]
 _TAME: Any = np.array([0, -0.0, 0.5, -1.5, 2.5, 1e-20, -1e-20, 1e15, -1e15], f32)

@@ -140,7 +140,7 @@ class _Writer:
         index = f"bitnet_np-vectors {SCHEMA} {version} {len(self.files)} {len(self.cases)}\n{body}\n".encode()
         whole = {"format": "bitnet_np-vectors", "schema": SCHEMA, "version": version, "package": package}
         sizes = {name: {"bytes": len(content), "sha256": known[name]} for name, content in contents.items()}
-        manifest = json.dumps(whole | {"files": sizes, "cases": self.cases}, indent=1, allow_nan=False) + "\n"
+        manifest = json.dumps(whole | {"files": sizes, "cases": self.cases}, separators=(",", ":"), allow_nan=False) + "\n"
         contents |= {"vectors.txt": index + b"end %016x\n" % fnv(index), "manifest.json": manifest.encode()}
         contents |= {name: (files("bitnet_np") / "vectors" / name).read_bytes() for name in ("vectors.h", "vectors.rs")}
         nbytes = sum(map(len, contents.values()))

@@ -247,7 +247,7 @@ impl Case<'_> {
             }
         }
         let (row, column, name, all) = (at / width, at % width, &o.name, value.len());
-        let text = format!("{name}[{row}, {column}] is {}, expected {} +- {:.2e}: {worst:.3} of the limit", o.numbers[at], value[at], limit[at]);
+        let text = format!("{name}[{row}, {column}] is {}, expected {} +- {:.2e}: {worst:.3e} of the limit", o.numbers[at], value[at], limit[at]);
         if wrong > 0 {
             return Err(format!("{text}; {wrong} of {all} are wrong"));
         }

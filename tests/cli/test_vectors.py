@@ -23,7 +23,7 @@ def test_like_a_model(run, tmp_path):
     """Its family, and the types of its tensors."""
     run("vectors", tmp_path / "pack", "--size", "small", "--like", TINY, "--operations", "model,matmul,ternary_matmul")
     ids = {case["id"] for case in cases(tmp_path / "pack")}
-    assert {"model-bitnet-b1.58-whole", "model-ternary-whole", "ternary_matmul-64"} <= ids
+    assert {"model-bitnet-b1.58-whole", "model-ternary-whole", "ternary_matmul-33"} <= ids
     assert not any("Q4_0" in case or "llama" in case for case in ids)
 
 
