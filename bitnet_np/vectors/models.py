@@ -4,8 +4,10 @@ Expected tensors are the contract's. How far an honest engine may be from them i
 float16 in other places are run on the same tokens (judge/honest_engines.py), and their distances have the margins of `measures.limits`.
 """
 
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from numpy.typing import NDArray
 from .. import contract
 from ..base.tensor_types import ALL_BLOCK_TYPES
 from ..engine.dialects import EXACT
+from ..files.hf_model_types import MODEL_TYPES
+from ..files.load import load
 from ..judge.bounds import position_errors
 from ..judge.honest_engines import FLOOR, other_choices, reach_of, roundings
 from ..judge.law.graph import LOGITS
@@ -22,6 +26,7 @@ from ..judge.measures import Reach
 from ..judge.variant import Variant
 from ..model.families import FAMILIES
 from ..model.records import Model
+from ..testing.hf_files import folder_files, folder_model, folder_tensors
 from ..testing.model_cases import TABLES
 from ..testing.models import random_model, write_gguf
 from ..testing.noise import Noise
@@ -72,48 +77,62 @@ def _outputs(model: Model, tokens: NDArray[np.int32], every: bool = False, first
     return outputs
 
 
+_FOLDERS: dict[str, dict[str, Any]] = json.loads((files("bitnet_np") / "vectors" / "folders.json").read_text("utf-8"))
+"""By model_type: a small config.json."""
+
+
 def _gguf(model: Model) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.gguf"
-        write_gguf(path, model)
-        return path.read_bytes()
+        write_gguf(Path(folder) / "model.gguf", model)
+        return (Path(folder) / "model.gguf").read_bytes()
 
 
-def _calls(name: str, model: Model, every_way: bool) -> Iterator[Case]:
-    """The cases of a model: the whole sequence, and the same in other calls, which give the same numbers."""
-    tokens, file = (_TOKENS if every_way else _TOKENS[:5]), f"models/{name}.gguf"
+def _folder(kind: str, seed: int) -> tuple[Model, dict[str, bytes]]:
+    """A Hugging Face folder of a model_type, as it is read, and its files."""
+    config = _FOLDERS[kind]
+    contents = folder_files(config, folder_tensors(config, folder_model(config, Noise(seed)), "BF16"))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in contents.items():
+            (Path(folder) / name).write_bytes(content)
+        return load(folder), contents
+
+
+def _calls(name: str, model: Model, file: dict[str, str], contents: dict[str, bytes], every_way: bool = False) -> Iterator[Case]:
+    """The cases of a model: the whole sequence, and the same in other calls, which give the same numbers. file: its path, by its kind."""
+    tokens = _TOKENS if every_way else _TOKENS[:5]
     whole = _outputs(model, tokens, every=True)
-    logits = {"logits": whole["logits"]}
-    count = len(tokens)
+    logits, count = {"logits": whole["logits"]}, len(tokens)
 
     def case(way: str, what: str, outputs: dict[str, Output], **inputs: Any) -> Case:
         arrays = {"tokens": tokens} | {key: np.array(value, np.int32) for key, value in inputs.items()}
-        words, data = {"gguf": file}, f"models/{name}.bin"
-        return Case(f"model-{name}-{way}", "model", what, _SOURCE, arrays, outputs, words, data, {file: content})
+        return Case(f"model-{name}-{way}", "model", what, _SOURCE, arrays, outputs, file, f"models/{name}.bin", contents)
 
-    content = _gguf(model)
     yield case("whole", f"{count} tokens in one call: every tensor", whole)
     yield case("steps", "the same tokens, one in each call", logits, chunks=[1] * count)
     if every_way:
         yield case("chunks", "the same tokens, some in each call", logits, chunks=[5, 1, 6])
         other = _outputs(model, _OTHER)
         yield case("batch", "two sequences in one batch", logits | {"logits_2": other["logits"]}, tokens_2=_OTHER)
-        kept = _outputs(model, _OTHER, first=_PREFIX)
         what = f"tokens_2 behind the keys and values that tokens left of their first {_PREFIX}, which are the same: logits of the rest"
-        yield case("prefix", what, kept, tokens_2=_OTHER, prefix=[_PREFIX])
+        yield case("prefix", what, _outputs(model, _OTHER, first=_PREFIX), tokens_2=_OTHER, prefix=[_PREFIX])
 
 
 def cases(families: Sequence[str], types: Sequence[str]) -> Iterator[Case]:
-    """Every case of these families, and of these types of matrices in a Llama."""
+    """Every case of these families, as GGUF files and as Hugging Face folders, and of these types of matrices in a Llama."""
     for n, name in enumerate(FAMILIES):
         if name in families:
             sizes = {"width": 128, "ffn": 128, "head_dim": 32} if FAMILIES[name].ternary else {"width": 32, "ffn": 48, "head_dim": 8}
-            yield from _calls(name, random_model(Noise(1 + n), family=name, table="float16", **_SMALL | sizes), every_way=True)
+            model, file = random_model(Noise(1 + n), family=name, table="float16", **_SMALL | sizes), f"models/{name}.gguf"
+            yield from _calls(name, model, {"gguf": file}, {file: _gguf(model)}, every_way=True)
+    for n, kind in enumerate(_FOLDERS):
+        if {*MODEL_TYPES[kind].architectures.values()} & {*families}:
+            model, contents = _folder(kind, 200 + n)
+            paths = {f"models/hf-{kind}/{name}": content for name, content in contents.items()}
+            yield from _calls(f"hf-{kind}", model, {"folder": f"models/hf-{kind}"}, paths)
     for n, kind in enumerate(TABLES):
         if kind in types:
             width = 128 if kind == "ternary" else max(32, _BLOCKS.get(kind, 32))
             sizes = {"width": width, "ffn": width, "head_dim": width // 4, "n_layers": 1, "kv_heads": 1}
             table = "float16" if kind == "ternary" else kind
-            yield from _calls(
-                kind, random_model(Noise(100 + n), family="llama", weights=kind, table=table, **_SMALL | sizes), every_way=False
-            )
+            model, file = random_model(Noise(100 + n), family="llama", weights=kind, table=table, **_SMALL | sizes), f"models/{kind}.gguf"
+            yield from _calls(kind, model, {"gguf": file}, {file: _gguf(model)})

@@ -72,9 +72,6 @@ def _case(operation: str, which: str, what: str, law_of: str, inputs: Arrays, ou
     return Case(f"{operation}-{which}", operation, what, _LAW.format(law_of), inputs, outputs, words)
 
 
-# --- rows -----------------------------------------------------------------------------------------------------------------------------
-
-
 def _activation(name: str) -> Callable[..., Node]:
     return lambda x, up=None: law.gated(ACTIVATION_NAMES[name], x, up)
 
@@ -143,9 +140,6 @@ def rows(name: str, widths: Sequence[int]) -> Iterator[Case]:
         yield _case(name, "nan", "rows with NaN or infinity: codes 0, scale NaN", "codes", {"x": x}, outputs)
 
 
-# --- products -------------------------------------------------------------------------------------------------------------------------
-
-
 def _product(dialect: Dialect, x: Any, weights: Any, bits: Any) -> Output:
     place: Any = SimpleNamespace(dialect=dialect)
     e = _expected(law.matrix_product(place, _tensors("x")[0], Linear(weights)), {"x": x})
@@ -201,9 +195,6 @@ def blocks(kind: TensorType, size: str) -> Iterator[Case]:
         what = f"2 rows times a matrix [{n}, {width}] of {kind.name}"
         inputs = {"x": x, "w": table.data} | _numbers(n=n)
         yield _case(name, kind.name, what, "matrix_product", inputs, _product(dialect, x, table, bits), type=kind.name)
-
-
-# --- positions and attention ----------------------------------------------------------------------------------------------------------
 
 
 def _place(name: str, factors: Any = None, **fields: Any) -> law.Place:
@@ -281,9 +272,6 @@ def mask() -> Iterator[Case]:
         seen = masks.mask(queries, keys, masks.Pattern(**fields), form="bool")
         numbers = _numbers(queries=queries, keys=keys, **(dict.fromkeys(masks.Pattern._fields, 0) | fields))
         yield _case("mask", which, "1 where a query sees a key; the rule: bitnet_np/engine/masks.py", "causal", numbers, equal(seen))
-
-
-# --- experts, pooling, the head, sampling ---------------------------------------------------------------------------------------------
 
 
 def experts() -> Iterator[Case]:
