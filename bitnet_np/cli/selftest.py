@@ -2,9 +2,7 @@
 
 import argparse
 import platform
-import re
 import time
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -12,12 +10,11 @@ import numpy as np
 
 from .. import contract
 from ..base.errors import listed
-from ..base.whole_file import whole_file
 from ..kernels.cache import cache_folder
 from ..kernels.cache.private_parts import gone
 from ..kernels.fast import amx
 from ..kernels.processor import cpu_features, instruction_path
-from ..testing import fixtures, selftest
+from ..testing import selftest
 from .arguments import THREADS
 from .printing import answer, outcome, table
 
@@ -27,7 +24,6 @@ SUMMARY = "Compare every kernel and small models with their known bits."
 ARGUMENTS = f"""
 {THREADS}
 at most one of
---fixtures DIR: write inputs and results of the kernels to DIR, an .npz for each case, and do nothing else
 --against contract|: compare the kernels and whole small models with the contract in plain NumPy instead of their known bits
 --clear-cache: delete the compiled kernels of this installation, and do nothing else
 """
@@ -40,8 +36,6 @@ def run(arguments: argparse.Namespace) -> int:
         files, nbytes = cache_folder.clear()
         text = f"{folder}: {files} compiled kernels deleted, {nbytes / 1e6:.1f} MB"
         return answer(arguments, {"folder": str(folder), "files": files, "bytes": nbytes}, text)
-    if arguments.fixtures is not None:
-        return _write_fixtures(arguments)
     start, against = time.perf_counter(), arguments.against
     results = list(selftest.against(contract) if against else selftest.run())
     seconds, machine = time.perf_counter() - start, _machine()
@@ -69,15 +63,3 @@ def _machine() -> dict[str, Any]:
         "features": sorted(cpu_features()),
         "compiled_kernels": str(cache_folder.folder()) if not gone() else f"not kept: this version of Numba has no {listed(gone(), 2)}",
     }
-
-
-def _write_fixtures(arguments: argparse.Namespace) -> int:
-    """Write an .npz for each case; returns the exit code."""
-    folder: Path = arguments.fixtures
-    folder.mkdir(parents=True, exist_ok=True)
-    names = {}
-    for name, arrays in fixtures.fixtures():
-        names[name] = re.sub(r"\W+", "_", name) + ".npz"
-        with whole_file(folder / names[name]) as part, open(part, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-    return answer(arguments, {"folder": str(folder), "files": names}, f"{folder}: inputs and results of {len(names)} cases")

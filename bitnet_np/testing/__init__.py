@@ -8,7 +8,6 @@ noise.py       numbers that are the same on every machine
 selftest.py    known bits of every kernel, and the kernels against the contract
 model_cases.py whole models for it
 part_cases.py  every number of rows and outputs for it
-fixtures.py    inputs of the kernels with their results
 """
 
 from .models import random_model, random_table, write_gguf

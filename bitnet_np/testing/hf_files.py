@@ -20,12 +20,13 @@ from ..model import packing, widen
 from ..model.dense import dense_view
 from ..model.records import MATRICES, Linear, Model, Ternary
 from .models import random_model
+from .noise import Noise
 
 FLOATS = ("BF16", "F32", "F16")
 """The dtypes that a folder's floats may have."""
 
 
-def folder_model(config: Mapping[str, Any], seed: int = 0) -> Model:
+def folder_model(config: Mapping[str, Any], seed: int | Noise = 0) -> Model:
     """A random model of this config.json."""
     recipe = read_recipe(config, Path("config.json"))
     fields = {name: value for name, value in vars(recipe.config).items() if name != "architecture"}

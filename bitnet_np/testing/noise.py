@@ -5,6 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+_EDGES = [0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-39, -1e-39, 3e38, -3e38, 0.5, -1.5, 2.5, 1e19, 88.73, -103.97, -104]
+EDGES = np.array(_EDGES, np.float32)
+"""Numbers at which functions and roundings change what they do."""
+
 
 def noise(seed: int, *shape: int) -> NDArray[np.float32]:
     """Numbers in [-1, 1) with 24 bits each: splitmix64 of the index."""

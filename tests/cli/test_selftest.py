@@ -3,7 +3,6 @@
 import re
 
 import numba
-import numpy as np
 import pytest
 
 from bitnet_np import contract
@@ -87,11 +86,3 @@ def test_selftest_clears_the_cache(run, tmp_path, monkeypatch):
     assert re.fullmatch(r".*: 0 compiled kernels deleted, 0.0 MB\n", run("selftest", "--clear-cache"))
     monkeypatch.setattr(selftest, "run", lambda: [("embed float32", True)])
     assert run("selftest", "--json")["compiled_kernels"] == folder
-
-
-def test_fixtures_are_a_file_for_each_case(run, tmp_path):
-    result = run("selftest", "--fixtures", tmp_path / "new" / "folder", "--json")
-    assert result["files"]["ternary_matmul, 1 row"] == "ternary_matmul_1_row.npz"
-    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == set(result["files"].values())
-    with np.load(tmp_path / "new" / "folder" / "rms_norm.npz") as arrays:
-        assert sorted(arrays) == ["0.rms_norm.eps", "0.rms_norm.gain", "0.rms_norm.result", "0.rms_norm.x"]

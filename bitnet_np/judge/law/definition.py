@@ -106,10 +106,11 @@ def head(place: Place, x: Node) -> Node:
         y = _sum("the sum with the bias", y, constant("the head's bias", _wide(model.output_bias)))
     if c.logit_scale != 1:
         y = _quotient("the scaled logits", y, constant("the logit scale", c.logit_scale))
-    return _capped(y, c.logit_cap, "the logits' cap")
+    return capped(y, c.logit_cap, "the logits' cap")
 
 
-def _capped(x: Node, cap: float | None, noun: str) -> Node:
+def capped(x: Node, cap: float | None, noun: str) -> Node:
+    """Numbers that a cap keeps between -cap and cap, softly; None: as they are."""
     if cap is None:
         return x
     number = constant(noun, cap)
@@ -267,7 +268,7 @@ def _scores(place: Place, q: Node, k: Node) -> Node:
     q = Node("heads", (_stored(place, q),), "the queries", c.heads)
     products = Node("scores", (q, _shared(place, k, "keys")), "the products q.k")
     scaled = _product("the scores", products, constant("the score scale", score_scale(c)))
-    return _masked(place, _capped(scaled, c.score_cap, "the scores' cap"))
+    return _masked(place, capped(scaled, c.score_cap, "the scores' cap"))
 
 
 def _masked(place: Place, scores: Node) -> Node:

@@ -65,7 +65,7 @@ class Error(NamedTuple):
         A step that gives more numbers than it takes makes several of them share an effect.
         """
         parts = zip(self[:3], (change, squared or change, change), strict=True)
-        worst, square, reach = (of(np.broadcast_to(x, shape)) if np.ndim(x) or x else 0.0 for x, of in parts)
+        worst, square, reach = (of(np.broadcast_to(x, shape, subok=True)) if np.ndim(x) or x else 0.0 for x, of in parts)
         return Error(worst, square, reach, max(1.0, self.shared * np.size(worst) / np.size(self.worst)))
 
     def times(self, factor: Any) -> Error:

@@ -379,7 +379,7 @@ def _matmul(law: Law, node: Node, read: Values) -> tuple[Array, Error]:
         value[:, rows] = codes @ some.T
         for i, (out, field) in enumerate(zip((worst, square, reach), errors, strict=False)):
             if isinstance(out, np.ndarray):
-                out[:, rows] = np.broadcast_to(field, x.shape) @ (size**2 if i == 1 else size).T
+                out[:, rows] = np.broadcast_to(field, x.shape, subok=True) @ (size**2 if i == 1 else size).T
         if source.kind == "opaque" and isinstance(matrix.weights, Blocks):
             size = size + size.max(axis=1, keepdims=True)  # codes and what is subtracted from them are summed apart
         unit[:, rows] = np.abs(codes) @ size.T

@@ -1,0 +1,42 @@
+"""`bitnet-np vectors DIR`: test vectors for engines in any language, with how far each number may be off."""
+
+import argparse
+
+from .. import __version__
+from ..base.errors import OptionError
+from ..files.load import open_model
+from ..testing.model_cases import TABLES
+from ..vectors.choose import CHOICES, SIZES, cases
+from ..vectors.pack import write
+from .arguments import DOWNLOAD
+from .printing import answer
+
+SUMMARY = "Write test vectors for engines in any language, and what checks them in C and Rust."
+
+
+ARGUMENTS = f"""
+folder@DIR: a new folder
+--size {"|".join(SIZES)} = full: small has fewer widths, families and types
+--families F1,F2,...: the families of whole models
+--types T1,T2,...: the types of matrices, such as ternary, Q4_K
+--operations O1,O2,...: the operations, such as rms_norm, matmul; model stands for whole models
+--like MODEL: the family of this model and the types of its tensors, where they are not named
+{DOWNLOAD}
+"""
+_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I2_S": "ternary"}
+"""The names that types of a file's tensors have in a pack, where they differ."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the pack; returns the exit code."""
+    folder, named = arguments.folder, {}
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OptionError(f"{folder} is there, expected a new folder or an empty one")
+    if arguments.like is not None:
+        source = open_model(arguments.like, arguments.download)
+        types = {_TYPES.get(tensor.type.name, tensor.type.name) for tensor in source.tensors.values()}
+        named = {"families": [source.config.architecture], "types": [kind for kind in TABLES if kind in types]}
+    named |= {name: text.split(",") for name in CHOICES if (text := getattr(arguments, name)) is not None}
+    facts = write(folder, cases(arguments.size, **named), __version__)
+    text = f"{folder}: version {facts['version']}, {facts['cases']} cases in {facts['files']} files, {facts['bytes'] / 1e6:.2f} MB"
+    return answer(arguments, {"folder": str(folder), **facts}, text)
