@@ -22,7 +22,7 @@ from ..base.whole_file import whole_file
 from ..engine.metrics import Metrics
 from ..gpu.dispatch import choose
 from ..kernels.float_state import steady
-from . import check, compare, convert, generate, grad, inspect, logits, mask, nll, progress, selftest, sweep, tokenize, trace
+from . import check, compare, convert, generate, grad, hunt, inspect, logits, mask, nll, progress, selftest, sweep, tokenize, trace
 from .arguments import check_out
 from .parser import Parser, add_arguments
 from .printing import printable, table
@@ -34,7 +34,22 @@ EXIT_CODES = (
 )
 
 
-_MODULES: tuple[ModuleType, ...] = (inspect, tokenize, logits, generate, check, trace, grad, compare, nll, sweep, convert, mask, selftest)
+_MODULES: tuple[ModuleType, ...] = (
+    inspect,
+    tokenize,
+    logits,
+    generate,
+    check,
+    hunt,
+    trace,
+    grad,
+    compare,
+    nll,
+    sweep,
+    convert,
+    mask,
+    selftest,
+)
 COMMANDS = {command.__name__.rpartition(".")[2]: command for command in _MODULES}
 
 
