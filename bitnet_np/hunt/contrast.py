@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..testing.space import FIELDS, Case, fitted
+from ..testing.space import CONTEXT, FIELDS, Case, fitted
 from .facts import Atom, Facts, atoms_of, facts_of, table
 
 Condition = tuple[Atom, ...]
@@ -172,6 +172,8 @@ class Contrast:
                 for value in (*values, *(x for x in more if x > 0)):
                     if value != now and name != "seed":
                         yield fitted(replace(origin, **{name: value}))
+                        if name in ("chunk", "prefix", "window") and origin.length <= value < CONTEXT // 2:
+                            yield fitted(replace(origin, **{name: value}, length=2 * value + 3))
         for _ in range(40):
             yield self.mixture(self.rng.choice(self.failing), self.rng.choice(self.passing)) if self.passing else self.draw()
 

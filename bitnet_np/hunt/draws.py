@@ -58,5 +58,5 @@ class Deck:
             return values[0]
         left = self._left.setdefault(name, [])
         if not left:
-            left += self.rng.sample(values[1:], len(values) - 1)
+            left += self.rng.sample(values, len(values)) if name == "length" else self.rng.sample(values[1:], len(values) - 1)
         return left.pop()

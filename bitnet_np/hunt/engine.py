@@ -34,7 +34,7 @@ _POLL = 0.01  # seconds between two looks at a process
 _NAMES = ("model", "tokens", "out", "chunk", "threads", "prefix")
 KINDS = (".npy", ".json", ".txt")
 _REFUSAL = re.compile(
-    r"not (?:yet )?support|unsupport|not implement|unknown|unrecogni[sz]ed|invalid choice|refus|cannot handle|no such arch", re.I
+    r"not (?:yet )?support|only .{1,60}support|unsupport|not implement|unknown|unrecogni[sz]ed|invalid choice|refus|no such arch", re.I
 )
 
 

@@ -1,6 +1,6 @@
 """What can be said of a case: its facts, statements about them that some cases meet and others do not, and both in words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,7 +147,7 @@ class Atom:
             more = self.sign == ">="
             return f"the prompt is {'longer' if more else 'shorter'} than {value + (-1 if more else 1)} tokens"
         words = {"is": "", "not": "not ", ">=": "at least ", "<=": "at most "}[self.sign]
-        gap = f" (and not {self.gap})" if self.gap is not None and not _adjacent(self.value, self.gap) else ""
+        gap = f" (right at {self.gap})" if self.gap is not None and not _adjacent(self.value, self.gap) else ""
         return f"{noun} is {words}{value}{gap}"
 
 
@@ -213,14 +213,14 @@ def in_words(case: Case) -> str:
     return ", ".join(parts) + ", " + call
 
 
-def positions_in_words(bad: Sequence[tuple[tuple[int, int], ...]], cases: Sequence[Case]) -> str:
-    """Where all failing runs are wrong, in words; empty where they have nothing in common that says more than the condition."""
+def positions_in_words(bad: Sequence[tuple[tuple[int, int], ...]], cases: Sequence[Case], told: Collection[str]) -> str:
+    """Where all failing runs are wrong, in words; empty where they have nothing in common. told: the facts that the condition is about."""
     if not bad or not all(bad):
         return ""
     parts = []
     firsts = [min(p for _, p in places) for places in bad]
     sequences = {b for places in bad for b, _ in places}
-    if all(case.batch > 1 for case in cases) and 0 not in sequences:
+    if "row" not in told and all(case.batch > 1 for case in cases) and 0 not in sequences:
         parts.append("in sequences behind the first")
     if len(set(firsts)) == 1 and firsts[0] > 0:
         parts.append(f"at positions from {firsts[0]} on")

@@ -122,19 +122,22 @@ def judged(ran: Ran, model: Model, call: Call, ours: tuple[NDArray, ...], expect
         rows = rows_of(ran.dump, call, model.config, ours)
     except Error as error:
         return Outcome("invalid", str(error), dump=ran.dump)
-    bad, far, rounding = [], 0.0, True
+    bad, far, rounding, problems = [], 0.0, True, []
     for b, ((first, theirs), mine) in enumerate(zip(rows, ours, strict=True)):
         mine = mine[first:]
         if problem := invalid(mine, theirs):
-            finite = np.isfinite(theirs).all(axis=1) if theirs.shape == mine.shape else np.ones(0, bool)
-            places = tuple((b, first + int(p)) for p in np.flatnonzero(~finite))
-            return Outcome("invalid", problem, bad=places, rows=rows, dump=ran.dump)
+            finite = np.isfinite(theirs).all(axis=1) if theirs.shape == mine.shape else np.zeros(len(mine), bool)
+            bad += [(b, first + int(p), np.inf) for p in np.flatnonzero(~finite if not finite.all() else finite)]
+            problems.append(problem)
+            continue
         with np.errstate(all="ignore"):
             nmse = position_nmse(mine, theirs)
         most = np.abs(theirs.astype(np.float64) - mine).max(axis=1)
         rounding &= not (most > ROUNDING_LIMIT * mine.std(axis=1)).any()
         far = max(far, float(nmse.max()))
         bad += [(b, first + int(p), float(nmse[p])) for p in np.flatnonzero(most > ROUNDING_LIMIT * mine.std(axis=1))]
+    if problems:
+        return Outcome("invalid", problems[0], bad=tuple((b, p) for b, p, _ in bad), rows=rows, dump=ran.dump)
     ok = Outcome("ok", far=far, rows=rows, dump=ran.dump)
     if rounding:
         return ok

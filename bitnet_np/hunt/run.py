@@ -226,7 +226,7 @@ class _Hunting:
         self.begin = time.monotonic()
         self.seconds, runner.deadline = seconds, self.begin + seconds
         self.plain = Case()
-        self.refusals: dict[tuple[str, Any], list[int]] = {}
+        self.refusals: dict[tuple[str, Any], int] = {}
 
     @property
     def over(self) -> bool:
@@ -289,30 +289,31 @@ class _Hunting:
         runner, until = self.runner, self.begin + _FIRST_PART * self.seconds
         changes: list[tuple[str, Any]] = [("batch", 2), ("ragged", True)]
         changes += [(name, 2) for name in runner.engine.knobs]
+        changes += [(name, self.deck.edges[name][1]) for name in ("window", "experts", "rope_width") if len(self.deck.edges[name]) > 1]
         changes += [(name, value) for name in GIVEN for value in self.deck.edges[name][1:]]
         if not runner.engine.batches[1]:
             self.deck.without("ragged", True)
         several = replace(self.plain, batch=2, length=8)
         trials = [(name, value, changed(several if name == "ragged" else self.plain, name, value)) for name, value in changes]
-        trials = [trial for trial in trials if trial[0] not in self.deck.edges or trial[1] in self.deck.edges[trial[0]]]
+        trials = [trial for trial in trials if trial[1] in (*self.deck.edges[trial[0]], 2) and trial[2] != self.plain]
+        wrong: list[Case] = []
         for at in range(0, len(trials), runner.workers):
             some = trials[at : at + runner.workers]
             if time.monotonic() > until or self.over:
                 for name, value, _ in trials[at:]:
                     if name == "family":
                         self.deck.without(name, value)
-                return
+                break
             for (name, value, case), outcome in zip(some, runner.run_all(case for *_, case in some), strict=True):
                 limit = outcome.kind == "crash" and not outcome.text.startswith("SIG")
                 if outcome.kind == "refused" or limit or (name in ("batch", "ragged") and outcome.kind == "invalid"):
-                    self.result.refused[f"{name} {value}"] = outcome.text
-                    self.deck.without(name, value)
-                    if name == "batch":
-                        self.deck.edges["batch"] = (1,)
+                    self.leave_out(name, value, outcome)
                 elif outcome.failed:
-                    self.pursue(case)
+                    wrong.append(case)
                 if name in GIVEN:
                     runner.exact[name, value] = _exact(outcome, case)
+        for case in wrong:  # now that it is known what can be drawn
+            self.pursue(case)
 
     def drawn(self, cases: Sequence[Case]) -> bool:
         """Run some cases; True where one failed."""
@@ -324,16 +325,21 @@ class _Hunting:
         return False
 
     def refuse(self, case: Case, outcome: Outcome) -> None:
-        """A value that was refused twice and never taken is drawn no more."""
-        for name, values in self.deck.edges.items():
-            value = getattr(case, name)
-            if value != values[0]:
-                taken = any(getattr(c, name) == value and o.kind != "refused" for c, o in self.runner.outcomes.items())
-                tally = self.refusals.setdefault((name, value), [0])
-                tally[0] += 1
-                if tally[0] >= 2 and not taken:
-                    self.deck.without(name, value)
-                    self.result.refused[f"{name} {value}"] = outcome.text
+        """A value that was never taken is drawn no more, where it is the only such value of a case, or of many."""
+        taken = [c for c, o in self.runner.outcomes.items() if o.kind != "refused"]
+        values = {(name, getattr(case, name)) for name, known in self.deck.edges.items() if getattr(case, name) != known[0]}
+        suspects = [(name, value) for name, value in values if all(getattr(c, name) != value for c in taken)]
+        for name, value in suspects:
+            self.refusals[name, value] = self.refusals.get((name, value), 0) + 1
+            if len(suspects) == 1 or self.refusals[name, value] >= 5:
+                self.leave_out(name, value, outcome)
+
+    def leave_out(self, name: str, value: Any, outcome: Outcome) -> None:
+        """Draw a value no more, and no other one where the engine does not know what the field is."""
+        self.result.refused[f"{name} {value}"] = outcome.text
+        self.deck.without(name, value)
+        if name in ("batch", "window", "experts", "rope_width", "chunk", "prefix"):
+            self.deck.edges[name] = self.deck.edges[name][:1]
 
     def pursue(self, case: Case) -> bool:
         """Make a finding of a case that failed, unless one explains it. False where it does."""
@@ -383,7 +389,8 @@ class _Hunting:
         contrast = contrast or begin(least)
         condition = contrast.condition
         cases = [c for c in contrast.failing if condition is None or meets(condition, c)]
-        where = positions_in_words([self.runner.outcomes[c].bad for c in cases], cases) if group == "numbers" else ""
+        told = {atom.fact for atom in condition or ()}
+        where = positions_in_words([self.runner.outcomes[c].bad for c in cases], cases, told) if group == "numbers" else ""
         outcome = self.runner.outcomes[least]
         finding = Finding(least, outcome, condition, contrast.stands, len(cases), len(contrast.passing), where)
         self.result.findings.append(self.explain(self.runner, finding))
