@@ -74,6 +74,22 @@ class Oracle:
             pytest.fail(f"{_message(report)}{files}\n{caller.f_code.co_filename}:{caller.f_lineno}", pytrace=False)
         return report
 
+    def hunt(self, engine: Any, like: Model | str | Path | None = None, **options: Any) -> Any:
+        """Fail the test if a hunt makes the engine fail, and say where; returns the hunt otherwise.
+
+        engine, like and options: those of `bitnet_np.hunt`, as in time=20.
+        """
+        from bitnet_np import hunt
+        from bitnet_np.hunt.facts import in_words
+
+        loaded = self.model(like) if isinstance(like, str | Path) else like
+        result = hunt(engine, loaded, **options)
+        if result.exit_code:
+            lines = [f"{finding.where}\nsmallest: {in_words(finding.case)}" for finding in result.findings] + result.notes
+            caller = sys._getframe(1)
+            pytest.fail("\n".join([*lines, f"{caller.f_code.co_filename}:{caller.f_lineno}"]), pytrace=False)
+        return result
+
     def _write(self, report: Report, folder: Path, details: Any) -> str:
         """Write the report to DIR/<test>.json and .html, a number behind the second of a test; returns a line that says where it is."""
         from bitnet_np.engine import machine

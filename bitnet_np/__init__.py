@@ -18,6 +18,7 @@ with default_state():  # constants are rounded when their modules are imported
     from .generation.batch import Batch, Completion, Request, forward_batch, generate_batch
     from .generation.generate import generate, stream
     from .generation.sampling import Sampling
+    from .hunt.api import hunt
     from .judge.check import check
     from .judge.law.precision import Precision
     from .judge.measures import Judgement, judge
@@ -64,6 +65,7 @@ __all__ = [
     "forward_layer",
     "generate",
     "generate_batch",
+    "hunt",
     "judge",
     "load",
     "masks",

@@ -22,7 +22,7 @@ from ..base.whole_file import whole_file
 from ..engine.metrics import Metrics
 from ..gpu.dispatch import choose
 from ..kernels.float_state import steady
-from . import check, compare, convert, generate, grad, inspect, logits, mask, nll, progress, selftest, sweep, tokenize, trace, vectors
+from . import check, compare, convert, generate, grad, hunt, inspect, logits, mask, nll, progress, selftest, sweep, tokenize, trace, vectors
 from .arguments import check_out
 from .parser import Parser, add_arguments
 from .printing import printable, table
@@ -40,6 +40,7 @@ _MODULES: tuple[ModuleType, ...] = (
     logits,
     generate,
     check,
+    hunt,
     trace,
     grad,
     compare,

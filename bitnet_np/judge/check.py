@@ -79,16 +79,19 @@ def check(
     elif not isinstance(precision, Precision | None):
         raise OptionError(f"precision is {shown(precision)}, expected a Precision, text such as act=bf16,kv=q8_0, or None")
     options = Options(precision, integer("prefix", prefix, 0), bars, details, budget, bool(strict))
-    content: Trace | Labelled
-    if isinstance(dump, Trace):
-        content = dump
-    elif isinstance(dump, str | PathLike):
-        content = read_dump(path_of(dump), sequences, model.config, prefix=options.prefix)
-    else:
-        arrays = _named(dump) if isinstance(dump, Mapping) else {LABEL: as_numpy("dump", dump)}
-        entries = {label: Entry(array.shape, array.dtype, partial(np.asarray, array)) for label, array in arrays.items()}
-        content = Labelled(entries, Path("dump"), "arrays in memory")
+    content = content_of(dump, sequences, model.config, options.prefix)
     return judge_sequences(runtime, sequences, content, options)
+
+
+def content_of(dump: Any, sequences: Tokens, config: Config, prefix: int = 0) -> Trace | Labelled:
+    """What a dump holds that `check` takes: arrays, a file or folder, or a Trace. Raises as `check` does."""
+    if isinstance(dump, Trace):
+        return dump
+    if isinstance(dump, str | PathLike):
+        return read_dump(path_of(dump), sequences, config, prefix=prefix)
+    arrays = _named(dump) if isinstance(dump, Mapping) else {LABEL: as_numpy("dump", dump)}
+    entries = {label: Entry(array.shape, array.dtype, partial(np.asarray, array)) for label, array in arrays.items()}
+    return Labelled(entries, Path("dump"), "arrays in memory")
 
 
 def _sequences(config: Config, tokens: Any) -> Tokens:

@@ -44,11 +44,12 @@ def judge_sequences(
     dump: Trace | Labelled,
     options: Options = DEFAULT,
     last: bool = False,
+    search: bool = True,
 ) -> Report:
     """The report on a dump of the sequences in `tokens`, for a checked runtime.
 
-    last: the dump holds logits of the last position of each, and nothing else. options.details collects the numbers of the sequence that
-    the report is on. Raises ShapeError for a Trace, which holds one sequence, of several.
+    last: the dump holds logits of the last position of each, and nothing else. search: try known mistakes. options.details collects the
+    numbers of the sequence that the report is on. Raises ShapeError for a Trace, which holds one sequence, of several.
     """
     sequences, prefix = [Tokens.whole(ids[None, :n]) for ids, n in zip(*tokens, strict=True)], options.prefix
     later = behind(tokens, prefix)
@@ -76,7 +77,7 @@ def judge_sequences(
     with one_thread() if work <= _SMALL else nullcontext():
         mixed = _mixed(runtime, sequences, traces)
         reports = [
-            judge_dump(runtime, one, trace, replace(options, details=some), b not in mixed)
+            judge_dump(runtime, one, trace, replace(options, details=some), search and b not in mixed)
             for b, (one, trace, some) in enumerate(zip(sequences, traces, every, strict=True))
         ]
     if prefix:

@@ -1,6 +1,8 @@
 """For tests, of this package and of other engines.
 
 models.py      random models, in memory and as GGUF files
+space.py       cases: models and calls as a few numbers, around the edges of engines
+strategies.py  the same for Hypothesis
 released.py    random models in the exact form of the released BitNet file
 hf_files.py    models as Hugging Face folders
 gguf_bytes.py  the bytes of GGUF files, right or wrong

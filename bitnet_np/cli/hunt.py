@@ -1,0 +1,88 @@
+"""`bitnet-np hunt`: run an engine on random models and calls, and say under which condition it fails."""
+
+import argparse
+import sys
+
+from ..base.errors import OptionError, listed
+from ..base.validate import integer, positive
+from ..files.load import load
+from ..hunt.api import hunt
+from ..hunt.facts import in_words
+from ..hunt.keep import again
+from ..hunt.outcome import Expected
+from ..hunt.run import Finding, Hunt
+from ..judge.options import Options
+from . import progress
+from .arguments import A_MODEL, PROFILE, profile_of
+from .printing import answer, fitted, outcome, printable, width
+
+SUMMARY = "Run your engine on random models and calls, and say under which condition it fails."
+ARGUMENTS = f"""
+MODEL?: {A_MODEL}, whose family, types and settings all models of the hunt have (default: all that the engine takes)
+
+one of
+--engine CMD: the engine's command, with {{model}}, {{tokens}} and {{out}}, and {{chunk}}, {{threads}} and {{prefix}} if it has them;
+ {{tokens}}.txt, {{tokens}}.json or {{tokens}}.npy name the kind of file. No shell runs it
+--case DIR: run the case of a folder again
+
+--time F = 60.0: seconds for the hunt
+--runs N: end after so many runs
+--run-time F = 20.0: seconds after which a run hangs
+--workers N = 1: runs at a time
+--seed N = 0: another seed draws other cases
+--out DIR: write failing cases to this folder; those that it has are run first
+{PROFILE}
+"""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings; returns the exit code."""
+    profile = profile_of(arguments)
+    expected = Expected(profile.dialect, Options(profile.precision))
+    if arguments.case is not None:
+        found = again(arguments.case, None, expected)
+        text = outcome(not found.failed, f" ({found.kind}){': ' if found.text else ''}{printable(found.text)}")
+        return answer(arguments, {"kind": found.kind, "text": found.text}, text, int(found.failed))
+    if arguments.seed < 0:
+        raise OptionError(f"--seed is {arguments.seed}, expected at least 0")
+
+    def told(runs: int, findings: int, left: float) -> None:
+        spent = arguments.time - left
+        label = f"hunting, {runs} runs, {findings} findings"
+        progress.bar(label)(min(int(spent), int(arguments.time)), int(arguments.time) + 1)
+
+    result = hunt(
+        arguments.engine,
+        None if arguments.model is None else load(arguments.model),
+        time=positive("--time", arguments.time),
+        runs=arguments.runs,
+        workers=integer("--workers", arguments.workers, 1, 64),
+        seed=arguments.seed,
+        limit=positive("--run-time", arguments.run_time),
+        out=arguments.out,
+        expected=expected,
+        told=told,
+    )
+    progress.clear()
+    for note in result.notes:
+        print(f"bitnet-np: {printable(note)}", file=sys.stderr)
+    return answer(arguments, result.as_dict(), _printed(result), result.exit_code)
+
+
+def _printed(result: Hunt) -> str:
+    findings = result.findings
+    ended = not result.runs
+    first = f": {len(findings)} finding{'s' * (len(findings) != 1)} in {result.runs} runs, {result.seconds:.0f} s"
+    parts = [outcome(not findings and not ended, first), *map(_finding, findings)]
+    if result.refused:
+        parts.append(f"not taken by the engine, and no failure: {listed(list(result.refused), 12)}")
+    return fitted("\n\n".join(parts), width())
+
+
+def _finding(finding: Finding) -> str:
+    lines = [printable(finding.where), f"smallest: {in_words(finding.case)}", printable(finding.outcome.text)]
+    if finding.report is not None and finding.report.reason != finding.outcome.text:
+        lines.append(f"check: {printable(finding.report.said)}")
+    if finding.folder is not None:
+        lines.append(f"case: {finding.folder}; bitnet-np hunt --case {finding.folder} runs it again")
+    return "\n".join(lines)

@@ -1,0 +1,236 @@
+"""What can be said of a case: its facts, statements about them that some cases meet and others do not, and both in words."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..testing.space import FIELDS, Case, lengths_of
+
+Facts = Mapping[str, Any]
+
+NOUNS = {
+    "family": "the family",
+    "weights": "the type of the matrices",
+    "table": "the type of the embedding",
+    "layers": "the number of layers",
+    "width": "the width",
+    "ffn": "the feed-forward width",
+    "heads": "the number of heads",
+    "kv_heads": "the number of key heads",
+    "group": "the number of heads that share a key head",
+    "head_dim": "the head width",
+    "q_width": "the width of all heads",
+    "vocab": "the vocabulary",
+    "window": "the window",
+    "rope_width": "the rotated part of a head",
+    "experts": "the number of experts",
+    "rope_base": "the base of RoPE",
+    "eps": "the norms' epsilon",
+    "length": "the prompt's length",
+    "row": "the place in the batch",
+    "batch": "the number of sequences",
+    "chunk": "the chunk",
+    "chunks": "the number of chunks",
+    "prefix": "the reused prefix",
+    "threads": "the number of threads",
+    "later": "the number of tokens behind the prefix",
+    "last_chunk": "the last chunk",
+}
+"""Facts that are numbers or names."""
+
+FLAGS = {
+    "tied": ("the head is the embedding", "the head is a matrix apart"),
+    "extras": ("the file has optional tensors (biases, scales, factors of RoPE)", "the file has no optional tensors"),
+    "ragged": ("sequences of a batch differ in length", "all sequences are as long"),
+    "ends": ("the prompt has the first or last id of the vocabulary", "the prompt has inner ids alone"),
+    "alike": ("all ids of the prompt are equal", "the prompt's ids differ"),
+    "chunked": ("the prompt comes in chunks", "the prompt comes in one piece"),
+    "cut": ("the last chunk is not full", "all chunks are full"),
+    "beyond": ("the prompt is longer than the window", "the prompt fits the window"),
+    "wide": ("the heads together are as wide as the model", "the heads together are not as wide as the model"),
+}
+"""Facts that are so or not, and both in words."""
+
+PLAIN_FACTS = ("length", "chunk", "prefix", "threads", "batch")
+_STEPS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
+
+
+def facts_of(case: Case, row: int = 0) -> Facts:
+    """All that a condition may be about, of one sequence of the call."""
+    facts = {name: getattr(case, name) for name in FIELDS if name not in ("seed", "tokens")}
+    lengths = lengths_of(case)
+    length = lengths[row]
+    later = length - case.prefix
+    chunk = min(case.chunk, later) or later
+    return facts | {
+        "heads": case.kv_heads * case.group,
+        "q_width": case.kv_heads * case.group * case.head_dim,
+        "length": length,
+        "row": row,
+        "later": later,
+        "chunk": case.chunk or None,
+        "chunks": -(-later // chunk),
+        "last_chunk": (later - 1) % chunk + 1,
+        "ends": case.tokens == "ends",
+        "alike": case.tokens == "alike",
+        "chunked": later > chunk,
+        "cut": later % chunk > 0,
+        "beyond": 0 < case.window < length,
+        "wide": case.kv_heads * case.group * case.head_dim == case.width,
+        "window": case.window or None,
+    }
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A statement about one fact of a sequence."""
+
+    fact: str
+    sign: str  # "is", "not", ">=", "<=", "mod" (a remainder), "odd" (not a multiple)
+    value: Any
+    step: int = 0
+    gap: Any = None  # of ">=" and "<=": the nearest value on the other side that was tried
+
+    def holds(self, facts: Facts) -> bool:
+        x = facts[self.fact]
+        if self.sign in ("is", "not"):
+            return (x == self.value) == (self.sign == "is")
+        if x is None:
+            return False
+        if self.sign in (">=", "<="):
+            return x >= self.value if self.sign == ">=" else x <= self.value
+        return (x % self.step == self.value) == (self.sign == "mod")
+
+    @property
+    def cost(self) -> float:
+        """How far-fetched it is: of statements that fit alike, the cheapest is believed."""
+        derived = {
+            "q_width": 0.35,
+            "row": 0.1,
+            "later": 0.3,
+            "last_chunk": 0.5,
+            "chunks": 0.35,
+            "heads": 0.15,
+            "wide": 0.4,
+            "chunked": -0.05,
+            "cut": 0.1,
+        }
+        sign = {
+            "is": 0.1 if isinstance(self.value, int | float) and not isinstance(self.value, bool) else 0.0,
+            ">=": 0.05,
+            "<=": 0.1,
+            "not": 0.3,
+        }
+        return (
+            1
+            + derived.get(self.fact, 0.0)
+            + sign.get(self.sign, 0.25 + 0.1 * (self.step in (2, 3)) + 0.2 * (self.sign == "mod" and self.value > 0))
+        )
+
+    def __str__(self) -> str:
+        fact, value = self.fact, self.value
+        if fact in FLAGS:
+            return FLAGS[fact][value != (self.sign == "is")]
+        noun = NOUNS[fact]
+        if value is None:
+            present = {"window": ("there is no window", "there is a window"), "chunk": FLAGS["chunked"][::-1]}[fact]
+            return present[self.sign == "not"]
+        if self.sign == "mod":
+            return f"{noun} is {f'{value} more than ' if value else ''}a multiple of {self.step}"
+        if self.sign == "odd":
+            return f"{noun} is no multiple of {self.step}"
+        if fact == "row" and (self.sign, value) in ((">=", 1), ("not", 0)):
+            return "the sequence is not the first of its batch"
+        if fact == "length" and self.sign in (">=", "<="):
+            more = self.sign == ">="
+            return f"the prompt is {'longer' if more else 'shorter'} than {value + (-1 if more else 1)} tokens"
+        words = {"is": "", "not": "not ", ">=": "at least ", "<=": "at most "}[self.sign]
+        gap = f" (right at {self.gap})" if self.gap is not None and not _adjacent(self.value, self.gap) else ""
+        return f"{noun} is {words}{value}{gap}"
+
+
+def _adjacent(a: Any, b: Any) -> bool:
+    return isinstance(a, int) and isinstance(b, int) and abs(a - b) <= 1
+
+
+def atoms_of(failing: Sequence[Facts], passing: Sequence[Facts]) -> list[Atom]:
+    """Every statement that all failing cases meet, and some passing case does not."""
+    every: list[Atom] = []
+    for fact in failing[0]:
+        bad, good = [f[fact] for f in failing], [f[fact] for f in passing]
+        values = set(bad)
+        if len(values) == 1:
+            every.append(Atom(fact, "is", bad[0]))
+        every += [Atom(fact, "not", x) for x in dict.fromkeys(good) if x not in values]
+        if fact in FLAGS or any(isinstance(x, str | bool) for x in values) or None in values:
+            continue
+        others = [x for x in good if x is not None]
+        low, high = min(values), max(values)
+        if below := [x for x in others if x < low]:
+            every.append(Atom(fact, ">=", low, gap=max(below)))
+        if above := [x for x in others if x > high]:
+            every.append(Atom(fact, "<=", high, gap=min(above)))
+        if isinstance(low, int) and fact not in ("eps",):
+            for step in _STEPS:
+                left = {x % step for x in values}
+                if left == {0} or (left == {1} and step >= 4):
+                    every.append(Atom(fact, "mod", left.pop(), step))
+                elif 0 not in left:
+                    every.append(Atom(fact, "odd", 0, step))
+    return every
+
+
+def in_words(case: Case) -> str:
+    """A case in words: what makes it other than the plainest, and its sizes."""
+    c, plural = case, lambda n, word: f"{n} {word}{'s' * (n != 1)}"
+    heads = plural(c.kv_heads * c.group, "head")
+    if c.group > 1:
+        heads += f" that share {plural(c.kv_heads, 'key head')}"
+    parts = [f"{c.family}", plural(c.layers, "layer"), f"width {c.width}", f"{heads} of width {c.head_dim}", f"feed-forward {c.ffn}"]
+    parts += [f"vocabulary {c.vocab}", c.weights]
+    parts += [f"{c.table} embedding"] if c.table != "float32" else []
+    parts += ["tied head"] if c.tied else []
+    parts += ["optional tensors"] if c.extras else []
+    parts += [f"window {c.window}"] if c.window else []
+    parts += [f"{c.rope_width} numbers of a head rotated"] if c.rope_width else []
+    parts += [plural(c.experts, "expert")] if c.experts else []
+    parts += [f"RoPE base {c.rope_base:g}"] if c.rope_base != Case().rope_base else []
+    parts += [f"eps {c.eps:g}"] if c.eps != Case().eps else []
+    lengths = lengths_of(c)
+    call = (
+        plural(c.length, "token")
+        if c.batch == 1
+        else f"{c.batch} sequences of {', '.join(map(str, lengths))} tokens"
+        if c.ragged
+        else f"{c.batch} sequences of {plural(c.length, 'token')}"
+    )
+    call += f" in chunks of {c.chunk}" if c.chunk else " in one prefill"
+    call += f" behind a reused prefix of {c.prefix}" if c.prefix else ""
+    call += f" on {c.threads} threads" if c.threads > 1 else ""
+    call += {"inner": "", "ends": ", ids at both ends of the vocabulary", "alike": ", all ids equal"}[c.tokens]
+    return ", ".join(parts) + ", " + call
+
+
+def positions_in_words(bad: Sequence[tuple[tuple[int, int], ...]], cases: Sequence[Case], told: Collection[str]) -> str:
+    """Where all failing runs are wrong, in words; empty where they have nothing in common. told: the facts that the condition is about."""
+    if not bad or not all(bad):
+        return ""
+    parts = []
+    firsts = [min(p for _, p in places) for places in bad]
+    sequences = {b for places in bad for b, _ in places}
+    if "row" not in told and all(case.batch > 1 for case in cases) and 0 not in sequences:
+        parts.append("in sequences behind the first")
+    if len(set(firsts)) == 1 and firsts[0] > 0:
+        parts.append(f"at positions from {firsts[0]} on")
+    elif all(c.chunk and f == c.prefix + c.chunk for c, f in zip(cases, firsts, strict=True)):
+        parts.append("from the second chunk on")
+    elif all({p for _, p in places} == {c.length - 1} for places, c in zip(bad, cases, strict=True)) and min(c.length for c in cases) > 1:
+        parts.append("at the last position alone")
+    return ", ".join(parts)
+
+
+def table(facts: Sequence[Facts], atoms: Sequence[Atom]) -> np.ndarray:
+    """Which statements hold of which cases: [atoms, cases]."""
+    return np.array([[atom.holds(f) for f in facts] for atom in atoms], bool).reshape(len(atoms), len(facts))

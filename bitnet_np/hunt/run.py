@@ -1,0 +1,402 @@
+"""The hunt: draws, the smallest case of each failure, its condition, until the time is over."""
+
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..base.blas import one_thread
+from ..base.errors import Error
+from ..engine.dialects import EXACT
+from ..judge.options import DEFAULT
+from ..judge.report.report import Report
+from ..model.records import Model
+from ..testing.models import write_gguf
+from ..testing.space import CALL, EDGES, Case, case_like, fitted, model_of, tokens_of
+from .contrast import Condition, Contrast, meets
+from .draws import Deck
+from .engine import Call, Engine, Ran
+from .facts import in_words, positions_in_words
+from .outcome import Expected, Outcome, definition, judged
+from .shrink import changed, smallest
+
+BASES = (
+    *({"family": "llama", "weights": kind} for kind in ("float32", "float16", "Q8_0", "Q4_0")),
+    *({"family": "bitnet-b1.58", "weights": kind} for kind in ("ternary", "TQ2_0", "TQ1_0")),
+    *({"family": family} for family in EDGES["family"] if family not in ("llama", "bitnet-b1.58")),
+)
+"""The plainest cases that are tried until the engine takes one."""
+
+GIVEN = ("weights", "table", "tied", "extras", "family")
+"""What a file says beside sizes: an engine may not take all of it, or compute some of it in fewer bits."""
+
+_TWICE = 6  # one of so many runs that pass is run again
+_FIRST_PART = 0.25  # of the time, for the question which families and types the engine takes
+_KEPT = 24  # models at a time
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A failure: the smallest case of it, and the condition under which it happens."""
+
+    case: Case
+    outcome: Outcome
+    condition: Condition | None  # None: no statement fits all runs
+    stands: bool  # whether random runs confirmed the condition
+    failing: int  # runs that met the condition, and failed
+    passing: int  # runs that did not meet it, and passed
+    positions: str = ""  # where it is wrong, in words
+    report: Report | None = None
+    folder: Path | None = None
+
+    @property
+    def what(self) -> str:
+        kinds = {"bits": "other bits when run twice", "uneven": "farther off than other cases", "hang": "no end", "size": "writes too much"}
+        return kinds.get(self.outcome.kind, self.outcome.kind if self.outcome.kind == "crash" else self.outcome.kind.upper())
+
+    @property
+    def where(self) -> str:
+        """The condition in words."""
+        if self.condition is None:
+            return f"no condition of three statements fits all runs; {self.failing} failed"
+        counts = f"{self.failing} of {self.failing} runs; right otherwise: {self.passing} of {self.passing}"
+        if not self.condition:
+            return f"{self.what} in all {self.failing} runs"
+        more = "" if self.stands else ", not yet tested at random"
+        return (
+            f"{self.what} where {' and '.join(map(str, self.condition))}{f', {self.positions}' if self.positions else ''}: {counts}{more}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The finding, for JSON."""
+        return {
+            "kind": self.outcome.kind,
+            "text": self.outcome.text,
+            "where": self.where,
+            "condition": None if self.condition is None else [str(atom) for atom in self.condition],
+            "stands": self.stands,
+            "failing": self.failing,
+            "passing": self.passing,
+            "positions": self.positions,
+            "smallest": vars(self.case),
+            "words": in_words(self.case),
+            "report": self.report.as_dict() if self.report else None,
+            "folder": None if self.folder is None else str(self.folder),
+        }
+
+
+@dataclass
+class Hunt:
+    """The result of a hunt."""
+
+    findings: list[Finding] = field(default_factory=list)
+    runs: int = 0
+    refused: dict[str, str] = field(default_factory=dict)  # what the engine does not take, and what it says
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """As `check`'s: 1 for a failure, 2 where nothing could be compared."""
+        kinds = {finding.outcome.kind for finding in self.findings}
+        return (2 if kinds <= {"invalid"} else 1) if kinds else 0 if self.runs else 2
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result, for JSON."""
+        fields = {"runs": self.runs, "seconds": round(self.seconds, 1), "refused": self.refused, "notes": self.notes}
+        return {"findings": [finding.as_dict() for finding in self.findings]} | fields
+
+
+Told = Callable[[int, int, float], None]
+"""Told of the runs so far, the findings, and the seconds that are left."""
+
+
+class Runner:
+    """Runs cases: models in a private folder, outcomes kept."""
+
+    def __init__(self, engine: Engine, like: Model | None, expected: Expected, workers: int, folder: Path) -> None:
+        self.engine, self.like, self.expected, self.folder = engine, like, expected, folder
+        self.outcomes: dict[Case, Outcome] = {}
+        self.exact: dict[tuple[str, Any], bool] = {}  # by field and value: whether the plainest run had float32's rounding alone
+        self.pool, self.lock = ThreadPoolExecutor(workers), threading.Lock()
+        self.models: dict[Case, tuple[Model, Path]] = {}
+        self.workers, self.count, self.deadline = workers, 0, float("inf")
+
+    def model(self, case: Case) -> tuple[Model, Path]:
+        """The model of a case, and its file."""
+        key = replace(case, **{name: getattr(Case(), name) for name in CALL})
+        with self.lock:
+            if key not in self.models:
+                while len(self.models) >= _KEPT + self.workers:
+                    _, path = self.models.pop(next(iter(self.models)))
+                    path.unlink(missing_ok=True)
+                self.count += 1
+                path = self.folder / f"model-{self.count}.gguf"
+                model = model_of(key, self.like)
+                if self.engine.takes_path:
+                    write_gguf(path, model)
+                self.models[key] = model, path
+            return self.models[key]
+
+    def run(self, case: Case, engine: Engine | None = None, keep: Path | None = None) -> Outcome:
+        """The outcome of one run, or of one that is known."""
+        if case in self.outcomes and keep is None:
+            return self.outcomes[case]
+        call = call_of(case)
+        try:
+            model, path = self.model(case)
+        except Error as error:  # as GGUF has no name for
+            return self.outcomes.setdefault(case, Outcome("refused", str(error)))
+        ours = definition(model, call)
+        engine = engine or self.engine
+        with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as name:
+            target = path if engine.takes_path else model
+            ran: Ran = engine.run(target, model.config, call, keep or Path(name))
+            outcome = judged(ran, model, call, ours, self.expected, self.even(case))
+            if keep is None and isinstance(outcome.dump, Path):
+                outcome = replace(outcome, dump=None, rows=tuple((first, np.array(x)) for first, x in outcome.rows))
+        self.outcomes[case] = outcome
+        return outcome
+
+    def even(self, case: Case) -> bool:
+        """Whether the engine's plainest runs of the same family and types were exact but for float32's rounding."""
+        return not case.experts and all(self.exact.get((name, getattr(case, name)), False) for name in GIVEN)
+
+    def run_all(self, cases: Iterable[Case]) -> list[Outcome]:
+        """Their outcomes, some at a time. Raises TimeoutError where the time is over before they begin."""
+        if time.monotonic() > self.deadline:
+            raise TimeoutError
+        return list(self.pool.map(self.run, cases))
+
+    def twice(self, case: Case) -> Outcome:
+        """The outcome of a second run, where its bits are others than the first one's; else the first."""
+        first = self.outcomes.pop(case)
+        second = self.run(case)
+        pairs = zip(first.rows, second.rows, strict=False)
+        if first.kind == second.kind == "ok" and any(a[1].tobytes() != b[1].tobytes() for a, b in pairs):
+            second = replace(second, kind="bits", text="the same call gave other bits")
+        elif first.kind == "ok" != second.kind:
+            second = replace(second, text=f"{second.text}; another run of the same call was right")
+        self.outcomes[case] = second
+        return second
+
+
+def call_of(case: Case) -> Call:
+    return Call(tokens_of(case), case.chunk, case.threads, case.prefix)
+
+
+def hunt_engine(
+    engine: Engine,
+    like: Model | None = None,
+    *,
+    seconds: float = 60.0,
+    runs: int | None = None,
+    workers: int = 1,
+    seed: int = 0,
+    expected: Expected = Expected(EXACT, DEFAULT),  # noqa: B008 - frozen
+    first: Sequence[Case] = (),
+    told: Told = lambda runs, findings, left: None,
+    explain: Callable[[Runner, Finding], Finding] = lambda runner, finding: finding,
+) -> Hunt:
+    """Hunt for failures of an engine. first: cases that are run before others are drawn. explain: completes a finding."""
+    with tempfile.TemporaryDirectory(prefix="bitnet-np-hunt-", ignore_cleanup_errors=True) as name, one_thread():
+        hunt = _Hunting(Runner(engine, like, expected, workers, Path(name)), seconds, runs, seed, told, explain)
+        try:
+            hunt.all(first)
+        except TimeoutError:
+            pass
+        except KeyboardInterrupt:
+            hunt.result.notes.append("ended by Ctrl-C")
+        hunt.runner.pool.shutdown(cancel_futures=True)
+        hunt.result.runs, hunt.result.seconds = len(hunt.runner.outcomes), time.monotonic() - hunt.begin
+        return hunt.result
+
+
+class _Hunting:
+    def __init__(self, runner: Runner, seconds: float, runs: int | None, seed: int, told: Told, explain: Any) -> None:
+        self.runner, self.most, self.told, self.explain = runner, runs, told, explain
+        self.rng, self.result = random.Random(seed), Hunt()
+        self.begin = time.monotonic()
+        self.seconds, runner.deadline = seconds, self.begin + seconds
+        self.plain = Case()
+        self.refusals: dict[tuple[str, Any], int] = {}
+
+    @property
+    def over(self) -> bool:
+        done = len(self.runner.outcomes)
+        self.told(done, len(self.result.findings), self.runner.deadline - time.monotonic())
+        return time.monotonic() > self.runner.deadline or (self.most is not None and done >= self.most)
+
+    def all(self, first: Sequence[Case]) -> None:
+        like, engine = self.runner.like, self.runner.engine
+        self.plain, edges = case_like(like) if like else (fitted(Case()), dict(EDGES))
+        for name in ("chunk", "threads", "prefix"):
+            if name not in engine.knobs:
+                edges[name] = edges[name][:1]
+        if not self.base(like is None):
+            return
+        edges = {
+            name: tuple(dict.fromkeys([getattr(self.plain, name), *values])) if name in ("family", "weights") else values
+            for name, values in edges.items()
+        }
+        self.deck = Deck(edges, self.rng)
+        self.rng.seed(self.rng.random())
+        for case in (self.plain, *first):
+            self.drawn([case])
+        self.learn_limits()
+        passed = 0
+        while not self.over:
+            cases = [self.deck.draw() for _ in range(self.runner.workers)]
+            if self.drawn(cases):
+                continue
+            passed += len(cases)
+            due = passed // _TWICE > (passed - len(cases)) // _TWICE and self.runner.outcomes[cases[0]].kind == "ok"
+            if due and self.runner.twice(cases[0]).failed:
+                self.pursue(cases[0])
+
+    def base(self, free: bool) -> bool:
+        """Find a plainest case that the engine takes, and the kind of file that it takes tokens from."""
+        runner, text, bad = self.runner, "", None
+        for change in BASES if free else ({},):
+            case = fitted(replace(self.plain, **change))
+            for engine in runner.engine.variants():
+                runner.outcomes.pop(case, None)
+                outcome = runner.run(case, engine)
+                if outcome.kind in ("ok", "wrong"):
+                    self.plain, runner.engine = case, engine
+                    runner.exact = {(name, getattr(case, name)): _exact(outcome, case) for name in GIVEN}
+                    return True
+                text = text or f"{outcome.kind}: {outcome.text}"
+                bad = bad or ((case, engine, outcome) if outcome.kind in ("invalid", "hang", "size") else None)
+            if self.over or outcome.kind in ("hang", "size"):
+                break
+        runner.outcomes.clear()
+        if bad is not None:
+            self.plain, runner.engine, runner.outcomes = bad[0], bad[1], {bad[0]: bad[2]}
+            return True
+        self.result.notes.append(f"the engine took no model: {text}")
+        return False
+
+    def learn_limits(self) -> None:
+        """Which families, types and batches the engine takes: each alone, in the plainest case. Numbers that are wrong are a failure."""
+        runner, until = self.runner, self.begin + _FIRST_PART * self.seconds
+        changes: list[tuple[str, Any]] = [("batch", 2), ("ragged", True)]
+        changes += [(name, 2) for name in runner.engine.knobs]
+        changes += [(name, self.deck.edges[name][1]) for name in ("window", "experts", "rope_width") if len(self.deck.edges[name]) > 1]
+        changes += [(name, value) for name in GIVEN for value in self.deck.edges[name][1:]]
+        if not runner.engine.batches[1]:
+            self.deck.without("ragged", True)
+        several = replace(self.plain, batch=2, length=8)
+        trials = [(name, value, changed(several if name == "ragged" else self.plain, name, value)) for name, value in changes]
+        trials = [trial for trial in trials if trial[1] in (*self.deck.edges[trial[0]], 2) and trial[2] != self.plain]
+        wrong: list[Case] = []
+        for at in range(0, len(trials), runner.workers):
+            some = trials[at : at + runner.workers]
+            if time.monotonic() > until or self.over:
+                for name, value, _ in trials[at:]:
+                    if name == "family":
+                        self.deck.without(name, value)
+                break
+            for (name, value, case), outcome in zip(some, runner.run_all(case for *_, case in some), strict=True):
+                limit = outcome.kind == "crash" and not outcome.text.startswith("SIG")
+                if outcome.kind == "refused" or limit or (name in ("batch", "ragged") and outcome.kind == "invalid"):
+                    self.leave_out(name, value, outcome)
+                elif outcome.failed:
+                    wrong.append(case)
+                if name in GIVEN:
+                    runner.exact[name, value] = _exact(outcome, case)
+        for case in wrong:  # now that it is known what can be drawn
+            self.pursue(case)
+
+    def drawn(self, cases: Sequence[Case]) -> bool:
+        """Run some cases; True where one failed."""
+        for case, outcome in zip(cases, self.runner.run_all(cases), strict=True):
+            if outcome.kind == "refused":
+                self.refuse(case, outcome)
+            if outcome.failed and self.pursue(case):
+                return True
+        return False
+
+    def refuse(self, case: Case, outcome: Outcome) -> None:
+        """A value that was never taken is drawn no more, where it is the only such value of a case, or of many."""
+        taken = [c for c, o in self.runner.outcomes.items() if o.kind != "refused"]
+        values = {(name, getattr(case, name)) for name, known in self.deck.edges.items() if getattr(case, name) != known[0]}
+        suspects = [(name, value) for name, value in values if all(getattr(c, name) != value for c in taken)]
+        for name, value in suspects:
+            self.refusals[name, value] = self.refusals.get((name, value), 0) + 1
+            if len(suspects) == 1 or self.refusals[name, value] >= 5:
+                self.leave_out(name, value, outcome)
+
+    def leave_out(self, name: str, value: Any, outcome: Outcome) -> None:
+        """Draw a value no more, and no other one where the engine does not know what the field is."""
+        self.result.refused[f"{name} {value}"] = outcome.text
+        self.deck.without(name, value)
+        if name in ("batch", "window", "experts", "rope_width", "chunk", "prefix"):
+            self.deck.edges[name] = self.deck.edges[name][:1]
+
+    def pursue(self, case: Case) -> bool:
+        """Make a finding of a case that failed, unless one explains it. False where it does."""
+        group = self.runner.outcomes[case].group
+        for n, finding in enumerate(self.result.findings):
+            if finding.outcome.group == group and finding.condition is not None and meets(finding.condition, case):
+                self.result.findings[n] = replace(finding, failing=finding.failing + 1)
+                return False
+        same = lambda outcome: outcome.failed and outcome.group == group  # noqa: E731
+        first = self.runner.outcomes[case]
+        found = [case]
+
+        def fails(cases: Sequence[Case]) -> list[bool]:
+            if self.over and self.most is not None:
+                raise TimeoutError
+            outcomes = self.runner.run_all(cases)
+            if group == "bits":
+                outcomes = [self.runner.twice(c) if o.kind == "ok" else o for c, o in zip(cases, outcomes, strict=True)]
+            return [same(outcome) for outcome in outcomes]
+
+        def begin(least: Case) -> Contrast:
+            failing = [c for c, o in self.runner.outcomes.items() if same(o)]
+            passing = [c for c, o in self.runner.outcomes.items() if o.kind == "ok"]
+            return Contrast(
+                least, failing, passing, lambda c: {b for b, _ in self.runner.outcomes[c].bad}, self.deck.edges, self.deck.draw, self.rng
+            )
+
+        hint = 1 + min((p for _, p in first.bad), default=case.length) if first.bad else None
+        contrast = None
+        try:
+            least = smallest(case, self.plain, fails, found.append, hint, self.runner.workers)
+            contrast = begin(least)
+            while not contrast.stands and not self.over:
+                cases = contrast.propose(self.runner.workers)
+                if not cases:
+                    break
+                for c, o in zip(cases, self.runner.run_all(cases), strict=True):
+                    if group == "bits" and o.kind == "ok":
+                        o = self.runner.twice(c)
+                    if o.kind == "ok" or same(o):
+                        contrast.add(c, same(o))
+                    elif o.kind == "refused":
+                        self.refuse(c, o)
+        except TimeoutError:
+            pass
+        least = found[-1]
+        contrast = contrast or begin(least)
+        condition = contrast.condition
+        cases = [c for c in contrast.failing if condition is None or meets(condition, c)]
+        told = {atom.fact for atom in condition or ()}
+        where = positions_in_words([self.runner.outcomes[c].bad for c in cases], cases, told) if group == "numbers" else ""
+        outcome = self.runner.outcomes[least]
+        finding = Finding(least, outcome, condition, contrast.stands, len(cases), len(contrast.passing), where)
+        self.result.findings.append(self.explain(self.runner, finding))
+        return True
+
+
+def _exact(outcome: Outcome, case: Case) -> bool:
+    """Whether a run that passed had float32's own rounding alone. Codes of activations may flip where they are rounded to int8."""
+    return outcome.kind == "ok" and outcome.far < 1e-10 and case.weights not in ("ternary", "TQ1_0", "TQ2_0")

@@ -1,0 +1,221 @@
+"""The space of small models and calls: each case is a few numbers, whose values lie around the edges that engines have.
+
+The first value of each list is the plainest: `Case()` is the plainest case, and a case shrinks by taking first values.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.tensor_types import ALL_BLOCK_TYPES
+from ..base.tensor_types import I2_S as _I2_S
+from ..model.families import ARCHITECTURES, FAMILIES
+from ..model.records import Blocks, Linear, Model, Ternary, frozen
+from ..model.rope import rope_fields
+from .models import EXPERTS, random_model
+
+_BLOCKS = {kind.name: kind.block for kind in ALL_BLOCK_TYPES}
+_FLOATS = ("float32", "float16", "bfloat16")
+CONTEXT = 512
+MOST_TOKENS = 500  # of all sequences of a call, or two sequences
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random model and a call, as numbers: what one run of an engine computes."""
+
+    family: str = "llama"
+    weights: str = "float32"  # of the layers' matrices: a float dtype, "ternary", or a block type
+    table: str = "float32"  # of embedding and head
+    tied: bool = False  # whether the head is the embedding
+    extras: bool = False  # whether the model has the tensors that its family may leave out: biases, scales, factors of RoPE
+    layers: int = 1
+    width: int = 64
+    ffn: int = 64
+    kv_heads: int = 2
+    group: int = 1  # query heads that share a key-value head
+    head_dim: int = 32
+    vocab: int = 64
+    window: int = 0  # keys that a query sees; 0: all
+    rope_width: int = 0  # numbers of a head that are rotated; 0: all, or what the family has
+    experts: int = 0
+    rope_base: float = 10000.0
+    eps: float = 1e-5
+    length: int = 4  # tokens of the longest sequence
+    batch: int = 1  # sequences of the call
+    ragged: bool = False  # whether the later sequences are shorter than the first
+    chunk: int = 0  # tokens that the engine takes at a time; 0: all
+    prefix: int = 0  # tokens whose keys and values are there from an earlier call
+    threads: int = 1
+    tokens: str = "inner"  # which ids: neither the first nor the last of the vocabulary; "ends": those often; "alike": one id alone
+    seed: int = 0
+
+
+FIELDS = tuple(field.name for field in fields(Case))
+CALL = ("length", "batch", "ragged", "chunk", "prefix", "threads", "tokens")
+"""The fields that the model does not depend on."""
+
+EDGES: Mapping[str, tuple[Any, ...]] = {
+    "family": ("llama", *(name for name in ARCHITECTURES if name not in ("llama", "bitnet-25"))),
+    "weights": (*_FLOATS, "Q8_0", "Q4_0", "Q6_K", "Q4_K", "Q5_K", "Q5_0", "Q4_1", "Q5_1", "Q3_K", "Q2_K", "IQ4_NL", "MXFP4",
+                "TQ2_0", "TQ1_0"),
+    "table": _FLOATS,
+    "tied": (False, True),
+    "extras": (False, True),
+    "layers": (1, 2, 3, 4, 6),
+    "width": (64, 32, 96, 128, 160, 256, 512, 40, 33, 65, 72, 100, 257),
+    "ffn": (64, 32, 96, 128, 192, 256, 384, 512, 40, 33, 65, 100, 130, 257),
+    "kv_heads": (2, 1, 3, 4, 5, 8),
+    "group": (1, 2, 3, 4, 5, 8),
+    "head_dim": (32, 64, 128, 96, 80, 48, 16, 40, 72, 112, 256),
+    "vocab": (64, 96, 128, 256, 320, 512, 1000, 33, 65, 100, 127, 129, 255, 257, 301),
+    "window": (0, 8, 16, 32, 33, 64, 100, 128, 300),
+    "rope_width": (0, 8, 16, 24),
+    "experts": (0, 4, 5, 8),
+    "rope_base": (10000.0, 500000.0, 1000000.0, 100.0),
+    "eps": (1e-5, 1e-6, 1e-3),
+    "length": (4, 3, 2, 1, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 96, 100, 127, 128, 129,
+               160, 200, 255, 256, 257, 300),
+    "batch": (1, 2, 3, 4, 5, 8),
+    "ragged": (False, True),
+    "chunk": (0, 1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 32, 33, 64, 128),
+    "prefix": (0, 1, 2, 5, 8, 16, 31, 32, 33, 64, 100),
+    "threads": (1, 2, 3, 4, 8),
+    "tokens": ("inner", "ends", "alike"),
+    "seed": (0, 1, 2, 3, 4, 5, 6, 7),
+}  # fmt: skip
+"""The values of each field that are drawn, the plainest first."""
+
+
+def fitted(case: Case) -> Case:
+    """The nearest case that can be: whole blocks, what the family has, a prefix shorter than the sequence."""
+    traits = FAMILIES[case.family]
+    changes: dict[str, Any] = {}
+    ternary = traits.ternary or (case.weights == "ternary")
+    weights = ("ternary" if case.weights not in ("TQ1_0", "TQ2_0") else case.weights) if ternary else case.weights
+    block = _BLOCKS.get(weights, _I2_S.block if ternary else 1)
+    changes["weights"] = weights
+    changes["width"] = _up(case.width, max(block, _BLOCKS.get(case.table, 1)))
+    changes["ffn"] = _up(case.ffn, block)
+    group, head_dim = min(case.group, max(1, 24 // case.kv_heads)), case.head_dim + case.head_dim % 2
+    while case.kv_heads * group * head_dim % block:
+        group, head_dim = (group + 1, head_dim) if group < 16 else (1, _up(head_dim, min(block, 64)))
+    changes |= {"group": group, "head_dim": head_dim}
+    if case.window and (not traits.windows or "window" in traits.required):
+        changes["window"] = 0
+    if not traits.partial_rope:
+        changes["rope_width"] = 0
+    elif case.rope_width > head_dim or (not case.rope_width and "rope_width" in traits.required):
+        changes["rope_width"] = head_dim // 2 // 2 * 2 or 2
+    if "experts" in traits.required:
+        changes["experts"] = case.experts or 4
+    elif "experts" not in traits.numbers:
+        changes["experts"] = 0
+    if traits.config["rope"] == "none":
+        changes["rope_base"] = 10000.0
+    chunk, prefix, length = case.chunk, case.prefix, min(case.length, CONTEXT)
+    batch = min(case.batch, max(2, MOST_TOKENS // length))
+    case = replace(case, batch=batch)
+    shortest = min(lengths_of(replace(case, length=length)))
+    changes |= {
+        "length": length,
+        "batch": batch,
+        "ragged": case.ragged and case.batch > 1 and length > 1,
+        "prefix": min(prefix, shortest - 1),
+        "chunk": 0 if chunk >= length - min(prefix, shortest - 1) else chunk,
+    }
+    return replace(case, **changes)
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def lengths_of(case: Case) -> tuple[int, ...]:
+    """The tokens of each sequence of the call."""
+    part = ((4, 4), (2, 4), (3, 4), (1, 4))
+    share = [part[b % 4] if case.ragged else part[0] for b in range(case.batch)]
+    return tuple(max(1, case.length * a // b) for a, b in share)
+
+
+def tokens_of(case: Case) -> tuple[NDArray[np.int64], ...]:
+    """The ids of each sequence. A shorter length has the first ids of a longer one."""
+    every = []
+    for b, length in enumerate(lengths_of(case)):
+        rng = np.random.default_rng([case.seed, b, 7])
+        ids = 1 + rng.integers(0, 1 << 40, CONTEXT) % max(case.vocab - 2, 1)
+        if case.tokens == "alike":
+            ids[:] = ids[0]
+        elif case.tokens == "ends":
+            ids = np.where(rng.random(CONTEXT) < 0.5, ids, np.where(rng.random(CONTEXT) < 0.5, 0, case.vocab - 1))
+        every.append(np.minimum(ids, case.vocab - 1)[:length])
+    return tuple(every)
+
+
+def model_of(case: Case, like: Model | None = None) -> Model:
+    """The random model of a case. like: a model whose other settings, such as scales and caps, it takes."""
+    traits = FAMILIES[case.family]
+    shape: dict[str, Any] = {name: getattr(case, name) for name in ("width", "ffn", "head_dim", "vocab", "kv_heads", "rope_base", "eps")}
+    shape |= {"heads": case.kv_heads * case.group, "n_layers": case.layers, "context": CONTEXT}
+    if "shared_ffn" in traits.required:
+        shape["shared_ffn"] = case.ffn
+    if case.window:
+        shape |= {
+            "window": case.window,
+            "window_layers": tuple(range(case.layers - 1)) if case.layers > 1 and traits.window_period else None,
+        }
+    if case.rope_width:
+        shape["rope_width"] = case.rope_width
+    if case.experts:
+        shape |= EXPERTS | {"experts": case.experts}
+    if like is not None:
+        kept = ("attention_scale", "score_cap", "residual_scale", "logit_scale", "logit_cap", "parallel_residual", "rope_scaling")
+        shape |= {name: getattr(like.config, name) for name in kept}
+    model = random_model(case.seed, family=case.family, table=case.table, weights=case.weights, tied=case.tied, **shape)
+    return model if case.extras else _without_extras(model)
+
+
+def _without_extras(model: Model) -> Model:
+    """The model without the tensors that its family may leave out."""
+    traits = FAMILIES[model.config.architecture]
+
+    def plain(name: str, linear: Linear) -> Linear:
+        return frozen(Linear(linear.weights, linear.bias if name in traits.biases else None))
+
+    changed: list[dict[str, Any]] = [{name: plain(name, x) for name, x in vars(w).items() if isinstance(x, Linear)} for w in model.layers]
+    return replace(
+        model,
+        layers=tuple(replace(w, **fields) for w, fields in zip(model.layers, changed, strict=True)),
+        output_bias=model.output_bias if traits.partial_rope and traits.head_bias else None,
+        **rope_fields(model.config, None),
+    )
+
+
+def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
+    """The plainest case of a model's family and types, and the values of its fields to draw, the model's own among them."""
+    c, w = model.config, model.layers[0].attn_q.weights
+    kind = ("ternary" if w.blocks is None else w.blocks.type.name) if isinstance(w, Ternary) else _type_of(w)
+    own: dict[str, Any] = {
+        "family": c.architecture,
+        "weights": kind,
+        "table": _type_of(model.token_embd),
+        "tied": model.output is None,
+        "extras": c.yarn is None and c.longrope is None and model.rope_factors is not None,
+        "experts": c.experts,
+    }
+    drawn = dict(EDGES) | {name: (value,) for name, value in own.items()}
+    numbers = {
+        "head_dim": c.head_dim, "group": c.heads // c.kv_heads, "rope_base": c.rope_base, "eps": c.eps, "rope_width": c.rope_width or 0,
+    }  # fmt: skip
+    for name, value in numbers.items():
+        drawn[name] = tuple(
+            dict.fromkeys([value, *EDGES[name]] if name in ("rope_base", "eps") else [*EDGES[name][:1], value, *EDGES[name][1:]])
+        )
+    return fitted(replace(Case(), **own, rope_base=c.rope_base, eps=c.eps)), drawn
+
+
+def _type_of(table: Any) -> str:
+    return table.type.name if isinstance(table, Blocks) else {"uint16": "bfloat16"}.get(str(table.dtype), str(table.dtype))

@@ -1,0 +1,130 @@
+"""Engines as commands: they are run within limits, whatever they do, and so is a hunt in them. Cases are kept, and run again."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bitnet_np as bn
+from bitnet_np.base.errors import FileFormatError, OptionError
+from bitnet_np.hunt import again
+from bitnet_np.hunt.engine import Call, Command, run_limited
+from bitnet_np.hunt.keep import read_case
+from bitnet_np.model.records import Config
+
+CALL = Call((np.arange(1, 5),), 0, 1, 0)
+CONFIG = Config("llama", 8, 16, 4, 1, 4, 1, 1, 4, 1e-5, 10000.0, activation="silu")
+
+LINES = {
+    "fine": "import numpy, sys; numpy.save(sys.argv[2], numpy.zeros((4, 8), 'f'))",
+    "crash": "import os; os.abort()",
+    "exit": "import sys; print('index out of range', file=sys.stderr); sys.exit(3)",
+    "refused": "import sys; sys.exit('error: unsupported architecture')",
+    "hang": "import time; time.sleep(60)",
+    "size": "import sys\nwith open(sys.argv[2], 'wb') as f:\n    while True: f.write(bytes(1 << 20))",
+    "INVALID": "pass",
+}
+
+
+def command(tmp_path, line, limit=20.0, most=1 << 24):
+    program = tmp_path / "engine.py"
+    program.write_text(line)
+    return Command(f"{sys.executable} {program} {{tokens}} {{out}} {{model}}", limit, most)
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_every_end_of_a_run_is_told(kind, tmp_path):
+    engine = command(tmp_path, LINES[kind], 1.0 if kind == "hang" else 20.0)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    begin = time.monotonic()
+    ran = engine.run(tmp_path / "model.gguf", CONFIG, CALL, folder)
+    expected = {"fine": "ok", "exit": "crash"}.get(kind, kind)
+    assert ran.kind == expected, ran
+    assert kind != "exit" or ran.text == "exit code 3: index out of range"
+    assert kind != "hang" or time.monotonic() - begin < 30
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 1 << 30
+
+
+@pytest.mark.skipif(os.name == "nt", reason="processes of a session")
+def test_what_an_engine_started_ends_with_it(tmp_path):
+    child = "import subprocess, sys; p = subprocess.Popen(['sleep', '77']); open(sys.argv[1], 'w').write(str(p.pid))"
+    code, _ = run_limited([sys.executable, "-c", child, str(tmp_path / "pid")], tmp_path, 20, 1 << 20)
+    assert code == 0
+    number = (tmp_path / "pid").read_text()
+    time.sleep(0.1)
+    status = Path(f"/proc/{number}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("run {model} {tokens}", r"expected \{out\} in it"),
+        ("run {model} {tokens} {out} {layers}", r"has \{layers\}, expected \{model\}"),
+        ("run {model} {tokens}.csv {out}", "file of tokens is '.csv', expected one of .npy, .json, .txt"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused(template, message):
+    with pytest.raises(OptionError, match=message):
+        Command(template)
+
+
+def test_a_program_that_is_not_there_is_named():
+    with pytest.raises(OptionError, match=r"'no-such-program' cannot be run: No such file"):
+        bn.hunt("no-such-program {model} {tokens} {out}", runs=1)
+
+
+ENGINE = """
+import sys
+sys.path.insert(0, {support!r})
+import numpy as np
+from hunted_engines import engine_with
+import bitnet_np as bn
+model, tokens, out, chunk = sys.argv[1:]
+ids, *more = [[int(x) for x in line.split()] for line in open(tokens)]
+if more:
+    sys.exit("batches are not supported")
+model = bn.load(model)
+np.save(out, engine_with("second chunk")(model, np.array(ids), int(chunk)))
+"""
+
+
+def test_a_case_is_kept_and_run_again(tmp_path):
+    """The command takes .txt, which the hunt has to find out. The test in the folder fails, and passes when the engine is right."""
+    program = tmp_path / "engine.py"
+    program.write_text(ENGINE.format(support=str(Path(__file__).parents[1] / "support")))
+    template = f"{sys.executable} {program} {{model}} {{tokens}} {{out}} {{chunk}}"
+    like = bn.testing.random_model(1, family="llama", weights="float32", width=64, ffn=64, heads=2, kv_heads=2, head_dim=32, vocab=64)
+    result = bn.hunt(template, like, runs=9, time=600, out=tmp_path / "cases", workers=2)
+    finding = result.findings[0]
+    folder = finding.folder
+    assert {path.name for path in folder.iterdir() if path.name != "out-1.npy"} == {
+        "model.gguf",
+        "tokens.txt",
+        "out.npy",
+        "case.json",
+        "report.html",
+        "test_case.py",
+    }
+    assert finding.case.chunk > 0
+    assert len((folder / "test_case.py").read_text().splitlines()) <= 14
+    assert again(folder).kind == finding.outcome.kind
+    program.write_text(program.read_text().replace("second chunk", "none"))
+    assert again(folder).kind == "ok"
+    done = subprocess.run(
+        [sys.executable, "-m", "bitnet_np", "hunt", "--case", folder, "--json"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"kind": "ok", "text": ""})
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"case": {"family": 3}}', "{"])
+def test_a_damaged_case_is_refused(content, tmp_path):
+    (tmp_path / "case.json").write_text(content)
+    with pytest.raises(FileFormatError, match=r"case\.json"):
+        read_case(tmp_path)

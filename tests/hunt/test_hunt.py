@@ -1,0 +1,185 @@
+"""The hunt finds faults that hold under a condition only, with the smallest case and the condition, and finds none in a right engine."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hunted_engines import CONDITIONS, engine_with
+from models import random_model
+
+import bitnet_np as bn
+from bitnet_np.hunt.contrast import Contrast, conditions, meets
+from bitnet_np.hunt.draws import Deck
+from bitnet_np.hunt.facts import facts_of, in_words
+from bitnet_np.hunt.shrink import smallest
+from bitnet_np.testing.space import EDGES, Case, case_like, fitted, lengths_of, model_of, tokens_of
+
+RUNS = 75
+
+
+def hunted(engine, **options):
+    return bn.hunt(engine, **{"time": 600, "runs": RUNS, "like": LIKE} | options)
+
+
+LIKE = random_model(1, family="qwen3", weights="float32", width=64, ffn=64, heads=2, kv_heads=2, head_dim=32, vocab=64, tied=False)
+"""One family and one type, so that few runs do."""
+
+FOUND = {
+    "longer than 32": ("the prompt is longer than 32 tokens", {"length": 33}),
+    "head width 80": ("the head width is 80", {"head_dim": 80}),
+    "batch": ("the sequence is not the first of its batch", {"batch": 2}),
+    "chunks of a long prompt": ("the prompt comes in chunks and the prompt is longer than 64 tokens", {"length": 65, "chunk": 1}),
+}
+
+
+@pytest.mark.parametrize("condition", FOUND)
+def test_a_fault_is_found_with_its_condition_and_its_smallest_case(condition):
+    (finding,) = hunted(engine_with(condition)).findings
+    where, changed = FOUND[condition]
+    assert f"where {where}" in finding.where.replace(", at", "").replace(", in", "")
+    plain, _ = case_like(LIKE)
+    assert replace(finding.case, seed=0) == replace(plain, **changed)
+    assert finding.stands
+    assert not finding.report.verdict.exit_code or finding.report.verdict == bn.Verdict.WRONG
+
+
+def test_nothing_is_found_in_a_right_engine():
+    result = hunted(engine_with("none"), runs=60, like=None)
+    assert (result.findings, result.exit_code, result.runs >= 60) == ([], 0, True)
+
+
+def test_nan_and_other_bits_are_findings():
+    (nan,) = hunted(engine_with("one key head", lambda y: y * np.nan)).findings
+    assert nan.outcome.kind == "invalid"
+    assert [str(atom) for atom in nan.condition] == ["the number of key heads is 1"]
+    state = np.random.default_rng(1)
+    noisy = engine_with("none")
+    result = hunted(lambda model, tokens: noisy(model, tokens) * np.float32(1 + 1e-6 * state.random()), runs=40)
+    assert [finding.outcome.kind for finding in result.findings][:1] == ["bits"]
+
+
+def test_what_an_engine_refuses_is_no_finding():
+    right = engine_with("none")
+
+    def engine(model, tokens):
+        if isinstance(tokens, list):
+            raise NotImplementedError("batches are not supported")
+        if model.config.head_dim > 64:
+            raise ValueError("head width above 64 is not supported")
+        return right(model, tokens)
+
+    result = hunted(engine, runs=40)
+    assert result.findings == []
+    assert "batch 2" in result.refused
+
+
+def test_a_crash_is_a_finding_with_its_condition():
+    right = engine_with("none")
+
+    def engine(model, tokens):
+        assert model.config.n_layers < 3, "index 3 is out of range"
+        return right(model, tokens)
+
+    (finding,) = hunted(engine).findings
+    assert finding.outcome.kind == "crash"
+    assert "index 3" in finding.outcome.text
+    assert finding.where.startswith("crash where the number of layers is at least 3: ")
+
+
+def test_an_engine_that_takes_nothing_is_invalid():
+    def engine(model, tokens):
+        raise NotImplementedError
+
+    result = hunted(engine, like=None)
+    assert result.exit_code == 2
+    assert "the engine took no model" in result.notes[0]
+
+
+# --- the parts of a hunt: what each must not do ---------------------------------------------------------------------------------------
+
+
+def test_every_edge_is_drawn():
+    deck = Deck(EDGES, random.Random(1))
+    cases = [deck.draw() for _ in range(400)]
+    for name, values in EDGES.items():
+        drawn = {getattr(case, name) for case in cases}
+        if name in ("length", "kv_heads", "chunk", "threads", "vocab", "family", "weights", "head_dim", "layers"):
+            assert drawn >= set(values), name
+    assert any(case.batch > 1 and case.ragged for case in cases)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_drawn_case_can_be_made_and_stays_as_it_is(seed):
+    deck = Deck(EDGES, random.Random(seed))
+    for case in (deck.draw() for _ in range(4)):
+        assert fitted(case) == case
+        model, tokens = model_of(case), tokens_of(case)
+        assert tuple(map(len, tokens)) == lengths_of(case)
+        assert all(ids.min() >= 0 and ids.max() < case.vocab for ids in tokens)
+        assert model.config.n_layers == case.layers
+        assert str(case.length) in in_words(case)
+
+
+def test_the_smallest_case_fails_as_the_first_one_did():
+    """Another failure on the way, a crash of long prompts with few layers, is not taken for the one that is made smaller."""
+    first = fitted(Case(layers=4, length=129, head_dim=96, group=3, vocab=257, chunk=33))
+
+    def fails(cases):
+        return [case.layers > 2 and case.length >= 40 and not (case.vocab < 65 and case.length > 100) for case in cases]
+
+    kept = [first]
+    least = smallest(first, Case(), fails, kept.append)
+    assert fails([least]) == [True]
+    assert all(fails([case])[0] for case in kept)
+    assert least == Case(layers=3, length=40)
+
+
+TRUTHS = {
+    "length": (lambda c: c.length > 17, "the prompt is longer than 17 tokens"),
+    "remainder": (lambda c: c.ffn % 32 != 0, "the feed-forward width is no multiple of 32"),
+    "two": (lambda c: c.kv_heads == 1 and c.group > 1, None),
+    "family": (lambda c: c.family == "phi3", "the family is phi3"),
+    "window": (lambda c: 0 < c.window < c.length, "the prompt is longer than the window"),
+}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_a_condition_is_what_makes_cases_fail(name):
+    """Without an engine: cases are labelled by a rule, and 400 others, which the contrast did not see, by the condition that it says."""
+    truth, words = TRUTHS[name]
+    rng = random.Random(3)
+    edges = dict(EDGES) | {"batch": (1,), "ragged": (False,)}
+    deck = Deck(edges, rng)
+    drawn = [deck.draw() for _ in range(150)]
+    failing, passing = [c for c in drawn[:40] if truth(c)], [c for c in drawn[:40] if not truth(c)]
+    failing = failing or [next(c for c in drawn if truth(c))]
+    least = smallest(failing[0], Case(), lambda cases: list(map(truth, cases)), failing.append)
+    contrast = Contrast(least, failing, passing, lambda case: set(), edges, deck.draw, rng)
+    for _ in range(60):
+        if contrast.stands:
+            break
+        for case in contrast.propose(1):
+            contrast.add(case, truth(case))
+    assert contrast.stands
+    wrong = [case for case in (deck.draw() for _ in range(400)) if truth(case) != meets(contrast.condition, case)]
+    assert len(wrong) <= 2, (list(map(str, contrast.condition)), wrong[:1])
+    if words:
+        assert " and ".join(map(str, contrast.condition)) == words
+
+
+def test_no_condition_is_said_that_a_run_contradicts():
+    rng = random.Random(5)
+    deck = Deck(EDGES, rng)
+    for _ in range(20):
+        cases = [deck.draw() for _ in range(12)]
+        failing, passing = cases[:4], cases[4:]
+        for _, condition in conditions([facts_of(c) for c in failing], [facts_of(c) for c in passing]):
+            assert all(atom.holds(facts_of(c)) for atom in condition for c in failing)
+            assert not any(all(atom.holds(facts_of(c)) for atom in condition) for c in passing)
+
+
+def test_conditions_of_the_tests_are_told_apart():
+    config = LIKE.config
+    call = {"chunk": 2, "prefix": 0, "threads": 1, "row": 0}
+    assert [name for name, holds in CONDITIONS.items() if holds(config, 8, **call)] == ["a multiple of 8", "second chunk"]
