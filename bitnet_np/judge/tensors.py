@@ -29,7 +29,7 @@ from .honest_engines import FLOOR, one_scale
 from .law.expected import TINY, Expected, U
 from .law.expression import nodes, value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
-from .law.noise import FLOAT16_NOISE, SEVERAL, Noise, Residual, kind_of, left_out, residual
+from .law.noise import COARSEST_SEEN, FLOAT16_NOISE, SEVERAL, Noise, Residual, kind_of, left_out, residual
 from .law.precision import DIGITS, FLASH, ROUNDOFF
 from .law.products import linear_of
 from .law.roundings import to_digits, to_eleven_bits
@@ -165,10 +165,13 @@ class TensorJudge:
         return self._caused(judged, self.search.named(case, trials(case.span, single=True)) or self.search.unnamed(case))
 
     def _noisy(self, judged: OperationVerdict, case: Callable[[], "TensorCase"]) -> OperationVerdict:
-        """A tensor whose error is noise: its format, which is sought once for each name, or the mistake that all of it is."""
+        """A tensor whose error is noise: its format, which is sought once for each name, or the mistake that all of it is.
+
+        No budget bounds this search, because the verdict depends on it.
+        """
         name, search = judged.key.name if len(judged.across) == 1 else SEVERAL, self.search
         if name not in self.formats:
-            search.begin()
+            search.begin_unlimited()
             one = case()
             cause = (
                 search.format(one)
@@ -273,7 +276,7 @@ class TensorJudge:
         most, work, effort = 0.0 if reach is None else reach.nmse, sum(self.cost(site.key) for site in span), self.options.effort
         is_noise = not self.types.strict and self.noise.explains(site.key)
         if work > effort * _MOST_WORK or self.in_vain > effort * _MOST_IN_VAIN:
-            if is_noise:
+            if is_noise and self.residuals[site.key].level <= COARSEST_SEEN:  # coarser noise may be a mistake, which is not sought here
                 return self._caused(judged, self._cause_of_noise(site))
             return replace(judged, tried=False)
         places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
