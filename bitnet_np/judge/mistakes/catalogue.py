@@ -12,7 +12,7 @@ from ...engine.dialects import DIALECTS, Dialect
 from ...model.records import Model
 from ...traces.points import SCORES, TOP_EXPERTS, Key
 from ..edits import kinds
-from ..law.graph import Operation, operations
+from ..law.graph import EMBEDDING, Operation, operations
 from ..readings.wrong import digits
 from ..variant import Variant, with_computed
 from .engines import in_another
@@ -95,7 +95,7 @@ def trials(span: Sequence[Operation], single: bool, mistakes: Sequence[Mistake] 
         names: dict[str, list[Key]] = {}
         for key in at:
             names.setdefault(key.name, []).append(key)
-        groups = [] if mistake.local else _groups(list(at), not mistake.fault)
+        groups = [] if mistake.local else _groups(list(at), not mistake.fault or mistake.id == "edit.fewer_bits")
         for i, keys in enumerate(groups if mistake.shared and groups else (*groups, *names.values())):
             yield _at_all(at, keys, _where(keys, list(at), span[-1].key), i < max(len(groups), 1) or mistake.local)
         if single and not mistake.shared:
@@ -153,6 +153,7 @@ def _groups(keys: list[Key], narrow: bool) -> list[list[Key]]:
     their own; of roundings also both without attention, whose kernels have their own types."""
     groups = [keys, [key for key in keys if key.layer is not None]]
     if narrow:
+        groups += [[key for key in keys if key != EMBEDDING]]
         groups += [[key for key in some if key.name not in ("kqv_out", *SCORES)] for some in groups]
     return [some for i, some in enumerate(groups) if len({key.name for key in some}) > 1 and some not in groups[:i]]
 
