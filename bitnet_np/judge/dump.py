@@ -101,7 +101,9 @@ def _judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options
         and report.verdict != Verdict.NARROW
         and any(len(o.across) > 1 for o in ([report.first_wrong] if report.first_wrong else report.operations))
     )
-    of_logits = logits.judged(replace(options, precision=declared or report.precision, budget=options.budget / 2), search)
+    strict = options.strict or report.verdict == Verdict.WRONG  # roundings are not all that is wrong
+    limited = replace(options, precision=declared or report.precision, strict=strict, budget=options.budget / 2)
+    of_logits = logits.judged(limited, search)
     is_right = report.verdict <= Verdict.NARROW and LOGITS in {o.key for o in report.operations}
     if is_right and of_logits.verdict == Verdict.WRONG and not (search and of_logits.explanation):  # a name is what several may hide
         reason = f"they follow from operations that are right: {of_logits.reason}"

@@ -173,12 +173,7 @@ class TensorJudge:
         if name not in self.formats:
             search.begin_unlimited()
             one = case()
-            cause = (
-                search.format(one)
-                or search.named(one, trials(one.span, single=True, stop=search.has_ended))
-                or search.hidden(one)
-                or search.nearly(one)
-            )
+            cause = search.named(one, trials(one.span, single=True)) or search.format(one) or search.nearly(one) or search.hidden(one)
             if cause is not None and cause.fault:
                 return self._caused(judged, cause)
             self.formats[name] = cause

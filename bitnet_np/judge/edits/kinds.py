@@ -575,7 +575,7 @@ _ROUNDED: dict[str, Callable[[Callable[[Node], Node], Node], Node]] = {
 
 
 def _rounded(node: Node, kind: str) -> Node:
-    if node.is_matrix and not kind.endswith("one scale"):
+    if node.is_matrix and TYPES[kind].is_by_row:
         return constant(node.noun, node.value.by_row(TYPES[kind]))
     return Node("rounded", (node,), node.noun, kind)
 

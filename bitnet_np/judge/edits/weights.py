@@ -105,5 +105,5 @@ def in_fewer_bits(width: int) -> Iterator[tuple[str, Callable[[Array], Array]]]:
         yield f"rounded to {digits} significant bits", partial(to_digits, digits=digits)
         yield f"cut to {digits} significant bits, not rounded", partial(cut_to_digits, digits=digits)
     blocks = [f"{grid}:{size}" for grid in ("int8", "int4") for size in (16, 32, 64, 128, 256) if width % size == 0]
-    for kind in ("int8", "int4", "q8_0", "q4_0", "q6_K", "mxfp8", "mxfp6", "mxfp4", "nvfp4", *blocks):
+    for kind in ("int8", "int4", "q8_0", "q4_0", "q6_K", "mxfp8", "mxfp6", "mxfp4", *blocks):
         yield f"rounded to {format_of(kind).noun}", partial(rounded, kind=kind)

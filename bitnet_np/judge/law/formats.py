@@ -75,6 +75,11 @@ class Rounding:
         shared = {None: "", ROW: " with a scale for each row", TENSOR: " with one scale"}
         return grid + shared.get(self.block, f" with a scale for each {self.block}")
 
+    @property
+    def is_by_row(self) -> bool:
+        """Whether a row is rounded without the others."""
+        return self.block != TENSOR and self.scale != "e4m3"
+
     def __call__(self, x: Array) -> Array:
         """x [.., width] rounded; NaN where its rows are no blocks."""
         if self.block is None:

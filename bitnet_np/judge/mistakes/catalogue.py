@@ -12,7 +12,7 @@ from ...engine.dialects import DIALECTS, Dialect
 from ...model.records import Model
 from ...traces.points import SCORES, TOP_EXPERTS, Key
 from ..edits import kinds
-from ..law.graph import Operation, operations
+from ..law.graph import EMBEDDING, Operation, operations
 from ..readings.wrong import digits
 from ..variant import Variant, with_computed
 from .engines import in_another
@@ -101,7 +101,7 @@ def trials(
             names.setdefault(key.name, []).append(key)
         of_kinds = [[key for key in keys if (key.layer in local) == is_local] for keys in names.values() for is_local in (True, False)]
         of_kinds = [keys for keys in of_kinds if 1 < len(keys) < len(names[keys[0].name])]  # local layers, and those that see all tokens
-        groups = [] if mistake.local else _groups(list(at), not mistake.fault)
+        groups = [] if mistake.local else _groups(list(at), not mistake.fault or mistake.id == "edit.fewer_bits")
         if mistake.fault and not mistake.local and not any(trial.grid for trial in at.values()):  # numbers are sought in fewer
             roles = [[key for key in at if key.name in role] for role in ROLES]
             for some in (*roles, *of_kinds):
@@ -163,6 +163,7 @@ def _groups(keys: list[Key], narrow: bool) -> list[list[Key]]:
     their own; of roundings also both without attention, whose kernels have their own types."""
     groups = [keys, [key for key in keys if key.layer is not None]]
     if narrow:
+        groups += [[key for key in keys if key != EMBEDDING]]
         groups += [[key for key in some if key.name not in ("kqv_out", *SCORES)] for some in groups]
     return [some for i, some in enumerate(groups) if len({key.name for key in some}) > 1 and some not in groups[:i]]
 

@@ -70,7 +70,7 @@ class Mistake:
         return Cause((self.text or "{words}").format(**numbers), self.id, self.fault, numbers.get("kind", ""))
 
 
-_BRACES = {"{W}": r"[^\d]+", "{kind}": r"b?float16|[qQ]\d_\w|int\d|e\dm\d"}
+_BRACES = {"{W}": r"[^\d]+", "{kind}": r"b?float16|[qQ]\d_\w|int\d|e\dm\d|(?:MX|NV)FP\d"}
 
 
 @cache

@@ -22,7 +22,7 @@ from ..readings.table import LOOSE
 from ..readings.wrong import digits, nearest_number
 from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
 from .mistake import Array, Cause
-from .names import HIDDEN, OF_ROWS
+from .names import CATALOGUE, HIDDEN, OF_ROWS
 
 SEARCH = "searching for causes, in seconds"
 """The label of its progress."""
@@ -38,6 +38,8 @@ _DIGITS = 6  # of a number that somebody may have written: it is preferred to on
 _STEPS = 24  # of a golden section: 1e-5 of an interval of the grid
 _NEARLY = 1e-3  # of the error: what another mistake leaves by chance is far more
 _LESS = 0.999  # of what another mistake leaves
+_FORMATS = tuple(mistake for mistake in (*CATALOGUE, *HIDDEN) if not mistake.fault or mistake.id == "edit.fewer_bits")
+"""Roundings to fewer bits, of weights too, which are no mistake where all tensors show them."""
 _LITTLE = 0.02  # the same of a type of fewer bits, whose roundings fall to other sides here and there; the next types leave far more
 _MUCH = 0.1  # of a mistake, where roundings to fewer bits explain the rest
 
@@ -106,11 +108,6 @@ class Case(ABC):
         raise NotImplementedError
 
 
-def _is_format(cause: Cause) -> bool:
-    """Whether it rounds to fewer bits, weights too, which is no mistake where all tensors show it."""
-    return not cause.fault or cause.id == "edit.fewer_bits"
-
-
 def _is_of_rows(cause: Cause) -> bool:
     """Whether it is in all numbers of an operation, or in none."""
     return cause.id in OF_ROWS or cause.text.startswith("epsilon")
@@ -173,8 +170,8 @@ class Search:
         if self.is_over:
             return None
         several = len(case.span) > 1  # an engine has one type for all of them
-        possible = (*trials(case.span, False, stop=self.has_ended), *_hidden(case.span, False, self.has_ended))
-        every = [trial for trial in possible if _is_format(trial.cause) and (trial.everywhere or not several)]
+        possible = trials(case.span, False, _FORMATS, stop=self.has_ended)
+        every = [trial for trial in possible if trial.everywhere or not several]
         with np.errstate(all="ignore"):
             for trial in self._in_time(every):
                 left, explained = case.explain(trial)
