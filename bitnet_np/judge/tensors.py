@@ -29,7 +29,7 @@ from .honest_engines import FLOOR, one_scale
 from .law.expected import TINY, Expected, U
 from .law.expression import nodes, value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
-from .law.noise import COARSEST_SEEN, FLOAT16_NOISE, SEVERAL, Noise, Residual, kind_of, left_out, residual
+from .law.noise import COARSEST_SEEN, FLOAT16_NOISE, SEVERAL, Noise, Residual, kind_of, left_out, odd_across, residual
 from .law.precision import DIGITS, FLASH, ROUNDOFF
 from .law.products import linear_of
 from .law.roundings import to_digits, to_eleven_bits
@@ -258,9 +258,10 @@ class TensorJudge:
 
     def _residual_across(self, value: Array, theirs: Array, reach: Reach) -> Residual:
         """The error of several operations as noise: how many times as far as float16 it reaches."""
-        level, noisy = across(position_errors(value, theirs), reach)
+        errors = position_errors(value, theirs)
+        level, noisy = across(errors, reach)
         verdict, odd, _ = close(value, theirs, noisy)
-        return Residual(SEVERAL, level, odd if verdict == Verdict.WRONG else "")
+        return Residual(SEVERAL, level, odd if verdict == Verdict.WRONG else odd_across(errors, noisy.positions, level))
 
     def _wrong_several(self, site: Operation) -> OperationVerdict:
         """Several operations that are farther off than roundings reach: their cause, or the noise that all of them have."""

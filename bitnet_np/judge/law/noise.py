@@ -28,8 +28,10 @@ UNEVEN_ATTENTION = 2.5
 """The same of the rows of attention, which are 2.3 times as noisy as all at most: a token too many weighs most where few are seen."""
 COARSEST = 2.0**-2
 """The largest level of products: NVFP4 of both operands has 2^-3, a misread type of weights 2^-0.05 and more."""
-COARSEST_SEEN = 2.0**-4
-"""The same where nothing but logits shows it."""
+COARSEST_SEEN = 2.0**-4.25
+"""The same of several operations, where a mistake has no place: 8-bit floats leave 2^-4.5 at most. Types of 4 bits are known by name."""
+LARGEST_SEEN = 2.0**-4
+"""The largest part of the squares of a result that is noise: float4 leaves 0.05 in a layer. In ternary models flipped codes reach far."""
 FLOAT16_NOISE = 2.0**-11 / 3**0.5
 """The level of numbers that are rounded to float16."""
 BFLOAT16_NOISE = 8 * FLOAT16_NOISE
@@ -53,7 +55,7 @@ class Residual(NamedTuple):
     @property
     def most(self) -> float:
         """The largest level that formats make."""
-        return COARSEST if self.kind in (PRODUCTS, ATTENTION, SEVERAL, TABLE) else FINE
+        return COARSEST_SEEN if self.kind == SEVERAL else COARSEST if self.kind in OF_SUMS else FINE
 
     def is_like(self, other: "Residual") -> bool:
         """Whether two tensors have noise of one level, and neither a factor nor a mean that the other has not.
@@ -110,6 +112,16 @@ def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: f
     if (times := float(np.sqrt(square.max())) / level) > UNEVEN * (1 + _extreme(square.size)):
         t, i = np.unravel_index(int(square.argmax()), square.shape)
         return f"position {t}, element {i} is off by {times:.3g} times as much as the whole tensor"
+    return ""
+
+
+def odd_across(errors: Array, noisy: Array, level: float) -> str:
+    """What of the error of several operations is not like noise, in words. errors: NMSE at each position [P]. noisy: that of noise."""
+    if float(errors.mean()) > LARGEST_SEEN:
+        return f"NMSE is {errors.mean():.2g}"
+    least = int((errors[: len(noisy)] / np.maximum(noisy, TINY)).argmin())
+    if level > FINE and errors[least] * UNEVEN**2 < noisy[least]:  # as of a mistake of positions or scores
+        return f"position {least} has less than a {UNEVEN:g}th of the noise of all"
     return ""
 
 
