@@ -279,6 +279,10 @@ class TensorJudge:
         if is_noise:
             return self._noisy(judged, lambda: self._case(span, value, theirs, most, places))
         case = self._case(span, value, theirs, max(most, most * (self.noise.level(site.key) / FLOAT16_NOISE) ** 2), places)
+        if not self.types.strict and self.residuals[site.key].may_be_format:
+            self.search.begin_unlimited()
+            if (cause := self.search.format(case)) is not None:
+                return self._caused(judged, cause)
         self.search.begin()
         cause = self.search.named(case, trials(case.span, single=True, stop=self.search.has_ended))
         if cause is None:

@@ -28,8 +28,8 @@ UNEVEN_ATTENTION = 2.5
 """The same of the rows of attention, which are 2.3 times as noisy as all at most: a token too many weighs most where few are seen."""
 COARSEST = 2.0**-2
 """The largest level of products: NVFP4 of both operands has 2^-3, a misread type of weights 2^-0.05 and more."""
-COARSEST_SEEN = 2.0**-4.25
-"""The same of several operations, where a mistake has no place: 8-bit floats leave 2^-4.5 at most. Types of 4 bits are known by name."""
+COARSEST_SEEN = 2.0**-4
+"""The same of several operations, where a mistake has no place: 8-bit floats leave 2^-4.2 at most. Types of 4 bits are known by name."""
 LARGEST_SEEN = 2.0**-4
 """The largest part of the squares of a result that is noise: float4 leaves 0.05 in a layer. In ternary models flipped codes reach far."""
 FLOAT16_NOISE = 2.0**-11 / 3**0.5
@@ -56,6 +56,11 @@ class Residual(NamedTuple):
     def most(self) -> float:
         """The largest level that formats make."""
         return COARSEST_SEEN if self.kind == SEVERAL else COARSEST if self.kind in OF_SUMS else FINE
+
+    @property
+    def may_be_format(self) -> bool:
+        """Whether a format may have made it, of 4 bits too, which has to be known by its numbers."""
+        return not self.odd and 0 < self.level <= COARSEST
 
     def is_like(self, other: "Residual") -> bool:
         """Whether two tensors have noise of one level, and neither a factor nor a mean that the other has not.
