@@ -253,10 +253,9 @@ def _few_ratios(n: Numbers) -> str | None:
 def _replaced(n: Numbers) -> str | None:
     """One number in the place of many, all others right."""
     wrong = np.abs(n.theirs - n.right) > n.same * np.abs(n.right).max()
-    numbers, count = np.unique(n.theirs[wrong], return_counts=True)
-    if not numbers.size or count.max() < _FITTED or len(numbers) > wrong.sum() // _FITTED:
+    if wrong.sum() < _FITTED:
         return None
-    number = numbers[count.argmax()]
+    number = float(np.median(n.theirs[wrong]))
     is_it = np.abs(n.theirs - number) <= 1e-6 * abs(number)
     if not n.explained(np.where(is_it, number, n.right)):
         return None
