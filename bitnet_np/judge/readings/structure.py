@@ -49,7 +49,7 @@ class Numbers(NamedTuple):
 
 def structure(numbers: Numbers) -> str | None:
     """What makes all of their numbers of the right ones by few numbers, in words; None if nothing does that is known here."""
-    return _read(numbers, _constant, _moved, _laid_out, _by_few_factors, _replaced, _shifted, _elsewhere, _few_ratios, _of_rows, _function)
+    return _read(numbers, _constant, _moved, _laid_out, _by_few_factors, _shifted, _elsewhere, _few_ratios, _of_rows, _function, _replaced)
 
 
 def loose_structure(numbers: Numbers) -> str | None:
