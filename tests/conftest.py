@@ -33,16 +33,14 @@ settings.register_profile("bitnet_np", deadline=None, print_blob=True, suppress_
 settings.load_profile("bitnet_np")
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def one_thread():
     """One thread, because waking others costs milliseconds on a busy machine. Tests of threads set their number with `models.threads`.
 
-    Small kernels stay on the calling thread, as for users; `models.threads` shares out even these. So kernels run both ways.
+    Small kernels stay on the calling thread, as for users; `models.threads` shares out even these. So kernels run both ways. It is set for
+    each test, because a command's --threads holds for the whole process.
     """
-    before = numba.get_num_threads()
     numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True, scope="session")

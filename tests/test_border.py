@@ -1,5 +1,7 @@
 """Public functions, many at a time: an argument of another type, or too large, is refused with an error of the package's family."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from wrong_arguments import NO_INTEGERS
@@ -11,6 +13,8 @@ from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.generation.nll import token_nll
 from bitnet_np.judge.compare_models import compare_models
 from bitnet_np.judge.dump import compare_traces
+from bitnet_np.judge.measures import judge
+from bitnet_np.model.records import Yarn
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.llama_base import divergence, save_base
@@ -96,6 +100,13 @@ def test_sizes_beyond_memory_are_errors_of_ours(size):
             make()
 
 
+class Unwilling:
+    """Says that it can be iterated over, and cannot."""
+
+    def __iter__(self):
+        raise RuntimeError("no iterator")
+
+
 def once():
     """Stop tokens that can be read but once."""
     return (token for token in [1])
@@ -108,10 +119,19 @@ def once():
         (lambda: list(bn.generate_batch(MODEL, [bn.Request("a", [1], 1, stop=once())], 1)), OptionError, "stop is <generator"),
         (lambda: bn.generate(MODEL, [1] * 10, np.int8(120)), bn.Error, "exceed the model's context of 16"),  # 130 is beyond int8
         (lambda: bn.generate(MODEL, [1], 1, sampling=ANY, numbers=5), OptionError, "numbers are 5, expected an iterable"),
+        (lambda: bn.generate(MODEL, [1], 1, sampling=ANY, numbers=Unwilling()), OptionError, "numbers are .*, expected an iterable"),
         (lambda: bn.generate(MODEL, [1], 1, sampling=ANY, numbers=["a"]), OptionError, "uniform number is 'a', expected a number"),
         (lambda: bn.forward_full(MODEL, [[1, 2]], mask=[[0.0], [0.0, 0.0]]), masks.MaskError, "mask is ragged"),
         (lambda: token_nll(MODEL, [[1], [1, 2]]), ShapeError, "tokens is ragged"),
+        (lambda: Yarn(2.0, 64, truncate=np.ones(2)), OptionError, "YaRN's truncate is array"),
+        (lambda: bn.check(MODEL, (np.array(1), [1, 2]), TRACE), ShapeError, "tokens has shape"),
         (lambda: bn.pad([[2**70]]), TokenRangeError, "beyond 64 bits"),
+        (lambda: bn.check(dataclasses.replace(MODEL, config={}), [1], TRACE), ShapeError, "config is {}, expected a Config"),
+        (
+            lambda: judge(np.zeros((3, 0)), np.zeros((3, 0)), numbers=[1, 2]),
+            ShapeError,
+            r"numbers has shape \(2,\), expected one for each row",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named(call, error, message):

@@ -36,7 +36,7 @@ def test_numba_is_asked_once_and_not_for_its_lock(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(parallel, "_launch_threads", launch_threads)
         assert numba_threads.get_num_threads() == 1
-    numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
+    numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)  # until the next test
     assert numba_threads.get_num_threads() == numba.config.NUMBA_NUM_THREADS
 
 

@@ -352,10 +352,12 @@ def _remembered(q_len: int, k_len: int, pattern: Pattern, **how: Unpack[_How]) -
 
 
 def _planned(q_len: int, k_len: int, pattern: Pattern, how: _How) -> tuple[Plan, NDArray | None]:
-    """As `_remembered`, also where an argument has no hash. The checks alone take longer than a small mask."""
+    """As `_remembered`, also where an argument cannot be hashed or compared. The checks alone take longer than a small mask."""
     try:
         return _remembered(q_len, k_len, pattern, **how)  # type: ignore[arg-type]
-    except TypeError:
+    except MaskError:
+        raise
+    except Exception:  # whatever its __hash__ or __eq__ raises: `plan` says what is wrong with it
         return plan(q_len, k_len, pattern, **how), None
 
 

@@ -78,11 +78,12 @@ def model_from(
     choice("i2s_layout", i2s_layout, packing.I2S_LAYOUTS)
     function("progress", progress)
     flag("allow_nan", allow_nan)
-    source = without_ignored(source, overrides or {})
+    overrides = {} if overrides is None else overrides
+    source = without_ignored(source, overrides)
     model = _build(source, source.weights(allow_nan, i2s_layout), progress)
     model = overridden(model, overrides) if overrides else model
     rope, context = model.config.longrope, model.config.context
-    if rope is not None and rope.short != rope.long and context > rope.original and (overrides or {}).get("context") is None:
+    if rope is not None and rope.short != rope.long and context > rope.original and overrides.get("context") is None:
         raise UnsupportedError(
             f"{source.path}: RoPE is scaled by longrope, whose frequencies are others in contexts of more than {rope.original} tokens. "
             f"Engines choose by the length of a sequence or by the size of a cache; here --override context=N says it, up to {context}"

@@ -37,9 +37,7 @@ def stream(
     seed or stop token. During iteration: what `forward` raises, and OptionError when `numbers` run out.
     """
     Runtime(model, dialect, ops).checked()
-    if numbers is not None and not isinstance(numbers, Iterable):
-        raise OptionError(f"numbers are {shown(numbers)}, expected an iterable of uniform numbers")
-    source = uniforms(seed) if numbers is None else _given(numbers)
+    source = uniforms(seed) if numbers is None else _given(_iterator(numbers))
     continued = Continuation.of(model, Request(0, prompt, n, sampling, stop=stop), source)
     batch = Batch(model, 1, continued.positions(), dialect=dialect, ops=ops)
     batch.queue(continued)
@@ -56,7 +54,14 @@ def stream(
     return run()
 
 
-def _given(numbers: Iterable[float]) -> Iterator[float]:
+def _iterator(numbers: Iterable[float]) -> Iterator[float]:
+    try:
+        return iter(numbers)
+    except Exception:
+        raise OptionError(f"numbers are {shown(numbers)}, expected an iterable of uniform numbers") from None
+
+
+def _given(numbers: Iterator[float]) -> Iterator[float]:
     """The caller's uniform numbers. Raises OptionError behind the last one."""
     for value in numbers:
         yield number("uniform number", value)

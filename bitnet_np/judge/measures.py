@@ -1,5 +1,6 @@
 """Another engine's logits against ours: the measures, the limits, the verdict. A dump with nothing to compare never passes."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -143,7 +144,7 @@ def judge(
     for name, value, kind in (("reach", reach, Reach), ("details", details, Details)):
         if value is not None:
             instance(name, value, kind)
-    if numbers is not None and integers("numbers", numbers, 1).size != ours.size // max(ours.shape[-1:], default=1):
+    if numbers is not None and integers("numbers", numbers, 1).size != math.prod(ours.shape[:-1]):
         raise ShapeError(f"numbers has shape {np.shape(numbers)}, expected one for each row of logits {list(ours.shape)}")
     problem = invalid(ours, other)
     if problem is not None:

@@ -46,6 +46,11 @@ _MOST = {
 }
 
 
+def _is_float32(factor: float) -> bool:
+    """Whether a factor is a positive number of float32: a normal one, below the largest by far."""
+    return 2**-126 <= factor < 2**127
+
+
 @dataclass(frozen=True)
 class Yarn:
     """YaRN's scaling of RoPE's frequencies (arXiv 2309.00071); rope.yarn_factors has the rule.
@@ -63,6 +68,9 @@ class Yarn:
         integer("YaRN's original context", self.original, 1, error=UnsupportedError)
         for name in ("factor", "fast", "slow"):
             positive(f"YaRN's {name}", getattr(self, name), UnsupportedError)
+        if not _is_float32(self.factor):
+            raise UnsupportedError(f"YaRN's factor is {self.factor}, expected a positive number of float32")
+        flag("YaRN's truncate", self.truncate)
         if not self.fast > self.slow:
             raise UnsupportedError(f"YaRN's fast and slow are {self.fast} and {self.slow}, expected the first to be larger")
 
@@ -82,7 +90,7 @@ class LongRope:
         integer("LongRoPE's original context", self.original, 2, error=UnsupportedError)
         for name in ("short", "long"):
             factors = items_of(f"LongRoPE's {name} list", getattr(self, name), UnsupportedError)
-            if not all(2**-126 <= number(f"a factor of LongRoPE's {name} list", x) < 2**127 for x in factors):
+            if not all(_is_float32(number(f"a factor of LongRoPE's {name} list", x)) for x in factors):
                 raise UnsupportedError(f"LongRoPE's {name} list is {shown(factors)}, expected positive numbers of float32")
 
 

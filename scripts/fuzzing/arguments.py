@@ -28,6 +28,9 @@ from bitnet_np.training.gradients import loss_and_gradients, parameter_shapes
 # --- what no caller should pass -------------------------------------------------------------------------------------------------------
 
 
+ADDRESSES = 1 << 36  # bytes that a call may reserve: no array is larger
+
+
 def _nothing(*arguments: Any) -> None:
     """A callback that takes what it is given."""
 
@@ -343,14 +346,14 @@ def use_arguments(folder: Path, n: int) -> None:
 
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
-    """Context in which a process has 64 GB of addresses: a KV cache of a size that is asked for takes no memory until it is filled."""
+    """Context in which a process has ADDRESSES bytes of them: a KV cache of a size that is asked for takes no memory until it is filled."""
     if sys.platform == "win32":
         yield
         return
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 36, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, before[1]))
     try:
         yield
     finally:

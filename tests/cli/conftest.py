@@ -3,7 +3,6 @@
 import json
 import re
 
-import numba
 import printed_json
 import pytest
 from command_line import TINY
@@ -25,14 +24,6 @@ def tokenizer():
     """The embedded model's tokenizer."""
     file = open_gguf(TINY)
     return tokenizer_from(file.metadata, file.path)
-
-
-@pytest.fixture(autouse=True)
-def threads_stay():
-    """--threads holds for the whole process, so it is undone."""
-    before = numba.get_num_threads()
-    yield
-    numba.set_num_threads(before)
 
 
 @pytest.fixture

@@ -81,8 +81,14 @@ def test_masks_are_the_callers_own(q_len):
 
 def test_arguments_that_equal_remembered_ones_are_refused_all_the_same():
     """And one without a hash is taken."""
+
+    class Hostile:
+        def __hash__(self):
+            raise RuntimeError("no hash")
+
     expected = masks.mask(1, 2, past=1)
-    for arguments, past in (((True, 2), 1), ((1, 2.0), 1), ((1, 2), True), ((1, 2), 1.0), ((1, [2]), 1), ((1, 2, (0, 0, 0, 0)), 1)):
+    sizes = ((True, 2), (1, 2.0), (1, [2]), (1, Hostile()), (1, 2, (0, 0, 0, 0)))
+    for arguments, past in (*((size, 1) for size in sizes), ((1, 2), True), ((1, 2), 1.0)):
         with pytest.raises(Error, match="expected"):
             masks.mask(*arguments, past=past)
     assert_is(masks.mask(np.array(1), np.int8(2), past=1), expected == 0)

@@ -67,6 +67,7 @@ LAYERS = "layer_types has sliding_attention, but no sliding_window is in use"
         (OFFLINE, {"rope_parameters": {"rope_type": "yarn"}}, FileFormatError, "RoPE: original_max_position_embeddings is missing"),
         (OFFLINE, {"rope_parameters": YARN | {"beta_slow": 64.0}}, UnsupportedError, "YaRN's fast and slow are 32.0 and 64.0"),
         (OFFLINE, {"rope_parameters": YARN | {"factor": -1.0}}, UnsupportedError, "YaRN's factor is -1.0"),
+        (OFFLINE, {"rope_parameters": YARN | {"factor": 1e-320}}, UnsupportedError, "YaRN's factor is 1e-320"),
         (OFFLINE, {"rope_parameters": YARN} | {"original_max_position_embeddings": 8}, FileFormatError, "is 16, that beside it 8"),
         (OFFLINE, {"rope_parameters": LISTS | {"long_factor": [1.0] * 7}}, ShapeError, "LongRoPE's long list has 7 factors, expected 8"),
         (OFFLINE, {"rope_parameters": LISTS | {"long_factor": [0.0, 1e300] * 4}}, UnsupportedError, "LongRoPE's long list is [0.0, "),

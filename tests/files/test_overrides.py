@@ -71,6 +71,7 @@ def test_everything_that_may_be_overridden_is_tried():
     ("overrides", "message"),
     [
         (["eps"], "overrides is ['eps'], expected a mapping of some of context, eps"),
+        (np.zeros(2), "overrides is array([0., 0.]), expected a mapping"),
         ({"width": 64}, "a name of overrides is 'width', expected one of context, eps, "),
         ({"context": 12.0}, "overrides has context = 12.0, expected int"),
         ({"eps": 1}, "overrides has eps = 1, expected float"),

@@ -99,7 +99,7 @@ def test_no_kernel_uses_memory_after_it_was_freed():
 
 
 def test_threads_that_compute_at_once_get_the_same_bits():
-    assert run("soak", "20", MALLOC_ARENA_MAX="1") > 100
+    assert run("soak", "8", MALLOC_ARENA_MAX="1") > 100
 
 
 @glibc

@@ -44,9 +44,7 @@ def first_waits(team, done):
 def threads(monkeypatch):
     """Sets the number of threads, which share kernels however busy the machine is."""
     monkeypatch.setattr(launching, "_sharing", Sharing())
-    before = numba.get_num_threads()
-    yield numba.set_num_threads
-    numba.set_num_threads(before)
+    return numba.set_num_threads
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])

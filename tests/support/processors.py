@@ -53,11 +53,11 @@ class Processor:
 
 
 # Kernels of floats differ by the width and the number of registers, and without fused multiply-add: two processors run them all. The rest
-# differ in products of bytes.
+# differ in products of bytes, and AMD's from Intel's by the kernel that ternary products choose.
 PROCESSORS = {
     "Intel server, VNNI": Processor("icelake-server", SERVER, "avx512-vnni", True, 16, ("Q4_K", "Q8_0")),
     "AMD server, VNNI": Processor("znver4", f"{SERVER},{AMD}", "avx512-vnni", True, 1 << 31, ("Q4_K",)),
-    "AVX-512 alone": Processor("skylake-avx512", AVX512, "avx512", True, 5, ("Q4_K", "Q8_0")),
+    "AVX-512 alone": Processor("skylake-avx512", AVX512, "avx512", True, 5, ("Q8_0",)),
     "AVX2": Processor(
         "haswell", AVX2, "avx2", False, 3, ("Q4_K", "Q5_1"), ("family bitnet-b1.58", "ternary", "float", "dialect", "cache"), is_whole=True
     ),
