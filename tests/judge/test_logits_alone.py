@@ -12,7 +12,7 @@ from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, check, forward_full
 from bitnet_np.base.errors import NonFiniteError, OptionError
 from bitnet_np.judge.honest_engines import in_precision
 from bitnet_np.judge.law.precision import Precision
-from bitnet_np.judge.logits_alone import judge_logits
+from bitnet_np.judge.logits_alone import _explains, judge_logits
 from bitnet_np.judge.measures import judge
 from bitnet_np.judge.options import Options
 from bitnet_np.judge.variant import Variant, scaled
@@ -184,3 +184,11 @@ def test_what_takes_too_much_work_is_said_and_tried_with_more_effort():
     assert "the norm's weight is missing" in check(model, ids, theirs, effort=max(needed, 1.0)).reason
     with pytest.raises(OptionError, match="effort is nan, expected a positive number"):
         check(model, ids, theirs, effort=float("nan"))
+
+
+def test_positions_that_are_right_do_not_count_against_a_mistake():
+    """A window one too long changes nothing in front of its end, so that few positions may be nearer."""
+    wrong = np.arange(17) >= 9
+    assert _explains(0.01 * wrong, 1.0 * wrong)
+    assert not _explains(np.where(wrong, 0.01, 0.4), 1.0 * wrong)
+    assert not _explains(np.where(np.arange(17) >= 13, 0.5, 0.0), 1.0 * wrong)
