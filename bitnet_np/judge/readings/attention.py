@@ -251,7 +251,7 @@ def _of_sums(own: Attention, solved: _Solved) -> str | None:
     if (each > 0).all() and is_one.all() and more.shape[1] > _SPARE:
         if (count := np.rint(each[0])) and (np.abs(each - count) < 20 * _SAME * count).all():
             return f"{count:.0f} is added to the sum of exponentials that the softmax divides by, {AS_SLOTS}"
-        logits = [f"{x:.4g}" for x in np.log(each)]
+        logits = [f"{x:.4g}" for x in np.round(np.log(each), 5) + 0.0]
         return f"one key more is in the softmax's sum, without a value, as a sink: its scores are {listed(logits, FEW)} by head"
     low, high = factor.min(), factor.max()
     if (np.ptp(factor, axis=1) < _SAME + 2 * sure.max()).all():
