@@ -63,6 +63,15 @@ def test_queries_alone_in_another_order_are_wrong():
     assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("Qcur", 0))
 
 
+def test_another_order_that_the_rotation_does_not_keep_is_wrong():
+    """Queries and keys are permuted alike before they are rotated, by pairs in the other order."""
+    points = reordered(POINTS["llama"], np.argsort(HALVES_FROM_NEIGHBOURS))
+    turned = shifted("llama", 0)  # in our order
+    points |= {key: turned[key] for key in points if key.name.endswith("_rope")}
+    report = judged("llama", points)
+    assert (report.verdict, report.first_wrong.key, report.notes) == (Verdict.WRONG, Key("Qcur", 0), ())
+
+
 def test_a_fault_behind_another_order_is_found():
     points = reordered(POINTS["llama"], np.argsort(HALVES_FROM_NEIGHBOURS))
     points |= {Key("Kcur_rope", layer): points[Key("Kcur", layer)] for layer in range(2)}

@@ -13,7 +13,7 @@ from bitnet_np.base.errors import NonFiniteError
 from bitnet_np.judge import logits_alone
 from bitnet_np.judge.honest_engines import in_precision
 from bitnet_np.judge.law.precision import Precision
-from bitnet_np.judge.logits_alone import judge_logits
+from bitnet_np.judge.logits_alone import _explains, judge_logits
 from bitnet_np.judge.measures import judge
 from bitnet_np.judge.mistakes.search import Search
 from bitnet_np.judge.options import Options
@@ -208,3 +208,11 @@ def test_an_interrupt_ends_the_search_and_keeps_the_verdict_where_that_is_asked_
     assert (found.verdict, found.reason.endswith("the search for causes was interrupted"), len(runs)) == (WRONG, True, 1)
     with pytest.raises(KeyboardInterrupt):
         judgement(Options())
+
+
+def test_positions_that_are_right_do_not_count_against_a_mistake():
+    """A window one too long changes nothing in front of its end, so that few positions may be nearer."""
+    wrong = np.arange(17) >= 9
+    assert _explains(0.01 * wrong, 1.0 * wrong)
+    assert not _explains(np.where(wrong, 0.01, 0.4), 1.0 * wrong)
+    assert not _explains(np.where(np.arange(17) >= 13, 0.5, 0.0), 1.0 * wrong)

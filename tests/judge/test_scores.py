@@ -82,7 +82,7 @@ def test_keys_behind_the_tokens_are_padding():
     [
         (KQ, lambda x: 4 * x, "everything is 4 times what it should be"),
         (KQ, lambda x: x * np.float32(1 + 1e-4), "everything is 1.0001 times what it should be"),
-        (KQ, lambda x: x[[1, 0, *range(2, len(x))]], "the right numbers in other places"),
+        (KQ, lambda x: x[[1, 0, *range(2, len(x))]], " have the numbers of elements "),
         (SOFT_MAX, lambda x: 2 * x, "everything is 2 times what it should be"),
         (SOFT_MAX, lambda x: np.where(x == 0, x, x + np.float32(1e-4)), ""),
     ],

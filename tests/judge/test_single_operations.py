@@ -1,5 +1,7 @@
 """Logits alone, and layer outputs alone: mistakes of one operation, of one layer, and of the prompt are tried in our engine and named."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from dumps import LOGITS, only, recorded, trace
@@ -80,3 +82,19 @@ def test_weights_of_fewer_bits_are_no_fault_by_logits_alone():
     report = judged(with_computed(BASE, text, computes, IDS))
     assert report.verdict == Verdict.NARROW
     assert text in report.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (("attn_output", "ffn_down"), "at attn_o_out, ffn_down of every layer: the bias is applied twice"),
+        (("attn_q", "attn_k", "attn_v"), "at Qcur, Kcur, Vcur of every layer: the bias is applied twice"),
+    ],
+)
+def test_a_mistake_of_all_products_of_a_role_is_named(fields, says):
+    model = random_model(15, family="starcoder2", n_layers=2, heads=4, kv_heads=2, head_dim=16, width=64, ffn=96)
+    ids = np.random.default_rng(6).integers(0, 50, 16)
+    twice = [{name: replace(getattr(layer, name), bias=2 * getattr(layer, name).bias) for name in fields} for layer in model.layers]
+    wrong = replace(model, layers=tuple(replace(layer, **other) for layer, other in zip(model.layers, twice, strict=True)))
+    report = check(model, ids, only(recorded(wrong, ids), "result_output"))
+    assert report.logits.explanation.startswith(says)

@@ -110,6 +110,48 @@ def test_laws_of_all_numbers_are_told(law, says):
 SOME, MANY = np.random.default_rng(0).standard_normal((12, 4, 16)), np.random.default_rng(1).random((12, 4, 16))
 
 
+X, DROPPED = P["ffn_inp"], np.random.default_rng(2).random((T, 96)) < 0.1
+SORTED = np.argsort(np.argsort(-P["result_output"], axis=1), axis=1)  # the rank of each logit
+RESULTS = [
+    ("ffn_up", 0 * P["ffn_up"] + LLAMA.layers[LAYER].ffn_up.bias, "the products: all numbers are 0; all other steps are right"),
+    ("ffn_inp", 0 * X + 3, "all numbers are 3"),
+    ("ffn_inp", X * np.where(np.arange(96) < 40, -1, 1), "elements 0 to 39 are of the other sign"),
+    ("ffn_inp", X + np.where(np.arange(96) < 40, 2, 0), "2 is added to elements 0 to 39"),
+    ("ffn_inp", X * np.linspace(1.1, 2, 96), "each element is multiplied by a number of its own, 1.1 to 2"),
+    ("ffn_inp", X + np.linspace(0.1, 2, 96), "a number is added to each element, 0.1 to 2"),
+    ("ffn_inp", np.where(DROPPED, 0, X / (1 - DROPPED.mean())), "of the numbers "),
+    ("ffn_inp", np.append(X, np.ones(20))[np.arange(T)[:, None] * 97 + np.arange(96)], "rows are read 97 numbers apart instead of 96"),
+    ("ffn_inp", np.roll(X.ravel(), -3).reshape(X.shape), "numbers are read 3 behind their place"),
+    ("ffn_inp", np.clip(X, -0.5, 0.7), "numbers are clipped to -0.5 and 0.7"),
+    ("ffn_inp", np.minimum(X, 0.7), "numbers above 0.7 are clipped to it"),
+    ("ffn_inp", 2 * np.tanh(X / 2), "numbers are soft-capped at 2"),
+    ("ffn_inp", ACTIVATIONS["SiLU"](X), "SiLU of them stands there"),
+    ("ffn_inp", X / X.sum(axis=1, keepdims=True), "each row is divided by its sum"),
+    ("ffn_inp", X / np.abs(X).max(axis=1, keepdims=True), "each row is divided by its largest magnitude"),
+    ("ffn_inp", X - 0.3 * X.std() * np.sin(9 * X / X.std()) / 3, "it is another function of what is right: "),
+    ("result_output", spec.softmax(P["result_output"]), "they are the softmax of each row"),
+    ("result_output", np.log(spec.softmax(P["result_output"])), "they are the logarithms of each row's softmax"),
+    ("result_output", P["result_output"] - P["result_output"].max(axis=1, keepdims=True), "the largest number of each row is subtracted"),
+    ("result_output", P["result_output"] - P["result_output"].mean(axis=1, keepdims=True), "the mean of each row is subtracted"),
+    (
+        "result_output",
+        np.where(SORTED < 20, P["result_output"], -1e4),
+        "78 % of the numbers are -10000, and the others are right: the smaller",
+    ),
+    ("ffn_inp", X[:, np.arange(96) // 2], "element i has the numbers of i // 2"),
+    ("ffn_inp", X[:, np.arange(96) % 24], "element i has the numbers of i % 24"),
+    ("ffn_inp", X[:, np.arange(96) // 4 * 4], "element i has the numbers of i - i % 4"),
+    ("ffn_inp", X[:, np.arange(96) ^ 1], "element i has the numbers of i ^ 1"),
+    ("ffn_inp", X[:, ::-1], "element i has the numbers of i from the end"),
+    ("ffn_inp", X[:, np.arange(96).reshape(-1, 4).T.ravel()], "element i has the numbers of 4 * (i % 24) + i // 24: rows of 4 are read as"),
+]
+
+
+@pytest.mark.parametrize(("name", "wrong", "says"), RESULTS, ids=[says for *_, says in RESULTS])
+def test_laws_of_any_tensor_are_told(name, wrong, says):
+    assert read("llama", name, wrong).startswith(says)
+
+
 def test_dropout_and_penalties_are_told_by_their_ratios():
     assert told(np.where(MANY < 0.1, 0, SOME / (1 - (MANY < 0.1).mean())), SOME).endswith("times what is right, as dropout leaves them")
     assert "are of the other sign, 9" in told(np.where(MANY < 0.1, -SOME, SOME), SOME)
@@ -198,6 +240,19 @@ ATTENTION = {
     "elements 0 to 5 of 24 of each head are multiplied by 2 to 2 in q . k": by_weights(
         softmax(scores_of(q=QUERIES * np.where(np.arange(24) < 6, 2, 1)))
     ),
+    "scores are soft-capped at 3": by_weights(softmax(3 * np.tanh(scores_of() / 3))),
+    "each element of each head is multiplied by a number of its own in q . k, 1": by_weights(
+        softmax(scores_of(q=QUERIES * np.linspace(1, 2, 4 * 24).reshape(4, 24)))
+    ),
+    "values are summed that a token must not see: position 0 reads positions 1 to": by_weights(
+        spec.softmax(0.1 * np.random.default_rng(8).standard_normal((C.heads, T, T)))
+    ),
+    "sums of the right values with wrong weights: scores or softmax are wrong": by_weights(
+        softmax(scores_of() + np.random.default_rng(8).standard_normal((C.heads, T, T)))
+    ),
+    "values, or sums of them, are rounded: a part of 0.00": by_weights(
+        softmax(scores_of() + np.random.default_rng(8).standard_normal((C.heads, T, T))), np.rint(V * 150) / 150
+    ),
     "values: numbers are laid out as [head, position, element]": by_weights(RIGHT, V.transpose(1, 0, 2).reshape(V.shape)),
     "values: head 1 is 1.3 times what is right; weights are right": by_weights(RIGHT, V * np.array([1, 1.3])[:, None]),
     "values: those of position 4 are others; weights are right": by_weights(
@@ -260,12 +315,28 @@ def test_frequencies_are_said_by_their_law():
     slow = "frequencies of slow pairs are scaled: right up to pair 2, 0.25 times what they should be at pair 7"
     assert of_pairs(i, i + 8, scaled) == slow
     assert of_pairs(i, i + 8, own[[1, 0, 2, 3, 4, 5, 6, 7]]) == "pairs 0 and 1 are exchanged"
+    assert of_pairs(i, i + 8, own[[0, 0, 2, 2, 4, 5, 6, 7]]) == "pair 1 has the frequency of pair 0, pair 3 has the frequency of pair 2"
+    fast = "frequencies of fast pairs are scaled: 0.25 times what they should be at pair 0, right from pair 3 on"
+    assert of_pairs(i, i + 8, own * np.array([0.25, 0.25, 0.5, 1, 1, 1, 1, 1])) == fast
+    assert of_pairs(2 * np.arange(4), 2 * np.arange(4) + 1, own[:4]) == "pairs are neighbours (2i, 2i + 1) instead of (i, i + 8)"
     assert of_pairs(i, i + 8, np.where(i < 4, 1e4 ** (-i / 4), 0)).startswith(
         "pairs 4 to 7 of each head are not rotated; frequencies are those of a width of 8 instead of 16"
     )
     assert of_pairs(np.array([0, 1, 4]), np.array([9, 7, 20]), own[:3]).startswith(
         "pairs are (0, 9), (1, 7), (4, 20) instead of (i, i + 8)"
     )
+
+
+def test_heads_that_are_rotated_by_other_positions_are_told():
+    x, own = WIDE_POINTS[Key("Qcur", 1)].astype(np.float64).reshape(T, -1, 24), WIDE.rope_frequency.astype(np.float64)
+
+    def by(positions):  # [T, H]
+        each = [spec.rotate(x[:, [h]], positions[:, [h]] * own, WIDE.config.rope) for h in range(4)]
+        return read_off(WIDE, IDS["llama"], WIDE_POINTS, Key("Qcur_rope", 1), np.concatenate(each, axis=1).reshape(T, -1))
+
+    head, token = np.arange(4), np.arange(T)[:, None]
+    assert by(head + 0 * token) == "every token is rotated by the number of the head instead of its position"
+    assert by(token + 3 * (head == 2)) == "head 2 alone is rotated by other positions: position 0 as 3"
 
 
 # --- products and experts -----------------------------------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ MASKS: dict[str, Sees] = {
     "the first token is not seen by later ones": lambda i, j, w, n: causal(i, j, w) & ((j > 0) | (i == 0)),
     "blocks as long as the window are seen instead of a window": lambda i, j, w, n: (j <= i) & (j // min(w, 1e9) == i // min(w, 1e9)),
     "the first {n} tokens are seen by all, as a prefix is": lambda i, j, w, n: causal(i, j, w) | (j < n),
-    "only the last {n} tokens are seen, as in a window, or in a ring of so many slots": lambda i, j, w, n: causal(i, j, min(w, n)),
+    "only the last {n} tokens are seen, as in a window, or in a ring of so many slots": lambda i, j, w, n: causal(i, j, n),
     "only the last {n} tokens and the first are seen: a window with a sink": lambda i, j, w, n: causal(i, j, w) & ((j < 1) | (j > i - n)),
     "tokens see the future within their chunk of {n}": lambda i, j, w, n: causal(i, j, w) | (i // n == j // n),
     "tokens see their own chunk of {n} alone": lambda i, j, w, n: causal(i, j, w) & (i // n == j // n),

@@ -85,22 +85,21 @@ def other_heads(wrong: Wrong) -> str | None:
     off = np.flatnonzero(own.wrong.places.reshape(own.values.shape).any(axis=(0, 2)))
     if count * count * t * t * size > _WORK or not off.size:
         return None
-    groups = own.shared * np.arange(count // own.shared)  # the first query head of each
     kinds = {
-        "query heads read other key-value heads": (groups, lambda h, other: (h, other, other)),
-        "query heads read the keys of other heads": (groups, lambda h, other: (h, other, h)),
-        "query heads read the values of other heads": (groups, lambda h, other: (h, h, other)),
-        "heads have the queries of others": (right, lambda h, other: (other, h, h)),
+        "query heads read other key-value heads": lambda h, other: (h, other, other),
+        "query heads read the keys of other heads": lambda h, other: (h, other, h),
+        "query heads read the values of other heads": lambda h, other: (h, h, other),
+        "heads have the queries of others": lambda h, other: (other, h, h),
     }
-    for words, (others, of) in kinds.items():
+    for words, of in kinds.items():
+        per = 1 if "queries" in words else own.shared  # the first query head of each key-value head stands for it
         found = right.copy()
         for h in off:
-            fits = (o for o in others if explains(own.head(*of(h, o)), own.theirs[:, h], value[:, h], wrong.noise))
+            fits = (o for o in right[::per] if explains(own.head(*of(h, o)), own.theirs[:, h], value[:, h], wrong.noise))
             found[h] = next(fits, -1)
             if found[h] < 0:
                 break
         else:
-            per = 1 if others is right else own.shared
             theirs, ours = (", ".join(map(str, x[: 4 * FEW] // per)) for x in (found, right))
             return f"{words}: {theirs} instead of {ours}"
     return None
@@ -124,7 +123,7 @@ def wrong_values(wrong: Wrong) -> str | None:
     text = structure(Numbers(theirs, right, ("position", "head", "element"), wrong.noise))
     if text is None:
         text = structure(Numbers(theirs.reshape(t, -1), right.reshape(t, -1), ("position", "element"), wrong.noise))
-    if text is None and 4 * off.size <= t:
+    if text is None and 4 * off.size <= t and 2 * off.size <= wrong.wrong_rows.size:  # any row is right with some value of its own
         text = f"those of {runs('position', off)} are others"
     text = text or loose_structure(Numbers(theirs, right, ("position", "head", "element"), wrong.noise))
     return text and f"values: {text}; weights are right"
@@ -252,7 +251,7 @@ def _of_sums(own: Attention, solved: _Solved) -> str | None:
     if (each > 0).all() and is_one.all() and more.shape[1] > _SPARE:
         if (count := np.rint(each[0])) and (np.abs(each - count) < 20 * _SAME * count).all():
             return f"{count:.0f} is added to the sum of exponentials that the softmax divides by, {AS_SLOTS}"
-        logits = [f"{x:.4g}" for x in np.log(each)]
+        logits = [f"{x:.4g}" for x in np.round(np.log(each), 5) + 0.0]
         return f"one key more is in the softmax's sum, without a value, as a sink: its scores are {listed(logits, FEW)} by head"
     low, high = factor.min(), factor.max()
     if (np.ptp(factor, axis=1) < _SAME + 2 * sure.max()).all():

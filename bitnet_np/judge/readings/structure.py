@@ -49,7 +49,7 @@ class Numbers(NamedTuple):
 
 def structure(numbers: Numbers) -> str | None:
     """What makes all of their numbers of the right ones by few numbers, in words; None if nothing does that is known here."""
-    return _read(numbers, _constant, _moved, _laid_out, _by_few_factors, _replaced, _shifted, _elsewhere, _few_ratios, _of_rows, _function)
+    return _read(numbers, _constant, _moved, _laid_out, _by_few_factors, _shifted, _elsewhere, _few_ratios, _of_rows, _function, _replaced)
 
 
 def loose_structure(numbers: Numbers) -> str | None:
@@ -253,10 +253,9 @@ def _few_ratios(n: Numbers) -> str | None:
 def _replaced(n: Numbers) -> str | None:
     """One number in the place of many, all others right."""
     wrong = np.abs(n.theirs - n.right) > n.same * np.abs(n.right).max()
-    numbers, count = np.unique(n.theirs[wrong], return_counts=True)
-    if not numbers.size or count.max() < _FITTED or len(numbers) > wrong.sum() // _FITTED:
+    if wrong.sum() < _FITTED:
         return None
-    number = numbers[count.argmax()]
+    number = float(np.median(n.theirs[wrong]))
     is_it = np.abs(n.theirs - number) <= 1e-6 * abs(number)
     if not n.explained(np.where(is_it, number, n.right)):
         return None
