@@ -13,7 +13,7 @@ from bitnet_np.engine.tokens import Tokens
 from bitnet_np.judge.dump import judge_dump
 from bitnet_np.judge.law import noise
 from bitnet_np.judge.law.expected import Expected
-from bitnet_np.judge.law.noise import Noise, Residual, residual
+from bitnet_np.judge.law.noise import Noise, Residual, left_out, residual
 from bitnet_np.judge.mistakes.search import Search
 from bitnet_np.judge.options import Options
 from bitnet_np.judge.verdict import Verdict
@@ -51,6 +51,35 @@ def test_noise_is_wrong_where_only_what_is_declared_is_right():
     assert judged(points, precision="kv=f16", strict=True).verdict == judged(points, precision="exact").verdict == Verdict.WRONG
 
 
+@pytest.mark.parametrize(
+    ("policy", "flag"), [("int8 rows", "mul=int8:row"), ("e4m3 cache", "kv=e4m3"), ("SiLU by a table", "exp=0.001"), ("KIVI", "noise=2^-")]
+)
+def test_the_option_that_is_printed_declares_what_was_found(policy, flag):
+    dump = Trace(Dense(MODEL, IDS, **TUNED[policy]).run(), None, "dump")
+    option = next(note for note in check(MODEL, IDS, dump).notes if note.startswith("to declare it: --precision "))
+    assert flag in option
+    assert check(MODEL, IDS, dump, precision=option.split()[-1]).verdict <= Verdict.FLIPS
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ({"act": TUNED["SiLU by a table"]["act"]}, "SiLU is approximated to 0.0001, everywhere alike"),
+        ({"rsqrt": TUNED["rsqrt of 12 bits"]["rsqrt"]}, "the root mean square is approximated to 7e-05, everywhere alike"),
+        ({"p": bfloat16, "flash": True}, "the exponentials, where they are not summed: rounded to bfloat16"),
+        (
+            {**dict.fromkeys("qkpv", bfloat16), "flash": True},
+            "operands of products, exponentials instead of probabilities, are rounded to bf",
+        ),
+        ({"head_w": TUNED["NVFP4 weights"]["w"]}, "result_output: matrices are rounded to NVFP4"),
+    ],
+)
+def test_what_is_approximated_is_said(policy, says):
+    report = check(MODEL, IDS, Trace(Dense(MODEL, IDS, **policy).run(), None, "dump"))
+    assert report.verdict == Verdict.NARROW
+    assert says in report.reason
+
+
 FAULTS = {
     "Vcur": lambda e, n: e.at("Kcur", n) + 0 * e.at("Vcur", n) if Key("Vcur", n) in e.t else e.at("Kcur", n),
     "ffn_down": lambda e, n: Dense.product(e, "ffn_out", n, e.model.layers[n - 1].ffn_down),
@@ -69,6 +98,19 @@ def test_a_mistake_stands_out_of_noise(base, name):
     report = judged(Dense(MODEL, IDS, {name: FAULTS[name]}, (1,), **TUNED[base]).run())
     assert report.verdict == Verdict.WRONG
     assert report.first_wrong.key == Key(name, 1)
+
+
+def test_an_epsilon_is_of_all_positions():
+    """A cause of whole rows is no cause of some: it would fit any rows that are a little too large."""
+
+    def norm(e, n):
+        x = e.at("ffn_inp", n)
+        late = np.arange(len(x))[:, None] >= 10
+        return np.where(late, e.norm(x, e.model.layers[n].ffn_norm, 0.1), e.norm(x, e.model.layers[n].ffn_norm))
+
+    report = check(MODEL, IDS, Trace(Dense(MODEL, IDS, {"ffn_norm": norm}, (1,)).run(), None, "dump"))
+    assert report.first_wrong.key == Key("ffn_norm", 1)
+    assert "epsilon is" not in (report.first_wrong.hypothesis or "")
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -96,6 +138,15 @@ def errors(change=lambda r: r, level=1e-3):
 def test_what_is_like_noise_has_no_odd_part():
     assert errors().odd == ""
     assert errors().level == pytest.approx(1e-3, rel=0.1)
+
+
+def test_inputs_that_make_most_of_an_error_are_none_of_its_noise():
+    rng = np.random.default_rng(2)
+    x, weights = rng.standard_normal((20, 64)), rng.standard_normal((96, 64)).astype(np.float32)
+    noisy = 0.1 * rng.standard_normal((20, 96))
+    assert left_out(x, weights, noisy) == ""
+    for factor in (-1, 1):
+        assert left_out(x, weights, noisy + factor * x[:, 56:] @ weights[:, 56:].T) == "8 inputs from 56 to 63 make most of the error"
 
 
 def times(part, factor):

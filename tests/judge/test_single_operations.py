@@ -48,13 +48,21 @@ def test_an_engine_without_a_change_has_our_bits():
         ("rope.positions", ROTATED[:3], "at Qcur_rope of every layer: positions are too large by 1"),
         ("rope.pairs", ROTATED, "in RoPE: pairs are "),
         ("residual.twice", [Key("l_out", 0)], "at l_out of layer 0: the residual, ffn_inp, is applied twice"),
-        ("head.int8", [LOGITS], "result_norm: rounded to int8 with a scale for each row"),
     ],
 )
 def test_a_mistake_of_single_operations_is_named_by_logits_alone(mistake, keys, says):
     report = judged(engine_with(mistake, *keys))
     assert report.verdict == Verdict.WRONG
     assert report.logits.explanation.startswith(says)
+
+
+def test_a_head_of_int8_is_a_rounding_unless_nothing_is_rounded():
+    changed, says = engine_with("head.int8", LOGITS), "result_norm: rounded to int8 with a scale for each row"
+    report = judged(changed)
+    assert report.verdict == Verdict.NARROW
+    assert report.reason.startswith(says)
+    exact = check(MODEL, IDS, only(recorded(MODEL, IDS, edit=changed.edit), "result_output"), precision="exact")
+    assert exact.verdict == Verdict.WRONG
 
 
 def test_a_mistake_in_queries_and_keys_is_named_by_the_outputs_of_layers():

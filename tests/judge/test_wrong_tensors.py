@@ -39,7 +39,7 @@ from bitnet_np.judge.law.precision import FLOAT32
 from bitnet_np.judge.law.products import rows_of
 from bitnet_np.judge.law.roundings import to_bfloat16, to_digits
 from bitnet_np.judge.readings import elements
-from bitnet_np.judge.readings.wrong import Wrong, places_of, runs
+from bitnet_np.judge.readings.wrong import Wrong, instead, places_of, runs
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import packing
 from bitnet_np.testing.models import random_model
@@ -563,3 +563,8 @@ def test_products_of_other_experts_and_of_other_tokens_are_named(slots, says):
             wrong[t, place] = every[expert][other]
 
     assert mixture("ffn_moe_up", exchanged).startswith(f"products of others: position {says}")
+
+
+def test_two_numbers_are_written_with_digits_that_differ():
+    assert instead(-0.26891234, -0.26894142, 4) == "-0.26891 instead of -0.26894"
+    assert instead(1.5, 2.0) == "1.5 instead of 2"
