@@ -13,9 +13,12 @@ from ..files.load import load
 from ..judge.options import DEFAULT
 from ..kernels.float_state import steady
 from ..model.records import Model
-from .engine import engine_of
+from ..testing.models import write_gguf
+from ..testing.space import fitted
+from .engine import Call, engine_of
 from .keep import keep, kept_cases
-from .outcome import Expected, explained
+from .outcome import Expected, Outcome, explained
+from .probes import Place, probe
 from .run import Finding, Hunt, Runner, Told, call_of, hunt_engine
 
 
@@ -55,6 +58,8 @@ def hunt(
 
     def complete(runner: Runner, finding: Finding) -> Finding:
         finding = replace(finding, report=_report(runner, finding, expected))
+        if finding.outcome.group == "numbers" and (finding.report is None or not finding.report.operations):
+            finding = replace(finding, place=_place(runner, finding, expected))
         return finding if folder is None else keep(runner, finding, folder)
 
     return hunt_engine(
@@ -81,3 +86,24 @@ def _report(runner: Runner, finding: Finding, expected: Expected) -> Any:
         return explained(model, call_of(finding.case), finding.outcome, expected)
     except Error:
         return None
+
+
+def _place(runner: Runner, finding: Finding, expected: Expected) -> Place:
+    """Where probes find the fault: at the smallest case, with as many ids as show the whole stream if it still fails so."""
+    case, names = finding.case, {atom.fact for atom in finding.condition or ()}
+    wide = fitted(replace(case, vocab=max(case.vocab, 4 * case.width), tied=False))
+    if not names & {"vocab", "tied"} and runner.run(wide).failed:
+        case = wide
+    model, _ = runner.model(case)
+    path = runner.folder / "probe.gguf"
+    even = runner.even(case)
+
+    def run(probed: Model, call: Call) -> Outcome:
+        if runner.engine.takes_path:
+            write_gguf(path, probed)
+        return runner.run_model(probed, path, call, even)
+
+    try:
+        return probe(model, call_of(case), min((b for b, _ in runner.run(case).bad), default=0), run, expected)
+    except Error as error:
+        return Place(f"not probed: {error}")

@@ -22,9 +22,10 @@ from ..testing.models import write_gguf
 from ..testing.space import CALL, EDGES, Case, case_like, fitted, model_of, tokens_of
 from .contrast import Condition, Contrast, meets
 from .draws import Deck
-from .engine import Call, Engine, Ran
+from .engine import Call, Engine
 from .facts import in_words, positions_in_words
 from .outcome import Expected, Outcome, definition, judged
+from .probes import Place
 from .shrink import changed, smallest
 
 BASES = (
@@ -54,6 +55,7 @@ class Finding:
     passing: int  # runs that did not meet it, and passed
     positions: str = ""  # where it is wrong, in words
     report: Report | None = None
+    place: Place | None = None  # where probes of an engine that gives logits alone found the fault
     folder: Path | None = None
 
     @property
@@ -88,6 +90,8 @@ class Finding:
             "smallest": vars(self.case),
             "words": in_words(self.case),
             "report": self.report.as_dict() if self.report else None,
+            "place": self.place.text if self.place else None,
+            "cause": self.place.cause if self.place else None,
             "folder": None if self.folder is None else str(self.folder),
         }
 
@@ -145,24 +149,25 @@ class Runner:
                 self.models[key] = model, path
             return self.models[key]
 
-    def run(self, case: Case, engine: Engine | None = None, keep: Path | None = None) -> Outcome:
+    def run(self, case: Case, engine: Engine | None = None) -> Outcome:
         """The outcome of one run, or of one that is known."""
-        if case in self.outcomes and keep is None:
+        if case in self.outcomes:
             return self.outcomes[case]
-        call = call_of(case)
         try:
             model, path = self.model(case)
         except Error as error:  # as GGUF has no name for
             return self.outcomes.setdefault(case, Outcome("refused", str(error)))
-        ours = definition(model, call)
-        engine = engine or self.engine
+        self.outcomes[case] = self.run_model(model, path, call_of(case), self.even(case), engine)
+        return self.outcomes[case]
+
+    def run_model(self, model: Model, path: Path, call: Call, even: bool, engine: Engine | None = None) -> Outcome:
+        """The outcome of a run of a model, which is in a file where the engine takes one."""
+        engine, ours = engine or self.engine, definition(model, call)
         with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as name:
-            target = path if engine.takes_path else model
-            ran: Ran = engine.run(target, model.config, call, keep or Path(name))
-            outcome = judged(ran, model, call, ours, self.expected, self.even(case))
-            if keep is None and isinstance(outcome.dump, Path):
+            ran = engine.run(path if engine.takes_path else model, model.config, call, Path(name))
+            outcome = judged(ran, model, call, ours, self.expected, even)
+            if isinstance(outcome.dump, Path):
                 outcome = replace(outcome, dump=None, rows=tuple((first, np.array(x)) for first, x in outcome.rows))
-        self.outcomes[case] = outcome
         return outcome
 
     def even(self, case: Case) -> bool:
@@ -207,11 +212,17 @@ def hunt_engine(
 ) -> Hunt:
     """Hunt for failures of an engine. first: cases that are run before others are drawn. explain: completes a finding."""
     with tempfile.TemporaryDirectory(prefix="bitnet-np-hunt-", ignore_cleanup_errors=True) as name, one_thread():
-        hunt = _Hunting(Runner(engine, like, expected, workers, Path(name)), seconds, runs, seed, told, explain)
+        hunt = _Hunting(Runner(engine, like, expected, workers, Path(name)), seconds, runs, seed, told)
         try:
             hunt.all(first)
         except TimeoutError:
             pass
+        except KeyboardInterrupt:
+            hunt.result.notes.append("ended by Ctrl-C")
+        try:
+            hunt.runner.deadline = float("inf")
+            for n, finding in enumerate(hunt.result.findings):
+                hunt.result.findings[n] = explain(hunt.runner, finding)
         except KeyboardInterrupt:
             hunt.result.notes.append("ended by Ctrl-C")
         hunt.runner.pool.shutdown(cancel_futures=True)
@@ -220,8 +231,8 @@ def hunt_engine(
 
 
 class _Hunting:
-    def __init__(self, runner: Runner, seconds: float, runs: int | None, seed: int, told: Told, explain: Any) -> None:
-        self.runner, self.most, self.told, self.explain = runner, runs, told, explain
+    def __init__(self, runner: Runner, seconds: float, runs: int | None, seed: int, told: Told) -> None:
+        self.runner, self.most, self.told = runner, runs, told
         self.rng, self.result = random.Random(seed), Hunt()
         self.begin = time.monotonic()
         self.seconds, runner.deadline = seconds, self.begin + seconds
@@ -393,7 +404,7 @@ class _Hunting:
         where = positions_in_words([self.runner.outcomes[c].bad for c in cases], cases, told) if group == "numbers" else ""
         outcome = self.runner.outcomes[least]
         finding = Finding(least, outcome, condition, contrast.stands, len(cases), len(contrast.passing), where)
-        self.result.findings.append(self.explain(self.runner, finding))
+        self.result.findings.append(finding)
         return True
 
 
