@@ -28,7 +28,7 @@ one of
 --time F = 60.0: seconds for the hunt
 --runs N: end after so many runs
 --run-time F = 20.0: seconds after which a run hangs
---workers N = 1: runs at a time
+--workers N = 2: runs at a time
 --seed N = 0: another seed draws other cases
 --out DIR: write failing cases to this folder; those that it has are run first
 {PROFILE}

@@ -11,6 +11,7 @@ from ..base.validate import integer, path_of, positive
 from ..engine.dialects import EXACT
 from ..files.load import load
 from ..judge.options import DEFAULT
+from ..judge.verdict import Verdict
 from ..kernels.float_state import steady
 from ..model.records import Model
 from ..testing.models import write_gguf
@@ -57,7 +58,10 @@ def hunt(
         integer("runs", runs, 1)
 
     def complete(runner: Runner, finding: Finding) -> Finding:
-        finding = replace(finding, report=_report(runner, finding, expected))
+        report, outcome = _report(runner, finding, expected), finding.outcome
+        if report is not None and report.verdict >= Verdict.WRONG and outcome.kind == "uneven":
+            outcome = replace(outcome, kind="wrong", text=report.reason)
+        finding = replace(finding, report=report, outcome=outcome)
         if finding.outcome.group == "numbers" and (finding.report is None or not finding.report.operations):
             finding = replace(finding, place=_place(runner, finding, expected))
         return finding if folder is None else keep(runner, finding, folder)

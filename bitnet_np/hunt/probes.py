@@ -2,9 +2,9 @@
 
 One channel of the residual stream has a known number in every layer: rows of zeros in attn_output and ffn_down leave it what the embedding
 has. So the last norm's factor is known, and the head, with more rows than columns, gives the stream back by least squares.
-Branches are off by matrices of zeros; an identity in attn_output or ffn_down shows what comes before it; queries and keys of zeros leave the
-mask and the values. The first probe that is wrong has an operation in it that those before did not have. What was right so far stands in a
-dump as ours, the shown tensor as theirs, and the judge of tensors does the rest.
+Branches are off by matrices of zeros; an identity in attn_output or ffn_down shows what comes before it; queries and keys of zeros
+leave the mask and the values. The first probe that is wrong has an operation in it that those before did not have. What was right so far
+stands in a dump as ours, the shown tensor as theirs, and the judge of tensors does the rest.
 """
 
 from collections.abc import Callable, Iterator

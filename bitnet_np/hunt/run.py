@@ -178,7 +178,11 @@ class Runner:
         """Their outcomes, some at a time. Raises TimeoutError where the time is over before they begin."""
         if time.monotonic() > self.deadline:
             raise TimeoutError
-        return list(self.pool.map(self.run, cases))
+        cases = list(cases)
+        outcomes = list(self.pool.map(self.run, cases))
+        for case in cases:  # in one order, whichever was first: the next draws depend on it
+            self.outcomes[case] = self.outcomes.pop(case)
+        return outcomes
 
     def twice(self, case: Case) -> Outcome:
         """The outcome of a second run, where its bits are others than the first one's; else the first."""
