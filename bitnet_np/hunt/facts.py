@@ -57,7 +57,6 @@ FLAGS = {
 }
 """Facts that are so or not, and both in words."""
 
-PLAIN_FACTS = ("length", "chunk", "prefix", "threads", "batch")
 _STEPS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 
 

@@ -12,10 +12,15 @@ import pytest
 
 import bitnet_np as bn
 from bitnet_np.base.errors import FileFormatError, OptionError
+from bitnet_np.engine.dialects import EXACT
 from bitnet_np.hunt import again
+from bitnet_np.hunt.api import check_engine
 from bitnet_np.hunt.engine import Call, Command, run_limited
 from bitnet_np.hunt.keep import read_case
+from bitnet_np.hunt.outcome import Expected
+from bitnet_np.judge.options import Options
 from bitnet_np.model.records import Config
+from bitnet_np.testing import write_gguf
 
 CALL = Call((np.arange(1, 5),), 0, 1, 0)
 CONFIG = Config("llama", 8, 16, 4, 1, 4, 1, 1, 4, 1e-5, 10000.0, activation="silu")
@@ -128,3 +133,20 @@ def test_a_damaged_case_is_refused(content, tmp_path):
     (tmp_path / "case.json").write_text(content)
     with pytest.raises(FileFormatError, match=r"case\.json"):
         read_case(tmp_path)
+
+
+def test_check_runs_an_engine_and_probes_it(tmp_path):
+    program, path = tmp_path / "engine.py", tmp_path / "model.gguf"
+    program.write_text(ENGINE.format(support=str(Path(__file__).parents[1] / "support")).replace("second chunk", "a multiple of 8"))
+    write_gguf(path, bn.testing.random_model(1, family="llama", weights="float32", width=64, ffn=64, heads=2, kv_heads=2, head_dim=32))
+    template = f"{sys.executable} {program} {{model}} {{tokens}} {{out}} {{chunk}}"
+    expected = Expected(EXACT, Options(effort=0.001))
+    assert check_engine(template, path, bn.load(path), [np.arange(1, 8)], expected, 60).verdict == bn.Verdict.ROUNDING
+    report = check_engine(template, path, bn.load(path), [np.arange(1, 9)], expected, 60)
+    assert report.verdict == bn.Verdict.WRONG
+    assert report.notes[-1] == "probes: the embedding, the last norm or the head"
+    report = check_engine(f"{sys.executable} -c 1 {{model}} {{tokens}} {{out}}", path, bn.load(path), [np.arange(1, 9)], expected, 60)
+    assert (report.verdict, report.reason) == (
+        bn.Verdict.INVALID,
+        "the engine gave nothing to judge: INVALID: the engine ended with 0 and wrote no output",
+    )
