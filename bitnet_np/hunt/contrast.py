@@ -18,8 +18,8 @@ from .facts import Atom, Facts, atoms_of, facts_of, table
 Condition = tuple[Atom, ...]
 """Statements that hold together."""
 
-ENOUGH = 6
-"""Runs drawn at random that meet a condition, and as many that do not, with which it stands."""
+ENOUGH = 10
+"""Runs drawn at random that meet a condition, and as many that do not, with which it stands: a plain field is another one in two of three."""
 
 _SLACK = 0.75  # more cost than the cheapest condition, up to which others are kept
 _MOST = 40  # conditions at a time

@@ -22,7 +22,7 @@ from ..testing.models import write_gguf
 from ..testing.space import CALL, EDGES, Case, case_like, fitted, model_of, tokens_of
 from .contrast import Condition, Contrast, meets
 from .draws import Deck
-from .engine import Call, Engine
+from .engine import Call, Command, Engine
 from .facts import in_words, positions_in_words
 from .outcome import Expected, Outcome, definition, judged
 from .probes import Place
@@ -69,6 +69,8 @@ class Finding:
         if self.condition is None:
             return f"no condition of three statements fits all runs; {self.failing} failed"
         counts = f"{self.failing} of {self.failing} runs; right otherwise: {self.passing} of {self.passing}"
+        if self.failing < 3 and not self.stands:  # nearly any statement fits
+            return f"{self.what} in {self.failing} run{'s' * (self.failing > 1)}: too few to tell a condition"
         if not self.condition:
             return f"{self.what} in all {self.failing} runs"
         more = "" if self.stands else ", not yet tested at random"
@@ -131,7 +133,7 @@ class Runner:
         self.exact: dict[tuple[str, Any], bool] = {}  # by field and value: whether the plainest run had float32's rounding alone
         self.pool, self.lock = ThreadPoolExecutor(workers), threading.Lock()
         self.models: dict[Case, tuple[Model, Path]] = {}
-        self.workers, self.count, self.deadline = workers, 0, float("inf")
+        self.workers, self.count, self.slowest, self.deadline = workers, 0, 0.0, float("inf")
 
     def model(self, case: Case) -> tuple[Model, Path]:
         """The model of a case, and its file."""
@@ -164,7 +166,10 @@ class Runner:
         """The outcome of a run of a model, which is in a file where the engine takes one."""
         engine, ours = engine or self.engine, definition(model, call)
         with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as name:
+            begin = time.monotonic()
             ran = engine.run(path if engine.takes_path else model, model.config, call, Path(name))
+            if ran.kind == "ok":
+                self.slowest = max(self.slowest, time.monotonic() - begin)
             outcome = judged(ran, model, call, ours, self.expected, even)
             if isinstance(outcome.dump, Path):
                 outcome = replace(outcome, dump=None, rows=tuple((first, np.array(x)) for first, x in outcome.rows))
@@ -382,6 +387,9 @@ class _Hunting:
                 least, failing, passing, lambda c: {b for b, _ in self.runner.outcomes[c].bad}, self.deck.edges, self.deck.draw, self.rng
             )
 
+        engine, limit = self.runner.engine, getattr(self.runner.engine, "limit", 0.0)
+        if isinstance(engine, Command) and group == "hang":  # that it hangs is known: how it does need not be waited for each time
+            engine.limit = min(limit, max(3.0, 5 * self.runner.slowest))
         hint = 1 + min((p for _, p in first.bad), default=case.length) if first.bad else None
         contrast = None
         try:
@@ -400,6 +408,9 @@ class _Hunting:
                         self.refuse(c, o)
         except TimeoutError:
             pass
+        finally:
+            if isinstance(engine, Command):
+                engine.limit = limit
         least = found[-1]
         contrast = contrast or begin(least)
         condition = contrast.condition
