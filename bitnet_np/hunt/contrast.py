@@ -19,7 +19,7 @@ Condition = tuple[Atom, ...]
 """Statements that hold together."""
 
 ENOUGH = 10
-"""Runs drawn at random that meet a condition, and as many that do not, with which it stands: a plain field is another one in two of three."""
+"""Runs drawn at random that meet a condition, and as many that do not, with which it stands."""
 
 _SLACK = 0.75  # more cost than the cheapest condition, up to which others are kept
 _MOST = 40  # conditions at a time
