@@ -319,7 +319,7 @@ class _Hunting:
         wrong: list[Case] = []
         for at in range(0, len(trials), runner.workers):
             some = trials[at : at + runner.workers]
-            if time.monotonic() > until or self.over:
+            if (time.monotonic() > until and at >= 2 + len(runner.engine.knobs)) or self.over:
                 for name, value, _ in trials[at:]:
                     if name == "family":
                         self.deck.without(name, value)
