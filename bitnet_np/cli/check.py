@@ -15,6 +15,8 @@ from ..engine.machine import digest_of
 from ..engine.network import Runtime
 from ..engine.tokens import check_tokens, pad
 from ..files import embedded
+from ..hunt.api import check_engine
+from ..hunt.outcome import Expected
 from ..judge.law.precision import FLOAT32
 from ..judge.measures import Judgement, judge
 from ..judge.options import USUAL_BUDGET, Options
@@ -51,6 +53,7 @@ at most one of
 {TOKENS}
 
 --theirs DUMP: the dump to judge: intermediate tensors or logits, [T, width], or [B, T, width] of several sequences
+--engine CMD: run this command and judge what it writes: its words are those of `hunt`, {{model}}, {{tokens}} and {{out}} among them
 --format {"|".join(FORMATS)}: format of the dump (default: recognised by its content)
 --last: the dump holds logits of the last position only
 --prefix N = 0: the dump has no rows of the first N tokens: the engine reused their keys and values
@@ -73,17 +76,28 @@ def details_of(arguments: argparse.Namespace) -> Details | None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the judgement; returns the exit code."""
     tokens = (arguments.tokens, arguments.tokens_file, arguments.text)
-    judged = (arguments.theirs, arguments.endpoint)
-    named = [arguments.model is not None, judged != (None, None), tokens != (None, None, None)]
+    judged = (arguments.theirs, arguments.endpoint, arguments.engine)
+    named = [arguments.model is not None, judged.count(None) < 3, tokens != (None, None, None)]
     if not any(named):
         return _check_embedded(arguments)
     if not all(named):
-        raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs or --endpoint, or none of them")
+        raise OptionError(
+            "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, --engine or --endpoint, or none of them"
+        )
+    if arguments.engine is not None and judged.count(None) < 2:
+        raise OptionError("--engine excludes --theirs and --endpoint")
     if arguments.endpoint is not None:
         report, heading = check_server.judged(arguments)
         return show(arguments, report, heading, None, {"model": arguments.model})
     details = details_of(arguments)
     inputs = opened(arguments)
+    if arguments.engine is not None:
+        profile = profile_of(arguments)
+        expected = Expected(profile.dialect, Options(profile.precision, positive("--effort", arguments.effort), 0, progress.bar, details))
+        report = check_engine(arguments.engine, inputs.source.path, inputs.model(), inputs.sequences(), expected, arguments.timeout)
+        return show(
+            arguments, report, f"the engine's output for {arguments.model}, {_declared(arguments)}", details, {"model": arguments.model}
+        )
     report = _judged(inputs, details)
     files = {"model": arguments.model, "dump": arguments.theirs}
     heading = f"{arguments.theirs} against {arguments.model}, {_declared(arguments)}"

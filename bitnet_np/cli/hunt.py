@@ -28,7 +28,7 @@ one of
 --time F = 60.0: seconds for the hunt
 --runs N: end after so many runs
 --run-time F = 20.0: seconds after which a run hangs
---workers N = 1: runs at a time
+--workers N = 2: runs at a time
 --seed N = 0: another seed draws other cases
 --out DIR: write failing cases to this folder; those that it has are run first
 {PROFILE}
@@ -83,6 +83,8 @@ def _finding(finding: Finding) -> str:
     lines = [printable(finding.where), f"smallest: {in_words(finding.case)}", printable(finding.outcome.text)]
     if finding.report is not None and finding.report.reason != finding.outcome.text:
         lines.append(f"check: {printable(finding.report.said)}")
+    if finding.place is not None:
+        lines.append(f"probes: {printable(finding.place.cause or finding.place.text)}")
     if finding.folder is not None:
         lines.append(f"case: {finding.folder}; bitnet-np hunt --case {finding.folder} runs it again")
     return "\n".join(lines)

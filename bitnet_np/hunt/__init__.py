@@ -7,6 +7,7 @@ outcome.py   what one run shows
 shrink.py    the smallest case that fails in the same way
 contrast.py  the condition under which it fails
 facts.py     statements about cases, in words
+probes.py    from logits alone to a place
 run.py       all of it, until the time is over
 keep.py      a failing case in a folder, and run again
 """

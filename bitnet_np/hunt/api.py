@@ -1,21 +1,34 @@
 """`bitnet_np.hunt`: an engine in, its failures out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.errors import Error
 from ..base.validate import integer, path_of, positive
 from ..engine.dialects import EXACT
+from ..engine.network import Runtime
+from ..engine.tokens import check_tokens, pad
 from ..files.load import load
+from ..judge.check import content_of
 from ..judge.options import DEFAULT
+from ..judge.report.report import Report
+from ..judge.sequences import judge_sequences
+from ..judge.verdict import Verdict
 from ..kernels.float_state import steady
 from ..model.records import Model
-from .engine import engine_of
+from ..testing.models import write_gguf
+from ..testing.space import CONTEXT, Case, case_like, fitted
+from .engine import Call, Command, engine_of
 from .keep import keep, kept_cases
-from .outcome import Expected, explained
+from .outcome import Expected, Outcome, explained
+from .probes import Place, probe
 from .run import Finding, Hunt, Runner, Told, call_of, hunt_engine
 
 
@@ -54,7 +67,12 @@ def hunt(
         integer("runs", runs, 1)
 
     def complete(runner: Runner, finding: Finding) -> Finding:
-        finding = replace(finding, report=_report(runner, finding, expected))
+        report, outcome = _report(runner, finding, expected), finding.outcome
+        if report is not None and report.verdict >= Verdict.WRONG and outcome.kind == "uneven":
+            outcome = replace(outcome, kind="wrong", text=report.reason)
+        finding = replace(finding, report=report, outcome=outcome)
+        if finding.outcome.group == "numbers" and (finding.report is None or not finding.report.operations):
+            finding = replace(finding, place=_place(runner, finding, expected))
         return finding if folder is None else keep(runner, finding, folder)
 
     return hunt_engine(
@@ -81,3 +99,54 @@ def _report(runner: Runner, finding: Finding, expected: Expected) -> Any:
         return explained(model, call_of(finding.case), finding.outcome, expected)
     except Error:
         return None
+
+
+def _place(runner: Runner, finding: Finding, expected: Expected) -> Place:
+    """Where probes find the fault: at the smallest case, with as many ids as show the whole stream if it still fails so."""
+    case, names = finding.case, {atom.fact for atom in finding.condition or ()}
+    wide = fitted(replace(case, vocab=max(case.vocab, 4 * case.width), tied=False))
+    return _probed(runner, wide if not names & {"vocab", "tied"} and runner.run(wide).failed else case, expected)
+
+
+def _probed(runner: Runner, case: Case, expected: Expected) -> Place:
+    path, even = runner.folder / "probe.gguf", runner.even(case)
+
+    def run(probed: Model, call: Call) -> Outcome:
+        if runner.engine.takes_path:
+            write_gguf(path, probed)
+        return runner.run_model(probed, path, call, even)
+
+    try:
+        return probe(runner.model(case)[0], call_of(case), min((b for b, _ in runner.run(case).bad), default=0), run, expected)
+    except Error as error:
+        return Place(f"not probed: {error}")
+
+
+def check_engine(command: str, path: Path, model: Model, rows: Sequence[NDArray[np.int64]], expected: Expected, limit: float) -> Report:
+    """Run an engine's command on a model's file and judge what it gives.
+
+    Where it gives logits alone that are wrong, it is probed with small models like this one, and a note says where it is wrong.
+
+    Raises as `check` does, and OptionError for a command that cannot be used.
+    """
+    call = Call(tuple(np.asarray(ids, np.int64) for ids in rows), 0, 1, 0)
+    tokens = check_tokens(model.config, *pad(list(call.tokens)))
+    for engine in Command(command, limit).variants():
+        with TemporaryDirectory(prefix="bitnet-np-check-", ignore_cleanup_errors=True) as name:
+            ran = engine.run(path, model.config, call, Path(name))
+            if ran.kind == "ok":
+                content, runtime = content_of(ran.dump, tokens, model.config), Runtime(model, expected.dialect).checked()
+                report = judge_sequences(runtime, tokens, content, expected.options)
+                break
+    else:
+        return Report(Verdict.INVALID, f"the engine gave nothing to judge: {ran.kind}: {ran.text}")
+    if report.verdict != Verdict.WRONG or report.operations:
+        return report
+    plain, _ = case_like(model)
+    case = fitted(
+        replace(plain, length=min(len(rows[0]), CONTEXT), vocab=4 * plain.width, layers=min(model.config.n_layers, 2), tied=False)
+    )
+    with TemporaryDirectory(prefix="bitnet-np-check-", ignore_cleanup_errors=True) as name:
+        runner = Runner(engine, model, expected, 1, Path(name))
+        place = _probed(runner, case, expected) if runner.run(case).kind == "wrong" else Place("small models like this one are right")
+    return replace(report, notes=(*report.notes, f"probes: {place.cause or place.text}"))

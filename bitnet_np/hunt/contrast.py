@@ -18,7 +18,7 @@ from .facts import Atom, Facts, atoms_of, facts_of, table
 Condition = tuple[Atom, ...]
 """Statements that hold together."""
 
-ENOUGH = 6
+ENOUGH = 10
 """Runs drawn at random that meet a condition, and as many that do not, with which it stands."""
 
 _SLACK = 0.75  # more cost than the cheapest condition, up to which others are kept
@@ -40,7 +40,7 @@ def conditions(failing: Sequence[Facts], passing: Sequence[Facts]) -> list[tuple
     if best > 1.8:
         for i in rest:
             left = ~out[i]
-            some = np.array([j for j in rest if j > i and atoms[i].fact != atoms[j].fact], int)
+            some = np.array([j for j in rest if j > i and (atoms[i].fact, atoms[i].sign) != (atoms[j].fact, atoms[j].sign)], int)
             if some.size:
                 found += [(atoms[i].cost + atoms[j].cost, (i, j)) for j in some[out[some][:, left].all(axis=1)]]
         best = min((cost for cost, _ in found), default=np.inf)
@@ -48,7 +48,7 @@ def conditions(failing: Sequence[Facts], passing: Sequence[Facts]) -> list[tuple
         strong = sorted(rest, key=lambda i: (-out[i].sum(), atoms[i].cost))[:60]
         for i, j in combinations(strong, 2):
             left = ~(out[i] | out[j])
-            if left.sum() < len(passing) and len({atoms[i].fact, atoms[j].fact}) == 2:
+            if left.sum() < len(passing):
                 some = np.array([k for k in strong if k not in (i, j)], int)
                 found += [(sum(atoms[x].cost for x in (i, j, k)), (i, j, int(k))) for k in some[out[some][:, left].all(axis=1)]]
     found.sort(key=lambda item: item[0])

@@ -44,16 +44,19 @@ FLAGS = {
     "tied": ("the head is the embedding", "the head is a matrix apart"),
     "extras": ("the file has optional tensors (biases, scales, factors of RoPE)", "the file has no optional tensors"),
     "ragged": ("sequences of a batch differ in length", "all sequences are as long"),
-    "ends": ("the prompt has the first or last id of the vocabulary", "the prompt has inner ids alone"),
+    "first_id": ("the prompt has the id 0", "the prompt has no id 0"),
+    "last_id": ("the prompt has the last id of the vocabulary", "the prompt has not the last id of the vocabulary"),
     "alike": ("all ids of the prompt are equal", "the prompt's ids differ"),
     "chunked": ("the prompt comes in chunks", "the prompt comes in one piece"),
     "cut": ("the last chunk is not full", "all chunks are full"),
     "beyond": ("the prompt is longer than the window", "the prompt fits the window"),
+    "padded": ("the sequence is shorter than another one of its batch", "no sequence of the batch is longer"),
+    "shared": ("the threads divide the heads evenly", "the threads do not divide the heads evenly"),
+    "broad": ("the feed-forward is wider than the model", "the feed-forward is not wider than the model"),
     "wide": ("the heads together are as wide as the model", "the heads together are not as wide as the model"),
 }
 """Facts that are so or not, and both in words."""
 
-PLAIN_FACTS = ("length", "chunk", "prefix", "threads", "batch")
 _STEPS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -73,11 +76,15 @@ def facts_of(case: Case, row: int = 0) -> Facts:
         "chunk": case.chunk or None,
         "chunks": -(-later // chunk),
         "last_chunk": (later - 1) % chunk + 1,
-        "ends": case.tokens == "ends",
+        "first_id": case.tokens == "first",
+        "last_id": case.tokens == "last",
         "alike": case.tokens == "alike",
         "chunked": later > chunk,
         "cut": later % chunk > 0,
         "beyond": 0 < case.window < length,
+        "padded": length < case.length,
+        "shared": case.kv_heads * case.group % case.threads == 0,
+        "broad": case.ffn > case.width,
         "wide": case.kv_heads * case.group * case.head_dim == case.width,
         "window": case.window or None,
     }
@@ -88,7 +95,7 @@ class Atom:
     """A statement about one fact of a sequence."""
 
     fact: str
-    sign: str  # "is", "not", ">=", "<=", "mod" (a remainder), "odd" (not a multiple)
+    sign: str  # "is", "not", ">=", "<=", "mod" (a remainder), "odd" (not a multiple), "power" (of 2, or not)
     value: Any
     step: int = 0
     gap: Any = None  # of ">=" and "<=": the nearest value on the other side that was tried
@@ -101,6 +108,8 @@ class Atom:
             return False
         if self.sign in (">=", "<="):
             return x >= self.value if self.sign == ">=" else x <= self.value
+        if self.sign == "power":
+            return (x & (x - 1) == 0) == self.value
         return (x % self.step == self.value) == (self.sign == "mod")
 
     @property
@@ -114,6 +123,9 @@ class Atom:
             "chunks": 0.35,
             "heads": 0.15,
             "wide": 0.4,
+            "shared": 0.3,
+            "broad": 0.3,
+            "padded": 0.2,
             "chunked": -0.05,
             "cut": 0.1,
         }
@@ -139,6 +151,8 @@ class Atom:
             return present[self.sign == "not"]
         if self.sign == "mod":
             return f"{noun} is {f'{value} more than ' if value else ''}a multiple of {self.step}"
+        if self.sign == "power":
+            return f"{noun} is {'a' if value else 'no'} power of 2"
         if self.sign == "odd":
             return f"{noun} is no multiple of {self.step}"
         if fact == "row" and (self.sign, value) in ((">=", 1), ("not", 0)):
@@ -172,7 +186,9 @@ def atoms_of(failing: Sequence[Facts], passing: Sequence[Facts]) -> list[Atom]:
             every.append(Atom(fact, ">=", low, gap=max(below)))
         if above := [x for x in others if x > high]:
             every.append(Atom(fact, "<=", high, gap=min(above)))
-        if isinstance(low, int) and fact not in ("eps",):
+        if isinstance(low, int):
+            powers = {x & (x - 1) == 0 for x in values}
+            every += [Atom(fact, "power", powers.pop())] if len(powers) == 1 and min(values) > 0 else []
             for step in _STEPS:
                 left = {x % step for x in values}
                 if left == {0} or (left == {1} and step >= 4):
@@ -209,7 +225,7 @@ def in_words(case: Case) -> str:
     call += f" in chunks of {c.chunk}" if c.chunk else " in one prefill"
     call += f" behind a reused prefix of {c.prefix}" if c.prefix else ""
     call += f" on {c.threads} threads" if c.threads > 1 else ""
-    call += {"inner": "", "ends": ", ids at both ends of the vocabulary", "alike": ", all ids equal"}[c.tokens]
+    call += {"inner": "", "first": ", some ids 0", "last": ", some ids the last", "alike": ", all ids equal"}[c.tokens]
     return ", ".join(parts) + ", " + call
 
 

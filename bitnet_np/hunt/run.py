@@ -22,9 +22,10 @@ from ..testing.models import write_gguf
 from ..testing.space import CALL, EDGES, Case, case_like, fitted, model_of, tokens_of
 from .contrast import Condition, Contrast, meets
 from .draws import Deck
-from .engine import Call, Engine, Ran
+from .engine import Call, Command, Engine
 from .facts import in_words, positions_in_words
 from .outcome import Expected, Outcome, definition, judged
+from .probes import Place
 from .shrink import changed, smallest
 
 BASES = (
@@ -54,6 +55,7 @@ class Finding:
     passing: int  # runs that did not meet it, and passed
     positions: str = ""  # where it is wrong, in words
     report: Report | None = None
+    place: Place | None = None  # where probes of an engine that gives logits alone found the fault
     folder: Path | None = None
 
     @property
@@ -67,6 +69,8 @@ class Finding:
         if self.condition is None:
             return f"no condition of three statements fits all runs; {self.failing} failed"
         counts = f"{self.failing} of {self.failing} runs; right otherwise: {self.passing} of {self.passing}"
+        if self.failing < 3 and not self.stands:  # nearly any statement fits
+            return f"{self.what} in {self.failing} run{'s' * (self.failing > 1)}: too few to tell a condition"
         if not self.condition:
             return f"{self.what} in all {self.failing} runs"
         more = "" if self.stands else ", not yet tested at random"
@@ -88,6 +92,8 @@ class Finding:
             "smallest": vars(self.case),
             "words": in_words(self.case),
             "report": self.report.as_dict() if self.report else None,
+            "place": self.place.text if self.place else None,
+            "cause": self.place.cause if self.place else None,
             "folder": None if self.folder is None else str(self.folder),
         }
 
@@ -127,7 +133,7 @@ class Runner:
         self.exact: dict[tuple[str, Any], bool] = {}  # by field and value: whether the plainest run had float32's rounding alone
         self.pool, self.lock = ThreadPoolExecutor(workers), threading.Lock()
         self.models: dict[Case, tuple[Model, Path]] = {}
-        self.workers, self.count, self.deadline = workers, 0, float("inf")
+        self.workers, self.count, self.slowest, self.deadline = workers, 0, 0.0, float("inf")
 
     def model(self, case: Case) -> tuple[Model, Path]:
         """The model of a case, and its file."""
@@ -145,24 +151,28 @@ class Runner:
                 self.models[key] = model, path
             return self.models[key]
 
-    def run(self, case: Case, engine: Engine | None = None, keep: Path | None = None) -> Outcome:
+    def run(self, case: Case, engine: Engine | None = None) -> Outcome:
         """The outcome of one run, or of one that is known."""
-        if case in self.outcomes and keep is None:
+        if case in self.outcomes:
             return self.outcomes[case]
-        call = call_of(case)
         try:
             model, path = self.model(case)
         except Error as error:  # as GGUF has no name for
             return self.outcomes.setdefault(case, Outcome("refused", str(error)))
-        ours = definition(model, call)
-        engine = engine or self.engine
+        self.outcomes[case] = self.run_model(model, path, call_of(case), self.even(case), engine)
+        return self.outcomes[case]
+
+    def run_model(self, model: Model, path: Path, call: Call, even: bool, engine: Engine | None = None) -> Outcome:
+        """The outcome of a run of a model, which is in a file where the engine takes one."""
+        engine, ours = engine or self.engine, definition(model, call)
         with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as name:
-            target = path if engine.takes_path else model
-            ran: Ran = engine.run(target, model.config, call, keep or Path(name))
-            outcome = judged(ran, model, call, ours, self.expected, self.even(case))
-            if keep is None and isinstance(outcome.dump, Path):
+            begin = time.monotonic()
+            ran = engine.run(path if engine.takes_path else model, model.config, call, Path(name))
+            if ran.kind == "ok":
+                self.slowest = max(self.slowest, time.monotonic() - begin)
+            outcome = judged(ran, model, call, ours, self.expected, even)
+            if isinstance(outcome.dump, Path):
                 outcome = replace(outcome, dump=None, rows=tuple((first, np.array(x)) for first, x in outcome.rows))
-        self.outcomes[case] = outcome
         return outcome
 
     def even(self, case: Case) -> bool:
@@ -173,7 +183,11 @@ class Runner:
         """Their outcomes, some at a time. Raises TimeoutError where the time is over before they begin."""
         if time.monotonic() > self.deadline:
             raise TimeoutError
-        return list(self.pool.map(self.run, cases))
+        cases = list(cases)
+        outcomes = list(self.pool.map(self.run, cases))
+        for case in cases:  # in one order, whichever was first: the next draws depend on it
+            self.outcomes[case] = self.outcomes.pop(case)
+        return outcomes
 
     def twice(self, case: Case) -> Outcome:
         """The outcome of a second run, where its bits are others than the first one's; else the first."""
@@ -207,11 +221,17 @@ def hunt_engine(
 ) -> Hunt:
     """Hunt for failures of an engine. first: cases that are run before others are drawn. explain: completes a finding."""
     with tempfile.TemporaryDirectory(prefix="bitnet-np-hunt-", ignore_cleanup_errors=True) as name, one_thread():
-        hunt = _Hunting(Runner(engine, like, expected, workers, Path(name)), seconds, runs, seed, told, explain)
+        hunt = _Hunting(Runner(engine, like, expected, workers, Path(name)), seconds, runs, seed, told)
         try:
             hunt.all(first)
         except TimeoutError:
             pass
+        except KeyboardInterrupt:
+            hunt.result.notes.append("ended by Ctrl-C")
+        try:
+            hunt.runner.deadline = float("inf")
+            for n, finding in enumerate(hunt.result.findings):
+                hunt.result.findings[n] = explain(hunt.runner, finding)
         except KeyboardInterrupt:
             hunt.result.notes.append("ended by Ctrl-C")
         hunt.runner.pool.shutdown(cancel_futures=True)
@@ -220,8 +240,8 @@ def hunt_engine(
 
 
 class _Hunting:
-    def __init__(self, runner: Runner, seconds: float, runs: int | None, seed: int, told: Told, explain: Any) -> None:
-        self.runner, self.most, self.told, self.explain = runner, runs, told, explain
+    def __init__(self, runner: Runner, seconds: float, runs: int | None, seed: int, told: Told) -> None:
+        self.runner, self.most, self.told = runner, runs, told
         self.rng, self.result = random.Random(seed), Hunt()
         self.begin = time.monotonic()
         self.seconds, runner.deadline = seconds, self.begin + seconds
@@ -299,7 +319,7 @@ class _Hunting:
         wrong: list[Case] = []
         for at in range(0, len(trials), runner.workers):
             some = trials[at : at + runner.workers]
-            if time.monotonic() > until or self.over:
+            if (time.monotonic() > until and at >= 2 + len(runner.engine.knobs)) or self.over:
                 for name, value, _ in trials[at:]:
                     if name == "family":
                         self.deck.without(name, value)
@@ -367,6 +387,9 @@ class _Hunting:
                 least, failing, passing, lambda c: {b for b, _ in self.runner.outcomes[c].bad}, self.deck.edges, self.deck.draw, self.rng
             )
 
+        engine, limit = self.runner.engine, getattr(self.runner.engine, "limit", 0.0)
+        if isinstance(engine, Command) and group == "hang":  # that it hangs is known: how it does need not be waited for each time
+            engine.limit = min(limit, max(3.0, 5 * self.runner.slowest))
         hint = 1 + min((p for _, p in first.bad), default=case.length) if first.bad else None
         contrast = None
         try:
@@ -385,6 +408,9 @@ class _Hunting:
                         self.refuse(c, o)
         except TimeoutError:
             pass
+        finally:
+            if isinstance(engine, Command):
+                engine.limit = limit
         least = found[-1]
         contrast = contrast or begin(least)
         condition = contrast.condition
@@ -393,7 +419,7 @@ class _Hunting:
         where = positions_in_words([self.runner.outcomes[c].bad for c in cases], cases, told) if group == "numbers" else ""
         outcome = self.runner.outcomes[least]
         finding = Finding(least, outcome, condition, contrast.stands, len(cases), len(contrast.passing), where)
-        self.result.findings.append(self.explain(self.runner, finding))
+        self.result.findings.append(finding)
         return True
 
 

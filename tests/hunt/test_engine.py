@@ -12,10 +12,16 @@ import pytest
 
 import bitnet_np as bn
 from bitnet_np.base.errors import FileFormatError, OptionError
+from bitnet_np.engine.dialects import EXACT
 from bitnet_np.hunt import again
+from bitnet_np.hunt.api import check_engine
 from bitnet_np.hunt.engine import Call, Command, run_limited
 from bitnet_np.hunt.keep import read_case
+from bitnet_np.hunt.outcome import Expected
+from bitnet_np.judge.options import Options
 from bitnet_np.model.records import Config
+from bitnet_np.testing import write_gguf
+from bitnet_np.testing.space import Case, model_of
 
 CALL = Call((np.arange(1, 5),), 0, 1, 0)
 CONFIG = Config("llama", 8, 16, 4, 1, 4, 1, 1, 4, 1e-5, 10000.0, activation="silu")
@@ -80,28 +86,21 @@ def test_a_program_that_is_not_there_is_named():
         bn.hunt("no-such-program {model} {tokens} {out}", runs=1)
 
 
-ENGINE = """
-import sys
-sys.path.insert(0, {support!r})
-import numpy as np
-from hunted_engines import engine_with
-import bitnet_np as bn
-model, tokens, out, chunk = sys.argv[1:]
-ids, *more = [[int(x) for x in line.split()] for line in open(tokens)]
-if more:
-    sys.exit("batches are not supported")
-model = bn.load(model)
-np.save(out, engine_with("second chunk")(model, np.array(ids), int(chunk)))
-"""
+EXAMPLE = (Path(__file__).parents[2] / "examples" / "hunted_engine.py").read_text()
+READS_TEXT = EXAMPLE.replace("np.load(tokens)", "np.loadtxt(tokens, int, ndmin=1)")
+LIKE = model_of(Case())
+
+
+def template_of(program, text):
+    program.write_text(text)
+    return f"{sys.executable} {program} {{model}} {{tokens}} {{out}} {{chunk}}"
 
 
 def test_a_case_is_kept_and_run_again(tmp_path):
     """The command takes .txt, which the hunt has to find out. The test in the folder fails, and passes when the engine is right."""
     program = tmp_path / "engine.py"
-    program.write_text(ENGINE.format(support=str(Path(__file__).parents[1] / "support")))
-    template = f"{sys.executable} {program} {{model}} {{tokens}} {{out}} {{chunk}}"
-    like = bn.testing.random_model(1, family="llama", weights="float32", width=64, ffn=64, heads=2, kv_heads=2, head_dim=32, vocab=64)
-    result = bn.hunt(template, like, runs=9, time=600, out=tmp_path / "cases", workers=2)
+    template = template_of(program, READS_TEXT)
+    result = bn.hunt(template, LIKE, runs=12, time=600, out=tmp_path / "cases", workers=2)
     finding = result.findings[0]
     folder = finding.folder
     assert {path.name for path in folder.iterdir() if path.name != "out-1.npy"} == {
@@ -114,8 +113,8 @@ def test_a_case_is_kept_and_run_again(tmp_path):
     }
     assert finding.case.chunk > 0
     assert len((folder / "test_case.py").read_text().splitlines()) <= 14
-    assert again(folder).kind == finding.outcome.kind
-    program.write_text(program.read_text().replace("second chunk", "none"))
+    assert again(folder).failed
+    program.write_text(READS_TEXT.replace("forget=size % 8 > 0", "forget=False"))
     assert again(folder).kind == "ok"
     done = subprocess.run(
         [sys.executable, "-m", "bitnet_np", "hunt", "--case", folder, "--json"], capture_output=True, text=True, check=False
@@ -128,3 +127,21 @@ def test_a_damaged_case_is_refused(content, tmp_path):
     (tmp_path / "case.json").write_text(content)
     with pytest.raises(FileFormatError, match=r"case\.json"):
         read_case(tmp_path)
+
+
+def test_check_runs_an_engine_and_probes_it(tmp_path):
+    program, path = tmp_path / "engine.py", tmp_path / "model.gguf"
+    write_gguf(path, LIKE)
+    template = template_of(
+        program, READS_TEXT.replace("np.concatenate(logits)", "(np.concatenate(logits) * (1.1 if len(ids) == 8 else 1))")
+    )
+    expected = Expected(EXACT, Options(effort=0.001))
+    assert check_engine(template, path, bn.load(path), [np.arange(1, 8)], expected, 60).verdict == bn.Verdict.ROUNDING
+    report = check_engine(template, path, bn.load(path), [np.arange(1, 9)], expected, 60)
+    assert report.verdict == bn.Verdict.WRONG
+    assert report.notes[-1] == "probes: the embedding, the last norm or the head"
+    report = check_engine(f"{sys.executable} -c 1 {{model}} {{tokens}} {{out}}", path, bn.load(path), [np.arange(1, 9)], expected, 60)
+    assert (report.verdict, report.reason) == (
+        bn.Verdict.INVALID,
+        "the engine gave nothing to judge: INVALID: the engine ended with 0 and wrote no output",
+    )

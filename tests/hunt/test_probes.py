@@ -1,0 +1,81 @@
+"""Probes: logits of models in which all but one operation is known or off say where an engine is wrong."""
+
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from bitnet_np import spec
+from bitnet_np.engine.dialects import EXACT
+from bitnet_np.hunt.engine import Ran
+from bitnet_np.hunt.outcome import Expected, definition, judged
+from bitnet_np.hunt.probes import probe, probes, stream
+from bitnet_np.hunt.run import call_of
+from bitnet_np.judge.options import DEFAULT
+from bitnet_np.model.dense import dense_view
+from bitnet_np.testing.space import Case, fitted, model_of
+
+EXPECTED = Expected(EXACT, DEFAULT)
+FAULTS = {
+    "none": ("softmax", spec.softmax),
+    "rotation": ("angles", lambda position, base, *more, angles=spec.angles: angles(position, 1.5 * base, *more)),
+    "mask": ("causal_mask", lambda q, k, past=0, window=None, mask=spec.causal_mask: mask(q, k, past, 3)),
+    "gate": ("ACTIVATIONS", dict.fromkeys(spec.ACTIVATIONS, lambda gate, up: np.maximum(gate, 0) * up)),
+    "head": ("forward", lambda model, ids, forward=spec.forward: forward(model, ids) * 1.1),
+}
+
+
+def probed(fault, layer=None, **fields):
+    case = fitted(replace(Case(), layers=2, vocab=256, length=9, **fields))
+    model, name_of, faulty = model_of(case), *FAULTS[fault]
+    right = getattr(spec, name_of)
+
+    def run(model, call):
+        ours = definition(model, call)
+        with mock.patch.object(spec, name_of, faulty):
+            theirs = spec.forward(dense_view(model), call.tokens[0]).astype(np.float32)
+        return judged(Ran("ok", dump=theirs), model, call, ours, EXPECTED, True)
+
+    assert right is getattr(spec, name_of)
+    return probe(model, call_of(case), 0, run, EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("family", "weights"), [("llama", "float32"), ("qwen3", "Q8_0"), ("bitnet-b1.58", "ternary"), ("granite", "float16")]
+)
+@pytest.mark.parametrize("fault", ["none", "rotation", "mask", "gate"])
+def test_the_place_is_found_and_often_the_cause(fault, family, weights):
+    place = probed(fault, family=family, weights=weights)
+    text, cause = {
+        "none": ("no probe is wrong", None),
+        "rotation": ("queries, keys, rotation, scores or softmax of layer 0", "RoPE: the frequency base is 15000 instead of 10000"),
+        "mask": ("the mask", "only the last 3 tokens are seen"),
+        "gate": ("the feed-forward of layer 0", "ffn_out: relu(gate) * up instead of"),
+    }[fault]
+    assert text in place.text
+    assert (place.cause is None) == (cause is None)
+    assert cause is None or (cause in place.cause and place.cause.startswith("layer 0, "))
+
+
+def test_a_fault_of_the_head_is_in_the_first_probe():
+    assert probed("head").text == "the embedding, the last norm or the head"
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [({"family": "gpt2"}, "takes the mean away"), ({"family": "gemma2"}, "another order"), ({"tied": True}, "the head is the embedding")],
+)
+def test_what_cannot_be_probed_is_said(fields, why):
+    assert probed("none", **fields).text.startswith("not probed: ")
+    assert why in probed("none", **fields).text
+
+
+def test_a_right_engine_shows_the_stream():
+    """Read back from float32 logits to some 1e-5; where the first channel is not known it is another one."""
+    case = fitted(Case(vocab=256, length=6))
+    *_, whole = probes(model_of(case))
+    seen = {}
+    logits = spec.forward(dense_view(whole.model), call_of(case).tokens[0], lambda name, n, x: seen.__setitem__(name, x))
+    np.testing.assert_allclose(stream(whole.model, logits.astype(np.float32)), seen["l_out"], rtol=0, atol=1e-4)
+    assert (seen["l_out"][:, 0] == 2).all()
