@@ -187,8 +187,10 @@ def blocks(kind: TensorType, size: str) -> Iterator[Case]:
     plain = theirs = None
     if kind not in TERNARY_TYPES:
         plain, (theirs,) = contract.matmul_blocks(x, table.data, kind), contract.matmuls_blocks_as_llama_cpp(x, (table.data, kind))
-    for name, dialect, bits in (("matmul", EXACT, plain), ("matmul_as_llama_cpp", LLAMA_CPP, theirs)):
-        what = f"2 rows times a matrix [{n}, {width}] of {kind.name}"
+    ours = "ternary_matmul" if kind in TERNARY_TYPES else "matmul"
+    rounded = ", rows rounded as llama.cpp's CPU backend rounds them"
+    for name, dialect, bits, how in ((ours, EXACT, plain, ""), ("matmul_as_llama_cpp", LLAMA_CPP, theirs, rounded)):
+        what = f"2 rows times a matrix [{n}, {width}] of {kind.name}{', rows quantised to int8' if name == 'ternary_matmul' else how}"
         inputs = {"x": x, "w": table.data} | _numbers(n=n)
         yield _case(name, kind.name, what, "matrix_product", inputs, _product(dialect, x, table, bits), type=kind.name)
 
@@ -288,7 +290,9 @@ def cases(size: str, types: Sequence[str], wanted: Sequence[str]) -> Iterator[Ca
     groups: list[tuple[tuple[str, ...], Iterator[Case]]] = [((name,), rows(name, widths)) for name in (*_TREES, "quantize")]
     groups += [(("matmul", "embed"), floats(kind, widths)) for kind in FLOATS if kind in types]
     groups += [(("ternary_matmul",), ternary(widths))] if "ternary" in types else []
-    groups += [(("embed", "matmul", "matmul_as_llama_cpp"), blocks(kind, size)) for kind in ALL_BLOCK_TYPES if kind.name in types]
+    groups += [
+        (("embed", "matmul", "ternary_matmul", "matmul_as_llama_cpp"), blocks(kind, size)) for kind in ALL_BLOCK_TYPES if kind.name in types
+    ]
     groups += [(("rope",), rope()), (("attend",), attention()), (("mask",), mask())]
     groups += [(("top_experts", "expert_weights", "experts_matmul"), experts()), (("pool", "head", "sample"), around())]
     for names, made in groups:
