@@ -124,6 +124,7 @@ def once():
         (lambda: bn.forward_full(MODEL, [[1, 2]], mask=[[0.0], [0.0, 0.0]]), masks.MaskError, "mask is ragged"),
         (lambda: token_nll(MODEL, [[1], [1, 2]]), ShapeError, "tokens is ragged"),
         (lambda: Yarn(2.0, 64, truncate=np.ones(2)), OptionError, "YaRN's truncate is array"),
+        (lambda: bn.check(MODEL, (np.array(1), [1, 2]), TRACE), ShapeError, "tokens has shape"),
         (lambda: bn.pad([[2**70]]), TokenRangeError, "beyond 64 bits"),
         (lambda: bn.check(dataclasses.replace(MODEL, config={}), [1], TRACE), ShapeError, "config is {}, expected a Config"),
         (

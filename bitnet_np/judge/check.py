@@ -1,6 +1,6 @@
 """An engine's arrays judged as they are in memory, or its dump in a file: `bitnet_np.check`, with the limits that the command measures."""
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -91,11 +91,19 @@ def check(
 
 def _sequences(config: Config, tokens: Any) -> Tokens:
     """Token ids [T] or [B, T], or sequences of several lengths, checked."""
-    if isinstance(tokens, list | tuple) and len({len(row) if isinstance(row, Sized) else None for row in tokens}) > 1:
+    if isinstance(tokens, list | tuple) and len({_length(row) for row in tokens}) > 1:
         return check_tokens(config, *pad([as_numpy("tokens", row) for row in tokens]))
     array = as_numpy("tokens", tokens)
     ids = integers("tokens", array, 2 if array.ndim == 2 else 1, TokenRangeError)
     return check_tokens(config, ids if ids.ndim == 2 else ids[None])
+
+
+def _length(row: Any) -> int | None:
+    """Of a sequence, and None of a token, or of what is neither."""
+    try:
+        return len(row)
+    except Exception:
+        return None
 
 
 def _dialect(dialect: Dialect | str) -> Dialect:
