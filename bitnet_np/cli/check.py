@@ -93,7 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
     inputs = opened(arguments)
     if arguments.engine is not None:
         profile = profile_of(arguments)
-        expected = Expected(profile.dialect, Options(profile.precision, positive("--effort", arguments.effort), 0, progress.bar, details))
+        options = Options(profile.precision, 0, progress.bar, details, arguments.budget, arguments.strict, keeps_known=True)
+        expected = Expected(profile.dialect, options)
         report = check_engine(arguments.engine, inputs.source.path, inputs.model(), inputs.sequences(), expected, arguments.timeout)
         return show(
             arguments, report, f"the engine's output for {arguments.model}, {_declared(arguments)}", details, {"model": arguments.model}

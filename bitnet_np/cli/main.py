@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import TextIO
 
 import numba
@@ -34,23 +33,7 @@ EXIT_CODES = (
 )
 
 
-_MODULES: tuple[ModuleType, ...] = (
-    inspect,
-    tokenize,
-    logits,
-    generate,
-    check,
-    hunt,
-    trace,
-    grad,
-    compare,
-    nll,
-    sweep,
-    convert,
-    mask,
-    selftest,
-    vectors,
-)
+_MODULES = (inspect, tokenize, logits, generate, check, hunt, trace, grad, compare, nll, sweep, convert, mask, vectors, selftest)
 COMMANDS = {command.__name__.rpartition(".")[2]: command for command in _MODULES}
 
 

@@ -33,4 +33,4 @@ def cases(size: str, **named: Sequence[str] | None) -> Iterator[Case]:
     yield from operations.cases(size, chosen["types"], chosen["operations"])
     if "model" in chosen["operations"]:
         of_types = () if size == "small" and named.get("types") is None else chosen["types"]
-        yield from models.cases(chosen["families"], of_types)
+        yield from models.cases(chosen["families"], of_types, folders=size == "full")

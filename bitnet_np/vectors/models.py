@@ -4,10 +4,8 @@ Expected tensors are the contract's. How far an honest engine may be from them i
 float16 in other places are run on the same tokens (judge/honest_engines.py), and their distances have the margins of `measures.limits`.
 """
 
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from ..testing.model_cases import TABLES
 from ..testing.models import random_model, write_gguf
 from ..testing.noise import Noise
 from ..traces.points import Key
-from .pack import Case, Output, across
+from .pack import SHAPES, Case, Output, across
 
 _SOURCE = "bitnet_np/spec.py, to the bit bitnet_np/contract; limits: bitnet_np/judge/honest_engines.py and measures.py"
 _TOKENS = np.array([3, 17, 60, 5, 5, 42, 0, 63, 21, 9, 33, 12], np.int32)
@@ -77,10 +75,6 @@ def _outputs(model: Model, tokens: NDArray[np.int32], every: bool = False, first
     return outputs
 
 
-_FOLDERS: dict[str, dict[str, Any]] = json.loads((files("bitnet_np") / "vectors" / "folders.json").read_text("utf-8"))
-"""By model_type: a small config.json."""
-
-
 def _gguf(model: Model) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         write_gguf(Path(folder) / "model.gguf", model)
@@ -89,7 +83,7 @@ def _gguf(model: Model) -> bytes:
 
 def _folder(kind: str, seed: int) -> tuple[Model, dict[str, bytes]]:
     """A Hugging Face folder of a model_type, as it is read, and its files."""
-    config = _FOLDERS[kind]
+    config = SHAPES["folders"][kind]
     contents = folder_files(config, folder_tensors(config, folder_model(config, Noise(seed)), "BF16"))
     with tempfile.TemporaryDirectory() as folder:
         for name, content in contents.items():
@@ -117,15 +111,15 @@ def _calls(name: str, model: Model, file: dict[str, str], contents: dict[str, by
         yield case("prefix", what, _outputs(model, _OTHER, first=_PREFIX), tokens_2=_OTHER, prefix=[_PREFIX])
 
 
-def cases(families: Sequence[str], types: Sequence[str]) -> Iterator[Case]:
-    """Every case of these families, as GGUF files and as Hugging Face folders, and of these types of matrices in a Llama."""
+def cases(families: Sequence[str], types: Sequence[str], folders: bool) -> Iterator[Case]:
+    """Every case of these families, as GGUF files and if asked as Hugging Face folders, and of these types of matrices in a Llama."""
     for n, name in enumerate(FAMILIES):
         if name in families:
             sizes = {"width": 128, "ffn": 128, "head_dim": 32} if FAMILIES[name].ternary else {"width": 32, "ffn": 48, "head_dim": 8}
             model, file = random_model(Noise(1 + n), family=name, table="float16", **_SMALL | sizes), f"models/{name}.gguf"
             yield from _calls(name, model, {"gguf": file}, {file: _gguf(model)}, every_way=True)
-    for n, kind in enumerate(_FOLDERS):
-        if {*MODEL_TYPES[kind].architectures.values()} & {*families}:
+    for n, kind in enumerate(SHAPES["folders"]):
+        if folders and {*MODEL_TYPES[kind].architectures.values()} & {*families}:
             model, contents = _folder(kind, 200 + n)
             paths = {f"models/hf-{kind}/{name}": content for name, content in contents.items()}
             yield from _calls(f"hf-{kind}", model, {"folder": f"models/hf-{kind}"}, paths)

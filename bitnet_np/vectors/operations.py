@@ -30,7 +30,7 @@ from ..testing.models import random_model, random_table
 from ..testing.noise import EDGES, Noise, noise
 from ..testing.selftest import ROWS
 from ..traces.points import Key
-from .pack import Case, Output, bounded, equal
+from .pack import SHAPES, Case, Output, bounded, equal
 from .portable import portable
 
 Arrays = dict[str, Any]
@@ -67,27 +67,23 @@ def _numbers(**numbers: Any) -> Arrays:
 
 
 def _case(operation: str, which: str, what: str, law_of: str, inputs: Arrays, outputs: Any, **words: str) -> Case:
-    """outputs: an array's rule, or several by name."""
-    outputs = outputs if isinstance(outputs, dict) else {"y": outputs}
-    return Case(f"{operation}-{which}", operation, what, _LAW.format(law_of), inputs, outputs, words)
-
-
-def _activation(name: str) -> Callable[..., Node]:
-    return lambda x, up=None: law.gated(ACTIVATION_NAMES[name], x, up)
+    """law_of: a function of definition.py, or another source. outputs: an array's rule, or several by name."""
+    outputs, source = outputs if isinstance(outputs, dict) else {"y": outputs}, law_of if "/" in law_of else _LAW.format(law_of)
+    return Case(f"{operation}-{which}", operation, what, source, inputs, outputs, words)
 
 
 def _of_two(kind: str) -> Callable[..., Node]:
     return lambda a, b: Node(kind, (a, b if isinstance(b, Node) else constant("", np.asarray(b, np.float64))), "the result")
 
 
+_ACTIVATIONS = {"relu2_gate": "relu2", "silu_gate": "silu", "gelu_gate": "gelu_gate", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
 _TREES: dict[str, Callable[..., Node]] = {
     "rms_norm": law.rms,
     "layer_norm": law.layer_norm,
     "add": _of_two("sum"),
     "add_bias": _of_two("sum"),
     "scaled": _of_two("product"),
-    **{name: _activation(name.removesuffix("_gate") if name != "gelu_gate" else name) for name in ("relu2_gate", "silu_gate", "gelu_gate")},
-    **{name: _activation(name) for name in ("gelu", "gelu_tanh")},
+    **{name: partial(law.gated, ACTIVATION_NAMES[activation]) for name, activation in _ACTIVATIONS.items()},
     "soft_cap": lambda x, cap: law.capped(x, float(cap), "the cap"),
     "mix": partial(law.mixed, None),  # type: ignore[arg-type]
     "sigmoid_gate": lambda x, gate: Node("product", (x, Node("sigmoid", (gate,), "the gate", "sigmoid")), "the gated numbers"),
@@ -191,8 +187,10 @@ def blocks(kind: TensorType, size: str) -> Iterator[Case]:
     plain = theirs = None
     if kind not in TERNARY_TYPES:
         plain, (theirs,) = contract.matmul_blocks(x, table.data, kind), contract.matmuls_blocks_as_llama_cpp(x, (table.data, kind))
-    for name, dialect, bits in (("matmul", EXACT, plain), ("matmul_as_llama_cpp", LLAMA_CPP, theirs)):
-        what = f"2 rows times a matrix [{n}, {width}] of {kind.name}"
+    ours = "ternary_matmul" if kind in TERNARY_TYPES else "matmul"
+    rounded = ", rows rounded as llama.cpp's CPU backend rounds them"
+    for name, dialect, bits, how in ((ours, EXACT, plain, ""), ("matmul_as_llama_cpp", LLAMA_CPP, theirs, rounded)):
+        what = f"2 rows times a matrix [{n}, {width}] of {kind.name}{', rows quantised to int8' if name == 'ternary_matmul' else how}"
         inputs = {"x": x, "w": table.data} | _numbers(n=n)
         yield _case(name, kind.name, what, "matrix_product", inputs, _product(dialect, x, table, bits), type=kind.name)
 
@@ -201,58 +199,29 @@ def _place(name: str, factors: Any = None, **fields: Any) -> law.Place:
     """A place in a small model with these fields of Config."""
     shape: Any = {"vocab": 8, "width": 8, "ffn": 8, "n_layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "context": 1 << 17}
     model = random_model(Noise(970), family="llama", **shape)
-    config = replace(model.config, **fields)
-    return law.Place(replace(model, config=config, **rope_fields(config, factors)), EXACT, Key(name, 0))
-
-
-_ROTATIONS: dict[str, tuple[int, dict[str, Any]]] = {
-    "halves": (0, {"rope": "halves"}),
-    "adjacent": (0, {"rope": "adjacent"}),
-    "part": (0, {"rope": "halves", "head_dim": 20, "rope_width": 12}),
-    "part-adjacent": (0, {"rope": "adjacent", "head_dim": 10, "rope_width": 4}),
-    "far": (100000, {"rope": "halves", "head_dim": 64, "rope_base": 500000.0}),
-    "scaled": (1000, {"rope": "halves", "rope_scaling": 4.0}),
-    "magnitude": (0, {"rope": "adjacent", "rope_magnitude": 1.25}),
-    "factors": (77, {"rope": "halves", "factors": np.array([1, 2, 5, 8], f32)}),
-}
-"""By name: the first position, and fields of Config."""
+    config, own = replace(model.config, **fields), None if factors is None else np.array(factors, f32)
+    return law.Place(replace(model, config=config, **rope_fields(config, own)), EXACT, Key(name, 0))
 
 
 def rope() -> Iterator[Case]:
     """RoPE in both pairings, of whole heads and parts, far positions, scaled positions and frequencies."""
-    for which, (start, fields) in _ROTATIONS.items():
+    for which, (start, fields) in SHAPES["rope"].items():
         place = _place("Qcur_rope", **fields)
         c, factors = place.config, place.model.rope_factors
         x = 2 * noise(971, 5, 2, c.head_dim)
         turns = contract.rotations(EXACT.angles(start + np.arange(5), place.model))
         turns = turns if c.rope_magnitude == 1 else tuple(contract.scaled(t, f32(c.rope_magnitude)) for t in turns)  # type: ignore[assignment]
         bits = (contract.rope if c.rope == "halves" else contract.rope_adjacent)(x, *turns)
-        inputs = {"x": x} | _numbers(
-            start=start, base=c.rope_base, width=2 * c.rope_pairs, scaling=c.rope_scaling, magnitude=c.rope_magnitude
-        )
-        inputs |= {} if factors is None else {"factors": factors}
+        inputs = {"x": x} | ({} if factors is None else {"factors": factors}) | _numbers(start=start, base=c.rope_base)
+        inputs |= _numbers(width=2 * c.rope_pairs, scaling=c.rope_scaling, magnitude=c.rope_magnitude)
         what = f"RoPE of pairs {'(i, i + width / 2)' if c.rope == 'halves' else '(2i, 2i + 1)'} at positions {start} to {start + 4}"
         e = _expected(law.rotation(place, _tensors("x")[0], start), {"x": x})
         yield _case("rope", which, what, "rotation", inputs, bounded(e, x.shape, bits), pairs=c.rope)
 
 
-_ATTENTION: dict[str, tuple[int, int, tuple[int, int, int], dict[str, Any]]] = {
-    "one": (1, 0, (1, 1, 8), {}),
-    "heads": (7, 0, (4, 4, 8), {}),
-    "shared": (17, 0, (4, 2, 16), {}),
-    "window": (17, 0, (4, 1, 8), {"window": 5}),
-    "cap": (16, 0, (2, 1, 34), {"score_cap": 2.0, "attention_scale": 0.3}),
-    "sharp": (33, 0, (2, 2, 8), {"attention_scale": 20.0}),
-    "decode": (66, 65, (4, 2, 20), {}),
-    "chunk": (70, 60, (2, 1, 16), {"window": 64}),
-    "chunks": (130, 0, (1, 1, 8), {}),
-}
-"""By name: keys, keys before the first query, heads, heads of keys and their width, fields of Config."""
-
-
 def attention() -> Iterator[Case]:
     """Attention of whole sequences and of last rows over a cache, with shared heads, windows, caps and scales."""
-    for which, (count, past, (heads, kv_heads, width), fields) in _ATTENTION.items():
+    for which, (count, past, heads, kv_heads, width, fields) in SHAPES["attend"].items():
         place = _place("kqv_out", heads=heads, kv_heads=kv_heads, head_dim=width, **fields)
         q, k, v = 4 * noise(981, count, heads, width), noise(982, count, kv_heads, width), noise(983, count, kv_heads, width)
         c, last = place.config, slice(past, None)
@@ -266,12 +235,10 @@ def attention() -> Iterator[Case]:
 
 def mask() -> Iterator[Case]:
     """Who sees whom."""
-    rules: Any = {"causal": (5, 5, {}), "past": (3, 9, {}), "window": (6, 8, {"window": 3}), "sinks": (8, 8, {"window": 2, "sinks": 1})}
-    rules |= {"prefix": (6, 6, {"prefix": 3}), "block": (7, 7, {"block": 3})}
-    for which, (queries, keys, fields) in rules.items():
+    for which, (queries, keys, fields) in SHAPES["mask"].items():
         seen = masks.mask(queries, keys, masks.Pattern(**fields), form="bool")
         numbers = _numbers(queries=queries, keys=keys, **(dict.fromkeys(masks.Pattern._fields, 0) | fields))
-        yield _case("mask", which, "1 where a query sees a key; the rule: bitnet_np/engine/masks.py", "causal", numbers, equal(seen))
+        yield _case("mask", which, "1 where a query sees a key", "bitnet_np/engine/masks.py, Pattern", numbers, equal(seen))
 
 
 def experts() -> Iterator[Case]:
@@ -283,14 +250,12 @@ def experts() -> Iterator[Case]:
         e = _expected(law.top_experts(place, *_tensors("logits")), read)
         what = f"the {k} largest of {count} logits, of equal ones the lower number first"
         yield _case("top_experts", str(count), what, "top_experts", read | _numbers(k=k), bounded(e, chosen.shape, chosen))
-        for normalized in (False, True):
+        for normalized, name in ((False, f"{count}"), (True, f"{count}-normalized")):
             place, read = _place("x", experts=count, experts_used=k, normalized_experts=normalized), {"logits": logits, "experts": chosen}
             bits = contract.expert_weights(logits, chosen, normalized)
             y = bounded(_expected(law.expert_weights(place, *_tensors(*read)), read), bits.shape, bits)
             what = "the softmax of all logits at these experts" + ", divided by their sum" * normalized
-            yield _case(
-                "expert_weights", f"{count}{'-normalized' * normalized}", what, "expert_weights", read | _numbers(normalized=normalized), y
-            )
+            yield _case("expert_weights", name, what, "expert_weights", read | _numbers(normalized=normalized), y)
     matrices, read = noise(991, 4, 6, 33), {"x": noise(992, 3, 33), "experts": np.array([[3, 0], [1, 3], [2, 1]], np.int32)}
     x, slots = _tensors("x", "experts")
     e = _expected(law.of_experts(_place("ffn_moe_up"), x, slots, [Linear(w) for w in matrices]), read)
@@ -307,16 +272,16 @@ def around() -> Iterator[Case]:
     table, bias = noise(996, 40, 33), noise(997, 40)
     place = _place("result_output", logit_scale=2.5, logit_cap=3.0)
     e = _expected(law.head(replace(place, model=replace(place.model, output=table, output_bias=bias)), *_tensors("x")), {"x": x})
-    inputs = {"x": x, "w": table, "bias": bias} | _numbers(divisor=2.5, cap=3.0)
-    yield _case("head", "all", "logits: a product, a bias, a divisor, a soft cap", "head", inputs, bounded(e, (7, 40)))
+    read = {"x": x, "w": table, "bias": bias} | _numbers(divisor=2.5, cap=3.0)
+    yield _case("head", "all", "logits: a product, a bias, a divisor, a soft cap", "head", read, bounded(e, (7, 40)))
     logits: Any = (np.rint(40 * noise(998, 40)) / f32(8)).astype(f32)
-    what = "the first token, by falling logit, at which the sum of probabilities exceeds the uniform number: generation/sampling.py"
-    for which, temperature, top_p, uniform in (("greedy", 0.0, 1.0, 0.0), ("hot", 2.5, 1.0, 0.75), ("top_p", 1.5, 0.5, 0.9)):
+    what = "the first token, by falling logit, at which the sum of probabilities exceeds the uniform number"
+    for which, (temperature, top_p, uniform) in SHAPES["sample"].items():
         token = int(logits.argmax())
         if temperature:
             token = sampling.drawn(logits, exp((logits - logits.max()) / f32(temperature)), top_p, uniform)
         inputs = {"logits": logits} | _numbers(temperature=temperature, top_p=top_p, uniform=uniform)
-        yield _case("sample", which, what, "head", inputs, {"token": equal(np.array([token]))})
+        yield _case("sample", which, what, "bitnet_np/generation/sampling.py, choose", inputs, {"token": equal(np.array([token]))})
 
 
 def cases(size: str, types: Sequence[str], wanted: Sequence[str]) -> Iterator[Case]:
@@ -325,7 +290,9 @@ def cases(size: str, types: Sequence[str], wanted: Sequence[str]) -> Iterator[Ca
     groups: list[tuple[tuple[str, ...], Iterator[Case]]] = [((name,), rows(name, widths)) for name in (*_TREES, "quantize")]
     groups += [(("matmul", "embed"), floats(kind, widths)) for kind in FLOATS if kind in types]
     groups += [(("ternary_matmul",), ternary(widths))] if "ternary" in types else []
-    groups += [(("embed", "matmul", "matmul_as_llama_cpp"), blocks(kind, size)) for kind in ALL_BLOCK_TYPES if kind.name in types]
+    groups += [
+        (("embed", "matmul", "ternary_matmul", "matmul_as_llama_cpp"), blocks(kind, size)) for kind in ALL_BLOCK_TYPES if kind.name in types
+    ]
     groups += [(("rope",), rope()), (("attend",), attention()), (("mask",), mask())]
     groups += [(("top_experts", "expert_weights", "experts_matmul"), experts()), (("pool", "head", "sample"), around())]
     for names, made in groups:

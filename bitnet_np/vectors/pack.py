@@ -22,18 +22,16 @@ from ..judge.law.expected import TINY, Expected
 from ..judge.measures import FLIPS_LIMIT, OUTLIER_LIMIT, SCALE_LIMIT, Reach, limits
 
 SCHEMA = 1
+SHAPES: dict[str, dict[str, Any]] = json.loads((files("bitnet_np") / "vectors" / "shapes.json").read_text("utf-8"))
+"""By operation and name. rope: the first position, fields of Config. attend: keys, keys before the first query, heads, heads of keys, their
+width, fields of Config. mask: queries, keys, fields of Pattern. sample: temperature, top_p, a uniform number. folders: config.json."""
 MOST_BYTES = 20_000_000
 """Of a pack: one that is larger is refused, because nobody keeps it in a repository."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """An array that an engine gives, and the rule by which it is compared.
-
-    bounds: each number has a limit, and all together have two more (judge/bounds.py's `within`). equal: the same numbers, NaN where NaN is.
-    tensor: [T, N], the mean square error of each row and their mean have a limit. logits: the same, with what `judge` adds for logits.
-    arrays: "value", and by the rule "limit" and "square", or "most"; "bits" are those of the contract. numbers: by the rule.
-    """
+    """An array that an engine gives: "value" and what its rule reads, and "bits" of the contract. docs/vectors.md says what rules mean."""
 
     rule: str
     arrays: dict[str, NDArray]
@@ -42,19 +40,15 @@ class Output:
 
 @dataclass(frozen=True)
 class Case:
-    """A call of one operation, or of a whole model.
-
-    what: what it asks, in words. source: where the rule stands. inputs: arrays by name; those without axes are numbers of the operation.
-    words: its options that are no numbers, such as the type of a matrix or the file of a model.
-    """
+    """A call of one operation, or of a whole model."""
 
     id: str
     operation: str
-    what: str
-    source: str
-    inputs: dict[str, NDArray]
+    what: str  # in words
+    source: str  # where the rule stands
+    inputs: dict[str, NDArray]  # those without axes are numbers of the operation
     outputs: dict[str, Output]
-    words: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)  # options that are no numbers, such as the type of a matrix
     data: str = ""  # the file of its arrays; cases that share one share the arrays that are the same object
     files: dict[str, bytes] = field(default_factory=dict)  # those that its words name
 

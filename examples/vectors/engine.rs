@@ -37,7 +37,7 @@ fn main() {
             c.set("codes", codes)?;
             c.set("scale", scales)
         }
-        "ternary_matmul" => {
+        "ternary_matmul" if c.get("w")?.kind == "i8" => {
             let y = ternary_matmul(c, truncates)?;
             c.set("y", y)
         }

@@ -135,7 +135,7 @@ def test_check_runs_an_engine_and_probes_it(tmp_path):
     template = template_of(
         program, READS_TEXT.replace("np.concatenate(logits)", "(np.concatenate(logits) * (1.1 if len(ids) == 8 else 1))")
     )
-    expected = Expected(EXACT, Options(effort=0.001))
+    expected = Expected(EXACT, Options(budget=0))
     assert check_engine(template, path, bn.load(path), [np.arange(1, 8)], expected, 60).verdict == bn.Verdict.ROUNDING
     report = check_engine(template, path, bn.load(path), [np.arange(1, 9)], expected, 60)
     assert report.verdict == bn.Verdict.WRONG

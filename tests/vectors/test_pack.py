@@ -120,6 +120,8 @@ WITHOUT = "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_IC
 
 def test_two_processors_write_the_same_bytes(tmp_path):
     """One that Numba, NumPy and its library of matrices take for another: their own functions give other bits there."""
+    if not PROCESSORS["SSE"].runs_here():
+        pytest.skip("needs an x86-64 processor")
     wanted = "gelu,gelu_tanh,silu_gate,soft_cap,rope,attend,matmul,matmul_as_llama_cpp,expert_weights,experts_matmul,head,model"
     options = ["--size", "small", "--operations", wanted, "--types", "float32,Q4_K,IQ4_XS", "--families", "llama"]
     lesser = PROCESSORS["SSE"].environment | {"NPY_DISABLE_CPU_FEATURES": WITHOUT, "OPENBLAS_CORETYPE": "Nehalem"}
@@ -174,10 +176,10 @@ def test_a_damaged_byte_anywhere_is_seen(reader, little, tmp_path):
             wrong = bytearray(content)
             wrong[at] ^= 1 << int(rng.integers(8))
             (damaged / name).write_bytes(wrong)
-            assert "Bail out!" in _refused(reader, damaged, tmp_path)
+            assert re.search(r"Bail out! .*(is damaged|is cut short|no index|no words)", _refused(reader, damaged, tmp_path))
         for some in (b"", content[:-1], content + b"\0"):
             (damaged / name).write_bytes(some)
-            assert "Bail out!" in _refused(reader, damaged, tmp_path)
+            assert re.search(r"Bail out! .*(is damaged|is cut short|bytes, expected)", _refused(reader, damaged, tmp_path))
         (damaged / name).unlink()
         assert "cannot be read" in _refused(reader, damaged, tmp_path)
         (damaged / name).write_bytes(content)
@@ -220,8 +222,8 @@ def test_an_index_that_lies_never_crashes(reader, little, tmp_path):
             if rng.random() < 0.2:
                 changed.remove(line)
         (damaged / "vectors.txt").write_bytes(_sealed(b"\n".join(map(b" ".join, changed)) + b"\n"))
-        refused += bool(_refused(reader, damaged, numbers))
-    assert refused > 100
+        refused += "no case ran" not in _refused(reader, damaged, numbers)
+    assert refused > 75
     whole = b"\n".join(lines) + b"\n"
     for old, new, says in (
         (rb"file 0 (\d+) (\w+) operations/scaled-33.bin", rb"file 0 \1 \2 ../../secret.bin", "outside|not file"),
