@@ -161,8 +161,17 @@ class TensorJudge:
         if not self.types.strict and self.noise.explains(site.key):
             return self._noisy(judged, lambda: self._case_of_one(site, expected, inputs, theirs))
         case = self._case_of_one(site, self._with_noise(site, expected, inputs), inputs, theirs)
+        if (cause := self._coarse_format(site.key, case)) is not None:
+            return self._caused(judged, cause)
         self.search.begin()
         return self._caused(judged, self.search.named(case, trials(case.span, single=True)) or self.search.unnamed(case))
+
+    def _coarse_format(self, key: Key, case: "TensorCase") -> Cause | None:
+        """The format that makes an error which is like noise, but too coarse to be believed without its name."""
+        if self.types.strict or not self.residuals[key].may_be_format:
+            return None
+        self.search.begin_unlimited()
+        return self.search.format(case)
 
     def _noisy(self, judged: OperationVerdict, case: Callable[[], "TensorCase"]) -> OperationVerdict:
         """A tensor whose error is noise: its format, which is sought once for each name, or the mistake that all of it is.
@@ -279,10 +288,8 @@ class TensorJudge:
         if is_noise:
             return self._noisy(judged, lambda: self._case(span, value, theirs, most, places))
         case = self._case(span, value, theirs, max(most, most * (self.noise.level(site.key) / FLOAT16_NOISE) ** 2), places)
-        if not self.types.strict and self.residuals[site.key].may_be_format:
-            self.search.begin_unlimited()
-            if (cause := self.search.format(case)) is not None:
-                return self._caused(judged, cause)
+        if (cause := self._coarse_format(site.key, case)) is not None:
+            return self._caused(judged, cause)
         self.search.begin()
         cause = self.search.named(case, trials(case.span, single=True, stop=self.search.has_ended))
         if cause is None:

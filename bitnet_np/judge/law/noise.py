@@ -7,7 +7,8 @@ layers; a row has at most 3.4 times the level of its tensor, a column 3.1 times,
 
 So errors are noise where their level is that of the same operation in other layers, or of other products, where no row, column or number
 stands out by more than the extremes of so many normal numbers, UNEVEN times, and where they are no common factor. What this cannot see is a
-mistake that is in all layers, has no place, is no factor, and is smaller than COARSEST. Known mistakes are tried before noise is believed.
+mistake that is in all layers, has no place, is no factor, and is smaller than the coarsest noise that is believed. Known mistakes are tried
+before noise is believed, and formats by name where it is coarser.
 """
 
 from collections.abc import Mapping
@@ -27,9 +28,11 @@ UNEVEN = 4.0
 UNEVEN_ATTENTION = 2.5
 """The same of the rows of attention, which are 2.3 times as noisy as all at most: a token too many weighs most where few are seen."""
 COARSEST = 2.0**-2
-"""The largest level of products: NVFP4 of both operands has 2^-3, a misread type of weights 2^-0.05 and more."""
-COARSEST_SEEN = 2.0**-4
-"""The same of several operations, where a mistake has no place: 8-bit floats leave 2^-4.2 at most. Types of 4 bits are known by name."""
+"""The largest level of any format: NVFP4 of both operands has 2^-3, a misread type of weights 2^-0.05 and more."""
+COARSEST_UNNAMED = 2.0**-4
+"""The largest level that is believed of one operation without knowing its format: 8-bit floats have 2^-4.5 at most."""
+COARSEST_SEEN = 2.0**-6
+"""The same of several operations and of logits, where a mistake has no place: int8 of whole tensors has 2^-6.6 at most."""
 LARGEST_SEEN = 2.0**-4
 """The largest part of the squares of a result that is noise: float4 leaves 0.05 in a layer. In ternary models flipped codes reach far."""
 FLOAT16_NOISE = 2.0**-11 / 3**0.5
@@ -40,6 +43,7 @@ FINE = 2.0**-8
 _MANY = 0.3  # of the others of its kind
 _NONE = 2.0**-8  # of the level: numbers that are off by less have no noise; where a table is exact some have
 _FACTOR = 0.95  # of the squared error: operands that are cut leave 0.85 to a common factor, a wrong scale all, and a bias to the mean
+_FACTOR_OF_ROWS = 0.5  # of the squared error, of a factor for each position, where noise is coarse
 _ROWS = 4  # fewest to know what they have in common
 
 
@@ -54,13 +58,13 @@ class Residual(NamedTuple):
 
     @property
     def most(self) -> float:
-        """The largest level that formats make."""
-        return COARSEST_SEEN if self.kind == SEVERAL else COARSEST if self.kind in OF_SUMS else FINE
+        """The largest level that is believed without knowing a format."""
+        return COARSEST_SEEN if self.kind == SEVERAL else COARSEST_UNNAMED if self.kind in OF_SUMS else FINE
 
     @property
     def may_be_format(self) -> bool:
-        """Whether a format may have made it, of 4 bits too, which has to be known by its numbers."""
-        return not self.odd and 0 < self.level <= COARSEST
+        """Whether a format may have made it that is too coarse to be believed, and has to be known by its numbers."""
+        return not self.odd and self.kind in (SEVERAL, *OF_SUMS) and self.most < self.level <= COARSEST
 
     def is_like(self, other: "Residual") -> bool:
         """Whether two tensors have noise of one level, and neither a factor nor a mean that the other has not.
@@ -94,7 +98,8 @@ def residual(key: Key, expected: Expected, unit: Array, theirs: Array) -> Residu
     level, size = max(float(np.sqrt((r**2).mean())), TINY), float((expected.value**2).sum())
     factor = float((error * expected.value).sum()) / max(size, TINY)
     along = factor * float(np.sqrt(size / max(unit.sum(), TINY)))
-    return Residual(kind, level, _odd(kind, r, level, error, factor, size), along, float(r.mean()))
+    odd = _odd(kind, r, level, error, factor, size) or (_odd_rows(kind, r, level, error, expected.value) if level > FINE else "")
+    return Residual(kind, level, odd, along, float(r.mean()))
 
 
 def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: float) -> str:
@@ -117,6 +122,17 @@ def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: f
     if (times := float(np.sqrt(square.max())) / level) > UNEVEN * (1 + _extreme(square.size)):
         t, i = np.unravel_index(int(square.argmax()), square.shape)
         return f"position {t}, element {i} is off by {times:.3g} times as much as the whole tensor"
+    return ""
+
+
+def _odd_rows(kind: str, r: Array, level: float, error: Array, value: Array) -> str:
+    """What of the positions of a coarse error is not like noise, in words: a factor, or a position that sees too little to be wrong."""
+    factors = (error * value).sum(axis=1) / np.maximum((value**2).sum(axis=1), TINY)
+    if kind in OF_SUMS and float((factors**2 * (value**2).sum(axis=1)).sum()) > _FACTOR_OF_ROWS * float((error**2).sum()):
+        return "each position is a multiple of what it should be"
+    least = int((r**2).mean(axis=1).argmin())
+    if kind == ATTENTION and float((r[least] ** 2).mean()) * UNEVEN**2 < level**2:
+        return f"position {least} has less than a {UNEVEN:g}th of the noise of all"
     return ""
 
 
