@@ -11,7 +11,8 @@ variant.py      our engine with something changed             honest_engines.py 
 verdict.py      SAME_BITS, ROUNDING, FLIPS, ... INVALID       options.py        what a caller asks of the judge
 report/         the Report: tables, HTML, pictures            compare_models.py two models of a family, side by side
 top_logprobs.py log-probabilities of a running server         partial.py        tensors of which a part is known, or the RMS
-receipt.py      BitNet-rs's parity receipts           first_looks.py   what a dump is in place of what it should be
+receipt.py      BitNet-rs's parity receipts               first_looks.py    what a dump is in place of what it should be
+declaring.py    the flag that declares what was seen
 
 The way of a dump: check.py, sequences.py, dump.py, which has logits_alone.py judge the logits and tensors.py every operation (law/,
 mistakes/search.py); then report/. The judge shares no arithmetic with the kernels and dialects that it may have to judge.

@@ -3,6 +3,7 @@
 graph.py          the operations of a model, what each reads    definition.py   spec.py's steps as expressions
 expression.py     trees of steps, and their values              functions.py    the steps, and tables of alternatives
 running_error.py  the bound of any expression, step by step     expected.py     what a bound is made of
-roundings.py      how engines round                             precision.py    types that engines keep numbers in
-products.py       the numbers of matrices                       noise.py        errors that are alike everywhere
+roundings.py      how engines round                             formats.py      the types that they round to: grid, scale, block
+precision.py      types that engines keep numbers in            products.py     the numbers of matrices
+noise.py          errors that are alike everywhere
 """
