@@ -28,7 +28,7 @@ from .bounds import TINY
 from .first_looks import other_numbers
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .law.expected import type_of
-from .law.noise import BFLOAT16_NOISE, COARSEST, COARSEST_SEEN, FINE
+from .law.noise import BFLOAT16_NOISE, COARSEST, COARSEST_SEEN, FINE, doubt
 from .law.precision import FLASH, FLOAT32, NARROW_FLOATS, Precision
 from .measures import Judgement, Reach, across, judge, position_nmse, position_scale
 from .mistakes.catalogue import Trial, in_engine, sites, trials
@@ -111,6 +111,8 @@ def judge_logits(
             return replace(again, reach=wide.nmse)
     if judged.verdict == Verdict.WRONG and not options.is_strict and (noise := target.noise()) is not None:  # what nothing else explains
         judged = replace(judged, verdict=Verdict.NARROW, reason=f"{noise}; {judged.reason}")
+    elif judged.verdict == Verdict.WRONG and closest is None and not options.is_strict and (level := target.noise_level(COARSEST)):
+        target.said.insert(0, doubt(level))
     return replace(judged, reason="; ".join(filter(None, (judged.reason, closest, *target.said))), explanation=closest)
 
 

@@ -29,7 +29,7 @@ from .honest_engines import FLOOR, one_scale
 from .law.expected import TINY, Expected, U
 from .law.expression import nodes, value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
-from .law.noise import COARSEST_SEEN, FLOAT16_NOISE, SEVERAL, Noise, Residual, kind_of, left_out, odd_across, residual
+from .law.noise import COARSEST_SEEN, FLOAT16_NOISE, SEVERAL, Noise, Residual, doubt, kind_of, left_out, odd_across, residual
 from .law.precision import DIGITS, FLASH, ROUNDOFF
 from .law.products import linear_of
 from .law.roundings import to_digits, to_eleven_bits
@@ -89,17 +89,22 @@ class TensorJudge:
             if own.kind in kinds and own.kind != SEVERAL and key not in self.dump.same and not self.types.strict:
                 _, expected, inputs = self._by_bound(self.sites[key], self.theirs[key])
                 self.residuals[key] = self._residual(self.sites[key], expected, inputs)
-        for i in wrong:
-            explain = self._wrong_several if len(found[i].across) > 1 else self._wrong
-            try:
-                found[i] = explain(self.sites[found[i].key])
-            except KeyboardInterrupt:  # what is known is said
-                if not self.options.keeps_known:
-                    raise
-                self.search.stop()
-                found[i] = explain(self.sites[found[i].key])
+        with np.errstate(all="ignore"):  # mistakes may give numbers of any kind
+            for i in wrong:
+                found[i] = self._explained(found[i])
         self.search.close()
         return found
+
+    def _explained(self, judged: OperationVerdict) -> OperationVerdict:
+        """A wrong tensor with its cause, or what its error is like."""
+        explain = self._wrong_several if len(judged.across) > 1 else self._wrong
+        try:
+            return explain(self.sites[judged.key])
+        except KeyboardInterrupt:  # what is known is said
+            if not self.options.keeps_known:
+                raise
+            self.search.stop()
+            return explain(self.sites[judged.key])
 
     @property
     def noise(self) -> Noise:
@@ -409,6 +414,8 @@ class TensorJudge:
 
     def _caused(self, judged: OperationVerdict, cause: Cause | None) -> OperationVerdict:
         """A wrong tensor with its cause: a rounding to fewer bits is no fault where nothing was declared, and assumed from there on."""
+        if cause is None and not self.types.strict and self.residuals[judged.key].may_be_format:
+            return replace(judged, reason=f"{judged.reason}; {doubt(self.residuals[judged.key].level)}")
         explained = judged.explained(cause)
         if cause is None or cause.fault or self.types.strict:
             return explained

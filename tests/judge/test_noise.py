@@ -3,6 +3,8 @@
 Searches are cut off (budget=0): verdicts and places do not hang on them.
 """
 
+import re
+
 import numpy as np
 import pytest
 
@@ -36,12 +38,22 @@ def judged(points, names=None, **how):
 # --- engines --------------------------------------------------------------------------------------------------------------------------
 
 
+COARSE_BETWEEN_LAYERS = {
+    *("int4 weights, bfloat16 inputs", "int4 weights, int8 inputs", "int4 cache", "KIVI", "MXFP6 e3m2", "e5m2 by tensor"),
+    "e4m3 in blocks of 128 and e4m3 cache",
+}
+"""Engines whose noise is believed between layers only if it is declared."""
+
+
 @pytest.mark.parametrize("policy", [*TUNED, *UNSEEN])
 def test_right_engines_pass_whatever_their_format(policy):
-    """By all tensors, and by the outputs of layers."""
+    """By all tensors, and by the outputs of layers; where noise is too coarse to be believed, by what the report says to declare."""
     points = Dense(MODEL, IDS, **{**TUNED, **UNSEEN}[policy]).run()
     for names in (None, ("l_out", "result_output")) if "head" not in policy else (None,):  # a head by itself is named by a search
         report = judged(points, names)
+        if policy in COARSE_BETWEEN_LAYERS if names else policy == "int4 weights, int8 inputs":
+            assert report.verdict == Verdict.WRONG
+            report = judged(points, names, precision=re.search(r"--precision (noise=2\^-\d)\)", report.reason)[1])
         assert report.verdict <= Verdict.NARROW, report.reason
 
 
@@ -216,10 +228,18 @@ def test_the_level_of_others_is_that_of_noise_alone():
 # --- logits ---------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["MXFP8", "int8 rows", "TF32 by truncation"])
+@pytest.mark.parametrize("policy", ["int8 rows", "LLM.int8", "TF32 by truncation"])
 def test_logits_alone_pass_by_noise(policy):
     report = judged(Dense(MODEL, IDS, **TUNED[policy]).run(), ("result_output",))
     assert report.verdict <= Verdict.NARROW, report.reason
+
+
+def test_coarser_noise_of_logits_has_to_be_declared():
+    points = Dense(MODEL, IDS, **TUNED["MXFP8"]).run()
+    report = judged(points, ("result_output",))
+    assert report.verdict == Verdict.WRONG
+    declared = re.search(r"--precision (noise=2\^-\d)\)", report.reason)[1]
+    assert judged(points, ("result_output",), precision=declared).verdict <= Verdict.NARROW
 
 
 def test_noise_that_spares_the_first_positions_is_none():

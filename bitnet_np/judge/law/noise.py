@@ -162,6 +162,12 @@ def left_out(x: Array, weights: Weights, error: Array) -> str:
     return f"{most.size} inputs from {most[0]} to {most[-1]} make most of the error" if left < float((error**2).sum()) / 2 else ""
 
 
+def doubt(level: float) -> str:
+    """What to declare where errors are like noise that is too coarse to be believed, in words."""
+    power = int(np.ceil(np.log2(level)))
+    return f"errors are alike everywhere: if the engine computes so coarsely, declare it (--precision noise=2^{power})"
+
+
 def _extreme(count: int) -> float:
     """The largest of so many normal numbers, about."""
     return float(np.sqrt(2 * np.log(max(count, 2))))
