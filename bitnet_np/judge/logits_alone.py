@@ -12,6 +12,7 @@ Everything runs at the kernels' speed, with one operation or weight replaced. At
 limit of a dump of last positions.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -219,7 +220,7 @@ class _Target:
         """The mistake of operations that makes theirs of ours but for roundings."""
         if self.ids is None or not self.search:
             return None
-        most = int(self.options.effort * _MOST_WORK / self.work)
+        most = int(min(self.options.effort * _MOST_WORK / self.work, sys.maxsize - 1))
         every = list(islice(trials(case.span, single=True, stop=search.has_ended), most + 1))  # those in one operation come last
         if len(every) > most:
             more = max(10 * self.options.budget, 4 * USUAL_BUDGET)

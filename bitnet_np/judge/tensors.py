@@ -83,7 +83,7 @@ class TensorJudge:
         for i, key in enumerate(self.judged, 1):
             found.append(self._verdict(self.sites[key]))
             self.progress(i, total)
-        wrong = [i for i, verdict in enumerate(found) if verdict.verdict == Verdict.WRONG]
+        wrong = [i for i, verdict in enumerate(found) if verdict.verdict == Verdict.WRONG and verdict.hypothesis is None]
         kinds = {self.residuals[found[i].key].kind for i in wrong}
         for key, own in list(self.residuals.items()):
             if own.kind in kinds and own.kind != SEVERAL and key not in self.dump.same and not self.types.strict:

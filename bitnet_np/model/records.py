@@ -46,9 +46,7 @@ _MOST = {
 }
 
 
-def _is_float32(factor: float) -> bool:
-    """Whether a factor is a positive number of float32: a normal one, below the largest by far."""
-    return 2**-126 <= factor < 2**127
+_SMALLEST, _LARGEST = 2.0**-126, 2.0**127  # factors: normal numbers of float32
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Yarn:
         integer("YaRN's original context", self.original, 1, error=UnsupportedError)
         for name in ("factor", "fast", "slow"):
             positive(f"YaRN's {name}", getattr(self, name), UnsupportedError)
-        if not _is_float32(self.factor):
+        if not _SMALLEST <= self.factor < _LARGEST:
             raise UnsupportedError(f"YaRN's factor is {self.factor}, expected a positive number of float32")
         flag("YaRN's truncate", self.truncate)
         if not self.fast > self.slow:
@@ -90,7 +88,7 @@ class LongRope:
         integer("LongRoPE's original context", self.original, 2, error=UnsupportedError)
         for name in ("short", "long"):
             factors = items_of(f"LongRoPE's {name} list", getattr(self, name), UnsupportedError)
-            if not all(_is_float32(number(f"a factor of LongRoPE's {name} list", x)) for x in factors):
+            if not all(_SMALLEST <= number(f"a factor of LongRoPE's {name} list", x) < _LARGEST for x in factors):
                 raise UnsupportedError(f"LongRoPE's {name} list is {shown(factors)}, expected positive numbers of float32")
 
 

@@ -71,7 +71,7 @@ def test_an_option_is_never_given_two_dashes_as_its_value(option, ended):
     assert f"{option}=--" in err
 
 
-ALL_OR_NONE = "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs or --endpoint, or none of them"
+ALL_OR_NONE = "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, --engine or --endpoint, or none of them"
 OF_COMPARE = {
     "--models": "--models needs token ids: --tokens, --tokens-file or --text",
     "--models --tokens 1 --html x.html": "--html is for dumps, expected it without --models",
@@ -100,7 +100,7 @@ LAYERS = ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999", "٣"]
         (["logits", TINY, "--tokens", "9" * 30], "--tokens: token ids have dtype object, expected integers of 64 bits at most"),
         (["logits", TINY, "--tokens", str(2**63)], "expected less than 2**63"),
         (["logits", TINY, "--tokens", "1", "--chunk", "2", "--mode", "parallel"], "--chunk needs --mode incremental, not parallel"),
-        (["logits", TINY, "--tokens", "1", "--precision", "kv=q3"], "precision: kv is 'q3', expected one of float32, "),
+        (["logits", TINY, "--tokens", "1", "--precision", "kv=q3"], "precision: kv: the type is 'q3', expected one of float16, "),
         (["logits", TINY, "--tokens", "1", "--precision", "act=bf16"], "--precision is 'act=bf16', expected kv=TYPE alone"),
         (["logits", TINY, "--tokens", "1", "--precision", "bf16"], "each once, did you mean kv=bf16 or act=bf16?"),
         (["logits", TINY, "--tokens", "1", "--precision", "kvs=bf16"], "each once, did you mean kv?"),

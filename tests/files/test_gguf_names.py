@@ -46,6 +46,9 @@ def test_experts_are_named_as_in_gguf():
     assert matrix_name(drawn("qwen3").config, "ffn_gate", 7) == "blk.7.ffn_gate"
 
 
+NO_TENSORS = "config", "layers", "rope_frequency", "local_rope_frequency", "rope_factors", "experts", "stated_dtype", "norm_offset"
+
+
 def test_tensors_are_named_as_in_gguf():
     """gguf-py has the biases of a tensor under its name. A field that ends in _bias is a bias."""
     assert tensor_name("attn_q", 7) == "blk.7.attn_q.weight"
@@ -55,6 +58,6 @@ def test_tensors_are_named_as_in_gguf():
     assert FACTORS.removesuffix(".weight") in known
     for record in (Layer, Model):
         for field in fields(record):
-            if field.name not in ("config", "layers", "rope_frequency", "local_rope_frequency", "rope_factors", "experts"):
+            if field.name not in NO_TENSORS:
                 plain = tensor_name(field.name, 0 if record is Layer else None).rpartition(".")[0].replace("blk.0.", "blk.{bid}.")
                 assert plain in known, field.name

@@ -54,7 +54,7 @@ def test_nothing_is_run_for_what_needs_no_limit():
             lambda x: np.hstack([x[:, :40], x[:, 41:], 0 * x[:, :1]]),
             "elements 40 to 126 have the numbers of elements 41 to 127, and element 127 is 0",
         ),
-        (lambda x: x[[*range(9), 10, 9, *range(11, 17)]], "positions 9, 10 are exchanged"),
+        (lambda x: x[[*range(9), 10, 9, *range(11, 17)]], "positions 9 and 10 are exchanged"),
         (lambda x: np.where(np.arange(128) < 96, x, 0), "elements 96 to 127 of each position are 0: never written"),
     ],
 )

@@ -45,7 +45,7 @@ ASK_THE_PROCESSOR = {
     "testing/test_part_cases.py": "for the borders of its kernels, to see that every side of them is run",
 }
 ASKS = re.compile(
-    r"cpu_features|get_host|instruction_path|has_fma|converts_half|is_wide\b|architecture\(|why_absent|amx\.unit|unit=|_product\.LEAST|_tiles\.LEAST"
+    r"cpu_features|get_host|instruction_path|has_fma|converts_half|is_wide\b|architecture\(|why_absent|amx\.unit|\bunit=|_product\.LEAST|_tiles\.LEAST"
     r"|\bWIDE\b.*tiles|cpu_count|platform\.(machine|processor)"
 )
 

@@ -53,7 +53,7 @@ def test_keys_follow_what_a_result_depends_on(tmp_path):
         ('as = "bitnet.cpp"', "as = 1", 12, "as is 1, expected a value of type str"),
         ('as = "bitnet.cpp"', "shell = true", 12, "unknown key 'shell', expected do"),
         ('as = "bitnet.cpp"', 'precision = "act=bf16"', 12, "precision is 'act=bf16', expected kv=TYPE alone"),
-        ('as = "bitnet.cpp"', 'precision = "kv=x"', 12, "precision: kv is 'x'"),
+        ('as = "bitnet.cpp"', 'precision = "kv=x"', 12, "precision: kv: the type is 'x'"),
         ('as = "bitnet.cpp"', 'models = ["huge"]', 12, "models has 'huge', expected names of [models]: tiny"),
         ('tokens = ["random"]', 'tokens = [["random"]]', 13, "expected texts"),
         ("ids = [1, 2, 3]", "ids = [1, 2, 512]", 8, "token 512"),

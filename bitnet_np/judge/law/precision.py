@@ -62,7 +62,10 @@ class Precision:
             elif name not in _OF_ANY_TYPE:
                 choice(f"precision: {name}", value, FLOATS)
             elif instance(f"precision: {name}", value, str) != "float32":
-                format_of(value)
+                try:
+                    format_of(value)
+                except OptionError as error:
+                    raise OptionError(f"precision: {name}: {error}") from None
 
     def __str__(self) -> str:
         parts = [f"{f.name}={shown(getattr(self, f.name))}" for f in fields(self) if getattr(self, f.name) != f.default]
