@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.seed < 0:
         raise OptionError(f"--seed is {arguments.seed}, expected at least 0")
 
-    def told(runs: int, findings: int, left: float) -> None:
+    def progress_of(runs: int, findings: int, left: float) -> None:
         spent = arguments.time - left
         label = f"hunting, {runs} runs, {findings} findings"
         progress.bar(label)(min(int(spent), int(arguments.time)), int(arguments.time) + 1)
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         limit=positive("--run-time", arguments.run_time),
         out=arguments.out,
         expected=expected,
-        told=told,
+        progress=progress_of,
     )
     progress.clear()
     for note in result.notes:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import Error
-from ..base.validate import integer, path_of, positive
+from ..base.validate import function, integer, path_of, positive
 from ..engine.dialects import EXACT
 from ..engine.network import Runtime
 from ..engine.tokens import check_tokens, pad
@@ -29,7 +29,7 @@ from .engine import Call, Command, engine_of
 from .keep import keep, kept_cases
 from .outcome import Expected, Outcome, explained
 from .probes import Place, probe
-from .run import Finding, Hunt, Runner, Told, call_of, hunt_engine
+from .run import Finding, Hunt, Runner, Runs, call_of, hunt_engine
 
 
 @steady
@@ -44,7 +44,7 @@ def hunt(
     limit: float = 20.0,
     out: str | PathLike | None = None,
     expected: Expected = Expected(EXACT, DEFAULT),  # noqa: B008 - frozen
-    told: Told = lambda runs, findings, left: None,
+    progress: Runs = lambda runs, findings, left: None,
 ) -> Hunt:
     """Hunt for failures of an engine: random models and calls around the edges that engines have, judged, shrunk and told apart.
 
@@ -55,10 +55,11 @@ def hunt(
 
     like: a model, or a file, whose family, types and settings all drawn models have. time: seconds. runs: at most so many. workers: runs
     at a time. limit: seconds for one run of a command. out: a folder for the failing cases; those that it has are run first. expected: what
-    the judge is told of the engine. told: called with the runs, the findings, and the seconds left.
+    the judge knows of the engine. progress: called with the runs, the findings, and the seconds left.
 
     Raises bitnet_np.Error for arguments that cannot be used. What the engine does raises nothing.
     """
+    function("progress", progress)
     runner_engine = engine_of(engine, positive("limit", limit))
     if not isinstance(like, Model | None):
         like = load(path_of(like))
@@ -84,7 +85,7 @@ def hunt(
         seed=integer("seed", seed, 0),
         expected=expected,
         first=[] if folder is None else kept_cases(folder),
-        told=told,
+        progress=progress,
         explain=complete,
     )
 

@@ -120,8 +120,8 @@ class Hunt:
         return {"findings": [finding.as_dict() for finding in self.findings]} | fields
 
 
-Told = Callable[[int, int, float], None]
-"""Told of the runs so far, the findings, and the seconds that are left."""
+Runs = Callable[[int, int, float], None]
+"""Called with the runs so far, the findings, and the seconds that are left."""
 
 
 class Runner:
@@ -216,12 +216,12 @@ def hunt_engine(
     seed: int = 0,
     expected: Expected = Expected(EXACT, DEFAULT),  # noqa: B008 - frozen
     first: Sequence[Case] = (),
-    told: Told = lambda runs, findings, left: None,
+    progress: Runs = lambda runs, findings, left: None,
     explain: Callable[[Runner, Finding], Finding] = lambda runner, finding: finding,
 ) -> Hunt:
     """Hunt for failures of an engine. first: cases that are run before others are drawn. explain: completes a finding."""
     with tempfile.TemporaryDirectory(prefix="bitnet-np-hunt-", ignore_cleanup_errors=True) as name, one_thread():
-        hunt = _Hunting(Runner(engine, like, expected, workers, Path(name)), seconds, runs, seed, told)
+        hunt = _Hunting(Runner(engine, like, expected, workers, Path(name)), seconds, runs, seed, progress)
         try:
             hunt.all(first)
         except TimeoutError:
@@ -240,8 +240,8 @@ def hunt_engine(
 
 
 class _Hunting:
-    def __init__(self, runner: Runner, seconds: float, runs: int | None, seed: int, told: Told) -> None:
-        self.runner, self.most, self.told = runner, runs, told
+    def __init__(self, runner: Runner, seconds: float, runs: int | None, seed: int, progress: Runs) -> None:
+        self.runner, self.most, self.progress = runner, runs, progress
         self.rng, self.result = random.Random(seed), Hunt()
         self.begin = time.monotonic()
         self.seconds, runner.deadline = seconds, self.begin + seconds
@@ -251,7 +251,7 @@ class _Hunting:
     @property
     def over(self) -> bool:
         done = len(self.runner.outcomes)
-        self.told(done, len(self.result.findings), self.runner.deadline - time.monotonic())
+        self.progress(done, len(self.result.findings), self.runner.deadline - time.monotonic())
         return time.monotonic() > self.runner.deadline or (self.most is not None and done >= self.most)
 
     def all(self, first: Sequence[Case]) -> None:

@@ -101,8 +101,9 @@ def _judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options
         and report.verdict != Verdict.NARROW
         and any(len(o.across) > 1 for o in ([report.first_wrong] if report.first_wrong else report.operations))
     )
-    strict = options.strict or report.verdict == Verdict.WRONG  # roundings are not all that is wrong
-    limited = replace(options, precision=declared or report.precision, strict=strict, budget=options.budget / 2)
+    is_wrong = report.verdict == Verdict.WRONG  # so roundings are not all that is, and causes were sought
+    budget = options.budget / 2 if is_wrong else options.budget
+    limited = replace(options, precision=declared or report.precision, strict=options.strict or is_wrong, budget=budget)
     of_logits = logits.judged(limited, search)
     is_right = report.verdict <= Verdict.NARROW and LOGITS in {o.key for o in report.operations}
     if is_right and of_logits.verdict == Verdict.WRONG and not (search and of_logits.explanation):  # a name is what several may hide

@@ -29,7 +29,7 @@ from .bounds import TINY
 from .first_looks import other_numbers
 from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
 from .law.expected import type_of
-from .law.noise import BFLOAT16_NOISE, COARSEST, COARSEST_SEEN, FINE, doubt
+from .law.noise import BFLOAT16_NOISE, COARSEST, COARSEST_SEEN, FINE, LARGEST_SEEN, doubt
 from .law.precision import FLASH, FLOAT32, NARROW_FLOATS, Precision
 from .measures import Judgement, Reach, across, judge, position_nmse, position_scale
 from .mistakes.catalogue import Trial, in_engine, sites, trials
@@ -94,8 +94,9 @@ def judge_logits(
     for kind in kinds:
         if (found := in_type(kind, 0)).verdict == Verdict.NARROW:
             return found
-    if kinds and (not search or not target.is_seen or target.undeclared is None):  # a mistake is sought in the likeliest type
-        return in_type(next(iter(kinds)), options.budget)
+    likely = next((kind for kind, where in kinds.items() if where != _OF_WEIGHTS), None)  # engines widen weights
+    if likely and (not search or not target.is_seen or target.undeclared is None):  # a mistake is sought in the likeliest type
+        return in_type(likely, options.budget)
     try:
         judged = target.explained(judged)
     except KeyboardInterrupt:  # what is known is said
@@ -117,6 +118,9 @@ def judge_logits(
     return replace(judged, reason="; ".join(filter(None, (judged.reason, closest, *target.said))), explanation=closest)
 
 
+_OF_WEIGHTS = "the type of the model's weights"
+
+
 def _stated_types(model: Model, options: Options) -> dict[str, str]:
     """The narrow types that an engine computes in by its own words, or by the model's file, and who says so; the likeliest first."""
     every = [
@@ -124,7 +128,7 @@ def _stated_types(model: Model, options: Options) -> dict[str, str]:
         *((kind, "as the engine says of itself") for kind in options.stated),
     ]
     said: dict[str, str] = {}
-    for kind, where in (*every, (type_of(model.token_embd), "the type of the model's weights")):
+    for kind, where in (*every, (type_of(model.token_embd), _OF_WEIGHTS)):
         if kind in NARROW_FLOATS:
             said.setdefault(kind, where)
     return said
@@ -192,7 +196,7 @@ class _Target:
         narrow = self.undeclared if self.strong and self.is_seen and precision is None and self.search else None
         search = Search(2 * self.options.effort * _HIDDEN_WORK, self.options.budget, self.options.bars(SEARCH))
         if self.strong and narrow is None and (strict or self.noise() is None):
-            search.begin()
+            search.begin(share=1.0)
         else:
             search.begin_unlimited()
             self.total = self.done + len(self.engines) + 2 * len(self.names)
@@ -207,7 +211,7 @@ class _Target:
         if not self.is_seen:
             self.said.append(f"the first {len(self.a)} of these positions are right, and no mistake was tried on the others")
             return judged
-        search.begin()
+        search.begin(share=1.0)
         cause = self.of_operations(search, replace(case, best=self.away, fit=True))
         if cause is None:
             return judged
@@ -240,7 +244,7 @@ class _Target:
 
     def noise_level(self, most: float) -> float:
         """The level of noise that operations have, if all that is wrong may be noise: it is at all positions alike, and no factor; or 0."""
-        if not self.is_seen:
+        if not self.is_seen or self.away.mean() > LARGEST_SEEN:
             return 0.0
         level, noisy = across(self.away, self.reach)
         a, b = (x - x.mean(axis=1, keepdims=True) for x in (self.a, self.b.astype(np.float32)))

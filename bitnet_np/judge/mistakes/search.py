@@ -133,11 +133,11 @@ class Search:
     _until: float = np.inf  # the time when the search for the causes of one tensor ends
     _end: float | None = None  # and that of all, from the first on
 
-    def begin(self) -> None:
-        """Begin with another tensor."""
+    def begin(self, share: float = 0.5) -> None:
+        """Begin with another tensor, which may take this part of the time that is left."""
         now = thread_time()
         self._end = now + self.budget if self._end is None else self._end
-        self._until = (now + self._end) / 2
+        self._until = now + share * (self._end - now)
 
     def begin_unlimited(self) -> None:
         """Begin with a tensor whose verdict depends on what is found."""
@@ -149,8 +149,8 @@ class Search:
 
     def close(self) -> None:
         """Show that the search is over."""
-        if self._end is not None:
-            self.progress(1, 1)
+        if self._end is not None and np.isfinite(self.budget):
+            self.progress(int(self.budget) + 1, int(self.budget) + 1)
 
     @property
     def is_over(self) -> bool:
