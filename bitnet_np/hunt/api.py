@@ -13,13 +13,10 @@ from numpy.typing import NDArray
 from ..base.errors import Error
 from ..base.validate import function, integer, path_of, positive
 from ..engine.dialects import EXACT
-from ..engine.network import Runtime
 from ..engine.tokens import check_tokens, pad
 from ..files.load import load
-from ..judge.check import content_of
 from ..judge.options import DEFAULT
 from ..judge.report.report import Report
-from ..judge.sequences import judge_sequences
 from ..judge.verdict import Verdict
 from ..kernels.float_state import steady
 from ..model.records import Model
@@ -27,7 +24,7 @@ from ..testing.models import write_gguf
 from ..testing.space import CONTEXT, Case, case_like, fitted
 from .engine import Call, Command, engine_of
 from .keep import keep, kept_cases
-from .outcome import Expected, Outcome, explained
+from .outcome import Expected, Outcome, explained, verdict
 from .probes import Place, probe
 from .run import Finding, Hunt, Runner, Runs, call_of, hunt_engine
 
@@ -90,7 +87,7 @@ def hunt(
     )
 
 
-def _report(runner: Runner, finding: Finding, expected: Expected) -> Any:
+def _report(runner: Runner, finding: Finding, expected: Expected) -> Report | None:
     """`check`'s report on the smallest case, where there are numbers."""
     rows = finding.outcome.rows
     if not rows or finding.outcome.group != "numbers":
@@ -131,13 +128,12 @@ def check_engine(command: str, path: Path, model: Model, rows: Sequence[NDArray[
     Raises as `check` does, and OptionError for a command that cannot be used.
     """
     call = Call(tuple(np.asarray(ids, np.int64) for ids in rows), 0, 1, 0)
-    tokens = check_tokens(model.config, *pad(list(call.tokens)))
+    check_tokens(model.config, *pad(list(call.tokens)))
     for engine in Command(command, limit).variants():
         with TemporaryDirectory(prefix="bitnet-np-check-", ignore_cleanup_errors=True) as name:
             ran = engine.run(path, model.config, call, Path(name))
             if ran.kind == "ok":
-                content, runtime = content_of(ran.dump, tokens, model.config), Runtime(model, expected.dialect).checked()
-                report = judge_sequences(runtime, tokens, content, expected.options)
+                report = verdict(model, call, ran.dump, expected, search=True)
                 break
     else:
         return Report(Verdict.INVALID, f"the engine gave nothing to judge: {ran.kind}: {ran.text}")

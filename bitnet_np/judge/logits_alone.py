@@ -243,7 +243,12 @@ class _Target:
         return f"no farther than operations with about 2^{np.log2(level):.1f} of noise reach" if level else None
 
     def noise_level(self, most: float) -> float:
-        """The level of noise that operations have, if all that is wrong may be noise: it is at all positions alike, and no factor; or 0."""
+        """The level of noise that operations have, if it is at most so large, and all that is wrong may be noise; or 0."""
+        return self._level if self._level <= most else 0.0
+
+    @cached_property
+    def _level(self) -> float:
+        """The level of noise that operations have, if theirs may be noise: it is at all positions alike, and no factor; or 0."""
         if not self.is_seen or self.away.mean() > LARGEST_SEEN:
             return 0.0
         level, noisy = across(self.away, self.reach)
@@ -251,7 +256,7 @@ class _Target:
         rescaled = position_nmse(a * position_scale(a, b)[:, None].astype(np.float32), b)
         is_factor = rescaled.mean() < _OF_FACTOR * self.away.mean()
         everywhere = level <= BFLOAT16_NOISE or noisy.is_in(self.away)
-        if level > most or is_factor or not everywhere or judge(self.a, self.b, noisy).verdict == Verdict.WRONG:
+        if is_factor or not everywhere or judge(self.a, self.b, noisy).verdict == Verdict.WRONG:
             return 0.0
         return level
 

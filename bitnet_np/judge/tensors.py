@@ -29,7 +29,7 @@ from .honest_engines import FLOOR, one_scale
 from .law.expected import TINY, Expected, U
 from .law.expression import nodes, value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
-from .law.noise import COARSEST_SEEN, FLOAT16_NOISE, SEVERAL, Noise, Residual, doubt, kind_of, left_out, odd_across, residual
+from .law.noise import FLOAT16_NOISE, SEVERAL, Noise, Residual, doubt, kind_of, left_out, odd_across, residual
 from .law.precision import DIGITS, FLASH, ROUNDOFF
 from .law.products import linear_of
 from .law.roundings import to_digits, to_eleven_bits
@@ -286,7 +286,7 @@ class TensorJudge:
         most, work, effort = 0.0 if reach is None else reach.nmse, sum(self.cost(site.key) for site in span), self.options.effort
         is_noise = not self.types.strict and self.noise.explains(site.key)
         if work > effort * _MOST_WORK or self.in_vain > effort * _MOST_IN_VAIN:
-            if is_noise and self.residuals[site.key].level <= COARSEST_SEEN:  # coarser noise may be a mistake, which is not sought here
+            if is_noise:
                 return self._caused(judged, self._cause_of_noise(site))
             return replace(judged, tried=False)
         places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)

@@ -127,8 +127,9 @@ def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: f
 
 def _odd_rows(kind: str, r: Array, level: float, error: Array, value: Array) -> str:
     """What of the positions of a coarse error is not like noise, in words: a factor, or a position that sees too little to be wrong."""
-    factors = (error * value).sum(axis=1) / np.maximum((value**2).sum(axis=1), TINY)
-    if kind in OF_SUMS and float((factors**2 * (value**2).sum(axis=1)).sum()) > _FACTOR_OF_ROWS * float((error**2).sum()):
+    size = (value**2).sum(axis=1)
+    factors = (error * value).sum(axis=1) / np.maximum(size, TINY)
+    if kind in OF_SUMS and float((factors**2 * size).sum()) > _FACTOR_OF_ROWS * float((error**2).sum()):
         return "each position is a multiple of what it should be"
     least = int((r**2).mean(axis=1).argmin())
     if kind == ATTENTION and float((r[least] ** 2).mean()) * UNEVEN**2 < level**2:
