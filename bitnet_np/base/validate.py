@@ -5,7 +5,7 @@ A value may be of any class, whose methods may raise anything: whatever a conver
 
 import operator
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,10 +81,10 @@ def function(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
     return value
 
 
-def items_of(name: str, values: Iterable[T], error: type[Error] = OptionError) -> list[T]:
-    """The items of a collection that has an end. Raises `error`."""
+def items_of(name: str, values: Iterable[T], error: type[Error] = OptionError) -> Iterator[T]:
+    """The items of a collection that has an end, one at a time: the first that is refused ends a long one. Raises `error`."""
     try:
-        return list(values)
+        yield from values
     except Exception:
         raise error(f"{name} is {shown(values)}, expected a sequence") from None
 

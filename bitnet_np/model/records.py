@@ -87,7 +87,7 @@ class LongRope:
     def __post_init__(self) -> None:
         integer("LongRoPE's original context", self.original, 2, error=UnsupportedError)
         for name in ("short", "long"):
-            factors = items_of(f"LongRoPE's {name} list", getattr(self, name), UnsupportedError)
+            factors = list(items_of(f"LongRoPE's {name} list", getattr(self, name), UnsupportedError))
             if not all(_SMALLEST <= number(f"a factor of LongRoPE's {name} list", x) < _LARGEST for x in factors):
                 raise UnsupportedError(f"LongRoPE's {name} list is {shown(factors)}, expected positive numbers of float32")
 

@@ -51,7 +51,9 @@ NUMBERS = {
 EXPERTS = {"experts": 5, "experts_used": 2}
 """The same of families whose layers always have experts."""
 
-MOST_GAIN = 1e38
+MOST_GAIN = {"ternary": 1e38, "float32": 1e38, "bfloat16": 1e38}
+"""The largest gain with which weights are finite, by their type. Other types have numbers or scales in float16, and take up to 1,000."""
+
 _BLOCKS = {kind.name: kind for kind in ALL_BLOCK_TYPES}
 
 
@@ -76,14 +78,12 @@ def random_model(
     family: an architecture of families.FAMILIES; the model has all biases, scales and RoPE factors that the family allows.
     table: the dtype of embedding and head (float32, float16 or bfloat16), or the name of a block type.
     weights: the same for the layers' matrices, or "ternary"; empty means ternary for a BitNet, else `table`.
-    gain: multiplies the scales of all ternary matrices. inner_norms: gives each linear a norm of its own.
+    gain: multiplies all matrices of the layers, up to MOST_GAIN. inner_norms: gives each linear a norm of its own.
     """
     choice("the family", family, FAMILIES)
     if not isinstance(seed, Generator):
         integer("seed", seed, 0)
     integer("n_layers", shape.get("n_layers", 1), 1, error=ShapeError)
-    if positive("gain", gain) > MOST_GAIN:
-        raise OptionError(f"gain is {gain}, expected at most {MOST_GAIN:g}, with which weights are float32")
     instance("weights", weights, str)
     for name, value in (("tied", tied), ("inner_norms", inner_norms)):
         flag(name, value)
@@ -92,6 +92,8 @@ def random_model(
     traits = FAMILIES[family]
     config = _config(family, shape)
     weights = weights or ("ternary" if traits.ternary else table)
+    if positive("gain", gain) > (most := MOST_GAIN.get(weights, 1e3)):
+        raise OptionError(f"gain is {gain}, expected at most {most:g}, with which weights of {weights} are finite")
     rng = seed if isinstance(seed, Noise) else np.random.default_rng(seed)
     return _Drawing(rng, config, traits, table, weights, gain, inner_norms).model(tied)
 

@@ -125,11 +125,13 @@ def attempt(seeds: Sequence[Seed], n: int, scratch: Path) -> str:
 def outcome(use: Callable[[], None], size: int) -> str:
     """What becomes of reading files of `size` bytes: "ran", "refused", or the finding.
 
-    They are read twice, and the second time is measured: the first may compile kernels.
+    They are read once, because that may compile kernels, then to measure memory, which takes time, and if that was long once more.
     """
     ended, took, memory = "", 0.0, 0
-    for measured in (False, True):
-        if measured:
+    for measure in ("nothing", "memory", "time"):
+        if measure == "time" and took <= SECONDS:
+            break
+        if measure == "memory":
             tracemalloc.start()
         start = time.process_time()
         try:
@@ -142,7 +144,7 @@ def outcome(use: Callable[[], None], size: int) -> str:
         except Exception as error:  # a finding
             return f"{type(error).__name__}: {str(error)[:300]}"
         finally:
-            took, memory = time.process_time() - start, tracemalloc.get_traced_memory()[1]
+            took, memory = time.process_time() - start, max(memory, tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
     if memory > ADDRESSES:  # NumPy counts arrays that it was refused
         memory = 0

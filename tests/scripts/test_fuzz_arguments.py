@@ -62,6 +62,9 @@ def test_a_foreign_error_is_a_finding(tmp_path, monkeypatch, capsys, error):
 
 KNOWN = {
     "gain": (lambda: arguments.random_model(0, gain="x"), "gain is 'x'"),
+    "gain of float16": (lambda: arguments.random_model(0, weights="Q8_0", width=64, gain=2**64), "gain is .* at most 1000, .* of Q8_0"),
+    "strict": (lambda: bn.check(arguments._model(), [1], {"logits": arguments._logits()[:1]}, strict=np.ones(2)), "strict is array"),
+    "rows": (lambda: bn.generate_batch(arguments._model(), np.broadcast_to(1, (2**20, 2**20)), 1), "request is array"),
     "vocab": (lambda: arguments.random_model(0, vocab=2**62), "vocab is"),
     "yarn": (lambda: arguments.random_model(0, yarn=3), "yarn is 3, expected a Yarn"),
     "ops": (lambda: bn.forward_full(arguments._model(), [[1]], ops="cuda"), "ops is 'cuda', expected a backend"),
