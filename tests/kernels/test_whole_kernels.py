@@ -1,11 +1,14 @@
 """Functions that are compiled as one: only the one that Python calls becomes machine code, and Python can call each."""
 
 import gc
+import signal
+import threading
 
 import numba
 import numpy as np
 import pytest
 from numba.core import errors
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
 from bitnet_np.kernels.cache.whole_kernels import _Part
@@ -102,3 +105,40 @@ def test_a_failure_leaves_the_compiler_as_it_was():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="Windows has no signals for a thread")
+def test_an_interrupt_leaves_nothing_half_compiled(monkeypatch):
+    """It ends the wait for a compilation, which goes on. Half of one leaves Numba in a state in which later ones fail."""
+    interrupted = threading.Event()
+
+    def finalize(part):
+        if not interrupted.is_set():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            interrupted.wait()
+        usual(part)
+
+    usual, kernel = _Part._finalize_final_module, anew(outer)
+    monkeypatch.setattr(_Part, "_finalize_final_module", finalize)
+    for part in (inner, middle):
+        monkeypatch.setattr(part, "_parts", {})
+    with pytest.raises(KeyboardInterrupt):
+        kernel(4.0, 9.0)
+    assert not kernel.overloads
+    interrupted.set()
+    with global_compiler_lock:
+        assert kernel.overloads
+    assert kernel(4.0, 9.0) == 5
+
+
+def test_a_compilation_ends_where_no_thread_can_be_made(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert anew(outer)(4.0, 9.0) == 5
+
+
+def test_who_holds_the_compilers_lock_compiles_for_itself():
+    with global_compiler_lock:
+        assert anew(outer)(4.0, 9.0) == 5

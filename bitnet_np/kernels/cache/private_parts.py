@@ -33,6 +33,8 @@ numba.core.compiler: CompileResult.codegen
 numba.core.compiler: CompileResult.lifted
 numba.core.compiler: Flags.no_cfunc_wrapper
 numba.core.compiler: Flags.no_cpython_wrapper
+numba.core.compiler_lock: _CompilerLock.is_locked(self)
+numba.core.compiler_lock: global_compiler_lock
 numba.core.dispatcher: Dispatcher.compile uses _cache load_overload save_overload _compiler add_overload
 numba.core.dispatcher: _FunctionCompiler(py_func, targetdescr, targetoptions, locals, pipeline_class)
 numba.core.dispatcher: _FunctionCompiler._compile_core uses _customize_flags
@@ -78,7 +80,6 @@ numba.core.codegen: get_host_cpu_features()
 numba.core.event: Listener
 numba.core.event: TimingListener
 numba.core.event: install_listener(kind, listener)
-numba.core.compiler_lock: global_compiler_lock
 numba.core.funcdesc: FunctionDescriptor.argtypes
 numba.core.funcdesc: FunctionDescriptor.llvm_func_name
 numba.core.funcdesc: FunctionDescriptor.mangled_name

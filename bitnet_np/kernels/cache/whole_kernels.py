@@ -9,11 +9,14 @@ This needs private parts of Numba, so disk_cache.py imports it only where they a
 """
 
 import gc
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 from numba.core import codegen, compiler, errors, typing
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
 from numba.core.registry import CPUDispatcher
 
@@ -72,6 +75,11 @@ class Function(CPUDispatcher):
         self._part_compiler.is_part = True
         self._parts: dict[Any, Any] = {}  # types of arguments -> compile result
 
+    def compile(self, sig: Any) -> Any:
+        """As Numba's, where no signal's handler interrupts it: no kernel could be compiled after a compilation that was left half done."""
+        interruptible = threading.current_thread() is threading.main_thread() and not global_compiler_lock.is_locked()
+        return _on_a_thread(super().compile, sig) if interruptible else super().compile(sig)
+
     def add_overload(self, result: Any) -> None:
         for environment in result._find_referenced_environments():  # those of its parts, too
             self.targetctx.codegen().set_env(environment.env_name, environment)
@@ -99,6 +107,23 @@ class Function(CPUDispatcher):
     def get_compile_result(self, sig: Any) -> Any:
         """The part that the code being compiled calls (fast/team.py)."""
         return self._parts[sig.args] if _compiled_whole else super().get_compile_result(sig)
+
+
+def _on_a_thread(function: Callable[[Any], Any], argument: Any) -> Any:
+    """function(argument), computed by a thread made for it, which ends it even if an interrupt ends the wait for it."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(argument))
+        except BaseException as error:  # the caller's
+            future.set_exception(error)
+
+    try:
+        threading.Thread(target=run).start()
+    except RuntimeError:  # the system has no more threads, or the interpreter ends
+        run()
+    return future.result()
 
 
 @contextmanager
