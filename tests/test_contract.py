@@ -19,7 +19,7 @@ import bitnet_np as bn
 from bitnet_np import contract
 from bitnet_np.base.errors import CapacityError, NonFiniteError
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, Q4_K, Q8_0
-from bitnet_np.contract import blocks, numbers
+from bitnet_np.contract import arrays, blocks, numbers, products
 from bitnet_np.engine.backend import OPERATIONS
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP
 from bitnet_np.judge.bounds import within
@@ -51,8 +51,8 @@ def test_it_runs_where_there_is_no_numba():
     result, modules = run_python(WITHOUT_NUMBA + ALONE, package).splitlines()
     assert eval(result)[0] == pytest.approx([3 / 12.5**0.5, 4 / 12.5**0.5])
     tables = ("base", "base.block_formats", "base.errors", "base.tensor_types")
-    own = ("contract", "contract.blocks", "contract.numbers")
-    assert eval(modules) == sorted(f"bitnet_np.{name}" for name in own + tables)
+    own = tuple(f"contract.{name}" for name in ("arrays", "attention", "blocks", "experts", "numbers", "products", "rows"))
+    assert eval(modules) == sorted(f"bitnet_np.{name}" for name in ("contract", *own, *tables))
 
 
 def test_its_constants_are_those_of_the_kernels():
@@ -173,8 +173,8 @@ def test_what_is_computed_together_changes_no_bit(monkeypatch, name):
     """Some outputs or rows at a time, because of the memory that they take."""
     arguments = CASES[name](Draw(np.random.default_rng(1)))
     expected = getattr(contract, name)(*arguments)
-    monkeypatch.setattr(contract, "_SIZE", 700)
-    monkeypatch.setattr(contract, "_OUTPUTS", 3)
+    monkeypatch.setattr(arrays, "SIZE", 700)
+    monkeypatch.setattr(products, "OUTPUTS", 3)
     assert same(getattr(contract, name)(*arguments), expected)
 
 

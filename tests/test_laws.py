@@ -209,7 +209,7 @@ def packings_agree():
     in_layouts = {"64/16": arm_layout(matrix), "4-rows": four_row_layout(matrix)}
     from_layouts = (packing.I2S_LAYOUTS[name](np.concatenate([data, trailer]), matrix.shape) for name, data in in_layouts.items())
     return (
-        (contract.unpacked(packed.codes, packed.shape) == matrix).all()
+        (contract.products.unpacked(packed.codes, packed.shape) == matrix).all()
         and (packing.unpack(packed) == matrix).all()
         and (packing.unpack_rows(packed, rows) == matrix[rows]).all()
         and all((data == packing.to_i2s(packed)).all() for data in from_layouts)

@@ -94,7 +94,6 @@ class Backend(Protocol):
     def rotations(self, angle: NDArray, /) -> tuple[Array, Array]: ...  # float64 [R, J] -> cosines and sines [R, J]
     def rope(self, x: Array, cos: Array, sin: Array, /) -> Array: ...  # [R, H, K], [R, J] x 2 -> [R, H, K]; pairs (i, i + J)
     def rope_adjacent(self, x: Array, cos: Array, sin: Array, /) -> Array: ...  # pairs (2i, 2i + 1)
-    def spread(self, x: Array, slot: Array, position: Array, shape: tuple[int, ...], /) -> Array: ...  # [R, G, K] -> [B, T, G, K]
     def attend(
         self, q: Array, k: Array, v: Array, slot: Array, position: Array, window: int | None = None, scale: Any = None, cap: Any = None, /
     ) -> Array:

@@ -231,11 +231,6 @@ class Cuda:
         self.each(row_kernels.take, out.size, _matrix(x), rows, _matrix(out))
         return out
 
-    def spread(self, x: Array, slot: Array, position: Array, shape: tuple[int, ...]) -> Array:
-        out = self.zeros((*shape, *x.shape[1:]))
-        self.each(row_kernels.spread, x.size, _matrix(x), slot, position, out.reshape(*shape, prod(x.shape[1:])))
-        return out
-
     # --- masks ---
 
     def mask(self, plan: Plan) -> Array:

@@ -23,7 +23,7 @@ from .ggml.blocks import matmul as matmul_blocks
 from .ggml.blocks import matmuls_as_llama_cpp as matmuls_blocks_as_llama_cpp
 from .launching import Floats, looked_at, rule
 from .roundings import round_as
-from .rows import each, each_column, each_pair, each_with, exponential, layer_norm, rms_norm, rope, rope_adjacent, rotations, spread, take
+from .rows import each, each_column, each_pair, each_with, exponential, layer_norm, rms_norm, rope, rope_adjacent, rotations, take
 from .storage import HOST, HostStorage
 from .ternary import quantize, ternary_matmul, ternary_matmuls
 from .workspace import empty

@@ -123,14 +123,6 @@ def take(x: Floats, rows: NDArray[np.int64]) -> Floats:  # [R, D], [B] -> [B, D]
     return x[rows]
 
 
-def spread(x: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:
-    # [R, G, K], [R], [R], (B, T) -> [B, T, G, K]
-    """Keys or values of whole sequences as a cache would hold them, with zeros where no row goes."""
-    out = np.zeros((*shape, *x.shape[1:]), np.float32)
-    out[slot, position] = x
-    return out
-
-
 # --- numbers one by one ---------------------------------------------------------------------------------------------------------------
 
 

@@ -46,7 +46,7 @@ def quantize() -> None:
 @np.errstate(all="ignore")
 def operations() -> None:
     """Those whose arguments may be of any size, with arguments that are drawn, numbers and edges."""
-    names = {"rms_norm", "layer_norm", "rope", "rope_adjacent", "embed", "spread", "take"} | OF_NUMBERS.keys() & CASES.keys()
+    names = {"rms_norm", "layer_norm", "rope", "rope_adjacent", "embed", "take"} | OF_NUMBERS.keys() & CASES.keys()
     for name, edges, seed in product(sorted(names), (False, True), range(4)):
         by_both(name, *CASES[name](Draw(rng(seed), edges)))
 

@@ -10,7 +10,8 @@ from numba import njit
 
 from bitnet_np import contract, spec
 from bitnet_np.base.tensor_types import Q8_0
-from bitnet_np.contract import f32
+from bitnet_np.contract import numbers
+from bitnet_np.contract.numbers import f32
 from bitnet_np.kernels import cpu, launching, scalar, tiles
 from bitnet_np.kernels.fast import simd
 from bitnet_np.model import packing, widen
@@ -38,13 +39,13 @@ def test_the_contracts_fma_rounds_once():
     c = np.choose(rng.integers(0, len(nearby), a.size), nearby).astype(np.float32)
     ours = np.empty_like(a)
     fma(a, b, c, ours)
-    theirs = contract.fma(a, b, c)
+    theirs = numbers.fma(a, b, c)
     number = ~np.isnan(theirs)
     assert number.mean() > 0.9
     np.testing.assert_array_equal(np.isnan(ours), ~number)
     assert_same_bits(ours[number], theirs[number])
     # (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24: the exact tie that the last bit of c breaks
-    tie = contract.fma(f32(1 + 2**-12), f32(1 + 2**-12), f32([0, 2**-60, -(2**-60)]))
+    tie = numbers.fma(f32(1 + 2**-12), f32(1 + 2**-12), f32([0, 2**-60, -(2**-60)]))
     assert tie.tolist() == [1 + 2**-11, 1 + 2**-11 + 2**-23, 1 + 2**-11]
 
 
@@ -181,7 +182,7 @@ def test_exp_is_good_to_0_92_units_in_the_last_place():
     assert error.max() <= 0.92  # so it rises wherever true values are 2 units apart
     assert (out[x <= 0] <= 1).all()  # no probability is above 1
     assert (out[x >= 0] >= 1).all()
-    assert_same_bits(out, contract.exp(x))
+    assert_same_bits(out, numbers.exp(x))
 
 
 def test_exp_at_its_ends():

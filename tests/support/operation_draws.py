@@ -157,11 +157,6 @@ def round_as(d: Draw) -> tuple:
     return np.rint(x) if d.rng.random() < 0.3 else x, KINDS[d.rng.integers(1, len(KINDS))]
 
 
-def spread(d: Draw) -> tuple:
-    place = d.rng.permutation(15)[:7]
-    return d.numbers(7, 2, 6), place // 5, place % 5, (3, 5)
-
-
 CASES = {name: lambda d, arguments=arguments: arguments(d.written) for name, arguments in selftest.ROWS.items()} | {
     "embed": embed,
     "embed_blocks": embed_blocks,
@@ -175,7 +170,6 @@ CASES = {name: lambda d, arguments=arguments: arguments(d.written) for name, arg
     "rope": Draw.rope,
     "rope_adjacent": Draw.rope,
     "round_as": round_as,
-    "spread": spread,
     "attend": lambda d: (*d.attention(), d.window(), *d.scoring()),
     "attend_float16": lambda d: (*d.attention(), d.window(), *d.scoring()),
     "attend_masked": Draw.masked,

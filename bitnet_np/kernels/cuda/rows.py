@@ -149,13 +149,6 @@ def fill(out, value):
 
 
 @kernel
-def spread(x, slot, position, out):  # [R, D], [R], [R] -> [B, S, D]
-    i, width = place(), x.shape[1]
-    if i < x.size:
-        out[slot[i // width], position[i // width], i % width] = x[i // width, i % width]
-
-
-@kernel
 def rope(x, cos, sin, distance, step, out):  # [R, H, K], [R, J] x 2 -> [R, H, K]
     """Pair j is numbers step * j and step * j + distance of a head: step 1 and distance J for halves, step 2 and 1 for adjacent ones."""
     item, heads, width, pairs = place(), x.shape[1], x.shape[2], cos.shape[1]
