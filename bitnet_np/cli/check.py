@@ -201,7 +201,7 @@ def _printed(report: Report, heading: str, columns: int | None) -> str:
     verdict = report.verdict
     text = fitted("\n\n".join(_paragraphs(report, heading, columns)), columns)
     text = re.sub(r"(?m)(?<= )[X!](?= |$)", lambda sign: coloured(sign[0], False), text) if columns else text
-    return outcome(not verdict.exit_code, text.removeprefix(verdict.outcome))
+    return outcome(verdict.passed, text.removeprefix(verdict.outcome))
 
 
 def _paragraphs(report: Report, heading: str, columns: int | None) -> Iterator[str]:

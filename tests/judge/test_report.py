@@ -1,6 +1,7 @@
 """Verdicts, and reports on a dump, as people and as machines read them."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from dumps import FAULTS, MODEL, TOKENS, trace
 
 from bitnet_np import check
-from bitnet_np.base.errors import OptionError
+from bitnet_np.base.errors import OptionError, WrongError
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.measures import Judgement
 from bitnet_np.judge.report.detail import Details
@@ -25,6 +26,18 @@ def test_verdicts_have_an_order_exit_codes_and_names():
     for verdict in Verdict:
         assert str(verdict) == f"{verdict}" == verdict.name
         assert f"{verdict:>10}" == verdict.name.rjust(10)
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_report_is_true_if_it_passed(verdict):
+    report = Report(verdict, "the reason")
+    assert bool(report) == report.passed == verdict.passed == (verdict.outcome == "PASS")
+    if verdict.passed:
+        assert report.raise_if_wrong() is report
+    else:
+        step = f"; next: {next_step(report)}" if next_step(report) else ""
+        with pytest.raises(WrongError, match=f"^{re.escape(f'{verdict}: the reason{step}')}$"):
+            report.raise_if_wrong()
 
 
 def test_report_for_people_and_machines():

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import listed, shortened
+from ...base.errors import WrongError, listed, shortened
 from ...traces.points import GRADIENTS, LAYER_NAMES, Key
 from ..law.precision import Precision
 from ..measures import Judgement
@@ -72,7 +72,7 @@ def _closer(ours: float, theirs: float) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The judgement of a dump: of its operations, and of its logits as such where it has some."""
+    """The judgement of a dump: of its operations, and of its logits as such where it has some. It is true if it passed."""
 
     verdict: Verdict
     reason: str
@@ -84,6 +84,21 @@ class Report:
     precision: Precision | None = None  # the types that operations were judged in; None: float32, and nothing was declared
     sequences: tuple["Report", ...] = ()  # of several sequences, the report on each; the rest is on one of them, `sequence`
     not_understood: tuple[str, ...] = ()  # labels of the dump that stand for no tensor
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    @property
+    def passed(self) -> bool:
+        """Whether the dump is correct: PASS, and exit code 0 of the command."""
+        return self.verdict.passed
+
+    def raise_if_wrong(self) -> "Report":
+        """The report itself if it passed. Raises WrongError otherwise, with the verdict, the place, the cause and the next step."""
+        if not self:
+            step = next_step(self)
+            raise WrongError(self.said + f"; next: {step}" * bool(step))
+        return self
 
     def __repr__(self) -> str:
         judged = [f"{len(self.operations)} tensors"] if self.operations else []
