@@ -73,7 +73,7 @@ def _by_receipt(path: Path, ours: Trace, theirs: Trace, report: Report) -> Repor
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; returns the exit code."""
     given = _given(arguments, _OF_DUMPS if arguments.models else compare_models.ARGUMENTS)
-    given += ["--html"] if arguments.models and arguments.html else []
+    given += [f"--{name}" for name in ("html", "quiet", "verbose") if arguments.models and getattr(arguments, name)]
     if given:
         kind, how = ("dumps", "without") if arguments.models else ("models", "with")
         raise OptionError(f"{given[0]} is for {kind}, expected it {how} --models")

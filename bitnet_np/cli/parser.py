@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ..base.errors import meant
 
-_LINE = re.compile(r"(?:(--?[\w-]+) ?)?(?:(\w+)@)?(\S*?)([!?+]?)(?: = (\S+))?: (.+)")
+_LINE = re.compile(r"(?:(--?[\w-]+(?:, --[\w-]+)?) ?)?(?:(\w+)@)?(\S*?)([!?+]?)(?: = (\S+))?: (.+)")
 _TYPES = dict.fromkeys("NKQ", int) | dict.fromkeys(("F", "DIR", "DUMP", "IN", "MODEL", "OUT", "OURS", "PLAN", "THEIRS"), Path)
 _MARKS: dict[str, dict[str, Any]] = {"!": {"required": True}, "?": {"nargs": "?"}, "+": {"action": "append", "default": []}}
 _NAMES_OF_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
@@ -43,7 +43,7 @@ def _add_argument(to: argparse._ActionsContainer, line: str) -> None:
     if not name or kept_as:
         how["dest"] = kept_as or takes.partition(".")[0].lower()
     if not takes:
-        to.add_argument(name, action="store_true", **how)
+        to.add_argument(*name.split(", "), action="store_true", **how)
         return
     if "|" in takes:
         how |= {"choices": [choice for choice in takes.split("|") if choice], "default": default}

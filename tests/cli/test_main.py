@@ -75,6 +75,7 @@ ALL_OR_NONE = "check needs MODEL, token ids (--tokens, --tokens-file or --text) 
 OF_COMPARE = {
     "--models": "--models needs token ids: --tokens, --tokens-file or --text",
     "--models --tokens 1 --html x.html": "--html is for dumps, expected it without --models",
+    "--models --tokens 1 -v": "--verbose is for dumps, expected it without --models",
     "--models --tokens 1 --partial": "--partial is for dumps, expected it without --models",
     "--tokens 1": "--tokens is for models, expected it with --models",
     "--as llama.cpp": "--as is for models, expected it with --models",

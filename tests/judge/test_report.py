@@ -112,8 +112,13 @@ def test_a_wrong_dump_without_a_cause_says_what_to_do_next():
         return OperationVerdict(key, Verdict.WRONG, **{"across": (key,), "worst": (0, 0)} | fields)
 
     right = OperationVerdict(Key("kq", 1), Verdict.ROUNDING)
-    assert step().startswith("dump intermediate tensors too, attn_norm to l_out of each layer")
-    assert step(right, missing=(Key("l_out", 1),)).startswith("dump intermediate tensors too, l_out-1, and")
+    assert step() == "dump l_out of the middle layer too: it tells which half of the layers is wrong"
+    missing = tuple(Key(name, n) for n in range(9) for name in ("ffn_out", "l_out"))
+    assert step(right, missing=missing).startswith("dump l_out-4 too")
+    assert step(right, missing=missing[:1]).startswith("dump ffn_out-0 too")
+    between = (*[Key(name, 1) for name in ("attn_norm", "attn_norm_codes", "attn_norm_scale", "Qcur", "Kcur")], Key("Kcur_rope", 1))
+    assert step(wrong("Kcur_rope", across=between)) == "dump Qcur-1 too: it tells which half of the 6 operations is wrong"
+    assert step(wrong("l_out", across=(*missing, Key("ffn_norm", 9)))).startswith("dump l_out-4 too")
     assert step(wrong("kqv_out")).startswith("dump kq-1 and kq_soft_max-1 too")
     assert step(wrong("kqv_out"), right).startswith("every input of layer 1 kqv_out is in the dump")
     assert step(wrong("Qcur", worst=None)).startswith("dump whole tensors")
