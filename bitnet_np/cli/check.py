@@ -1,4 +1,9 @@
-"""`bitnet-np check`: judge another engine's dump or a running server, or with no arguments the embedded recording of bitnet.cpp."""
+"""`bitnet-np check`: judge another engine's dump or a running server, or with no arguments the embedded recording of bitnet.cpp.
+
+Examples:
+  bitnet-np check model.gguf --tokens 1,2,3 --theirs dump
+  bitnet-np check model.gguf --text "Once upon a time" --endpoint http://127.0.0.1:8080
+"""
 
 import argparse
 import re
@@ -48,21 +53,26 @@ def _judgement_row(name: str, j: Judgement) -> tuple:
 
 
 ARGUMENTS = f"""
+[what to judge]
 MODEL?: {A_MODEL} (default: the embedded one, and its recording)
-{DOWNLOAD}
 at most one of
 {TOKENS}
 
 --theirs DUMP: the dump to judge: intermediate tensors or logits, [T, width], or [B, T, width] of several sequences
 --engine CMD: run this command and judge what it writes: its words are those of `hunt`, {{model}}, {{tokens}} and {{out}} among them
+{check_server.ENDPOINT}
 --format {"|".join(FORMATS)}: format of the dump (default: recognised by its content)
 --last: the dump holds logits of the last position only
 --prefix N = 0: the dump has no rows of the first N tokens: the engine reused their keys and values
---budget S = {USUAL_BUDGET}: seconds of computing that the search for causes may take, 0 for the verdict alone
---strict: roundings that are not declared are WRONG, not NARROW
-{REPORT}
-{check_server.ARGUMENTS}
+[the engine]
 {PROFILE}
+--strict: roundings that are not declared are WRONG, not NARROW
+[output]
+{REPORT}
+[rarely needed]
+--budget S = {USUAL_BUDGET}: seconds of computing that the search for causes may take, 0 for the verdict alone
+{check_server.ARGUMENTS}
+{DOWNLOAD}
 {MODEL_OPTIONS}
 """
 

@@ -1,4 +1,9 @@
-"""`bitnet-np compare`: two dumps in any format, without a model, or two models."""
+"""`bitnet-np compare`: two dumps in any format, without a model, or two models.
+
+Examples:
+  bitnet-np compare ours.npz theirs.npz --partial
+  bitnet-np compare --models model.gguf quantised.gguf --tokens-file tokens.npy
+"""
 
 import argparse
 from dataclasses import replace
