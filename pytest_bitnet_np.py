@@ -69,7 +69,7 @@ class Oracle:
         details = None if self._folder is None else Details()
         report = check(loaded, tokens, dump, details=details, **options)
         files = "" if self._folder is None else self._write(report, self._folder, details)
-        if report.verdict.exit_code:
+        if not report:
             caller = sys._getframe(1)
             pytest.fail(f"{_message(report)}{files}\n{caller.f_code.co_filename}:{caller.f_lineno}", pytrace=False)
         return report
@@ -107,15 +107,14 @@ class Oracle:
 
 def _message(report: Report) -> str:
     """The first wrong operation and its cause, and what else is wrong, in a few lines."""
-    bad = [o for o in report.operations if o.verdict.exit_code]
+    bad = [o for o in report.operations if not o.verdict.passed]
     first = report.first_wrong
-    reason = report.reason if report.reason.startswith(str(report.verdict)) else f"{report.verdict}: {report.reason}"
-    lines = [reason]
+    lines = [report.said]
     if first is not None and first.hypothesis and first.reason:
         lines.append(f"{first.place}: {first.reason}")
     if len(bad) > 1:
         places = ", ".join(o.place for o in bad[1:5])
         lines.append(f"also {places}" + (f" and {len(bad) - 5} more" if len(bad) > 5 else ""))
-    if report.logits is not None and report.logits.verdict.exit_code and report.logits.reason not in report.reason:
+    if report.logits is not None and not report.logits.verdict.passed and report.logits.reason not in report.reason:
         lines.append(f"logits: {report.logits.reason}")
     return "\n".join([*lines, *(f"note: {note}" for note in report.notes)])

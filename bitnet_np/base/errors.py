@@ -56,6 +56,10 @@ class ServerError(Error):
     """A server cannot be reached, refuses a request, or sends an answer that its API does not have."""
 
 
+class WrongError(Error):
+    """What another engine computed did not pass: it is wrong, or cannot be compared."""
+
+
 class OptionError(Error):
     """An option has a value it cannot take, or two options contradict each other."""
 

@@ -1,4 +1,9 @@
-"""`bitnet-np check`: judge another engine's dump or a running server, or with no arguments the embedded recording of bitnet.cpp."""
+"""`bitnet-np check`: judge another engine's dump or a running server, or with no arguments the embedded recording of bitnet.cpp.
+
+Examples:
+  bitnet-np check model.gguf --tokens 1,2,3 --theirs dump
+  bitnet-np check model.gguf --text "Once upon a time" --endpoint http://127.0.0.1:8080
+"""
 
 import argparse
 import re
@@ -34,9 +39,10 @@ from . import check_server, progress
 from .arguments import A_MODEL, DOWNLOAD, MODEL_OPTIONS, PROFILE, REPORT, TOKENS, profile_of
 from .inputs import Inputs, opened
 from .printing import answer, coloured, fitted, outcome, printable, table, width
+from .trace import show_layers
 
 SUMMARY = "Judge another engine's dump, or a running server; without arguments, the embedded recording of bitnet.cpp."
-LARGEST_TABLE = 12  # lines of wrong tensors; the rest is only counted
+LARGEST_TABLE = 12  # lines of wrong tensors, of causes and of sequences; the rest is only counted
 
 JUDGEMENT_HEADER = ("tokens", "max error", "mean error", "NMSE", "scale", "KL", "top-1", "top-5", "verdict")
 
@@ -47,21 +53,26 @@ def _judgement_row(name: str, j: Judgement) -> tuple:
 
 
 ARGUMENTS = f"""
+[what to judge]
 MODEL?: {A_MODEL} (default: the embedded one, and its recording)
-{DOWNLOAD}
 at most one of
 {TOKENS}
 
 --theirs DUMP: the dump to judge: intermediate tensors or logits, [T, width], or [B, T, width] of several sequences
 --engine CMD: run this command and judge what it writes: its words are those of `hunt`, {{model}}, {{tokens}} and {{out}} among them
+{check_server.ENDPOINT}
 --format {"|".join(FORMATS)}: format of the dump (default: recognised by its content)
 --last: the dump holds logits of the last position only
 --prefix N = 0: the dump has no rows of the first N tokens: the engine reused their keys and values
---budget S = {USUAL_BUDGET}: seconds of computing that the search for causes may take, 0 for the verdict alone
---strict: roundings that are not declared are WRONG, not NARROW
-{REPORT}
-{check_server.ARGUMENTS}
+[the engine]
 {PROFILE}
+--strict: roundings that are not declared are WRONG, not NARROW
+[output]
+{REPORT}
+[rarely needed]
+--budget S = {USUAL_BUDGET}: seconds of computing that the search for causes may take, 0 for the verdict alone
+{check_server.ARGUMENTS}
+{DOWNLOAD}
 {MODEL_OPTIONS}
 """
 
@@ -159,8 +170,8 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
     fine &= all(bits.values())
     tables = {name: {row: j.as_dict() for row, j in rows.items()} for name, rows in judgements.items()}
     broken = "the kernels are broken on this machine, see bitnet-np selftest"
+    said = outcome(fine, f": {'the kernels on this machine give the known results' if fine else broken}")
     parts = [
-        outcome(fine, f": {'the kernels on this machine give the known results' if fine else broken}"),
         "The embedded model (BitNet b1.58, 3 layers, random weights) against logits recorded from bitnet.cpp.",
         "exact: the definition, no float16 anywhere. bitnet.cpp rounds its KV cache, queries, probabilities and head input to float16:",
         table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in judgements["exact"].items()]),
@@ -168,7 +179,9 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
         table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in judgements["bitnet.cpp"].items()]),
         *(f"{name}: {'' if ok else 'NOT '}the bits known for every machine" for name, ok in bits.items()),
     ]
-    return answer(arguments, {"fine": fine, "dialects": tables, "known_bits": bits}, "\n\n".join(parts), 0 if fine else 1)
+    short = arguments.quiet or (fine and not arguments.verbose)
+    text = "\n\n".join([said] if short else [said, *parts])
+    return answer(arguments, {"fine": fine, "dialects": tables, "known_bits": bits}, text, 0 if fine else 1)
 
 
 def show(arguments: argparse.Namespace, report: Report, heading: str, details: Details | None, files: Mapping[str, Path]) -> int:
@@ -183,7 +196,8 @@ def show(arguments: argparse.Namespace, report: Report, heading: str, details: D
     if arguments.plot is not None:
         plot(report, arguments.plot, details)
     progress.clear()  # of a search that ended early
-    return answer(arguments, report.as_dict(), _printed(report, heading, width()), report.verdict.exit_code)
+    verbosity = 0 if arguments.quiet else 1 + arguments.verbose
+    return answer(arguments, report.as_dict(), _printed(report, verbosity, heading, width()), report.verdict.exit_code)
 
 
 def _about(arguments: argparse.Namespace, files: Mapping[str, Path]) -> dict[str, str]:
@@ -196,32 +210,50 @@ def _about(arguments: argparse.Namespace, files: Mapping[str, Path]) -> dict[str
     return facts | machine.facts()
 
 
-def _printed(report: Report, heading: str, columns: int | None) -> str:
-    """The report for people, PASS or FAIL first, in so many columns; None: in lines as long as they are."""
-    verdict = report.verdict
-    text = fitted("\n\n".join(_paragraphs(report, heading, columns)), columns)
+def _printed(report: Report, verbosity: int, heading: str, columns: int | None) -> str:
+    """The report for people in so many columns; None: in lines as long as they are. verbosity: 0, 1 or 2, for -q, nothing and -v."""
+    passed, outcome_of = report.passed, report.verdict.outcome
+    last = [f"{outcome_of}: {printable(report.said)}"]
+    if step := next_step(report):
+        last.append(f"next: {step}")
+    first = [f"{outcome_of} ({report.verdict}): {report.verdict.text}", printable(report.reason), *last[1:], printable(heading)]
+    middle = [*_notes(report), *(_tables(report, columns, verbosity > 1) if verbosity > 1 or not passed else ())]
+    parts = ["\n".join(first), *middle, *["\n".join(last)] * bool(middle and not passed)] if verbosity else last[:1]
+    text = fitted("\n\n".join(parts), columns)
     text = re.sub(r"(?m)(?<= )[X!](?= |$)", lambda sign: coloured(sign[0], False), text) if columns else text
-    return outcome(not verdict.exit_code, text.removeprefix(verdict.outcome))
+    return re.sub(f"(?m)^{outcome_of}(?=:| \\()", coloured(outcome_of, passed), text)
 
 
-def _paragraphs(report: Report, heading: str, columns: int | None) -> Iterator[str]:
-    logits, step = report.logits, next_step(report)
-    reason = f"{printable(report.reason)}\n{f'next: {step}{chr(10)}' if step else ''}{printable(heading)}"
-    yield f"{report.verdict.outcome} ({report.verdict}): {report.verdict.text}\n{reason}"
-    if report.sequences:
-        lines = [f"  sequence {b}: {printable(one.said)}" for b, one in enumerate(report.sequences)]
-        yield "\n".join(["every sequence:", *lines, f"what follows is on sequence {report.sequence}"])
-    if len(report.causes) > 1:
-        yield "causes:\n" + "\n".join(f"  {cause}: {listed(places)}" for cause, places in report.causes.items())
+def _notes(report: Report) -> Iterator[str]:
+    """What is known of a dump apart from its verdict and numbers."""
     if report.notes:
         yield "\n".join(f"note: {note}" for note in report.notes)
-    if logits is not None and logits.verdict != Verdict.INVALID:
+
+
+def _tables(report: Report, columns: int | None, every: bool) -> Iterator[str]:
+    """Sequences, causes and the map of tensors: what is wrong of them, or with `every` all, and the tables of numbers."""
+    reports = dict(enumerate(report.sequences))
+    if reports:
+        said = [f"  sequence {b}: {printable(one.said)}" for b, one in reports.items() if every or not one.passed]
+        yield "\n".join([f"of {len(reports)} sequences:", *_first(said), f"what follows is on sequence {report.sequence}"])
+    if len(report.causes) > 1:
+        yield "\n".join(["causes:", *_first([f"  {cause}: {listed(places)}" for cause, places in report.causes.items()])])
+    logits, operations = report.logits, report.operations
+    if every and logits is not None and logits.verdict != Verdict.INVALID:
         yield table(JUDGEMENT_HEADER, [_judgement_row("logits", logits)])
-    if len(report.operations) > 1:
-        yield heat_map(report, columns)
-        bad = [o for o in report.operations if o.verdict >= Verdict.WRONG]
-        if bad:
-            more = f"\nand {len(bad) - LARGEST_TABLE} more" if len(bad) > LARGEST_TABLE else ""
-            yield table(TABLE_HEADER, table_rows(bad[:LARGEST_TABLE])) + more
+    if len(operations) > 1:
+        layers = {o.key.layer for o in operations if o.key.layer is not None}
+        odd = {o.key.layer for o in operations if o.key.layer is not None and o.verdict > Verdict.ROUNDING}
+        rest = f"layers {show_layers([*layers - odd])}: all = or ." if layers - odd and not every else ""
+        yield heat_map(report, columns, layers if every else odd) + f"\n{rest}" * bool(rest)
+    if every and len(operations) > 1:
+        if bad := [o for o in operations if not o.verdict.passed]:
+            yield "\n".join(_first(table(TABLE_HEADER, table_rows(bad)).splitlines(), 1))
         if summary := closer_summary(report):
             yield f"RMS errors, in units of 2^-24 of a tensor's RMS:\n{table(CLOSER_HEADER, closer_rows(report))}\n{summary}"
+
+
+def _first(lines: list[str], header: int = 0) -> list[str]:
+    """The first lines below a header, and how many more there are."""
+    most = header + LARGEST_TABLE
+    return lines[:most] + [f"and {len(lines) - most} more"] * (len(lines) > most)

@@ -20,8 +20,8 @@ from .inputs import opened
 _MOST = 1 << 12  # tokens to predict, and log-probabilities at each
 
 
-ARGUMENTS = """--endpoint URL: judge a running server: llama-server, SGLang, vLLM, or another OpenAI-style one with token ids
---predict N = 16: with --endpoint: tokens to generate greedily (default 16)
+ENDPOINT = "--endpoint URL: judge a running server: llama-server, SGLang, vLLM, or another OpenAI-style one with token ids"
+ARGUMENTS = """--predict N = 16: with --endpoint: tokens to generate greedily (default 16)
 --top-logprobs K = 20: with --endpoint: log-probabilities to ask for at each token (default 20)
 --timeout S = 60.0: with --endpoint: seconds for one request (default 60)"""
 

@@ -1,4 +1,9 @@
-"""`bitnet-np compare`: two dumps in any format, without a model, or two models."""
+"""`bitnet-np compare`: two dumps in any format, without a model, or two models.
+
+Examples:
+  bitnet-np compare ours.npz theirs.npz --partial
+  bitnet-np compare --models model.gguf quantised.gguf --tokens-file tokens.npy
+"""
 
 import argparse
 from dataclasses import replace
@@ -73,7 +78,7 @@ def _by_receipt(path: Path, ours: Trace, theirs: Trace, report: Report) -> Repor
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; returns the exit code."""
     given = _given(arguments, _OF_DUMPS if arguments.models else compare_models.ARGUMENTS)
-    given += ["--html"] if arguments.models and arguments.html else []
+    given += [f"--{name}" for name in ("html", "quiet", "verbose") if arguments.models and getattr(arguments, name)]
     if given:
         kind, how = ("dumps", "without") if arguments.models else ("models", "with")
         raise OptionError(f"{given[0]} is for {kind}, expected it {how} --models")

@@ -1,4 +1,9 @@
-"""`bitnet-np convert IN OUT.gguf`: write any model that can be loaded as a GGUF file."""
+"""`bitnet-np convert IN OUT.gguf`: write any model that can be loaded as a GGUF file.
+
+Examples:
+  bitnet-np convert folder model.gguf
+  bitnet-np convert model.gguf small.gguf --type TQ2_0 --allow-rounding
+"""
 
 import argparse
 from pathlib import Path

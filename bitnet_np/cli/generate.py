@@ -1,4 +1,9 @@
-"""`bitnet-np generate`: continue a prompt, token by token."""
+"""`bitnet-np generate`: continue a prompt, token by token.
+
+Examples:
+  bitnet-np generate --prompt "Once upon a time"
+  bitnet-np generate model.gguf --tokens 1,2,3 -n 8 --temperature 0.8 --seed 3
+"""
 
 import argparse
 import sys

@@ -1,4 +1,9 @@
-"""`bitnet-np grad`: the loss of token ids, and its gradient for every parameter."""
+"""`bitnet-np grad`: the loss of token ids, and its gradient for every parameter.
+
+Examples:
+  bitnet-np grad model.gguf --tokens 1,2,3
+  bitnet-np grad model.gguf --tokens-file tokens.npy --out gradients.npz
+"""
 
 import argparse
 

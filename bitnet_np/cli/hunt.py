@@ -1,4 +1,9 @@
-"""`bitnet-np hunt`: run an engine on random models and calls, and say under which condition it fails."""
+"""`bitnet-np hunt`: run an engine on random models and calls, and say under which condition it fails.
+
+Examples:
+  bitnet-np hunt --engine "./engine {model} {tokens} {out}"
+  bitnet-np hunt model.gguf --engine "./engine {model} {tokens} {out} {chunk}" --time 600 --out cases
+"""
 
 import argparse
 import sys

@@ -1,4 +1,9 @@
-"""`bitnet-np inspect`: what a model file holds, and whether it is supported."""
+"""`bitnet-np inspect`: what a model file holds, and whether it is supported.
+
+Examples:
+  bitnet-np inspect model.gguf
+  bitnet-np inspect model.gguf --points
+"""
 
 import argparse
 from contextlib import suppress

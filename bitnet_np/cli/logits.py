@@ -1,4 +1,9 @@
-"""`bitnet-np logits`: reference logits of token ids."""
+"""`bitnet-np logits`: reference logits of token ids.
+
+Examples:
+  bitnet-np logits model.gguf --tokens 1,2,3 --out reference.npy
+  bitnet-np logits model.gguf --tokens-file tokens.npy --last --json
+"""
 
 import argparse
 import os

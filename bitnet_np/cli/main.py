@@ -21,19 +21,41 @@ from ..base.whole_file import whole_file
 from ..engine.metrics import Metrics
 from ..gpu.dispatch import choose
 from ..kernels.float_state import steady
-from . import check, compare, convert, generate, grad, hunt, inspect, logits, mask, nll, progress, selftest, sweep, tokenize, trace, vectors
+from . import (
+    check,
+    compare,
+    completion,
+    convert,
+    generate,
+    grad,
+    hunt,
+    inspect,
+    logits,
+    mask,
+    nll,
+    progress,
+    selftest,
+    sweep,
+    tokenize,
+    trace,
+    vectors,
+)
 from .arguments import check_out
 from .parser import Parser, add_arguments
 from .printing import printable, table
 from .schemas import PrintSchema
 
+_EXAMPLES = """Examples:
+  bitnet-np check model.gguf --tokens 1,2,3 --theirs dump
+  bitnet-np logits model.gguf --tokens 1,2,3 --out reference.npy"""
 EXIT_CODES = (
     "Exit codes: 0 fine, 1 a difference that rounding does not explain, 2 invalid input, 129, 130 and 143 ended by SIGHUP, "
     "Ctrl-C and SIGTERM, 141 output closed by its reader."
 )
 
 
-_MODULES = (inspect, tokenize, logits, generate, check, hunt, trace, grad, compare, nll, sweep, convert, mask, vectors, selftest)
+_FIRST = (check, hunt, compare, logits, trace, inspect, tokenize)  # judging, and what it needs
+_MODULES = (*_FIRST, generate, nll, sweep, grad, convert, vectors, mask, selftest, completion)
 COMMANDS = {command.__name__.rpartition(".")[2]: command for command in _MODULES}
 
 
@@ -75,8 +97,11 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     """The arguments of a command. Raises SystemExit behind help and wrong usage, OSError where help cannot be printed."""
     parser = build_parser()
     try:
-        if words and words[0] in parser.commands:
-            parser.commands[words[0]].check_options(words[1:])
+        command = parser.commands[words[0]] if words and words[0] in parser.commands else parser
+        if len(words) == (command is not parser) and not command.takes_nothing:
+            command.explain()
+        if command is not parser:
+            command.check_options(words[1:])
         return parser.parse_args(words)
     finally:
         sys.stdout.flush()
@@ -140,13 +165,16 @@ def _message(error: Exception) -> str:
 
 def build_parser() -> Parser:
     """The parser of the command line."""
-    parser = Parser(prog="bitnet-np", description="Reference inference of BitNet b1.58 and Llama families.", epilog=EXIT_CODES)
+    parser = Parser(
+        prog="bitnet-np", description="Reference inference of BitNet b1.58 and Llama families.", epilog=f"{_EXAMPLES}\n\n{EXIT_CODES}"
+    )
     parser.add_argument("--version", action="version", version=f"bitnet-np {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     parser.commands = commands.choices
     for name, command in COMMANDS.items():
-        added = commands.add_parser(name, help=command.SUMMARY, description=command.SUMMARY)
-        added.set_defaults(run=command.run)
+        examples = (command.__doc__ or "").partition("\n\n")[2].strip()
+        added = commands.add_parser(name, help=command.SUMMARY, description=command.SUMMARY, epilog=examples)
+        added.set_defaults(run=command.run, parser=parser)
         added.add_argument("--json", action="store_true", help="print JSON")
         added.add_argument("--json-schema", action=PrintSchema, nargs=0, help="print the JSON Schema of what --json prints, and end")
         add_arguments(added, command.ARGUMENTS)

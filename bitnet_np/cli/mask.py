@@ -1,4 +1,9 @@
-"""`bitnet-np mask Q K`: print a small mask, to see which keys each query sees."""
+"""`bitnet-np mask Q K`: print a small mask, to see which keys each query sees.
+
+Examples:
+  bitnet-np mask 4 6 --window 3
+  bitnet-np mask 4 4 --prefix 2 --bool
+"""
 
 import argparse
 import json

@@ -1,4 +1,9 @@
-"""`bitnet-np nll`: how well a model predicts a text."""
+"""`bitnet-np nll`: how well a model predicts a text.
+
+Examples:
+  bitnet-np nll model.gguf --tokens-file tokens.npy
+  bitnet-np nll quantised.gguf --kl-divergence-base base.kld
+"""
 
 import argparse
 from typing import Any

@@ -1,4 +1,9 @@
-"""`bitnet-np selftest`: every kernel against known bits on this machine."""
+"""`bitnet-np selftest`: every kernel against known bits on this machine.
+
+Examples:
+  bitnet-np selftest
+  bitnet-np selftest --against contract
+"""
 
 import argparse
 import platform

@@ -1,4 +1,9 @@
-"""`bitnet-np sweep`: the rows of a plan, in this process or on a cluster."""
+"""`bitnet-np sweep`: the rows of a plan, in this process or on a cluster.
+
+Examples:
+  bitnet-np sweep plan.toml --out results
+  bitnet-np sweep plan.toml --out results --workers 4
+"""
 
 import argparse
 import json

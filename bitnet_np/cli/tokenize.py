@@ -1,4 +1,9 @@
-"""`bitnet-np tokenize`: the token ids of a text, and what each of them stands for."""
+"""`bitnet-np tokenize`: the token ids of a text, and what each of them stands for.
+
+Examples:
+  bitnet-np tokenize model.gguf --text "Once upon a time"
+  bitnet-np tokenize model.gguf --tokens 1,2,3
+"""
 
 import argparse
 

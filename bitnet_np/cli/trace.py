@@ -1,4 +1,9 @@
-"""`bitnet-np trace`: write every intermediate tensor of one sequence to a file."""
+"""`bitnet-np trace`: write every intermediate tensor of one sequence to a file.
+
+Examples:
+  bitnet-np trace model.gguf --tokens 1,2,3 --out ours.npz
+  bitnet-np trace model.gguf --tokens 1,2,3 --out ours.npz --layers 0,3-5 --names attn_norm,l_out
+"""
 
 import argparse
 import re

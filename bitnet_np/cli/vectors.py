@@ -1,4 +1,9 @@
-"""`bitnet-np vectors DIR`: test vectors for engines in any language, with how far each number may be off."""
+"""`bitnet-np vectors DIR`: test vectors for engines in any language, with how far each number may be off.
+
+Examples:
+  bitnet-np vectors pack
+  bitnet-np vectors pack --size small --operations rms_norm,matmul
+"""
 
 import argparse
 

@@ -21,8 +21,8 @@ function brief(x) {
 }
 
 function table(header, rows, numeric) {
-  const cells = (row, kind) => make("tr", {}, ...row.map((text, i) => make(kind, { class: numeric(i) ? "number mono" : "" }, text)));
-  return make("div", { class: "scroll" },
+  const cells = (row, kind) => make("tr", {}, ...row.map((text, i) => make(text ? kind : "td", { class: numeric(i) ? "number mono" : "" }, text)));
+  return make("div", { class: "scroll", tabindex: "0" },
     make("table", { class: "plain" }, make("thead", {}, cells(header, "th")), make("tbody", {}, ...rows.map((row) => cells(row, "td")))));
 }
 
@@ -125,6 +125,17 @@ for (const button of cells) {
     choose(next.dataset.id, false);
   });
 }
+
+// The search dims what has another name. Enter chooses the first that is left.
+const find = document.getElementById("find");
+const named = () => buttons.filter((button) => button.dataset.id.toLowerCase().includes(find.value.trim().toLowerCase()));
+find?.addEventListener("input", () => {
+  const found = new Set(named());
+  for (const button of buttons) button.classList.toggle("other", !found.has(button));
+  document.getElementById("found").textContent = find.value.trim() && `${found.size} of ${buttons.length}`;
+});
+find?.addEventListener("keydown", (event) => { if (event.key === "Enter" && named().length) choose(named()[0].dataset.id, true); });
+
 let wanted = "";
 try { wanted = decodeURIComponent(location.hash.slice(1)); } catch { /* no name of a tensor */ }
 const start = Object.hasOwn(data.tensors, wanted) ? wanted : data.start;

@@ -64,7 +64,7 @@ def keep(runner: Runner, finding: Finding, folder: Path) -> Finding:
     }
     facts |= {"exact": runner.even(case)}
     (own / "case.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
-    report = finding.report or Report(Verdict.INVALID, f"{finding.what}: {finding.outcome.text}")
+    report = Report(Verdict.INVALID, f"{finding.what}: {finding.outcome.text}") if finding.report is None else finding.report
     about = {"hunted": finding.where, "case": in_words(case), **machine_facts()}
     (own / "report.html").write_text(report.html(None, about), "utf-8", "backslashreplace")
     imported, argument = "", ""

@@ -91,7 +91,7 @@ class Finding:
             "positions": self.positions,
             "smallest": vars(self.case),
             "words": in_words(self.case),
-            "report": self.report.as_dict() if self.report else None,
+            "report": None if self.report is None else self.report.as_dict(),
             "place": self.place.text if self.place else None,
             "cause": self.place.cause if self.place else None,
             "folder": None if self.folder is None else str(self.folder),

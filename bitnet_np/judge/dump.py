@@ -193,15 +193,12 @@ def _of_other_tokens(runtime: Runtime, ids: NDArray[np.int64], common: Sequence[
 
 
 def _reason(verdicts: Sequence[OperationVerdict], first_wrong: OperationVerdict | None) -> str:
-    """The first wrong operation in words, and the tensors to record where several operations lie in between; or where none is wrong, the
-    first operation that rounds to fewer bits, if one does."""
+    """The first wrong operation in words, and how many it may be; or if none is wrong, the first that rounds to fewer bits."""
     if first_wrong is not None:
         across = first_wrong.across
         reason = f"WRONG at {first_wrong.place}: {first_wrong.hypothesis or first_wrong.reason}"
         if len(across) > 1:
-            several = len({k.layer for k in across if k.layer is not None}) > 1
-            names = "l_out of every layer" if several else ", ".join(k.name for k in across[:-1])
-            reason += f"; {len(across)} operations lie between it and the tensors of the dump: to tell which is wrong, dump {names}"
+            reason += f"; {len(across)} operations lie between it and the tensors of the dump"
         return reason
     narrow = [o for o in verdicts if o.verdict == Verdict.NARROW]
     if not narrow:

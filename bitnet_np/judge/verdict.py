@@ -27,7 +27,12 @@ class Verdict(IntEnum):
     @property
     def outcome(self) -> str:
         """PASS or FAIL, as exit codes say it: FAIL where rounding does not explain the difference, or nothing can be compared."""
-        return "FAIL" if self.exit_code else "PASS"
+        return "PASS" if self.passed else "FAIL"
+
+    @property
+    def passed(self) -> bool:
+        """Whether the numbers are correct. A verdict itself is a number: SAME_BITS is 0, so it is not to be asked for its truth."""
+        return self.exit_code == 0
 
     @property
     def rank(self) -> tuple[bool, int]:

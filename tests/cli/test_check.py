@@ -27,13 +27,14 @@ from bitnet_np.traces.record import record_trace
 
 
 def test_check_judges_the_embedded_recording(run):
-    out = run("check")
+    out = run("check", "-v")
     rows = [line.split() for line in out.splitlines() if re.match(r"\d+ (prefill|decode) ", line)]
     assert [row[:2] for row in rows] == [[str(n), path] for n in embedded.LENGTHS for path in ("prefill", "decode")] * 2
     assert [row[-1] for row in rows] == ["FLIPS"] * 8 + ["ROUNDING"] * 6 + ["FLIPS"] * 2
     assert out.count("tokens      max error  mean error      NMSE  scale") == 2
     assert out.count("the bits known for every machine") == 2
     assert out.startswith("PASS: the kernels on this machine give the known results\n")
+    assert run("check") == run("check", "--quiet") == out.partition("\n")[0] + "\n"
     result = run("check", "--json")
     assert result["fine"] is True
     assert result["known_bits"] == {"forward, exact": True, "forward, bitnet.cpp": True}
@@ -96,11 +97,17 @@ def test_check_judges_a_dump(run, model, tmp_path, change, code, verdict):
     assert (result["verdict"], result["meaning"]) == (verdict, Verdict[verdict].text)
     assert set(result["logits"]) == {field.name for field in fields(Judgement)} | {"meaning"}
     assert result["logits"]["verdict"] == verdict
-    out = run(*arguments, code=code)
+    out = run(*arguments, "-v", code=code)
     first = f"{'FAIL' if code else 'PASS'} ({verdict}): {result['meaning']}"
     step = f"next: {next_step(Report(Verdict.WRONG, ''))}\n" if code == 1 and not result["logits"]["explanation"] else ""
     assert out.startswith(f"{first}\n{result['reason']}\n{step}{theirs} against {TINY}, types read off the dump\n")
     assert bool(re.search(rf"\nlogits .* {verdict}\n", out)) == (verdict != "INVALID")
+    short = run(*arguments, code=code)
+    assert short.startswith(out.partition("\n\n")[0].strip())
+    assert re.search(r"^(logits|tokens) ", short, re.MULTILINE) is None
+    assert len(re.sub(r"\n\nnote: .*", "", short).splitlines()) <= 4
+    said = result["reason"] if result["reason"].startswith(verdict) else f"{verdict}: {result['reason']}"
+    assert run(*arguments, "-q", code=code) == f"{'FAIL' if code else 'PASS'}: {said}\n"
 
 
 def test_check_takes_bare_numbers(run, refused, model, tmp_path):
@@ -151,7 +158,8 @@ def test_every_sequence_of_a_dump_has_its_verdict(run, refused, model, tmp_path)
     out = run(*arguments, "--html", page, code=1)
     said = "WRONG at layer 1 attn_sub_norm: everything is 2 times what it should be"
     assert f"\nsequence 2: {said}; WRONG or INVALID too: sequence 0\n" in out
-    assert re.search(rf"\nevery sequence:\n  sequence 0: INVALID: .*\n  sequence 1: (?!WRONG|INVALID).*\n  sequence 2: {said}\n", out)
+    assert re.search(rf"\nof 3 sequences:\n  sequence 0: INVALID: .*\n  sequence 2: {said}\n", out)
+    assert re.search(r"\n  sequence 1: (?!WRONG|INVALID).*\n", run(*arguments, "-v", code=1))
     assert all(f"sequence {b}" in page.read_text("utf-8") for b in range(3))
     result = run(*arguments, "--json", code=1)["sequences"]
     assert [one["verdict"] for one in result][::2] == ["INVALID", "WRONG"]
@@ -201,10 +209,28 @@ def test_a_report_on_a_terminal_fits_it_and_is_coloured(run, model, tmp_path, mo
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     out = run(*arguments, code=1)
     assert out.startswith("\033[1;31mFAIL\033[0m (WRONG): ")
+    assert "\n\033[1;31mFAIL\033[0m: WRONG at layer 1 kqv_out" in out
     shown = re.sub(r"\033\[[\d;]*m", "", out)
     assert max(map(len, shown.splitlines())) <= 40 < max(map(len, plain.splitlines()))
     assert "\033[1;31mX\033[0m" in out
     assert "\033" not in plain
+
+
+def test_the_first_and_the_last_lines_say_what_is_wrong_and_the_map_has_no_layer_that_is_right(run, model, tmp_path):
+    theirs = tmp_path / "theirs.npz"
+    record_trace(model, TOKENS, theirs)
+    arrays = dict(np.load(theirs))
+    np.savez(theirs, **arrays | {"kqv_out-1": arrays["kqv_out-1"] + np.random.default_rng(0).normal(size=arrays["kqv_out-1"].shape)})
+    arguments = ["check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs, "--budget", "0"]
+    lines, every = run(*arguments, code=1).splitlines(), run(*arguments, "-v", code=1).splitlines()
+    assert lines[1].startswith("WRONG at layer 1 kqv_out: ")
+    assert lines[2] == "next: dump kq-1 and kq_soft_max-1 too, which tell scores, softmax and values apart"
+    assert lines[-2:] == every[-2:] == [f"FAIL: {lines[1]}", lines[2]]
+    assert [line[:8] for line in lines if line.startswith("layer ")] == ["layer  1"]
+    assert "layers 0, 2: all = or ." in lines
+    assert [line[:8] for line in every if re.match("layer +[0-9] [=.]", line)] == ["layer  0", "layer  1", "layer  2"]
+    assert any(line.startswith("tensor ") for line in every)
+    assert not any(line.startswith("tensor ") for line in lines)
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def test_a_wrong_tensor_is_named_with_its_numbers(run, ours, theirs):
     """The output of the second layer is twice what it should be."""
     with np.load(ours) as archive:
         path = theirs(**{"l_out-1": 2 * archive["l_out-1"]})
-    lines = run("compare", ours, path, code=1).splitlines()
+    lines = run("compare", ours, path, "-v", code=1).splitlines()
     assert lines[0] == "FAIL (WRONG): differs by more than rounding explains"
     assert lines[1].startswith("layer 1 l_out: NMSE 1 at position ")
     assert "note: `bitnet-np check MODEL` judges the dump by its model and names known mistakes" in lines

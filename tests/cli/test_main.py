@@ -2,6 +2,10 @@
 
 import io
 import json
+import re
+import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from bitnet_np.cli.main import build_parser, main
 from bitnet_np.testing.gguf_bytes import gguf as build
 from bitnet_np.testing.models import random_model, write_gguf
 
-COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "convert", "mask", "selftest")
+COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "convert", "mask", "selftest", "completion")
 
 
 # --- help and usage -------------------------------------------------------------------------------------------------------------------
@@ -33,12 +37,10 @@ def test_version_and_help(ended):
 @pytest.mark.parametrize(
     ("words", "end"),
     [
-        ([], ""),
         (["logits", TINY], ""),
         (["logits", TINY, "--tokens", "1", "--text", "a"], ""),
         (["logits", TINY, "--tokens", "1", "--threads", "many"], ""),
-        (["generate"], ""),
-        (["inspect"], ""),
+        (["generate", "-n", "1"], ""),
         (["inspect", TINY, "--threads", "1"], ""),
         (["chek"], "did you mean check?"),
         (["frobnicate"], ")"),
@@ -55,12 +57,62 @@ def test_wrong_usage_is_answered_with_the_word_that_is_like_a_mistyped_one(ended
     assert (code, out) == (2, "")
     assert err.startswith("usage: bitnet-np")
     assert err.endswith(f"{end}\n")
+    assert len(err.splitlines()) == 2
+    assert len(err) < 400
 
 
-def test_a_shell_can_complete_commands_options_values_and_files():
-    script = pytest.importorskip("shtab").complete(build_parser(), "bash")
-    assert all(word in script for word in (*COMMANDS, "--tokens-file", "incremental", "bitnet.cpp"))
-    assert "check___theirs_COMPGEN=_shtab_compgen_files" in script
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_complete_commands_options_values_and_files(run, shell):
+    pytest.importorskip("shtab")
+    script = run("completion", shell)
+    assert all(word in script for word in (*COMMANDS, "tokens-file", "incremental", "bitnet.cpp"))
+    assert (shell != "bash") | ("check___theirs_COMPGEN=_shtab_compgen_files" in script)
+    assert run("completion", shell, "--json") == {"shell": shell, "script": script.removesuffix("\n")}
+
+
+def test_bash_completes_what_is_typed(run, tmp_path):
+    pytest.importorskip("shtab")
+    bash = shutil.which("bash") or pytest.skip("needs bash")
+    (tmp_path / "c.sh").write_text(run("completion", "bash"))
+    lines = [
+        f"source {tmp_path / 'c.sh'}",
+        "COMP_WORDS=(bitnet-np check --the)",
+        "COMP_CWORD=2",
+        "_shtab_bitnet_np",
+        'echo "${COMPREPLY[@]}"',
+    ]
+    done = subprocess.run([bash, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--theirs"], done.stderr
+
+
+@pytest.mark.parametrize("name", [None, *build_parser().commands])
+def test_every_command_has_two_examples_that_parse(name):
+    parser = build_parser()
+    shown = (parser.commands[name] if name else parser).format_help()
+    lines = re.findall(r"^  (bitnet-np .+)$", shown.partition("Examples:\n")[2], re.MULTILINE)
+    assert len(lines) == 2
+    for line in lines:
+        words = shlex.split(line.partition(" > ")[0])[1:]
+        assert words[0] == name or name is None
+        parser.parse_args(words)
+
+
+def test_help_has_check_first_its_options_in_groups_and_fits_a_terminal(ended, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = ended("--help")
+    assert re.search(r"COMMAND\n +(\w+) ", out)[1] == "check"
+    _, out, _ = ended("check", "--help")
+    groups = re.findall(r"^(\w.*):$", out, re.MULTILINE)
+    assert groups == ["options", "what to judge", "the engine", "output", "rarely needed", "Examples"]
+    assert "usage: bitnet-np check [options] [MODEL]\n" in out
+    assert max(len(line) for line in out.partition("Examples")[0].splitlines()) <= 80
+
+
+@pytest.mark.parametrize("words", [[], ["logits"], ["generate"], ["sweep"]])
+def test_alone_a_command_that_needs_more_prints_its_help(ended, words):
+    code, out, err = ended(*words)
+    assert (code, out) == (2, "")
+    assert "Examples:" in err
 
 
 @pytest.mark.parametrize("option", ["--tokens", "--tokens-file", "--text", "--out", "--metrics", "--chunk", "--threads", "--as"])
@@ -75,6 +127,7 @@ ALL_OR_NONE = "check needs MODEL, token ids (--tokens, --tokens-file or --text) 
 OF_COMPARE = {
     "--models": "--models needs token ids: --tokens, --tokens-file or --text",
     "--models --tokens 1 --html x.html": "--html is for dumps, expected it without --models",
+    "--models --tokens 1 -v": "--verbose is for dumps, expected it without --models",
     "--models --tokens 1 --partial": "--partial is for dumps, expected it without --models",
     "--tokens 1": "--tokens is for models, expected it with --models",
     "--as llama.cpp": "--as is for models, expected it with --models",

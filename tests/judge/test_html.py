@@ -7,6 +7,7 @@ from html import unescape
 from html.parser import HTMLParser
 
 import numpy as np
+import pages
 import pytest
 from browser import document, needs_browser
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace
@@ -15,8 +16,8 @@ import bitnet_np as bn
 from bitnet_np.judge.dump import compare_traces
 from bitnet_np.judge.measures import Judgement
 from bitnet_np.judge.report.detail import Details
-from bitnet_np.judge.report.html import page
-from bitnet_np.judge.report.report import SYMBOLS, OperationVerdict, Report, heat_map
+from bitnet_np.judge.report.html import MISTAKES, page
+from bitnet_np.judge.report.report import SYMBOLS, OperationVerdict, Report, heat_map, next_step
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import GRADIENTS, MODEL_NAMES, RECORDED, Key
 
@@ -42,7 +43,8 @@ class Page(HTMLParser):
             self.buttons |= {named["data-id"]: named} if "data-id" in named else {}
         for name, value in attributes:
             assert not name.startswith("on")
-            assert name not in ("src", "href"), value
+            assert name != "src", value
+            assert name != "href" or (tag == "a" and value.startswith(f"{MISTAKES}#:~:text=")), value
 
     def handle_endtag(self, tag):
         assert self.open.pop()[0] == tag
@@ -104,6 +106,17 @@ def test_every_tensor_has_a_button_with_its_verdict_and_its_numbers(faulty):
             np.testing.assert_allclose([row[4] for row in item["detail"]["worst"]], [e.theirs - e.ours for e in detail.worst], rtol=1e-5)
 
 
+def test_a_known_mistake_is_linked_and_a_next_step_is_said(faulty):
+    """The page that is linked has a row for each mistake."""
+    report, _, text = faulty
+    (link,) = re.findall('<a href="([^"]*)"', text)
+    assert link == f"{MISTAKES}#:~:text={report.first_wrong.mistake}"
+    assert f"| {report.first_wrong.mistake} |" in (pages.ROOT / "docs" / "mistakes.md").read_text("utf-8")
+    assert "<b>Next:</b>" not in text
+    unknown = Report(Verdict.WRONG, "NMSE is 1")
+    assert f"<p><b>Next:</b> {next_step(unknown)}.</p>" in unknown.html()
+
+
 def test_each_layer_is_a_row_and_each_tensor_a_button():
     ratios = {n: 0.1 * n for n in range(12)} | {5: 1e35}
     rows = [OperationVerdict(Key("Qcur", n), Verdict.WRONG if n == 5 else Verdict.ROUNDING, bound_ratio=r) for n, r in ratios.items()]
@@ -119,7 +132,8 @@ def test_nothing_is_fetched_and_no_other_script_may_run(faulty):
     parsed = Page(text)
     assert not {"img", "link", "iframe", "object", "embed", "form"} & set(parsed.tags)
     assert parsed.tags.count("script") == 2
-    assert re.search(r"url\(|@import|https?:(?!//www\.w3\.org/2000/svg)", text) is None
+    addresses = text.replace(f'<a href="{MISTAKES}#', "")
+    assert re.search(r"url\(|@import|https?:(?!//www\.w3\.org/2000/svg)", addresses) is None
     assert "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-" in text
 
 
@@ -226,6 +240,19 @@ def test_tensors_are_chosen_by_clicks_and_by_arrow_keys(faulty, tmp_path):
     (tmp_path / "r.html").write_text(without_policy, "utf-8")
     title = re.search("<title>(.*?)</title>", document(tmp_path / "r.html", tmp_path))[1]
     assert title == "WRONG logits as such | ffn_gate-0 | ROUNDING layer 0 ffn_gate | 1 | #ffn_gate-0"
+
+
+@needs_browser
+def test_a_search_dims_other_tensors_and_chooses_the_first(faulty, tmp_path):
+    _, _, text = faulty
+    typed = """<script>
+    find.value = "FFN_OUT-"; find.dispatchEvent(new Event("input"));
+    find.dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}));
+    document.title = [found.textContent, location.hash, ...new Set(named().map((b) => b.className.includes("other")))].join(" | ");
+    </script></body>"""
+    (tmp_path / "r.html").write_text(re.sub("<meta http-equiv[^>]*>", "", text).replace("</body>", typed), "utf-8")
+    title = re.search("<title>(.*?)</title>", document(tmp_path / "r.html", tmp_path))[1]
+    assert re.fullmatch(r"3 of \d+ \| #ffn_out-0 \| false", title), title
 
 
 @needs_browser

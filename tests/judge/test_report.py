@@ -1,6 +1,7 @@
 """Verdicts, and reports on a dump, as people and as machines read them."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from dumps import FAULTS, MODEL, TOKENS, trace
 
 from bitnet_np import check
-from bitnet_np.base.errors import OptionError
+from bitnet_np.base.errors import OptionError, WrongError
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.measures import Judgement
 from bitnet_np.judge.report.detail import Details
@@ -25,6 +26,18 @@ def test_verdicts_have_an_order_exit_codes_and_names():
     for verdict in Verdict:
         assert str(verdict) == f"{verdict}" == verdict.name
         assert f"{verdict:>10}" == verdict.name.rjust(10)
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_report_is_true_if_it_passed(verdict):
+    report = Report(verdict, "the reason")
+    assert bool(report) == report.passed == verdict.passed == (verdict.outcome == "PASS")
+    if verdict.passed:
+        assert report.raise_if_wrong() is report
+    else:
+        step = f"; next: {next_step(report)}" if next_step(report) else ""
+        with pytest.raises(WrongError, match=f"^{re.escape(f'{verdict}: the reason{step}')}$"):
+            report.raise_if_wrong()
 
 
 def test_report_for_people_and_machines():
@@ -99,8 +112,13 @@ def test_a_wrong_dump_without_a_cause_says_what_to_do_next():
         return OperationVerdict(key, Verdict.WRONG, **{"across": (key,), "worst": (0, 0)} | fields)
 
     right = OperationVerdict(Key("kq", 1), Verdict.ROUNDING)
-    assert step().startswith("dump intermediate tensors too, attn_norm to l_out of each layer")
-    assert step(right, missing=(Key("l_out", 1),)).startswith("dump intermediate tensors too, l_out-1, and")
+    assert step() == "dump l_out of the middle layer too: it tells which half of the layers is wrong"
+    missing = tuple(Key(name, n) for n in range(9) for name in ("ffn_out", "l_out"))
+    assert step(right, missing=missing).startswith("dump l_out-4 too")
+    assert step(right, missing=missing[:1]).startswith("dump ffn_out-0 too")
+    between = (*[Key(name, 1) for name in ("attn_norm", "attn_norm_codes", "attn_norm_scale", "Qcur", "Kcur")], Key("Kcur_rope", 1))
+    assert step(wrong("Kcur_rope", across=between)) == "dump Qcur-1 too: it tells which half of the 6 operations is wrong"
+    assert step(wrong("l_out", across=(*missing, Key("ffn_norm", 9)))).startswith("dump l_out-4 too")
     assert step(wrong("kqv_out")).startswith("dump kq-1 and kq_soft_max-1 too")
     assert step(wrong("kqv_out"), right).startswith("every input of layer 1 kqv_out is in the dump")
     assert step(wrong("Qcur", worst=None)).startswith("dump whole tensors")

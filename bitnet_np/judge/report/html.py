@@ -1,7 +1,7 @@
 """The report as one HTML file: verdict and cause in words, a heat map to click through, and what stands behind each tensor's verdict.
 
-The file needs no network and no other file. Whatever comes from a dump or a model (names, reasons, paths) is escaped, and a content
-security policy allows only the script that this module writes.
+The file needs no network and no other file: its only addresses are links to the documentation. Whatever comes from a dump or a model
+(names, reasons, paths) is escaped, and a content security policy allows only the script that this module writes.
 """
 
 import base64
@@ -13,19 +13,23 @@ from html import escape
 from importlib.resources import files
 from math import log10
 from typing import Any
+from urllib.parse import quote
 
 from ...base.errors import listed
 from ...traces.points import GRADIENTS, LOSS, MODEL_GRADIENTS, Key, meaning
 from ..measures import Judgement
 from ..verdict import Verdict
 from .detail import Detail, Details
-from .report import MEANT, SYMBOLS, OperationVerdict, Report, causes, closer_summary, heat_map, layout
+from .report import MEANT, SYMBOLS, OperationVerdict, Report, causes, closer_summary, heat_map, layout, next_step
 
 LOGITS_ID = "logits"
 """The name of the logits as such on the page. result_output is the head's operation."""
 
 FIRST = ("inp_embd", "inpL", "inp_scaled", "grad_token_embd")
 """Tensors of the whole model that stand before the layers; all others of it stand behind."""
+
+MISTAKES = "https://github.com/bitnet-np/bitnet_np/blob/main/docs/mistakes.md"
+"""The page of the known mistakes, of which a browser shows the one that the end of a link names."""
 
 _MOST_CAUSES = 12  # rows of causes; those after them are on the panels of their tensors
 _NOT_IN_DUMP = 40  # names of missing tensors that are listed; the rest is only counted
@@ -66,6 +70,8 @@ def _body(report: Report, details: Details, about: Mapping[str, str]) -> Iterato
     headline, *rest = _headline(report).split("; ")
     yield f"<h1>{escape(headline)}</h1>"
     yield "".join(f'<p class="soft">{escape(text)}</p>' for text in (*rest, report.verdict.text))
+    if step := next_step(report):
+        yield f"<p><b>Next:</b> {escape(step)}.</p>"
     counts = {verdict: sum(o.verdict == verdict for o in report.operations) for verdict in Verdict}
     shown = [f"<li>{_swatch(verdict)}{n} {_plural(n, 'tensor')} {verdict}</li>" for verdict, n in counts.items() if n]
     yield f'<ul class="counts">{"".join(shown)}</ul>' if shown else ""
@@ -78,6 +84,8 @@ def _body(report: Report, details: Details, about: Mapping[str, str]) -> Iterato
         yield "<h2>Notes</h2>" + "".join(f"<p>{escape(note)}</p>" for note in report.notes)
     if report.operations:
         yield '<h2>Every tensor</h2><p class="soft screen">Choose one to see its numbers: by mouse, or with Tab and the arrow keys.</p>'
+        yield '<p class="screen"><label>Find: <input type="search" id="find" placeholder="ffn_out-3"></label> '
+        yield '<span id="found" role="status"></span></p>'
         yield '<div class="beside"><div>' + "".join(_map(report)) + "</div>"
     yield '<noscript><p class="soft">The numbers of single tensors need JavaScript.</p></noscript>'
     yield '<article class="panel" id="panel" aria-live="polite" hidden></article>' + "</div>" * bool(report.operations)
@@ -109,6 +117,10 @@ def _causes(report: Report) -> Iterator[str]:
         rows.append((report.logits.explanation, "logits"))
     if rows:
         yield f"<h2>{'Cause' if len(rows) == 1 else 'Causes'}</h2>" + _table(rows, ("what is different", "where"))
+    mistakes = dict.fromkeys(o.mistake for o in report.operations if o.mistake)
+    links = [f'<a href="{MISTAKES}#:~:text={quote(id)}" rel="noreferrer">{escape(id)}</a>' for id in [*mistakes][:_MOST_CAUSES]]
+    if links:
+        yield f"<p>Known {_plural(len(links), 'mistake')}: {', '.join(links)}</p>"
 
 
 def _map(report: Report) -> Iterator[str]:
@@ -122,7 +134,7 @@ def _map(report: Report) -> Iterator[str]:
     yield f'<div class="chips">{"".join(chips[True])}</div>' if chips[True] else ""
     if layers:
         header = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
-        yield f'<div class="scroll"><table class="map"><thead><tr><th></th>{header}</tr></thead><tbody>'
+        yield f'<div class="scroll"><table class="map"><thead><tr><td></td>{header}</tr></thead><tbody>'
         for n in layers:
             cells = "".join(f"<td>{_cell(judged.get(Key(name, n)))}</td>" for name in names)
             yield f'<tr><th scope="row">layer {n}</th>{cells}</tr>'
@@ -154,7 +166,7 @@ def _table(rows: Iterable[tuple[str, str]], header: tuple[str, ...] = (), mono: 
     head = f"<thead><tr>{''.join(f'<th>{name}</th>' for name in header)}</tr></thead>" * bool(header)
     second = "<td class=mono>" if mono else "<td>"
     body = "".join(f"<tr><td>{escape(a)}</td>{second}{escape(b)}</td></tr>" for a, b in rows)
-    return f'<div class="scroll"><table class="plain">{head}<tbody>{body}</tbody></table></div>'
+    return f'<div class="scroll" tabindex="0"><table class="plain">{head}<tbody>{body}</tbody></table></div>'
 
 
 # --- the numbers behind the map, which the script shows ---

@@ -1,12 +1,12 @@
 """The report on a dump: the verdict on each tensor, all of them as one record, its tables and its heat map as text."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ...base.errors import listed, shortened
+from ...base.errors import WrongError, listed, shortened
 from ...traces.points import GRADIENTS, LAYER_NAMES, Key
 from ..law.precision import Precision
 from ..measures import Judgement
@@ -72,7 +72,7 @@ def _closer(ours: float, theirs: float) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The judgement of a dump: of its operations, and of its logits as such where it has some."""
+    """The judgement of a dump: of its operations, and of its logits as such where it has some. It is true if it passed."""
 
     verdict: Verdict
     reason: str
@@ -84,6 +84,21 @@ class Report:
     precision: Precision | None = None  # the types that operations were judged in; None: float32, and nothing was declared
     sequences: tuple["Report", ...] = ()  # of several sequences, the report on each; the rest is on one of them, `sequence`
     not_understood: tuple[str, ...] = ()  # labels of the dump that stand for no tensor
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    @property
+    def passed(self) -> bool:
+        """Whether the dump is correct: PASS, and exit code 0 of the command."""
+        return self.verdict.passed
+
+    def raise_if_wrong(self) -> "Report":
+        """The report itself if it passed. Raises WrongError otherwise, with the verdict, the place, the cause and the next step."""
+        if not self:
+            step = next_step(self)
+            raise WrongError(self.said + f"; next: {step}" * bool(step))
+        return self
 
     def __repr__(self) -> str:
         judged = [f"{len(self.operations)} tensors"] if self.operations else []
@@ -181,19 +196,33 @@ def causes(operations: Iterable[OperationVerdict]) -> dict[str, tuple[str, ...]]
 
 
 def next_step(report: Report) -> str:
-    """What to do next about a wrong dump whose cause is not known; empty where it is, or where the reason says it."""
+    """What to do next about a wrong dump whose cause is not known: one tensor to dump, which halves what may be wrong. Empty where it is
+    known."""
     first, logits = report.first_wrong, report.logits
-    known = first is not None and (first.hypothesis or len(first.across) != 1)
+    known = first is not None and (first.hypothesis or not first.across)
     if report.verdict != Verdict.WRONG or known or (logits is not None and logits.explanation):
         return ""
+    if first is None and not (report.operations and report.missing):
+        return "dump l_out of the middle layer too: it tells which half of the layers is wrong"
     if first is None:
-        names = listed(report.missing, 6) if report.operations and report.missing else "attn_norm to l_out of each layer"
-        return f"dump intermediate tensors too, {names}, and the operation at fault can be named"
+        right = max(o.key.layer or 0 for o in report.operations)
+        behind = [key for key in report.missing if (key.layer or 0) >= right]
+        return f"dump {_middle(behind or report.missing)} too: it tells which half of what the dump does not show is wrong"
+    if len(first.across) > 1:
+        return f"dump {_middle(first.across[:-1])} too: it tells which half of the {len(first.across)} operations is wrong"
     if first.worst is None:
         return "dump whole tensors: this format holds a part of each"
     if first.key.name == "kqv_out" and Key("kq", first.key.layer) not in {o.key for o in report.operations}:
         return f"dump kq-{first.key.layer} and kq_soft_max-{first.key.layer} too, which tell scores, softmax and values apart"
     return f"every input of {first.place} is in the dump, so the bug is in this operation; --html shows its worst numbers"
+
+
+def _middle(keys: Sequence[Key]) -> Key:
+    """The tensor in the middle, in the order they are computed: the output of a layer where there are some, and no codes or scales."""
+    outputs = [key for key in keys if key.name == "l_out"]
+    floats = [key for key in keys if not key.name.endswith(("_codes", "_scale"))]
+    some = outputs or floats or keys
+    return some[(len(some) - 1) // 2]
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------------------------
@@ -232,9 +261,11 @@ def layout(tensors: Iterable[Key]) -> tuple[list[str], list[int]]:
     return [name for name in (*LAYER_NAMES, *GRADIENTS) if name in names], sorted({n for _, n in keys})
 
 
-def heat_map(report: Report, columns: int | None = None) -> str:
-    """The verdicts as a text of layers down and operations across, a sign for each tensor. columns: those of the terminal, if it is one."""
-    return "\n".join([*text_map({o.key: SYMBOLS[o.verdict] for o in report.operations}, columns), "", LEGEND])
+def heat_map(report: Report, columns: int | None = None, layers: Collection[int] | None = None) -> str:
+    """The verdicts as a text of layers down and operations across, a sign for each tensor. columns: those of the terminal, if it is one.
+    layers: those that are shown; None: all."""
+    shown = {o.key: SYMBOLS[o.verdict] for o in report.operations if layers is None or o.key.layer is None or o.key.layer in layers}
+    return "\n".join([*text_map(shown, columns), "", LEGEND])
 
 
 def text_map(cells: Mapping[Key, str], columns: int | None = None) -> list[str]:
