@@ -89,6 +89,13 @@ def check_out(option: str, path: Path | None, suffix: str = "") -> None:
         raise OptionError(f"{option} is {path}, expected a name that ends in {suffix}: that is what is written")
 
 
+def new_folder(path: Path) -> Path:
+    """The path of a folder to write, which is not there or empty. Raises OptionError."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise OptionError(f"{path} is there, expected a new folder or an empty one")
+    return path
+
+
 def save_npy(path: Path, array: NDArray) -> None:
     """Write a .npy file, completely or not at all, whatever the name ends in."""
     with whole_file(path) as part, open(part, "wb") as file:

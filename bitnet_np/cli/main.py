@@ -21,7 +21,25 @@ from ..base.whole_file import whole_file
 from ..engine.metrics import Metrics
 from ..gpu.dispatch import choose
 from ..kernels.float_state import steady
-from . import check, compare, convert, generate, grad, hunt, inspect, logits, mask, nll, progress, selftest, sweep, tokenize, trace, vectors
+from . import (
+    check,
+    compare,
+    convert,
+    demo,
+    generate,
+    grad,
+    hunt,
+    inspect,
+    logits,
+    mask,
+    nll,
+    progress,
+    selftest,
+    sweep,
+    tokenize,
+    trace,
+    vectors,
+)
 from .arguments import check_out
 from .parser import Parser, add_arguments
 from .printing import printable, table
@@ -33,7 +51,7 @@ EXIT_CODES = (
 )
 
 
-_MODULES = (inspect, tokenize, logits, generate, check, hunt, trace, grad, compare, nll, sweep, convert, mask, vectors, selftest)
+_MODULES = (demo, inspect, tokenize, logits, generate, check, hunt, trace, grad, compare, nll, sweep, convert, mask, vectors, selftest)
 COMMANDS = {command.__name__.rpartition(".")[2]: command for command in _MODULES}
 
 
