@@ -22,7 +22,8 @@ A_MODEL = "a GGUF file or a Hugging Face folder, or its name at Hugging Face (OR
 DOWNLOAD = "--download: fetch a model from Hugging Face if it is not in the cache (extra `hub`)"
 MODEL = f"MODEL: {A_MODEL}\n{DOWNLOAD}"
 TOKENS = """--tokens 1,2,3: token ids between commas or blanks
---tokens-file F: file of token ids [T] or [B, T]: .npy, .json, or .txt with a sequence on each line
+--tokens-file F: file of token ids [T] or [B, T]: .npy, .json, or .txt with a sequence on each line; .npz or .json with input_ids and
+ attention_mask or lengths, where they are padded
 --text S: text for the model's tokenizer; byte-level BPE needs the extra `text`"""
 """Of which one may be given; inputs.py reads them."""
 MODEL_AND_TOKENS = f"{MODEL}\n\none of\n{TOKENS}\n"

@@ -1,5 +1,6 @@
 """The table of formats, and the detection of a file's format."""
 
+import mmap
 import os
 import zipfile
 from collections.abc import Callable, Sequence
@@ -15,7 +16,20 @@ from ...base.validate import check_file, integer, path_of
 from ...model.records import Config
 from ..normal_form import checked_tokens
 from ..points import Trace
-from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, safetensors, text, torch_file
+from . import (
+    aprt,
+    bitnet_rs,
+    bitnet_rs_logits,
+    eval_callback,
+    json_arrays,
+    llama_logits,
+    nodes,
+    npy,
+    safetensors,
+    server_answer,
+    text,
+    torch_file,
+)
 from .arrays import Labelled, damaged
 from .output import Output
 
@@ -38,7 +52,7 @@ _START = 1 << 18
 
 
 _SOME, _HASHES = "llama-eval-callback prints some numbers of each tensor only", "records of BitNet-rs hold hashes and no values"
-_TOP = "its JSON holds the largest logits only"
+_TOP = "its JSON holds the largest logits or log-probabilities only"
 _BARE, _LOGITS = "bare float32 logits, if the name ends in .f32 or the format is given", frozenset({"result_output"})
 _TABLE = (
     Format("npz", "NumPy archive, an array for each label", ".npz", npy.read_npz, Output(npy.write_npz, holds_tokens=True)),
@@ -53,11 +67,16 @@ _TABLE = (
     Format("logits", "one .npy of logits", ".npy", npy.read_logits, Output(npy.write_logits, _LOGITS)),
     Format("raw", _BARE, ".f32", npy.read_bare, Output(npy.write_bare, _LOGITS), "shape"),
     Format("text", "logits as text, a row or a number a line", "", text.read, None, "shape"),
+    Format("json", "JSON object of arrays by label", "", json_arrays.read, None),
     Format("eval-callback", "text that llama-eval-callback printed: some numbers of each tensor", "", None, None, partial=_SOME),
     Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, None, partial=_HASHES),
     Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, Output(bitnet_rs.write), partial=_HASHES),
     Format("bitnet-rs-logits", "BitNet-rs's JSON with the largest logits of each step", "", None, None, partial=_TOP),
+    Format("server-answer", "a server's answer with log-probabilities, saved as it came", "", None, None, partial=_TOP),
 )
+
+COMPLETIONS = {"bitnet-rs-logits": bitnet_rs_logits.read, "server-answer": server_answer.read}
+"""The readers of formats that hold the largest logits or log-probabilities: of a path and the prompt's tokens, they give Completions."""
 
 FORMATS = {format.name: format for format in _TABLE}
 
@@ -141,7 +160,7 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         if head.startswith(magic):
             return name
     if head.startswith(b"{") and b"\0" not in head[:8]:  # where safetensors has a length
-        return "bitnet-rs-logits" if path.suffix not in (".jsonl", ".trace") else "bitnet-rs"
+        return "bitnet-rs" if path.suffix in (".jsonl", ".trace") else _of_json(path)
     if path.suffix == ".safetensors" or head[8:9] == b"{":
         return "safetensors"
     if path.suffix in (".jsonl", ".trace"):
@@ -153,6 +172,14 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
     if path.suffix in (".txt", ".csv") or text.is_numbers(head):
         return "text"
     raise _unknown(path, "a GGUF file, which is a model" if head[:4] == b"GGUF" else f"a file that starts with {shown(head[:16])}")
+
+
+def _of_json(path: Path) -> str:
+    """The format of a JSON object, by the names in it."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(b'"logits_dump"') >= 0:
+            return "bitnet-rs-logits"
+        return "server-answer" if any(content.find(name) >= 0 for name in server_answer.NAMES) else "json"
 
 
 def _unknown(path: Path, what: str) -> FileFormatError:
