@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import listed
+from ..base.validate import flag as true_or_false
 from ..base.validate import instance
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import run_whole
@@ -314,13 +315,15 @@ def compare_traces(ours: Trace, theirs: Trace, partial: bool = False, details: D
     details: see judge_trace.
     """
     ours, theirs = instance("ours", ours, Trace), instance("theirs", theirs, Trace)
+    if details is not None:
+        instance("details", details, Details)
     if ours.tokens is not None and theirs.tokens is not None and not np.array_equal(ours.tokens, theirs.tokens):
         return Report(Verdict.INVALID, f"{theirs.origin} was made with other token ids than {ours.origin}")
     common = [key for key in ours.points if key in theirs.points]
     missing = tuple(key for key in ours.points if key not in theirs.points)
     if not common:
         return Report(Verdict.INVALID, f"{theirs.origin} and {ours.origin} have no tensor in common", missing=missing)
-    if missing and not partial:
+    if missing and not true_or_false("partial", partial):
         return Report(Verdict.INVALID, f"{theirs.origin} lacks {listed(missing, 5)}; --partial compares what both have", missing=missing)
     verdicts = tuple(_compare_tensor(key, ours.points[key], theirs.points[key], details) for key in common)
     worst = max(o.verdict for o in verdicts)

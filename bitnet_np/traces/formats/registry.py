@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from ...base.errors import FileFormatError, OptionError, UnsupportedError, shown
-from ...base.validate import check_file, integer, path_of
+from ...base.validate import check_file, instance, integer, path_of
 from ...model.records import Config
+from ..arrays import as_numpy
 from ..normal_form import checked_tokens
 from ..points import Trace
 from . import (
@@ -97,9 +97,10 @@ def read_any(
     Raises FileFormatError for a damaged file, UnsupportedError for records that hold no values, OptionError for a format, shape or tokens
     that do not go with it, MissingFileError for none, and OSError if it cannot be opened.
     """
-    check_file(path := path_of(path))
-    name = format or detect(path, shape)
-    ids = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
+    name = _format_of(path := path_of(path), format, shape)
+    ids = None if tokens is None else checked_tokens(as_numpy("tokens", tokens), "tokens")
+    if config is not None:
+        instance("config", config, Config)
     if name in FORMATS and FORMATS[name].needs == "tokens" and shape is None:
         content = cast(Callable[..., Labelled | Trace], FORMATS[name].read)(path, ids)
     else:
@@ -109,10 +110,7 @@ def read_any(
 
 def read_arrays(path: str | os.PathLike[str], format: str | None = None, shape: tuple[int, ...] | None = None) -> Labelled:
     """The arrays in a file or folder by their labels, of one sequence or of several; raises what `read_any` does."""
-    check_file(path := path_of(path))
-    name = format or detect(path, shape)
-    if name not in FORMATS:
-        raise OptionError(f"{path}: format is {shown(name)}, expected one of {', '.join(FORMATS)}")
+    name = _format_of(path := path_of(path), format, shape)
     known = FORMATS[name]
     if known.read is not None and known.needs == "shape":
         if shape is not None and not isinstance(shape, Sequence):
@@ -127,6 +125,14 @@ def read_arrays(path: str | os.PathLike[str], format: str | None = None, shape: 
         module = name.removesuffix("-lines").replace("-", "_")
         raise UnsupportedError(f"{path}: {known.partial}, read them with bitnet_np.traces.formats.{module}.read")
     return cast(Labelled, known.read(path))
+
+
+def _format_of(path: Path, format: str | None, shape: tuple[int, ...] | None) -> str:
+    """The format that is given, or the file's. Raises OptionError for a name that is none."""
+    check_file(path)
+    if format is not None and not (isinstance(format, str) and format in FORMATS):
+        raise OptionError(f"{path}: format is {shown(format)}, expected one of {', '.join(FORMATS)}")
+    return format or detect(path, shape)
 
 
 def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
@@ -192,10 +198,10 @@ def writer(path: str | os.PathLike[str], format: str | None = None) -> tuple[str
     path = path_of(path)
     by_suffix = {format.suffix: format.name for format in _TABLE if format.suffix and format.writer}
     named = by_suffix.get(path.suffix)
-    name = format or named
+    name = named if format is None else format
     if name is None:
         raise OptionError(f"{path}: no format is given, expected one, or a name that ends in {', '.join(sorted(by_suffix))}")
-    output = FORMATS[name].writer if name in FORMATS else None
+    output = FORMATS[name].writer if isinstance(name, str) and name in FORMATS else None
     if output is None:
         raise OptionError(f"{path}: format is {shown(name)}, expected one of {', '.join(f.name for f in _TABLE if f.writer)}")
     if named not in (None, name):
