@@ -239,7 +239,9 @@ def calls(folder: Path) -> dict[str, Call]:
             },
         ),
         "compare_traces": Call(
-            bn.compare_traces, {"ours": trace, "theirs": trace, "partial": True, "details": None}, whole=("ours", "theirs")
+            bn.compare_traces,
+            {"ours": trace, "theirs": trace, "partial": True, "details": None, "tolerance": 0.1},
+            whole=("ours", "theirs"),
         ),
         "read_any": Call(bn.read_any, {"path": _dump(folder), "format": "logits", "shape": None, "tokens": [0, 1, 2], "config": config}),
         "record_trace": Call(
