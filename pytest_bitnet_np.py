@@ -48,12 +48,15 @@ class Oracle:
         self._test, self._folder, self._models, self._written = test, folder, models, 0
 
     def model(self, path: str | Path) -> Model:
-        """The model of a GGUF file or a Hugging Face folder, loaded once a session."""
-        from bitnet_np import load
+        """The model of a GGUF file or a Hugging Face folder, loaded once a session. Fails the test in one line if there is none."""
+        from bitnet_np import Error, load
 
         key = Path(path).resolve()
         if key not in self._models:
-            self._models[key] = load(path)  # not what links lead to: parts of a model in a cache are found by their names
+            try:
+                self._models[key] = load(path)  # not what links lead to: parts of a model in a cache are found by their names
+            except Error as error:
+                pytest.fail(f"no model: {error}", pytrace=False)
         return self._models[key]
 
     def assert_engine(self, model: Model | str | Path, tokens: Any, dump: Any, **options: Any) -> Report:

@@ -1,4 +1,4 @@
-"""Write the files that the examples of the documentation use to the current folder: `python examples/files.py`, from a checkout.
+"""Write the files that the examples of the documentation use to the current folder: `python examples/files.py`, of a checkout or an sdist.
 
 model.gguf  the embedded test model: BitNet b1.58 with 3 layers of width 256, 512 tokens, random weights
 tokens.npy  17 token ids
@@ -16,17 +16,17 @@ from bitnet_np import load
 from bitnet_np.files import embedded
 from bitnet_np.traces.record import record_trace
 
-RECORDED = Path(__file__).parents[1] / "tests" / "data"
+NODES = Path(__file__).parents[1] / "tests" / "data" / "bitnet_cpp_tiny_trace.npz"
 
 
 def main() -> int:
     with embedded.model_path() as path:
         shutil.copyfile(path, "model.gguf")
-    with np.load(RECORDED / "bitnet_cpp_tiny.npz") as recording:
-        tokens = recording["tokens_T17"]
-        np.save("tokens.npy", tokens)
-        np.save("logits.npy", recording["logits_prefill_T17"])
-    shutil.copyfile(RECORDED / "bitnet_cpp_tiny_trace.npz", "nodes.npz")
+    recording = embedded.recording()
+    tokens = recording["tokens_T17"]
+    np.save("tokens.npy", tokens)
+    np.save("logits.npy", recording["logits_prefill_T17"])
+    shutil.copyfile(NODES, "nodes.npz")
     record_trace(load("model.gguf"), tokens, "dump.npz")
     return 0
 

@@ -159,3 +159,14 @@ def test_the_entry_point_is_the_module():
     """One name for both, so that `-p pytest_bitnet_np` and an installed package do not load it twice."""
     project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["entry-points"]["pytest11"] == {"pytest_bitnet_np": "pytest_bitnet_np"}
+
+
+def test_a_missing_model_fails_in_one_line(run):
+    result = run("""
+    def test_it(oracle, logits):
+        oracle.assert_engine("none.gguf", TOKENS, logits)
+    """)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["no model: none.gguf: no such file or folder"])
+    assert "Traceback" not in result.stdout.str()
+    assert "pytest_bitnet_np.py:" not in result.stdout.str()

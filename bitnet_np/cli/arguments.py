@@ -22,7 +22,8 @@ A_MODEL = "a GGUF file or a Hugging Face folder, or its name at Hugging Face (OR
 DOWNLOAD = "--download: fetch a model from Hugging Face if it is not in the cache (extra `hub`)"
 MODEL = f"MODEL: {A_MODEL}\n{DOWNLOAD}"
 TOKENS = """--tokens 1,2,3: token ids between commas or blanks
---tokens-file F: file of token ids [T] or [B, T]: .npy, .json, or .txt with a sequence on each line
+--tokens-file F: file of token ids [T] or [B, T]: .npy, .json, or .txt with a sequence on each line; .npz or .json with input_ids and
+ attention_mask or lengths, where they are padded
 --text S: text for the model's tokenizer; byte-level BPE needs the extra `text`"""
 """Of which one may be given; inputs.py reads them."""
 MODEL_AND_TOKENS = f"{MODEL}\n\none of\n{TOKENS}\n"
@@ -89,6 +90,13 @@ def check_out(option: str, path: Path | None, suffix: str = "") -> None:
         raise OptionError(f"{option} is {path}, expected a file in a folder that is there")
     if path is not None and suffix and path.suffix not in ("", suffix):
         raise OptionError(f"{option} is {path}, expected a name that ends in {suffix}: that is what is written")
+
+
+def new_folder(path: Path) -> Path:
+    """The path of a folder to write, which is not there or empty. Raises OptionError."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise OptionError(f"{path} is there, expected a new folder or an empty one")
+    return path
 
 
 def save_npy(path: Path, array: NDArray) -> None:

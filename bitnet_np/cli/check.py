@@ -34,7 +34,7 @@ from ..judge.top_logprobs import check_completions
 from ..judge.verdict import Verdict
 from ..model.families import FAMILIES
 from ..testing import selftest
-from ..traces.formats import FORMATS, bitnet_rs, bitnet_rs_logits, detect, eval_callback
+from ..traces.formats import COMPLETIONS, FORMATS, bitnet_rs, detect, eval_callback
 from . import check_server, progress
 from .arguments import A_MODEL, DOWNLOAD, MODEL_OPTIONS, PROFILE, REPORT, TOKENS, profile_of
 from .inputs import Inputs, opened
@@ -130,7 +130,7 @@ def _judged(inputs: Inputs, details: Details | None) -> Report:
     name = arguments.format or detect(path)
     if arguments.last and name not in ("logits", "raw", "text"):
         raise OptionError(f"{path}: --last and a dump of format {name}, expected logits alone: .npy, bare float32 or text")
-    partial = name == "eval-callback" or name.startswith("bitnet-rs")
+    partial = name == "eval-callback" or name.startswith("bitnet-rs") or name in COMPLETIONS
     if partial and len(rows) > 1:
         raise OptionError(f"{path}: format {name} holds one sequence, and there are {len(rows)} sequences of tokens")
     if name == "eval-callback":
@@ -138,8 +138,9 @@ def _judged(inputs: Inputs, details: Details | None) -> Report:
         profile = profile_of(arguments, "bitnet.cpp" if FAMILIES[model.config.architecture].ternary else "llama.cpp")  # who printed it
         return check_partial(model, rows[0], printed, profile.dialect, profile.precision or FLOAT32)
     options = Options(profile.precision, prefix, progress.bar, details, arguments.budget, arguments.strict, keeps_known=True)
-    if name == "bitnet-rs-logits":
-        return check_completions(inputs.model(), bitnet_rs_logits.read(path, rows[0]), profile.dialect, options)
+    if name in COMPLETIONS:
+        completions = COMPLETIONS[name](path, rows[0])
+        return check_completions(inputs.model(), completions, profile_of(arguments, completions.dialect).dialect, options)
     if partial:
         records = bitnet_rs.read(path)
         return check_records(inputs.model(), rows[0], records, profile.dialect, profile.precision or FLOAT32)

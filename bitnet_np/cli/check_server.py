@@ -72,14 +72,14 @@ def judged(arguments: argparse.Namespace) -> tuple[Report, str]:
     return report, f"{server.name} at {client.url} against {arguments.model}, as {arguments.profile or profile.dialect.name}"
 
 
-def tokenizer_difference(ours: Sequence[int], theirs: Sequence[int], bos: int | None) -> str | None:
-    """What the server's token ids of a text are instead of ours; None if they are the same."""
+def tokenizer_difference(ours: Sequence[int], theirs: Sequence[int], bos: int | None, whose: str = "the server's") -> str | None:
+    """What another's token ids of a text are instead of ours; None if they are the same."""
     if list(ours) == list(theirs):
         return None
     if list(theirs) == [bos, *ours]:
-        return f"the server's tokenizer puts BOS {bos} in front of the text, and the model's file says not to"
+        return f"{whose} tokenizer puts BOS {bos} in front of the text, and the model's file says not to"
     if list(ours) == [bos, *theirs]:
-        return f"the server's tokenizer puts no BOS in front of the text, and the model's file says to: {bos}"
+        return f"{whose} tokenizer puts no BOS in front of the text, and the model's file says to: {bos}"
     at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     their_token, our_token = (f"token {x[at]}" if at < len(x) else "no token" for x in (theirs, ours))
-    return f"the server's tokenizer gives {len(theirs)} token ids, ours {len(ours)}: at index {at} it has {their_token}, ours {our_token}"
+    return f"{whose} tokenizer gives {len(theirs)} token ids, ours {len(ours)}: at index {at} it has {their_token}, ours {our_token}"

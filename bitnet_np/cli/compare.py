@@ -27,7 +27,8 @@ SUMMARY = "Compare two dumps without a model, or two models."
 
 
 _OF_DUMPS = f"""--format {"|".join(FORMATS)}: format of both dumps (default: recognised by their content)
---partial: compare the tensors that both dumps have; without it, a tensor that THEIRS lacks is an error
+--partial: compare the tensors that both dumps have; without it, a tensor that THEIRS lacks is an error, but for codes, scales and scores
+--tolerance X: WRONG where a number differs by more than this part of its tensor's largest, in place of what roundings reach
 --receipt F.json: write BitNet-rs's parity receipt of both dumps' logits, THEIRS as rust, OURS as cpp
 --by-receipt F.json: read a parity receipt: WRONG if a position that passed there now misses its thresholds"""
 ARGUMENTS = f"""
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         tokens = "" if ours.tokens is None else ",".join(map(str, ours.tokens.tolist()))
         rows = _rows("--receipt", ours, theirs)
         receipt.write(arguments.receipt, receipt.receipt(rows, model=ours.origin, backend=theirs.origin, prompt=tokens))
-    report = compare_traces(ours, theirs, arguments.partial, details)
+    report = compare_traces(ours, theirs, arguments.partial, details, arguments.tolerance)
     if arguments.by_receipt is not None:
         report = _by_receipt(arguments.by_receipt, ours, theirs, report)
     if report.first_wrong is not None:

@@ -11,6 +11,7 @@ from ..traces.points import Key
 from . import progress
 from .arguments import COMPUTING, DOWNLOAD, TOKENS, dialect_of
 from .inputs import opened
+from .nll import kl_facts
 from .printing import answer, fitted, printable, short, table, width
 
 COSTLIEST = 10  # tensors that are listed
@@ -48,9 +49,14 @@ def _facts(difference: ModelDifference) -> dict[str, object]:
     """The numbers, for JSON: null for an error that is infinite."""
     numbers = [(t.key, [x if math.isfinite(x) else None for x in (t.error, t.growth)]) for t in difference.tensors]
     tensors = [{"tensor": key.name, "layer": key.layer, "error": error, "growth": growth} for key, (error, growth) in numbers]
-    kl = {"mean": float(difference.kl.mean()), "max": float(difference.kl.max())}
     settings = {name: [short(value) for value in both] for name, both in difference.settings.items()}
-    return {"tokens": len(difference.kl), "kl": kl, "same_top": float(difference.same_top.mean()), "settings": settings, "tensors": tensors}
+    return {
+        "tokens": len(difference.kl),
+        "kl": kl_facts(difference.kl),
+        "same_top": float(difference.same_top.mean()),
+        "settings": settings,
+        "tensors": tensors,
+    }
 
 
 def _printed(difference: ModelDifference, heading: str, columns: int | None) -> str:

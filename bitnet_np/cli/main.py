@@ -26,6 +26,7 @@ from . import (
     compare,
     completion,
     convert,
+    demo,
     generate,
     grad,
     hunt,
@@ -54,7 +55,7 @@ EXIT_CODES = (
 )
 
 
-_FIRST = (check, hunt, compare, logits, trace, inspect, tokenize)  # judging, and what it needs
+_FIRST = (check, demo, hunt, compare, logits, trace, inspect, tokenize)  # judging, and what it needs
 _MODULES = (*_FIRST, generate, nll, sweep, grad, convert, vectors, mask, selftest, completion)
 COMMANDS = {command.__name__.rpartition(".")[2]: command for command in _MODULES}
 

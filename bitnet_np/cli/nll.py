@@ -25,7 +25,8 @@ from .inputs import Inputs, opened
 from .printing import answer
 
 SUMMARY = "Compute the mean negative log-likelihood and perplexity of a text, and the KL divergence from another model's predictions."
-
+PERCENTILES = (1, 10, 50, 90, 99, 99.9)
+"""Of the KL divergences of tokens, as llama-perplexity prints them."""
 
 ARGUMENTS = f"""
 {MODEL}
@@ -65,11 +66,15 @@ def run(arguments: argparse.Namespace) -> int:
         save_npy(arguments.out, values)
     facts = _facts(values) | ({} if ids is None else {"tokens": len(ids)}) | (_compared(compared) if compared else {})
     text = f"mean negative log-likelihood  {facts['mean_nll']:.6f} nats a token ({len(values)} predicted)\n"
-    text += f"perplexity                    {facts['perplexity']:.4f}"
+    text += f"perplexity                    {_with_error(facts)}"
     if compared:
-        text += f"\nperplexity of the base        {facts['base']['perplexity']:.4f}\n"
-        text += f"KL divergence from the base   mean {facts['kl']['mean']:.6f}, largest {facts['kl']['max']:.6f} nats\n"
-        text += f"same token on top             {facts['same_top']:.2%}"
+        kl, top = facts["kl"], facts["same_top"]
+        text += f"\nperplexity of the base        {_with_error(facts['base'])}\n"
+        text += f"KL divergence from the base   mean {kl['mean']:.6f} +/- {_error(compared.kl):.6f}, largest {kl['max']:.6f} nats\n"
+        text += (
+            f"its percentiles               {', '.join(f'{q} %: {x:.6f}' for q, x in zip(PERCENTILES, kl['percentiles'], strict=True))}\n"
+        )
+        text += f"same token on top             {top:.2%} +/- {_error(compared.same_top):.2%}"
     return answer(arguments, facts | {"sha256": digest(values)}, text)
 
 
@@ -92,14 +97,29 @@ def _bos(inputs: Inputs) -> int | None:
 
 
 def _facts(values: NDArray[np.float64]) -> dict[str, Any]:
-    """The mean of negative log-likelihoods, and the perplexity that it is."""
+    """The mean of negative log-likelihoods, the perplexity that it is, and its standard error."""
     mean = float(values.mean())
-    return {"mean_nll": mean, "perplexity": float(np.exp(min(mean, 700.0)))}
+    perplexity = float(np.exp(min(mean, 700.0)))
+    return {"mean_nll": mean, "perplexity": perplexity, "perplexity_error": perplexity * _error(values)}
+
+
+def _error(values: NDArray) -> float:
+    """The standard error of a mean, as llama-perplexity computes it; 0 for one value."""
+    return float(values.std() / np.sqrt(max(len(values) - 1, 1)))
+
+
+def _with_error(facts: dict[str, Any]) -> str:
+    return f"{facts['perplexity']:.4f} +/- {facts['perplexity_error']:.4f}"
+
+
+def kl_facts(kl: NDArray[np.float64]) -> dict[str, Any]:
+    """The mean, the largest and the PERCENTILES of KL divergences."""
+    return {"mean": float(kl.mean()), "max": float(kl.max()), "percentiles": np.percentile(kl, PERCENTILES).tolist()}
 
 
 def _compared(compared: Divergence) -> dict[str, Any]:
     """What is said of a comparison with a base."""
-    kl = {"mean": float(compared.kl.mean()), "max": float(compared.kl.max())}
+    kl = kl_facts(compared.kl)
     return {"predicted": len(compared.kl), "base": _facts(compared.base_nll), "kl": kl, "same_top": float(compared.same_top.mean())}
 
 

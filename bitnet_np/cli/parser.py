@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 from ..base.errors import meant
 
 _LINE = re.compile(r"(?:(--?[\w-]+(?:, --[\w-]+)?) ?)?(?:(\w+)@)?(\S*?)([!?+]?)(?: = (\S+))?: (.+)")
-_TYPES = dict.fromkeys("NKQ", int) | dict.fromkeys(("F", "DIR", "DUMP", "IN", "MODEL", "OUT", "OURS", "PLAN", "THEIRS"), Path)
+_PATHS = ("F", "DIR", "DUMP", "IN", "MODEL", "OUT", "OURS", "PLAN", "THEIRS")
+_TYPES = dict.fromkeys("NKQ", int) | dict.fromkeys(_PATHS, Path) | {"X": float}
 _MARKS: dict[str, dict[str, Any]] = {"!": {"required": True}, "?": {"nargs": "?"}, "+": {"action": "append", "default": []}}
 _LONGEST = 50  # letters of choices that stand in a usage; more are listed in the help alone
 _NAMES_OF_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
@@ -21,11 +22,11 @@ _NAMES_OF_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
 def add_arguments(parser: argparse.ArgumentParser, declared: str) -> None:
     """Add arguments that are declared as text, one on a line: its name, what it takes, and behind a colon its help.
 
-    What it takes is nothing, values that it may have (`a|b`), or the word that stands for one: N, K and Q are integers, F, F.npy, DIR and
-    the like are paths. A default follows (` = 0.0`), which says the type, too. `!` marks an option that must be given, `?` a first argument
-    that need not be, `+` an option that may be repeated; `text@S` is kept as arguments.text. A line that is indented goes on with the help
-    above. A line `one of` or `at most one of` begins options that exclude each other, up to a blank line. A line `[name]` begins a group of
-    the help, up to the next one.
+    What it takes is nothing, values that it may have (`a|b`), or the word that stands for one: N, K and Q are integers, X is a number, and
+    F, F.npy, DIR and the like are paths. A default follows (` = 0.0`), which says the type, too. `!` marks an option that must be given,
+    `?` a first argument that need not be, `+` an option that may be repeated; `text@S` is kept as arguments.text. A line that is indented
+    goes on with the help above. A line `one of` or `at most one of` begins options that exclude each other, up to a blank line. A line
+    `[name]` begins a group of the help, up to the next one.
     """
     group: argparse._ActionsContainer = parser
     to = group

@@ -8,12 +8,11 @@ Examples:
 import argparse
 
 from .. import __version__
-from ..base.errors import OptionError
 from ..files.load import open_model
 from ..testing.model_cases import TABLES
 from ..vectors.choose import CHOICES, SIZES, cases
 from ..vectors.pack import write
-from .arguments import DOWNLOAD
+from .arguments import DOWNLOAD, new_folder
 from .printing import answer
 
 SUMMARY = "Write test vectors for engines in any language, and what checks them in C and Rust."
@@ -34,9 +33,7 @@ _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I2_S": "terna
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the pack; returns the exit code."""
-    folder, named = arguments.folder, {}
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OptionError(f"{folder} is there, expected a new folder or an empty one")
+    folder, named = new_folder(arguments.folder), {}
     if arguments.like is not None:
         source = open_model(arguments.like, arguments.download)
         types = {_TYPES.get(tensor.type.name, tensor.type.name) for tensor in source.tensors.values()}

@@ -16,6 +16,8 @@ from .safetensors_file import strict_json
 _DUMP = "a dump of tensors, which goes behind --theirs; expected a model"
 _TORCH = "weights that torch.save wrote, expected safetensors: load them in transformers and write them with save_pretrained"
 _ONNX = "an ONNX graph; name the GGUF file or Hugging Face folder that it was exported from, and judge what runs it by a dump (--theirs)"
+_ADAPTOR = "adapter_config.json"
+_LORA = "an adaptor (LoRA) without its base model; expected a whole model: merge it, as PEFT's merge_and_unload does, and name the result"
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 _REPOSITORY = re.compile(r"([\w-][\w.-]*/[\w.-]*(?<!\.gguf))(?:/(.+\.gguf))?")
 _OLLAMA = re.compile(r"(?:([\w-][\w.-]*)/)?([\w-][\w.-]*)(?::([\w.-]+))?")
@@ -95,6 +97,8 @@ def _downloaded(repository: str, file: str | None) -> Path:
 
 def _in_folder(path: Path) -> Path:
     """The model in a folder, which is the folder itself if it has a config.json."""
+    if (path / _ADAPTOR).exists():
+        raise UnsupportedError(f"{path}: {_LORA}")
     if (path / "config.json").exists():
         return path
     if snapshot := _snapshot(path):
@@ -109,6 +113,8 @@ def _in_folder(path: Path) -> Path:
 
 def _of_file(path: Path) -> Path:
     """The model that a file belongs to."""
+    if path.name in ("config.json", _ADAPTOR, "model.safetensors.index.json"):
+        return _in_folder(path.parent)
     with open(path, "rb") as file:
         head = file.read(4096)
     if head[:2] == b"\x1f\x8b":
@@ -118,6 +124,8 @@ def _of_file(path: Path) -> Path:
     if path.suffix == ".onnx":
         raise UnsupportedError(f"{path}: {_ONNX}")
     if path.suffix == ".safetensors":
+        if (path.parent / _ADAPTOR).exists():
+            return _in_folder(path.parent)
         if not (path.parent / "config.json").exists():
             raise FileFormatError(f"{path}: no config.json beside it, expected one as in a Hugging Face folder, unless it is {_DUMP}")
         return path.parent

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import ShapeError
+from ..base.errors import OptionError, ShapeError, shown
 from ..base.progress import Progress, silent
+from ..base.validate import function
 from ..engine.backend import Backend
 from ..engine.cache import KVCache, new_cache
 from ..engine.dialects import EXACT, Dialect
@@ -69,6 +70,9 @@ def compare_models(
 
     Raises ShapeError for models of different families or shapes, and what `forward` raises.
     """
+    function("progress", progress)
+    if not (isinstance(names, tuple | list) and len(names) == 2):
+        raise OptionError(f"names is {shown(names)}, expected the names of both models")
     runtimes = [Runtime(model, dialect, ops).checked() for model in (ours, theirs)]
     settings = {name: (value, getattr(theirs.config, name)) for name, value in vars(ours.config).items()}
     # GGUF files have float32, config.json more digits

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import listed
-from ..base.validate import instance
+from ..base.validate import flag as true_or_false
+from ..base.validate import instance, positive
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import run_whole
 from ..engine.network import Runtime
@@ -303,30 +304,41 @@ def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 @steady
-def compare_traces(ours: Trace, theirs: Trace, partial: bool = False, details: Details | None = None) -> Report:
+def compare_traces(
+    ours: Trace, theirs: Trace, partial: bool = False, details: Details | None = None, tolerance: float | None = None
+) -> Report:
     """The report on two dumps of the same tokens, ours taken as true.
 
     Without the model there are no derived bounds: a tensor is ROUNDING up to an NMSE of 1e-9 and FLIPS up to FLIPS_LIMIT at its worst
-    position; int8 codes that differ are FLIPS at best. A tensor of ours that theirs lacks is INVALID unless `partial`.
-    details: see judge_trace.
+    position; int8 codes that differ are FLIPS at best. A tensor of ours that theirs lacks is INVALID unless `partial`, or unless few
+    engines write it: codes, their scales, and attention's scores.
+    details: see judge_trace. tolerance: in place of those limits, the largest difference, as a part of a tensor's largest number.
     """
+    tolerance = None if tolerance is None else positive("tolerance", tolerance)
     ours, theirs = instance("ours", ours, Trace), instance("theirs", theirs, Trace)
+    if details is not None:
+        instance("details", details, Details)
     if ours.tokens is not None and theirs.tokens is not None and not np.array_equal(ours.tokens, theirs.tokens):
         return Report(Verdict.INVALID, f"{theirs.origin} was made with other token ids than {ours.origin}")
     common = [key for key in ours.points if key in theirs.points]
     missing = tuple(key for key in ours.points if key not in theirs.points)
     if not common:
         return Report(Verdict.INVALID, f"{theirs.origin} and {ours.origin} have no tensor in common", missing=missing)
-    if missing and not partial:
-        return Report(Verdict.INVALID, f"{theirs.origin} lacks {listed(missing, 5)}; --partial compares what both have", missing=missing)
-    verdicts = tuple(_compare_tensor(key, ours.points[key], theirs.points[key], details) for key in common)
+    needed = [key for key in missing if not key.name.endswith(("_codes", "_scale")) and key.name not in SCORES]
+    if needed and not true_or_false("partial", partial):
+        return Report(Verdict.INVALID, f"{theirs.origin} lacks {listed(needed, 5)}; --partial compares what both have", missing=missing)
+    verdicts = tuple(_compare_tensor(key, ours.points[key], theirs.points[key], details, tolerance) for key in common)
     worst = max(o.verdict for o in verdicts)
     first = next((o for o in verdicts if o.verdict >= Verdict.WRONG), None)
-    reason = f"{len(verdicts)} tensors compared" if first is None else f"{first.place}: {first.reason}"
+    differs = next((o for o in verdicts if o.verdict != Verdict.SAME_BITS), None)
+    if first is not None:
+        reason = f"{first.place}: {first.reason}"
+    else:
+        reason = f"{len(verdicts)} tensors compared" + (f"; the first that differs is {differs.place}" if differs is not None else "")
     return Report(worst, reason, verdicts, first, missing, (*ours.notes, *theirs.notes))
 
 
-def _compare_tensor(key: Key, ours: NDArray, theirs: NDArray, details: Details | None) -> OperationVerdict:
+def _compare_tensor(key: Key, ours: NDArray, theirs: NDArray, details: Details | None, tolerance: float | None) -> OperationVerdict:
     codes = key.name.endswith("_codes")
     if theirs.shape != ours.shape:
         return OperationVerdict(key, Verdict.INVALID, f"its shape is {list(theirs.shape)}, expected {list(ours.shape)}")
@@ -339,6 +351,10 @@ def _compare_tensor(key: Key, ours: NDArray, theirs: NDArray, details: Details |
     # rows of a gradient are no positions: a small one is a sum of terms as large as the others', and as wrong
     least = float((a**2).sum() / len(a)) if key.name.startswith("grad_") else 0.0
     verdict, reason, ratio = close(a, b, least=least)
+    if tolerance is not None:
+        part = float(np.abs(b - a).max() / max(np.abs(a).max(), np.finfo(np.float64).tiny))
+        verdict, ratio = Verdict.ROUNDING if part <= tolerance else Verdict.WRONG, part / tolerance
+        reason = f"the largest difference is {part:.3g} of the largest number, expected at most {tolerance:g}"
     if details is not None:
         details.rows(key, a, b, ROUNDING_ACROSS if verdict == Verdict.ROUNDING else FLIPS_LIMIT, least)
-    return statistics(key, max(verdict, Verdict.FLIPS) if codes else verdict, reason, (), ratio, a, b)
+    return statistics(key, max(verdict, Verdict.FLIPS) if codes and tolerance is None else verdict, reason, (), ratio, a, b)

@@ -6,12 +6,12 @@ from enum import IntEnum
 class Verdict(IntEnum):
     """From best to worst; a whole comparison is as good as its worst part."""
 
-    SAME_BITS = 0
-    ROUNDING = 1
-    FLIPS = 2
-    NARROW = 3
-    WRONG = 4
-    INVALID = 5
+    SAME_BITS = 0  # the same bits
+    ROUNDING = 1  # float32 sums in another order
+    FLIPS = 2  # int8 codes on the other side of a rounding boundary, or float16 roundings
+    NARROW = 3  # roundings to narrow types that were not declared
+    WRONG = 4  # more than rounding explains: a bug
+    INVALID = 5  # cannot be compared: NaN, another shape, other tokens
 
     def __str__(self) -> str:
         return self.name

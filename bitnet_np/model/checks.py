@@ -4,6 +4,7 @@ Kernels have no bounds checks, so no forward pass begins without this one.
 """
 
 from collections.abc import Iterator, Mapping
+from os import PathLike
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,8 @@ def check_model(model: Model) -> None:
 
     The arrays are those in the memory of this machine. A model is looked at once.
     """
+    if isinstance(model, str | PathLike):
+        raise ShapeError(f"model is the path {shown(str(model))}, expected a Model, as bitnet_np.load gives of a path")
     if not isinstance(model, Model):
         raise ShapeError(f"model is a {type(model).__name__}, expected a Model")
     flaw = _CHECKED.get(model)

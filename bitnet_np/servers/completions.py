@@ -39,6 +39,7 @@ class Completions:
     top: tuple[TopLogprobs, ...] = field(repr=False)  # by position, ascending; positions may be missing
     notes: tuple[str, ...] = ()  # what the server left out
     logits: bool = False  # whether logits stand in place of log-probabilities
+    dialect: str | None = None  # whose roundings they have, where the answer shows it
 
 
 def top_logprobs(position: int, entries: dict[int, float]) -> TopLogprobs:

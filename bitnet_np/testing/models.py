@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, fields, replace
+from string import ascii_lowercase
 from typing import Any
 
 import gguf
@@ -20,6 +21,7 @@ from ..model.checks import check_model
 from ..model.families import FAMILIES, Family, implied, layer_shapes, windowed_layers
 from ..model.records import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of, window_fields
 from ..model.rope import rope_fields
+from ..text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN
 from .noise import Noise
 
 Generator = np.random.Generator | Noise
@@ -254,8 +256,29 @@ def _random_codes(rng: Generator, kind: TensorType, n: int, m: int, spread: floa
     return scaled(spread / unit * rng.uniform(0.7, 1.3, (len(blocks), count)) * rng.choice([-1, 1], (len(blocks), count)))
 
 
+def vocabulary(size: int) -> dict[str, Any]:
+    """The keys of a small SentencePiece tokenizer of `size` tokens: letters, bytes and words; llama-server loads no file without one."""
+    pieces = [("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL), ("<0x0A>", BYTE), *((c, NORMAL) for c in "\u2581" + ascii_lowercase)]
+    pieces += [(f"<0x{byte:02X}>", BYTE) for byte in range(256) if byte != 0x0A]
+    pieces += [(f"\u2581w{i}", NORMAL) for i in range(size - len(pieces))]
+    tokens, types = zip(*pieces[:size], strict=True)
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(tokens),
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.scores": -np.arange(size, dtype=np.float32),
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
+_FEWEST_TOKENS = 31
+"""Of a vocabulary with the letters."""
+
+
 def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool | None = None) -> None:
-    """Write a model of one of families.FAMILIES as a GGUF file without a tokenizer.
+    """Write a model of one of families.FAMILIES as a GGUF file, with a small `vocabulary` if it has the tokens for one.
 
     fused: whether queries, keys and values are in one tensor, where one can hold them; None: as the family's files have it.
     Raises UnsupportedError for a model that GGUF cannot express.
@@ -266,4 +289,5 @@ def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool | None = No
     if fused is not None:
         flag("fused", fused)
         names = tuple({*names, "attn_qkv"} if fused else {*names} - {"attn_qkv"})
-    write_model(path, model, {"tokenizer.ggml.model": "none"}, fused=names)
+    small = model.config.vocab < _FEWEST_TOKENS
+    write_model(path, model, {"tokenizer.ggml.model": "none"} if small else vocabulary(model.config.vocab), fused=names)

@@ -1,4 +1,4 @@
-"""Arrays of other libraries as NumPy's: torch, MLX, JAX, and whatever else NumPy can read. None of these is imported here."""
+"""Arrays of other libraries as NumPy's: torch, MLX, JAX, and whatever else NumPy or DLPack can read. None of these is imported here."""
 
 import sys
 from typing import Any
@@ -25,10 +25,14 @@ def as_numpy(name: str, value: Any) -> NDArray:
         elif not isinstance(value, np.ndarray) and str(getattr(value, "dtype", "")).endswith("bfloat16"):
             library = sys.modules[type(value).__module__]
             array = np.asarray(value.astype(getattr(library, "float32", np.float32)))  # MLX takes its own types, JAX those of NumPy
+        elif hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            array = np.from_dlpack(value)
         else:
             array = np.asarray(value)
     except Exception as error:  # each library has errors of its own
         raise ShapeError(f"{name} is of type {type(value).__name__}, which is no array of numbers: {error}") from None
+    if array.dtype.kind == "S":
+        raise ShapeError(f"{name} is of type {type(value).__name__}, expected numbers: numpy.frombuffer makes them of bytes and a dtype")
     if array.dtype.kind not in "fiu":
         raise ShapeError(f"{name} is of type {type(value).__name__} with dtype {array.dtype}, expected numbers")
     return array

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .. import spec
 from ..base.errors import OptionError, shown
-from ..base.validate import integer
+from ..base.validate import flag, integer, items_of
 from ..engine.backend import Backend
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import run_whole
@@ -17,6 +17,7 @@ from ..engine.tokens import check_tokens
 from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Config, Model
+from .arrays import as_numpy
 from .formats import writer as writer_for
 from .points import LAYER_NAMES, POOLED, RECORDED, SCORES, Key, Trace
 
@@ -47,11 +48,13 @@ class Recorder:
         for what, values in (("layers", layers), ("names", names)):
             if isinstance(values, str) or not isinstance(values, Iterable | None):
                 raise OptionError(f"{what} is {shown(values)}, expected an iterable of them")
+        layers = None if layers is None else items_of("layers", layers)
+        names = None if names is None else items_of("names", names)
         self.layers = frozenset(range(config.n_layers) if layers is None else (integer("layer", layer, -(2**63)) for layer in layers))
         for layer in sorted(self.layers):
             if not 0 <= layer < config.n_layers:
                 raise OptionError(f"layer {layer} is not there, the model has layers 0 to {config.n_layers - 1}")
-        chosen = [*(RECORDED if names is None else names), *(SCORES if scores else ())]
+        chosen = [*(RECORDED if names is None else names), *(SCORES if flag("scores", scores) else ())]
         for name in chosen:
             if not isinstance(name, str) or name not in NAMES:
                 raise OptionError(f"no point is named {shown(name)}, expected some of {', '.join(NAMES)}")
@@ -128,8 +131,8 @@ def record_trace(
 
     Raises what `forward_full` raises, and OptionError for a point, layer or format that does not exist. Then no file is left.
     """
-    runtime, ids = Runtime(model, dialect, ops).checked(), np.asarray(tokens)
-    checked = check_tokens(model.config, ids[None] if ids.ndim == 1 and ids.size else tokens)
+    runtime, ids = Runtime(model, dialect, ops).checked(), as_numpy("tokens", tokens)
+    checked = check_tokens(model.config, ids[None] if ids.ndim == 1 and ids.size else ids)
     if len(checked.ids) != 1:
         raise OptionError(f"tokens are {len(checked.ids)} sequences, a trace is of one")
     chosen, output = writer_for(out, format)

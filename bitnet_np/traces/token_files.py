@@ -2,18 +2,20 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import EmptyInputError, Error, OptionError, ShapeError
+from ..base.errors import EmptyInputError, Error, OptionError, ShapeError, shown
 from ..base.validate import text_of
+from .arrays import as_numpy
 from .formats import npy
 
 _Ids = TypeVar("_Ids")
+_Row = TypeVar("_Row")
 _MOST_TEXT = 1 << 28  # bytes: some 50 million token ids
 
 
@@ -28,7 +30,10 @@ def parse_numbers(option: str, text: str, kind: type[int] | type[float]) -> list
 
 
 def read_token_ids(path: Path) -> NDArray:
-    """The array in a file of token ids, [T] or [B, T]: .npy, .json or .txt (one sequence a line). Raises OptionError or ShapeError."""
+    """The array in a file of token ids, [T] or [B, T]: .npy, .json or .txt (one sequence a line), or .npz and JSON of padded ids.
+
+    Raises OptionError or ShapeError.
+    """
     return _read(path, array_of_ids)
 
 
@@ -40,18 +45,46 @@ def read_sequences(path: Path) -> list[NDArray]:
 def _read(path: Path, of: Callable[[Any], _Ids]) -> _Ids:
     if path.suffix == ".npy":
         return of(npy.entry_of(path).load())
+    if path.suffix == ".npz":
+        return of(_one_or_all(unpadded(str(path), {name: entry.load() for name, entry in npy.read_npz(path).arrays.items()})))
     if path.suffix not in (".json", ".txt"):
-        raise OptionError(f"{path}: expected a name that ends in .npy, .json or .txt")
+        raise OptionError(f"{path}: expected a name that ends in .npy, .npz, .json or .txt")
     try:
         text = text_of(path, _MOST_TEXT)
         if path.suffix == ".txt":
             rows = [parse_numbers(f"{path}, line {n}", line, int) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-            return of(rows[0] if len(rows) == 1 else rows)
-        return of(json.loads(text))
+            return of(_one_or_all(rows))
+        value = json.loads(text)
+        return of(_one_or_all(unpadded(str(path), value)) if isinstance(value, dict) else value)
     except Error:
         raise
     except (ValueError, RecursionError) as error:
         raise ShapeError(f"{path}: no array of token ids: {error}") from None
+
+
+def _one_or_all(rows: list[_Row]) -> _Row | list[_Row]:
+    return rows[0] if len(rows) == 1 else rows
+
+
+def unpadded(where: str, held: Mapping[Any, Any]) -> list[list[int]]:
+    """The sequences of padded ids [T] or [B, T] under `input_ids` or `tokens`, without their padding.
+
+    What is no padding says `attention_mask`, of the same shape, or `lengths` [B]; without either nothing is. Raises ShapeError.
+    """
+    name = next((name for name in ("input_ids", "tokens") if name in held), None)
+    if name is None:
+        raise ShapeError(f"{where} has {shown([*held])}, expected input_ids, with attention_mask or lengths where they are padded")
+    ids = np.atleast_2d(check_ids(f"{where}: {name}", as_numpy(f"{where}: {name}", held[name])))
+    if "attention_mask" in held:
+        kept = np.atleast_2d(as_numpy(f"{where}: attention_mask", held["attention_mask"])) != 0
+    elif "lengths" in held:
+        lengths = np.atleast_1d(as_numpy(f"{where}: lengths", held["lengths"]))
+        kept = np.arange(ids.shape[1]) < lengths.reshape(-1, 1)
+    else:
+        kept = np.ones(ids.shape, np.bool_)
+    if kept.shape != ids.shape:
+        raise ShapeError(f"{where}: {name} has shape {list(ids.shape)}, its mask or lengths {list(kept.shape)}, expected the same")
+    return [row[mask].tolist() for row, mask in zip(ids, kept, strict=True)]
 
 
 def array_of_ids(values: Any) -> NDArray:

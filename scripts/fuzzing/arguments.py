@@ -25,7 +25,8 @@ from bitnet_np.judge.options import Options
 from bitnet_np.kernels import cpu
 from bitnet_np.model.records import Yarn
 from bitnet_np.testing.models import random_model, write_gguf
-from bitnet_np.training.gradients import loss_and_gradients, parameter_shapes
+from bitnet_np.traces.points import Key
+from bitnet_np.training.gradients import parameter_shapes
 
 # --- what no caller should pass -------------------------------------------------------------------------------------------------------
 
@@ -136,6 +137,14 @@ def model_file(folder: Path) -> Path:
     return path
 
 
+def _dump(folder: Path) -> Path:
+    """A dump beside the folder of the cases, which is emptied before each."""
+    path = folder.parent / "sound.npy"
+    if not path.exists():
+        np.save(path, _logits())
+    return path
+
+
 def calls(folder: Path) -> dict[str, Call]:
     """Every public function with sound arguments."""
     model, tokens, hidden = _model(), [[1, 2, 3]], np.ones((1, 3, 128), np.float32)
@@ -160,6 +169,8 @@ def calls(folder: Path) -> dict[str, Call]:
     request: dict[str, Any] = {"id": "a", "prompt": [1, 2], "n": 2, "sampling": bn.Sampling(), "seed": 1, "stop": [3]}
     pattern, windowed = bn.masks.Pattern(window=2), {"q_len": 3, "k_len": 5, "past": 2, "form": "additive", "dtype": np.float32}
     parameters = {name: np.full(shape, 0.5, np.float32) for name, shape in parameter_shapes(config).items()}
+
+    trace = bn.Trace({Key("result_output", None): logits}, None, "a trace")
 
     def submit(request: Any) -> None:
         made = batch()
@@ -215,6 +226,29 @@ def calls(folder: Path) -> dict[str, Call]:
             | {"bars": lambda label: _nothing, "details": None, "prefix": 0, "strict": False},
             whole=("dump",),  # NaN is invalid; the search for the cause of wrong numbers takes ten seconds
         ),
+        "compare_models": Call(
+            bn.compare_models,
+            {
+                "dialect": bn.EXACT,
+                "ops": cpu,
+                "ours": model,
+                "theirs": model,
+                "sequences": tokens,
+                "names": ("a", "b"),
+                "progress": _nothing,
+            },
+        ),
+        "compare_traces": Call(
+            bn.compare_traces,
+            {"ours": trace, "theirs": trace, "partial": True, "details": None, "tolerance": 0.1},
+            whole=("ours", "theirs"),
+        ),
+        "read_any": Call(bn.read_any, {"path": _dump(folder), "format": "logits", "shape": None, "tokens": [0, 1, 2], "config": config}),
+        "record_trace": Call(
+            bn.record_trace,
+            computing
+            | {"tokens": [0, 1, 2], "out": folder / "recorded.npz", "format": "npz", "layers": [0], "names": ["l_out"], "scores": False},
+        ),
         "hunt": Call(
             bn.hunt,
             {"engine": lambda model, tokens: bn.forward_full(model, [tokens])[0], "like": model, "time": 0.5, "runs": 1, "workers": 1}
@@ -239,7 +273,7 @@ def calls(folder: Path) -> dict[str, Call]:
             bn.masks.check, {"mask": causal, "q_len": 3, "k_len": 3, "batch": 1, "form": "additive", "past": 0, "strict": True}
         ),
         "loss_and_gradients": Call(
-            loss_and_gradients,
+            bn.loss_and_gradients,
             {"config": config, "parameters": parameters, "tokens": tokens, "lengths": [3], "weights": "none", "divisor": 2.0},
         ),
         "random_model": Call(
@@ -280,6 +314,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
     np.save(logits, _logits())
     tokens = [model, "--tokens", "0,1,2"]
     return {
+        "demo": [str(folder / "demo")],
         "inspect": [model],
         "tokenize": [str(Path(bn.__file__).parent / "data" / "demo.gguf"), "--text", "hello"],
         "logits": tokens,

@@ -19,7 +19,7 @@ from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.files.load import model_from, open_model
 from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.text.tokenizer import tokenizer_from
-from bitnet_np.traces.formats import bitnet_rs, bitnet_rs_logits, eval_callback, read_any
+from bitnet_np.traces.formats import COMPLETIONS, bitnet_rs, eval_callback, read_any
 
 from .arguments import ADDRESSES, use_arguments
 from .edits import edit_file
@@ -181,8 +181,8 @@ def use_dump(folder: Path, n: int) -> None:
     name = folder.name
     entries = list(folder.iterdir())
     path = entries[0] if len(entries) == 1 and name not in ("npy", "aprt", "steps", "steps-in-names") else folder
-    if name == "bitnet-rs-logits":
-        bitnet_rs_logits.read(path, TOKENS)
+    if name in COMPLETIONS:
+        COMPLETIONS[name](path, TOKENS)
         return
     if name.startswith("bitnet-rs"):
         bitnet_rs.read(path)

@@ -209,6 +209,13 @@ def write_dumps(folder: Path) -> None:
     (_made(folder / "eval-callback") / "t.txt").write_text(_PRINTED)
     steps = [{"step": i, "chosen_id": 2, "top_logits": [{"token_id": 2, "logit": 1.5}, {"token_id": 0, "logit": -1.0}]} for i in range(2)]
     (_made(folder / "bitnet-rs-logits") / "t.json").write_text(json.dumps({"logits_dump": steps}))
+    (_made(folder / "json") / "t.json").write_text(json.dumps({"tokens": TOKENS.tolist(), "logits": modules["hidden_states.0"].tolist()}))
+    answer = {
+        "tokens_evaluated": tokens,
+        "tokens": [2],
+        "completion_probabilities": [{"id": 2, "top_logprobs": [{"id": 2, "logprob": -1.0}]}],
+    }
+    (_made(folder / "server-answer") / "t.json").write_text(json.dumps(answer))
     graph = {"s0.attn_norm-0.MUL": (1, 1, tokens, 4), "s0.Qcur-0.ROPE": (1, tokens, 2, 2), "s0.kq-0.MUL_MAT": (1, 2, tokens, 32)}
     nodes: dict[str, Any] = {name: np.ones(shape, np.float32) for name, shape in graph.items()}
     np.savez(_made(folder / "nodes") / "t.npz", **nodes)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from command_line import TINY, TOKENS, with_commas
 
+from bitnet_np.cli.nll import kl_facts
 from bitnet_np.engine.machine import digest_of
 from bitnet_np.files.load import load
 from bitnet_np.judge.compare_models import compare_models
@@ -142,7 +143,7 @@ def test_two_models_are_compared_layer_by_layer(run, model, rounded):
     found = compare_models(model, load(rounded), [TOKENS])
     result = run("compare", TINY, rounded, "--models", "--tokens", with_commas(TOKENS), "--json")
     assert (result["ours"], result["theirs"], result["dialect"], result["tokens"]) == (TINY, str(rounded), "exact", 17)
-    assert result["kl"] == {"mean": found.kl.mean(), "max": found.kl.max()}
+    assert result["kl"] == kl_facts(found.kl)
     assert (result["same_top"], result["settings"]) == (found.same_top.mean(), {})
     assert [*result["tensors"][1].values()] == ["attn_norm", 0, found.tensors[1].error, found.tensors[1].growth]
     assert len(result["tensors"]) == len(found.tensors) == 3 + 17 * 3
@@ -176,3 +177,27 @@ def test_the_errors_of_two_models_are_drawn(run, rounded, tmp_path):
     run("compare", "--models", TINY, rounded, "--tokens", "1,2", "--plot", tmp_path / "map.png")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     run("compare", "--models", TINY, TINY, "--tokens", "1,2", "--plot", tmp_path / "same.png")
+
+
+def test_a_tolerance_takes_the_place_of_what_roundings_reach(run, refused, ours, theirs):
+    """Of a tensor's largest number; the first tensor that differs is named."""
+    with np.load(ours) as archive:
+        array = archive["l_out-1"].copy()
+    array.flat[3] += 0.01 * np.abs(array).max()
+    other = theirs(**{"l_out-1": array})
+    lines = run("compare", ours, other, "--tolerance", "0.011").splitlines()
+    assert lines[0].startswith("PASS (ROUNDING)")
+    assert lines[1] == "4 tensors compared; the first that differs is layer 1 l_out"
+    wrong = run("compare", ours, other, "--tolerance", "0.009", code=1)
+    assert "layer 1 l_out: the largest difference is 0.01 of the largest number, expected at most 0.009" in wrong
+    assert "tolerance is 0.0, expected a positive number" in refused("compare", ours, other, "--tolerance", "0")
+
+
+def test_what_few_engines_write_may_be_missing(run, model, tmp_path):
+    record_trace(model, [1, 2], tmp_path / "ours.npz")
+    with np.load(tmp_path / "ours.npz") as archive:
+        arrays = {name: x for name, x in archive.items() if "_codes" not in name and "_scale" not in name}
+    np.savez(tmp_path / "theirs.npz", **arrays)
+    assert run("compare", tmp_path / "ours.npz", tmp_path / "theirs.npz").startswith("PASS (SAME_BITS)")
+    np.savez(tmp_path / "theirs.npz", **{name: x for name, x in arrays.items() if name != "ffn_up-1"})
+    assert "lacks ffn_up-1; --partial" in run("compare", tmp_path / "ours.npz", tmp_path / "theirs.npz", code=2)

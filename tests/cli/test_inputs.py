@@ -8,6 +8,7 @@ import pytest
 from command_line import TINY, needs_text, save_array, sha256, write_file
 
 from bitnet_np.engine.forward_pass import forward_full
+from bitnet_np.traces.token_files import read_sequences
 
 # --- sources --------------------------------------------------------------------------------------------------------------------------
 
@@ -25,6 +26,18 @@ def test_all_sources_of_one_sequence(run, model, tmp_path):
     results = [run("logits", TINY, *source, "--json") for source in sources]
     assert {result["sha256"] for result in results} == {sha256(forward_full(model, [ids]))}
     assert {tuple(result["shape"]) for result in results} == {(4, 512)}
+
+
+def test_padded_ids_in_files_have_a_mask_or_lengths(run, tmp_path):
+    ids, mask = np.array([[1, 2, 3], [0, 7, 8]]), np.array([[1, 1, 1], [0, 1, 1]])
+    np.savez(tmp_path / "a.npz", input_ids=ids, attention_mask=mask)
+    np.savez(tmp_path / "b.npz", tokens=ids[:, ::-1], lengths=[3, 2])
+    held = write_file(tmp_path / "a.json", f'{{"input_ids": {ids.tolist()}, "attention_mask": {mask.tolist()}}}')
+    expected = [[1, 2, 3], [7, 8]]
+    assert [row.tolist() for row in read_sequences(tmp_path / "a.npz")] == [row.tolist() for row in read_sequences(held)] == expected
+    assert [row.tolist() for row in read_sequences(tmp_path / "b.npz")] == [[3, 2, 1], [8, 7]]
+    np.savez(tmp_path / "a.npz", input_ids=ids[1], attention_mask=mask[1])
+    assert run("logits", TINY, "--tokens-file", tmp_path / "a.npz", "--json")["shape"] == [2, 512]
 
 
 def test_all_sources_of_a_batch(run, model, tmp_path):

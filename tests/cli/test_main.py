@@ -165,7 +165,7 @@ LAYERS = ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999", "٣"]
         (["convert", TINY, "x.safetensors"], "OUT.gguf is x.safetensors, expected a name that ends in .gguf"),
         (["trace", TINY, "--tokens", "1", "--out", "x.npz", "--format", "safetensors"], "x.npz: format is safetensors, but the"),
         (["logits", "nothing.gguf", "--tokens", "1", "--metrics", "no/x.json"], "--metrics is no/x.json, expected a file in a folder"),
-        (["logits", TINY, "--tokens-file", "ids.csv"], "ids.csv: expected a name that ends in .npy, .json or .txt"),
+        (["logits", TINY, "--tokens-file", "ids.csv"], "ids.csv: expected a name that ends in .npy, .npz, .json or .txt"),
         (["generate", TINY, "--tokens", "1", "--uniforms", "0.5,x"], "--uniforms is '0.5,x'"),
         (["generate", TINY, "--tokens", "1", "--stop", "x"], "--stop is 'x'"),
         (["generate", TINY, "--tokens", "1", "--chat"], "--chat needs --prompt"),

@@ -7,6 +7,7 @@ import pytest
 from command_line import TINY, TOKENS, save_array, with_commas
 
 from bitnet_np import BITNET_CPP
+from bitnet_np.cli.nll import PERCENTILES
 from bitnet_np.generation.nll import token_nll
 from bitnet_np.traces.llama_base import divergence
 
@@ -28,6 +29,7 @@ def test_nll_is_the_librarys_in_json_and_in_a_file(run, model, tmp_path, ids, op
         "tokens": len(ids),
         "mean_nll": values.mean(),
         "perplexity": pytest.approx(np.exp(values.mean()), rel=1e-15),
+        "perplexity_error": pytest.approx(np.exp(values.mean()) * values.std(ddof=1) / np.sqrt(len(values)), rel=1e-12),
         "sha256": hashlib.sha256(values.astype("<f8").tobytes()).hexdigest(),
     }
 
@@ -40,4 +42,6 @@ def test_a_model_is_compared_with_anothers_predictions(run, model, tokenizer, tm
     result = run("nll", TINY, "--kl-divergence-base", base, "--out", out, "--json")
     np.testing.assert_array_equal(np.load(out), found.nll)
     assert (result["predicted"], result["mean_nll"], result["base"]["mean_nll"]) == (6, found.nll.mean(), found.base_nll.mean())
-    assert (result["kl"], result["same_top"]) == ({"mean": found.kl.mean(), "max": found.kl.max()}, found.same_top.mean())
+    percentiles = np.percentile(found.kl, PERCENTILES).tolist()
+    assert result["kl"] == {"mean": found.kl.mean(), "max": found.kl.max(), "percentiles": percentiles}
+    assert result["same_top"] == found.same_top.mean()

@@ -70,7 +70,13 @@ def test_the_table_of_formats_is_that_of_the_registry():
     rows = {name.strip("`"): (judged, written) for name, _, judged, written in pages.table(VERDICTS, "format")}
     said = {True: "yes", False: "no"}
     expected = {name: (said[bool(f.read)], said[f.writer is not None]) for name, f in FORMATS.items()}
-    in_part = {"eval-callback": "no", "bitnet-rs": "no", "bitnet-rs-lines": "yes", "bitnet-rs-logits": "no"}  # they hold no whole tensors
+    in_part = {
+        "eval-callback": "no",
+        "bitnet-rs": "no",
+        "bitnet-rs-lines": "yes",
+        "bitnet-rs-logits": "no",
+        "server-answer": "no",
+    }  # they hold no whole tensors
     assert rows == expected | {name: ("in part", written) for name, written in in_part.items()}
 
 

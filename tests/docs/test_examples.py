@@ -144,6 +144,18 @@ def test_the_workflow_shows_the_verdict_as_an_annotation(folder, capsys, sign):
     assert (done.returncode, done.stdout) == ((0, "") if sign == 1 else (1, said))
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs sh")
+@pytest.mark.parametrize(("built", "judged", "code"), [(0, 0, 0), (0, 1, 1), (0, 2, 125), (2, 0, 125)])
+def test_the_recipe_for_git_bisect_skips_what_cannot_be_judged(tmp_path, built, judged, code):
+    (block,) = pages.blocks(pages.ROOT / "docs" / "faq.md", "bash")
+    assert unknown_options(shlex.split(block.code.splitlines()[2])) == []
+    for name, result in (("make", built), ("engine", 0), ("bitnet-np", judged)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {result}\n")
+        (tmp_path / name).chmod(0o755)
+    paths = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    assert subprocess.run(["sh", "-c", block.code], cwd=tmp_path, env=os.environ | {"PATH": paths}).returncode == code
+
+
 # --- what is not run ------------------------------------------------------------------------------------------------------------------
 
 

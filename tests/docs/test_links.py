@@ -63,7 +63,7 @@ def test_a_verdict_that_names_a_bug_is_on_the_first_screen():
 def test_the_two_commands_are_found_as_ci_finds_them():
     """.ci/run takes them from the first page."""
     found = [line for line in pages.text(README).splitlines() if line.startswith("pip install")]
-    assert found == ["pip install . && bitnet-np check", "pip install '.[dev]' && pytest"]
+    assert found == ["pip install . && bitnet-np check", "pip install '.[test]' && pytest"]
 
 
 @pytest.mark.parametrize(

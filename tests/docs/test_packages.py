@@ -1,6 +1,7 @@
 """What is published: the wheel and the sdist, and what they say of themselves."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -41,8 +42,20 @@ def test_they_hold_what_belongs_in_them_and_no_recordings(published):
     with tarfile.open(sdist) as archive:
         names = [name.partition("/")[2] for name in archive.getnames()]
     assert {"pyproject.toml", "LICENSE", "CHANGELOG.md", "CITATION.cff", "docs/judging.md", "bitnet_np/py.typed"} <= {*names}
-    assert [name for name in names if name.startswith("tests")] == []
+    assert [name for name in names if name.startswith("tests")] == ["tests/data/bitnet_cpp_tiny_trace.npz"]
     assert sdist.stat().st_size < LARGEST
+
+
+def test_the_examples_run_from_the_sdist(published, tmp_path):
+    with tarfile.open(published[1]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    programs = ("files.py", "batch_inference.py", "tested_engine/faulty_engine.py")
+    for program in programs:
+        subprocess.run(
+            [sys.executable, unpacked / "examples" / program], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(unpacked)}, check=True
+        )
+    assert {"model.gguf", "nodes.npz", "dump"} <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_links_of_the_description_lead_out_of_the_index(published):

@@ -13,6 +13,7 @@ import pytest
 from hf_models import DATA, OFFLINE
 
 import bitnet_np as bn
+from bitnet_np.base.errors import UnsupportedError
 from bitnet_np.files import embedded
 from bitnet_np.files.locate import locate
 
@@ -167,3 +168,15 @@ def test_a_repository_is_fetched_on_demand_only(home, monkeypatch, names, asked,
     else:
         assert locate(asked, download=True) == (folder if fetched[0] == "config.json" else folder / fetched[0])
         assert sorted(file.name for file in folder.iterdir()) == fetched
+
+
+@pytest.mark.parametrize("name", ["", "adapter_config.json", "adapter_model.safetensors"])
+def test_an_adaptor_is_refused_by_what_it_is(tmp_path, name):
+    for file in ("adapter_config.json", "adapter_model.safetensors", "config.json"):
+        (tmp_path / file).write_text("{}")
+    with pytest.raises(UnsupportedError, match=r"an adaptor \(LoRA\) without its base model"):
+        bn.load(tmp_path / name)
+
+
+def test_a_file_of_a_folder_stands_for_the_folder():
+    assert locate(FOLDER / "config.json") == FOLDER

@@ -1,5 +1,8 @@
 """`bitnet_np.check`: an engine's arrays judged in memory, with the verdicts that the same dump has in a file."""
 
+from array import array as buffer
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, recorded, trace
@@ -88,7 +91,7 @@ def test_what_is_no_dump_is_refused(dump, error, message):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"model": None}, OptionError, "model is None, expected a Model"),
+        ({"model": None}, ShapeError, "model is a NoneType, expected a Model"),
         ({"dialect": "numpy"}, OptionError, "dialect is 'numpy', expected one of exact, "),
         ({"precision": 3}, OptionError, "precision is 3, expected a Precision, text such as"),
         ({"tokens": TOKENS[None, None]}, ShapeError, "tokens has shape"),
@@ -99,3 +102,69 @@ def test_what_is_no_dump_is_refused(dump, error, message):
 def test_arguments_are_checked(arguments, error, message):
     with pytest.raises(error, match=message):
         bn.check(**{"model": MODEL, "tokens": TOKENS, "dump": RIGHT} | arguments)
+
+
+class Output(OrderedDict):
+    """As transformers' ModelOutput."""
+
+
+class DLPack:
+    """An array of a library that speaks DLPack alone."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_what_a_model_returned_is_judged_without_its_cache():
+    layers = [
+        OURS[Key("inp_embd", None)],
+        *(OURS[Key("l_out", n)] for n in range(MODEL.config.n_layers - 1)),
+        OURS[Key("result_norm", None)],
+    ]
+    output = Output(loss=None, logits=RIGHT[None], past_key_values=object(), hidden_states=tuple(x[None] for x in layers))
+    report = bn.check(MODEL, TOKENS, output)
+    assert (report.verdict, len(report.operations)) == (Verdict.SAME_BITS, len(layers) + 1)
+    assert report.not_understood == ()
+
+
+def test_names_are_pairs_of_name_and_layer_as_recorders_have_them():
+    points = {}
+    bn.forward_full(MODEL, TOKENS[None], record=lambda name, layer, x: points.update({(name, layer): x.copy()}))
+    assert bn.check(MODEL, TOKENS, points) == bn.check(MODEL, TOKENS, {Key(*key): x for key, x in points.items()})
+    assert bn.check(MODEL, TOKENS, points | {("l_out", 1): -points["l_out", 1]}).first_wrong.key == Key("l_out", 1)
+    with pytest.raises(OptionError, match=r"dump has the key \('l_out', '1'\), expected names such as attn_norm-0, or pairs such as"):
+        bn.check(MODEL, TOKENS, {("l_out", "1"): RIGHT})
+
+
+def test_arrays_of_dlpack_and_flat_buffers_are_arrays():
+    for dump in (DLPack(RIGHT), buffer("f", RIGHT.ravel()), memoryview(RIGHT)):
+        assert bn.check(MODEL, TOKENS, dump).verdict == Verdict.SAME_BITS
+    with pytest.raises(ShapeError, match=r"dump is of type bytes, expected numbers: numpy\.frombuffer makes them"):
+        bn.check(MODEL, TOKENS, RIGHT.tobytes())
+
+
+@pytest.mark.parametrize("call", [lambda path: bn.check(path, TOKENS, RIGHT), lambda path: bn.forward_full(path, [[1]])])
+def test_a_path_in_place_of_a_model_is_refused_with_what_loads_it(call):
+    with pytest.raises(ShapeError, match=r"model is the path 'm\.gguf', expected a Model, as bitnet_np\.load gives of a path"):
+        call("m.gguf")
+
+
+def test_padded_ids_come_with_their_mask_or_lengths():
+    ids, rows = np.stack([TOKENS, TOKENS]), np.stack([RIGHT, RIGHT])
+    ids[1, 2:] = 0
+    mask = np.ones_like(ids)
+    mask[1, 2:] = 0
+    expected = bn.check(MODEL, [TOKENS, TOKENS[:2]], rows)
+    assert expected.verdict == Verdict.SAME_BITS
+    for held in ({"attention_mask": mask}, {"lengths": [len(TOKENS), 2]}):
+        assert bn.check(MODEL, {"input_ids": ids, **held}, rows) == expected
+    with pytest.raises(ShapeError, match=r"tokens: input_ids has shape \[2, \d+\], its mask or lengths \[1, \d+\], expected the same"):
+        bn.check(MODEL, {"input_ids": ids, "attention_mask": mask[:1]}, rows)
+    with pytest.raises(ShapeError, match=r"tokens has \['ids'\], expected input_ids"):
+        bn.check(MODEL, {"ids": ids}, rows)

@@ -10,9 +10,16 @@ from fuzzing import arguments, cases
 import bitnet_np as bn
 from bitnet_np.base.errors import OptionError
 
-RECORDS = {"Blocks", "Completion", "Config", "Dialect", "Expert", "Judgement", "Layer", "Linear", "Model", "Report", "Ternary"}
+RECORDS = {"Blocks", "Completion", "Config", "Dialect", "Expert", "Judgement", "Layer", "Linear", "Model", "Report", "Ternary"} | {
+    "OperationVerdict",
+    "Trace",
+}
 """What functions take and give. The fuzzer changes their fields where they are arguments."""
-NO_FUNCTIONS = {"BITNET_CPP", "EXACT", "LLAMA_CPP", "Error", "Verdict", "Metrics", "contract", "masks"}
+NO_FUNCTIONS = {"BITNET_CPP", "EXACT", "LLAMA_CPP", "Error", "Verdict", "Metrics", "contract", "masks", "errors"} | {
+    "record_mlx",
+    "record_transformers",
+}
+"""The last two take models of other libraries, whatever these are."""
 PARTS = {"masks.plan", "masks.check_causal"}  # of masks.mask and masks.check
 
 

@@ -8,9 +8,10 @@ text.py         one array of numbers as text
 nodes.py        nodes of a ggml graph
 aprt.py         aprender's stage files                        bitnet_rs.py  BitNet-rs's trace records: hashes
 eval_callback.py                                              what llama.cpp's llama-eval-callback prints
+json_arrays.py  arrays by label as JSON                       server_answer.py  an answer of a server, saved as it came
 llama_logits.py llama.cpp's --kl-divergence-base             bitnet_rs_logits.py  the largest logits, as BitNet-rs writes them
 """
 
-from .registry import FORMATS, detect, read_any, read_arrays, writer
+from .registry import COMPLETIONS, FORMATS, detect, read_any, read_arrays, writer
 
-__all__ = ["FORMATS", "detect", "read_any", "read_arrays", "writer"]
+__all__ = ["COMPLETIONS", "FORMATS", "detect", "read_any", "read_arrays", "writer"]

@@ -21,7 +21,7 @@ from ...model.records import Config
 from ..normal_form import agreed_tokens, checked_dtype, checked_tokens, heads_of, normal_form, without_leading_ones
 from ..points import MEANINGS, SCORES, Entry, Key, Points, Trace
 from .labels import direct, meanings, returned
-from .loose_labels import not_understood, read_labels
+from .loose_labels import nearest, not_understood, read_labels
 
 MAX_POINTS = 1 << 16
 """Most points of one trace; 30 layers have 700."""
@@ -156,7 +156,10 @@ class Labelled(NamedTuple):
             entries[key] = _joined(key, steps, where)
         ignored = (*self.ignored, *(label for label in arrays if label not in used))
         if not entries:
-            has = ", ".join(shown(label) for label in ignored[:5]) or "nothing"
+            near = nearest(ignored[0]) if ignored else None
+            names = [shown(label) for label in ignored[:5]] or ["nothing"]
+            names[0] += f" (did you mean {near}?)" if near else ""
+            has = ", ".join(names)
             raise FileFormatError(f"{where}: no point of a forward pass in it, expected labels such as attn_norm-0; it has {has}")
         if unread := tuple(label for label in arrays if label not in understood):
             notes = (*notes, not_understood(unread))

@@ -16,6 +16,7 @@ from .labels import MODULES, meanings, split_step
 _AROUND = {"blk", "block", "blocks", "decoder", "h", "l", "layer", "layers", "model", "transformer"}
 """Words that a label may have around its name."""
 _NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)", re.ASCII)
+_STEP = re.compile(r"[._/-]?(?:step|token|tok|pos)[._-]?(\d{1,9})(?:[._/-]|$)", re.ASCII)
 _FROM_ZERO = re.compile(r"hidden_states\.|(?:arr_)?\d+$", re.ASCII)  # labels of a tuple whose first tensor is the embedding
 _SHOWN = 60  # characters of a label
 
@@ -69,7 +70,7 @@ def read_labels(labels: Iterable[str], config: Config | None, where: str) -> Rea
 
 def _clear(label: str) -> str | None:
     """A label in our writing, if it can mean one point alone: its name, and one number and words for a layer around it, or none."""
-    inner, step = split_step(label)
+    inner, step = _split_loose_step(label)
     numbers = _NUMBER.findall(inner)
     names = _OF_LAYER if numbers else _WHOLE
     name = next((names[text] for text in _without_words(inner) if text in names), None)
@@ -77,6 +78,13 @@ def _clear(label: str) -> str | None:
         return None
     clear = name if not numbers else f"{name}-{int(numbers[0])}" if name in LAYER_NAMES else f"layers.{int(numbers[0])}.{name}"
     return clear if step is None else f"step-{step}/{clear}"
+
+
+def _split_loose_step(label: str) -> tuple[str, int | None]:
+    """A label without its step, and the step, in other writings too: l_out-0_step5, step5_l_out-0, l_out-0.token-5."""
+    inner, step = split_step(label)
+    found = _STEP.search(inner) if step is None else None
+    return (inner, step) if found is None else (inner[: found.start()] + inner[found.end() :], int(found[1]))
 
 
 def _without_words(label: str) -> Iterator[str]:
@@ -113,15 +121,19 @@ def not_understood(labels: Sequence[str]) -> str:
 
 def nearest(label: str) -> str | None:
     """The label in our writing that one is nearest to; None if it is near to none."""
-    label, _ = split_step(label)
-    number = _NUMBER.search(label)
+    label, step = _split_loose_step(label)
+    numbers = _NUMBER.findall(label)
+    number = next(iter(numbers), None)
+    if len(numbers) == 2 and step is None:  # of a layer and a step, most likely
+        step = int(numbers[1])
     names = _WHOLE if number is None else _OF_LAYER
     text = list(_without_words(label[:_SHOWN]))[-1]
     near = get_close_matches(text, names, 1)
     if not near:
         return None
     name = names[near[0]]
-    return name if number is None else str(Key(name, int(number[0]))) if name in LAYER_NAMES else f"layers.{int(number[0])}.{name}"
+    whole = name if number is None else str(Key(name, int(number))) if name in LAYER_NAMES else f"layers.{int(number)}.{name}"
+    return whole if step is None else f"{whole}.step-{step}"
 
 
 def _shown(label: str) -> str:

@@ -1,5 +1,6 @@
 """The table of formats, and the detection of a file's format."""
 
+import mmap
 import os
 import zipfile
 from collections.abc import Callable, Sequence
@@ -7,15 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from ...base.errors import FileFormatError, OptionError, UnsupportedError, shown
-from ...base.validate import check_file, integer, path_of
+from ...base.validate import check_file, instance, integer, path_of
 from ...model.records import Config
+from ..arrays import as_numpy
 from ..normal_form import checked_tokens
 from ..points import Trace
-from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, safetensors, text, torch_file
+from . import (
+    aprt,
+    bitnet_rs,
+    bitnet_rs_logits,
+    eval_callback,
+    json_arrays,
+    llama_logits,
+    nodes,
+    npy,
+    safetensors,
+    server_answer,
+    text,
+    torch_file,
+)
 from .arrays import Labelled, damaged
 from .output import Output
 
@@ -38,7 +52,7 @@ _START = 1 << 18
 
 
 _SOME, _HASHES = "llama-eval-callback prints some numbers of each tensor only", "records of BitNet-rs hold hashes and no values"
-_TOP = "its JSON holds the largest logits only"
+_TOP = "its JSON holds the largest logits or log-probabilities only"
 _BARE, _LOGITS = "bare float32 logits, if the name ends in .f32 or the format is given", frozenset({"result_output"})
 _TABLE = (
     Format("npz", "NumPy archive, an array for each label", ".npz", npy.read_npz, Output(npy.write_npz, holds_tokens=True)),
@@ -53,11 +67,16 @@ _TABLE = (
     Format("logits", "one .npy of logits", ".npy", npy.read_logits, Output(npy.write_logits, _LOGITS)),
     Format("raw", _BARE, ".f32", npy.read_bare, Output(npy.write_bare, _LOGITS), "shape"),
     Format("text", "logits as text, a row or a number a line", "", text.read, None, "shape"),
+    Format("json", "JSON object of arrays by label", "", json_arrays.read, None),
     Format("eval-callback", "text that llama-eval-callback printed: some numbers of each tensor", "", None, None, partial=_SOME),
     Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, None, partial=_HASHES),
     Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, Output(bitnet_rs.write), partial=_HASHES),
     Format("bitnet-rs-logits", "BitNet-rs's JSON with the largest logits of each step", "", None, None, partial=_TOP),
+    Format("server-answer", "a server's answer with log-probabilities, saved as it came", "", None, None, partial=_TOP),
 )
+
+COMPLETIONS = {"bitnet-rs-logits": bitnet_rs_logits.read, "server-answer": server_answer.read}
+"""The readers of formats that hold the largest logits or log-probabilities: of a path and the prompt's tokens, they give Completions."""
 
 FORMATS = {format.name: format for format in _TABLE}
 
@@ -78,9 +97,10 @@ def read_any(
     Raises FileFormatError for a damaged file, UnsupportedError for records that hold no values, OptionError for a format, shape or tokens
     that do not go with it, MissingFileError for none, and OSError if it cannot be opened.
     """
-    check_file(path := path_of(path))
-    name = format or detect(path, shape)
-    ids = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
+    name = _format_of(path := path_of(path), format, shape)
+    ids = None if tokens is None else checked_tokens(as_numpy("tokens", tokens), "tokens")
+    if config is not None:
+        instance("config", config, Config)
     if name in FORMATS and FORMATS[name].needs == "tokens" and shape is None:
         content = cast(Callable[..., Labelled | Trace], FORMATS[name].read)(path, ids)
     else:
@@ -90,10 +110,7 @@ def read_any(
 
 def read_arrays(path: str | os.PathLike[str], format: str | None = None, shape: tuple[int, ...] | None = None) -> Labelled:
     """The arrays in a file or folder by their labels, of one sequence or of several; raises what `read_any` does."""
-    check_file(path := path_of(path))
-    name = format or detect(path, shape)
-    if name not in FORMATS:
-        raise OptionError(f"{path}: format is {shown(name)}, expected one of {', '.join(FORMATS)}")
+    name = _format_of(path := path_of(path), format, shape)
     known = FORMATS[name]
     if known.read is not None and known.needs == "shape":
         if shape is not None and not isinstance(shape, Sequence):
@@ -108,6 +125,14 @@ def read_arrays(path: str | os.PathLike[str], format: str | None = None, shape: 
         module = name.removesuffix("-lines").replace("-", "_")
         raise UnsupportedError(f"{path}: {known.partial}, read them with bitnet_np.traces.formats.{module}.read")
     return cast(Labelled, known.read(path))
+
+
+def _format_of(path: Path, format: str | None, shape: tuple[int, ...] | None) -> str:
+    """The format that is given, or the file's. Raises OptionError for a name that is none."""
+    check_file(path)
+    if format is not None and not (isinstance(format, str) and format in FORMATS):
+        raise OptionError(f"{path}: format is {shown(format)}, expected one of {', '.join(FORMATS)}")
+    return format or detect(path, shape)
 
 
 def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
@@ -141,7 +166,7 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         if head.startswith(magic):
             return name
     if head.startswith(b"{") and b"\0" not in head[:8]:  # where safetensors has a length
-        return "bitnet-rs-logits" if path.suffix not in (".jsonl", ".trace") else "bitnet-rs"
+        return "bitnet-rs" if path.suffix in (".jsonl", ".trace") else _of_json(path)
     if path.suffix == ".safetensors" or head[8:9] == b"{":
         return "safetensors"
     if path.suffix in (".jsonl", ".trace"):
@@ -155,6 +180,14 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
     raise _unknown(path, "a GGUF file, which is a model" if head[:4] == b"GGUF" else f"a file that starts with {shown(head[:16])}")
 
 
+def _of_json(path: Path) -> str:
+    """The format of a JSON object, by the names in it."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(b'"logits_dump"') >= 0:
+            return "bitnet-rs-logits"
+        return "server-answer" if any(content.find(name) >= 0 for name in server_answer.NAMES) else "json"
+
+
 def _unknown(path: Path, what: str) -> FileFormatError:
     known = "; ".join(f"{format.name}: {format.summary}" for format in _TABLE)
     return FileFormatError(f"{path}: {what}, expected one of the formats: {known}")
@@ -165,10 +198,10 @@ def writer(path: str | os.PathLike[str], format: str | None = None) -> tuple[str
     path = path_of(path)
     by_suffix = {format.suffix: format.name for format in _TABLE if format.suffix and format.writer}
     named = by_suffix.get(path.suffix)
-    name = format or named
+    name = named if format is None else format
     if name is None:
         raise OptionError(f"{path}: no format is given, expected one, or a name that ends in {', '.join(sorted(by_suffix))}")
-    output = FORMATS[name].writer if name in FORMATS else None
+    output = FORMATS[name].writer if isinstance(name, str) and name in FORMATS else None
     if output is None:
         raise OptionError(f"{path}: format is {shown(name)}, expected one of {', '.join(f.name for f in _TABLE if f.writer)}")
     if named not in (None, name):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bitnet_np import Verdict, check, forward_full
+from bitnet_np.base.errors import FileFormatError
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.formats.loose_labels import nearest, read_labels
 
@@ -45,10 +46,30 @@ def test_what_is_not_understood_is_said_with_the_nearest_name():
 
 @pytest.mark.parametrize(
     ("label", "meant"),
-    [("atn_nrom-1.step-3", "attn_norm-1"), ("q_proj_1", "layers.1.self_attn.q_proj"), ("final_layernrm", "final_layernorm"), ("x", None)],
+    [
+        ("atn_nrom-1.step-3", "attn_norm-1.step-3"),
+        ("l_out-1-7", "l_out-1.step-7"),
+        ("l_outt-1_step7", "l_out-1.step-7"),
+        ("q_proj_1", "layers.1.self_attn.q_proj"),
+        ("final_layernrm", "final_layernorm"),
+        ("x", None),
+    ],
 )
 def test_the_nearest_name(label, meant):
     assert nearest(label) == meant
+
+
+@pytest.mark.parametrize("writing", ["l_out-{}_step{}", "l_out-{}.step{}", "l_out-{}.token-{}", "step{1}_l_out-{0}", "step{1}/l_out-{0}"])
+def test_steps_in_other_writings_are_steps(writing):
+    steps = {writing.format(layer, n): RIGHT[f"l_out-{layer}"][n : n + 1] for layer in range(2) for n in range(len(IDS))}
+    report = check(MODEL, IDS, steps, budget=0)
+    assert (report.verdict, len(report.operations)) == (Verdict.SAME_BITS, 2)
+    assert any("are read in our writing" in note for note in report.notes)
+
+
+def test_a_dump_without_a_known_label_is_refused_with_the_nearest():
+    with pytest.raises(FileFormatError, match=r"it has 'l_out-0-0' \(did you mean l_out-0\.step-0\?\), 'x'"):
+        check(MODEL, IDS, {"l_out-0-0": RIGHT["l_out-0"][:1], "x": RIGHT["l_out-0"]})
 
 
 def test_a_label_is_read_otherwise_only_where_no_other_means_that_point():
