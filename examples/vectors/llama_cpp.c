@@ -85,7 +85,7 @@ static int model(const vec_case *c, const char *folder) {
     struct llama_model *m = llama_model_load_from_file(path, llama_model_default_params());
     if (!m) return VEC_SKIP; /* a family or a type that it does not know */
     struct llama_context_params p = llama_context_default_params();
-    p.n_ctx = 128, p.n_batch = p.n_ubatch = 64, p.n_seq_max = 2, p.n_threads = p.n_threads_batch = 1, p.kv_unified = true;
+    p.n_ctx = 128, p.n_batch = p.n_ubatch = 64, p.n_seq_max = 2, p.n_threads = p.n_threads_batch = 1;
     p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED, p.type_k = p.type_v = GGML_TYPE_F32;
     struct llama_context *context = llama_init_from_model(m, p);
     const vec_array *ids = vec_get(c, "tokens"), *other = vec_get(c, "tokens_2"), *chunks = vec_get(c, "chunks");
@@ -93,9 +93,9 @@ static int model(const vec_case *c, const char *folder) {
     int prefix = vec_get(c, "prefix") ? ((const int32_t *)vec_get(c, "prefix")->data)[0] : 0, at = 0;
     if (!context) failed = 4;
     else if (prefix) {
-        failed = decode(context, ids, 0, prefix, 0, NULL);
-        llama_memory_seq_cp(llama_get_memory(context), 0, 1, 0, prefix);
-        failed |= decode(context, other, prefix, (int)other->count, 1, &out);
+        failed = decode(context, ids, 0, (int)ids->count, 0, NULL);
+        llama_memory_seq_rm(llama_get_memory(context), 0, prefix, -1);
+        failed |= decode(context, other, prefix, (int)other->count, 0, &out);
     } else if (chunks)
         for (size_t i = 0; i < chunks->count && !failed; at += ((const int32_t *)chunks->data)[i++])
             failed = decode(context, ids, at, at + ((const int32_t *)chunks->data)[i], 0, &out);
