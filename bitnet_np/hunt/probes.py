@@ -24,7 +24,7 @@ from ..model.records import Blocks, Layer, Linear, Model, Ternary, frozen
 from ..testing.space import type_name
 from ..traces.points import SCORES
 from .engine import Call
-from .outcome import Expected, Outcome, verdict
+from .outcome import Judge, Outcome
 
 Floats = NDArray[np.float64]
 Run = Callable[[Model, Call], Outcome]
@@ -181,7 +181,7 @@ def stream(model: Model, logits: NDArray) -> Floats:
     return normed * (KNOWN * c.embedding_scale / normed[:, :1])
 
 
-def probe(model: Model, call: Call, row: int, run: Run, expected: Expected) -> Place:
+def probe(model: Model, call: Call, row: int, run: Run, judge: Judge) -> Place:
     """Probe an engine with models like this one, in this call, for what is wrong in the sequence `row`."""
     if reason := why_not(model):
         return Place(f"not probed: {reason}")
@@ -190,11 +190,11 @@ def probe(model: Model, call: Call, row: int, run: Run, expected: Expected) -> P
         if outcome.kind in ("crash", "refused", "hang", "size"):
             return Place(f"not probed: {outcome.kind} in a probe: {outcome.text}", probes=right)
         if outcome.failed:
-            return Place(one.what, _refined(one, call, row, outcome, expected), right)
+            return Place(one.what, _refined(one, call, row, outcome, judge), right)
     return Place("no probe is wrong: it shows in the whole model only", probes=right + 1)
 
 
-def _refined(one: Probe, call: Call, row: int, outcome: Outcome, expected: Expected) -> Report | None:
+def _refined(one: Probe, call: Call, row: int, outcome: Outcome, judge: Judge) -> Report | None:
     """The judge's report on the tensor that a probe shows, behind ours of all before it."""
     if not one.key or len(outcome.rows) <= row or outcome.kind == "invalid":
         return None
@@ -220,7 +220,7 @@ def _refined(one: Probe, call: Call, row: int, outcome: Outcome, expected: Expec
         return None  # the stream is too narrow to show it all
     dump[one.key] = shown[:, one.start : one.start + width].astype(np.float32)
     try:
-        report = verdict(one.model, replace(call, tokens=(ids,), prefix=first), dump, expected, search=True)
+        report = judge.report(one.model, replace(call, tokens=(ids,), prefix=first), dump, search=True)
     except Error:
         return None
     return report if report.verdict == Verdict.WRONG else None
