@@ -113,7 +113,7 @@ def _probed(runner: Runner, case: Case) -> Place:
 
     def run(probed: Model, call: Call) -> Outcome:
         if runner.engine.takes_path:
-            write_gguf(path, probed)
+            write_gguf(path, probed, words=True)
         return runner.run_model(probed, path, call, even)
 
     try:

@@ -44,6 +44,7 @@ KINDS = (".npy", ".json", ".txt")
 _REFUSAL = re.compile(
     r"not (?:yet )?support|only .{1,60}support|unsupport|not implement|unknown|unrecogni[sz]ed|invalid choice|refus|no such arch", re.I
 )
+_SAYS_WHY = re.compile(r"assert|error|exception|fatal|panic", re.I)  # a debugger's backtrace may come behind such a line
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,8 @@ class Server(_Limited):
 
 def failed(code: int, text: str) -> Ran:
     """What an exit code, or the signal below 0, says with the end of standard error."""
-    last = shortened(next((line.strip() for line in reversed(text.splitlines()) if line.strip()), ""), 200)
+    lines = [line.strip() for line in reversed(text.splitlines()) if line.strip()]
+    last = shortened(next((line for line in lines if _SAYS_WHY.search(line)), next(iter(lines), "")), 200)
     if code < 0:
         with suppress(ValueError):
             return Ran("crash", f"{signal.Signals(-code).name}{f': {last}' if last else ''}")
@@ -310,7 +312,7 @@ class Function(_Limited):
         """Call it. An exception is a crash, or a refusal where it says so."""
         values = {"chunk": call.chunk or None, "threads": call.threads, "prefix": call.prefix}
         if self.takes_path and isinstance(model, Model):
-            write_gguf(folder / "model.gguf", model)
+            write_gguf(folder / "model.gguf", model, words=True)
             model = folder / "model.gguf"
         tokens = call.tokens[0].copy() if len(call.tokens) == 1 else [ids.copy() for ids in call.tokens]
         try:

@@ -47,7 +47,7 @@ def keep(runner: Runner, finding: Finding, folder: Path) -> Finding:
     own.mkdir(parents=True)
     case, engine = finding.case, runner.engine
     model, _ = runner.model(case)
-    write_gguf(own / "model.gguf", model)
+    write_gguf(own / "model.gguf", model, words=True)
     suffix = (engine.suffix or ".npy") if isinstance(engine, Command) else ".json"
     write_tokens(own / f"tokens{suffix}", call_of(case).tokens)
     for b, (_, rows) in enumerate(finding.outcome.rows):

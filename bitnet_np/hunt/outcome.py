@@ -154,7 +154,7 @@ class Judge:
 
     def answered(self, answers: Answers, model: Model) -> Outcome:
         """The outcome of a server's answers, one for each sequence."""
-        reports = [check_completions(model, completions, self.dialect, replace(self.options, budget=0.0)) for completions in answers]
+        reports = [check_completions(model, completions, self.dialect, self.options, search=False) for completions in answers]
         report = max(reports, key=lambda report: report.verdict)
         if report.verdict < Verdict.WRONG:
             return Outcome("ok", dump=answers)

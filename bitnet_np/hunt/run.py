@@ -146,7 +146,7 @@ class Runner:
                 path = self.folder / f"model-{self.count}.gguf"
                 model = model_of(key, self.like)
                 if self.engine.takes_path:
-                    write_gguf(path, model)
+                    write_gguf(path, model, words=True)
                 self.models[key] = model, path
             return self.models[key]
 

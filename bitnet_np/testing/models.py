@@ -20,6 +20,7 @@ from ..model.checks import check_model
 from ..model.families import FAMILIES, Family, implied, layer_shapes, windowed_layers
 from ..model.records import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of, window_fields
 from ..model.rope import rope_fields
+from ..text.vocabulary import CONTROL, NORMAL, UNKNOWN
 from .noise import Noise
 
 Generator = np.random.Generator | Noise
@@ -252,10 +253,11 @@ def _random_codes(rng: Generator, kind: TensorType, n: int, m: int, spread: floa
     return scaled(spread / unit * rng.uniform(0.7, 1.3, (len(blocks), count)) * rng.choice([-1, 1], (len(blocks), count)))
 
 
-def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool | None = None) -> None:
+def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool | None = None, words: bool = False) -> None:
     """Write a model of one of families.FAMILIES as a GGUF file without a tokenizer.
 
-    fused: whether queries, keys and values are in one tensor, where one can hold them; None: as the family's files have it.
+    fused: whether queries, keys and values are in one tensor, where one can hold them; None: as the family's files have it. words: whether
+    the file has a tokenizer with a word for each id, without which servers do not start.
     Raises UnsupportedError for a model that GGUF cannot express.
     """
     path = path_of(path)
@@ -264,4 +266,13 @@ def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool | None = No
     if fused is not None:
         flag("fused", fused)
         names = tuple({*names, "attn_qkv"} if fused else {*names} - {"attn_qkv"})
-    write_model(path, model, {"tokenizer.ggml.model": "none"}, fused=names)
+    flag("words", words)
+    write_model(path, model, _words(model.config.vocab) if words else {"tokenizer.ggml.model": "none"}, fused=names)
+
+
+def _words(vocab: int) -> dict[str, Any]:
+    """The keys of a tokenizer like Llama's: the unknown token, BOS and EOS, and words."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"\u2581w{n}" for n in range(3, vocab))][:vocab]
+    kinds = [UNKNOWN, CONTROL, CONTROL, *[NORMAL] * vocab][:vocab]
+    keys = {"model": "llama", "tokens": tokens, "token_type": np.array(kinds, np.int32), "scores": np.zeros(vocab, np.float32)}
+    return {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
