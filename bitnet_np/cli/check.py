@@ -21,7 +21,7 @@ from ..engine.network import Runtime
 from ..engine.tokens import check_tokens, pad
 from ..files import embedded
 from ..hunt.api import check_engine
-from ..hunt.outcome import Expected
+from ..hunt.outcome import Judge
 from ..judge.law.precision import FLOAT32
 from ..judge.measures import Judgement, judge
 from ..judge.options import USUAL_BUDGET, Options
@@ -105,8 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.engine is not None:
         profile = profile_of(arguments)
         options = Options(profile.precision, 0, progress.bar, details, arguments.budget, arguments.strict, keeps_known=True)
-        expected = Expected(profile.dialect, options)
-        report = check_engine(arguments.engine, inputs.source.path, inputs.model(), inputs.sequences(), expected, arguments.timeout)
+        judge = Judge(profile.dialect, options)
+        report = check_engine(arguments.engine, inputs.source.path, inputs.model(), inputs.sequences(), judge, arguments.timeout)
         return show(
             arguments, report, f"the engine's output for {arguments.model}, {_declared(arguments)}", details, {"model": arguments.model}
         )

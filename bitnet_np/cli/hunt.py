@@ -14,7 +14,7 @@ from ..files.load import load
 from ..hunt.api import hunt
 from ..hunt.facts import in_words
 from ..hunt.keep import again
-from ..hunt.outcome import Expected
+from ..hunt.outcome import Judge
 from ..hunt.run import Finding, Hunt
 from ..judge.options import Options
 from . import progress
@@ -27,13 +27,14 @@ MODEL?: {A_MODEL}, whose family, types and settings all models of the hunt have 
 
 one of
 --engine CMD: the engine's command, with {{model}}, {{tokens}} and {{out}}, and {{chunk}}, {{threads}} and {{prefix}} if it has them;
- {{tokens}}.txt, {{tokens}}.json or {{tokens}}.npy name the kind of file. No shell runs it
+ {{tokens}}.txt, {{tokens}}.json or {{tokens}}.npy name the kind of file; a server's, with {{model}} and {{port}}. No shell runs it
 --case DIR: run the case of a folder again
 
 --time F = 60.0: seconds for the hunt
 --runs N: end after so many runs
 --run-time F = 20.0: seconds after which a run hangs
 --workers N = 2: runs at a time
+--single: calls of one sequence only
 --seed N = 0: another seed draws other cases
 --out DIR: write failing cases to this folder; those that it has are run first
 {PROFILE}
@@ -43,9 +44,9 @@ one of
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; returns the exit code."""
     profile = profile_of(arguments)
-    expected = Expected(profile.dialect, Options(profile.precision))
+    judge = Judge(profile.dialect, Options(profile.precision))
     if arguments.case is not None:
-        found = again(arguments.case, None, expected)
+        found = again(arguments.case, None, judge)
         text = outcome(not found.failed, f" ({found.kind}){': ' if found.text else ''}{printable(found.text)}")
         return answer(arguments, {"kind": found.kind, "text": found.text}, text, int(found.failed))
     if arguments.seed < 0:
@@ -65,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         limit=positive("--run-time", arguments.run_time),
         out=arguments.out,
-        expected=expected,
+        single=arguments.single,
+        judge=judge,
         progress=progress_of,
     )
     progress.clear()

@@ -11,20 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import Error
-from ..base.validate import function, integer, path_of, positive
-from ..engine.dialects import EXACT
+from ..base.validate import flag, function, instance, integer, path_of, positive
 from ..engine.tokens import check_tokens, pad
 from ..files.load import load
-from ..judge.options import DEFAULT
 from ..judge.report.report import Report
 from ..judge.verdict import Verdict
 from ..kernels.float_state import steady
 from ..model.records import Model
 from ..testing.models import write_gguf
 from ..testing.space import CONTEXT, Case, case_like, fitted
-from .engine import Call, Command, engine_of
+from .engine import Answers, Call, engine_of
 from .keep import keep, kept_cases
-from .outcome import Expected, Outcome, explained, verdict
+from .outcome import Judge, Outcome
 from .probes import Place, probe
 from .run import Finding, Hunt, Runner, Runs, call_of, hunt_engine
 
@@ -40,7 +38,8 @@ def hunt(
     seed: int = 0,
     limit: float = 20.0,
     out: str | PathLike | None = None,
-    expected: Expected = Expected(EXACT, DEFAULT),  # noqa: B008 - frozen
+    single: bool = False,
+    judge: Judge = Judge(),  # noqa: B008 - frozen
     progress: Runs = lambda runs, findings, left: None,
 ) -> Hunt:
     """Hunt for failures of an engine: random models and calls around the edges that engines have, judged, shrunk and told apart.
@@ -48,15 +47,18 @@ def hunt(
     engine: a function of a Model, or of a file's path if its first parameter is named or annotated so, and of token ids: int64 [T], or a
     list of such arrays for a batch. It may take chunk (None: all at once), threads and prefix by name, and returns what `check` takes:
     logits [T, V] (behind a prefix [T - prefix, V] or all), for a batch [B, T, V], or arrays by name. Or a command's template with {model},
-    {tokens} and {out}, and {chunk}, {threads} and {prefix} if it has them: `./run -m {model} -t {tokens}.txt -o {out}.npy`.
+    {tokens} and {out}, and {chunk}, {threads} and {prefix} if it has them: `./run -m {model} -t {tokens}.txt -o {out}.npy`. Or a server's,
+    with {model} and {port}, which is started for each run and asked as `check --endpoint` asks.
 
     like: a model, or a file, whose family, types and settings all drawn models have. time: seconds. runs: at most so many. workers: runs
-    at a time. limit: seconds for one run of a command. out: a folder for the failing cases; those that it has are run first. expected: what
-    the judge knows of the engine. progress: called with the runs, the findings, and the seconds left.
+    at a time. limit: seconds for one run of a command. out: a folder for the failing cases; those that it has are run first. single:
+    whether all calls have one sequence. judge: what is known of the engine. progress: called with the runs, the findings, and the seconds
+    left.
 
     Raises bitnet_np.Error for arguments that cannot be used. What the engine does raises nothing.
     """
     function("progress", progress)
+    instance("judge", judge, Judge)
     runner_engine = engine_of(engine, positive("limit", limit))
     if not isinstance(like, Model | None):
         like = load(path_of(like))
@@ -65,12 +67,12 @@ def hunt(
         integer("runs", runs, 1)
 
     def complete(runner: Runner, finding: Finding) -> Finding:
-        report, outcome = _report(runner, finding, expected), finding.outcome
+        report, outcome = _report(runner, finding), finding.outcome
         if report is not None and report.verdict >= Verdict.WRONG and outcome.kind == "uneven":
             outcome = replace(outcome, kind="wrong", text=report.reason)
         finding = replace(finding, report=report, outcome=outcome)
-        if finding.outcome.group == "numbers" and (finding.report is None or not finding.report.operations):
-            finding = replace(finding, place=_place(runner, finding, expected))
+        if outcome.group == "numbers" and (report is None or not report.operations):
+            finding = replace(finding, place=_place(runner, finding))
         return finding if folder is None else keep(runner, finding, folder)
 
     return hunt_engine(
@@ -80,33 +82,33 @@ def hunt(
         runs=runs,
         workers=integer("workers", workers, 1, 1024),
         seed=integer("seed", seed, 0),
-        expected=expected,
+        judge=judge,
+        single=flag("single", single),
         first=[] if folder is None else kept_cases(folder),
         progress=progress,
         explain=complete,
     )
 
 
-def _report(runner: Runner, finding: Finding, expected: Expected) -> Report | None:
+def _report(runner: Runner, finding: Finding) -> Report | None:
     """`check`'s report on the smallest case, where there are numbers."""
-    rows = finding.outcome.rows
-    if not rows or finding.outcome.group != "numbers":
+    outcome = finding.outcome
+    if outcome.group != "numbers" or not (outcome.rows or isinstance(outcome.dump, Answers)):
         return None
-    model, _ = runner.model(finding.case)
     try:
-        return explained(model, call_of(finding.case), finding.outcome, expected)
+        return runner.judge.explained(runner.model(finding.case)[0], call_of(finding.case), outcome)
     except Error:
         return None
 
 
-def _place(runner: Runner, finding: Finding, expected: Expected) -> Place:
+def _place(runner: Runner, finding: Finding) -> Place:
     """Where probes find the fault: at the smallest case, with as many ids as show the whole stream if it still fails so."""
     case, names = finding.case, {atom.fact for atom in finding.condition or ()}
     wide = fitted(replace(case, vocab=max(case.vocab, 4 * case.width), tied=False))
-    return _probed(runner, wide if not names & {"vocab", "tied"} and runner.run(wide).failed else case, expected)
+    return _probed(runner, wide if not names & {"vocab", "tied"} and runner.run(wide).failed else case)
 
 
-def _probed(runner: Runner, case: Case, expected: Expected) -> Place:
+def _probed(runner: Runner, case: Case) -> Place:
     path, even = runner.folder / "probe.gguf", runner.even(case)
 
     def run(probed: Model, call: Call) -> Outcome:
@@ -115,12 +117,12 @@ def _probed(runner: Runner, case: Case, expected: Expected) -> Place:
         return runner.run_model(probed, path, call, even)
 
     try:
-        return probe(runner.model(case)[0], call_of(case), min((b for b, _ in runner.run(case).bad), default=0), run, expected)
+        return probe(runner.model(case)[0], call_of(case), min((b for b, _ in runner.run(case).bad), default=0), run, runner.judge)
     except Error as error:
         return Place(f"not probed: {error}")
 
 
-def check_engine(command: str, path: Path, model: Model, rows: Sequence[NDArray[np.int64]], expected: Expected, limit: float) -> Report:
+def check_engine(command: str, path: Path, model: Model, rows: Sequence[NDArray[np.int64]], judge: Judge, limit: float) -> Report:
     """Run an engine's command on a model's file and judge what it gives.
 
     Where it gives logits alone that are wrong, it is probed with small models like this one, and a note says where it is wrong.
@@ -129,11 +131,11 @@ def check_engine(command: str, path: Path, model: Model, rows: Sequence[NDArray[
     """
     call = Call(tuple(np.asarray(ids, np.int64) for ids in rows), 0, 1, 0)
     check_tokens(model.config, *pad(list(call.tokens)))
-    for engine in Command(command, limit).variants():
+    for engine in engine_of(command, limit).variants():
         with TemporaryDirectory(prefix="bitnet-np-check-", ignore_cleanup_errors=True) as name:
             ran = engine.run(path, model.config, call, Path(name))
             if ran.kind == "ok":
-                report = verdict(model, call, ran.dump, expected, search=True)
+                report = judge.report(model, call, ran.dump, search=True)
                 break
     else:
         return Report(Verdict.INVALID, f"the engine gave nothing to judge: {ran.kind}: {ran.text}")
@@ -144,6 +146,6 @@ def check_engine(command: str, path: Path, model: Model, rows: Sequence[NDArray[
         replace(plain, length=min(len(rows[0]), CONTEXT), vocab=4 * plain.width, layers=min(model.config.n_layers, 2), tied=False)
     )
     with TemporaryDirectory(prefix="bitnet-np-check-", ignore_cleanup_errors=True) as name:
-        runner = Runner(engine, model, expected, 1, Path(name))
-        place = _probed(runner, case, expected) if runner.run(case).kind == "wrong" else Place("small models like this one are right")
+        runner = Runner(engine, model, judge, 1, Path(name))
+        place = _probed(runner, case) if runner.run(case).kind == "wrong" else Place("small models like this one are right")
     return replace(report, notes=(*report.notes, f"probes: {place.cause or place.text}"))

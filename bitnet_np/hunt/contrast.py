@@ -1,7 +1,8 @@
 """The condition of a failure: what all failing runs have and no passing run has, tested by further runs until it stands.
 
 Of the statements that fit all runs the cheapest are kept. The next runs are those on which they disagree most; where they agree, others are
-drawn at random, some that meet the condition and some that just miss it.
+drawn, some that meet the condition and some that just miss it. Each statement is tested by itself: runs that miss this one alone must be
+right, or it is dropped. So is what is not said: of a case that failed, any other number may be changed.
 """
 
 import random
@@ -21,6 +22,7 @@ Condition = tuple[Atom, ...]
 ENOUGH = 10
 """Runs drawn at random that meet a condition, and as many that do not, with which it stands."""
 
+_EACH = 2  # runs that miss one statement alone, and pass, with which it stands
 _SLACK = 0.75  # more cost than the cheapest condition, up to which others are kept
 _MOST = 40  # conditions at a time
 _DECIDED = 0.03  # weight of the conditions that a run could refute, below which they agree on it
@@ -87,6 +89,8 @@ class Contrast:
     agreed: int = 0  # random runs that met the condition and failed, since it last changed
     missed: int = 0  # those that did not meet it and passed
     kept: list[tuple[float, Condition]] = field(default_factory=list)
+    good: list[Facts] = field(default_factory=list)  # of sequences that are right
+    untestable: set[Atom] = field(default_factory=set)  # statements that no case misses alone
 
     def __post_init__(self) -> None:
         self.learn()
@@ -98,11 +102,22 @@ class Contrast:
 
     @property
     def stands(self) -> bool:
-        return self.condition is not None and self.agreed >= ENOUGH and self.missed >= (ENOUGH if self.condition else 0)
+        if self.condition is None or self.agreed < ENOUGH or self.untested():
+            return False
+        return self.missed >= ENOUGH or not self.condition
+
+    def untested(self) -> list[Atom]:
+        """The statements of the condition that too few right runs miss alone."""
+        some = [atom for atom in self.condition or () if atom not in self.untestable]
+        return [atom for atom in some if sum(self.misses_alone(atom, facts) for facts in self.good) < _EACH]
+
+    def misses_alone(self, atom: Atom, facts: Facts) -> bool:
+        """Whether a sequence meets all of the condition but this statement."""
+        return all(other.holds(facts) == (other != atom) for other in self.condition or ())
 
     def learn(self) -> None:
         before = self.condition
-        good = [facts for case in self.passing for facts in every_row(case)]
+        good = self.good = [facts for case in self.passing for facts in every_row(case)]
         bad: list[tuple[Case, Facts]] = []
         for case in self.failing:
             rows = self.wrong_rows(case)
@@ -129,6 +144,8 @@ class Contrast:
         known = {*self.failing, *self.passing}
         near = [case for case in dict.fromkeys(self.neighbours()) if case not in known]
         chosen = self.doubtful(near, count)
+        if not chosen and self.condition is not None:
+            chosen = self.alone(near)[:count]
         if not chosen and self.condition is not None:
             want = self.agreed <= self.missed or not self.condition
             for _ in range(count):
@@ -159,6 +176,17 @@ class Contrast:
             weight = np.where(same, weight, weight / 10)  # the second run is to ask something else
         return chosen
 
+    def alone(self, near: Sequence[Case]) -> list[Case]:
+        """Cases that miss one statement alone, of each that is to be tested."""
+        chosen: dict[Case, None] = {}
+        for atom in self.untested():
+            some = [case for case in near if all(self.misses_alone(atom, facts) for facts in every_row(case))]
+            if some:
+                chosen[self.rng.choice(some)] = None
+            else:
+                self.untestable.add(atom)
+        return list(chosen)
+
     def neighbours(self) -> Iterator[Case]:
         """Cases that differ from the smallest one, or from another that failed, in one number; and mixtures of one that failed and one that
         passed."""
@@ -182,8 +210,17 @@ class Contrast:
         return fitted(replace(a, **{name: getattr(b, name) for name in names}))
 
     def meeting(self, known: set[Case]) -> Case | None:
-        """A random case that meets the condition: a drawn one with some of the smallest one's numbers."""
-        return next((c for c in self._drawn() if c not in known and meets(self.condition or (), c)), None)
+        """A case that meets the condition: one that failed, with another value of a field that the condition does not speak of, or, each
+        second time, a random one with some values of one that failed."""
+        drawn = self._drawn() if self.agreed % 2 else self._varied()
+        return next((c for c in (*drawn, *self._drawn()) if c not in known and meets(self.condition or (), c)), None)
+
+    def _varied(self) -> Iterator[Case]:
+        said = {atom.fact for atom in self.condition or ()}
+        names = [name for name, values in self.edges.items() if len(values) > 1 and name not in said]
+        for name in self.rng.sample(names, len(names)):
+            origin = self.rng.choice(self.failing)
+            yield fitted(replace(origin, **{name: self.rng.choice(self.edges[name])}))
 
     def missing(self, near: Sequence[Case], known: set[Case]) -> Case | None:
         """A case that just misses the condition: one number away from one that fails."""

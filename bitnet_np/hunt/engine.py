@@ -1,4 +1,4 @@
-"""The engine under test: a command or a function, run once for a model and a call. It may crash, hang, or write anything.
+"""The engine under test: a command, a server or a function, run once for a model and a call. It may crash, hang, or write anything.
 
 A command is a template whose words are split as a shell would, and no shell runs it. Each run has a folder, a time and a size that it may
 take. It ends with all processes of its session: those that it started, unless they left it.
@@ -10,32 +10,41 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import OptionError, shortened
+from ..base.errors import OptionError, ServerError, UnsupportedError, shortened
 from ..base.validate import choice, function
 from ..model.records import Config, Model
+from ..servers.client import client_of
+from ..servers.completions import Completions
+from ..servers.endpoint import server_at
 from ..testing.models import write_gguf
 
 MOST_BYTES = 1 << 28
 """Bytes that an engine may write in one run."""
 
 _POLL = 0.01  # seconds between two looks at a process
-_NAMES = ("model", "tokens", "out", "chunk", "threads", "prefix")
+KNOBS = ("chunk", "threads", "prefix")
+"""What a call may change beside the tokens."""
+
+_PREDICTED, _LISTED = 8, 20  # tokens that a server generates, and log-probabilities of each
 KINDS = (".npy", ".json", ".txt")
 _REFUSAL = re.compile(
     r"not (?:yet )?support|only .{1,60}support|unsupport|not implement|unknown|unrecogni[sz]ed|invalid choice|refus|no such arch", re.I
 )
+_SAYS_WHY = re.compile(r"assert|error|exception|fatal|panic", re.I)  # a debugger's backtrace may come behind such a line
 
 
 @dataclass(frozen=True)
@@ -52,70 +61,144 @@ class Call:
 class Ran:
     """What became of one run."""
 
-    kind: str  # "ok", "crash", "refused", "hang", "size" or "INVALID"
+    kind: str  # "ok", "crash", "refused", "hang", "size" or "invalid"
     text: str = ""
-    dump: Any = None  # where the kind is "ok": a path, or what a function returned
+    dump: Any = None  # where the kind is "ok": a path, a server's answers, or what a function returned
+
+
+class Answers(tuple[Completions, ...]):
+    """What a server answers, for each sequence."""
+
+    __slots__ = ()
+
+
+class _Limited:
+    """What all engines have."""
+
+    takes_path = True  # whether it takes a model as a file
+    batches = (True, True)  # whether several sequences can be told, and whether their lengths may differ
+    knobs: tuple[str, ...] = ()  # what a call may change
+    limit = float("inf")  # seconds for one run
+
+    def variants(self) -> list[Any]:
+        """The engine in each way in which it may be asked, where its template leaves that open."""
+        return [self]
+
+    @contextmanager
+    def hurried(self, least: float, enough: float) -> Iterator[None]:
+        """A time in which a run need not be waited for until the limit, because it is known that the engine hangs."""
+        before, self.limit = self.limit, min(self.limit, max(least, enough))
+        try:
+            yield
+        finally:
+            self.limit = before
+
+
+def _words(template: str, allowed: Sequence[str], needed: Collection[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The words of a template, and its knobs. Raises OptionError."""
+    named = set(re.findall(r"\{(\w+)\}", template))
+    if unknown := named - {*allowed}:
+        raise OptionError(f"the engine's command has {{{min(unknown)}}}, expected {', '.join(f'{{{name}}}' for name in allowed)}")
+    if missing := {*needed} - named:
+        raise OptionError(f"the engine's command is {template!r}, expected {{{min(missing)}}} in it")
+    return shlex.split(template, posix=os.name != "nt"), tuple(name for name in KNOBS if name in named)
+
+
+def _filled(words: Sequence[str], call: Call, **values: Any) -> list[str]:
+    """The words of a command for a call."""
+    most = max(len(ids) for ids in call.tokens) - call.prefix
+    values |= {"chunk": call.chunk or most, "threads": call.threads, "prefix": call.prefix}
+    return [re.sub(r"\{(\w+)\}", lambda m: str(values[m[1]]), word) for word in words]
 
 
 @dataclass
-class Command:
+class Command(_Limited):
     """An engine that is run as a command, such as `./run -m {model} -t {tokens}.txt -o {out}.npy`."""
 
     template: str
-    limit: float = 20.0  # seconds for one run
+    limit: float = 20.0
     most: int = MOST_BYTES
-    words: list[str] = field(default_factory=list)
     suffix: str = ""  # of the file of tokens, where the template names none
 
     def __post_init__(self) -> None:
-        self.words = shlex.split(self.template, posix=os.name != "nt")
-        named = set(re.findall(r"\{(\w+)\}", self.template))
-        if unknown := named - set(_NAMES):
-            raise OptionError(f"the engine's command has {{{min(unknown)}}}, expected {', '.join(f'{{{name}}}' for name in _NAMES)}")
-        if missing := {"model", "tokens", "out"} - named:
-            raise OptionError(f"the engine's command is {self.template!r}, expected {{{min(missing)}}} in it")
+        self.words, self.knobs = _words(self.template, ("model", "tokens", "out", *KNOBS), ("model", "tokens", "out"))
         given = re.search(r"\{tokens\}(\.\w+)", self.template)
         if given:
             self.suffix = choice("the name of the engine's file of tokens", given[1], KINDS)
-        self.knobs = tuple(name for name in ("chunk", "threads", "prefix") if name in named)
 
     @property
-    def batches(self) -> tuple[bool, bool]:
-        """Whether several sequences can be told, and whether their lengths may differ."""
+    def batches(self) -> tuple[bool, bool]:  # type: ignore[override]
         return True, (self.suffix or ".npy") != ".npy"
 
     def variants(self) -> list["Command"]:
-        """The engine with each kind of file of tokens that its template leaves open."""
-        return [self] if self.suffix else [Command(self.template, self.limit, self.most, suffix=kind) for kind in KINDS]
-
-    takes_path = True
+        return [self] if self.suffix else [replace(self, suffix=kind) for kind in KINDS]
 
     def run(self, model: Path | Model, config: Config, call: Call, folder: Path) -> Ran:
         """Run it in an empty folder."""
         named = "{tokens}." in self.template
         tokens = folder / ("tokens" + (self.suffix or ".npy"))
         write_tokens(tokens, call.tokens)
-        most = max(len(ids) for ids in call.tokens) - call.prefix
         out = folder / ("out" if re.search(r"\{out\}\.\w", self.template) else "out.npy")
-        values: dict[str, Any] = {
-            "model": model, "tokens": folder / "tokens" if named else tokens, "out": out,
-            "chunk": call.chunk or most, "threads": call.threads, "prefix": call.prefix,
-        }  # fmt: skip
-        words = [re.sub(r"\{(\w+)\}", lambda m: str(values[m[1]]), word) for word in self.words]
-        code, text = run_limited(words, folder, self.limit, self.most)
-        if isinstance(code, str):
-            return Ran(code, text)
-        if code:
-            return failed(code, text)
+        words = _filled(self.words, call, model=model, tokens=folder / "tokens" if named else tokens, out=out)
+        with running(words, folder, self.limit, self.most) as run:
+            while not (ran := run.end()):
+                time.sleep(_POLL)
+        if ran.kind != "ok":
+            return ran
         written = [path for path in folder.iterdir() if path.name.startswith("out")]
         if not written:
-            return Ran("INVALID", "the engine ended with 0 and wrote no output")
+            return Ran("invalid", "the engine ended with 0 and wrote no output")
         return Ran("ok", dump=out if out in written else written[0])
+
+
+@dataclass
+class Server(_Limited):
+    """An engine that is a server, such as `llama-server -m {model} --port {port}`. It is started for each run, and ended.
+
+    Sequences of a batch are asked for at the same time.
+    """
+
+    template: str
+    limit: float = 20.0
+    most: int = MOST_BYTES
+
+    def __post_init__(self) -> None:
+        self.words, self.knobs = _words(self.template, ("model", "port", "chunk", "threads"), ("model", "port"))
+
+    def run(self, model: Path | Model, config: Config, call: Call, folder: Path) -> Ran:
+        """Start it, wait until it speaks, ask, end it."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        client = client_of(f"http://127.0.0.1:{port}", self.limit)
+        with running(_filled(self.words, call, model=model, port=port), folder, self.limit, self.most) as run:
+            while True:
+                if ran := run.end():
+                    return replace(ran, kind="crash", text="the server ended") if ran.kind == "ok" else ran
+                with suppress(ServerError, UnsupportedError):
+                    server = server_at(client)
+                    break
+                time.sleep(_POLL)
+
+            def ask(ids: NDArray[np.int64]) -> Completions:
+                predict = min(_PREDICTED, config.context - len(ids))
+                return server.complete(ids.tolist(), predict, min(_LISTED, config.vocab))
+
+            try:
+                with ThreadPoolExecutor(len(call.tokens)) as pool:
+                    return Ran("ok", dump=Answers(pool.map(ask, call.tokens)))
+            except ServerError as error:
+                time.sleep(0.1)  # a process that crashes is there for a moment
+                ran = run.end()
+                if ran is not None and ran.kind != "ok":
+                    return ran
+                hangs = "no whole answer within" in str(error)
+                return Ran("hang" if hangs else "refused" if _REFUSAL.search(str(error)) else "crash", shortened(str(error), 200))
 
 
 def failed(code: int, text: str) -> Ran:
     """What an exit code, or the signal below 0, says with the end of standard error."""
-    last = shortened(next((line.strip() for line in reversed(text.splitlines()) if line.strip()), ""), 200)
+    lines = [line.strip() for line in reversed(text.splitlines()) if line.strip()]
+    last = shortened(next((line for line in lines if _SAYS_WHY.search(line)), next(iter(lines), "")), 200)
     if code < 0:
         with suppress(ValueError):
             return Ran("crash", f"{signal.Signals(-code).name}{f': {last}' if last else ''}")
@@ -137,43 +220,42 @@ def write_tokens(path: Path, sequences: Sequence[NDArray[np.int64]]) -> None:
 # --- processes ------------------------------------------------------------------------------------------------------------------------
 
 
-def run_limited(words: Sequence[str], folder: Path, limit: float, most: int) -> tuple[int | str, str]:
-    """Run a program in a session of processes of its own. Returns its exit code, or "hang" or "size", and the end of its standard error.
+class running:
+    """Context of a program in a session of processes of its own, which end with it. Raises OptionError for one that is not there."""
 
-    Raises OptionError for a program that is not there.
-    """
-    said = folder / "stderr"
-    begin = time.monotonic()
-    with open(said, "wb") as errors, started(words, errors) as process:
-        while not ended(process):
-            if time.monotonic() - begin > limit:
-                return "hang", f"no answer within {limit:g} s"
-            if size_of(folder) > most:
-                return "size", f"more than {most:,} bytes were written"
-            time.sleep(_POLL)
-    if size_of(folder) > most:
-        return "size", f"more than {most:,} bytes were written"
-    with open(said, "rb") as file:
-        file.seek(max(0, said.stat().st_size - 4096))
-        return process.returncode, file.read().decode("utf-8", "replace")
+    def __init__(self, words: Sequence[str], folder: Path, limit: float, most: int) -> None:
+        self.words, self.folder, self.limit, self.most = words, folder, limit, most
+        self.said = folder / "stderr"
 
-
-class started:
-    """Context of a process, which ends with it, and with it all processes of its session."""
-
-    def __init__(self, words: Sequence[str], errors: Any) -> None:
+    def __enter__(self) -> "running":
         how: dict[str, Any] = {"start_new_session": True}
         if sys.platform == "win32":
             how = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-        try:
-            self.process = subprocess.Popen(list(words), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, **how)
-        except OSError as error:
-            raise OptionError(f"the engine's command {words[0]!r} cannot be run: {error.strerror}") from None
+        self.begin = time.monotonic()
+        with open(self.said, "wb") as errors:
+            try:
+                self.process = subprocess.Popen(list(self.words), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, **how)
+            except OSError as error:
+                raise OptionError(f"the engine's command {self.words[0]!r} cannot be run: {error.strerror}") from None
+        return self
 
-    def __enter__(self) -> subprocess.Popen:
-        return self.process
+    def end(self) -> Ran | None:
+        """How it ended, or why it has to; None while it runs."""
+        over = ended(self.process)
+        if size_of(self.folder) > self.most:
+            return Ran("size", f"more than {self.most:,} bytes were written")
+        if over:
+            self.stop()
+            with open(self.said, "rb") as file:
+                file.seek(max(0, self.said.stat().st_size - 4096))
+                text = file.read().decode("utf-8", "replace")
+            return failed(self.process.returncode, text) if self.process.returncode else Ran("ok")
+        return Ran("hang", f"no answer within {self.limit:g} s") if time.monotonic() - self.begin > self.limit else None
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """End all processes of its session."""
+        if self.process.returncode is not None:
+            return
         if sys.platform == "win32":
             if self.process.poll() is None:
                 subprocess.run(["taskkill", "/T", "/F", "/PID", str(self.process.pid)], capture_output=True, check=False)
@@ -181,6 +263,9 @@ class started:
             with suppress(ProcessLookupError, PermissionError):  # before it is waited for: until then its number is nobody else's
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 def ended(process: subprocess.Popen) -> bool:
@@ -204,7 +289,7 @@ def size_of(folder: Path) -> int:
 
 
 @dataclass
-class Function:
+class Function(_Limited):
     """An engine that is a function of a Model, or of a file's path, and token ids, [T] or a list of several [T].
 
     It may take chunk (None: all tokens at once), threads and prefix by name. It returns what `bitnet_np.check` takes.
@@ -221,12 +306,7 @@ class Function:
         self.takes_path = bool(parameters) and (
             "path" in names[0] or "Path" in str(parameters[0].annotation) or "str" in str(parameters[0].annotation)
         )
-        self.knobs = tuple(name for name in ("chunk", "threads", "prefix") if name in names)
-
-    batches = (True, True)
-
-    def variants(self) -> list["Function"]:
-        return [self]
+        self.knobs = tuple(name for name in KNOBS if name in names)
 
     def run(self, model: Path | Model, config: Config, call: Call, folder: Path) -> Ran:
         """Call it. An exception is a crash, or a refusal where it says so."""
@@ -243,13 +323,13 @@ class Function:
         return Ran("ok", dump=result)
 
 
-Engine = Command | Function
+Engine = Command | Server | Function
 
 
 def engine_of(engine: Any, limit: float = 20.0) -> Engine:
     """An engine of a command's template, or of a function. Raises OptionError."""
-    if isinstance(engine, Command | Function):
+    if isinstance(engine, Command | Server | Function):
         return engine
     if isinstance(engine, str):
-        return Command(engine, limit)
+        return Server(engine, limit) if "{port}" in engine else Command(engine, limit)
     return Function(function("the engine", engine))

@@ -2,10 +2,12 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import numpy as np
 
+from ..model.families import FAMILIES
 from ..testing.space import FIELDS, Case, lengths_of
 
 Facts = Mapping[str, Any]
@@ -37,6 +39,8 @@ NOUNS = {
     "threads": "the number of threads",
     "later": "the number of tokens behind the prefix",
     "last_chunk": "the last chunk",
+    "rows": "the rows of",
+    "longest": "rows of",
 }
 """Facts that are numbers or names."""
 
@@ -53,11 +57,15 @@ FLAGS = {
     "padded": ("the sequence is shorter than another one of its batch", "no sequence of the batch is longer"),
     "shared": ("the threads divide the heads evenly", "the threads do not divide the heads evenly"),
     "broad": ("the feed-forward is wider than the model", "the feed-forward is not wider than the model"),
+    "biased": ("the model has biases", "the model has no biases"),
+    "cached": ("keys of an earlier call are seen", "all keys are of one call"),
     "wide": ("the heads together are as wide as the model", "the heads together are not as wide as the model"),
 }
 """Facts that are so or not, and both in words."""
 
 _STEPS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
+_SIGNS = {"rows": ("mod", "odd"), "longest": (">=", "<=")}
+"""What is said of facts about all matrices: their rows have a greatest common divisor, and a longest one."""
 
 
 def facts_of(case: Case, row: int = 0) -> Facts:
@@ -67,7 +75,13 @@ def facts_of(case: Case, row: int = 0) -> Facts:
     length = lengths[row]
     later = length - case.prefix
     chunk = min(case.chunk, later) or later
+    inputs = (case.width, case.kv_heads * case.group * case.head_dim, case.ffn)  # the lengths of all matrices' rows
+    traits = FAMILIES[case.family]
     return facts | {
+        "rows": gcd(*inputs),
+        "longest": max(inputs),
+        "biased": bool(traits.biases or (case.extras and traits.optional_biases)),
+        "cached": later > chunk or case.prefix > 0,
         "heads": case.kv_heads * case.group,
         "q_width": case.kv_heads * case.group * case.head_dim,
         "length": length,
@@ -128,6 +142,10 @@ class Atom:
             "padded": 0.2,
             "chunked": -0.05,
             "cut": 0.1,
+            "cached": 0.05,
+            "biased": 0.1,
+            "rows": 0.15,
+            "longest": 0.25,
         }
         sign = {
             "is": 0.1 if isinstance(self.value, int | float) and not isinstance(self.value, bool) else 0.0,
@@ -146,6 +164,14 @@ class Atom:
         if fact in FLAGS:
             return FLAGS[fact][value != (self.sign == "is")]
         noun = NOUNS[fact]
+        if fact == "rows":
+            return (
+                f"{noun} all matrices are multiples of {self.step}"
+                if self.sign == "mod"
+                else f"{noun} a matrix are no multiple of {self.step}"
+            )
+        if fact == "longest":
+            return f"a matrix has {noun} at least {value}" if self.sign == ">=" else f"all matrices have {noun} at most {value}"
         if value is None:
             present = {"window": ("there is no window", "there is a window"), "chunk": FLAGS["chunked"][::-1]}[fact]
             return present[self.sign == "not"]
@@ -195,7 +221,7 @@ def atoms_of(failing: Sequence[Facts], passing: Sequence[Facts]) -> list[Atom]:
                     every.append(Atom(fact, "mod", left.pop(), step))
                 elif 0 not in left:
                     every.append(Atom(fact, "odd", 0, step))
-    return every
+    return [atom for atom in every if atom.sign in _SIGNS.get(atom.fact, (atom.sign,))]
 
 
 def in_words(case: Case) -> str:

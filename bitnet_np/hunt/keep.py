@@ -12,18 +12,16 @@ import numpy as np
 from ..base.blas import one_thread
 from ..base.errors import FileFormatError, shown
 from ..base.validate import text_of
-from ..engine.dialects import EXACT
 from ..engine.machine import facts as machine_facts
 from ..files.load import load
 from ..files.safetensors_file import strict_json
-from ..judge.options import DEFAULT
 from ..judge.report.report import Report
 from ..judge.verdict import Verdict
 from ..testing.models import write_gguf
 from ..testing.space import FIELDS, Case
-from .engine import Command, Engine, engine_of, write_tokens
+from .engine import Command, Engine, Function, engine_of, write_tokens
 from .facts import in_words
-from .outcome import Expected, Outcome, definition, judged
+from .outcome import Judge, Outcome, definition
 from .run import Finding, Runner, call_of
 
 _TEST = '''"""{what}
@@ -54,7 +52,7 @@ def keep(runner: Runner, finding: Finding, folder: Path) -> Finding:
     write_tokens(own / f"tokens{suffix}", call_of(case).tokens)
     for b, (_, rows) in enumerate(finding.outcome.rows):
         np.save(own / f"out{f'-{b}' if b else ''}.npy", rows)
-    template = engine.template if isinstance(engine, Command) else None
+    template = None if isinstance(engine, Function) else engine.template
     facts: dict[str, Any] = {
         "engine": template,
         "case": vars(case),
@@ -68,7 +66,7 @@ def keep(runner: Runner, finding: Finding, folder: Path) -> Finding:
     about = {"hunted": finding.where, "case": in_words(case), **machine_facts()}
     (own / "report.html").write_text(report.html(None, about), "utf-8", "backslashreplace")
     imported, argument = "", ""
-    if not isinstance(engine, Command):
+    if isinstance(engine, Function):
         name, module = getattr(engine.function, "__qualname__", "engine"), getattr(engine.function, "__module__", "__main__")
         imported, argument = f"\nfrom {module} import {name.partition('.')[0]}", f", {name}"
     text = _TEST.format(what=_plain(finding.where), words=_plain(in_words(case)), imported=imported, engine=argument)
@@ -96,7 +94,7 @@ def read_case(folder: Path) -> tuple[Case, dict[str, Any]]:
     return Case(**values), content
 
 
-def again(folder: Path, engine: Engine | Any = None, expected: Expected = Expected(EXACT, DEFAULT)) -> Outcome:  # noqa: B008 - frozen
+def again(folder: Path, engine: Engine | Any = None, judge: Judge = Judge()) -> Outcome:  # noqa: B008 - frozen
     """Run the case of a folder again. engine: another one than the folder's command, or the function. Raises FileFormatError."""
     case, content = read_case(folder)
     engine = engine_of(content.get("engine") if engine is None else engine)
@@ -110,4 +108,4 @@ def again(folder: Path, engine: Engine | Any = None, expected: Expected = Expect
         inside.mkdir()
         copied = Path(shutil.copy(path, name))
         ran = engine.run(copied if engine.takes_path else model, model.config, call, inside)
-        return judged(ran, model, call, definition(model, call), expected, content.get("exact") is True)
+        return judge.outcome(ran, model, call, definition(model, call), content.get("exact") is True)

@@ -14,35 +14,28 @@ from numpy.typing import NDArray
 
 from .. import spec
 from ..base.errors import Error
-from ..engine.dialects import Dialect
+from ..engine.dialects import EXACT, Dialect
 from ..engine.network import Runtime
 from ..engine.tokens import check_tokens, pad
 from ..judge.check import content_of
 from ..judge.law.graph import LOGITS
 from ..judge.measures import ROUNDING_LIMIT, invalid, position_nmse
-from ..judge.options import Options
+from ..judge.options import DEFAULT, Options
 from ..judge.report.report import Report
 from ..judge.sequences import judge_sequences
+from ..judge.top_logprobs import check_completions
 from ..judge.verdict import Verdict
 from ..model.dense import dense_view
 from ..model.records import Config, Model
 from ..traces.formats.arrays import Batch, Labelled
 from ..traces.points import Trace
-from .engine import Call, Ran
+from .engine import Answers, Call, Ran
 
 GROSS = 0.05
 """NMSE of a position that no rounding reaches in a model of few layers: beyond it no reach is measured."""
 
 Rows = tuple[int, NDArray]
 """The first position that some logits [P, V] are of, and the logits."""
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What the judge is told of the engine."""
-
-    dialect: Dialect
-    options: Options
 
 
 @dataclass(frozen=True)
@@ -114,68 +107,78 @@ def _rows(content: Trace | Labelled, later: Sequence[NDArray], prefix: int, conf
     return min(map(every, (False, True)), key=away) if batch.padded() else every(False)
 
 
-def judged(ran: Ran, model: Model, call: Call, ours: tuple[NDArray, ...], expected: Expected, even: bool) -> Outcome:
-    """The outcome of a run. even: the engine's plainest run was exact but for float32's own rounding, and so should this one be."""
-    if ran.kind != "ok":
-        return Outcome(ran.kind, ran.text)
-    try:
-        rows = rows_of(ran.dump, call, model.config, ours)
-    except Error as error:
-        return Outcome("invalid", str(error), dump=ran.dump)
-    bad, far, rounding, problems = [], 0.0, True, []
-    for b, ((first, theirs), mine) in enumerate(zip(rows, ours, strict=True)):
-        mine = mine[first:]
-        if problem := invalid(mine, theirs):
-            finite = np.isfinite(theirs).all(axis=1) if theirs.shape == mine.shape else np.zeros(len(mine), bool)
-            bad += [(b, first + int(p), np.inf) for p in np.flatnonzero(~finite if not finite.all() else finite)]
-            problems.append(problem)
-            continue
-        with np.errstate(all="ignore"):
-            nmse = position_nmse(mine, theirs)
-        most = np.abs(theirs.astype(np.float64) - mine).max(axis=1)
-        rounding &= not (most > ROUNDING_LIMIT * mine.std(axis=1)).any()
-        far = max(far, float(nmse.max()))
-        bad += [(b, first + int(p), float(nmse[p])) for p in np.flatnonzero(most > ROUNDING_LIMIT * mine.std(axis=1))]
-    if problems:
-        return Outcome("invalid", problems[0], bad=tuple((b, p) for b, p, _ in bad), rows=rows, dump=ran.dump)
-    ok = Outcome("ok", far=far, rows=rows, dump=ran.dump)
-    if rounding:
-        return ok
-    places = tuple((b, p) for b, p, x in bad if x > 1e-4 * far)
-    wrong = replace(ok, kind="wrong", bad=places, text=f"NMSE is {far:.2g} at worst")
-    if far > GROSS and expected.options.precision is None:
-        return wrong
-    if even:
-        return replace(wrong, kind="uneven", text=f"NMSE is {far:.2g} at worst, and only float32's own rounding in other cases")
-    report = verdict(model, call, ran.dump, expected)
-    return replace(wrong, text=report.reason) if report.verdict >= Verdict.WRONG else ok
+@dataclass(frozen=True)
+class Judge:
+    """Judges what an engine gives, in a dialect and with what is declared of it."""
 
+    dialect: Dialect = EXACT
+    options: Options = DEFAULT
 
-def verdict(model: Model, call: Call, dump: Any, expected: Expected, search: bool = False) -> Report:
-    """The judge's report, without a search for causes by default."""
-    tokens = check_tokens(model.config, *pad(list(call.tokens)))
-    content = content_of(dump, tokens, model.config, call.prefix)
-    options = replace(expected.options, prefix=call.prefix)
-    return judge_sequences(Runtime(model, expected.dialect).checked(), tokens, content, options, search=search)
+    def outcome(self, ran: Ran, model: Model, call: Call, ours: tuple[NDArray, ...], even: bool) -> Outcome:
+        """The outcome of a run. even: the engine's plainest run was exact but for float32's own rounding, and so should this one be."""
+        if ran.kind != "ok":
+            return Outcome(ran.kind, ran.text)
+        if isinstance(ran.dump, Answers):
+            return self.answered(ran.dump, model)
+        try:
+            rows = rows_of(ran.dump, call, model.config, ours)
+        except Error as error:
+            return Outcome("invalid", str(error), dump=ran.dump)
+        bad, far, rounding, problems = [], 0.0, True, []
+        for b, ((first, theirs), mine) in enumerate(zip(rows, ours, strict=True)):
+            mine = mine[first:]
+            if problem := invalid(mine, theirs):
+                finite = np.isfinite(theirs).all(axis=1) if theirs.shape == mine.shape else np.zeros(len(mine), bool)
+                bad += [(b, first + int(p), np.inf) for p in np.flatnonzero(~finite if not finite.all() else finite)]
+                problems.append(problem)
+                continue
+            with np.errstate(all="ignore"):
+                nmse = position_nmse(mine, theirs)
+            off = np.abs(theirs.astype(np.float64) - mine).max(axis=1) > ROUNDING_LIMIT * mine.std(axis=1)
+            rounding &= not off.any()
+            far = max(far, float(nmse.max()))
+            bad += [(b, first + int(p), float(nmse[p])) for p in np.flatnonzero(off)]
+        if problems:
+            return Outcome("invalid", problems[0], bad=tuple((b, p) for b, p, _ in bad), rows=rows, dump=ran.dump)
+        ok = Outcome("ok", far=far, rows=rows, dump=ran.dump)
+        if rounding:
+            return ok
+        places = tuple((b, p) for b, p, x in bad if x > 1e-4 * far)
+        wrong = replace(ok, kind="wrong", bad=places, text=f"NMSE is {far:.2g} at worst")
+        if far > GROSS and self.options.precision is None:
+            return wrong
+        if even:
+            return replace(wrong, kind="uneven", text=f"NMSE is {far:.2g} at worst, and only float32's own rounding in other cases")
+        report = self.report(model, call, ran.dump)
+        return replace(wrong, text=report.reason) if report.verdict >= Verdict.WRONG else ok
 
+    def answered(self, answers: Answers, model: Model) -> Outcome:
+        """The outcome of a server's answers, one for each sequence."""
+        reports = [check_completions(model, completions, self.dialect, self.options, search=False) for completions in answers]
+        report = max(reports, key=lambda report: report.verdict)
+        if report.verdict < Verdict.WRONG:
+            return Outcome("ok", dump=answers)
+        bad = tuple((b, answers[b].prompt - 1) for b, one in enumerate(reports) if one.verdict >= Verdict.WRONG)
+        kind = "invalid" if report.verdict == Verdict.INVALID else "wrong"
+        return Outcome(kind, report.reason, bad=bad, dump=answers)
 
-def explained(model: Model, call: Call, outcome: Outcome, expected: Expected) -> Report:
-    """The judge's report on a failing case: the one place that says for how long causes are searched.
+    def report(self, model: Model, call: Call, dump: Any, search: bool = False) -> Report:
+        """The report on a dump, without a search for causes by default; of a server's answers, on the worst."""
+        if isinstance(dump, Answers):
+            return max((check_completions(model, x, self.dialect, self.options) for x in dump), key=lambda report: report.verdict)
+        tokens = check_tokens(model.config, *pad(list(call.tokens)))
+        content = content_of(dump, tokens, model.config, call.prefix)
+        options = replace(self.options, prefix=call.prefix)
+        return judge_sequences(Runtime(model, self.dialect).checked(), tokens, content, options, search=search)
 
-    Of logits alone no cause is searched: trying all mistakes on them takes minutes. Tensors name theirs at once.
-    """
-    dump: Any = outcome.dump
-    if dump is None or isinstance(dump, Path):  # a file that is gone: its logits
-        dump = _padded([x for _, x in outcome.rows])
-    whole = isinstance(dump, Mapping) and len(dump) > 1
-    return verdict(model, call, dump, expected, search=whole)
+    def explained(self, model: Model, call: Call, outcome: Outcome) -> Report:
+        """The report on a failing case: the one place that says for how long causes are searched.
 
-
-def _padded(rows: Sequence[NDArray]) -> NDArray:
-    """Logits of one sequence [P, V], or of several [B, P, V] with zeros behind the shorter ones."""
-    if len(rows) == 1:
-        return np.asarray(rows[0])
-    every = np.zeros((len(rows), max(map(len, rows)), rows[0].shape[1]), np.float32)
-    for row, x in zip(every, rows, strict=True):
-        row[: len(x)] = x
-    return every
+        Of logits alone no cause is searched: trying all mistakes on them takes minutes. Tensors name theirs at once.
+        """
+        dump: Any = outcome.dump
+        if dump is None or isinstance(dump, Path):  # a file that is gone: its logits, with zeros behind those of shorter sequences
+            rows = [x for _, x in outcome.rows]
+            longest = max(map(len, rows))
+            dump = np.stack([np.pad(x, ((0, longest - len(x)), (0, 0))) for x in rows]) if len(rows) > 1 else rows[0]
+        return self.report(model, call, dump, search=isinstance(dump, Mapping) and len(dump) > 1)

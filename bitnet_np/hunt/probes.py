@@ -21,9 +21,10 @@ from ..judge.report.report import Report
 from ..judge.verdict import Verdict
 from ..model import packing, widen
 from ..model.records import Blocks, Layer, Linear, Model, Ternary, frozen
+from ..testing.space import type_name
 from ..traces.points import SCORES
 from .engine import Call
-from .outcome import Expected, Outcome, verdict
+from .outcome import Judge, Outcome
 
 Floats = NDArray[np.float64]
 Run = Callable[[Model, Call], Outcome]
@@ -72,21 +73,14 @@ def why_not(model: Model) -> str:
         return f"{c.architecture} has another order of operations"
     if model.output is None:
         return "the head is the embedding"
-    if _kind(w.attn_output) not in (*_WRITTEN, "ternary"):
-        return f"matrices in {_kind(w.attn_output)} cannot be written"
+    if type_name(w.attn_output.weights) not in (*_WRITTEN, "ternary"):
+        return f"matrices in {type_name(w.attn_output.weights)} cannot be written"
     return "" if c.vocab >= c.width else f"a head of {c.vocab} rows does not show {c.width} channels"
-
-
-def _kind(linear: Linear) -> str:
-    w = linear.weights
-    if isinstance(w, Ternary):
-        return "ternary"
-    return w.type.name if isinstance(w, Blocks) else {"uint16": "bfloat16"}.get(str(w.dtype), str(w.dtype))
 
 
 def _with(linear: Linear, matrix: NDArray, bias: NDArray | None = None) -> Linear:
     """A linear of the same type with another matrix: of zeros, of one number, or of the old numbers and zeros."""
-    kind = _kind(linear)
+    kind = type_name(linear.weights)
     single = np.ascontiguousarray(matrix, np.float32)
     weights: Any
     if kind == "ternary":
@@ -140,7 +134,7 @@ def probes(model: Model) -> Iterator[Probe]:
         return replace(base, layers=tuple(off))
 
     yield Probe("the embedding, the last norm or the head", only(0))
-    ternary = _kind(model.layers[0].attn_output) == "ternary"
+    ternary = type_name(model.layers[0].attn_output.weights) == "ternary"
     for n, w in enumerate(layers):
         whole = ternary or w.attn_sub_norm is not None or model.config.q_width >= model.config.width  # no identity shows it all
         attended = "attn_o_out" if whole else "kqv_out"
@@ -187,7 +181,7 @@ def stream(model: Model, logits: NDArray) -> Floats:
     return normed * (KNOWN * c.embedding_scale / normed[:, :1])
 
 
-def probe(model: Model, call: Call, row: int, run: Run, expected: Expected) -> Place:
+def probe(model: Model, call: Call, row: int, run: Run, judge: Judge) -> Place:
     """Probe an engine with models like this one, in this call, for what is wrong in the sequence `row`."""
     if reason := why_not(model):
         return Place(f"not probed: {reason}")
@@ -196,11 +190,11 @@ def probe(model: Model, call: Call, row: int, run: Run, expected: Expected) -> P
         if outcome.kind in ("crash", "refused", "hang", "size"):
             return Place(f"not probed: {outcome.kind} in a probe: {outcome.text}", probes=right)
         if outcome.failed:
-            return Place(one.what, _refined(one, call, row, outcome, expected), right)
+            return Place(one.what, _refined(one, call, row, outcome, judge), right)
     return Place("no probe is wrong: it shows in the whole model only", probes=right + 1)
 
 
-def _refined(one: Probe, call: Call, row: int, outcome: Outcome, expected: Expected) -> Report | None:
+def _refined(one: Probe, call: Call, row: int, outcome: Outcome, judge: Judge) -> Report | None:
     """The judge's report on the tensor that a probe shows, behind ours of all before it."""
     if not one.key or len(outcome.rows) <= row or outcome.kind == "invalid":
         return None
@@ -226,7 +220,7 @@ def _refined(one: Probe, call: Call, row: int, outcome: Outcome, expected: Expec
         return None  # the stream is too narrow to show it all
     dump[one.key] = shown[:, one.start : one.start + width].astype(np.float32)
     try:
-        report = verdict(one.model, replace(call, tokens=(ids,), prefix=first), dump, expected, search=True)
+        report = judge.report(one.model, replace(call, tokens=(ids,), prefix=first), dump, search=True)
     except Error:
         return None
     return report if report.verdict == Verdict.WRONG else None

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,15 @@ import numpy as np
 
 from ..base.blas import one_thread
 from ..base.errors import Error
-from ..engine.dialects import EXACT
-from ..judge.options import DEFAULT
 from ..judge.report.report import Report
 from ..model.records import Model
 from ..testing.models import write_gguf
 from ..testing.space import CALL, EDGES, Case, case_like, fitted, model_of, tokens_of
 from .contrast import Condition, Contrast, meets
 from .draws import Deck
-from .engine import Call, Command, Engine
+from .engine import Call, Engine
 from .facts import in_words, positions_in_words
-from .outcome import Expected, Outcome, definition, judged
+from .outcome import Judge, Outcome, definition
 from .probes import Place
 from .shrink import changed, smallest
 
@@ -127,8 +126,8 @@ Runs = Callable[[int, int, float], None]
 class Runner:
     """Runs cases: models in a private folder, outcomes kept."""
 
-    def __init__(self, engine: Engine, like: Model | None, expected: Expected, workers: int, folder: Path) -> None:
-        self.engine, self.like, self.expected, self.folder = engine, like, expected, folder
+    def __init__(self, engine: Engine, like: Model | None, judge: Judge, workers: int, folder: Path) -> None:
+        self.engine, self.like, self.judge, self.folder = engine, like, judge, folder
         self.outcomes: dict[Case, Outcome] = {}
         self.exact: dict[tuple[str, Any], bool] = {}  # by field and value: whether the plainest run had float32's rounding alone
         self.pool, self.lock = ThreadPoolExecutor(workers), threading.Lock()
@@ -170,7 +169,7 @@ class Runner:
             ran = engine.run(path if engine.takes_path else model, model.config, call, Path(name))
             if ran.kind == "ok":
                 self.slowest = max(self.slowest, time.monotonic() - begin)
-            outcome = judged(ran, model, call, ours, self.expected, even)
+            outcome = self.judge.outcome(ran, model, call, ours, even)
             if isinstance(outcome.dump, Path):
                 outcome = replace(outcome, dump=None, rows=tuple((first, np.array(x)) for first, x in outcome.rows))
         return outcome
@@ -214,16 +213,18 @@ def hunt_engine(
     runs: int | None = None,
     workers: int = 1,
     seed: int = 0,
-    expected: Expected = Expected(EXACT, DEFAULT),  # noqa: B008 - frozen
+    judge: Judge = Judge(),  # noqa: B008 - frozen
+    single: bool = False,
     first: Sequence[Case] = (),
     progress: Runs = lambda runs, findings, left: None,
     explain: Callable[[Runner, Finding], Finding] = lambda runner, finding: finding,
 ) -> Hunt:
-    """Hunt for failures of an engine. first: cases that are run before others are drawn. explain: completes a finding."""
+    """Hunt for failures of an engine. single: whether calls have one sequence. first: cases that are run before others are drawn. explain:
+    completes a finding."""
     with tempfile.TemporaryDirectory(prefix="bitnet-np-hunt-", ignore_cleanup_errors=True) as name, one_thread():
-        hunt = _Hunting(Runner(engine, like, expected, workers, Path(name)), seconds, runs, seed, progress)
+        hunt = _Hunting(Runner(engine, like, judge, workers, Path(name)), seconds, runs, seed, progress)
         try:
-            hunt.all(first)
+            hunt.all(first, single)
         except TimeoutError:
             pass
         except KeyboardInterrupt:
@@ -254,12 +255,11 @@ class _Hunting:
         self.progress(done, len(self.result.findings), self.runner.deadline - time.monotonic())
         return time.monotonic() > self.runner.deadline or (self.most is not None and done >= self.most)
 
-    def all(self, first: Sequence[Case]) -> None:
+    def all(self, first: Sequence[Case], single: bool) -> None:
         like, engine = self.runner.like, self.runner.engine
         self.plain, edges = case_like(like) if like else (fitted(Case()), dict(EDGES))
-        for name in ("chunk", "threads", "prefix"):
-            if name not in engine.knobs:
-                edges[name] = edges[name][:1]
+        fixed = {"chunk", "threads", "prefix"} - {*engine.knobs} | ({"batch", "ragged"} if single else set())
+        edges |= {name: edges[name][:1] for name in fixed}
         if not self.base(like is None):
             return
         edges = {
@@ -307,8 +307,8 @@ class _Hunting:
     def learn_limits(self) -> None:
         """Which families, types and batches the engine takes: each alone, in the plainest case. Numbers that are wrong are a failure."""
         runner, until = self.runner, self.begin + _FIRST_PART * self.seconds
-        changes: list[tuple[str, Any]] = [("batch", 2), ("ragged", True)]
-        changes += [(name, 2) for name in runner.engine.knobs]
+        changes: list[tuple[str, Any]] = [(name, 2) for name in ("batch", *runner.engine.knobs) if len(self.deck.edges[name]) > 1]
+        changes += [("ragged", True)] if len(self.deck.edges["ragged"]) > 1 else []
         changes += [(name, self.deck.edges[name][1]) for name in ("window", "experts", "rope_width") if len(self.deck.edges[name]) > 1]
         changes += [(name, value) for name in GIVEN for value in self.deck.edges[name][1:]]
         if not runner.engine.batches[1]:
@@ -368,59 +368,70 @@ class _Hunting:
             if finding.outcome.group == group and finding.condition is not None and meets(finding.condition, case):
                 self.result.findings[n] = replace(finding, failing=finding.failing + 1)
                 return False
-        same = lambda outcome: outcome.failed and outcome.group == group  # noqa: E731
-        first = self.runner.outcomes[case]
-        found = [case]
+        with self.runner.engine.hurried(3.0, 5 * self.runner.slowest) if group == "hang" else nullcontext():
+            self.result.findings.append(_Pursuit(self, group, case).finding())
+        return True
 
-        def fails(cases: Sequence[Case]) -> list[bool]:
-            if self.over and self.most is not None:
-                raise TimeoutError
-            outcomes = self.runner.run_all(cases)
-            if group == "bits":
-                outcomes = [self.runner.twice(c) if o.kind == "ok" else o for c, o in zip(cases, outcomes, strict=True)]
-            return [same(outcome) for outcome in outcomes]
 
-        def begin(least: Case) -> Contrast:
-            failing = [c for c, o in self.runner.outcomes.items() if same(o)]
-            passing = [c for c, o in self.runner.outcomes.items() if o.kind == "ok"]
-            return Contrast(
-                least, failing, passing, lambda c: {b for b, _ in self.runner.outcomes[c].bad}, self.deck.edges, self.deck.draw, self.rng
-            )
+@dataclass
+class _Pursuit:
+    """One failure, followed from the case that showed it to its smallest case and its condition."""
 
-        engine, limit = self.runner.engine, getattr(self.runner.engine, "limit", 0.0)
-        if isinstance(engine, Command) and group == "hang":  # that it hangs is known: how it does need not be waited for each time
-            engine.limit = min(limit, max(3.0, 5 * self.runner.slowest))
-        hint = 1 + min((p for _, p in first.bad), default=case.length) if first.bad else None
-        contrast = None
-        try:
-            least = smallest(case, self.plain, fails, found.append, hint, self.runner.workers)
-            contrast = begin(least)
-            while not contrast.stands and not self.over:
-                cases = contrast.propose(self.runner.workers)
-                if not cases:
-                    break
-                for c, o in zip(cases, self.runner.run_all(cases), strict=True):
-                    if group == "bits" and o.kind == "ok":
-                        o = self.runner.twice(c)
-                    if o.kind == "ok" or same(o):
-                        contrast.add(c, same(o))
-                    elif o.kind == "refused":
-                        self.refuse(c, o)
-        except TimeoutError:
-            pass
-        finally:
-            if isinstance(engine, Command):
-                engine.limit = limit
-        least = found[-1]
-        contrast = contrast or begin(least)
+    hunt: _Hunting
+    group: str  # of the outcomes that are this failure
+    smallest: Case
+
+    def finding(self) -> Finding:
+        """What is known of it when nothing is left to ask, or the time is over."""
+        runner, case = self.hunt.runner, self.smallest
+        bad, contrast = runner.outcomes[case].bad, None
+        hint = 1 + min(p for _, p in bad) if bad else None
+        with suppress(TimeoutError):
+            smallest(case, self.hunt.plain, self.fails, self.keep, hint, runner.workers)
+            contrast = self.contrast()
+            while not contrast.stands and not self.hunt.over and (cases := contrast.propose(runner.workers)):
+                for c, outcome in zip(cases, self.run(cases), strict=True):
+                    if outcome.kind == "refused":
+                        self.hunt.refuse(c, outcome)
+                    elif outcome.kind == "ok" or self.is_same(outcome):
+                        contrast.add(c, self.is_same(outcome))
+        contrast = contrast or self.contrast()
         condition = contrast.condition
         cases = [c for c in contrast.failing if condition is None or meets(condition, c)]
         told = {atom.fact for atom in condition or ()}
-        where = positions_in_words([self.runner.outcomes[c].bad for c in cases], cases, told) if group == "numbers" else ""
-        outcome = self.runner.outcomes[least]
-        finding = Finding(least, outcome, condition, contrast.stands, len(cases), len(contrast.passing), where)
-        self.result.findings.append(finding)
-        return True
+        where = positions_in_words([self.bad(c) for c in cases], cases, told) if self.group == "numbers" else ""
+        outcome = runner.outcomes[self.smallest]
+        return Finding(self.smallest, outcome, condition, contrast.stands, len(cases), len(contrast.passing), where)
+
+    def is_same(self, outcome: Outcome) -> bool:
+        return outcome.failed and outcome.group == self.group
+
+    def bad(self, case: Case) -> tuple[tuple[int, int], ...]:
+        return self.hunt.runner.outcomes[case].bad
+
+    def keep(self, case: Case) -> None:
+        self.smallest = case
+
+    def run(self, cases: Sequence[Case]) -> list[Outcome]:
+        """Their outcomes; of two runs each where the failure is that these differ."""
+        runner = self.hunt.runner
+        outcomes = runner.run_all(cases)
+        if self.group != "bits":
+            return outcomes
+        return [runner.twice(c) if o.kind == "ok" else o for c, o in zip(cases, outcomes, strict=True)]
+
+    def fails(self, cases: Sequence[Case]) -> list[bool]:
+        if self.hunt.over and self.hunt.most is not None:
+            raise TimeoutError
+        return [self.is_same(outcome) for outcome in self.run(cases)]
+
+    def contrast(self) -> Contrast:
+        """This failure's cases beside all that pass."""
+        outcomes, deck = self.hunt.runner.outcomes, self.hunt.deck
+        failing = [c for c, o in outcomes.items() if self.is_same(o)]
+        passing = [c for c, o in outcomes.items() if o.kind == "ok"]
+        rows = lambda c: {b for b, _ in self.bad(c)}  # noqa: E731
+        return Contrast(self.smallest, failing, passing, rows, deck.edges, deck.draw, self.hunt.rng)
 
 
 def _exact(outcome: Outcome, case: Case) -> bool:

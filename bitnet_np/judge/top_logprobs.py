@@ -42,8 +42,10 @@ _TIE = 1e-4  # part of a log-probability by which a server's own greedy choice m
 _OUTLIER = 4  # standard deviations of the largest error allowed, for the one largest of all ids that are not listed
 
 
-def check_completions(model: Model, completions: Completions, dialect: Dialect = EXACT, options: Options = DEFAULT) -> Report:
-    """The report on a server's completion, or on the logits of a file. options: see judge_logits.
+def check_completions(
+    model: Model, completions: Completions, dialect: Dialect = EXACT, options: Options = DEFAULT, search: bool = True
+) -> Report:
+    """The report on a server's completion, or on the logits of a file. options, search: see judge_logits.
 
     Nothing that the server sent raises an error but token ids outside of the vocabulary or beyond the context (TokenRangeError,
     ContextLimitError).
@@ -73,7 +75,7 @@ def check_completions(model: Model, completions: Completions, dialect: Dialect =
         logits = variant_logits(variant, completions.tokens[None, : int(few[-1]) + 1])[0][few]
         return filled(np.take_along_axis(normalised(logits), ids[: len(few)], axis=1))
 
-    search = len(rows) >= 4 and int(present.sum()) >= _ENOUGH
+    search = search and len(rows) >= 4 and int(present.sum()) >= _ENOUGH
     base = Variant("ours", model, dialect)
     judged = judge_logits(a, b, base, run, options, search, positions, slack=1 + _FEW / a.shape[1])
     if judged.verdict != Verdict.INVALID:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from ..base.tensor_types import ALL_BLOCK_TYPES
 from ..base.tensor_types import I2_S as _I2_S
 from ..model.families import ARCHITECTURES, FAMILIES
-from ..model.records import Blocks, Linear, Model, Ternary, frozen
+from ..model.records import Blocks, Layer, Linear, LongRope, Model, Ternary, Weights, frozen
 from ..model.rope import rope_fields
-from .models import EXPERTS, random_model
+from .models import EXPERTS, Generator, random_model
 
 _BLOCKS = {kind.name: kind.block for kind in ALL_BLOCK_TYPES}
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -159,8 +159,14 @@ def tokens_of(case: Case) -> tuple[NDArray[np.int64], ...]:
     return tuple(every)
 
 
-def model_of(case: Case, like: Model | None = None) -> Model:
-    """The random model of a case. like: a model whose other settings, such as scales and caps, it takes."""
+_KEPT = ("attention_scale", "score_cap", "residual_scale", "logit_scale", "logit_cap", "parallel_residual", "rope_scaling", "yarn",
+         "rope_magnitude", "local_rope_base")  # fmt: skip
+"""The fields of Config that a model like another one takes as they are."""
+
+
+def model_of(case: Case, like: Model | None = None, rng: Generator | None = None) -> Model:
+    """The random model of a case. like: a model whose other settings, such as scales, caps, biases and factors of RoPE, it takes. rng: in
+    place of the case's seed."""
     traits = FAMILIES[case.family]
     shape: dict[str, Any] = {name: getattr(case, name) for name in ("width", "ffn", "head_dim", "vocab", "kv_heads", "rope_base", "eps")}
     shape |= {"heads": case.kv_heads * case.group, "n_layers": case.layers, "context": CONTEXT}
@@ -176,36 +182,45 @@ def model_of(case: Case, like: Model | None = None) -> Model:
     if case.experts:
         shape |= EXPERTS | {"experts": case.experts}
     if like is not None:
-        kept = ("attention_scale", "score_cap", "residual_scale", "logit_scale", "logit_cap", "parallel_residual", "rope_scaling")
-        shape |= {name: getattr(like.config, name) for name in kept}
-    model = random_model(case.seed, family=case.family, table=case.table, weights=case.weights, tied=case.tied, **shape)
-    return model if case.extras else _without_extras(model)
+        shape |= {name: getattr(like.config, name) for name in _KEPT}
+        if (long := like.config.longrope) is not None:
+            lists = (np.resize(x, (case.rope_width or case.head_dim) // 2).tolist() for x in (long.short, long.long))
+            shape["longrope"] = LongRope(long.original, *map(tuple, lists))
+    model = random_model(
+        case.seed if rng is None else rng, family=case.family, table=case.table, weights=case.weights, tied=case.tied, **shape
+    )
+    return model if case.extras and like is None else _without_extras(model, like)
 
 
-def _without_extras(model: Model) -> Model:
-    """The model without the tensors that its family may leave out."""
+def _without_extras(model: Model, like: Model | None) -> Model:
+    """The model without the tensors that its family may leave out, but for those that `like` has."""
     traits = FAMILIES[model.config.architecture]
 
-    def plain(name: str, linear: Linear) -> Linear:
-        return frozen(Linear(linear.weights, linear.bias if name in traits.biases else None))
+    def plain(name: str, linear: Linear, of: Layer | None) -> Linear:
+        own = getattr(of, name, None) or Linear(linear.weights)
+        biased = name in traits.biases or own.bias is not None
+        return frozen(Linear(linear.weights, linear.bias if biased else None, linear.scale if own.scale is not None else None))
 
-    changed: list[dict[str, Any]] = [{name: plain(name, x) for name, x in vars(w).items() if isinstance(x, Linear)} for w in model.layers]
+    first = None if like is None else like.layers[0]
+    changed: list[dict[str, Any]] = [
+        {name: plain(name, x, first) for name, x in vars(w).items() if isinstance(x, Linear)} for w in model.layers
+    ]
+    biased = (traits.partial_rope and traits.head_bias) if like is None else like.output_bias is not None
     return replace(
         model,
         layers=tuple(replace(w, **fields) for w, fields in zip(model.layers, changed, strict=True)),
-        output_bias=model.output_bias if traits.partial_rope and traits.head_bias else None,
-        **rope_fields(model.config, None),
+        output_bias=model.output_bias if biased else None,
+        **rope_fields(model.config, None if like is None or like.rope_factors is None else model.rope_factors),
     )
 
 
 def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
     """The plainest case of a model's family and types, and the values of its fields to draw, the model's own among them."""
     c, w = model.config, model.layers[0].attn_q.weights
-    kind = ("ternary" if w.blocks is None else w.blocks.type.name) if isinstance(w, Ternary) else _type_of(w)
     own: dict[str, Any] = {
         "family": c.architecture,
-        "weights": kind,
-        "table": _type_of(model.token_embd),
+        "weights": type_name(getattr(w, "blocks", None) or w),
+        "table": type_name(model.token_embd),
         "tied": model.output is None,
         "extras": c.yarn is None and c.longrope is None and model.rope_factors is not None,
         "experts": c.experts,
@@ -221,5 +236,8 @@ def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
     return fitted(replace(Case(), **own, rope_base=c.rope_base, eps=c.eps)), drawn
 
 
-def _type_of(table: Any) -> str:
-    return table.type.name if isinstance(table, Blocks) else {"uint16": "bfloat16"}.get(str(table.dtype), str(table.dtype))
+def type_name(weights: Weights) -> str:
+    """The type of a matrix by its name: a float dtype, "ternary", or a block type."""
+    if isinstance(weights, Ternary):
+        return "ternary"
+    return weights.type.name if isinstance(weights, Blocks) else {"uint16": "bfloat16"}.get(str(weights.dtype), str(weights.dtype))

@@ -6,6 +6,7 @@ float16 in other places are run on the same tokens (judge/honest_engines.py), an
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from .. import contract
 from ..base.tensor_types import ALL_BLOCK_TYPES
-from ..engine.dialects import EXACT
+from ..engine.dialects import EXACT, LLAMA_CPP, Dialect
 from ..files.hf_model_types import MODEL_TYPES
 from ..files.load import load
 from ..judge.bounds import position_errors
@@ -28,9 +29,12 @@ from ..testing.hf_files import folder_files, folder_model, folder_tensors
 from ..testing.model_cases import TABLES
 from ..testing.models import random_model, write_gguf
 from ..testing.noise import Noise
+from ..testing.space import case_like, fitted, model_of, type_name
 from ..traces.points import Key
 from .pack import SHAPES, Case, Output, across
 
+NAMES = ("model", "model_as_llama_cpp")
+"""The operations of whole models."""
 _SOURCE = "bitnet_np/spec.py, to the bit bitnet_np/contract; limits: bitnet_np/judge/honest_engines.py and measures.py"
 _TOKENS = np.array([3, 17, 60, 5, 5, 42, 0, 63, 21, 9, 33, 12], np.int32)
 _OTHER = np.array([3, 17, 60, 5, 8, 1, 50], np.int32)  # begins as the first does
@@ -54,9 +58,9 @@ def _run(variant: Variant, tokens: NDArray[np.int32]) -> Tensors:
     return tensors
 
 
-def _outputs(model: Model, tokens: NDArray[np.int32], every: bool = False, first: int = 0) -> dict[str, Output]:
+def _outputs(model: Model, tokens: NDArray[np.int32], every: bool = False, first: int = 0, dialect: Dialect = EXACT) -> dict[str, Output]:
     """The rules of the logits, or of every tensor, of the positions from the first on."""
-    base = Variant("ours", model, EXACT, contract)
+    base = Variant("ours", model, dialect, contract)
     right, runs, other = _run(base, tokens), [_run(variant, tokens) for variant in roundings(base)], other_choices(base)
     choices = None if other is None else _run(other, tokens)
     outputs = {}
@@ -96,13 +100,20 @@ def _calls(name: str, model: Model, file: dict[str, str], contents: dict[str, by
     tokens = _TOKENS if every_way else _TOKENS[:5]
     whole = _outputs(model, tokens, every=True)
     logits, count = {"logits": whole["logits"]}, len(tokens)
+    weights = model.layers[0].attn_q.weights
+    stored = getattr(weights, "blocks", None) or weights  # a ternary matrix as the file has it
+    words = file | {"type": type_name(stored)}
 
     def case(way: str, what: str, outputs: dict[str, Output], **inputs: Any) -> Case:
         arrays = {"tokens": tokens} | {key: np.array(value, np.int32) for key, value in inputs.items()}
-        return Case(f"model-{name}-{way}", "model", what, _SOURCE, arrays, outputs, file, f"models/{name}.bin", contents)
+        return Case(f"model-{name}-{way}", "model", what, _SOURCE, arrays, outputs, words, f"models/{name}.bin", contents)
 
     yield case("whole", f"{count} tokens in one call: every tensor", whole)
     yield case("steps", "the same tokens, one in each call", logits, chunks=[1] * count)
+    if words["type"] != "ternary":  # llama.cpp knows no I2_S
+        rounded = _outputs(model, tokens, dialect=LLAMA_CPP)
+        what = "the same tokens, where the input of each matrix is rounded for its type, as llama.cpp's CPU backend rounds it"
+        yield replace(case("as-llama-cpp", what, rounded), operation="model_as_llama_cpp")
     if every_way:
         yield case("chunks", "the same tokens, some in each call", logits, chunks=[5, 1, 6])
         other = _outputs(model, _OTHER)
@@ -111,8 +122,22 @@ def _calls(name: str, model: Model, file: dict[str, str], contents: dict[str, by
         yield case("prefix", what, _outputs(model, _OTHER, first=_PREFIX), tokens_2=_OTHER, prefix=[_PREFIX])
 
 
-def cases(families: Sequence[str], types: Sequence[str], folders: bool) -> Iterator[Case]:
-    """Every case of these families, as GGUF files and if asked as Hugging Face folders, and of these types of matrices in a Llama."""
+def small_like(model: Model) -> Model:
+    """A small model of the family, types, ties, biases, scalings, window and shared heads of another one."""
+    c, plain = model.config, case_like(model)[0]
+    group, block = c.heads // c.kv_heads, _BLOCKS.get(plain.weights, 128 if plain.weights == "ternary" else 8)
+    head_dim = next(n for n in range(8, 257, 8) if 2 * group * n % block == 0)
+    rotated = 2 * round(head_dim * c.rope_pairs / c.head_dim) if c.rope_width else 0
+    sizes: dict[str, Any] = {"layers": 2, "width": 32, "ffn": 48, "group": group, "head_dim": head_dim, "rope_width": rotated}
+    return model_of(fitted(replace(plain, window=5 if c.window else 0, **sizes)), model, Noise(300))
+
+
+def cases(families: Sequence[str], types: Sequence[str], folders: bool, like: Model | None = None) -> Iterator[Case]:
+    """Every case of these families, as GGUF files and if asked as Hugging Face folders, of these types of matrices in a Llama, and of a
+    small model like another one."""
+    if like is not None:
+        model = small_like(like)
+        yield from _calls("like", model, {"gguf": "models/like.gguf"}, {"models/like.gguf": _gguf(model)}, every_way=True)
     for n, name in enumerate(FAMILIES):
         if name in families:
             sizes = {"width": 128, "ffn": 128, "head_dim": 32} if FAMILIES[name].ternary else {"width": 32, "ffn": 48, "head_dim": 8}

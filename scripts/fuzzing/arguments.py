@@ -20,7 +20,7 @@ import numpy as np
 
 import bitnet_np as bn
 from bitnet_np.cli.main import build_parser, main
-from bitnet_np.hunt.outcome import Expected
+from bitnet_np.hunt.outcome import Judge
 from bitnet_np.judge.options import Options
 from bitnet_np.kernels import cpu
 from bitnet_np.model.records import Yarn
@@ -252,7 +252,14 @@ def calls(folder: Path) -> dict[str, Call]:
         "hunt": Call(
             bn.hunt,
             {"engine": lambda model, tokens: bn.forward_full(model, [tokens])[0], "like": model, "time": 0.5, "runs": 1, "workers": 1}
-            | {"seed": 0, "limit": 5.0, "out": folder / "cases", "expected": Expected(bn.EXACT, Options()), "progress": _nothing},
+            | {
+                "seed": 0,
+                "limit": 5.0,
+                "out": folder / "cases",
+                "single": False,
+                "judge": Judge(bn.EXACT, Options()),
+                "progress": _nothing,
+            },
         ),
         "Metrics.ops": Call(lambda **own: bn.Metrics().ops(**own), {"backend": cpu, "reason": "x"}),
         "Dialect.with_cache": Call(bn.EXACT.with_cache, {"kind": "q8_0"}),

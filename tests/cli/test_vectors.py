@@ -3,6 +3,10 @@
 import json
 
 from command_line import TINY
+from models import random_model
+
+from bitnet_np import load
+from bitnet_np.testing import write_gguf
 
 
 def cases(folder):
@@ -25,6 +29,23 @@ def test_like_a_model(run, tmp_path):
     ids = {case["id"] for case in cases(tmp_path / "pack")}
     assert {"model-bitnet-b1.58-whole", "model-ternary-whole", "ternary_matmul-33"} <= ids
     assert not any("Q4_0" in case or "llama" in case for case in ids)
+
+
+def test_like_a_model_of_other_settings(run, tmp_path):
+    """Ties, biases, scalings, window and shared heads, in a small model; not the sizes."""
+    sizes = {"width": 192, "ffn": 192, "heads": 6, "kv_heads": 2, "head_dim": 32, "n_layers": 3, "vocab": 90}
+    settings = {"window": 40, "rope_scaling": 4.0, "rope_base": 5000.0, "eps": 2.0**-10}
+    model = random_model(1, family="qwen2", table="float16", weights="Q8_0", tied=True, **sizes, **settings)
+    write_gguf(tmp_path / "m.gguf", model)
+    run("vectors", tmp_path / "pack", "--size", "small", "--like", tmp_path / "m.gguf", "--operations", "model,model_as_llama_cpp")
+    found = {case["id"]: case["options"] for case in cases(tmp_path / "pack") if case["id"].startswith("model-like")}
+    assert set(found) == {f"model-like-{way}" for way in ("whole", "steps", "as-llama-cpp", "chunks", "batch", "prefix")}
+    small = load(tmp_path / "pack" / found["model-like-whole"]["gguf"])
+    c, w = small.config, small.layers[0]
+    assert (c.architecture, c.eps, c.rope_base, c.rope_scaling, c.heads // c.kv_heads) == ("qwen2", model.config.eps, 5000.0, 4.0, 3)
+    assert (w.attn_q.weights.type.name, w.attn_q.bias is not None, w.attn_output.bias, small.output) == ("Q8_0", True, None, None)
+    assert c.window == 5
+    assert c.n_layers == 2
 
 
 def test_what_is_refused(refused, tmp_path):

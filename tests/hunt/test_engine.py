@@ -15,9 +15,9 @@ from bitnet_np.base.errors import FileFormatError, OptionError
 from bitnet_np.engine.dialects import EXACT
 from bitnet_np.hunt import again
 from bitnet_np.hunt.api import check_engine
-from bitnet_np.hunt.engine import Call, Command, run_limited
+from bitnet_np.hunt.engine import Call, Command, running
 from bitnet_np.hunt.keep import read_case
-from bitnet_np.hunt.outcome import Expected
+from bitnet_np.hunt.outcome import Judge
 from bitnet_np.judge.options import Options
 from bitnet_np.model.records import Config
 from bitnet_np.testing import write_gguf
@@ -33,7 +33,7 @@ LINES = {
     "refused": "import sys; sys.exit('error: unsupported architecture')",
     "hang": "import time; time.sleep(60)",
     "size": "import sys\nwith open(sys.argv[2], 'wb') as f:\n    while True: f.write(bytes(1 << 20))",
-    "INVALID": "pass",
+    "invalid": "pass",
 }
 
 
@@ -60,8 +60,10 @@ def test_every_end_of_a_run_is_told(kind, tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="processes of a session")
 def test_what_an_engine_started_ends_with_it(tmp_path):
     child = "import subprocess, sys; p = subprocess.Popen(['sleep', '77']); open(sys.argv[1], 'w').write(str(p.pid))"
-    code, _ = run_limited([sys.executable, "-c", child, str(tmp_path / "pid")], tmp_path, 20, 1 << 20)
-    assert code == 0
+    with running([sys.executable, "-c", child, str(tmp_path / "pid")], tmp_path, 20, 1 << 20) as run:
+        while not (ran := run.end()):
+            time.sleep(0.01)
+    assert ran.kind == "ok"
     number = (tmp_path / "pid").read_text()
     time.sleep(0.1)
     status = Path(f"/proc/{number}/stat")
@@ -135,13 +137,13 @@ def test_check_runs_an_engine_and_probes_it(tmp_path):
     template = template_of(
         program, READS_TEXT.replace("np.concatenate(logits)", "(np.concatenate(logits) * (1.1 if len(ids) == 8 else 1))")
     )
-    expected = Expected(EXACT, Options(budget=0))
-    assert check_engine(template, path, bn.load(path), [np.arange(1, 8)], expected, 60).verdict == bn.Verdict.ROUNDING
-    report = check_engine(template, path, bn.load(path), [np.arange(1, 9)], expected, 60)
+    judge = Judge(EXACT, Options(budget=0))
+    assert check_engine(template, path, bn.load(path), [np.arange(1, 8)], judge, 60).verdict == bn.Verdict.ROUNDING
+    report = check_engine(template, path, bn.load(path), [np.arange(1, 9)], judge, 60)
     assert report.verdict == bn.Verdict.WRONG
     assert report.notes[-1] == "probes: the embedding, the last norm or the head"
-    report = check_engine(f"{sys.executable} -c 1 {{model}} {{tokens}} {{out}}", path, bn.load(path), [np.arange(1, 9)], expected, 60)
+    report = check_engine(f"{sys.executable} -c 1 {{model}} {{tokens}} {{out}}", path, bn.load(path), [np.arange(1, 9)], judge, 60)
     assert (report.verdict, report.reason) == (
         bn.Verdict.INVALID,
-        "the engine gave nothing to judge: INVALID: the engine ended with 0 and wrote no output",
+        "the engine gave nothing to judge: invalid: the engine ended with 0 and wrote no output",
     )

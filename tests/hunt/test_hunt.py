@@ -13,6 +13,7 @@ from bitnet_np.hunt.contrast import Contrast, conditions, meets
 from bitnet_np.hunt.draws import Deck
 from bitnet_np.hunt.facts import facts_of, in_words
 from bitnet_np.hunt.shrink import smallest
+from bitnet_np.model.families import FAMILIES
 from bitnet_np.testing.space import EDGES, Case, case_like, fitted, lengths_of, model_of, tokens_of
 
 RUNS = 75
@@ -135,12 +136,16 @@ def test_the_smallest_case_fails_as_the_first_one_did():
     assert least == Case(layers=3, length=40)
 
 
+BIASED = [name for name, traits in FAMILIES.items() if traits.biases]
 TRUTHS = {
     "length": (lambda c: c.length > 17, "the prompt is longer than 17 tokens"),
     "remainder": (lambda c: c.ffn % 32 != 0, "the feed-forward width is no multiple of 32"),
     "two": (lambda c: c.kv_heads == 1 and c.group > 1, None),
     "family": (lambda c: c.family == "phi3", "the family is phi3"),
     "window": (lambda c: 0 < c.window < c.length, "the prompt is longer than the window"),
+    "any call but the first": (lambda c: c.prefix > 0 or 0 < c.chunk < c.length, "keys of an earlier call are seen"),
+    "any matrix": (lambda c: any(n % 128 for n in (c.width, c.ffn, c.kv_heads * c.group * c.head_dim)), None),
+    "biases": (lambda c: c.family in BIASED and c.width > 64, "the width is at least 65 and the model has biases"),
 }
 
 
@@ -149,7 +154,7 @@ def test_a_condition_is_what_makes_cases_fail(name):
     """Without an engine: cases are labelled by a rule, and 400 others, which the contrast did not see, by the condition that it says."""
     truth, words = TRUTHS[name]
     rng = random.Random(3)
-    edges = dict(EDGES) | {"batch": (1,), "ragged": (False,)}
+    edges = dict(EDGES) | {"batch": (1,), "ragged": (False,), "extras": (False,)}
     deck = Deck(edges, rng)
     drawn = [deck.draw() for _ in range(150)]
     failing, passing = [c for c in drawn[:40] if truth(c)], [c for c in drawn[:40] if not truth(c)]

@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 
 from bitnet_np import spec
-from bitnet_np.engine.dialects import EXACT
 from bitnet_np.hunt.engine import Ran
-from bitnet_np.hunt.outcome import Expected, definition, judged
+from bitnet_np.hunt.outcome import Judge, definition
 from bitnet_np.hunt.probes import probe, probes, stream
 from bitnet_np.hunt.run import call_of
-from bitnet_np.judge.options import DEFAULT
 from bitnet_np.model.dense import dense_view
 from bitnet_np.testing.space import Case, fitted, model_of
 
-EXPECTED = Expected(EXACT, DEFAULT)
+JUDGE = Judge()
 FAULTS = {
     "none": ("softmax", spec.softmax),
     "rotation": ("angles", lambda position, base, *more, angles=spec.angles: angles(position, 1.5 * base, *more)),
@@ -35,10 +33,10 @@ def probed(fault, layer=None, **fields):
         ours = definition(model, call)
         with mock.patch.object(spec, name_of, faulty):
             theirs = spec.forward(dense_view(model), call.tokens[0]).astype(np.float32)
-        return judged(Ran("ok", dump=theirs), model, call, ours, EXPECTED, True)
+        return JUDGE.outcome(Ran("ok", dump=theirs), model, call, ours, True)
 
     assert right is getattr(spec, name_of)
-    return probe(model, call_of(case), 0, run, EXPECTED)
+    return probe(model, call_of(case), 0, run, JUDGE)
 
 
 @pytest.mark.parametrize(

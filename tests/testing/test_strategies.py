@@ -1,14 +1,16 @@
 """Strategies of cases for Hypothesis: they shrink to the plainest case, hold what is asked of them, and are like a given model."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import find, given, settings
 from models import random_model
 
 from bitnet_np.base.errors import OptionError, UnsupportedError
+from bitnet_np.model.records import Linear
 from bitnet_np.testing import strategies
-from bitnet_np.testing.space import Case
+from bitnet_np.testing.space import Case, case_like
 
 LIKE = random_model(1, family="gemma2", weights="Q8_0", width=64, ffn=64, heads=4, kv_heads=2, head_dim=32, vocab=70)
 
@@ -32,6 +34,18 @@ def test_a_model_is_like_another(model):
     assert (c.architecture, model.layers[0].attn_q.weights.type.name, model.output is None) == ("gemma2", "Q8_0", True)
     assert c.score_cap == LIKE.config.score_cap
     assert c.embedding_scale == c.width**0.5
+
+
+def test_a_model_has_the_optional_tensors_of_the_one_it_is_like():
+    llama = random_model(1, family="llama", weights="float32", table="float32")
+    layer = llama.layers[0]
+    some = replace(llama, layers=tuple(replace(w, attn_output=Linear(w.attn_output.weights)) for w in llama.layers))
+    case, _ = case_like(some)
+    made = strategies.model_of(case, some).layers[0]
+    assert layer.attn_output.bias is not None
+    assert (made.attn_output.bias is None, made.attn_q.bias is None) == (True, False)
+    assert strategies.model_of(case, some).rope_factors is not None
+    assert strategies.model_of(replace(case, extras=False)).layers[0].attn_q.bias is None
 
 
 @settings(max_examples=10, deadline=None)

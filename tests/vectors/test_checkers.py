@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 from checkers import BUILDERS, FOLDER, passed
 
-from bitnet_np import EXACT
+from bitnet_np import EXACT, LLAMA_CPP, load
+from bitnet_np.engine.network import Runtime
+from bitnet_np.engine.tokens import check_tokens, pad
 from bitnet_np.judge import bounds, measures
 from bitnet_np.judge.bounds import close, invalid_tensor, within
+from bitnet_np.judge.check import content_of
 from bitnet_np.judge.law.expected import WIDE
 from bitnet_np.judge.law.graph import TOKENS, operations
 from bitnet_np.judge.law.roundings import to_bfloat16, to_digits, to_float16
+from bitnet_np.judge.options import Options
+from bitnet_np.judge.sequences import judge_sequences
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import Key
 from bitnet_np.vectors import models, pack
@@ -249,6 +254,32 @@ def test_roundings_and_mistakes_are_judged_as_the_judge_does(program, of_cases, 
     assert "times what it should be" in text or change != "a factor within"
     of_one = [fine for case, fine in right.items() if not case.startswith("model")]
     assert all(of_one) == (change in ("right", "noise within")) or change in ("a small factor", "one number within")
+
+
+KNOWN_TO_CHECK = {"bfloat16", "a constant", "one row beyond"}
+"""Changes of logits that `check` tells more of than their distance: numbers of bfloat16, a sum that is left, the type of the weights."""
+
+
+@pytest.mark.parametrize("way", ["model-llama-whole", "model-qwen3moe-whole", "model-llama-as-llama-cpp"])
+def test_limits_of_models_are_those_of_check(way, of_cases, tmp_path):
+    """`check --strict` without its search for causes."""
+    _, made, rules = of_cases
+    case = next(case for case in made if case.id == way)
+    (tmp_path / "model.gguf").write_bytes(case.files[case.words["gguf"]])
+    runtime = Runtime(load(tmp_path / "model.gguf"), LLAMA_CPP if way.endswith("llama-cpp") else EXACT).checked()
+    tokens = check_tokens(runtime.model.config, *pad([case.inputs["tokens"].astype(np.int64)]))
+    output = case.outputs["logits"]
+    value = output.arrays["value"].astype(np.float64)
+    limit = np.sqrt(output.arrays["most"][:, None] * np.square(value).mean(axis=1, keepdims=True)) + 0 * value
+    found = {}
+    for name, change in CHANGES.items():
+        with np.errstate(all="ignore"):
+            theirs = change(value, limit).astype(f32)
+            ours = _judged(rules[id(output.arrays["value"])], theirs)
+        content = content_of(theirs, tokens, runtime.model.config, 0)
+        found[name] = ours, judge_sequences(runtime, tokens, content, Options(strict=True), search=False).verdict <= Verdict.FLIPS
+    assert {name for name, (ours, theirs) in found.items() if ours != theirs} <= KNOWN_TO_CHECK
+    assert {ours for ours, _ in found.values()} == {True, False}
 
 
 # --- what is printed ----------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,66 @@
+"""Hunts in engines that are right, which must find nothing: `python scripts/honest_hunts.py --runs 1000 [--kinds float16 bfloat16]`.
+
+The engines are those of judging/engine.py, by the types in which they keep numbers; nothing is declared of them.
+"""
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+from judging.engine import KINDS, Engine
+from numpy.typing import NDArray
+
+import bitnet_np as bn
+from bitnet_np.testing import random_model
+from bitnet_np.traces.points import Key
+
+LIKE: dict[str, Any] = {
+    "family": "bitnet-b1.58",
+    "width": 128,
+    "ffn": 128,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 32,
+    "n_layers": 2,
+    "vocab": 64,
+}
+
+
+def engine_of(kind: str) -> Any:
+    """A function of a model and token ids, or of several sequences."""
+
+    def engine(model: bn.Model, tokens: NDArray | list[NDArray]) -> NDArray:
+        if kind.startswith("q8_0") and model.config.kv_heads * model.config.head_dim % 32:
+            raise NotImplementedError("blocks of 32 keys are not whole")
+        every = tokens if isinstance(tokens, list) else [tokens]
+        rows = [Engine(model, ids, **KINDS[kind]).run()[Key("result_output", None)] for ids in every]
+        if len(rows) == 1:
+            return rows[0]
+        padded = np.zeros((len(rows), max(map(len, rows)), rows[0].shape[1]), np.float32)
+        for whole, x in zip(padded, rows, strict=True):
+            whole[: len(x)] = x
+        return padded
+
+    return engine
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1000, help="draws for each kind (default %(default)s)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(argv)
+    like, alarms = random_model(1, table="float16", **LIKE), 0
+    for kind in options.kinds:
+        begin = time.monotonic()
+        result = bn.hunt(engine_of(kind), like, time=1e6, runs=options.runs, seed=options.seed)
+        alarms += len(result.findings)
+        print(f"{kind}: {result.runs} runs, {len(result.findings)} findings, {time.monotonic() - begin:.0f} s", flush=True)
+        for finding in result.findings:
+            print(f"  {finding.where}\n  {finding.outcome.text}\n  {finding.case}")
+    return int(alarms > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
