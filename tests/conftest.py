@@ -32,6 +32,8 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 settings.register_profile("bitnet_np", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bitnet_np")
 
+NEVER_SAID = pytest.StashKey[list[str]]()
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -101,4 +103,10 @@ def pytest_sessionfinish(session):
         return
     if said_texts.all_tests_ran(session) and (texts := said_texts.never_said(said_texts.SAID)):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        print("\n", *(f"\n{text}: no test plants the fault that this text names" for text in texts))
+        session.config.stash[NEVER_SAID] = texts
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say what failed besides tests, where a reader looks for it: the last line counts tests alone."""
+    for text in config.stash.get(NEVER_SAID, ()):
+        terminalreporter.write_line(f"FAILED {text}: no test plants the fault that this text names", red=True)

@@ -35,8 +35,8 @@ from .measures import Judgement, Reach, across, judge, position_nmse, position_s
 from .mistakes.catalogue import Trial, in_engine, sites, trials
 from .mistakes.mistake import Cause
 from .mistakes.names import CACHE_ROUNDINGS
-from .mistakes.search import OVERHEAD, SEARCH, Case, Explanation, Search
-from .options import DEFAULT, USUAL_BUDGET, Options
+from .mistakes.search import OVERHEAD, Case, Explanation, Search
+from .options import DEFAULT, SEARCHING, USUAL_BUDGET, Options
 from .readings.table import facts_of
 from .readings.wrong import Wrong
 from .variant import Floats, Variant, scaled
@@ -194,7 +194,7 @@ class _Target:
         )
         precision, strict = self.options.precision, self.options.is_strict
         narrow = self.undeclared if self.strong and self.is_seen and precision is None and self.search else None
-        search = Search(2 * self.options.effort * _HIDDEN_WORK, self.options.budget, self.options.bars(SEARCH))
+        search = Search(2 * self.options.effort * _HIDDEN_WORK, self.options.budget, self.options.bars(SEARCHING))
         if self.strong and narrow is None and (strict or self.noise() is None):
             search.begin(share=1.0)
         else:

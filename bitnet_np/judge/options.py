@@ -10,6 +10,8 @@ from .report.detail import Details
 
 USUAL_BUDGET = 15.0
 """Seconds by default: half of them are for the first wrong tensor, or for logits alone."""
+SEARCHING = "searching for causes, in seconds"
+"""The label of the bar that shows them."""
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ from .measures import Reach, across, judge, limits
 from .mistakes.catalogue import Computes, Trial, at_operation, trials
 from .mistakes.mistake import Array, Cause, Compute, Values
 from .mistakes.names import CACHE_ROUNDINGS, CATALOGUE
-from .mistakes.search import OVERHEAD, SEARCH, Case, Explanation, Search
-from .options import Options
+from .mistakes.search import OVERHEAD, Case, Explanation, Search
+from .options import SEARCHING, Options
 from .parts import SCREENED, InParts, Part, Screen
 from .readings.others import overwritten
 from .readings.table import cause_of, facts_of
@@ -71,7 +71,7 @@ class TensorJudge:
         sound = takewhile(lambda key: not dump.problems.get(key), self.sites)
         self.judged = [key for key in sound if key in dump.tensors]
         self.progress = options.bars("judging operations")
-        self.search = Search(2 * options.effort * _HIDDEN_WORK, options.budget, options.bars(SEARCH))
+        self.search = Search(2 * options.effort * _HIDDEN_WORK, options.budget, options.bars(SEARCHING))
         self.in_vain = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
         self.residuals: dict[Key, Residual] = {}  # the errors of all tensors, by their bounds
         self.formats: dict[str, Cause | None] = {}  # what explains the noise of tensors of a name, if something does

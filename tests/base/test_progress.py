@@ -5,7 +5,7 @@ from dumps import FAULTS, MODEL, TOKENS, only, trace
 from bitnet_np import check
 from bitnet_np.base.progress import no_bars, silent
 from bitnet_np.generation.nll import token_nll
-from bitnet_np.judge.mistakes.search import SEARCH
+from bitnet_np.judge.options import SEARCHING
 
 
 def test_the_library_prints_nothing(capfd):
@@ -27,8 +27,8 @@ def test_each_piece_of_work_has_a_bar_that_runs_to_its_end():
         return lambda done, total: bar.append((done, total))
 
     check(MODEL, ids, only(dump, "result_output"), bars=bars)
-    assert {label for label, bar in every if bar} - {SEARCH} == {"trying known mistakes"}
+    assert {label for label, bar in every if bar} - {SEARCHING} == {"trying known mistakes"}
     for label, bar in every:
         assert [done for done, _ in bar] == sorted(done for done, _ in bar)
-        if bar and label != SEARCH:  # which a cause ends at once
+        if bar and label != SEARCHING:  # which a cause ends at once
             assert bar[-1][0] == bar[-1][1] > 0

@@ -7,7 +7,7 @@ import pytest
 from dumps import only, recorded
 from models import random_model
 
-from bitnet_np import spec
+from bitnet_np import check, spec
 from bitnet_np.judge import tensors as judging
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.law.precision import FLOAT32
@@ -101,6 +101,24 @@ PLANTED = {
 def test_a_mistake_inside_the_first_layer_is_named_from_its_output(name):
     change, says = PLANTED[name]
     assert said(change, layers=(0,)).startswith(says)
+
+
+def test_a_mistake_in_all_layers_with_a_window_is_named_from_their_end():
+    """And in no other layer: the function that these share is at fault."""
+    windowed = random_model(0, family="gemma2", window=5, **SHAPE | {"n_layers": 3, "tied": True})
+    before = []  # the input of a layer
+
+    def edit(name, layer, x):
+        if name == "attn_norm" and windowed.config.window_of(layer):
+            x = before[0].copy()
+        if name in ("inp_scaled", "l_out"):
+            before[:] = [x.copy()]
+        return x
+
+    ids = np.tile(IDS, 3)
+    points = only(recorded(windowed, ids, edit=edit), "inp_embd", "result_output")
+    report = check(windowed, ids, points, budget=600.0)
+    assert report.first_wrong.hypothesis == "at attn_norm of layers 0, 2: the norm is missing: its input comes out unchanged"
 
 
 def test_what_explained_a_layer_is_tried_first_in_the_next(monkeypatch):

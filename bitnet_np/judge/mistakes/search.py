@@ -24,8 +24,6 @@ from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
 from .mistake import Array, Cause
 from .names import CATALOGUE, HIDDEN, OF_ROWS
 
-SEARCH = "searching for causes, in seconds"
-"""The label of its progress."""
 OVERHEAD = 2 * 10**5
 """Multiply-adds that take as long as what an operation does beside them."""
 EXACT = 1e-11
