@@ -68,7 +68,7 @@ class Integers:
 class Factor:
     """A scale or a minimum: a float16 of the block, times one of 16 integers if the type has them; or a number of `table`."""
 
-    half: str  # the float16's field, or that of the bytes which choose from the table
+    half: str  # the field of the float16, or of the bytes that index the table
     integers: Integers | None = None
     lanes: tuple[int, ...] = tuple(range(RUN))  # the number of the integer, or of the byte, that each 16 weights have
     negative: bool = False

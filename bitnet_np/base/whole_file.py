@@ -1,4 +1,4 @@
-"""Files that appear only when they are complete: written under a temporary name beside the target, and renamed at the end."""
+"""Files that appear only when they are complete: written under a temporary name next to the target, and renamed at the end."""
 
 import hashlib
 import os

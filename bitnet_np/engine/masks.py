@@ -2,8 +2,8 @@
 
 Rows are queries, columns are keys; query i stands at position past + i, key j at position j. Two forms:
 
-* "additive": 0 where the key is seen, -infinity where not, to be added to scores. Never a large negative number: after a softmax that
-  is the same only as long as a row sees something, and a row that sees nothing would attend to everything.
+* "additive": 0 where the key is seen, -infinity where not, to be added to scores. Never a large negative number: that gives
+  the same softmax only as long as a row sees something, and a row that sees nothing would attend to everything.
 * "bool": True where the key is seen, as ONNX's Attention and PyTorch's scaled_dot_product_attention read it.
 
 A row that sees nothing gives zeros (`fully_masked` finds such rows). A float mask of zeros and ones is refused wherever an additive one
@@ -47,7 +47,7 @@ class Pattern(_Fields):
 
     The query sees all keys up to its own, k <= p, narrowed by
     window: the last `window` keys only, p - window < k, its own included (as in Mistral, ONNX and llama.cpp),
-    block: the keys of its own block of `block` positions only, k // block == p // block,
+    block: only the keys in the query's block of `block` positions, k // block == p // block,
     and widened by
     sinks: the first `sinks` keys with k <= p, outside the window or block too (StreamingLLM, arXiv 2309.17453),
     prefix: the first `prefix` keys for every query, even those with k > p (prefix-LM, arXiv 1910.10683).

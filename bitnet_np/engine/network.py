@@ -163,7 +163,7 @@ def _repeated(whole: _Step, h: Array, way: _Way, repeats: Repeats) -> Array:
 
 @np.errstate(over="ignore", invalid="ignore")
 def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, attend: Attend, record: Record = ignore) -> Array:
-    """Layer n by itself: its input [R, D] -> l_out [R, D]."""
+    """Layer n alone: its input [R, D] -> l_out [R, D]."""
     runtime.ops.mark("layer")
     step = _Step(runtime, n, record)
     return _layer(step, h, _Way.of(step, len(h), rotations, attend))
@@ -171,7 +171,7 @@ def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, a
 
 @np.errstate(over="ignore", invalid="ignore")
 def run_feed_forward(runtime: Runtime, n: int, h: Array, norm: bool, record: Record = ignore) -> Array:
-    """The feed-forward branch of layer n by itself, without the residual: [R, D] -> [R, D]. norm: whether the norm in front of it runs."""
+    """The feed-forward branch of layer n alone, without the residual: [R, D] -> [R, D]. norm: whether the norm in front of it runs."""
     w = runtime.model.layers[n]
     return _feed_forward(_Step(runtime, n, record), w if norm else replace(w, attn_norm=None, ffn_norm=None), h)
 
@@ -382,7 +382,7 @@ def _queries_keys_values(
     asked = ({"Qcur": w.attn_q} if queries else {}) | ({"Kcur": w.attn_k, "Vcur": w.attn_v} if keys else {})
     made = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, **asked)), strict=True))
     q, k, v = map(made.get, ("Qcur", "Kcur", "Vcur"))
-    if q is not None:  # the norm of each head by itself, or of all together, if the family has one
+    if q is not None:  # the norm of each head, or of all together, if the family has one
         q = step.rms_norm("Qcur_normed", "", q, w.attn_q_norm)[1]
     if k is not None:
         k = step.rms_norm("Kcur_normed", "", k, w.attn_k_norm)[1]
@@ -434,7 +434,7 @@ def _down(step: _Step, w: Layer, x: Array) -> Array:
 def _mixture(step: _Step, w: Layer, source: _Input) -> Array:
     """The weighted sum of each token's experts: [R, D] -> [R, D].
 
-    A slot is one of a token's experts: in tensors [R, k, F] of them, slot s of row r is that of expert number experts[r, s].
+    A slot is one of a token's experts: in tensors [R, k, F], slot s of row r belongs to expert number experts[r, s].
     """
     c, ops = step.runtime.model.config, step.runtime.ops
     assert w.ffn_gate_inp is not None

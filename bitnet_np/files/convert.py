@@ -62,7 +62,7 @@ def convert(
     metadata = {key: value for key, value in own.items() if key.startswith("tokenizer.")} or {"tokenizer.ggml.model": "none"}
     metadata |= {key: value for key, value in own.items() if key.startswith("general.") and key not in _OWN}
     metadata["general.name"] = str(own.get("general.name", source.path.resolve().name))
-    if matrix is None and type(own.get("general.file_type")) is int:  # else it is that of the matrices
+    if matrix is None and type(own.get("general.file_type")) is int:  # else it is the matrices' type
         metadata["general.file_type"] = own["general.file_type"]
     permuted = is_permuted(model.config)
     encoded = partial(_encoded, model.config, matrix, head, rounding)

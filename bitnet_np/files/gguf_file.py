@@ -76,7 +76,7 @@ class GGUFFile:
         return cast(T, value)
 
     def get(self, key: str, kind: type[T], default: D) -> T | D:
-        """As `require`, but `default` if the key is missing. A value of another kind is an error here, too."""
+        """As `require`, but `default` if the key is missing. A value of another kind is also an error here."""
         return self.require(key, kind) if key in self.metadata else default
 
 

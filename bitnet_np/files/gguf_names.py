@@ -54,12 +54,12 @@ KEYS: dict[str, Key] = {
     "experts_used": Key("expert_used_count", int),
     "expert_ffn": Key("expert_feed_forward_length", int),  # no field: ffn, where a file has it
     "shared_ffn": Key("expert_shared_feed_forward_length", int),
-    "pooling": Key("pooling_type", int),  # the place of Config.pooling in model.Pooling
+    "pooling": Key("pooling_type", int),  # the place of Config.pooling in records.Pooling
 }
-"""By field of Config, or by a name of their own where Config has no such field, in the order of the released file."""
+"""By field of Config, or by another name if Config has no such field, in the order of the released file."""
 
 YARN = ("yarn_original", "yarn_factor", "yarn_log", "yarn_fast", "yarn_slow", "yarn_stated")
-"""The keys of YaRN beside the factor."""
+"""The keys of YaRN other than the factor."""
 
 SIZES = ("context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim", "value_dim", "vocab")
 """Fields whose keys every family has."""
@@ -111,7 +111,7 @@ _SHARED = {f"ffn_{name}": f"ffn_{name}_shexp" for name in ("gate", "up", "down")
 
 
 def matrix_name(c: Config, field: str, layer: int) -> str:
-    """The tensor of a layer's matrix without its ending; those of the shared expert have names of their own."""
+    """The tensor of a layer's matrix without its ending; those of the shared expert have separate names."""
     return f"blk.{layer}.{_SHARED.get(field, field) if c.experts else field}"
 
 

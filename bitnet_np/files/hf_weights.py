@@ -45,7 +45,7 @@ class HFWeights(CheckedTensors):
         return self._modules[field] if layer is None else kind.layer.format(layer) + kind.modules[field]
 
     def has(self, field: str) -> bool:
-        """A head of its own unless the head is the embedding (see mlx_groups for one in two tables), and its bias where there is one."""
+        """A separate head unless the head is the embedding (see mlx_groups for one in two tables), and its bias if there is one."""
         if field != "output":
             return self._recipe.kind.head_bias
         return not self._recipe.tied or "lm_head.scales" in self

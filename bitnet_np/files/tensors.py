@@ -20,7 +20,7 @@ FLOATS: dict[TensorType, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2")
 """The types of plain floats, and how NumPy sees them: bfloat16 as its bits."""
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""(N, M) of matrices, by their fields in model.Layer."""
+"""(N, M) of matrices, by their fields in records.Layer."""
 
 
 def rows_of(shapes: Shapes) -> dict[str, slice]:

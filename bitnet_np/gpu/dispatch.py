@@ -31,7 +31,7 @@ An estimate, until scripts/gpu_check.py has measured on a GPU from what size on 
 
 
 def multiply_adds(config: Config, tokens: int) -> int:
-    """Those of the matrices in a pass over so many tokens, the head's too: the workload of a call."""
+    """The multiply-adds of the matrices, including the head, in a pass over `tokens` tokens: the workload of a call."""
     matrices = sum(prod(shape) for shape in layer_shapes(config).values() if len(shape) == 2)
     return tokens * (config.n_layers * matrices + config.vocab * config.width)
 

@@ -183,7 +183,7 @@ def _attend(team, q, k, v, slot, position, per_tile, scale, cap, window, mask, o
 
 
 def chunks_touched(keys: int) -> int:
-    """The most chunks that so many consecutive keys lie in."""
+    """The largest number of chunks that `keys` consecutive keys can touch."""
     return -(-(keys - 1) // CHUNK) + 1
 
 

@@ -1,7 +1,7 @@
-"""Products of several tokens with tables of floats and with ggml's blocks, whose weights are widened a strip of the matrix at a time.
+"""Products of several tokens with float matrices and with ggml's blocks, whose weights are widened one strip of the matrix at a time.
 
-A strip is MANY_ROWS rows by DEPTH columns. It is computed once for PART tokens, and stays in the first cache meanwhile. The activations of
-these columns, and the sums of the strips beside it, stay in the second.
+A strip is MANY_ROWS rows by DEPTH columns. It is widened once for PART tokens, and stays in the first-level cache during that time. The
+activations of these columns, and the sums of the neighbouring strips, stay in the second-level cache.
 """
 
 import numpy as np

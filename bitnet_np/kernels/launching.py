@@ -38,7 +38,7 @@ class Kernel(NamedTuple):
 
 
 def renamed(function: Any, name: str, names: Mapping[str, Any]) -> FunctionType:
-    """The function under a name of its own, by which profiles and compiled kernels on disk are told apart, with other global names."""
+    """The function under another name, which tells it apart in profiles and among compiled kernels on disk, with other global names."""
     renamed = FunctionType(function.__code__, {**function.__globals__, **names}, name)
     renamed.__qualname__ = name
     return renamed
@@ -148,7 +148,7 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
 
 
 def _by_team(kernels: int, function: Callable[..., None], *args: Any) -> None:
-    """Let the team call a function that runs so many kernels."""
+    """Let the team call a function that runs `kernels` kernels."""
     global _threads_started
     try:  # not `with`: in Python 3.14 an interrupt may come between a lock and the block that it guards
         _turn.acquire()

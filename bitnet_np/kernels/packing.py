@@ -130,7 +130,7 @@ def _magnitude_sums(team, table, sums):
 
 
 def magnitude_sums(table: NDArray) -> NDArray[np.int64]:  # [N, M] float32, float16 or bfloat16's bits -> [256]
-    """The exact sum of |x|, by exponents as they are stored: that of entry e times 2^(max(e, 1) - 150).
+    """The exact sum of |x|, by exponents as they are stored: entry e counts times 2^(max(e, 1) - 150).
 
     Entries are sums of integers, so their order is free. They hold the sums of 2^39 numbers.
     """

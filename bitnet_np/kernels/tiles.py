@@ -4,7 +4,7 @@ from .fast.emit import LANES, is_wide
 from .fast.simd import dot_step, dot_tail, prefetch
 from .launching import inlined
 
-# As many accumulators as registers hold beside what they multiply: of AVX-512's 32 registers 16, of fewer and narrower ones 8.
+# As many accumulators as the registers hold together with the operands: 16 of AVX-512's 32 registers, 8 of fewer and narrower ones.
 WIDE = is_wide()
 ROWS, TOKENS = (4, 4) if WIDE else (2, 2)
 MANY_ROWS = 6 if WIDE else 2  # in place of ROWS where activations come from the second-level cache: 24 accumulators read them less often

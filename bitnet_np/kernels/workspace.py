@@ -64,7 +64,7 @@ class Pool:
 
     def __init__(self, smallest: int = 1 << 14) -> None:
         self.free: list[_Block] = []  # the smallest first
-        self.returned: deque[_Return] = deque()  # free, too
+        self.returned: deque[_Return] = deque()  # these are free as well
         self.fresh = self.again = 0  # arrays in new memory, small and large ones too; arrays in memory that was used before
         self.smallest = smallest  # bytes: below, NumPy's own allocation is as fast
         self._made: list[weakref.ref[NDArray[np.uint8]]] = []  # memory of all blocks
@@ -154,7 +154,7 @@ def release() -> None:
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
-    """An array like that of np.empty, in memory that may have been used before."""
+    """An array as np.empty makes it, in memory that may have been used before."""
     dtype, pool = np.dtype(dtype), _this_thread.pool
     size = prod(shape) * dtype.itemsize
     if not pool.smallest <= size <= _LARGEST:
@@ -182,7 +182,7 @@ def in_room(room: Room, function: Callable[..., R], *arguments: Any) -> R:
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
-    """An array like that of np.zeros, for arrays that live long. It is aligned: no register straddles two cache lines."""
+    """An array as np.zeros makes it, for long-lived arrays. It is aligned: no register straddles two cache lines."""
     dtype = np.dtype(dtype)
     memory = np.zeros(prod(shape) * dtype.itemsize + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT

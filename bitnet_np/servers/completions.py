@@ -101,7 +101,7 @@ def _object(where: str, value: Any) -> tuple[int, float]:
 
 
 def rows(where: str, items: Sequence[Any], first: int, entries: Callable[[str, Any], Entries]) -> dict[int, Entries]:
-    """The entries of an array's items by the position whose logits they are, `first` that of the first. At -1 nothing is predicted."""
+    """The entries of an array's items by the position whose logits they are; `first` is the first item's. At -1 nothing is predicted."""
     return {first + i: entries(f"{where}[{i}]", item) for i, item in enumerate(items) if first + i >= 0}
 
 

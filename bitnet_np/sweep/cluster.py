@@ -35,9 +35,9 @@ def _dask() -> Any:
 
 @contextmanager
 def connected(scheduler: str | None, workers: int | None) -> Iterator[Any]:
-    """Dask's client of a scheduler, or of a cluster of so many processes on this machine, which ends with the block.
+    """Dask's client of a scheduler, or of a cluster of `workers` processes on this machine, which ends with the block.
 
-    TLS is as Dask's own configuration says. Raises UnsupportedError without the extra, ServerError for a scheduler that cannot be reached
+    TLS follows Dask's configuration. Raises UnsupportedError without the extra, ServerError for a scheduler that cannot be reached
     or has no worker.
     """
     dask, distributed = extra("dask", "cluster", "a cluster"), _dask()

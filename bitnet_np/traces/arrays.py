@@ -27,7 +27,7 @@ def as_numpy(name: str, value: Any) -> NDArray:
             array = np.asarray(value.astype(getattr(library, "float32", np.float32)))  # MLX takes its own types, JAX those of NumPy
         else:
             array = np.asarray(value)
-    except Exception as error:  # each library has errors of its own
+    except Exception as error:  # each library has different errors
         raise ShapeError(f"{name} is of type {type(value).__name__}, which is no array of numbers: {error}") from None
     if array.dtype.kind not in "fiu":
         raise ShapeError(f"{name} is of type {type(value).__name__} with dtype {array.dtype}, expected numbers")

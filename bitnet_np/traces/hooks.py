@@ -186,7 +186,7 @@ def _numbers(key: Key, array: Any) -> Floats:
     return np.array(numbers, kinds.get(numbers.dtype, np.float32))
 
 
-# --- what has no module of its own ----------------------------------------------------------------------------------------------------
+# --- what has no separate module ------------------------------------------------------------------------------------------------------
 
 
 def _of_functions(points: Recorded, model: Any, modules: dict[str, Any]) -> Iterator[_Hook]:

@@ -44,7 +44,7 @@ from .private_parts import gone
 _FIRST_LINE = b"bitnet_np: a compiled kernel, form 1"
 _CHECKSUM_BYTES = 32
 _ON_WINDOWS = os.name == "nt"  # where an open file cannot be replaced
-# the settings that Numba's code generator reads, besides the target
+# the settings that Numba's code generator reads, in addition to the target
 _SETTINGS = [
     *("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML", "ENABLE_AVX", "BOUNDSCHECK", "PARFOR_MAX_TUPLE_SIZE"),
     *("LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS", "DEBUGINFO_DEFAULT", "EXTEND_VARIABLE_LIFETIMES", "ENABLE_PROFILING"),
@@ -100,7 +100,7 @@ def _stamp(sources: list[Path]) -> str:
 
 
 def state(codegen: Any) -> dict[str, Any]:
-    """Everything that the code of all kernels depends on, as JSON holds it. codegen: that of Numba's target context."""
+    """Everything that the code of all kernels depends on, as JSON holds it. codegen: of Numba's target context."""
     return {
         "sources": SOURCES,
         "numba": numba.__version__,

@@ -24,7 +24,7 @@ _compiled_whole = ""  # the qualified name of the function being compiled, which
 
 
 class _Part(codegen.JITCodeLibrary):
-    """A library that is linked into others and never runs by itself."""
+    """A library that is linked into others and never runs alone."""
 
     def _optimize_final_module(self) -> None:
         pass
@@ -66,7 +66,7 @@ class _Compiler(_FunctionCompiler):
 
 
 class Function(CPUDispatcher):
-    """A function that Numba compiles by itself for calls from Python, and as a part of the functions that call it."""
+    """A function that Numba compiles separately for calls from Python, and as a part of the functions that call it."""
 
     def __init__(self, py_func: Any, locals: Any = None, targetoptions: Any = None):
         super().__init__(py_func, locals, targetoptions or {})
@@ -81,7 +81,7 @@ class Function(CPUDispatcher):
         return _on_a_thread(super().compile, sig) if interruptible else super().compile(sig)
 
     def add_overload(self, result: Any) -> None:
-        for environment in result._find_referenced_environments():  # those of its parts, too
+        for environment in result._find_referenced_environments():  # including those of its parts
             self.targetctx.codegen().set_env(environment.env_name, environment)
         super().add_overload(result)
 

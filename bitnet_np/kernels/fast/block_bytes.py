@@ -44,7 +44,7 @@ from .simd import folded, total, widened_half
 
 
 class Chunk(NamedTuple):
-    """A chunk of some rows of the matrix, as functions take it: that of row i begins with blocks[start + i * stride]."""
+    """A chunk of some rows of the matrix, as functions take it: the chunk of row i begins at blocks[start + i * stride]."""
 
     start: Any
     stride: Any

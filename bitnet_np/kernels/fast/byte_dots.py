@@ -22,7 +22,7 @@ class Path(NamedTuple):
     pack: str = ""  # two registers of int32 as words
     sign: str = ""  # bytes with the signs of other bytes
     signed: bool = False  # codes have a sign
-    tile: tuple[int, int] = (2, 2)  # groups of 16 rows, and tokens, whose sums fit the registers beside what is multiplied
+    tile: tuple[int, int] = (2, 2)  # groups of 16 rows, and tokens, whose sums fit the registers together with the operands
 
 
 PATHS = {

@@ -61,7 +61,7 @@ def read(path: Path, tokens: NDArray | None = None) -> Labelled:
 
 
 def _stages(path: Path, files: dict[str, Path], tokens: int) -> Labelled:
-    """The arrays of a folder's files, or of one file, of so many tokens."""
+    """The arrays of a folder's files, or of one file, with `tokens` tokens."""
     arrays, ignored = dict[str, Entry](), []
     for label, file in files.items():
         head, size = head_of(file, _HEADER)

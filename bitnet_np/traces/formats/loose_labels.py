@@ -90,7 +90,7 @@ def _without_words(label: str) -> Iterator[str]:
 
 
 def _lowered(labels: Sequence[str], n_layers: int) -> dict[str, str]:
-    """Each label of a layer -> that of the layer before it, if layers are counted from 1."""
+    """Each label of a layer -> the same label of the layer before it, if layers are counted from 1."""
     found: dict[str, tuple[re.Match[str], int | None]] = {}
     for label in labels:
         inner, step = split_step(label)

@@ -1,6 +1,6 @@
 """Logits as text: a row of the vocabulary on each line, or a number on each, as simple engines print them.
 
-Blanks, commas, semicolons and square brackets part numbers, so CSV and JSON's arrays are read, too.
+Blanks, commas, semicolons and square brackets separate numbers, so CSV and JSON arrays can also be read.
 """
 
 from array import array
