@@ -212,7 +212,7 @@ def _iq4_xs() -> Format:
 
 
 def _nvfp4() -> Format:
-    """A scale for 16 weights, of which the first eight lie in the low halves of eight bytes and the others in the high ones."""
+    """A scale for 16 weights: the first eight lie in the low halves of eight bytes, the others in the high halves."""
     layout = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
     codes = tuple(Integers((Bits(4 + 8 * run + _LANE % 8, _LANE // 8 * 4, 15),), table=_E2M1) for run in range(4))
     return Format(layout, codes, Factor("d", table=tuple(map(_halved_e4m3, range(256)))))

@@ -72,7 +72,7 @@ GRID_TYPES = (IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M)
 """The types whose codes stand for four or eight neighbouring weights at once: rows of a grid (kernels/ggml/grids.py)."""
 
 ALL_BLOCK_TYPES = (*BLOCK_TYPES, *GRID_TYPES)
-"""The types of which a model keeps the blocks, as they are in the file."""
+"""The types whose blocks a model keeps as they are in the file."""
 
 TERNARY_TYPES = (TQ1_0, TQ2_0)
 """The block types whose weights are -1, 0, +1 times the scale of a block."""

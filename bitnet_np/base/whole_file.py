@@ -25,7 +25,7 @@ def name_beside(path: Path) -> Path:
 
 @lru_cache
 def _where() -> str:
-    """A digest of the machine and the container in which numbers of processes count."""
+    """A digest of the machine and the container within which process numbers are valid."""
     container = os.path.basename(os.path.realpath("/proc/self/ns/pid"))
     return hashlib.sha256(f"{platform.node()} {container}".encode()).hexdigest()[:8]
 

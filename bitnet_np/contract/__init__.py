@@ -7,7 +7,7 @@ port of these files.
 THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and any processor give the same bits, because:
 
 * Everything is in float32, and rounded after each operation, unless it is said otherwise. Ties round to even. Division and square root are
-  IEEE's. Nothing is fused but what is written as `fma`, a * b + c rounded once. Nothing else is reordered or approximated.
+  IEEE's. Only what is written as `fma` is fused: a * b + c rounded once. Nothing else is reordered or approximated.
 * Sums of integers are exact, so their order is free. A ternary product ends in float32 as `sum / scale * weight scale`.
 * Every sum of floats has one order that depends on the summed axis alone: 16 lanes, lane = index mod 16, each lane a chain of fused
   multiply-adds that starts at +0, lanes then added by halving (i with i+8, i+4, i+2, i+1). Sums in float64 (the squares and means of
@@ -24,7 +24,7 @@ THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and 
 * An all-zero row quantises to zeros. A row with NaN or infinity in it quantises to zeros with scale NaN, so that the NaN reaches the
   logits instead of vanishing. The sign and the payload of a NaN are open.
 
-numbers.py      fused multiply-adds, lanes, exponentials and angles, of which the rest is made
+numbers.py      fused multiply-adds, lanes, exponentials and angles, which the rest is made of
 products.py     matrices of floats, blocks and ternary codes
 blocks.py       the weights of ggml's block types, and llama.cpp's products with them
 rows.py         norms, rotations, roundings, sums and activations

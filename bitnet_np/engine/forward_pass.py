@@ -310,7 +310,7 @@ def run_whole(
 
 
 def _with_pooled(record: Record, pooling: Pooling, rows: Rows) -> Record:
-    """The observer, which gets the pooled output [B, D] of whole sequences behind the final norm."""
+    """The observer, which gets the pooled output [B, D] of whole sequences after the final norm."""
 
     def observe(name: str, layer: int | None, array: NDArray) -> None:
         record(name, layer, array)
@@ -365,7 +365,7 @@ def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray
 def _continued_by_blocks(
     runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], start: NDArray[np.int64], block: int
 ) -> Floats:
-    """Logits [B, V] of the last tokens of sequences, of which `block` at a time are written to the cache."""
+    """Logits [B, V] of the last tokens of sequences; `block` tokens at a time are written to the cache."""
     check_context(runtime.model.config, start + tokens.lengths)
     logits = np.empty((len(slots), runtime.model.config.vocab), np.float32)
     for part in tokens.blocks(block):
@@ -460,7 +460,7 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
         raise UnsupportedError(f"the dialect {runtime.dialect.name} has no attention with a mask")
     end = start + tokens.lengths
     additive = masks.as_additive(mask)[:, 0, :, : end.max()]
-    if len(additive) > 1 or (end < end.max()).any():  # one for each slot, in which keys past the sequence's end are hidden
+    if len(additive) > 1 or (end < end.max()).any():  # one for each slot, which hides keys past the sequence's end
         hidden = np.arange(end.max()) >= end[:, None, None]
         by_slot = np.full((slots.max() + 1, *additive.shape[1:]), -np.inf, np.float32)
         by_slot[slots] = np.where(hidden, np.float32(-np.inf), additive)

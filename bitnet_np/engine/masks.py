@@ -271,7 +271,7 @@ class MaskCache:
     """A cache of masks, for callers that need the same ones again and again. Results are shared, so they are read-only.
 
     It holds at most `entries` masks, each of at most `side` queries and keys, and `nbytes` bytes in all; the least recently used goes
-    first. A larger mask is made anew each time. `hits` and `misses` count requests. Safe to share between threads.
+    first. A larger mask is made again each time. `hits` and `misses` count requests. Safe to share between threads.
     """
 
     def __init__(self, entries: int = 100, side: int = 2048, nbytes: int = 1 << 28):
@@ -357,7 +357,7 @@ def _planned(q_len: int, k_len: int, pattern: Pattern, how: _How) -> tuple[Plan,
         return _remembered(q_len, k_len, pattern, **how)  # type: ignore[arg-type]
     except MaskError:
         raise
-    except Exception:  # whatever its __hash__ or __eq__ raises: `plan` says what is wrong with it
+    except Exception:  # whatever its __hash__ or __eq__ raises, `plan` reports the error
         return plan(q_len, k_len, pattern, **how), None
 
 
@@ -368,7 +368,7 @@ def _hidden(dtype: np.dtype) -> float:
 
 def _shifted(q_len: int, k_len: int, past: int, window: int, dtype: np.dtype) -> NDArray:
     """The mask of a window or of none, as a view: each row is the one before, shifted by one key."""
-    line = np.full(q_len + k_len, _hidden(dtype), dtype)  # of which the last row is the beginning
+    line = np.full(q_len + k_len, _hidden(dtype), dtype)  # the last row is its beginning
     end, size = past + q_len, dtype.itemsize
     line[max(end - window, 0) if window else 0 : end] = dtype == np.bool_
     return np.ndarray((q_len, k_len), dtype, line, max(q_len - 1, 0) * size, (-size, size))

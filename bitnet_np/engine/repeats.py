@@ -16,7 +16,7 @@ from ..model.records import Model
 Layers = Callable[..., NDArray[np.float32]]
 
 PATIENCE = 8
-"""Passes of a kind before one is recorded: what is recorded must pay for one token more."""
+"""Passes of a kind before one is recorded: a recording costs the time of one more token."""
 _MOST = 8  # recordings of a cache, each with the memory of a pass
 
 

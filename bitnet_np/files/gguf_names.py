@@ -40,7 +40,7 @@ KEYS: dict[str, Key] = {
     "yarn_log": Key("rope.scaling.yarn_log_multiplier", float),
     "yarn_fast": Key("rope.scaling.yarn_beta_fast", float),
     "yarn_slow": Key("rope.scaling.yarn_beta_slow", float),
-    "yarn_stated": Key("rope.scaling.yarn_attn_factor", float),  # no field: with YaRN llama.cpp works it out anew
+    "yarn_stated": Key("rope.scaling.yarn_attn_factor", float),  # no field: with YaRN, llama.cpp computes it again
     "parallel_residual": Key("use_parallel_residual", bool),
     "window": Key("attention.sliding_window", int),  # of Llama and Qwen llama.cpp reads neither key, and attends to every position
     "window_layers": Key("attention.sliding_window_pattern", np.ndarray),
@@ -89,7 +89,7 @@ NEUTRAL: dict[str, Any] = {
     "rope.scaling.finetuned": None,
     "rope.scaling.original_context_length": None,  # llama.cpp reads it for yarn only; Llama 3's scaling is in rope_freqs.weight
 }
-"""Keys that writers put into files although they change nothing, with the value for which that is so (None: any value)."""
+"""Keys that writers put into files although they change nothing, with the value that changes nothing (None: any value)."""
 
 
 def keys_of(family: Family) -> dict[str, Key]:

@@ -226,7 +226,7 @@ def _rows(parts: Sequence[Stored]) -> Stored:
 def _stacks(n: int, experts: Sequence[Expert], encode: Encode) -> Iterator[tuple[str, Stored]]:
     """Name and content of the tensors of a layer's experts: one for all of them.
 
-    Where that cannot be, because they have several types, or a scale each as in I2_S, it is one for each, as in older files.
+    If that is impossible, because they have several types, or a scale each as in I2_S, there is one tensor for each, as in older files.
     """
     for field in vars(experts[0]) if experts else ():
         linears = [getattr(expert, field) for expert in experts]

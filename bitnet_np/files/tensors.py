@@ -41,7 +41,7 @@ class Tensor:
     mapping: mmap.mmap = field(repr=False)  # the file
 
     def release(self) -> None:
-        """Let the system have the whole pages of data that is not going to be read again. It stays valid: it would be read anew."""
+        """Release the whole pages of data that will not be read again. The data stays valid: the system would read it again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             start = -(-self.offset // mmap.PAGESIZE) * mmap.PAGESIZE
             whole = (self.offset + self.data.size - start) // mmap.PAGESIZE * mmap.PAGESIZE

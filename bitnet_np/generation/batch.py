@@ -239,7 +239,7 @@ class Batch:
 
     @steady
     def cancel(self, id: str | int) -> Completion:
-        """End a request before its time, whether it waits or runs. Returns its completion, with the tokens so far. The others go on.
+        """End a request before its time, whether it waits or runs. Returns its completion, with the tokens so far. The others continue.
 
         Raises OptionError for an id that no request has, within a step, and after an exception in one.
         """

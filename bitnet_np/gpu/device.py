@@ -65,7 +65,7 @@ def open_cuda() -> Cuda:
 
 
 def device_of(ops: Backend) -> Cuda:
-    """The device behind a backend, which may be wrapped to count what it does."""
+    """The device of a backend, which may be wrapped to count what it does."""
     storage: Any = ops.storage()
     return storage.on
 

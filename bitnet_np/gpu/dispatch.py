@@ -24,7 +24,7 @@ MOST_SENT = 16384
 
 
 LEAST_WORK = 5 * 10**10
-"""Multiply-adds from which a GPU is chosen by workload: those of a CPU in the 0.14 s in which the host launches a pass of the 2B model.
+"""Multiply-adds from which a GPU is chosen by workload: what a CPU does in the 0.14 s that the host takes to launch a pass of the 2B model.
 
 An estimate, until scripts/gpu_check.py has measured on a GPU from what size on it pays.
 """

@@ -53,7 +53,7 @@ class Run(NamedTuple):
 
 
 class Room(NamedTuple):
-    """The memory in which a run is computed. n is its number of queries, N that number filled up to whole tiles."""
+    """The memory that a run is computed in. n is its number of queries, and N is n rounded up to whole tiles."""
 
     queries: Any  # [N, K]; those that only fill a tile are 0
     ends: Any  # [tiles] of one chunk: how many of its keys any query of the tile sees

@@ -146,7 +146,7 @@ def _some_rows(w, size, first, end, x, token, tokens, out):
 
 @parallel
 def matmul(team, w, size, x, out):
-    """As the kernels of floats.py and ggml/blocks.py. w: the matrix, of which an element has `size` weights. x: arranged."""
+    """As the kernels of floats.py and ggml/blocks.py. w: the matrix, whose elements have `size` weights each. x: arranged."""
     blocks = -(-w.shape[0] // ROWS)
     for item in shared(team, blocks * -(-out.shape[0] // PART)):
         first, token = item % blocks * ROWS, item // blocks * PART

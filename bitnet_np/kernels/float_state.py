@@ -50,7 +50,7 @@ def _settable(state: int | None) -> int:
 
 @contextmanager
 def default_state() -> Iterator[None]:
-    """Context, for imports, in which this thread computes in the default state. Afterwards the state is what it was."""
+    """Context, for imports, in which this thread computes in the default state. Afterwards the old state is restored."""
     before = None if is_default() else exchange(DEFAULT)
     try:
         yield

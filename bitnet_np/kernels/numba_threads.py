@@ -27,4 +27,4 @@ def _layers() -> Callable[[], int]:
     function = getattr(parallel, "_get_num_threads", None)  # a private part, of ctypes
     if function is None:
         return numba.get_num_threads
-    return PYFUNCTYPE(c_int)(cast(function, c_void_p).value or 0)  # it takes nanoseconds, in which other threads wait
+    return PYFUNCTYPE(c_int)(cast(function, c_void_p).value or 0)  # other threads wait for the nanoseconds that this takes

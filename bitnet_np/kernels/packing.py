@@ -88,7 +88,7 @@ def from_quarters(data: NDArray[np.uint8], rows: int) -> NDArray[np.uint8]:  # [
 
 @parallel
 def _rounded(team, w, size, rows, steps, packed):
-    """w: the matrix [N, elements of a row], of which an element has `size` weights."""
+    """w: the matrix [N, elements of a row], whose elements have `size` weights each."""
     n = w.shape[1]
     row = np.empty((n * size + LANES - 1) // LANES * LANES, np.float32)
     codes = np.empty(row.size, np.uint8)

@@ -11,7 +11,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 from numba.core import codegen, config
 
-_HOST_FEATURES = codegen.get_host_cpu_features()  # LLVM looks for them anew, and each step of a kernel that is compiled asks
+_HOST_FEATURES = codegen.get_host_cpu_features()  # kept: LLVM detects them at each call, and compiling asks at each step
 
 
 def architecture() -> str:

@@ -117,7 +117,7 @@ def round_to_half(x):
 
 @rule
 def first_chunk(position, window):
-    """The first chunk of which a query at `position` sees a key."""
+    """The first chunk that holds a key which a query at `position` sees."""
     return max(0, position - window + 1) // CHUNK
 
 

@@ -39,7 +39,7 @@ class Sharing:
             return
         forms, worked = _forms(function), self._processor()
         function(*arguments)
-        if _forms(function) == forms:  # else it was compiled or loaded meanwhile, by one thread
+        if _forms(function) == forms:  # otherwise one thread compiled or loaded it during the call
             self._count(members, kernels, self._clock() - begin, self._processor() - worked)
 
     def _count(self, members: int, kernels: int, seconds: float, worked: float) -> None:

@@ -5,7 +5,7 @@ same few sizes. Fresh memory is zeroed by the system page by page, which takes l
 ran three times as long). So each thread has a pool of up to LIMIT bytes, lent and free ones; arrays beyond that are NumPy's own. An array
 from here is like any other: nothing else uses its memory as long as it, or a view of it, is alive.
 
-An array gets the smallest free block that holds it. Where none does, a new block replaces the largest free one. So a thread has no more
+An array gets the smallest free block that holds it. If there is none, a new block replaces the largest free one. So a thread has no more
 blocks than were lent at once, and after a layer or two they fit all that follows: a pass takes little more than it holds at once.
 
 Ctrl-C raises KeyboardInterrupt between any two steps of Python, and where it does, a block is freed at worst. So a block is free because no
@@ -178,7 +178,7 @@ def in_room(room: Room, function: Callable[..., R], *arguments: Any) -> R:
         _this_thread.pool = room
         return function(*arguments)
     finally:
-        _this_thread.pool = usual  # no call, so an interrupt comes before or behind
+        _this_thread.pool = usual  # no call, so an interrupt comes before or after
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:

@@ -28,7 +28,7 @@ Rope = Literal["halves", "adjacent", "none"]
 """The numbers of a head that make a pair: (i, i + J) as in GPT-NeoX, or (2i, 2i + 1) as in the permuted rows of Llama's GGUF files."""
 
 Pooling = Literal["none", "mean", "cls", "last"]
-"""The rows behind the final norm that an embedding model makes one vector of: all, by their mean; the first one; the last one. In the
+"""The rows after the final norm that an embedding model makes one vector of: all, by their mean; the first one; the last one. In the
 order of llama.cpp's numbers for them."""
 
 LONGEST_CONTEXT = 1 << 20  # positions whose angles are exact (rope.LARGEST_ANGLE); the longest context in use is 1,010,000
@@ -122,7 +122,7 @@ class Config:
     local_layers: tuple[int, ...] = ()  # the layers whose RoPE is not scaled (Gemma 3, arXiv 2503.19786; OLMo 3)
     local_rope_base: float | None = None  # their base (Gemma 3); None: the base of all layers
     parallel_residual: bool = False  # attention and feed-forward both read the layer's input
-    shared_norm: bool = False  # and behind the same norm, which is attention's (Phi)
+    shared_norm: bool = False  # and after the same norm, which is attention's (Phi)
     window: int | None = None  # the keys a query sees at most, its own the last of them (Mistral 7B, arXiv 2310.06825); None: all
     window_layers: tuple[int, ...] | None = None  # the layers that have this window; None: all
     joint_qk_norms: bool = False  # norms of queries and of keys are over all heads together (OLMo 2), not over each
@@ -132,7 +132,7 @@ class Config:
     residual_scale: float = 1.0  # multiplies the output of a branch before it is added
     logit_scale: float = 1.0  # divides the logits
     logit_cap: float | None = None  # logits x become cap * tanh(x / cap), after the scale; None: not capped
-    experts: int = 0  # E feed-forwards of a layer, of which each token takes some (Mixtral, arXiv 2401.04088); 0: one, for all tokens
+    experts: int = 0  # E feed-forwards of a layer; each token takes some (Mixtral, arXiv 2401.04088). 0: one, for all tokens
     experts_used: int = 0  # the experts that a token takes
     normalized_experts: bool = True  # the weights of a token's experts are divided by their sum
     shared_ffn: int = 0  # the feed-forward width of an expert that every token takes in addition to the others (Qwen2-MoE); 0: none

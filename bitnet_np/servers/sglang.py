@@ -41,7 +41,7 @@ class SglangServer(OpenAiServer):
 
 
 def parse(answer: Any, ids: Sequence[int], predict: int, k: int) -> Completions:
-    """The record of an answer of `/generate`. Raises ServerError for what is missing or of a wrong type."""
+    """The record of an answer of `/generate`. Raises ServerError for a field that is missing or of a wrong type."""
     meta = member(_WHERE, answer, "meta_info", dict)
     where = f"{_WHERE}: meta_info"
     prompt_length(f"{where}.prompt_tokens", member(where, meta, "prompt_tokens", int), len(ids))

@@ -23,10 +23,10 @@ DEATHS = 1
 """Workers of our own cluster that may die under a case before it is set aside. Cases that were set aside run again, one at a time."""
 
 RESTART = "10m"
-"""Time in which a worker of our own cluster must be there again: one that is given up is not started again."""
+"""Time within which a worker of our own cluster must be back: a worker that is given up is not started again."""
 
 ANSWER = 10
-"""Seconds in which a scheduler must answer."""
+"""Seconds within which a scheduler must answer."""
 
 
 def _dask() -> Any:

@@ -72,8 +72,8 @@ _DEEPSEEK_LETTERS = (  # a separate list: most letters that are capital or small
 )
 _BLOOM_WORDS = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
-# The names and their rules are llama.cpp's; the patterns are those of the published tokenizer.json files, where such exist.
-# Where the same rules have several names, files are written with the first one.
+# The names and their rules are llama.cpp's; the patterns are from the published tokenizer.json files, if there are any.
+# If the same rules have several names, files are written with the first one.
 PRE_TOKENIZERS = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer((LLAMA3_WORDS,))),

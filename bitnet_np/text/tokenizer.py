@@ -138,7 +138,7 @@ class DecodeStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
-        """The text that is certain with this token: the bytes of a character that may go on wait for the next."""
+        """The text that is certain with this token: the bytes of an incomplete character wait for the next token."""
         tokenizer = self._tokenizer
         text, cuts = tokenizer.token_bytes(token, skip_special=self._skip_special), tokenizer.cuts(token)
         if self._at_start and tokenizer._ordinary.space_prefix and not cuts and tokenizer.types[token] != BYTE:

@@ -86,7 +86,7 @@ def record_transformers(model: Any) -> Iterator[Trace]:
     """Records the tensors of a model of transformers while the block runs; yields their trace, which grows with each call of the model.
 
     The model is called with one sequence [1, T], once for a prefill, and then as often as tokens are decoded over its cache; each call
-    appends its rows. Numbers are widened to float32, float64 stays: both are exact. Where the model computed logits of some positions
+    appends its rows. Numbers are widened to float32, float64 stays: both are exact. If the model computed logits of some positions
     only, as `generate` does, the trace has those of the last.
 
     Afterwards the model is as it was, also after an exception. Raises OptionError for a model that has no module of a known name, and

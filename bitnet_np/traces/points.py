@@ -43,7 +43,7 @@ def _point(name: str, axes: str, meaning: str, operation: str = "", **fields: An
 
 
 LAYER_INPUT = "attn_inp"
-"""The output of the layer before, or of the embedding: where codes are made of it they have this name."""
+"""The output of the previous layer, or of the embedding. Codes made from it have this name."""
 
 POINTS = (
     _point("inp_embd", "T D", "rows of the embedding for the tokens", "GET_ROWS", whole=True, weight="token_embd")._replace(
@@ -246,7 +246,7 @@ class Entry:
 
 
 class Points(UserDict[Key, Any]):
-    """The points of a file, made from their entries. Each access reads or maps the array anew."""
+    """The points of a file, made from their entries. Each access reads or maps the array again."""
 
     @property
     def entries(self) -> dict[Key, Entry]:

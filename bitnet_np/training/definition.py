@@ -183,7 +183,7 @@ def loss_and_gradients(
         steps.append(_Value(*operation(*(value.tensor for value in inputs), **how), inputs))
         return steps[-1]
 
-    def norm(name: str, x: _Value) -> _Value:  # x itself where a family has no such norm
+    def norm(name: str, x: _Value) -> _Value:  # x itself if a family has no such norm
         gain = values.get(f"{name}.weight")
         return x if gain is None else run(rms_norm, x, gain, eps=c.eps)
 

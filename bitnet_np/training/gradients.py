@@ -1,4 +1,4 @@
-"""Loss and gradients of batches, to judge a training engine's by: definition.py, behind a border that checks its arguments."""
+"""Loss and gradients of batches, to judge a training engine by: definition.py, with its arguments checked."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields

@@ -100,7 +100,7 @@ def _has_others(group: int) -> bool:
 def make(state: Path) -> None:
     """Make the folder of a state, and those it is in, for this user alone. What root made is for all to read. Raises OSError."""
     with suppress(FileNotFoundError):
-        check_trusted(state)  # as far as it is there: what is made in the folder of another would be in that user's way
+        check_trusted(state)  # as far as it exists: files made in another user's folder would be in that user's way
     for place in reversed([state, *state.parents]):
         if not place.exists():
             place.mkdir(0o755 if getattr(os, "geteuid", lambda: 1)() == 0 else 0o700, exist_ok=True)

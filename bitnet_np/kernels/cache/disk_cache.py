@@ -15,8 +15,8 @@ damage and not intent: what another user (root aside) owns or may replace is not
 FOLDER is cache_folder.folder(). A state is a version of the sources, the libraries, the processor and Numba's settings. Numba's own cache
 files (.nbi, .nbc) are never read.
 
-A dispatcher's `_cache` is a private part of Numba, and whole_kernels.py needs others (private_parts.py). Where this version of Numba does
-not have them all, kernels are compiled by each process for itself.
+A dispatcher's `_cache` is a private part of Numba, and whole_kernels.py needs others (private_parts.py). If this version of Numba does
+not have them all, each process compiles kernels for itself.
 """
 
 import hashlib
@@ -255,7 +255,7 @@ class DiskCache:
         if result.lifted or result.library.has_dynamic_globals:  # these contain addresses of this process
             return
         if _stamp(_FILES) != SOURCES or _stamp(self._own_source) != self.identity["source"]:
-            return  # edited meanwhile: it is unknown which text was compiled
+            return  # edited in between: it is unknown which text was compiled
         key = self.key(sig, result.codegen)
         path = state_folder(key["state"]) / file_name(key)
         try:

@@ -130,7 +130,7 @@ def _on_a_thread(function: Callable[[Any], Any], argument: Any) -> Any:
 def _compiling(name: str, generator: Any) -> Iterator[None]:
     """Let every library that is made be a part, but the one of this name. The caller holds the compiler's lock.
 
-    Nothing is collected meanwhile: the compiler's many small objects would make the collector run all the time, a tenth of the time.
+    The garbage collector is off: the compiler's many small objects would make it run constantly and take a tenth of the time.
     """
     global _compiled_whole
     usual, collects = generator._library_class, gc.isenabled()

@@ -97,7 +97,7 @@ def _clear(address, size):
 
 @inlined
 def _copy(unit, tile, source, source_stride, target, target_stride):
-    """Copy a tile, or what is to become one."""
+    """Copy a tile, or data that is to become one."""
     shapes, read, written = _bytes(unit), _bytes(source), _bytes(target)
     for row in range(shapes[48 + tile]):
         for i in range(shapes[16 + 2 * tile]):

@@ -143,7 +143,7 @@ def _store_factors(b: Emitter, plan: Plan, rows: Sequence[Sequence[ir.Value]], f
         if factors[0].table:
             registers = [_from_table(b, factors[0], first, blocks, weight // LANES)]
         else:
-            assert others in ([], [first + 2])  # a minimum lies behind the scale
+            assert others in ([], [first + 2])  # a minimum follows the scale
             registers = _float16s(b, blocks, first, len(factors))
         for i, register in enumerate(registers):
             b.store(register, floats.at(b.add(start, (2 * unit + i) * LANES)), align=4)

@@ -86,7 +86,7 @@ def _indices(b: Emitter, block: ir.Value, codes: Bits, runs: int) -> list[ir.Val
 def _block_weights(b: Emitter, blocks: Place, index: ir.Value) -> Iterator[ir.Value]:
     """The weights of a block, 16 at a time. A product and a sum may become one fused operation, because the product is exact.
 
-    Where a register holds 16 float32, codes of at most four bits are looked up in a register of all 16 possible weights. That saves a
+    If a register holds 16 float32, codes of at most four bits are looked up in a register of all 16 possible weights. That saves a
     product, a sum and a conversion for each register, and the instruction ignores all but the lowest four bits.
     """
     block_format, block = _FORMATS[blocks.dtype], b.moved(blocks.at(index), 0)

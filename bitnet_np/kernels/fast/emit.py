@@ -79,7 +79,7 @@ class Registers(list):
 
 
 class Place:
-    """Where the numbers of an array, or those at a pointer, lie."""
+    """The place of the numbers of an array, or of those at a pointer."""
 
     def __init__(self, b: "Emitter", kind: types.Array | types.CPointer, value: ir.Value):
         self.b, self.dtype = b, kind.dtype

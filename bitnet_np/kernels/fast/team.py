@@ -5,7 +5,7 @@ Numba would compile a parallel loop as a separate function in addition to the ke
 
 The caller's thread makes a job: words of 64 bits, and then the arguments. The first words are the status, the address of the team's own
 words, and the function that takes the arguments out and calls the kernel. The words of a team are the function that calls `call_member` for
-each member, their number, and, for a team of one, which needs no such function, whether other Python threads may run meanwhile; from the
+each member, their number, and, for a team of one, which needs no such function, whether other Python threads may run; from the
 next line of the cache on, a counter for each member. A layer of threads calls the kernel for each member, in any order, from any thread. A
 member computes in the default state of floating-point arithmetic (../float_state.py), and its thread gets its own back.
 
@@ -82,7 +82,7 @@ def shared(typing_context, team, n):
 
 @emitted(returns=types.int64)
 def _add(b, address, number):
-    """Add to the number at an address, and return what it was: nobody else adds meanwhile."""
+    """Add to the number at an address, and return its old value, atomically."""
     return b.atomic_rmw("add", b.inttoptr(address, I64.as_pointer()), number, "monotonic")
 
 
@@ -230,7 +230,7 @@ def _run(context: Any, builder: ir.IRBuilder, address: ir.Value) -> None:
 
 
 def code_address(function: CPUDispatcher, *kinds: types.Type) -> int:
-    """Where the machine code of a function for arguments of these types begins, as Numba passes them. It is compiled if it has to be."""
+    """The address of a function's machine code for arguments of these types, as Numba passes them. It is compiled if needed."""
     function.compile(kinds)
     compiled = function.overloads[kinds]
     return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)

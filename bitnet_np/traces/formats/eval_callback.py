@@ -53,7 +53,7 @@ class PartialTensor:
 
 @dataclass(frozen=True, eq=False)
 class PartialTrace:
-    """The points of which an engine printed some numbers, for one sequence."""
+    """The points for which an engine printed some numbers, for one sequence."""
 
     tensors: tuple[PartialTensor, ...]  # in the order they were computed
     origin: str  # for messages

@@ -83,7 +83,7 @@ _RETURNED = {
         _ROUTER + r"\.2": TOP_EXPERTS,
     }.items()
 }
-"""What a model of transformers returns for each layer, or its router behind the logits -> the point; keys that no RoPE turns are Kcur."""
+"""What a model of transformers returns for each layer, or its router after the logits -> the point; keys that no RoPE turns are Kcur."""
 
 
 class Meaning(NamedTuple):
@@ -146,7 +146,7 @@ def layer_input(layer: int, config: Config | None) -> Key:
 def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[str, Meaning]:
     """What the labels of a dump stand for; labels that stand for nothing are left out.
 
-    config: the model's, if it is known. Without it, a module's input is taken to be behind a sub-norm if the dump has that norm, and the
+    config: the model's, if it is known. Without it, a module's input is taken to be after a sub-norm if the dump has that norm, and the
     highest of hidden_states is taken for the final norm: all of them, from 0, must be there. Raises FileFormatError.
     """
     split = {label: split_step(text) for label, text in names_to_look_up(labels).items()}

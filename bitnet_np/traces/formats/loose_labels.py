@@ -42,7 +42,7 @@ class Read(NamedTuple):
     """How the labels of a dump are read."""
 
     labels: dict[str, str]  # each as it is to be looked up
-    notes: tuple[str, ...]  # what is read otherwise than it is written
+    notes: tuple[str, ...]  # what is read differently from how it is written
 
 
 def read_labels(labels: Iterable[str], config: Config | None, where: str) -> Read:

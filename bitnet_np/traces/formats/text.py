@@ -59,7 +59,7 @@ def _number(word: bytes, where: str) -> float:
 
 
 def _pieces(path: Path) -> Iterator[tuple[int, list[bytes], bool]]:
-    """Yields the words of each line, of a long one in pieces: the line's number, the words, and whether the line ends behind them."""
+    """Yields the words of each line, of a long one in pieces: the line's number, the words, and whether the line ends after them."""
     line, rest = 1, b""
     with open(path, "rb") as file:
         while piece := file.readline(_PIECE):
