@@ -4,9 +4,9 @@ A block is a run of consecutive weights of a row (32 or 256) with everything nee
 
     weight[i] = scale[i // RUN] * code[i] + minimum[i // RUN]
 
-in float32, rounded after each operation (the products are exact: at most 23 bits). Codes are small integers put together from bits of
-some bytes, 16 or 32 at a time, or integers of a table that such bits choose: `Integers`. So are the factors by which K-quants multiply
-the block's own float16. MXFP4 and NVFP4 have scales of one byte, numbers of a table of 256.
+in float32, rounded after each operation (the products are exact: at most 23 bits). Codes are small integers assembled from bits
+of some bytes, 16 or 32 at a time, or integers from a table that such bits index: `Integers`. The factors by which K-quants multiply the
+block's float16 are of the same kind. MXFP4 and NVFP4 have one-byte scales, which index a table of 256 numbers.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The table of ggml's tensor types: how many bytes a tensor of each takes, and which of them this package can read.
 
-Numbers and block sizes are those of ggml.h; I2_S (36) is a type of bitnet.cpp's fork of it, PQ2_0 (142) one of PrismML's. The table has
-more types than can be read, so that a file with another one is refused by the name of the type and not by a wrong size.
+Numbers and block sizes come from ggml.h. I2_S (36) is a type of bitnet.cpp's fork of ggml, PQ2_0 (142) one of PrismML's. The table has
+more types than can be read, so that a file with one of these is refused by the name of the type and not by a wrong size.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Checks of what callers pass in, made before anything trusts it: kernels have no bounds checks.
 
-A value may be of any class, whose methods may raise anything: whatever a conversion raises is the caller's error.
+A value may be of any class, and its methods may raise anything: whatever a conversion raises is the caller's error.
 """
 
 import operator

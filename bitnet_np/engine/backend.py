@@ -1,7 +1,7 @@
 """The protocols of a backend: what a forward pass asks of a CPU or a GPU, and what a KV cache asks of its memory.
 
-The module kernels/cpu.py is one backend, a GPU's another. contract/ is one in plain NumPy: what each operation gives, to the bit. `Wrapped`
-is a backend with some operations replaced: to count them (metrics.py), or to compute with a mistake in them (judge/).
+The module kernels/cpu.py is one backend, and a GPU's is another. contract/ is a backend in plain NumPy that defines each result to the bit.
+`Wrapped` is a backend with some operations replaced: to count them (metrics.py), or to compute with a mistake in them (judge/).
 
 An `Array` is NumPy's or the device's own. Nothing is checked here: the callers of a backend check their arguments.
 """

@@ -11,7 +11,7 @@ Two paths, which give the same bits:
 They share network.py's order of operations, because a second copy of it would not be checked by comparing them. They differ in where keys
 and values live, in tile shapes, in positions, and in how many rows a kernel sees.
 
-Tokens of all sequences are laid end to end in rows, so padding is never computed and a batch is nothing special to any kernel. Arguments
+Tokens of all sequences are laid end to end in rows, so padding is never computed, and no kernel treats a batch specially. Arguments
 are checked once in each public function; the functions below take `Tokens` and a `Runtime`, which are checked.
 """
 

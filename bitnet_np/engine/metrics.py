@@ -1,7 +1,7 @@
-"""Metrics: calls, times and bytes of every operation of forward passes, counted only where a caller asks for them.
+"""Metrics: calls, times and bytes of every operation of forward passes, counted only if a caller asks for them.
 
 `Metrics().ops()` is a backend like any other, to be passed to whatever takes `ops`: it calls the operations of the backend it was made from
-and counts. So a forward pass that nobody measures runs no extra code.
+and counts. A forward pass that nobody measures therefore runs no extra code.
 """
 
 import time

@@ -1,10 +1,9 @@
 """A loaded model -> a GGUF file that is the same model to the bit, or a refusal.
 
 Ternary matrices stay ternary: as a float matrix the same numbers would take float32 activations instead of int8 ones. Floats may become
-wider. They become narrower, and so does the scale of a ternary matrix, where no number changes or the caller allows rounding. One thing
-has to change: GGUF's Llama rotates adjacent numbers of a head, transformers' Llama its halves, so rows of queries and keys are permuted.
-That leaves every product as it was, but the sums of q . k are added in another order: logits then agree to float32 rounding, not to the
-bit.
+wider. They, and the scale of a ternary matrix, become narrower only if no number changes or the caller allows rounding. One thing has to
+change: GGUF's Llama rotates adjacent numbers of a head, transformers' Llama its halves, so rows of queries and keys are permuted. That
+leaves every product as it was, but the sums of q . k are added in another order: logits then agree to float32 rounding, not to the bit.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """The names that GGUF files have for the fields of a model. Reader and writer share these tables.
 
-Keys stand here without the architecture that a file puts in front of them: "context_length" is "llama.context_length" in a file.
+Keys stand here without the architecture that a file puts before them: "context_length" is "llama.context_length" in a file.
 """
 
 from typing import Any, NamedTuple

@@ -1,6 +1,6 @@
-"""What a user calls a model -> the GGUF file or Hugging Face folder that holds it, or one sentence that says what was named instead.
+"""A user's name for a model -> the GGUF file or Hugging Face folder that holds it, or one sentence that says what the name means instead.
 
-A name that is no path is looked up where other programs keep models: Ollama, LM Studio, Hugging Face's cache. Nothing is fetched unless
+A name that is not a path is looked up where other programs keep models: Ollama, LM Studio, Hugging Face's cache. Nothing is fetched unless
 the caller says so.
 """
 

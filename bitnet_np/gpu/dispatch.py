@@ -1,8 +1,8 @@
 """The choice of a device. The bits are the same on every device.
 
-A model's weights and its KV cache stay on one device, because sending them costs more than any operation on them. So `choose` decides for a
-whole command, or for a call by its workload, and every operation of a forward pass runs there. A mask array depends on nothing but its
-sizes: `make_mask` decides for each.
+A model's weights and its KV cache stay on one device, because sending them costs more than any operation on them. `choose` therefore
+decides for a whole command, or for a call by its workload, and every operation of a forward pass runs there. A mask array depends only on
+its sizes: `make_mask` decides for each.
 """
 
 from math import prod

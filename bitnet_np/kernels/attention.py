@@ -1,7 +1,7 @@
 """Attention without a [T, T] array: keys in chunks of CHUNK from position 0, in the contract's order.
 
 Queries that read the same keys and values are computed together: the heads of a GQA group, for a run of rows. Each chunk of keys gives
-them a maximum, a sum of weights and weighted values, which are folded into those of the chunks before.
+them a maximum, a sum of weights and weighted values, which are folded into those of the earlier chunks.
 """
 
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Rules for one number, by the arithmetic contract, which contract/ states: every rounding in its place, in plain NumPy.
+"""Rules for one number, by the arithmetic contract. contract/ states it in plain NumPy, with every rounding in its place.
 
 The constants are the contract's. A ternary product is written as `(accumulated - row sum) / scale * weight scale`, because codes of weights
 count 0, 1, 2.

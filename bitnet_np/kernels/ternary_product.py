@@ -1,6 +1,6 @@
 """Products with ternary matrices on vectors, and what matrix tiles (ternary_tiles.py) share with them: arrays, and how results are stored.
 
-For few tokens codes are unpacked in registers, for many once for all of them.
+For few tokens, codes are unpacked in registers; for many, they are unpacked once for all.
 """
 
 from typing import Any, NamedTuple

@@ -1,15 +1,15 @@
 """Memory for results, for kernels' own arrays, and for weights.
 
-Memory for results is used again as soon as nothing refers to the result it was lent to. A forward pass makes some hundred arrays of the
-same few sizes. Fresh memory is zeroed by the system page by page, which takes longer than most kernels that fill it (a norm over 128 rows
-ran three times as long). So each thread has a pool of up to LIMIT bytes, lent and free ones; arrays beyond that are NumPy's own. An array
-from here is like any other: nothing else uses its memory as long as it, or a view of it, is alive.
+Memory for results is used again as soon as nothing refers to the result it was lent to. A forward pass makes about a hundred arrays of
+the same few sizes. The system zeroes fresh memory page by page, which takes longer than most kernels that fill it (a norm over 128 rows ran
+three times as long). Each thread therefore has a pool of up to LIMIT bytes, lent and free together; NumPy allocates arrays beyond that. An
+array from here is like any other: nothing else uses its memory as long as it, or a view of it, is alive.
 
-An array gets the smallest free block that holds it. If there is none, a new block replaces the largest free one. So a thread has no more
-blocks than were lent at once, and after a layer or two they fit all that follows: a pass takes little more than it holds at once.
+An array gets the smallest free block that holds it. If there is none, a new block replaces the largest free one. A thread thus has no
+more blocks than were lent at once, and after a layer or two they fit all later arrays: a pass takes little more than it holds at once.
 
-Ctrl-C raises KeyboardInterrupt between any two steps of Python, and where it does, a block is freed at worst. So a block is free because no
-array refers to it, which C notices without a step of Python, and bytes are counted when somebody asks.
+Ctrl-C raises KeyboardInterrupt between any two steps of Python; at worst, a block is then freed. A block is free when no array refers to
+it, which C notices without a step of Python, and bytes are counted when somebody asks.
 """
 
 import threading

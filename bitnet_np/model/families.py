@@ -1,6 +1,6 @@
 """The architecture table: the traits of each supported family of models, by the architecture of its GGUF files.
 
-The meaning of an architecture is how llama.cpp computes its files; of `bitnet-b1.58` and `bitnet-25`, how bitnet.cpp and transformers do.
+An architecture means what llama.cpp computes for its files; `bitnet-b1.58` and `bitnet-25` mean what bitnet.cpp and transformers compute.
 """
 
 from collections.abc import Mapping

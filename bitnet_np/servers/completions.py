@@ -1,4 +1,4 @@
-"""What a server returns for a prompt, whatever API it speaks, made of JSON whose values are taken out only after their types are checked.
+"""What a server returns for a prompt, whatever its API, made from JSON whose values are used only after their types are checked.
 
 Every function raises ServerError, which names the value.
 """

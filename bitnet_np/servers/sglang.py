@@ -1,7 +1,7 @@
 """SGLang's server, by its native API: `/generate` with token ids, and `/tokenize`.
 
 Source: SGLang's pages on its native API and on sampling parameters, and its tokenizer_manager.py. An entry of log-probabilities is
-[logprob, id, text]; the item for a token is what the position before it predicts, and the first of the prompt is null.
+[logprob, id, text]; the item for a token is what the position before it predicts, and the item for the first token of the prompt is null.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Cases on the workers of a Dask cluster. Dask schedules, retries and restarts; nothing of that is done here."""
+"""Cases on the workers of a Dask cluster. Dask does all scheduling, retries and restarts."""
 
 import asyncio
 import os

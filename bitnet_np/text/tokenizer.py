@@ -1,7 +1,7 @@
-"""Text to token ids and back, by the tokenizer keys of a GGUF file; needs the extra `text`.
+"""Text to token ids and back, by the tokenizer keys of a GGUF file. Byte-level BPE and chat templates need the extra `text`.
 
-byte_level.py or spm.py encodes ordinary text, as the file says. Special tokens and decoding are handled here: each token has a type,
-normal ones are spelled in the way of their tokenizer, all others in plain text. Text becomes special tokens as in llama.cpp
+byte_level.py or spm.py encodes ordinary text, as the file says. Special tokens and decoding are handled here: each token has a type;
+normal tokens are spelled in the way of their tokenizer, all others in plain text. Text becomes special tokens as in llama.cpp
 (llama-vocab.cpp): user-defined tokens are always found in a text, control tokens only if the caller allows it.
 """
 

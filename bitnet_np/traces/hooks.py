@@ -1,9 +1,9 @@
 """Recording another engine's tensors while it runs in the same process: models of transformers (torch) and of mlx-lm.
 
 Neither framework is imported here. A model must have `named_modules`, and Python must call its modules. Python looks `__call__` up in the
-class, so a module is recorded by giving it a class derived from its own. Recorded are the points of traces/points.py that are inputs or
-outputs of modules, and rotated queries and keys: results of `apply_rotary_pos_emb` in transformers, of an attention's `rope` in mlx-lm,
-which is called for the queries first. Attention scores are not. Of experts the inputs and outputs of routers, transformers' `experts` and
+class, so a module is recorded by giving it a derived class. Recorded points are those of traces/points.py that are inputs or outputs of
+modules, and rotated queries and keys: results of `apply_rotary_pos_emb` in transformers, of an attention's `rope` in mlx-lm, which is
+called for the queries first. Attention scores are not recorded. For experts, the inputs and outputs of routers, transformers' `experts` and
 mlx-lm's `switch_mlp` are recorded, because a token's experts are computed within one function.
 """
 

@@ -1,7 +1,7 @@
 """The normal form of arrays in files, and checks of what files hold.
 
 Every point of a trace has one normal form, whatever file it came from: float points [T, width], heads side by side; `<name>_codes`
-[T, M]; `<name>_scale` [T]; attention scores `kq` and probabilities `kq_soft_max` [H, T, S], of which only s <= t means anything.
+[T, M]; `<name>_scale` [T]; attention scores `kq` and probabilities `kq_soft_max` [H, T, S], which mean something only for s <= t.
 """
 
 from typing import NamedTuple

@@ -10,7 +10,7 @@ Each function has one file for each signature, and there is no index:
 
 A file is unpickled only if its key equals the requested one, to the letter, and its checksum holds. Any other file (torn, foreign, renamed)
 is a miss: the kernel is compiled and the file replaced. Files are written whole under another name and then renamed. A checksum stops
-damage and not intent: what another user (root aside) owns or may replace is not loaded, and a warning says so (cache_folder.py).
+damage but not intent: a file that another user (except root) owns or may replace is not loaded, and a warning says so (cache_folder.py).
 
 FOLDER is cache_folder.folder(). A state is a version of the sources, the libraries, the processor and Numba's settings. Numba's own cache
 files (.nbi, .nbc) are never read.

@@ -1,11 +1,11 @@
 """Compiling a kernel and the functions that it calls as one.
 
-Numba makes a library of each function. It optimises each for itself, makes machine code of it, and links it into the library of every
-caller, where all of it is optimised again. Our kernels call functions that call others, five deep. So here
-only the library of the function that Python calls is optimised and becomes machine code. The others are its parts: they are
-linked into it as they were lowered. Compiling takes less than half the time, and what runs is as fast.
+Numba makes a library of each function. It optimises each library separately, makes machine code of it, and links it into the library of
+every caller, where all of it is optimised again. Our kernels call functions that call others, five deep. Here, only the library of the
+function that Python calls is optimised and becomes machine code. The others are its parts: they are linked into it unoptimised. Compiling
+takes less than half the time, and the code is as fast.
 
-This needs private parts of Numba, so disk_cache.py imports it only where they are there (private_parts.py).
+This needs private parts of Numba, so disk_cache.py imports it only if they are there (private_parts.py).
 """
 
 import gc

@@ -1,7 +1,7 @@
 """AMX, the matrix tiles of some of Intel's processors, and a plain twin of its instructions.
 
 A processor has eight tiles of at most 16 rows of 64 bytes each. One instruction multiplies two tiles of bytes and adds the products to a
-tile of int32. These sums are exact, so they have the bits of any other way to add them. If the left tile has k bytes in a row, the right
+tile of int32. These sums are exact, so they have the same bits in any other order. If the left tile has k bytes in a row, the right
 one has k / 4 rows.
 
 The first argument of each function is a `unit`, the address of memory that belongs to one thread. Its type chooses what is compiled: uint64
@@ -10,7 +10,7 @@ layouts are also tested on machines without tiles. The memory begins with the 64
 byte 0 is 1, bytes 16 + 2 t the bytes in a row of tile t, byte 48 + t its rows.
 
 Numbers of tiles are literals; addresses and strides count bytes. They are integers because Numba would count references to arrays in every
-step of a loop. So a caller must hold the arrays until the last address has been used. Nothing is bounds-checked here.
+step of a loop. A caller must therefore hold the arrays until the last address has been used. Nothing is bounds-checked here.
 """
 
 import ctypes

@@ -1,6 +1,7 @@
 """A team of threads runs one kernel, and its members take the items of its loop.
 
-Every member runs the whole kernel; the loop's items are shared out. So a kernel is compiled once, whether one thread runs it or several.
+Every member runs the whole kernel; the loop's items are shared out. A kernel is therefore compiled once, whether one thread runs it or
+several.
 Numba would compile a parallel loop as a separate function in addition to the kernel, and assign each thread its share in advance.
 
 The caller's thread makes a job: words of 64 bits, and then the arguments. The first words are the status, the address of the team's own

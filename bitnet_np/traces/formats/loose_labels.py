@@ -1,6 +1,6 @@
 """Labels that are not written as ours are, but can mean one point alone: attn_norm_0, layer0.attn_norm, 0/l-out; and layers counted from 1.
 
-What is read otherwise than it is written is said. What is not understood is said with the nearest name.
+A note says which labels are read differently from how they are written, and names the nearest label for those not understood.
 """
 
 import re
