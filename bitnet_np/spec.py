@@ -8,12 +8,12 @@ Improve Transformer" (arXiv 2002.05202) for the SiLU gate, "Layer Normalization"
 Technical Report" (arXiv 2505.09388) for norms of queries and keys, "Mistral 7B" (arXiv 2310.06825) for windows of keys, "Language Models
 are Unsupervised Multitask Learners" (GPT-2) for learned positions, "2 OLMo 2 Furious" (arXiv 2501.00656) for norms after a branch, "Gemma"
 (arXiv 2403.08295) for the GELU gate, "Gemma 2" (arXiv 2408.00118) for soft caps, "Gemma 3" (arXiv 2503.19786) and OLMo 3 for layers with a
-RoPE of their own, "MiniCPM" (arXiv 2404.06395) and Granite 3 for scaled embeddings, branches and logits, "Mixtral of Experts" (arXiv
+separate RoPE, "MiniCPM" (arXiv 2404.06395) and Granite 3 for scaled embeddings, branches and logits, "Mixtral of Experts" (arXiv
 2401.04088) and Qwen2-MoE for experts.
 
 Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G key-value heads, K head
 width, J rotated pairs of a head, F feed-forward width, E experts, k of a token, V vocabulary. `model` is any record with the fields of
-model.Model in which a linear is a record of `matrix`, `scale`, `int8`, `bias`, `norm`, `norm_eps`: dense.dense_view makes one.
+records.Model in which a linear is a record of `matrix`, `scale`, `int8`, `bias`, `norm`, `norm_eps`: dense.dense_view makes one.
 """
 
 import math
@@ -56,7 +56,7 @@ def angles(position: ArrayLike, base: float, pairs: int, factors: Any = 1.0) -> 
     return np.multiply.outer(position, base ** (-np.arange(pairs) / pairs) / factors)
 
 
-def yarn_ramp(base: float, pairs: int, yarn: Any) -> Array:  # [J]; `yarn` is any record with the fields of model.Yarn
+def yarn_ramp(base: float, pairs: int, yarn: Any) -> Array:  # [J]; `yarn` is any record with the fields of records.Yarn
     # 1 for pairs that turn more than `fast` times in the original context, 0 for those of less than `slow`, falling linearly in between
     low, high = (pairs * math.log(yarn.original / (turns * 2 * math.pi)) / math.log(base) for turns in (yarn.fast, yarn.slow))
     low, high = (math.floor(low), math.ceil(high)) if yarn.truncate else (low, high)

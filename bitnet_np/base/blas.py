@@ -1,6 +1,6 @@
-"""The number of threads of NumPy's matrix products. In small products threads wait for each other longer than they multiply.
+"""The number of threads of NumPy's matrix products. In small products, threads wait for each other longer than they multiply.
 
-Beside busy processes the judge of a small model took 10 to 25 times as long with two threads as with one.
+While other processes were busy, the judge of a small model took 10 to 25 times as long with two threads as with one.
 """
 
 import ctypes

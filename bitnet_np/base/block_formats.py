@@ -4,9 +4,9 @@ A block is a run of consecutive weights of a row (32 or 256) with everything nee
 
     weight[i] = scale[i // RUN] * code[i] + minimum[i // RUN]
 
-in float32, rounded after each operation (the products are exact: at most 23 bits). Codes are small integers put together from bits of
-some bytes, 16 or 32 at a time, or integers of a table that such bits choose: `Integers`. So are the factors by which K-quants multiply
-the block's own float16. MXFP4 and NVFP4 have scales of one byte, numbers of a table of 256.
+in float32, rounded after each operation (the products are exact: at most 23 bits). Codes are small integers assembled from bits
+of some bytes, 16 or 32 at a time, or integers from a table that such bits index: `Integers`. The factors by which K-quants multiply the
+block's float16 are of the same kind. MXFP4 and NVFP4 have one-byte scales, which index a table of 256 numbers.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Integers:
 class Factor:
     """A scale or a minimum: a float16 of the block, times one of 16 integers if the type has them; or a number of `table`."""
 
-    half: str  # the float16's field, or that of the bytes which choose from the table
+    half: str  # the field of the float16, or of the bytes that index the table
     integers: Integers | None = None
     lanes: tuple[int, ...] = tuple(range(RUN))  # the number of the integer, or of the byte, that each 16 weights have
     negative: bool = False
@@ -212,7 +212,7 @@ def _iq4_xs() -> Format:
 
 
 def _nvfp4() -> Format:
-    """A scale for 16 weights, of which the first eight lie in the low halves of eight bytes and the others in the high ones."""
+    """A scale for 16 weights: the first eight lie in the low halves of eight bytes, the others in the high halves."""
     layout = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
     codes = tuple(Integers((Bits(4 + 8 * run + _LANE % 8, _LANE // 8 * 4, 15),), table=_E2M1) for run in range(4))
     return Format(layout, codes, Factor("d", table=tuple(map(_halved_e4m3, range(256)))))

@@ -1,7 +1,7 @@
 """The table of ggml's tensor types: how many bytes a tensor of each takes, and which of them this package can read.
 
-Numbers and block sizes are those of ggml.h; I2_S (36) is a type of bitnet.cpp's fork of it, PQ2_0 (142) one of PrismML's. The table has
-more types than can be read, so that a file with another one is refused by the name of the type and not by a wrong size.
+Numbers and block sizes come from ggml.h. I2_S (36) is a type of bitnet.cpp's fork of ggml, PQ2_0 (142) one of PrismML's. The table has
+more types than can be read, so that a file with one of these is refused by the name of the type and not by a wrong size.
 """
 
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ GRID_TYPES = (IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M)
 """The types whose codes stand for four or eight neighbouring weights at once: rows of a grid (kernels/ggml/grids.py)."""
 
 ALL_BLOCK_TYPES = (*BLOCK_TYPES, *GRID_TYPES)
-"""The types of which a model keeps the blocks, as they are in the file."""
+"""The types whose blocks a model keeps as they are in the file."""
 
 TERNARY_TYPES = (TQ1_0, TQ2_0)
 """The block types whose weights are -1, 0, +1 times the scale of a block."""

@@ -1,6 +1,6 @@
 """Checks of what callers pass in, made before anything trusts it: kernels have no bounds checks.
 
-A value may be of any class, whose methods may raise anything: whatever a conversion raises is the caller's error.
+A value may be of any class, and its methods may raise anything: whatever a conversion raises is the caller's error.
 """
 
 import operator
@@ -47,7 +47,7 @@ def number(name: str, value: Any) -> float:
 
 
 def positive(name: str, value: Any, error: type[Error] = OptionError) -> float:
-    """`value` as a float above 0 that is finite. Raises `error`, and OptionError for what is no number."""
+    """`value` as a float above 0 that is finite. Raises `error`, and OptionError for a value that is no number."""
     if not 0 < number(name, value) < float("inf"):
         raise error(f"{name} is {value}, expected a positive number")
     return float(value)

@@ -1,4 +1,4 @@
-"""Files that appear only when they are complete: written under a temporary name beside the target, and renamed at the end."""
+"""Files that appear only when they are complete: written under a temporary name next to the target, and renamed at the end."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ def name_beside(path: Path) -> Path:
 
 @lru_cache
 def _where() -> str:
-    """A digest of the machine and the container in which numbers of processes count."""
+    """A digest of the machine and the container within which process numbers are valid."""
     container = os.path.basename(os.path.realpath("/proc/self/ns/pid"))
     return hashlib.sha256(f"{platform.node()} {container}".encode()).hexdigest()[:8]
 

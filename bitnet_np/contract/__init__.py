@@ -1,12 +1,13 @@
 """The law to the bit: every operation of a backend in plain NumPy, with each rounding in its place.
 
 It is a backend like kernels/cpu.py: `forward_full(model, tokens, ops=contract)`. The kernels, and their twins for CUDA, must give its bits.
-It is slow, shares no code with them, and imports NumPy, gguf-py and tables alone. A port of the arithmetic is a port of these files.
+It is slow and shares no code with them. It imports only NumPy, gguf-py, errors, and tables of tensor types. A port of the arithmetic is a
+port of these files.
 
 THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and any processor give the same bits, because:
 
 * Everything is in float32, and rounded after each operation, unless it is said otherwise. Ties round to even. Division and square root are
-  IEEE's. Nothing is fused but what is written as `fma`, a * b + c rounded once. Nothing else is reordered or approximated.
+  IEEE's. Only what is written as `fma` is fused: a * b + c rounded once. Nothing else is reordered or approximated.
 * Sums of integers are exact, so their order is free. A ternary product ends in float32 as `sum / scale * weight scale`.
 * Every sum of floats has one order that depends on the summed axis alone: 16 lanes, lane = index mod 16, each lane a chain of fused
   multiply-adds that starts at +0, lanes then added by halving (i with i+8, i+4, i+2, i+1). Sums in float64 (the squares and means of
@@ -16,13 +17,14 @@ THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and 
 * Sums over keys go by absolute position in chunks of CHUNK keys from position 0. A chunk has its own maximum m_c, its own sum
   l_c = sum exp(s - m_c) by the lane rule, and its own o_c = sum exp(s - m_c) v as one chain in key order. Chunks are folded in order:
   m' = max(m, m_c), a = exp(m - m'), b = exp(m_c - m'), l' = fma(l, a, l_c * b), o' = fma(o, a, o_c * b). At the end o / l.
-* The softmax of a router's logits is summed over experts by their numbers, and the weights of a token's k experts and its k results times
-  these weights by falling logits, each product rounded before it is added. Of equal logits the lower number is the larger one.
+* The softmax of a router's logits is summed over experts by their numbers. The weights of a token's k experts are summed by falling logits,
+  as are its k results times these weights; each product is rounded before it is added. Of equal logits, the one with the lower number is
+  the larger.
 * exp, tanh and the normal distribution are polynomials, by the constants in numbers.py.
 * An all-zero row quantises to zeros. A row with NaN or infinity in it quantises to zeros with scale NaN, so that the NaN reaches the
   logits instead of vanishing. The sign and the payload of a NaN are open.
 
-numbers.py      fused multiply-adds, lanes, exponentials and angles, of which the rest is made
+numbers.py      fused multiply-adds, lanes, exponentials and angles, which the rest is made of
 products.py     matrices of floats, blocks and ternary codes
 blocks.py       the weights of ggml's block types, and llama.cpp's products with them
 rows.py         norms, rotations, roundings, sums and activations

@@ -1,4 +1,4 @@
-"""Where arrays are: in NumPy's memory. What a backend has besides operations on numbers."""
+"""Where arrays are: in NumPy's memory. What a backend has in addition to operations on numbers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,12 +18,12 @@ SIZE = 1 << 16  # numbers of a result that are computed at a time: no array outg
 
 
 def slices(count: int, step: int) -> list[slice]:
-    """All of so many items, at most `step` at a time, but at least one."""
+    """All of `count` items, at most `step` at a time, but at least one."""
     return [slice(n, min(n + max(1, step), count)) for n in range(0, count, max(1, step))]
 
 
 def parts(count: int, numbers: int, most: int = SIZE) -> list[slice]:
-    """All of so many items of so many numbers each, as many at a time as have SIZE numbers together, and at most `most`."""
+    """All of `count` items of `numbers` numbers each: at a time, as many items as have SIZE numbers together, and at most `most`."""
     return slices(count, min(SIZE // numbers, most))
 
 

@@ -20,7 +20,7 @@ Bytes = NDArray[np.uint8]
 def weights(data: Bytes, kind: TensorType) -> Floats:  # [N, bytes of a row], type -> [N, M]
     """Each weight is code * scale + minimum, where scale and minimum are of RUN weights: a float, times a small integer in some types.
 
-    All these products are exact. The codes of some types stand for rows of a grid, of which gguf-py has the tables.
+    All these products are exact. The codes of some types stand for rows of a grid, whose tables gguf-py has.
     """
     if kind in GRID_TYPES:
         return dequantize(data, GGMLQuantizationType(kind.number))

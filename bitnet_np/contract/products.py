@@ -79,7 +79,7 @@ def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[Bytes, 
 
 
 def unpacked(codes: Bytes, shape: tuple[int, int]) -> NDArray[np.int8]:  # packed [N, M] -> [N, M] of -1, 0, +1
-    """The matrix behind packed codes, which count 0, 1, 2.
+    """The matrix that packed codes stand for; they count 0, 1, 2.
 
     16 rows lie side by side, and 64 bytes hold 16 columns of them: column c of the 16 is in byte 4 * row + c % 4 at bits 6 - 2 * (c // 4).
     Rows and columns are padded to multiples of 16.

@@ -77,7 +77,7 @@ def take(x: Floats, rows: Places) -> Floats:  # [R, D], [B] -> [B, D]
 
 @np.errstate(all="ignore")
 def round_as(x: Floats, kind: str) -> Floats:  # [..., M], a type -> [..., M]
-    """The numbers that a type keeps of x. A step of int8 is that of M numbers, one of ggml's blocks that of 32 of them."""
+    """x rounded to the numbers that a type can hold. int8 has one step for M numbers; ggml's blocks have one for 32 numbers."""
     rows = x.reshape(-1, x.shape[-1])
     kept: Any
     if kind == "float16":

@@ -1,7 +1,7 @@
 """The protocols of a backend: what a forward pass asks of a CPU or a GPU, and what a KV cache asks of its memory.
 
-The module kernels/cpu.py is one backend, a GPU's another. contract/ is one in plain NumPy: what each operation gives, to the bit. `Wrapped`
-is a backend with some operations replaced: to count them (metrics.py), or to compute with a mistake in them (judge/).
+The module kernels/cpu.py is one backend, and a GPU's is another. contract/ is a backend in plain NumPy that defines each result to the bit.
+`Wrapped` is a backend with some operations replaced: to count them (metrics.py), or to compute with a mistake in them (judge/).
 
 An `Array` is NumPy's or the device's own. Nothing is checked here: the callers of a backend check their arguments.
 """
@@ -20,7 +20,7 @@ Record = TypeVar("Record")
 
 
 class Storage(Protocol):
-    """The memory that keys and values lie in: arrays [L, B, S, G, K], of which position p of slot b is at [:, b, p]."""
+    """The memory that keys and values lie in: arrays [L, B, S, G, K], with position p of slot b at [:, b, p]."""
 
     most_positions: int | None  # that a slot can hold; None: as many as there is memory for
 
@@ -30,7 +30,7 @@ class Storage(Protocol):
     def write(self, layer: int, keys: Array, values: Array, slot: Array, position: Array, k: Array, v: Array, /) -> None:
         """Write new rows k and v [R, G, K] of one layer to their slots [R] and positions [R] in keys and values [B, S, G, K].
 
-        Where the arrays are float16, k and v are rounded. Raises NonFiniteError for numbers that float16 cannot hold, at the latest when
+        If the arrays are float16, k and v are rounded. Raises NonFiniteError for numbers that float16 cannot hold, at the latest when
         logits are checked.
         """
 
@@ -139,7 +139,7 @@ OPERATIONS = tuple(name for name, member in vars(Backend).items() if isfunction(
 
 
 def check_backend(name: str, backend: Any) -> None:
-    """Raises OptionError for what is no Backend, which may be a module or an object. Its operations are not looked for."""
+    """Raises OptionError unless the value is a Backend, which may be a module or an object. Its operations are not checked."""
     try:
         known = isinstance(backend.device, str) and {backend.exact_only, backend.splits_rows} <= {True, False}
     except Exception:  # it has not these attributes

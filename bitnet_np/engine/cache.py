@@ -70,7 +70,7 @@ class KVCache:
     takes half the memory, and keys and values are rounded on their way in: logits then differ from the definition's. They are still the
     same bits in any chunks and any batch, and those of dialect bitnet.cpp do not change, because it rounds there anyway.
 
-    Several threads may run passes over one cache at a time, each over slots of its own; nothing else may change the cache meanwhile.
+    Several threads may run passes over one cache at the same time, each over different slots; nothing else may change the cache meanwhile.
     """
 
     def __init__(
@@ -214,9 +214,9 @@ class KVCache:
         """Copy the first `length` positions of slot `source` (default: all) to other slots, which must be empty.
 
         A sequence continues in a target with the bits it would have had in the source. It is a copy of 2 * L * length * G * K * itemsize
-        bytes for each target: for the 2B model 154 KB a position in float32, 17 ms for 1,000 positions on one Zen 4 core, or 160 ms where
-        the target's memory is touched for the first time. Copy-on-write pages were measured, too: 0.5 ms, and 17 ms when they are first
-        read. That is not worth a source that may not be truncated or cleared while a fork lives; prefilling 1,000 positions takes ten
+        bytes for each target: for the 2B model 154 KB a position in float32, 17 ms for 1,000 positions on one Zen 4 core, or 160 ms if
+        the target's memory is touched for the first time. Copy-on-write pages were also measured: 0.5 ms, and 17 ms when they are first
+        read. That does not justify a source that may not be truncated or cleared while a fork lives: prefilling 1,000 positions takes ten
         seconds.
 
         Raises what `truncate` does for `length`, and SlotError for a target that does not exist, is not empty, or is named twice.

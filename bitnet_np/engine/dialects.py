@@ -23,7 +23,7 @@ class Dialect:
     bitnet.cpp's decode does both. ggml_activations: the input of a matrix is rounded as ggml's CPU backend does for the matrix's type, also
     where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does that, with a float32 KV cache and
     without flash attention, and steps the angles. kv: the type of the KV cache (cache_types.py), to which keys and values are rounded
-    before attention reads them, in whole sequences too; `with_cache` makes such a dialect.
+    before attention reads them, also in whole sequences; `with_cache` makes such a dialect.
 
     A backend computes all of these roundings, but for the angles.
     """

@@ -11,7 +11,7 @@ Two paths, which give the same bits:
 They share network.py's order of operations, because a second copy of it would not be checked by comparing them. They differ in where keys
 and values live, in tile shapes, in positions, and in how many rows a kernel sees.
 
-Tokens of all sequences are laid end to end in rows, so padding is never computed and a batch is nothing special to any kernel. Arguments
+Tokens of all sequences are laid end to end in rows, so padding is never computed, and no kernel treats a batch specially. Arguments
 are checked once in each public function; the functions below take `Tokens` and a `Runtime`, which are checked.
 """
 
@@ -73,7 +73,7 @@ def forward_full(
     tokens of all sequences end to end. A recorder that keeps an array must copy it. `result_embd_pooled`, the pooled output of an
     embedding model, has a row for each sequence; it needs all rows, so there is none with `last_only` or from a KV cache.
 
-    mask: which positions each position sees, instead of itself and those before it (in layers with a window, too): [T, T] or
+    mask: which positions each position sees, instead of itself and those before it (also in layers with a window): [T, T] or
     [1 or B, 1, T, T], bool or additive (masks.py). Padding is never seen. With `strict` no position may see a later one. A position that
     sees nothing gets zeros from attention. A mask equal to the model's own rule changes no bit, and costs an array and time.
 
@@ -103,7 +103,7 @@ def forward_layer(
     The same bits as within `forward_full`, where l_out of one layer is the input of the next. Arguments as in `forward_full`.
 
     cache: of this layer alone, `KVCache(replace(model.config, n_layers=1), batch=B)`. Then the T tokens of sequence i follow the positions
-    that slot i holds, with the bits and the masks of `forward`; afterwards the slots hold them, too.
+    that slot i holds, with the bits and the masks of `forward`; afterwards the slots also hold them.
 
     Raises ShapeError for another shape or dtype, OptionError for a layer that does not exist, ContextLimitError, NonFiniteError if the
     result has NaN or infinity in it, what `forward_full` raises for masks, and what `forward` raises for a cache, which then is as it was.
@@ -310,7 +310,7 @@ def run_whole(
 
 
 def _with_pooled(record: Record, pooling: Pooling, rows: Rows) -> Record:
-    """The observer, which gets the pooled output [B, D] of whole sequences behind the final norm."""
+    """The observer, which gets the pooled output [B, D] of whole sequences after the final norm."""
 
     def observe(name: str, layer: int | None, array: NDArray) -> None:
         record(name, layer, array)
@@ -365,7 +365,7 @@ def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray
 def _continued_by_blocks(
     runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], start: NDArray[np.int64], block: int
 ) -> Floats:
-    """Logits [B, V] of the last tokens of sequences, of which `block` at a time are written to the cache."""
+    """Logits [B, V] of the last tokens of sequences; `block` tokens at a time are written to the cache."""
     check_context(runtime.model.config, start + tokens.lengths)
     logits = np.empty((len(slots), runtime.model.config.vocab), np.float32)
     for part in tokens.blocks(block):
@@ -421,7 +421,7 @@ def check_slots(slots: ArrayLike | None, tokens: Tokens) -> NDArray[np.int64]:
 
 
 def check_cache(config: Config, cache: KVCache, layers: int | None = None) -> None:
-    """Raises OptionError for a value that is no KVCache, ShapeError for one of another model's sizes, or not of so many layers."""
+    """Raises OptionError for a value that is no KVCache, ShapeError for a cache of another model's sizes or another number of layers."""
     instance("cache", cache, KVCache)
     if cache.k.shape[0::3] + cache.k.shape[4:] != (expected := (layers or config.n_layers, config.kv_heads, config.head_dim)):
         sizes = "{} layers with {} key heads of {}".format(*expected)
@@ -460,7 +460,7 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
         raise UnsupportedError(f"the dialect {runtime.dialect.name} has no attention with a mask")
     end = start + tokens.lengths
     additive = masks.as_additive(mask)[:, 0, :, : end.max()]
-    if len(additive) > 1 or (end < end.max()).any():  # one for each slot, in which keys past the sequence's end are hidden
+    if len(additive) > 1 or (end < end.max()).any():  # one for each slot, which hides keys past the sequence's end
         hidden = np.arange(end.max()) >= end[:, None, None]
         by_slot = np.full((slots.max() + 1, *additive.shape[1:]), -np.inf, np.float32)
         by_slot[slots] = np.where(hidden, np.float32(-np.inf), additive)
@@ -475,7 +475,7 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
 
     def attend(layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
         row = position - begin[slot] if on_host else every
-        return runtime.ops.attend_masked(q, keys, values, slot, row, resident, *runtime.scoring)  # it stands for the window, too
+        return runtime.ops.attend_masked(q, keys, values, slot, row, resident, *runtime.scoring)  # it includes the window
 
     return attend
 

@@ -56,7 +56,7 @@ def facts() -> dict[str, str]:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file; of a folder, or a model in several GGUF files, that of the digests and names of all its files, in order."""
+    """SHA-256 of a file. For a folder, or a model in several GGUF files: SHA-256 of the digests and names of all its files, in order."""
     if path.is_dir():
         return _digest_of_all(path, [p for p in path.rglob("*") if p.is_file()])
     if part := re.fullmatch(r"(.+)-\d{5}(-of-\d{5}\.gguf)", path.name, re.DOTALL):

@@ -2,8 +2,8 @@
 
 Rows are queries, columns are keys; query i stands at position past + i, key j at position j. Two forms:
 
-* "additive": 0 where the key is seen, -infinity where not, to be added to scores. Never a large negative number: after a softmax that
-  is the same only as long as a row sees something, and a row that sees nothing would attend to everything.
+* "additive": 0 where the key is seen, -infinity where not, to be added to scores. Never a large negative number: that gives
+  the same softmax only as long as a row sees something, and a row that sees nothing would attend to everything.
 * "bool": True where the key is seen, as ONNX's Attention and PyTorch's scaled_dot_product_attention read it.
 
 A row that sees nothing gives zeros (`fully_masked` finds such rows). A float mask of zeros and ones is refused wherever an additive one
@@ -47,7 +47,7 @@ class Pattern(_Fields):
 
     The query sees all keys up to its own, k <= p, narrowed by
     window: the last `window` keys only, p - window < k, its own included (as in Mistral, ONNX and llama.cpp),
-    block: the keys of its own block of `block` positions only, k // block == p // block,
+    block: only the keys in the query's block of `block` positions, k // block == p // block,
     and widened by
     sinks: the first `sinks` keys with k <= p, outside the window or block too (StreamingLLM, arXiv 2309.17453),
     prefix: the first `prefix` keys for every query, even those with k > p (prefix-LM, arXiv 1910.10683).
@@ -271,7 +271,7 @@ class MaskCache:
     """A cache of masks, for callers that need the same ones again and again. Results are shared, so they are read-only.
 
     It holds at most `entries` masks, each of at most `side` queries and keys, and `nbytes` bytes in all; the least recently used goes
-    first. A larger mask is made anew each time. `hits` and `misses` count requests. Safe to share between threads.
+    first. A larger mask is made again each time. `hits` and `misses` count requests. Safe to share between threads.
     """
 
     def __init__(self, entries: int = 100, side: int = 2048, nbytes: int = 1 << 28):
@@ -357,7 +357,7 @@ def _planned(q_len: int, k_len: int, pattern: Pattern, how: _How) -> tuple[Plan,
         return _remembered(q_len, k_len, pattern, **how)  # type: ignore[arg-type]
     except MaskError:
         raise
-    except Exception:  # whatever its __hash__ or __eq__ raises: `plan` says what is wrong with it
+    except Exception:  # whatever its __hash__ or __eq__ raises, `plan` reports the error
         return plan(q_len, k_len, pattern, **how), None
 
 
@@ -368,7 +368,7 @@ def _hidden(dtype: np.dtype) -> float:
 
 def _shifted(q_len: int, k_len: int, past: int, window: int, dtype: np.dtype) -> NDArray:
     """The mask of a window or of none, as a view: each row is the one before, shifted by one key."""
-    line = np.full(q_len + k_len, _hidden(dtype), dtype)  # of which the last row is the beginning
+    line = np.full(q_len + k_len, _hidden(dtype), dtype)  # the last row is its beginning
     end, size = past + q_len, dtype.itemsize
     line[max(end - window, 0) if window else 0 : end] = dtype == np.bool_
     return np.ndarray((q_len, k_len), dtype, line, max(q_len - 1, 0) * size, (-size, size))

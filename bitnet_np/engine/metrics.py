@@ -1,7 +1,7 @@
-"""Metrics: calls, times and bytes of every operation of forward passes, counted only where a caller asks for them.
+"""Metrics: calls, times and bytes of every operation of forward passes, counted only if a caller asks for them.
 
 `Metrics().ops()` is a backend like any other, to be passed to whatever takes `ops`: it calls the operations of the backend it was made from
-and counts. So a forward pass that nobody measures runs no extra code.
+and counts. A forward pass that nobody measures therefore runs no extra code.
 """
 
 import time
@@ -39,8 +39,8 @@ class Metrics:
 
     `operations` by name, those of a second device as "add on cuda"; `forwards` and `layers` that began; `kv_writes`, calls that wrote to a
     KV cache, one for each layer, and `kv_positions`, how many keys and values each they wrote: none where there is no cache.
-    `peak_workspace`: bytes of results in memory that workspace.py lends, all of the thread, at the end of any operation; results below
-    16 KB and above 64 MB are not among them.
+    `peak_workspace`: bytes of results in memory that kernels/workspace.py lends to the thread, at the end of any operation; results
+    below 16 KB and above 64 MB do not count.
     """
 
     def __init__(self) -> None:

@@ -163,7 +163,7 @@ def _repeated(whole: _Step, h: Array, way: _Way, repeats: Repeats) -> Array:
 
 @np.errstate(over="ignore", invalid="ignore")
 def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, attend: Attend, record: Record = ignore) -> Array:
-    """Layer n by itself: its input [R, D] -> l_out [R, D]."""
+    """Layer n alone: its input [R, D] -> l_out [R, D]."""
     runtime.ops.mark("layer")
     step = _Step(runtime, n, record)
     return _layer(step, h, _Way.of(step, len(h), rotations, attend))
@@ -171,7 +171,7 @@ def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, a
 
 @np.errstate(over="ignore", invalid="ignore")
 def run_feed_forward(runtime: Runtime, n: int, h: Array, norm: bool, record: Record = ignore) -> Array:
-    """The feed-forward branch of layer n by itself, without the residual: [R, D] -> [R, D]. norm: whether the norm in front of it runs."""
+    """The feed-forward branch of layer n alone, without the residual: [R, D] -> [R, D]. norm: whether the norm in front of it runs."""
     w = runtime.model.layers[n]
     return _feed_forward(_Step(runtime, n, record), w if norm else replace(w, attn_norm=None, ffn_norm=None), h)
 
@@ -217,14 +217,14 @@ class _Step:
             self.record(name, self.layer, shown)
 
     def norm(self, name: str, source: str, x: Array, gain: Floats | None, bias: Floats | None = None) -> tuple[str, Array]:
-        """Name and tensor behind the family's norm, or those of its input if the family has none there: [R, D] -> [R, D]."""
+        """Name and tensor after the family's norm, or those of its input if the family has none there: [R, D] -> [R, D]."""
         c = self.runtime.model.config
         if gain is None or c.norm == "rms":
             return self.rms_norm(name, source, x, gain)
         return name, self.note(name, self.runtime.ops.layer_norm(x, gain, bias, c.eps))
 
     def rms_norm(self, name: str, source: str, x: Array, gain: Floats | None, eps: float | None = None) -> tuple[str, Array]:
-        """The same behind an RMS norm of rows, or of each D numbers of a row: [..., D] -> [..., D]."""
+        """The same after an RMS norm of rows, or of each D numbers of a row: [..., D] -> [..., D]."""
         if gain is None:
             return source, x
         y = self.runtime.ops.rms_norm(x.reshape(-1, gain.size), gain, eps or self.runtime.model.config.eps)
@@ -256,7 +256,7 @@ class _Step:
         return ops.matmuls_blocks_as_llama_cpp(source.x, *((w.data, w.type) for w in blocks)) if len(blocks) == len(weights) else None
 
     def _product(self, name: str, source: _Input, w: Linear) -> Array:
-        """A tensor times the matrix of w, behind its own norm if it has one."""
+        """A tensor times the matrix of w, after the matrix's norm if it has one."""
         if w.norm is not None:
             source = _Input(self, *self.rms_norm(name + "_in", "", source.x, w.norm, w.norm_eps))
         return _product(source.x, w.weights, source.codes, self.runtime)
@@ -318,7 +318,7 @@ def _in_parts(way: _Way, parts: Sequence[Part], h: Array, branch: Callable[[Arra
 def _layer(step: _Step, h: Array, way: _Way, last: Array | None = None) -> Array:
     """One transformer block: [R, D] -> [R, D], with keys and values of all rows first where they go in parts.
 
-    last: the rows [B] that are needed behind it. Where rows may be split and these are few, only theirs are computed: [B, D].
+    last: the rows [B] that are needed after it. If rows may be split and these are few, only theirs are computed: [B, D].
     """
     assert step.layer is not None
     c, w = step.runtime.model.config, step.runtime.model.layers[step.layer]
@@ -348,7 +348,7 @@ def _layer(step: _Step, h: Array, way: _Way, last: Array | None = None) -> Array
 
 
 def _attention_input(step: _Step, w: Layer, h: Array) -> _Input:
-    """What attention's matrices read: [R, D], behind the norm in front of them."""
+    """What attention's matrices read: [R, D], after the norm before them."""
     return _Input(step, *step.norm("attn_norm", "attn_inp", h, w.attn_norm, w.attn_norm_bias))
 
 
@@ -375,14 +375,14 @@ def _attention(step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, keys: 
 def _queries_keys_values(
     step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, queries: bool = True, keys: bool = True, read: _Input | None = None
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """What attention reads: [R, D] -> [R, H, K], [R, G, K], [R, G, K], with None for what is not asked for."""
+    """What attention reads: [R, D] -> [R, H, K], [R, G, K], [R, G, K], with None for a part that is not asked for."""
     c, dialect, ops = step.runtime.model.config, step.runtime.dialect, step.runtime.ops
     assert step.layer is not None
     source = read or _attention_input(step, w, h)
     asked = ({"Qcur": w.attn_q} if queries else {}) | ({"Kcur": w.attn_k, "Vcur": w.attn_v} if keys else {})
     made = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, **asked)), strict=True))
     q, k, v = map(made.get, ("Qcur", "Kcur", "Vcur"))
-    if q is not None:  # the norm of each head by itself, or of all together, if the family has one
+    if q is not None:  # the norm of each head, or of all together, if the family has one
         q = step.rms_norm("Qcur_normed", "", q, w.attn_q_norm)[1]
     if k is not None:
         k = step.rms_norm("Kcur_normed", "", k, w.attn_k_norm)[1]
@@ -434,7 +434,7 @@ def _down(step: _Step, w: Layer, x: Array) -> Array:
 def _mixture(step: _Step, w: Layer, source: _Input) -> Array:
     """The weighted sum of each token's experts: [R, D] -> [R, D].
 
-    A slot is one of a token's experts: in tensors [R, k, F] of them, slot s of row r is that of expert number experts[r, s].
+    A slot is one of a token's experts: in tensors [R, k, F], slot s of row r belongs to expert number experts[r, s].
     """
     c, ops = step.runtime.model.config, step.runtime.ops
     assert w.ffn_gate_inp is not None

@@ -1,4 +1,4 @@
-"""Pooling: the rows of a sequence behind the final norm -> the one vector that an embedding model gives for it.
+"""Pooling: the rows of a sequence after the final norm -> the one vector that an embedding model gives for it.
 
 The mean is summed in float64 in the order of positions, divided by their number, and rounded to float32 once: a batch, a path or a number
 of threads changes no bit.

@@ -1,7 +1,7 @@
 """Recordings of decoded tokens, which are run again in place of new passes (kernels/recording.py).
 
-Nothing here knows the order of operations. A pass of network.py is recorded as it is. A recording is used after it has given the bits of
-the next pass, too.
+Nothing here knows the order of operations. A pass of network.py is recorded as it is. A recording is used only after it has also given the
+bits of the next pass.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from ..model.records import Model
 Layers = Callable[..., NDArray[np.float32]]
 
 PATIENCE = 8
-"""Passes of a kind before one is recorded: what is recorded must pay for one token more."""
+"""Passes of a kind before one is recorded: a recording costs the time of one more token."""
 _MOST = 8  # recordings of a cache, each with the memory of a pass
 
 
@@ -56,7 +56,7 @@ class Repeats:
         return out
 
     def _again(self, recording: Recording, layers: Layers, inputs: Sequence[NDArray]) -> NDArray[np.float32]:
-        """The result by a recording, which is compared with that of the pass itself the first time."""
+        """The result by a recording. The first time, it is compared with the result of the pass."""
         if recording.is_compared:
             return recording.again(inputs)
         recording.forget()

@@ -1,10 +1,9 @@
 """A loaded model -> a GGUF file that is the same model to the bit, or a refusal.
 
 Ternary matrices stay ternary: as a float matrix the same numbers would take float32 activations instead of int8 ones. Floats may become
-wider. They become narrower, and so does the scale of a ternary matrix, where no number changes or the caller allows rounding. One thing
-has to change: GGUF's Llama rotates adjacent numbers of a head, transformers' Llama its halves, so rows of queries and keys are permuted.
-That leaves every product as it was, but the sums of q . k are added in another order: logits then agree to float32 rounding, not to the
-bit.
+wider. They, and the scale of a ternary matrix, become narrower only if no number changes or the caller allows rounding. One thing has to
+change: GGUF's Llama rotates adjacent numbers of a head, transformers' Llama its halves, so rows of queries and keys are permuted. That
+leaves every product as it was, but the sums of q . k are added in another order: logits then agree to float32 rounding, not to the bit.
 """
 
 from collections.abc import Callable
@@ -62,7 +61,7 @@ def convert(
     metadata = {key: value for key, value in own.items() if key.startswith("tokenizer.")} or {"tokenizer.ggml.model": "none"}
     metadata |= {key: value for key, value in own.items() if key.startswith("general.") and key not in _OWN}
     metadata["general.name"] = str(own.get("general.name", source.path.resolve().name))
-    if matrix is None and type(own.get("general.file_type")) is int:  # else it is that of the matrices
+    if matrix is None and type(own.get("general.file_type")) is int:  # else it is the matrices' type
         metadata["general.file_type"] = own["general.file_type"]
     permuted = is_permuted(model.config)
     encoded = partial(_encoded, model.config, matrix, head, rounding)

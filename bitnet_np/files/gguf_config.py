@@ -1,7 +1,7 @@
 """The metadata of a GGUF file -> Config, and back.
 
 A key of the architecture that is not known here could change the arithmetic, so it is refused by name. A Config that could not be read
-back from a file's keys is refused, too.
+back from a file's keys is also refused.
 """
 
 from collections.abc import Mapping
@@ -85,7 +85,7 @@ def _is_neutral(key: str, value: Any) -> bool:
 def _scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a Config that say how RoPE is scaled.
 
-    llama.cpp takes a missing type for linear, and a factor that is missing or 0 for none. YaRN's rules and defaults are its, too.
+    llama.cpp treats a missing type as linear, and a factor that is missing or 0 as none. YaRN's rules and defaults are also llama.cpp's.
     """
     kind = value.get("scaling_type") or "linear"
     longrope = has_longrope(file, architecture)

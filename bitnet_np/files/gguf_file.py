@@ -1,8 +1,8 @@
 """A strict reader of GGUF files: path -> metadata, and a table of tensors that are views of the mapped file.
 
 The rules are those of the GGUF specification (docs/gguf.md of ggml), versions 2 and 3, little-endian. A file is not trusted: every
-count, length, type and offset is checked before it is used. A file that breaks a rule is refused by its name, the key or tensor, the value
-that it has and the one that was expected. Time and memory are bounded by a small multiple of the header's size. Tensors are read when they
+count, length, type and offset is checked before it is used. A file that breaks a rule is refused, and the error names the file, the key or
+tensor, its value and the expected one. Time and memory are bounded by a small multiple of the header's size. Tensors are read when they
 are asked for.
 
 Not covered: a file that another process truncates while it is mapped. Touching the lost pages then kills the process (SIGBUS).
@@ -76,7 +76,7 @@ class GGUFFile:
         return cast(T, value)
 
     def get(self, key: str, kind: type[T], default: D) -> T | D:
-        """As `require`, but `default` if the key is missing. A value of another kind is an error here, too."""
+        """As `require`, but `default` if the key is missing. A value of another kind is also an error here."""
         return self.require(key, kind) if key in self.metadata else default
 
 

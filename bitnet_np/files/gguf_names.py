@@ -1,6 +1,6 @@
 """The names that GGUF files have for the fields of a model. Reader and writer share these tables.
 
-Keys stand here without the architecture that a file puts in front of them: "context_length" is "llama.context_length" in a file.
+Keys stand here without the architecture that a file puts before them: "context_length" is "llama.context_length" in a file.
 """
 
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ KEYS: dict[str, Key] = {
     "yarn_log": Key("rope.scaling.yarn_log_multiplier", float),
     "yarn_fast": Key("rope.scaling.yarn_beta_fast", float),
     "yarn_slow": Key("rope.scaling.yarn_beta_slow", float),
-    "yarn_stated": Key("rope.scaling.yarn_attn_factor", float),  # no field: with YaRN llama.cpp works it out anew
+    "yarn_stated": Key("rope.scaling.yarn_attn_factor", float),  # no field: with YaRN, llama.cpp computes it again
     "parallel_residual": Key("use_parallel_residual", bool),
     "window": Key("attention.sliding_window", int),  # of Llama and Qwen llama.cpp reads neither key, and attends to every position
     "window_layers": Key("attention.sliding_window_pattern", np.ndarray),
@@ -54,12 +54,12 @@ KEYS: dict[str, Key] = {
     "experts_used": Key("expert_used_count", int),
     "expert_ffn": Key("expert_feed_forward_length", int),  # no field: ffn, where a file has it
     "shared_ffn": Key("expert_shared_feed_forward_length", int),
-    "pooling": Key("pooling_type", int),  # the place of Config.pooling in model.Pooling
+    "pooling": Key("pooling_type", int),  # the place of Config.pooling in records.Pooling
 }
-"""By field of Config, or by a name of their own where Config has no such field, in the order of the released file."""
+"""By field of Config, or by another name if Config has no such field, in the order of the released file."""
 
 YARN = ("yarn_original", "yarn_factor", "yarn_log", "yarn_fast", "yarn_slow", "yarn_stated")
-"""The keys of YaRN beside the factor."""
+"""The keys of YaRN other than the factor."""
 
 SIZES = ("context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim", "value_dim", "vocab")
 """Fields whose keys every family has."""
@@ -89,7 +89,7 @@ NEUTRAL: dict[str, Any] = {
     "rope.scaling.finetuned": None,
     "rope.scaling.original_context_length": None,  # llama.cpp reads it for yarn only; Llama 3's scaling is in rope_freqs.weight
 }
-"""Keys that writers put into files although they change nothing, with the value for which that is so (None: any value)."""
+"""Keys that writers put into files although they change nothing, with the value that changes nothing (None: any value)."""
 
 
 def keys_of(family: Family) -> dict[str, Key]:
@@ -111,7 +111,7 @@ _SHARED = {f"ffn_{name}": f"ffn_{name}_shexp" for name in ("gate", "up", "down")
 
 
 def matrix_name(c: Config, field: str, layer: int) -> str:
-    """The tensor of a layer's matrix without its ending; those of the shared expert have names of their own."""
+    """The tensor of a layer's matrix without its ending; those of the shared expert have separate names."""
     return f"blk.{layer}.{_SHARED.get(field, field) if c.experts else field}"
 
 

@@ -89,7 +89,7 @@ class GGUFWeights(CheckedTensors):
         return factors
 
     def place(self, field: str, layer: int) -> str:
-        """blk.<n>.<field>, or that of attn_qkv, or of the ffn_up of a family that has the gate in it."""
+        """blk.<n>.<field>, or attn_qkv, or ffn_up in a family whose ffn_up contains the gate."""
         if field in GATE_UP and "ffn_up" in self._family.fused:
             return f"blk.{layer}.ffn_up"
         if field in QKV and f"blk.{layer}.attn_qkv.weight" in self:
@@ -136,7 +136,7 @@ class GGUFWeights(CheckedTensors):
         if tensor.type not in TERNARY_TYPES:
             return blocks
         with of_file(f"{self.path}: tensor {tensor.name}"):
-            packed = [ternarize.from_blocks(part) for part in blocks]  # None where its blocks have scales of their own
+            packed = [ternarize.from_blocks(part) for part in blocks]  # None if its blocks have different scales
         return [part if one is None else replace(one, blocks=part) for part, one in zip(blocks, packed, strict=True)]
 
     def _blocks(self, tensor: Tensor, rows: slice = slice(None)) -> Blocks:

@@ -34,7 +34,7 @@ RELEASED = (
     *("attn_norm", "ffn_down", "ffn_sub_norm", "ffn_gate", "ffn_up", "ffn_norm", "attn_sub_norm"),
     *("attn_k", "attn_output", "attn_q", "attn_v"),
 )
-"""The fields of model.Layer in the order of the released file's tensors. Those that it has not come behind them."""
+"""The fields of records.Layer in the order of the released file's tensors. Fields that it lacks come last."""
 
 
 class Stored(NamedTuple):
@@ -57,7 +57,7 @@ def write_file(
 ) -> None:
     """Write a GGUF file. `path` is the complete new file after it, or as it was before if anything fails.
 
-    metadata: keys beside those of `c`, which wins where both have a key; a value of None is left out. tensors: name, type and shape of
+    metadata: keys in addition to those of `c`, which wins if both have a key; a value of None is left out. tensors: name, type and shape of
     each. data: their bytes, in the same order. progress: called after each tensor with those written and all. check: called with the path
     of the complete file before it gets its name; what it raises passes through.
     """
@@ -226,7 +226,7 @@ def _rows(parts: Sequence[Stored]) -> Stored:
 def _stacks(n: int, experts: Sequence[Expert], encode: Encode) -> Iterator[tuple[str, Stored]]:
     """Name and content of the tensors of a layer's experts: one for all of them.
 
-    Where that cannot be, because they have several types, or a scale each as in I2_S, it is one for each, as in older files.
+    If that is impossible, because they have several types, or a scale each as in I2_S, there is one tensor for each, as in older files.
     """
     for field in vars(experts[0]) if experts else ():
         linears = [getattr(expert, field) for expert in experts]

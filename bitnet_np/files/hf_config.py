@@ -32,7 +32,7 @@ class Quantization:
 
     packed: bool  # the file has the codes, four in a byte; else master weights, quantised at loading
     divides: bool  # products are divided by weight_scale; else multiplied by it
-    inner_norms: bool  # each linear has an RMS norm of its own at its input
+    inner_norms: bool  # each linear has an RMS norm at its input
     norm_eps: float  # epsilon of those norms
     skipped: tuple[str, ...]  # modules_to_not_convert
 
@@ -51,7 +51,7 @@ class Recipe:
     config: Config
     kind: ModelType
     tied: bool  # the head is the embedding
-    biases: tuple[str, ...]  # the matrices that have a bias, by their fields in model.Layer
+    biases: tuple[str, ...]  # the matrices that have a bias, by their fields in records.Layer
     quantization: Quantization | None
     groups: Groups | None  # weights are quantised in groups, by mlx-lm
     rope_factors: NDArray[np.float64] | None  # [J] Llama 3's, for which Config has no field
@@ -245,7 +245,7 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
 def _rotation(keys: _UnreadKeys, model_type: str, kind: ModelType, family: Family, head_dim: int) -> tuple[dict[str, Any], Any]:
     """The fields of a Config that say how a head is rotated, and the numbers of Llama 3's scaling if there is one.
 
-    They are keys of rope_parameters; older files have rope_theta beside rope_scaling, and gpt_neox its own names.
+    They are keys of rope_parameters. Older files have rope_theta next to rope_scaling, and gpt_neox uses other names.
     """
     if family.config["rope"] == "none":
         return {"rope_base": 10000.0}, None
@@ -352,7 +352,7 @@ def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any
         period: int | None = keys.take("sliding_window_pattern", int, None) if config.local_rope_base else None
         if period == 0:
             raise FileFormatError(f"{keys.where}: sliding_window_pattern is 0, expected at least 1")
-        keys.left.pop("_sliding_window_pattern", None)  # transformers writes it beside layer_types
+        keys.left.pop("_sliding_window_pattern", None)  # transformers writes it next to layer_types
         layers = windowed_layers(config.architecture, n_layers, period)
     if types:
         layers = [n for n, value in enumerate(types) if value == "sliding_attention"]

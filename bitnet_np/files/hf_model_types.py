@@ -13,7 +13,7 @@ class ModelType:
 
     architectures: Mapping[str, str]  # activation of the feed-forward -> the architecture of families.FAMILIES with the same arithmetic
     causal_lm: str  # the one class that is read
-    modules: Mapping[str, str]  # field of model.Layer -> module of a decoder layer; several matrices may be rows of one
+    modules: Mapping[str, str]  # field of records.Layer -> module of a decoder layer; several matrices may be rows of one
     layer: str = "model.layers.{}."  # the prefix of a decoder layer's modules
     embedding: str = "model.embed_tokens"
     norm: str = "model.norm"
@@ -31,15 +31,15 @@ class ModelType:
     fused_by_head: bool = False  # attn_q, attn_k and attn_v are rows of one matrix, a head's after the other's
     whole_rope: bool = True  # without a partial_rotary_factor the whole head is rotated; False: it must be stated
     add_one: bool = False  # norms multiply by 1 + weight
-    numbers: Mapping[str, str] = field(default_factory=dict)  # field of model.Config that few families have -> its key; 1 if it is missing
+    numbers: Mapping[str, str] = field(default_factory=dict)  # field of Config that few families have -> its key; 1 if missing
     depth_scaled: bool = False  # scale_depth / sqrt(layers) multiplies branches, and hidden_size / dim_model_base divides logits
     caps: Mapping[str, str] = field(default_factory=dict)  # the same for soft caps, which must be stated; null for none
     defaults: Mapping[str, Any] = field(default_factory=dict)  # key -> its value if it is not there, where that is not so for all types
     rope_bases: tuple[float, float] | None = None  # RoPE's bases in global and in local layers, if it states none; None: it must, one
     ignored: tuple[str, ...] = ()  # keys that transformers does not read for this type
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key -> the matrices that have a bias where it is true
-    experts: Mapping[str, str] = field(default_factory=dict)  # field of model.Expert -> module of the expert of a number
-    expert_sizes: Mapping[str, str] = field(default_factory=dict)  # field of model.Config -> key that only models of experts have
+    experts: Mapping[str, str] = field(default_factory=dict)  # field of records.Expert -> module of the expert of a number
+    expert_sizes: Mapping[str, str] = field(default_factory=dict)  # field of records.Config -> key that only models of experts have
     buffers: tuple[str, ...] = ()  # tensors of a layer in old files that can be computed; transformers ignores them
 
 
@@ -80,7 +80,7 @@ _GPT2_MODULES |= {"ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_p
 FUSED_EXPERTS = "mlp.experts"
 """The module of all experts as transformers 5 has them in memory: gate_up_proj [E, 2F, D], gates first, and down_proj [E, D, F]."""
 FUSED_ROUTER = "mlp.gate"
-"""The module of the router beside it."""
+"""The module of the router next to it."""
 
 _OLD_ROPE = ("self_attn.rotary_emb.inv_freq",)
 
@@ -224,7 +224,7 @@ gemma's is the one by tanh."""
 
 @dataclass(frozen=True)
 class TextPart:
-    """The text model in a model that reads images, too. Text alone goes through no other part."""
+    """The text model in a model that also reads images. Text alone goes through no other part."""
 
     whole: str  # the class of the whole model
     model_type: str  # of text_config

@@ -1,13 +1,13 @@
 """The tensors of a Hugging Face folder, by the names of our fields.
 
-Float tables stay where they lie in the mapped files; ternary matrices are packed one at a time. transformers has two ways to state a
-ternary matrix, and config.json says which (hf_config.Quantization):
+Float tables stay in the mapped files; ternary matrices are packed one at a time. transformers stores ternary matrices in two ways, and
+config.json says which (hf_config.Quantization):
 
 * packed: bytes [ceil(N / 4), M]; bits 2i and 2i + 1 of row r are row i * ceil(N / 4) + r of the matrix, plus 1;
 * master weights, quantised here by the rule of ternarize.from_masters.
 
-A Ternary's scale is a float32. Neither 1 / weight_scale nor the mean of master weights is one in general: they are worked out in higher
-precision and rounded once.
+A Ternary's scale is a float32. In general, neither 1 / weight_scale nor the mean of master weights is a float32 number: they are computed
+in higher precision and rounded once.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class HFWeights(CheckedTensors):
         return self._modules[field] if layer is None else kind.layer.format(layer) + kind.modules[field]
 
     def has(self, field: str) -> bool:
-        """A head of its own unless the head is the embedding (see mlx_groups for one in two tables), and its bias where there is one."""
+        """A separate head unless the head is the embedding (see mlx_groups for one in two tables), and its bias if there is one."""
         if field != "output":
             return self._recipe.kind.head_bias
         return not self._recipe.tied or "lm_head.scales" in self

@@ -23,8 +23,8 @@ from .tensors import Shapes, of_file
 Source = GGUFSource | HFSource
 """An open GGUF file or Hugging Face folder: its headers are checked, its tensors are not read. No command asks which kind it has.
 
-Both give the weights of a model by the names of fields of model.Model and model.Layer, each of which is asked for at most once: `has` says
-whether there is a part that is optional; then `vector`, `table`, `linears` (matrices that are rows of the tensor whose name `place` gives),
+Both give the weights of a model by the names of fields of records.Model and records.Layer, each of which is asked for at most once: `has`
+says whether an optional part is there; then `vector`, `table`, `linears` (matrices that are rows of the tensor whose name `place` gives),
 `experts` and `rope_factors`; and `check_all_taken` refuses a tensor that nobody has asked for.
 """
 ModelWeights = GGUFWeights | HFWeights
@@ -41,9 +41,9 @@ def load(
 ) -> Model:
     """Open a GGUF file, any part of a model in several GGUF files, a Hugging Face folder, or what `locate` finds by a name, as a model.
 
-    Tables and block types stay in the mapped file; ternary matrices are packed anew (packing.py), and their pages of the file given back,
-    so that a model takes no more memory than its file. Everything is read once, to check that scales, norms and tables are finite and that
-    no ternary code is 3.
+    Tables and block types stay in the mapped file; ternary matrices are packed anew (model/packing.py), and their pages of the file are
+    released, so that a model takes no more memory than its file. Everything is read once, to check that scales, norms and tables are finite
+    and that no ternary code is 3.
 
     progress: called after each layer with the layers done and all layers.
     allow_nan: accept NaN and infinity, to see what a damaged model computes. A scale below zero or a code of 3 stays an error.

@@ -1,6 +1,6 @@
-"""What a user calls a model -> the GGUF file or Hugging Face folder that holds it, or one sentence that says what was named instead.
+"""A user's name for a model -> the GGUF file or Hugging Face folder that holds it, or one sentence that says what the name means instead.
 
-A name that is no path is looked up where other programs keep models: Ollama, LM Studio, Hugging Face's cache. Nothing is fetched unless
+A name that is not a path is looked up where other programs keep models: Ollama, LM Studio, Hugging Face's cache. Nothing is fetched unless
 the caller says so.
 """
 
@@ -32,7 +32,7 @@ def locate(path: str | os.PathLike[str], download: bool = False) -> Path:
     path: a file, a folder, a repository ORG/NAME of Hugging Face or a GGUF file in it, ORG/NAME/FILE.gguf, or a name of Ollama's,
     NAME:TAG. download: fetch a repository that is not in the cache, by the extra `hub`.
 
-    Raises MissingFileError; OptionError where several models have that name; UnsupportedError or FileFormatError for what is no model.
+    Raises MissingFileError; OptionError if several models have that name; UnsupportedError or FileFormatError for a file that is no model.
     """
     path = path_of(path)
     path = path if path.exists() else _named(path, download)
@@ -41,7 +41,7 @@ def locate(path: str | os.PathLike[str], download: bool = False) -> Path:
 
 
 def _named(path: Path, download: bool) -> Path:
-    """Where a name leads that is no path."""
+    """The file or folder that a name stands for which is no path."""
     name = path.as_posix()
     if url := re.fullmatch(r"(https?):/+(.+)", name):
         site = re.match(r"huggingface\.co/([^/]+/[^/]+)", url[2])
@@ -67,7 +67,7 @@ def _named(path: Path, download: bool) -> Path:
 
 
 def _folder(variable: str, default: str) -> Path:
-    """Where a program keeps its models: as an environment variable of it says, or where it does by default."""
+    """Where a program keeps its models: the folder named by its environment variable, or its default folder."""
     return Path(os.path.expanduser(os.environ.get(variable) or default))
 
 

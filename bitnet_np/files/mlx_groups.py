@@ -1,10 +1,10 @@
 """Weights that mlx-lm quantised in groups: w = scale * q + bias, with a scale and a bias for each group of a row.
 
-`<module>.weight` is [N, M * bits / 32] uint32: a row is a string of bits, of which number j has those from bits * j on, low ones first.
-`<module>.scales` and `<module>.biases` are [N, M / group_size], in the type T of the model. A leading axis is that of experts.
+`<module>.weight` is [N, M * bits / 32] uint32: a row is a string of bits; number j has the bits from bits * j on, low ones first.
+`<module>.scales` and `<module>.biases` are [N, M / group_size], in the type T of the model. A leading axis counts experts.
 
-Source: `dequantize` and `quantized_matmul` of mlx.core 0.32. Products take w as float32 computes it, as Apple's GPUs and mlx's vector code
-do but for the order of the sum; its plain code computes w and the sum in T. The rows of an embedding are computed in T.
+Source: `dequantize` and `quantized_matmul` of mlx.core 0.32. Products take w computed in float32, as Apple's GPUs and mlx's vector code do
+except for the order of the sum; mlx's plain code computes w and the sum in T. The rows of an embedding are computed in T.
 """
 
 from collections.abc import Callable, Mapping

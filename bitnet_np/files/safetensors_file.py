@@ -68,7 +68,7 @@ def header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
 
 
 def _counts(values: object, most: int) -> bool:
-    """Whether these are a list of at most so many numbers that count something."""
+    """Whether these are a list of at most `most` numbers that count something."""
     return isinstance(values, list) and len(values) <= most and all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 

@@ -20,7 +20,7 @@ FLOATS: dict[TensorType, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2")
 """The types of plain floats, and how NumPy sees them: bfloat16 as its bits."""
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""(N, M) of matrices, by their fields in model.Layer."""
+"""(N, M) of matrices, by their fields in records.Layer."""
 
 
 def rows_of(shapes: Shapes) -> dict[str, slice]:
@@ -41,7 +41,7 @@ class Tensor:
     mapping: mmap.mmap = field(repr=False)  # the file
 
     def release(self) -> None:
-        """Let the system have the whole pages of data that is not going to be read again. It stays valid: it would be read anew."""
+        """Release the whole pages of data that will not be read again. The data stays valid: the system would read it again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             start = -(-self.offset // mmap.PAGESIZE) * mmap.PAGESIZE
             whole = (self.offset + self.data.size - start) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,8 +1,8 @@
 """Batches: many prompts over few slots of a KV cache, every sequence as if it were alone.
 
-`Batch` is a scheduler. Each step admits waiting requests to free slots, runs one forward pass for all that are in progress (whole prompts
-of the new ones, one token of the others, end to end in rows) and retires what has ended. Its random numbers are each sequence's own. So
-tokens and logits do not depend on how many slots there are, on the order of the requests, or on what else is being generated.
+`Batch` does continuous batching. Each step admits waiting requests to free slots, runs one forward pass for all requests in progress (whole
+prompts of the new ones, one token of the others, end to end in rows) and retires what has ended. Each sequence has separate random numbers.
+Tokens and logits therefore do not depend on the number of slots, the order of the requests, or what else is being generated.
 """
 
 import hashlib
@@ -135,7 +135,7 @@ class Continuation:
 
     @classmethod
     def of(cls, model: Model, request: Request, numbers: Iterator[float] | None = None) -> "Continuation":
-        """A request, checked; numbers: what it samples with in place of its own.
+        """A request, checked; numbers: random numbers to sample with instead of its own.
 
         Raises what `Batch.submit` does, except for ids and slots.
         """
@@ -162,7 +162,7 @@ def _ignore(request: Request, logits: NDArray[np.float32]) -> None:
 
 
 class Batch:
-    """A scheduler of `slots` sequences at a time, of up to `capacity` positions each (default: the model's context).
+    """Generates `slots` sequences at a time, of up to `capacity` positions each (default: the model's context).
 
     `submit` requests at any time, call `step` until `done`. `observe(request, logits)` is called with the logits [V] that each token is
     chosen from. dtype: of the KV cache; float16 changes logits, but not with the other sequences. After an exception in `step` a batch is
@@ -239,7 +239,7 @@ class Batch:
 
     @steady
     def cancel(self, id: str | int) -> Completion:
-        """End a request before its time, whether it waits or runs. Returns its completion, with the tokens so far. The others go on.
+        """End a request before its time, whether it waits or runs. Returns its completion, with the tokens so far. The others continue.
 
         Raises OptionError for an id that no request has, within a step, and after an exception in one.
         """

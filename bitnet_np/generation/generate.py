@@ -62,7 +62,7 @@ def _iterator(numbers: Iterable[float]) -> Iterator[float]:
 
 
 def _given(numbers: Iterator[float]) -> Iterator[float]:
-    """The caller's uniform numbers. Raises OptionError behind the last one."""
+    """The caller's uniform numbers. Raises OptionError after the last one."""
     for value in numbers:
         yield number("uniform number", value)
     raise OptionError("the uniform numbers ran out before the tokens did")

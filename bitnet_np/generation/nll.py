@@ -58,7 +58,7 @@ def token_nll(
 
 
 class Window(NamedTuple):
-    """A part of a text that is read by itself, and the tokens in it that no window before it has judged."""
+    """A part of a text that is read alone, and the tokens in it that no earlier window has judged."""
 
     begin: int
     end: int

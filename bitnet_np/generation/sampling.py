@@ -13,7 +13,7 @@ from ..base.validate import integer, number
 from ..kernels import cpu
 
 UNIT = 2.0**-40
-"""Of a probability, relative to that of the likeliest token."""
+"""Of a probability, relative to the likeliest token's."""
 MOST_TOKENS = 1 << 22
 """So many probabilities at most: their sum fits 64 bits."""
 _LIKELY = 1 << 28  # UNITs, a 4,096th of the largest probability: tokens that have as much are sorted first

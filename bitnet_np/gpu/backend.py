@@ -26,7 +26,7 @@ from .device import NO_EXPERTS
 from .storage import DeviceStorage
 
 BLOCK = 256  # threads of a block of a kernel over single numbers
-_ALL = 1 << 30  # a window that holds all positions: no memory has room for so many
+_ALL = 1 << 30  # a window that holds all positions: no memory has room for more
 NOT_PLACED = "a table is in the computer's memory, expected one on the device: upload the model (device.place)"
 _PARTS = 1 << 28  # bytes that the chunks of attention may take; more rows are computed one part after another
 
@@ -50,7 +50,7 @@ def _refused(error: type[Error], message: str) -> Any:
 
 
 def _by_number(kernel: Any) -> Any:
-    """The operation of a kernel that takes single numbers, with arrays or float32 numbers beside them."""
+    """The operation of a kernel that takes single numbers, with arrays or float32 numbers as further arguments."""
 
     def operation(self: "Cuda", x: Array, *beside: Any) -> Array:
         out = self.empty(x.shape)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'bitnet_np[cuda]'"
 OLDEST = (8, 0)  # compute capability: tensor cores for int8 in the shape used here
 NO_EXPERTS = "the model has experts, which the device has no kernels for: compute it on the CPU"
-_HEADROOM = 1 << 28  # bytes besides the weights: for results, for code, and for the driver
+_HEADROOM = 1 << 28  # bytes in addition to the weights: for results, for code, and for the driver
 
 
 def open_cuda() -> Cuda:
@@ -65,7 +65,7 @@ def open_cuda() -> Cuda:
 
 
 def device_of(ops: Backend) -> Cuda:
-    """The device behind a backend, which may be wrapped to count what it does."""
+    """The device of a backend, which may be wrapped to count what it does."""
     storage: Any = ops.storage()
     return storage.on
 
@@ -82,7 +82,7 @@ def place(model: Model, on: Cuda) -> Model:
     """The same model with its weights on the device.
 
     Raises CapacityError before anything is sent if the device has too little memory, UnsupportedError for matrices it has no kernel for,
-    ShapeError for arrays whose shape is not that of the model's Config.
+    ShapeError for arrays whose shape differs from the model's Config.
     """
     check_model(model)
     if model.config.experts:

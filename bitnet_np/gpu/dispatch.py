@@ -1,8 +1,8 @@
 """The choice of a device. The bits are the same on every device.
 
-A model's weights and its KV cache stay on one device, because sending them costs more than any operation on them. So `choose` decides for a
-whole command, or for a call by its workload, and every operation of a forward pass runs there. A mask array depends on nothing but its
-sizes: `make_mask` decides for each.
+A model's weights and its KV cache stay on one device, because sending them costs more than any operation on them. `choose` therefore
+decides for a whole command, or for a call by its workload, and every operation of a forward pass runs there. A mask array depends only on
+its sizes: `make_mask` decides for each.
 """
 
 from math import prod
@@ -24,14 +24,14 @@ MOST_SENT = 16384
 
 
 LEAST_WORK = 5 * 10**10
-"""Multiply-adds from which a GPU is chosen by workload: those of a CPU in the 0.14 s in which the host launches a pass of the 2B model.
+"""Multiply-adds from which a GPU is chosen by workload: what a CPU does in the 0.14 s that the host takes to launch a pass of the 2B model.
 
 An estimate, until scripts/gpu_check.py has measured on a GPU from what size on it pays.
 """
 
 
 def multiply_adds(config: Config, tokens: int) -> int:
-    """Those of the matrices in a pass over so many tokens, the head's too: the workload of a call."""
+    """The multiply-adds of the matrices, including the head, in a pass over `tokens` tokens: the workload of a call."""
     matrices = sum(prod(shape) for shape in layer_shapes(config).values() if len(shape) == 2)
     return tokens * (config.n_layers * matrices + config.vocab * config.width)
 

@@ -1,7 +1,7 @@
 """Attention without a [T, T] array: keys in chunks of CHUNK from position 0, in the contract's order.
 
 Queries that read the same keys and values are computed together: the heads of a GQA group, for a run of rows. Each chunk of keys gives
-them a maximum, a sum of weights and weighted values, which are folded into those of the chunks before.
+them a maximum, a sum of weights and weighted values, which are folded into those of the earlier chunks.
 """
 
 from functools import lru_cache
@@ -53,7 +53,7 @@ class Run(NamedTuple):
 
 
 class Room(NamedTuple):
-    """The memory in which a run is computed. n is its number of queries, N that number filled up to whole tiles."""
+    """The memory that a run is computed in. n is its number of queries, and N is n rounded up to whole tiles."""
 
     queries: Any  # [N, K]; those that only fill a tile are 0
     ends: Any  # [tiles] of one chunk: how many of its keys any query of the tile sees
@@ -183,7 +183,7 @@ def _attend(team, q, k, v, slot, position, per_tile, scale, cap, window, mask, o
 
 
 def chunks_touched(keys: int) -> int:
-    """The most chunks that so many consecutive keys lie in."""
+    """The largest number of chunks that `keys` consecutive keys can touch."""
     return -(-(keys - 1) // CHUNK) + 1
 
 

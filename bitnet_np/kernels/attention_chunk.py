@@ -120,7 +120,7 @@ def weighted_values(p, n, across, along, ends, values, value_start, value_stride
             store_tile(tile, out, i * out.shape[1] + d, out.shape[1])
 
 
-# --- masks: rows of biases, of which -infinity hides a key ------------------------------------------------------------------------------
+# --- masks: rows of biases, in which -infinity hides a key ------------------------------------------------------------------------------
 
 
 @serial
@@ -160,7 +160,7 @@ def hide_unseen(scores, i, position, window, mask, key, end):
 
 @serial
 def leave_out_hidden(p, mask, position, values, key, end, run, out):
-    """Compute weighted values anew without the hidden keys' if any is not finite: else a probability of 0 has made 0 of them."""
+    """Compute weighted values again without those of hidden keys if any is not finite; otherwise a probability of 0 has made them 0."""
     largest = np.int32(0)
     for j in range(key, end):
         row = values[j, run.g]

@@ -42,7 +42,7 @@ def storage() -> HostStorage:
 
 
 def mark(event: str, count: int = 1) -> None:
-    """Hook for each "forward", each "layer", and the positions of each "kv_write". It does nothing here; metrics.py counts."""
+    """Hook for each "forward", each "layer", and the positions of each "kv_write". It does nothing here; engine/metrics.py counts."""
 
 
 def wait() -> None:
@@ -116,4 +116,4 @@ def gelu(x):  # [R, F] -> [R, F]
 
 
 gelu_tanh = each(16)(scalar.gelu_tanh)
-soft_cap = each_with(16)(scalar.soft_cap)  # whose rule attention takes, too
+soft_cap = each_with(16)(scalar.soft_cap)  # attention uses the same rule

@@ -18,7 +18,7 @@ def _top_experts(team, logits, out):
                 taken = False
                 for earlier in range(slot):
                     taken |= out[r, earlier] == e
-                if not taken and (best < 0 or row[e] > row[best]):  # NaN beats nothing, so every number is that of an expert
+                if not taken and (best < 0 or row[e] > row[best]):  # NaN beats nothing, so every number names an expert
                     best = e
             out[r, slot] = best
 

@@ -1,7 +1,7 @@
-"""Products of several tokens with tables of floats and with ggml's blocks, whose weights are widened a strip of the matrix at a time.
+"""Products of several tokens with float matrices and with ggml's blocks, whose weights are widened one strip of the matrix at a time.
 
-A strip is MANY_ROWS rows by DEPTH columns. It is computed once for PART tokens, and stays in the first cache meanwhile. The activations of
-these columns, and the sums of the strips beside it, stay in the second.
+A strip is MANY_ROWS rows by DEPTH columns. It is widened once for PART tokens, and stays in the first-level cache during that time. The
+activations of these columns, and the sums of the neighbouring strips, stay in the second-level cache.
 """
 
 import numpy as np
@@ -146,7 +146,7 @@ def _some_rows(w, size, first, end, x, token, tokens, out):
 
 @parallel
 def matmul(team, w, size, x, out):
-    """As the kernels of floats.py and ggml/blocks.py. w: the matrix, of which an element has `size` weights. x: arranged."""
+    """As the kernels of floats.py and ggml/blocks.py. w: the matrix, whose elements have `size` weights each. x: arranged."""
     blocks = -(-w.shape[0] // ROWS)
     for item in shared(team, blocks * -(-out.shape[0] // PART)):
         first, token = item % blocks * ROWS, item // blocks * PART

@@ -1,8 +1,8 @@
-"""The state of floating-point arithmetic, which every thread has of its own: how results are rounded, and whether subnormal numbers count.
+"""The state of floating-point arithmetic of each thread: how results are rounded, and whether subnormal numbers count.
 
 Other libraries change it, and threads inherit it from the thread that starts them. The contract holds in the default state alone: round to
-nearest, and keep subnormal numbers. So public functions run in the default state, and give the caller's state back. Threads that share a
-kernel do so, too (fast/team.py). A caller's functions that are called meanwhile run in the default state, too.
+nearest, and keep subnormal numbers. Public functions therefore run in the default state, and then restore the caller's state. Threads that
+share a kernel do the same (fast/team.py). A caller's functions that are called during this time also run in the default state.
 """
 
 import struct
@@ -50,7 +50,7 @@ def _settable(state: int | None) -> int:
 
 @contextmanager
 def default_state() -> Iterator[None]:
-    """Context, for imports, in which this thread computes in the default state. Afterwards the state is what it was."""
+    """Context, for imports, in which this thread computes in the default state. Afterwards the old state is restored."""
     before = None if is_default() else exchange(DEFAULT)
     try:
         yield

@@ -38,7 +38,7 @@ class Kernel(NamedTuple):
 
 
 def renamed(function: Any, name: str, names: Mapping[str, Any]) -> FunctionType:
-    """The function under a name of its own, by which profiles and compiled kernels on disk are told apart, with other global names."""
+    """The function under another name, which tells it apart in profiles and among compiled kernels on disk, with other global names."""
     renamed = FunctionType(function.__code__, {**function.__globals__, **names}, name)
     renamed.__qualname__ = name
     return renamed
@@ -72,9 +72,9 @@ _SPINS = "GOMP_SPINCOUNT"
 
 
 def load_openmp(environment: MutableMapping[str, str]) -> None:
-    """Load the threads of GNU OpenMP, which Numba takes on Linux, such that one without work looks for some 0.2 ms and then sleeps.
+    """Load the threads of GNU OpenMP, which Numba takes on Linux, so that an idle thread spins for about 0.2 ms and then sleeps.
 
-    By themselves they look for some milliseconds, in which another process could use the core, or a thread of ours that has work. If they
+    By default they spin for some milliseconds, during which another process, or a thread of ours that has work, could use the core. If they
     slept at once, each kernel would have to wake them. Their runtime reads the environment when a process loads it, and never again: this
     does nothing where it is loaded already, and leaves a user's settings and the environment as they are. No thread is started.
     """
@@ -118,7 +118,7 @@ class Observer(Protocol):
         """A kernel was launched, and its job is there."""
 
     def looked_at(self) -> None:
-        """Python looks at a result, and may decide by it what is launched next."""
+        """Python looks at a result, which may decide what is launched next."""
 
 
 class _ThisThread(threading.local):
@@ -148,7 +148,7 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
 
 
 def _by_team(kernels: int, function: Callable[..., None], *args: Any) -> None:
-    """Let the team call a function that runs so many kernels."""
+    """Let the team call a function that runs `kernels` kernels."""
     global _threads_started
     try:  # not `with`: in Python 3.14 an interrupt may come between a lock and the block that it guards
         _turn.acquire()
@@ -159,7 +159,7 @@ def _by_team(kernels: int, function: Callable[..., None], *args: Any) -> None:
         _team[1] = members
         _sharing.call(members, kernels, function, *args)
     finally:
-        try:  # noqa: SIM105  an interrupt may come behind a call of `suppress`
+        try:  # noqa: SIM105  an interrupt may come after a call of `suppress`
             _turn.release()
         except RuntimeError:  # there was an interrupt before it had it
             pass
@@ -192,7 +192,7 @@ def launch_again(jobs: Ints) -> None:
 
 
 def read_only(array: NDArray) -> NDArray:
-    """An array of weights as the kernels take them: read-only, because Numba compiles anew for writable ones.
+    """An array of weights as the kernels take them: read-only, because Numba compiles again for writable ones.
 
     Numba has no float16 on the CPU: it gets the bits as int16, which tells them from bfloat16's uint16.
     """

@@ -1,8 +1,8 @@
 """The number of threads that Numba shares work among, without its lock.
 
-`numba.get_num_threads` takes a lock at each call, by steps of Python. A KeyboardInterrupt comes between any two of them and may leave it
-taken: then every other thread waits for ever at its next kernel. A forked child shares that lock with its parent. So Numba is asked once,
-on a thread of its own, where no KeyboardInterrupt comes; that makes its layer of threads ready. From then on the layer itself is asked.
+`numba.get_num_threads` takes a lock at each call, in several steps of Python. A KeyboardInterrupt between two of them may leave the lock
+taken; every other thread would then wait for ever at its next kernel. A forked child shares that lock with its parent. Numba is therefore
+asked once, on a separate thread that no KeyboardInterrupt reaches. That initialises its threading layer, which is asked from then on.
 """
 
 from collections.abc import Callable
@@ -27,4 +27,4 @@ def _layers() -> Callable[[], int]:
     function = getattr(parallel, "_get_num_threads", None)  # a private part, of ctypes
     if function is None:
         return numba.get_num_threads
-    return PYFUNCTYPE(c_int)(cast(function, c_void_p).value or 0)  # it takes nanoseconds, in which other threads wait
+    return PYFUNCTYPE(c_int)(cast(function, c_void_p).value or 0)  # other threads wait for the nanoseconds that this takes

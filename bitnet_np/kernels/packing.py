@@ -88,7 +88,7 @@ def from_quarters(data: NDArray[np.uint8], rows: int) -> NDArray[np.uint8]:  # [
 
 @parallel
 def _rounded(team, w, size, rows, steps, packed):
-    """w: the matrix [N, elements of a row], of which an element has `size` weights."""
+    """w: the matrix [N, elements of a row], whose elements have `size` weights each."""
     n = w.shape[1]
     row = np.empty((n * size + LANES - 1) // LANES * LANES, np.float32)
     codes = np.empty(row.size, np.uint8)
@@ -130,7 +130,7 @@ def _magnitude_sums(team, table, sums):
 
 
 def magnitude_sums(table: NDArray) -> NDArray[np.int64]:  # [N, M] float32, float16 or bfloat16's bits -> [256]
-    """The exact sum of |x|, by exponents as they are stored: that of entry e times 2^(max(e, 1) - 150).
+    """The exact sum of |x|, by exponents as they are stored: entry e counts times 2^(max(e, 1) - 150).
 
     Entries are sums of integers, so their order is free. They hold the sums of 2^39 numbers.
     """

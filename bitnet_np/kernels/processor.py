@@ -11,13 +11,13 @@ from pathlib import Path
 import llvmlite.binding as llvm
 from numba.core import codegen, config
 
-_HOST_FEATURES = codegen.get_host_cpu_features()  # LLVM looks for them anew, and each step of a kernel that is compiled asks
+_HOST_FEATURES = codegen.get_host_cpu_features()  # kept: LLVM detects them at each call, and compiling asks at each step
 
 
 def architecture() -> str:
     """The architecture of this process, "x86_64" or "aarch64" among others.
 
-    platform.machine() is that of the machine: a Python for x86-64 runs on ARM too.
+    platform.machine() names the machine's architecture, but a Python for x86-64 also runs on ARM.
     """
     name = llvm.get_process_triple().partition("-")[0].lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)

@@ -22,8 +22,8 @@ from .fast.team import JOB
 class Recording:
     """The launches of one pass: `function` of some inputs, which are arrays, to an array.
 
-    state: arrays that every such pass reads and writes outside of its own memory. result: what the recorded pass gave. is_whole: whether
-    the launches are all that the pass did, as far as the rules show; is_compared: whether a comparison has shown it, too.
+    state: arrays outside of the pass's memory that every such pass reads and writes. result: the result of the recorded pass. is_whole:
+    whether the launches are all that the pass did, as far as the rules show. is_compared: whether a comparison has confirmed it.
     """
 
     def __init__(self, function: Callable[..., NDArray], inputs: Sequence[NDArray], state: Sequence[NDArray]) -> None:

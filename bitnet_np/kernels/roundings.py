@@ -1,7 +1,7 @@
 """Numbers as narrower types hold them: keys and values in a KV cache, inputs of matrices, float16 between steps.
 
-Every type rounds a row by itself, so it does not matter which rows are computed together. Sources: IEEE 754 for the float types; ggml's
-quantize_row_q8_0 and quantize_row_q4_0 (ggml-quants.c), whose blocks are 32 numbers with a float16 step.
+Every type rounds each row independently, so it does not matter which rows are computed together. Sources: IEEE 754 for the float types;
+ggml's quantize_row_q8_0 and quantize_row_q4_0 (ggml-quants.c), whose blocks are 32 numbers with a float16 step.
 """
 
 from collections.abc import Callable

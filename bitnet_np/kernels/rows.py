@@ -63,7 +63,7 @@ def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floa
 
 @lru_cache
 def _constants(count: int, value: float) -> Floats:
-    """The same number so many times; read-only."""
+    """`value`, `count` times; read-only."""
     return read_only(np.full(count, value, np.float32))
 
 
@@ -85,7 +85,7 @@ def rotations(angle: NDArray[np.float64]) -> tuple[Floats, Floats]:  # [R, J] ra
     return cos, sin
 
 
-STEP = 1  # from the first element of a pair to that of the next
+STEP = 1  # from the first element of a pair to the first of the next
 
 
 def _rotated(team, x, cos, sin, out):
@@ -155,7 +155,7 @@ def _each_column(team, x, row, out):
 
 
 class OfNumbers:
-    """An operation that applies a rule to every number of x: alone, or with what is beside it. CUDA has loops of the same names."""
+    """An operation that applies a rule to every number of x, alone or together with other arguments. CUDA has loops of the same names."""
 
     def __init__(self, loop: Callable, taken: Callable[[Any], Any], steps: int, rule: Any) -> None:
         update_wrapper(self, rule)
@@ -167,7 +167,7 @@ class OfNumbers:
 
 
 def _kind(loop: Callable, taken: Callable[[Any], Any] = lambda beside: beside) -> Callable[[int], Callable[[Any], OfNumbers]]:
-    """The decorator that makes an operation of a rule of so many elementary steps. taken: converts what is beside x, for the kernel."""
+    """The decorator that turns a rule of `steps` elementary steps into an operation. taken: converts further arguments for the kernel."""
     return lambda steps: partial(OfNumbers, loop, taken, steps)
 
 
@@ -177,7 +177,7 @@ _exponential = each(16)(scalar.exp)
 
 
 def _result(kernel: Kernel, steps: int, x: Floats, *others: Any) -> Floats:
-    """The result, like x, of a kernel of so many elementary steps for each number."""
+    """The result, shaped like x, of a kernel that takes `steps` elementary steps per number."""
     out = empty(x.shape)
     launch(kernel, steps * out.size, x, *others, out)
     return out

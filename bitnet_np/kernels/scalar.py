@@ -1,4 +1,4 @@
-"""Rules for one number, by the arithmetic contract, which contract/ states: every rounding in its place, in plain NumPy.
+"""Rules for one number, by the arithmetic contract. contract/ states it in plain NumPy, with every rounding in its place.
 
 The constants are the contract's. A ternary product is written as `(accumulated - row sum) / scale * weight scale`, because codes of weights
 count 0, 1, 2.
@@ -117,7 +117,7 @@ def round_to_half(x):
 
 @rule
 def first_chunk(position, window):
-    """The first chunk of which a query at `position` sees a key."""
+    """The first chunk that holds a key which a query at `position` sees."""
     return max(0, position - window + 1) // CHUNK
 
 

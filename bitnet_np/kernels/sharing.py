@@ -1,7 +1,7 @@
 """Whether it pays to share kernels among threads.
 
-Each shared kernel ends when its last thread does. Beside busy processes that thread may have to wait for a core, a time slice at a time,
-and all others wait for it. Where this takes up what sharing gains, one thread alone is faster, for a while.
+A shared kernel ends when its last thread does. If other processes are busy, that thread may have to wait for a core, a time slice at a
+time, and all other threads wait for it. If this costs more than sharing gains, one thread alone is faster for a while.
 """
 
 import time
@@ -32,14 +32,14 @@ class Sharing:
         return 1 if self._clock() < self._rest + _REST else get_num_threads()
 
     def call(self, members: int, kernels: int, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function that runs so many kernels, which so many threads share."""
+        """Call a function that runs `kernels` kernels, which `members` threads share."""
         begin = self._clock()
         if members == 1 and begin >= self._rest + _REST:
             function(*arguments)  # the caller has one thread, and nothing is learnt
             return
         forms, worked = _forms(function), self._processor()
         function(*arguments)
-        if _forms(function) == forms:  # else it was compiled or loaded meanwhile, by one thread
+        if _forms(function) == forms:  # otherwise one thread compiled or loaded it during the call
             self._count(members, kernels, self._clock() - begin, self._processor() - worked)
 
     def _count(self, members: int, kernels: int, seconds: float, worked: float) -> None:

@@ -1,6 +1,6 @@
 """Products with ternary matrices on vectors, and what matrix tiles (ternary_tiles.py) share with them: arrays, and how results are stored.
 
-For few tokens codes are unpacked in registers, for many once for all of them.
+For few tokens, codes are unpacked in registers; for many, they are unpacked once for all.
 """
 
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ _GROUPS, _TOKENS = PATHS[instruction_path()].tile  # groups of 16 weight rows, a
 _NEVER = 1 << 31  # more tokens than there are
 _IS_AMD = "sse4a" in cpu_features()  # no other processor has these instructions
 LEAST = {"avx512-vnni": _NEVER if _IS_AMD else 16, "avx512": 5}.get(instruction_path(), 3)
-"""Tokens from which on codes are unpacked once for all of them. For fewer, but at least three, AVX-512 unpacks for every four of them:
-AMD's processors do so beside their byte dot products, others in their place."""
+"""From this many tokens on, codes are unpacked once for all of them. For fewer, but at least three, AVX-512 unpacks once for every four.
+AMD's processors unpack in parallel with their byte dot products; on others, unpacking takes the place of dot products."""
 
 
 class Product(NamedTuple):
@@ -74,7 +74,7 @@ def with_reciprocals(scale):
 
 @rule
 def blocks_of(widths, size):
-    """Three matrices are cut into so many blocks of `size` columns, one matrix after another."""
+    """The number of blocks of `size` columns into which three matrices are cut, one matrix after another."""
     return -(-widths[0] // size) - (-widths[1] // size) - (-widths[2] // size)
 
 
@@ -120,7 +120,7 @@ def store_ternary(tile, groups, tokens, product, matrix, group, token, edge):
 
 @inlined
 def _some_tokens(zeros, tokens, product, matrix, group, token, edge):
-    """The results of a group of 16 weight rows for so many tokens: the weights are one stream of memory, in order."""
+    """The results of a group of 16 weight rows for `tokens` tokens. The weights are one stream of memory, read in order."""
     codes, q, present = product.codes, product.q, min(tokens, product.q.shape[0] - token)
     tile = zeros
     start, x = matrix.begin + group * product.steps * STEP, token * q.shape[1]

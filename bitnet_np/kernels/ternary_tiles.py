@@ -1,4 +1,4 @@
-"""Products with ternary matrices on matrix tiles (amx.py), for calls of several tokens."""
+"""Products with ternary matrices on matrix tiles (fast/amx.py), for calls of several tokens."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ LEAST = 5
 """Tokens from which on tiles are faster than vectors."""
 
 _PAIR = 2 * ROWS  # rows of weights, and tokens, that two by two tiles of sums belong to
-_BLOCK = 8  # tiles of columns at a time: so many of two groups' weights, unpacked, are a third of the first cache
+_BLOCK = 8  # tiles of columns at a time: this many tiles of two groups' unpacked weights fill a third of the first-level cache
 _AHEAD = 2  # tiles that are unpacked before they are multiplied, so that the processor does both at once
 _ROOM = _BLOCK * 2 * SIZE  # bytes for a block of weights
 _SHARED = 3 << 18  # bytes of activations that one pair of groups after another is multiplied by: they stay in the second cache
@@ -124,7 +124,7 @@ def _arrange(team, q, memory, arranged, sums):
 
 
 def arranged(q: NDArray[np.int8], memory: NDArray) -> tuple[NDArray[np.int8], NDArray[np.int32]]:  # [R, a multiple of 64]
-    """The rows of q as `ternary_matmul` reads them, and the sum of each, on units like that of `memory`."""
+    """The rows of q as `ternary_matmul` reads them, and the sum of each, on units like `memory`'s."""
     n, columns = q.shape
     tiles, sums = empty((-(-n // ROWS) * ROWS, columns), np.int8), empty((n + TOKENS,), np.int32)
     launch(_arrange, q.size // 4, q, memory, tiles, sums)  # one thread arranges 32 tokens sooner than others wake up
@@ -133,7 +133,7 @@ def arranged(q: NDArray[np.int8], memory: NDArray) -> tuple[NDArray[np.int8], ND
 
 @parallel
 def ternary_matmul(team, codes, second, third, widths, factors, steps, q, scale, out, memory, arranged, sums):
-    """As the kernels of ternary_product.py, for q [n, a multiple of 64], on units like that of `memory`."""
+    """As the kernels of ternary_product.py, for q [n, a multiple of 64], on units like `memory`'s."""
     n, columns = q.shape
     scales, inverse, moderate = with_reciprocals(scale)
     product = Product(codes, steps, q, scales, inverse, moderate, sums, out)

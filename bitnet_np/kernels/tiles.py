@@ -4,15 +4,15 @@ from .fast.emit import LANES, is_wide
 from .fast.simd import dot_step, dot_tail, prefetch
 from .launching import inlined
 
-# As many accumulators as registers hold beside what they multiply: of AVX-512's 32 registers 16, of fewer and narrower ones 8.
+# As many accumulators as the registers hold together with the operands: 16 of AVX-512's 32 registers, 8 of fewer and narrower ones.
 WIDE = is_wide()
 ROWS, TOKENS = (4, 4) if WIDE else (2, 2)
 MANY_ROWS = 6 if WIDE else 2  # in place of ROWS where activations come from the second-level cache: 24 accumulators read them less often
 VALUE_COLUMNS = 4 if WIDE else 2
 SPAN = VALUE_COLUMNS * LANES
-ROW_BLOCK = 48  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache meanwhile
+ROW_BLOCK = 48  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache during that time
 DEPTH = 1024  # columns of a strip of weights, whole blocks of each type: a few rows of it stay in the first cache
-PART = 128  # tokens that one block of weight rows after another is multiplied by: they stay in the caches meanwhile
+PART = 128  # tokens that one block of weight rows after another is multiplied by: they stay in the caches during that time
 STREAM = 1 << 13  # bytes by which prefetches of a single stream run ahead: the processor's own end with each page of 4 KB
 
 

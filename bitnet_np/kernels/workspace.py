@@ -1,15 +1,15 @@
 """Memory for results, for kernels' own arrays, and for weights.
 
-Memory for results is used again as soon as nothing refers to the result it was lent to. A forward pass makes some hundred arrays of the
-same few sizes. Fresh memory is zeroed by the system page by page, which takes longer than most kernels that fill it (a norm over 128 rows
-ran three times as long). So each thread has a pool of up to LIMIT bytes, lent and free ones; arrays beyond that are NumPy's own. An array
-from here is like any other: nothing else uses its memory as long as it, or a view of it, is alive.
+Memory for results is used again as soon as nothing refers to the result it was lent to. A forward pass makes about a hundred arrays of
+the same few sizes. The system zeroes fresh memory page by page, which takes longer than most kernels that fill it (a norm over 128 rows ran
+three times as long). Each thread therefore has a pool of up to LIMIT bytes, lent and free together; NumPy allocates arrays beyond that. An
+array from here is like any other: nothing else uses its memory as long as it, or a view of it, is alive.
 
-An array gets the smallest free block that holds it. Where none does, a new block replaces the largest free one. So a thread has no more
-blocks than were lent at once, and after a layer or two they fit all that follows: a pass takes little more than it holds at once.
+An array gets the smallest free block that holds it. If there is none, a new block replaces the largest free one. A thread thus has no
+more blocks than were lent at once, and after a layer or two they fit all later arrays: a pass takes little more than it holds at once.
 
-Ctrl-C raises KeyboardInterrupt between any two steps of Python, and where it does, a block is freed at worst. So a block is free because no
-array refers to it, which C notices without a step of Python, and bytes are counted when somebody asks.
+Ctrl-C raises KeyboardInterrupt between any two steps of Python; at worst, a block is then freed. A block is free when no array refers to
+it, which C notices without a step of Python, and bytes are counted when somebody asks.
 """
 
 import threading
@@ -64,7 +64,7 @@ class Pool:
 
     def __init__(self, smallest: int = 1 << 14) -> None:
         self.free: list[_Block] = []  # the smallest first
-        self.returned: deque[_Return] = deque()  # free, too
+        self.returned: deque[_Return] = deque()  # these are free as well
         self.fresh = self.again = 0  # arrays in new memory, small and large ones too; arrays in memory that was used before
         self.smallest = smallest  # bytes: below, NumPy's own allocation is as fast
         self._made: list[weakref.ref[NDArray[np.uint8]]] = []  # memory of all blocks
@@ -154,7 +154,7 @@ def release() -> None:
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
-    """An array like that of np.empty, in memory that may have been used before."""
+    """An array as np.empty makes it, in memory that may have been used before."""
     dtype, pool = np.dtype(dtype), _this_thread.pool
     size = prod(shape) * dtype.itemsize
     if not pool.smallest <= size <= _LARGEST:
@@ -178,11 +178,11 @@ def in_room(room: Room, function: Callable[..., R], *arguments: Any) -> R:
         _this_thread.pool = room
         return function(*arguments)
     finally:
-        _this_thread.pool = usual  # no call, so an interrupt comes before or behind
+        _this_thread.pool = usual  # no call, so an interrupt comes before or after
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
-    """An array like that of np.zeros, for arrays that live long. It is aligned: no register straddles two cache lines."""
+    """An array as np.zeros makes it, for long-lived arrays. It is aligned: no register straddles two cache lines."""
     dtype = np.dtype(dtype)
     memory = np.zeros(prod(shape) * dtype.itemsize + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT

@@ -1,6 +1,6 @@
 """The architecture table: the traits of each supported family of models, by the architecture of its GGUF files.
 
-The meaning of an architecture is how llama.cpp computes its files; of `bitnet-b1.58` and `bitnet-25`, how bitnet.cpp and transformers do.
+An architecture means what llama.cpp computes for its files; `bitnet-b1.58` and `bitnet-25` mean what bitnet.cpp and transformers compute.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _UNGATED = tuple(name for name in MATRICES if name != "ffn_gate")
 class Family:
     """The traits of an architecture's models and GGUF files."""
 
-    config: Mapping[str, Any]  # the fields of model.Config that the architecture implies
+    config: Mapping[str, Any]  # the fields of records.Config that the architecture implies
     norms: tuple[str, ...] = ("attn_norm", "ffn_norm")  # of a layer; each LayerNorm has a bias
     head_norms: tuple[str, ...] = ()  # of queries and of keys
     matrices: tuple[str, ...] = MATRICES
@@ -32,21 +32,21 @@ class Family:
     longrope: bool = False  # rope_factors_short.weight and rope_factors_long.weight may divide them, by the context
     partial_rope: bool = False  # rope.dimension_count may be less than the head width
     windows: bool = False  # attention.sliding_window may limit what layers see
-    window_period: int = 0  # the window is in all layers but each one of so many, where the file does not say in which; 0: in all
+    window_period: int = 0  # if the file does not say which layers have the window: all but every window_period-th; 0: all
     positions: bool = False  # position_embd.weight is added to the embedding
     head_bias: bool = False  # output.bias may be added to the logits
-    required: tuple[str, ...] = ()  # fields of model.Config that a file must state, beside those that all files must
-    rope_period: int = 0  # each one of so many layers does not rotate; 0: all rotate
+    required: tuple[str, ...] = ()  # fields of records.Config that a file must state, in addition to those that all files must
+    rope_period: int = 0  # every rope_period-th layer does not rotate; 0: all rotate
     chooses_residual: bool = False  # use_parallel_residual says whether attention and feed-forward read the same input
     scaling: bool = True  # rope.scaling.* may divide positions
-    numbers: tuple[str, ...] = ()  # fields of model.Config that a file may state, of those that few families have
+    numbers: tuple[str, ...] = ()  # fields of records.Config that a file may state, of those that few families have
     scales_embedding: bool = False  # the embedding is multiplied by the root of the width
     inner_norms: bool = False  # blk.<n>.<matrix>_norm_in.weight may norm a matrix's input
     fused: tuple[str, ...] = ()  # the tensors of FUSED that the family's files have
     local_rope: bool = False  # RoPE is not scaled in layers with the window
-    local_rope_base: float | None = None  # RoPE's base in them, if the file states none; None: that of all layers
-    wide_scale: int = 0  # a model of so many layers has the attention scale 1 / sqrt(D / H), all others 1 / sqrt(K)
-    expert_width: bool = False  # a file states the width of an expert beside that of a feed-forward, which no layer has
+    local_rope_base: float | None = None  # RoPE's base in them, if the file states none; None: the base of all layers
+    wide_scale: int = 0  # a model with this many layers has the attention scale 1 / sqrt(D / H), all others 1 / sqrt(K)
+    expert_width: bool = False  # a file states the width of an expert, and the width of a feed-forward that no layer has
 
 
 _BITNET = {"activation": "relu2", "norm": "rms", "rope": "halves"}
@@ -95,7 +95,7 @@ FAMILIES: dict[str, Family] = {
         _QWEN | {"joint_qk_norms": True},
         norms=("post_attention_norm", "post_ffw_norm"),
         head_norms=_HEAD_NORMS,
-        windows=True,  # OLMo 3's, whose files have this architecture, too
+        windows=True,  # OLMo 3's: its files also have this architecture
         window_period=4,
         local_rope=True,
     ),

@@ -1,4 +1,4 @@
-"""What the matrices of a model hold: of which kind they are, and which of them say nothing because all their weights are equal."""
+"""What the matrices of a model hold: their kind, and which of them say nothing because all their weights are equal."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator

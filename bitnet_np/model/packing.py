@@ -8,11 +8,11 @@ four bytes each, are then the 16 rows. A byte dot product with four activations,
 16 outputs side by side. Column c of those 16 is in byte 4 * row + c % 4 at bits 6 - 2 * (c // 4). Rows and columns are padded with zero
 weights to multiples of 16.
 On one Zen 4 core the packed matrix product reaches 230 of the 235 GMAC/s that the instruction gives; on I2_S's order, with the same
-tile, 165 to 196. Converting 521 MB takes half a second on one core, and the pages of the file are given back.
+tile, 165 to 196. Converting 521 MB takes half a second on one core, and the pages of the file are released.
 
-There is no layout of five trits in a byte. It would have a fifth less to read for a decoded token, but takes seven instructions for each
-dot product instead of two: from memory one core streams as many weights as are in 13.8 GB/s of two-bit codes, against 25.6 GB/s of the
-two-bit codes themselves; two cores 20 against 32.
+There is no layout with five trits in a byte. It would have a fifth less to read for a decoded token, but needs seven instructions for each
+dot product instead of two. From memory, one core streams the weights of 13.8 GB/s of two-bit codes in that layout, and 25.6 GB/s in two-bit
+codes; two cores stream 20 and 32.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The records that a model is made of: flat arrays, with a shape beside each. Behaviour is elsewhere.
+"""The records that a model is made of: flat arrays, each with its shape in a comment. Behaviour is elsewhere.
 
 Letters used in every shape comment of this package:
     B sequences   T tokens of one call   R rows (tokens of all sequences, end to end)   S positions a cache holds
@@ -28,7 +28,7 @@ Rope = Literal["halves", "adjacent", "none"]
 """The numbers of a head that make a pair: (i, i + J) as in GPT-NeoX, or (2i, 2i + 1) as in the permuted rows of Llama's GGUF files."""
 
 Pooling = Literal["none", "mean", "cls", "last"]
-"""The rows behind the final norm that an embedding model makes one vector of: all, by their mean; the first one; the last one. In the
+"""The rows after the final norm that an embedding model makes one vector of: all, by their mean; the first one; the last one. In the
 order of llama.cpp's numbers for them."""
 
 LONGEST_CONTEXT = 1 << 20  # positions whose angles are exact (rope.LARGEST_ANGLE); the longest context in use is 1,010,000
@@ -120,9 +120,9 @@ class Config:
     longrope: LongRope | None = None  # the same of LongRoPE: the context says which list they are
     rope_magnitude: float = 1.0  # multiplies RoPE's cosines and sines
     local_layers: tuple[int, ...] = ()  # the layers whose RoPE is not scaled (Gemma 3, arXiv 2503.19786; OLMo 3)
-    local_rope_base: float | None = None  # their base (Gemma 3); None: that of all layers
+    local_rope_base: float | None = None  # their base (Gemma 3); None: the base of all layers
     parallel_residual: bool = False  # attention and feed-forward both read the layer's input
-    shared_norm: bool = False  # and behind the same norm, which is attention's (Phi)
+    shared_norm: bool = False  # and after the same norm, which is attention's (Phi)
     window: int | None = None  # the keys a query sees at most, its own the last of them (Mistral 7B, arXiv 2310.06825); None: all
     window_layers: tuple[int, ...] | None = None  # the layers that have this window; None: all
     joint_qk_norms: bool = False  # norms of queries and of keys are over all heads together (OLMo 2), not over each
@@ -132,11 +132,11 @@ class Config:
     residual_scale: float = 1.0  # multiplies the output of a branch before it is added
     logit_scale: float = 1.0  # divides the logits
     logit_cap: float | None = None  # logits x become cap * tanh(x / cap), after the scale; None: not capped
-    experts: int = 0  # E feed-forwards of a layer, of which each token takes some (Mixtral, arXiv 2401.04088); 0: one, for all tokens
+    experts: int = 0  # E feed-forwards of a layer; each token takes some (Mixtral, arXiv 2401.04088). 0: one, for all tokens
     experts_used: int = 0  # the experts that a token takes
     normalized_experts: bool = True  # the weights of a token's experts are divided by their sum
-    shared_ffn: int = 0  # the feed-forward width of an expert that every token takes beside the others (Qwen2-MoE); 0: there is none
-    pooling: Pooling = "none"  # how an embedding model makes one vector of a sequence (pooling.py); logits do not depend on it
+    shared_ffn: int = 0  # the feed-forward width of an expert that every token takes in addition to the others (Qwen2-MoE); 0: none
+    pooling: Pooling = "none"  # how an embedding model makes one vector of a sequence (engine/pooling.py); logits do not depend on it
 
     def __post_init__(self) -> None:
         instance("architecture", self.architecture, str)
@@ -233,12 +233,12 @@ class Config:
 
     @property
     def gated(self) -> bool:
-        """Whether the feed-forward has a gate beside up."""
+        """Whether the feed-forward has a gate in addition to up."""
         return self.activation in ("relu2", "silu", "gelu_gate")
 
     @property
     def dense_ffn(self) -> int:
-        """The width of the feed-forward that every token takes; 0 where there is none beside the experts."""
+        """The width of the feed-forward that every token takes; 0 if there are only experts."""
         return self.shared_ffn if self.experts else self.ffn
 
     @property
@@ -300,7 +300,7 @@ class Linear:
 
     weights: Weights  # [N, M]
     bias: NDArray[np.float32] | None = None  # [N]
-    scale: np.float32 | None = None  # multiplies the product, beside the scale of the weights
+    scale: np.float32 | None = None  # multiplies the product, in addition to the scale of the weights
     norm: NDArray[np.float32] | None = None  # [M] gain of an RMS norm of the input
     norm_eps: float | None = None  # of that norm; None: the model's
 
@@ -382,7 +382,7 @@ class Model:
     output_bias: Annotated[_Gain, "vocab"] = None  # [V]
     output_norm_bias: Annotated[_Gain, "width"] = None  # [D]
     position_embd: Annotated[Table | None, "context", "width"] = None  # [positions, D], added to the embedding
-    rope_factors: Annotated[_Gain, "rope_pairs"] = None  # [J], divide rope_frequency beside rope_scaling (Llama 3)
+    rope_factors: Annotated[_Gain, "rope_pairs"] = None  # [J], divide rope_frequency in addition to rope_scaling (Llama 3)
     stated_dtype: str = ""  # the float type that the file tells engines to compute in; empty where it tells none
     norm_offset: float = 0.0  # what norms add to their weights as the file has them, included in those here (1 in folders of Gemma)
 

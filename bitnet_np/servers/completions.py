@@ -1,4 +1,4 @@
-"""What a server returns for a prompt, whatever API it speaks, made of JSON whose values are taken out only after their types are checked.
+"""What a server returns for a prompt, whatever its API, made from JSON whose values are used only after their types are checked.
 
 Every function raises ServerError, which names the value.
 """
@@ -102,7 +102,7 @@ def _object(where: str, value: Any) -> tuple[int, float]:
 
 
 def rows(where: str, items: Sequence[Any], first: int, entries: Callable[[str, Any], Entries]) -> dict[int, Entries]:
-    """The entries of an array's items by the position whose logits they are, `first` that of the first. At -1 nothing is predicted."""
+    """The entries of an array's items by the position whose logits they are; `first` is the first item's. At -1 nothing is predicted."""
     return {first + i: entries(f"{where}[{i}]", item) for i, item in enumerate(items) if first + i >= 0}
 
 

@@ -44,7 +44,7 @@ class LlamaServer:
 
 
 def parse(answer: Any, ids: Sequence[int], predict: int, k: int) -> Completions:
-    """The record of an answer of `/completion`. Raises ServerError for what is missing or of a wrong type."""
+    """The record of an answer of `/completion`. Raises ServerError for a field that is missing or of a wrong type."""
     where = "/completion"
     prompt_length(f"{where}: tokens_evaluated", member(where, answer, "tokens_evaluated", int), len(ids))
     if answer.get("truncated", False) is not False:

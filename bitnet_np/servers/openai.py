@@ -66,7 +66,7 @@ class OpenAiServer:
 
 
 def parse(answer: Any, ids: Sequence[int], predict: int, k: int) -> Completions:
-    """The record of an answer of `/v1/completions`. Raises ServerError for what is missing or of a wrong type."""
+    """The record of an answer of `/v1/completions`. Raises ServerError for a field that is missing or of a wrong type."""
     choices = member(_WHERE, answer, "choices", list)
     if len(choices) != 1:
         raise ServerError(f"{_WHERE}: choices has {len(choices)} items, expected 1")

@@ -1,7 +1,7 @@
 """SGLang's server, by its native API: `/generate` with token ids, and `/tokenize`.
 
 Source: SGLang's pages on its native API and on sampling parameters, and its tokenizer_manager.py. An entry of log-probabilities is
-[logprob, id, text]; the item for a token is what the position before it predicts, and the first of the prompt is null.
+[logprob, id, text]; the item for a token is what the position before it predicts, and the item for the first token of the prompt is null.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class SglangServer(OpenAiServer):
 
 
 def parse(answer: Any, ids: Sequence[int], predict: int, k: int) -> Completions:
-    """The record of an answer of `/generate`. Raises ServerError for what is missing or of a wrong type."""
+    """The record of an answer of `/generate`. Raises ServerError for a field that is missing or of a wrong type."""
     meta = member(_WHERE, answer, "meta_info", dict)
     where = f"{_WHERE}: meta_info"
     prompt_length(f"{where}.prompt_tokens", member(where, meta, "prompt_tokens", int), len(ids))

@@ -1,4 +1,4 @@
-"""Cases on the workers of a Dask cluster. Dask schedules, retries and restarts; nothing of that is done here."""
+"""Cases on the workers of a Dask cluster. Dask does all scheduling, retries and restarts."""
 
 import asyncio
 import os
@@ -23,10 +23,10 @@ DEATHS = 1
 """Workers of our own cluster that may die under a case before it is set aside. Cases that were set aside run again, one at a time."""
 
 RESTART = "10m"
-"""Time in which a worker of our own cluster must be there again: one that is given up is not started again."""
+"""Time within which a worker of our own cluster must be back: a worker that is given up is not started again."""
 
 ANSWER = 10
-"""Seconds in which a scheduler must answer."""
+"""Seconds within which a scheduler must answer."""
 
 
 def _dask() -> Any:
@@ -35,9 +35,9 @@ def _dask() -> Any:
 
 @contextmanager
 def connected(scheduler: str | None, workers: int | None) -> Iterator[Any]:
-    """Dask's client of a scheduler, or of a cluster of so many processes on this machine, which ends with the block.
+    """Dask's client of a scheduler, or of a cluster of `workers` processes on this machine, which ends with the block.
 
-    TLS is as Dask's own configuration says. Raises UnsupportedError without the extra, ServerError for a scheduler that cannot be reached
+    TLS follows Dask's configuration. Raises UnsupportedError without the extra, ServerError for a scheduler that cannot be reached
     or has no worker.
     """
     dask, distributed = extra("dask", "cluster", "a cluster"), _dask()

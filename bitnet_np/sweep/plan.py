@@ -66,7 +66,7 @@ class _Table:
 
     @contextmanager
     def at(self, key: str = "", what: str = "") -> Iterator[None]:
-        """Context in which errors are of a key: they name its line, that of the header where it is not found, and `what`."""
+        """Context in which errors belong to a key: they name its line, or the header's line if the key is not found, and `what`."""
         try:
             yield
         except _PlanError:

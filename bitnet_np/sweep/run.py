@@ -77,7 +77,7 @@ def _on_cluster(client: Any, tasks: Sequence[Task]) -> Iterator[Row]:
 def held(folder: Path) -> Iterator[None]:
     """Keep other sweeps out of a folder until the block ends, or the process does: the system frees the lock then.
 
-    The file `lock` stays behind, empty. Raises OptionError where another process has it.
+    The file `lock` remains, empty. Raises OptionError if another process has it.
     """
     with open(folder / "lock", "ab") as file:
         try:

@@ -1,6 +1,6 @@
-"""Byte-level BPE, which GGUF files call the tokenizer "gpt2": text is cut into words, and pairs of a word are joined by rank.
+"""Byte-level BPE, which GGUF files call the tokenizer "gpt2": text is split into words, and pairs in a word are joined by rank.
 
-It is that of the `tokenizers` library (extra `text`), built from the file's own tokens and merges.
+The `tokenizers` library (extra `text`) does the work, with the file's tokens and merges.
 """
 
 from dataclasses import dataclass, field
@@ -65,15 +65,15 @@ _DEEPSEEK3 = PreTokenizer(
     )
 )
 _CJK = "[一-龥ࠀ-一가-\ud7ff]+"
-_DEEPSEEK_LETTERS = (  # a list of its own: most letters that are capital or small
+_DEEPSEEK_LETTERS = (  # a separate list: most letters that are capital or small
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝ\u1f5f-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌ"
     "\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fecῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-\u212dℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮ\u2cf2\u2cf3Ꙁ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿ"
     "ﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
 )
 _BLOOM_WORDS = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
-# The names and their rules are llama.cpp's; the patterns are those of the published tokenizer.json files, where such exist.
-# Where the same rules have several names, files are written with the first one.
+# The names and their rules are llama.cpp's; the patterns are from the published tokenizer.json files, if there are any.
+# If the same rules have several names, files are written with the first one.
 PRE_TOKENIZERS = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer((LLAMA3_WORDS,))),

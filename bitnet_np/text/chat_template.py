@@ -21,8 +21,8 @@ _CHAT_BYTES = 1 << 30  # of addresses: Python and Jinja take a tenth
 def render(path: Path, template: str, names: Mapping[str, Any]) -> str:
     """Render a chat template, which is a program written by whoever made the file.
 
-    It runs in Jinja's immutable sandbox, as in transformers, and in a process of its own (0.1 s): a few characters of such a program can
-    ask for any time and memory, also between two looks at a clock. Its output and its time are bounded, and its memory where the system
+    It runs in Jinja's immutable sandbox, as in transformers, and in a separate process (0.1 s): a few characters of such a program can ask
+    for any time and memory, even between two looks at a clock. Its output and its time are bounded, and its memory where the system
     can do that.
 
     Raises OptionError if the template refuses the messages, or JSON cannot hold them; FileFormatError if it does not work;

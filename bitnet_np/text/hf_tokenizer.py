@@ -1,7 +1,7 @@
 """tokenizer.json of a Hugging Face folder -> the keys that a GGUF file has for the same tokenizer; tokenizer.tokenizer_from reads them.
 
-So one tokenizer serves both kinds of source, and converting a folder carries it over. Settings that those keys cannot say are refused by
-name.
+One tokenizer therefore serves both kinds of source, and converting a folder keeps it. Settings that those keys cannot express are refused
+by name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -118,7 +118,7 @@ def _refuse(where: str, bpe: Mapping[str, Any], keys: Iterable[str]) -> None:
 
 
 def _at(value: Any, *path: str) -> Any:
-    """What is at the end of a path of keys; None where there are no such objects."""
+    """The value at the end of a path of keys; None if the path does not exist."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value

@@ -1,9 +1,9 @@
 """The BPE of SentencePiece, by the scores of tokens. GGUF files call it the tokenizer "llama".
 
-A text is its characters, with U+2581 for spaces. Of all neighbours that together spell a token, those of the highest score are joined,
-the leftmost of equals first, until no two are left to join. Unused tokens are taken apart again, and a piece that then is no token becomes
-the tokens of its UTF-8 bytes. (Byte-level BPE ranks pairs, this one ranks the token that a pair makes: no list of ranked pairs gives the
-same answers where two pairs that overlap make one token.)
+A text starts as its characters, with U+2581 for spaces. Among all neighbours that together spell a token, the pair with the highest score
+is joined, the leftmost first among equals, until no pair can be joined. Unused tokens are then taken apart again, and a piece that is no
+token becomes the tokens of its UTF-8 bytes. (Byte-level BPE ranks pairs; this one ranks the token that a pair makes. No list of ranked
+pairs gives the same answers if two overlapping pairs make one token.)
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Text to token ids and back, by the tokenizer keys of a GGUF file; needs the extra `text`.
+"""Text to token ids and back, by the tokenizer keys of a GGUF file. Byte-level BPE and chat templates need the extra `text`.
 
-byte_level.py or spm.py encodes ordinary text, as the file says. Special tokens and decoding are handled here: each token has a type,
-normal ones are spelled in the way of their tokenizer, all others in plain text. Text becomes special tokens as in llama.cpp
+byte_level.py or spm.py encodes ordinary text, as the file says. Special tokens and decoding are handled here: each token has a type;
+normal tokens are spelled in the way of their tokenizer, all others in plain text. Text becomes special tokens as in llama.cpp
 (llama-vocab.cpp): user-defined tokens are always found in a text, control tokens only if the caller allows it.
 """
 
@@ -138,7 +138,7 @@ class DecodeStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
-        """The text that is certain with this token: the bytes of a character that may go on wait for the next."""
+        """The text that is certain with this token: the bytes of an incomplete character wait for the next token."""
         tokenizer = self._tokenizer
         text, cuts = tokenizer.token_bytes(token, skip_special=self._skip_special), tokenizer.cuts(token)
         if self._at_start and tokenizer._ordinary.space_prefix and not cuts and tokenizer.types[token] != BYTE:

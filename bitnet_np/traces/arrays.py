@@ -29,7 +29,7 @@ def as_numpy(name: str, value: Any) -> NDArray:
             array = np.from_dlpack(value)
         else:
             array = np.asarray(value)
-    except Exception as error:  # each library has errors of its own
+    except Exception as error:  # each library has different errors
         raise ShapeError(f"{name} is of type {type(value).__name__}, which is no array of numbers: {error}") from None
     if array.dtype.kind == "S":
         raise ShapeError(f"{name} is of type {type(value).__name__}, expected numbers: numpy.frombuffer makes them of bytes and a dtype")

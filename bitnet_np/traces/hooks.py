@@ -1,9 +1,9 @@
 """Recording another engine's tensors while it runs in the same process: models of transformers (torch) and of mlx-lm.
 
 Neither framework is imported here. A model must have `named_modules`, and Python must call its modules. Python looks `__call__` up in the
-class, so a module is recorded by giving it a class derived from its own. Recorded are the points of traces/points.py that are inputs or
-outputs of modules, and rotated queries and keys: results of `apply_rotary_pos_emb` in transformers, of an attention's `rope` in mlx-lm,
-which is called for the queries first. Attention scores are not. Of experts the inputs and outputs of routers, transformers' `experts` and
+class, so a module is recorded by giving it a derived class. Recorded points are those of traces/points.py that are inputs or outputs of
+modules, and rotated queries and keys: results of `apply_rotary_pos_emb` in transformers, of an attention's `rope` in mlx-lm, which is
+called for the queries first. Attention scores are not recorded. For experts, the inputs and outputs of routers, transformers' `experts` and
 mlx-lm's `switch_mlp` are recorded, because a token's experts are computed within one function.
 """
 
@@ -86,7 +86,7 @@ def record_transformers(model: Any) -> Iterator[Trace]:
     """Records the tensors of a model of transformers while the block runs; yields their trace, which grows with each call of the model.
 
     The model is called with one sequence [1, T], once for a prefill, and then as often as tokens are decoded over its cache; each call
-    appends its rows. Numbers are widened to float32, float64 stays: both are exact. Where the model computed logits of some positions
+    appends its rows. Numbers are widened to float32, float64 stays: both are exact. If the model computed logits of some positions
     only, as `generate` does, the trace has those of the last.
 
     Afterwards the model is as it was, also after an exception. Raises OptionError for a model that has no module of a known name, and
@@ -186,7 +186,7 @@ def _numbers(key: Key, array: Any) -> Floats:
     return np.array(numbers, kinds.get(numbers.dtype, np.float32))
 
 
-# --- what has no module of its own ----------------------------------------------------------------------------------------------------
+# --- what has no separate module ------------------------------------------------------------------------------------------------------
 
 
 def _of_functions(points: Recorded, model: Any, modules: dict[str, Any]) -> Iterator[_Hook]:

@@ -1,8 +1,8 @@
 """A model against the log-probabilities of another, in the file that llama.cpp's perplexity tool takes as its --kl-divergence-base.
 
-The rules are those of that tool (tools/perplexity/perplexity.cpp): a text falls into chunks of n_ctx tokens, each computed by itself, and
-what is predicted in the second half of each is compared. Where a vocabulary wants a beginning-of-sequence token, the first token of each
-chunk is computed as that token. Tokens that the base gives a log-probability of -16 or less are left out of the sum.
+The rules follow that tool (tools/perplexity/perplexity.cpp): a text is split into chunks of n_ctx tokens, each computed separately, and the
+predictions in the second half of each chunk are compared. If a vocabulary wants a beginning-of-sequence token, the first token of each
+chunk is replaced by it. Tokens that the base gives a log-probability of -16 or less are left out of the sum.
 """
 
 import os
@@ -93,7 +93,7 @@ def divergence(
     ops: Backend = cpu,
     progress: Progress = silent,
 ) -> Divergence:
-    """What a model predicts for the tokens of a base, against what the base does. Memory is that of some rows of logits.
+    """What a model predicts for the tokens of a base, compared with the base. Takes the memory of a few rows of logits.
 
     bos: as in `save_base`; it has to be what the base was made with. Raises FileFormatError for a damaged file, or one whose rows are no
     probabilities, ShapeError or ContextLimitError for a base of another vocabulary or a longer context, and what `forward` raises.

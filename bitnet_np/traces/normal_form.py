@@ -1,7 +1,7 @@
 """The normal form of arrays in files, and checks of what files hold.
 
 Every point of a trace has one normal form, whatever file it came from: float points [T, width], heads side by side; `<name>_codes`
-[T, M]; `<name>_scale` [T]; attention scores `kq` and probabilities `kq_soft_max` [H, T, S], of which only s <= t means anything.
+[T, M]; `<name>_scale` [T]; attention scores `kq` and probabilities `kq_soft_max` [H, T, S], which mean something only for s <= t.
 """
 
 from typing import NamedTuple
@@ -39,7 +39,7 @@ def normal_form(key: Key, shape: tuple[int, ...], rows: int | None, where: str, 
 
     Points that have heads may be [T, H * K], [T, H, K] or [H, T, K], each with an axis of one sequence in front. The axis of the tokens is
     the one of length `rows`, the number of tokens; where that is not known, or both or neither have this length, the other one has `heads`,
-    the number of heads. Where neither is known the tokens come first.
+    the number of heads. If neither is known, the tokens come first.
 
     Raises FileFormatError if the point cannot have such a shape, or if there are as many tokens as heads, so that both could come first.
     """

@@ -27,7 +27,7 @@ class Point(NamedTuple):
     meaning: str
     whole: bool = False  # whether it is the whole model's, and not a layer's
     codes: bool = False  # whether ternary matrices of some family take it, as int8 codes with scales
-    weight: str = ""  # the field in model.Layer or model.Model of the matrix whose product it is, or of its norm's gain
+    weight: str = ""  # the field in records.Layer or records.Model of the matrix whose product it is, or of its norm's gain
     ggml: str = ""  # nodes of bitnet.cpp's graph: name.OPERATION, as one name stands for several nodes
     llama_cpp: str = ""  # nodes of llama.cpp's graphs, where they are others
     module: str = ""  # modules whose output it is, within the layer or the model; transformers' and GGUF's follow from `weight`
@@ -38,12 +38,12 @@ class Point(NamedTuple):
 
 
 def _point(name: str, axes: str, meaning: str, operation: str = "", **fields: Any) -> Point:
-    """A row of the table; operation: that of its node in bitnet.cpp's graph, where that has the same name."""
+    """A row of the table; operation: of its node in bitnet.cpp's graph, if the node has the same name."""
     return Point(name, axes, meaning, **({"ggml": f"{name}.{operation}"} if operation else {}) | fields)
 
 
 LAYER_INPUT = "attn_inp"
-"""The output of the layer before, or of the embedding: where codes are made of it they have this name."""
+"""The output of the previous layer, or of the embedding. Codes made from it have this name."""
 
 POINTS = (
     _point("inp_embd", "T D", "rows of the embedding for the tokens", "GET_ROWS", whole=True, weight="token_embd")._replace(
@@ -147,7 +147,7 @@ MEANINGS = {point.name: (point.axes, point.meaning) for point in POINTS if point
 LINEAR_NAMES = tuple(point.name for point in POINTS if point.weight in MATRICES)
 """The outputs of a layer's matrices."""
 FIELDS = {name: POINT[name].weight for name in (*LINEAR_NAMES, "ffn_moe_logits")}
-"""The output of each of a layer's matrices, the router's too -> the matrix's field in model.Layer."""
+"""The output of each of a layer's matrices, including the router -> the matrix's field in records.Layer."""
 QUANTIZED = NORMS
 """The inputs of the ternary matrices of a BitNet with sub-norms."""
 MAY_BE_QUANTIZED = (*(point.name for point in POINTS if point.codes), *(f"{name}_in" for name in LINEAR_NAMES))
@@ -246,7 +246,7 @@ class Entry:
 
 
 class Points(UserDict[Key, Any]):
-    """The points of a file, made from their entries. Each access reads or maps the array anew."""
+    """The points of a file, made from their entries. Each access reads or maps the array again."""
 
     @property
     def entries(self) -> dict[Key, Entry]:
@@ -260,7 +260,7 @@ class Points(UserDict[Key, Any]):
 class Trace:
     """The tensors that one engine computed for one sequence.
 
-    A point with fewer rows than there are tokens has those of `positions`, or that of the last token if `positions` is None.
+    A point with fewer rows than there are tokens has the rows of `positions`, or the last token's row if `positions` is None.
     """
 
     points: Mapping[Key, NDArray]

@@ -126,8 +126,8 @@ def record_trace(
 ) -> dict[Key, tuple[tuple[int, ...], int]]:
     """Run `forward_full` on one sequence, tokens [T] or [1, T], and write its points to `out`; returns each point's shape and bytes.
 
-    format: a name of formats.FORMATS, by default that of the ending of `out`. layers, names, scores: see Recorder; where a format cannot
-    hold all points, the default is those it can. Memory is that of the forward pass, and of one point.
+    format: a name of formats.FORMATS, by default chosen by the ending of `out`. layers, names, scores: see Recorder; if a format cannot
+    hold all points, the default is those it can. Takes the memory of the forward pass and of one point.
 
     Raises what `forward_full` raises, and OptionError for a point, layer or format that does not exist. Then no file is left.
     """
@@ -153,7 +153,7 @@ def write_trace(
 ) -> dict[Key, tuple[tuple[int, ...], int]]:
     """Write the points of a trace to `out`, one after another; returns each point's shape and bytes.
 
-    tokens: [T], by default those of the trace. format: a name of formats.FORMATS, by default that of the ending of `out`. Raises
+    tokens: [T], by default the trace's. format: a name of formats.FORMATS, by default chosen by the ending of `out`. Raises
     OptionError for a format that does not exist or cannot hold a point. Then no file is left.
     """
     _, output = writer_for(out, format)

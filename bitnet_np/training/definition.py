@@ -171,7 +171,7 @@ def loss_and_gradients(
 ) -> tuple[float, dict[str, Array]]:
     """The loss of token ids [T] of some sequences, and its gradients by the names of the parameters.
 
-    c: any record with the fields of model.Config. quantizers: those of a layer's matrix, by its name. divisor: by default the T - 1
+    c: any record with the fields of records.Config. quantizers: those of a layer's matrix, by its name. divisor: by default the T - 1
     predicted tokens of all. factors: of RoPE's frequencies, [J].
     """
     ids, steps, values = [np.asarray(each) for each in sequences], list[_Value](), {n: _Value(value) for n, value in parameters.items()}
@@ -183,7 +183,7 @@ def loss_and_gradients(
         steps.append(_Value(*operation(*(value.tensor for value in inputs), **how), inputs))
         return steps[-1]
 
-    def norm(name: str, x: _Value) -> _Value:  # x itself where a family has no such norm
+    def norm(name: str, x: _Value) -> _Value:  # x itself if a family has no such norm
         gain = values.get(f"{name}.weight")
         return x if gain is None else run(rms_norm, x, gain, eps=c.eps)
 

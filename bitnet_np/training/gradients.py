@@ -1,4 +1,4 @@
-"""Loss and gradients of batches, to judge a training engine's by: definition.py, behind a border that checks its arguments."""
+"""Loss and gradients of batches, to judge a training engine by: definition.py, with its arguments checked."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -42,10 +42,10 @@ def loss_and_gradients(
     sequence predicts the next; the loss is the sum over all of them / divisor.
 
     weights: how the layers' matrices of floats are quantised. "ternary": to -1, 0, +1 times their absmean, and their inputs to int8
-    codes; "none": neither is quantised. A matrix may also be a `Ternary` already: its gradient is that of the dequantised matrix.
-    divisor: by default the number of predicted tokens. With that of a larger batch, losses and gradients of its parts add up.
+    codes; "none": neither is quantised. A matrix may also be a `Ternary` already: its gradient is the dequantised matrix's.
+    divisor: by default the number of predicted tokens. With the divisor of a larger batch, losses and gradients of its parts add up.
 
-    Memory: some 17 bytes for each parameter, and 16 * (10 D + 5 F + H T) for each token and layer: all activations are kept.
+    Memory: about 17 bytes for each parameter, and 16 * (10 D + 5 F + H T) for each token and layer: all activations are kept.
 
     Raises UnsupportedError for a family that is not BitNet's or Llama's, ShapeError for a parameter or tokens of a wrong shape,
     ContextLimitError, TokenRangeError, EmptyInputError, OptionError, and NonFiniteError for NaN or infinity in a parameter or the result.

@@ -1,8 +1,8 @@
 """The folder of compiled kernels on disk: whom it is trusted to, and the deletion of old ones.
 
-It is in NUMBA_CACHE_DIR if that is set, and in the user's folder for caches otherwise: what lay beside the sources would outlive `pip
-uninstall`. Each installation of this package has a folder of its own there, so that checkouts and versions do not delete what others use,
-with one folder in it for each state (defined in disk_cache.py). When a new state begins, all but the STATES_KEPT used last are deleted, and
+It is in NUMBA_CACHE_DIR if that is set, and otherwise in the user's cache folder: files next to the sources would outlive `pip uninstall`.
+Each installation of this package has a separate folder there, so that checkouts and versions do not delete what others use. It contains
+one folder for each state (defined in disk_cache.py). When a new state begins, all but the STATES_KEPT used last are deleted, and so are
 installations that were not used for UNUSED days. A process that still uses a deleted state compiles again.
 """
 
@@ -83,7 +83,7 @@ def _check(place: str | Path, status: os.stat_result, is_shared: bool = False) -
 
 @lru_cache
 def _has_others(group: int) -> bool:
-    """Whether a group may have members besides this user: none has the group of a user's name, which many systems give to each."""
+    """Whether a group may have members other than this user. The user's private group, which has the user's name, has none."""
     import grp
     import pwd
 
@@ -100,7 +100,7 @@ def _has_others(group: int) -> bool:
 def make(state: Path) -> None:
     """Make the folder of a state, and those it is in, for this user alone. What root made is for all to read. Raises OSError."""
     with suppress(FileNotFoundError):
-        check_trusted(state)  # as far as it is there: what is made in the folder of another would be in that user's way
+        check_trusted(state)  # as far as it exists: files made in another user's folder would be in that user's way
     for place in reversed([state, *state.parents]):
         if not place.exists():
             place.mkdir(0o755 if getattr(os, "geteuid", lambda: 1)() == 0 else 0o700, exist_ok=True)

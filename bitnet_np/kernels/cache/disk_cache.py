@@ -10,13 +10,13 @@ Each function has one file for each signature, and there is no index:
 
 A file is unpickled only if its key equals the requested one, to the letter, and its checksum holds. Any other file (torn, foreign, renamed)
 is a miss: the kernel is compiled and the file replaced. Files are written whole under another name and then renamed. A checksum stops
-damage and not intent: what another user (root aside) owns or may replace is not loaded, and a warning says so (cache_folder.py).
+damage but not intent: a file that another user (except root) owns or may replace is not loaded, and a warning says so (cache_folder.py).
 
 FOLDER is cache_folder.folder(). A state is a version of the sources, the libraries, the processor and Numba's settings. Numba's own cache
 files (.nbi, .nbc) are never read.
 
-A dispatcher's `_cache` is a private part of Numba, and whole_kernels.py needs others (private_parts.py). Where this version of Numba does
-not have them all, kernels are compiled by each process for itself.
+A dispatcher's `_cache` is a private part of Numba, and whole_kernels.py needs others (private_parts.py). If this version of Numba does
+not have them all, each process compiles kernels for itself.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ from .private_parts import gone
 _FIRST_LINE = b"bitnet_np: a compiled kernel, form 1"
 _CHECKSUM_BYTES = 32
 _ON_WINDOWS = os.name == "nt"  # where an open file cannot be replaced
-# the settings that Numba's code generator reads, besides the target
+# the settings that Numba's code generator reads, in addition to the target
 _SETTINGS = [
     *("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML", "ENABLE_AVX", "BOUNDSCHECK", "PARFOR_MAX_TUPLE_SIZE"),
     *("LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS", "DEBUGINFO_DEFAULT", "EXTEND_VARIABLE_LIFETIMES", "ENABLE_PROFILING"),
@@ -100,7 +100,7 @@ def _stamp(sources: list[Path]) -> str:
 
 
 def state(codegen: Any) -> dict[str, Any]:
-    """Everything that the code of all kernels depends on, as JSON holds it. codegen: that of Numba's target context."""
+    """Everything that the code of all kernels depends on, as JSON holds it. codegen: of Numba's target context."""
     return {
         "sources": SOURCES,
         "numba": numba.__version__,
@@ -255,7 +255,7 @@ class DiskCache:
         if result.lifted or result.library.has_dynamic_globals:  # these contain addresses of this process
             return
         if _stamp(_FILES) != SOURCES or _stamp(self._own_source) != self.identity["source"]:
-            return  # edited meanwhile: it is unknown which text was compiled
+            return  # edited in between: it is unknown which text was compiled
         key = self.key(sig, result.codegen)
         path = state_folder(key["state"]) / file_name(key)
         try:

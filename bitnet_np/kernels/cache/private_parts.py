@@ -1,10 +1,10 @@
 """The private parts of Numba that this package uses: all of them, and whether they are there.
 
-A line names a part by its module and its name there. Behind the name stand the parameters of a function that we call or replace, or the
-names that it `uses`: what we put there has no effect if it no longer does. No version is asked for, so the upper bound of Numba in
-pyproject.toml moves as soon as a newer one has them all.
+A line names a part by its module and its name there. After the name come the parameters of a function that we call or replace, or the
+names that it `uses`: our replacement of a name has no effect if the function no longer uses it. No version is checked, so the upper bound
+of Numba in pyproject.toml moves as soon as a newer version has them all.
 
-Without those of COMPILER kernels still work, but each process compiles them for itself. The OTHERS are needed to compile at all.
+Without those of COMPILER, kernels still work, but each process compiles them for itself. The OTHERS are needed to compile at all.
 """
 
 import inspect

@@ -1,11 +1,11 @@
 """Compiling a kernel and the functions that it calls as one.
 
-Numba makes a library of each function. It optimises each for itself, makes machine code of it, and links it into the library of every
-caller, where all of it is optimised again. Our kernels call functions that call others, five deep. So here
-only the library of the function that Python calls is optimised and becomes machine code. The others are its parts: they are
-linked into it as they were lowered. Compiling takes less than half the time, and what runs is as fast.
+Numba makes a library of each function. It optimises each library separately, makes machine code of it, and links it into the library of
+every caller, where all of it is optimised again. Our kernels call functions that call others, five deep. Here, only the library of the
+function that Python calls is optimised and becomes machine code. The others are its parts: they are linked into it unoptimised. Compiling
+takes less than half the time, and the code is as fast.
 
-This needs private parts of Numba, so disk_cache.py imports it only where they are there (private_parts.py).
+This needs private parts of Numba, so disk_cache.py imports it only if they are there (private_parts.py).
 """
 
 import gc
@@ -24,7 +24,7 @@ _compiled_whole = ""  # the qualified name of the function being compiled, which
 
 
 class _Part(codegen.JITCodeLibrary):
-    """A library that is linked into others and never runs by itself."""
+    """A library that is linked into others and never runs alone."""
 
     def _optimize_final_module(self) -> None:
         pass
@@ -66,7 +66,7 @@ class _Compiler(_FunctionCompiler):
 
 
 class Function(CPUDispatcher):
-    """A function that Numba compiles by itself for calls from Python, and as a part of the functions that call it."""
+    """A function that Numba compiles separately for calls from Python, and as a part of the functions that call it."""
 
     def __init__(self, py_func: Any, locals: Any = None, targetoptions: Any = None):
         super().__init__(py_func, locals, targetoptions or {})
@@ -81,7 +81,7 @@ class Function(CPUDispatcher):
         return _on_a_thread(super().compile, sig) if interruptible else super().compile(sig)
 
     def add_overload(self, result: Any) -> None:
-        for environment in result._find_referenced_environments():  # those of its parts, too
+        for environment in result._find_referenced_environments():  # including those of its parts
             self.targetctx.codegen().set_env(environment.env_name, environment)
         super().add_overload(result)
 
@@ -130,7 +130,7 @@ def _on_a_thread(function: Callable[[Any], Any], argument: Any) -> Any:
 def _compiling(name: str, generator: Any) -> Iterator[None]:
     """Let every library that is made be a part, but the one of this name. The caller holds the compiler's lock.
 
-    Nothing is collected meanwhile: the compiler's many small objects would make the collector run all the time, a tenth of the time.
+    The garbage collector is off: the compiler's many small objects would make it run constantly and take a tenth of the time.
     """
     global _compiled_whole
     usual, collects = generator._library_class, gc.isenabled()

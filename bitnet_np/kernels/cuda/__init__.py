@@ -1,4 +1,6 @@
-"""The kernels for NVIDIA GPUs, twins of the CPU's. They are device code alone: bitnet_np.gpu launches them, and is not imported here.
+"""The kernels for NVIDIA GPUs: device code alone. bitnet_np.gpu launches them, and is not imported here.
+
+They are twins of the CPU's kernels; experts and the dialects have none.
 
 target.py       the compilation of kernels and their functions
 ptx.py          single instructions that Numba has no name for

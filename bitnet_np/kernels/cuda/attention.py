@@ -1,6 +1,6 @@
-"""Attention in the contract's order: keys in chunks of CHUNK from position 0, each with a maximum, a sum and values of its own.
+"""Attention in the contract's order: keys in chunks of CHUNK from position 0, each with its own maximum, sum and values.
 
-One kernel works out the chunks, a block for each, and another folds the chunks of a row in order.
+One kernel computes the chunks, one block each, and another folds the chunks of a row in order.
 """
 
 from functools import cache

@@ -1,7 +1,8 @@
 """Single instructions for the GPU's kernels.
 
 NVVM, and after it ptxas, fuse a product with the sum that follows, unless one of the two names its rounding. The contract names
-every fused operation. So a kernel writes `times` for a product that a sum follows, or `plus` for that sum, and `fma` for a fused one.
+every fused operation. A kernel therefore writes `times` for a product that is followed by a sum, or `plus` for that sum, and `fma` for a
+fused one.
 """
 
 import numpy as np

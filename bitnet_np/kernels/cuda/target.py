@@ -19,7 +19,7 @@ if not hasattr(np, _REMOVED):
     delattr(np, _REMOVED)
 
 kernel: Any = partial(cuda.jit, lto=False)
-"""Decorates a kernel. It is linked as the PTX that it compiles to, so that what is seen in the PTX is what runs."""
+"""Decorates a kernel. It is linked as the PTX that it compiles to, so the PTX that tests see is what runs."""
 
 device: Any = cuda.jit(device=True, forceinline=True)
 """Decorates a function that kernels call."""

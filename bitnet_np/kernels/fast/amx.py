@@ -1,16 +1,16 @@
 """AMX, the matrix tiles of some of Intel's processors, and a plain twin of its instructions.
 
 A processor has eight tiles of at most 16 rows of 64 bytes each. One instruction multiplies two tiles of bytes and adds the products to a
-tile of int32. These sums are exact, so they have the bits of any other way to add them. If the left tile has k bytes in a row, the right
+tile of int32. These sums are exact, so they have the same bits in any other order. If the left tile has k bytes in a row, the right
 one has k / 4 rows.
 
-Each function takes a `unit` first, the address of memory of one thread's own. Its type chooses what is compiled: uint64 stands for the
-processor's tiles, int64 for the twin, which keeps its tiles in that memory. The twin runs everywhere, so that loops, edges and layouts are
-tested where there are no tiles. The memory begins with the 64 bytes in which Intel's manual describes a configuration: byte 0 is 1, bytes
-16 + 2 t the bytes in a row of tile t, byte 48 + t its rows.
+The first argument of each function is a `unit`, the address of memory that belongs to one thread. Its type chooses what is compiled: uint64
+stands for the processor's tiles, int64 for the twin, which keeps its tiles in that memory. The twin runs everywhere, so loops, edges and
+layouts are also tested on machines without tiles. The memory begins with the 64 bytes in which Intel's manual describes a configuration:
+byte 0 is 1, bytes 16 + 2 t the bytes in a row of tile t, byte 48 + t its rows.
 
 Numbers of tiles are literals; addresses and strides count bytes. They are integers because Numba would count references to arrays in every
-step of a loop. So a caller must hold the arrays until the last address has been used. Nothing is bounds-checked here.
+step of a loop. A caller must therefore hold the arrays until the last address has been used. Nothing is bounds-checked here.
 """
 
 import ctypes
@@ -97,7 +97,7 @@ def _clear(address, size):
 
 @inlined
 def _copy(unit, tile, source, source_stride, target, target_stride):
-    """Copy a tile, or what is to become one."""
+    """Copy a tile, or data that is to become one."""
     shapes, read, written = _bytes(unit), _bytes(source), _bytes(target)
     for row in range(shapes[48 + tile]):
         for i in range(shapes[16 + 2 * tile]):
@@ -182,7 +182,7 @@ tile_dot = _operation("tdpbssd", _plain_dot, "sums x w")
 
 @inlined
 def configure(memory, tokens, width):
-    """The unit in `memory`, for products: tiles 0 to 3 are sums, 4 and 5 have `width` activations of so many tokens, 6 and 7 weights."""
+    """The unit in `memory`, for products: tiles 0 to 3 are sums, 4 and 5 have `width` activations of the tokens, 6 and 7 weights."""
     memory[0] = 1
     for tile in range(8):
         memory[16 + 2 * tile] = width if tile in (4, 5) else WIDTH

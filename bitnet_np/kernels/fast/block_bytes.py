@@ -3,7 +3,7 @@
 RANGES. Activations are -127..127 and codes have at most 8 bits, so four products of a lane and 16 of a run fit 18 bits or 19. Of the types
 with small integer scales, a lane of Q2_K, Q3_K, Q4_K, Q5_K and Q6_K fits 16 bits even with the offset in it (at most 4 * 127 * 63), and a
 run those of Q2_K, Q3_K and Q4_K (16 * 127 * 15); their products with scales of up to 8 bits are made of 16-bit words, the others' of 32-bit
-ones. Where bytes are multiplied two at a time to words, those of two or four registers are added up first (Plan.word_registers). A whole
+ones. If bytes are multiplied two at a time to words, those of two or four registers are added up first (Plan.word_registers). A whole
 block with its offset is at most 256 * 127 * 255 * 32 < 2^28 (IQ4_XS; Q6_K 256 * 127 * 63 * 128), what the offset adds to it
 256 * 127 * 32 * 128, and minimums at most 256 * 127 * 63.
 """
@@ -44,7 +44,7 @@ from .simd import folded, total, widened_half
 
 
 class Chunk(NamedTuple):
-    """A chunk of some rows of the matrix, as functions take it: that of row i begins with blocks[start + i * stride]."""
+    """A chunk of some rows of the matrix, as functions take it: the chunk of row i begins at blocks[start + i * stride]."""
 
     start: Any
     stride: Any
@@ -143,7 +143,7 @@ def _store_factors(b: Emitter, plan: Plan, rows: Sequence[Sequence[ir.Value]], f
         if factors[0].table:
             registers = [_from_table(b, factors[0], first, blocks, weight // LANES)]
         else:
-            assert others in ([], [first + 2])  # a minimum lies behind the scale
+            assert others in ([], [first + 2])  # a minimum follows the scale
             registers = _float16s(b, blocks, first, len(factors))
         for i, register in enumerate(registers):
             b.store(register, floats.at(b.add(start, (2 * unit + i) * LANES)), align=4)

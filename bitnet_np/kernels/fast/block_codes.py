@@ -1,4 +1,4 @@
-"""The integers in ggml's blocks, as bytes: codes, and the small factors of scales and minimums, where block_formats.py has them."""
+"""The integers in ggml's blocks, as bytes: codes, and the small factors of scales and minimums, at the places in base/block_formats.py."""
 
 from collections.abc import Sequence
 from functools import reduce

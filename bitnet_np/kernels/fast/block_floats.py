@@ -1,4 +1,4 @@
-"""ggml's blocks as floats, 16 weights of block_formats.py's tables at a time."""
+"""ggml's blocks as floats, 16 weights of the tables in base/block_formats.py at a time."""
 
 from collections.abc import Callable, Iterator
 from functools import reduce
@@ -30,7 +30,7 @@ def _float16s(b: Emitter, block: ir.Value, at: list[int]) -> ir.Value:
 def _products(b: Emitter, block: ir.Value, integers: Integers, numbers: ir.Value) -> ir.Value:
     """The address of integers times float16 numbers, in memory.
 
-    A load that fills all lanes is free beside arithmetic, while a shuffle contends with the widening of codes: from memory Q6_K runs 1.3
+    A load that fills all lanes is free while arithmetic runs, but a shuffle contends with the widening of codes: from memory, Q6_K runs 1.3
     times as fast. LLVM would turn the loads into shuffles if it knew what they read.
     """
     place = cgutils.alloca_once(b.builder, V16F32)
@@ -86,7 +86,7 @@ def _indices(b: Emitter, block: ir.Value, codes: Bits, runs: int) -> list[ir.Val
 def _block_weights(b: Emitter, blocks: Place, index: ir.Value) -> Iterator[ir.Value]:
     """The weights of a block, 16 at a time. A product and a sum may become one fused operation, because the product is exact.
 
-    Where a register holds 16 float32, codes of at most four bits are looked up in a register of all 16 possible weights. That saves a
+    If a register holds 16 float32, codes of at most four bits are looked up in a register of all 16 possible weights. That saves a
     product, a sum and a conversion for each register, and the instruction ignores all but the lowest four bits.
     """
     block_format, block = _FORMATS[blocks.dtype], b.moved(blocks.at(index), 0)
@@ -111,7 +111,7 @@ def _block_weights(b: Emitter, blocks: Place, index: ir.Value) -> Iterator[ir.Va
 
 @emitted()
 def unpack_block(b, blocks, index, out, position):
-    """out[position :] = the weights of blocks[index]: records of one of block_formats.py's layouts -> float32."""
+    """out[position :] = the weights of blocks[index]: records of one of the layouts in base/block_formats.py -> float32."""
     for run, weights in enumerate(_block_weights(b, blocks, index)):
         b.store(weights, out.at(b.add(position, run * LANES)), align=4)
 

@@ -1,7 +1,7 @@
 """Byte dot products: the instructions that each processor has for them, one row of `PATHS` each, and the sums that they make.
 
-For many tokens, one step multiplies 16 columns of 16 rows (four registers of codes) by 16 activations of each token. Where instructions
-multiply two bytes to a word, sums stay words between `open_sums` and `close_sums`: that saves one instruction in two.
+For many tokens, one step multiplies 16 columns of 16 rows (four registers of codes) by 16 activations of each token. If instructions
+multiply two bytes to a word, sums stay words between `open_sums` and `close_sums`, which saves one instruction in two.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class Path(NamedTuple):
     pack: str = ""  # two registers of int32 as words
     sign: str = ""  # bytes with the signs of other bytes
     signed: bool = False  # codes have a sign
-    tile: tuple[int, int] = (2, 2)  # groups of 16 rows, and tokens, whose sums fit the registers beside what is multiplied
+    tile: tuple[int, int] = (2, 2)  # groups of 16 rows, and tokens, whose sums fit the registers together with the operands
 
 
 PATHS = {
@@ -42,7 +42,7 @@ PATHS = {
     "neon": Path(4, signed=True),
     "generic": Path(1),
 }
-"""Instruction path (processor.py) -> what it has. Where it has nothing, plain LLVM does the same."""
+"""Instruction path (processor.py) -> its instructions. Where it has none, plain LLVM does the same."""
 
 
 def own(b: Emitter) -> Path:

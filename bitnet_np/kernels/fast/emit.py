@@ -5,7 +5,7 @@
         return [b.fmul(register, b.load(numbers.at(start), V16F32)) for register in tile]
 
 `b` is an Emitter. A tile comes as the list of its registers, an array or a pointer as a `Place`, a named tuple as one of these, and any
-other argument as an LLVM value. Arithmetic takes plain numbers, too: they stand for constants of the other operand's type, in every lane.
+other argument as an LLVM value. Arithmetic also takes plain numbers, which stand for constants of the other operand's type in every lane.
 
 A logical register has 512 bits (16 float32, 16 int32 or 64 bytes). LLVM splits it into the processor's own: one AVX-512 register, two of
 AVX2, four of SSE or NEON. Offsets and strides are in elements of the array they belong to. Nothing is bounds-checked here.
@@ -79,7 +79,7 @@ class Registers(list):
 
 
 class Place:
-    """Where the numbers of an array, or those at a pointer, lie."""
+    """The place of the numbers of an array, or of those at a pointer."""
 
     def __init__(self, b: "Emitter", kind: types.Array | types.CPointer, value: ir.Value):
         self.b, self.dtype = b, kind.dtype
@@ -149,7 +149,7 @@ class Emitter:
         return self.builder.inttoptr(self.add(address, plus), I8.as_pointer())
 
     def moved(self, pointer: ir.Value, count: ir.Value | int) -> ir.Value:
-        """A pointer to bytes, so many bytes further on."""
+        """A pointer to bytes, moved on by a number of bytes."""
         return self.builder.gep(self.builder.bitcast(pointer, I8.as_pointer()), [constant(I64, count)])
 
     def prefetch(self, pointer: ir.Value) -> None:
@@ -160,7 +160,7 @@ class Emitter:
         return self.add(self.add(start, self.mul(stride, index)), plus)
 
     def clamped(self, start: ir.Value, stride: ir.Value, index: int, valid: ir.Value) -> ir.Value:
-        """Offset of row `index` of a tile. Rows past the last valid one repeat it, so that edge tiles need no code of their own."""
+        """Offset of row `index` of a tile. Rows past the last valid one repeat it, so that edge tiles need no special code."""
         last, row = self.sub(valid, 1), constant(valid.type, index)
         return self.add(start, self.mul(stride, self.select(self.icmp_signed("<", row, last), row, last) if index else row))
 
@@ -225,7 +225,7 @@ for _name in ("add", "sub", "mul", "shl", "lshr", "ashr", "and_", "or_", "xor", 
 
 
 def first(kind: types.Type, *others: types.Type) -> types.Type:
-    """The type of the result is that of the first argument."""
+    """The result has the type of the first argument."""
     return kind
 
 

@@ -1,8 +1,8 @@
 """Vector registers for kernels: one number, rows of numbers, and tiles of dot products.
 
-A kernel is written once, on logical registers of 512 bits. The only instruction that LLVM does not find by itself is the byte dot product,
-which byte_dots.py names for each instruction set. Integer sums are exact and float steps are lane by lane, so every processor gives the
-same bits.
+A kernel is written once, on logical registers of 512 bits. LLVM finds most instructions. Those it does not find are named for each
+instruction set: byte dot products in byte_dots.py, table look-ups in block_codes.py and block_floats.py, tiles in amx.py. Integer sums are
+exact and float steps are lane by lane, so every processor gives the same bits.
 """
 
 import math

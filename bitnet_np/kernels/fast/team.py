@@ -1,11 +1,12 @@
 """A team of threads runs one kernel, and its members take the items of its loop.
 
-Every member runs the whole kernel; the loop's items are shared out. So a kernel is compiled once, whether one thread runs it or several.
-Numba would compile a parallel loop as a function of its own, beside the kernel, and deal each thread its share in advance.
+Every member runs the whole kernel; the loop's items are shared out. A kernel is therefore compiled once, whether one thread runs it or
+several.
+Numba would compile a parallel loop as a separate function in addition to the kernel, and assign each thread its share in advance.
 
 The caller's thread makes a job: words of 64 bits, and then the arguments. The first words are the status, the address of the team's own
 words, and the function that takes the arguments out and calls the kernel. The words of a team are the function that calls `call_member` for
-each member, their number, and, for a team of one, which needs no such function, whether other Python threads may run meanwhile; from the
+each member, their number, and, for a team of one, which needs no such function, whether other Python threads may run; from the
 next line of the cache on, a counter for each member. A layer of threads calls the kernel for each member, in any order, from any thread. A
 member computes in the default state of floating-point arithmetic (../float_state.py), and its thread gets its own back.
 
@@ -30,7 +31,7 @@ LINE = 64
 """Bytes from a counter to the next: no two are in a line of the cache, which one core writes at a time."""
 
 PIECES = 32
-"""Of a share. A thread waits for a piece at most, and a piece costs 0.1 microseconds beside its work."""
+"""Pieces of a share. A thread waits for one piece at most, and a piece costs 0.1 microseconds in addition to its work."""
 
 JOB = 4096
 """Bytes of a place for a job, which no kernel's arguments exceed."""
@@ -64,7 +65,7 @@ class _ItemsModel(models.StructModel):
 def shared(typing_context, team, n):
     """The loop of a kernel: those of the numbers below `n` that this member of the team takes.
 
-    Each has a share of its own, and takes a piece of it after the other, in order, and then pieces of the others' shares. So one that
+    Each member has a share. It takes one piece of its share after the other, in order, and then pieces of the others' shares. A member that
     comes late, because another process uses its core, finds less to do, and nobody waits for more than a piece.
     """
 
@@ -82,7 +83,7 @@ def shared(typing_context, team, n):
 
 @emitted(returns=types.int64)
 def _add(b, address, number):
-    """Add to the number at an address, and return what it was: nobody else adds meanwhile."""
+    """Add to the number at an address, and return its old value, atomically."""
     return b.atomic_rmw("add", b.inttoptr(address, I64.as_pointer()), number, "monotonic")
 
 
@@ -135,7 +136,7 @@ def _is_error(b: Emitter, status: ir.Value) -> ir.Value:
 def run_team(typing_context, kernel, team, arguments):
     """Run a kernel of a team and of `arguments`, a tuple. Raises MemoryError if a member has no memory.
 
-    `team` is the address of its words, and that of a place which gets the number of the job's bytes and a copy of them, or 0.
+    `team` is the address of the team's words, and the address of a place that receives the job's size in bytes and a copy of it, or 0.
     """
     called = kernel.get_call_type(typing_context, (TEAM, *arguments), {})
 
@@ -186,7 +187,7 @@ def _member(context: Any, module: ir.Module, result: Any, job_type: ir.Type) -> 
     """A function of the module: takes the arguments out of a job, and calls the kernel."""
     function = ir.Function(module, _MEMBER, f".member.{result.fndesc.mangled_name}")
     function.linkage = "internal"
-    function.attributes.add("noinline")  # no second copy beside the one that others call
+    function.attributes.add("noinline")  # no second copy: others call this one
     b = Emitter(context, ir.IRBuilder(function.append_basic_block()))
     job = b.bitcast(function.args[0], job_type.as_pointer())
     team, _, *arguments = (b.builder.load(b.gep(job, [I32(0), I32(i)])) for i in range(1, len(job_type.elements)))
@@ -230,7 +231,7 @@ def _run(context: Any, builder: ir.IRBuilder, address: ir.Value) -> None:
 
 
 def code_address(function: CPUDispatcher, *kinds: types.Type) -> int:
-    """Where the machine code of a function for arguments of these types begins, as Numba passes them. It is compiled if it has to be."""
+    """The address of a function's machine code for arguments of these types, as Numba passes them. It is compiled if needed."""
     function.compile(kinds)
     compiled = function.overloads[kinds]
     return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)

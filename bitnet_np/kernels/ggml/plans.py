@@ -1,7 +1,7 @@
 """How matrices in ggml's block types are multiplied by bytes: the order of a type's codes, their range, and where floats begin.
 
 A product takes a matrix in chunks of at least 64 weights of a row: one block, or two of the types with 32 weights to a block. Integers are
-exact, so codes may come in the order in which they are unpacked fastest; activations are put into the same order once for each call.
+exact, so codes may come in whichever order is unpacked fastest; activations are put into the same order once for each call.
 """
 
 from ...base.block_formats import FORMATS, RUN, Bits, Digit, Flags, Format, Integers

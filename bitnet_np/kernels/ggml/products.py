@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """The memory of 16 rows' products with one token, chunk by chunk: see `dot_rows` and `add_lanes` of block_bytes.py."""
+    """The memory of 16 rows' products with one token, chunk by chunk: see `dot_rows` and `add_lanes` of fast/block_bytes.py."""
 
     quarters: Any  # int32, 4 times what 4 rows make of a chunk
     totals: Any  # [units + 1, 16] int32
@@ -50,7 +50,7 @@ class Lanes(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """Unpacked weights of some groups of 16 rows: block_bytes.py's `unpack_chunk`."""
+    """Unpacked weights of some groups of 16 rows: `unpack_chunk` of fast/block_bytes.py."""
 
     codes: Any
     scales: Any
@@ -88,7 +88,7 @@ def _arrange_row(r, x, size, order, rows):
 
 @serial
 def _room_for(chunks, weights, units):
-    """A strip for so many chunks of 16 rows each, which have so many weights and units."""
+    """A strip for `chunks` chunks of 16 rows each, which have `weights` weights and `units` units."""
     return Strip(
         aligned(chunks * weights * LANES),
         aligned(chunks * LANES * LANES * 4).view(np.int32),

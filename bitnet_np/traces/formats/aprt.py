@@ -5,7 +5,7 @@ layer-<N>/<stage>.bin, and final_norm.bin and lm_head.bin for the whole model; t
 one after another, but lm_head and the stages of experts have those of the last token only. Scores are [H, T, T], zero where a query does
 not see a key. `apr parity --per-op --out ROOT` writes such a folder for each position: ROOT/cpu/pos-<NNNN> and ROOT/gpu/pos-<NNNN>.
 
-Of 23 stages three are no point of ours: qkv_matmul, which is three products before their biases, qkv_bias, and ffn_silu. In a model
+Three of 23 stages are none of our points: qkv_matmul, which is three products before their biases, qkv_bias, and ffn_silu. In a model
 with a shared expert moe_ffn_out would be none either: it has that expert's part in it.
 """
 
@@ -61,7 +61,7 @@ def read(path: Path, tokens: NDArray | None = None) -> Labelled:
 
 
 def _stages(path: Path, files: dict[str, Path], tokens: int) -> Labelled:
-    """The arrays of a folder's files, or of one file, of so many tokens."""
+    """The arrays of a folder's files, or of one file, with `tokens` tokens."""
     arrays, ignored = dict[str, Entry](), []
     for label, file in files.items():
         head, size = head_of(file, _HEADER)

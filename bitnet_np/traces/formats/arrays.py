@@ -48,7 +48,7 @@ def files_in(path: Path, ending: str, folders: re.Pattern[str], most: int) -> di
 
 
 def head_of(path: Path, count: int) -> tuple[bytes, int]:
-    """The first bytes of a file, so many at most, and the size of the file."""
+    """The first bytes of a file, at most `count`, and the size of the file."""
     with open(path, "rb") as file:
         return file.read(count), os.fstat(file.fileno()).st_size
 
@@ -233,7 +233,7 @@ class Batch:
     left: bool = False  # whether padding is in front of a sequence
 
     def misfit(self) -> str | None:
-        """Why the arrays are not those of so many sequences; None if they may be."""
+        """Why the arrays cannot belong to the sequences of these lengths; None if they can."""
         count = len(self.lengths)
         for label, entry in self.content.arrays.items():
             shape = self._shape(entry)

@@ -23,7 +23,7 @@ def read(path: Path, ids: NDArray[np.int64]) -> Completions:
     """The steps of a file. ids: of the prompt of `run`, or of all tokens of `eval`. Raises FileFormatError."""
     try:
         return _read(str(path), strict_json(text_of(path, _LARGEST), str(path)), ids.tolist())
-    except ServerError as error:  # of the checks that answers of servers go through, too
+    except ServerError as error:  # from the checks that answers of servers also go through
         raise FileFormatError(str(error)) from None
 
 

@@ -1,8 +1,8 @@
 """What llama.cpp's llama-eval-callback prints: each node's name, operation and shape, the first and last three numbers of each axis, a sum.
 
 A node is a line `<function>: <name> = (<type>) <OPERATION>(<sources>) = {<lengths, the fastest axis first>}`. Numbers with four decimals
-follow in brackets, rows upon rows, and `sum = <float32 sum of all numbers>`. Other lines, as a log has, are passed over. Most numbers are
-not printed, so what comes out is no Trace; bitnet_np.judge.partial compares it.
+follow in brackets, rows upon rows, and `sum = <float32 sum of all numbers>`. Other lines, as in a log, are skipped. Most numbers are not
+printed, so the result is no Trace; bitnet_np.judge.partial compares it.
 """
 
 import os
@@ -53,7 +53,7 @@ class PartialTensor:
 
 @dataclass(frozen=True, eq=False)
 class PartialTrace:
-    """The points of which an engine printed some numbers, for one sequence."""
+    """The points for which an engine printed some numbers, for one sequence."""
 
     tensors: tuple[PartialTensor, ...]  # in the order they were computed
     origin: str  # for messages

@@ -6,7 +6,7 @@ A label is one of these:
 * the path of a module, such as model.layers.0.mlp.down_proj, which stands for its output. It may end in .output or .input, and in .0
   where the output is a tuple. Modules are named as in transformers and mlx-lm, in Meta's Llama and tinygrad, or as GGUF names weights;
 * hidden_states.N, as transformers gives them with output_hidden_states: the embedding, the outputs of the layers, and in place of the
-  last one's the final norm. A tuple of them that was saved by itself has numbers alone, arr_N or layer_N;
+  last one's the final norm. A tuple of them that was saved alone has only numbers, arr_N or layer_N;
 * attentions.N, router_logits.N and past_key_values.N.0 or .1, the keys and values of transformers' cache: what else its models return;
 * the name of a GGUF tensor, which stands for its gradient;
 * any of these with the number of a step, as step-17/l_out-3 or l_out-3.step-17: the rows that the engine computed in that step.
@@ -28,9 +28,9 @@ TOKENS = "tokens"
 _AFTER, _BEFORE = "post_feedforward_layernorm", "post_attention_layernorm"
 _AFTER_ATTENTION = "post_self_attn_layernorm"
 _FIELDS: dict[str, str] = {}
-"""The modules of transformers' models, by their names within the layer or the model -> the field of model.Layer or Model that they hold.
+"""The modules of transformers' models, by their names within the layer or the model -> the field of records.Layer or Model that they hold.
 
-A name of several meanings has that of the first of MODEL_TYPES. Modules of several matrices are left out: they give no point.
+A name of several meanings has the first one in MODEL_TYPES. Modules of several matrices are left out: they give no point.
 """
 for _kind in (*MODEL_TYPES.values(), *OTHER_CLASSES.values()):
     _whole = {"token_embd": _kind.embedding, "output_norm": _kind.norm, "output": _kind.file_head or "lm_head"}
@@ -83,7 +83,7 @@ _RETURNED = {
         _ROUTER + r"\.2": TOP_EXPERTS,
     }.items()
 }
-"""What a model of transformers returns for each layer, or its router behind the logits -> the point; keys that no RoPE turns are Kcur."""
+"""What a model of transformers returns for each layer, or its router after the logits -> the point; keys that no RoPE turns are Kcur."""
 
 
 class Meaning(NamedTuple):
@@ -91,7 +91,7 @@ class Meaning(NamedTuple):
 
     key: Key | None  # None: the token ids
     step: int | None  # the step of decoding that its rows are of
-    second: bool  # whether engines give the same tensor under another label, too
+    second: bool  # whether engines also give the same tensor under another label
 
 
 class Side(NamedTuple):
@@ -126,7 +126,7 @@ def side_of(label: str) -> Side | None:
 def names_to_look_up(paths: Iterable[str]) -> dict[str, str]:
     """Each label or module, and the one to look up for it.
 
-    The norm `post_attention_layernorm` of a layer is the feed-forward's in Llama. In models that have a norm after the feed-forward, too,
+    The norm `post_attention_layernorm` of a layer is the feed-forward's in Llama. In models that also have a norm after the feed-forward,
     it is the one after attention, as its name says.
     """
     paths = list(paths)
@@ -146,12 +146,12 @@ def layer_input(layer: int, config: Config | None) -> Key:
 def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[str, Meaning]:
     """What the labels of a dump stand for; labels that stand for nothing are left out.
 
-    config: the model's, if it is known. Without it, a module's input is taken to be behind a sub-norm if the dump has that norm, and the
+    config: the model's, if it is known. Without it, a module's input is taken to be after a sub-norm if the dump has that norm, and the
     highest of hidden_states is taken for the final norm: all of them, from 0, must be there. Raises FileFormatError.
     """
     split = {label: split_step(text) for label, text in names_to_look_up(labels).items()}
     numbers = () if config is None else range(config.n_layers + 1)
-    for prefix in ("", "arr_", "layer_"):  # a tuple of hidden states by itself: all of them
+    for prefix in ("", "arr_", "layer_"):  # a tuple of hidden states alone: all of them
         names = {f"{prefix}{n}": f"hidden_states.{n}" for n in numbers}
         if names.keys() <= {label for label, _ in split.values()}:
             split = {whole: (names.get(label, label), step) for whole, (label, step) in split.items()}

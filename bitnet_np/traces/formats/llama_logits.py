@@ -4,7 +4,7 @@ b"_logits_", int32 n_ctx, n_vocab and n_chunk, int32 tokens [n_chunk, n_ctx], th
 A row is 2*ceil(n_vocab/2) + 4 uint16: float32 step, float32 least, and a code for each token of the vocabulary, whose log-probability is
 least + step * code. Nothing below the largest minus 16 can be told apart, and nothing finer than step, which is at most 16 / 65535.
 
-Where a vocabulary wants a beginning-of-sequence token, the tool puts it in place of the first token of each chunk when it computes, but
+If a vocabulary wants a beginning-of-sequence token, the tool puts it in place of the first token of each chunk when it computes, but
 the file keeps the token of the text.
 """
 

@@ -1,6 +1,6 @@
 """Labels that are not written as ours are, but can mean one point alone: attn_norm_0, layer0.attn_norm, 0/l-out; and layers counted from 1.
 
-What is read otherwise than it is written is said. What is not understood is said with the nearest name.
+A note says which labels are read differently from how they are written, and names the nearest label for those not understood.
 """
 
 import re
@@ -43,7 +43,7 @@ class Read(NamedTuple):
     """How the labels of a dump are read."""
 
     labels: dict[str, str]  # each as it is to be looked up
-    notes: tuple[str, ...]  # what is read otherwise than it is written
+    notes: tuple[str, ...]  # what is read differently from how it is written
 
 
 def read_labels(labels: Iterable[str], config: Config | None, where: str) -> Read:
@@ -98,7 +98,7 @@ def _without_words(label: str) -> Iterator[str]:
 
 
 def _lowered(labels: Sequence[str], n_layers: int) -> dict[str, str]:
-    """Each label of a layer -> that of the layer before it, if layers are counted from 1."""
+    """Each label of a layer -> the same label of the layer before it, if layers are counted from 1."""
     found: dict[str, tuple[re.Match[str], int | None]] = {}
     for label in labels:
         inner, step = split_step(label)

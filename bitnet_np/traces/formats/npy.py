@@ -1,7 +1,7 @@
 """NumPy's files: .npy, and .npz, a zip archive of these. Nothing is unpickled, and no size is trusted.
 
 Arrays of a .npy are mapped; those of a .npz are read one at a time, checksums checked, and written uncompressed, one at a time. Logits may
-be bare float32 numbers, too, little-endian, in a file that does not say their shape.
+also be bare float32 numbers, little-endian, in a file that does not say their shape.
 """
 
 import os

@@ -23,7 +23,7 @@ Put: TypeAlias = Callable[[Key, NDArray], None]
 class Output(NamedTuple):
     """How a format is written. Called with a path, and perhaps tokens, it gives a context: a Writer, whose `add` writes points.
 
-    The file or folder is written beside its place under a temporary name. An existing file is replaced at the end; a folder that is not
+    The file or folder is written under a temporary name in the same place. An existing file is replaced at the end; a folder that is not
     empty is an error at the start. An exception leaves no file behind.
     """
 

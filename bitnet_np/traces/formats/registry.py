@@ -48,7 +48,7 @@ class Format:
 
 
 _START = 1 << 18
-"""Bytes from the start of a file, in which its format shows; a log has other lines before the first node."""
+"""Bytes from the start of a file that show its format; a log has other lines before the first node."""
 
 
 _SOME, _HASHES = "llama-eval-callback prints some numbers of each tensor only", "records of BitNet-rs hold hashes and no values"

@@ -1,6 +1,6 @@
 """Logits as text: a row of the vocabulary on each line, or a number on each, as simple engines print them.
 
-Blanks, commas, semicolons and square brackets part numbers, so CSV and JSON's arrays are read, too.
+Blanks, commas, semicolons and square brackets separate numbers, so CSV and JSON arrays can also be read.
 """
 
 from array import array
@@ -59,7 +59,7 @@ def _number(word: bytes, where: str) -> float:
 
 
 def _pieces(path: Path) -> Iterator[tuple[int, list[bytes], bool]]:
-    """Yields the words of each line, of a long one in pieces: the line's number, the words, and whether the line ends behind them."""
+    """Yields the words of each line, of a long one in pieces: the line's number, the words, and whether the line ends after them."""
     line, rest = 1, b""
     with open(path, "rb") as file:
         while piece := file.readline(_PIECE):

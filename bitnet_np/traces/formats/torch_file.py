@@ -1,7 +1,7 @@
 """Files of PyTorch's torch.save (.pt, .pth, .bin): read by torch itself, which must be installed, with weights_only=True.
 
-So nothing in a file is run. Tensors are mapped, not read, and none can be larger than the bytes it has in the file. What a model of
-transformers returned is read, too: classes of transformers have stand-ins here, and nothing of transformers is imported.
+Nothing in a file is run. Tensors are mapped, not read, and none can be larger than the bytes it has in the file. What a model of
+transformers returned can also be read: classes of transformers have stand-ins here, and nothing of transformers is imported.
 """
 
 import re
