@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from ..base.errors import Error, NonFiniteError, shown
 from ..engine.forward_pass import forward_full
 from ..files.load import model_from, open_model
+from ..judge.report.text import show_layers
 from ..model.matrix_facts import constant_matrices, kinds_of_matrices
 from ..model.records import Model
 from ..traces.points import POOLED, meaning
 from . import progress
 from .arguments import MODEL
 from .printing import answer, plain, printable, short, table
-from .trace import show_layers
 
 SUMMARY = "Show what a model file holds and whether it is supported."
 

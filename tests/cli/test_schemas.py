@@ -59,7 +59,7 @@ def objects(part):
         yield from objects(inner)
 
 
-OPTIONAL = {"tensors", "points", "text", "error", "rounding", "against"}
+OPTIONAL = {"tensors", "points", "text", "error", "rounding", "against", *("version", "schema_version", "files", "tokens", "dialect")}
 """Keys that only some calls of a command print."""
 
 
